@@ -1,0 +1,1 @@
+"""A transactional outbox and inbox worker for PostgreSQL and NATS JetStream."""

@@ -1,0 +1,1 @@
+"""The outside world behind the ports; drivers' errors are translated here and nowhere else."""

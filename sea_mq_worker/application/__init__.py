@@ -1,0 +1,1 @@
+"""The loops: they decide with the domain and act through the ports."""

@@ -1,0 +1,1 @@
+"""What is decided: frozen data and pure functions, no IO and no drivers."""

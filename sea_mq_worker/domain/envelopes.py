@@ -1,0 +1,111 @@
+"""From a received message to the handler's request (SDS-047, handler contract)."""
+
+import hashlib
+import json
+import re
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from sea_mq_worker.domain.errors import InvalidMessageError
+from sea_mq_worker.domain.headers import MSG_ID, rfc3339, valid_trace_context
+from sea_mq_worker.domain.messages import HandlerRequest, InboundMessage
+from sea_mq_worker.domain.subjects import parse_subject
+
+_UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_NAMESPACE = uuid.UUID("6f0f6cc5-6f0e-5d0c-9a53-0f1f5b7d2f47")
+
+
+@dataclass(frozen=True, slots=True)
+class Valid:
+    """A message that the handler can be asked about."""
+
+    message_id: str
+    request: HandlerRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Invalid:
+    """A message that must be dead-lettered; ``message_id`` is its own or made from where it is stored."""
+
+    message_id: str
+    reason: str
+    detail: str
+
+
+def open_envelope(message: InboundMessage) -> Valid | Invalid:
+    """Check a message and make the handler's request of it."""
+    headers = {name.lower(): value for name, value in message.headers.items()}
+    try:
+        message_id = _message_id(headers)
+    except InvalidMessageError as error:
+        return Invalid(storage_id(message), error.reason, str(error))
+    try:
+        return Valid(message_id, _request(message, headers, message_id))
+    except InvalidMessageError as error:
+        return Invalid(message_id, error.reason, str(error))
+
+
+def storage_id(message: InboundMessage) -> str:
+    """Make an id from where a message is stored, the same at every delivery."""
+    return str(uuid.uuid5(_NAMESPACE, f"{message.stream}\0{message.seq}\0{message.stored_at.timestamp()}"))
+
+
+def content_hash(message: InboundMessage) -> bytes:
+    """Fingerprint what a message says: SHA-256 over subject and body."""
+    return hashlib.sha256(message.subject.encode() + b"\0" + message.payload).digest()
+
+
+def _message_id(headers: Mapping[str, str]) -> str:
+    found = headers.get(MSG_ID.lower(), headers.get("ce-id"))
+    if found is None:
+        raise InvalidMessageError("INVALID_MESSAGE_ID", "neither Nats-Msg-Id nor ce-id is there")
+    if not _UUID.fullmatch(found.lower()):
+        raise InvalidMessageError("INVALID_MESSAGE_ID", "Nats-Msg-Id or ce-id is not a UUID")
+    return found.lower()
+
+
+def _request(message: InboundMessage, headers: Mapping[str, str], message_id: str) -> HandlerRequest:
+    subject = parse_subject(message.subject)
+    _check_json(message.payload)
+    return HandlerRequest(
+        message_id=message_id,
+        subject=message.subject,
+        event_type=subject.event_type,
+        event_version=subject.event_version,
+        occurred_at=_occurred_at(headers, message),
+        correlation_id=_uuid_or_none(headers.get("ce-correlationid")),
+        causation_id=_uuid_or_none(headers.get("ce-causationid")),
+        payload=message.payload,
+        trace_headers=valid_trace_context(headers),
+    )
+
+
+def _check_json(payload: bytes) -> None:
+    """Only check: the bytes go on untouched, so that no digit is lost on the way."""
+    try:
+        json.loads(payload.decode(), parse_int=_keep, parse_float=_keep, parse_constant=_refuse)
+    except (ValueError, RecursionError) as error:
+        raise InvalidMessageError("INVALID_PAYLOAD", "the body is not JSON") from error
+
+
+def _keep(text: str) -> str:
+    return text
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def _occurred_at(headers: Mapping[str, str], message: InboundMessage) -> str:
+    given = headers.get("ce-time", "")
+    try:
+        moment = datetime.fromisoformat(given)
+    except ValueError:
+        return rfc3339(message.stored_at)
+    return rfc3339(moment if moment.tzinfo else message.stored_at)
+
+
+def _uuid_or_none(text: str | None) -> str | None:
+    return text.lower() if text and _UUID.fullmatch(text.lower()) else None

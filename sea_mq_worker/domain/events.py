@@ -1,0 +1,66 @@
+"""Outbox events as a relay sees them (SDS-047 2.1, Open Outbox event model)."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+
+
+class EventState(StrEnum):
+    """Where an event is in its lifecycle (Open Outbox, processing lifecycle)."""
+
+    PENDING = "PENDING"
+    CLAIMED = "CLAIMED"
+    PUBLISHED = "PUBLISHED"
+    DEAD = "DEAD"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimedEvent:
+    """An event leased to one relay for one publish attempt.
+
+    ``payload`` is the JSON text exactly as PostgreSQL renders the column, so that no number passes
+    through a float. ``headers`` and ``metadata`` are JSON texts, or empty where the column is null.
+    """
+
+    id: str
+    seq: int
+    aggregate_type: str
+    aggregate_id: str
+    event_type: str
+    event_version: int
+    payload: bytes
+    occurred_at: datetime
+    correlation_id: str = ""
+    causation_id: str = ""
+    partition_key: str = ""
+    ordering_key: str | None = None
+    headers: str = ""
+    metadata: str = ""
+    attempts: int
+    """Claims in this lifecycle, this one included; counted before the attempt."""
+    failures: int
+    """Attempts that failed by the event's own fault or ended with the process; they decide DEAD."""
+    age_seconds: float
+    """Since the event was created, by the database's clock."""
+    attempted_seconds_ago: float
+    """Since the first attempt of this lifecycle; 0 on the first attempt."""
+    earlier_stream_seq: int = 0
+    """Stream sequence of the copy that an earlier lifecycle published; 0 where there was none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """Events leased together.
+
+    Attributes:
+        token: fencing token; a settlement under another token changes nothing.
+        events: in insert order; events of one ordering key are an unbroken run from its head.
+        more: another claim would probably find work at once.
+    """
+
+    token: str
+    events: tuple[ClaimedEvent, ...]
+    more: bool
+
+
+NOTHING_CLAIMED = Claim(token="", events=(), more=False)

@@ -1,0 +1,166 @@
+"""The vocabulary of what can happen, in the past tense; logs and metrics are made of it.
+
+Facts carry ids, counts, sizes and reasons, never payloads or credentials.
+"""
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventPublished:
+    """EVT-047-001 (OutboxEventPublished)."""
+
+    outbox_id: str
+    event_type: str
+    subject: str
+    duplicate: bool
+    latency_seconds: float
+    """From the event's creation to the broker's acknowledgement."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventPostponed:
+    """An attempt brought no confirmation; the event is due again later."""
+
+    outbox_id: str
+    event_type: str
+    error: str
+    delay_seconds: float
+    attempts: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventBuried:
+    """The event is DEAD: it is never tried again by itself."""
+
+    outbox_id: str
+    event_type: str
+    error: str
+    attempts: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchRelayed:
+    """One claim was worked off."""
+
+    claimed: int
+    published: int
+    released: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeasesLost:
+    """Another worker has taken over what this one was too slow to settle."""
+
+    side: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeasesReaped:
+    """Leases of workers that died or stalled were ended."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageProcessed:
+    """The handler has the effect and the inbox knows it."""
+
+    message_id: str
+    consumer: str
+    event_type: str
+    status: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageSkipped:
+    """A duplicate: settled before, acknowledged without asking the handler."""
+
+    message_id: str
+    consumer: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageRetried:
+    """A handling without an effect; the message comes again."""
+
+    message_id: str
+    consumer: str
+    error: str
+    attempts: int
+    delay_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageDeadLettered:
+    """EVT-047-002, as a fact."""
+
+    message_id: str
+    original_subject: str
+    reason: str
+    attempts: int
+    consumer: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatePaused:
+    """Work on one side pauses because a dependency is away or answers wrongly."""
+
+    gate: str
+    reason: str
+    retry_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateResumed:
+    """The dependency works again."""
+
+    gate: str
+    paused_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerStarted:
+    """All loops run."""
+
+    name: str
+    version: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerStopped:
+    """All loops have ended; ``unfinished`` names those that the grace period cut off."""
+
+    name: str
+    unfinished: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Noticed:
+    """Something an operator should look at that no other fact names; ``event`` is its stable key."""
+
+    event: str
+    text: str
+
+
+Fact: TypeAlias = (
+    EventPublished
+    | EventPostponed
+    | EventBuried
+    | BatchRelayed
+    | LeasesLost
+    | LeasesReaped
+    | MessageProcessed
+    | MessageSkipped
+    | MessageRetried
+    | MessageDeadLettered
+    | GatePaused
+    | GateResumed
+    | WorkerStarted
+    | WorkerStopped
+    | Noticed
+)

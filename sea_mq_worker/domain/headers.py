@@ -1,0 +1,115 @@
+"""Headers of a published event: message id, CloudEvents 1.0 in binary mode, trace context, the row's own.
+
+The row's own headers are delivered as they are (Open Outbox, headers). What cannot be delivered
+unaltered, or would speak to the server in the worker's name, is refused instead.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from urllib.parse import quote
+
+from sea_mq_worker.domain.errors import InvalidEventError
+from sea_mq_worker.domain.events import ClaimedEvent
+from sea_mq_worker.domain.messages import OutboundMessage
+from sea_mq_worker.domain.subjects import event_subject
+
+MSG_ID = "Nats-Msg-Id"
+_NAME = re.compile(r"[!-9;-~]+")
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+_PRINTABLE_SAFE = "!#$&'()*+,-./:;<=>?@[\\]^_`{|}~"
+
+
+def outbound_message(event: ClaimedEvent, *, context: str, source: str) -> OutboundMessage:
+    """Make the message of an event; its body is exactly the payload's JSON.
+
+    Raises:
+        InvalidEventError: the row can never be published as it is.
+    """
+    subject = event_subject(context, event.event_type, event.event_version)
+    headers = {
+        MSG_ID: event.id,
+        "ce-specversion": "1.0",
+        "ce-id": event.id,
+        "ce-source": source,
+        "ce-type": _ce(event.event_type),
+        "ce-time": rfc3339(event.occurred_at),
+        "ce-subject": _ce(f"{event.aggregate_type}/{event.aggregate_id}"),
+        "ce-eventversion": str(event.event_version),
+    }
+    if event.correlation_id:
+        headers["ce-correlationid"] = event.correlation_id
+    if event.causation_id:
+        headers["ce-causationid"] = event.causation_id
+    if event.partition_key:
+        headers["ce-partitionkey"] = _ce(event.partition_key)
+    if event.metadata:
+        headers.update(trace_context(event.metadata))
+    if event.headers:
+        _add_own(headers, _own_headers(event.headers))
+    return OutboundMessage(id=event.id, subject=subject, payload=event.payload, headers=headers)
+
+
+def trace_context(metadata: str) -> dict[str, str]:
+    """Return W3C ``traceparent`` and ``tracestate`` where ``metadata`` (a JSON text) holds a valid one."""
+    parsed = json.loads(metadata)
+    if not isinstance(parsed, dict):
+        return {}
+    return valid_trace_context(parsed)
+
+
+def valid_trace_context(carrier: Mapping[str, object]) -> dict[str, str]:
+    """Return only the trace headers of ``carrier`` that are well-formed; others are untrusted text."""
+    parent = carrier.get("traceparent")
+    if not isinstance(parent, str) or not _TRACEPARENT.fullmatch(parent):
+        return {}
+    state = carrier.get("tracestate")
+    if not isinstance(state, str) or not state or not (state.isascii() and state.isprintable()):
+        return {"traceparent": parent}
+    return {"traceparent": parent, "tracestate": state.strip()}
+
+
+def rfc3339(moment: datetime) -> str:
+    """Write a moment as RFC 3339 in UTC with a ``Z``."""
+    return moment.astimezone(UTC).isoformat().replace("+00:00", "Z")
+
+
+def _ce(text: str) -> str:
+    """Encode a CloudEvents attribute value: anything but visible ASCII is percent-encoded."""
+    if text.isascii() and text.isprintable() and not any(c in ' "%' for c in text):
+        return text
+    return quote(text, safe=_PRINTABLE_SAFE)
+
+
+def _own_headers(text: str) -> dict[str, str]:
+    parsed = json.loads(text)
+    if not isinstance(parsed, dict):
+        raise InvalidEventError("INVALID_OUTBOX: headers is not a JSON object")
+    for name, value in parsed.items():
+        problem = _header_problem(name, value)
+        if problem:
+            raise InvalidEventError(f"INVALID_OUTBOX: header {name[:64]!r} {problem}")
+    return parsed
+
+
+def _header_problem(name: str, value: object) -> str:
+    if not _NAME.fullmatch(name):
+        return "has a name that is blank or holds a space, a colon or a character outside visible ASCII"
+    if name.lower().startswith("nats-"):
+        return "is reserved for the broker"
+    if not isinstance(value, str):
+        return "has a value that is not a string"
+    if any(c in value for c in "\r\n\0"):
+        return "has a value with CR, LF or NUL"
+    if value != value.strip():
+        return "has a value with leading or trailing white space, which the protocol cannot carry"
+    return ""
+
+
+def _add_own(headers: dict[str, str], own: Mapping[str, str]) -> None:
+    mine = {name.lower(): name for name in headers}
+    for name in own:
+        if name.lower() in mine:
+            del headers[mine[name.lower()]]
+    headers.update(own)

@@ -1,0 +1,65 @@
+"""What travels: messages to the stream and messages from it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutboundMessage:
+    """One publish: subject, body and headers, ready for the wire."""
+
+    id: str
+    """``Nats-Msg-Id``, by which the stream drops a repeat inside its duplicate window."""
+    subject: str
+    payload: bytes
+    headers: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InboundMessage:
+    """One delivery of a durable consumer.
+
+    Two deliveries of a message are equal in everything but ``deliveries`` and ``reply``.
+    """
+
+    stream: str
+    seq: int
+    """Stream sequence."""
+    consumer: str
+    subject: str
+    payload: bytes
+    headers: Mapping[str, str]
+    stored_at: datetime
+    """When the stream stored it, by the server's clock."""
+    deliveries: int
+    """How often the server delivered it; a hint only, it can fall when the server restarts."""
+    reply: str = field(repr=False)
+    """Where acknowledgements of this delivery go."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandlerRequest:
+    """What the handler is sent (SDS-047, handler contract); ``payload`` is the JSON text as received."""
+
+    message_id: str
+    subject: str
+    event_type: str
+    event_version: int
+    occurred_at: str
+    correlation_id: str | None
+    causation_id: str | None
+    payload: bytes
+    trace_headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetter:
+    """EVT-047-002 (MessageDeadLettered), with all that is needed to send the message again."""
+
+    message_id: str
+    original_subject: str
+    reason: str
+    attempts: int
+    detail: str
+    source: InboundMessage

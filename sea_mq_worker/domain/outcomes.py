@@ -1,0 +1,123 @@
+"""Closed unions: what became of a publish, of a handler call, of an event.
+
+Matched whole with ``assert_never``, so that a new outcome is a type error until every loop decides on it.
+"""
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from sea_mq_worker.domain.events import ClaimedEvent
+
+# --- a publish attempt, as the broker answered it
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """The stream has it. ``duplicate``: it already knew the id, so ``seq`` is an earlier copy's."""
+
+    stream: str
+    seq: int
+    duplicate: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """This message can never be stored as it is (too large, a bad header): permanent."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The broker refused this message now but may take it later: transient, spends a failure."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """No answer, or none that tells: it may be stored. Send again under the same id; spends nothing."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unsent:
+    """It never left: the connection was down or the deadline had passed before its turn."""
+
+    reason: str
+
+
+PublishOutcome: TypeAlias = Stored | Refused | Failed | Unknown | Unsent
+
+# --- what to do with a claimed event
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """CLAIMED -> PUBLISHED."""
+
+    event: ClaimedEvent
+    stored: Stored
+
+
+@dataclass(frozen=True, slots=True)
+class Postponed:
+    """CLAIMED -> PENDING, due again after ``delay_seconds``; ``failed``: it spends one of its failures."""
+
+    event: ClaimedEvent
+    error: str
+    delay_seconds: float
+    failed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """CLAIMED -> PENDING without an attempt, due at once."""
+
+    event: ClaimedEvent
+
+
+@dataclass(frozen=True, slots=True)
+class Buried:
+    """CLAIMED -> DEAD."""
+
+    event: ClaimedEvent
+    error: str
+
+
+Verdict: TypeAlias = Published | Postponed | Released | Buried
+
+# --- a handler call
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """200, 409 or a status that the settings add: the effect is there (POL-047-005)."""
+
+    status: int
+
+
+@dataclass(frozen=True, slots=True)
+class Poison:
+    """422: the handler can never take this message (POL-047-006)."""
+
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """5xx, time-out or any other answer (POL-047-007); ``after_seconds``: no sooner, as the handler asked."""
+
+    error: str
+    after_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class NotDelivered:
+    """The handler could not be reached: nobody has seen the message, and the next one will fare no better."""
+
+    error: str
+
+
+HandlerResult: TypeAlias = Accepted | Poison | Retry | NotDelivered

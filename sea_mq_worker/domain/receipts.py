@@ -1,0 +1,66 @@
+"""What the inbox says of a message (CMD-051): run it, or why not."""
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InboxEntry:
+    """What is recorded of a received message."""
+
+    message_id: str
+    subject: str
+    consumer: str
+    stream: str
+    stream_seq: int
+    content_hash: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """The right to handle one message until it ends; ``token`` fences every later write."""
+
+    message_id: str
+    token: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """Ours to handle.
+
+    Attributes:
+        attempts: this one included.
+        dead_letter_begun_seconds_ago: since an earlier attempt began to dead-letter it, of which nobody
+            knows whether it reached the stream; 0 where none did.
+    """
+
+    lease: Lease
+    attempts: int
+    dead_letter_begun_seconds_ago: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """Processed or dead-lettered before: acknowledge, the handler is not asked again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Busy:
+    """Somebody is handling it now, or it came twice in one batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """The id is known with another content."""
+
+
+Receipt: TypeAlias = Run | Done | Busy | Conflict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailedHandling:
+    """A handling that ended without an effect; ``counted``: it spends one of the message's attempts."""
+
+    lease: Lease
+    error: str
+    counted: bool = True

@@ -1,0 +1,109 @@
+"""Retry policy: what a publish outcome means for its event, and how long to wait."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import assert_never
+
+from sea_mq_worker.domain.events import ClaimedEvent
+from sea_mq_worker.domain.outcomes import (
+    Buried,
+    Failed,
+    Postponed,
+    Published,
+    PublishOutcome,
+    Refused,
+    Released,
+    Stored,
+    Unknown,
+    Unsent,
+    Verdict,
+)
+
+_EXPONENT_MAX = 30
+"""Doubling is capped long before; this only keeps the power of two small."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backoff:
+    """Exponential backoff with full jitter.
+
+    Attributes:
+        base_seconds: upper bound of the first delay.
+        cap_seconds: upper bound of every delay.
+        random: uniform numbers in [0, 1).
+    """
+
+    base_seconds: float
+    cap_seconds: float
+    random: Callable[[], float]
+
+    def delay_seconds(self, tries: int) -> float:
+        """Draw a delay after ``tries`` (1 or more) failed tries."""
+        bound = self.base_seconds * 2.0 ** min(tries - 1, _EXPONENT_MAX)
+        return float(self.random() * min(self.cap_seconds, bound))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryPolicy:
+    """When an event is tried again, and when it is dead (Open Outbox, termination conditions).
+
+    Attributes:
+        failures_max: failed attempts that make an event dead.
+        age_max_seconds: an event that fails when older than this is dead.
+        duplicate_window_seconds: how long the stream remembers a message id.
+    """
+
+    backoff: Backoff
+    failures_max: int
+    age_max_seconds: float
+    duplicate_window_seconds: float
+
+    def judge(self, event: ClaimedEvent, outcome: PublishOutcome) -> Verdict:
+        """Decide what becomes of ``event`` after a publish attempt."""
+        match outcome:
+            case Stored():
+                return self._stored(event, outcome)
+            case Refused(reason):
+                return Buried(event, reason)
+            case Failed(reason):
+                return self._failed(event, reason)
+            case Unknown(reason):
+                delay = self.backoff.delay_seconds(event.attempts)
+                return Postponed(event, reason, delay, failed=False)
+            case Unsent():
+                return Released(event)
+            case _:
+                assert_never(outcome)
+
+    def _stored(self, event: ClaimedEvent, stored: Stored) -> Verdict:
+        """A replay that the duplicate window swallowed has not arrived: it waits for the window's end."""
+        if stored.duplicate and 0 < stored.seq <= event.earlier_stream_seq:
+            return Postponed(
+                event,
+                "the replay waits until the stream's duplicate window has forgotten the earlier copy",
+                self.duplicate_window_seconds,
+                failed=False,
+            )
+        return Published(event, stored)
+
+    def _failed(self, event: ClaimedEvent, reason: str) -> Verdict:
+        if event.failures + 1 >= self.failures_max:
+            return Buried(event, f"{reason} (failed {event.failures + 1} times)")
+        if event.age_seconds > self.age_max_seconds:
+            return Buried(event, f"{reason} (older than {self.age_max_seconds:.0f} s)")
+        return Postponed(event, reason, self.backoff.delay_seconds(event.failures + 1), failed=True)
+
+
+def waves(events: tuple[ClaimedEvent, ...]) -> list[list[ClaimedEvent]]:
+    """Split a claim so that no wave holds two events of one ordering key and each key keeps its order."""
+    split: list[list[ClaimedEvent]] = []
+    turn: dict[str, int] = {}
+    for event in events:
+        wave = 0
+        if event.ordering_key is not None:
+            wave = turn.get(event.ordering_key, 0)
+            turn[event.ordering_key] = wave + 1
+        if wave == len(split):
+            split.append([])
+        split[wave].append(event)
+    return split

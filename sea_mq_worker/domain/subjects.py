@@ -1,0 +1,69 @@
+"""The subject grammar (SDS-047 EventSubject): ``{context}.event.{name}.v{n}``."""
+
+import re
+from dataclasses import dataclass
+
+from sea_mq_worker.domain.errors import InvalidEventError, InvalidMessageError
+
+SUBJECT_BYTES_MAX = 1024
+"""Far below the server's control line of 4 KiB, which closes the connection when exceeded."""
+
+_CONTEXT = re.compile(r"[a-z0-9][a-z0-9_-]*")
+_VERSION = re.compile(r"v([1-9][0-9]{0,9})")
+
+
+@dataclass(frozen=True, slots=True)
+class EventSubject:
+    """A parsed subject; ``event_type`` may have dots of its own."""
+
+    context: str
+    event_type: str
+    event_version: int
+
+
+def is_context(text: str) -> bool:
+    """Tell whether ``text`` can be a bounded context: one lower-case token."""
+    return _CONTEXT.fullmatch(text) is not None
+
+
+def event_subject(context: str, event_type: str, event_version: int) -> str:
+    """Build the subject of an event.
+
+    Raises:
+        InvalidEventError: the type or version makes no valid subject.
+    """
+    problem = _token_problem(event_type)
+    if problem:
+        raise InvalidEventError(f"INVALID_OUTBOX: event_type {problem}")
+    if event_version < 1:
+        raise InvalidEventError(f"INVALID_OUTBOX: event_version {event_version} is below 1")
+    subject = f"{context}.event.{event_type}.v{event_version}"
+    if len(subject.encode()) > SUBJECT_BYTES_MAX:
+        raise InvalidEventError(f"INVALID_OUTBOX: the subject is longer than {SUBJECT_BYTES_MAX} bytes")
+    return subject
+
+
+def parse_subject(subject: str) -> EventSubject:
+    """Take a subject apart.
+
+    Raises:
+        InvalidMessageError: BAD_SUBJECT, it does not follow the grammar.
+    """
+    tokens = subject.split(".")
+    version = _VERSION.fullmatch(tokens[-1])
+    name = ".".join(tokens[2:-1])
+    if len(tokens) < 4 or tokens[1] != "event" or version is None or _token_problem(name):  # noqa: PLR2004
+        raise InvalidMessageError("BAD_SUBJECT", "expected {context}.event.{name}.v{n}")
+    return EventSubject(tokens[0], name, int(version[1]))
+
+
+def _token_problem(name: str) -> str:
+    if not name:
+        return "is blank"
+    if "*" in name or ">" in name:
+        return "contains a wildcard"
+    if not name.isprintable() or any(map(str.isspace, name)):
+        return "contains a space or control character"
+    if name.startswith(".") or name.endswith(".") or ".." in name:
+        return "has an empty token"
+    return ""

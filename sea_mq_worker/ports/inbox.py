@@ -1,0 +1,44 @@
+"""Port PORT-047-002: what was received, and what became of it."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from sea_mq_worker.domain.receipts import FailedHandling, InboxEntry, Lease, Receipt
+
+
+class InboxRepository(Protocol):
+    """The record that makes an effect happen once (POL-047-003, POL-047-004).
+
+    Every write but ``insert`` names leases and returns the message ids whose lease still held; the others
+    were changed by nobody here. Each is one statement, all or none. StoreUnavailableError: it may or may
+    not have taken effect; repeating it is safe.
+    """
+
+    async def insert(self, entries: Sequence[InboxEntry], *, lease_seconds: float) -> Sequence[Receipt]:
+        """Record a batch in one round trip and lease what is to be handled; one receipt an entry, in order.
+
+        A row that exists but is neither processed nor dead-lettered is not a duplicate to skip: it is leased
+        again once nobody holds it. Counts the attempt. Of equal ids in one batch the first is leased, the
+        others are busy.
+        """
+        ...
+
+    async def extend(self, leases: Sequence[Lease], *, lease_seconds: float) -> frozenset[str]:
+        """Let leases that still hold end later."""
+        ...
+
+    async def mark_processed(self, leases: Sequence[Lease]) -> frozenset[str]:
+        """The handler has the effect (CMD-051); only after this may the message be acknowledged."""
+        ...
+
+    async def record_error(self, failures: Sequence[FailedHandling]) -> frozenset[str]:
+        """No effect: keep the error and end the lease; what is not counted gives its attempt back."""
+        ...
+
+    async def begin_dead_letter(self, lease: Lease, *, reason: str, detail: str) -> frozenset[str]:
+        """Note, before the dead letter is published, that it may be in its stream from now on."""
+        ...
+
+    async def mark_dead_lettered(self, leases: Sequence[Lease]) -> frozenset[str]:
+        """The dead-letter stream has it (CMD-052); only after this may the message be acknowledged."""
+        ...

@@ -1,0 +1,99 @@
+"""Ports PORT-047-003 and PORT-047-004: publishing to one stream, consuming from one durable consumer."""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from sea_mq_worker.domain.messages import InboundMessage, OutboundMessage
+from sea_mq_worker.domain.outcomes import PublishOutcome, Stored
+
+
+class JetStreamPublisher(Protocol):
+    """Publishes to the one stream it is bound to; each call is one attempt and changes no payload.
+
+    An acknowledgement is believed only from that stream. Trouble is told in outcomes, never raised.
+    """
+
+    @property
+    def keeps_order(self) -> bool:
+        """Nothing of a batch is stored behind a message of it that was not."""
+        ...
+
+    @property
+    def duplicate_window_seconds(self) -> float:
+        """How long the stream remembers a message id."""
+        ...
+
+    async def publish(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> PublishOutcome:
+        """Make one attempt for one message; ``headers`` carries its ``Nats-Msg-Id``."""
+        ...
+
+    async def publish_batch(
+        self, messages: Sequence[OutboundMessage], *, timeout_seconds: float
+    ) -> Sequence[PublishOutcome]:
+        """Make one attempt for each message, sent in order without waiting in between; one outcome each.
+
+        Returns within ``timeout_seconds``; what is unanswered by then is Unknown, what was not sent Unsent.
+        """
+        ...
+
+    async def find(self, ids: frozenset[str], *, since_seconds: float) -> Mapping[str, Stored]:
+        """Tell which message ids the stream stored in the last ``since_seconds``; the earliest copy of each.
+
+        For what is older than the duplicate window, where publishing again could store a second copy.
+
+        Raises:
+            BrokerUnavailableError: the stream could not be read to its end.
+        """
+        ...
+
+
+class JetStreamConsumer(Protocol):
+    """One durable pull consumer with explicit acknowledgement.
+
+    Acknowledgements are sent without waiting for the server: a lost one only costs a redelivery, which the
+    inbox answers. While the connection is down they are dropped.
+    """
+
+    @property
+    def name(self) -> str:
+        """The durable's name."""
+        ...
+
+    async def fetch(self, batch: int) -> Sequence[InboundMessage]:
+        """Wait for messages; return 1 to ``batch`` of them, or none when a bounded wait is over.
+
+        The server never hands out more than was asked for.
+
+        Raises:
+            BrokerUnavailableError: the connection or the consumer's leader is away.
+            ContractError: the consumer is gone or forbidden.
+        """
+        ...
+
+    async def ack(self, msg: InboundMessage) -> None:
+        """Settle the message for good."""
+        ...
+
+    async def nak(self, msg: InboundMessage, *, delay_seconds: float) -> None:
+        """Ask for redelivery after a delay."""
+        ...
+
+    async def in_progress(self, msg: InboundMessage) -> None:
+        """Start the message's ack_wait anew."""
+        ...
+
+
+class StrandedMessages(Protocol):
+    """Messages that the server has given up on: max_deliver reached, and invisible in every lag."""
+
+    async def fetch(self) -> Sequence[InboundMessage]:
+        """Return stranded messages, or none after a bounded wait.
+
+        Raises:
+            BrokerUnavailableError: as JetStreamConsumer.fetch.
+        """
+        ...
+
+    async def settle(self, msg: InboundMessage) -> None:
+        """Forget a message that the inbox has accounted for."""
+        ...

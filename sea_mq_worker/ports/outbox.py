@@ -1,0 +1,47 @@
+"""Port PORT-047-001: where events wait until the broker has confirmed them."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from sea_mq_worker.domain.events import Claim
+from sea_mq_worker.domain.outcomes import Buried, Postponed, Published, Released
+
+
+class OutboxRepository(Protocol):
+    """The queue that producers fill inside their own transactions.
+
+    Every write names the claim that it was made under and returns the ids that were still leased by it.
+    A missing id was taken over after its lease ran out: whoever has it now decides, nothing was changed.
+    Each write is one statement, all or none. StoreUnavailableError: it may or may not have taken effect;
+    repeating it is safe.
+    """
+
+    async def find_unpublished(self, *, batch_max: int) -> Claim:
+        """Lease up to ``batch_max`` due events, oldest first, and count the attempt before it is made.
+
+        Nobody else is given them before the lease ends. An event with an ordering key is given only with
+        every earlier unfinished event of its key in the same claim, in order. Never waits; an empty claim
+        says that nothing is due.
+        """
+        ...
+
+    async def mark_published(self, claim: Claim, verdicts: Sequence[Published]) -> frozenset[str]:
+        """Record what the broker has confirmed, with the stream and sequence it named (CMD-050)."""
+        ...
+
+    async def increment_attempts(
+        self, claim: Claim, verdicts: Sequence[Postponed | Buried]
+    ) -> frozenset[str]:
+        """Record attempts that brought no confirmation: due again after their delay, or dead."""
+        ...
+
+    async def release(self, claim: Claim, verdicts: Sequence[Released]) -> frozenset[str]:
+        """Give back events that were never attempted; they are due at once."""
+        ...
+
+    async def reap(self) -> int:
+        """End the leases that ran out; return how many.
+
+        Each spends a failure of its event, so one that kills its worker again and again ends dead.
+        """
+        ...

@@ -1,0 +1,163 @@
+-- The outbox: SDS-047's outbox_events with Open Outbox's lifecycle. A producer that inserts only
+-- SDS-047's columns works. Every invariant, transition and immutable column is enforced here, so that
+-- SQL written by hand cannot break them either.
+
+CREATE TABLE outbox_events (
+    -- what a producer writes, immutable; SDS-047's columns come first
+    id UUID PRIMARY KEY,
+    aggregate_type TEXT NOT NULL,
+    aggregate_id TEXT NOT NULL,
+    event_type TEXT NOT NULL,
+    event_version INT NOT NULL DEFAULT 1,
+    payload JSONB NOT NULL,
+    occurred_at TIMESTAMPTZ NOT NULL DEFAULT NOW(),
+    correlation_id UUID,
+    causation_id UUID,
+    -- insert order; the default cache of 1 must stay, or numbers are handed out in blocks
+    seq BIGINT GENERATED ALWAYS AS IDENTITY,
+    created_at TIMESTAMPTZ NOT NULL DEFAULT NOW(),
+    partition_key TEXT,
+    ordering_key TEXT,
+    headers JSONB,
+    metadata JSONB,
+    -- mutable columns last: an update on the same page logs only the changed tail of the row
+    available_at TIMESTAMPTZ NOT NULL DEFAULT NOW(),
+    -- Keeps its value over PENDING -> CLAIMED, so that indexes may filter on it and claims stay heap-only
+    -- updates. No index may mention state, claimed_at, claimed_by or publish_attempts.
+    is_open BOOLEAN GENERATED ALWAYS AS (state IN ('PENDING', 'CLAIMED')) STORED,
+    publish_attempts INT NOT NULL DEFAULT 0,
+    failures INT NOT NULL DEFAULT 0,
+    first_attempt_at TIMESTAMPTZ,
+    stream TEXT,
+    stream_seq BIGINT,
+    state TEXT NOT NULL DEFAULT 'PENDING',
+    claimed_at TIMESTAMPTZ,
+    claimed_by TEXT,
+    published_at TIMESTAMPTZ,
+    publish_error TEXT,
+    CONSTRAINT chk_outbox_state CHECK (state IN ('PENDING', 'CLAIMED', 'PUBLISHED', 'DEAD')),
+    CONSTRAINT chk_outbox_claimed CHECK (
+        (state = 'CLAIMED') = (claimed_at IS NOT NULL) AND (state = 'CLAIMED') = (claimed_by IS NOT NULL)
+    ),
+    CONSTRAINT chk_outbox_published CHECK ((state = 'PUBLISHED') = (published_at IS NOT NULL)),
+    CONSTRAINT chk_outbox_attempts CHECK (publish_attempts >= 0 AND failures >= 0)
+) WITH (
+    -- room on every page for the new version that a claim writes
+    fillfactor = 45,
+    autovacuum_vacuum_scale_factor = 0,
+    autovacuum_vacuum_threshold = 50000,
+    autovacuum_vacuum_insert_scale_factor = 0.1,
+    autovacuum_analyze_scale_factor = 0,
+    autovacuum_analyze_threshold = 100000,
+    autovacuum_vacuum_cost_delay = 0,
+    vacuum_truncate = off
+);
+
+COMMENT ON TABLE outbox_events IS 'Events to publish (SDS-047 2.1); insert in the transaction of the change they tell of.';
+COMMENT ON COLUMN outbox_events.seq IS 'Insert order; the order of publishing within an ordering key.';
+COMMENT ON COLUMN outbox_events.ordering_key IS 'Events of one key are published in insert order; null: no order.';
+COMMENT ON COLUMN outbox_events.publish_attempts IS 'Claims in this lifecycle, counted before the attempt.';
+COMMENT ON COLUMN outbox_events.failures IS 'Attempts that failed by the event''s own fault, or ended with their worker; decide DEAD.';
+COMMENT ON COLUMN outbox_events.stream_seq IS 'Where the stream stored it; kept by a replay to tell the new copy from the old.';
+
+-- SDS-047's indexes
+CREATE INDEX idx_outbox_unpublished ON outbox_events (occurred_at) WHERE published_at IS NULL;
+CREATE INDEX idx_outbox_correlation ON outbox_events (correlation_id);
+-- one claim index for each lane, so that neither reads past the other's backlog
+CREATE INDEX idx_outbox_due ON outbox_events (available_at, seq) WHERE is_open AND ordering_key IS NULL;
+CREATE INDEX idx_outbox_due_ordered ON outbox_events (available_at, seq) WHERE is_open AND ordering_key IS NOT NULL;
+CREATE INDEX idx_outbox_ordering ON outbox_events (ordering_key, seq) WHERE is_open AND ordering_key IS NOT NULL;
+CREATE INDEX idx_outbox_dead ON outbox_events (ordering_key, seq) WHERE NOT is_open AND published_at IS NULL;
+
+CREATE FUNCTION outbox_reject() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    RAISE EXCEPTION 'outbox_events %: %', COALESCE(NEW.id, OLD.id), TG_ARGV[0]
+        USING ERRCODE = 'check_violation', CONSTRAINT = TG_NAME, TABLE = TG_TABLE_NAME, SCHEMA = TG_TABLE_SCHEMA,
+              DETAIL = CASE WHEN TG_OP = 'UPDATE' THEN OLD.state || ' -> ' || NEW.state END;
+END $$;
+
+CREATE FUNCTION outbox_defer() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    NEW.available_at := GREATEST(NEW.available_at, NEW.occurred_at);
+    RETURN NEW;
+END $$;
+
+-- POL-047-001; before the columns' own NOT NULL, whose message could not carry the policy's code
+CREATE TRIGGER outbox_a_required BEFORE INSERT ON outbox_events FOR EACH ROW
+    WHEN (NEW.id IS NULL OR NEW.event_type IS NULL)
+    EXECUTE FUNCTION outbox_reject('INVALID_OUTBOX: id and event_type are required (POL-047-001)');
+
+-- POL-047-002, with SDS-047's minute of tolerance. A trigger, because a CHECK with NOW() would be asked again
+-- at every update and fail there after the clock stepped back.
+CREATE TRIGGER chk_occurred_not_future BEFORE INSERT ON outbox_events FOR EACH ROW
+    WHEN (NEW.occurred_at > NOW() + INTERVAL '1 minute')
+    EXECUTE FUNCTION outbox_reject('FUTURE_EVENT: occurred_at is in the future (POL-047-002)');
+
+-- What is inside the tolerance is published when it has occurred.
+CREATE TRIGGER outbox_not_yet BEFORE INSERT ON outbox_events FOR EACH ROW
+    WHEN (NEW.occurred_at > NEW.available_at)
+    EXECUTE FUNCTION outbox_defer();
+
+CREATE TRIGGER outbox_initial AFTER INSERT ON outbox_events FOR EACH ROW
+    WHEN (NEW.state <> 'PENDING' OR NEW.publish_attempts <> 0 OR NEW.failures <> 0)
+    EXECUTE FUNCTION outbox_reject('an event starts PENDING and without attempts');
+
+-- AFTER, with a WHEN that is true only on violation and a column list that a valid update never names:
+-- valid updates pay next to nothing.
+CREATE TRIGGER outbox_immutable AFTER UPDATE OF
+    id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, correlation_id,
+    causation_id, seq, created_at, partition_key, ordering_key, headers, metadata
+    ON outbox_events FOR EACH ROW
+    WHEN (
+        (OLD.id, OLD.aggregate_type, OLD.aggregate_id, OLD.event_type, OLD.event_version, OLD.occurred_at,
+         OLD.correlation_id, OLD.causation_id, OLD.seq, OLD.created_at, OLD.partition_key, OLD.ordering_key,
+         OLD.headers, OLD.metadata, OLD.payload)
+        IS DISTINCT FROM
+        (NEW.id, NEW.aggregate_type, NEW.aggregate_id, NEW.event_type, NEW.event_version, NEW.occurred_at,
+         NEW.correlation_id, NEW.causation_id, NEW.seq, NEW.created_at, NEW.partition_key, NEW.ordering_key,
+         NEW.headers, NEW.metadata, NEW.payload)
+    )
+    EXECUTE FUNCTION outbox_reject('immutable columns do not change');
+
+CREATE TRIGGER outbox_transition AFTER UPDATE ON outbox_events FOR EACH ROW
+    WHEN (
+        CASE OLD.state
+            WHEN 'PENDING' THEN
+                NEW.state NOT IN ('PENDING', 'CLAIMED')
+                OR NEW.publish_attempts < OLD.publish_attempts
+                OR (NEW.state = 'CLAIMED'
+                    AND (NEW.publish_attempts <= OLD.publish_attempts OR OLD.available_at > NOW()))
+            WHEN 'CLAIMED' THEN
+                NEW.publish_attempts < OLD.publish_attempts
+                OR (NEW.state = 'CLAIMED'
+                    AND (NEW.claimed_by IS DISTINCT FROM OLD.claimed_by OR NEW.claimed_at < OLD.claimed_at))
+            WHEN 'PUBLISHED' THEN
+                NEW.state NOT IN ('PUBLISHED', 'PENDING')
+                OR (NEW.state = 'PUBLISHED'
+                    AND (NEW.published_at IS DISTINCT FROM OLD.published_at
+                         OR NEW.publish_attempts < OLD.publish_attempts))
+            ELSE
+                NEW.state NOT IN ('DEAD', 'PENDING')
+                OR (NEW.state = 'DEAD' AND NEW.publish_attempts < OLD.publish_attempts)
+        END
+    )
+    EXECUTE FUNCTION outbox_reject('this transition is not in the lifecycle');
+
+-- Nothing that is still to be published is lost by a careless DELETE or TRUNCATE.
+CREATE TRIGGER outbox_keep_open AFTER DELETE ON outbox_events FOR EACH ROW
+    WHEN (OLD.is_open)
+    EXECUTE FUNCTION outbox_reject('an event that is not published or dead cannot be deleted');
+
+-- Wake a sleeping relay. NOTIFY serialises the commits of all its senders, so it is sent only while a relay
+-- sleeps: a sleeper holds the advisory lock exclusively, and whoever got it shared is seen by the claim
+-- that the sleeper makes after it took the lock.
+CREATE FUNCTION outbox_notify() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF NOT pg_try_advisory_xact_lock_shared(7177, hashtext(TG_TABLE_SCHEMA)) THEN
+        PERFORM pg_notify('outbox_events.' || TG_TABLE_SCHEMA, '');
+    END IF;
+    RETURN NULL;
+END $$;
+
+CREATE TRIGGER outbox_wakeup AFTER INSERT ON outbox_events FOR EACH STATEMENT
+    EXECUTE FUNCTION outbox_notify();

@@ -1,0 +1,44 @@
+-- The inbox: SDS-047's inbox_messages, which makes an effect happen once, with a processing lease, the way
+-- to the dead letters and what tells one content from another.
+-- Constraints that stand for a policy bear its error code, so that every error text names it.
+
+CREATE TABLE inbox_messages (
+    message_id UUID,
+    subject TEXT NOT NULL,
+    received_at TIMESTAMPTZ NOT NULL DEFAULT NOW(),
+    processed_at TIMESTAMPTZ,
+    attempts INT NOT NULL DEFAULT 0,
+    last_error TEXT,
+    -- where it came from, and what it said
+    consumer TEXT,
+    stream TEXT,
+    stream_seq BIGINT,
+    content_hash BYTEA,
+    -- the processing lease; null: nobody holds it
+    locked_until TIMESTAMPTZ,
+    locked_by TEXT,
+    -- CMD-052: noted before the dead letter is published, and after its stream confirmed it
+    dead_letter_reason TEXT,
+    dead_letter_begun_at TIMESTAMPTZ,
+    dead_lettered_at TIMESTAMPTZ,
+    CONSTRAINT "DUPLICATE_MESSAGE" PRIMARY KEY (message_id),
+    CONSTRAINT "INVALID_TIMESTAMP" CHECK (processed_at IS NULL OR processed_at >= received_at),
+    CONSTRAINT chk_inbox_attempts CHECK (attempts >= 0),
+    CONSTRAINT chk_inbox_lease CHECK ((locked_until IS NULL) = (locked_by IS NULL)),
+    CONSTRAINT chk_inbox_settled_once CHECK (processed_at IS NULL OR dead_lettered_at IS NULL),
+    CONSTRAINT chk_inbox_dead_letter CHECK (
+        dead_lettered_at IS NULL OR (dead_letter_reason IS NOT NULL AND dead_letter_begun_at IS NOT NULL)
+    )
+) WITH (
+    fillfactor = 70,
+    autovacuum_vacuum_scale_factor = 0,
+    autovacuum_vacuum_threshold = 50000,
+    autovacuum_vacuum_cost_delay = 0,
+    vacuum_truncate = off
+);
+
+COMMENT ON TABLE inbox_messages IS 'Messages received (SDS-047 2.2); the record by which a processed one is never handled again.';
+COMMENT ON COLUMN inbox_messages.content_hash IS 'SHA-256 over subject and body; the same id with another content is a conflict.';
+
+CREATE INDEX idx_inbox_unprocessed ON inbox_messages (received_at) WHERE processed_at IS NULL;
+CREATE INDEX idx_inbox_dead_lettered ON inbox_messages (dead_lettered_at) WHERE dead_lettered_at IS NOT NULL;
