@@ -1,0 +1,238 @@
+"""HttpEventHandler: PORT-047-005 over HTTP, on httpx2's transport.
+
+One total deadline covers everything from the connection to the answer's last byte. Three kinds of trouble
+are kept apart: nothing was sent (NotDelivered), the outcome is unknown (Retry) and an answer that is no
+success (see domain/answers.py). Texts name the status and the place, never the handler's words, which may
+repeat the payload.
+
+The client layer of httpx2 is left out: it would cost more than the rest of the call and brings only what
+is not wanted here, redirects, cookies and proxies from the environment.
+"""
+
+import asyncio
+import ssl
+from collections.abc import Sequence
+from contextlib import aclosing
+from typing import Any
+
+import httpx2
+
+from sea_mq_worker.adapters.http.envelope import request_body, retry_after_seconds
+from sea_mq_worker.domain.answers import ACCEPT_STATUSES, result_of
+from sea_mq_worker.domain.messages import HandlerRequest
+from sea_mq_worker.domain.outcomes import HandlerResult, NotDelivered, Retry
+
+_TROUBLE_CHARS_MAX = 200
+_UNREACHABLE = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
+_BROKEN = (httpx2.HTTPError, OSError, ValueError)
+
+
+class HttpEventHandler:
+    """Asks one URL; connects when first asked and holds at most ``concurrency`` connections.
+
+    Args:
+        url: where to POST; http or https, without user and password.
+        timeout_seconds: total deadline of one call.
+        concurrency: how many calls run side by side at most.
+        connect_timeout_seconds: until a connection counts as not to be had.
+        accept_statuses: statuses that mean that the effect is there.
+        uds: path of a Unix socket to connect to instead of the URL's host, or empty.
+        token: sent as a bearer token, unless empty.
+        response_bytes_max: an answer's body is not read any further.
+        retry_after_max_seconds: bound of the wait that a handler may ask for.
+        keepalive_seconds: an idle connection is not used again after this long. Keep it below the handler's
+            own keep-alive time-out (uvicorn 5 s, gunicorn 2 s), or calls meet connections that are closing.
+        verify: trust and client certificates for https; without one, the system's trust store.
+
+    Raises:
+        ValueError: the URL or the token cannot be used.
+    """
+
+    def __init__(
+        self,
+        *,
+        url: str,
+        timeout_seconds: float,
+        concurrency: int,
+        connect_timeout_seconds: float = 2.0,
+        accept_statuses: frozenset[int] = ACCEPT_STATUSES,
+        uds: str = "",
+        token: str = "",
+        response_bytes_max: int = 65536,
+        retry_after_max_seconds: float = 300.0,
+        keepalive_seconds: float = 1.5,
+        verify: ssl.SSLContext | None = None,
+    ) -> None:
+        self._url = _checked_url(url)
+        self._where = f"{self._url.scheme}://{self._url.netloc.decode()}"
+        self._timeout_seconds = timeout_seconds
+        self._accept_statuses = accept_statuses
+        self._response_bytes_max = response_bytes_max
+        self._retry_after_max_seconds = retry_after_max_seconds
+        self._headers = _constant_headers(token)
+        self._timeouts = {"connect": connect_timeout_seconds, "pool": connect_timeout_seconds}
+        self._transport = httpx2.AsyncHTTPTransport(
+            verify=verify or _trust(self._url.scheme),
+            uds=uds or None,
+            trust_env=False,
+            limits=httpx2.Limits(
+                max_connections=concurrency,
+                max_keepalive_connections=concurrency,
+                keepalive_expiry=keepalive_seconds,
+            ),
+        )
+
+    async def close(self) -> None:
+        """Close all connections; safe twice."""
+        await self._transport.aclose()
+
+    async def handle(self, request: HandlerRequest) -> HandlerResult:
+        """Ask the handler once; see ports/handler.py."""
+        progress = _Progress()
+        try:
+            async with asyncio.timeout(self._timeout_seconds):
+                return await self._ask_past_dead_connection(request, progress)
+        except _UNREACHABLE as error:
+            return NotDelivered(f"the handler at {self._where} cannot be reached: {_one_line(error)}")
+        except TimeoutError:
+            if not progress.sent:
+                return NotDelivered(f"no connection to the handler at {self._where} before the deadline")
+            return Retry(f"the handler gave no whole answer within {self._timeout_seconds:g} s")
+        except _BROKEN as error:
+            return Retry(_broken(error))
+
+    async def _ask_past_dead_connection(
+        self, request: HandlerRequest, progress: "_Progress"
+    ) -> HandlerResult:
+        """Ask again, once, if the connection was an idle one that the server was just closing.
+
+        Then the handler most probably saw nothing; if it did, it knows the message id.
+        """
+        try:
+            return await self._ask(request, progress)
+        except (httpx2.ReadError, httpx2.WriteError, httpx2.RemoteProtocolError) as error:
+            if not (progress.reused and _hung_up(error)):
+                raise
+            return await self._ask(request, progress)
+
+    async def _ask(self, request: HandlerRequest, progress: "_Progress") -> HandlerResult:
+        progress.begin()
+        response = await self._transport.handle_async_request(
+            httpx2.Request(
+                "POST",
+                self._url,
+                headers=[*self._headers, *_headers_of(request)],
+                content=request_body(request),
+                extensions={"timeout": self._timeouts, "trace": progress.note},
+            )
+        )
+        progress.answered = True
+        try:
+            size = await self._read(response)
+        finally:
+            await response.aclose()
+        return result_of(
+            response.status_code,
+            accept_statuses=self._accept_statuses,
+            after_seconds=self._wait_asked(response.headers),
+            detail=size,
+        )
+
+    async def _read(self, response: httpx2.Response) -> str:
+        """Read the body away, so that the connection can be used again; describe its size.
+
+        The status has been told by then, so a body beyond the bound changes nothing but costs the connection.
+        """
+        size = 0
+        async with aclosing(response.aiter_raw()) as chunks:
+            async for chunk in chunks:
+                size += len(chunk)
+                if size > self._response_bytes_max:
+                    return f" (with more than {self._response_bytes_max} bytes)"
+        return f" (with {size} bytes)"
+
+    def _wait_asked(self, headers: httpx2.Headers) -> float:
+        value = headers.get("retry-after", "")
+        if not value:
+            return 0.0
+        return retry_after_seconds(
+            value, date=headers.get("date", ""), max_seconds=self._retry_after_max_seconds
+        )
+
+
+class _Progress:
+    """How far a call got, as httpx2's ``trace`` extension tells it."""
+
+    __slots__ = ("_connected", "answered", "sent")
+
+    def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        self._connected = False
+        self.sent = False
+        self.answered = False
+
+    @property
+    def reused(self) -> bool:
+        """The call went out on a connection from an earlier one and has no answer."""
+        return self.sent and not self._connected and not self.answered
+
+    async def note(self, name: str, _info: object) -> None:
+        if name == "http11.send_request_headers.started":
+            self.sent = True
+        elif name.startswith("connection."):
+            self._connected = True
+
+
+def _hung_up(error: httpx2.HTTPError) -> bool:
+    """Tell a connection that ended from bytes that are not HTTP; both can be a RemoteProtocolError."""
+    return isinstance(error, httpx2.NetworkError) or "disconnected" in str(error)
+
+
+def _headers_of(request: HandlerRequest) -> Sequence[tuple[str, str]]:
+    mine = (("idempotency-key", request.message_id), ("x-message-id", request.message_id))
+    return (*mine, *request.trace_headers.items())
+
+
+def _constant_headers(token: str) -> list[tuple[str, str]]:
+    headers = [
+        ("content-type", "application/json"),
+        ("accept-encoding", "identity"),
+        ("user-agent", "sea-mq-worker"),
+    ]
+    if token:
+        if not (token.isascii() and token.isprintable()) or " " in token:
+            raise ValueError("the handler's token holds a space or a character outside visible ASCII")
+        headers.append(("authorization", f"Bearer {token}"))
+    return headers
+
+
+def _checked_url(url: str) -> httpx2.URL:
+    """Refuse what would fail at every call; the text leaves the URL out, it may hold a password."""
+    try:
+        parsed = httpx2.URL(url)
+    except httpx2.InvalidURL:
+        raise ValueError("the handler's URL is not a URL") from None
+    if parsed.scheme not in {"http", "https"} or not parsed.host:
+        raise ValueError("the handler's URL must begin with http:// or https:// and name a host")
+    if parsed.userinfo:
+        raise ValueError("the handler's URL must not hold a user or password; use a token")
+    return parsed
+
+
+def _trust(scheme: str) -> Any:
+    """Without https nothing is verified; an empty context saves reading the trust store."""
+    return True if scheme == "https" else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+
+
+def _one_line(error: Exception) -> str:
+    text = " ".join(str(error).split())[:_TROUBLE_CHARS_MAX]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _broken(error: Exception) -> str:
+    """Leave the error's text out: of an answer that is no HTTP it quotes the handler's bytes."""
+    if isinstance(error, httpx2.HTTPError) and _hung_up(error):
+        return "the handler closed the connection without a whole answer"
+    return f"the handler's answer is broken or not HTTP ({type(error).__name__})"

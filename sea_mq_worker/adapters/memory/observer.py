@@ -1,0 +1,69 @@
+"""Observer that remembers: how tests learn that something has happened, without sleeping."""
+
+import asyncio
+from collections.abc import Callable
+from typing import TypeVar, cast
+
+from sea_mq_worker.domain.facts import Fact
+
+FactT = TypeVar("FactT", bound=Fact)
+
+
+def _any(_fact: object) -> bool:
+    return True
+
+
+class RecordingObserver:
+    """Keeps every fact in ``facts``, in order."""
+
+    def __init__(self) -> None:
+        self.facts: list[Fact] = []
+        self._waiting: list[tuple[Callable[[Fact], bool], asyncio.Future[Fact]]] = []
+
+    def observe(self, fact: Fact) -> None:
+        """Remember ``fact`` and wake those who wait for it."""
+        self.facts.append(fact)
+        for wanted, found in self._waiting:
+            if not found.done() and wanted(fact):
+                found.set_result(fact)
+
+    def of(self, kind: type[FactT]) -> list[FactT]:
+        """Return the facts of one kind, in order."""
+        return [fact for fact in self.facts if isinstance(fact, kind)]
+
+    async def seen(
+        self,
+        kind: type[FactT],
+        predicate: Callable[[FactT], bool] = _any,
+        *,
+        count: int = 1,
+        within: float = 10.0,
+    ) -> FactT:
+        """Return the ``count``-th fact, from the beginning, of ``kind`` that ``predicate`` accepts.
+
+        Raises:
+            AssertionError: it did not happen within ``within`` seconds.
+        """
+        matching = [fact for fact in self.of(kind) if predicate(fact)]
+        if len(matching) >= count:
+            return matching[count - 1]
+        remaining = count - len(matching)
+
+        def wanted(fact: Fact) -> bool:
+            nonlocal remaining
+            if isinstance(fact, kind) and predicate(fact):
+                remaining -= 1
+            return remaining == 0
+
+        entry = (wanted, asyncio.get_running_loop().create_future())
+        self._waiting.append(entry)
+        try:
+            async with asyncio.timeout(within):
+                return cast("FactT", await entry[1])
+        except TimeoutError:
+            last = "\n  ".join(map(repr, self.facts[-10:]))
+            raise AssertionError(
+                f"no {kind.__name__} within {within:g} s; the last of {len(self.facts)} facts:\n  {last}"
+            ) from None
+        finally:
+            self._waiting.remove(entry)

@@ -1,0 +1,1 @@
+"""Listeners of the worker's facts (logs, metrics) and decorators that trace."""

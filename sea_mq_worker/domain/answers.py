@@ -1,0 +1,34 @@
+"""What a handler's status means (SDS-047, handler contract; POL-047-005, POL-047-006, POL-047-007).
+
+Only the contract's statuses settle a message. Any other one is a Retry that names it, because it says more
+about the deployment (a wrong URL, a proxy, a missing login) than about the message.
+"""
+
+from sea_mq_worker.domain.outcomes import Accepted, HandlerResult, Poison, Retry
+
+ACCEPT_STATUSES = frozenset({200, 409})
+"""POL-047-005: processed now, or known from before."""
+
+_POISON = 422
+_ASKS_TO_WAIT = frozenset({429, 503})
+_SERVER_ERRORS = range(500, 600)
+
+
+def result_of(
+    status: int, *, accept_statuses: frozenset[int], after_seconds: float = 0.0, detail: str = ""
+) -> HandlerResult:
+    """Decide by the status alone; ``after_seconds`` is the answer's Retry-After, 0 where it had none.
+
+    ``detail`` may tell the answer's size, never its text, which could repeat the payload.
+    """
+    if status in accept_statuses:
+        return Accepted(status)
+    if status == _POISON:
+        return Poison(f"the handler answered 422{detail}")
+    wait = after_seconds if status in _ASKS_TO_WAIT else 0.0
+    if status in _SERVER_ERRORS or status in _ASKS_TO_WAIT:
+        return Retry(f"the handler answered {status}{detail}", wait)
+    return Retry(
+        f"the handler answered {status}{detail}, which its contract does not know: "
+        f"check the handler's URL, its token and what is deployed there"
+    )
