@@ -71,7 +71,7 @@ class MessageProcessed:
 
     message_id: str
     consumer: str
-    event_type: str
+    subject: str
     status: int
     seconds: float
 

@@ -1,4 +1,4 @@
-"""Closed unions: what became of a publish, of a handler call, of an event.
+"""Closed unions: what became of a publish, of an event, of a handler call, of a message.
 
 Matched whole with ``assert_never``, so that a new outcome is a type error until every loop decides on it.
 """
@@ -121,3 +121,36 @@ class NotDelivered:
 
 
 HandlerResult: TypeAlias = Accepted | Poison | Retry | NotDelivered
+
+# --- what became of a received message
+
+
+@dataclass(frozen=True, slots=True)
+class Processed:
+    """The effect is there: mark, then ACK."""
+
+    status: int
+
+
+@dataclass(frozen=True, slots=True)
+class Retried:
+    """No effect: record the error, then NAK with a delay; ``counted``: it spends an attempt."""
+
+    error: str
+    delay_seconds: float
+    counted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLettered:
+    """The dead-letter stream has it and the inbox knows: ACK."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseLost:
+    """Somebody else has it now: the server is told nothing, their answer counts."""
+
+
+Ending: TypeAlias = Processed | Retried | DeadLettered | LeaseLost

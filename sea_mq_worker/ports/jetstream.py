@@ -14,6 +14,11 @@ class JetStreamPublisher(Protocol):
     """
 
     @property
+    def connected(self) -> bool:
+        """As far as is known, a publish could reach the server now."""
+        ...
+
+    @property
     def keeps_order(self) -> bool:
         """Nothing of a batch is stored behind a message of it that was not."""
         ...

@@ -1,0 +1,94 @@
+"""Dead-lettering (CMD-052): no message lost, no duplicate in the dead-letter stream.
+
+The inbox notes the intent first, then the stream confirms, then the inbox notes that, and only then may
+the message be acknowledged. A repeat inside the stream's duplicate window is dropped by it; a later one
+finds the noted intent and looks into the stream before it publishes.
+"""
+
+import asyncio
+from dataclasses import dataclass
+
+from sea_mq_worker.application.gate import Gate
+from sea_mq_worker.application.patience import patiently
+from sea_mq_worker.domain.dead_letters import dead_letter_message, without_body
+from sea_mq_worker.domain.errors import BrokerUnavailableError
+from sea_mq_worker.domain.facts import MessageDeadLettered
+from sea_mq_worker.domain.messages import DeadLetter, OutboundMessage
+from sea_mq_worker.domain.outcomes import DeadLettered, LeaseLost, Refused, Stored
+from sea_mq_worker.domain.receipts import Run
+from sea_mq_worker.ports.inbox import InboxRepository
+from sea_mq_worker.ports.jetstream import JetStreamPublisher
+from sea_mq_worker.ports.observer import Observer
+
+_FORGETFUL = 0.8
+"""Part of the duplicate window after which a repeat is looked up instead of trusted to the window."""
+_SEARCH_SLACK_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Burial:
+    """Puts messages into the dead-letter stream of ``context``; waits while that stream is away."""
+
+    context: str
+    inbox: InboxRepository
+    publisher: JetStreamPublisher
+    observer: Observer
+    gate: Gate
+    store_gate: Gate
+
+    async def bury(self, letter: DeadLetter, run: Run, stop: asyncio.Event) -> DeadLettered | LeaseLost:
+        """Dead-letter a leased message.
+
+        Raises:
+            StoppedError: asked to stop while the stream or the inbox was away; it may be dead-lettered.
+        """
+        message = dead_letter_message(letter, context=self.context)
+        begun = await patiently(
+            lambda: self.inbox.begin_dead_letter(run.lease, reason=letter.reason, detail=letter.detail),
+            gate=self.store_gate,
+            stop=stop,
+        )
+        if not begun:
+            return LeaseLost()
+        if not await self._is_stored(message, run, stop):
+            await patiently(lambda: self._publish(message), gate=self.gate, stop=stop)
+        kept = await patiently(
+            lambda: self.inbox.mark_dead_lettered([run.lease]), gate=self.store_gate, stop=stop
+        )
+        if not kept:
+            return LeaseLost()
+        self._report(letter)
+        return DeadLettered(letter.reason)
+
+    async def _is_stored(self, message: OutboundMessage, run: Run, stop: asyncio.Event) -> bool:
+        """Look for the dead letter of an earlier attempt that the duplicate window may have forgotten."""
+        begun_ago = run.dead_letter_begun_seconds_ago
+        if begun_ago <= self.publisher.duplicate_window_seconds * _FORGETFUL:
+            return False
+        found = await patiently(
+            lambda: self.publisher.find(
+                frozenset((message.id,)), since_seconds=begun_ago + _SEARCH_SLACK_SECONDS
+            ),
+            gate=self.gate,
+            stop=stop,
+        )
+        return message.id in found
+
+    async def _publish(self, message: OutboundMessage) -> None:
+        outcome = await self.publisher.publish(message.subject, message.payload, message.headers)
+        if isinstance(outcome, Refused):
+            short = without_body(message)
+            outcome = await self.publisher.publish(short.subject, short.payload, short.headers)
+        if not isinstance(outcome, Stored):
+            raise BrokerUnavailableError(f"the dead-letter stream does not take messages: {outcome.reason}")
+
+    def _report(self, letter: DeadLetter) -> None:
+        self.observer.observe(
+            MessageDeadLettered(
+                message_id=letter.message_id,
+                original_subject=letter.original_subject,
+                reason=letter.reason,
+                attempts=letter.attempts,
+                consumer=letter.source.consumer,
+            )
+        )

@@ -1,0 +1,114 @@
+"""A gate before a dependency: closed while it is away, probed by one caller at a time.
+
+The circuit breaker of this worker. While closed nobody passes but a probe, each time after a longer wait;
+the probe's success opens it for all. That is how an outage spends no event's or message's life.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from enum import Enum
+
+from sea_mq_worker.application.pacing import StoppedError, unless_stopped
+from sea_mq_worker.domain.facts import GatePaused, GateResumed
+from sea_mq_worker.domain.retry import Backoff
+from sea_mq_worker.ports.observer import Observer
+
+
+class Passage(Enum):
+    """How a caller was let through."""
+
+    FREE = "free"
+    PROBE = "probe"
+    STOPPED = "stopped"
+
+
+class Gate:
+    """One per dependency; all its methods belong to one event loop.
+
+    Args:
+        name: what is behind it, for facts and readiness.
+        backoff: how long it stays closed before each probe.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self, *, name: str, backoff: Backoff, observer: Observer, clock: Callable[[], float]
+    ) -> None:
+        self.name = name
+        self._backoff = backoff
+        self._observer = observer
+        self._clock = clock
+        self._reason = ""
+        self._tries = 0
+        self._closed_at = 0.0
+        self._retry_at = 0.0
+        self._probing = False
+        self._changed = asyncio.Event()
+
+    @property
+    def reason(self) -> str:
+        """Why it is closed; empty while it is open."""
+        return self._reason
+
+    @property
+    def is_open(self) -> bool:
+        return not self._reason
+
+    async def enter(self, stop: asyncio.Event) -> Passage:
+        """Wait while closed, unless asked to stop; an open gate lets through all the same.
+
+        A caller let through as the probe must answer with pause, resume or skip.
+        """
+        while not self.is_open:
+            if stop.is_set():
+                return Passage.STOPPED
+            remaining = self._retry_at - self._clock()
+            if not self._probing and remaining <= 0:
+                self._probing = True
+                return Passage.PROBE
+            await self._wait_changed(stop, None if self._probing else remaining)
+        return Passage.FREE
+
+    async def changed(self, *, unless: asyncio.Event) -> None:
+        """Wait until a probe has ended, well or badly, or until ``unless`` happens."""
+        await self._wait_changed(unless, None)
+
+    def pause(self, reason: str) -> None:
+        """The dependency does not work: close, or stay closed for longer after a failed probe."""
+        if self.is_open:
+            self._closed_at = self._clock()
+            self._tries = 0
+        elif not self._probing:
+            return
+        self._tries += 1
+        delay = self._backoff.delay_seconds(self._tries)
+        if reason != self._reason:
+            self._observer.observe(GatePaused(gate=self.name, reason=reason, retry_seconds=delay))
+        self._reason = reason
+        self._schedule(delay)
+
+    def skip(self) -> None:
+        """The probe found nothing to try: let another try after the same wait."""
+        if self._probing:
+            self._schedule(self._backoff.delay_seconds(max(self._tries, 1)))
+
+    def resume(self) -> None:
+        """The dependency works: open."""
+        if self.is_open:
+            return
+        paused = self._clock() - self._closed_at
+        self._reason = ""
+        self._observer.observe(GateResumed(gate=self.name, paused_seconds=paused))
+        self._schedule(0.0)
+
+    def _schedule(self, delay: float) -> None:
+        self._probing = False
+        self._retry_at = self._clock() + delay
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def _wait_changed(self, stop: asyncio.Event, seconds: float | None) -> None:
+        with contextlib.suppress(TimeoutError, StoppedError):
+            async with asyncio.timeout(seconds):
+                await unless_stopped(stop, self._changed.wait())

@@ -1,0 +1,160 @@
+"""InboxConsumer: JetStream -> inbox -> handler -> ACK, each effect once.
+
+The order of steps is the guarantee: record in the inbox (which leases the message and counts the attempt),
+ask the handler, record the ending, and only then acknowledge. A crash in between brings the message again;
+what the inbox knows as processed is acknowledged then without asking the handler.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import assert_never
+
+from sea_mq_worker.application.closing import Closing
+from sea_mq_worker.application.gate import Gate
+from sea_mq_worker.application.handling import Handle
+from sea_mq_worker.application.pacing import StoppedError, pause, unless_stopped
+from sea_mq_worker.application.patience import patiently
+from sea_mq_worker.application.reception import InHand, Reception
+from sea_mq_worker.domain.errors import StoreUnavailableError
+from sea_mq_worker.domain.facts import MessageSkipped
+from sea_mq_worker.domain.messages import InboundMessage
+from sea_mq_worker.domain.receipts import Busy, Conflict, Done, Run
+from sea_mq_worker.ports.inbox import InboxRepository
+from sea_mq_worker.ports.jetstream import JetStreamConsumer
+from sea_mq_worker.ports.observer import Observer
+
+_LINGER_SECONDS = 0.005
+"""How long a fetch waits for more free places, so that batches form under load."""
+_AT_ONCE_SECONDS = 0.1
+
+
+@dataclass(slots=True, kw_only=True)
+class InboxConsumer:
+    """The loop of one durable consumer.
+
+    Attributes:
+        concurrency: messages in hand at most; not above the consumer's max_ack_pending.
+        heartbeat_seconds: how often messages in hand are kept alive, below a third of ack_wait and lease.
+        lease_seconds: processing lease in the inbox.
+    """
+
+    consumer: JetStreamConsumer
+    inbox: InboxRepository
+    reception: Reception
+    handle: Handle
+    closing: Closing
+    observer: Observer
+    broker_gate: Gate
+    clock: Callable[[], float]
+    concurrency: int
+    heartbeat_seconds: float
+    lease_seconds: float
+    _in_hand: set[InHand] = field(default_factory=set)
+    _freed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Work until asked to stop, then bring the messages in hand to an end."""
+        over = asyncio.Event()
+        async with asyncio.TaskGroup() as background:
+            background.create_task(self._keep_alive(over))
+            background.create_task(self.closing.run(over, stop, self._let_go))
+            try:
+                async with asyncio.TaskGroup() as working:
+                    while not stop.is_set():
+                        await self._turn(stop, working)
+                await self.closing.drained()
+            finally:
+                over.set()
+
+    async def _turn(self, stop: asyncio.Event, working: asyncio.TaskGroup) -> None:
+        try:
+            room = await unless_stopped(stop, self._room())
+            messages = await self._fetch(room, stop)
+        except StoppedError:
+            return
+        items = [self.reception.take(message, received_at=self.clock()) for message in messages]
+        self._in_hand.update(items)
+        try:
+            receipts = await self.reception.record(items, stop)
+        except StoppedError:
+            await self._give_back(items)
+            return
+        for item, receipt in zip(items, receipts, strict=True):
+            if isinstance(receipt, Run):
+                working.create_task(self._work(item, receipt, stop))
+            else:
+                await self._answer(item, receipt)
+
+    async def _room(self) -> int:
+        """Wait for free places: for half of them, but not for long once there is one.
+
+        While the handler is sick one more message is let in after each probe, so that a good one among
+        bad ones can open its gate.
+        """
+        gate = self.handle.health.gate
+        if not gate.is_open and self._in_hand:
+            self._freed.clear()
+            await gate.changed(unless=self._freed)
+        while not self._free:
+            await self._next_freed()
+        if not gate.is_open:
+            return 1
+        try:
+            async with asyncio.timeout(_LINGER_SECONDS):
+                while self._free * 2 < self.concurrency:
+                    await self._next_freed()
+        except TimeoutError:
+            pass
+        return self._free
+
+    @property
+    def _free(self) -> int:
+        return self.concurrency - len(self._in_hand)
+
+    async def _next_freed(self) -> None:
+        self._freed.clear()
+        await self._freed.wait()
+
+    async def _fetch(self, room: int, stop: asyncio.Event) -> Sequence[InboundMessage]:
+        fetching = patiently(lambda: self.consumer.fetch(room), gate=self.broker_gate, stop=stop)
+        return await unless_stopped(stop, fetching)
+
+    async def _work(self, item: InHand, run: Run, stop: asyncio.Event) -> None:
+        ending = await self.handle.handle(item, run, stop)
+        self.closing.add(item, run, ending)
+
+    async def _answer(self, item: InHand, receipt: Done | Busy | Conflict) -> None:
+        """Settle what is not ours to handle."""
+        match receipt:
+            case Done():
+                await self.consumer.ack(item.message)
+                skipped = MessageSkipped(message_id=item.envelope.message_id, consumer=self.consumer.name)
+                self.observer.observe(skipped)
+            case Busy() | Conflict():
+                await self.consumer.nak(item.message, delay_seconds=self.lease_seconds / 2)
+            case _:
+                assert_never(receipt)
+        self._let_go([item])
+
+    async def _give_back(self, items: Sequence[InHand]) -> None:
+        for item in items:
+            await self.consumer.nak(item.message, delay_seconds=_AT_ONCE_SECONDS)
+        self._let_go(items)
+
+    def _let_go(self, items: Sequence[InHand]) -> None:
+        self._in_hand.difference_update(items)
+        self._freed.set()
+
+    async def _keep_alive(self, over: asyncio.Event) -> None:
+        while not over.is_set():
+            await pause(over, seconds=self.heartbeat_seconds)
+            held = list(self._in_hand)
+            for item in held:
+                await self.consumer.in_progress(item.message)
+            leases = [item.run.lease for item in held if item.run is not None]
+            try:
+                if leases:
+                    await self.inbox.extend(leases, lease_seconds=self.lease_seconds)
+            except StoreUnavailableError as error:
+                self.reception.store_gate.pause(str(error))

@@ -1,0 +1,131 @@
+"""One claim's way through the broker: which events go out in which order, and what becomes of each.
+
+Events of one ordering key go out one after the other, the next only when the stream has the one before;
+the first that does not get through sends the rest of its key back.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from sea_mq_worker.application.gate import Gate
+from sea_mq_worker.domain.errors import BrokerUnavailableError, InvalidEventError
+from sea_mq_worker.domain.events import ClaimedEvent
+from sea_mq_worker.domain.headers import outbound_message
+from sea_mq_worker.domain.messages import OutboundMessage
+from sea_mq_worker.domain.outcomes import (
+    Buried,
+    Published,
+    PublishOutcome,
+    Released,
+    Stored,
+    Unknown,
+    Unsent,
+    Verdict,
+)
+from sea_mq_worker.domain.retry import RetryPolicy, waves
+from sea_mq_worker.ports.jetstream import JetStreamPublisher
+
+_FORGETFUL = 0.8
+"""Part of the duplicate window after which a repeat is looked up instead of trusted to the window."""
+_SEARCH_SLACK_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Publishing:
+    """Publishes claimed events and judges the answers.
+
+    Attributes:
+        context: first token of every subject.
+        source: CloudEvents source.
+        timeout_seconds: deadline of all publishing of one claim, from the claim on; well below the lease.
+        hold_dead_keys: an event that dies holds back the later ones of its key.
+    """
+
+    context: str
+    source: str
+    publisher: JetStreamPublisher
+    policy: RetryPolicy
+    broker_gate: Gate
+    clock: Callable[[], float]
+    timeout_seconds: float
+    hold_dead_keys: bool
+
+    async def publish(
+        self, events: tuple[ClaimedEvent, ...], *, claimed_at: float, stop: asyncio.Event
+    ) -> list[Verdict]:
+        """Give every event a verdict by the deadline; asked to stop, send no further wave."""
+        deadline = claimed_at + self.timeout_seconds
+        ledger = _Ledger(hold_dead_keys=self.hold_dead_keys)
+        rest = await self._look_up_doubtful(events, ledger)
+        for wave in [list(rest)] if self.publisher.keeps_order else waves(rest):
+            in_time = self.clock() < deadline and not stop.is_set()
+            batch = [pair for event in wave if (pair := self._compose(event, ledger, in_time=in_time))]
+            if not batch:
+                continue
+            messages = [message for _, message in batch]
+            outcomes = await self.publisher.publish_batch(messages, timeout_seconds=deadline - self.clock())
+            for (event, _), outcome in zip(batch, outcomes, strict=True):
+                ledger.add(self.policy.judge(event, outcome))
+            self._judge_broker(outcomes)
+        return ledger.verdicts
+
+    def _compose(
+        self, event: ClaimedEvent, ledger: "_Ledger", *, in_time: bool
+    ) -> tuple[ClaimedEvent, OutboundMessage] | None:
+        """Make the message, or give the event its verdict at once."""
+        if not in_time or event.ordering_key in ledger.blocked_keys:
+            ledger.add(Released(event))
+            return None
+        try:
+            return event, outbound_message(event, context=self.context, source=self.source)
+        except InvalidEventError as error:
+            ledger.add(Buried(event, str(error)))
+            return None
+
+    async def _look_up_doubtful(
+        self, events: tuple[ClaimedEvent, ...], ledger: "_Ledger"
+    ) -> tuple[ClaimedEvent, ...]:
+        """Settle repeats that the duplicate window may have forgotten by what the stream really holds."""
+        horizon = self.publisher.duplicate_window_seconds * _FORGETFUL
+        doubtful = [event for event in events if event.attempted_seconds_ago > horizon]
+        if not doubtful:
+            return events
+        since = max(event.attempted_seconds_ago for event in doubtful) + _SEARCH_SLACK_SECONDS
+        try:
+            found = await self.publisher.find(frozenset(e.id for e in doubtful), since_seconds=since)
+        except BrokerUnavailableError as error:
+            for event in doubtful:
+                ledger.add(self.policy.judge(event, Unknown(str(error))))
+            settled = {event.id for event in doubtful}
+        else:
+            for event in doubtful:
+                if event.id in found:
+                    ledger.add(Published(event, found[event.id]))
+            settled = set(found)
+        return tuple(event for event in events if event.id not in settled)
+
+    def _judge_broker(self, outcomes: Sequence[PublishOutcome]) -> None:
+        if any(isinstance(outcome, Stored) for outcome in outcomes):
+            self.broker_gate.resume()
+            return
+        for outcome in outcomes:
+            if isinstance(outcome, Unknown | Unsent):
+                self.broker_gate.pause(outcome.reason)
+                return
+        self.broker_gate.resume()
+
+
+@dataclass(slots=True, kw_only=True)
+class _Ledger:
+    hold_dead_keys: bool
+    verdicts: list[Verdict] = field(default_factory=list)
+    blocked_keys: set[str | None] = field(default_factory=set)
+
+    def add(self, verdict: Verdict) -> None:
+        self.verdicts.append(verdict)
+        if verdict.event.ordering_key is not None and not self._lets_next_go(verdict):
+            self.blocked_keys.add(verdict.event.ordering_key)
+
+    def _lets_next_go(self, verdict: Verdict) -> bool:
+        return isinstance(verdict, Published) or (isinstance(verdict, Buried) and not self.hold_dead_keys)

@@ -1,0 +1,97 @@
+"""OutboxPublisher: outbox -> JetStream, at least once, and once inside the stream's duplicate window.
+
+The order of steps is the guarantee: claim (which counts the attempt), publish, wait for the stream's
+acknowledgement, settle. A crash in between publishes the same message id again, and the stream drops it.
+Nothing is settled as published that the stream has not confirmed.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sea_mq_worker.application.gate import Gate, Passage
+from sea_mq_worker.application.pacing import StoppedError, unless_stopped
+from sea_mq_worker.application.publishing import Publishing
+from sea_mq_worker.application.settlement import Settlement
+from sea_mq_worker.domain.errors import StoreUnavailableError
+from sea_mq_worker.domain.events import NOTHING_CLAIMED, Claim
+from sea_mq_worker.ports.outbox import OutboxRepository
+from sea_mq_worker.ports.wakeup import Wakeup
+
+_POLL_FIRST_SECONDS = 0.02
+_NOT_CONNECTED = "not connected to NATS"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutboxPublisher:
+    """One lane of the relay.
+
+    Attributes:
+        batch_max: events in a claim.
+        batches_max: claims worked on side by side, so that one is claimed while another is published.
+        poll_seconds: longest wait between two claims of an idle lane.
+    """
+
+    outbox: OutboxRepository
+    publishing: Publishing
+    settlement: Settlement
+    wakeup: Wakeup
+    broker_gate: Gate
+    store_gate: Gate
+    clock: Callable[[], float]
+    batch_max: int
+    batches_max: int
+    poll_seconds: float
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Work until asked to stop, then finish the claims in hand."""
+        places = asyncio.Semaphore(self.batches_max)
+        idle_seconds = _POLL_FIRST_SECONDS
+        async with asyncio.TaskGroup() as group:
+            while not stop.is_set():
+                await places.acquire()
+                claimed_at = self.clock()
+                claim = await self._claim(stop)
+                if claim.events:
+                    idle_seconds = _POLL_FIRST_SECONDS
+                    task = group.create_task(self._work(claim, claimed_at, stop))
+                    task.add_done_callback(lambda _: places.release())
+                else:
+                    places.release()
+                if not claim.more:
+                    await self._sleep(stop, idle_seconds)
+                    idle_seconds = min(idle_seconds * 2, self.poll_seconds)
+
+    async def _sleep(self, stop: asyncio.Event, seconds: float) -> None:
+        with contextlib.suppress(StoppedError):
+            await unless_stopped(stop, self.wakeup.wait(timeout_seconds=seconds))
+
+    async def _work(self, claim: Claim, claimed_at: float, stop: asyncio.Event) -> None:
+        verdicts = await self.publishing.publish(claim.events, claimed_at=claimed_at, stop=stop)
+        await self.settlement.settle(self.outbox, claim, verdicts, claimed_at=claimed_at)
+
+    async def _claim(self, stop: asyncio.Event) -> Claim:
+        """Claim through both gates: an outage uses up no attempts, and a probe risks a single one."""
+        if not self.publishing.publisher.connected:
+            self.broker_gate.pause(_NOT_CONNECTED)
+        broker = await self.broker_gate.enter(stop)
+        if broker is Passage.PROBE and not self.publishing.publisher.connected:
+            self.broker_gate.pause(_NOT_CONNECTED)
+            return NOTHING_CLAIMED
+        store = await self.store_gate.enter(stop)
+        if stop.is_set() or Passage.STOPPED in {broker, store}:
+            return NOTHING_CLAIMED
+        claim = await self._find_unpublished(1 if broker is Passage.PROBE else self.batch_max)
+        if broker is Passage.PROBE and not claim.events:
+            self.broker_gate.skip()
+        return claim
+
+    async def _find_unpublished(self, batch_max: int) -> Claim:
+        try:
+            claim = await self.outbox.find_unpublished(batch_max=batch_max)
+        except StoreUnavailableError as error:
+            self.store_gate.pause(str(error))
+            return NOTHING_CLAIMED
+        self.store_gate.resume()
+        return claim

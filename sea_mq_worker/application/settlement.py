@@ -1,0 +1,111 @@
+"""Writes verdicts back under their claim and tells what was settled."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from sea_mq_worker.application.gate import Gate
+from sea_mq_worker.domain.errors import StoreUnavailableError
+from sea_mq_worker.domain.events import Claim
+from sea_mq_worker.domain.facts import BatchRelayed, EventBuried, EventPostponed, EventPublished, LeasesLost
+from sea_mq_worker.domain.outcomes import Buried, Postponed, Published, Released, Verdict
+from sea_mq_worker.domain.subjects import event_subject
+from sea_mq_worker.ports.observer import Observer
+from sea_mq_worker.ports.outbox import OutboxRepository
+
+_AGAIN_SECONDS = 0.5
+
+_V = TypeVar("_V", bound=Verdict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settlement:
+    """Settles claims, through a database outage as long as the lease lasts.
+
+    Attributes:
+        lease_seconds: after this the claim is somebody else's, so writing it is given up.
+    """
+
+    context: str
+    observer: Observer
+    store_gate: Gate
+    clock: Callable[[], float]
+    lease_seconds: float
+
+    async def settle(
+        self, outbox: OutboxRepository, claim: Claim, verdicts: Sequence[Verdict], *, claimed_at: float
+    ) -> None:
+        """Record every verdict; what was taken over meanwhile is reported as lost."""
+        lease_ends = claimed_at + self.lease_seconds
+        published = [v for v in verdicts if isinstance(v, Published)]
+        failed = [v for v in verdicts if isinstance(v, Postponed | Buried)]
+        released = [v for v in verdicts if isinstance(v, Released)]
+        kept = await self._persist(outbox.mark_published, claim, published, lease_ends)
+        kept |= await self._persist(outbox.increment_attempts, claim, failed, lease_ends)
+        kept |= await self._persist(outbox.release, claim, released, lease_ends)
+        self._report(verdicts, kept, self.clock() - claimed_at)
+
+    async def _persist(
+        self,
+        write: Callable[[Claim, Sequence[_V]], Awaitable[frozenset[str]]],
+        claim: Claim,
+        verdicts: Sequence[_V],
+        lease_ends: float,
+    ) -> frozenset[str]:
+        while verdicts and self.clock() < lease_ends:
+            try:
+                kept = await write(claim, verdicts)
+            except StoreUnavailableError as error:
+                self.store_gate.pause(str(error))
+                await asyncio.sleep(_AGAIN_SECONDS)
+            else:
+                self.store_gate.resume()
+                return kept
+        return frozenset()
+
+    def _report(self, verdicts: Sequence[Verdict], kept: frozenset[str], seconds: float) -> None:
+        mine = [verdict for verdict in verdicts if verdict.event.id in kept]
+        for verdict in mine:
+            self._report_one(verdict, seconds)
+        if len(mine) < len(verdicts):
+            self.observer.observe(LeasesLost(side="outbox", count=len(verdicts) - len(mine)))
+        self.observer.observe(
+            BatchRelayed(
+                claimed=len(verdicts),
+                published=sum(isinstance(verdict, Published) for verdict in mine),
+                released=sum(isinstance(verdict, Released) for verdict in mine),
+                seconds=seconds,
+            )
+        )
+
+    def _report_one(self, verdict: Verdict, seconds: float) -> None:
+        event = verdict.event
+        match verdict:
+            case Published(_, stored):
+                fact = EventPublished(
+                    outbox_id=event.id,
+                    event_type=event.event_type,
+                    subject=event_subject(self.context, event.event_type, event.event_version),
+                    duplicate=stored.duplicate,
+                    latency_seconds=event.age_seconds + seconds,
+                )
+                self.observer.observe(fact)
+            case Postponed(_, error, delay_seconds):
+                self.observer.observe(
+                    EventPostponed(
+                        outbox_id=event.id,
+                        event_type=event.event_type,
+                        error=error,
+                        delay_seconds=delay_seconds,
+                        attempts=event.attempts,
+                    )
+                )
+            case Buried(_, error):
+                self.observer.observe(
+                    EventBuried(
+                        outbox_id=event.id, event_type=event.event_type, error=error, attempts=event.attempts
+                    )
+                )
+            case Released():
+                pass

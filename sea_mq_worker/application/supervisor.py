@@ -1,0 +1,83 @@
+"""Runs the loops: the death of one stops the worker, and a stop is bounded by the grace period."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+
+from sea_mq_worker.domain.errors import ContractError
+from sea_mq_worker.domain.facts import Noticed, WorkerStarted, WorkerStopped
+from sea_mq_worker.ports.observer import Observer
+
+
+class ExitCode(IntEnum):
+    """How the process ends."""
+
+    DONE = 0
+    FAILED = 1
+    USAGE = 2
+    CONTRACT = 3
+    GAVE_UP = 4
+    GRACE_EXCEEDED = 5
+
+
+Loop = Callable[[asyncio.Event], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Supervisor:
+    """One life for all loops: start together, stop together.
+
+    Attributes:
+        loops: by name; each works until its event is set, then finishes what it has in hand.
+        grace_seconds: how long finishing may take before it is cut off.
+    """
+
+    name: str
+    version: str
+    loops: Mapping[str, Loop]
+    observer: Observer
+    grace_seconds: float
+
+    async def run(self, stop: asyncio.Event) -> ExitCode:
+        """Run until asked to stop or until a loop dies."""
+        tasks = {asyncio.create_task(_run(loop, stop), name=name) for name, loop in self.loops.items()}
+        self.observer.observe(WorkerStarted(name=self.name, version=self.version))
+        stopping = asyncio.create_task(stop.wait())
+        await asyncio.wait({*tasks, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        stop.set()
+        await stopping
+        _, unfinished = await asyncio.wait(tasks, timeout=self.grace_seconds)
+        for task in unfinished:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        names = tuple(sorted(task.get_name() for task in unfinished))
+        code = self._exit_code(tasks - unfinished, names)
+        self.observer.observe(WorkerStopped(name=self.name, unfinished=names))
+        return code
+
+    def _exit_code(self, finished: set[asyncio.Task[None]], unfinished: tuple[str, ...]) -> ExitCode:
+        causes = [
+            (task.get_name(), cause)
+            for task in finished
+            if (error := task.exception()) is not None
+            for cause in _causes(error)
+        ]
+        for name, cause in causes:
+            text = f"{name} died: {cause}" if isinstance(cause, ContractError) else f"{name} died: {cause!r}"
+            self.observer.observe(Noticed(event="loop_died", text=text))
+        if causes:
+            only_contract = all(isinstance(cause, ContractError) for _, cause in causes)
+            return ExitCode.CONTRACT if only_contract else ExitCode.GAVE_UP
+        return ExitCode.GRACE_EXCEEDED if unfinished else ExitCode.DONE
+
+
+async def _run(loop: Loop, stop: asyncio.Event) -> None:
+    await loop(stop)
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    """Take exception groups apart."""
+    if isinstance(error, BaseExceptionGroup):
+        return [cause for inner in error.exceptions for cause in _causes(inner)]
+    return [error]

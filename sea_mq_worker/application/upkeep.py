@@ -1,0 +1,44 @@
+"""Work that must be done now and then: ending leases that ran out, measuring depth."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from sea_mq_worker.application.gate import Gate
+from sea_mq_worker.application.pacing import pause
+from sea_mq_worker.domain.errors import StoreUnavailableError
+from sea_mq_worker.domain.facts import LeasesReaped
+from sea_mq_worker.ports.observer import Observer
+from sea_mq_worker.ports.outbox import OutboxRepository
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Periodic:
+    """Does ``work`` at once and then every ``seconds``; a database outage is left to the gate."""
+
+    work: Callable[[], Awaitable[None]]
+    store_gate: Gate
+    seconds: float
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Work until asked to stop."""
+        while not stop.is_set():
+            try:
+                await self.work()
+            except StoreUnavailableError as error:
+                self.store_gate.pause(str(error))
+            await pause(stop, seconds=self.seconds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reaper:
+    """Ends the leases of workers that died or stalled."""
+
+    outbox: OutboxRepository
+    observer: Observer
+
+    async def reap(self) -> None:
+        """End what has run out now."""
+        count = await self.outbox.reap()
+        if count:
+            self.observer.observe(LeasesReaped(count=count))
