@@ -1,0 +1,304 @@
+"""Settings: read from ``SEA_MQ_*`` environment variables or a TOML file, checked with their relations.
+
+The environment wins over the file. Every duration is in seconds, every size in bytes.
+"""
+
+import os
+from collections.abc import Collection
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    SecretStr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+from pydantic_settings import (
+    BaseSettings,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+from sea_mq_worker.domain.subjects import is_context
+
+ENV_PREFIX = "SEA_MQ_"
+CONFIG_VARIABLE = "SEA_MQ_CONFIG"
+_REQUIRED = "is required (`python -m sea_mq_worker dev` runs on servers of its own and needs no settings)"
+
+
+class SettingsError(Exception):
+    """Settings are wrong, missing or contradictory; the text is one line a key, and names the key."""
+
+
+class ConsumerSettings(BaseModel):
+    """A durable consumer to take messages from."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    stream: str
+    durable: str
+
+
+class Settings(BaseSettings):
+    """All settings of the worker; field names are the keys, ``SEA_MQ_`` + upper case the variables."""
+
+    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, frozen=True, extra="forbid")
+
+    context: str = Field("sea", description="Own bounded context: the first token of every own subject.")
+    source: str = Field("", description="CloudEvents source; `/{context}` unless set.")
+    worker_name: str = Field(
+        "", description="Name in leases, logs and connections; host and process unless set."
+    )
+
+    database_url: SecretStr = Field(
+        SecretStr(""), description="PostgreSQL, as postgresql://user:password@host:5432/database."
+    )
+    database_schema: str = Field("public", description="Schema that holds the worker's tables.")
+    database_pool_max: PositiveInt = Field(
+        6, description="Connections for the outbox and for the inbox, each."
+    )
+    database_timeout_seconds: PositiveFloat = Field(15.0, description="Longest that a statement may take.")
+
+    nats_url: SecretStr = Field(
+        SecretStr(""), description="NATS server or servers, comma-separated, as nats://host:4222."
+    )
+    nats_creds_file: Path | None = Field(None, description="Credentials file (JWT and seed).")
+    nats_nkey_seed_file: Path | None = Field(None, description="NKey seed file.")
+    nats_tls_ca_file: Path | None = Field(None, description="Authority that signed the server's certificate.")
+    nats_tls_cert_file: Path | None = Field(None, description="Own certificate, for mutual TLS.")
+    nats_tls_key_file: Path | None = Field(None, description="Key of the own certificate.")
+
+    stream: str = Field("", description="Stream to publish to; `{CONTEXT}_EVENTS` unless set.")
+    dlq_stream: str = Field("", description="Stream of dead letters; `{CONTEXT}_DLQ` unless set.")
+    advisory_stream: str = Field(
+        "", description="Stream that keeps MAX_DELIVERIES advisories; `{CONTEXT}_ADVISORIES` unless set."
+    )
+    streams_folder: Path | None = Field(
+        None, description="JetStream definitions; the bundled ones unless set."
+    )
+    stream_replicas: PositiveInt | None = Field(None, description="Replicas instead of the definitions' (3).")
+    stream_max_bytes: PositiveInt | None = Field(
+        None, description="Size limit of each stream instead of the definitions' (10 GiB)."
+    )
+
+    outbox_enabled: bool = Field(True, description="Publish the outbox.")
+    outbox_publish_mode: Literal["auto", "pipeline", "fast", "atomic"] = Field(
+        "auto", description="How batches are sent; `auto` takes what the stream reports to support."
+    )
+    outbox_batch_max: Annotated[int, Field(ge=1, le=1000)] = Field(500, description="Events in a claim.")
+    outbox_batches_max: Annotated[int, Field(ge=1, le=8)] = Field(2, description="Claims in hand, per lane.")
+    outbox_lease_seconds: PositiveFloat = Field(60.0, description="Lease of a claim.")
+    outbox_publish_timeout_seconds: PositiveFloat = Field(10.0, description="Deadline to publish a claim.")
+    outbox_poll_seconds: PositiveFloat = Field(2.0, description="Longest wait between claims when idle.")
+    outbox_notify: bool = Field(True, description="Wake up by LISTEN; off behind a transaction pooler.")
+    outbox_backoff_seconds: PositiveFloat = Field(0.5, description="Bound of the first retry's delay.")
+    outbox_backoff_max_seconds: PositiveFloat = Field(300.0, description="Bound of every retry's delay.")
+    outbox_failures_max: PositiveInt = Field(10, description="Failed attempts after which an event is DEAD.")
+    outbox_age_max_seconds: PositiveFloat = Field(
+        604800.0, description="Age after which a failing event is DEAD."
+    )
+    outbox_dead_key: Literal["continue", "hold"] = Field(
+        "continue", description="Whether a DEAD event lets the later ones of its ordering key go on."
+    )
+
+    consumers: Annotated[tuple[ConsumerSettings, ...], NoDecode] = Field(
+        (ConsumerSettings(stream="VIBESPRO_EVENTS", durable="sea__from_vibespro"),),
+        description="Durable consumers, comma-separated, each STREAM/durable; empty: no inbox.",
+    )
+    handler_url: str = Field("", description="Where messages are POSTed, as http://127.0.0.1:8000/handle.")
+    handler_timeout_seconds: PositiveFloat = Field(60.0, description="Total deadline of one handler call.")
+    handler_concurrency: Annotated[int, Field(ge=1, le=1000)] = Field(
+        50, description="Calls at once, per consumer."
+    )
+    handler_accept_statuses: Annotated[frozenset[int], NoDecode] = Field(
+        frozenset({200, 409}), description="Statuses that mean: the effect is there."
+    )
+    handler_token_file: Path | None = Field(None, description="File with a bearer token for the handler.")
+    handler_sick_after: PositiveInt = Field(
+        10, description="Different messages in a row without an effect after which pulling pauses."
+    )
+    inbox_lease_seconds: PositiveFloat = Field(60.0, description="Processing lease of a message.")
+    inbox_attempts_max: PositiveInt = Field(
+        15, description="Attempts after which a message is dead-lettered."
+    )
+    inbox_backoff_seconds: PositiveFloat = Field(1.0, description="Bound of the first redelivery's delay.")
+    inbox_backoff_max_seconds: PositiveFloat = Field(600.0, description="Bound of every redelivery's delay.")
+
+    admin_host: str = Field("127.0.0.1", description="Address of /healthz, /readyz, /metrics and the page.")
+    admin_port: Annotated[int, Field(ge=0, le=65535)] = Field(
+        8080, description="Port of the same; 0: any free."
+    )
+    admin_token_file: Path | None = Field(
+        None, description="File with the token that the admin pages ask for."
+    )
+    grace_seconds: PositiveFloat = Field(30.0, description="How long a graceful stop may take.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level logged.")
+    log_format: Literal["json", "text"] = Field(
+        "json", description="One JSON object a line, or text for people."
+    )
+    tracing: bool = Field(False, description="OpenTelemetry spans, exported as OTEL_* variables say.")
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Environment before file."""
+        path = os.environ.get(CONFIG_VARIABLE)
+        file = (TomlConfigSettingsSource(settings_cls, toml_file=path),) if path else ()
+        return (init_settings, env_settings, *file)
+
+    @field_validator("consumers", mode="before")
+    @classmethod
+    def _split_consumers(cls, value: object) -> object:
+        if not isinstance(value, str):
+            return value
+        names = [name.strip() for name in value.split(",") if name.strip()]
+        if any(name.count("/") != 1 for name in names):
+            raise ValueError("expected STREAM/durable, separated by commas")
+        return [dict(zip(("stream", "durable"), name.split("/"), strict=True)) for name in names]
+
+    @field_validator("handler_accept_statuses", mode="before")
+    @classmethod
+    def _split_statuses(cls, value: object) -> object:
+        return value.split(",") if isinstance(value, str) else value
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_names(cls, data: dict[str, Any]) -> dict[str, Any]:
+        context = str(data.get("context", "sea"))
+        if not is_context(context):
+            raise ValueError(
+                f"{ENV_PREFIX}CONTEXT: expected one lower-case token of letters, digits, - and _"
+            )
+        upper = context.upper().replace("-", "_")
+        derived = {
+            "source": f"/{context}",
+            "stream": f"{upper}_EVENTS",
+            "dlq_stream": f"{upper}_DLQ",
+            "advisory_stream": f"{upper}_ADVISORIES",
+        }
+        return data | {key: data.get(key) or value for key, value in derived.items()}
+
+    @model_validator(mode="after")
+    def _check_relations(self) -> Self:
+        problems = list(_contradictions(self))
+        if problems:
+            raise ValueError("\n".join(problems))
+        return self
+
+
+def _contradictions(s: Settings) -> list[str]:
+    """Name the settings that cannot go together."""
+    checks = (
+        (
+            s.outbox_lease_seconds < s.outbox_publish_timeout_seconds + s.database_timeout_seconds,
+            "outbox_lease_seconds",
+            "must be at least outbox_publish_timeout_seconds + database_timeout_seconds",
+        ),
+        (
+            s.outbox_backoff_seconds > s.outbox_backoff_max_seconds,
+            "outbox_backoff_seconds",
+            "must not be above outbox_backoff_max_seconds",
+        ),
+        (
+            s.inbox_backoff_seconds > s.inbox_backoff_max_seconds,
+            "inbox_backoff_seconds",
+            "must not be above inbox_backoff_max_seconds",
+        ),
+        (
+            not s.outbox_enabled and not s.consumers,
+            "consumers",
+            "is empty and outbox_enabled is false: there is nothing to do",
+        ),
+        (
+            bool(s.handler_url) and not _is_http_url(s.handler_url),
+            "handler_url",
+            "expected an http:// or https:// URL",
+        ),
+        (
+            not _is_loopback(s.admin_host) and s.admin_token_file is None,
+            "admin_token_file",
+            "is required where admin_host is not a loopback address",
+        ),
+        (
+            (s.nats_tls_cert_file is None) != (s.nats_tls_key_file is None),
+            "nats_tls_cert_file",
+            "goes together with nats_tls_key_file",
+        ),
+        (
+            s.nats_creds_file is not None and s.nats_nkey_seed_file is not None,
+            "nats_creds_file",
+            "excludes nats_nkey_seed_file",
+        ),
+    )
+    return [_line(key, text) for wrong, key, text in checks if wrong]
+
+
+def _line(key: str, text: str) -> str:
+    return f"{ENV_PREFIX}{key.upper()}: {text}"
+
+
+def _is_http_url(text: str) -> bool:
+    parts = urlsplit(text)
+    return parts.scheme in {"http", "https"} and bool(parts.hostname)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def load_settings(*, needs: Collection[str] = ()) -> Settings:
+    """Read and check the settings.
+
+    Args:
+        needs: keys that must be given for the command at hand.
+
+    Raises:
+        SettingsError: names every key that is wrong or missing.
+    """
+    _refuse_unknown_variables()
+    try:
+        settings = Settings()
+    except ValidationError as error:
+        raise SettingsError("\n".join(_explain(problem) for problem in error.errors())) from None
+    except OSError as error:
+        raise SettingsError(f"{CONFIG_VARIABLE}: {error.strerror}: {error.filename}") from None
+    except ValueError as error:
+        raise SettingsError(f"{CONFIG_VARIABLE}: {error}") from None
+    missing = [key for key in needs if not getattr(settings, key)]
+    if missing:
+        raise SettingsError("\n".join(_line(key, _REQUIRED) for key in missing))
+    return settings
+
+
+def _refuse_unknown_variables() -> None:
+    """A misspelt variable would otherwise be a default nobody asked for."""
+    known = {f"{ENV_PREFIX}{name}".upper() for name in Settings.model_fields} | {CONFIG_VARIABLE}
+    ours = {name for name in os.environ if name.startswith(ENV_PREFIX) and "_TEST_" not in name}
+    unknown = sorted(ours - known)
+    if unknown:
+        raise SettingsError("\n".join(f"{name}: there is no such setting" for name in unknown))
+
+
+def _explain(problem: Any) -> str:
+    key = ".".join(str(part) for part in problem["loc"])
+    text = problem["msg"].removeprefix("Value error, ")
+    return _line(key, text) if key else text
