@@ -1,0 +1,108 @@
+"""A JetStream stream in memory: sequences, duplicate window, limits; publisher and consumer twins share one.
+
+As on the server, the window counts from when the first copy of an id was stored, knows ids of messages
+that were purged since, and is built anew from the stored messages when the server restarts.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from sea_mq_worker.domain.headers import MSG_ID
+from sea_mq_worker.domain.outcomes import Stored
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamEntry:
+    """One stored message; ``stored_at`` is in seconds of the stream's clock."""
+
+    seq: int
+    subject: str
+    payload: bytes
+    headers: Mapping[str, str]
+    stored_at: float
+
+
+class StreamFullError(Exception):
+    """The stream holds ``messages_max`` messages and refuses more (discard policy ``new``)."""
+
+
+class InMemoryStream:
+    """Messages in order of their sequence, for as long as this object lives.
+
+    Args:
+        name: as acknowledgements give it.
+        clock: seconds; only differences count.
+        duplicate_window_seconds: how long a message id is remembered.
+        messages_max: how many messages are held before new ones are refused; 0 for no limit.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        clock: Callable[[], float],
+        duplicate_window_seconds: float = 3600.0,
+        messages_max: int = 0,
+    ) -> None:
+        self.name = name
+        self.duplicate_window_seconds = duplicate_window_seconds
+        self.messages_max = messages_max
+        self.last_seq = 0
+        self._clock = clock
+        self._entries: dict[int, StreamEntry] = {}
+        self._known: dict[str, tuple[int, float]] = {}
+        self._grown = asyncio.Event()
+
+    def store(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> Stored:
+        """Store a message, or say which sequence its id has already.
+
+        Raises:
+            StreamFullError: there is no room.
+        """
+        self._forget()
+        message_id = headers.get(MSG_ID, "")
+        if message_id in self._known:
+            return Stored(self.name, self._known[message_id][0], duplicate=True)
+        if 0 < self.messages_max <= len(self._entries):
+            raise StreamFullError(self.name)
+        self.last_seq += 1
+        now = self._clock()
+        self._entries[self.last_seq] = StreamEntry(
+            seq=self.last_seq, subject=subject, payload=payload, headers=dict(headers), stored_at=now
+        )
+        if message_id:
+            self._known[message_id] = (self.last_seq, now)
+        self._grown.set()
+        return Stored(self.name, self.last_seq)
+
+    def entries(self, *, after_seq: int = 0) -> Sequence[StreamEntry]:
+        """Return what is stored behind ``after_seq``, in order."""
+        return [entry for seq, entry in self._entries.items() if seq > after_seq]
+
+    def get(self, seq: int) -> StreamEntry | None:
+        """Return one message, or None where it was purged or never stored."""
+        return self._entries.get(seq)
+
+    async def wait_for_growth(self, *, after_seq: int) -> None:
+        """Return once something was stored behind ``after_seq``, even if it was purged since."""
+        while self.last_seq <= after_seq:
+            self._grown.clear()
+            await self._grown.wait()
+
+    def purge(self) -> None:
+        """Remove every message; sequences go on and the window still knows the ids."""
+        self._entries.clear()
+
+    def restart(self) -> None:
+        """Do what a restart of the server does: the window knows only what is still stored."""
+        kept = {entry.seq for entry in self._entries.values()}
+        self._known = {name: known for name, known in self._known.items() if known[0] in kept}
+
+    def _forget(self) -> None:
+        """Drop ids whose window is over; insertion order is order of age."""
+        horizon = self._clock() - self.duplicate_window_seconds
+        for message_id, (_, stored_at) in list(self._known.items()):
+            if stored_at > horizon:
+                return
+            del self._known[message_id]

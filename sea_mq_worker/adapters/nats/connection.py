@@ -1,0 +1,257 @@
+"""One connection to the broker: it reconnects for ever, or says that it is lost for good.
+
+nats-py ends for good on most ``-ERR`` answers, loses its read loop when a callback raises, and buffers
+what is published while it is away. So callbacks here never raise, ``lost`` is set once nothing will
+bring the connection back, and callers look at ``is_connected`` before they send.
+"""
+
+import asyncio
+import contextlib
+import json
+import re
+import ssl
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn, TypeAlias, cast
+
+import nats.errors
+from nats.aio.client import Client
+
+from sea_mq_worker.adapters.nats.errors import api_failed, connect_failed, is_refusal, plain
+from sea_mq_worker.domain.errors import BrokerUnavailableError, ContractError
+
+PENDING_BYTES_MAX = 8 * 1024 * 1024
+"""Bytes that nats-py takes before a publish waits for the socket; senders here stay below it."""
+
+_RECONNECT_WAIT_SECONDS = 1
+_PINGS_UNANSWERED_MAX = 2
+_HANDSHAKE_SECONDS_MAX = 5.0
+_SILENT_SECONDS_MAX = 60.0
+_DENIALS_MAX = 256
+_DENIED = re.compile(r'permissions violation for \w+ to "([^"]+)"')
+
+Listener: TypeAlias = Callable[[str, str], None]
+"""Takes an event (connected, disconnected, reconnected, denied, error, lost) and a line about it."""
+
+
+class NatsConnection:
+    """What publishers and consumers share of one nats-py client.
+
+    Attributes:
+        client: for publish and subscribe.
+        lost: set when the connection will not come back by itself; ``lost_reason`` says why.
+    """
+
+    def __init__(self, on_event: Listener) -> None:
+        self.client = Client()
+        self.lost = asyncio.Event()
+        self.lost_reason = ""
+        self.refused: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
+        self._last_error: Exception = TimeoutError("no answer")
+        self._listeners: list[Listener] = [on_event]
+        self._denied: dict[str, None] = {}
+        self._silence: asyncio.TimerHandle | None = None
+        self._closing = False
+
+    @property
+    def is_connected(self) -> bool:
+        """A message that is sent now has a socket to go to."""
+        return self.client.is_connected
+
+    @property
+    def last_error(self) -> Exception:
+        """What nats-py last complained of."""
+        return self._last_error
+
+    def listen(self, listener: Listener) -> None:
+        """Call ``listener`` at every event from now on; it must be quick."""
+        self._listeners.append(listener)
+
+    def denied(self, subject: str) -> bool:
+        """Tell whether the server has forbidden this connection the subject; it answers nothing else then."""
+        return subject.lower() in self._denied
+
+    async def close(self) -> None:
+        """Close for good; safe to call twice."""
+        self._closing = True
+        self._watch(stop=True)
+        with contextlib.suppress(Exception):
+            await self.client.close()
+
+    def _tell(self, event: str, text: str) -> None:
+        for listener in self._listeners:
+            with contextlib.suppress(Exception):
+                listener(event, text)
+
+    async def on_error(self, error: Exception) -> None:
+        self._last_error = error
+        if is_refusal(error) and not self.refused.done():
+            self.refused.set_result(error)
+        if self._silence:
+            self._watch()
+        denied = _DENIED.search(str(error))
+        if not denied:
+            return self._tell("error", plain(error))
+        if len(self._denied) < _DENIALS_MAX:
+            self._denied[denied[1]] = None
+        return self._tell("denied", denied[1])
+
+    async def on_disconnected(self) -> None:
+        if not self._closing:
+            self._watch()
+            self._tell("disconnected", plain(self._last_error))
+
+    async def on_reconnected(self) -> None:
+        self._watch(stop=True)
+        self._denied.clear()
+        self._tell("reconnected", "")
+
+    async def on_closed(self) -> None:
+        if not self._closing:
+            self._lose(plain(self.client.last_error or self._last_error))
+
+    def _watch(self, *, stop: bool = False) -> None:
+        """While it is away, every try makes an error; when they cease, the task that tries has died."""
+        if self._silence:
+            self._silence.cancel()
+            self._silence = None
+        if not stop:
+            loop = asyncio.get_running_loop()
+            self._silence = loop.call_later(_SILENT_SECONDS_MAX, self._lose, "reconnecting has stopped")
+
+    def _lose(self, reason: str) -> None:
+        self._watch(stop=True)
+        self.lost_reason = reason
+        self.lost.set()
+        self._tell("lost", reason)
+
+
+async def connect(
+    *,
+    urls: str | Sequence[str],
+    name: str,
+    on_event: Listener,
+    creds_file: str = "",
+    nkey_seed_file: str = "",
+    user: str = "",
+    password: str = "",
+    token: str = "",
+    tls: ssl.SSLContext | None = None,
+    inbox_prefix: str = "_INBOX",
+    connect_timeout_seconds: float = 10.0,
+    ping_interval_seconds: float = 10.0,
+) -> NatsConnection:
+    """Connect, or fail within ``connect_timeout_seconds``.
+
+    ``urls`` are ``nats://host:port`` without credentials; ``name`` shows in the server's list of connections;
+    ``creds_file`` holds JWT and seed of a decentralised account, ``nkey_seed_file`` the seed of a user that
+    the server knows by its public key; ``tls`` demands TLS, and where none is offered no secret is sent;
+    ``inbox_prefix`` begins all reply subjects; a dead peer is noticed after about three ping intervals.
+
+    Raises:
+        BrokerUnavailableError: no server answers.
+        ContractError: a server refuses the credentials or the TLS handshake, or a file cannot be read.
+    """
+    servers = [urls] if isinstance(urls, str) else list(urls)
+    where = ", ".join(url.rpartition("@")[2] for url in servers)
+    if any("@" in url for url in servers):
+        raise ContractError(f"{where}: credentials do not belong into the URL; set user, password or token")
+    connection = NatsConnection(on_event)
+
+    def secret(text: str) -> Callable[[], str] | None:
+        return (lambda: text if _is_private(connection, tls) else _no_tls()) if text else None
+
+    try:
+        await _first_connect(
+            connection,
+            connect_timeout_seconds,
+            servers=servers,
+            name=name,
+            user=user or None,
+            password=secret(password),
+            token=secret(token),
+            user_credentials=creds_file or None,
+            nkeys_seed=nkey_seed_file or None,
+            tls=tls,
+            inbox_prefix=inbox_prefix,
+            ping_interval=ping_interval_seconds,
+        )
+        if not _is_private(connection, tls):
+            _no_tls()
+    except BaseException as error:
+        await connection.close()
+        if isinstance(error, Exception):
+            raise connect_failed(error, where) from error
+        raise
+    on_event("connected", where)
+    return connection
+
+
+async def _first_connect(connection: NatsConnection, timeout_seconds: float, **options: Any) -> None:
+    """With endless retries nats-py's first connect never gives up by itself."""
+    attempt: asyncio.Future[Any] = asyncio.ensure_future(
+        connection.client.connect(
+            connect_timeout=cast("int", min(timeout_seconds, _HANDSHAKE_SECONDS_MAX)),
+            max_outstanding_pings=_PINGS_UNANSWERED_MAX,
+            max_reconnect_attempts=-1,
+            reconnect_time_wait=_RECONNECT_WAIT_SECONDS,
+            pending_size=PENDING_BYTES_MAX,
+            flush_timeout=timeout_seconds,
+            error_cb=connection.on_error,
+            disconnected_cb=connection.on_disconnected,
+            reconnected_cb=connection.on_reconnected,
+            closed_cb=connection.on_closed,
+            **options,
+        )
+    )
+    either: set[asyncio.Future[Any]] = {attempt, connection.refused}
+    try:
+        await asyncio.wait(either, timeout=timeout_seconds, return_when=asyncio.FIRST_COMPLETED)
+        if not attempt.done():
+            raise connection.refused.result() if connection.refused.done() else connection.last_error
+        attempt.result()
+    finally:
+        attempt.cancel()
+        await asyncio.gather(attempt, return_exceptions=True)
+
+
+def _is_private(connection: NatsConnection, tls: ssl.SSLContext | None) -> bool:
+    """nats-py falls back to plain text where TLS is wanted and the server does not ask for it."""
+    return tls is None or bool(connection.client._server_info.get("tls_required"))  # noqa: SLF001
+
+
+def _no_tls() -> NoReturn:
+    raise nats.errors.Error("no TLS is offered, although it is demanded")
+
+
+async def api(
+    connection: NatsConnection,
+    subject: str,
+    payload: Mapping[str, Any] | None = None,
+    *,
+    timeout_seconds: float = 5.0,
+) -> dict[str, Any]:
+    """Ask the JetStream API, ``$JS.API.{subject}``, and return its answer.
+
+    Raises:
+        BrokerUnavailableError: no answer, no leader, or an error that passes.
+        ApiRefusedError: an error that stays; ``code`` 404 says that there is no such thing.
+        ContractError: the worker has no permission to ask.
+    """
+    full = f"$JS.API.{subject}"
+    if not connection.is_connected:
+        raise BrokerUnavailableError(f"{full}: the connection is down")
+    body = json.dumps(payload).encode() if payload is not None else b""
+    try:
+        answer = await connection.client.request(full, body, timeout=timeout_seconds)
+    except nats.errors.NoRespondersError as error:
+        raise BrokerUnavailableError(
+            f"{full}: JetStream is not enabled here, or has no leader now"
+        ) from error
+    except (nats.errors.Error, TimeoutError) as error:
+        if connection.denied(full):
+            raise ContractError(f"the worker has no permission to publish to {full}; grant it") from error
+        raise BrokerUnavailableError(f"{full}: {plain(error)}") from error
+    parsed: dict[str, Any] = json.loads(answer.data)
+    if "error" in parsed:
+        raise api_failed(full, parsed["error"])
+    return parsed

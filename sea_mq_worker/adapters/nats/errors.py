@@ -1,0 +1,62 @@
+"""Failures of nats-py and of the JetStream API, by what the worker does next."""
+
+import ssl
+from collections.abc import Mapping
+from typing import Any
+
+import nats.errors
+
+from sea_mq_worker.domain.errors import BrokerUnavailableError, ContractError, WorkerError
+
+_REFUSALS = ("authorization", "authentication", "user jwt", "account", "nkey", "certificate", "no tls")
+
+
+class ApiRefusedError(ContractError):
+    """The JetStream API answered a request with an error that asking again does not mend.
+
+    Attributes:
+        code: as in HTTP: 400 a bad request, 404 no such thing.
+        err_code: JetStream's own number, exact where ``code`` is not.
+    """
+
+    def __init__(self, subject: str, error: Mapping[str, Any]) -> None:
+        self.code = int(error.get("code", 0))
+        self.err_code = int(error.get("err_code", 0))
+        super().__init__(f"{subject}: {error.get('description', 'refused')} ({self.code}/{self.err_code})")
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Tell whether a server turned the worker away, so that trying again is of no use."""
+    if isinstance(error, ssl.SSLError | nats.errors.AuthorizationError):
+        return True
+    if isinstance(error, OSError) and error.filename:
+        return True
+    return isinstance(error, nats.errors.Error) and any(word in str(error).lower() for word in _REFUSALS)
+
+
+def connect_failed(error: Exception, where: str) -> WorkerError:
+    """Word a failure to connect; no text of the credentials themselves."""
+    if isinstance(error, ssl.SSLError):
+        return ContractError(
+            f"{where}: TLS was refused ({error}); check the CA, the host name and both clocks"
+        )
+    if isinstance(error, OSError) and error.filename:
+        return ContractError(f"{where}: cannot read {error.filename}: {error.strerror}")
+    if is_refusal(error) or not isinstance(error, OSError | nats.errors.Error):
+        return ContractError(
+            f"{where}: the server refused the worker ({plain(error)}); check its credentials"
+        )
+    return BrokerUnavailableError(f"{where}: no server answers ({plain(error)})")
+
+
+def plain(error: BaseException) -> str:
+    """Name an error in one line, also one that has no text."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def api_failed(subject: str, error: Mapping[str, Any]) -> WorkerError:
+    """Translate the error object of a JetStream API answer: 429 and 5xx pass, others stay."""
+    refused = ApiRefusedError(subject, error)
+    if refused.code == 429 or refused.code >= 500:  # noqa: PLR2004
+        return BrokerUnavailableError(str(refused))
+    return refused
