@@ -214,7 +214,7 @@ def _checked_url(url: str) -> httpx2.URL:
         parsed = httpx2.URL(url)
     except httpx2.InvalidURL:
         raise ValueError("the handler's URL is not a URL") from None
-    if parsed.scheme not in {"http", "https"} or not parsed.host:
+    if parsed.scheme not in {"http", "https"} or not parsed.host or "%" in parsed.host:
         raise ValueError("the handler's URL must begin with http:// or https:// and name a host")
     if parsed.userinfo:
         raise ValueError("the handler's URL must not hold a user or password; use a token")

@@ -1,0 +1,176 @@
+"""The EventHandler contract (PORT-047-005), over the in-memory twin and over HTTP on real sockets."""
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from typing import Protocol
+
+import pytest
+
+from sea_mq_worker.adapters.http.handler import HttpEventHandler
+from sea_mq_worker.adapters.memory.handler import (
+    Answer,
+    Behaviour,
+    Hang,
+    InMemoryHandler,
+    LoseAnswer,
+    Unreachable,
+)
+from sea_mq_worker.domain.messages import HandlerRequest
+from sea_mq_worker.domain.outcomes import Accepted, NotDelivered, Poison, Retry
+from sea_mq_worker.ports.handler import EventHandler
+from tests.support.handlers import HandlerServer, answer, handler_server, hang, raw
+
+TIMEOUT_SECONDS = 0.5
+MESSAGE_ID = "550e8400-e29b-41d4-a716-446655440000"
+
+
+def request(message_id: str = MESSAGE_ID) -> HandlerRequest:
+    return HandlerRequest(
+        message_id=message_id,
+        subject="vibespro.event.vibe_created.v1",
+        event_type="vibe_created",
+        event_version=1,
+        occurred_at="2025-12-28T22:00:00Z",
+        correlation_id=None,
+        causation_id=None,
+        payload=b"{}",
+    )
+
+
+class World(Protocol):
+    handler: EventHandler
+
+    async def behave(self, behaviour: Behaviour) -> None:
+        """Let the handler do this from now on."""
+
+    def calls(self) -> int:
+        """Count the requests that reached the handler."""
+
+
+class MemoryWorld:
+    def __init__(self) -> None:
+        self.handler = self._twin = InMemoryHandler(timeout_seconds=TIMEOUT_SECONDS)
+
+    async def behave(self, behaviour: Behaviour) -> None:
+        self._twin.script = lambda _request, _call: behaviour
+
+    def calls(self) -> int:
+        return self._twin.calls.total()
+
+
+class HttpWorld:
+    """A server that does over TCP what a behaviour describes."""
+
+    def __init__(self, server: HandlerServer, down: AsyncExitStack) -> None:
+        self.handler = HttpEventHandler(url=server.url, timeout_seconds=TIMEOUT_SECONDS, concurrency=4)
+        self._server = server
+        self._down = down
+        server.default = answer(200)
+
+    async def behave(self, behaviour: Behaviour) -> None:
+        match behaviour:
+            case Answer() if behaviour.retry_after_seconds:
+                wait = f"{behaviour.retry_after_seconds:.0f}"
+                self._server.default = answer(behaviour.status, retry_after=wait)
+            case Answer():
+                self._server.default = answer(behaviour.status)
+            case LoseAnswer():
+                self._server.default = raw(b"", close=True)
+            case Hang():
+                self._server.default = hang
+            case Unreachable():
+                await self._down.aclose()
+
+    def calls(self) -> int:
+        return len(self._server.calls)
+
+
+@pytest.fixture(params=["memory", "http"])
+async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
+    if request.param == "memory":
+        yield MemoryWorld()
+        return
+    async with AsyncExitStack() as stack:
+        http = HttpWorld(await stack.enter_async_context(handler_server()), stack)
+        yield http
+        await http.handler.close()
+
+
+@pytest.mark.clause("POL-047-005")
+@pytest.mark.clause("PORT-047-005")
+@pytest.mark.parametrize("status", [200, 409])
+async def test_200_and_409_are_accepted(world: World, status: int) -> None:
+    await world.behave(Answer(status=status))
+    assert await world.handler.handle(request()) == Accepted(status)
+
+
+@pytest.mark.clause("POL-047-006")
+async def test_422_is_poison(world: World) -> None:
+    await world.behave(Answer(status=422))
+    result = await world.handler.handle(request())
+    assert isinstance(result, Poison)
+    assert "422" in result.detail
+
+
+@pytest.mark.clause("POL-047-007")
+@pytest.mark.parametrize("status", [500, 502, 503, 504, 599])
+async def test_5xx_is_retried(world: World, status: int) -> None:
+    await world.behave(Answer(status=status))
+    result = await world.handler.handle(request())
+    assert isinstance(result, Retry)
+    assert str(status) in result.error
+    assert result.after_seconds == 0.0
+
+
+@pytest.mark.parametrize("status", [201, 202, 204, 301, 307, 400, 401, 403, 404, 405, 413, 418])
+async def test_any_other_status_is_retried_and_named(world: World, status: int) -> None:
+    """A wrong deployment must neither settle messages nor bury them."""
+    await world.behave(Answer(status=status))
+    result = await world.handler.handle(request())
+    assert isinstance(result, Retry)
+    assert str(status) in result.error
+    assert "what is deployed" in result.error
+
+
+@pytest.mark.parametrize("status", [429, 503])
+async def test_a_handler_that_asks_to_wait_is_obeyed(world: World, status: int) -> None:
+    await world.behave(Answer(status=status, retry_after_seconds=7))
+    result = await world.handler.handle(request())
+    assert isinstance(result, Retry)
+    assert result.after_seconds == 7.0
+
+
+async def test_only_429_and_503_may_ask_to_wait(world: World) -> None:
+    await world.behave(Answer(status=500, retry_after_seconds=7))
+    result = await world.handler.handle(request())
+    assert isinstance(result, Retry)
+    assert result.after_seconds == 0.0
+
+
+@pytest.mark.clause("POL-047-007")
+async def test_a_handler_that_hangs_is_retried_at_the_deadline(world: World) -> None:
+    await world.behave(Hang())
+    result = await world.handler.handle(request())
+    assert isinstance(result, Retry)
+    assert "0.5 s" in result.error
+
+
+@pytest.mark.clause("POL-047-007")
+async def test_a_lost_answer_is_retried(world: World) -> None:
+    await world.behave(LoseAnswer())
+    assert isinstance(await world.handler.handle(request()), Retry)
+    assert world.calls() == 1
+
+
+async def test_a_refused_connection_is_not_delivered(world: World) -> None:
+    await world.behave(Unreachable())
+    assert isinstance(await world.handler.handle(request()), NotDelivered)
+    assert world.calls() == 0
+
+
+async def test_trouble_with_one_call_leaves_the_next_one_alone(world: World) -> None:
+    for trouble in (Answer(status=500), LoseAnswer(), Hang()):
+        await world.behave(trouble)
+        assert isinstance(await world.handler.handle(request()), Retry)
+    await world.behave(Answer())
+    assert await world.handler.handle(request("0b0e8400-e29b-41d4-a716-446655440000")) == Accepted(200)

@@ -1,0 +1,355 @@
+"""What only HTTP shows: the bytes on the wire and a server that behaves badly."""
+
+import asyncio
+import ssl
+import subprocess
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sea_mq_worker.adapters.http.handler import HttpEventHandler
+from sea_mq_worker.domain.messages import HandlerRequest
+from sea_mq_worker.domain.outcomes import Accepted, HandlerResult, NotDelivered, Poison, Retry
+from tests.support.handlers import (
+    Behaviour,
+    HandlerServer,
+    answer,
+    drip,
+    handler_server,
+    hang,
+    in_turn,
+    raw,
+)
+
+TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+CANARY = "canary-5f2e"
+REQUEST = HandlerRequest(
+    message_id="550e8400-e29b-41d4-a716-446655440000",
+    subject="vibespro.event.vibe_created.v1",
+    event_type="vibe_created",
+    event_version=1,
+    occurred_at="2025-12-28T22:00:00Z",
+    correlation_id="6ba7b810-9dad-11d1-80b4-00c04fd430c8",
+    causation_id=None,
+    payload=b'{"name": "\xc3\xa9t\xc3\xa9", "amount": 12345678901234567890.12345678901234567890}',
+    trace_headers={"traceparent": TRACEPARENT, "tracestate": "a=1"},
+)
+
+MakeHandler = Callable[..., HttpEventHandler]
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[HandlerServer]:
+    async with handler_server() as running:
+        yield running
+
+
+@pytest.fixture
+async def make(server: HandlerServer) -> AsyncIterator[MakeHandler]:
+    made: list[HttpEventHandler] = []
+
+    def make_handler(**changes: Any) -> HttpEventHandler:
+        arguments = {"url": server.url, "timeout_seconds": 5.0, "concurrency": 4} | changes
+        made.append(HttpEventHandler(**arguments))
+        return made[-1]
+
+    yield make_handler
+    for handler in made:
+        await handler.close()
+
+
+async def ask(
+    server: HandlerServer, make: MakeHandler, behaviour: Behaviour, **changes: Any
+) -> HandlerResult:
+    server.default = behaviour
+    return await make(**changes).handle(REQUEST)
+
+
+@pytest.mark.clause("SDS-047: handler contract")
+async def test_the_body_is_the_contracts_json_in_its_order(server: HandlerServer, make: MakeHandler) -> None:
+    assert await make().handle(REQUEST) == Accepted(200)
+    (call,) = server.calls
+    assert list(call.json) == [
+        "message_id",
+        "subject",
+        "event_type",
+        "event_version",
+        "occurred_at",
+        "correlation_id",
+        "causation_id",
+        "payload",
+    ]
+    assert call.json["message_id"] == "550e8400-e29b-41d4-a716-446655440000"
+    assert call.json["event_version"] == 1
+    assert call.json["occurred_at"] == "2025-12-28T22:00:00Z"
+    assert call.json["correlation_id"] == "6ba7b810-9dad-11d1-80b4-00c04fd430c8"
+    assert call.json["causation_id"] is None
+    assert call.json["payload"]["name"] == "été"
+    assert (call.method, call.path) == ("POST", "/handle")
+
+
+async def test_the_payload_goes_out_byte_for_byte(server: HandlerServer, make: MakeHandler) -> None:
+    """A decimal of 40 digits would not survive a float."""
+    for payload in (REQUEST.payload, b" [1.10, 1e400]\n", b"null", b'"\\u0000"'):
+        await make().handle(replace(REQUEST, payload=payload))
+        assert server.calls[-1].body.endswith(b', "payload": ' + payload + b"}")
+
+
+async def test_headers_carry_id_trace_and_token(server: HandlerServer, make: MakeHandler) -> None:
+    await make(token="s3cret").handle(REQUEST)
+    sent = server.calls[0].headers
+    assert sent["content-type"] == "application/json"
+    assert sent["idempotency-key"] == sent["x-message-id"] == REQUEST.message_id
+    assert sent["traceparent"] == TRACEPARENT
+    assert sent["tracestate"] == "a=1"
+    assert sent["authorization"] == "Bearer s3cret"
+    assert sent["accept-encoding"] == "identity"
+
+
+async def test_settings_may_accept_more_statuses(server: HandlerServer, make: MakeHandler) -> None:
+    accepting = {"accept_statuses": frozenset({200, 202, 409})}
+    assert await ask(server, make, answer(202), **accepting) == Accepted(202)
+
+
+BROKEN_ANSWERS = {
+    "garbage": raw(b"what?\r\n\r\n" + CANARY.encode(), close=True),
+    "half a status line": raw(b"HTTP/1.1 20", close=True),
+    "two lengths": raw(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\ncontent-length: 3\r\n\r\nok", close=True),
+    "body cut off": raw(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\nok", close=True),
+    "chunk cut off": raw(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nff\r\nok", close=True),
+    "reset": raw(b"", reset=True),
+    "reset in the body": raw(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\nok", reset=True),
+    "endless header": raw(b"HTTP/1.1 200 OK\r\nx: " + b"y" * 5_000_000, close=True),
+    "status out of range": raw(b"HTTP/1.1 2000 OK\r\ncontent-length: 0\r\n\r\n", close=True),
+}
+
+
+@pytest.mark.clause("POL-047-007")
+@pytest.mark.parametrize("broken", BROKEN_ANSWERS.values(), ids=BROKEN_ANSWERS.keys())
+async def test_a_broken_answer_is_retried(
+    server: HandlerServer, make: MakeHandler, broken: Behaviour
+) -> None:
+    result = await ask(server, make, broken)
+    assert isinstance(result, Retry)
+    assert CANARY not in result.error
+    assert len(server.calls) == 1
+
+
+SLOW_ANSWERS = {
+    "hang": hang,
+    "dripping head": drip(b"HTTP/1.1 200 OK\r\n", b"x: y\r\n"),
+    "dripping body": drip(b"HTTP/1.1 200 OK\r\ncontent-length: 100000\r\n\r\n", b"."),
+    "early hints for ever": drip(b"", b"HTTP/1.1 103 Early Hints\r\n\r\n" * 10, every_seconds=0.0),
+}
+
+
+@pytest.mark.clause("POL-047-007")
+@pytest.mark.parametrize("slow", SLOW_ANSWERS.values(), ids=SLOW_ANSWERS.keys())
+async def test_one_deadline_covers_the_whole_answer(
+    server: HandlerServer, make: MakeHandler, slow: Behaviour
+) -> None:
+    """The slot is free again afterwards, and its connection is not used again."""
+    server.script[REQUEST.message_id] = slow
+    handler = make(timeout_seconds=0.3, concurrency=1)
+    result = await handler.handle(REQUEST)
+    assert result == Retry("the handler gave no whole answer within 0.3 s")
+    assert await handler.handle(replace(REQUEST, message_id="another")) == Accepted(200)
+    assert [call.connection for call in server.calls] == [1, 2]
+
+
+@pytest.mark.parametrize(("status", "kind"), [(200, Accepted), (422, Poison), (500, Retry)])
+async def test_an_endless_body_is_not_read(
+    server: HandlerServer, make: MakeHandler, status: int, kind: type[HandlerResult]
+) -> None:
+    """The status has been told; the body beyond the bound changes nothing and ends the connection."""
+    head = f"HTTP/1.1 {status} X\r\ncontent-length: 999999999\r\n\r\n".encode()
+    endless = drip(head, b"." * 65536, every_seconds=0.0)
+    result = await ask(server, make, endless, response_bytes_max=1000)
+    assert isinstance(result, kind)
+
+
+async def test_errors_never_repeat_the_handlers_words(server: HandlerServer, make: MakeHandler) -> None:
+    for status in (422, 500, 404):
+        result = await ask(server, make, answer(status, body=CANARY.encode()))
+        assert f"{len(CANARY)} bytes" in repr(result)
+        assert CANARY not in repr(result)
+
+
+async def test_a_redirect_is_not_followed(server: HandlerServer, make: MakeHandler) -> None:
+    async with handler_server() as other:
+        result = await ask(server, make, answer(307, location=other.url))
+        assert isinstance(result, Retry)
+        assert "307" in result.error
+        assert other.calls == []
+
+
+async def test_proxies_of_the_environment_are_not_used(
+    server: HandlerServer, make: MakeHandler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with handler_server() as proxy:
+        for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
+            monkeypatch.setenv(name, f"http://127.0.0.1:{proxy.port}")
+        assert await make().handle(REQUEST) == Accepted(200)
+        assert proxy.calls == []
+
+
+def http_date(seconds: float) -> str:
+    return format_datetime(datetime.now(UTC) + timedelta(seconds=seconds), usegmt=True)
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({"retry_after": "2"}, 2.0),
+        ({"retry_after": "86400"}, 300.0),
+        ({"retry_after": "9" * 5000}, 300.0),
+        ({"retry_after": "-5"}, 0.0),
+        ({"retry_after": "soon"}, 0.0),
+        ({"retry_after": http_date(-60)}, 0.0),
+        ({"retry_after": http_date(86400)}, 300.0),
+        ({"date": "Wed, 21 Oct 2015 07:28:00 GMT", "retry_after": "Wed, 21 Oct 2015 07:28:30 GMT"}, 30.0),
+    ],
+)
+async def test_retry_after_is_read_and_capped(
+    server: HandlerServer, make: MakeHandler, headers: dict[str, str], seconds: float
+) -> None:
+    """A date counts from the answer's own Date, not from the worker's clock."""
+    result = await ask(server, make, answer(429, **headers), retry_after_max_seconds=300.0)
+    assert isinstance(result, Retry)
+    assert result.after_seconds == seconds
+
+
+async def test_connections_are_used_again(server: HandlerServer, make: MakeHandler) -> None:
+    handler = make(concurrency=2)
+    for _ in range(5):
+        await handler.handle(REQUEST)
+    assert [call.nth_on_connection for call in server.calls] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("dying", [raw(b"", close=True), raw(b"", reset=True)], ids=["closed", "reset"])
+async def test_an_idle_connection_that_dies_in_use_costs_no_attempt(
+    server: HandlerServer, make: MakeHandler, dying: Behaviour
+) -> None:
+    server.default = in_turn(answer(200), dying, answer(200))
+    handler = make(concurrency=1)
+    assert await handler.handle(REQUEST) == Accepted(200)
+    assert await handler.handle(REQUEST) == Accepted(200)
+    assert [call.connection for call in server.calls] == [1, 1, 2]
+
+
+async def test_it_is_asked_again_only_once(server: HandlerServer, make: MakeHandler) -> None:
+    server.default = in_turn(answer(200), raw(b"", close=True))
+    handler = make(concurrency=1)
+    await handler.handle(REQUEST)
+    assert isinstance(await handler.handle(REQUEST), Retry)
+    assert len(server.calls) == 3
+
+
+async def test_an_answer_that_broke_off_is_not_asked_for_again(
+    server: HandlerServer, make: MakeHandler
+) -> None:
+    cut = raw(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nok", close=True)
+    server.default = in_turn(answer(200), cut, answer(200))
+    handler = make(concurrency=1)
+    await handler.handle(REQUEST)
+    assert isinstance(await handler.handle(REQUEST), Retry)
+    assert len(server.calls) == 2
+
+
+async def test_cancelled_calls_leave_no_slot_taken(server: HandlerServer, make: MakeHandler) -> None:
+    server.script["slow"] = hang
+    handler = make(concurrency=4)
+    for _ in range(5):
+        tasks = [asyncio.create_task(handler.handle(replace(REQUEST, message_id="slow"))) for _ in range(4)]
+        await server.called(4)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        server.calls.clear()
+    results = await asyncio.gather(*(handler.handle(REQUEST) for _ in range(4)))
+    assert results == [Accepted(200)] * 4
+
+
+async def no_listener(make: MakeHandler, server: HandlerServer) -> HttpEventHandler:
+    async with handler_server() as gone:
+        url = gone.url
+    return make(url=url)
+
+
+async def no_name(make: MakeHandler, server: HandlerServer) -> HttpEventHandler:
+    return make(url="http://handler.invalid/handle")
+
+
+async def no_free_connection(make: MakeHandler, server: HandlerServer) -> HttpEventHandler:
+    server.default = hang
+    handler = make(concurrency=1, connect_timeout_seconds=0.1, timeout_seconds=3.0)
+    busy = asyncio.create_task(handler.handle(REQUEST), name="busy")
+    await server.called(1)
+    assert not busy.done()
+    return handler
+
+
+async def no_handshake(make: MakeHandler, server: HandlerServer) -> HttpEventHandler:
+    """Plain HTTP answers where TLS is expected, so nothing of the message was sent."""
+    url = server.url.replace("http:", "https:")
+    return make(url=url, verify=ssl.create_default_context(), connect_timeout_seconds=0.2)
+
+
+@pytest.mark.parametrize("unreachable", [no_listener, no_name, no_free_connection, no_handshake])
+async def test_what_cannot_be_reached_is_not_delivered(
+    server: HandlerServer,
+    make: MakeHandler,
+    unreachable: Callable[[MakeHandler, HandlerServer], Awaitable[HttpEventHandler]],
+) -> None:
+    handler = await unreachable(make, server)
+    assert isinstance(await handler.handle(REQUEST), NotDelivered)
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A certificate for 127.0.0.1 that is its own authority, with its key beside it."""
+    folder = tmp_path_factory.mktemp("tls")
+    command = "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=test -addext subjectAltName=IP:127.0.0.1"
+    files = ["-keyout", str(folder / "key.pem"), "-out", str(folder / "cert.pem")]
+    subprocess.run(["openssl", *command.split(), *files], check=True, capture_output=True)
+    return folder / "cert.pem"
+
+
+async def test_tls_is_verified_against_the_given_authority(make: MakeHandler, certificate: Path) -> None:
+    served = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    served.load_cert_chain(certificate, certificate.with_name("key.pem"))
+    async with handler_server(tls=served) as server:
+        url = server.url.replace("http:", "https:")
+        trusting = ssl.create_default_context(cafile=certificate)
+        assert await make(url=url, verify=trusting).handle(REQUEST) == Accepted(200)
+        result = await make(url=url).handle(REQUEST)
+        assert isinstance(result, NotDelivered)
+        assert "certificate" in result.error.lower()
+        assert len(server.calls) == 1
+
+
+async def test_a_unix_socket_serves_as_well(make: MakeHandler, tmp_path: Path) -> None:
+    path = str(tmp_path / "handler.sock")
+    async with handler_server(uds=path) as server:
+        assert await make(url="http://handler/handle", uds=path).handle(REQUEST) == Accepted(200)
+        assert server.calls[0].headers["host"] == "handler"
+
+
+@pytest.mark.parametrize(
+    "bad",
+    ["ftp://host/", "host/handle", "http://", "", "http://user:hunter2@host/", "http://[half", "http://h:x/"],
+)
+def test_an_unusable_url_is_refused_without_being_shown(bad: str) -> None:
+    with pytest.raises(ValueError, match="the handler's URL") as refusal:
+        HttpEventHandler(url=bad, timeout_seconds=1.0, concurrency=1)
+    assert "hunter2" not in str(refusal.value)
+
+
+def test_a_token_that_would_break_the_header_is_refused() -> None:
+    with pytest.raises(ValueError, match="token"):
+        HttpEventHandler(url="http://host/", timeout_seconds=1.0, concurrency=1, token="a\r\nb: c")

@@ -1,0 +1,171 @@
+"""A scriptable, badly behaved HTTP handler on real sockets."""
+
+import asyncio
+import contextlib
+import json
+import ssl
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request as it came over the wire."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: bytes
+    connection: int
+    """Which connection brought it, from 1."""
+    nth_on_connection: int
+
+    @property
+    def json(self) -> dict[str, Any]:
+        parsed: dict[str, Any] = json.loads(self.body)
+        return parsed
+
+    @property
+    def message_id(self) -> str:
+        return self.headers.get("x-message-id", "")
+
+
+Behaviour: TypeAlias = Callable[[Call, asyncio.StreamWriter], Awaitable[None]]
+"""Writes whatever it likes; the connection stays open for the next request unless it closes it."""
+
+
+def answer(status: int, body: bytes = b"", **headers: str) -> Behaviour:
+    """Answer properly; header names are written with underscores."""
+    lines = [f"HTTP/1.1 {status} Whatever", f"content-length: {len(body)}"]
+    lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
+    return raw("\r\n".join([*lines, "", ""]).encode() + body)
+
+
+def raw(data: bytes, *, close: bool = False, reset: bool = False) -> Behaviour:
+    """Send these bytes and perhaps end the connection."""
+
+    async def behave(_call: Call, writer: asyncio.StreamWriter) -> None:
+        writer.write(data)
+        if reset:
+            writer.transport.abort()
+        elif close:
+            await writer.drain()
+            writer.close()
+
+    return behave
+
+
+async def hang(_call: Call, _writer: asyncio.StreamWriter) -> None:
+    """Say nothing until the server is closed."""
+    await asyncio.Event().wait()
+
+
+def drip(head: bytes, drop: bytes, *, every_seconds: float = 0.02) -> Behaviour:
+    """Send ``head`` and then ``drop`` again and again, so that no single read ever times out."""
+
+    async def behave(_call: Call, writer: asyncio.StreamWriter) -> None:
+        writer.write(head)
+        while True:
+            writer.write(drop)
+            await writer.drain()
+            await asyncio.sleep(every_seconds)
+
+    return behave
+
+
+def in_turn(*behaviours: Behaviour) -> Behaviour:
+    """Behave so at the first request, so at the second; at the last for ever after."""
+    left = list(behaviours)
+
+    async def behave(call: Call, writer: asyncio.StreamWriter) -> None:
+        chosen = left.pop(0) if len(left) > 1 else left[0]
+        await chosen(call, writer)
+
+    return behave
+
+
+@dataclass
+class HandlerServer:
+    """Listens on loopback; ``script`` (by message id) goes before ``default``."""
+
+    default: Behaviour = field(default_factory=lambda: answer(200))
+    script: dict[str, Behaviour] = field(default_factory=dict)
+    calls: list[Call] = field(default_factory=list)
+    connections: int = 0
+    open_connections: int = 0
+    port: int = 0
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    _called: asyncio.Condition = field(default_factory=asyncio.Condition)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/handle"
+
+    def calls_of(self) -> Counter[str]:
+        """Count the calls by message id."""
+        return Counter(call.message_id for call in self.calls)
+
+    async def called(self, count: int, *, within: float = 5.0) -> None:
+        """Wait until ``count`` requests have come."""
+        async with asyncio.timeout(within), self._called:
+            await self._called.wait_for(lambda: len(self.calls) >= count)
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve one connection."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        self.connections += 1
+        self.open_connections += 1
+        number, nth = self.connections, 0
+        try:
+            while not writer.is_closing():
+                nth += 1
+                call = await _read_call(reader, number, nth)
+                async with self._called:
+                    self.calls.append(call)
+                    self._called.notify_all()
+                await self.script.get(call.message_id, self.default)(call, writer)
+        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass
+        finally:
+            self.open_connections -= 1
+            self._tasks.discard(task)
+            writer.close()
+
+    async def stop(self) -> None:
+        """End what still hangs."""
+        for task in tuple(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+async def _read_call(reader: asyncio.StreamReader, connection: int, nth: int) -> Call:
+    head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+    first, *lines = head.split("\r\n")[:-2]
+    headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    method, path, _ = first.split(" ")
+    body = await reader.readexactly(int(headers.get("content-length", "0")))
+    return Call(method, path, headers, body, connection, nth)
+
+
+@contextlib.asynccontextmanager
+async def handler_server(
+    default: Behaviour | None = None, *, uds: str = "", tls: ssl.SSLContext | None = None
+) -> AsyncIterator[HandlerServer]:
+    """Run a server for one test."""
+    server = HandlerServer()
+    if default is not None:
+        server.default = default
+    if uds:
+        listening = await asyncio.start_unix_server(server.serve, uds)
+    else:
+        listening = await asyncio.start_server(server.serve, "127.0.0.1", 0, ssl=tls)
+        server.port = listening.sockets[0].getsockname()[1]
+    try:
+        yield server
+    finally:
+        listening.close()
+        await server.stop()
