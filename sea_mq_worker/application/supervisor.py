@@ -1,11 +1,12 @@
 """Runs the loops: the death of one stops the worker, and a stop is bounded by the grace period."""
 
 import asyncio
+import traceback
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
-from sea_mq_worker.domain.errors import ContractError
+from sea_mq_worker.domain.errors import ContractError, WorkerError
 from sea_mq_worker.domain.facts import Noticed, WorkerStarted, WorkerStopped
 from sea_mq_worker.ports.observer import Observer
 
@@ -64,8 +65,7 @@ class Supervisor:
             for cause in _causes(error)
         ]
         for name, cause in causes:
-            text = f"{name} died: {cause}" if isinstance(cause, ContractError) else f"{name} died: {cause!r}"
-            self.observer.observe(Noticed(event="loop_died", text=text))
+            self.observer.observe(Noticed(event="loop_died", text=f"{name} died: {_tell(cause)}"))
         if causes:
             only_contract = all(isinstance(cause, ContractError) for _, cause in causes)
             return ExitCode.CONTRACT if only_contract else ExitCode.GAVE_UP
@@ -74,6 +74,15 @@ class Supervisor:
 
 async def _run(loop: Loop, stop: asyncio.Event) -> None:
     await loop(stop)
+
+
+def _tell(cause: BaseException) -> str:
+    """Name what happened and where; only our own errors' texts are known to hold no data."""
+    if isinstance(cause, WorkerError):
+        return str(cause)
+    frames = traceback.extract_tb(cause.__traceback__)
+    where = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+    return f"{type(cause).__name__}{where}"
 
 
 def _causes(error: BaseException) -> list[BaseException]:

@@ -1,0 +1,46 @@
+"""Builders of domain objects: a test names only what it is about."""
+
+import json
+import uuid
+from datetime import UTC, datetime
+from typing import Any
+
+from sea_mq_worker.domain.events import ClaimedEvent
+from sea_mq_worker.domain.messages import InboundMessage
+
+OCCURRED_AT = datetime(2025, 12, 28, 22, 0, tzinfo=UTC)
+
+
+def claimed_event(**given: Any) -> ClaimedEvent:
+    """Make a claimed event."""
+    defaults: dict[str, Any] = {
+        "id": str(uuid.uuid4()),
+        "seq": 1,
+        "aggregate_type": "order",
+        "aggregate_id": "o-1",
+        "event_type": "order.created",
+        "event_version": 1,
+        "payload": b'{"total": 1.00}',
+        "occurred_at": OCCURRED_AT,
+        "attempts": 1,
+        "failures": 0,
+        "age_seconds": 0.0,
+        "attempted_seconds_ago": 0.0,
+    }
+    return ClaimedEvent(**(defaults | given))
+
+
+def inbound_message(message_id: str | None = None, **given: Any) -> InboundMessage:
+    """Make a delivery; ``message_id`` becomes its Nats-Msg-Id."""
+    defaults: dict[str, Any] = {
+        "stream": "VIBESPRO_EVENTS",
+        "seq": 1,
+        "consumer": "sea__from_vibespro",
+        "subject": "vibespro.event.vibe_created.v1",
+        "payload": json.dumps({"vibe": "calm"}).encode(),
+        "headers": {"Nats-Msg-Id": message_id or str(uuid.uuid4())},
+        "stored_at": OCCURRED_AT,
+        "deliveries": 1,
+        "reply": "",
+    }
+    return InboundMessage(**(defaults | given))

@@ -1,0 +1,56 @@
+import pytest
+
+from sea_mq_worker.domain.dead_letters import Reason, dead_letter_message, original_headers, without_body
+from sea_mq_worker.domain.messages import DeadLetter
+from tests.support.builders import inbound_message
+
+ID = "550e8400-e29b-41d4-a716-446655440000"
+HEADERS = {"Nats-Msg-Id": ID, "Nats-Expected-Stream": "VIBESPRO_EVENTS", "ce-id": ID, "x-tenant": "a"}
+
+
+def letter(**given: object) -> DeadLetter:
+    source = inbound_message(headers=HEADERS, seq=9, payload=b'{"n": 1.00}')
+    values: dict[str, object] = {
+        "message_id": ID,
+        "original_subject": source.subject,
+        "reason": Reason.REJECTED,
+        "attempts": 3,
+        "detail": "answered\r\n422",
+        "source": source,
+    }
+    return DeadLetter(**(values | given))  # type: ignore[arg-type]
+
+
+@pytest.mark.clause("EVT-047-002")
+def test_a_dead_letter_tells_what_why_and_how_often() -> None:
+    message = dead_letter_message(letter(), context="sea")
+    assert message.subject == "sea.dlq.vibespro.event.vibe_created.v1"
+    assert message.payload == b'{"n": 1.00}'
+    assert message.headers["Dlq-Message-Id"] == ID
+    assert message.headers["Dlq-Original-Subject"] == "vibespro.event.vibe_created.v1"
+    assert message.headers["Dlq-Reason"] == "REJECTED"
+    assert message.headers["Dlq-Attempts"] == "3"
+    assert message.headers["Dlq-Detail"] == "answered 422"
+    assert (message.headers["Dlq-Stream"], message.headers["Dlq-Stream-Sequence"]) == ("VIBESPRO_EVENTS", "9")
+
+
+@pytest.mark.clause("CMD-052: key is message_id")
+def test_a_message_has_one_dead_letter_id_per_consumer() -> None:
+    first = dead_letter_message(letter(), context="sea")
+    again = dead_letter_message(letter(attempts=4, detail="other"), context="sea")
+    assert first.id == again.id == first.headers["Nats-Msg-Id"] == f"dlq:sea__from_vibespro:{ID}"
+
+
+def test_headers_that_speak_to_the_server_are_shelved_and_come_back() -> None:
+    message = dead_letter_message(letter(), context="sea")
+    assert "Nats-Expected-Stream" not in message.headers
+    assert original_headers(message.headers) == HEADERS
+
+
+def test_a_dead_letter_without_its_body_says_so_and_is_small() -> None:
+    short = without_body(dead_letter_message(letter(), context="sea"))
+    assert short.payload == b""
+    assert short.headers["Dlq-Body-Omitted"] == "11"
+    assert short.headers["Dlq-Stream-Sequence"] == "9"
+    assert "x-tenant" not in short.headers
+    assert short.id == dead_letter_message(letter(), context="sea").id

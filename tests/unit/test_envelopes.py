@@ -1,0 +1,107 @@
+import uuid
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from sea_mq_worker.domain.envelopes import Invalid, Valid, content_hash, open_envelope, storage_id
+from tests.support.builders import OCCURRED_AT, inbound_message
+
+ID = "550e8400-e29b-41d4-a716-446655440000"
+
+
+def opened(**given: object) -> Valid:
+    envelope = open_envelope(inbound_message(ID, **given))
+    assert isinstance(envelope, Valid)
+    return envelope
+
+
+def refused(**given: object) -> Invalid:
+    envelope = open_envelope(inbound_message(**given))
+    assert isinstance(envelope, Invalid)
+    return envelope
+
+
+@pytest.mark.clause("SDS-047: handler contract")
+def test_the_request_is_made_of_subject_headers_and_body() -> None:
+    correlation = str(uuid.uuid4())
+    headers = {
+        "Nats-Msg-Id": ID,
+        "ce-time": "2025-12-01T00:00:00Z",
+        "ce-correlationid": correlation,
+        "ce-causationid": "not a uuid",
+    }
+    request = opened(headers=headers, payload=b'{"n": 1.00}').request
+    assert request.message_id == ID
+    assert request.subject == "vibespro.event.vibe_created.v1"
+    assert (request.event_type, request.event_version) == ("vibe_created", 1)
+    assert request.occurred_at == "2025-12-01T00:00:00Z"
+    assert (request.correlation_id, request.causation_id) == (correlation, None)
+    assert request.payload == b'{"n": 1.00}'
+
+
+def test_a_message_without_a_time_occurred_when_it_was_stored() -> None:
+    assert opened().request.occurred_at == "2025-12-28T22:00:00Z"
+    assert opened(headers={"Nats-Msg-Id": ID, "ce-time": "tomorrow"}).request.occurred_at.startswith("2025")
+
+
+def test_ce_id_stands_in_for_a_missing_message_id() -> None:
+    assert opened(headers={"ce-id": ID.upper()}).message_id == ID
+
+
+@pytest.mark.parametrize("headers", [{}, {"Nats-Msg-Id": "42"}, {"Nats-Msg-Id": "{" + ID + "}"}])
+def test_without_a_valid_id_a_message_is_known_by_where_it_is_stored(headers: dict[str, str]) -> None:
+    envelope = refused(headers=headers)
+    assert envelope.reason == "INVALID_MESSAGE_ID"
+    assert envelope.message_id == refused(headers=headers, deliveries=2).message_id
+    assert envelope.message_id != refused(headers=headers, seq=2).message_id
+    uuid.UUID(envelope.message_id)
+
+
+def test_a_recreated_stream_does_not_give_old_ids_again() -> None:
+    message = inbound_message()
+    later = replace(message, stored_at=OCCURRED_AT + timedelta(seconds=1))
+    assert storage_id(message) != storage_id(later)
+
+
+@pytest.mark.parametrize(
+    "payload", [b"", b"{", b"\xff", b"NaN", b'{"a": Infinity}', b"[" * 100_000, b"{'a': 1}"]
+)
+def test_a_body_that_is_not_json_is_refused(payload: bytes) -> None:
+    assert refused(payload=payload).reason == "INVALID_PAYLOAD"
+
+
+def test_numbers_of_any_length_are_json() -> None:
+    assert opened(payload=b"1" * 5000).request.payload == b"1" * 5000
+
+
+@pytest.mark.parametrize(
+    "subject",
+    [
+        "vibespro.event.x",
+        "vibespro.event.x.v0",
+        "vibespro.event.x.v01",
+        "vibespro.event.x.V1",
+        "vibespro.event.x.v1.extra",
+        "vibespro.event.v1",
+        "vibespro.command.x.v1",
+        "",
+    ],
+)
+@pytest.mark.clause("SDS-047: EventSubject")
+def test_a_subject_outside_the_grammar_is_refused(subject: str) -> None:
+    assert refused(subject=subject).reason == "BAD_SUBJECT"
+
+
+def test_only_a_well_formed_trace_context_is_passed_on() -> None:
+    parent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+    headers = {"Nats-Msg-Id": ID, "traceparent": parent, "tracestate": "a=1"}
+    assert opened(headers=headers).request.trace_headers == {"traceparent": parent, "tracestate": "a=1"}
+    assert opened(headers=headers | {"traceparent": "00-x"}).request.trace_headers == {}
+
+
+def test_the_fingerprint_tells_other_content_but_not_other_deliveries() -> None:
+    message = inbound_message(ID)
+    assert content_hash(message) == content_hash(replace(message, deliveries=9, seq=7))
+    assert content_hash(message) != content_hash(replace(message, payload=b"{}"))
+    assert content_hash(message) != content_hash(replace(message, subject="vibespro.event.y.v1"))

@@ -1,0 +1,85 @@
+import asyncio
+
+from sea_mq_worker.adapters.memory.observer import RecordingObserver
+from sea_mq_worker.application.gate import Gate, Passage
+from sea_mq_worker.domain.facts import GatePaused, GateResumed
+from sea_mq_worker.domain.retry import Backoff
+
+
+class World:
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.stop = asyncio.Event()
+        self.observer = RecordingObserver()
+        backoff = Backoff(base_seconds=0.01, cap_seconds=1.0, random=lambda: 1.0)
+        self.gate = Gate(name="broker", backoff=backoff, observer=self.observer, clock=lambda: self.now)
+
+
+async def test_an_open_gate_lets_everybody_through() -> None:
+    world = World()
+    assert await world.gate.enter(world.stop) is Passage.FREE
+    world.stop.set()
+    assert await world.gate.enter(world.stop) is Passage.FREE
+
+
+async def test_a_closed_gate_lets_one_probe_through_when_its_time_has_come() -> None:
+    world = World()
+    world.gate.pause("down")
+    world.now = 1.0
+    assert await world.gate.enter(world.stop) is Passage.PROBE
+    second = asyncio.create_task(world.gate.enter(world.stop))
+    await asyncio.sleep(0)
+    assert not second.done()
+    world.gate.resume()
+    assert await second is Passage.FREE
+
+
+async def test_a_failed_probe_keeps_it_closed_for_longer() -> None:
+    world = World()
+    world.gate.pause("down")
+    world.now = 1.0
+    await world.gate.enter(world.stop)
+    world.gate.pause("down")
+    assert not world.gate.is_open
+    waiting = asyncio.create_task(world.gate.enter(world.stop))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    world.now = 2.0
+    assert await waiting is Passage.PROBE
+
+
+async def test_failures_of_others_do_not_answer_for_the_probe() -> None:
+    world = World()
+    world.gate.pause("down")
+    world.gate.pause("down, says a late one")
+    assert world.gate.reason == "down"
+
+
+async def test_a_probe_that_found_nothing_to_try_leaves_the_gate_to_the_next() -> None:
+    world = World()
+    world.gate.pause("down")
+    world.now = 1.0
+    assert await world.gate.enter(world.stop) is Passage.PROBE
+    world.gate.skip()
+    world.now = 2.0
+    assert await world.gate.enter(world.stop) is Passage.PROBE
+
+
+async def test_a_stop_ends_the_wait() -> None:
+    world = World()
+    world.gate.pause("down")
+    waiting = asyncio.create_task(world.gate.enter(world.stop))
+    world.stop.set()
+    assert await waiting is Passage.STOPPED
+
+
+async def test_an_outage_is_told_once_and_its_end_too() -> None:
+    world = World()
+    world.gate.pause("down")
+    world.now = 5.0
+    await world.gate.enter(world.stop)
+    world.gate.pause("down")
+    world.gate.resume()
+    world.gate.resume()
+    assert [type(fact) for fact in world.observer.facts] == [GatePaused, GateResumed]
+    assert world.observer.facts[1] == GateResumed(gate="broker", paused_seconds=5.0)

@@ -1,0 +1,102 @@
+import pytest
+
+from sea_mq_worker.domain.outcomes import (
+    Buried,
+    Failed,
+    Postponed,
+    Published,
+    PublishOutcome,
+    Refused,
+    Released,
+    Stored,
+    Unknown,
+    Unsent,
+)
+from sea_mq_worker.domain.retry import Backoff, RetryPolicy, waves
+from tests.support.builders import claimed_event
+
+
+def policy(*, failures_max: int = 3, age_max_seconds: float = 100.0, random: float = 1.0) -> RetryPolicy:
+    return RetryPolicy(
+        backoff=Backoff(base_seconds=1.0, cap_seconds=10.0, random=lambda: random),
+        failures_max=failures_max,
+        age_max_seconds=age_max_seconds,
+        duplicate_window_seconds=120.0,
+    )
+
+
+@pytest.mark.parametrize(("tries", "seconds"), [(1, 1.0), (2, 2.0), (4, 8.0), (5, 10.0), (5000, 10.0)])
+def test_backoff_doubles_up_to_its_cap(tries: int, seconds: float) -> None:
+    assert Backoff(base_seconds=1.0, cap_seconds=10.0, random=lambda: 1.0).delay_seconds(tries) == seconds
+
+
+def test_backoff_has_full_jitter() -> None:
+    assert Backoff(base_seconds=1.0, cap_seconds=10.0, random=lambda: 0.0).delay_seconds(9) == 0.0
+
+
+@pytest.mark.clause("lifecycle: publisher reports success -> PUBLISHED")
+def test_a_stored_event_is_published() -> None:
+    event, stored = claimed_event(), Stored("SEA_EVENTS", 7)
+    assert policy().judge(event, stored) == Published(event, stored)
+
+
+def test_a_duplicate_of_the_same_lifecycle_is_published() -> None:
+    event, stored = claimed_event(attempts=2), Stored("SEA_EVENTS", 7, duplicate=True)
+    assert policy().judge(event, stored) == Published(event, stored)
+
+
+@pytest.mark.clause("operations: a replay is really delivered")
+def test_a_replay_that_the_duplicate_window_swallowed_waits_for_its_end() -> None:
+    event = claimed_event(earlier_stream_seq=7)
+    verdict = policy().judge(event, Stored("SEA_EVENTS", 7, duplicate=True))
+    assert isinstance(verdict, Postponed)
+    assert (verdict.delay_seconds, verdict.failed) == (120.0, False)
+
+
+def test_a_replay_stored_anew_is_published() -> None:
+    event = claimed_event(earlier_stream_seq=7)
+    assert isinstance(policy().judge(event, Stored("SEA_EVENTS", 8, duplicate=True)), Published)
+    assert isinstance(policy().judge(event, Stored("SEA_EVENTS", 8)), Published)
+
+
+@pytest.mark.clause("retries: permanent failures are terminal at once")
+def test_a_refused_event_is_dead_at_once() -> None:
+    event = claimed_event()
+    assert policy().judge(event, Refused("too large")) == Buried(event, "too large")
+
+
+@pytest.mark.clause("lifecycle: failed attempts are retried unless termination conditions are met")
+def test_a_failed_event_is_tried_again_with_backoff() -> None:
+    event = claimed_event(failures=1)
+    assert policy().judge(event, Failed("no")) == Postponed(event, "no", 2.0, failed=True)
+
+
+@pytest.mark.clause("terminology: termination conditions")
+@pytest.mark.parametrize("given", [{"failures": 2}, {"age_seconds": 101.0}])
+def test_limits_by_attempts_and_by_age_end_dead(given: dict[str, float]) -> None:
+    verdict = policy().judge(claimed_event(**given), Failed("no"))
+    assert isinstance(verdict, Buried)
+    assert verdict.error.startswith("no")
+
+
+@pytest.mark.parametrize("given", [{"failures": 99}, {"age_seconds": 1e9}, {"attempts": 999}])
+def test_no_answer_never_makes_an_event_dead(given: dict[str, float]) -> None:
+    verdict = policy().judge(claimed_event(**given), Unknown("timeout"))
+    assert isinstance(verdict, Postponed)
+    assert not verdict.failed
+
+
+def test_what_was_not_sent_is_released() -> None:
+    event = claimed_event()
+    outcome: PublishOutcome = Unsent("not connected")
+    assert policy().judge(event, outcome) == Released(event)
+
+
+@pytest.mark.clause("event-model: events with the same ordering key are processed in order")
+def test_waves_hold_each_key_once_and_keep_its_order() -> None:
+    events = tuple(
+        claimed_event(seq=seq, ordering_key=key)
+        for seq, key in enumerate(["a", "b", "a", None, "a", "b", None])
+    )
+    seqs = [[event.seq for event in wave] for wave in waves(events)]
+    assert seqs == [[0, 1, 3, 6], [2, 5], [4]]
