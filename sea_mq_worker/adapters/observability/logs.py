@@ -1,0 +1,241 @@
+"""Logs: one line a record, with a stable ``event`` key; facts become records here.
+
+Nothing that could hold a payload or a credential is written: facts carry none, and of a foreign exception
+only its type and its frames are shown, because drivers quote rows in their messages. Control characters are
+escaped in both formats, so no text from outside can forge a line or speak to a terminal.
+
+A kind of trouble that repeats is written a few times every ten seconds, then counted; the next line of that
+kind says how many were left out. An outage is told in a line or two, not in thousands.
+"""
+
+import json
+import logging
+import re
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime
+from typing import Literal, TextIO, get_args
+
+from sea_mq_worker.domain.errors import WorkerError
+from sea_mq_worker.domain.facts import (
+    BatchRelayed,
+    EventBuried,
+    EventPostponed,
+    EventPublished,
+    Fact,
+    GatePaused,
+    GateResumed,
+    LeasesLost,
+    LeasesReaped,
+    MessageDeadLettered,
+    MessageProcessed,
+    MessageRetried,
+    MessageSkipped,
+    Noticed,
+    WorkerStarted,
+    WorkerStopped,
+)
+
+LOGGER = "sea_mq_worker"
+LIBRARIES = ("asyncio", "asyncpg", "httpcore2", "httpx2", "nats", "opentelemetry", "uvicorn")
+Format = Literal["json", "human"]
+
+_LEVELS: Mapping[type[Fact], int] = {
+    EventPublished: logging.DEBUG,
+    EventPostponed: logging.WARNING,
+    EventBuried: logging.ERROR,
+    BatchRelayed: logging.DEBUG,
+    LeasesLost: logging.WARNING,
+    LeasesReaped: logging.WARNING,
+    MessageProcessed: logging.DEBUG,
+    MessageSkipped: logging.DEBUG,
+    MessageRetried: logging.WARNING,
+    MessageDeadLettered: logging.ERROR,
+    GatePaused: logging.WARNING,
+    GateResumed: logging.INFO,
+    WorkerStarted: logging.INFO,
+    WorkerStopped: logging.INFO,
+    Noticed: logging.WARNING,
+}
+_WINDOW_SECONDS = 10.0
+_LINES_MAX = 2
+"""Of one kind in a window; five kinds of trouble at once make 60 lines a minute."""
+_LINES_MAX_FINAL = 20
+"""Of what an operator has to act upon, event by event."""
+_FINAL = (EventBuried, MessageDeadLettered)
+_CHARS_MAX = 2000
+_KINDS_MAX = 200
+
+
+def configure(*, level: str, format: Format, stream: TextIO) -> None:  # noqa: A002
+    """Write the worker's records from ``level`` on, and the libraries' warnings, to ``stream``.
+
+    May be called again: the handler of the call before is taken away.
+    """
+    root = logging.getLogger()
+    for handler in root.handlers:
+        if isinstance(handler, _WorkerStreamHandler):
+            root.removeHandler(handler)
+    writer = _WorkerStreamHandler(stream)
+    writer.setFormatter(JsonFormatter() if format == "json" else HumanFormatter())
+    root.addHandler(writer)
+    logging.getLogger(LOGGER).setLevel(level.upper())
+    for name in LIBRARIES:
+        logging.getLogger(name).setLevel(logging.WARNING)
+    logging.captureWarnings(capture=True)
+
+
+class _WorkerStreamHandler(logging.StreamHandler[TextIO]):
+    """Only a type of its own, so that a second ``configure`` knows it."""
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line, ASCII only: ts, level, event, logger, then the record's message and fields."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, object] = {
+            "ts": _moment(record.created),
+            "level": record.levelname.lower(),
+            "event": getattr(record, "event", "logged"),
+            "logger": record.name,
+        }
+        if record.msg:
+            line["message"] = _bounded(record.getMessage())
+        line |= {name: _bounded(value) for name, value in _fields(record).items() if name not in line}
+        if record.exc_info and record.exc_info[1]:
+            line["exception"] = "\n".join(_told(record.exc_info[1]))
+        return json.dumps(line, default=str)
+
+
+class HumanFormatter(logging.Formatter):
+    """Time, level, event, then name=value; an exception's frames follow on lines of their own."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        words = [_moment(record.created), f"{record.levelname:<7}"]
+        if event := getattr(record, "event", ""):
+            words.append(event)
+        if record.msg:
+            words.append(_escaped(record.getMessage()))
+        words += [f"{name}={_shown(value)}" for name, value in _fields(record).items()]
+        lines = [" ".join(words)]
+        if record.exc_info and record.exc_info[1]:
+            lines += [f"    {_escaped(line)}" for line in _told(record.exc_info[1])]
+        return "\n".join(lines)
+
+
+class LogObserver:
+    """Turns facts into records; costs next to nothing for facts below the logger's level.
+
+    Args:
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._logger = logging.getLogger(LOGGER)
+        self._clock = clock
+        self._kinds: dict[str, _Kind] = {}
+
+    def observe(self, fact: Fact) -> None:
+        level = _LEVELS[type(fact)]
+        if not self._logger.isEnabledFor(level):
+            return
+        event, values = described(fact)
+        if level >= logging.WARNING:
+            left_out = self._left_out(fact, event)
+            if left_out < 0:
+                return
+            if left_out > 0:
+                values["suppressed"] = left_out
+        self._logger.log(level, "", extra={"event": event, "fields": values})
+
+    def _left_out(self, fact: Fact, event: str) -> int:
+        """Tell how many lines of this kind were left out since its last one; -1: leave this one out too."""
+        key = f"{event} {fact.gate}" if isinstance(fact, GatePaused) else event
+        if key not in self._kinds and len(self._kinds) >= _KINDS_MAX:
+            self._kinds.clear()
+        kind = self._kinds.setdefault(key, _Kind())
+        return kind.left_out(self._clock(), _LINES_MAX_FINAL if isinstance(fact, _FINAL) else _LINES_MAX)
+
+
+@dataclass(slots=True)
+class _Kind:
+    """Lines of one kind in the current window."""
+
+    begun: float = float("-inf")
+    lines: int = 0
+    suppressed: int = 0
+
+    def left_out(self, now: float, lines_max: int) -> int:
+        if now - self.begun >= _WINDOW_SECONDS:
+            self.begun, self.lines = now, 0
+        if self.lines >= lines_max:
+            self.suppressed += 1
+            return -1
+        self.lines += 1
+        before, self.suppressed = self.suppressed, 0
+        return before
+
+
+_EVENTS: Mapping[type[Fact], str] = {
+    kind: re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).lower() for kind in get_args(Fact)
+}
+_NAMES: Mapping[type[Fact], tuple[str, ...]] = {
+    kind: tuple(field.name for field in fields(kind)) for kind in get_args(Fact)
+}
+
+
+def described(fact: Fact) -> tuple[str, dict[str, object]]:
+    """Return the stable event key of a fact, its name in snake case, and its fields.
+
+    EVT-047-001's ``published_at`` is the moment of the broker's acknowledgement by this worker's clock; the
+    row keeps the database's.
+    """
+    values: dict[str, object] = {name: getattr(fact, name) for name in _NAMES[type(fact)]}
+    if isinstance(fact, Noticed):
+        del values["event"]
+        return fact.event, values
+    if isinstance(fact, EventPublished):
+        values["published_at"] = _moment(time.time())
+    return _EVENTS[type(fact)], values
+
+
+def _fields(record: logging.LogRecord) -> Mapping[str, object]:
+    found: Mapping[str, object] = getattr(record, "fields", {})
+    return found
+
+
+def _moment(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.3f}"
+    text = _escaped(str(value))
+    return f'"{text}"' if " " in text or not text else text
+
+
+def _bounded(value: object) -> object:
+    return value[:_CHARS_MAX] if isinstance(value, str) else value
+
+
+def _escaped(text: str) -> str:
+    text = text[:_CHARS_MAX]
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def _told(error: BaseException) -> Iterator[str]:
+    """Tell an exception and its causes by type and frames; the text only of our own errors."""
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        text = f": {current}" if isinstance(current, WorkerError) else ""
+        yield f"{type(current).__module__}.{type(current).__qualname__}{text}"
+        for frame in traceback.extract_tb(current.__traceback__):
+            yield f"  {frame.filename}:{frame.lineno} in {frame.name}"
+        current = current.__cause__ or current.__context__

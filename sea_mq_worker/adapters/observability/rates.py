@@ -1,0 +1,35 @@
+"""How many a second, for the status page."""
+
+from collections.abc import Callable
+
+_RATE_SECONDS = 10
+
+
+class Rate:
+    """Events a second over the last ten whole seconds, in a ring of one bucket a second."""
+
+    __slots__ = ("_buckets", "_clock", "_second")
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._second = int(clock())
+        self._buckets = [0] * (_RATE_SECONDS + 1)
+
+    def add(self) -> None:
+        second = int(self._clock())
+        if second != self._second:
+            self._turn(second)
+        self._buckets[second % len(self._buckets)] += 1
+
+    def per_second(self) -> float:
+        second = int(self._clock())
+        self._turn(second)
+        whole = sum(self._buckets) - self._buckets[second % len(self._buckets)]
+        return whole / _RATE_SECONDS
+
+    def _turn(self, second: int) -> None:
+        """Empty the buckets of the seconds that have begun since the last call."""
+        size = len(self._buckets)
+        for passed in range(self._second + 1, min(second, self._second + size) + 1):
+            self._buckets[passed % size] = 0
+        self._second = second
