@@ -38,7 +38,8 @@ def request(message_id: str = MESSAGE_ID) -> HandlerRequest:
 
 
 class World(Protocol):
-    handler: EventHandler
+    @property
+    def handler(self) -> EventHandler: ...
 
     async def behave(self, behaviour: Behaviour) -> None:
         """Let the handler do this from now on."""

@@ -54,7 +54,7 @@ async def make(server: HandlerServer) -> AsyncIterator[MakeHandler]:
     made: list[HttpEventHandler] = []
 
     def make_handler(**changes: Any) -> HttpEventHandler:
-        arguments = {"url": server.url, "timeout_seconds": 5.0, "concurrency": 4} | changes
+        arguments: dict[str, Any] = {"url": server.url, "timeout_seconds": 5.0, "concurrency": 4} | changes
         made.append(HttpEventHandler(**arguments))
         return made[-1]
 
@@ -219,7 +219,7 @@ async def test_retry_after_is_read_and_capped(
     server: HandlerServer, make: MakeHandler, headers: dict[str, str], seconds: float
 ) -> None:
     """A date counts from the answer's own Date, not from the worker's clock."""
-    result = await ask(server, make, answer(429, **headers), retry_after_max_seconds=300.0)
+    result = await ask(server, make, answer(429, b"", **headers), retry_after_max_seconds=300.0)
     assert isinstance(result, Retry)
     assert result.after_seconds == seconds
 
