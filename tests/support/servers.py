@@ -1,0 +1,132 @@
+"""The servers a test session runs against: given by environment, in containers, or embedded.
+
+A server that cannot be had is an error, never a reason to skip.
+"""
+
+import os
+import secrets
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import asyncpg
+
+from sea_mq_worker.embedded import EmbeddedNats, EmbeddedPostgres
+
+POSTGRES_VARIABLE = "SEA_MQ_TEST_POSTGRES"
+NATS_VARIABLE = "SEA_MQ_TEST_NATS"
+
+# A test session's data need not survive the machine.
+QUICK = {"fsync": "off", "full_page_writes": "off", "max_connections": "200"}
+
+
+@dataclass(frozen=True, slots=True)
+class PostgresAddress:
+    """Where a PostgreSQL server answers to a superuser."""
+
+    dsn: str
+
+    def dsn_for(self, database: str) -> str:
+        """Return the same URL for another database."""
+        return urlsplit(self.dsn)._replace(path=f"/{database}").geturl()
+
+
+@dataclass(frozen=True, slots=True)
+class NatsAddress:
+    """Where a nats-server with JetStream answers."""
+
+    url: str
+
+
+@dataclass(frozen=True, slots=True)
+class Database:
+    """A database of one test."""
+
+    dsn: str
+    name: str
+
+
+def unique(prefix: str) -> str:
+    """Return a lower-case name nobody else uses, safe in SQL, subjects and stream names."""
+    return f"{prefix}{secrets.token_hex(5)}"
+
+
+@asynccontextmanager
+async def postgres(*, containers: bool) -> AsyncIterator[PostgresAddress]:
+    """Provide the session's PostgreSQL."""
+    if given := os.environ.get(POSTGRES_VARIABLE):
+        yield PostgresAddress(given)
+    elif containers:
+        async with _postgres_container() as address:
+            yield address
+    else:
+        with _folder() as folder:
+            async with EmbeddedPostgres(Path(folder), settings=QUICK) as server:
+                yield PostgresAddress(server.dsn)
+
+
+@asynccontextmanager
+async def nats(*, containers: bool) -> AsyncIterator[NatsAddress]:
+    """Provide the session's nats-server."""
+    if given := os.environ.get(NATS_VARIABLE):
+        yield NatsAddress(given)
+    elif containers:
+        async with _nats_container() as address:
+            yield address
+    else:
+        with _folder() as folder:
+            async with EmbeddedNats(Path(folder)) as server:
+                yield NatsAddress(server.url)
+
+
+@asynccontextmanager
+async def scratch_database(
+    server: PostgresAddress, *, prefix: str, template: str = "template1"
+) -> AsyncIterator[Database]:
+    """Create a database as a copy of the template, and drop it afterwards whoever is connected."""
+    name = unique(prefix)
+    await _execute(server.dsn, f"CREATE DATABASE {name} TEMPLATE {template}")
+    try:
+        yield Database(server.dsn_for(name), name)
+    finally:
+        await _execute(server.dsn, f"DROP DATABASE {name} WITH (FORCE)")
+
+
+async def _execute(dsn: str, statement: str) -> None:
+    connection = await asyncpg.connect(dsn)
+    try:
+        await connection.execute(statement)
+    finally:
+        await connection.close()
+
+
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    """Return a folder that pytest does not own: it shuts its own against other users, PostgreSQL's too."""
+    return tempfile.TemporaryDirectory(prefix="sea-mq-test-")
+
+
+@asynccontextmanager
+async def _postgres_container() -> AsyncIterator[PostgresAddress]:
+    from testcontainers.core.container import DockerContainer  # noqa: PLC0415 - needs Docker
+    from testcontainers.core.wait_strategies import LogMessageWaitStrategy  # noqa: PLC0415
+
+    ready = LogMessageWaitStrategy("database system is ready to accept connections", times=2)
+    container = DockerContainer("postgres:18").with_env("POSTGRES_PASSWORD", "test").with_exposed_ports(5432)
+    settings = " ".join(f"-c {name}={value}" for name, value in QUICK.items())
+    with container.with_command(settings).waiting_for(ready) as running:
+        host, port = running.get_container_host_ip(), running.get_exposed_port(5432)
+        yield PostgresAddress(f"postgresql://postgres:test@{host}:{port}/postgres")
+
+
+@asynccontextmanager
+async def _nats_container() -> AsyncIterator[NatsAddress]:
+    from testcontainers.core.container import DockerContainer  # noqa: PLC0415 - needs Docker
+    from testcontainers.core.wait_strategies import HttpWaitStrategy  # noqa: PLC0415
+
+    container = DockerContainer("nats:2").with_command("-js -m 8222").with_exposed_ports(4222, 8222)
+    with container.waiting_for(HttpWaitStrategy(8222, "/healthz")) as running:
+        host, port = running.get_container_host_ip(), running.get_exposed_port(4222)
+        yield NatsAddress(f"nats://{host}:{port}")

@@ -1,0 +1,33 @@
+"""Waiting for what happens elsewhere, with a deadline instead of a guess."""
+
+import asyncio
+import inspect
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar, overload
+
+T = TypeVar("T")
+
+POLL_SECONDS = 0.02
+
+
+@overload
+async def eventually(probe: Callable[[], Awaitable[T]], *, within: float = ..., what: str = ...) -> T: ...
+@overload
+async def eventually(probe: Callable[[], T], *, within: float = ..., what: str = ...) -> T: ...
+async def eventually(probe: Callable[[], Any], *, within: float = 10.0, what: str = "") -> Any:
+    """Return the probe's first truthy answer; fail after so many seconds, telling its last answer.
+
+    What the probe raises is passed on at once.
+    """
+    deadline = time.monotonic() + within
+    while True:
+        answer = probe()
+        if inspect.isawaitable(answer):
+            answer = await answer
+        if answer:
+            return answer
+        if time.monotonic() >= deadline:
+            expected = what or getattr(probe, "__name__", repr(probe))
+            raise AssertionError(f"not within {within:g} s: {expected} (last answer: {answer!r})")
+        await asyncio.sleep(POLL_SECONDS)
