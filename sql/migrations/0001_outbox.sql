@@ -23,7 +23,7 @@ CREATE TABLE outbox_events (
     -- mutable columns last: an update on the same page logs only the changed tail of the row
     available_at TIMESTAMPTZ NOT NULL DEFAULT NOW(),
     -- Keeps its value over PENDING -> CLAIMED, so that indexes may filter on it and claims stay heap-only
-    -- updates. No index may mention state, claimed_at, claimed_by or publish_attempts.
+    -- updates. No index may mention state, claimed_at, claimed_by, first_attempt_at or publish_attempts.
     is_open BOOLEAN GENERATED ALWAYS AS (state IN ('PENDING', 'CLAIMED')) STORED,
     publish_attempts INT NOT NULL DEFAULT 0,
     failures INT NOT NULL DEFAULT 0,
@@ -63,9 +63,18 @@ COMMENT ON COLUMN outbox_events.stream_seq IS 'Where the stream stored it; kept 
 -- SDS-047's indexes
 CREATE INDEX idx_outbox_unpublished ON outbox_events (occurred_at) WHERE published_at IS NULL;
 CREATE INDEX idx_outbox_correlation ON outbox_events (correlation_id);
--- one claim index for each lane, so that neither reads past the other's backlog
-CREATE INDEX idx_outbox_due ON outbox_events (available_at, seq) WHERE is_open AND ordering_key IS NULL;
-CREATE INDEX idx_outbox_due_ordered ON outbox_events (available_at, seq) WHERE is_open AND ordering_key IS NOT NULL;
+-- What a claim reads, one pair for each lane, so that no lane reads past the other's backlog. Events that have
+-- failed in this lifecycle have an index of their own and get a share of each claim: they can neither hide the
+-- others nor starve.
+CREATE INDEX idx_outbox_due ON outbox_events (available_at, seq)
+    WHERE is_open AND ordering_key IS NULL AND publish_error IS NULL;
+CREATE INDEX idx_outbox_retry ON outbox_events (available_at, seq)
+    WHERE is_open AND ordering_key IS NULL AND publish_error IS NOT NULL;
+CREATE INDEX idx_outbox_due_ordered ON outbox_events (available_at, seq)
+    WHERE is_open AND ordering_key IS NOT NULL AND publish_error IS NULL;
+CREATE INDEX idx_outbox_retry_ordered ON outbox_events (available_at, seq)
+    WHERE is_open AND ordering_key IS NOT NULL AND publish_error IS NOT NULL;
+-- the runs of an ordering key, and the dead events that may hold it
 CREATE INDEX idx_outbox_ordering ON outbox_events (ordering_key, seq) WHERE is_open AND ordering_key IS NOT NULL;
 CREATE INDEX idx_outbox_dead ON outbox_events (ordering_key, seq) WHERE NOT is_open AND published_at IS NULL;
 
@@ -148,13 +157,29 @@ CREATE TRIGGER outbox_keep_open AFTER DELETE ON outbox_events FOR EACH ROW
     WHEN (OLD.is_open)
     EXECUTE FUNCTION outbox_reject('an event that is not published or dead cannot be deleted');
 
--- Wake a sleeping relay. NOTIFY serialises the commits of all its senders, so it is sent only while a relay
--- sleeps: a sleeper holds the advisory lock exclusively, and whoever got it shared is seen by the claim
--- that the sleeper makes after it took the lock.
+CREATE FUNCTION outbox_reject_truncate() RETURNS trigger LANGUAGE plpgsql AS $$
+DECLARE
+    has_open BOOLEAN;
+BEGIN
+    EXECUTE format('SELECT EXISTS (SELECT FROM %I.%I WHERE is_open)', TG_TABLE_SCHEMA, TG_TABLE_NAME) INTO has_open;
+    IF has_open THEN
+        RAISE EXCEPTION 'outbox_events: there are events that are not published or dead'
+            USING ERRCODE = 'check_violation', CONSTRAINT = TG_NAME, TABLE = TG_TABLE_NAME, SCHEMA = TG_TABLE_SCHEMA;
+    END IF;
+    RETURN NULL;
+END $$;
+
+CREATE TRIGGER outbox_keep_open_all BEFORE TRUNCATE ON outbox_events FOR EACH STATEMENT
+    EXECUTE FUNCTION outbox_reject_truncate();
+
+-- Wake a sleeping relay. NOTIFY serialises the commits of all its senders, so it is sent only while a relay is
+-- on watch: it then holds the advisory lock exclusively. A producer that got the lock shared, and so stays
+-- silent, has committed before a relay can take it, and is seen by the claim that the relay makes afterwards.
+-- The channel is named by a hash, because a channel's name may be shorter than a schema's.
 CREATE FUNCTION outbox_notify() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     IF NOT pg_try_advisory_xact_lock_shared(7177, hashtext(TG_TABLE_SCHEMA)) THEN
-        PERFORM pg_notify('outbox_events.' || TG_TABLE_SCHEMA, '');
+        PERFORM pg_notify('outbox_events.' || hashtext(TG_TABLE_SCHEMA), '');
     END IF;
     RETURN NULL;
 END $$;

@@ -1,0 +1,1 @@
+"""PostgreSQL: outbox, inbox, operator's actions and wake-up over asyncpg."""

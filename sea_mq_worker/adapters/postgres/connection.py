@@ -1,0 +1,128 @@
+"""Connections that know their schema, give up in time and heal by themselves."""
+
+import re
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import asyncpg
+
+from sea_mq_worker.adapters.postgres.errors import translated
+from sea_mq_worker.domain.errors import ContractError
+
+_SCHEMA = re.compile(r"(?!pg_)[A-Za-z_][A-Za-z0-9_]{0,62}")
+
+NO_HINTS: Mapping[str, str] = MappingProxyType({})
+"""For statements that operators ask for: the planner decides."""
+
+INBOX_HINTS: Mapping[str, str] = MappingProxyType(
+    {
+        "jit": "off",
+        "enable_seqscan": "off",
+        "enable_bitmapscan": "off",
+        "enable_sort": "off",
+        "plan_cache_mode": "force_generic_plan",
+    }
+)
+"""Keep a small or never analysed table from being read whole, or sorted, at every call."""
+
+OUTBOX_HINTS: Mapping[str, str] = MappingProxyType(
+    INBOX_HINTS | {"enable_hashjoin": "off", "enable_mergejoin": "off"}
+)
+"""The same for claims, whose joins are by row address or primary key."""
+
+_TCP = MappingProxyType(
+    {
+        "tcp_keepalives_idle": "30",
+        "tcp_keepalives_interval": "10",
+        "tcp_keepalives_count": "3",
+        "tcp_user_timeout": "30000",
+    }
+)
+"""The server ends sessions of workers that vanished, and with them their locks."""
+
+
+async def connect_pool(
+    dsn: str,
+    *,
+    schema: str,
+    size_max: int,
+    application_name: str,
+    statement_timeout_seconds: float,
+    connect_timeout_seconds: float,
+    hints: Mapping[str, str] = OUTBOX_HINTS,
+) -> asyncpg.Pool:
+    """Open a pool whose statements see ``schema``, one connection at first.
+
+    A statement that the server does not end within ``statement_timeout_seconds`` is given up a little later
+    by the client, as on a server that is frozen or cut off.
+
+    Raises:
+        StoreUnavailableError: no primary can be reached.
+        ContractError: the DSN, user, password, database or schema name is wrong.
+    """
+    milliseconds = str(int(statement_timeout_seconds * 1000))
+    settings = {
+        **session_settings(schema, application_name),
+        "statement_timeout": milliseconds,
+        "lock_timeout": str(int(statement_timeout_seconds * 500)),
+        "idle_in_transaction_session_timeout": milliseconds,
+        **hints,
+    }
+    with translated():
+        pool = await asyncpg.create_pool(
+            dsn,
+            min_size=1,
+            max_size=size_max,
+            timeout=connect_timeout_seconds,
+            command_timeout=statement_timeout_seconds + connect_timeout_seconds,
+            server_settings=settings,
+            target_session_attrs="read-write",
+            reset=_keep_as_is,
+        )
+    if pool is None:
+        raise AssertionError
+    return pool
+
+
+def session_settings(schema: str, application_name: str) -> dict[str, str]:
+    """Return what every session of the worker starts with.
+
+    Raises:
+        ContractError: ``schema`` is not a plain name.
+    """
+    return {
+        "search_path": f"{quoted_schema(schema)}, pg_temp",
+        "application_name": application_name[:63],
+        "jit": "off",
+        **_TCP,
+    }
+
+
+def quoted_schema(schema: str) -> str:
+    """Return ``schema`` as SQL takes it.
+
+    Raises:
+        ContractError: it is not a plain name, and might be SQL itself.
+    """
+    if not _SCHEMA.fullmatch(schema):
+        raise ContractError(
+            "the schema's name must be letters, digits and underscores, at most 63, and not begin with pg_"
+        )
+    return f'"{schema}"'
+
+
+async def fetch(pool: asyncpg.Pool, statement: str, *args: object) -> Sequence[Any]:
+    """Run one statement as its own transaction and return its rows.
+
+    Raises:
+        StoreUnavailableError: it may or may not have taken effect.
+        ContractError: see ``translated``.
+    """
+    with translated():
+        async with pool.acquire() as connection:
+            return list(await connection.fetch(statement, *args))
+
+
+async def _keep_as_is(_: asyncpg.Connection) -> None:
+    """Save the round trip of a reset: no statement of the worker changes its session."""

@@ -1,0 +1,57 @@
+"""Where a claim goes on reading its index."""
+
+import time
+from datetime import UTC, datetime, timedelta
+
+_START = (datetime(2000, 1, 1, tzinfo=UTC), 0)
+_GRACE = timedelta(seconds=5)
+_SWEEP_SECONDS = 1.0
+_SWEEP_SHARE = 20.0
+
+Position = tuple[datetime, int]
+
+
+class Cursor:
+    """A place in an index over (available_at, seq) that spares a claim what it has passed before.
+
+    Entries of published events stay in the index while any transaction is older than they are, and events
+    behind a failing head of their key cannot be claimed; a claim that read from the front would walk over
+    all of them each time. Whatever comes to lie behind the cursor is found by a sweep from the front, once
+    a second or, where a sweep costs more, for a twentieth of the time.
+    """
+
+    def __init__(self) -> None:
+        self._position = _START
+        self._sweep_at = 0.0
+        self._sweep_seconds = 0.0
+        self._sweeping = False
+
+    def next(self) -> Position:
+        """Return where the coming claim begins to read."""
+        self._sweeping = time.monotonic() >= self._sweep_at
+        if self._sweeping:
+            self._position = _START
+            self._sweep_seconds = 0.0
+        return self._position
+
+    def advance(self, position: Position | None, *, now: datetime, full: bool, fruitful: bool, seconds: float) -> None:
+        """Note what a claim has read.
+
+        Args:
+            position: the last row that need not be read again; None where there was none.
+            now: the claim's time, by the database's clock.
+            full: there may be more behind ``position``.
+            fruitful: it found something to claim.
+            seconds: what the claim took.
+        """
+        self._position = max(self._position, position or _START)
+        if not full:
+            # A row is visible at its commit, but sorted by the start of its transaction.
+            self._position = min(self._position, (now - _GRACE, 0))
+        if self._sweeping or not fruitful:
+            self._sweep_seconds += seconds
+            self._sweep_at = time.monotonic() + max(_SWEEP_SECONDS, _SWEEP_SHARE * self._sweep_seconds)
+
+    def rewind(self) -> None:
+        """Let the coming claim read from the front."""
+        self._sweep_at = 0.0

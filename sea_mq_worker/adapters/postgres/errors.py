@@ -1,0 +1,84 @@
+"""What went wrong in PostgreSQL, told as the two things a loop can do about it: try again later, or stop.
+
+Only the server's primary message is passed on: its DETAIL prints rows, and a driver's text may print the DSN.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import asyncpg
+
+from sea_mq_worker.domain.errors import ContractError, StoreUnavailableError, WorkerError
+
+_MIGRATE = "run `python -m sea_mq_worker migrate`"
+
+_TRY_LATER = (
+    "08",  # connection exceptions
+    "0A000",  # a prepared plan outlived a migration
+    "25006",  # read-only: a standby, or a primary that was demoted
+    "25P03",  # idle in transaction too long
+    "40001",  # serialisation failure
+    "40P01",  # deadlock
+    "53",  # out of connections, memory or disk
+    "55P03",  # lock time-out
+    "55006",  # object in use
+    "57",  # cancelled, shut down, starting up
+    "58",  # input or output error
+)
+"""SQLSTATEs, by prefix, that pass by themselves."""
+
+_STOP = {
+    "28": "it refuses the user or password; check the DSN",
+    "3D000": "the database does not exist; create it or correct the DSN",
+    "3F000": f"the schema is missing; {_MIGRATE}",
+    "42501": "the user lacks a privilege; grant it",
+    "42P01": f"a table is missing; {_MIGRATE}",
+    "42703": f"a column is missing; {_MIGRATE}",
+    "42704": f"an object is missing; {_MIGRATE}",
+    "42883": f"a function is missing; {_MIGRATE}",
+    "42P10": f"an index is missing; {_MIGRATE}",
+    "42P07": "a table is there that `migrate` has not made; move it away, then migrate again",
+}
+"""SQLSTATEs, by prefix, that somebody has to mend, and how."""
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Raise the domain's errors instead of the driver's.
+
+    Raises:
+        StoreUnavailableError: PostgreSQL cannot serve now.
+        ContractError: it lacks something that was promised; the text says what and how to mend it.
+    """
+    try:
+        yield
+    except asyncpg.PostgresError as error:
+        raise _from_server(error) from error
+    except (asyncpg.InterfaceError, asyncpg.InternalClientError) as error:
+        raise _from_driver(error) from error
+    except TimeoutError as error:
+        raise StoreUnavailableError("PostgreSQL did not answer in time") from error
+    except OSError as error:
+        raise StoreUnavailableError(f"PostgreSQL cannot be reached: {error.strerror or type(error).__name__}") from error
+
+
+def _from_server(error: asyncpg.PostgresError) -> WorkerError:
+    error.detail = None
+    state = error.sqlstate or ""
+    # Messages of class 22 quote the value that they complain about.
+    said = type(error).__name__ if state.startswith("22") or not error.args else error.args[0]
+    text = f"{said} (SQLSTATE {state})"
+    mend = next((mend for prefix, mend in _STOP.items() if state.startswith(prefix)), "")
+    if mend:
+        return ContractError(f"PostgreSQL: {text}: {mend}")
+    if state.startswith(_TRY_LATER):
+        return StoreUnavailableError(f"PostgreSQL: {text}")
+    return ContractError(f"PostgreSQL refused a statement: {text}")
+
+
+def _from_driver(error: Exception) -> WorkerError:
+    if isinstance(error, asyncpg.exceptions.ClientConfigurationError):
+        return ContractError("the PostgreSQL DSN is not valid")
+    if isinstance(error, asyncpg.TargetServerAttributeNotMatched):
+        return StoreUnavailableError("PostgreSQL is read-only: no primary is reachable")
+    return StoreUnavailableError(f"the connection to PostgreSQL was lost ({type(error).__name__})")

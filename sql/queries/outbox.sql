@@ -1,0 +1,249 @@
+-- The relay's statements. Several relays may run all of them at once; each is one transaction.
+-- Time is the database's: now() is the start of the statement, and unlike clock_timestamp() an index can use it.
+
+-- name: claim
+-- Leases due events without an ordering key: the longest due first, a bounded share of them retried ones.
+-- Indexes: idx_outbox_due, idx_outbox_retry.
+-- $1 limit, $2 claimed_by, $3 $4 cursor (available_at, seq) of first tries, $5 $6 cursor of retries,
+-- $7 limit of retries. The first columns tell the time and stand even where nothing is claimed (id is null).
+WITH retried AS MATERIALIZED (
+    SELECT o.ctid AS tid
+      FROM outbox_events o
+     WHERE o.is_open AND o.ordering_key IS NULL AND o.publish_error IS NOT NULL
+       AND o.state = 'PENDING' AND o.available_at <= now()
+       AND (o.available_at, o.seq) > ($5::timestamptz, $6::bigint)
+     ORDER BY o.available_at, o.seq
+     LIMIT $7::int
+       FOR UPDATE OF o SKIP LOCKED
+), fresh AS MATERIALIZED (
+    SELECT o.ctid AS tid
+      FROM outbox_events o
+     WHERE o.is_open AND o.ordering_key IS NULL AND o.publish_error IS NULL
+       AND o.state = 'PENDING' AND o.available_at <= now()
+       AND (o.available_at, o.seq) > ($3::timestamptz, $4::bigint)
+     ORDER BY o.available_at, o.seq
+     LIMIT $1::int - (SELECT count(*) FROM retried)
+       FOR UPDATE OF o SKIP LOCKED
+), pick AS MATERIALIZED (
+    SELECT tid FROM retried UNION ALL SELECT tid FROM fresh
+), claimed AS (
+    UPDATE outbox_events o
+       SET state = 'CLAIMED', claimed_at = statement_timestamp(), claimed_by = $2::text,
+           publish_attempts = o.publish_attempts + 1,
+           first_attempt_at = coalesce(o.first_attempt_at, statement_timestamp())
+      FROM pick
+     WHERE o.ctid = pick.tid AND o.state = 'PENDING'
+    RETURNING o.claimed_at, o.available_at, o.publish_error IS NOT NULL AS retried,
+              o.id::text AS id, o.seq, o.aggregate_type, o.aggregate_id, o.event_type, o.event_version,
+              o.payload::text AS payload, o.occurred_at, o.correlation_id::text AS correlation_id,
+              o.causation_id::text AS causation_id, o.partition_key, o.ordering_key, o.headers::text AS headers,
+              o.metadata::text AS metadata, o.publish_attempts, o.failures,
+              extract(epoch FROM o.claimed_at - o.created_at)::float8 AS age_seconds,
+              extract(epoch FROM o.claimed_at - o.first_attempt_at)::float8 AS attempted_seconds_ago,
+              o.stream_seq
+)
+SELECT now() AS at, claimed.*
+  FROM (SELECT 1) one LEFT JOIN claimed ON true;
+
+-- name: claim_ordered
+-- Leases due events that have an ordering key, each with every earlier unfinished event of its key: the unbroken
+-- run from the key's head. An event that has failed ends its run, so that a bad head drags nobody along.
+-- The whole prefix of a key is locked and looked at again, so that an old snapshot can only claim less.
+-- Indexes: idx_outbox_due_ordered and idx_outbox_retry_ordered find the keys, idx_outbox_ordering their runs,
+-- idx_outbox_dead what holds them.
+-- $1 .. $7 as in claim, but $7 limits the retried events looked at; $8 first tries looked at for keys, $9 longest
+-- run of a key, $10 keys to look at besides, $11 take turns with other relays, $12 a dead event holds its key.
+-- The first columns always stand: my_turn false: another relay is claiming, nothing was looked at;
+-- fresh_* and retry_*: how many were looked at and where the next claim goes on; leftover: keys of $10 or behind
+-- the cursor that have more to claim.
+WITH gate AS MATERIALIZED (
+    SELECT CASE WHEN $11::boolean
+                THEN pg_try_advisory_xact_lock(7178, hashtext(current_schema()::text)) ELSE true END AS mine
+), retried AS MATERIALIZED (
+    SELECT o.available_at, o.seq, o.ordering_key AS key
+      FROM outbox_events o
+     WHERE (SELECT mine FROM gate)
+       AND o.is_open AND o.ordering_key IS NOT NULL AND o.publish_error IS NOT NULL
+       AND o.state = 'PENDING' AND o.available_at <= now()
+       AND (o.available_at, o.seq) > ($5::timestamptz, $6::bigint)
+     ORDER BY o.available_at, o.seq
+     LIMIT $7::int
+), fresh AS MATERIALIZED (
+    SELECT o.available_at, o.seq, o.ordering_key AS key
+      FROM outbox_events o
+     WHERE (SELECT mine FROM gate)
+       AND o.is_open AND o.ordering_key IS NOT NULL AND o.publish_error IS NULL
+       AND o.state = 'PENDING' AND o.available_at <= now()
+       AND (o.available_at, o.seq) > ($3::timestamptz, $4::bigint)
+     ORDER BY o.available_at, o.seq
+     LIMIT $8::int
+), keys AS MATERIALIZED (
+    SELECT key FROM retried
+     UNION SELECT key FROM fresh
+     UNION SELECT hint FROM unnest($10::text[]) hint WHERE (SELECT mine FROM gate)
+), run AS MATERIALIZED (
+    SELECT due.tid, due.seq, due.available_at, due.retried, due.nth, keys.key
+      FROM keys CROSS JOIN LATERAL (
+        SELECT seen.*,
+               row_number() OVER in_order AS nth,
+               count(*) FILTER (WHERE NOT seen.ready) OVER in_order AS blocked,
+               count(*) FILTER (WHERE seen.retried) OVER in_order AS retries
+          FROM (
+            SELECT o.ctid AS tid, o.seq, o.available_at, o.publish_error IS NOT NULL AS retried,
+                   o.state = 'PENDING' AND o.available_at <= now()
+                   AND NOT ($12::boolean AND EXISTS (
+                       SELECT FROM outbox_events dead
+                        WHERE NOT dead.is_open AND dead.published_at IS NULL
+                          AND dead.ordering_key = keys.key AND dead.seq < o.seq)) AS ready
+              FROM outbox_events o
+             WHERE o.is_open AND o.ordering_key IS NOT NULL AND o.ordering_key = keys.key
+             ORDER BY o.seq
+             LIMIT $9::int
+          ) seen
+        WINDOW in_order AS (ORDER BY seen.seq ROWS UNBOUNDED PRECEDING)
+      ) due
+     WHERE due.blocked = 0 AND due.retries - due.retried::int = 0
+), eligible AS MATERIALIZED (
+    SELECT run.*, row_number() OVER (ORDER BY run.seq) AS pos FROM run
+), locked AS MATERIALIZED (
+    SELECT e.tid, e.seq, e.key, e.nth
+      FROM eligible e JOIN outbox_events o ON o.ctid = e.tid
+     WHERE e.pos <= $1::int AND o.state = 'PENDING' AND o.available_at <= now()
+       FOR UPDATE OF o SKIP LOCKED
+), pick AS MATERIALIZED (
+    SELECT prefix.tid
+      FROM (SELECT tid, nth, row_number() OVER (PARTITION BY key ORDER BY seq) AS got FROM locked) prefix
+     WHERE prefix.nth = prefix.got
+), claimed AS (
+    UPDATE outbox_events o
+       SET state = 'CLAIMED', claimed_at = statement_timestamp(), claimed_by = $2::text,
+           publish_attempts = o.publish_attempts + 1,
+           first_attempt_at = coalesce(o.first_attempt_at, statement_timestamp())
+      FROM pick
+     WHERE o.ctid = pick.tid AND o.state = 'PENDING'
+    RETURNING o.claimed_at, o.available_at, o.publish_error IS NOT NULL AS retried,
+              o.id::text AS id, o.seq, o.aggregate_type, o.aggregate_id, o.event_type, o.event_version,
+              o.payload::text AS payload, o.occurred_at, o.correlation_id::text AS correlation_id,
+              o.causation_id::text AS causation_id, o.partition_key, o.ordering_key, o.headers::text AS headers,
+              o.metadata::text AS metadata, o.publish_attempts, o.failures,
+              extract(epoch FROM o.claimed_at - o.created_at)::float8 AS age_seconds,
+              extract(epoch FROM o.claimed_at - o.first_attempt_at)::float8 AS attempted_seconds_ago,
+              o.stream_seq
+)
+SELECT now() AS at, gate.mine AS my_turn,
+       (SELECT count(*) FROM fresh) AS fresh_count, fresh_next.available_at AS fresh_at, fresh_next.seq AS fresh_seq,
+       (SELECT count(*) FROM retried) AS retry_count, retry_next.available_at AS retry_at, retry_next.seq AS retry_seq,
+       ARRAY(SELECT DISTINCT e.key FROM eligible e
+              WHERE e.pos > $1::int
+                AND (NOT e.retried AND (e.available_at, e.seq) <= ($3::timestamptz, $4::bigint)
+                     OR e.retried AND (e.available_at, e.seq) <= ($5::timestamptz, $6::bigint))) AS leftover,
+       claimed.*
+  FROM gate
+  LEFT JOIN (
+    (SELECT available_at, seq FROM fresh ORDER BY available_at DESC, seq DESC LIMIT 1)
+    UNION ALL
+    (SELECT available_at, seq - 1 FROM eligible e
+      WHERE e.pos > $1::int AND NOT e.retried AND (e.available_at, e.seq) > ($3::timestamptz, $4::bigint)
+      ORDER BY available_at, seq LIMIT 1)
+    ORDER BY available_at, seq LIMIT 1
+  ) fresh_next ON true
+  LEFT JOIN (
+    (SELECT available_at, seq FROM retried ORDER BY available_at DESC, seq DESC LIMIT 1)
+    UNION ALL
+    (SELECT available_at, seq - 1 FROM eligible e
+      WHERE e.pos > $1::int AND e.retried AND (e.available_at, e.seq) > ($5::timestamptz, $6::bigint)
+      ORDER BY available_at, seq LIMIT 1)
+    ORDER BY available_at, seq LIMIT 1
+  ) retry_next ON true
+  LEFT JOIN claimed ON true;
+
+-- name: settle
+-- Writes what became of leased events, and only of those that the lease still covers: the others are not returned.
+-- Index: the primary key.
+-- $1 claimed_by and $2 claimed_at of the claim; then one element for each event: $3 id, $4 new state,
+-- $5 error (null: none to tell), $6 failures to add, $7 seconds until due (null: unchanged),
+-- $8 stream and $9 sequence that the broker named (null: none).
+-- An event that comes back without an error was never attempted, and its first attempt is still to come.
+UPDATE outbox_events o
+   SET state = v.state, claimed_at = NULL, claimed_by = NULL,
+       published_at = CASE WHEN v.state = 'PUBLISHED' THEN clock_timestamp() END,
+       publish_error = CASE WHEN v.state = 'PUBLISHED' THEN NULL ELSE coalesce(left(v.error, 2000), o.publish_error) END,
+       failures = o.failures + v.failed,
+       available_at = coalesce(clock_timestamp() + v.delay_seconds * interval '1 second', o.available_at),
+       first_attempt_at = CASE WHEN v.state = 'PENDING' AND v.error IS NULL AND o.first_attempt_at = o.claimed_at
+                               THEN NULL ELSE o.first_attempt_at END,
+       stream = coalesce(v.stream, o.stream), stream_seq = coalesce(v.stream_seq, o.stream_seq)
+  FROM unnest($3::uuid[], $4::text[], $5::text[], $6::int[], $7::float8[], $8::text[], $9::bigint[])
+       AS v (id, state, error, failed, delay_seconds, stream, stream_seq)
+ WHERE o.id = v.id AND o.state = 'CLAIMED' AND o.claimed_by = $1::text AND o.claimed_at = $2::timestamptz
+RETURNING o.id::text AS id, o.ordering_key;
+
+-- name: reap
+-- Ends leases that ran out, in the lane of events without an ordering key. Each spends a failure of its event; the
+-- delay's jitter separates an event that kills its worker from those that were claimed along with it.
+-- What was claimed long ago was due still longer ago, which bounds the scan and needs no index on claimed_at.
+-- Indexes: idx_outbox_due, idx_outbox_retry.
+-- $1 lease in seconds, $2 limit, $3 failures that make an event dead.
+WITH fresh AS MATERIALIZED (
+    SELECT o.ctid AS tid
+      FROM outbox_events o
+     WHERE o.is_open AND o.ordering_key IS NULL AND o.publish_error IS NULL
+       AND o.state = 'CLAIMED' AND o.claimed_at < now() - $1::float8 * interval '1 second'
+       AND o.available_at < now() - $1::float8 * interval '1 second'
+     ORDER BY o.available_at, o.seq
+     LIMIT $2::int
+       FOR UPDATE OF o SKIP LOCKED
+), retried AS MATERIALIZED (
+    SELECT o.ctid AS tid
+      FROM outbox_events o
+     WHERE o.is_open AND o.ordering_key IS NULL AND o.publish_error IS NOT NULL
+       AND o.state = 'CLAIMED' AND o.claimed_at < now() - $1::float8 * interval '1 second'
+       AND o.available_at < now() - $1::float8 * interval '1 second'
+     ORDER BY o.available_at, o.seq
+     LIMIT $2::int - (SELECT count(*) FROM fresh)
+       FOR UPDATE OF o SKIP LOCKED
+)
+UPDATE outbox_events o
+   SET state = CASE WHEN o.failures + 1 >= $3::int THEN 'DEAD' ELSE 'PENDING' END,
+       claimed_at = NULL, claimed_by = NULL, failures = o.failures + 1,
+       publish_error = format('the lease of %s ran out after %s s', regexp_replace(o.claimed_by, '#[^#]*$', ''),
+                              round(extract(epoch FROM clock_timestamp() - o.claimed_at)::numeric, 1)),
+       available_at = clock_timestamp() + random() * least(2 ^ least(o.failures + 1, 6), 60) * interval '1 second'
+  FROM (SELECT tid FROM fresh UNION ALL SELECT tid FROM retried) pick
+ WHERE o.ctid = pick.tid AND o.state = 'CLAIMED'
+   AND o.claimed_at < now() - $1::float8 * interval '1 second'
+RETURNING o.ordering_key;
+
+-- name: reap_ordered
+-- The same in the lane of events that have one.
+-- Indexes: idx_outbox_due_ordered, idx_outbox_retry_ordered.
+-- $1 lease in seconds, $2 limit, $3 failures that make an event dead.
+WITH fresh AS MATERIALIZED (
+    SELECT o.ctid AS tid
+      FROM outbox_events o
+     WHERE o.is_open AND o.ordering_key IS NOT NULL AND o.publish_error IS NULL
+       AND o.state = 'CLAIMED' AND o.claimed_at < now() - $1::float8 * interval '1 second'
+       AND o.available_at < now() - $1::float8 * interval '1 second'
+     ORDER BY o.available_at, o.seq
+     LIMIT $2::int
+       FOR UPDATE OF o SKIP LOCKED
+), retried AS MATERIALIZED (
+    SELECT o.ctid AS tid
+      FROM outbox_events o
+     WHERE o.is_open AND o.ordering_key IS NOT NULL AND o.publish_error IS NOT NULL
+       AND o.state = 'CLAIMED' AND o.claimed_at < now() - $1::float8 * interval '1 second'
+       AND o.available_at < now() - $1::float8 * interval '1 second'
+     ORDER BY o.available_at, o.seq
+     LIMIT $2::int - (SELECT count(*) FROM fresh)
+       FOR UPDATE OF o SKIP LOCKED
+)
+UPDATE outbox_events o
+   SET state = CASE WHEN o.failures + 1 >= $3::int THEN 'DEAD' ELSE 'PENDING' END,
+       claimed_at = NULL, claimed_by = NULL, failures = o.failures + 1,
+       publish_error = format('the lease of %s ran out after %s s', regexp_replace(o.claimed_by, '#[^#]*$', ''),
+                              round(extract(epoch FROM clock_timestamp() - o.claimed_at)::numeric, 1)),
+       available_at = clock_timestamp() + random() * least(2 ^ least(o.failures + 1, 6), 60) * interval '1 second'
+  FROM (SELECT tid FROM fresh UNION ALL SELECT tid FROM retried) pick
+ WHERE o.ctid = pick.tid AND o.state = 'CLAIMED'
+   AND o.claimed_at < now() - $1::float8 * interval '1 second'
+RETURNING o.ordering_key;
