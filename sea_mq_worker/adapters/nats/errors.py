@@ -9,6 +9,8 @@ import nats.errors
 from sea_mq_worker.domain.errors import BrokerUnavailableError, ContractError, WorkerError
 
 _REFUSALS = ("authorization", "authentication", "user jwt", "account", "nkey", "certificate", "no tls")
+_LASTING = frozenset({10012, 10047, 10052, 10074})
+"""A bad configuration, too little storage, too many replicas: 500 too, but only an operator mends them."""
 
 
 class ApiRefusedError(ContractError):
@@ -55,8 +57,8 @@ def plain(error: BaseException) -> str:
 
 
 def api_failed(subject: str, error: Mapping[str, Any]) -> WorkerError:
-    """Translate the error object of a JetStream API answer: 429 and 5xx pass, others stay."""
+    """Translate the error object of a JetStream API answer: 429 and most 5xx pass, others stay."""
     refused = ApiRefusedError(subject, error)
-    if refused.code == 429 or refused.code >= 500:  # noqa: PLR2004
+    if refused.err_code not in _LASTING and (refused.code == 429 or refused.code >= 500):  # noqa: PLR2004
         return BrokerUnavailableError(str(refused))
     return refused

@@ -1,0 +1,205 @@
+"""Definitions as files, and bringing a server into line with them."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from sea_mq_worker.adapters.nats.connection import NatsConnection, api
+from sea_mq_worker.adapters.nats.definitions import Definition, StreamDefinition, definitions
+from sea_mq_worker.adapters.nats.topology import apply, check
+from sea_mq_worker.domain.errors import ContractError
+from sea_mq_worker.resources import resource_folder
+from tests.support.jetstream import DAY, SECOND, connected, consumer_info, create_consumer, shipped_files
+
+MEGABYTE = 2**20
+
+
+@pytest_asyncio.fixture
+async def connection(nats_url: str) -> AsyncIterator[NatsConnection]:
+    async with connected(nats_url) as connection:
+        yield connection
+
+
+@pytest.fixture
+def folder(tmp_path: Path, names: str) -> Path:
+    return shipped_files(tmp_path, names)
+
+
+@pytest.fixture
+def wanted(folder: Path) -> list[Definition]:
+    return definitions(folder, replicas=1, max_bytes=MEGABYTE)
+
+
+def config_of(name: str) -> dict[str, Any]:
+    for definition in definitions(resource_folder("streams")):
+        if definition.name == name:
+            return dict(definition.config)
+    raise AssertionError(f"no file defines {name}")
+
+
+@pytest.mark.parametrize(
+    ("name", "subject"), [("SEA_EVENTS", "sea.event.>"), ("VIBESPRO_EVENTS", "vibespro.event.>")]
+)
+@pytest.mark.clause("SDS-047: JetStreamStream")
+def test_stream_files_have_the_specified_values(name: str, subject: str) -> None:
+    expected = {
+        "subjects": [subject],
+        "retention": "limits",
+        "max_age": 7 * DAY,
+        "max_bytes": 10 * 2**30,
+        "storage": "file",
+        "num_replicas": 3,
+    }
+    config = config_of(name)
+    assert {field: config[field] for field in expected} == expected
+
+
+@pytest.mark.clause("SDS-047: DurableConsumer")
+def test_the_consumer_file_has_the_specified_values() -> None:
+    expected = {
+        "durable_name": "sea__from_vibespro",
+        "filter_subject": "vibespro.event.>",
+        "ack_policy": "explicit",
+        "ack_wait": 120 * SECOND,
+        "max_deliver": 20,
+        "max_ack_pending": 50,
+    }
+    config = config_of("sea__from_vibespro")
+    assert {field: config[field] for field in expected} == expected
+
+
+@pytest.mark.clause("EVT-047-002")
+def test_dead_letters_have_a_stream_with_a_long_duplicate_window() -> None:
+    config = config_of("SEA_DLQ")
+    assert (config["subjects"], config["duplicate_window"]) == (["sea.dlq.>"], DAY)
+
+
+def test_another_context_takes_the_place_of_the_shipped_one() -> None:
+    found = definitions(resource_folder("streams"), context="shop")
+    assert [(d.name, *d.config.get("subjects", [])) for d in found] == [
+        ("SHOP_ADVISORIES", "$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.VIBESPRO_EVENTS.shop__from_vibespro"),
+        ("SHOP_DLQ", "shop.dlq.>"),
+        ("SHOP_EVENTS", "shop.event.>"),
+        ("VIBESPRO_EVENTS", "vibespro.event.>"),
+        ("shop__max_deliveries",),
+        ("shop__from_vibespro",),
+    ]
+
+
+def test_what_a_setting_changes_is_told() -> None:
+    found = definitions(resource_folder("streams"), replicas=1, max_bytes=2**30)
+    told = {d.name: d.by_setting for d in found if isinstance(d, StreamDefinition)}
+    assert set(told["SEA_EVENTS"]) == {"num_replicas 3 -> 1", "max_bytes 10737418240 -> 1073741824"}
+    assert told["SEA_ADVISORIES"] == ("num_replicas 3 -> 1",)
+
+
+def test_a_folder_without_definitions_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ContractError, match="no stream definition"):
+        definitions(tmp_path)
+
+
+def test_a_file_without_a_name_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "X.json").write_text('{"subjects": ["x"]}')
+    with pytest.raises(ContractError, match=r"X\.json"):
+        definitions(tmp_path)
+
+
+async def test_missing_ones_are_reported_then_created_and_then_in_line(
+    connection: NatsConnection, wanted: list[Definition]
+) -> None:
+    assert {d.field for d in await check(connection, wanted)} == {"existence"}
+    assert [change.action for change in await apply(connection, wanted)] == ["created"] * len(wanted)
+    assert await check(connection, wanted) == []
+    assert await apply(connection, wanted) == []
+
+
+async def test_eight_at_once_agree(nats_url: str, wanted: list[Definition]) -> None:
+    async def one() -> None:
+        async with connected(nats_url) as own:
+            await apply(own, wanted)
+
+    await asyncio.gather(*(one() for _ in range(8)))
+    async with connected(nats_url) as own:
+        assert await check(own, wanted) == []
+
+
+async def test_a_difference_is_named_and_mended_and_what_no_file_names_stays(
+    connection: NatsConnection, wanted: list[Definition], names: str
+) -> None:
+    await apply(connection, wanted)
+    stream, durable = f"{names.upper()}V_EVENTS", f"{names}__from_{names}v"
+    changed = (await consumer_info(connection, stream, durable))["config"]
+    changed |= {"ack_wait": 30 * SECOND, "backoff": [SECOND], "metadata": {"team": "blue"}}
+    await api(
+        connection,
+        f"CONSUMER.CREATE.{stream}.{durable}.{names}v.event.>",
+        {"stream_name": stream, "config": changed, "action": "update"},
+    )
+    found = {d.field: (d.wanted, d.found) for d in await check(connection, wanted)}
+    assert found == {"ack_wait": (120 * SECOND, SECOND), "backoff": ([], [SECOND])}
+    assert [change.action for change in await apply(connection, wanted)] == ["updated"]
+    assert await check(connection, wanted) == []
+    after = (await consumer_info(connection, stream, durable))["config"]
+    assert after["metadata"]["team"] == "blue"
+
+
+async def test_a_stream_is_updated_in_place(
+    connection: NatsConnection, wanted: list[Definition], folder: Path, names: str
+) -> None:
+    await apply(connection, wanted)
+    larger = definitions(folder, replicas=1, max_bytes=2 * MEGABYTE)
+    assert {change.action for change in await apply(connection, larger)} == {"updated"}
+    assert await check(connection, larger) == []
+
+
+async def test_what_cannot_be_changed_is_refused_with_what_to_do(
+    connection: NatsConnection, wanted: list[Definition], folder: Path, names: str
+) -> None:
+    await apply(connection, wanted)
+    file = folder / f"{names.upper()}_EVENTS.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "storage": "memory"}))
+    with pytest.raises(ContractError, match=r"storage file -> memory.*nats stream rm"):
+        await apply(connection, definitions(folder, replicas=1, max_bytes=MEGABYTE))
+
+
+async def test_too_many_replicas_name_the_setting(connection: NatsConnection, folder: Path) -> None:
+    with pytest.raises(ContractError, match="SEA_MQ_STREAM_REPLICAS"):
+        await apply(connection, definitions(folder, max_bytes=MEGABYTE))
+
+
+async def test_too_little_room_names_the_setting(connection: NatsConnection, folder: Path) -> None:
+    with pytest.raises(ContractError, match="SEA_MQ_STREAM_MAX_BYTES"):
+        await apply(connection, definitions(_grown(folder), replicas=1))
+
+
+def _grown(folder: Path) -> Path:
+    for file in folder.glob("*.json"):
+        file.write_text(json.dumps({**json.loads(file.read_text()), "max_bytes": 2**60}))
+    return folder
+
+
+async def test_a_filter_that_no_subject_of_the_stream_meets_is_found(
+    connection: NatsConnection, folder: Path, names: str
+) -> None:
+    file = next((folder / "consumers").glob("*__from_*"))
+    file.write_text(json.dumps({**json.loads(file.read_text()), "filter_subject": "elsewhere.>"}))
+    wrong = definitions(folder, replicas=1, max_bytes=MEGABYTE)
+    await apply(connection, wrong)
+    assert [(d.field, d.found) for d in await check(connection, wrong)] == [("filter_subject", "elsewhere.>")]
+
+
+async def test_a_consumer_whose_exhausted_messages_nobody_notes_is_found(
+    connection: NatsConnection, wanted: list[Definition], folder: Path, names: str
+) -> None:
+    await apply(connection, wanted)
+    stream, durable = f"{names.upper()}V_EVENTS", "other"
+    await create_consumer(connection, stream, durable, filter_subject=f"{names}v.event.>", max_deliver=3)
+    config = (await consumer_info(connection, stream, durable))["config"]
+    (folder / "consumers" / f"{stream}.{durable}.json").write_text(json.dumps(config))
+    found = await check(connection, definitions(folder, replicas=1, max_bytes=MEGABYTE))
+    assert [d.field for d in found] == ["advisories"]

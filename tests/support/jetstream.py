@@ -1,0 +1,67 @@
+"""Streams and consumers of a test's own on the session's server, and messages in them."""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from sea_mq_worker.adapters.nats.connection import NatsConnection, api, connect
+from sea_mq_worker.resources import resource_folder
+
+SECOND = 10**9
+DAY = 86_400 * SECOND
+
+
+@asynccontextmanager
+async def connected(url: str, **given: Any) -> AsyncIterator[NatsConnection]:
+    """Connect for the length of a block."""
+    connection = await connect(urls=url, name="test", on_event=lambda _event, _text: None, **given)
+    try:
+        yield connection
+    finally:
+        await connection.close()
+
+
+async def create_stream(connection: NatsConnection, name: str, subject: str, **config: Any) -> None:
+    """Create a stream."""
+    wanted = {"name": name, "subjects": [subject], "num_replicas": 1, "storage": "file", **config}
+    await api(connection, f"STREAM.CREATE.{name}", wanted)
+
+
+async def create_consumer(connection: NatsConnection, stream: str, name: str, **config: Any) -> None:
+    """Create a durable pull consumer with explicit acknowledgement."""
+    wanted = {"durable_name": name, "name": name, "ack_policy": "explicit", "deliver_policy": "all", **config}
+    request = {"stream_name": stream, "config": wanted, "action": "create"}
+    await api(connection, f"CONSUMER.CREATE.{stream}.{name}", request)
+
+
+async def consumer_info(connection: NatsConnection, stream: str, name: str) -> dict[str, Any]:
+    """Ask what the server knows of a consumer."""
+    return await api(connection, f"CONSUMER.INFO.{stream}.{name}")
+
+
+async def store(
+    connection: NatsConnection, subject: str, payload: bytes = b"{}", headers: dict[str, str] | None = None
+) -> int:
+    """Publish a message; return its stream sequence."""
+    answer = await connection.client.request(subject, payload, headers=headers)
+    return int(json.loads(answer.data)["seq"])
+
+
+def shipped_files(folder: Path, own: str) -> Path:
+    """Copy the definitions that come with the worker for a context of the test's own.
+
+    ``sea`` becomes ``own`` and ``vibespro`` another name made of it, for one server that all tests share.
+    """
+    for file in resource_folder("streams").rglob("*.json"):
+        copy = folder / _renamed(str(file.relative_to(resource_folder("streams"))), own)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_text(_renamed(file.read_text(), own))
+    return folder
+
+
+def _renamed(text: str, own: str) -> str:
+    for word, name in (("vibespro", f"{own}v"), ("sea", own)):
+        text = text.replace(word, name).replace(word.upper(), name.upper())
+    return text
