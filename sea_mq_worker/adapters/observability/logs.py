@@ -40,7 +40,7 @@ from sea_mq_worker.domain.facts import (
 
 LOGGER = "sea_mq_worker"
 LIBRARIES = ("asyncio", "asyncpg", "httpcore2", "httpx2", "nats", "opentelemetry", "uvicorn")
-Format = Literal["json", "human"]
+Format = Literal["json", "text"]
 
 _LEVELS: Mapping[type[Fact], int] = {
     EventPublished: logging.DEBUG,
@@ -79,7 +79,7 @@ def configure(*, level: str, format: Format, stream: TextIO) -> None:  # noqa: A
         if isinstance(handler, _WorkerStreamHandler):
             root.removeHandler(handler)
     writer = _WorkerStreamHandler(stream)
-    writer.setFormatter(JsonFormatter() if format == "json" else HumanFormatter())
+    writer.setFormatter(JsonFormatter() if format == "json" else TextFormatter())
     root.addHandler(writer)
     logging.getLogger(LOGGER).setLevel(level.upper())
     for name in LIBRARIES:
@@ -109,7 +109,7 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, default=str)
 
 
-class HumanFormatter(logging.Formatter):
+class TextFormatter(logging.Formatter):
     """Time, level, event, then name=value; an exception's frames follow on lines of their own."""
 
     def format(self, record: logging.LogRecord) -> str:

@@ -15,7 +15,7 @@
 | sea_mq_inbox_skipped_total | consumer | duplicates acknowledged unasked |
 | sea_mq_inbox_retried_total | consumer | handlings without an effect |
 | sea_mq_inbox_dead_lettered_total | consumer, reason | messages in the dead-letter stream (EVT-047-002) |
-| sea_mq_inbox_handler_seconds | consumer | handler calls that took effect |
+| sea_mq_inbox_message_seconds | consumer | receipt to recorded effect |
 | sea_mq_gate_paused | gate | 1 while work pauses for a dependency |
 | sea_mq_gate_pauses_total | gate | how often it began to pause |
 | sea_mq_notices_total | event | what else an operator should look at |
@@ -182,7 +182,7 @@ class MetricsObserver:
         consumer = self._bounded("consumer", fact.consumer)
         self._count("processed", self._processed.labels(consumer, self._bounded("status", str(fact.status))))
         self._rates["processed"].add()
-        self._handler.labels(consumer).observe(fact.seconds)
+        self._message.labels(consumer).observe(fact.seconds)
 
     def _message_dead_lettered(self, fact: MessageDeadLettered) -> None:
         consumer, reason = self._bounded("consumer", fact.consumer), self._bounded("reason", fact.reason)
@@ -236,7 +236,7 @@ class MetricsObserver:
         self._skipped = self._counter("inbox_skipped", "Duplicates acknowledged unasked.", *by_consumer)
         self._retried = self._counter("inbox_retried", "Handlings without an effect.", *by_consumer)
         self._dead_lettered = self._counter("inbox_dead_lettered", "Dead letters.", "consumer", "reason")
-        self._handler = self._histogram("inbox_handler_seconds", "Successful handler calls.", *by_consumer)
+        self._message = self._histogram("inbox_message_seconds", "Receipt to recorded effect.", *by_consumer)
 
     def _make_worker_metrics(self) -> None:
         sides: tuple[Side, ...] = ("outbox", "inbox")

@@ -1,0 +1,207 @@
+"""The admin server, asked over real sockets."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from sea_mq_worker.adapters.http.admin import AdminServer
+from sea_mq_worker.domain.errors import WorkerError
+
+
+@dataclass
+class Parts:
+    """What the server asks, changeable by the test."""
+
+    dead: dict[str, str] = field(default_factory=dict)
+    unready: dict[str, str] = field(default_factory=dict)
+    exposition: Callable[[], bytes] = lambda: b"sea_mq_up 1\n"
+    numbers: Callable[[], dict[str, object]] = lambda: {"totals": {"published": 3}}
+
+    def server(self, **changes: Any) -> AdminServer:
+        arguments: dict[str, Any] = {"host": "127.0.0.1", "port": 0} | changes
+        return AdminServer(
+            live=lambda: self.dead,
+            ready=lambda: self.unready,
+            metrics=self.metrics,
+            status=self.status,
+            **arguments,
+        )
+
+    def metrics(self) -> bytes:
+        return self.exposition()
+
+    def status(self) -> dict[str, object]:
+        return self.numbers()
+
+
+@dataclass(frozen=True)
+class Reply:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+
+async def send(server: AdminServer, data: bytes) -> Reply:
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    try:
+        writer.write(data)
+        async with asyncio.timeout(10):
+            whole = await reader.read()
+    finally:
+        writer.close()
+    head, _, body = whole.partition(b"\r\n\r\n")
+    first, *lines = head.decode().split("\r\n")
+    headers = dict(line.split(": ", 1) for line in lines)
+    return Reply(int(first.split(" ")[1]), headers, body)
+
+
+async def get(server: AdminServer, path: str, *, method: str = "GET", **headers: str) -> Reply:
+    lines = [f"{method} {path} HTTP/1.1", "host: x", *(f"{name}: {value}" for name, value in headers.items())]
+    return await send(server, "\r\n".join([*lines, "", ""]).encode())
+
+
+@pytest.fixture
+def parts() -> Parts:
+    return Parts()
+
+
+@pytest.fixture
+async def server(parts: Parts) -> AsyncIterator[AdminServer]:
+    running = parts.server()
+    await running.start()
+    yield running
+    await running.close()
+
+
+@pytest.fixture
+async def guarded(parts: Parts) -> AsyncIterator[AdminServer]:
+    running = parts.server(token="s3cret")
+    await running.start()
+    yield running
+    await running.close()
+
+
+async def test_health_and_readiness_are_told_with_reasons(server: AdminServer, parts: Parts) -> None:
+    assert (await get(server, "/healthz")).status == 200
+    assert (await get(server, "/readyz")).status == 200
+    parts.unready["postgres"] = "refused"
+    reply = await get(server, "/readyz")
+    assert reply.status == 503
+    assert json.loads(reply.body) == {"ok": False, "reasons": {"postgres": "refused"}}
+    assert (await get(server, "/healthz")).status == 200
+    parts.dead["relay"] = "ended"
+    assert (await get(server, "/healthz")).status == 503
+
+
+async def test_metrics_and_status_are_served_as_they_are(server: AdminServer) -> None:
+    metrics = await get(server, "/metrics")
+    assert metrics.body == b"sea_mq_up 1\n"
+    assert metrics.headers["content-type"].startswith("text/plain; version=0.0.4")
+    status = await get(server, "/status?now")
+    assert json.loads(status.body) == {"totals": {"published": 3}}
+    assert status.headers["content-type"] == "application/json"
+
+
+async def test_the_page_needs_nothing_from_elsewhere(server: AdminServer) -> None:
+    reply = await get(server, "/")
+    assert reply.status == 200
+    assert reply.headers["content-type"] == "text/html; charset=utf-8"
+    assert "default-src 'none'" in reply.headers["content-security-policy"]
+    assert b"http://" not in reply.body
+    assert b"https://" not in reply.body
+    assert b"color-scheme: light dark" in reply.body
+
+
+async def test_head_gets_the_head_alone(server: AdminServer) -> None:
+    reply = await get(server, "/metrics", method="HEAD")
+    assert (reply.status, reply.headers["content-length"], reply.body) == (200, "12", b"")
+
+
+@pytest.mark.parametrize(
+    ("line", "status"),
+    [
+        ("POST /status HTTP/1.1", 405),
+        ("DELETE / HTTP/1.1", 405),
+        ("GET /nothing HTTP/1.1", 404),
+        ("GET /../page.html HTTP/1.1", 404),
+        ("GET /", 400),
+        ("what?", 400),
+        ("GET / SMTP", 400),
+    ],
+)
+async def test_anything_else_is_refused(server: AdminServer, line: str, status: int) -> None:
+    assert (await send(server, f"{line}\r\n\r\n".encode())).status == status
+
+
+async def test_a_head_without_end_is_refused(server: AdminServer) -> None:
+    assert (await send(server, b"GET / HTTP/1.1\r\nx: " + b"y" * 9000)).status == 431
+
+
+async def test_a_head_that_never_comes_is_given_up(
+    server: AdminServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sea_mq_worker.adapters.http.admin._HEAD_SECONDS_MAX", 0.05)
+    assert (await send(server, b"GET / HT")).status == 408
+
+
+async def test_connections_are_bounded_and_come_free_again(server: AdminServer) -> None:
+    idle = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(32)]
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    assert await reader.read() == b""
+    writer.close()
+    for _, writer in idle:
+        writer.write(b"GET /healthz HTTP/1.1\r\n\r\n")
+    answers = await asyncio.gather(*(reader.read() for reader, _ in idle))
+    assert all(answer.startswith(b"HTTP/1.1 200") for answer in answers)
+    for _, writer in idle:
+        writer.close()
+    assert (await get(server, "/healthz")).status == 200
+
+
+async def test_with_a_token_numbers_are_for_its_bearer(guarded: AdminServer) -> None:
+    for path in ("/metrics", "/status"):
+        for refused in ({}, {"authorization": "Bearer s3cre"}, {"authorization": "Basic s3cret"}):
+            reply = await get(guarded, path, **refused)
+            assert (reply.status, reply.headers["www-authenticate"]) == (401, "Bearer")
+        assert (await get(guarded, path, authorization="Bearer s3cret")).status == 200
+        assert (await get(guarded, f"{path}?token=s3cret")).status == 401
+
+
+async def test_with_a_token_probes_work_but_learn_no_reasons(guarded: AdminServer, parts: Parts) -> None:
+    assert (await get(guarded, "/healthz")).status == 200
+    parts.unready["postgres"] = "db.internal refused"
+    assert json.loads((await get(guarded, "/readyz")).body) == {"ok": False}
+    told = await get(guarded, "/readyz", authorization="Bearer s3cret")
+    assert b"db.internal" in told.body
+
+
+async def test_a_callback_that_fails_costs_one_answer(
+    server: AdminServer, parts: Parts, caplog: pytest.LogCaptureFixture
+) -> None:
+    parts.numbers = lambda: {"x": 1 / 0}
+    assert (await get(server, "/status")).status == 500
+    assert (await get(server, "/healthz")).status == 200
+    assert [record.event for record in caplog.records] == ["admin_request_failed"]  # type: ignore[attr-defined]
+
+
+async def test_a_port_in_use_is_named(server: AdminServer, parts: Parts) -> None:
+    second = parts.server(port=server.port)
+    with pytest.raises(WorkerError, match=rf"127\.0\.0\.1:{server.port} cannot be bound"):
+        await second.start()
+    await second.close()
+
+
+async def test_close_ends_open_connections_at_once(parts: Parts) -> None:
+    server = parts.server()
+    await server.start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    await get(server, "/healthz")
+    async with asyncio.timeout(1):
+        await server.close()
+        await server.close()
+        assert await reader.read() == b""
+    writer.close()

@@ -1,0 +1,204 @@
+"""Facts become log lines: one a record, bounded, and never a way to forge another."""
+
+import io
+import json
+import logging
+import re
+from collections.abc import Iterator
+from typing import Any, get_args
+
+import pytest
+
+from sea_mq_worker.adapters.memory.observer import RecordingObserver
+from sea_mq_worker.adapters.observability.fanout import FanOut
+from sea_mq_worker.adapters.observability.logs import LOGGER, LogObserver, configure, described
+from sea_mq_worker.domain.errors import StoreUnavailableError
+from sea_mq_worker.domain.facts import (
+    EventBuried,
+    EventPostponed,
+    EventPublished,
+    Fact,
+    GatePaused,
+    GateResumed,
+    MessageRetried,
+    Noticed,
+)
+
+PUBLISHED = EventPublished(
+    outbox_id="550e8400-e29b-41d4-a716-446655440000",
+    event_type="vibe_created",
+    subject="sea.event.vibe_created.v1",
+    duplicate=False,
+    latency_seconds=0.25,
+)
+FORGED = 'x\r\n{"event": "forged"}\x1b[31m\u2028\x9b'
+
+
+def postponed(number: int) -> EventPostponed:
+    return EventPostponed(
+        outbox_id=str(number), event_type="t", error="timeout", delay_seconds=1.0, attempts=number
+    )
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def stream() -> Iterator[io.StringIO]:
+    """Take what is written, and give logging back as it was."""
+    root, worker = logging.getLogger(), logging.getLogger(LOGGER)
+    before = list(root.handlers), worker.level
+    yield io.StringIO()
+    root.handlers[:], worker.level = before[0], worker.level
+    worker.setLevel(before[1])
+    logging.captureWarnings(capture=False)
+
+
+def lines(stream: io.StringIO) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+@pytest.mark.clause("EVT-047-001")
+def test_a_published_event_is_a_record_with_the_events_fields(stream: io.StringIO) -> None:
+    configure(level="debug", format="json", stream=stream)
+    LogObserver().observe(PUBLISHED)
+    (line,) = lines(stream)
+    assert line["event"] == "event_published"
+    assert line["level"] == "debug"
+    assert line["outbox_id"] == "550e8400-e29b-41d4-a716-446655440000"
+    assert line["event_type"] == "vibe_created"
+    assert line["subject"] == "sea.event.vibe_created.v1"
+    assert re.fullmatch(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", line["published_at"])
+
+
+def test_every_fact_has_a_level_and_an_event_key_in_the_past_tense(stream: io.StringIO) -> None:
+    configure(level="debug", format="json", stream=stream)
+    observer = LogObserver()
+    for kind in get_args(Fact):
+        names = kind.__dataclass_fields__
+        observer.observe(kind(**dict.fromkeys(names, "x")))
+    keys = [line["event"] for line in lines(stream)]
+    assert len(keys) == len(get_args(Fact))
+    assert keys[-1] == "x"
+    assert set(keys) >= {"event_published", "message_dead_lettered", "gate_paused", "worker_stopped"}
+
+
+def test_at_info_the_hot_path_writes_nothing(stream: io.StringIO) -> None:
+    configure(level="info", format="json", stream=stream)
+    LogObserver().observe(PUBLISHED)
+    LogObserver().observe(GateResumed(gate="handler", paused_seconds=1.5))
+    assert [line["event"] for line in lines(stream)] == ["gate_resumed"]
+
+
+def test_an_outage_is_told_in_at_most_sixty_lines_a_minute(stream: io.StringIO) -> None:
+    configure(level="info", format="json", stream=stream)
+    clock = Clock()
+    observer = LogObserver(clock=clock)
+    for tenth in range(600):
+        clock.now = 1000.0 + tenth / 10
+        observer.observe(postponed(tenth))
+        observer.observe(
+            MessageRetried(message_id="m", consumer="c", error="e", attempts=1, delay_seconds=1.0)
+        )
+        for gate in ("postgres", "nats"):
+            observer.observe(GatePaused(gate=gate, reason="refused", retry_seconds=1.0))
+    assert len(lines(stream)) <= 60
+
+
+def test_what_was_left_out_is_counted_on_the_next_line(stream: io.StringIO) -> None:
+    configure(level="info", format="json", stream=stream)
+    clock = Clock()
+    observer = LogObserver(clock=clock)
+    for number in range(100):
+        observer.observe(postponed(number))
+    clock.now += 10.0
+    observer.observe(postponed(100))
+    written = lines(stream)
+    assert [line["outbox_id"] for line in written] == ["0", "1", "100"]
+    assert [line.get("suppressed") for line in written] == [None, None, 98]
+
+
+def test_one_kind_of_trouble_does_not_silence_another(stream: io.StringIO) -> None:
+    configure(level="info", format="json", stream=stream)
+    observer = LogObserver(clock=Clock())
+    for number in range(10):
+        observer.observe(postponed(number))
+    observer.observe(EventBuried(outbox_id="b", event_type="t", error="too large", attempts=1))
+    observer.observe(Noticed(event="stream_changed", text="re-created"))
+    assert [line["event"] for line in lines(stream)][-2:] == ["event_buried", "stream_changed"]
+
+
+@pytest.mark.parametrize("style", ["json", "text"])
+def test_text_from_outside_cannot_forge_a_line(stream: io.StringIO, style: Any) -> None:
+    configure(level="info", format=style, stream=stream)
+    LogObserver().observe(EventBuried(outbox_id="b", event_type=FORGED, error=FORGED, attempts=1))
+    logging.getLogger("nats").error("said %s", FORGED)
+    written = stream.getvalue()
+    assert written.count("\n") == len(written.splitlines()) == 2
+    assert written.replace("\n", "").isprintable()
+
+
+def lose_the_store() -> None:
+    try:
+        int("DETAIL: canary-77")
+    except ValueError as error:
+        raise StoreUnavailableError("PostgreSQL refuses connections") from error
+
+
+@pytest.mark.parametrize("style", ["json", "text"])
+def test_a_foreign_exception_is_told_without_its_text(stream: io.StringIO, style: Any) -> None:
+    """PostgreSQL's errors quote rows; ours say what to do."""
+    configure(level="info", format=style, stream=stream)
+    try:
+        lose_the_store()
+    except StoreUnavailableError:
+        logging.getLogger(LOGGER).exception("a loop ended", extra={"event": "loop_ended"})
+    written = stream.getvalue()
+    assert "canary-77" not in written
+    assert "builtins.ValueError" in written
+    assert "StoreUnavailableError: PostgreSQL refuses connections" in written
+    assert "test_logs.py" in written
+    assert "loop_ended" in written
+
+
+def test_a_line_for_people_has_time_level_event_and_values(stream: io.StringIO) -> None:
+    configure(level="info", format="text", stream=stream)
+    LogObserver().observe(GatePaused(gate="handler", reason="it refuses", retry_seconds=0.5))
+    line = stream.getvalue()
+    assert line.endswith('Z WARNING gate_paused gate=handler reason="it refuses" retry_seconds=0.500\n')
+
+
+def test_libraries_are_heard_from_warning_on(stream: io.StringIO) -> None:
+    configure(level="debug", format="json", stream=stream)
+    for name in ("nats", "httpx2", "asyncio"):
+        logging.getLogger(name).info("POST http://user:password@host")
+        logging.getLogger(name).warning("trouble")
+    assert [line["message"] for line in lines(stream)] == ["trouble"] * 3
+
+
+def test_configuring_twice_writes_once(stream: io.StringIO) -> None:
+    configure(level="info", format="text", stream=io.StringIO())
+    configure(level="info", format="json", stream=stream)
+    LogObserver().observe(Noticed(event="once", text=""))
+    assert [line["event"] for line in lines(stream)] == ["once"]
+
+
+def test_a_listener_that_raises_is_told_once_and_harms_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken:
+        def observe(self, fact: Fact) -> None:
+            raise KeyError(fact)
+
+    recorder = RecordingObserver()
+    everyone = FanOut([Broken(), recorder])
+    for _ in range(3):
+        everyone.observe(PUBLISHED)
+    assert recorder.facts == [PUBLISHED] * 3
+    assert len(caplog.records) == 1
+
+
+def test_described_keeps_the_notice_out_of_its_own_fields() -> None:
+    assert described(Noticed(event="k", text="t")) == ("k", {"text": "t"})

@@ -1,0 +1,197 @@
+"""Facts become numbers: a bounded vocabulary, cheap to keep and cheap to read."""
+
+import re
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from sea_mq_worker.adapters.observability import metrics as module
+from sea_mq_worker.adapters.observability.metrics import Backlog, MetricsObserver
+from sea_mq_worker.domain.facts import (
+    BatchRelayed,
+    EventBuried,
+    EventPostponed,
+    EventPublished,
+    GatePaused,
+    GateResumed,
+    LeasesLost,
+    LeasesReaped,
+    MessageDeadLettered,
+    MessageProcessed,
+    MessageRetried,
+    MessageSkipped,
+    Noticed,
+    WorkerStarted,
+    WorkerStopped,
+)
+
+
+def published(*, duplicate: bool = False, event_type: str = "t", latency: float = 0.02) -> EventPublished:
+    return EventPublished(
+        outbox_id="i", event_type=event_type, subject="s", duplicate=duplicate, latency_seconds=latency
+    )
+
+
+EVERY_FACT = (
+    published(),
+    published(duplicate=True, latency=700.0),
+    EventPostponed(outbox_id="i", event_type="t", error="e", delay_seconds=1.0, attempts=1),
+    EventBuried(outbox_id="i", event_type="t", error="e", attempts=1),
+    BatchRelayed(claimed=9, published=2, released=7, seconds=0.1),
+    LeasesLost(side="inbox", count=3),
+    LeasesReaped(count=4),
+    MessageProcessed(message_id="i", consumer="c", subject="s", status=409, seconds=0.3),
+    MessageSkipped(message_id="i", consumer="c"),
+    MessageRetried(message_id="i", consumer="c", error="e", attempts=1, delay_seconds=1.0),
+    MessageDeadLettered(message_id="i", original_subject="s", reason="REJECTED", attempts=1, consumer="c"),
+    GatePaused(gate="nats", reason="refused", retry_seconds=1.0),
+    Noticed(event="stream_changed", text="t"),
+    WorkerStarted(name="w", version="1.0"),
+    WorkerStopped(name="w", unfinished=()),
+)
+EXPECTED = {
+    "sea_mq_outbox_published_total": 2,
+    "sea_mq_outbox_duplicates_total": 1,
+    "sea_mq_outbox_postponed_total": 1,
+    "sea_mq_outbox_buried_total": 1,
+    "sea_mq_outbox_released_total": 7,
+    "sea_mq_outbox_leases_reaped_total": 4,
+    "sea_mq_outbox_latency_seconds_count": 2,
+    "sea_mq_outbox_latency_seconds_bucket{le=0.025}": 1,
+    "sea_mq_outbox_latency_seconds_bucket{le=3600.0}": 2,
+    "sea_mq_outbox_batch_seconds_sum": 0.1,
+    "sea_mq_leases_lost_total{side=inbox}": 3,
+    "sea_mq_inbox_processed_total{consumer=c,status=409}": 1,
+    "sea_mq_inbox_skipped_total{consumer=c}": 1,
+    "sea_mq_inbox_retried_total{consumer=c}": 1,
+    "sea_mq_inbox_dead_lettered_total{consumer=c,reason=REJECTED}": 1,
+    "sea_mq_inbox_message_seconds_sum{consumer=c}": 0.3,
+    "sea_mq_gate_paused{gate=nats}": 1,
+    "sea_mq_gate_pauses_total{gate=nats}": 1,
+    "sea_mq_notices_total{event=stream_changed}": 1,
+    "sea_mq_worker_info{name=w,version=1.0}": 1,
+}
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def metrics(clock: Clock) -> MetricsObserver:
+    return MetricsObserver(clock=clock)
+
+
+def samples(metrics: MetricsObserver) -> dict[str, float]:
+    found = {}
+    for family in text_string_to_metric_families(metrics.render().decode()):
+        for sample in family.samples:
+            labels = ",".join(f"{name}={value}" for name, value in sorted(sample.labels.items()))
+            found[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
+    return found
+
+
+@pytest.mark.clause("EVT-047-001")
+def test_every_fact_is_counted(metrics: MetricsObserver) -> None:
+    for fact in EVERY_FACT:
+        metrics.observe(fact)
+    found = samples(metrics)
+    assert {name: found.get(name) for name in EXPECTED} == EXPECTED
+
+
+def test_the_vocabulary_names_every_metric_and_no_other(metrics: MetricsObserver) -> None:
+    written = set(re.findall(r"sea_mq_\w+", module.__doc__ or ""))
+    families = text_string_to_metric_families(metrics.render().decode())
+    exposed = {f"{family.name}_total" if family.type == "counter" else family.name for family in families}
+    assert {
+        name for name in exposed if name.startswith("sea_mq_") and not name.endswith("_created")
+    } == written
+
+
+def test_hostile_values_make_no_endless_series(metrics: MetricsObserver) -> None:
+    for number in range(1000):
+        metrics.observe(published(event_type=f"type-{number}"))
+        metrics.observe(Noticed(event=f"event-{number}", text=""))
+        metrics.observe(
+            MessageDeadLettered(
+                message_id=f"id-{number}", original_subject="s", reason=f"r{number}", attempts=1, consumer="c"
+            )
+        )
+    assert len(samples(metrics)) < 500
+    assert samples(metrics)["sea_mq_notices_total{event=other}"] == 1000 - 64
+
+
+def test_a_gate_is_one_while_paused_and_zero_after(metrics: MetricsObserver, clock: Clock) -> None:
+    metrics.observe(GatePaused(gate="nats", reason="refused", retry_seconds=1.0))
+    clock.now += 5.0
+    metrics.observe(GatePaused(gate="nats", reason="timeout", retry_seconds=1.0))
+    assert metrics.numbers()["paused"] == {"nats": {"reason": "timeout", "seconds": 5.0}}
+    metrics.observe(GateResumed(gate="nats", paused_seconds=5.0))
+    assert metrics.numbers()["paused"] == {}
+    assert samples(metrics)["sea_mq_gate_paused{gate=nats}"] == 0
+    assert samples(metrics)["sea_mq_gate_pauses_total{gate=nats}"] == 1
+
+
+@pytest.mark.clause("QRY-050")
+@pytest.mark.clause("QRY-051")
+def test_backlogs_are_gauges_that_tell_their_age(metrics: MetricsObserver, clock: Clock) -> None:
+    metrics.set_backlog("outbox", Backlog(depth=5, oldest_seconds=60.0, dead=2))
+    metrics.set_backlog("inbox", Backlog(depth=1, oldest_seconds=3.0, dead=0))
+    clock.now += 30.0
+    found = samples(metrics)
+    assert found["sea_mq_outbox_depth"] == 5
+    assert found["sea_mq_outbox_oldest_seconds"] == 60.0
+    assert found["sea_mq_outbox_dead"] == 2
+    assert found["sea_mq_inbox_depth"] == 1
+    assert found["sea_mq_backlog_sample_age_seconds{side=outbox}"] == 30.0
+    assert metrics.numbers()["backlog"]["inbox"] == {  # type: ignore[index]
+        "depth": 1,
+        "oldest_seconds": 3.0,
+        "dead": 0,
+        "sample_age_seconds": 30.0,
+    }
+
+
+def test_rates_are_of_the_last_ten_whole_seconds(metrics: MetricsObserver, clock: Clock) -> None:
+    def rate() -> float:
+        return metrics.numbers()["per_second"]["published"]  # type: ignore[index,no-any-return]
+
+    for second in range(20):
+        clock.now = 1000.0 + second
+        for _ in range(50):
+            metrics.observe(published())
+    assert rate() == 50.0
+    clock.now += 6.0
+    assert rate() == 25.0
+    clock.now += 3600.0
+    assert rate() == 0.0
+    assert metrics.numbers()["totals"] == {"published": 1000}
+
+
+def test_scrapes_within_a_second_are_rendered_once(metrics: MetricsObserver, clock: Clock) -> None:
+    first = metrics.render()
+    metrics.observe(published())
+    assert metrics.render() is first
+    clock.now += 1.0
+    assert b"sea_mq_outbox_published_total 1.0" in metrics.render()
+
+
+def test_two_observers_do_not_share_a_registry(metrics: MetricsObserver) -> None:
+    MetricsObserver().observe(published())
+    assert samples(metrics)["sea_mq_outbox_published_total"] == 0
+
+
+def test_no_other_module_registers_metrics() -> None:
+    """The vocabulary of one module is the whole vocabulary."""
+    package = Path(module.__file__).parents[2]
+    users = {path.name for path in package.rglob("*.py") if "prometheus_client" in path.read_text()}
+    assert users == {"metrics.py"}

@@ -1,0 +1,170 @@
+"""Traces: linked across the queue, carried on, and absent where the producer did not sample."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind, StatusCode
+
+from sea_mq_worker.adapters.memory.handler import Answer, InMemoryHandler
+from sea_mq_worker.adapters.observability.tracing import TracedHandler, TracedPublisher, configure_tracing
+from sea_mq_worker.domain.errors import WorkerError
+from sea_mq_worker.domain.messages import HandlerRequest, OutboundMessage
+from sea_mq_worker.domain.outcomes import Accepted, PublishOutcome, Stored, Unknown
+
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+SAMPLED = {"traceparent": f"00-{TRACE}-b7ad6b7169203331-01", "tracestate": "vendor=1"}
+UNSAMPLED = {"traceparent": f"00-{TRACE}-b7ad6b7169203331-00", "tracestate": "vendor=1"}
+REQUEST = HandlerRequest(
+    message_id="m",
+    subject="sea.event.t.v1",
+    event_type="t",
+    event_version=1,
+    occurred_at="2025-12-28T22:00:00Z",
+    correlation_id=None,
+    causation_id=None,
+    payload=b"{}",
+)
+
+
+@dataclass
+class RecordingPublisher:
+    """A publisher that keeps what it is given and answers what it is told."""
+
+    answers: list[PublishOutcome]
+    sent: list[OutboundMessage] = field(default_factory=list)
+    connected: bool = True
+    keeps_order: bool = True
+    duplicate_window_seconds: float = 120.0
+
+    async def publish(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> PublishOutcome:
+        self.sent.append(OutboundMessage(id="", subject=subject, payload=payload, headers=headers))
+        return self.answers.pop(0)
+
+    async def publish_batch(
+        self, messages: Sequence[OutboundMessage], *, timeout_seconds: float
+    ) -> Sequence[PublishOutcome]:
+        assert timeout_seconds == 1.0
+        self.sent += messages
+        return self.answers
+
+    async def find(self, ids: frozenset[str], *, since_seconds: float) -> Mapping[str, Stored]:
+        return dict.fromkeys(ids, Stored("S", int(since_seconds)))
+
+
+class Traces:
+    def __init__(self) -> None:
+        provider = TracerProvider()
+        self._exporter = InMemorySpanExporter()
+        provider.add_span_processor(SimpleSpanProcessor(self._exporter))
+        self.tracer = provider.get_tracer("test")
+
+    @property
+    def spans(self) -> Sequence[ReadableSpan]:
+        return self._exporter.get_finished_spans()
+
+    def of(self, kind: SpanKind) -> ReadableSpan:
+        (span,) = (span for span in self.spans if span.kind is kind)
+        return span
+
+
+@pytest.fixture
+def traces() -> Traces:
+    return Traces()
+
+
+def traceparent(span: ReadableSpan) -> str:
+    context = span.get_span_context()
+    assert context is not None
+    return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
+
+
+def linked_traces(span: ReadableSpan) -> list[str]:
+    return [f"{link.context.trace_id:032x}" for link in span.links]
+
+
+async def test_a_publish_is_linked_to_the_producer_and_carries_its_own_context(traces: Traces) -> None:
+    inner = RecordingPublisher([Stored("S", 7)])
+    publisher = TracedPublisher(inner=inner, tracer=traces.tracer)
+    outcome = await publisher.publish("sea.event.t.v1", b"{}", SAMPLED | {"Nats-Msg-Id": "i"})
+    span = traces.of(SpanKind.PRODUCER)
+    assert outcome == Stored("S", 7)
+    assert linked_traces(span) == [TRACE]
+    assert span.parent is None
+    assert inner.sent[0].headers == {"Nats-Msg-Id": "i", "traceparent": traceparent(span)}
+    assert span.attributes is not None
+    assert span.attributes["messaging.destination.name"] == "sea.event.t.v1"
+    assert span.attributes["messaging.message.id"] == "i"
+
+
+async def test_each_message_of_a_batch_has_its_own_span(traces: Traces) -> None:
+    inner = RecordingPublisher([Stored("S", 1), Unknown("timeout"), Stored("S", 2)])
+    publisher = TracedPublisher(inner=inner, tracer=traces.tracer)
+    messages = [
+        OutboundMessage(id=str(number), subject="s", payload=b"1", headers=headers)
+        for number, headers in enumerate((SAMPLED, {}, UNSAMPLED))
+    ]
+    outcomes = await publisher.publish_batch(messages, timeout_seconds=1.0)
+    assert outcomes == [Stored("S", 1), Unknown("timeout"), Stored("S", 2)]
+    assert [linked_traces(span) for span in traces.spans] == [[TRACE], []]
+    assert [span.status.status_code for span in traces.spans] == [StatusCode.UNSET, StatusCode.ERROR]
+    assert [m.headers.get("traceparent") for m in inner.sent] == [
+        traceparent(traces.spans[0]),
+        traceparent(traces.spans[1]),
+        UNSAMPLED["traceparent"],
+    ]
+    assert [message.payload for message in inner.sent] == [b"1", b"1", b"1"]
+
+
+async def test_what_the_producer_did_not_sample_passes_untouched(traces: Traces) -> None:
+    inner = RecordingPublisher([Stored("S", 1)])
+    await TracedPublisher(inner=inner, tracer=traces.tracer).publish("s", b"{}", UNSAMPLED)
+    handler = InMemoryHandler()
+    request = replace(REQUEST, trace_headers=UNSAMPLED)
+    await TracedHandler(inner=handler, tracer=traces.tracer).handle(request)
+    assert traces.spans == ()
+    assert inner.sent[0].headers == UNSAMPLED
+    assert handler.requests == [request]
+
+
+async def test_a_handler_call_is_a_client_span_inside_a_linked_consumer_span(traces: Traces) -> None:
+    inner = InMemoryHandler()
+    handler = TracedHandler(inner=inner, tracer=traces.tracer)
+    assert await handler.handle(replace(REQUEST, trace_headers=SAMPLED)) == Accepted(200)
+    consumer, client = traces.of(SpanKind.CONSUMER), traces.of(SpanKind.CLIENT)
+    assert linked_traces(consumer) == [TRACE]
+    assert consumer.parent is None
+    assert client.parent is not None
+    assert client.parent == consumer.get_span_context()
+    assert inner.requests[0].trace_headers == {"traceparent": traceparent(client)}
+
+
+async def test_a_failed_call_marks_its_spans(traces: Traces) -> None:
+    inner = InMemoryHandler(lambda _request, _call: Answer(status=500))
+    await TracedHandler(inner=inner, tracer=traces.tracer).handle(REQUEST)
+    assert {span.status.status_code for span in traces.spans} == {StatusCode.ERROR}
+    assert traces.of(SpanKind.CLIENT).attributes == {"sea_mq.outcome": "Retry"}
+
+
+async def test_everything_else_of_a_publisher_passes_through(traces: Traces) -> None:
+    publisher = TracedPublisher(inner=RecordingPublisher([]), tracer=traces.tracer)
+    assert publisher.connected
+    assert publisher.keeps_order
+    assert publisher.duplicate_window_seconds == 120.0
+    assert await publisher.find(frozenset({"i"}), since_seconds=9.0) == {"i": Stored("S", 9)}
+
+
+def test_without_the_exporter_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
+    with pytest.raises(WorkerError, match=r"sea-mq-worker\[otel\]"):
+        configure_tracing(service_name="s", endpoint="http://127.0.0.1:4318")
+
+
+def test_configured_tracing_names_the_service() -> None:
+    provider = configure_tracing(service_name="orders", endpoint="http://127.0.0.1:1")
+    assert provider.resource.attributes["service.name"] == "orders"
+    provider.shutdown()
