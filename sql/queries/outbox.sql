@@ -5,16 +5,16 @@
 -- Leases due events without an ordering key: the longest due first, a bounded share of them retried ones.
 -- Indexes: idx_outbox_due, idx_outbox_retry.
 -- $1 limit, $2 claimed_by, $3 $4 cursor (available_at, seq) of first tries, $5 $6 cursor of retries,
--- $7 limit of retries. The first columns tell the time and stand even where nothing is claimed (id is null).
-WITH retried AS MATERIALIZED (
+-- $7 places kept for retries; what either side leaves free the other one takes.
+-- The first column tells the time and stands even where nothing is claimed (id is null).
+WITH waiting AS MATERIALIZED (
     SELECT o.ctid AS tid
       FROM outbox_events o
      WHERE o.is_open AND o.ordering_key IS NULL AND o.publish_error IS NOT NULL
        AND o.state = 'PENDING' AND o.available_at <= now()
        AND (o.available_at, o.seq) > ($5::timestamptz, $6::bigint)
      ORDER BY o.available_at, o.seq
-     LIMIT $7::int
-       FOR UPDATE OF o SKIP LOCKED
+     LIMIT $1::int
 ), fresh AS MATERIALIZED (
     SELECT o.ctid AS tid
       FROM outbox_events o
@@ -22,7 +22,13 @@ WITH retried AS MATERIALIZED (
        AND o.state = 'PENDING' AND o.available_at <= now()
        AND (o.available_at, o.seq) > ($3::timestamptz, $4::bigint)
      ORDER BY o.available_at, o.seq
-     LIMIT $1::int - (SELECT count(*) FROM retried)
+     LIMIT $1::int - least($7::int, (SELECT count(*) FROM waiting))
+       FOR UPDATE OF o SKIP LOCKED
+), retried AS MATERIALIZED (
+    SELECT waiting.tid
+      FROM waiting JOIN outbox_events o ON o.ctid = waiting.tid
+     WHERE o.state = 'PENDING' AND o.available_at <= now()
+     LIMIT $1::int - (SELECT count(*) FROM fresh)
        FOR UPDATE OF o SKIP LOCKED
 ), pick AS MATERIALIZED (
     SELECT tid FROM retried UNION ALL SELECT tid FROM fresh
@@ -51,23 +57,14 @@ SELECT now() AS at, claimed.*
 -- The whole prefix of a key is locked and looked at again, so that an old snapshot can only claim less.
 -- Indexes: idx_outbox_due_ordered and idx_outbox_retry_ordered find the keys, idx_outbox_ordering their runs,
 -- idx_outbox_dead what holds them.
--- $1 .. $7 as in claim, but $7 limits the retried events looked at; $8 first tries looked at for keys, $9 longest
--- run of a key, $10 keys to look at besides, $11 take turns with other relays, $12 a dead event holds its key.
+-- $1 .. $6 as in claim; $7 retried events looked at for keys ($1 where first tries are few), $8 first tries looked
+-- at, $9 longest run of a key, $10 keys to look at besides, $11 take turns with other relays, $12 a dead event holds its key.
 -- The first columns always stand: my_turn false: another relay is claiming, nothing was looked at;
 -- fresh_* and retry_*: how many were looked at and where the next claim goes on; leftover: keys of $10 or behind
 -- the cursor that have more to claim.
 WITH gate AS MATERIALIZED (
     SELECT CASE WHEN $11::boolean
                 THEN pg_try_advisory_xact_lock(7178, hashtext(current_schema()::text)) ELSE true END AS mine
-), retried AS MATERIALIZED (
-    SELECT o.available_at, o.seq, o.ordering_key AS key
-      FROM outbox_events o
-     WHERE (SELECT mine FROM gate)
-       AND o.is_open AND o.ordering_key IS NOT NULL AND o.publish_error IS NOT NULL
-       AND o.state = 'PENDING' AND o.available_at <= now()
-       AND (o.available_at, o.seq) > ($5::timestamptz, $6::bigint)
-     ORDER BY o.available_at, o.seq
-     LIMIT $7::int
 ), fresh AS MATERIALIZED (
     SELECT o.available_at, o.seq, o.ordering_key AS key
       FROM outbox_events o
@@ -77,6 +74,15 @@ WITH gate AS MATERIALIZED (
        AND (o.available_at, o.seq) > ($3::timestamptz, $4::bigint)
      ORDER BY o.available_at, o.seq
      LIMIT $8::int
+), retried AS MATERIALIZED (
+    SELECT o.available_at, o.seq, o.ordering_key AS key
+      FROM outbox_events o
+     WHERE (SELECT mine FROM gate)
+       AND o.is_open AND o.ordering_key IS NOT NULL AND o.publish_error IS NOT NULL
+       AND o.state = 'PENDING' AND o.available_at <= now()
+       AND (o.available_at, o.seq) > ($5::timestamptz, $6::bigint)
+     ORDER BY o.available_at, o.seq
+     LIMIT CASE WHEN (SELECT count(*) FROM fresh) < $8::int THEN $1::int ELSE $7::int END
 ), keys AS MATERIALIZED (
     SELECT key FROM retried
      UNION SELECT key FROM fresh

@@ -27,7 +27,7 @@ INBOX_HINTS: Mapping[str, str] = MappingProxyType(
 """Keep a small or never analysed table from being read whole, or sorted, at every call."""
 
 OUTBOX_HINTS: Mapping[str, str] = MappingProxyType(
-    INBOX_HINTS | {"enable_hashjoin": "off", "enable_mergejoin": "off"}
+    {**INBOX_HINTS, "enable_hashjoin": "off", "enable_mergejoin": "off"}
 )
 """The same for claims, whose joins are by row address or primary key."""
 

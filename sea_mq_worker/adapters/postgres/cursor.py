@@ -1,14 +1,34 @@
 """Where a claim goes on reading its index."""
 
 import time
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import TypeAlias
 
-_START = (datetime(2000, 1, 1, tzinfo=UTC), 0)
 _GRACE = timedelta(seconds=5)
 _SWEEP_SECONDS = 1.0
 _SWEEP_SHARE = 20.0
 
-Position = tuple[datetime, int]
+Position: TypeAlias = tuple[datetime, int]
+
+START: Position = (datetime(2000, 1, 1, tzinfo=UTC), 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """What a claim has read of an index.
+
+    Attributes:
+        position: the last row that need not be read again.
+        now: the claim's time, by the database's clock.
+        full: there may be more behind ``position``.
+        fruitful: it found something to claim.
+    """
+
+    position: Position
+    now: datetime
+    full: bool
+    fruitful: bool
 
 
 class Cursor:
@@ -21,7 +41,7 @@ class Cursor:
     """
 
     def __init__(self) -> None:
-        self._position = _START
+        self._position = START
         self._sweep_at = 0.0
         self._sweep_seconds = 0.0
         self._sweeping = False
@@ -30,25 +50,17 @@ class Cursor:
         """Return where the coming claim begins to read."""
         self._sweeping = time.monotonic() >= self._sweep_at
         if self._sweeping:
-            self._position = _START
+            self._position = START
             self._sweep_seconds = 0.0
         return self._position
 
-    def advance(self, position: Position | None, *, now: datetime, full: bool, fruitful: bool, seconds: float) -> None:
-        """Note what a claim has read.
-
-        Args:
-            position: the last row that need not be read again; None where there was none.
-            now: the claim's time, by the database's clock.
-            full: there may be more behind ``position``.
-            fruitful: it found something to claim.
-            seconds: what the claim took.
-        """
-        self._position = max(self._position, position or _START)
-        if not full:
-            # A row is visible at its commit, but sorted by the start of its transaction.
-            self._position = min(self._position, (now - _GRACE, 0))
-        if self._sweeping or not fruitful:
+    def advance(self, read: Read, *, seconds: float) -> None:
+        """Go on behind what a claim has read in so many ``seconds``."""
+        self._position = max(self._position, read.position)
+        if not read.full:
+            # A row can be seen from its commit on, but is sorted by the start of its transaction.
+            self._position = min(self._position, (read.now - _GRACE, 0))
+        if self._sweeping or not read.fruitful:
             self._sweep_seconds += seconds
             self._sweep_at = time.monotonic() + max(_SWEEP_SECONDS, _SWEEP_SHARE * self._sweep_seconds)
 

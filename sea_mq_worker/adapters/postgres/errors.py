@@ -59,7 +59,8 @@ def translated() -> Iterator[None]:
     except TimeoutError as error:
         raise StoreUnavailableError("PostgreSQL did not answer in time") from error
     except OSError as error:
-        raise StoreUnavailableError(f"PostgreSQL cannot be reached: {error.strerror or type(error).__name__}") from error
+        reason = error.strerror or type(error).__name__
+        raise StoreUnavailableError(f"PostgreSQL cannot be reached: {reason}") from error
 
 
 def _from_server(error: asyncpg.PostgresError) -> WorkerError:

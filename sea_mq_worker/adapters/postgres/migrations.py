@@ -59,7 +59,7 @@ async def check_version(database: Any) -> None:
     if found < known:
         raise ContractError(f"the schema has version {found}, this worker needs {known}; run `{_MIGRATE}`")
     if found > known:
-        raise ContractError(f"the schema has version {found}, this worker knows only {known}; run a newer worker")
+        raise _newer(found, known)
 
 
 async def _apply_next(connection: asyncpg.Connection, schema: str) -> str:
@@ -67,12 +67,10 @@ async def _apply_next(connection: asyncpg.Connection, schema: str) -> str:
     async with connection.transaction():
         await connection.execute(_LOCK, schema)
         await _prepare(connection, schema)
-        found = await connection.fetchval(_VERSION)
+        found: int = await connection.fetchval(_VERSION)
         migrations = _migrations()
         if found > len(migrations):
-            raise ContractError(
-                f"the schema has version {found}, this worker knows only {len(migrations)}; run a newer worker"
-            )
+            raise _newer(found, len(migrations))
         if found == len(migrations):
             return ""
         script = migrations[found]
@@ -87,6 +85,12 @@ async def _prepare(connection: asyncpg.Connection, schema: str) -> None:
         await connection.execute(f"CREATE SCHEMA {quoted_schema(schema)}")
     if not await connection.fetchval(_HAS_VERSIONS):
         await connection.execute(_folder().joinpath("0000_versions.sql").read_text(encoding="utf-8"))
+
+
+def _newer(found: int, known: int) -> ContractError:
+    return ContractError(
+        f"the schema has version {found}, this worker knows only {known}; run a newer worker"
+    )
 
 
 def _migrations() -> Sequence[Path]:
