@@ -48,7 +48,13 @@ def outbound_message(event: ClaimedEvent, *, context: str, source: str) -> Outbo
         headers.update(trace_context(event.metadata))
     if event.headers:
         _add_own(headers, _own_headers(event.headers))
-    return OutboundMessage(id=event.id, subject=subject, payload=event.payload, headers=headers)
+    return OutboundMessage(
+        id=event.id,
+        subject=subject,
+        payload=event.payload,
+        headers=headers,
+        repeated=event.attempts > 1 or event.earlier_stream_seq > 0,
+    )
 
 
 def trace_context(metadata: str) -> dict[str, str]:

@@ -14,6 +14,8 @@ class OutboundMessage:
     subject: str
     payload: bytes
     headers: Mapping[str, str]
+    repeated: bool = False
+    """An earlier attempt or lifecycle may have stored it: it needs an answer of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

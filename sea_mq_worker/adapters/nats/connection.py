@@ -77,7 +77,8 @@ class NatsConnection:
         with contextlib.suppress(Exception):
             await self.client.close()
 
-    def _tell(self, event: str, text: str) -> None:
+    def tell(self, event: str, text: str) -> None:
+        """Pass an event on to whoever listens."""
         for listener in self._listeners:
             with contextlib.suppress(Exception):
                 listener(event, text)
@@ -90,20 +91,20 @@ class NatsConnection:
             self._watch()
         denied = _DENIED.search(str(error))
         if not denied:
-            return self._tell("error", plain(error))
+            return self.tell("error", plain(error))
         if len(self._denied) < _DENIALS_MAX:
             self._denied[denied[1]] = None
-        return self._tell("denied", denied[1])
+        return self.tell("denied", denied[1])
 
     async def on_disconnected(self) -> None:
         if not self._closing:
             self._watch()
-            self._tell("disconnected", plain(self._last_error))
+            self.tell("disconnected", plain(self._last_error))
 
     async def on_reconnected(self) -> None:
         self._watch(stop=True)
         self._denied.clear()
-        self._tell("reconnected", "")
+        self.tell("reconnected", "")
 
     async def on_closed(self) -> None:
         if not self._closing:
@@ -122,7 +123,7 @@ class NatsConnection:
         self._watch(stop=True)
         self.lost_reason = reason
         self.lost.set()
-        self._tell("lost", reason)
+        self.tell("lost", reason)
 
 
 async def connect(

@@ -1,0 +1,87 @@
+"""What the stream's answer to a publish means for the message."""
+
+import json
+from typing import Any
+
+from nats.aio.msg import Msg
+
+from sea_mq_worker.domain.outcomes import Failed, PublishOutcome, Refused, Stored, Unknown
+
+NOT_BATCHED = frozenset({10174, 10205})
+"""The stream no longer takes atomic batches, or fast ones."""
+
+_NEVER = frozenset({10054, 10097, 10165, 10166, *range(10186, 10194), 10203, 10212, 10223, 10227})
+"""The message's own fault: too large, headers too large, per-message TTL, schedules, reserved headers."""
+_NOT_NOW = frozenset({10070, 10071, 10164})
+"""An expectation about what the stream held last was not met."""
+
+
+def read_ack(msg: Msg, stream: str) -> PublishOutcome:
+    """Read the answer to one publish; an acknowledgement counts only if it is from ``stream``."""
+    if msg.headers and not msg.data:
+        return Unknown(_status(msg.headers.get("Status", "")))
+    return judge_ack(parse(msg.data), stream)
+
+
+def judge_ack(answer: dict[str, Any], stream: str) -> PublishOutcome:
+    """Judge a parsed answer. A refusal that tells nothing about the message itself is Unknown."""
+    if answer.get("error"):
+        return judge_error(answer["error"])
+    named, seq = answer.get("stream"), answer.get("seq")
+    if not isinstance(seq, int) or seq < 1:
+        return Unknown("the answer was no acknowledgement of a stream")
+    if named != stream:
+        return Unknown(
+            f"acknowledged by stream {named!r} instead of {stream!r}: another stream takes the subject; "
+            "run `python -m sea_mq_worker streams check`"
+        )
+    return Stored(stream, seq, duplicate=bool(answer.get("duplicate")))
+
+
+def judge_error(error: dict[str, Any]) -> PublishOutcome:
+    """Judge the error object of an answer."""
+    code = error_code(error)
+    text = f"{error.get('description', 'refused')} ({error.get('code', 0)}/{code})"
+    if code in _NEVER:
+        return Refused(text)
+    if code in _NOT_NOW:
+        return Failed(text)
+    return Unknown(text)
+
+
+def error_code(error: dict[str, Any]) -> int:
+    """Return JetStream's own number of an error, or 0."""
+    code = error.get("err_code", 0)
+    return code if isinstance(code, int) else 0
+
+
+def parse(data: bytes) -> dict[str, Any]:
+    """Parse an answer; what is no JSON object becomes an empty one."""
+    try:
+        parsed = json.loads(data)
+    except ValueError:
+        return {}
+    return parsed if isinstance(parsed, dict) else {}
+
+
+def _status(status: str) -> str:
+    if status == "503":
+        return "no stream takes the subject, or it has no leader now"
+    return f"the server answered with status {status or 'unknown'}"
+
+
+class AckReader:
+    """Reads acknowledgements of one stream; the usual form without parsing JSON."""
+
+    def __init__(self, stream: str) -> None:
+        self.stream = stream
+        self._usual = f'{{"stream":{json.dumps(stream)},"seq":'.encode()
+
+    def __call__(self, msg: Msg) -> PublishOutcome:
+        data = msg.data
+        usual = self._usual
+        if data.startswith(usual) and data.endswith(b"}"):
+            digits = data[len(usual) : -1].strip()
+            if digits.isdigit() and digits != b"0":
+                return Stored(self.stream, int(digits))
+        return read_ack(msg, self.stream)

@@ -1,0 +1,71 @@
+"""Atomic batches (server 2.12 and later): all of a chunk is stored, in an unbroken run, or nothing.
+
+Group commit where the server syncs every write. A known message id refuses the whole batch.
+"""
+
+import asyncio
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from sea_mq_worker.adapters.nats.acks import judge_ack
+from sea_mq_worker.adapters.nats.batch import Batched, Conversation, says_disabled
+from sea_mq_worker.adapters.nats.connection import NatsConnection
+from sea_mq_worker.adapters.nats.errors import plain
+from sea_mq_worker.adapters.nats.pipeline import BROKEN, NOT_CONNECTED, drained, send_one
+from sea_mq_worker.adapters.nats.replies import Replies
+from sea_mq_worker.domain.messages import OutboundMessage
+from sea_mq_worker.domain.outcomes import Stored
+
+_TURN_MESSAGES = 64
+_TIMED_OUT = "the deadline passed before the batch was acknowledged"
+
+
+class Atomic:
+    """Sends chunks as atomic batches; only the last message asks for an answer."""
+
+    def __init__(self, connection: NatsConnection, replies: Replies, stream: str) -> None:
+        self._connection = connection
+        self._replies = replies
+        self._stream = stream
+
+    async def send(self, messages: Sequence[OutboundMessage], deadline: float) -> Batched:
+        """Send one batch; unless its last message left, nothing of it can ever be stored."""
+        talk = Conversation(messages)
+        prefix = self._replies.open(talk)
+        timer = asyncio.get_running_loop().call_at(deadline, talk.stop, _TIMED_OUT)
+        batch = uuid.uuid4().hex
+        committed = False
+        try:
+            committed = await self._send_all(messages, batch, prefix, talk)
+            if committed:
+                await talk.wait()
+        except BROKEN as error:
+            talk.stop(plain(error))
+        finally:
+            timer.cancel()
+            self._replies.close(prefix)
+        answer = next((answer for _, answer in talk.take()), {})
+        return self._judge(answer, batch, len(messages) if committed else 0, talk.stopped)
+
+    async def _send_all(
+        self, messages: Sequence[OutboundMessage], batch: str, prefix: str, talk: Conversation
+    ) -> bool:
+        for number, message in enumerate(messages, start=1):
+            if number % _TURN_MESSAGES == 1:
+                await drained(self._connection, talk)
+            if talk.stopped or not self._connection.is_connected:
+                return False
+            extra = {"Nats-Batch-Id": batch, "Nats-Batch-Sequence": str(number)}
+            last = number == len(messages)
+            if last:
+                extra["Nats-Batch-Commit"] = "1"
+            await send_one(self._connection, message, f"{prefix}0" if last else "", extra)
+        return True
+
+    def _judge(self, answer: dict[str, Any], batch: str, sent: int, stopped: str) -> Batched:
+        outcome = judge_ack(answer, self._stream)
+        if isinstance(outcome, Stored) and answer.get("batch") == batch and answer.get("count") == sent:
+            return Batched(sent=sent, stored=sent, stream=outcome.stream, last_seq=outcome.seq, unbroken=True)
+        reason = NOT_CONNECTED if isinstance(outcome, Stored) else outcome.reason
+        return Batched(sent=sent, trouble=stopped or reason, disabled=says_disabled(answer))

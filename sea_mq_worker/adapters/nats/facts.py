@@ -1,0 +1,49 @@
+"""What a publisher has to know of its stream."""
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from sea_mq_worker.adapters.nats.connection import NatsConnection, api
+from sea_mq_worker.adapters.nats.errors import ApiRefusedError
+from sea_mq_worker.domain.errors import ContractError
+
+_NOT_FOUND = 404
+_APPLY = "`python -m sea_mq_worker streams apply`"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamFacts:
+    """From STREAM.INFO; ``now`` is the server's clock, ``created`` tells a stream from its successor."""
+
+    duplicate_window_seconds: float
+    allow_batched: bool
+    allow_atomic: bool
+    last_seq: int
+    created: str
+    now: datetime
+
+
+async def stream_facts(
+    connection: NatsConnection, stream: str, *, timeout_seconds: float = 5.0
+) -> StreamFacts:
+    """Ask the server about a stream.
+
+    Raises:
+        BrokerUnavailableError: it does not answer now.
+        ContractError: the stream is missing, or the worker may not ask.
+    """
+    try:
+        info = await api(connection, f"STREAM.INFO.{stream}", timeout_seconds=timeout_seconds)
+    except ApiRefusedError as error:
+        if error.code == _NOT_FOUND:
+            raise ContractError(f"stream {stream} does not exist; create it with {_APPLY}") from error
+        raise
+    config, state = info["config"], info["state"]
+    return StreamFacts(
+        duplicate_window_seconds=config.get("duplicate_window", 0) / 1e9,
+        allow_batched=bool(config.get("allow_batched")),
+        allow_atomic=bool(config.get("allow_atomic")),
+        last_seq=int(state["last_seq"]),
+        created=str(info["created"]),
+        now=datetime.fromisoformat(str(info.get("ts", info["created"]))),
+    )

@@ -1,0 +1,151 @@
+"""Publishing without waiting in between, an acknowledgement for each message; works on any server."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import cast
+
+import nats.errors
+from nats.aio.msg import Msg
+
+from sea_mq_worker.adapters.nats.connection import PENDING_BYTES_MAX, NatsConnection
+from sea_mq_worker.adapters.nats.errors import plain
+from sea_mq_worker.adapters.nats.replies import Exchange, Replies
+from sea_mq_worker.adapters.nats.wire import encoded_bytes
+from sea_mq_worker.domain.messages import OutboundMessage
+from sea_mq_worker.domain.outcomes import PublishOutcome, Unknown, Unsent
+
+NOT_CONNECTED = "not connected to NATS"
+WINDOW_MESSAGES = 1000
+WINDOW_BYTES = 4 * 1024 * 1024
+_BUFFERED_BYTES_MAX = PENDING_BYTES_MAX - WINDOW_BYTES
+_TURN_MESSAGES = 64
+_STALLED_SECONDS = 0.02
+_TIMED_OUT = "the deadline passed without an acknowledgement"
+BROKEN = (nats.errors.Error, OSError, UnicodeError)
+
+
+class Flight:
+    """The messages of one call: sent in order, answered in any."""
+
+    def __init__(self, messages: Sequence[OutboundMessage], read: Callable[[Msg], PublishOutcome]) -> None:
+        self._messages = messages
+        self._read = read
+        self._sizes = [encoded_bytes(message) for message in messages]
+        self._outcomes: list[PublishOutcome | None] = [None] * len(messages)
+        self._sent = 0
+        self._in_flight = 0
+        self._in_flight_bytes = 0
+        self._wake: asyncio.Future[None] | None = None
+        self.stopped = ""
+
+    def answered(self, token: str, msg: Msg) -> None:
+        """Take the answer to the message numbered ``token``."""
+        if token.isdecimal() and int(token) < self._sent:
+            self.settle(int(token), self._read(msg))
+
+    def stop(self, reason: str) -> None:
+        """Give up what is unanswered and send nothing more."""
+        self.stopped = self.stopped or reason
+        self._notify()
+
+    def deny(self, subject: str) -> None:
+        """Settle what was sent to a forbidden subject."""
+        for index in range(self._sent):
+            if self._messages[index].subject.lower() == subject:
+                self.settle(index, Unknown(f"the worker has no permission to publish to {subject}; grant it"))
+
+    def settle(self, index: int, outcome: PublishOutcome) -> None:
+        """Give a message its outcome; the first one counts."""
+        if self._outcomes[index] is None:
+            self._outcomes[index] = outcome
+            self._in_flight -= 1
+            self._in_flight_bytes -= self._sizes[index]
+            self._notify()
+
+    def sending(self, index: int) -> None:
+        """Count a message as sent."""
+        self._sent = index + 1
+        self._in_flight += 1
+        self._in_flight_bytes += self._sizes[index]
+
+    async def room(self, index: int) -> None:
+        """Wait until the window has room for a message, or the flight is stopped."""
+        size = self._sizes[index]
+        while not self.stopped and (
+            self._in_flight >= WINDOW_MESSAGES
+            or (self._in_flight and self._in_flight_bytes + size > WINDOW_BYTES)
+        ):
+            await self._change()
+
+    async def landed(self) -> None:
+        """Wait until everything that was sent is answered, or the flight is stopped."""
+        while self._in_flight and not self.stopped:
+            await self._change()
+
+    def outcomes(self) -> list[PublishOutcome]:
+        """Return an outcome for each message."""
+        unknown, unsent = Unknown(self.stopped), Unsent(self.stopped or NOT_CONNECTED)
+        return [
+            outcome or (unknown if index < self._sent else unsent)
+            for index, outcome in enumerate(self._outcomes)
+        ]
+
+    async def _change(self) -> None:
+        self._wake = asyncio.get_running_loop().create_future()
+        await self._wake
+
+    def _notify(self) -> None:
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
+
+
+class Pipeline:
+    """Publishes on one connection; calls may overlap."""
+
+    def __init__(
+        self, connection: NatsConnection, replies: Replies, read: Callable[[Msg], PublishOutcome]
+    ) -> None:
+        self._connection = connection
+        self._replies = replies
+        self._read = read
+
+    async def send(self, messages: Sequence[OutboundMessage], deadline: float) -> list[PublishOutcome]:
+        """Make one attempt for each message; ``deadline`` is in the loop's time."""
+        flight = Flight(messages, self._read)
+        prefix = self._replies.open(flight)
+        timer = asyncio.get_running_loop().call_at(deadline, flight.stop, _TIMED_OUT)
+        try:
+            for index, message in enumerate(messages):
+                if index % _TURN_MESSAGES == 0:
+                    await drained(self._connection, flight)
+                await flight.room(index)
+                if flight.stopped or not self._connection.is_connected:
+                    break
+                flight.sending(index)
+                await send_one(self._connection, message, f"{prefix}{index}")
+            await flight.landed()
+        except BROKEN as error:
+            flight.stop(plain(error))
+        finally:
+            timer.cancel()
+            self._replies.close(prefix)
+        return flight.outcomes()
+
+
+async def send_one(
+    connection: NatsConnection, message: OutboundMessage, reply: str, extra: Mapping[str, str] | None = None
+) -> None:
+    """Publish a message that was found sendable; nats-py only reads the headers."""
+    headers = {**message.headers, **extra} if extra else cast("dict[str, str]", message.headers)
+    await connection.client.publish(message.subject, message.payload, reply, headers=headers)
+
+
+async def drained(connection: NatsConnection, exchange: Exchange) -> None:
+    """Let others run; wait while nats-py's buffer is so full that a publish could block there.
+
+    A cancelled task that is blocked inside nats-py's publish would go on as if nothing had happened.
+    """
+    await asyncio.sleep(0)
+    client = connection.client
+    while client.pending_data_size > _BUFFERED_BYTES_MAX and not exchange.stopped:  # noqa: ASYNC110, no event tells
+        await asyncio.sleep(_STALLED_SECONDS)

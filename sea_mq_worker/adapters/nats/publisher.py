@@ -1,0 +1,181 @@
+"""Port PORT-047-003 on NATS JetStream: publishing to one stream in the way that the stream allows."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Literal, TypeAlias
+
+from sea_mq_worker.adapters.nats.acks import AckReader
+from sea_mq_worker.adapters.nats.atomic import Atomic
+from sea_mq_worker.adapters.nats.batch import Batcher
+from sea_mq_worker.adapters.nats.connection import NatsConnection
+from sea_mq_worker.adapters.nats.facts import StreamFacts, stream_facts
+from sea_mq_worker.adapters.nats.fast import Fast
+from sea_mq_worker.adapters.nats.ordered import Ordered
+from sea_mq_worker.adapters.nats.pipeline import Pipeline
+from sea_mq_worker.adapters.nats.replies import Replies
+from sea_mq_worker.adapters.nats.search import find_ids
+from sea_mq_worker.adapters.nats.wire import problem
+from sea_mq_worker.domain.errors import BrokerUnavailableError, ContractError, WorkerError
+from sea_mq_worker.domain.headers import MSG_ID
+from sea_mq_worker.domain.messages import OutboundMessage
+from sea_mq_worker.domain.outcomes import PublishOutcome, Refused, Stored, Unsent
+
+Mode: TypeAlias = Literal["auto", "pipeline", "fast", "atomic"]
+
+_BEHIND = Unsent("held back behind a message that was not stored")
+_SHARED_SECONDS = 10.0
+"""After other writers were seen between its messages, ``auto`` uses the pipeline for this long."""
+_FACTS_TIMEOUT_SECONDS = 2.0
+
+
+class NatsJetStreamPublisher:
+    """Publishes to one stream over one connection; JetStreamPublisher's rules hold in every mode.
+
+    Args:
+        stream: the only stream whose acknowledgements count.
+        mode: ``pipeline`` works on any server; ``fast`` needs ``allow_batched``, ``atomic``
+            ``allow_atomic`` on the stream, and both keep the order of a batch; ``auto`` is ``fast`` where
+            the stream allows it and no other writer is busy, else ``pipeline``.
+        publish_timeout_seconds: deadline of a single ``publish``.
+        find_timeout_seconds: deadline of a ``find``.
+    """
+
+    def __init__(
+        self,
+        *,
+        connection: NatsConnection,
+        stream: str,
+        mode: Mode = "auto",
+        publish_timeout_seconds: float = 10.0,
+        find_timeout_seconds: float = 60.0,
+    ) -> None:
+        self._connection = connection
+        self._stream = stream
+        self._mode = mode
+        self._publish_timeout_seconds = publish_timeout_seconds
+        self._find_timeout_seconds = find_timeout_seconds
+        replies = Replies(connection)
+        self._replies = replies
+        self._pipeline = Pipeline(connection, replies, AckReader(stream))
+        self._ordered = Ordered(self._pipeline, last_seq=0)
+        self._batchers: dict[str, Batcher] = {
+            "fast": Fast(connection, replies, stream),
+            "atomic": Atomic(connection, replies, stream),
+        }
+        self._facts: StreamFacts
+        self._facts_are_old = False
+
+    async def start(self) -> None:
+        """Learn what the stream allows.
+
+        Raises:
+            BrokerUnavailableError: the server does not answer now.
+            ContractError: the stream is missing, does not allow the mode, or may not be asked about.
+        """
+        self._facts = await stream_facts(self._connection, self._stream)
+        allowed = {"fast": self._facts.allow_batched, "atomic": self._facts.allow_atomic}
+        if not allowed.get(self._mode, True):
+            flag = {"fast": "allow_batched", "atomic": "allow_atomic"}[self._mode]
+            raise ContractError(
+                f"publish mode {self._mode} needs {flag} on stream {self._stream}; set it there or use `auto`"
+            )
+        self._ordered.last_seq = self._facts.last_seq
+        await self._replies.start()
+        self._connection.listen(self._on_event)
+
+    @property
+    def connected(self) -> bool:
+        """As far as is known, a publish could reach the server now."""
+        return self._connection.is_connected
+
+    @property
+    def keeps_order(self) -> bool:
+        """Nothing of the next batch is stored behind a message of it that was not; may change in between."""
+        return self._route() != "pipeline"
+
+    @property
+    def duplicate_window_seconds(self) -> float:
+        """How long the stream remembers a message id."""
+        return self._facts.duplicate_window_seconds
+
+    async def publish(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> PublishOutcome:
+        """Make one attempt for one message."""
+        message = OutboundMessage(
+            id=headers.get(MSG_ID, ""), subject=subject, payload=payload, headers=headers, repeated=True
+        )
+        outcomes = await self.publish_batch([message], timeout_seconds=self._publish_timeout_seconds)
+        return outcomes[0]
+
+    async def publish_batch(
+        self, messages: Sequence[OutboundMessage], *, timeout_seconds: float
+    ) -> Sequence[PublishOutcome]:
+        """Make one attempt for each message; see JetStreamPublisher."""
+        route = self._route()
+        deadline = asyncio.get_running_loop().time() + timeout_seconds
+        if self._facts_are_old and timeout_seconds > 0:
+            await self._renew_facts(min(timeout_seconds, _FACTS_TIMEOUT_SECONDS))
+        limit = self._connection.client.max_payload
+        problems = [problem(message, limit) for message in messages]
+        if route == "pipeline":
+            return await self._publish_each(messages, problems, deadline)
+        return await self._publish_ordered(self._batchers[route], messages, problems, deadline)
+
+    async def find(self, ids: frozenset[str], *, since_seconds: float) -> Mapping[str, Stored]:
+        """Scan what the stream stored lately for ids; see JetStreamPublisher."""
+        try:
+            async with asyncio.timeout(self._find_timeout_seconds):
+                return await find_ids(self._connection, self._stream, ids, since_seconds=since_seconds)
+        except (WorkerError, TimeoutError) as error:
+            why = str(error) or f"not finished within {self._find_timeout_seconds:.0f} s"
+            raise BrokerUnavailableError(f"searching stream {self._stream}: {why}") from error
+
+    def _route(self) -> str:
+        """Which way the next batch goes."""
+        if self._mode == "atomic":
+            return "atomic" if self._facts.allow_atomic else "pipeline"
+        if self._mode == "pipeline" or not self._facts.allow_batched:
+            return "pipeline"
+        shared = asyncio.get_running_loop().time() - self._ordered.mixed_at < _SHARED_SECONDS
+        return "pipeline" if shared and self._mode == "auto" else "fast"
+
+    async def _publish_each(
+        self, messages: Sequence[OutboundMessage], problems: Sequence[str], deadline: float
+    ) -> list[PublishOutcome]:
+        sendable = [message for message, bad in zip(messages, problems, strict=True) if not bad]
+        sent = iter(await self._pipeline.send(sendable, deadline))
+        outcomes = [Refused(bad) if bad else next(sent) for bad in problems]
+        stored = [outcome.seq for outcome in outcomes if isinstance(outcome, Stored)]
+        self._ordered.last_seq = max([self._ordered.last_seq, *stored])
+        return outcomes
+
+    async def _publish_ordered(
+        self,
+        batcher: Batcher,
+        messages: Sequence[OutboundMessage],
+        problems: Sequence[str],
+        deadline: float,
+    ) -> list[PublishOutcome]:
+        """A message that cannot be sent holds back those behind it, like one that is not stored."""
+        good = next((index for index, bad in enumerate(problems) if bad), len(messages))
+        outcomes = await self._ordered.send(batcher, messages[:good], deadline)
+        self._facts_are_old = self._facts_are_old or self._ordered.disabled
+        if good < len(messages) and all(isinstance(outcome, Stored) for outcome in outcomes):
+            outcomes.append(Refused(problems[good]))
+        return outcomes + [_BEHIND] * (len(messages) - len(outcomes))
+
+    async def _renew_facts(self, timeout_seconds: float) -> None:
+        """After a reconnect the stream may be another; while it cannot be asked, the old facts stand."""
+        try:
+            facts = await stream_facts(self._connection, self._stream, timeout_seconds=timeout_seconds)
+        except WorkerError:
+            return
+        if facts.created != self._facts.created:
+            self._ordered.last_seq = facts.last_seq
+            self._connection.tell("stream", f"stream {self._stream} was created anew at {facts.created}")
+        self._facts = facts
+        self._ordered.disabled = False
+        self._facts_are_old = False
+
+    def _on_event(self, event: str, _text: str) -> None:
+        if event == "reconnected":
+            self._facts_are_old = True
