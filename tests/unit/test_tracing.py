@@ -1,5 +1,7 @@
 """Traces: linked across the queue, carried on, and absent where the producer did not sample."""
 
+import asyncio
+import gzip
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,6 +17,7 @@ from sea_mq_worker.adapters.observability.tracing import TracedHandler, TracedPu
 from sea_mq_worker.domain.errors import WorkerError
 from sea_mq_worker.domain.messages import HandlerRequest, OutboundMessage
 from sea_mq_worker.domain.outcomes import Accepted, PublishOutcome, Stored, Unknown
+from tests.support.handlers import handler_server
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 SAMPLED = {"traceparent": f"00-{TRACE}-b7ad6b7169203331-01", "tracestate": "vendor=1"}
@@ -164,7 +167,18 @@ def test_without_the_exporter_the_error_names_the_extra(monkeypatch: pytest.Monk
         configure_tracing(service_name="s", endpoint="http://127.0.0.1:4318")
 
 
-def test_configured_tracing_names_the_service() -> None:
-    provider = configure_tracing(service_name="orders", endpoint="http://127.0.0.1:1")
-    assert provider.resource.attributes["service.name"] == "orders"
-    provider.shutdown()
+async def test_spans_reach_the_collector_when_tracing_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    providers: list[TracerProvider] = []
+    monkeypatch.setattr("opentelemetry.trace.set_tracer_provider", providers.append)
+    async with handler_server() as collector:
+        shutdown = configure_tracing(
+            service_name="orders-service", endpoint=f"http://127.0.0.1:{collector.port}"
+        )
+        handler = TracedHandler(InMemoryHandler(), providers[0].get_tracer("test"))
+        await handler.handle(REQUEST)
+        await asyncio.to_thread(shutdown)
+    (export,) = collector.calls
+    body = gzip.decompress(export.body) if export.headers.get("content-encoding") == "gzip" else export.body
+    assert export.path == "/v1/traces"
+    assert b"orders-service" in body
+    assert b"inbox process" in body

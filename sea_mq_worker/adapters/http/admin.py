@@ -57,19 +57,19 @@ class AdminServer:
 
     Attributes:
         port: 0 takes a free one; after ``start`` it is the port in use.
-        live: why the process should be restarted.
         ready: why it cannot work now.
         metrics: the Prometheus exposition.
         status: what the page shows; JSON data.
+        live: why the process should be restarted, beyond a loop that is stuck and so does not answer at all.
         token: asked for on what tells more than health; empty: nobody is asked.
     """
 
     host: str
     port: int
-    live: Callable[[], Reasons]
     ready: Callable[[], Reasons]
     metrics: Callable[[], bytes]
     status: Callable[[], Mapping[str, object]]
+    live: Callable[[], Reasons] = dict
     token: str = field(default="", repr=False)
     _server: asyncio.Server | None = field(default=None, init=False, repr=False)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set, init=False, repr=False)

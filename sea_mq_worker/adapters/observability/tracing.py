@@ -6,9 +6,9 @@ did not sample passes through untouched and costs a look at one header. Without 
 decides alone.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from urllib.parse import urlsplit
 
 from opentelemetry import context as otel_context
@@ -22,15 +22,12 @@ from sea_mq_worker.domain.outcomes import Accepted, HandlerResult, PublishOutcom
 from sea_mq_worker.ports.handler import EventHandler
 from sea_mq_worker.ports.jetstream import JetStreamPublisher
 
-if TYPE_CHECKING:
-    from opentelemetry.sdk.trace import TracerProvider
-
 _PROPAGATOR = TraceContextTextMapPropagator()
 _TRACE_HEADERS = frozenset({"traceparent", "tracestate"})
 
 
-def configure_tracing(*, service_name: str, endpoint: str = "") -> "TracerProvider":
-    """Make a provider that exports over OTLP/HTTP; shut it down at the end, or the last spans are lost.
+def configure_tracing(*, service_name: str, endpoint: str = "") -> Callable[[], None]:
+    """Export spans over OTLP/HTTP; the returned function sends the last ones and ends it.
 
     Args:
         service_name: the resource's ``service.name``, unless ``OTEL_SERVICE_NAME`` says otherwise.
@@ -53,17 +50,23 @@ def configure_tracing(*, service_name: str, endpoint: str = "") -> "TracerProvid
         ) from error
     if endpoint and urlsplit(endpoint).path in {"", "/"}:
         endpoint = f"{endpoint.rstrip('/')}/v1/traces"
-    provider = TracerProvider(resource=Resource.create({"service.name": service_name}))
+    name = os.environ.get("OTEL_SERVICE_NAME", service_name)
+    provider = TracerProvider(resource=Resource.create({"service.name": name}))
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint or None)))
-    return provider
+    trace.set_tracer_provider(provider)
+    return provider.shutdown
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+def _tracer() -> Tracer:
+    return trace.get_tracer("sea_mq_worker")
+
+
+@dataclass(frozen=True, slots=True)
 class TracedPublisher:
     """A JetStreamPublisher that makes a PRODUCER span of each message and sends its context along."""
 
     inner: JetStreamPublisher
-    tracer: Tracer
+    tracer: Tracer = field(default_factory=_tracer)
 
     @property
     def connected(self) -> bool:
@@ -117,12 +120,12 @@ class TracedPublisher:
         return span, _carrying(span, headers)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class TracedHandler:
     """An EventHandler that makes a CONSUMER span of each message, with a CLIENT span for the call."""
 
     inner: EventHandler
-    tracer: Tracer
+    tracer: Tracer = field(default_factory=_tracer)
 
     async def handle(self, request: HandlerRequest) -> HandlerResult:
         attributes = {
