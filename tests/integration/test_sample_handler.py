@@ -1,0 +1,88 @@
+"""The sample handler under uvicorn, asked by the real client: both keep the same contract."""
+
+import asyncio
+import importlib.util
+import socket
+import sys
+import urllib.request
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import uvicorn
+
+from sea_mq_worker.adapters.http.handler import HttpEventHandler
+from sea_mq_worker.domain.messages import HandlerRequest
+from sea_mq_worker.domain.outcomes import Accepted, Poison, Retry
+from tests.support.waiting import eventually
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "handler.py"
+
+
+def load_example() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("sample_handler", EXAMPLE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+async def url() -> AsyncIterator[str]:
+    listening = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(load_example().app, log_level="warning"))
+    task = asyncio.create_task(server.serve(sockets=[listening]))
+    await eventually(lambda: server.started, what="uvicorn is up")
+    yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+    server.should_exit = True
+    await task
+
+
+@pytest.fixture
+async def handler(url: str) -> AsyncIterator[HttpEventHandler]:
+    client = HttpEventHandler(url=f"{url}/handle", timeout_seconds=10.0, concurrency=4)
+    yield client
+    await client.close()
+
+
+def request(payload: bytes, *, number: int = 1, correlation_id: str | None = None) -> HandlerRequest:
+    return HandlerRequest(
+        message_id=f"550e8400-e29b-41d4-a716-{number:012}",
+        subject="vibespro.event.vibe_created.v1",
+        event_type="vibe_created",
+        event_version=1,
+        occurred_at="2025-12-28T22:00:00.123456Z",
+        correlation_id=correlation_id,
+        causation_id=None,
+        payload=payload,
+    )
+
+
+@pytest.mark.clause("SDS-047: handler contract")
+async def test_a_message_takes_effect_once_however_often_it_comes(
+    url: str, handler: HttpEventHandler
+) -> None:
+    assert await handler.handle(request(b'{"a": 1}')) == Accepted(200)
+    assert await handler.handle(request(b'{"a": 1}')) == Accepted(409)
+    shown = await asyncio.to_thread(lambda: urllib.request.urlopen(f"{url}/effects").read())
+    assert shown == b'{"effects":1,"calls":2,"by_event_type":{"vibe_created":1}}'
+
+
+@pytest.mark.parametrize("payload", [b"null", b"[]", b'"text"', b"1.23456789012345678901234567890"])
+async def test_any_json_is_a_payload(handler: HttpEventHandler, payload: bytes) -> None:
+    with_ids = request(payload, correlation_id="6ba7b810-9dad-11d1-80b4-00c04fd430c8")
+    assert await handler.handle(with_ids) == Accepted(200)
+
+
+async def test_poison_is_refused_for_ever(handler: HttpEventHandler) -> None:
+    for _ in range(2):
+        assert isinstance(await handler.handle(request(b'{"poison": true}')), Poison)
+
+
+async def test_a_flaky_message_takes_effect_at_the_third_call(handler: HttpEventHandler) -> None:
+    results = [await handler.handle(request(b'{"flaky": true}')) for _ in range(4)]
+    assert [type(result) for result in results] == [Retry, Retry, Accepted, Accepted]
+    assert results[2:] == [Accepted(200), Accepted(409)]
