@@ -1,0 +1,269 @@
+"""In-memory twin of the PostgreSQL outbox: the same lifecycle, leases, lanes and order, on a given clock."""
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import assert_never
+
+from sea_mq_worker.domain.events import NOTHING_CLAIMED, Claim, ClaimedEvent, EventState
+from sea_mq_worker.domain.outcomes import Buried, Postponed, Published, Released, Verdict
+
+_EPOCH = datetime(2025, 1, 1, tzinfo=UTC)
+_ERROR_CHARS_MAX = 2000
+_REAP_MAX = 500
+_REAP_DELAY_MAX_SECONDS = 60.0
+_REAP_DOUBLINGS_MAX = 6
+
+
+@dataclass(slots=True, kw_only=True)
+class OutboxRow:
+    """One row; times are the clock's seconds, None where PostgreSQL has null."""
+
+    id: str
+    seq: int
+    event_type: str
+    payload: bytes
+    created_at: float
+    available_at: float
+    ordering_key: str | None = None
+    partition_key: str = ""
+    headers: str = ""
+    metadata: str = ""
+    aggregate_type: str = "order"
+    aggregate_id: str = "o-1"
+    event_version: int = 1
+    correlation_id: str = ""
+    causation_id: str = ""
+    state: EventState = EventState.PENDING
+    attempts: int = 0
+    failures: int = 0
+    first_attempt_at: float | None = None
+    claimed_at: float | None = None
+    claimed_by: str | None = None
+    published_at: float | None = None
+    error: str | None = None
+    stream: str = ""
+    stream_seq: int = 0
+
+
+@dataclass(slots=True)
+class OutboxTable:
+    """What every adapter of one database shares."""
+
+    clock: Callable[[], float]
+    rows: dict[str, OutboxRow] = field(default_factory=dict)
+    claims: Iterator[int] = field(default_factory=itertools.count)
+    _seq: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+
+    def add(
+        self,
+        id: str,  # noqa: A002 - the column's name
+        *,
+        event_type: str = "order.created",
+        payload: bytes = b"{}",
+        ordering_key: str | None = None,
+        delay_seconds: float = 0.0,
+        headers: str = "",
+        metadata: str = "",
+    ) -> None:
+        """Commit one event."""
+        now = self.clock()
+        if id in self.rows:
+            raise ValueError(f"{id} is there already")
+        self.rows[id] = OutboxRow(
+            id=id,
+            seq=next(self._seq),
+            event_type=event_type,
+            payload=payload,
+            created_at=now,
+            available_at=now + delay_seconds,
+            ordering_key=ordering_key,
+            headers=headers,
+            metadata=metadata,
+        )
+
+    def replay(self, id: str) -> None:  # noqa: A002 - the column's name
+        """Begin another lifecycle of a published or dead event."""
+        row = self.rows[id]
+        if row.state not in {EventState.PUBLISHED, EventState.DEAD}:
+            raise ValueError(f"{id} is {row.state}")
+        row.state = EventState.PENDING
+        row.attempts = row.failures = 0
+        row.published_at = row.first_attempt_at = row.error = None
+        row.available_at = self.clock()
+
+
+class MemoryOutbox:
+    """One lane of an ``OutboxTable`` as a relay sees it; see ``ports.outbox.OutboxRepository``."""
+
+    def __init__(
+        self,
+        *,
+        table: OutboxTable,
+        worker: str,
+        lease_seconds: float,
+        ordered: bool,
+        hold_dead_keys: bool,
+        failures_max: int,
+        random: Callable[[], float],
+        run_max: int = 100,
+    ) -> None:
+        """Serve a lane of ``table``; ``random`` draws the delays after leases that ran out."""
+        self._table = table
+        self._worker = worker
+        self._lease_seconds = lease_seconds
+        self._ordered = ordered
+        self._hold_dead_keys = hold_dead_keys
+        self._failures_max = failures_max
+        self._random = random
+        self._run_max = run_max
+        self._retries_first = False
+
+    async def find_unpublished(self, *, batch_max: int) -> Claim:
+        """Lease due events, a quarter of the places kept for retries."""
+        candidates = sorted(self._runs(), key=lambda row: row.seq) if self._ordered else self._due()
+        self._retries_first = not self._retries_first
+        kept = batch_max // 4 or int(self._retries_first)
+        retried = [row for row in candidates if row.error is not None]
+        fresh = [row for row in candidates if row.error is None][: batch_max - min(kept, len(retried))]
+        chosen = fresh + retried[: batch_max - len(fresh)]
+        if self._ordered:
+            chosen = self._unbroken(chosen)
+        if not chosen:
+            return NOTHING_CLAIMED
+        owner = f"{self._worker}#{next(self._table.claims)}"
+        events = tuple(self._lease(row, owner) for row in sorted(chosen, key=lambda row: row.seq))
+        return Claim(token=owner, events=events, more=len(chosen) == batch_max)
+
+    async def mark_published(self, claim: Claim, verdicts: Sequence[Published]) -> frozenset[str]:
+        """CLAIMED -> PUBLISHED."""
+        return self._settle(claim, verdicts)
+
+    async def increment_attempts(
+        self, claim: Claim, verdicts: Sequence[Postponed | Buried]
+    ) -> frozenset[str]:
+        """CLAIMED -> PENDING or DEAD."""
+        return self._settle(claim, verdicts)
+
+    async def release(self, claim: Claim, verdicts: Sequence[Released]) -> frozenset[str]:
+        """CLAIMED -> PENDING, due at once."""
+        return self._settle(claim, verdicts)
+
+    async def reap(self) -> int:
+        """End up to 500 leases that ran out."""
+        now = self._table.clock()
+        expired = [
+            row
+            for row in self._lane()
+            if row.claimed_at is not None and row.claimed_at < now - self._lease_seconds
+        ][:_REAP_MAX]
+        for row in expired:
+            self._end_lease(row, now)
+        return len(expired)
+
+    def _lane(self) -> Iterable[OutboxRow]:
+        return (row for row in self._table.rows.values() if (row.ordering_key is not None) == self._ordered)
+
+    def _due(self) -> list[OutboxRow]:
+        return sorted(filter(self._ready, self._lane()), key=lambda row: (row.available_at, row.seq))
+
+    def _ready(self, row: OutboxRow) -> bool:
+        return row.state is EventState.PENDING and row.available_at <= self._table.clock()
+
+    def _runs(self) -> Iterable[OutboxRow]:
+        """Give each key's events from its head on, up to one that is not ready, or has failed before."""
+        unfinished = [row for row in self._lane() if row.state is not EventState.PUBLISHED]
+        by_key = sorted(unfinished, key=lambda row: (row.ordering_key or "", row.seq))
+        for _, rows in itertools.groupby(by_key, key=lambda row: row.ordering_key):
+            yield from self._run(rows)
+
+    def _run(self, rows: Iterable[OutboxRow]) -> Iterable[OutboxRow]:
+        length = 0
+        for row in rows:
+            if row.state is EventState.DEAD and not self._hold_dead_keys:
+                continue
+            if not self._ready(row) or length == self._run_max:
+                return
+            yield row
+            length += 1
+            if row.error is not None:
+                return
+
+    def _unbroken(self, chosen: list[OutboxRow]) -> list[OutboxRow]:
+        """Drop what would overtake an event of its key that found no place."""
+        ids = {row.id for row in chosen}
+        kept = []
+        missed: set[str | None] = set()
+        for row in self._runs():
+            if row.id not in ids:
+                missed.add(row.ordering_key)
+            elif row.ordering_key not in missed:
+                kept.append(row)
+        return kept
+
+    def _lease(self, row: OutboxRow, owner: str) -> ClaimedEvent:
+        now = self._table.clock()
+        row.state = EventState.CLAIMED
+        row.claimed_at, row.claimed_by = now, owner
+        row.attempts += 1
+        row.first_attempt_at = now if row.first_attempt_at is None else row.first_attempt_at
+        return ClaimedEvent(
+            id=row.id,
+            seq=row.seq,
+            aggregate_type=row.aggregate_type,
+            aggregate_id=row.aggregate_id,
+            event_type=row.event_type,
+            event_version=row.event_version,
+            payload=row.payload,
+            occurred_at=_EPOCH + timedelta(seconds=row.created_at),
+            correlation_id=row.correlation_id,
+            causation_id=row.causation_id,
+            partition_key=row.partition_key,
+            ordering_key=row.ordering_key,
+            headers=row.headers,
+            metadata=row.metadata,
+            attempts=row.attempts,
+            failures=row.failures,
+            age_seconds=now - row.created_at,
+            attempted_seconds_ago=now - row.first_attempt_at,
+            earlier_stream_seq=row.stream_seq,
+        )
+
+    def _settle(self, claim: Claim, verdicts: Sequence[Verdict]) -> frozenset[str]:
+        rows = self._table.rows
+        leased = [v for v in verdicts if claim.token and rows[v.event.id].claimed_by == claim.token]
+        for verdict in leased:
+            self._change(rows[verdict.event.id], verdict)
+        return frozenset(verdict.event.id for verdict in leased)
+
+    def _change(self, row: OutboxRow, verdict: Verdict) -> None:
+        now = self._table.clock()
+        match verdict:
+            case Published(_, stored):
+                row.state, row.published_at, row.error = EventState.PUBLISHED, now, None
+                row.stream, row.stream_seq = stored.stream, stored.seq
+            case Postponed(_, error, delay_seconds, failed):
+                row.state, row.error = EventState.PENDING, error[:_ERROR_CHARS_MAX]
+                row.available_at = now + delay_seconds
+                row.failures += failed
+            case Buried(_, error):
+                row.state, row.error = EventState.DEAD, error[:_ERROR_CHARS_MAX]
+                row.failures += 1
+            case Released():
+                row.state = EventState.PENDING
+                if row.first_attempt_at == row.claimed_at:
+                    row.first_attempt_at = None
+            case _:
+                assert_never(verdict)
+        row.claimed_at = row.claimed_by = None
+
+    def _end_lease(self, row: OutboxRow, now: float) -> None:
+        claimed_at = now if row.claimed_at is None else row.claimed_at
+        owner = (row.claimed_by or "").rpartition("#")[0]
+        row.failures += 1
+        row.state = EventState.DEAD if row.failures >= self._failures_max else EventState.PENDING
+        row.error = f"the lease of {owner} ran out after {now - claimed_at:.1f} s"
+        bound = min(2.0 ** min(row.failures, _REAP_DOUBLINGS_MAX), _REAP_DELAY_MAX_SECONDS)
+        row.available_at = now + self._random() * bound
+        row.claimed_at = row.claimed_by = None

@@ -1,0 +1,576 @@
+"""The OutboxRepository contract (PORT-047-001), over the in-memory twin and over PostgreSQL."""
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import asyncpg
+import pytest
+
+from sea_mq_worker.adapters.memory.outbox import MemoryOutbox, OutboxTable
+from sea_mq_worker.adapters.postgres.connection import connect_pool
+from sea_mq_worker.adapters.postgres.outbox import PostgresOutboxAdapter
+from sea_mq_worker.domain.events import Claim
+from sea_mq_worker.domain.outcomes import Buried, Postponed, Published, Released, Stored
+from sea_mq_worker.ports.outbox import OutboxRepository
+from tests.support.servers import Database
+
+SHORT_SECONDS = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """What the store has of an event."""
+
+    state: str
+    attempts: int
+    failures: int
+    error: str | None
+    claimed: bool
+    published: bool
+    stream: str
+    stream_seq: int
+
+
+class World(Protocol):
+    async def add(
+        self, *, key: str | None = None, delay_seconds: float = 0.0, payload: bytes = b"{}"
+    ) -> str: ...
+
+    def relay(self, worker: str = "w1", **options: Any) -> OutboxRepository: ...
+
+    async def row(self, event_id: str) -> Row: ...
+
+    async def replay(self, event_id: str) -> None: ...
+
+    async def make_due(self, event_id: str) -> None: ...
+
+    async def pass_time(self, seconds: float) -> None: ...
+
+
+OPTIONS = {"lease_seconds": 60.0, "ordered": False, "hold_dead_keys": False, "failures_max": 5}
+
+
+class MemoryWorld:
+    def __init__(self) -> None:
+        self._now = 1000.0
+        self._table = OutboxTable(lambda: self._now)
+
+    async def add(self, *, key: str | None = None, delay_seconds: float = 0.0, payload: bytes = b"{}") -> str:
+        event_id = str(uuid.uuid4())
+        self._table.add(event_id, ordering_key=key, delay_seconds=delay_seconds, payload=payload)
+        return event_id
+
+    def relay(self, worker: str = "w1", **options: Any) -> OutboxRepository:
+        return MemoryOutbox(table=self._table, worker=worker, random=lambda: 0.5, **(OPTIONS | options))
+
+    async def row(self, event_id: str) -> Row:
+        row = self._table.rows[event_id]
+        return Row(
+            state=row.state,
+            attempts=row.attempts,
+            failures=row.failures,
+            error=row.error,
+            claimed=row.claimed_at is not None,
+            published=row.published_at is not None,
+            stream=row.stream,
+            stream_seq=row.stream_seq,
+        )
+
+    async def replay(self, event_id: str) -> None:
+        self._table.replay(event_id)
+
+    async def make_due(self, event_id: str) -> None:
+        self._table.rows[event_id].available_at = self._now
+
+    async def pass_time(self, seconds: float) -> None:
+        self._now += seconds
+
+
+class PostgresWorld:
+    def __init__(self, pool: asyncpg.Pool) -> None:
+        self._pool = pool
+
+    async def add(self, *, key: str | None = None, delay_seconds: float = 0.0, payload: bytes = b"{}") -> str:
+        event_id = str(uuid.uuid4())
+        await self._pool.execute(
+            "INSERT INTO outbox_events"
+            " (id, aggregate_type, aggregate_id, event_type, payload, ordering_key, available_at)"
+            " VALUES ($1, 'order', 'o-1', 'order.created', $2, $3, now() + $4 * interval '1 second')",
+            event_id, payload.decode(), key, delay_seconds,
+        )  # fmt: skip
+        return event_id
+
+    def relay(self, worker: str = "w1", **options: Any) -> OutboxRepository:
+        return PostgresOutboxAdapter(pool=self._pool, worker=worker, **(OPTIONS | options))
+
+    async def row(self, event_id: str) -> Row:
+        row = await self._pool.fetchrow("SELECT * FROM outbox_events WHERE id = $1", event_id)
+        return Row(
+            state=row["state"],
+            attempts=row["publish_attempts"],
+            failures=row["failures"],
+            error=row["publish_error"],
+            claimed=row["claimed_at"] is not None and row["claimed_by"] is not None,
+            published=row["published_at"] is not None,
+            stream=row["stream"] or "",
+            stream_seq=row["stream_seq"] or 0,
+        )
+
+    async def replay(self, event_id: str) -> None:
+        await self._pool.execute(
+            "UPDATE outbox_events SET state = 'PENDING', published_at = NULL, publish_attempts = 0,"
+            " failures = 0, publish_error = NULL, first_attempt_at = NULL, available_at = now()"
+            " WHERE id = $1",
+            event_id,
+        )
+
+    async def make_due(self, event_id: str) -> None:
+        await self._pool.execute("UPDATE outbox_events SET available_at = now() WHERE id = $1", event_id)
+
+    async def pass_time(self, seconds: float) -> None:
+        await self._pool.execute("SELECT pg_sleep($1)", seconds)
+
+
+@pytest.fixture
+def memory_world() -> MemoryWorld:
+    return MemoryWorld()
+
+
+@pytest.fixture
+async def postgres_world(database: Database) -> AsyncIterator[PostgresWorld]:
+    pool = await connect_pool(
+        database.dsn,
+        schema="public",
+        size_max=6,
+        application_name="test",
+        statement_timeout_seconds=10,
+        connect_timeout_seconds=10,
+    )
+    try:
+        yield PostgresWorld(pool)
+    finally:
+        await pool.close()
+
+
+@pytest.fixture(params=["memory", "postgres"])
+def world(request: pytest.FixtureRequest) -> World:
+    made: World = request.getfixturevalue(f"{request.param}_world")
+    return made
+
+
+def ids(claim: Claim) -> list[str]:
+    return [event.id for event in claim.events]
+
+
+def published(claim: Claim) -> list[Published]:
+    return [Published(event, Stored("ORDERS", seq)) for seq, event in enumerate(claim.events, start=7)]
+
+
+def postponed(claim: Claim, *, delay_seconds: float = 0.0, failed: bool = True) -> list[Postponed]:
+    return [Postponed(event, "no answer", delay_seconds, failed) for event in claim.events]
+
+
+def buried(claim: Claim, error: str = "too large") -> list[Buried]:
+    return [Buried(event, error) for event in claim.events]
+
+
+def released(claim: Claim) -> list[Released]:
+    return [Released(event) for event in claim.events]
+
+
+# --- claiming
+
+
+@pytest.mark.clause("store-contract: the retrieval operation MUST accept a caller-provided limit")
+async def test_claims_the_longest_due_up_to_the_limit(world: World) -> None:
+    added = [await world.add() for _ in range(5)]
+    relay = world.relay()
+
+    first = await relay.find_unpublished(batch_max=3)
+    second = await relay.find_unpublished(batch_max=3)
+    third = await relay.find_unpublished(batch_max=3)
+
+    assert (ids(first), first.more) == (added[:3], True)
+    assert (ids(second), second.more) == (added[3:], False)
+    assert (ids(third), third.more) == ([], False)
+
+
+@pytest.mark.clause("processing-lifecycle: claimed_at MUST be set, claimed_by SHOULD be set")
+async def test_a_claimed_event_tells_who_has_it(world: World) -> None:
+    event_id = await world.add()
+    await world.relay().find_unpublished(batch_max=1)
+    assert await world.row(event_id) == Row(
+        state="CLAIMED",
+        attempts=1,
+        failures=0,
+        error=None,
+        claimed=True,
+        published=False,
+        stream="",
+        stream_seq=0,
+    )
+
+
+@pytest.mark.clause("event-model: attempts MUST be incremented before each publish attempt")
+async def test_the_attempt_is_counted_by_the_claim(world: World) -> None:
+    await world.add()
+    relay = world.relay()
+    counts = []
+    for _ in range(3):
+        claim = await relay.find_unpublished(batch_max=1)
+        counts.append(claim.events[0].attempts)
+        await relay.increment_attempts(claim, postponed(claim, failed=False))
+    assert counts == [1, 2, 3]
+
+
+@pytest.mark.clause("event-model: Events MUST NOT be claimed before available_at")
+async def test_an_event_is_claimed_when_it_is_due_and_not_before(world: World) -> None:
+    event_id = await world.add(delay_seconds=SHORT_SECONDS)
+    relay = world.relay()
+    early = await relay.find_unpublished(batch_max=1)
+    await world.pass_time(SHORT_SECONDS * 2)
+    assert ids(early) == []
+    assert ids(await relay.find_unpublished(batch_max=1)) == [event_id]
+
+
+@pytest.mark.clause("store-contract: claiming MUST be safe under concurrent access")
+async def test_claims_at_once_are_disjoint(world: World) -> None:
+    added = [await world.add() for _ in range(30)]
+    relays = [world.relay(f"w{n}") for n in range(6)]
+    claims = await asyncio.gather(*(relay.find_unpublished(batch_max=5) for relay in relays))
+    left = await world.relay().find_unpublished(batch_max=30)
+    assert sorted([event for claim in [*claims, left] for event in ids(claim)]) == sorted(added)
+
+
+@pytest.mark.clause("event-model: payload MUST be treated as opaque by the outbox system")
+async def test_no_digit_of_a_payload_is_lost(world: World) -> None:
+    payload = b'{"n": 1.00000000000000000000000000000001}'
+    await world.add(payload=payload)
+    claim = await world.relay().find_unpublished(batch_max=1)
+    assert claim.events[0].payload == payload
+
+
+async def test_a_lane_sees_only_its_own_events(world: World) -> None:
+    plain, keyed = await world.add(), await world.add(key="a")
+    assert ids(await world.relay(ordered=False).find_unpublished(batch_max=9)) == [plain]
+    assert ids(await world.relay(ordered=True).find_unpublished(batch_max=9)) == [keyed]
+
+
+# --- settling
+
+
+@pytest.mark.clause("processing-lifecycle: on success the event MUST transition to PUBLISHED")
+async def test_a_published_event_keeps_where_the_stream_has_it(world: World) -> None:
+    event_id = await world.add()
+    relay = world.relay()
+    claim = await relay.find_unpublished(batch_max=1)
+    assert await relay.mark_published(claim, published(claim)) == {event_id}
+    assert await world.row(event_id) == Row(
+        state="PUBLISHED", attempts=1, failures=0, error=None, claimed=False, published=True,
+        stream="ORDERS", stream_seq=7,
+    )  # fmt: skip
+
+
+@pytest.mark.clause("store-contract: terminal events MUST NOT be returned as eligible")
+@pytest.mark.parametrize("end", ["mark_published", "increment_attempts"])
+async def test_a_terminal_event_is_never_claimed_again(world: World, end: str) -> None:
+    await world.add()
+    relay = world.relay()
+    claim = await relay.find_unpublished(batch_max=1)
+    await getattr(relay, end)(claim, published(claim) if end == "mark_published" else buried(claim))
+    await world.pass_time(SHORT_SECONDS)
+    assert ids(await relay.find_unpublished(batch_max=1)) == []
+
+
+@pytest.mark.clause("processing-lifecycle: on failure the event MUST remain eligible for retry")
+@pytest.mark.parametrize(("failed", "failures"), [(True, 1), (False, 0)])
+async def test_a_postponed_event_is_due_after_its_delay(world: World, failed: bool, failures: int) -> None:
+    event_id = await world.add()
+    relay = world.relay()
+    claim = await relay.find_unpublished(batch_max=1)
+
+    await relay.increment_attempts(claim, postponed(claim, delay_seconds=SHORT_SECONDS, failed=failed))
+    early = await relay.find_unpublished(batch_max=1)
+    row = await world.row(event_id)
+    await world.pass_time(SHORT_SECONDS * 2)
+    again = await relay.find_unpublished(batch_max=1)
+
+    assert ids(early) == []
+    assert (row.state, row.failures, row.error, row.claimed) == ("PENDING", failures, "no answer", False)
+    assert (ids(again), again.events[0].failures) == ([event_id], failures)
+    assert again.events[0].attempted_seconds_ago > SHORT_SECONDS
+
+
+@pytest.mark.clause(
+    "processing-lifecycle: when termination conditions are met the event MUST transition to DEAD"
+)
+async def test_a_buried_event_is_dead_and_says_why_within_bounds(world: World) -> None:
+    event_id = await world.add()
+    relay = world.relay()
+    claim = await relay.find_unpublished(batch_max=1)
+    await relay.increment_attempts(claim, buried(claim, "x" * 5000))
+    assert await world.row(event_id) == Row(
+        state="DEAD", attempts=1, failures=1, error="x" * 2000, claimed=False, published=False,
+        stream="", stream_seq=0,
+    )  # fmt: skip
+
+
+async def test_a_released_event_is_due_at_once_as_if_never_tried(world: World) -> None:
+    event_id = await world.add()
+    relay = world.relay()
+    claim = await relay.find_unpublished(batch_max=1)
+    await world.pass_time(SHORT_SECONDS)
+    assert await relay.release(claim, released(claim)) == {event_id}
+
+    again = await relay.find_unpublished(batch_max=1)
+    assert (ids(again), again.events[0].failures) == ([event_id], 0)
+    assert again.events[0].attempted_seconds_ago == 0.0
+
+
+async def test_a_publication_forgets_the_earlier_error(world: World) -> None:
+    event_id = await world.add()
+    relay = world.relay()
+    claim = await relay.find_unpublished(batch_max=1)
+    await relay.increment_attempts(claim, postponed(claim))
+    claim = await relay.find_unpublished(batch_max=1)
+    await relay.mark_published(claim, published(claim))
+    assert (await world.row(event_id)).error is None
+
+
+async def test_settling_again_changes_nothing(world: World) -> None:
+    event_id = await world.add()
+    relay = world.relay()
+    claim = await relay.find_unpublished(batch_max=1)
+    await relay.mark_published(claim, published(claim))
+    before = await world.row(event_id)
+    assert await relay.increment_attempts(claim, buried(claim)) == frozenset()
+    assert await world.row(event_id) == before
+
+
+async def test_settling_nothing_is_nothing(world: World) -> None:
+    relay = world.relay()
+    claim = await relay.find_unpublished(batch_max=1)
+    assert await relay.mark_published(claim, []) == frozenset()
+
+
+@pytest.mark.clause("processing-lifecycle: a relay SHOULD verify its claim before finalizing")
+async def test_one_claim_cannot_settle_another_ones_events(world: World) -> None:
+    await world.add()
+    await world.add()
+    relay = world.relay()
+    first = await relay.find_unpublished(batch_max=1)
+    second = await relay.find_unpublished(batch_max=1)
+    assert await relay.mark_published(first, published(second)) == frozenset()
+    assert await relay.mark_published(second, published(second)) == set(ids(second))
+
+
+# --- leases
+
+
+@pytest.mark.clause("store-contract: expired claims MUST allow the event to be reprocessed")
+async def test_an_expired_lease_is_ended_and_its_event_comes_again(world: World) -> None:
+    event_id = await world.add()
+    dying = world.relay("dying", lease_seconds=SHORT_SECONDS)
+    await dying.find_unpublished(batch_max=1)
+    assert await dying.reap() == 0
+    await world.pass_time(SHORT_SECONDS * 2)
+
+    assert await dying.reap() == 1
+    row = await world.row(event_id)
+    assert (row.state, row.failures, row.claimed) == ("PENDING", 1, False)
+    assert row.error is not None
+    assert row.error.startswith("the lease of dying ran out after 0.")
+
+
+@pytest.mark.clause("terminology: a row that ends its worker again and again is DEAD, not looped")
+async def test_leases_that_run_out_spend_the_events_life(world: World) -> None:
+    event_id = await world.add()
+    relay = world.relay(lease_seconds=SHORT_SECONDS, failures_max=1)
+    await relay.find_unpublished(batch_max=1)
+    await world.pass_time(SHORT_SECONDS * 2)
+    await relay.reap()
+    assert (await world.row(event_id)).state == "DEAD"
+
+
+async def test_a_reaper_leaves_the_other_lane_alone(world: World) -> None:
+    await world.add(key="a")
+    await world.relay(ordered=True, lease_seconds=SHORT_SECONDS).find_unpublished(batch_max=1)
+    await world.pass_time(SHORT_SECONDS * 2)
+    assert await world.relay(ordered=False, lease_seconds=SHORT_SECONDS).reap() == 0
+    assert await world.relay(ordered=True, lease_seconds=SHORT_SECONDS).reap() == 1
+
+
+@pytest.mark.clause(
+    "processing-lifecycle: the system MUST remain correct: duplicate claims due to timing or failure"
+)
+async def test_whoever_lost_its_lease_can_change_nothing(world: World) -> None:
+    event_id = await world.add()
+    slow = world.relay("slow", lease_seconds=0.0)
+    lost = await slow.find_unpublished(batch_max=1)
+    await world.pass_time(0.001)
+    await slow.reap()
+    await world.make_due(event_id)
+    quick = world.relay("quick")
+    current = await quick.find_unpublished(batch_max=1)
+
+    assert await slow.mark_published(lost, published(lost)) == frozenset()
+    assert (await world.row(event_id)).state == "CLAIMED"
+    assert await quick.mark_published(current, published(current)) == {event_id}
+
+
+async def test_a_lease_holds_until_it_is_reaped(world: World) -> None:
+    """A slow worker that nobody took over may still settle."""
+    event_id = await world.add()
+    relay = world.relay(lease_seconds=SHORT_SECONDS)
+    claim = await relay.find_unpublished(batch_max=1)
+    await world.pass_time(SHORT_SECONDS * 2)
+    assert ids(await world.relay("w2").find_unpublished(batch_max=1)) == []
+    assert await relay.mark_published(claim, published(claim)) == {event_id}
+
+
+# --- retries beside first tries
+
+
+async def retries_due(world: World, relay: OutboxRepository, number: int) -> list[str]:
+    """Add events that have failed once and are due again."""
+    added = [await world.add() for _ in range(number)]
+    claim = await relay.find_unpublished(batch_max=number)
+    await relay.increment_attempts(claim, postponed(claim))
+    return added
+
+
+async def test_retries_never_take_all_places_of_a_claim(world: World) -> None:
+    relay = world.relay()
+    await retries_due(world, relay, 20)
+    good = [await world.add() for _ in range(3)]
+    claim = await relay.find_unpublished(batch_max=8)
+    assert set(good) <= set(ids(claim))
+    assert len(claim.events) == 8
+
+
+async def test_first_tries_never_take_all_places_of_a_claim(world: World) -> None:
+    relay = world.relay()
+    retries = await retries_due(world, relay, 3)
+    for _ in range(20):
+        await world.add()
+    claim = await relay.find_unpublished(batch_max=8)
+    assert len(set(retries) & set(ids(claim))) == 2
+    assert len(claim.events) == 8
+
+
+async def test_claims_of_one_place_serve_both(world: World) -> None:
+    relay = world.relay()
+    retries = await retries_due(world, relay, 2)
+    good = [await world.add() for _ in range(2)]
+    claims = [await relay.find_unpublished(batch_max=1) for _ in range(2)]
+    assert {ids(claim)[0] in retries for claim in claims} == {True, False}
+    assert {ids(claim)[0] in good for claim in claims} == {True, False}
+
+
+# --- ordering
+
+
+@pytest.mark.clause("event-model: events with the same ordering key MUST be processed in order")
+async def test_a_key_is_claimed_as_a_run_from_its_head(world: World) -> None:
+    a1, b1, a2, a3 = [await world.add(key=key) for key in "abaa"]
+    first, second = world.relay("w1", ordered=True), world.relay("w2", ordered=True)
+    got = await first.find_unpublished(batch_max=3)
+    assert ids(got) == [a1, b1, a2]
+    assert ids(await second.find_unpublished(batch_max=3)) == []
+    await first.mark_published(got, published(got))
+    assert ids(await first.find_unpublished(batch_max=3)) == [a3]
+
+
+@pytest.mark.clause("event-model: events with the same ordering key MUST be processed in order")
+async def test_a_postponed_head_blocks_its_key_and_no_other(world: World) -> None:
+    relay = world.relay(ordered=True)
+    head = await world.add(key="a")
+    claim = await relay.find_unpublished(batch_max=1)
+    await relay.increment_attempts(claim, postponed(claim, delay_seconds=SHORT_SECONDS))
+    follower, other = await world.add(key="a"), await world.add(key="b")
+
+    assert ids(await relay.find_unpublished(batch_max=9)) == [other]
+    await world.pass_time(SHORT_SECONDS * 2)
+    again = await relay.find_unpublished(batch_max=9)
+    assert ids(again) == [head]
+    await relay.mark_published(again, published(again))
+    assert ids(await relay.find_unpublished(batch_max=9)) == [follower]
+
+
+async def test_a_head_that_is_not_due_blocks_its_key(world: World) -> None:
+    relay = world.relay(ordered=True)
+    await world.add(key="a", delay_seconds=60)
+    await world.add(key="a")
+    assert ids(await relay.find_unpublished(batch_max=9)) == []
+
+
+async def test_a_released_rest_of_a_run_comes_again_in_order(world: World) -> None:
+    relay = world.relay(ordered=True)
+    added = [await world.add(key="a") for _ in range(3)]
+    claim = await relay.find_unpublished(batch_max=9)
+    await relay.increment_attempts(claim, postponed(claim)[:1])
+    await relay.release(claim, released(claim)[1:])
+    assert ids(await relay.find_unpublished(batch_max=9)) == added[:1]
+
+
+async def test_a_run_is_no_longer_than_allowed(world: World) -> None:
+    relay = world.relay(ordered=True, run_max=2)
+    added = [await world.add(key="a") for _ in range(3)]
+    claim = await relay.find_unpublished(batch_max=9)
+    assert ids(claim) == added[:2]
+    await relay.mark_published(claim, published(claim))
+    assert ids(await relay.find_unpublished(batch_max=9)) == added[2:]
+
+
+@pytest.mark.clause("design: a key whose head is dead goes on, or is held until an operator acts")
+@pytest.mark.parametrize("hold", [False, True])
+async def test_a_dead_head_holds_its_key_where_that_is_wanted(world: World, hold: bool) -> None:
+    relay = world.relay(ordered=True, hold_dead_keys=hold)
+    dead = await world.add(key="a")
+    claim = await relay.find_unpublished(batch_max=1)
+    await relay.increment_attempts(claim, buried(claim))
+    follower, other = await world.add(key="a"), await world.add(key="b")
+
+    assert ids(await relay.find_unpublished(batch_max=9)) == ([other] if hold else [follower, other])
+    if hold:
+        await world.replay(dead)
+        assert ids(await relay.find_unpublished(batch_max=9)) == [dead, follower]
+
+
+@pytest.mark.clause("event-model: events with the same ordering key MUST be processed in order")
+async def test_a_reaped_run_keeps_its_order(world: World) -> None:
+    relay = world.relay(ordered=True, lease_seconds=SHORT_SECONDS)
+    added = [await world.add(key="a") for _ in range(3)]
+    await relay.find_unpublished(batch_max=9)
+    await world.pass_time(SHORT_SECONDS * 2)
+    assert await relay.reap() == 3
+    for event_id in reversed(added):
+        assert ids(await relay.find_unpublished(batch_max=9)) == []
+        await world.make_due(event_id)
+    seen = []
+    for _ in added:
+        claim = await relay.find_unpublished(batch_max=9)
+        await relay.mark_published(claim, published(claim))
+        seen += ids(claim)
+    assert seen == added
+
+
+# --- replay
+
+
+@pytest.mark.clause("processing-lifecycle: PUBLISHED -> PENDING (Replay)")
+async def test_a_replayed_event_begins_anew_and_knows_its_earlier_copy(world: World) -> None:
+    event_id = await world.add()
+    relay = world.relay()
+    claim = await relay.find_unpublished(batch_max=1)
+    assert claim.events[0].earlier_stream_seq == 0
+    await relay.mark_published(claim, published(claim))
+    await world.replay(event_id)
+
+    again = (await relay.find_unpublished(batch_max=1)).events[0]
+    assert (again.id, again.attempts, again.earlier_stream_seq) == (event_id, 1, 7)
+    assert again.attempted_seconds_ago == 0.0
+    assert again.age_seconds >= 0.0
