@@ -1,0 +1,157 @@
+"""Adapter of PORT-047-004: one durable pull consumer, bound to and never made or changed here."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+import nats.errors
+from nats.aio.msg import Msg
+
+from sea_mq_worker.adapters.nats.connection import NatsConnection, api
+from sea_mq_worker.adapters.nats.deliveries import delivery
+from sea_mq_worker.adapters.nats.errors import ApiRefusedError, plain
+from sea_mq_worker.adapters.nats.pull import End, Pulled, PullInbox
+from sea_mq_worker.domain.errors import BrokerUnavailableError, ContractError
+from sea_mq_worker.domain.messages import InboundMessage
+
+_NANOSECONDS = 10**9
+_NOT_FOUND = 404
+_STRAY_DELAY_SECONDS = 0.1
+_PASSING = ("Leadership Change", "Server Shutdown", "Exceeded MaxWaiting")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerTerms:
+    """What the server promises a consumer; the worker's own limits are checked against it."""
+
+    ack_wait_seconds: float
+    max_deliver: int
+    """-1 for no limit."""
+    max_ack_pending: int
+    """-1 for no limit."""
+
+
+class NatsJetStreamConsumer:
+    """Pulls from one durable consumer.
+
+    Args:
+        connection: of the inbound side.
+        stream: the stream's name.
+        durable: the consumer's name.
+        wait_seconds: how long a fetch waits for the first message.
+    """
+
+    def __init__(
+        self, *, connection: NatsConnection, stream: str, durable: str, wait_seconds: float = 5.0
+    ) -> None:
+        self._connection = connection
+        self._stream = stream
+        self._durable = durable
+        self._wait_seconds = wait_seconds
+        self._next = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{durable}"
+        self._inbox = PullInbox(connection, self._next, stray=self._return)
+        self._turn = asyncio.Lock()
+
+    @property
+    def name(self) -> str:
+        """The durable's name."""
+        return self._durable
+
+    async def start(self) -> ConsumerTerms:
+        """Verify that the consumer exists and fits, and tell its terms.
+
+        Raises:
+            BrokerUnavailableError: the server did not answer.
+            ContractError: it is missing, is no pull consumer with explicit acknowledgement, or is forbidden.
+        """
+        try:
+            config = (await api(self._connection, f"CONSUMER.INFO.{self._stream}.{self._durable}"))["config"]
+        except ApiRefusedError as error:
+            if error.code == _NOT_FOUND:
+                self._missing(error)
+            raise
+        if config.get("ack_policy") != "explicit" or config.get("deliver_subject"):
+            raise ContractError(
+                f"{self._label} is not a pull consumer with explicit acknowledgement: delete it with "
+                f"`nats consumer rm {self._stream} {self._durable}` and run `sea-mq-worker streams apply`"
+            )
+        return ConsumerTerms(
+            ack_wait_seconds=config.get("ack_wait", 30 * _NANOSECONDS) / _NANOSECONDS,
+            max_deliver=config.get("max_deliver", -1),
+            max_ack_pending=config.get("max_ack_pending", -1),
+        )
+
+    async def fetch(self, batch: int) -> Sequence[InboundMessage]:
+        """Return what is there, once something is; none after ``wait_seconds``."""
+        async with self._turn:
+            if not self._connection.is_connected:
+                raise BrokerUnavailableError(f"{self._label}: the connection is down")
+            try:
+                pulled = await self._inbox.ask(batch, wait_seconds=self._wait_seconds)
+            except nats.errors.Error as error:
+                raise BrokerUnavailableError(f"{self._label}: cannot be asked ({plain(error)})") from error
+        if not pulled.messages:
+            await self._explain(pulled)
+        return [delivery(msg) for msg in pulled.messages]
+
+    async def ack(self, msg: InboundMessage) -> None:
+        """Settle the message (POL-047-005, POL-047-006)."""
+        await self._say(msg.reply, b"+ACK")
+
+    async def nak(self, msg: InboundMessage, *, delay_seconds: float) -> None:
+        """Ask for redelivery after a delay (POL-047-007)."""
+        await self._say(msg.reply, _nak(delay_seconds))
+
+    async def in_progress(self, msg: InboundMessage) -> None:
+        """Start the message's ack_wait anew."""
+        await self._say(msg.reply, b"+WPI")
+
+    async def close(self) -> None:
+        """Stop asking; messages that nobody was given go back to the server."""
+        await self._inbox.close()
+
+    @property
+    def _label(self) -> str:
+        return f"consumer {self._durable} of stream {self._stream}"
+
+    async def _say(self, reply: str, verb: bytes) -> None:
+        """While the connection is down nats-py would keep it and send it much later: drop it instead."""
+        if self._connection.is_connected:
+            with contextlib.suppress(nats.errors.Error):
+                await self._connection.client.publish(reply, verb)
+
+    async def _return(self, msg: Msg) -> None:
+        await self._say(msg.reply, _nak(_STRAY_DELAY_SECONDS))
+
+    async def _explain(self, pulled: Pulled) -> None:
+        """Raise why a pull brought nothing; an idle stream is no reason."""
+        match pulled.ended.result():
+            case End.DONE:
+                return
+            case End.DENIED:
+                raise ContractError(f"the worker has no permission to publish to {self._next}; grant it")
+            case End.DISCONNECTED:
+                raise BrokerUnavailableError(f"{self._label}: the connection broke")
+        if pulled.status.startswith("409 Consumer Deleted"):
+            self._missing(None)
+        await self.start()
+        if pulled.status and not pulled.status.startswith("503") and not _passes(pulled.status):
+            raise ContractError(f"{self._label} refuses to hand out messages: {pulled.status}")
+        raise BrokerUnavailableError(f"{self._label}: {pulled.status or 'no answer to a pull request'}")
+
+    def _missing(self, cause: Exception | None) -> NoReturn:
+        raise ContractError(
+            f"{self._label} does not exist: create it with `sea-mq-worker streams apply`, or "
+            f"`nats consumer add {self._stream} --config FILE`"
+        ) from cause
+
+
+def _nak(delay_seconds: float) -> bytes:
+    return b"-NAK " + json.dumps({"delay": int(delay_seconds * _NANOSECONDS)}).encode()
+
+
+def _passes(status: str) -> bool:
+    return any(text in status for text in _PASSING)

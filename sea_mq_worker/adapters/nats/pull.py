@@ -1,0 +1,153 @@
+"""Own pull requests on nats-py's public API: one at a time, and none outlives its call.
+
+The server is asked to wait for the first message, to hand out with it what is there, and to say that this
+was all. So nothing is ever handed out that nobody is waiting for, and a lost request costs one bounded wait.
+"""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import TYPE_CHECKING
+
+import nats.errors
+from nats.aio.msg import Msg
+
+from sea_mq_worker.adapters.nats.connection import NatsConnection
+
+if TYPE_CHECKING:
+    from nats.aio.subscription import Subscription
+
+_ACKS = "$JS.ACK."
+_DRAIN_SECONDS_MAX = 2.0
+_SETTLED_SECONDS = 0.02
+_ANSWER_SECONDS = 1.0
+_NANOSECONDS = 10**9
+_HEARTBEAT = "100"
+
+
+class End(Enum):
+    """How a pull request ended."""
+
+    DONE = auto()
+    """As asked: full, or the server says that this was all."""
+    CUT = auto()
+    """Messages came and then nothing, not even the end: max_ack_pending is reached."""
+    SILENCE = auto()
+    """Neither a message nor a status; the request is lost."""
+    DISCONNECTED = auto()
+    DENIED = auto()
+    REFUSED = auto()
+    """The server answered with another status, see ``Pulled.status``."""
+
+
+@dataclass(slots=True)
+class Pulled:
+    """One request, and what it has brought so far."""
+
+    batch: int
+    token: str
+    ended: asyncio.Future[End]
+    messages: list[Msg] = field(default_factory=list)
+    status: str = ""
+
+    def end(self, how: End) -> None:
+        """Note the end; the first one counts."""
+        if not self.ended.done():
+            self.ended.set_result(how)
+
+
+class PullInbox:
+    """Asks one durable consumer for messages.
+
+    Args:
+        stray: takes a message that came when nobody was waiting for it.
+    """
+
+    def __init__(
+        self, connection: NatsConnection, subject: str, *, stray: Callable[[Msg], Awaitable[None]]
+    ) -> None:
+        self._connection = connection
+        self._subject = subject
+        self._stray = stray
+        self._inbox = ""
+        self._subscription: Subscription | None = None
+        self._pulled: Pulled | None = None
+        self._count = 0
+        connection.listen(self._on_event)
+
+    async def ask(self, batch: int, *, wait_seconds: float) -> Pulled:
+        """Make one request and wait for its end, a little longer than ``wait_seconds`` at most."""
+        await self._subscribe()
+        self._count += 1
+        ended = asyncio.get_running_loop().create_future()
+        pulled = self._pulled = Pulled(batch, str(self._count), ended)
+        request = {"batch": batch, "expires": int(wait_seconds * _NANOSECONDS), "no_wait": True}
+        deadline = ended.get_loop().call_later(wait_seconds + _ANSWER_SECONDS, pulled.end, End.SILENCE)
+        try:
+            reply = f"{self._inbox}.{pulled.token}"
+            await self._connection.client.publish(self._subject, json.dumps(request).encode(), reply=reply)
+            if await ended in {End.CUT, End.SILENCE}:
+                await self.close()
+        except BaseException:
+            await self.close()
+            await asyncio.gather(*map(self._stray, pulled.messages))
+            raise
+        finally:
+            self._pulled = None
+            deadline.cancel()
+        return pulled
+
+    async def close(self) -> None:
+        """End the server's interest; what it sent before it knew still arrives."""
+        subscription, self._subscription = self._subscription, None
+        if subscription is None:
+            return
+        with contextlib.suppress(nats.errors.Error, TimeoutError):
+            if self._connection.is_connected:
+                drained = subscription.drain()  # type: ignore[no-untyped-call]
+                await asyncio.wait_for(drained, _DRAIN_SECONDS_MAX)
+            else:
+                await subscription.unsubscribe()
+
+    async def _subscribe(self) -> None:
+        if self._subscription is None:
+            client = self._connection.client
+            self._inbox = client.new_inbox()
+            self._subscription = await client.subscribe(
+                f"{self._inbox}.*", cb=self._on_message, pending_bytes_limit=0
+            )
+
+    async def _on_message(self, msg: Msg) -> None:
+        pulled = self._pulled
+        if not msg.reply:
+            self._on_status(msg, pulled)
+        elif not msg.reply.startswith(_ACKS):
+            return
+        elif pulled is None or len(pulled.messages) == pulled.batch:
+            await self._stray(msg)
+        else:
+            pulled.messages.append(msg)
+            if len(pulled.messages) == pulled.batch:
+                pulled.end(End.DONE)
+            elif len(pulled.messages) == 1:
+                pulled.ended.get_loop().call_later(_SETTLED_SECONDS, pulled.end, End.CUT)
+
+    def _on_status(self, msg: Msg, pulled: Pulled | None) -> None:
+        headers = msg.headers or {}
+        status = f"{headers.get('Status', '')} {headers.get('Description', '')}".strip()
+        if pulled is None or msg.subject.rpartition(".")[2] != pulled.token or status.startswith(_HEARTBEAT):
+            return
+        pulled.status = status
+        finished = status.startswith(("404", "408")) or "Batch Completed" in status
+        pulled.end(End.DONE if finished else End.REFUSED)
+
+    def _on_event(self, event: str, text: str) -> None:
+        if self._pulled is None:
+            return
+        if event in {"disconnected", "lost"}:
+            self._pulled.end(End.DISCONNECTED)
+        elif event == "denied" and text == self._subject.lower():
+            self._pulled.end(End.DENIED)

@@ -1,0 +1,148 @@
+"""Finds messages that the server has given up: max_deliver reached, and invisible in every lag.
+
+The server says so once, in an advisory that a stream keeps. Where that was lost, such a message still shows
+as a consumer that waits for no acknowledgement and yet has delivered more than was acknowledged: a sweep
+reads what is in between, and the inbox tells what of it was handled.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+
+from sea_mq_worker.adapters.nats.connection import NatsConnection, api
+from sea_mq_worker.adapters.nats.consumer import NatsJetStreamConsumer
+from sea_mq_worker.adapters.nats.deliveries import stored
+from sea_mq_worker.adapters.nats.errors import ApiRefusedError
+from sea_mq_worker.adapters.nats.subject_sets import covers
+from sea_mq_worker.domain.messages import InboundMessage
+
+_BATCH = 50
+_NOT_FOUND = 404
+_FOREIGN_DELAY_SECONDS = 300.0
+
+
+class NatsStrandedMessages:
+    """Stranded messages of some consumers; workers of one service share the work.
+
+    Args:
+        connection: of the inbound side.
+        advisories: the stream that keeps MAX_DELIVERIES advisories.
+        durable: a durable consumer of that stream.
+        consumers: stream and durable of the consumers that this worker answers for.
+        on_event: told of a message that is lost, with a line for the operator.
+        wait_seconds: how long a fetch waits for an advisory.
+        sweep_seconds: how often the consumers are looked at for messages without an advisory.
+    """
+
+    def __init__(
+        self,
+        *,
+        connection: NatsConnection,
+        advisories: str,
+        durable: str,
+        consumers: Sequence[tuple[str, str]],
+        on_event: Callable[[str, str], None],
+        wait_seconds: float = 5.0,
+        sweep_seconds: float = 60.0,
+    ) -> None:
+        self._connection = connection
+        self._advisories = NatsJetStreamConsumer(
+            connection=connection, stream=advisories, durable=durable, wait_seconds=wait_seconds
+        )
+        self._consumers = frozenset(consumers)
+        self._on_event = on_event
+        self._sweep_seconds = sweep_seconds
+        self._sweep_at = 0.0
+        self._accounted: dict[tuple[str, str], set[int]] = {name: set() for name in consumers}
+
+    async def start(self) -> None:
+        """Verify that the advisories can be consumed.
+
+        Raises:
+            BrokerUnavailableError: the server did not answer.
+            ContractError: the stream or its consumer is missing or forbidden.
+        """
+        await self._advisories.start()
+
+    async def fetch(self) -> Sequence[InboundMessage]:
+        """Return messages that advisories name, else what a sweep finds when one is due.
+
+        Raises:
+            BrokerUnavailableError: as NatsJetStreamConsumer.fetch; what was not returned comes again.
+            ContractError: likewise.
+        """
+        found = [await self._named_by(advisory) for advisory in await self._advisories.fetch(_BATCH)]
+        now = asyncio.get_running_loop().time()
+        if not any(found) and now >= self._sweep_at:
+            found = [await self._sweep(*consumer) for consumer in sorted(self._consumers)]
+            if not any(found):
+                self._sweep_at = now + self._sweep_seconds
+        return [message for messages in found for message in messages]
+
+    async def settle(self, msg: InboundMessage) -> None:
+        """Forget a message: its advisory is acknowledged, the sweep passes over it."""
+        self._accounted[msg.stream, msg.consumer].add(msg.seq)
+        if msg.reply:
+            await self._advisories.ack(msg)
+
+    async def close(self) -> None:
+        """Stop asking for advisories."""
+        await self._advisories.close()
+
+    async def _named_by(self, advisory: InboundMessage) -> list[InboundMessage]:
+        try:
+            told = json.loads(advisory.payload)
+            name, seq, deliveries = (
+                (told["stream"], told["consumer"]),
+                int(told["stream_seq"]),
+                int(told["deliveries"]),
+            )
+        except (ValueError, TypeError, KeyError):
+            self._on_event("advisory_unreadable", f"{advisory.stream} {advisory.seq} is no advisory")
+            await self._advisories.ack(advisory)
+            return []
+        if name not in self._consumers:
+            await self._advisories.nak(advisory, delay_seconds=_FOREIGN_DELAY_SECONDS)
+            return []
+        found = await self._read(*name, seq, deliveries=deliveries, reply=advisory.reply)
+        if not found:
+            text = f"consumer {name[1]} gave up message {seq} of stream {name[0]}, which has dropped it since"
+            self._on_event("stranded_message_lost", text)
+            await self._advisories.ack(advisory)
+        return found
+
+    async def _sweep(self, stream: str, durable: str) -> list[InboundMessage]:
+        info = await api(self._connection, f"CONSUMER.INFO.{stream}.{durable}")
+        floor, delivered = info["ack_floor"]["stream_seq"], info["delivered"]["stream_seq"]
+        accounted = self._accounted[stream, durable]
+        accounted.intersection_update(range(floor + 1, delivered + 1))
+        if info["num_ack_pending"]:
+            return []
+        config = info["config"]
+        filters = config.get("filter_subjects") or [config.get("filter_subject") or ">"]
+        found: list[InboundMessage] = []
+        for seq in range(floor + 1, delivered + 1):
+            if len(found) == _BATCH:
+                break
+            if seq in accounted:
+                continue
+            read = await self._read(stream, durable, seq, deliveries=config["max_deliver"])
+            if read and any(covers(pattern, read[0].subject) for pattern in filters):
+                found += read
+            else:
+                accounted.add(seq)
+        return found
+
+    async def _read(
+        self, stream: str, durable: str, seq: int, *, deliveries: int, reply: str = ""
+    ) -> list[InboundMessage]:
+        """Read one message back, or nothing where the stream has dropped it."""
+        try:
+            answer = await api(self._connection, f"STREAM.MSG.GET.{stream}", {"seq": seq})
+        except ApiRefusedError as error:
+            if error.code != _NOT_FOUND:
+                raise
+            return []
+        return [
+            stored(answer["message"], stream=stream, consumer=durable, deliveries=deliveries, reply=reply)
+        ]

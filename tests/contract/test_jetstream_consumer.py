@@ -1,0 +1,214 @@
+"""The contract of JetStreamConsumer (PORT-047-004), over the server and the twin in memory.
+
+Times are short instead of faked, because the server keeps its own; a fetch that comes back empty is the
+proof that for its whole wait nothing was delivered.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+import pytest_asyncio
+
+from sea_mq_worker.adapters.memory.consumer import InMemoryConsumer
+from sea_mq_worker.adapters.memory.stranded import InMemoryStrandedMessages
+from sea_mq_worker.adapters.memory.stream import InMemoryStream
+from sea_mq_worker.adapters.nats.consumer import NatsJetStreamConsumer
+from sea_mq_worker.adapters.nats.stranded import NatsStrandedMessages
+from sea_mq_worker.domain.messages import InboundMessage
+from sea_mq_worker.ports.jetstream import JetStreamConsumer, StrandedMessages
+from tests.support.jetstream import SECOND, connected, create_consumer, create_stream, store
+
+ACK_WAIT = 0.6
+WAIT = 0.3
+MAX_DELIVER = 3
+MAX_ACK_PENDING = 5
+
+
+@dataclass(kw_only=True)
+class World:
+    """A consumer over a stream that the test fills."""
+
+    consumer: JetStreamConsumer
+    stranded: StrandedMessages
+    store: Callable[[str, bytes, dict[str, str]], Awaitable[object]]
+    subject: str
+    held: list[InboundMessage] = field(default_factory=list)
+
+    async def add(self, *bodies: str) -> None:
+        for body in bodies:
+            await self.store(self.subject, body.encode(), {"Nats-Msg-Id": body})
+
+    async def fetch(self, batch: int = 10, *, within: float = 3.0) -> Sequence[InboundMessage]:
+        """Fetch until something comes."""
+        deadline = time.monotonic() + within
+        while time.monotonic() < deadline:
+            if found := await self.consumer.fetch(batch):
+                return found
+        raise AssertionError(f"nothing was delivered within {within} s")
+
+
+@pytest_asyncio.fixture(params=["memory", "nats"])
+async def world(request: pytest.FixtureRequest, nats_url: str, names: str) -> AsyncIterator[World]:
+    if request.param == "memory":
+        yield _memory(names)
+        return
+    stream, subject, durable = names.upper(), f"{names}.event.made.v1", f"{names}__from"
+    advisories, keeper = f"{stream}_ADVISORIES", f"{names}__max_deliveries"
+    advisory = f"$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.{stream}.{durable}"
+    async with connected(nats_url) as connection:
+        await create_stream(connection, stream, f"{names}.event.>")
+        await create_stream(connection, advisories, advisory)
+        limits = {"max_deliver": MAX_DELIVER, "max_ack_pending": MAX_ACK_PENDING}
+        await create_consumer(connection, stream, durable, ack_wait=int(ACK_WAIT * SECOND), **limits)
+        await create_consumer(connection, advisories, keeper)
+        consumer = NatsJetStreamConsumer(
+            connection=connection, stream=stream, durable=durable, wait_seconds=WAIT
+        )
+        stranded = NatsStrandedMessages(
+            connection=connection,
+            advisories=advisories,
+            durable=keeper,
+            consumers=[(stream, durable)],
+            on_event=lambda _event, _text: None,
+            wait_seconds=WAIT,
+        )
+
+        async def put(subject: str, payload: bytes, headers: dict[str, str]) -> object:
+            return await store(connection, subject, payload, headers)
+
+        yield World(consumer=consumer, stranded=stranded, store=put, subject=subject)
+        await consumer.close()
+        await stranded.close()
+
+
+def _memory(names: str) -> World:
+    stream = InMemoryStream(name=names.upper(), clock=time.monotonic)
+    consumer = InMemoryConsumer(
+        stream=stream,
+        name=f"{names}__from",
+        clock=time.monotonic,
+        ack_wait_seconds=ACK_WAIT,
+        max_deliver=MAX_DELIVER,
+        max_ack_pending=MAX_ACK_PENDING,
+        wait_seconds=WAIT,
+    )
+
+    async def put(subject: str, payload: bytes, headers: dict[str, str]) -> object:
+        return stream.store(subject, payload, headers)
+
+    stranded = InMemoryStrandedMessages(consumer=consumer, clock=time.monotonic, wait_seconds=WAIT)
+    return World(consumer=consumer, stranded=stranded, store=put, subject=f"{names}.event.made.v1")
+
+
+def bodies(messages: Sequence[InboundMessage]) -> list[str]:
+    return [message.payload.decode() for message in messages]
+
+
+async def test_a_delivery_carries_the_message_and_where_it_is_stored(world: World, names: str) -> None:
+    await world.add("a", "b")
+    first, second = await world.fetch()
+    assert (first.stream, first.seq, first.consumer) == (names.upper(), 1, f"{names}__from")
+    assert (first.subject, first.payload, first.headers) == (world.subject, b"a", {"Nats-Msg-Id": "a"})
+    assert (first.deliveries, second.seq) == (1, 2)
+    assert first.stored_at.utcoffset() is not None
+    assert first.stored_at <= second.stored_at
+
+
+async def test_nothing_there_is_an_empty_answer_after_a_bounded_wait(world: World) -> None:
+    before = time.monotonic()
+    assert list(await world.consumer.fetch(5)) == []
+    assert WAIT * 0.8 <= time.monotonic() - before < WAIT + 2
+
+
+async def test_a_waiting_fetch_returns_with_the_first_message(world: World) -> None:
+    waiting = asyncio.create_task(world.consumer.fetch(5))
+    await asyncio.sleep(0)
+    await world.add("a")
+    before = time.monotonic()
+    assert bodies(await waiting) == ["a"]
+    assert time.monotonic() - before < WAIT
+
+
+async def test_no_more_than_asked_for(world: World) -> None:
+    await world.add("a", "b", "c")
+    assert bodies(await world.fetch(2)) == ["a", "b"]
+    assert bodies(await world.fetch(2)) == ["c"]
+
+
+async def test_an_acknowledged_message_never_comes_back(world: World) -> None:
+    await world.add("a")
+    await world.consumer.ack((await world.fetch())[0])
+    for _ in range(4):
+        assert list(await world.consumer.fetch(5)) == []
+
+
+@pytest.mark.clause("POL-047-007")
+async def test_what_nobody_acknowledges_is_delivered_again_after_ack_wait(world: World) -> None:
+    await world.add("a")
+    first = (await world.fetch())[0]
+    assert list(await world.consumer.fetch(5)) == []
+    again = (await world.fetch())[0]
+    assert (again.seq, again.payload, again.deliveries) == (first.seq, first.payload, 2)
+    assert again.stored_at == first.stored_at
+
+
+async def test_a_message_in_progress_is_not_delivered_again(world: World) -> None:
+    await world.add("a")
+    message = (await world.fetch())[0]
+    for _ in range(4):
+        assert list(await world.consumer.fetch(5)) == []
+        await world.consumer.in_progress(message)
+    assert (await world.fetch())[0].deliveries == 2
+
+
+@pytest.mark.clause("POL-047-007")
+async def test_a_refused_message_comes_back_after_its_delay_and_not_sooner(world: World) -> None:
+    await world.add("a")
+    delay = WAIT * 1.5
+    await world.consumer.nak((await world.fetch())[0], delay_seconds=delay)
+    assert list(await world.consumer.fetch(5)) == []
+    again = await world.fetch(within=ACK_WAIT)
+    assert (bodies(again), again[0].deliveries) == (["a"], 2)
+
+
+async def test_a_late_acknowledgement_settles_a_later_delivery(world: World) -> None:
+    await world.add("a")
+    first = (await world.fetch())[0]
+    assert (await world.fetch())[0].deliveries == 2
+    await world.consumer.ack(first)
+    for _ in range(3):
+        assert list(await world.consumer.fetch(5)) == []
+
+
+async def test_unsettled_messages_are_bounded_and_an_acknowledgement_makes_room(world: World) -> None:
+    await world.add(*"abcdefg")
+    held = await world.fetch()
+    assert bodies(held) == [*"abcde"]
+    assert list(await world.consumer.fetch(5)) == []
+    await world.consumer.ack(held[0])
+    assert "f" in bodies(await world.fetch())
+
+
+@pytest.mark.clause("SDS-047: max_deliver")
+async def test_a_message_that_reaches_max_deliver_is_stranded_until_it_is_settled(world: World) -> None:
+    await world.add("a")
+    given: list[InboundMessage] = []
+    for _ in range(MAX_DELIVER):
+        given += await world.fetch()
+        await world.consumer.nak(given[-1], delay_seconds=0.0)
+    assert [message.deliveries for message in given] == [1, 2, 3]
+    message = given[0]
+    assert list(await world.consumer.fetch(5)) == []
+    stranded = (await world.stranded.fetch())[0]
+    assert (stranded.seq, stranded.payload, stranded.headers) == (1, b"a", {"Nats-Msg-Id": "a"})
+    assert (stranded.stream, stranded.consumer, stranded.subject) == (
+        message.stream,
+        message.consumer,
+        message.subject,
+    )
+    assert (stranded.stored_at, stranded.deliveries) == (message.stored_at, MAX_DELIVER)
+    await world.stranded.settle(stranded)
+    assert list(await world.stranded.fetch()) == []
