@@ -1,5 +1,6 @@
 """Streams and consumers of a test's own on the session's server, and messages in them."""
 
+import base64
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -65,3 +66,17 @@ def _renamed(text: str, own: str) -> str:
     for word, name in (("vibespro", f"{own}v"), ("sea", own)):
         text = text.replace(word, name).replace(word.upper(), name.upper())
     return text
+
+
+async def stored_messages(
+    connection: NatsConnection, stream: str
+) -> list[tuple[int, str, bytes, dict[str, str]]]:
+    """Read a whole stream, message by message: sequence, subject, body, headers."""
+    state = (await api(connection, f"STREAM.INFO.{stream}"))["state"]
+    found = []
+    for seq in range(max(state["first_seq"], 1), state["last_seq"] + 1):
+        message = (await api(connection, f"STREAM.MSG.GET.{stream}", {"seq": seq}))["message"]
+        lines = base64.b64decode(message.get("hdrs", "")).decode().split("\r\n")[1:]
+        headers = dict(line.split(": ", 1) for line in lines if line)
+        found.append((seq, message["subject"], base64.b64decode(message.get("data", "")), headers))
+    return found

@@ -3,7 +3,6 @@
 Group commit where the server syncs every write. A known message id refuses the whole batch.
 """
 
-import asyncio
 import uuid
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +12,7 @@ from sea_mq_worker.adapters.nats.batch import Batched, Conversation, says_disabl
 from sea_mq_worker.adapters.nats.connection import NatsConnection
 from sea_mq_worker.adapters.nats.errors import plain
 from sea_mq_worker.adapters.nats.pipeline import BROKEN, NOT_CONNECTED, drained, send_one
-from sea_mq_worker.adapters.nats.replies import Replies
+from sea_mq_worker.adapters.nats.replies import Replies, stop_at
 from sea_mq_worker.domain.messages import OutboundMessage
 from sea_mq_worker.domain.outcomes import Stored
 
@@ -33,7 +32,7 @@ class Atomic:
         """Send one batch; unless its last message left, nothing of it can ever be stored."""
         talk = Conversation(messages)
         prefix = self._replies.open(talk)
-        timer = asyncio.get_running_loop().call_at(deadline, talk.stop, _TIMED_OUT)
+        timer = stop_at(deadline, talk, _TIMED_OUT)
         batch = uuid.uuid4().hex
         committed = False
         try:

@@ -9,8 +9,8 @@ from nats.aio.msg import Msg
 
 from sea_mq_worker.adapters.nats.acks import NOT_BATCHED, error_code, parse
 from sea_mq_worker.adapters.nats.pipeline import WINDOW_BYTES, WINDOW_MESSAGES
-from sea_mq_worker.adapters.nats.wire import encoded_bytes
 from sea_mq_worker.domain.messages import OutboundMessage
+from sea_mq_worker.domain.wire import encoded_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from sea_mq_worker.adapters.nats.batch import Batched, Conversation, says_disabl
 from sea_mq_worker.adapters.nats.connection import NatsConnection
 from sea_mq_worker.adapters.nats.errors import plain
 from sea_mq_worker.adapters.nats.pipeline import BROKEN, NOT_CONNECTED, drained, send_one
-from sea_mq_worker.adapters.nats.replies import Replies
+from sea_mq_worker.adapters.nats.replies import Replies, stop_at
 from sea_mq_worker.domain.messages import OutboundMessage
 from sea_mq_worker.domain.outcomes import Stored
 
@@ -92,7 +92,7 @@ class Fast:
         """Send one batch of two or more messages."""
         talk = Conversation(messages)
         prefix = self._replies.open(talk)
-        timer = asyncio.get_running_loop().call_at(deadline, talk.stop, _TIMED_OUT)
+        timer = stop_at(deadline, talk, _TIMED_OUT)
         batch = uuid.uuid4().hex
         progress = _Progress(self._stream, batch, talk)
         sent = 0

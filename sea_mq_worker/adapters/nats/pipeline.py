@@ -9,10 +9,10 @@ from nats.aio.msg import Msg
 
 from sea_mq_worker.adapters.nats.connection import PENDING_BYTES_MAX, NatsConnection
 from sea_mq_worker.adapters.nats.errors import plain
-from sea_mq_worker.adapters.nats.replies import Exchange, Replies
-from sea_mq_worker.adapters.nats.wire import encoded_bytes
+from sea_mq_worker.adapters.nats.replies import Exchange, Replies, stop_at
 from sea_mq_worker.domain.messages import OutboundMessage
 from sea_mq_worker.domain.outcomes import PublishOutcome, Unknown, Unsent
+from sea_mq_worker.domain.wire import encoded_bytes
 
 NOT_CONNECTED = "not connected to NATS"
 WINDOW_MESSAGES = 1000
@@ -113,7 +113,7 @@ class Pipeline:
         """Make one attempt for each message; ``deadline`` is in the loop's time."""
         flight = Flight(messages, self._read)
         prefix = self._replies.open(flight)
-        timer = asyncio.get_running_loop().call_at(deadline, flight.stop, _TIMED_OUT)
+        timer = stop_at(deadline, flight, _TIMED_OUT)
         try:
             for index, message in enumerate(messages):
                 if index % _TURN_MESSAGES == 0:

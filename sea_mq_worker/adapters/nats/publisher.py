@@ -14,11 +14,11 @@ from sea_mq_worker.adapters.nats.ordered import Ordered
 from sea_mq_worker.adapters.nats.pipeline import Pipeline
 from sea_mq_worker.adapters.nats.replies import Replies
 from sea_mq_worker.adapters.nats.search import find_ids
-from sea_mq_worker.adapters.nats.wire import problem
 from sea_mq_worker.domain.errors import BrokerUnavailableError, ContractError, WorkerError
 from sea_mq_worker.domain.headers import MSG_ID
 from sea_mq_worker.domain.messages import OutboundMessage
 from sea_mq_worker.domain.outcomes import PublishOutcome, Refused, Stored, Unsent
+from sea_mq_worker.domain.wire import problem
 
 Mode: TypeAlias = Literal["auto", "pipeline", "fast", "atomic"]
 

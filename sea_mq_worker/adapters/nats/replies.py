@@ -1,5 +1,6 @@
 """One wildcard subscription for the answers to everything that is published."""
 
+import asyncio
 import itertools
 from typing import Protocol
 
@@ -28,6 +29,14 @@ class Exchange(Protocol):
     def deny(self, subject: str) -> None:
         """The server has forbidden a subject (in lower case) and will not answer for it."""
         ...
+
+
+def stop_at(deadline: float, exchange: Exchange, reason: str) -> asyncio.TimerHandle:
+    """Stop an exchange at a deadline in the loop's time, at once if it has passed."""
+    loop = asyncio.get_running_loop()
+    if deadline <= loop.time():
+        exchange.stop(reason)
+    return loop.call_at(deadline, exchange.stop, reason)
 
 
 class Replies:

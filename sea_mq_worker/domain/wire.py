@@ -1,7 +1,7 @@
 """What a message becomes on the wire, checked before it gets there.
 
-The server closes the connection on a body with headers over max_payload and on a control line over
-4 KiB, and nats-py alters some headers in silence; neither may happen for one row's sake.
+A NATS server closes the connection on a body with headers over max_payload and on a control line over
+4 KiB, and clients alter some headers in silence; neither may happen for one message's sake.
 """
 
 import re

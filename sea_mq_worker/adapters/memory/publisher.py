@@ -1,0 +1,150 @@
+"""Port PORT-047-003 in memory: publishes into an InMemoryStream, with faults on request."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum, auto
+from typing import assert_never
+
+from sea_mq_worker.adapters.memory.stream import InMemoryStream, StreamFullError
+from sea_mq_worker.domain.errors import BrokerUnavailableError
+from sea_mq_worker.domain.headers import MSG_ID
+from sea_mq_worker.domain.messages import OutboundMessage
+from sea_mq_worker.domain.outcomes import Failed, PublishOutcome, Refused, Stored, Unknown, Unsent
+from sea_mq_worker.domain.wire import problem
+
+_BEHIND = Unsent("held back behind a message that was not stored")
+
+
+class Fault(Enum):
+    """What goes wrong with one message."""
+
+    NONE = auto()
+    REFUSED = auto()
+    """The stream can never take it."""
+    FAILED = auto()
+    """The stream does not take it now."""
+    LOST = auto()
+    """It never reaches the stream, and nobody says so."""
+    ACK_LOST = auto()
+    """It is stored, and nobody says so."""
+
+
+def no_fault(_message: OutboundMessage) -> Fault:
+    """Let every message through."""
+    return Fault.NONE
+
+
+def every(count: int, fault: Fault) -> Callable[[OutboundMessage], Fault]:
+    """Return faults that hit each ``count``-th message that is sent."""
+    sent = 0
+
+    def choose(_message: OutboundMessage) -> Fault:
+        nonlocal sent
+        sent += 1
+        return fault if sent % count == 0 else Fault.NONE
+
+    return choose
+
+
+class InMemoryPublisher:
+    """Publishes to one stream; JetStreamPublisher's rules hold.
+
+    Args:
+        faults: asked for each message as it is sent.
+        keeps_order: behave as the batched modes do, which store nothing behind what was not stored.
+        max_payload: bytes of headers and body that the server takes.
+
+    Attributes:
+        connected: set to False for an outage.
+    """
+
+    def __init__(
+        self,
+        *,
+        stream: InMemoryStream,
+        clock: Callable[[], float],
+        faults: Callable[[OutboundMessage], Fault] = no_fault,
+        keeps_order: bool = False,
+        max_payload: int = 1024 * 1024,
+    ) -> None:
+        self.connected = True
+        self.faults = faults
+        self._stream = stream
+        self._clock = clock
+        self._keeps_order = keeps_order
+        self._max_payload = max_payload
+
+    @property
+    def keeps_order(self) -> bool:
+        """Nothing of a batch is stored behind a message of it that was not."""
+        return self._keeps_order
+
+    @property
+    def duplicate_window_seconds(self) -> float:
+        """How long the stream remembers a message id."""
+        return self._stream.duplicate_window_seconds
+
+    async def publish(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> PublishOutcome:
+        """Make one attempt for one message."""
+        message = OutboundMessage(
+            id=headers.get(MSG_ID, ""), subject=subject, payload=payload, headers=headers
+        )
+        await asyncio.sleep(0)
+        return self._send(message)
+
+    async def publish_batch(
+        self, messages: Sequence[OutboundMessage], *, timeout_seconds: float
+    ) -> Sequence[PublishOutcome]:
+        """Make one attempt for each message; see JetStreamPublisher."""
+        await asyncio.sleep(0)
+        if timeout_seconds <= 0:
+            return [Unsent("the deadline passed before its turn")] * len(messages)
+        outcomes: list[PublishOutcome] = []
+        for message in messages:
+            outcomes.append(self._send(message))
+            if self._keeps_order and not isinstance(outcomes[-1], Stored):
+                break
+        return outcomes + [_BEHIND] * (len(messages) - len(outcomes))
+
+    async def find(self, ids: frozenset[str], *, since_seconds: float) -> Mapping[str, Stored]:
+        """Scan what the stream stored lately for ids; see JetStreamPublisher."""
+        await asyncio.sleep(0)
+        if not self.connected:
+            raise BrokerUnavailableError("not connected")
+        start = self._clock() - since_seconds
+        found: dict[str, Stored] = {}
+        for entry in self._stream.entries():
+            message_id = entry.headers.get(MSG_ID, "")
+            if entry.stored_at >= start and message_id in ids and message_id not in found:
+                found[message_id] = Stored(self._stream.name, entry.seq, duplicate=True)
+        return found
+
+    def _send(self, message: OutboundMessage) -> PublishOutcome:
+        bad = problem(message, self._max_payload)
+        if bad:
+            return Refused(bad)
+        if not self.connected:
+            return Unsent("not connected")
+        return self._meet(self.faults(message), message)
+
+    def _meet(self, fault: Fault, message: OutboundMessage) -> PublishOutcome:
+        match fault:
+            case Fault.NONE:
+                return self._store(message)
+            case Fault.REFUSED:
+                return Refused("the stream never takes it")
+            case Fault.FAILED:
+                return Failed("the stream does not take it now")
+            case Fault.LOST:
+                return Unknown("no acknowledgement")
+            case Fault.ACK_LOST:
+                self._store(message)
+                return Unknown("no acknowledgement")
+            case _:
+                assert_never(fault)
+
+    def _store(self, message: OutboundMessage) -> PublishOutcome:
+        try:
+            return self._stream.store(message.subject, message.payload, message.headers)
+        except StreamFullError:
+            return Unknown("maximum messages exceeded")

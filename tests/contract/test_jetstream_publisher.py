@@ -1,0 +1,401 @@
+"""The JetStreamPublisher contract (PORT-047-003): in-memory twin, and every mode on a real server."""
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from typing import Literal, Protocol
+
+import pytest
+
+from sea_mq_worker.adapters.memory.publisher import Fault, InMemoryPublisher, no_fault
+from sea_mq_worker.adapters.memory.stream import InMemoryStream
+from sea_mq_worker.adapters.nats.connection import NatsConnection, api
+from sea_mq_worker.adapters.nats.publisher import NatsJetStreamPublisher
+from sea_mq_worker.domain.errors import BrokerUnavailableError
+from sea_mq_worker.domain.headers import MSG_ID
+from sea_mq_worker.domain.messages import OutboundMessage
+from sea_mq_worker.domain.outcomes import PublishOutcome, Refused, Stored, Unknown, Unsent
+from sea_mq_worker.ports.jetstream import JetStreamPublisher
+from tests.support.jetstream import connected, create_stream, stored_messages
+from tests.support.proxy import TcpProxy, proxied
+from tests.support.servers import unique
+from tests.support.waiting import eventually
+
+MAX_PAYLOAD = 1024 * 1024
+WINDOW_SECONDS = 0.2
+TIMEOUT_SECONDS = 5.0
+
+Row = tuple[int, str, bytes, dict[str, str]]
+
+
+class World(Protocol):
+    stream: str
+
+    @property
+    def publisher(self) -> JetStreamPublisher: ...
+
+    async def rows(self) -> list[Row]:
+        """Return what the stream holds: sequence, subject, body, headers."""
+
+    async def disconnect(self) -> None: ...
+
+    async def reconnect(self) -> None: ...
+
+    async def lose_acks(self) -> None:
+        """From now on the server hears the publisher, and the publisher hears nothing."""
+
+    async def let_window_end(self) -> None: ...
+
+
+class MemoryWorld:
+    def __init__(self, *, keeps_order: bool) -> None:
+        self.now = 1000.0
+        self.stream = "MEMORY"
+        self._stream = InMemoryStream(
+            name=self.stream, clock=lambda: self.now, duplicate_window_seconds=WINDOW_SECONDS
+        )
+        self.publisher = InMemoryPublisher(
+            stream=self._stream, clock=lambda: self.now, keeps_order=keeps_order, max_payload=MAX_PAYLOAD
+        )
+
+    async def rows(self) -> list[Row]:
+        return [(e.seq, e.subject, e.payload, dict(e.headers)) for e in self._stream.entries()]
+
+    async def disconnect(self) -> None:
+        self.publisher.connected = False
+
+    async def reconnect(self) -> None:
+        self.publisher.connected = True
+        self.publisher.faults = no_fault
+
+    async def lose_acks(self) -> None:
+        self.publisher.faults = lambda _message: Fault.ACK_LOST
+
+    async def let_window_end(self) -> None:
+        self.now += WINDOW_SECONDS * 2
+
+
+class NatsWorld:
+    def __init__(
+        self, publisher: NatsJetStreamPublisher, stream: str, proxy: TcpProxy, observer: NatsConnection
+    ) -> None:
+        self.publisher = publisher
+        self.stream = stream
+        self._proxy = proxy
+        self._observer = observer
+
+    async def rows(self) -> list[Row]:
+        return await stored_messages(self._observer, self.stream)
+
+    async def disconnect(self) -> None:
+        self._proxy.refuse()
+        await eventually(lambda: not self.publisher.connected)
+
+    async def reconnect(self) -> None:
+        self._proxy.heal()
+        self._proxy.cut()
+        await eventually(lambda: not self.publisher.connected)
+        await eventually(lambda: self.publisher.connected)
+
+    async def lose_acks(self) -> None:
+        self._proxy.drop_to_client()
+
+    async def let_window_end(self) -> None:
+        """The server forgets an id only some time after its window."""
+        probe = message(self.stream.lower())
+        ended = time.monotonic() + WINDOW_SECONDS
+        await self.publisher.publish(probe.subject, probe.payload, probe.headers)
+
+        async def forgotten() -> bool:
+            again = await self.publisher.publish(probe.subject, probe.payload, probe.headers)
+            return isinstance(again, Stored) and not again.duplicate
+
+        await eventually(forgotten)
+        assert time.monotonic() >= ended
+
+
+@pytest.fixture(params=["memory", "memory-ordered", "pipeline", "fast", "atomic"])
+async def world(request: pytest.FixtureRequest, nats_url: str) -> AsyncIterator[World]:
+    if request.param.startswith("memory"):
+        yield MemoryWorld(keeps_order=request.param == "memory-ordered")
+        return
+    async with AsyncExitStack() as stack:
+        yield await nats_world(stack, nats_url, request.param)
+
+
+async def nats_world(
+    stack: AsyncExitStack, nats_url: str, mode: Literal["pipeline", "fast", "atomic"]
+) -> NatsWorld:
+    stream = unique("t").upper()
+    observer = await stack.enter_async_context(connected(nats_url))
+    await create_stream(
+        observer,
+        stream,
+        f"{stream.lower()}.>",
+        allow_batched=True,
+        allow_atomic=True,
+        duplicate_window=int(WINDOW_SECONDS * 1e9),
+    )
+    stack.push_async_callback(api, observer, f"STREAM.DELETE.{stream}")
+    proxy, url = await stack.enter_async_context(proxied(nats_url))
+    connection = await stack.enter_async_context(connected(url))
+    publisher = NatsJetStreamPublisher(connection=connection, stream=stream, mode=mode)
+    await publisher.start()
+    return NatsWorld(publisher, stream, proxy, observer)
+
+
+def message(context: str, payload: bytes = b"{}", **headers: str) -> OutboundMessage:
+    message_id = str(uuid.uuid4())
+    return OutboundMessage(
+        id=message_id,
+        subject=f"{context}.event.made.v1",
+        payload=payload,
+        headers={MSG_ID: message_id, **headers},
+    )
+
+
+def messages(world: World, count: int) -> list[OutboundMessage]:
+    return [message(world.stream.lower(), b'{"n": %d}' % n) for n in range(count)]
+
+
+async def publish(
+    world: World, batch: Sequence[OutboundMessage], timeout_seconds: float = TIMEOUT_SECONDS
+) -> list[PublishOutcome]:
+    return list(await world.publisher.publish_batch(batch, timeout_seconds=timeout_seconds))
+
+
+def again(batch: Sequence[OutboundMessage]) -> list[OutboundMessage]:
+    return [replace(each, repeated=True) for each in batch]
+
+
+async def publish_until_sent(world: World, batch: Sequence[OutboundMessage]) -> list[PublishOutcome]:
+    """Do what a relay does: send what was held back behind a bad message again, without that message."""
+    outcomes = await publish(world, batch)
+    held = [index for index, outcome in enumerate(outcomes) if isinstance(outcome, Unsent)]
+    if held:
+        assert world.publisher.keeps_order
+        rest = await publish_until_sent(world, [batch[index] for index in held])
+        for index, outcome in zip(held, rest, strict=True):
+            outcomes[index] = outcome
+    return outcomes
+
+
+async def test_a_batch_is_stored_once_and_in_order(world: World) -> None:
+    batch = messages(world, 300)
+
+    outcomes = await publish(world, batch)
+
+    assert outcomes == [Stored(world.stream, seq) for seq in range(1, 301)]
+    assert [row[2] for row in await world.rows()] == [each.payload for each in batch]
+
+
+@pytest.mark.clause("publisher: the payload and the headers reach the stream as they are")
+async def test_body_headers_and_subject_are_stored_as_they_are(world: World) -> None:
+    own = {"ce-partitionkey": "p-1", "X-Schema": "größe;v=1", "x-lower": "a: b,  c", "traceparent": "00-1"}
+    first = message(world.stream.lower(), b'{"amount": 1.00, "n": 12345678901234567890.5}\n', **own)
+    second = message(world.stream.lower(), b"", **own)
+
+    await publish(world, [first, second])
+
+    for sent, row in zip([first, second], await world.rows(), strict=True):
+        without_batch = {name: value for name, value in row[3].items() if not name.startswith("Nats-Batch-")}
+        assert (row[1], row[2], without_batch) == (sent.subject, sent.payload, dict(sent.headers))
+
+
+@pytest.mark.clause("CMD-050: idempotency by Nats-Msg-Id")
+async def test_a_repeat_inside_the_window_is_a_duplicate_and_names_the_first_copy(world: World) -> None:
+    batch = messages(world, 5)
+    first = await publish(world, batch)
+
+    second = await publish(world, again(batch))
+
+    assert second == [Stored(world.stream, outcome.seq, duplicate=True) for outcome in stored(first)]
+    assert len(await world.rows()) == 5
+
+
+@pytest.mark.clause("CMD-050: idempotency by Nats-Msg-Id")
+async def test_an_unmarked_repeat_in_the_middle_of_a_batch_is_told_from_the_new_ones(world: World) -> None:
+    old = messages(world, 3)
+    await publish(world, old)
+    new = messages(world, 6)
+
+    outcomes = stored(await publish(world, [*new[:2], old[1], *new[2:]]))
+
+    assert outcomes[2] == Stored(world.stream, 2, duplicate=True)
+    rows = {row[3][MSG_ID]: row[0] for row in await world.rows()}
+    assert len(rows) == 9
+    assert [o.seq for o in outcomes] == [rows[each.id] for each in [*new[:2], old[1], *new[2:]]]
+
+
+async def test_one_id_twice_in_a_batch_is_stored_once(world: World) -> None:
+    first, second = messages(world, 2)
+
+    outcomes = stored(await publish(world, [first, second, first]))
+
+    assert [o.seq for o in outcomes] == [1, 2, 1]
+    assert len(await world.rows()) == 2
+
+
+async def test_a_single_message_is_published_by_itself(world: World) -> None:
+    one = message(world.stream.lower())
+
+    assert await world.publisher.publish(one.subject, one.payload, one.headers) == Stored(world.stream, 1)
+    repeat = await world.publisher.publish(one.subject, one.payload, one.headers)
+    assert repeat == Stored(world.stream, 1, duplicate=True)
+
+
+async def test_an_empty_batch_is_no_work(world: World) -> None:
+    assert await publish(world, []) == []
+
+
+BAD = {
+    "oversize body": {"payload": b"x" * (MAX_PAYLOAD + 1)},
+    "oversize by its headers alone": {"payload": b"x" * (MAX_PAYLOAD - 20)},
+    "wildcard subject": {"subject": "any.event.*.v1"},
+    "full wildcard": {"subject": "any.event.>"},
+    "empty token": {"subject": "any.event..v1"},
+    "space in subject": {"subject": "any.event.a b.v1"},
+    "line break in subject": {"subject": "any.event.a\r\nPUB x 0.v1"},
+    "endless subject": {"subject": "any." + "s" * 4000},
+    "no subject": {"subject": ""},
+    "line break in header": {"headers": {"x": "a\r\nNats-Rollup: all"}},
+    "NUL in header": {"headers": {"x": "a\0b"}},
+    "outer space in header": {"headers": {"x": " a"}},
+    "slash in header name": {"headers": {"a/b": "c"}},
+    "blank header name": {"headers": {"": "c"}},
+    "lone surrogate in header": {"headers": {"x": "\ud800"}},
+    "headers beyond 64 KiB": {"headers": {"x": "y" * 70_000}},
+}
+
+
+@pytest.mark.parametrize("bad", BAD.values(), ids=BAD.keys())
+async def test_a_message_that_can_never_be_sent_is_refused_alone(
+    world: World, bad: dict[str, object]
+) -> None:
+    """P20, P23, P25, P39: the 99 others are stored, and the connection lives."""
+    batch = messages(world, 100)
+    batch[37] = replace(batch[37], **bad)
+
+    outcomes = await publish_until_sent(world, batch)
+
+    assert isinstance(outcomes[37], Refused)
+    assert outcomes[37].reason
+    others = outcomes[:37] + outcomes[38:]
+    assert [outcome.seq for outcome in stored(others)] == list(range(1, 100))
+    assert world.publisher.connected
+
+
+async def test_where_order_is_kept_nothing_goes_out_behind_a_refused_message(world: World) -> None:
+    batch = messages(world, 10)
+    batch[4] = replace(batch[4], headers={"bad name": "x"})
+
+    outcomes = await publish(world, batch)
+
+    kept = 4 if world.publisher.keeps_order else 9
+    assert len(await world.rows()) == kept
+    assert sum(isinstance(outcome, Unsent) for outcome in outcomes) == 9 - kept
+
+
+async def test_while_disconnected_nothing_is_sent_nor_kept_for_later(world: World) -> None:
+    batch = messages(world, 3)
+    await world.disconnect()
+
+    outcomes = await publish(world, batch)
+
+    assert all(isinstance(outcome, Unsent) for outcome in outcomes), outcomes
+    await world.reconnect()
+    extra = message(world.stream.lower())
+    await world.publisher.publish(extra.subject, extra.payload, extra.headers)
+    assert [row[3][MSG_ID] for row in await world.rows()] == [extra.id]
+
+
+async def test_a_deadline_that_has_passed_sends_nothing(world: World) -> None:
+    outcomes = await publish(world, messages(world, 3), timeout_seconds=0.0)
+
+    assert all(isinstance(outcome, Unsent) for outcome in outcomes), outcomes
+    assert await world.rows() == []
+
+
+@pytest.mark.clause("CMD-050: idempotency by Nats-Msg-Id")
+async def test_lost_acknowledgements_leave_it_unknown_and_the_repeat_stores_no_second_copy(
+    world: World,
+) -> None:
+    """P03."""
+    batch = messages(world, 20)
+    await world.lose_acks()
+    started = time.monotonic()
+
+    outcomes = await publish(world, batch, timeout_seconds=0.1)
+
+    assert time.monotonic() - started < 1.0
+    assert isinstance(outcomes[0], Unknown)
+    assert all(isinstance(outcome, Unknown | Unsent) for outcome in outcomes)
+    await world.reconnect()
+    repeated = stored(await publish(world, again(batch)))
+    rows = {row[3][MSG_ID]: row[0] for row in await world.rows()}
+    assert [o.seq for o in repeated] == [rows[each.id] for each in batch]
+    ids = [row[3][MSG_ID] for row in await world.rows()]
+    assert len(set(ids)) == 20
+
+
+async def test_calls_may_overlap(world: World) -> None:
+    batches = [messages(world, 50) for _ in range(4)]
+
+    results = await asyncio.gather(*(publish(world, batch) for batch in batches))
+
+    rows = {row[3][MSG_ID]: row[0] for row in await world.rows()}
+    for batch, outcomes in zip(batches, results, strict=True):
+        assert [o.seq for o in stored(outcomes)] == [rows[each.id] for each in batch]
+        assert not any(o.duplicate for o in stored(outcomes))
+
+
+async def test_find_tells_the_earliest_copy_of_what_is_stored(world: World) -> None:
+    """P35: what the duplicate window has forgotten is still found."""
+    batch = messages(world, 5)
+    await publish(world, batch)
+    await world.let_window_end()
+    await publish(world, [batch[1]])
+    missing = str(uuid.uuid4())
+
+    found = await world.publisher.find(frozenset({batch[1].id, batch[4].id, missing}), since_seconds=60)
+
+    assert {name: (one.stream, one.seq) for name, one in found.items()} == {
+        batch[1].id: (world.stream, 2),
+        batch[4].id: (world.stream, 5),
+    }
+    assert sum(row[3][MSG_ID] == batch[1].id for row in await world.rows()) == 2
+
+
+async def test_find_looks_no_further_back_than_asked(world: World) -> None:
+    batch = messages(world, 2)
+    await publish(world, batch)
+    await world.let_window_end()
+
+    ids = frozenset(each.id for each in batch)
+    assert await world.publisher.find(ids, since_seconds=WINDOW_SECONDS / 10) == {}
+
+
+async def test_find_in_an_empty_stream_finds_nothing(world: World) -> None:
+    assert await world.publisher.find(frozenset({"a"}), since_seconds=3600) == {}
+
+
+async def test_find_without_a_connection_says_that_it_could_not_read(world: World) -> None:
+    await world.disconnect()
+
+    with pytest.raises(BrokerUnavailableError):
+        await world.publisher.find(frozenset({"a"}), since_seconds=3600)
+
+
+async def test_the_window_is_the_streams_own(world: World) -> None:
+    assert world.publisher.duplicate_window_seconds == WINDOW_SECONDS
+
+
+def stored(outcomes: Sequence[PublishOutcome]) -> list[Stored]:
+    """Give the outcomes back, all of which must be Stored."""
+    assert all(isinstance(outcome, Stored) for outcome in outcomes), [
+        outcome for outcome in outcomes if not isinstance(outcome, Stored)
+    ]
+    return [outcome for outcome in outcomes if isinstance(outcome, Stored)]
