@@ -1,0 +1,160 @@
+"""The dead-letter stream as operators see it: list, show, take back, remove."""
+
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from sea_mq_worker.adapters.nats.connection import NatsConnection, api
+from sea_mq_worker.adapters.nats.deliveries import stored
+from sea_mq_worker.adapters.nats.errors import ApiRefusedError
+from sea_mq_worker.domain.dead_letters import original_headers
+from sea_mq_worker.domain.errors import ContractError
+from sea_mq_worker.domain.messages import InboundMessage
+
+_NO_MESSAGE = 10037
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetterEntry:
+    """EVT-047-002 as it is stored.
+
+    Attributes:
+        seq: where it is in the dead-letter stream.
+        stored_at: since when.
+        stream_sequence: where the original is, or was, in ``stream``.
+        headers: the original's.
+        payload: the original's body; empty where ``body_omitted``.
+        body_bytes: size of the original's body.
+        body_omitted: it was too large to be dead-lettered whole.
+    """
+
+    seq: int
+    stored_at: datetime
+    message_id: str
+    original_subject: str
+    reason: str
+    attempts: int
+    detail: str
+    stream: str
+    stream_sequence: int
+    consumer: str
+    headers: Mapping[str, str]
+    payload: bytes = field(repr=False)
+    body_bytes: int
+    body_omitted: bool
+
+
+class NatsDeadLetters:
+    """Reads and prunes one dead-letter stream; reading changes nothing."""
+
+    def __init__(self, *, connection: NatsConnection, stream: str) -> None:
+        self._connection = connection
+        self._stream = stream
+
+    async def list(
+        self, *, limit: int = 100, reason: str = "", message_id: str = "", after_seq: int = 0
+    ) -> list[DeadLetterEntry]:
+        """Return up to ``limit`` entries, oldest first; an empty ``reason`` or ``message_id`` takes all.
+
+        Raises:
+            BrokerUnavailableError: the server did not answer.
+            ContractError: the stream is missing or reading it is forbidden.
+        """
+        found: list[DeadLetterEntry] = []
+        async for entry in self._after(after_seq):
+            if reason in {"", entry.reason} and message_id in {"", entry.message_id}:
+                found.append(entry)
+                if len(found) == limit:
+                    break
+        return found
+
+    async def show(self, seq: int) -> DeadLetterEntry:
+        """Return one entry.
+
+        Raises:
+            ContractError: there is none.
+        """
+        return _entry(await self._get(self._stream, seq))
+
+    async def remove(self, seq: int) -> None:
+        """Delete one entry for good, such as after it was sent again.
+
+        Raises:
+            ContractError: there is none, or the stream forbids it.
+        """
+        await self._get(self._stream, seq)
+        await api(self._connection, f"STREAM.MSG.DELETE.{self._stream}", {"seq": seq, "no_erase": True})
+
+    async def original(self, entry: DeadLetterEntry) -> InboundMessage:
+        """Turn an entry back into the message that was dead-lettered, to send it again.
+
+        Raises:
+            ContractError: the body was omitted and the original is no longer in its stream.
+        """
+        if entry.body_omitted:
+            kept = await self._get(entry.stream, entry.stream_sequence)
+            return stored(kept, stream=entry.stream, consumer=entry.consumer, deliveries=entry.attempts)
+        return InboundMessage(
+            stream=entry.stream,
+            seq=entry.stream_sequence,
+            consumer=entry.consumer,
+            subject=entry.original_subject,
+            payload=entry.payload,
+            headers=entry.headers,
+            stored_at=entry.stored_at,
+            deliveries=entry.attempts,
+            reply="",
+        )
+
+    async def _after(self, seq: int) -> AsyncIterator[DeadLetterEntry]:
+        """Walk the stream, over the gaps that removals left."""
+        while True:
+            try:
+                message = await self._ask(self._stream, {"seq": seq + 1, "next_by_subj": ">"})
+            except ApiRefusedError as error:
+                if error.err_code != _NO_MESSAGE:
+                    raise
+                return
+            seq = message["seq"]
+            yield _entry(message)
+
+    async def _get(self, stream: str, seq: int) -> dict[str, Any]:
+        try:
+            return await self._ask(stream, {"seq": seq})
+        except ApiRefusedError as error:
+            if error.err_code != _NO_MESSAGE:
+                raise
+            raise ContractError(f"stream {stream} has no message {seq} (any more)") from error
+
+    async def _ask(self, stream: str, request: Mapping[str, Any]) -> dict[str, Any]:
+        answer = await api(self._connection, f"STREAM.MSG.GET.{stream}", request)
+        message: dict[str, Any] = answer["message"]
+        return message
+
+
+def _entry(message: Mapping[str, Any]) -> DeadLetterEntry:
+    """Read a stored dead letter; what somebody else put into the stream shows with blanks."""
+    read = stored(message, stream="", consumer="", deliveries=0)
+    headers = read.headers
+    omitted = headers.get("Dlq-Body-Omitted", "")
+    return DeadLetterEntry(
+        seq=read.seq,
+        stored_at=read.stored_at,
+        message_id=headers.get("Dlq-Message-Id", ""),
+        original_subject=headers.get("Dlq-Original-Subject", ""),
+        reason=headers.get("Dlq-Reason", ""),
+        attempts=_number(headers.get("Dlq-Attempts", "")),
+        detail=headers.get("Dlq-Detail", ""),
+        stream=headers.get("Dlq-Stream", ""),
+        stream_sequence=_number(headers.get("Dlq-Stream-Sequence", "")),
+        consumer=headers.get("Dlq-Consumer", ""),
+        headers=original_headers(headers),
+        payload=read.payload,
+        body_bytes=_number(omitted) or len(read.payload),
+        body_omitted=bool(omitted),
+    )
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isascii() and text.isdigit() else 0

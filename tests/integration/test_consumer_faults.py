@@ -1,0 +1,187 @@
+"""What a consumer meets besides messages: missing, deleted, forbidden, restarted, cancelled."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from sea_mq_worker.adapters.nats.connection import NatsConnection, api
+from sea_mq_worker.adapters.nats.consumer import NatsJetStreamConsumer
+from sea_mq_worker.domain.errors import BrokerUnavailableError, ContractError
+from sea_mq_worker.embedded import EmbeddedNats
+from tests.support.jetstream import SECOND, connected, consumer_info, create_consumer, create_stream, store
+from tests.support.waiting import eventually
+
+STREAM, DURABLE = "FAULTS", "durable"
+SUBJECT = "faults.event.made.v1"
+
+
+async def bound(connection: NatsConnection, stream: str, **config: Any) -> NatsJetStreamConsumer:
+    """Create stream and durable, and bind to them."""
+    await create_stream(connection, stream, f"{stream.lower()}.event.>")
+    await create_consumer(connection, stream, DURABLE, **config)
+    return consumer_of(connection, stream)
+
+
+def consumer_of(
+    connection: NatsConnection, stream: str, *, wait_seconds: float = 5.0
+) -> NatsJetStreamConsumer:
+    return NatsJetStreamConsumer(
+        connection=connection, stream=stream, durable=DURABLE, wait_seconds=wait_seconds
+    )
+
+
+@pytest_asyncio.fixture
+async def connection(nats_url: str) -> AsyncIterator[NatsConnection]:
+    async with connected(nats_url) as connection:
+        yield connection
+
+
+@pytest.fixture
+def stream(names: str) -> str:
+    return names.upper()
+
+
+async def waiting(connection: NatsConnection, stream: str) -> None:
+    """Wait until a pull request has reached the server."""
+
+    async def asked() -> bool:
+        return bool((await consumer_info(connection, stream, DURABLE))["num_waiting"])
+
+    await eventually(asked, what="a waiting pull request")
+
+
+async def test_start_tells_the_terms_of_the_consumer(connection: NatsConnection, stream: str) -> None:
+    consumer = await bound(connection, stream, ack_wait=120 * SECOND, max_deliver=20, max_ack_pending=50)
+    terms = await consumer.start()
+    assert (terms.ack_wait_seconds, terms.max_deliver, terms.max_ack_pending) == (120.0, 20, 50)
+
+
+async def test_a_missing_consumer_is_named_with_what_to_do(connection: NatsConnection, stream: str) -> None:
+    await create_stream(connection, stream, f"{stream.lower()}.event.>")
+    consumer = consumer_of(connection, stream)
+    with pytest.raises(ContractError, match=rf"{DURABLE} of stream {stream}.*streams apply"):
+        await consumer.start()
+    with pytest.raises(ContractError, match="does not exist"):
+        await consumer.fetch(1)
+
+
+async def test_a_consumer_without_explicit_acknowledgement_is_refused(
+    connection: NatsConnection, stream: str
+) -> None:
+    consumer = await bound(connection, stream, ack_policy="none")
+    with pytest.raises(ContractError, match="explicit acknowledgement"):
+        await consumer.start()
+
+
+async def test_deletion_ends_a_waiting_fetch(connection: NatsConnection, stream: str) -> None:
+    consumer = await bound(connection, stream)
+    fetching = asyncio.create_task(consumer.fetch(1))
+    await waiting(connection, stream)
+    await api(connection, f"CONSUMER.DELETE.{stream}.{DURABLE}")
+    with pytest.raises(ContractError, match="does not exist"):
+        await asyncio.wait_for(fetching, 2)
+
+
+async def test_a_request_that_the_consumer_forbids_is_told(connection: NatsConnection, stream: str) -> None:
+    consumer = await bound(connection, stream, max_batch=2)
+    with pytest.raises(ContractError, match="MaxRequestBatch"):
+        await consumer.fetch(3)
+
+
+async def test_a_full_max_ack_pending_does_not_hold_back_what_came(
+    connection: NatsConnection, stream: str
+) -> None:
+    consumer = await bound(connection, stream, max_ack_pending=2)
+    for _ in range(3):
+        await store(connection, f"{stream.lower()}.event.made.v1")
+    before = time.monotonic()
+    assert [message.seq for message in await consumer.fetch(50)] == [1, 2]
+    assert time.monotonic() - before < 2
+    assert (await consumer_info(connection, stream, DURABLE))["num_waiting"] == 0
+
+
+async def test_a_cancelled_fetch_leaves_no_request_behind(connection: NatsConnection, stream: str) -> None:
+    consumer = await bound(connection, stream)
+    fetching = asyncio.create_task(consumer.fetch(5))
+    await waiting(connection, stream)
+    fetching.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await fetching
+    assert (await consumer_info(connection, stream, DURABLE))["num_waiting"] == 0
+    await store(connection, f"{stream.lower()}.event.made.v1")
+    assert [(message.seq, message.deliveries) for message in await consumer.fetch(5)] == [(1, 1)]
+
+
+async def test_a_fetch_takes_thousands_without_losing_or_repeating_one(
+    connection: NatsConnection, stream: str
+) -> None:
+    consumer = await bound(connection, stream, max_ack_pending=100)
+    for _ in range(3000):
+        await connection.client.publish(f"{stream.lower()}.event.made.v1", b"{}")
+    seqs: list[int] = []
+    while len(seqs) < 3000:
+        for message in await consumer.fetch(70):
+            seqs.append(message.seq)
+            await consumer.ack(message)
+    assert seqs == list(range(1, 3001))
+
+
+@pytest.mark.clause("POL-047-007")
+async def test_no_acknowledgement_is_on_the_wire_when_a_message_is_refused(
+    connection: NatsConnection, stream: str
+) -> None:
+    consumer = await bound(connection, stream)
+    seen = await connection.client.subscribe(f"$JS.ACK.{stream}.>")
+    await store(connection, f"{stream.lower()}.event.made.v1")
+    message = (await consumer.fetch(1))[0]
+    await consumer.in_progress(message)
+    await consumer.nak(message, delay_seconds=2.5)
+    await consumer.ack(message)
+    verbs = [(await seen.next_msg()).data for _ in range(3)]
+    assert verbs[0] == b"+WPI"
+    assert verbs[1].startswith(b"-NAK ")
+    assert json.loads(verbs[1][5:]) == {"delay": 2_500_000_000}
+    assert verbs[2] == b"+ACK"
+
+
+async def test_a_forbidden_pull_is_named(tmp_path: Path) -> None:
+    everything = {"publish": ">", "subscribe": ">"}
+    no_pulls = {"publish": {"deny": ["$JS.API.CONSUMER.MSG.NEXT.>"]}, "subscribe": ">"}
+    users = [
+        {"user": "admin", "password": "a", "permissions": everything},
+        {"user": "worker", "password": "w", "permissions": no_pulls},
+    ]
+    async with EmbeddedNats(tmp_path, config={"authorization": {"users": users}}) as server:
+        async with connected(server.url, user="admin", password="a") as admin:
+            await bound(admin, STREAM)
+        async with connected(server.url, user="worker", password="w") as connection:
+            with pytest.raises(ContractError, match=r"no permission.*MSG\.NEXT\.FAULTS\.durable"):
+                await asyncio.wait_for(consumer_of(connection, STREAM).fetch(1), 2)
+
+
+async def test_a_restart_ends_the_wait_and_the_next_fetch_delivers(tmp_path: Path) -> None:
+    server = EmbeddedNats(tmp_path)
+    async with server, connected(server.url) as connection:
+        consumer = await bound(connection, STREAM)
+        await store(connection, SUBJECT)
+        held = (await consumer.fetch(1))[0]
+        fetching = asyncio.create_task(consumer.fetch(1))
+        await waiting(connection, STREAM)
+        await server.kill()
+        with pytest.raises(BrokerUnavailableError):
+            await asyncio.wait_for(fetching, 5)
+        with pytest.raises(BrokerUnavailableError, match="down"):
+            await consumer.fetch(1)
+        await consumer.ack(held)
+        await server.start()
+        await eventually(lambda: connection.is_connected, what="the connection is back")
+        await store(connection, SUBJECT)
+        assert [message.seq for message in await consumer.fetch(1)] == [2]
+        info = await consumer_info(connection, STREAM, DURABLE)
+        assert info["num_ack_pending"] == 2, "the acknowledgement while down must not be sent later"

@@ -1,0 +1,139 @@
+"""Messages that the server gave up: by advisory, by sweep, and those that are gone."""
+
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import pytest
+import pytest_asyncio
+
+from sea_mq_worker.adapters.nats.connection import NatsConnection, api
+from sea_mq_worker.adapters.nats.consumer import NatsJetStreamConsumer
+from sea_mq_worker.adapters.nats.stranded import NatsStrandedMessages
+from sea_mq_worker.domain.errors import ContractError
+from tests.support.jetstream import connected, consumer_info, create_consumer, create_stream, store
+
+WAIT = 0.2
+
+
+@dataclass(kw_only=True)
+class World:
+    """One consumer that gives up after a single delivery, and the stream of its advisories."""
+
+    connection: NatsConnection
+    stream: str
+    told: list[tuple[str, str]]
+
+    @property
+    def advisories(self) -> str:
+        return f"{self.stream}_ADVISORIES"
+
+    def consumer(self, name: str = "durable") -> NatsJetStreamConsumer:
+        return NatsJetStreamConsumer(
+            connection=self.connection, stream=self.stream, durable=name, wait_seconds=WAIT
+        )
+
+    def stranded(self, *names: str, sweep_seconds: float = 0.0) -> NatsStrandedMessages:
+        return NatsStrandedMessages(
+            connection=self.connection,
+            advisories=self.advisories,
+            durable="keeper",
+            consumers=[(self.stream, name) for name in names or ("durable",)],
+            on_event=lambda event, text: self.told.append((event, text)),
+            wait_seconds=WAIT,
+            sweep_seconds=sweep_seconds,
+        )
+
+    async def add(self, *bodies: bytes) -> None:
+        for body in bodies:
+            await store(self.connection, f"{self.stream.lower()}.event.made.v1", body)
+
+    async def give_up(self, *bodies: bytes, name: str = "durable") -> None:
+        """Let the server give up messages; it notices at the next pull."""
+        await self.add(*bodies)
+        for message in await self.consumer(name).fetch(len(bodies)):
+            await self.consumer(name).nak(message, delay_seconds=0.0)
+        assert list(await self.consumer(name).fetch(1)) == []
+
+    async def pending_advisories(self) -> int:
+        info = await consumer_info(self.connection, self.advisories, "keeper")
+        return int(info["num_pending"]) + int(info["num_ack_pending"])
+
+
+@pytest_asyncio.fixture
+async def world(nats_url: str, names: str) -> AsyncIterator[World]:
+    async with connected(nats_url) as connection:
+        world = World(connection=connection, stream=names.upper(), told=[])
+        advisory = f"$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.{world.stream}.*"
+        await create_stream(connection, world.stream, f"{names}.>")
+        await create_stream(connection, world.advisories, advisory, retention="workqueue")
+        for name in ("durable", "other"):
+            await create_consumer(
+                connection, world.stream, name, filter_subject=f"{names}.event.>", max_deliver=1
+            )
+        await create_consumer(connection, world.advisories, "keeper")
+        yield world
+
+
+@pytest.mark.clause("SDS-047: max_deliver")
+async def test_an_advisory_leads_to_the_message_until_it_is_settled(world: World) -> None:
+    await world.give_up(b"a", b"b")
+    stranded = world.stranded(sweep_seconds=60.0)
+    found = await stranded.fetch()
+    assert {(message.payload, message.deliveries) for message in found} == {(b"a", 1), (b"b", 1)}
+    for message in found:
+        await stranded.settle(message)
+    assert list(await stranded.fetch()) == []
+    assert await world.pending_advisories() == 0
+
+
+async def test_advisories_of_others_are_left_to_them(world: World) -> None:
+    await world.give_up(b"a", name="other")
+    assert list(await world.stranded(sweep_seconds=60.0).fetch()) == []
+    assert await world.pending_advisories() == 1
+
+
+async def test_a_message_that_the_stream_has_dropped_is_told_and_not_asked_for_again(world: World) -> None:
+    await world.give_up(b"a")
+    await api(world.connection, f"STREAM.PURGE.{world.stream}")
+    assert list(await world.stranded().fetch()) == []
+    assert [event for event, _ in world.told] == ["stranded_message_lost"]
+    assert f"message 1 of stream {world.stream}" in world.told[0][1]
+    assert await world.pending_advisories() == 0
+
+
+async def test_what_is_no_advisory_is_told_and_done_with(world: World) -> None:
+    subject = f"$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.{world.stream}.durable"
+    for body in (b"{", b"[]", json.dumps({"stream": world.stream}).encode()):
+        await store(world.connection, subject, body)
+    assert list(await world.stranded().fetch()) == []
+    assert [event for event, _ in world.told] == ["advisory_unreadable"] * 3
+    assert await world.pending_advisories() == 0
+
+
+async def test_a_sweep_finds_what_left_no_advisory(world: World) -> None:
+    await store(world.connection, f"{world.stream.lower()}.unrelated")
+    await world.give_up(b"a", b"b")
+    await api(world.connection, f"STREAM.PURGE.{world.advisories}")
+    stranded = world.stranded()
+    first, second = await stranded.fetch()
+    assert [first.payload, second.payload] == [b"a", b"b"]
+    assert (first.stream, first.consumer, first.seq) == (world.stream, "durable", 2)
+    await stranded.settle(first)
+    assert list(await stranded.fetch()) == [second]
+    await stranded.settle(second)
+    assert list(await stranded.fetch()) == []
+
+
+async def test_a_sweep_waits_while_deliveries_are_unanswered(world: World) -> None:
+    await world.give_up(b"a")
+    await api(world.connection, f"STREAM.PURGE.{world.advisories}")
+    await world.add(b"b")
+    await world.consumer().fetch(1)
+    assert list(await world.stranded().fetch()) == []
+
+
+async def test_a_missing_advisory_consumer_is_named(world: World) -> None:
+    await api(world.connection, f"CONSUMER.DELETE.{world.advisories}.keeper")
+    with pytest.raises(ContractError, match=f"keeper of stream {world.advisories}"):
+        await world.stranded().start()
