@@ -1,0 +1,135 @@
+"""The definitions as they are, three replicas and all: by the worker, and by the nats CLI."""
+
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from sea_mq_worker.adapters.nats.connection import api
+from sea_mq_worker.adapters.nats.definitions import definitions
+from sea_mq_worker.adapters.nats.topology import apply, check
+from sea_mq_worker.embedded import EmbeddedNats
+from sea_mq_worker.embedded.process import free_port
+from sea_mq_worker.resources import resource_folder
+from tests.support.jetstream import DAY, SECOND, connected
+
+STREAMS = resource_folder("streams")
+NODES = 3
+ROOM = {"max_file_store": 64 * 2**30}
+"""max_bytes is reserved when a stream is made; nothing near it is written."""
+
+Cli = Callable[..., str]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
+    """Run three servers as a cluster on loopback, and give the URL of one."""
+    ports = [free_port() for _ in range(NODES)]
+    routes = [f"nats://127.0.0.1:{port}" for port in ports]
+    nodes = [
+        EmbeddedNats(
+            tmp_path_factory.mktemp(f"node{number}"),
+            config={
+                "server_name": f"node{number}",
+                "cluster": {"name": "test", "host": "127.0.0.1", "port": port, "routes": routes},
+                "jetstream": ROOM,
+            },
+        )
+        for number, port in enumerate(ports)
+    ]
+    async with AsyncExitStack() as stack:
+        await asyncio.gather(*(stack.enter_async_context(node) for node in nodes))
+        yield nodes[0].url
+
+
+@pytest.fixture
+def cli(cluster: str, tmp_path: Path) -> Cli:
+    """Run the nats CLI against the cluster; return what it prints."""
+    program = _program()
+    if not program:
+        pytest.skip("the nats CLI is neither on the PATH nor in Go's bin folder")
+
+    def run(*arguments: object) -> str:
+        finished = subprocess.run(
+            [program, "--server", cluster, *map(str, arguments)],
+            env={**os.environ, "XDG_CONFIG_HOME": str(tmp_path)},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert finished.returncode == 0, f"{arguments}: {finished.stdout}{finished.stderr}"
+        return finished.stdout
+
+    return run
+
+
+def _program() -> str:
+    go_bin = Path(os.environ.get("GOPATH", Path.home() / "go")) / "bin"
+    return shutil.which("nats") or shutil.which("nats", path=str(go_bin)) or ""
+
+
+@pytest_asyncio.fixture(autouse=True)
+async def empty(cluster: str) -> AsyncIterator[None]:
+    """Take away what a test has made."""
+    yield
+    async with connected(cluster) as connection:
+        for name in (await api(connection, "STREAM.NAMES"))["streams"] or []:
+            await api(connection, f"STREAM.DELETE.{name}")
+
+
+def part(config: dict[str, Any], expected: dict[str, Any]) -> dict[str, Any]:
+    return {field: config.get(field) for field in expected}
+
+
+STREAM_VALUES = {
+    "retention": "limits",
+    "max_age": 7 * DAY,
+    "max_bytes": 10 * 2**30,
+    "storage": "file",
+    "num_replicas": 3,
+    "duplicate_window": 3600 * SECOND,
+    "discard": "new",
+}
+CONSUMER_VALUES = {
+    "durable_name": "sea__from_vibespro",
+    "filter_subject": "vibespro.event.>",
+    "ack_policy": "explicit",
+    "ack_wait": 120 * SECOND,
+    "max_deliver": 20,
+    "max_ack_pending": 50,
+    "deliver_policy": "all",
+}
+
+
+async def test_the_worker_applies_the_files_as_they_are(cluster: str) -> None:
+    async with connected(cluster) as connection:
+        await apply(connection, definitions(STREAMS))
+        assert await check(connection, definitions(STREAMS)) == []
+
+
+@pytest.mark.clause("SDS-047: JetStreamStream")
+@pytest.mark.clause("SDS-047: DurableConsumer")
+async def test_the_nats_cli_takes_every_file_as_it_is(cluster: str, cli: Cli) -> None:
+    for file in sorted(STREAMS.glob("*.json")):
+        cli("stream", "add", "--config", file)
+    for file in sorted((STREAMS / "consumers").glob("*.json")):
+        cli("consumer", "add", file.stem.partition(".")[0], "--config", file)
+
+    for name, subject in (("SEA_EVENTS", "sea.event.>"), ("VIBESPRO_EVENTS", "vibespro.event.>")):
+        config = json.loads(cli("stream", "info", "-j", name))["config"]
+        expected = {**STREAM_VALUES, "subjects": [subject]}
+        assert part(config, expected) == expected
+    found = json.loads(cli("consumer", "info", "-j", "VIBESPRO_EVENTS", "sea__from_vibespro"))["config"]
+    assert part(found, CONSUMER_VALUES) == CONSUMER_VALUES
+    async with connected(cluster) as connection:
+        assert await check(connection, definitions(STREAMS)) == []
