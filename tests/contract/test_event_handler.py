@@ -175,3 +175,11 @@ async def test_trouble_with_one_call_leaves_the_next_one_alone(world: World) -> 
         assert isinstance(await world.handler.handle(request()), Retry)
     await world.behave(Answer())
     assert await world.handler.handle(request("0b0e8400-e29b-41d4-a716-446655440000")) == Accepted(200)
+
+
+async def test_the_twin_keeps_the_effects_of_an_idempotent_handler() -> None:
+    """What the loops are tested with: an effect happens once, and a repeat is told so."""
+    twin = InMemoryHandler(lambda _request, call: LoseAnswer() if call == 1 else Answer())
+    assert isinstance(await twin.handle(request()), Retry)
+    assert await twin.handle(request()) == Accepted(409)
+    assert (twin.effects[MESSAGE_ID], twin.calls[MESSAGE_ID]) == (1, 2)

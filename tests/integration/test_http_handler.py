@@ -117,7 +117,7 @@ async def test_settings_may_accept_more_statuses(server: HandlerServer, make: Ma
 
 
 BROKEN_ANSWERS = {
-    "garbage": raw(b"what?\r\n\r\n" + CANARY.encode(), close=True),
+    "garbage": raw(CANARY.encode() + b"?\r\n\r\n", close=True),
     "half a status line": raw(b"HTTP/1.1 20", close=True),
     "two lengths": raw(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\ncontent-length: 3\r\n\r\nok", close=True),
     "body cut off": raw(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\nok", close=True),
@@ -167,10 +167,13 @@ async def test_an_endless_body_is_not_read(
     server: HandlerServer, make: MakeHandler, status: int, kind: type[HandlerResult]
 ) -> None:
     """The status has been told; the body beyond the bound changes nothing and ends the connection."""
-    head = f"HTTP/1.1 {status} X\r\ncontent-length: 999999999\r\n\r\n".encode()
-    endless = drip(head, b"." * 65536, every_seconds=0.0)
-    result = await ask(server, make, endless, response_bytes_max=1000)
+    head = f"HTTP/1.1 {status} X\r\ntransfer-encoding: chunked\r\n\r\n".encode()
+    server.default = drip(head, b"400\r\n" + b"." * 0x400 + b"\r\n", every_seconds=0.0)
+    handler = make(response_bytes_max=3000, timeout_seconds=2.0)
+    result = await handler.handle(REQUEST)
     assert isinstance(result, kind)
+    assert "answer within" not in repr(result)
+    assert "Requests: 0 active, 0 queued" in repr(handler._transport._pool)
 
 
 async def test_errors_never_repeat_the_handlers_words(server: HandlerServer, make: MakeHandler) -> None:
@@ -250,11 +253,11 @@ async def test_it_is_asked_again_only_once(server: HandlerServer, make: MakeHand
     assert len(server.calls) == 3
 
 
+@pytest.mark.parametrize("broken", ["garbage", "body cut off", "reset in the body"])
 async def test_an_answer_that_broke_off_is_not_asked_for_again(
-    server: HandlerServer, make: MakeHandler
+    server: HandlerServer, make: MakeHandler, broken: str
 ) -> None:
-    cut = raw(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nok", close=True)
-    server.default = in_turn(answer(200), cut, answer(200))
+    server.default = in_turn(answer(200), BROKEN_ANSWERS[broken], answer(200))
     handler = make(concurrency=1)
     await handler.handle(REQUEST)
     assert isinstance(await handler.handle(REQUEST), Retry)
@@ -295,12 +298,18 @@ async def no_free_connection(make: MakeHandler, server: HandlerServer) -> HttpEv
 
 
 async def no_handshake(make: MakeHandler, server: HandlerServer) -> HttpEventHandler:
-    """Plain HTTP answers where TLS is expected, so nothing of the message was sent."""
+    """A server that does not know TLS keeps silent, so nothing of the message was sent."""
     url = server.url.replace("http:", "https:")
-    return make(url=url, verify=ssl.create_default_context(), connect_timeout_seconds=0.2)
+    return make(url=url, verify=ssl.create_default_context(), timeout_seconds=0.6)
 
 
-@pytest.mark.parametrize("unreachable", [no_listener, no_name, no_free_connection, no_handshake])
+async def no_time_to_connect(make: MakeHandler, server: HandlerServer) -> HttpEventHandler:
+    return make(timeout_seconds=1e-9)
+
+
+@pytest.mark.parametrize(
+    "unreachable", [no_listener, no_name, no_free_connection, no_handshake, no_time_to_connect]
+)
 async def test_what_cannot_be_reached_is_not_delivered(
     server: HandlerServer,
     make: MakeHandler,

@@ -23,6 +23,8 @@ from sea_mq_worker.domain.messages import HandlerRequest
 from sea_mq_worker.domain.outcomes import HandlerResult, NotDelivered, Retry
 
 _TROUBLE_CHARS_MAX = 200
+_STEP_SHARE = 1 / 3
+"""A free slot, the connection and the TLS handshake come to an end, each of its own, before the deadline."""
 _UNREACHABLE = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
 _BROKEN = (httpx2.HTTPError, OSError, ValueError)
 
@@ -34,7 +36,7 @@ class HttpEventHandler:
         url: where to POST; http or https, without user and password.
         timeout_seconds: total deadline of one call.
         concurrency: how many calls run side by side at most.
-        connect_timeout_seconds: until a connection counts as not to be had.
+        connect_timeout_seconds: until a connection counts as not to be had; at most a third of the deadline.
         accept_statuses: statuses that mean that the effect is there.
         uds: path of a Unix socket to connect to instead of the URL's host, or empty.
         token: sent as a bearer token, unless empty.
@@ -70,7 +72,8 @@ class HttpEventHandler:
         self._response_bytes_max = response_bytes_max
         self._retry_after_max_seconds = retry_after_max_seconds
         self._headers = _constant_headers(token)
-        self._timeouts = {"connect": connect_timeout_seconds, "pool": connect_timeout_seconds}
+        step_seconds = min(connect_timeout_seconds, timeout_seconds * _STEP_SHARE)
+        self._timeouts = {"connect": step_seconds, "pool": step_seconds}
         self._transport = httpx2.AsyncHTTPTransport(
             verify=verify or _trust(self._url.scheme),
             uds=uds or None,
