@@ -3,7 +3,9 @@
 import asyncio
 import contextlib
 import json
+import socket
 import ssl
+import struct
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
@@ -49,6 +51,8 @@ def raw(data: bytes, *, close: bool = False, reset: bool = False) -> Behaviour:
     async def behave(_call: Call, writer: asyncio.StreamWriter) -> None:
         writer.write(data)
         if reset:
+            no_farewell = struct.pack("ii", 1, 0)
+            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, no_farewell)
             writer.transport.abort()
         elif close:
             await writer.drain()

@@ -130,10 +130,7 @@ class HttpEventHandler:
             )
         )
         progress.answered = True
-        try:
-            size = await self._read(response)
-        finally:
-            await response.aclose()
+        size = await self._read(response)
         return result_of(
             response.status_code,
             accept_statuses=self._accept_statuses,
@@ -142,7 +139,7 @@ class HttpEventHandler:
         )
 
     async def _read(self, response: httpx2.Response) -> str:
-        """Read the body away, so that the connection can be used again; describe its size.
+        """Read the body away, so that the connection is free for the next call; describe its size.
 
         The status has been told by then, so a body beyond the bound changes nothing but costs the connection.
         """
