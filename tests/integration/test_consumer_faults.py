@@ -118,6 +118,17 @@ async def test_a_cancelled_fetch_leaves_no_request_behind(connection: NatsConnec
     assert [(message.seq, message.deliveries) for message in await consumer.fetch(5)] == [(1, 1)]
 
 
+async def test_what_comes_when_nobody_waits_goes_back(connection: NatsConnection, stream: str) -> None:
+    consumer = await bound(connection, stream)
+    subject = f"{stream.lower()}.event.made.v1"
+    await store(connection, subject)
+    await consumer.ack((await consumer.fetch(1))[0])
+    request = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{DURABLE}"
+    await connection.client.publish(request, b"1", reply=f"{consumer._inbox._inbox}.stale")
+    await store(connection, subject)
+    assert [(message.seq, message.deliveries) for message in await consumer.fetch(1)] == [(2, 2)]
+
+
 async def test_a_fetch_takes_thousands_without_losing_or_repeating_one(
     connection: NatsConnection, stream: str
 ) -> None:

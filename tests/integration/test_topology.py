@@ -27,12 +27,17 @@ async def connection(nats_url: str) -> AsyncIterator[NatsConnection]:
 
 @pytest.fixture
 def folder(tmp_path: Path, names: str) -> Path:
-    return shipped_files(tmp_path, names)
+    return shipped_files(tmp_path, upstream=f"{names}v")
 
 
 @pytest.fixture
-def wanted(folder: Path) -> list[Definition]:
-    return definitions(folder, replicas=1, max_bytes=MEGABYTE)
+def wanted(folder: Path, names: str) -> list[Definition]:
+    return small(folder, names)
+
+
+def small(folder: Path, context: str, *, max_bytes: int = MEGABYTE) -> list[Definition]:
+    """Read the definitions for one server with little room."""
+    return definitions(folder, context=context, replicas=1, max_bytes=max_bytes)
 
 
 def config_of(name: str) -> dict[str, Any]:
@@ -152,7 +157,7 @@ async def test_a_stream_is_updated_in_place(
     connection: NatsConnection, wanted: list[Definition], folder: Path, names: str
 ) -> None:
     await apply(connection, wanted)
-    larger = definitions(folder, replicas=1, max_bytes=2 * MEGABYTE)
+    larger = small(folder, names, max_bytes=2 * MEGABYTE)
     assert {change.action for change in await apply(connection, larger)} == {"updated"}
     assert await check(connection, larger) == []
 
@@ -161,20 +166,24 @@ async def test_what_cannot_be_changed_is_refused_with_what_to_do(
     connection: NatsConnection, wanted: list[Definition], folder: Path, names: str
 ) -> None:
     await apply(connection, wanted)
-    file = folder / f"{names.upper()}_EVENTS.json"
+    file = folder / "SEA_EVENTS.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "storage": "memory"}))
     with pytest.raises(ContractError, match=r"storage file -> memory.*nats stream rm"):
-        await apply(connection, definitions(folder, replicas=1, max_bytes=MEGABYTE))
+        await apply(connection, small(folder, names))
 
 
-async def test_too_many_replicas_name_the_setting(connection: NatsConnection, folder: Path) -> None:
+async def test_too_many_replicas_name_the_setting(
+    connection: NatsConnection, folder: Path, names: str
+) -> None:
     with pytest.raises(ContractError, match="SEA_MQ_STREAM_REPLICAS"):
-        await apply(connection, definitions(folder, max_bytes=MEGABYTE))
+        await apply(connection, definitions(folder, context=names, max_bytes=MEGABYTE))
 
 
-async def test_too_little_room_names_the_setting(connection: NatsConnection, folder: Path) -> None:
+async def test_too_little_room_names_the_setting(
+    connection: NatsConnection, folder: Path, names: str
+) -> None:
     with pytest.raises(ContractError, match="SEA_MQ_STREAM_MAX_BYTES"):
-        await apply(connection, definitions(_grown(folder), replicas=1))
+        await apply(connection, definitions(_grown(folder), context=names, replicas=1))
 
 
 def _grown(folder: Path) -> Path:
@@ -188,7 +197,7 @@ async def test_a_filter_that_no_subject_of_the_stream_meets_is_found(
 ) -> None:
     file = next((folder / "consumers").glob("*__from_*"))
     file.write_text(json.dumps({**json.loads(file.read_text()), "filter_subject": "elsewhere.>"}))
-    wrong = definitions(folder, replicas=1, max_bytes=MEGABYTE)
+    wrong = small(folder, names)
     await apply(connection, wrong)
     assert [(d.field, d.found) for d in await check(connection, wrong)] == [("filter_subject", "elsewhere.>")]
 
@@ -201,5 +210,20 @@ async def test_a_consumer_whose_exhausted_messages_nobody_notes_is_found(
     await create_consumer(connection, stream, durable, filter_subject=f"{names}v.event.>", max_deliver=3)
     config = (await consumer_info(connection, stream, durable))["config"]
     (folder / "consumers" / f"{stream}.{durable}.json").write_text(json.dumps(config))
-    found = await check(connection, definitions(folder, replicas=1, max_bytes=MEGABYTE))
+    found = await check(connection, small(folder, names))
     assert [d.field for d in found] == ["advisories"]
+
+
+async def test_two_contexts_consume_one_stream_side_by_side(
+    connection: NatsConnection, folder: Path, names: str
+) -> None:
+    both = [*small(folder, f"{names}a"), *small(folder, f"{names}b")]
+    await apply(connection, both)
+    assert await check(connection, both) == []
+
+
+async def test_a_consumer_without_its_stream_is_refused_with_what_to_do(
+    connection: NatsConnection, wanted: list[Definition]
+) -> None:
+    with pytest.raises(ContractError, match="apply the definition of its stream first"):
+        await apply(connection, wanted[-1:])

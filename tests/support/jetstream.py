@@ -50,22 +50,21 @@ async def store(
     return int(json.loads(answer.data)["seq"])
 
 
-def shipped_files(folder: Path, own: str) -> Path:
-    """Copy the definitions that come with the worker for a context of the test's own.
+def shipped_files(folder: Path, *, upstream: str) -> Path:
+    """Copy the definitions that come with the worker, with ``upstream`` in the place of ``vibespro``.
 
-    ``sea`` becomes ``own`` and ``vibespro`` another name made of it, for one server that all tests share.
+    The server is shared by all tests; ``sea`` is renamed by ``definitions`` itself.
     """
-    for file in resource_folder("streams").rglob("*.json"):
-        copy = folder / _renamed(str(file.relative_to(resource_folder("streams"))), own)
+    shipped = resource_folder("streams")
+    for file in shipped.rglob("*.json"):
+        copy = folder / _renamed(str(file.relative_to(shipped)), upstream)
         copy.parent.mkdir(parents=True, exist_ok=True)
-        copy.write_text(_renamed(file.read_text(), own))
+        copy.write_text(_renamed(file.read_text(), upstream))
     return folder
 
 
-def _renamed(text: str, own: str) -> str:
-    for word, name in (("vibespro", f"{own}v"), ("sea", own)):
-        text = text.replace(word, name).replace(word.upper(), name.upper())
-    return text
+def _renamed(text: str, upstream: str) -> str:
+    return text.replace("vibespro", upstream).replace("VIBESPRO", upstream.upper())
 
 
 async def stored_messages(

@@ -216,7 +216,9 @@ _MENDING: Mapping[int, str] = {
     10052: "; a stream's storage and retention cannot be changed: copy the stream, delete it with "
     "`nats stream rm` and apply again",
     10058: "; somebody else created it just now with other values: run `sea-mq-worker streams check`",
+    10059: "; apply the definition of its stream first",
     10065: "; another stream takes these subjects already: give each context its own",
+    10093: "; its filter_subject has to lie within the subjects of its stream",
     10148: "; somebody else created it just now with other values: run `sea-mq-worker streams check`",
 }
 
