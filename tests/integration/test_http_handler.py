@@ -17,6 +17,7 @@ from sea_mq_worker.domain.messages import HandlerRequest
 from sea_mq_worker.domain.outcomes import Accepted, HandlerResult, NotDelivered, Poison, Retry
 from tests.support.handlers import (
     Behaviour,
+    Call,
     HandlerServer,
     answer,
     drip,
@@ -251,6 +252,20 @@ async def test_it_is_asked_again_only_once(server: HandlerServer, make: MakeHand
     await handler.handle(REQUEST)
     assert isinstance(await handler.handle(REQUEST), Retry)
     assert len(server.calls) == 3
+
+
+async def test_a_handler_that_dies_of_a_message_has_seen_it(server: HandlerServer, make: MakeHandler) -> None:
+    """Nobody answers the second try, but the first one may have had an effect, or been the cause."""
+
+    async def die(_call: Call, writer: asyncio.StreamWriter) -> None:
+        server.stop_listening()
+        writer.close()
+
+    server.default = in_turn(answer(200), die)
+    handler = make(concurrency=1)
+    await handler.handle(REQUEST)
+    assert isinstance(await handler.handle(REQUEST), Retry)
+    assert isinstance(await handler.handle(REQUEST), NotDelivered)
 
 
 @pytest.mark.parametrize("broken", ["garbage", "body cut off", "reset in the body"])

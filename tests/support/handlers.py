@@ -100,6 +100,7 @@ class HandlerServer:
     connections: int = 0
     open_connections: int = 0
     port: int = 0
+    stop_listening: Callable[[], None] = lambda: None
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _called: asyncio.Condition = field(default_factory=asyncio.Condition)
 
@@ -168,6 +169,7 @@ async def handler_server(
     else:
         listening = await asyncio.start_server(server.serve, "127.0.0.1", 0, ssl=tls)
         server.port = listening.sockets[0].getsockname()[1]
+    server.stop_listening = listening.close
     try:
         yield server
     finally:

@@ -109,17 +109,20 @@ class HttpEventHandler:
     ) -> HandlerResult:
         """Ask again, once, if the connection was an idle one that the server was just closing.
 
-        Then the handler most probably saw nothing; if it did, it knows the message id.
+        Then the handler most probably saw nothing; if it did, it knows the message id. A second try that
+        finds nobody says nothing about the first one: its outcome stays unknown.
         """
         try:
             return await self._ask(request, progress)
         except (httpx2.ReadError, httpx2.WriteError, httpx2.RemoteProtocolError) as error:
             if not (progress.reused and _hung_up(error)):
                 raise
-            return await self._ask(request, progress)
+            try:
+                return await self._ask(request, progress)
+            except _UNREACHABLE:
+                raise error from None
 
     async def _ask(self, request: HandlerRequest, progress: "_Progress") -> HandlerResult:
-        progress.begin()
         response = await self._transport.handle_async_request(
             httpx2.Request(
                 "POST",
@@ -166,9 +169,6 @@ class _Progress:
     __slots__ = ("_connected", "answered", "sent")
 
     def __init__(self) -> None:
-        self.begin()
-
-    def begin(self) -> None:
         self._connected = False
         self.sent = False
         self.answered = False
