@@ -28,7 +28,10 @@ _WRITE_SECONDS_MAX = 5.0
 _CONNECTIONS_MAX = 32
 _PAGE = Path(__file__).with_name("page.html")
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_PAGE_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:"
+_PAGE_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
+    "connect-src 'self'; img-src data:"
+)
 
 _log = logging.getLogger("sea_mq_worker")
 
