@@ -69,7 +69,7 @@ async def world(request: pytest.FixtureRequest, nats_url: str, names: str) -> As
         )
         stranded = NatsStrandedMessages(
             connection=connection,
-            advisories=advisories,
+            stream=advisories,
             durable=keeper,
             consumers=[(stream, durable)],
             on_event=lambda _event, _text: None,

@@ -36,7 +36,7 @@ class World:
     def stranded(self, *names: str, sweep_seconds: float = 0.0) -> NatsStrandedMessages:
         return NatsStrandedMessages(
             connection=self.connection,
-            advisories=self.advisories,
+            stream=self.advisories,
             durable="keeper",
             consumers=[(self.stream, name) for name in names or ("durable",)],
             on_event=lambda event, text: self.told.append((event, text)),

@@ -19,6 +19,7 @@ from sea_mq_worker.domain.messages import InboundMessage
 
 _NANOSECONDS = 10**9
 _NOT_FOUND = 404
+_NO_LIMIT = 2**31 - 1
 _STRAY_DELAY_SECONDS = 0.1
 _PASSING = ("Leadership Change", "Server Shutdown", "Exceeded MaxWaiting")
 
@@ -27,11 +28,11 @@ _PASSING = ("Leadership Change", "Server Shutdown", "Exceeded MaxWaiting")
 class ConsumerTerms:
     """What the server promises a consumer; the worker's own limits are checked against it."""
 
-    ack_wait_seconds: float
-    max_deliver: int
+    ack_wait_seconds: float = 30.0
+    max_deliver: int = -1
     """-1 for no limit."""
-    max_ack_pending: int
-    """-1 for no limit."""
+    max_ack_pending: int = 1000
+    """A number far too large where there is no limit."""
 
 
 class NatsJetStreamConsumer:
@@ -54,11 +55,27 @@ class NatsJetStreamConsumer:
         self._next = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{durable}"
         self._inbox = PullInbox(connection, self._next, stray=self._return)
         self._turn = asyncio.Lock()
+        self._terms = ConsumerTerms()
 
     @property
     def name(self) -> str:
         """The durable's name."""
         return self._durable
+
+    @property
+    def ack_wait_seconds(self) -> float:
+        """As ConsumerTerms has it; before ``start`` the server's default."""
+        return self._terms.ack_wait_seconds
+
+    @property
+    def max_deliver(self) -> int:
+        """As ConsumerTerms has it; before ``start`` the server's default."""
+        return self._terms.max_deliver
+
+    @property
+    def max_ack_pending(self) -> int:
+        """As ConsumerTerms has it; before ``start`` the server's default."""
+        return self._terms.max_ack_pending
 
     async def start(self) -> ConsumerTerms:
         """Verify that the consumer exists and fits, and tell its terms.
@@ -78,11 +95,13 @@ class NatsJetStreamConsumer:
                 f"{self._label} is not a pull consumer with explicit acknowledgement: delete it with "
                 f"`nats consumer rm {self._stream} {self._durable}` and run `sea-mq-worker streams apply`"
             )
-        return ConsumerTerms(
-            ack_wait_seconds=config.get("ack_wait", 30 * _NANOSECONDS) / _NANOSECONDS,
+        pending = config.get("max_ack_pending", -1)
+        self._terms = ConsumerTerms(
+            ack_wait_seconds=config["ack_wait"] / _NANOSECONDS,
             max_deliver=config.get("max_deliver", -1),
-            max_ack_pending=config.get("max_ack_pending", -1),
+            max_ack_pending=pending if pending > 0 else _NO_LIMIT,
         )
+        return self._terms
 
     async def fetch(self, batch: int) -> Sequence[InboundMessage]:
         """Return what is there, once something is; none after ``wait_seconds``."""

@@ -26,7 +26,7 @@ class NatsStrandedMessages:
 
     Args:
         connection: of the inbound side.
-        advisories: the stream that keeps MAX_DELIVERIES advisories.
+        stream: the one that keeps MAX_DELIVERIES advisories.
         durable: a durable consumer of that stream.
         consumers: stream and durable of the consumers that this worker answers for.
         on_event: told of a message that is lost, with a line for the operator.
@@ -38,7 +38,7 @@ class NatsStrandedMessages:
         self,
         *,
         connection: NatsConnection,
-        advisories: str,
+        stream: str,
         durable: str,
         consumers: Sequence[tuple[str, str]],
         on_event: Callable[[str, str], None],
@@ -47,7 +47,7 @@ class NatsStrandedMessages:
     ) -> None:
         self._connection = connection
         self._advisories = NatsJetStreamConsumer(
-            connection=connection, stream=advisories, durable=durable, wait_seconds=wait_seconds
+            connection=connection, stream=stream, durable=durable, wait_seconds=wait_seconds
         )
         self._consumers = frozenset(consumers)
         self._on_event = on_event
