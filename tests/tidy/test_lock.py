@@ -1,0 +1,93 @@
+"""The locks hold every requirement, by hash, and tell nothing of where they were made."""
+
+import re
+import tomllib
+from functools import cache
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[2]
+LOCKS = ("build", "dev", "embedded", "handler", "run")
+PIN = re.compile(r"(?P<name>[a-z0-9.-]+)==(?P<version>[a-z0-9.+!]+)( ; [^:/@]+)? \\")
+HASH = re.compile(r"    --hash=sha256:[0-9a-f]{64}( \\)?")
+
+
+@cache
+def project() -> dict[str, list[Requirement]]:
+    """Return what pyproject.toml requires: for the build, to run, and by extra."""
+    document = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    lists = {
+        "build": document["build-system"]["requires"],
+        "run": document["project"]["dependencies"],
+        **document["project"]["optional-dependencies"],
+    }
+    own = canonicalize_name(document["project"]["name"])
+    parsed = {key: [Requirement(text) for text in texts] for key, texts in lists.items()}
+    return {key: [r for r in needs if canonicalize_name(r.name) != own] for key, needs in parsed.items()}
+
+
+@cache
+def lines(lock: str) -> list[str]:
+    return (ROOT / "requirements" / f"{lock}.lock").read_text().splitlines()
+
+
+@cache
+def pins(lock: str) -> dict[str, str]:
+    """Return the version of each package."""
+    found = filter(None, map(PIN.fullmatch, lines(lock)))
+    return {canonicalize_name(pin["name"]): pin["version"] for pin in found}
+
+
+@pytest.mark.parametrize(
+    ("lock", "keys"),
+    [
+        ("build", ["build"]),
+        ("run", ["run"]),
+        ("embedded", ["run", "embedded"]),
+        ("dev", ["run", "embedded", "otel", "dev"]),
+    ],
+)
+def test_a_lock_satisfies_every_requirement_of_its_install(lock: str, keys: list[str]) -> None:
+    """`requirements/refresh` was run after the last change of pyproject.toml."""
+    unmet = [
+        str(need)
+        for key in keys
+        for need in project()[key]
+        if not need.specifier.contains(pins(lock).get(canonicalize_name(need.name), "0"), prereleases=True)
+    ]
+    assert not unmet, f"requirements/{lock}.lock: run requirements/refresh"
+
+
+@pytest.mark.parametrize("lock", LOCKS)
+def test_a_lock_is_made_of_pins_and_hashes_alone(lock: str) -> None:
+    """No registry, URL, option or comment stands in it, and nothing is installed unchecked."""
+    strange = [line for line in lines(lock) if not (PIN.fullmatch(line) or HASH.fullmatch(line))]
+    assert not strange
+    unhashed = [
+        line
+        for line, following in zip(lines(lock), [*lines(lock)[1:], ""], strict=True)
+        if PIN.fullmatch(line) and not HASH.fullmatch(following)
+    ]
+    assert not unhashed
+    assert pins(lock)
+
+
+@pytest.mark.parametrize("lock", LOCKS)
+def test_locks_agree_on_versions(lock: str) -> None:
+    """So any of them may be installed over another, and what was tested is what runs."""
+    others = pins("dev")
+    assert {
+        name: version for name, version in pins(lock).items() if others.get(name, version) != version
+    } == {}
+
+
+def test_what_runs_in_production_was_tested() -> None:
+    assert pins("run").keys() <= pins("embedded").keys() <= pins("dev").keys()
+    assert pins("handler").keys() <= pins("embedded").keys()
+
+
+def test_every_lock_is_checked() -> None:
+    assert sorted(path.stem for path in (ROOT / "requirements").glob("*.lock")) == sorted(LOCKS)

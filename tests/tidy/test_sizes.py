@@ -1,0 +1,96 @@
+"""The tree stays readable: small modules, short functions, nothing left undone, imports one way."""
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+SOURCES = ("sea_mq_worker", "examples", "benchmarks", "tests")
+MODULE_LINES_MAX = 400
+FUNCTION_LINES_MAX = 40
+TEST_FUNCTION_LINES_MAX = 60
+LEFT_UNDONE = re.compile(r"\b(TO" r"DO|FIX" r"ME|XX" r"X|HA" r"CK)\b")
+TEXTS = {".py", ".sql", ".md", ".toml", ".yml", ".yaml", ".json", ".html", ".sh", ".conf", ""}
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+modules = sorted(path for folder in SOURCES for path in (ROOT / folder).rglob("*.py"))
+
+
+def functions(path: Path) -> Iterator[Function]:
+    """Return the module's functions, nested ones too."""
+    return (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, Function))
+
+
+def lines(function: Function) -> int:
+    """Count the lines from `def` to the end, without the docstring."""
+    total = (function.end_lineno or function.lineno) - function.lineno + 1
+    first = function.body[0]
+    has_docstring = ast.get_docstring(function, clean=False) is not None
+    return total - (((first.end_lineno or first.lineno) - first.lineno + 1) if has_docstring else 0)
+
+
+def longest(path: Path) -> int:
+    is_test = path.is_relative_to(ROOT / "tests")
+    return TEST_FUNCTION_LINES_MAX if is_test else FUNCTION_LINES_MAX
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def test_modules_are_short() -> None:
+    sizes = {name(path): len(path.read_text().splitlines()) for path in modules}
+    assert {path: size for path, size in sizes.items() if size > MODULE_LINES_MAX} == {}
+
+
+def test_functions_are_short() -> None:
+    sizes = {
+        f"{name(path)}: {f.name}": (lines(f), longest(path)) for path in modules for f in functions(path)
+    }
+    assert {function: size for function, (size, bound) in sizes.items() if size > bound} == {}
+
+
+def test_every_function_is_typed() -> None:
+    """Mypy judges the types; this holds also where mypy is not run."""
+    every = [(path, f) for path in modules for f in functions(path)]
+    assert [f"{name(path)}: {f.name}" for path, f in every if not _is_typed(f)] == []
+
+
+def _is_typed(function: Function) -> bool:
+    own = {"self", "cls"}
+    named = [argument for argument in _arguments(function) if argument.arg not in own]
+    return function.returns is not None and all(argument.annotation for argument in named)
+
+
+def _arguments(function: Function) -> list[ast.arg]:
+    a = function.args
+    rest = [argument for argument in (a.vararg, a.kwarg) if argument]
+    return [*a.posonlyargs, *a.args, *a.kwonlyargs, *rest]
+
+
+def test_users_see_the_types() -> None:
+    assert (ROOT / "sea_mq_worker" / "py.typed").is_file()
+
+
+def test_nothing_is_left_undone() -> None:
+    """A note to oneself belongs to an issue tracker."""
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True)
+    texts = [ROOT / name for name in listed.stdout.split() if Path(name).suffix in TEXTS]
+    assert texts
+    marks = {
+        name(path): found
+        for path in texts
+        if path.is_file() and (found := LEFT_UNDONE.findall(path.read_text()))
+    }
+    assert marks == {}
+
+
+def test_imports_point_one_way() -> None:
+    """The contracts are in pyproject.toml, `tool.importlinter`."""
+    program = Path(sys.executable).with_name("lint-imports")
+    result = subprocess.run([program, "--no-cache"], cwd=ROOT, check=False, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
