@@ -1,0 +1,45 @@
+# Two images: `worker` (the default) and `handler`, the sample that docker-compose.yml calls.
+# Everything is installed from hash-locked files. PIP_INDEX_URL may name another package index while building.
+
+FROM python:3.13-slim AS base
+ENV PATH=/opt/venv/bin:$PATH PYTHONUNBUFFERED=1
+
+
+FROM base AS handler-build
+ARG PIP_INDEX_URL
+RUN python -m venv --without-pip /opt/venv
+COPY requirements/handler.lock /src/requirements/
+RUN pip --python /opt/venv install --no-cache-dir --require-hashes -r /src/requirements/handler.lock
+
+FROM base AS handler
+COPY --from=handler-build /opt/venv /opt/venv
+COPY examples/handler.py /app/
+WORKDIR /app
+USER 10002:10002
+EXPOSE 8000
+STOPSIGNAL SIGTERM
+ENTRYPOINT ["uvicorn", "handler:app", "--host", "0.0.0.0", "--port", "8000", "--no-access-log"]
+
+
+FROM base AS worker-build
+ARG PIP_INDEX_URL
+RUN python -m venv /opt/build && python -m venv --without-pip /opt/venv
+COPY requirements/build.lock requirements/run.lock /src/requirements/
+RUN /opt/build/bin/pip install --no-cache-dir --require-hashes -r /src/requirements/build.lock \
+ && pip --python /opt/venv install --no-cache-dir --require-hashes -r /src/requirements/run.lock
+COPY pyproject.toml README.md LICENSE /src/
+COPY sql /src/sql
+COPY streams /src/streams
+COPY sea_mq_worker /src/sea_mq_worker
+RUN /opt/build/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /dist /src \
+ && pip --python /opt/venv install --no-cache-dir --no-deps /dist/*.whl
+
+FROM base AS worker
+COPY --from=worker-build /opt/venv /opt/venv
+COPY deploy/probe.py /app/
+WORKDIR /app
+USER 10001:10001
+EXPOSE 8080
+STOPSIGNAL SIGTERM
+HEALTHCHECK --interval=15s --timeout=5s --start-period=30s CMD ["python", "/app/probe.py", "/healthz"]
+ENTRYPOINT ["python", "-m", "sea_mq_worker"]
