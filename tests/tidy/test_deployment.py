@@ -1,0 +1,30 @@
+"""docker-compose.yml keeps what it promises in its comments, without an engine to ask."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+SERVICES: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_a_service_has_no_more_rights_than_it_needs(name: str) -> None:
+    service = SERVICES[name]
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert "privileged" not in service
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_ports_are_published_on_loopback_only(name: str) -> None:
+    assert all(port.startswith("127.0.0.1:") for port in SERVICES[name].get("ports", []))
+
+
+def test_the_engine_waits_longer_than_the_worker_needs_to_stop() -> None:
+    worker = SERVICES["worker"]
+    grace = float(worker["environment"]["SEA_MQ_GRACE_SECONDS"])
+    assert float(worker["stop_grace_period"].removesuffix("s")) > grace
