@@ -1,7 +1,8 @@
 """What the inbox says of a message (CMD-051): run it, or why not."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, assert_never
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,3 +65,37 @@ class FailedHandling:
     lease: Lease
     error: str
     counted: bool = True
+
+
+def first_of_each(entries: Sequence[InboxEntry]) -> list[InboxEntry]:
+    """Leave out the entries whose message id came before in the batch."""
+    first: dict[str, InboxEntry] = {}
+    for entry in entries:
+        first.setdefault(entry.message_id, entry)
+    return list(first.values())
+
+
+def with_repeats(entries: Sequence[InboxEntry], receipts: Mapping[str, Receipt]) -> list[Receipt]:
+    """Make one receipt for each entry from those that the first of each message id got."""
+    contents: dict[str, bytes] = {}
+    answers = []
+    for entry in entries:
+        receipt = receipts[entry.message_id]
+        if entry.message_id in contents:
+            receipt = _repeated(receipt, same_content=contents[entry.message_id] == entry.content_hash)
+        contents.setdefault(entry.message_id, entry.content_hash)
+        answers.append(receipt)
+    return answers
+
+
+def _repeated(first: Receipt, *, same_content: bool) -> Receipt:
+    """What cannot be told before the first one is settled is busy, and is asked about when it comes again."""
+    match first:
+        case Run():
+            return Busy() if same_content else Conflict()
+        case Done() | Conflict():
+            return first if same_content else Busy()
+        case Busy():
+            return first
+        case _:
+            assert_never(first)

@@ -1,0 +1,141 @@
+"""PostgresInboxAdapter: a batch of messages in one round trip each way."""
+
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+import asyncpg
+
+from sea_mq_worker.adapters.postgres.connection import fetch
+from sea_mq_worker.adapters.postgres.queries import load_queries
+from sea_mq_worker.domain.receipts import (
+    Busy,
+    Conflict,
+    Done,
+    FailedHandling,
+    InboxEntry,
+    Lease,
+    Receipt,
+    Run,
+    first_of_each,
+    with_repeats,
+)
+
+
+class PostgresInboxAdapter:
+    """Leases, settles and dead-letters received messages; see ``ports.inbox.InboxRepository``.
+
+    A lease is told by its token, new in every ``insert``: whoever has the row's token may still write its
+    ending after the lease ran out, as long as nobody else has taken the message.
+
+    One schema belongs to one service. A message that reaches it by two consumers is one message: the first to
+    record it is named on the row, and it is handled once. Safe to use from several tasks.
+    """
+
+    def __init__(self, *, pool: asyncpg.Pool, worker: str) -> None:
+        """Use a pool opened with ``INBOX_HINTS``; nothing is asked of the database yet.
+
+        Args:
+            pool: to the service's schema.
+            worker: who leases; for people, the fence does not depend on its being unique.
+        """
+        self._pool = pool
+        self._worker = worker
+        self._sql = load_queries(
+            "inbox",
+            "insert",
+            "extend",
+            "mark_processed",
+            "record_error",
+            "begin_dead_letter",
+            "mark_dead_lettered",
+        )
+
+    async def insert(self, entries: Sequence[InboxEntry], *, lease_seconds: float) -> Sequence[Receipt]:
+        """Record and lease a batch (CMD-051); the primary key decides who is first (POL-047-003)."""
+        receipts = await self._insert(first_of_each(entries), lease_seconds)
+        return with_repeats(entries, receipts)
+
+    async def extend(self, leases: Sequence[Lease], *, lease_seconds: float) -> frozenset[str]:
+        """Move the end of leases away, never closer."""
+        return await self._write("extend", leases, lease_seconds)
+
+    async def mark_processed(self, leases: Sequence[Lease]) -> frozenset[str]:
+        """Set ``processed_at``, never before ``received_at`` (POL-047-004)."""
+        return await self._write("mark_processed", leases)
+
+    async def record_error(self, failures: Sequence[FailedHandling]) -> frozenset[str]:
+        """Keep the error, cut to 2000 characters; attempts never fall below 0."""
+        ordered = sorted(failures, key=lambda failure: failure.lease.message_id)
+        errors = [_storable(failure.error) for failure in ordered]
+        given_back = [int(not failure.counted) for failure in ordered]
+        return await self._write("record_error", [failure.lease for failure in ordered], errors, given_back)
+
+    async def begin_dead_letter(self, lease: Lease, *, reason: str, detail: str) -> frozenset[str]:
+        """Note reason and time; the time of the earliest attempt stays."""
+        rows = await fetch(
+            self._pool,
+            self._sql["begin_dead_letter"],
+            lease.message_id,
+            lease.token,
+            reason,
+            _storable(detail),
+        )
+        return _ids(rows)
+
+    async def mark_dead_lettered(self, leases: Sequence[Lease]) -> frozenset[str]:
+        """Set ``dead_lettered_at`` where ``begin_dead_letter`` came before (CMD-052)."""
+        return await self._write("mark_dead_lettered", leases)
+
+    async def _insert(self, entries: Sequence[InboxEntry], lease_seconds: float) -> dict[str, Receipt]:
+        if not entries:
+            return {}
+        token = f"{self._worker}#{secrets.token_hex(4)}"
+        columns = zip(*map(_columns, entries), strict=True)
+        rows = await fetch(self._pool, self._sql["insert"], *map(list, columns), token, lease_seconds)
+        return {
+            entry.message_id: _receipt(row, Lease(message_id=entry.message_id, token=token))
+            for entry, row in zip(entries, rows, strict=True)
+        }
+
+    async def _write(self, name: str, leases: Sequence[Lease], *more: object) -> frozenset[str]:
+        """Run a statement over leases, in the order in which ``insert`` locks rows."""
+        if not leases:
+            return frozenset()
+        ordered = sorted(leases, key=lambda lease: lease.message_id)
+        ids = [lease.message_id for lease in ordered]
+        tokens = [lease.token for lease in ordered]
+        return _ids(await fetch(self._pool, self._sql[name], ids, tokens, *more))
+
+
+def _columns(entry: InboxEntry) -> tuple[object, ...]:
+    return (
+        entry.message_id,
+        _storable(entry.subject),
+        entry.consumer,
+        entry.stream,
+        entry.stream_seq,
+        entry.content_hash,
+    )
+
+
+def _receipt(row: Any, lease: Lease) -> Receipt:
+    match row["verdict"]:
+        case "run":
+            begun = max(0.0, row["begun_seconds_ago"] or 0.0)
+            return Run(lease=lease, attempts=row["attempts"], dead_letter_begun_seconds_ago=begun)
+        case "done":
+            return Done()
+        case "conflict":
+            return Conflict()
+        case _:
+            return Busy()
+
+
+def _storable(text: str) -> str:
+    """Return what others have written as PostgreSQL can keep it: without NUL, and valid UTF-8."""
+    return text.replace("\0", "\ufffd").encode(errors="replace").decode()
+
+
+def _ids(rows: Sequence[Any]) -> frozenset[str]:
+    return frozenset(row["message_id"] for row in rows)

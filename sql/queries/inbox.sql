@@ -1,0 +1,98 @@
+-- The inbox consumer's statements. Several workers may run all of them at once; each is one transaction.
+-- Time is the database's. A lease is a pair of message id and token: whoever has a row's token holds its lease,
+-- even after it ran out, until somebody else takes it.
+
+-- name: insert
+-- Records a batch and leases what is to be handled (CMD-051). A known row that is neither processed nor
+-- dead-lettered is no duplicate: it is leased again once nobody holds it. One with another content is left alone.
+-- Sorted by id, so that two batches that overlap cannot lock each other out.
+-- Index: the primary key.
+-- One element for each message, no id twice: $1 ids, $2 subjects, $3 consumers, $4 streams, $5 sequences,
+-- $6 content hashes; $7 token, $8 lease in seconds.
+-- verdict: run, done, conflict, or busy, which is also what a row committed during the statement looks like.
+WITH received AS MATERIALIZED (
+    SELECT r.*
+      FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::bigint[], $6::bytea[])
+           WITH ORDINALITY AS r (message_id, subject, consumer, stream, stream_seq, content_hash, nth)
+), leased AS (
+    INSERT INTO inbox_messages AS i
+           (message_id, subject, attempts, consumer, stream, stream_seq, content_hash, locked_until, locked_by)
+    SELECT message_id, subject, 1, consumer, stream, stream_seq, content_hash,
+           clock_timestamp() + $8::float8 * interval '1 second', $7::text
+      FROM received
+     ORDER BY message_id
+    ON CONFLICT (message_id) DO UPDATE
+       SET attempts = i.attempts + 1,
+           consumer = coalesce(i.consumer, excluded.consumer),
+           stream = coalesce(i.stream, excluded.stream),
+           stream_seq = coalesce(i.stream_seq, excluded.stream_seq),
+           content_hash = coalesce(i.content_hash, excluded.content_hash),
+           locked_until = excluded.locked_until,
+           locked_by = excluded.locked_by
+     WHERE i.processed_at IS NULL AND i.dead_lettered_at IS NULL
+       AND (i.locked_until IS NULL OR i.locked_until <= clock_timestamp())
+       AND (i.content_hash IS NULL OR i.content_hash = excluded.content_hash)
+    RETURNING i.message_id, i.attempts,
+              extract(epoch FROM clock_timestamp() - i.dead_letter_begun_at)::float8 AS begun_seconds_ago
+)
+SELECT CASE WHEN leased.message_id IS NOT NULL THEN 'run'
+            WHEN known.content_hash <> received.content_hash THEN 'conflict'
+            WHEN known.processed_at IS NOT NULL OR known.dead_lettered_at IS NOT NULL THEN 'done'
+            ELSE 'busy' END AS verdict,
+       leased.attempts, leased.begun_seconds_ago
+  FROM received
+  LEFT JOIN leased ON leased.message_id = received.message_id
+  LEFT JOIN inbox_messages known ON known.message_id = received.message_id AND leased.message_id IS NULL
+ ORDER BY received.nth;
+
+-- name: extend
+-- Lets leases end later. Index: the primary key.
+-- $1 message ids, sorted, and $2 their tokens; $3 seconds from now.
+UPDATE inbox_messages i
+   SET locked_until = GREATEST(i.locked_until, clock_timestamp() + $3::float8 * interval '1 second')
+  FROM unnest($1::uuid[], $2::text[]) AS held (message_id, token)
+ WHERE i.message_id = held.message_id AND i.locked_by = held.token
+   AND i.processed_at IS NULL AND i.dead_lettered_at IS NULL
+RETURNING i.message_id::text AS message_id;
+
+-- name: mark_processed
+-- Records the handler's success and ends the lease (CMD-051, POL-047-004). Index: the primary key.
+-- $1 message ids, sorted, and $2 their tokens.
+UPDATE inbox_messages i
+   SET processed_at = GREATEST(clock_timestamp(), i.received_at), last_error = NULL,
+       locked_until = NULL, locked_by = NULL
+  FROM unnest($1::uuid[], $2::text[]) AS held (message_id, token)
+ WHERE i.message_id = held.message_id AND i.locked_by = held.token
+   AND i.processed_at IS NULL AND i.dead_lettered_at IS NULL
+RETURNING i.message_id::text AS message_id;
+
+-- name: record_error
+-- Records a handling without an effect and ends the lease. Index: the primary key.
+-- $1 message ids, sorted, and $2 their tokens; $3 errors, $4 attempts to give back.
+UPDATE inbox_messages i
+   SET last_error = left(held.error, 2000), attempts = GREATEST(i.attempts - held.given_back, 0),
+       locked_until = NULL, locked_by = NULL
+  FROM unnest($1::uuid[], $2::text[], $3::text[], $4::int[]) AS held (message_id, token, error, given_back)
+ WHERE i.message_id = held.message_id AND i.locked_by = held.token
+   AND i.processed_at IS NULL AND i.dead_lettered_at IS NULL
+RETURNING i.message_id::text AS message_id;
+
+-- name: begin_dead_letter
+-- Notes that a dead letter may be in its stream from now on; the earliest such time stays. Index: the primary key.
+-- $1 message id, $2 its token, $3 reason, $4 detail.
+UPDATE inbox_messages i
+   SET dead_letter_reason = $3::text, last_error = left($3::text || ': ' || $4::text, 2000),
+       dead_letter_begun_at = coalesce(i.dead_letter_begun_at, clock_timestamp())
+ WHERE i.message_id = $1::uuid AND i.locked_by = $2::text
+   AND i.processed_at IS NULL AND i.dead_lettered_at IS NULL
+RETURNING i.message_id::text AS message_id;
+
+-- name: mark_dead_lettered
+-- Records that the stream has the dead letter, and ends the lease (CMD-052). Index: the primary key.
+-- $1 message ids, sorted, and $2 their tokens; one that was not begun is left alone.
+UPDATE inbox_messages i
+   SET dead_lettered_at = clock_timestamp(), locked_until = NULL, locked_by = NULL
+  FROM unnest($1::uuid[], $2::text[]) AS held (message_id, token)
+ WHERE i.message_id = held.message_id AND i.locked_by = held.token
+   AND i.processed_at IS NULL AND i.dead_lettered_at IS NULL AND i.dead_letter_begun_at IS NOT NULL
+RETURNING i.message_id::text AS message_id;
