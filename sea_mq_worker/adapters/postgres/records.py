@@ -1,0 +1,181 @@
+"""What operators ask for and are shown: filters, rows as records, results of actions."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from uuid import UUID
+
+from sea_mq_worker.domain.events import EventState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Depth:
+    """QRY-050 or QRY-051, and the backlog without what nobody works on any more.
+
+    Attributes:
+        count: not published or not processed, dead events and dead-lettered messages included.
+        oldest_at: when the oldest of them occurred or was received; None where there is none.
+        waiting: ``count`` without the dead.
+        waiting_seconds: age of the oldest waiting one, by the database's clock; 0 where there is none.
+        dead: dead events or dead-lettered messages.
+    """
+
+    count: int
+    oldest_at: datetime | None
+    waiting: int
+    waiting_seconds: float
+    dead: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutboxFilter:
+    """Which events; None means any.
+
+    Attributes:
+        since: created at this time or later.
+        until: created before this time.
+        error_like: part of the last error, capitals and small letters alike.
+        before_seq: the last ``seq`` of the page before.
+    """
+
+    states: tuple[EventState, ...] = tuple(EventState)
+    ids: tuple[UUID, ...] | None = None
+    event_type: str | None = None
+    ordering_key: str | None = None
+    correlation_id: UUID | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+    error_like: str | None = None
+    before_seq: int | None = None
+    limit: int = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutboxSummary:
+    """An event without its content."""
+
+    id: UUID
+    seq: int
+    aggregate_type: str
+    aggregate_id: str
+    event_type: str
+    event_version: int
+    ordering_key: str | None
+    correlation_id: UUID | None
+    state: str
+    attempts: int
+    failures: int
+    created_at: datetime
+    occurred_at: datetime
+    available_at: datetime
+    claimed_at: datetime | None
+    claimed_by: str | None
+    published_at: datetime | None
+    stream: str | None
+    stream_seq: int | None
+    last_error: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutboxDetail(OutboxSummary):
+    """All of an event; payload, headers and metadata as JSON texts."""
+
+    causation_id: UUID | None
+    partition_key: str | None
+    first_attempt_at: datetime | None
+    payload: str
+    headers: str | None
+    metadata: str | None
+
+
+class InboxState(StrEnum):
+    """Where a message is."""
+
+    WAITING = "WAITING"
+    """Nobody has it; it is handled when the stream delivers it again."""
+    HANDLING = "HANDLING"
+    """A worker has it."""
+    PROCESSED = "PROCESSED"
+    DEAD_LETTERED = "DEAD_LETTERED"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InboxFilter:
+    """Which messages; None means any.
+
+    Attributes:
+        since: received at this time or later.
+        until: received before this time.
+        error_like: part of the last error, capitals and small letters alike.
+        before_id: the last message id of the page before.
+    """
+
+    states: tuple[InboxState, ...] = tuple(InboxState)
+    ids: tuple[UUID, ...] | None = None
+    consumer: str | None = None
+    subject: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+    error_like: str | None = None
+    before_id: UUID | None = None
+    limit: int = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InboxRecord:
+    """What the inbox knows of a message; it keeps no payload."""
+
+    message_id: UUID
+    subject: str
+    consumer: str | None
+    stream: str | None
+    stream_seq: int | None
+    received_at: datetime
+    processed_at: datetime | None
+    attempts: int
+    last_error: str | None
+    locked_until: datetime | None
+    locked_by: str | None
+    dead_letter_reason: str | None
+    dead_letter_begun_at: datetime | None
+    dead_lettered_at: datetime | None
+    state: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayResult:
+    """What a replay found and did.
+
+    Attributes:
+        matched: events that could be replayed; one above the cap means: more than the cap.
+        replayed: 0 in a dry run, and where more than the cap matched.
+    """
+
+    matched: int
+    replayed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Redrive:
+    """Whether a message is handled when it comes again.
+
+    Attributes:
+        open: it is; False: it was processed meanwhile, and must not be sent.
+        reopened: it was dead-lettered until now.
+    """
+
+    open: bool
+    reopened: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorAction:
+    """One record of the audit; ``selection`` is the filter as JSON text."""
+
+    id: int
+    at: datetime
+    actor: str
+    action: str
+    reason: str
+    selection: str
+    affected: int

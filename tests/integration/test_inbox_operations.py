@@ -1,0 +1,184 @@
+"""What operators see and do of the inbox, and pruning of both tables, against PostgreSQL."""
+
+import json
+import uuid
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+import pytest
+
+from sea_mq_worker.adapters.postgres.connection import NO_HINTS
+from sea_mq_worker.adapters.postgres.inbox import PostgresInboxAdapter
+from sea_mq_worker.adapters.postgres.operations import PostgresOperations
+from sea_mq_worker.adapters.postgres.records import InboxFilter, InboxState, Redrive
+from sea_mq_worker.domain.receipts import Done, InboxEntry, Run
+from tests.support.rows import add_event, add_message, opened
+from tests.support.servers import Database
+
+WHO: dict[str, Any] = {"actor": "ann", "reason": "the handler is fixed"}
+
+
+@pytest.fixture
+async def pool(database: Database) -> AsyncIterator[asyncpg.Pool]:
+    async with opened(database, hints=NO_HINTS) as pool:
+        yield pool
+
+
+@pytest.fixture
+def operations(pool: asyncpg.Pool) -> PostgresOperations:
+    return PostgresOperations(pool=pool)
+
+
+def ago(hours: float) -> datetime:
+    return datetime.now(UTC) - timedelta(hours=hours)
+
+
+def entry(message_id: UUID) -> InboxEntry:
+    return InboxEntry(
+        message_id=str(message_id),
+        subject="a.event.b.v1",
+        consumer="durable",
+        stream="A_EVENTS",
+        stream_seq=1,
+        content_hash=b"h",
+    )
+
+
+async def listed(operations: PostgresOperations, **given: Any) -> list[UUID]:
+    return [message.message_id for message in await operations.list_inbox(InboxFilter(**given))]
+
+
+# --- inspection
+
+
+async def test_messages_are_found_by_each_part_of_a_filter(
+    operations: PostgresOperations, pool: asyncpg.Pool
+) -> None:
+    waiting = await add_message(pool, received_at=ago(4))
+    dead = await add_message(pool, received_at=ago(3), dead=True)
+    processed = await add_message(pool, received_at=ago(2), processed=True)
+    handling = await add_message(pool, received_at=ago(1))
+    inbox = PostgresInboxAdapter(pool=pool, worker="w")
+    await inbox.insert([entry(handling)], lease_seconds=60)
+
+    assert await listed(operations) == [handling, processed, dead, waiting]
+    for state, message_id in zip(InboxState, (waiting, handling, processed, dead), strict=True):
+        assert await listed(operations, states=(state,)) == [message_id]
+    assert await listed(operations, ids=(dead,)) == [dead]
+    assert await listed(operations, consumer="other") == await listed(operations, subject="other") == []
+    assert await listed(operations, since=ago(2.5)) == [handling, processed]
+    assert await listed(operations, until=ago(2.5)) == [dead, waiting]
+    assert await listed(operations, error_like="rejected") == [dead]
+    assert await listed(operations, limit=2) == [handling, processed]
+    assert await listed(operations, limit=2, before_id=processed) == [dead, waiting]
+
+
+async def test_a_message_is_shown_with_its_dead_letter(
+    operations: PostgresOperations, pool: asyncpg.Pool
+) -> None:
+    message_id = await add_message(pool, dead=True)
+
+    shown = await operations.show_inbox(message_id)
+
+    assert shown is not None
+    assert (shown.state, shown.dead_letter_reason, shown.attempts) == ("DEAD_LETTERED", "REJECTED", 3)
+    assert await operations.show_inbox(uuid.uuid4()) is None
+
+
+# --- redrive
+
+
+async def test_a_redriven_message_is_handled_when_it_comes_again(
+    operations: PostgresOperations, pool: asyncpg.Pool
+) -> None:
+    message_id = await add_message(pool, dead=True)
+    inbox = PostgresInboxAdapter(pool=pool, worker="w")
+    assert await inbox.insert([entry(message_id)], lease_seconds=60) == [Done()]
+
+    assert await operations.redriven(message_id, **WHO) == Redrive(open=True, reopened=True)
+
+    shown = await operations.show_inbox(message_id)
+    assert shown is not None
+    assert (shown.state, shown.attempts, shown.last_error) == ("WAITING", 0, "REJECTED: 422")
+    [receipt] = await inbox.insert([entry(message_id)], lease_seconds=60)
+    assert isinstance(receipt, Run)
+    assert (receipt.attempts, receipt.dead_letter_begun_seconds_ago) == (1, 0.0)
+    [action] = await operations.audit(limit=9)
+    assert (action.actor, action.action, action.reason, action.affected) == (
+        "ann", "redrive", "the handler is fixed", 1,
+    )  # fmt: skip
+    assert json.loads(action.selection) == {"message_id": str(message_id)}
+
+
+async def test_a_redrive_tells_what_needs_no_opening_and_what_must_not_be_sent(
+    operations: PostgresOperations, pool: asyncpg.Pool
+) -> None:
+    waiting, processed = await add_message(pool), await add_message(pool, processed=True)
+
+    assert await operations.redriven(waiting, **WHO) == Redrive(open=True, reopened=False)
+    assert await operations.redriven(uuid.uuid4(), **WHO) == Redrive(open=True, reopened=False)
+    assert await operations.redriven(processed, **WHO) == Redrive(open=False, reopened=False)
+    assert [action.affected for action in await operations.audit(limit=9)] == [0, 0, 0]
+
+
+# --- pruning
+
+
+@pytest.mark.clause("store-contract: no event MUST be lost once persisted")
+async def test_only_published_events_older_than_asked_are_pruned(
+    operations: PostgresOperations, pool: asyncpg.Pool
+) -> None:
+    gone = [await add_event(pool, "PUBLISHED") for _ in range(3)]
+    between = await pool.fetchval("SELECT clock_timestamp()")
+    kept = [await add_event(pool, state) for state in ("PUBLISHED", "PENDING", "CLAIMED", "DEAD")]
+    steps: list[tuple[int, int, int]] = []
+
+    deleted = await operations.prune_outbox(between, **WHO, on_progress=lambda *step: steps.append(step))
+
+    assert deleted == len(gone)
+    assert {row["id"] for row in await pool.fetch("SELECT id FROM outbox_events")} == set(kept)
+    assert steps == [(1, 1, 3)]
+    [action] = await operations.audit(limit=9)
+    assert (action.action, action.affected) == ("prune_outbox", 3)
+    assert json.loads(action.selection) == {"before": between.isoformat()}
+
+
+async def test_only_processed_messages_older_than_asked_are_pruned(
+    operations: PostgresOperations, pool: asyncpg.Pool
+) -> None:
+    await add_message(pool, received_at=ago(48), processed=True)
+    kept = [
+        await add_message(pool, received_at=ago(1), processed=True),
+        await add_message(pool, received_at=ago(48), dead=True),
+        await add_message(pool, received_at=ago(48)),
+    ]
+
+    assert await operations.prune_inbox(ago(24), **WHO) == 1
+
+    assert {row["message_id"] for row in await pool.fetch("SELECT * FROM inbox_messages")} == set(kept)
+
+
+async def test_pruning_reads_range_after_range_of_pages_and_nothing_else(
+    operations: PostgresOperations, pool: asyncpg.Pool
+) -> None:
+    await pool.execute("ALTER TABLE inbox_messages ALTER subject SET STORAGE PLAIN")
+    await pool.execute(
+        "INSERT INTO inbox_messages (message_id, subject, received_at, processed_at)"
+        " SELECT gen_random_uuid(), repeat('s', 5000) || n, now() - interval '1 hour', now()"
+        " FROM generate_series(1, 1300) n"
+    )
+    steps: list[tuple[int, int, int]] = []
+    plan = await pool.fetch(f"EXPLAIN {operations._sql['prune_inbox']}", 0, 500, ago(0), 1)
+    assert any("Tid Range Scan" in row[0] for row in plan)
+
+    deleted = await operations.prune_inbox(
+        datetime.now(UTC) + timedelta(days=1), **WHO, on_progress=lambda *step: steps.append(step)
+    )
+
+    assert deleted == 1300
+    assert [done for done, _, _ in steps[:2]] == [500, 1000]
+    assert steps[-1][0] == steps[-1][1]
+    assert (await operations.audit(limit=1))[0].affected == 1300

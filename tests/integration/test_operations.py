@@ -1,0 +1,322 @@
+"""What operators see and do, against PostgreSQL (Open Outbox, operator; QRY-050, QRY-051)."""
+
+import json
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+import pytest
+
+from sea_mq_worker.adapters.postgres.connection import NO_HINTS
+from sea_mq_worker.adapters.postgres.operations import PostgresOperations
+from sea_mq_worker.adapters.postgres.outbox import PostgresOutboxAdapter
+from sea_mq_worker.adapters.postgres.records import Depth, OutboxFilter, ReplayResult
+from sea_mq_worker.domain.events import EventState
+from tests.support.rows import add_event, add_message, opened
+from tests.support.servers import Database
+
+WHO: dict[str, Any] = {"actor": "ann", "reason": "the stream lost them"}
+REPLAY: dict[str, Any] = WHO | {"cap": 1000, "dry_run": False, "duplicate_window_seconds": 120.0}
+FAR_AHEAD = datetime(2100, 1, 1, tzinfo=UTC)
+
+Add = Callable[..., Awaitable[UUID]]
+
+
+@pytest.fixture
+async def pool(database: Database) -> AsyncIterator[asyncpg.Pool]:
+    async with opened(database, hints=NO_HINTS) as pool:
+        yield pool
+
+
+@pytest.fixture
+def operations(pool: asyncpg.Pool) -> PostgresOperations:
+    return PostgresOperations(pool=pool)
+
+
+@pytest.fixture
+def add(pool: asyncpg.Pool) -> Add:
+    return partial(add_event, pool)
+
+
+async def listed(operations: PostgresOperations, **given: Any) -> list[UUID]:
+    return [event.id for event in await operations.list_outbox(OutboxFilter(**given))]
+
+
+async def everything(pool: asyncpg.Pool) -> list[Any]:
+    return list(await pool.fetch("SELECT o.xmin, o.* FROM outbox_events o ORDER BY seq"))
+
+
+# --- depth
+
+
+@pytest.mark.clause("QRY-050")
+async def test_outbox_depth_counts_what_is_not_published_and_tells_the_dead_apart(
+    operations: PostgresOperations, add: Add
+) -> None:
+    hours = [datetime.now(UTC) - timedelta(hours=n) for n in range(4)]
+    await add("PUBLISHED", occurred_at=hours[3])
+    await add("DEAD", occurred_at=hours[2])
+    await add("CLAIMED", occurred_at=hours[1])
+    await add(occurred_at=hours[0])
+
+    exact = await operations.outbox_depth()
+    capped = await operations.outbox_depth_capped(limit=2)
+
+    assert (exact.count, exact.oldest_at, exact.waiting, exact.dead) == (3, hours[2], 2, 1)
+    assert exact.waiting_seconds == pytest.approx(3600, abs=30)
+    assert (capped.count, capped.oldest_at, capped.waiting, capped.dead) == (2, hours[2], 2, 1)
+    assert capped.waiting_seconds == pytest.approx(3600, abs=30)
+
+
+@pytest.mark.clause("QRY-051")
+async def test_inbox_depth_counts_what_is_not_processed_and_tells_dead_letters_apart(
+    operations: PostgresOperations, pool: asyncpg.Pool
+) -> None:
+    hours = [datetime.now(UTC) - timedelta(hours=n) for n in range(4)]
+    for n, (processed, dead) in enumerate([(False, False), (False, False), (False, True), (True, False)]):
+        await add_message(pool, received_at=hours[n], processed=processed, dead=dead)
+
+    exact = await operations.inbox_depth()
+    capped = await operations.inbox_depth_capped(limit=1)
+
+    assert (exact.count, exact.oldest_at, exact.waiting, exact.dead) == (3, hours[2], 2, 1)
+    assert exact.waiting_seconds == pytest.approx(3600, abs=30)
+    assert (capped.count, capped.oldest_at, capped.waiting, capped.dead) == (1, hours[2], 1, 1)
+
+
+@pytest.mark.clause("QRY-050")
+@pytest.mark.clause("QRY-051")
+async def test_empty_tables_have_no_depth(operations: PostgresOperations) -> None:
+    empty = Depth(count=0, oldest_at=None, waiting=0, waiting_seconds=0.0, dead=0)
+
+    assert await operations.outbox_depth() == await operations.inbox_depth() == empty
+    assert await operations.outbox_depth_capped(limit=9) == empty
+    assert await operations.inbox_depth_capped(limit=9) == empty
+
+
+# --- inspection
+
+
+@pytest.mark.clause("operator: events are listed by state and time")
+async def test_events_are_found_by_each_part_of_a_filter(operations: PostgresOperations, add: Add) -> None:
+    correlation = uuid.uuid4()
+    first = await add(ordering_key="k", correlation_id=correlation)
+    dead = await add("DEAD", event_type="order.paid", error="Too LARGE: 2 MB")
+    published = await add("PUBLISHED")
+    claimed = await add("CLAIMED")
+    created = (await operations.show_outbox(published)).created_at  # type: ignore[union-attr]
+
+    assert await listed(operations) == [claimed, published, dead, first]
+    assert await listed(operations, states=(EventState.DEAD,)) == [dead]
+    assert await listed(operations, states=(EventState.PUBLISHED, EventState.CLAIMED)) == [claimed, published]
+    assert await listed(operations, states=()) == []
+    assert await listed(operations, ids=(first, dead)) == [dead, first]
+    assert await listed(operations, ids=()) == []
+    assert await listed(operations, event_type="order.paid") == [dead]
+    assert await listed(operations, ordering_key="k") == [first]
+    assert await listed(operations, correlation_id=correlation) == [first]
+    assert await listed(operations, since=created) == [claimed, published]
+    assert await listed(operations, until=created) == [dead, first]
+    assert await listed(operations, error_like="too large") == [dead]
+    assert await listed(operations, error_like="%") == []
+
+
+async def test_pages_follow_each_other(operations: PostgresOperations, add: Add) -> None:
+    added = [await add() for _ in range(5)]
+
+    first = await operations.list_outbox(OutboxFilter(limit=2))
+    second = await operations.list_outbox(OutboxFilter(limit=9, before_seq=first[-1].seq))
+
+    assert [event.id for event in [*first, *second]] == added[::-1]
+
+
+@pytest.mark.parametrize("state", list(EventState))
+@pytest.mark.clause("store-contract: persisted events MUST be retrievable until they reach a terminal state")
+@pytest.mark.clause("store-contract: terminal events MUST remain accessible for inspection")
+async def test_an_event_is_shown_whole_in_every_state(
+    operations: PostgresOperations, add: Add, state: EventState
+) -> None:
+    event_id = await add(
+        state, payload='{"total": 1.00, "n": 12345678901234567890123}', headers='{"a": "b"}',
+        metadata='{"by": "test"}', error="no answer", partition_key="p",
+    )  # fmt: skip
+
+    shown = await operations.show_outbox(event_id)
+
+    assert shown is not None
+    assert shown.payload == '{"n": 12345678901234567890123, "total": 1.00}'
+    assert (shown.headers, shown.metadata, shown.partition_key) == ('{"a": "b"}', '{"by": "test"}', "p")
+    assert (shown.state, shown.last_error) == (state, "no answer")
+    assert shown.attempts == (0 if state is EventState.PENDING else 1)
+    assert (shown.stream_seq == 5) == (state is EventState.PUBLISHED)
+
+
+async def test_an_unknown_event_is_not_shown(operations: PostgresOperations) -> None:
+    assert await operations.show_outbox(uuid.uuid4()) is None
+
+
+@pytest.mark.clause("operator: inspection MUST NOT change state")
+async def test_inspection_changes_nothing(
+    operations: PostgresOperations, add: Add, pool: asyncpg.Pool
+) -> None:
+    event_id = await add("DEAD")
+    before = await everything(pool)
+
+    await listed(operations)
+    await operations.show_outbox(event_id)
+    await operations.outbox_depth()
+    await operations.replay(OutboxFilter(), **REPLAY | {"dry_run": True})
+
+    assert await everything(pool) == before
+    assert await operations.audit(limit=9) == []
+
+
+# --- replay
+
+
+@pytest.mark.clause("processing-lifecycle: DEAD -> PENDING (Replay)")
+async def test_a_dead_event_starts_a_new_lifecycle_at_once(operations: PostgresOperations, add: Add) -> None:
+    event_id = await add("DEAD", error="too large")
+
+    result = await operations.replay(OutboxFilter(ids=(event_id,)), **REPLAY)
+
+    assert result == ReplayResult(matched=1, replayed=1)
+    shown = await operations.show_outbox(event_id)
+    assert shown is not None
+    assert (shown.state, shown.attempts, shown.failures, shown.last_error) == ("PENDING", 0, 0, None)
+    assert shown.first_attempt_at is None
+    assert shown.available_at <= datetime.now(UTC) + timedelta(seconds=1)
+
+
+@pytest.mark.clause("processing-lifecycle: PUBLISHED -> PENDING (Replay)")
+@pytest.mark.clause("operations: a replay is really delivered, not swallowed by the duplicate window")
+async def test_a_published_event_waits_until_the_stream_has_forgotten_it(
+    operations: PostgresOperations, add: Add
+) -> None:
+    event_id = await add("PUBLISHED")
+    published = await operations.show_outbox(event_id)
+    assert published is not None
+    assert published.published_at is not None
+
+    await operations.replay(OutboxFilter(), **REPLAY)
+
+    shown = await operations.show_outbox(event_id)
+    assert shown is not None
+    assert (shown.state, shown.published_at, shown.attempts) == ("PENDING", None, 0)
+    assert shown.available_at == published.published_at + timedelta(seconds=120)
+    assert (shown.stream, shown.stream_seq) == ("SEA_EVENTS", 5)
+
+
+@pytest.mark.clause("terminology: replay is distinct from retry; only terminal events are replayed")
+async def test_only_terminal_events_of_the_chosen_states_are_replayed(
+    operations: PostgresOperations, add: Add
+) -> None:
+    added = {state: await add(state) for state in EventState}
+
+    dead_only = await operations.replay(OutboxFilter(states=(EventState.DEAD, EventState.CLAIMED)), **REPLAY)
+    assert dead_only == ReplayResult(matched=1, replayed=1)
+    await operations.replay(OutboxFilter(), **REPLAY)
+
+    states = {event.id: event.state for event in await operations.list_outbox(OutboxFilter())}
+    assert states == dict.fromkeys(added.values(), "PENDING") | {added[EventState.CLAIMED]: "CLAIMED"}
+
+
+@pytest.mark.parametrize("change", [{"dry_run": True}, {"cap": 2}])
+async def test_a_dry_run_and_more_than_the_cap_replay_nothing(
+    operations: PostgresOperations, add: Add, pool: asyncpg.Pool, change: dict[str, Any]
+) -> None:
+    for _ in range(3):
+        await add("DEAD")
+    before = await everything(pool)
+
+    assert await operations.replay(OutboxFilter(), **REPLAY | change) == ReplayResult(matched=3, replayed=0)
+    assert await everything(pool) == before
+    assert await operations.audit(limit=1) == []
+
+
+@pytest.mark.clause("event-model: events with the same ordering key MUST be processed in order")
+async def test_replays_keep_the_order_of_their_key(
+    operations: PostgresOperations, add: Add, pool: asyncpg.Pool
+) -> None:
+    """The earlier event is due later than the later one, which waits for it."""
+    earlier = await add("PUBLISHED", ordering_key="k")
+    later = await add("DEAD", ordering_key="k")
+    await operations.replay(OutboxFilter(), **REPLAY)
+    relay = PostgresOutboxAdapter(
+        pool=pool, worker="w", lease_seconds=60, ordered=True, hold_dead_keys=False, failures_max=5
+    )
+
+    assert (await relay.find_unpublished(batch_max=9)).events == ()
+    await pool.execute("UPDATE outbox_events SET available_at = now() WHERE id = $1", earlier)
+    claim = await relay.find_unpublished(batch_max=9)
+
+    assert [event.id for event in claim.events] == [str(earlier), str(later)]
+
+
+@pytest.mark.clause("operator: every operator action leaves an audit record")
+async def test_a_large_replay_goes_in_batches_the_earliest_first_and_is_recorded_once(
+    operations: PostgresOperations, add: Add, pool: asyncpg.Pool
+) -> None:
+    added = [await add("DEAD") for _ in range(7)]
+    seen: list[tuple[int, int, int]] = []
+    order: list[UUID] = []
+
+    result = await operations.replay(
+        OutboxFilter(event_type="order.created"), **REPLAY | {"cap": 7},
+        per_second=3, on_progress=lambda *step: seen.append(step),
+    )  # fmt: skip
+
+    order = [row["id"] for row in await pool.fetch("SELECT id FROM outbox_events ORDER BY available_at, seq")]
+    assert result == ReplayResult(matched=7, replayed=7)
+    assert seen == [(3, 7, 3), (6, 7, 6), (7, 7, 7)]
+    assert order == added
+    [action] = await operations.audit(limit=9)
+    assert (action.actor, action.action, action.reason, action.affected) == (
+        "ann", "replay", "the stream lost them", 7,
+    )  # fmt: skip
+    assert json.loads(action.selection) == {"event_type": "order.created", "states": ["PUBLISHED", "DEAD"]}
+
+
+@pytest.mark.parametrize("who", [{"actor": " "}, {"reason": ""}])
+async def test_a_change_needs_an_actor_and_a_reason(
+    operations: PostgresOperations, add: Add, pool: asyncpg.Pool, who: dict[str, str]
+) -> None:
+    event_id = await add("DEAD")
+    before = await everything(pool)
+
+    with pytest.raises(ValueError, match="an actor and a reason"):
+        await operations.replay(OutboxFilter(), **REPLAY | who)
+    with pytest.raises(ValueError, match="an actor and a reason"):
+        await operations.bury([event_id], **WHO | who)
+    with pytest.raises(ValueError, match="an actor and a reason"):
+        await operations.redriven(event_id, **WHO | who)
+    with pytest.raises(ValueError, match="an actor and a reason"):
+        await operations.prune_outbox(FAR_AHEAD, **WHO | who)
+
+    assert await everything(pool) == before
+
+
+# --- burying
+
+
+@pytest.mark.clause("terminology: termination by explicit operator intervention")
+async def test_waiting_events_are_buried_by_two_valid_transitions(
+    operations: PostgresOperations, add: Add
+) -> None:
+    due, delayed = await add(), await add(available_at=FAR_AHEAD)
+    claimed, published = await add("CLAIMED"), await add("PUBLISHED")
+
+    buried = await operations.bury([due, delayed, claimed, published, uuid.uuid4()], **WHO)
+
+    assert buried == {due, delayed}
+    states = {event.id: event.state for event in await operations.list_outbox(OutboxFilter())}
+    assert states == {due: "DEAD", delayed: "DEAD", claimed: "CLAIMED", published: "PUBLISHED"}
+    shown = await operations.show_outbox(due)
+    assert shown is not None
+    assert shown.last_error == "ended by ann: the stream lost them"
+    [action] = await operations.audit(limit=9)
+    assert (action.action, action.affected) == ("bury", 2)

@@ -1,0 +1,83 @@
+"""Rows of outbox and inbox in any state, and pools to reach them."""
+
+import uuid
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+
+from sea_mq_worker.adapters.postgres.connection import connect_pool
+from tests.support.servers import Database
+
+_STEPS = {
+    "CLAIMED": "state = 'CLAIMED', claimed_at = now(), claimed_by = 'w', publish_attempts = 1",
+    "PUBLISHED": "state = 'PUBLISHED', claimed_at = NULL, claimed_by = NULL, published_at = now(),"
+    " stream = 'SEA_EVENTS', stream_seq = 5",
+    "DEAD": "state = 'DEAD', claimed_at = NULL, claimed_by = NULL, failures = 10",
+}
+_PATHS = {
+    "PENDING": (),
+    "CLAIMED": ("CLAIMED",),
+    "PUBLISHED": ("CLAIMED", "PUBLISHED"),
+    "DEAD": ("CLAIMED", "DEAD"),
+}
+
+
+@asynccontextmanager
+async def opened(database: Database, *, hints: Mapping[str, str]) -> AsyncIterator[asyncpg.Pool]:
+    """Open a pool to a test's database as the worker does."""
+    pool = await connect_pool(
+        database.dsn,
+        schema="public",
+        size_max=6,
+        application_name="test",
+        statement_timeout_seconds=10,
+        connect_timeout_seconds=10,
+        hints=hints,
+    )
+    try:
+        yield pool
+    finally:
+        await pool.close()
+
+
+async def add_event(
+    pool: asyncpg.Pool, state: str = "PENDING", *, error: str | None = None, **given: Any
+) -> UUID:
+    """Insert an event with these columns and lead it through the lifecycle to a state."""
+    columns: dict[str, Any] = {
+        "id": uuid.uuid4(),
+        "aggregate_type": "order",
+        "aggregate_id": "o-1",
+        "event_type": "order.created",
+        "payload": '{"total": 1.00}',
+        **given,
+    }
+    places = ", ".join(f"${n}" for n in range(1, len(columns) + 1))
+    await pool.execute(
+        f"INSERT INTO outbox_events ({', '.join(columns)}) VALUES ({places})", *columns.values()
+    )
+    for step in _PATHS[state]:
+        await pool.execute(f"UPDATE outbox_events SET {_STEPS[step]} WHERE id = $1", columns["id"])
+    await pool.execute("UPDATE outbox_events SET publish_error = $2 WHERE id = $1", columns["id"], error)
+    return UUID(str(columns["id"]))
+
+
+async def add_message(
+    pool: asyncpg.Pool, *, received_at: datetime | None = None, processed: bool = False, dead: bool = False
+) -> UUID:
+    """Insert a message that was received, and settled at the same time."""
+    message_id = uuid.uuid4()
+    await pool.execute(
+        "INSERT INTO inbox_messages (message_id, subject, consumer, attempts, received_at, processed_at,"
+        " dead_letter_reason, dead_letter_begun_at, dead_lettered_at, last_error)"
+        " SELECT $1, 'a.event.b.v1', 'durable', 3, at, CASE WHEN $3 THEN at END,"
+        " CASE WHEN $4 THEN 'REJECTED' END, CASE WHEN $4 THEN at END, CASE WHEN $4 THEN at END,"
+        " CASE WHEN $4 THEN 'REJECTED: 422' END"
+        " FROM (SELECT coalesce($2::timestamptz, now()) AS at)",
+        message_id, received_at, processed, dead,
+    )  # fmt: skip
+    return message_id
