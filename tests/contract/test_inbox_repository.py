@@ -1,121 +1,16 @@
 """The InboxRepository contract (PORT-047-002), over the in-memory twin and over PostgreSQL."""
 
-import asyncio
-import hashlib
-import random
 import uuid
-from collections import Counter
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
-from typing import Any, Protocol
 
-import asyncpg
 import pytest
 
-from sea_mq_worker.adapters.memory.inbox import InboxRow, InboxTable, InMemoryInbox
-from sea_mq_worker.adapters.postgres.connection import INBOX_HINTS, connect_pool
-from sea_mq_worker.adapters.postgres.inbox import PostgresInboxAdapter
-from sea_mq_worker.domain.receipts import (
-    Busy,
-    Conflict,
-    Done,
-    FailedHandling,
-    InboxEntry,
-    Lease,
-    Receipt,
-    Run,
-)
+from sea_mq_worker.adapters.postgres.connection import INBOX_HINTS
+from sea_mq_worker.domain.receipts import Busy, Conflict, Done, FailedHandling, Lease, Receipt, Run
 from sea_mq_worker.ports.inbox import InboxRepository
+from tests.support.inboxes import LEASE, MemoryWorld, PostgresWorld, Row, World, entry, insert, lease
+from tests.support.rows import opened
 from tests.support.servers import Database
-
-LEASE = 60.0
-SUBJECT = "vibespro.event.vibe_created.v1"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """What the store has of a message."""
-
-    attempts: int
-    last_error: str | None
-    processed: bool
-    leased: bool
-    reason: str | None
-    dead_lettered: bool
-    consumer: str
-
-
-class World(Protocol):
-    def inbox(self, worker: str = "w1") -> InboxRepository: ...
-
-    async def row(self, message_id: str) -> Row: ...
-
-    async def write_by_hand(self, message_id: str) -> None:
-        """Insert a row with SDS-047's required columns alone."""
-        ...
-
-    async def pass_time(self, seconds: float) -> None: ...
-
-
-class MemoryWorld:
-    def __init__(self) -> None:
-        self._now = 1000.0
-        self._table = InboxTable(lambda: self._now)
-
-    def inbox(self, worker: str = "w1") -> InboxRepository:
-        return InMemoryInbox(table=self._table, worker=worker)
-
-    async def row(self, message_id: str) -> Row:
-        row = self._table.rows[message_id]
-        return Row(
-            attempts=row.attempts,
-            last_error=row.last_error,
-            processed=row.processed_at is not None,
-            leased=row.locked_by is not None,
-            reason=row.dead_letter_reason,
-            dead_lettered=row.dead_lettered_at is not None,
-            consumer=row.entry.consumer,
-        )
-
-    async def write_by_hand(self, message_id: str) -> None:
-        self._table.rows[message_id] = InboxRow(
-            entry=entry(message_id), received_at=self._now, content_hash=None
-        )
-
-    async def pass_time(self, seconds: float) -> None:
-        self._now += seconds
-
-
-class PostgresWorld:
-    def __init__(self, pool: asyncpg.Pool) -> None:
-        self.pool = pool
-
-    def inbox(self, worker: str = "w1") -> InboxRepository:
-        return PostgresInboxAdapter(pool=self.pool, worker=worker)
-
-    async def row(self, message_id: str) -> Row:
-        row = await self.pool.fetchrow("SELECT * FROM inbox_messages WHERE message_id = $1", message_id)
-        assert (row["locked_by"] is None) == (row["locked_until"] is None)
-        return Row(
-            attempts=row["attempts"],
-            last_error=row["last_error"],
-            processed=row["processed_at"] is not None,
-            leased=row["locked_by"] is not None,
-            reason=row["dead_letter_reason"],
-            dead_lettered=row["dead_lettered_at"] is not None,
-            consumer=row["consumer"],
-        )
-
-    async def write_by_hand(self, message_id: str) -> None:
-        await self.pool.execute(
-            "INSERT INTO inbox_messages (message_id, subject) VALUES ($1, $2)", message_id, SUBJECT
-        )
-
-    async def pass_time(self, seconds: float) -> None:
-        """Move every row into the past, which is the same to it."""
-        moved = ("received_at", "processed_at", "locked_until", "dead_letter_begun_at", "dead_lettered_at")
-        changes = ", ".join(f"{column} = {column} - $1 * interval '1 second'" for column in moved)
-        await self.pool.execute(f"UPDATE inbox_messages SET {changes}", seconds)
 
 
 @pytest.fixture
@@ -125,47 +20,14 @@ def memory_world() -> MemoryWorld:
 
 @pytest.fixture
 async def postgres_world(database: Database) -> AsyncIterator[PostgresWorld]:
-    pool = await connect_pool(
-        database.dsn,
-        schema="public",
-        size_max=6,
-        application_name="test",
-        statement_timeout_seconds=10,
-        connect_timeout_seconds=10,
-        hints=INBOX_HINTS,
-    )
-    try:
+    async with opened(database, hints=INBOX_HINTS) as pool:
         yield PostgresWorld(pool)
-    finally:
-        await pool.close()
 
 
 @pytest.fixture(params=["memory", "postgres"])
 def world(request: pytest.FixtureRequest) -> World:
     made: World = request.getfixturevalue(f"{request.param}_world")
     return made
-
-
-def entry(message_id: str | None = None, *, body: bytes = b"{}", **given: Any) -> InboxEntry:
-    defaults: dict[str, Any] = {
-        "message_id": message_id or str(uuid.uuid4()),
-        "subject": SUBJECT,
-        "consumer": "sea__from_vibespro",
-        "stream": "VIBESPRO_EVENTS",
-        "stream_seq": 7,
-        "content_hash": hashlib.sha256(body).digest(),
-    }
-    return InboxEntry(**(defaults | given))
-
-
-async def insert(inbox: InboxRepository, *entries: InboxEntry) -> list[Receipt]:
-    return list(await inbox.insert(entries, lease_seconds=LEASE))
-
-
-async def lease(inbox: InboxRepository, one: InboxEntry) -> Run:
-    [receipt] = await insert(inbox, one)
-    assert isinstance(receipt, Run)
-    return receipt
 
 
 async def dead_letter(inbox: InboxRepository, run: Run) -> None:
@@ -459,84 +321,3 @@ async def test_a_message_may_still_be_processed_after_a_dead_letter_was_begun(wo
     await inbox.begin_dead_letter(run.lease, reason="REJECTED", detail="422")
 
     assert await inbox.mark_processed([run.lease]) == {one.message_id}
-
-
-# --- PostgreSQL alone
-
-
-async def test_a_row_of_an_open_transaction_is_busy_once_it_commits(postgres_world: PostgresWorld) -> None:
-    one = entry()
-    async with postgres_world.pool.acquire() as connection:
-        transaction = connection.transaction()
-        await transaction.start()
-        await connection.execute(
-            "INSERT INTO inbox_messages (message_id, subject, locked_until, locked_by)"
-            " VALUES ($1, $2, now() + interval '1 hour', 'other')",
-            one.message_id, SUBJECT,
-        )  # fmt: skip
-        async with asyncio.TaskGroup() as group:
-            waiting = group.create_task(insert(postgres_world.inbox(), one))
-            await _blocked(postgres_world.pool, waiting)
-            await transaction.commit()
-
-    assert waiting.result() == [Busy()]
-
-
-async def _blocked(pool: asyncpg.Pool, task: asyncio.Task[Any]) -> None:
-    async with asyncio.timeout(5):
-        while not await pool.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted"):
-            assert not task.done()
-
-
-async def test_text_from_outside_that_postgresql_cannot_store_is_stored_nearly(
-    postgres_world: PostgresWorld,
-) -> None:
-    inbox, one = postgres_world.inbox(), entry(subject="a\0b.event.c.v1")
-    run = await lease(inbox, one)
-
-    await inbox.record_error([FailedHandling(lease=run.lease, error="bad \0 and \ud800")])
-
-    assert (await postgres_world.row(one.message_id)).last_error == "bad \ufffd and ?"
-
-
-@pytest.mark.clause("CMD-051: idempotent by message_id")
-async def test_racing_workers_handle_each_message_once_and_never_two_at_a_time(
-    postgres_world: PostgresWorld,
-) -> None:
-    """Six workers, overlapping batches, one handling in ten abandoned as if the worker had died."""
-    messages = [entry() for _ in range(300)]
-    left = {one.message_id for one in messages}
-    holders: Counter[str] = Counter()
-    processed: Counter[str] = Counter()
-
-    async def work(seed: int) -> None:
-        draw = random.Random(seed)
-        inbox = postgres_world.inbox(f"w{seed}")
-        while left:
-            batch = draw.choices(messages, k=20)
-            runs = [run for run in await insert(inbox, *batch) if isinstance(run, Run)]
-            holders.update(run.lease.message_id for run in runs)
-            assert holders.most_common(1)[0][1] <= 1
-            await asyncio.sleep(0)
-            abandoned = [run.lease for run in runs if draw.random() < 0.1]
-            kept = [run.lease for run in runs if run.lease not in abandoned]
-            holders.subtract(run.lease.message_id for run in runs)
-            await _let_leases_end(postgres_world.pool, abandoned)
-            draw.shuffle(kept)
-            done = await inbox.mark_processed(kept)
-            assert done == {one.message_id for one in kept}
-            processed.update(done)
-            left.difference_update(done)
-
-    async with asyncio.TaskGroup() as group:
-        for seed in range(6):
-            group.create_task(work(seed))
-
-    assert processed == Counter({one.message_id: 1 for one in messages})
-
-
-async def _let_leases_end(pool: asyncpg.Pool, leases: list[Lease]) -> None:
-    ids = sorted(one.message_id for one in leases)
-    await pool.execute(
-        "UPDATE inbox_messages SET locked_until = now() - interval '1 second' WHERE message_id = ANY($1)", ids
-    )

@@ -1,0 +1,100 @@
+"""What only PostgreSQL's inbox can show: other transactions, racing workers, text it cannot store."""
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import AsyncIterator
+from typing import Any
+
+import asyncpg
+import pytest
+
+from sea_mq_worker.adapters.postgres.connection import INBOX_HINTS
+from sea_mq_worker.domain.receipts import Busy, FailedHandling, Lease, Run
+from tests.support.inboxes import SUBJECT, PostgresWorld, entry, insert, lease
+from tests.support.rows import opened
+from tests.support.servers import Database
+
+
+@pytest.fixture
+async def world(database: Database) -> AsyncIterator[PostgresWorld]:
+    async with opened(database, hints=INBOX_HINTS) as pool:
+        yield PostgresWorld(pool)
+
+
+async def test_a_row_of_an_open_transaction_is_busy_once_it_commits(world: PostgresWorld) -> None:
+    one = entry()
+    async with world.pool.acquire() as connection:
+        transaction = connection.transaction()
+        await transaction.start()
+        await connection.execute(
+            "INSERT INTO inbox_messages (message_id, subject, locked_until, locked_by)"
+            " VALUES ($1, $2, now() + interval '1 hour', 'other')",
+            one.message_id, SUBJECT,
+        )  # fmt: skip
+        async with asyncio.TaskGroup() as group:
+            waiting = group.create_task(insert(world.inbox(), one))
+            await _blocked(world.pool, waiting)
+            await transaction.commit()
+
+    assert waiting.result() == [Busy()]
+
+
+async def _blocked(pool: asyncpg.Pool, task: asyncio.Task[Any]) -> None:
+    async with asyncio.timeout(5):
+        while not await pool.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted"):
+            assert not task.done()
+
+
+async def test_text_from_outside_that_postgresql_cannot_store_is_stored_nearly(
+    world: PostgresWorld,
+) -> None:
+    inbox, one = world.inbox(), entry(subject="a\0b.event.c.v1")
+    run = await lease(inbox, one)
+
+    await inbox.record_error([FailedHandling(lease=run.lease, error="bad \0 and \ud800")])
+
+    assert (await world.row(one.message_id)).last_error == "bad \ufffd and ?"
+
+
+@pytest.mark.clause("CMD-051: idempotent by message_id")
+async def test_racing_workers_handle_each_message_once_and_never_two_at_a_time(
+    world: PostgresWorld,
+) -> None:
+    """Six workers, overlapping batches, one handling in ten abandoned as if the worker had died."""
+    messages = [entry() for _ in range(300)]
+    left = {one.message_id for one in messages}
+    holders: Counter[str] = Counter()
+    processed: Counter[str] = Counter()
+
+    async def work(seed: int) -> None:
+        draw = random.Random(seed)
+        inbox = world.inbox(f"w{seed}")
+        while left:
+            batch = draw.choices(messages, k=20)
+            runs = [run for run in await insert(inbox, *batch) if isinstance(run, Run)]
+            holders.update(run.lease.message_id for run in runs)
+            assert holders.most_common(1)[0][1] <= 1
+            await asyncio.sleep(0)
+            abandoned = [run.lease for run in runs if draw.random() < 0.1]
+            kept = [run.lease for run in runs if run.lease not in abandoned]
+            holders.subtract(run.lease.message_id for run in runs)
+            await _let_leases_end(world.pool, abandoned)
+            draw.shuffle(kept)
+            done = await inbox.mark_processed(kept)
+            assert done == {one.message_id for one in kept}
+            processed.update(done)
+            left.difference_update(done)
+
+    async with asyncio.TaskGroup() as group:
+        for seed in range(6):
+            group.create_task(work(seed))
+
+    assert processed == Counter({one.message_id: 1 for one in messages})
+
+
+async def _let_leases_end(pool: asyncpg.Pool, leases: list[Lease]) -> None:
+    ids = sorted(one.message_id for one in leases)
+    await pool.execute(
+        "UPDATE inbox_messages SET locked_until = now() - interval '1 second' WHERE message_id = ANY($1)", ids
+    )
