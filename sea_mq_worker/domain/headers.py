@@ -93,13 +93,14 @@ def _own_headers(text: str) -> dict[str, str]:
     if not isinstance(parsed, dict):
         raise InvalidEventError("INVALID_OUTBOX: headers is not a JSON object")
     for name, value in parsed.items():
-        problem = _header_problem(name, value)
+        problem = header_problem(name, value)
         if problem:
             raise InvalidEventError(f"INVALID_OUTBOX: header {name[:64]!r} {problem}")
     return parsed
 
 
-def _header_problem(name: str, value: object) -> str:
+def header_problem(name: str, value: object) -> str:
+    """Tell why a row's own header cannot be delivered as it is; empty: it can."""
     if not _NAME.fullmatch(name):
         return "has a name that is blank or holds a space, a colon or a character outside visible ASCII"
     if name.lower().startswith("nats-"):
