@@ -89,18 +89,20 @@ async def test_a_message_is_not_processed_before_it_is_received(
     await connection.execute(processed, 1)
 
 
+DEAD_LETTERED = "dead_letter_reason = 'R', dead_letter_begun_at = now(), dead_lettered_at = now()"
+
+
 @pytest.mark.parametrize(
     ("change", "constraint"),
     [
-        ("processed_at = now(), dead_letter_reason = 'R', dead_letter_begun_at = now(),"
-         " dead_lettered_at = now()", "chk_inbox_settled_once"),
+        (f"processed_at = now(), {DEAD_LETTERED}", "chk_inbox_settled_once"),
         ("attempts = -1", "chk_inbox_attempts"),
         ("locked_by = 'w'", "chk_inbox_lease"),
         ("locked_until = now()", "chk_inbox_lease"),
         ("dead_lettered_at = now()", "chk_inbox_dead_letter"),
         ("dead_lettered_at = now(), dead_letter_reason = 'R'", "chk_inbox_dead_letter"),
     ],
-)  # fmt: skip
+)
 async def test_a_contradictory_row_is_refused(
     connection: asyncpg.Connection, message_id: uuid.UUID, change: str, constraint: str
 ) -> None:
