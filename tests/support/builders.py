@@ -7,6 +7,7 @@ from typing import Any
 
 from sea_mq_worker.domain.events import ClaimedEvent
 from sea_mq_worker.domain.messages import InboundMessage
+from sea_mq_worker.producer import Event
 
 OCCURRED_AT = datetime(2025, 12, 28, 22, 0, tzinfo=UTC)
 
@@ -44,3 +45,14 @@ def inbound_message(message_id: str | None = None, **given: Any) -> InboundMessa
         "reply": "",
     }
     return InboundMessage(**(defaults | given))
+
+
+def enqueueable(**given: Any) -> Event:
+    """Make an event for a producer to enqueue."""
+    defaults: dict[str, Any] = {
+        "aggregate_type": "order",
+        "aggregate_id": "o-1",
+        "event_type": "order.created",
+        "payload": {"total": 1},
+    }
+    return Event(**(defaults | given))

@@ -1,0 +1,270 @@
+"""For producers: put events into the outbox inside the transaction of the change that they tell of.
+
+``enqueue`` takes asyncpg's connections, psycopg's AsyncConnection, and SQLAlchemy's AsyncConnection and
+AsyncSession; ``enqueue_sync`` takes psycopg's Connection, and SQLAlchemy's Connection and Session. None of
+these libraries is imported here. Both send one statement, never commit, and refuse a connection that would
+commit the events apart from the change. A plain INSERT does as well.
+"""
+
+import json
+import re
+import secrets
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from datetime import datetime
+from functools import cache
+from typing import Any
+from uuid import UUID
+
+from sea_mq_worker.adapters.postgres.queries import load_queries
+from sea_mq_worker.domain.errors import InvalidEventError
+from sea_mq_worker.domain.headers import header_problem
+from sea_mq_worker.domain.subjects import event_subject
+
+__all__ = ["Event", "InvalidEventError", "enqueue", "enqueue_sync", "uuid7"]
+
+_SCHEMA = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
+_VERSION_MAX = 2**31 - 1
+_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
+_IDLE = 0
+"""psycopg's TransactionStatus of a connection outside any transaction."""
+
+_ASYNCPG = {"asyncpg.Connection", "asyncpg.PoolConnectionProxy"}
+_ASYNC_SESSIONS = {"sqlalchemy.AsyncSession", "sqlalchemy.async_scoped_session"}
+_SESSIONS = {"sqlalchemy.Session", "sqlalchemy.scoped_session"}
+
+
+def uuid7() -> UUID:
+    """Make a UUID of version 7 (RFC 9562): later ones are greater, which keeps indexes compact."""
+    milliseconds, rest = divmod(time.time_ns(), 1_000_000)
+    fraction = (rest << 12) // 1_000_000
+    return UUID(int=milliseconds << 80 | 7 << 76 | fraction << 64 | 2 << 62 | secrets.randbits(62))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """An event to publish (SDS-047 2.1, Open Outbox event model).
+
+    Attributes:
+        payload: what ``json.dumps`` takes, or JSON text as ``str`` or ``bytes``, whose numbers keep every
+            digit.
+        occurred_at: not in the future; None: the start of the transaction.
+        ordering_key: events of one key are published in the order of their insertion; None: no order.
+        headers: delivered to consumers as they are.
+        metadata: stays in the database; a trace context in it, given or of the span that is active, is
+            delivered as headers.
+        available_at: not published earlier; None: at once.
+        id: made with the event, so that a transaction that is tried again keeps it.
+    """
+
+    aggregate_type: str
+    aggregate_id: str
+    event_type: str
+    payload: Any
+    event_version: int = 1
+    occurred_at: datetime | None = None
+    correlation_id: UUID | None = None
+    causation_id: UUID | None = None
+    ordering_key: str | None = None
+    partition_key: str | None = None
+    headers: Mapping[str, str] | None = None
+    metadata: Mapping[str, Any] | None = None
+    available_at: datetime | None = None
+    id: UUID = field(default_factory=uuid7)
+
+
+_TYPES: Mapping[str, type] = {
+    "id": UUID,
+    "aggregate_type": str,
+    "aggregate_id": str,
+    "event_type": str,
+    "event_version": int,
+    "occurred_at": datetime,
+    "correlation_id": UUID,
+    "causation_id": UUID,
+    "ordering_key": str,
+    "partition_key": str,
+    "headers": Mapping,
+    "metadata": Mapping,
+    "available_at": datetime,
+}
+_OPTIONAL = {own.name for own in fields(Event) if own.default is None}
+
+
+async def enqueue(connection: Any, *events: Event, schema: str | None = None) -> list[UUID]:
+    """Insert events in the connection's transaction and return their ids.
+
+    Args:
+        connection: see the module.
+        events: published in this order where they have one ordering key.
+        schema: where the outbox is; None: in the search path.
+
+    Raises:
+        InvalidEventError: an event could never be published as it is (INVALID_OUTBOX); nothing was sent.
+        TypeError: not a connection of a known library.
+        ValueError: the connection is not in a transaction.
+    """
+    document = _document(events)
+    kinds = _kinds(connection)
+    if kinds & _ASYNC_SESSIONS:
+        connection, kinds = await connection.connection(), {"sqlalchemy.AsyncConnection"}
+    if kinds & _ASYNCPG:
+        _require_transaction(connection.is_in_transaction())
+        await connection.execute(_statement("$1", schema), document)
+    elif "psycopg.AsyncConnection" in kinds:
+        _require_transaction(_in_psycopg_transaction(connection))
+        await connection.execute(_statement("%s", schema), (document,))
+    elif "sqlalchemy.AsyncConnection" in kinds:
+        _require_transaction(_in_sqlalchemy_transaction(connection.sync_connection))
+        await connection.execute(_sqlalchemy_text(schema), {"events": document})
+    else:
+        raise TypeError(f"enqueue does not know {type(connection)}; see also enqueue_sync")
+    return [event.id for event in events]
+
+
+def enqueue_sync(connection: Any, *events: Event, schema: str | None = None) -> list[UUID]:
+    """Do as ``enqueue`` does, over a connection or session that is not asynchronous."""
+    document = _document(events)
+    kinds = _kinds(connection)
+    if kinds & _SESSIONS:
+        connection, kinds = connection.connection(), {"sqlalchemy.Connection"}
+    if "psycopg.Connection" in kinds:
+        _require_transaction(_in_psycopg_transaction(connection))
+        connection.execute(_statement("%s", schema), (document,))
+    elif "sqlalchemy.Connection" in kinds:
+        _require_transaction(_in_sqlalchemy_transaction(connection))
+        connection.execute(_sqlalchemy_text(schema), {"events": document})
+    else:
+        raise TypeError(f"enqueue_sync does not know {type(connection)}; see also enqueue")
+    return [event.id for event in events]
+
+
+# --- connections
+
+
+def _kinds(connection: object) -> set[str]:
+    """Name the classes of a connection by library, without importing any."""
+    return {f"{kind.__module__.partition('.')[0]}.{kind.__name__}" for kind in type(connection).__mro__}
+
+
+def _in_psycopg_transaction(connection: Any) -> bool:
+    return not connection.autocommit or connection.info.transaction_status != _IDLE
+
+
+def _in_sqlalchemy_transaction(connection: Any) -> bool:
+    return not getattr(connection.connection.dbapi_connection, "autocommit", False)
+
+
+def _require_transaction(is_open: bool) -> None:
+    if not is_open:
+        raise ValueError(
+            "no transaction is open: events must be committed together with the change they tell of"
+        )
+
+
+def _sqlalchemy_text(schema: str | None) -> Any:
+    return sys.modules["sqlalchemy"].text(_statement(":events", schema))
+
+
+@cache
+def _statement(placeholder: str, schema: str | None) -> str:
+    text = load_queries("producer", "enqueue")["enqueue"].replace("$1", placeholder)
+    if schema is None:
+        return text
+    if not _SCHEMA.fullmatch(schema):
+        raise ValueError("the schema's name must be letters, digits and underscores")
+    return text.replace("outbox_events", f'"{schema}".outbox_events')
+
+
+# --- events
+
+
+def _document(events: Sequence[Event]) -> str:
+    """Write all events as one JSON text: every library can pass it, and no number changes on the way."""
+    context = _trace_context()
+    return f"[{', '.join([_member(event, context) for event in events])}]"
+
+
+def _member(event: Event, context: Mapping[str, str]) -> str:
+    if not isinstance(event, Event):
+        raise TypeError(f"expected an Event, not {type(event)}")
+    _check_types(event)
+    _check_values(event)
+    metadata = dict(event.metadata or {})
+    if "traceparent" not in metadata:
+        metadata |= context
+    columns = {name: getattr(event, name) for name in _TYPES}
+    columns |= {"metadata": metadata or None, "headers": dict(event.headers) if event.headers else None}
+    known = {name: value for name, value in columns.items() if value is not None}
+    member = f'{_json("metadata", known, default=_as_text)[:-1]}, "payload": {_payload(event.payload)}}}'
+    if _NUL.search(member):
+        raise _invalid("there is a NUL character, which PostgreSQL cannot store")
+    return member
+
+
+def _check_types(event: Event) -> None:
+    for name, kind in _TYPES.items():
+        value = getattr(event, name)
+        if not isinstance(value, kind) and not (value is None and name in _OPTIONAL):
+            raise _invalid(f"{name} must be a {kind.__name__}, not {type(value).__name__}")
+
+
+def _check_values(event: Event) -> None:
+    event_subject("context", event.event_type, event.event_version)
+    if event.event_version > _VERSION_MAX:
+        raise _invalid(f"event_version {event.event_version} is above {_VERSION_MAX}")
+    for name in ("aggregate_type", "aggregate_id"):
+        if not getattr(event, name).strip():
+            raise _invalid(f"{name} is blank")
+    for name in ("occurred_at", "available_at"):
+        moment = getattr(event, name)
+        if moment is not None and moment.utcoffset() is None:
+            raise _invalid(f"{name} has no time zone")
+    for header, value in (event.headers or {}).items():
+        problem = header_problem(str(header), value)
+        if problem:
+            raise _invalid(f"header {header!r:.64} {problem}")
+
+
+def _payload(payload: Any) -> str:
+    if not isinstance(payload, str | bytes):
+        return _json("payload", payload)
+    try:
+        text = payload if isinstance(payload, str) else payload.decode()
+        json.loads(text, parse_int=str, parse_float=str, parse_constant=_refuse)
+    except (ValueError, RecursionError) as error:
+        raise _invalid(f"payload is text that is not JSON: {error}") from error
+    return text
+
+
+def _json(name: str, value: Any, **options: Any) -> str:
+    try:
+        return json.dumps(value, allow_nan=False, **options)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise _invalid(f"{name} is not JSON: {error}") from error
+
+
+def _as_text(value: object) -> str:
+    if isinstance(value, UUID | datetime):
+        return str(value)
+    raise TypeError(f"{type(value).__name__} is not JSON")
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def _invalid(problem: str) -> InvalidEventError:
+    return InvalidEventError(f"INVALID_OUTBOX: {problem}")
+
+
+def _trace_context() -> dict[str, str]:
+    """Return the context of the span that is active, if the program traces at all."""
+    carrier: dict[str, str] = {}
+    if "opentelemetry.trace" in sys.modules:
+        from opentelemetry.trace.propagation import tracecontext  # noqa: PLC0415 - only where it is in use
+
+        tracecontext.TraceContextTextMapPropagator().inject(carrier)
+    return carrier

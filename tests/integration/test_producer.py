@@ -1,0 +1,340 @@
+"""enqueue, over every kind of connection that it takes, against PostgreSQL."""
+
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+
+import asyncpg
+import psycopg
+import pytest
+import sqlalchemy as sa
+from opentelemetry.sdk.trace import TracerProvider
+from sqlalchemy import orm
+from sqlalchemy.ext import asyncio as sa_asyncio
+
+from sea_mq_worker.producer import Event, InvalidEventError, enqueue, enqueue_sync
+from tests.support.builders import enqueueable as event
+from tests.support.servers import Database
+
+CHANGE = "INSERT INTO orders VALUES ('o-1')"
+
+Produce = Callable[..., Awaitable[None]]
+"""Takes a DSN, events and whether to commit; makes a change and enqueues in one transaction."""
+
+
+async def by_asyncpg(dsn: str, *events: Event, commit: bool = True) -> None:
+    connection = await asyncpg.connect(dsn)
+    try:
+        transaction = connection.transaction()
+        await transaction.start()
+        await connection.execute(CHANGE)
+        await enqueue(connection, *events)
+        await (transaction.commit() if commit else transaction.rollback())
+    finally:
+        await connection.close()
+
+
+async def by_asyncpg_pool(dsn: str, *events: Event, commit: bool = True) -> None:
+    async with asyncpg.create_pool(dsn, min_size=1) as pool, pool.acquire() as connection:
+        transaction = connection.transaction()
+        await transaction.start()
+        await connection.execute(CHANGE)
+        await enqueue(connection, *events)
+        await (transaction.commit() if commit else transaction.rollback())
+
+
+async def by_psycopg(dsn: str, *events: Event, commit: bool = True) -> None:
+    with psycopg.connect(dsn) as connection:
+        connection.execute(CHANGE)
+        enqueue_sync(connection, *events)
+        if not commit:
+            connection.rollback()
+
+
+async def by_psycopg_autocommit_block(dsn: str, *events: Event, commit: bool = True) -> None:
+    with (
+        psycopg.connect(dsn, autocommit=True) as connection,
+        connection.transaction(force_rollback=not commit),
+    ):
+        connection.execute(CHANGE)
+        enqueue_sync(connection, *events)
+
+
+async def by_psycopg_async(dsn: str, *events: Event, commit: bool = True) -> None:
+    async with await psycopg.AsyncConnection.connect(dsn) as connection:
+        await connection.execute(CHANGE)
+        await enqueue(connection, *events)
+        if not commit:
+            await connection.rollback()
+
+
+async def by_sqlalchemy_connection(dsn: str, *events: Event, commit: bool = True) -> None:
+    engine = sa.create_engine(url(dsn, "psycopg"))
+    try:
+        with engine.connect() as connection:
+            connection.execute(sa.text(CHANGE))
+            enqueue_sync(connection, *events)
+            (connection.commit if commit else connection.rollback)()
+    finally:
+        engine.dispose()
+
+
+async def by_sqlalchemy_session(dsn: str, *events: Event, commit: bool = True) -> None:
+    engine = sa.create_engine(url(dsn, "psycopg"))
+    try:
+        with orm.Session(engine) as session:
+            session.execute(sa.text(CHANGE))
+            enqueue_sync(session, *events)
+            (session.commit if commit else session.rollback)()
+    finally:
+        engine.dispose()
+
+
+async def by_sqlalchemy_async_connection(dsn: str, *events: Event, commit: bool = True) -> None:
+    engine = sa_asyncio.create_async_engine(url(dsn, "asyncpg"))
+    try:
+        async with engine.connect() as connection:
+            await connection.execute(sa.text(CHANGE))
+            await enqueue(connection, *events)
+            await (connection.commit() if commit else connection.rollback())
+    finally:
+        await engine.dispose()
+
+
+async def by_sqlalchemy_async_session(dsn: str, *events: Event, commit: bool = True) -> None:
+    engine = sa_asyncio.create_async_engine(url(dsn, "psycopg"))
+    try:
+        async with sa_asyncio.AsyncSession(engine) as session:
+            await session.execute(sa.text(CHANGE))
+            await enqueue(session, *events)
+            await (session.commit() if commit else session.rollback())
+    finally:
+        await engine.dispose()
+
+
+def url(dsn: str, driver: str) -> str:
+    return dsn.replace("postgresql://", f"postgresql+{driver}://", 1)
+
+
+PRODUCERS = [
+    by_asyncpg,
+    by_asyncpg_pool,
+    by_psycopg,
+    by_psycopg_autocommit_block,
+    by_psycopg_async,
+    by_sqlalchemy_connection,
+    by_sqlalchemy_session,
+    by_sqlalchemy_async_connection,
+    by_sqlalchemy_async_session,
+]
+
+
+@pytest.fixture
+async def reader(database: Database) -> AsyncIterator[asyncpg.Connection]:
+    """Another connection, on a database that also has a table of the service's own."""
+    connection = await asyncpg.connect(database.dsn)
+    try:
+        await connection.execute("CREATE TABLE orders (id TEXT)")
+        yield connection
+    finally:
+        await connection.close()
+
+
+async def stored(reader: asyncpg.Connection) -> list[Any]:
+    return list(
+        await reader.fetch(
+            "SELECT o.*, payload::text AS payload, headers::text AS headers, metadata::text AS metadata"
+            " FROM outbox_events o ORDER BY seq"
+        )
+    )
+
+
+# --- one transaction
+
+
+@pytest.mark.clause("terminology: the event is written in the same transaction as the business state change")
+@pytest.mark.parametrize("produce", PRODUCERS)
+async def test_events_are_committed_and_rolled_back_with_the_change(
+    database: Database, reader: asyncpg.Connection, produce: Produce
+) -> None:
+    lost, kept = event(), [event(ordering_key="k") for _ in range(3)]
+
+    await produce(database.dsn, lost, commit=False)
+    assert await stored(reader) == []
+    assert await reader.fetchval("SELECT count(*) FROM orders") == 0
+
+    await produce(database.dsn, *kept)
+    assert [row["id"] for row in await stored(reader)] == [one.id for one in kept]
+    assert await reader.fetchval("SELECT count(*) FROM orders") == 1
+
+
+@pytest.mark.clause("terminology: the event is written in the same transaction as the business state change")
+async def test_a_connection_that_would_commit_at_once_is_refused(
+    database: Database, reader: asyncpg.Connection
+) -> None:
+    refused = pytest.raises(ValueError, match="no transaction is open")
+    with refused:
+        await enqueue(reader, event())
+    with psycopg.connect(database.dsn, autocommit=True) as connection, refused:
+        enqueue_sync(connection, event())
+    async with await psycopg.AsyncConnection.connect(database.dsn, autocommit=True) as connection:
+        with refused:
+            await enqueue(connection, event())
+    engine = sa.create_engine(url(database.dsn, "psycopg"), isolation_level="AUTOCOMMIT")
+    with engine.connect() as plain, refused:
+        enqueue_sync(plain, event())
+    engine.dispose()
+    async_engine = sa_asyncio.create_async_engine(url(database.dsn, "asyncpg"), isolation_level="AUTOCOMMIT")
+    async with sa_asyncio.AsyncSession(async_engine) as session:
+        with refused:
+            await enqueue(session, event())
+    await async_engine.dispose()
+
+    assert await stored(reader) == []
+
+
+async def test_a_connection_of_another_kind_is_refused(database: Database) -> None:
+    with pytest.raises(TypeError, match="enqueue does not know"):
+        await enqueue(object(), event())
+    with pytest.raises(TypeError, match="enqueue_sync does not know"):
+        enqueue_sync(object(), event())
+    async with asyncpg.create_pool(database.dsn, min_size=1) as pool:
+        with pytest.raises(TypeError, match="enqueue does not know"):
+            await enqueue(pool, event())
+    with psycopg.connect(database.dsn) as connection, pytest.raises(TypeError, match="see also enqueue_sync"):
+        await enqueue(connection, event())
+
+
+async def test_a_schema_may_be_named(database: Database, reader: asyncpg.Connection) -> None:
+    await reader.execute("CREATE SCHEMA shop; ALTER TABLE outbox_events SET SCHEMA shop")
+    one = event()
+
+    async with reader.transaction():
+        assert await enqueue(reader, one, schema="shop") == [one.id]
+
+    assert await reader.fetchval("SELECT id FROM shop.outbox_events") == one.id
+    async with reader.transaction():
+        with pytest.raises(ValueError, match="schema's name"):
+            await enqueue(reader, event(), schema='x"; --')
+
+
+# --- what is stored
+
+
+@pytest.mark.parametrize("produce", PRODUCERS)
+async def test_every_field_is_stored_as_given(
+    database: Database, reader: asyncpg.Connection, produce: Produce
+) -> None:
+    given: dict[str, Any] = {
+        "aggregate_type": "order",
+        "aggregate_id": "o:1 100%s ä",
+        "event_type": "order.paid",
+        "event_version": 3,
+        "occurred_at": datetime(2025, 12, 28, 22, 0, 0, 123456, tzinfo=timezone(timedelta(hours=2))),
+        "correlation_id": uuid.uuid4(),
+        "causation_id": uuid.uuid4(),
+        "ordering_key": "k",
+        "partition_key": "p",
+        "available_at": datetime(2100, 1, 1, tzinfo=UTC),
+    }
+    one = event(
+        **given,
+        payload={"a": [None, ":x %s 'ä'"]},
+        headers={"x-h": "1"},
+        metadata={"by": given["causation_id"]},
+    )
+
+    await produce(database.dsn, one)
+
+    [row] = await stored(reader)
+    assert {name: row[name] for name in given} == given
+    assert (row["id"], row["state"]) == (one.id, "PENDING")
+    assert row["payload"] == """{"a": [null, ":x %s 'ä'"]}"""
+    assert row["headers"] == '{"x-h": "1"}'
+    assert row["metadata"] == f'{{"by": "{given["causation_id"]}"}}'
+
+
+@pytest.mark.clause("event-model: created_at MUST be set when the event is persisted")
+async def test_what_is_not_given_has_the_columns_defaults(
+    database: Database, reader: asyncpg.Connection
+) -> None:
+    await by_psycopg(database.dsn, event())
+
+    [row] = await stored(reader)
+    assert row["event_version"] == 1
+    assert row["occurred_at"] == row["created_at"] == row["available_at"]
+    unset = ("correlation_id", "causation_id", "ordering_key", "partition_key", "headers", "metadata")
+    assert [row[name] for name in unset] == [None] * len(unset)
+
+
+@pytest.mark.parametrize(
+    ("payload", "text"),
+    [
+        (None, "null"),
+        ([1, 2.5, "x"], '[1, 2.5, "x"]'),
+        (b"[1.00, 12345678901234567890.123456789]", "[1.00, 12345678901234567890.123456789]"),
+        ('"text"', '"text"'),
+        (r'"no \\u0000 at all"', r'"no \\u0000 at all"'),
+    ],
+)
+async def test_a_payload_keeps_its_json(
+    database: Database, reader: asyncpg.Connection, payload: Any, text: str
+) -> None:
+    await by_psycopg(database.dsn, event(payload=payload))
+
+    assert [row["payload"] for row in await stored(reader)] == [text]
+
+
+@pytest.mark.clause("SDS-047: a producer that inserts only the base columns works")
+async def test_a_plain_insert_does_as_well(reader: asyncpg.Connection) -> None:
+    event_id = uuid.uuid4()
+
+    await reader.execute(
+        "INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload)"
+        " VALUES ($1, 'order', 'o-1', 'order.created', '{}')",
+        event_id,
+    )
+
+    assert [(row["id"], row["state"]) for row in await stored(reader)] == [(event_id, "PENDING")]
+
+
+@pytest.mark.clause("event-model: event_id MUST be unique within the outbox store")
+async def test_an_event_is_not_enqueued_twice(database: Database, reader: asyncpg.Connection) -> None:
+    one = event()
+    await by_psycopg(database.dsn, one)
+
+    with pytest.raises(psycopg.errors.UniqueViolation):
+        await by_psycopg(database.dsn, one)
+
+
+@pytest.mark.clause("POL-047-001")
+async def test_a_mistake_is_told_before_anything_is_sent(
+    database: Database, reader: asyncpg.Connection
+) -> None:
+    with psycopg.connect(database.dsn) as connection:
+        with pytest.raises(InvalidEventError, match="INVALID_OUTBOX"):
+            enqueue_sync(connection, event(), event(event_type=""))
+        enqueue_sync(connection, event(event_type="the.transaction.goes.on"))
+
+    assert [row["event_type"] for row in await stored(reader)] == ["the.transaction.goes.on"]
+
+
+# --- traces
+
+
+@pytest.mark.clause("event-model: metadata SHOULD be used to store internal trace contexts")
+async def test_the_active_span_is_stored_with_the_event(
+    database: Database, reader: asyncpg.Connection
+) -> None:
+    given = f"00-{1:032x}-{2:016x}-01"
+
+    with TracerProvider().get_tracer("test").start_as_current_span("place order") as span:
+        await by_psycopg(database.dsn, event(metadata={"by": "test"}), event(metadata={"traceparent": given}))
+    context = span.get_span_context()
+
+    own = f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
+    assert [row["metadata"] for row in await stored(reader)] == [
+        f'{{"by": "test", "traceparent": "{own}"}}',
+        f'{{"traceparent": "{given}"}}',
+    ]
