@@ -9,11 +9,13 @@
 -- Index: the primary key.
 -- One element for each message, no id twice: $1 ids, $2 subjects, $3 consumers, $4 streams, $5 sequences,
 -- $6 content hashes; $7 token, $8 lease in seconds.
--- verdict: run, done, conflict, or busy, which is also what a row committed during the statement looks like.
+-- Returns, in no order, a row with verdict run for each message that it leased, and one with done, conflict or busy
+-- for each that was known before, the leased ones among them included. One without a row was committed by somebody
+-- else during the statement: busy.
 WITH received AS MATERIALIZED (
-    SELECT r.*
+    SELECT *
       FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::bigint[], $6::bytea[])
-           WITH ORDINALITY AS r (message_id, subject, consumer, stream, stream_seq, content_hash, nth)
+           AS r (message_id, subject, consumer, stream, stream_seq, content_hash)
 ), leased AS (
     INSERT INTO inbox_messages AS i
            (message_id, subject, attempts, consumer, stream, stream_seq, content_hash, locked_until, locked_by)
@@ -35,15 +37,15 @@ WITH received AS MATERIALIZED (
     RETURNING i.message_id, i.attempts,
               extract(epoch FROM clock_timestamp() - i.dead_letter_begun_at)::float8 AS begun_seconds_ago
 )
-SELECT CASE WHEN leased.message_id IS NOT NULL THEN 'run'
-            WHEN known.content_hash <> received.content_hash THEN 'conflict'
+SELECT message_id::text AS message_id, 'run' AS verdict, attempts, begun_seconds_ago
+  FROM leased
+ UNION ALL
+SELECT known.message_id::text,
+       CASE WHEN known.content_hash <> received.content_hash THEN 'conflict'
             WHEN known.processed_at IS NOT NULL OR known.dead_lettered_at IS NOT NULL THEN 'done'
-            ELSE 'busy' END AS verdict,
-       leased.attempts, leased.begun_seconds_ago
-  FROM received
-  LEFT JOIN leased ON leased.message_id = received.message_id
-  LEFT JOIN inbox_messages known ON known.message_id = received.message_id AND leased.message_id IS NULL
- ORDER BY received.nth;
+            ELSE 'busy' END,
+       NULL, NULL
+  FROM received JOIN inbox_messages known ON known.message_id = received.message_id;
 
 -- name: extend
 -- Lets leases end later. Index: the primary key.

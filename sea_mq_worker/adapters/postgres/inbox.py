@@ -1,7 +1,7 @@
 """PostgresInboxAdapter: a batch of messages in one round trip each way."""
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import asyncpg
@@ -21,6 +21,8 @@ from sea_mq_worker.domain.receipts import (
     with_repeats,
 )
 
+_REFUSALS: Mapping[str, Receipt] = {"done": Done(), "conflict": Conflict(), "busy": Busy()}
+
 
 class PostgresInboxAdapter:
     """Leases, settles and dead-letters received messages; see ``ports.inbox.InboxRepository``.
@@ -33,7 +35,7 @@ class PostgresInboxAdapter:
     """
 
     def __init__(self, *, pool: asyncpg.Pool, worker: str) -> None:
-        """Use a pool opened with ``INBOX_HINTS``; nothing is asked of the database yet.
+        """Use a pool opened with ``OUTBOX_HINTS``; nothing is asked of the database yet.
 
         Args:
             pool: to the service's schema.
@@ -93,10 +95,9 @@ class PostgresInboxAdapter:
         token = f"{self._worker}#{secrets.token_hex(4)}"
         columns = zip(*map(_columns, entries), strict=True)
         rows = await fetch(self._pool, self._sql["insert"], *map(list, columns), token, lease_seconds)
-        return {
-            entry.message_id: _receipt(row, Lease(message_id=entry.message_id, token=token))
-            for entry, row in zip(entries, rows, strict=True)
-        }
+        leased = {row["message_id"]: _run(row, token) for row in rows if row["verdict"] == "run"}
+        known = {row["message_id"]: _REFUSALS[row["verdict"]] for row in rows if row["verdict"] != "run"}
+        return {entry.message_id: Busy() for entry in entries} | known | leased
 
     async def _write(self, name: str, leases: Sequence[Lease], *more: object) -> frozenset[str]:
         """Run a statement over leases, in the order in which ``insert`` locks rows."""
@@ -119,17 +120,12 @@ def _columns(entry: InboxEntry) -> tuple[object, ...]:
     )
 
 
-def _receipt(row: Any, lease: Lease) -> Receipt:
-    match row["verdict"]:
-        case "run":
-            begun = max(0.0, row["begun_seconds_ago"] or 0.0)
-            return Run(lease=lease, attempts=row["attempts"], dead_letter_begun_seconds_ago=begun)
-        case "done":
-            return Done()
-        case "conflict":
-            return Conflict()
-        case _:
-            return Busy()
+def _run(row: Any, token: str) -> Receipt:
+    return Run(
+        lease=Lease(message_id=row["message_id"], token=token),
+        attempts=row["attempts"],
+        dead_letter_begun_seconds_ago=max(0.0, row["begun_seconds_ago"] or 0.0),
+    )
 
 
 def _storable(text: str) -> str:
