@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from typing import Any
 from urllib.parse import quote
 
 from sea_mq_worker.domain.errors import InvalidEventError
@@ -16,8 +17,8 @@ from sea_mq_worker.domain.messages import OutboundMessage
 from sea_mq_worker.domain.subjects import event_subject
 
 MSG_ID = "Nats-Msg-Id"
-_NAME = re.compile(r"[!-9;-~]+")
-_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 _PRINTABLE_SAFE = "!#$&'()*+,-./:;<=>?@[\\]^_`{|}~"
 
 
@@ -59,10 +60,7 @@ def outbound_message(event: ClaimedEvent, *, context: str, source: str) -> Outbo
 
 def trace_context(metadata: str) -> dict[str, str]:
     """Return W3C ``traceparent`` and ``tracestate`` where ``metadata`` (a JSON text) holds a valid one."""
-    parsed = json.loads(metadata)
-    if not isinstance(parsed, dict):
-        return {}
-    return valid_trace_context(parsed)
+    return valid_trace_context(_object(metadata) or {})
 
 
 def valid_trace_context(carrier: Mapping[str, object]) -> dict[str, str]:
@@ -71,7 +69,7 @@ def valid_trace_context(carrier: Mapping[str, object]) -> dict[str, str]:
     if not isinstance(parent, str) or not _TRACEPARENT.fullmatch(parent):
         return {}
     state = carrier.get("tracestate")
-    if not isinstance(state, str) or not state or not (state.isascii() and state.isprintable()):
+    if not isinstance(state, str) or not state.strip() or not (state.isascii() and state.isprintable()):
         return {"traceparent": parent}
     return {"traceparent": parent, "tracestate": state.strip()}
 
@@ -88,9 +86,18 @@ def _ce(text: str) -> str:
     return quote(text, safe=_PRINTABLE_SAFE)
 
 
+def _object(text: str) -> dict[str, Any] | None:
+    """Parse a JSON object; None for anything else, numbers of any length and depth beyond reason included."""
+    try:
+        parsed = json.loads(text, parse_int=float)
+    except (ValueError, RecursionError):
+        return None
+    return parsed if isinstance(parsed, dict) else None
+
+
 def _own_headers(text: str) -> dict[str, str]:
-    parsed = json.loads(text)
-    if not isinstance(parsed, dict):
+    parsed = _object(text)
+    if parsed is None:
         raise InvalidEventError("INVALID_OUTBOX: headers is not a JSON object")
     for name, value in parsed.items():
         problem = header_problem(name, value)
@@ -102,7 +109,7 @@ def _own_headers(text: str) -> dict[str, str]:
 def header_problem(name: str, value: object) -> str:
     """Tell why a row's own header cannot be delivered as it is; empty: it can."""
     if not _NAME.fullmatch(name):
-        return "has a name that is blank or holds a space, a colon or a character outside visible ASCII"
+        return "has a name that is blank or holds other than letters, digits and !#$%&'*+-.^_`|~"
     if name.lower().startswith("nats-"):
         return "is reserved for the broker"
     if not isinstance(value, str):
@@ -117,6 +124,5 @@ def header_problem(name: str, value: object) -> str:
 def _add_own(headers: dict[str, str], own: Mapping[str, str]) -> None:
     mine = {name.lower(): name for name in headers}
     for name in own:
-        if name.lower() in mine:
-            del headers[mine[name.lower()]]
+        headers.pop(mine.get(name.lower(), ""), None)
     headers.update(own)

@@ -25,8 +25,9 @@ def read_ack(msg: Msg, stream: str) -> PublishOutcome:
 
 def judge_ack(answer: dict[str, Any], stream: str) -> PublishOutcome:
     """Judge a parsed answer. A refusal that tells nothing about the message itself is Unknown."""
-    if answer.get("error"):
-        return judge_error(answer["error"])
+    error = answer.get("error")
+    if error:
+        return judge_error(error if isinstance(error, dict) else {})
     named, seq = answer.get("stream"), answer.get("seq")
     if not isinstance(seq, int) or seq < 1:
         return Unknown("the answer was no acknowledgement of a stream")

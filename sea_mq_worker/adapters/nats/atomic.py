@@ -17,6 +17,7 @@ from sea_mq_worker.domain.messages import OutboundMessage
 from sea_mq_worker.domain.outcomes import Stored
 
 _TURN_MESSAGES = 64
+_BAD_REQUEST = 400
 _TIMED_OUT = "the deadline passed before the batch was acknowledged"
 
 
@@ -67,4 +68,10 @@ class Atomic:
         if isinstance(outcome, Stored) and answer.get("batch") == batch and answer.get("count") == sent:
             return Batched(sent=sent, stored=sent, stream=outcome.stream, last_seq=outcome.seq, unbroken=True)
         reason = NOT_CONNECTED if isinstance(outcome, Stored) else outcome.reason
-        return Batched(sent=sent, trouble=stopped or reason, disabled=says_disabled(answer))
+        doubtful = 0 if _refused_whole(answer) else sent
+        return Batched(sent=doubtful, trouble=stopped or reason, disabled=says_disabled(answer))
+
+
+def _refused_whole(answer: dict[str, Any]) -> bool:
+    """The stream found the batch wrong before it stored any of it, unlike when storing fails."""
+    return bool(answer.get("error")) and answer["error"].get("code") == _BAD_REQUEST

@@ -18,7 +18,7 @@ class Batched:
     """How far a batch came.
 
     Attributes:
-        sent: messages that left and may be stored.
+        sent: messages that may be stored.
         stored: messages from the first on that are stored for certain; the rest is in doubt.
         stream: as the acknowledgement named it.
         last_seq: stream sequence of the last stored one.

@@ -25,6 +25,7 @@ PENDING_BYTES_MAX = 8 * 1024 * 1024
 _RECONNECT_WAIT_SECONDS = 1
 _PINGS_UNANSWERED_MAX = 2
 _HANDSHAKE_SECONDS_MAX = 5.0
+_CLOSE_SECONDS_MAX = 2.0
 _SILENT_SECONDS_MAX = 60.0
 _DENIALS_MAX = 256
 _DENIED = re.compile(r'permissions violation for \w+ to "([^"]+)"')
@@ -71,11 +72,12 @@ class NatsConnection:
         return subject.lower() in self._denied
 
     async def close(self) -> None:
-        """Close for good; safe to call twice."""
+        """Close for good; safe to call twice, and bounded where the socket takes no more bytes."""
         self._closing = True
         self._watch(stop=True)
         with contextlib.suppress(Exception):
-            await self.client.close()
+            async with asyncio.timeout(_CLOSE_SECONDS_MAX):
+                await self.client.close()
 
     def tell(self, event: str, text: str) -> None:
         """Pass an event on to whoever listens."""

@@ -126,11 +126,14 @@ class Fast:
 
 
 def _result(sent: int, wanted: int, progress: _Progress, stopped: str) -> Batched:
-    """Only the final acknowledgement names the stream, so it alone is believed."""
+    """Only the final acknowledgement names the stream, so it alone is believed.
+
+    It ends the batch: what it does not count is not stored, whatever was sent.
+    """
     final = progress.final
     stored = min(progress.count, sent) if final else 0
     return Batched(
-        sent=sent,
+        sent=stored if final else sent,
         stored=stored,
         stream=final.stream if final else "",
         last_seq=final.seq if final else 0,

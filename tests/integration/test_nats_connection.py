@@ -1,0 +1,187 @@
+"""The broker connection: it comes back by itself, or says that it never will; secrets stay unsaid."""
+
+import asyncio
+import ssl
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from sea_mq_worker.adapters.nats.connection import NatsConnection, api, connect
+from sea_mq_worker.adapters.nats.errors import ApiRefusedError
+from sea_mq_worker.domain.errors import BrokerUnavailableError, ContractError
+from sea_mq_worker.embedded import EmbeddedNats
+from tests.support.jetstream import connected
+from tests.support.proxy import proxied
+from tests.support.waiting import eventually
+
+SECRET = "canary-of-a-password"
+NOWHERE = "nats://127.0.0.1:1"
+
+
+async def refused(url: str, **given: Any) -> BaseException:
+    """Try to connect; return the error, which must come in time and name no secret."""
+    started = time.monotonic()
+    with pytest.raises((BrokerUnavailableError, ContractError)) as caught:
+        await connect(urls=url, name="test", on_event=lambda _event, _text: None, **given)
+    assert time.monotonic() - started < 5.0
+    assert SECRET not in str(caught.value)
+    return caught.value
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def guarded(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[EmbeddedNats]:
+    """A server that asks for a password and lets its second user do next to nothing."""
+    users = [
+        {"user": "all", "password": SECRET},
+        {"user": "few", "password": SECRET, "permissions": {"publish": "x.>", "subscribe": "_INBOX.>"}},
+    ]
+    config = {"authorization": {"users": users}}
+    async with EmbeddedNats(tmp_path_factory.mktemp("guarded"), config=config) as server:
+        yield server
+
+
+async def test_a_server_that_is_away_is_unavailable_within_the_timeout() -> None:
+    """P11: nats-py by itself would try for ever."""
+    error = await refused(NOWHERE, connect_timeout_seconds=0.3)
+
+    assert isinstance(error, BrokerUnavailableError)
+    assert "127.0.0.1:1" in str(error)
+
+
+async def test_a_silent_server_is_unavailable_within_the_timeout(nats_url: str) -> None:
+    async with proxied(nats_url) as (proxy, url):
+        proxy.stall()
+        assert isinstance(await refused(url, connect_timeout_seconds=0.5), BrokerUnavailableError)
+
+
+async def test_wrong_credentials_break_the_contract_at_once(guarded: EmbeddedNats) -> None:
+    """P19."""
+    error = await refused(guarded.url, user="all", password="wrong", connect_timeout_seconds=5.0)
+
+    assert isinstance(error, ContractError)
+    assert "credentials" in str(error)
+
+
+async def test_a_missing_key_file_is_named(guarded: EmbeddedNats, tmp_path: Path) -> None:
+    for given in ({"creds_file": str(tmp_path / "no.creds")}, {"nkey_seed_file": str(tmp_path / "no.nk")}):
+        error = await refused(guarded.url, **given)
+        assert isinstance(error, ContractError), given
+    assert "no.nk" in str(error)
+
+
+async def test_a_broken_key_file_breaks_the_contract(nats_url: str, tmp_path: Path) -> None:
+    seed = tmp_path / "seed.nk"
+    seed.write_text(SECRET)
+
+    assert isinstance(await refused(nats_url, nkey_seed_file=str(seed)), ContractError)
+
+
+async def test_credentials_in_the_url_are_not_taken(nats_url: str) -> None:
+    error = await refused(nats_url.replace("nats://", f"nats://user:{SECRET}@"))
+
+    assert isinstance(error, ContractError)
+
+
+async def test_no_secret_goes_to_a_server_without_tls_where_tls_is_demanded(guarded: EmbeddedNats) -> None:
+    """S03: nats-py alone would fall back to plain text."""
+    error = await refused(guarded.url, user="all", password=SECRET, tls=ssl.create_default_context())
+
+    assert isinstance(error, ContractError)
+    assert "TLS" in str(error)
+
+
+async def test_it_reconnects_by_itself_and_tells_each_change(nats_url: str) -> None:
+    told: list[str] = []
+    async with proxied(nats_url) as (proxy, url):
+        connection = await connect(urls=url, name="test", on_event=lambda event, _text: told.append(event))
+        proxy.refuse()
+        await eventually(lambda: not connection.is_connected)
+        proxy.heal()
+        await eventually(lambda: "reconnected" in told)
+        assert "account_info" in (await api(connection, "INFO"))["type"]
+        assert not connection.lost.is_set()
+        await connection.close()
+    assert [event for event in told if event != "error"] == ["connected", "disconnected", "reconnected"]
+
+
+async def test_a_peer_that_went_silent_is_noticed_by_pings(nats_url: str) -> None:
+    """P13."""
+    async with proxied(nats_url) as (proxy, url), connected(url, ping_interval_seconds=0.1) as connection:
+        proxy.stall()
+        await eventually(lambda: not connection.is_connected, within=3.0)
+
+
+async def test_an_end_for_good_is_told_so_that_somebody_can_act() -> None:
+    """P12: the server ends the connection for good by an error that it does not survive."""
+    told: list[str] = []
+    server = await asyncio.start_server(_kill_after_hello, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        connection = await connect(
+            urls=f"nats://127.0.0.1:{port}", name="test", on_event=lambda event, _text: told.append(event)
+        )
+        await asyncio.wait_for(connection.lost.wait(), 5.0)
+    assert "maximum payload" in connection.lost_reason
+    assert "lost" in told
+    await connection.close()
+
+
+async def _kill_after_hello(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Speak just enough of the protocol to accept a client and then throw it out."""
+    writer.write(b'INFO {"server_id":"x","version":"2.15.0","max_payload":1048576,"headers":true}\r\n')
+    while b"PING" not in await reader.readline():
+        pass
+    writer.write(b"PONG\r\n-ERR 'Maximum Payload Violation'\r\n")
+    await reader.read()
+    writer.close()
+
+
+async def test_closing_on_purpose_is_no_loss(nats_url: str) -> None:
+    async with connected(nats_url) as connection:
+        pass
+    await connection.close()
+    assert not connection.lost.is_set()
+
+
+async def test_a_listener_that_raises_harms_nobody(nats_url: str) -> None:
+    async with proxied(nats_url) as (proxy, url), connected(url) as connection:
+        connection.listen(_raise)
+        proxy.cut()
+        await eventually(lambda: not connection.is_connected)
+        await eventually(lambda: connection.is_connected)
+        assert await api(connection, "INFO")
+
+
+def _raise(_event: str, _text: str) -> None:
+    raise RuntimeError
+
+
+class TestApi:
+    """What the JetStream API answers, by what to do next."""
+
+    async def test_a_missing_thing_is_told_by_its_code(self, connection: NatsConnection) -> None:
+        with pytest.raises(ApiRefusedError) as caught:
+            await api(connection, "STREAM.INFO.NOWHERE")
+        assert (caught.value.code, caught.value.err_code) == (404, 10059)
+
+    async def test_a_forbidden_request_says_so(self, guarded: EmbeddedNats) -> None:
+        """A denial comes as silence and, beside it, an error of its own."""
+        async with connected(guarded.url, user="few", password=SECRET) as connection:
+            with pytest.raises(ContractError, match="permission"):
+                await api(connection, "STREAM.INFO.ANY", timeout_seconds=0.3)
+
+    async def test_a_connection_that_is_down_is_unavailable_at_once(self, nats_url: str) -> None:
+        async with proxied(nats_url) as (proxy, url), connected(url) as connection:
+            proxy.refuse()
+            await eventually(lambda: not connection.is_connected)
+            with pytest.raises(BrokerUnavailableError):
+                await asyncio.wait_for(api(connection, "INFO", timeout_seconds=60.0), 1.0)
+
+    @pytest.fixture
+    async def connection(self, nats_url: str) -> AsyncIterator[NatsConnection]:
+        async with connected(nats_url) as connection:
+            yield connection

@@ -1,0 +1,281 @@
+"""What the publisher makes of trouble on a real server: never a lost row's life, never a dead connection."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from sea_mq_worker.adapters.nats.connection import NatsConnection, api
+from sea_mq_worker.adapters.nats.publisher import NatsJetStreamPublisher
+from sea_mq_worker.domain.errors import ContractError
+from sea_mq_worker.domain.outcomes import PublishOutcome, Refused, Stored, Unknown, Unsent
+from sea_mq_worker.embedded import EmbeddedNats
+from tests.contract.test_jetstream_publisher import again, message, stored
+from tests.support.jetstream import connected, create_stream, stored_messages
+from tests.support.proxy import TcpProxy, proxied
+from tests.support.waiting import eventually
+
+Mode = Literal["auto", "pipeline", "fast", "atomic"]
+BATCHES = {"allow_batched": True, "allow_atomic": True}
+MODES: tuple[Mode, ...] = ("pipeline", "fast", "atomic")
+every_mode = pytest.mark.parametrize("mode", MODES)
+
+
+@pytest.fixture
+async def connection(nats_url: str) -> AsyncIterator[NatsConnection]:
+    async with connected(nats_url) as connection:
+        yield connection
+
+
+async def started(connection: NatsConnection, stream: str, mode: Mode = "auto") -> NatsJetStreamPublisher:
+    publisher = NatsJetStreamPublisher(connection=connection, stream=stream, mode=mode)
+    await publisher.start()
+    return publisher
+
+
+async def update(connection: NatsConnection, stream: str, **change: Any) -> None:
+    config = (await api(connection, f"STREAM.INFO.{stream}"))["config"]
+    await api(connection, f"STREAM.UPDATE.{stream}", config | change)
+
+
+def kinds(outcomes: list[PublishOutcome]) -> list[type]:
+    return [type(outcome) for outcome in outcomes]
+
+
+async def test_a_missing_stream_is_named_at_the_start_with_what_to_do(
+    connection: NatsConnection, names: str
+) -> None:
+    with pytest.raises(ContractError, match=f"{names}.*streams apply"):
+        await started(connection, names)
+
+
+@pytest.mark.parametrize(("mode", "flag"), [("fast", "allow_batched"), ("atomic", "allow_atomic")])
+async def test_a_mode_that_the_stream_does_not_allow_is_told_at_the_start(
+    connection: NatsConnection, names: str, mode: Mode, flag: str
+) -> None:
+    await create_stream(connection, names, f"{names}.>")
+    with pytest.raises(ContractError, match=flag):
+        await started(connection, names, mode)
+
+
+@every_mode
+async def test_a_deleted_stream_leaves_it_unknown_and_publishing_goes_on_in_its_successor(
+    connection: NatsConnection, names: str, mode: Mode
+) -> None:
+    """P15, P34."""
+    await create_stream(connection, names, f"{names}.>", **BATCHES)
+    publisher = await started(connection, names, mode)
+    batch = [message(names) for _ in range(5)]
+    stored(list(await publisher.publish_batch([message(names)], timeout_seconds=5)))
+    await api(connection, f"STREAM.DELETE.{names}")
+
+    outcomes = list(await publisher.publish_batch(batch, timeout_seconds=2))
+
+    assert isinstance(outcomes[0], Unknown)
+    assert "no stream" in outcomes[0].reason
+    assert not any(isinstance(outcome, Refused | Stored) for outcome in outcomes)
+    await create_stream(connection, names, f"{names}.>", **BATCHES)
+    after = stored(list(await publisher.publish_batch(again(batch), timeout_seconds=5)))
+    assert sorted(outcome.seq for outcome in after) == [1, 2, 3, 4, 5]
+
+
+@every_mode
+async def test_an_acknowledgement_of_another_stream_is_not_believed(
+    connection: NatsConnection, names: str, mode: Mode
+) -> None:
+    """S07: the subjects belong to a stream that the publisher is not bound to."""
+    await create_stream(connection, names, f"{names}.>", **BATCHES)
+    other = f"{names}other"
+    await create_stream(connection, other, f"{other}.>", **BATCHES)
+    publisher = await started(connection, names, mode)
+
+    outcomes = list(await publisher.publish_batch([message(other) for _ in range(3)], timeout_seconds=2))
+
+    assert isinstance(outcomes[0], Unknown)
+    assert other in outcomes[0].reason
+    assert "streams check" in outcomes[0].reason
+    assert not any(isinstance(outcome, Stored) for outcome in outcomes)
+
+
+@every_mode
+async def test_a_full_stream_is_nobodys_fault(connection: NatsConnection, names: str, mode: Mode) -> None:
+    """P16."""
+    await create_stream(connection, names, f"{names}.>", max_msgs=3, discard="new", **BATCHES)
+    publisher = await started(connection, names, mode)
+    batch = [message(names) for _ in range(5)]
+
+    outcomes = list(await publisher.publish_batch(batch, timeout_seconds=5))
+
+    assert not any(isinstance(outcome, Refused) for outcome in outcomes)
+    assert kinds(outcomes)[:3] == [Stored] * 3
+    assert isinstance(outcomes[3], Unknown)
+    assert "maximum messages" in outcomes[3].reason
+    await update(connection, names, max_msgs=10)
+    rest = stored(list(await publisher.publish_batch(again(batch[3:]), timeout_seconds=5)))
+    assert [outcome.seq for outcome in rest] == [4, 5]
+
+
+@every_mode
+@pytest.mark.parametrize("place", [0, 20, 49], ids=["first", "middle", "last"])
+async def test_what_the_stream_finds_too_large_is_refused_alone(
+    connection: NatsConnection, names: str, mode: Mode, place: int
+) -> None:
+    """P20, P25: the server's own answer for one row, wherever in the batch it is."""
+    await create_stream(connection, names, f"{names}.>", max_msg_size=1000, **BATCHES)
+    publisher = await started(connection, names, mode)
+    batch = [message(names) for _ in range(50)]
+    batch[place] = replace(batch[place], payload=b"x" * 2000)
+
+    outcomes = list(await publisher.publish_batch(batch, timeout_seconds=5))
+
+    assert isinstance(outcomes[place], Refused)
+    assert "10054" in outcomes[place].reason
+    stored(outcomes[:place])
+    if publisher.keeps_order:
+        assert kinds(outcomes[place + 1 :]) == [Unsent] * (49 - place)
+    else:
+        stored(outcomes[place + 1 :])
+    rows = await stored_messages(connection, names)
+    assert [row[3]["Nats-Msg-Id"] for row in rows] == [
+        each.id for each, outcome in zip(batch, outcomes, strict=True) if isinstance(outcome, Stored)
+    ]
+
+
+@every_mode
+async def test_a_forbidden_subject_is_explained_long_before_the_deadline(tmp_path: Path, mode: Mode) -> None:
+    """P18."""
+    allowed = ["sea.event.open.>", "$JS.API.STREAM.INFO.SEA"]
+    users = [
+        {"user": "worker", "password": "w", "permissions": {"publish": allowed, "subscribe": "_INBOX.>"}},
+        {"user": "admin", "password": "a"},
+    ]
+    async with (
+        EmbeddedNats(tmp_path, config={"authorization": {"users": users}}) as server,
+        connected(server.url, user="admin", password="a") as admin,
+        connected(server.url, user="worker", password="w") as own,
+    ):
+        await create_stream(admin, "SEA", "sea.>", **BATCHES)
+        publisher = await started(own, "SEA", mode)
+        begun = time.monotonic()
+        batch = [replace(message("sea"), subject="sea.event.Closed.v1") for _ in range(3)]
+
+        outcomes = list(await publisher.publish_batch(batch, timeout_seconds=30))
+
+        assert time.monotonic() - begun < 5.0
+        assert isinstance(outcomes[0], Unknown)
+        assert "permission" in outcomes[0].reason
+        open_ones = [replace(message("sea"), subject="sea.event.open.v1") for _ in range(3)]
+        stored(list(await publisher.publish_batch(open_ones, timeout_seconds=5)))
+
+
+class TestBrokenLinks:
+    """A link that stalls or breaks in the middle of a batch."""
+
+    @pytest.fixture
+    async def link(self, nats_url: str) -> AsyncIterator[tuple[TcpProxy, NatsConnection]]:
+        async with proxied(nats_url) as (proxy, url), connected(url) as connection:
+            yield proxy, connection
+
+    @every_mode
+    async def test_a_break_ends_the_wait_at_once(
+        self, link: tuple[TcpProxy, NatsConnection], names: str, mode: Mode
+    ) -> None:
+        proxy, connection = link
+        await create_stream(connection, names, f"{names}.>", **BATCHES)
+        publisher = await started(connection, names, mode)
+        batch = [message(names) for _ in range(200)]
+        proxy.drop_to_client()
+        begun = time.monotonic()
+        running = asyncio.create_task(publisher.publish_batch(batch, timeout_seconds=60))
+        await asyncio.sleep(0)
+        proxy.heal()
+
+        outcomes = list(await running)
+
+        assert time.monotonic() - begun < 10.0
+        assert not any(isinstance(outcome, Refused) for outcome in outcomes)
+        await eventually(lambda: publisher.connected)
+        final = stored(list(await publisher.publish_batch(again(batch), timeout_seconds=10)))
+        assert sorted(outcome.seq for outcome in final) == list(range(1, 201))
+
+    @every_mode
+    async def test_a_stalled_link_costs_the_deadline_and_no_more(
+        self, link: tuple[TcpProxy, NatsConnection], names: str, mode: Mode
+    ) -> None:
+        """P09."""
+        proxy, connection = link
+        await create_stream(connection, names, f"{names}.>", **BATCHES)
+        publisher = await started(connection, names, mode)
+        proxy.stall()
+        begun = time.monotonic()
+        for _ in range(4):
+            large = [message(names, b"x" * 500_000) for _ in range(40)]
+            outcomes = await publisher.publish_batch(large, timeout_seconds=0.3)
+            assert not any(isinstance(outcome, Stored | Refused) for outcome in outcomes)
+        assert time.monotonic() - begun < 4.0
+        assert connection.client.pending_data_size < 10 * 1024 * 1024
+
+    @every_mode
+    async def test_a_cancelled_call_ends_even_while_the_link_takes_no_more(
+        self, link: tuple[TcpProxy, NatsConnection], names: str, mode: Mode
+    ) -> None:
+        """A task that is cancelled inside nats-py's publish would swallow it and run on."""
+        proxy, connection = link
+        await create_stream(connection, names, f"{names}.>", **BATCHES)
+        publisher = await started(connection, names, mode)
+        proxy.stall()
+        for _ in range(3):
+            large = [message(names, b"x" * 500_000) for _ in range(40)]
+            running = asyncio.create_task(publisher.publish_batch(large, timeout_seconds=60))
+            await asyncio.wait({running}, timeout=0.2)
+            running.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asyncio.wait_for(running, 1.0)
+
+    async def test_a_restarted_server_has_every_message_once(self, tmp_path: Path) -> None:
+        """P11: SIGKILL in the middle of a batch; the window is rebuilt from what was stored."""
+        async with EmbeddedNats(tmp_path) as server, connected(server.url) as connection:
+            await create_stream(connection, "SEA", "sea.>", **BATCHES)
+            publisher = await started(connection, "SEA", "pipeline")
+            batch = [message("sea") for _ in range(2000)]
+            running = asyncio.create_task(publisher.publish_batch(batch, timeout_seconds=30))
+            await asyncio.wait({running}, timeout=0.03)
+            await server.kill()
+            first = list(await running)
+            assert not any(isinstance(outcome, Refused) for outcome in first)
+            await server.start()
+            await eventually(lambda: publisher.connected)
+
+            second = stored(list(await publisher.publish_batch(again(batch), timeout_seconds=30)))
+
+            assert len({outcome.seq for outcome in second}) == 2000
+            state = (await api(connection, "STREAM.INFO.SEA"))["state"]
+            assert state["messages"] == 2000
+
+
+@pytest.mark.clause("publisher: one attempt, the payload is never changed")
+@pytest.mark.parametrize("mode", ["pipeline", "fast"])
+async def test_subscribers_see_the_message_exactly_as_it_was_given(
+    connection: NatsConnection, names: str, mode: Mode
+) -> None:
+    """Seen by a plain subscription, once for each message: a publish makes one attempt."""
+    await create_stream(connection, names, f"{names}.>", **BATCHES)
+    publisher = await started(connection, names, mode)
+    subscription = await connection.client.subscribe(f"{names}.>")
+    body = json.dumps({"z": 1, "a": "é\u2028", "n": 10**30}, indent=1).encode()
+    own = {"ce-partitionkey": "tenant-7", "X-Own": "a=b; c:d", "x-OWN-2": "ß"}
+    sent = [message(names, body, **own), message(names, b"\x00\xff", **own)]
+
+    await publisher.publish_batch(sent, timeout_seconds=5)
+
+    seen = [await subscription.next_msg(5) for _ in sent]
+    assert [(m.subject, m.data, m.headers) for m in seen] == [
+        (m.subject, m.payload, dict(m.headers)) for m in sent
+    ]
+    await connection.client.flush()
+    assert subscription.pending_msgs == 0

@@ -1,0 +1,164 @@
+"""Which way a batch goes, and that every way tells each message's true place in the stream."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from sea_mq_worker.adapters.nats.connection import NatsConnection, api
+from sea_mq_worker.adapters.nats.publisher import NatsJetStreamPublisher
+from sea_mq_worker.domain.headers import MSG_ID
+from sea_mq_worker.domain.messages import OutboundMessage
+from sea_mq_worker.domain.outcomes import Stored
+from tests.contract.test_jetstream_publisher import again, message, stored
+from tests.integration.test_publisher_faults import BATCHES, Mode, every_mode, started, update
+from tests.support.jetstream import connected, create_stream, stored_messages
+from tests.support.proxy import proxied
+from tests.support.waiting import eventually
+
+
+@pytest.fixture
+async def connection(nats_url: str) -> AsyncIterator[NatsConnection]:
+    async with connected(nats_url) as connection:
+        yield connection
+
+
+async def publish(publisher: NatsJetStreamPublisher, batch: list[OutboundMessage]) -> list[Stored]:
+    return stored(list(await publisher.publish_batch(batch, timeout_seconds=10)))
+
+
+async def places(connection: NatsConnection, stream: str) -> dict[str, int]:
+    return {row[3][MSG_ID]: row[0] for row in await stored_messages(connection, stream)}
+
+
+@pytest.mark.parametrize(
+    ("flags", "ordered"),
+    [({}, False), ({"allow_atomic": True}, False), ({"allow_batched": True}, True), (BATCHES, True)],
+)
+async def test_auto_goes_the_way_that_the_stream_allows(
+    connection: NatsConnection, names: str, flags: dict[str, Any], ordered: bool
+) -> None:
+    await create_stream(connection, names, f"{names}.>", **flags)
+    publisher = await started(connection, names)
+
+    assert publisher.keeps_order is ordered
+    assert await publish(publisher, [message(names) for _ in range(3)]) == [
+        Stored(names, seq) for seq in (1, 2, 3)
+    ]
+
+
+@every_mode
+async def test_other_writers_in_between_do_not_falsify_a_place(
+    connection: NatsConnection, nats_url: str, names: str, mode: Mode
+) -> None:
+    await create_stream(connection, names, f"{names}.>", **BATCHES)
+    async with connected(nats_url) as other:
+        mine = await started(connection, names, mode)
+        theirs = await started(other, names, "pipeline")
+        batches = [[message(names) for _ in range(200)] for _ in range(10)]
+
+        results = await asyncio.gather(
+            *(publish(mine, batch) for batch in batches[:5]),
+            *(publish(theirs, batch) for batch in batches[5:]),
+        )
+
+    true = await places(connection, names)
+    for batch, outcomes in zip(batches, results, strict=True):
+        assert [outcome.seq for outcome in outcomes] == [true[each.id] for each in batch]
+        assert not any(outcome.duplicate for outcome in outcomes)
+
+
+async def test_auto_leaves_fast_ingest_while_others_write_in_between(
+    connection: NatsConnection, names: str
+) -> None:
+    await create_stream(connection, names, f"{names}.>", **BATCHES)
+    publisher = await started(connection, names)
+    await publish(publisher, [message(names) for _ in range(3)])
+    assert publisher.keeps_order
+
+    await connection.client.request(f"{names}.foreign", b"")
+    outcomes = await publish(publisher, [message(names) for _ in range(3)])
+
+    assert [outcome.seq for outcome in outcomes] == [5, 6, 7]
+    assert not publisher.keeps_order
+
+
+async def test_a_known_id_cannot_hide_behind_a_foreign_message(
+    connection: NatsConnection, names: str
+) -> None:
+    """P36: one skipped, one foreign, so that the count alone looks right."""
+    await create_stream(connection, names, f"{names}.>", **BATCHES)
+    publisher = await started(connection, names, "fast")
+    old = [message(names) for _ in range(2)]
+    await publish(publisher, old)
+    await connection.client.request(f"{names}.foreign", b"")
+    new = [message(names) for _ in range(2)]
+
+    outcomes = await publish(publisher, [new[0], *again(old[:1]), new[1]])
+
+    assert outcomes == [Stored(names, 4), Stored(names, 1, duplicate=True), Stored(names, 5)]
+
+
+@pytest.mark.parametrize(("mode", "flag"), [("fast", "allow_batched"), ("atomic", "allow_atomic")])
+async def test_a_flag_that_is_taken_away_costs_nothing_but_speed(
+    connection: NatsConnection, names: str, mode: Mode, flag: str
+) -> None:
+    await create_stream(connection, names, f"{names}.>", **BATCHES)
+    publisher = await started(connection, names, mode)
+    await publish(publisher, [message(names) for _ in range(3)])
+    await update(connection, names, **{flag: False})
+
+    assert [o.seq for o in await publish(publisher, [message(names) for _ in range(3)])] == [4, 5, 6]
+    assert [o.seq for o in await publish(publisher, [message(names) for _ in range(3)])] == [7, 8, 9]
+    assert not publisher.keeps_order
+
+
+async def test_a_stream_created_anew_is_noticed_at_the_next_reconnect(
+    connection: NatsConnection, nats_url: str, names: str
+) -> None:
+    """P34."""
+    told: list[tuple[str, str]] = []
+    await create_stream(connection, names, f"{names}.>", **BATCHES)
+    async with proxied(nats_url) as (proxy, url), connected(url) as own:
+        publisher = await started(own, names, "fast")
+        own.listen(lambda event, text: told.append((event, text)))
+        await publish(publisher, [message(names) for _ in range(5)])
+        await api(connection, f"STREAM.DELETE.{names}")
+        await create_stream(connection, names, f"{names}.>", duplicate_window=5 * 10**9)
+        proxy.cut()
+        await eventually(lambda: ("reconnected", "") in told)
+
+        outcomes = await publish(publisher, [message(names) for _ in range(3)])
+
+    assert sorted(outcome.seq for outcome in outcomes) == [1, 2, 3]
+    assert publisher.duplicate_window_seconds == 5
+    assert [text for event, text in told if event == "stream" and names in text]
+
+
+@every_mode
+async def test_a_claim_larger_than_every_window_arrives_whole(
+    connection: NatsConnection, names: str, mode: Mode
+) -> None:
+    """More messages than a window or a batch may have, then more bytes."""
+    await create_stream(connection, names, f"{names}.>", **BATCHES)
+    publisher = await started(connection, names, mode)
+
+    many = await publish(publisher, [message(names) for _ in range(2500)])
+    assert [outcome.seq for outcome in many] == list(range(1, 2501))
+
+    large = await publish(publisher, [message(names, b"x" * 600_000) for _ in range(20)])
+    assert [outcome.seq for outcome in large] == list(range(2501, 2521))
+
+
+async def test_a_long_stream_is_searched_to_its_end(connection: NatsConnection, names: str) -> None:
+    await create_stream(connection, names, f"{names}.>", **BATCHES)
+    publisher = await started(connection, names, "fast")
+    batch = [message(names) for _ in range(3500)]
+    await publish(publisher, batch)
+
+    found = await publisher.find(frozenset(each.id for each in batch), since_seconds=60)
+
+    assert [found[each.id].seq for each in batch] == list(range(1, 3501))
+    info = await api(connection, f"STREAM.INFO.{names}")
+    assert info["state"]["consumer_count"] == 0

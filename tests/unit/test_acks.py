@@ -1,0 +1,116 @@
+"""What the stream's answers mean: only a message's own fault may cost it its life."""
+
+import json
+
+import pytest
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from sea_mq_worker.adapters.nats.acks import AckReader
+from sea_mq_worker.domain.outcomes import Failed, PublishOutcome, Refused, Stored, Unknown
+
+STREAM = "SEA_EVENTS"
+
+
+def read(data: bytes, headers: dict[str, str] | None = None) -> PublishOutcome:
+    return AckReader(STREAM)(Msg(_client=Client(), data=data, headers=headers))
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (b'{"stream":"SEA_EVENTS","seq":7}', Stored(STREAM, 7)),
+        (b'{"stream":"SEA_EVENTS", "seq":7}', Stored(STREAM, 7)),
+        (b'{"stream":"SEA_EVENTS","seq":7,"duplicate":true}', Stored(STREAM, 7, duplicate=True)),
+        (b'{"stream":"SEA_EVENTS","seq":7,"duplicate": true}', Stored(STREAM, 7, duplicate=True)),
+        (b'{"stream":"SEA_EVENTS","domain":"hub","seq":18446744073709551615}', Stored(STREAM, 2**64 - 1)),
+        (b'{"seq":7,"stream":"SEA_EVENTS","duplicate":false}', Stored(STREAM, 7)),
+    ],
+)
+def test_an_acknowledgement_in_any_form_is_read(data: bytes, expected: Stored) -> None:
+    assert read(data) == expected
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"+ACK",
+        b"null",
+        b"[]",
+        b"{}",
+        b'{"stream":"SEA_EVENTS"}',
+        b'{"stream":"SEA_EVENTS","seq":0}',
+        b'{"stream":"SEA_EVENTS","seq":-1}',
+        b'{"stream":"SEA_EVENTS","seq":"7"}',
+        b'{"stream":"SEA_EVENTS","seq":7',
+        b'{"stream":"SEA_EVENTS","seq":}',
+        b'{"stream":"sea_events","seq":7}',
+        b'{"stream":"OTHER","seq":7}',
+        b'{"seq":7}',
+        b'{"stream":"SEA_EVENTS","seq":7,"error":"text"}',
+        b"\xff\xfe",
+    ],
+)
+def test_anything_else_confirms_nothing(data: bytes) -> None:
+    """S07, S14: replies are untrusted."""
+    assert isinstance(read(data), Unknown)
+
+
+def test_another_streams_name_is_told_with_what_to_do() -> None:
+    outcome = read(b'{"stream":"OTHER","seq":7}')
+
+    assert isinstance(outcome, Unknown)
+    assert "'OTHER' instead of 'SEA_EVENTS'" in outcome.reason
+    assert "streams check" in outcome.reason
+
+
+def test_no_responders_may_only_be_a_leader_that_is_away() -> None:
+    outcome = read(b"", {"Status": "503"})
+
+    assert isinstance(outcome, Unknown)
+    assert "no stream" in outcome.reason
+
+
+REFUSED = {10054: 400, 10097: 400, 10165: 400, 10166: 400, 10188: 400, 10189: 400, 10190: 400}
+FAILED = {10070: 400, 10071: 400, 10164: 400}
+UNKNOWN = {
+    10002: 400,
+    10008: 503,
+    10023: 503,
+    10039: 503,
+    10047: 500,
+    10060: 400,
+    10077: 503,
+    10109: 400,
+    10118: 500,
+    10158: 409,
+    10163: 503,
+    10167: 429,
+    10174: 400,
+    10201: 400,
+    10205: 400,
+    10208: 400,
+    10210: 429,
+    99999: 400,
+}
+VERDICTS = [
+    (code, status, kind)
+    for table, kind in ((REFUSED, Refused), (FAILED, Failed), (UNKNOWN, Unknown))
+    for code, status in table.items()
+]
+
+
+@pytest.mark.parametrize(("code", "status", "kind"), VERDICTS)
+def test_an_error_is_judged_by_whose_fault_it_is(code: int, status: int, kind: type) -> None:
+    """G3: what the infrastructure does wrong, and what nobody knows, spends no row's life."""
+    error = {"code": status, "err_code": code, "description": "why"}
+
+    outcome = read(json.dumps({"error": error, "stream": STREAM, "seq": 0}).encode())
+
+    assert type(outcome) is kind
+    assert outcome.reason == f"why ({status}/{code})"
+
+
+def test_an_error_without_numbers_is_unknown() -> None:
+    assert read(b'{"error":{"err_code":"x"}}') == Unknown("refused (0/0)")

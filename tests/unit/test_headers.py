@@ -1,0 +1,220 @@
+"""Headers of a published event: CloudEvents in binary mode, trace context, the row's own."""
+
+import json
+import urllib.parse
+from datetime import UTC, datetime, timedelta, timezone
+
+import pytest
+
+from sea_mq_worker.domain.errors import InvalidEventError
+from sea_mq_worker.domain.headers import header_problem, outbound_message, rfc3339, trace_context
+from sea_mq_worker.domain.messages import OutboundMessage
+from sea_mq_worker.domain.wire import problem
+from tests.support.builders import claimed_event
+
+PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+EVENT_ID = "550e8400-e29b-41d4-a716-446655440000"
+
+
+def made(**given: object) -> OutboundMessage:
+    return outbound_message(claimed_event(**given), context="sea", source="urn:sea")
+
+
+@pytest.mark.clause("CMD-050: Nats-Msg-Id is the outbox event's UUID")
+def test_the_attributes_of_the_event_are_headers_and_the_body_is_the_payload() -> None:
+    message = made(
+        id=EVENT_ID,
+        event_type="order.created",
+        event_version=2,
+        aggregate_type="order",
+        aggregate_id="o-1",
+        correlation_id="11111111-1111-1111-1111-111111111111",
+        causation_id="22222222-2222-2222-2222-222222222222",
+        partition_key="tenant-7",
+        payload=b'{"total": 1.00, "n": 12345678901234567890.10}',
+        occurred_at=datetime(2025, 12, 28, 23, 0, 0, 1500, timezone(timedelta(hours=1))),
+    )
+
+    assert message.id == EVENT_ID
+    assert message.subject == "sea.event.order.created.v2"
+    assert message.payload == b'{"total": 1.00, "n": 12345678901234567890.10}'
+    assert message.headers == {
+        "Nats-Msg-Id": EVENT_ID,
+        "ce-specversion": "1.0",
+        "ce-id": EVENT_ID,
+        "ce-source": "urn:sea",
+        "ce-type": "order.created",
+        "ce-time": "2025-12-28T22:00:00.001500Z",
+        "ce-subject": "order/o-1",
+        "ce-eventversion": "2",
+        "ce-correlationid": "11111111-1111-1111-1111-111111111111",
+        "ce-causationid": "22222222-2222-2222-2222-222222222222",
+        "ce-partitionkey": "tenant-7",
+    }
+
+
+def test_what_the_event_has_not_is_no_header() -> None:
+    names = made().headers.keys()
+
+    assert not names & {"ce-correlationid", "ce-causationid", "ce-partitionkey", "traceparent", "tracestate"}
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"attempts": 1}, False),
+        ({"attempts": 2}, True),
+        ({"attempts": 1, "earlier_stream_seq": 7}, True),
+    ],
+)
+def test_only_a_first_attempt_of_a_first_lifecycle_is_no_repeat(
+    given: dict[str, int], expected: bool
+) -> None:
+    assert made(**given).repeated is expected
+
+
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [
+        ("plain-key_1/2", "plain-key_1/2"),
+        ("two words", "two%20words"),
+        ("größe", "gr%C3%B6%C3%9Fe"),
+        ('say "hi"', "say%20%22hi%22"),
+        ("100%", "100%25"),
+        ("a\r\nNats-Rollup: all", "a%0D%0ANats-Rollup:%20all"),
+        ("\u20ac\U0001f600", "%E2%82%AC%F0%9F%98%80"),
+        ("tab\there", "tab%09here"),
+    ],
+)
+def test_cloudevents_values_are_percent_encoded_and_decode_to_what_they_were(key: str, expected: str) -> None:
+    message = made(partition_key=key, aggregate_id=key)
+
+    assert message.headers["ce-partitionkey"] == expected
+    assert message.headers["ce-subject"] == f"order/{expected}"
+    assert urllib.parse.unquote(expected) == key
+    assert problem(message, 1 << 20) == ""
+
+
+@pytest.mark.clause("event-model: headers are delivered as they are")
+def test_the_rows_own_headers_are_delivered_as_they_are() -> None:
+    own = {"X-Tenant": "größe; a=b: c", "x-empty": "", "a!#$%&'*+-.^_`|~z": "1"}
+
+    message = made(headers=json.dumps(own))
+
+    assert {name: message.headers[name] for name in own} == own
+    assert problem(message, 1 << 20) == ""
+
+
+def test_an_own_header_replaces_the_workers_of_the_same_name_in_any_case() -> None:
+    own = {"CE-Type": "theirs", "Ce-Type": "theirs too", "TraceParent": PARENT}
+
+    message = made(headers=json.dumps(own), metadata=json.dumps({"traceparent": PARENT}))
+
+    kept = {
+        name: value for name, value in message.headers.items() if name.lower() in {"ce-type", "traceparent"}
+    }
+    assert kept == own
+
+
+BAD_HEADERS = {
+    "no object": "[]",
+    "null": "null",
+    "a string": '"x"',
+    "blank name": '{"": "x"}',
+    "space in name": '{"a b": "x"}',
+    "colon in name": '{"a:b": "x"}',
+    "line break in name": '{"a\\r\\nb": "x"}',
+    "name outside ASCII": '{"größe": "x"}',
+    "slash in name": '{"a/b": "x"}',
+    "control character in name": '{"a\\u0001": "x"}',
+    "integer": '{"a": 1}',
+    "endless integer": '{"a": ' + "9" * 5000 + "}",
+    "null value": '{"a": null}',
+    "list": '{"a": ["x"]}',
+    "object": '{"a": {}}',
+    "CRLF in value": '{"a": "x\\r\\nNats-Rollup: all"}',
+    "LF in value": '{"a": "x\\ny"}',
+    "NUL in value": '{"a": "x\\u0000"}',
+    "leading space in value": '{"a": " x"}',
+    "trailing tab in value": '{"a": "x\\t"}',
+    "endless depth": '{"a": ' + "[" * 100_000 + "]" * 100_000 + "}",
+    "message id": '{"Nats-Msg-Id": "x"}',
+    "message id in other letters": '{"nAtS-mSg-ID": "x"}',
+    "rollup": '{"Nats-Rollup": "all"}',
+    "expected stream": '{"nats-expected-stream": "x"}',
+}
+
+
+@pytest.mark.parametrize("headers", BAD_HEADERS.values(), ids=BAD_HEADERS.keys())
+def test_headers_that_cannot_be_delivered_unaltered_or_speak_to_the_server_are_refused(headers: str) -> None:
+    """P39, S06: the row is dead with a reason, and the loop lives."""
+    with pytest.raises(InvalidEventError, match="INVALID_OUTBOX"):
+        made(headers=headers)
+
+
+def test_the_reason_names_the_header_but_not_its_value() -> None:
+    with pytest.raises(InvalidEventError, match="'X-Key'") as caught:
+        made(headers='{"X-Key": "secret\\nvalue"}')
+    assert "secret" not in str(caught.value)
+
+
+def test_a_good_header_has_no_problem() -> None:
+    assert header_problem("X-Good", "value") == ""
+
+
+@pytest.mark.parametrize(
+    ("metadata", "expected"),
+    [
+        ({"traceparent": PARENT}, {"traceparent": PARENT}),
+        (
+            {"traceparent": PARENT, "tracestate": "a=1,b=2", "other": 1},
+            {"traceparent": PARENT, "tracestate": "a=1,b=2"},
+        ),
+        ({"traceparent": PARENT, "tracestate": " "}, {"traceparent": PARENT}),
+        ({"traceparent": PARENT, "tracestate": "a=\r\n1"}, {"traceparent": PARENT}),
+        ({"traceparent": PARENT, "tracestate": "ä=1"}, {"traceparent": PARENT}),
+        ({"traceparent": PARENT, "tracestate": 5}, {"traceparent": PARENT}),
+        ({"tracestate": "a=1"}, {}),
+        ({"traceparent": PARENT.upper()}, {}),
+        ({"traceparent": f"{PARENT}\r\nx: y"}, {}),
+        ({"traceparent": f"{PARENT}\n"}, {}),
+        ({"traceparent": "ff" + PARENT[2:]}, {}),
+        ({"traceparent": f"00-{'0' * 32}-00f067aa0ba902b7-01"}, {}),
+        ({"traceparent": f"00-4bf92f3577b34da6a3ce929d0e0e4736-{'0' * 16}-01"}, {}),
+        ({"traceparent": None}, {}),
+        ({"traceparent": [PARENT]}, {}),
+        ({"traceparent": ""}, {}),
+        ([PARENT], {}),
+        ("text", {}),
+        (None, {}),
+    ],
+)
+def test_only_a_well_formed_trace_context_travels(metadata: object, expected: dict[str, str]) -> None:
+    """S12: metadata is untrusted text; what is malformed is left out and harms nothing."""
+    text = json.dumps(metadata)
+
+    assert trace_context(text) == expected
+    sent = {n: v for n, v in made(metadata=text).headers.items() if n.startswith("trace")}
+    assert sent == expected
+
+
+def test_metadata_beyond_reason_carries_no_trace_context() -> None:
+    assert trace_context('{"n": ' + "9" * 5000 + ', "traceparent": "' + PARENT + '"}') == {
+        "traceparent": PARENT
+    }
+    assert trace_context("[" * 100_000) == {}
+
+
+@pytest.mark.parametrize(
+    ("moment", "expected"),
+    [
+        (datetime(2025, 1, 2, 3, 4, 5, tzinfo=UTC), "2025-01-02T03:04:05Z"),
+        (datetime(2025, 1, 2, 3, 4, 5, 600, tzinfo=UTC), "2025-01-02T03:04:05.000600Z"),
+        (
+            datetime(2025, 1, 2, 3, 4, 5, tzinfo=timezone(timedelta(hours=5, minutes=30))),
+            "2025-01-01T21:34:05Z",
+        ),
+    ],
+)
+def test_moments_are_written_in_utc(moment: datetime, expected: str) -> None:
+    assert rfc3339(moment) == expected

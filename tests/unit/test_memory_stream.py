@@ -1,0 +1,66 @@
+"""The in-memory stream behaves as a JetStream stream does."""
+
+import asyncio
+
+import pytest
+
+from sea_mq_worker.adapters.memory.stream import InMemoryStream, StreamFullError
+from sea_mq_worker.domain.outcomes import Stored
+
+
+class Bench:
+    def __init__(self, **given: float) -> None:
+        self.now = 0.0
+        self.stream = InMemoryStream(name="S", clock=lambda: self.now, duplicate_window_seconds=10.0, **given)
+
+    def store(self, message_id: str) -> Stored:
+        return self.stream.store("s", b"", {"Nats-Msg-Id": message_id})
+
+
+def test_the_window_counts_from_the_first_copy() -> None:
+    bench = Bench()
+    assert bench.store("a") == Stored("S", 1)
+    bench.now = 9.9
+    assert bench.store("a") == Stored("S", 1, duplicate=True)
+    bench.now = 10.0
+    assert bench.store("a") == Stored("S", 2)
+
+
+def test_messages_without_an_id_are_never_duplicates() -> None:
+    stream = Bench().stream
+    assert [stream.store("s", b"", {}).seq for _ in range(2)] == [1, 2]
+
+
+def test_a_purge_keeps_sequences_and_known_ids_until_a_restart() -> None:
+    bench = Bench()
+    bench.store("a")
+    bench.stream.purge()
+    assert bench.store("a").duplicate
+    assert bench.stream.entries() == []
+    bench.stream.restart()
+    assert bench.store("a") == Stored("S", 2)
+
+
+def test_a_restart_keeps_the_window_of_what_is_stored() -> None:
+    bench = Bench()
+    bench.store("a")
+    bench.stream.restart()
+    assert bench.store("a").duplicate
+
+
+def test_a_full_stream_takes_repeats_but_nothing_new() -> None:
+    bench = Bench(messages_max=1)
+    bench.store("a")
+    assert bench.store("a").duplicate
+    with pytest.raises(StreamFullError):
+        bench.store("b")
+
+
+async def test_waiting_ends_with_the_next_message() -> None:
+    bench = Bench()
+    waiting = asyncio.create_task(bench.stream.wait_for_growth(after_seq=0))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    bench.store("a")
+    await asyncio.wait_for(waiting, 1.0)
+    await asyncio.wait_for(bench.stream.wait_for_growth(after_seq=0), 1.0)
