@@ -1,5 +1,6 @@
 """What operators see and do, against PostgreSQL (Open Outbox, operator; QRY-050, QRY-051)."""
 
+import asyncio
 import json
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -279,6 +280,20 @@ async def test_a_large_replay_goes_in_batches_the_earliest_first_and_is_recorded
         "ann", "replay", "the stream lost them", 7,
     )  # fmt: skip
     assert json.loads(action.selection) == {"event_type": "order.created", "states": ["PUBLISHED", "DEAD"]}
+
+
+async def test_two_operators_who_replay_at_once_replay_each_event_once(
+    operations: PostgresOperations, add: Add
+) -> None:
+    for _ in range(6):
+        await add("DEAD")
+
+    results = await asyncio.gather(
+        *(operations.replay(OutboxFilter(), **REPLAY, per_second=rate) for rate in (3, 6))
+    )
+
+    assert sum(result.replayed for result in results) == 6
+    assert sum(action.affected for action in await operations.audit(limit=9)) == 6
 
 
 @pytest.mark.parametrize("who", [{"actor": " "}, {"reason": ""}])

@@ -13,7 +13,8 @@ from sea_mq_worker.adapters.postgres.connection import connect_pool
 from tests.support.servers import Database
 
 _STEPS = {
-    "CLAIMED": "state = 'CLAIMED', claimed_at = now(), claimed_by = 'w', publish_attempts = 1",
+    "CLAIMED": "state = 'CLAIMED', claimed_at = now(), claimed_by = 'w', publish_attempts = 1,"
+    " first_attempt_at = now()",
     "PUBLISHED": "state = 'PUBLISHED', claimed_at = NULL, claimed_by = NULL, published_at = now(),"
     " stream = 'SEA_EVENTS', stream_seq = 5",
     "DEAD": "state = 'DEAD', claimed_at = NULL, claimed_by = NULL, failures = 10",
