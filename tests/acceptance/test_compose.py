@@ -22,7 +22,7 @@ from tests.support.waiting import eventually
 
 ROOT = Path(__file__).parents[2]
 START_SECONDS = 900
-MANY = 20_000
+MANY = 50_000
 BY_STATE = "SELECT state, count(*) FROM outbox_events GROUP BY state"
 OPEN = "SELECT count(*) FROM outbox_events WHERE is_open"
 PROCESSED = "SELECT count(*) FROM inbox_messages WHERE processed_at IS NOT NULL"
