@@ -146,6 +146,21 @@ async def test_what_the_stream_finds_too_large_is_refused_alone(
     ]
 
 
+@pytest.mark.parametrize("mode", ["fast", "atomic"])
+async def test_where_order_is_kept_a_stop_in_one_chunk_stops_the_next(
+    connection: NatsConnection, names: str, mode: Mode
+) -> None:
+    await create_stream(connection, names, f"{names}.>", max_msg_size=1000, **BATCHES)
+    publisher = await started(connection, names, mode)
+    batch = [message(names) for _ in range(1500)]
+    batch[300] = replace(batch[300], payload=b"x" * 2000)
+
+    outcomes = list(await publisher.publish_batch(batch, timeout_seconds=20))
+
+    assert kinds(outcomes) == [Stored] * 300 + [Refused] + [Unsent] * 1199
+    assert (await api(connection, f"STREAM.INFO.{names}"))["state"]["messages"] == 300
+
+
 @every_mode
 async def test_a_forbidden_subject_is_explained_long_before_the_deadline(tmp_path: Path, mode: Mode) -> None:
     """P18."""
@@ -202,6 +217,19 @@ class TestBrokenLinks:
         await eventually(lambda: publisher.connected)
         final = stored(list(await publisher.publish_batch(again(batch), timeout_seconds=10)))
         assert sorted(outcome.seq for outcome in final) == list(range(1, 201))
+
+    async def test_no_more_than_a_window_is_sent_without_an_answer(
+        self, link: tuple[TcpProxy, NatsConnection], names: str
+    ) -> None:
+        proxy, connection = link
+        await create_stream(connection, names, f"{names}.>")
+        publisher = await started(connection, names)
+        proxy.drop_to_client()
+
+        batch = [message(names) for _ in range(1500)]
+        outcomes = list(await publisher.publish_batch(batch, timeout_seconds=0.5))
+
+        assert kinds(outcomes) == [Unknown] * 1000 + [Unsent] * 500
 
     @every_mode
     async def test_a_stalled_link_costs_the_deadline_and_no_more(
