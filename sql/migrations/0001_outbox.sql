@@ -82,7 +82,7 @@ CREATE FUNCTION outbox_reject() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     RAISE EXCEPTION 'outbox_events %: %', COALESCE(NEW.id, OLD.id), TG_ARGV[0]
         USING ERRCODE = 'check_violation', CONSTRAINT = TG_NAME, TABLE = TG_TABLE_NAME, SCHEMA = TG_TABLE_SCHEMA,
-              DETAIL = CASE WHEN TG_OP = 'UPDATE' THEN OLD.state || ' -> ' || NEW.state END;
+              DETAIL = CASE WHEN TG_OP = 'UPDATE' THEN OLD.state || ' -> ' || NEW.state ELSE TG_OP END;
 END $$;
 
 CREATE FUNCTION outbox_defer() RETURNS trigger LANGUAGE plpgsql AS $$

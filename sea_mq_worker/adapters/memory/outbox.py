@@ -151,11 +151,11 @@ class MemoryOutbox:
         return self._settle(claim, verdicts)
 
     async def reap(self) -> int:
-        """End up to 500 leases that ran out."""
+        """End up to 500 leases that ran out, of both lanes."""
         now = self._table.clock()
         expired = [
             row
-            for row in self._lane()
+            for row in self._table.rows.values()
             if row.claimed_at is not None and row.claimed_at < now - self._lease_seconds
         ][:_REAP_MAX]
         for row in expired:

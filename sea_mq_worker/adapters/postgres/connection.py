@@ -7,7 +7,7 @@ from typing import Any
 
 import asyncpg
 
-from sea_mq_worker.adapters.postgres.errors import translated
+from sea_mq_worker.adapters.postgres.errors import connecting, translated
 from sea_mq_worker.domain.errors import ContractError
 
 _SCHEMA = re.compile(r"(?!pg_)[A-Za-z_][A-Za-z0-9_]{0,62}")
@@ -69,7 +69,7 @@ async def connect_pool(
         "idle_in_transaction_session_timeout": milliseconds,
         **hints,
     }
-    with translated():
+    with connecting():
         pool = await asyncpg.create_pool(
             dsn,
             min_size=1,

@@ -63,6 +63,22 @@ def translated() -> Iterator[None]:
         raise StoreUnavailableError(f"PostgreSQL cannot be reached: {reason}") from error
 
 
+@contextmanager
+def connecting() -> Iterator[None]:
+    """Raise the domain's errors instead of what a DSN and the opening of a connection can raise.
+
+    Raises:
+        StoreUnavailableError: PostgreSQL cannot be reached or cannot serve now.
+        ContractError: the DSN, the user or the database is wrong.
+    """
+    try:
+        with translated():
+            yield
+    except ValueError:
+        # Its text quotes pieces of the DSN, perhaps of the password.
+        raise ContractError("the PostgreSQL DSN is not valid") from None
+
+
 def _from_server(error: asyncpg.PostgresError) -> WorkerError:
     error.detail = None
     state = error.sqlstate or ""

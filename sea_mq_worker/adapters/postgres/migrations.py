@@ -7,7 +7,7 @@ from typing import Any
 import asyncpg
 
 from sea_mq_worker.adapters.postgres.connection import quoted_schema, session_settings
-from sea_mq_worker.adapters.postgres.errors import translated
+from sea_mq_worker.adapters.postgres.errors import connecting, translated
 from sea_mq_worker.domain.errors import ContractError
 from sea_mq_worker.resources import resource_folder
 
@@ -31,10 +31,11 @@ async def migrate(dsn: str, *, schema: str = "public") -> Sequence[str]:
     """
     settings = session_settings(schema, "sea_mq_worker migrate")
     applied = []
-    with translated():
+    with connecting():
         connection = await asyncpg.connect(
             dsn, timeout=_CONNECT_SECONDS, server_settings=settings, target_session_attrs="read-write"
         )
+    with translated():
         try:
             while name := await _apply_next(connection, schema):
                 applied.append(name)

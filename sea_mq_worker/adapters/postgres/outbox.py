@@ -23,8 +23,8 @@ _REAP_MAX = 500
 class PostgresOutboxAdapter:
     """Leases, settles and reaps the events of one lane; see ``ports.outbox.OutboxRepository``.
 
-    One adapter serves the events that have an ordering key, another those that have none. Safe to use from
-    several tasks.
+    One adapter claims the events that have an ordering key, another those that have none; either one reaps
+    both. Safe to use from several tasks.
     """
 
     def __init__(
@@ -84,11 +84,13 @@ class PostgresOutboxAdapter:
         return await self._settle(claim, verdicts)
 
     async def reap(self) -> int:
-        """End up to 500 leases that ran out; what is left over waits for the next call."""
-        statement = self._sql["reap_ordered" if self._ordered else "reap"]
-        rows = await fetch(self._pool, statement, self._lease_seconds, _REAP_MAX, self._failures_max)
-        self._hints.update(row["ordering_key"] for row in rows if self._ordered)
-        return len(rows)
+        """End up to 500 leases of each lane that ran out; what is left over waits for the next call."""
+        limits = self._lease_seconds, _REAP_MAX, self._failures_max
+        unordered = await fetch(self._pool, self._sql["reap"], *limits)
+        ordered = await fetch(self._pool, self._sql["reap_ordered"], *limits)
+        if self._ordered:
+            self._hints.update(row["ordering_key"] for row in ordered)
+        return len(unordered) + len(ordered)
 
     async def _claim(self, batch_max: int) -> Claim:
         owner = self._owner()

@@ -19,7 +19,7 @@ from typing import Any
 import asyncpg
 
 from sea_mq_worker.adapters.postgres.connection import session_settings
-from sea_mq_worker.adapters.postgres.errors import translated
+from sea_mq_worker.adapters.postgres.errors import connecting, translated
 from sea_mq_worker.domain.errors import ContractError, UnavailableError
 
 _CONNECT_SECONDS = 10.0
@@ -188,13 +188,14 @@ class PostgresWakeup:
         Raises:
             ContractError: this is no direct connection, and listening on it is in vain.
         """
-        connection = await asyncpg.connect(
-            self._dsn,
-            timeout=_CONNECT_SECONDS,
-            command_timeout=_STATEMENT_SECONDS,
-            server_settings=self._settings,
-            target_session_attrs="read-write",
-        )
+        with connecting():
+            connection = await asyncpg.connect(
+                self._dsn,
+                timeout=_CONNECT_SECONDS,
+                command_timeout=_STATEMENT_SECONDS,
+                server_settings=self._settings,
+                target_session_attrs="read-write",
+            )
         try:
             identity = await connection.fetchrow(_IDENTITY)
             if identity["pid"] != connection.get_server_pid():

