@@ -1,0 +1,286 @@
+"""Claims of several relays at once, on a real server: order, leases, plans and healing."""
+
+import asyncio
+import random
+import uuid
+from collections import defaultdict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import asyncpg
+import pytest
+
+from sea_mq_worker.adapters.postgres.connection import connect_pool
+from sea_mq_worker.adapters.postgres.outbox import PostgresOutboxAdapter
+from sea_mq_worker.adapters.postgres.queries import load_queries
+from sea_mq_worker.domain.errors import ContractError, StoreUnavailableError
+from sea_mq_worker.domain.events import Claim
+from sea_mq_worker.domain.outcomes import Postponed, Published, Released, Stored
+from tests.support.servers import Database
+from tests.support.waiting import eventually
+
+STATEMENTS = ("claim", "claim_ordered", "settle", "reap", "reap_ordered")
+
+
+@asynccontextmanager
+async def pool_of(
+    database: Database, *, schema: str = "public", size: int = 2
+) -> AsyncIterator[asyncpg.Pool]:
+    pool = await connect_pool(
+        database.dsn,
+        schema=schema,
+        size_max=size,
+        application_name="test outbox",
+        statement_timeout_seconds=10,
+        connect_timeout_seconds=10,
+    )
+    try:
+        yield pool
+    finally:
+        await pool.close()
+
+
+@pytest.fixture
+async def pool(database: Database) -> AsyncIterator[asyncpg.Pool]:
+    async with pool_of(database, size=8) as made:
+        yield made
+
+
+def relay(pool: asyncpg.Pool, worker: str = "w", **options: Any) -> PostgresOutboxAdapter:
+    given: dict[str, Any] = {
+        "lease_seconds": 60.0,
+        "ordered": False,
+        "hold_dead_keys": False,
+        "failures_max": 1000,
+    }
+    return PostgresOutboxAdapter(pool=pool, worker=worker, **(given | options))
+
+
+async def add(pool: asyncpg.Pool, number: int, *, keys: int = 0) -> None:
+    await pool.execute(
+        "INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload, ordering_key)"
+        " SELECT gen_random_uuid(), 'order', 'o', 'order.created', '{}', 'k' || nullif(i % nullif($2, 0), -1)"
+        " FROM generate_series(1, $1::int) i",
+        number,
+        keys,
+    )
+
+
+def published(claim: Claim) -> list[Published]:
+    return [Published(event, Stored("S", event.seq)) for event in claim.events]
+
+
+class Broker:
+    """Notes what it is sent, in order; knows of no relay."""
+
+    def __init__(self) -> None:
+        self.log: dict[str, list[int]] = defaultdict(list)
+
+    def first_copies(self) -> dict[str, list[int]]:
+        return {key: list(dict.fromkeys(seqs)) for key, seqs in self.log.items()}
+
+
+async def work(
+    adapter: PostgresOutboxAdapter, broker: Broker, chance: random.Random, ended: asyncio.Event
+) -> None:
+    """Publish runs one event at a time; fail some, and vanish now and then with a claim in hand."""
+    while not ended.is_set():
+        claim = await adapter.find_unpublished(batch_max=20)
+        stopped: set[str] = set()
+        done, failed, released = [], [], []
+        for event in claim.events:
+            key = event.ordering_key or ""
+            if key in stopped:
+                released.append(Released(event))
+            elif chance.random() < 0.05:
+                stopped.add(key)
+                failed.append(Postponed(event, "no", chance.random() * 0.05, failed=True))
+            else:
+                await asyncio.sleep(chance.random() * 0.002)
+                broker.log[key].append(event.seq)
+                done.append(Published(event, Stored("S", event.seq)))
+        if chance.random() < 0.04:
+            continue
+        await adapter.mark_published(claim, done)
+        await adapter.increment_attempts(claim, failed)
+        await adapter.release(claim, released)
+        if not claim.more:
+            await asyncio.sleep(0.005)
+
+
+@pytest.mark.clause("event-model: events with the same ordering key MUST be processed in order")
+@pytest.mark.clause("store-contract: no event is lost due to concurrent operations")
+async def test_four_relays_that_fail_and_vanish_keep_every_keys_order(pool: asyncpg.Pool) -> None:
+    chance = random.Random(11)
+    broker, ended = Broker(), asyncio.Event()
+    options: dict[str, Any] = {"ordered": True, "lease_seconds": 1.0, "run_max": 10}
+    relays = [relay(pool, f"w{n}", take_turns=n % 2 == 0, **options) for n in range(4)]
+
+    async def produce() -> None:
+        for _ in range(20):
+            await add(pool, 60, keys=12)
+            await asyncio.sleep(0.01)
+
+    async def all_published() -> bool:
+        """End the delays of reaped events, which would only make the test longer."""
+        await relays[0].reap()
+        await pool.execute(
+            "UPDATE outbox_events SET available_at = now()"
+            " WHERE state = 'PENDING' AND publish_error LIKE 'the lease%'"
+        )
+        return not await pool.fetchval("SELECT count(*) FROM outbox_events WHERE state <> 'PUBLISHED'")
+
+    async with asyncio.TaskGroup() as group:
+        for adapter in relays:
+            group.create_task(work(adapter, broker, random.Random(chance.random()), ended))
+        await produce()
+        await eventually(all_published, within=40, what="all events published")
+        ended.set()
+
+    first = broker.first_copies()
+    assert sum(map(len, first.values())) == 1200
+    assert all(seqs == sorted(seqs) for seqs in first.values())
+
+
+@pytest.mark.clause("store-contract: claiming MUST be safe under concurrent access")
+@pytest.mark.parametrize("ordered", [False, True])
+async def test_no_event_is_leased_twice_within_its_lease(pool: asyncpg.Pool, ordered: bool) -> None:
+    await add(pool, 600, keys=40 if ordered else 0)
+    claimed: list[str] = []
+
+    async def drain(adapter: PostgresOutboxAdapter) -> None:
+        empty = 0
+        while empty < 3:
+            claim = await adapter.find_unpublished(batch_max=25)
+            claimed.extend(event.id for event in claim.events)
+            assert len(await adapter.mark_published(claim, published(claim))) == len(claim.events)
+            empty = 0 if claim.events else empty + 1
+
+    await asyncio.gather(*(drain(relay(pool, "same name", ordered=ordered)) for _ in range(4)))
+    assert len(claimed) == len(set(claimed)) == 600
+
+
+async def test_the_settlement_of_one_worker_name_is_fenced_by_its_claim(pool: asyncpg.Pool) -> None:
+    """Two processes with one name, claims in the same microsecond: the owner differs all the same."""
+    await add(pool, 2)
+    first = await relay(pool, "same name").find_unpublished(batch_max=1)
+    second = await relay(pool, "same name").find_unpublished(batch_max=1)
+    owners = {claim.token.split(" ", 1)[1] for claim in (first, second)}
+    assert len(owners) == 2
+
+
+async def test_a_claim_reads_only_its_indexes(pool: asyncpg.Pool) -> None:
+    """Also on a table that nobody has analysed."""
+    await add(pool, 300)
+    await add(pool, 300, keys=30)
+    sql = load_queries("outbox", *STATEMENTS)
+    at = "'2000-01-01', 0, '2000-01-01', 0"
+    for name, arguments in [
+        ("claim", f"10, 'w', {at}, 2"),
+        ("claim_ordered", f"10, 'w', {at}, 2, 20, 10, '{{}}', false, false"),
+        ("reap", "30, 10, 5"),
+        ("reap_ordered", "30, 10, 5"),
+    ]:
+        async with pool.acquire() as connection:
+            await connection.execute(f"PREPARE p AS {sql[name]}")
+            plan = "\n".join(r[0] for r in await connection.fetch(f"EXPLAIN EXECUTE p({arguments})"))
+            await connection.execute("DEALLOCATE p")
+        assert "Seq Scan on outbox_events" not in plan, plan
+        assert "Bitmap" not in plan, plan
+        lane = "_ordered" if name.endswith("_ordered") else ""
+        assert f"idx_outbox_due{lane} " in plan, plan
+
+
+async def test_a_claim_stays_a_heap_only_update(pool: asyncpg.Pool) -> None:
+    await add(pool, 200)
+    await relay(pool).find_unpublished(batch_max=200)
+
+    async def counted() -> Any:
+        await pool.execute("SELECT pg_stat_force_next_flush()")
+        row = await pool.fetchrow(
+            "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = 'outbox_events'"
+        )
+        return row if row["n_tup_upd"] else None
+
+    updates, hot = await eventually(counted)
+    assert (updates, hot) == (200, 200)
+
+
+async def test_services_share_a_database_through_schemas(database: Database) -> None:
+    from sea_mq_worker.adapters.postgres.migrations import migrate  # noqa: PLC0415 - only this test migrates
+
+    await migrate(database.dsn, schema="other")
+    async with pool_of(database) as here, pool_of(database, schema="other") as there:
+        await add(here, 1, keys=1)
+        assert (await relay(there, ordered=True).find_unpublished(batch_max=9)).events == ()
+        assert len((await relay(here, ordered=True).find_unpublished(batch_max=9)).events) == 1
+
+
+async def test_another_relays_turn_is_waited_for_within_bounds(pool: asyncpg.Pool) -> None:
+    """A stalled holder of the turn cannot stop the others."""
+    await add(pool, 1, keys=1)
+    async with pool.acquire() as holder, holder.transaction():
+        await holder.execute("SELECT pg_advisory_xact_lock(7178, hashtext('public'))")
+        async with asyncio.timeout(5):
+            claim = await relay(pool, ordered=True).find_unpublished(batch_max=1)
+    assert len(claim.events) == 1
+
+
+async def test_a_pool_heals_after_its_connections_were_ended(database: Database, pool: asyncpg.Pool) -> None:
+    adapter = relay(pool)
+    await adapter.find_unpublished(batch_max=1)
+    killer = await asyncpg.connect(database.dsn)
+    await killer.execute(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'test outbox'"
+    )
+    await add_by(killer)
+    await killer.close()
+
+    async def claims() -> bool:
+        try:
+            return bool((await adapter.find_unpublished(batch_max=1)).events)
+        except StoreUnavailableError:
+            return False
+
+    await eventually(claims, within=5)
+
+
+async def add_by(connection: asyncpg.Connection) -> None:
+    await connection.execute(
+        "INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload)"
+        " VALUES ($1, 'order', 'o', 'order.created', '{}')",
+        uuid.uuid4(),
+    )
+
+
+async def test_a_lock_that_is_held_too_long_is_unavailability(database: Database) -> None:
+    pool = await connect_pool(
+        database.dsn,
+        schema="public",
+        size_max=1,
+        application_name="test outbox",
+        statement_timeout_seconds=0.4,
+        connect_timeout_seconds=5,
+    )
+    holder = await asyncpg.connect(database.dsn)
+    try:
+        async with holder.transaction():
+            await holder.execute("LOCK TABLE outbox_events")
+            with pytest.raises(StoreUnavailableError, match="55P03"):
+                await relay(pool).find_unpublished(batch_max=1)
+        await relay(pool).find_unpublished(batch_max=1)
+    finally:
+        await holder.close()
+        await pool.close()
+
+
+async def test_a_missing_table_is_a_broken_contract_that_says_what_to_do(pool: asyncpg.Pool) -> None:
+    await pool.execute("DROP TABLE outbox_events")
+    with pytest.raises(ContractError, match=r"outbox_events.*python -m sea_mq_worker migrate"):
+        await relay(pool).find_unpublished(batch_max=1)
+
+
+def test_a_statement_that_is_not_in_the_file_is_found_at_load() -> None:
+    with pytest.raises(LookupError, match="claim"):
+        load_queries("outbox", "claims")
