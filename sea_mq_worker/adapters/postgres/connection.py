@@ -31,6 +31,9 @@ OUTBOX_HINTS: Mapping[str, str] = MappingProxyType(
 )
 """The same for claims, whose joins are by row address or primary key."""
 
+_CLIENT_PATIENCE_SECONDS = 2.0
+"""How much later than the server the client gives a statement up."""
+
 _TCP = MappingProxyType(
     {
         "tcp_keepalives_idle": "30",
@@ -75,7 +78,7 @@ async def connect_pool(
             min_size=1,
             max_size=size_max,
             timeout=connect_timeout_seconds,
-            command_timeout=statement_timeout_seconds + connect_timeout_seconds,
+            command_timeout=statement_timeout_seconds + _CLIENT_PATIENCE_SECONDS,
             server_settings=settings,
             target_session_attrs="read-write",
             reset=_keep_as_is,
