@@ -385,7 +385,7 @@ async def test_an_expired_lease_is_ended_and_its_event_comes_again(world: World)
     assert row.error.startswith("the lease of dying ran out after 0.")
 
 
-@pytest.mark.clause("terminology: a row that ends its worker again and again is DEAD, not looped")
+@pytest.mark.clause("design: a row that kills the process again and again ends DEAD")
 async def test_leases_that_run_out_spend_the_events_life(world: World) -> None:
     event_id = await world.add()
     relay = world.relay(lease_seconds=SHORT_SECONDS, failures_max=1)
