@@ -58,7 +58,7 @@ class Publishing:
         deadline = claimed_at + self.timeout_seconds
         ledger = _Ledger(hold_dead_keys=self.hold_dead_keys)
         rest = await self._look_up_doubtful(events, ledger)
-        for wave in [list(rest)] if self.publisher.keeps_order else waves(rest):
+        for wave in self._waves(rest):
             in_time = self.clock() < deadline and not stop.is_set()
             batch = [pair for event in wave if (pair := self._compose(event, ledger, in_time=in_time))]
             if not batch:
@@ -69,6 +69,12 @@ class Publishing:
                 ledger.add(self.policy.judge(event, outcome))
             self._judge_broker(outcomes)
         return ledger.verdicts
+
+    def _waves(self, events: tuple[ClaimedEvent, ...]) -> list[list[ClaimedEvent]]:
+        """One wave where the publisher keeps order; a replay must be judged before what follows it."""
+        if self.publisher.keeps_order and not any(event.earlier_stream_seq for event in events):
+            return [list(events)]
+        return waves(events)
 
     def _compose(
         self, event: ClaimedEvent, ledger: "_Ledger", *, in_time: bool
@@ -100,9 +106,9 @@ class Publishing:
             settled = {event.id for event in doubtful}
         else:
             for event in doubtful:
-                if event.id in found:
+                if event.id in found and found[event.id].seq > event.earlier_stream_seq:
                     ledger.add(Published(event, found[event.id]))
-            settled = set(found)
+            settled = {verdict.event.id for verdict in ledger.verdicts}
         return tuple(event for event in events if event.id not in settled)
 
     def _judge_broker(self, outcomes: Sequence[PublishOutcome]) -> None:

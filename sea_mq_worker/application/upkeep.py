@@ -1,12 +1,13 @@
 """Work that must be done now and then: ending leases that ran out, measuring depth."""
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from sea_mq_worker.application.gate import Gate
-from sea_mq_worker.application.pacing import pause
-from sea_mq_worker.domain.errors import StoreUnavailableError
+from sea_mq_worker.application.pacing import StoppedError, pause
+from sea_mq_worker.application.patience import patiently
 from sea_mq_worker.domain.facts import LeasesReaped
 from sea_mq_worker.ports.observer import Observer
 from sea_mq_worker.ports.outbox import OutboxRepository
@@ -14,7 +15,7 @@ from sea_mq_worker.ports.outbox import OutboxRepository
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Periodic:
-    """Does ``work`` at once and then every ``seconds``; a database outage is left to the gate."""
+    """Does ``work`` at once and then every ``seconds``; waits at the gate while the database is away."""
 
     work: Callable[[], Awaitable[None]]
     store_gate: Gate
@@ -22,12 +23,10 @@ class Periodic:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Work until asked to stop."""
-        while not stop.is_set():
-            try:
-                await self.work()
-            except StoreUnavailableError as error:
-                self.store_gate.pause(str(error))
-            await pause(stop, seconds=self.seconds)
+        with contextlib.suppress(StoppedError):
+            while not stop.is_set():
+                await patiently(self.work, gate=self.store_gate, stop=stop)
+                await pause(stop, seconds=self.seconds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -147,6 +147,14 @@ class Noticed:
     text: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progressed:
+    """A step of the worker's life that went well; ``event`` is its stable key."""
+
+    event: str
+    text: str
+
+
 Fact: TypeAlias = (
     EventPublished
     | EventPostponed
@@ -163,4 +171,5 @@ Fact: TypeAlias = (
     | WorkerStarted
     | WorkerStopped
     | Noticed
+    | Progressed
 )

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from sea_mq_worker.adapters.postgres.connection import OUTBOX_HINTS
+from sea_mq_worker.adapters.postgres.connection import WORKER_HINTS
 from sea_mq_worker.domain.receipts import Busy, Conflict, Done, FailedHandling, Lease, Receipt, Run
 from sea_mq_worker.ports.inbox import InboxRepository
 from tests.support.inboxes import LEASE, MemoryWorld, PostgresWorld, Row, World, entry, insert, lease
@@ -20,7 +20,7 @@ def memory_world() -> MemoryWorld:
 
 @pytest.fixture
 async def postgres_world(database: Database) -> AsyncIterator[PostgresWorld]:
-    async with opened(database, hints=OUTBOX_HINTS) as pool:
+    async with opened(database, hints=WORKER_HINTS) as pool:
         yield PostgresWorld(pool)
 
 

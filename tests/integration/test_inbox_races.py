@@ -9,7 +9,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from sea_mq_worker.adapters.postgres.connection import OUTBOX_HINTS
+from sea_mq_worker.adapters.postgres.connection import WORKER_HINTS
 from sea_mq_worker.domain.receipts import Busy, FailedHandling, Lease, Run
 from tests.support.inboxes import SUBJECT, PostgresWorld, entry, insert, lease
 from tests.support.rows import opened
@@ -18,7 +18,7 @@ from tests.support.servers import Database
 
 @pytest.fixture
 async def world(database: Database) -> AsyncIterator[PostgresWorld]:
-    async with opened(database, hints=OUTBOX_HINTS) as pool:
+    async with opened(database, hints=WORKER_HINTS) as pool:
         yield PostgresWorld(pool)
 
 

@@ -34,6 +34,7 @@ from sea_mq_worker.domain.facts import (
     MessageRetried,
     MessageSkipped,
     Noticed,
+    Progressed,
     WorkerStarted,
     WorkerStopped,
 )
@@ -58,6 +59,7 @@ _LEVELS: Mapping[type[Fact], int] = {
     WorkerStarted: logging.INFO,
     WorkerStopped: logging.INFO,
     Noticed: logging.WARNING,
+    Progressed: logging.INFO,
 }
 _WINDOW_SECONDS = 10.0
 _LINES_MAX = 2

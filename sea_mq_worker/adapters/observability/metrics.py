@@ -52,6 +52,7 @@ from sea_mq_worker.domain.facts import (
     MessageRetried,
     MessageSkipped,
     Noticed,
+    Progressed,
     WorkerStarted,
     WorkerStopped,
 )
@@ -130,7 +131,7 @@ class MetricsObserver:
                 self._count("notices", self._notices.labels(self._bounded("event", fact.event)))
             case WorkerStarted():
                 self._info.labels(fact.name, fact.version).set(1)
-            case WorkerStopped():
+            case WorkerStopped() | Progressed():
                 pass
             case _:
                 assert_never(fact)

@@ -15,21 +15,18 @@ _SCHEMA = re.compile(r"(?!pg_)[A-Za-z_][A-Za-z0-9_]{0,62}")
 NO_HINTS: Mapping[str, str] = MappingProxyType({})
 """For statements that operators ask for: the planner decides."""
 
-INBOX_HINTS: Mapping[str, str] = MappingProxyType(
+WORKER_HINTS: Mapping[str, str] = MappingProxyType(
     {
         "jit": "off",
         "enable_seqscan": "off",
         "enable_bitmapscan": "off",
         "enable_sort": "off",
+        "enable_hashjoin": "off",
+        "enable_mergejoin": "off",
         "plan_cache_mode": "force_generic_plan",
     }
 )
 """Keep a small or never analysed table from being read whole, or sorted, at every call."""
-
-OUTBOX_HINTS: Mapping[str, str] = MappingProxyType(
-    {**INBOX_HINTS, "enable_hashjoin": "off", "enable_mergejoin": "off"}
-)
-"""The same for claims, whose joins are by row address or primary key."""
 
 _CLIENT_PATIENCE_SECONDS = 2.0
 """How much later than the server the client gives a statement up."""
@@ -53,7 +50,7 @@ async def connect_pool(
     application_name: str,
     statement_timeout_seconds: float,
     connect_timeout_seconds: float,
-    hints: Mapping[str, str] = OUTBOX_HINTS,
+    hints: Mapping[str, str] = WORKER_HINTS,
 ) -> asyncpg.Pool:
     """Open a pool whose statements see ``schema``, one connection at first.
 

@@ -35,7 +35,7 @@ class PostgresInboxAdapter:
     """
 
     def __init__(self, *, pool: asyncpg.Pool, worker: str) -> None:
-        """Use a pool opened with ``OUTBOX_HINTS``; nothing is asked of the database yet.
+        """Use a pool opened with ``WORKER_HINTS``; nothing is asked of the database yet.
 
         Args:
             pool: to the service's schema.

@@ -42,7 +42,7 @@ class PostgresOutboxAdapter:
         """Serve a lane; nothing is asked of the database yet.
 
         Args:
-            pool: opened with ``OUTBOX_HINTS``.
+            pool: opened with ``WORKER_HINTS``.
             worker: who claims; for people, the fence does not depend on its being unique.
             lease_seconds: how long a claim keeps others away, by the database's clock.
             ordered: serve the events with an ordering key instead of those without.

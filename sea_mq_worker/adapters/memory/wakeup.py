@@ -1,0 +1,23 @@
+"""Wakeup by polling alone: for where notifications cannot work, and for tests."""
+
+import asyncio
+
+
+class PollingWakeup:
+    """Waits the whole time-out, or until ``wake``."""
+
+    def __init__(self) -> None:
+        self._woken = asyncio.Event()
+
+    def wake(self) -> None:
+        """End the waits under way."""
+        self._woken.set()
+        self._woken = asyncio.Event()
+
+    async def wait(self, *, timeout_seconds: float) -> None:
+        """Return after the time-out or when woken."""
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await self._woken.wait()
+        except TimeoutError:
+            return

@@ -1,0 +1,157 @@
+"""The inbound side: JetStream -> inbox -> handler."""
+
+from sea_mq_worker.adapters.http.handler import HttpEventHandler
+from sea_mq_worker.adapters.nats.connection import NatsConnection
+from sea_mq_worker.adapters.nats.consumer import NatsJetStreamConsumer
+from sea_mq_worker.adapters.nats.publisher import NatsJetStreamPublisher
+from sea_mq_worker.adapters.nats.stranded import NatsStrandedMessages
+from sea_mq_worker.adapters.postgres.inbox import PostgresInboxAdapter
+from sea_mq_worker.application.burial import Burial
+from sea_mq_worker.application.closing import Closing
+from sea_mq_worker.application.gate import Gate
+from sea_mq_worker.application.handling import Handle, HandlerHealth
+from sea_mq_worker.application.inbox import InboxConsumer
+from sea_mq_worker.application.reception import Reception
+from sea_mq_worker.application.rescue import Rescuer
+from sea_mq_worker.application.supervisor import Loop
+from sea_mq_worker.bootstrap.base import Base
+from sea_mq_worker.bootstrap.connections import open_pool, read_secret, wait_for
+from sea_mq_worker.bootstrap.tracing import traced_handler
+from sea_mq_worker.domain.facts import Noticed
+from sea_mq_worker.ports.inbox import InboxRepository
+from sea_mq_worker.settings import ConsumerSettings, SettingsError
+
+_PROBE_MAX_SECONDS = 2.0
+_SICK_PROBE_MAX_SECONDS = 30.0
+_HEARTBEATS_PER_LEASE = 3
+
+
+async def inbound_loops(base: Base) -> dict[str, Loop]:
+    """Put one consumer loop together for each durable, and one loop that rescues what was given up on."""
+    s = base.settings
+    pool = await wait_for(
+        lambda: open_pool(s, purpose="inbox"), what="PostgreSQL", observer=base.observer, stop=base.stop
+    )
+    base.stack.push_async_callback(pool.close)
+    connection, loops = await base.nats("inbox")
+    inbox = PostgresInboxAdapter(pool=pool, worker=base.name)
+    store_gate = base.gate("inbox database", cap_seconds=_PROBE_MAX_SECONDS)
+    burial = await _burial(base, connection, inbox, store_gate)
+    handle = _handle(base, burial)
+    reception = Reception(inbox=inbox, store_gate=store_gate, lease_seconds=s.inbox_lease_seconds)
+    for durable in s.consumers:
+        consumer = await _consumer(base, connection, durable)
+        loop = _inbox_loop(base, consumer, inbox, reception, handle)
+        loops[f"inbox {durable.durable}"] = loop.run
+    rescuer = Rescuer(
+        stranded=await _stranded(base, connection),
+        reception=reception,
+        burial=burial,
+        broker_gate=base.gate("stranded messages", cap_seconds=_PROBE_MAX_SECONDS),
+        clock=base.clock,
+    )
+    return loops | {"rescue": rescuer.run}
+
+
+def _inbox_loop(
+    base: Base,
+    consumer: NatsJetStreamConsumer,
+    inbox: InboxRepository,
+    reception: Reception,
+    handle: Handle,
+) -> InboxConsumer:
+    s = base.settings
+    closing = Closing(
+        consumer=consumer,
+        inbox=inbox,
+        observer=base.observer,
+        store_gate=reception.store_gate,
+        clock=base.clock,
+    )
+    return InboxConsumer(
+        consumer=consumer,
+        inbox=inbox,
+        reception=reception,
+        handle=handle,
+        closing=closing,
+        observer=base.observer,
+        broker_gate=base.gate(f"consumer {consumer.name}", cap_seconds=_PROBE_MAX_SECONDS),
+        clock=base.clock,
+        concurrency=min(s.handler_concurrency, consumer.max_ack_pending),
+        heartbeat_seconds=min(consumer.ack_wait_seconds, s.inbox_lease_seconds) / _HEARTBEATS_PER_LEASE,
+        lease_seconds=s.inbox_lease_seconds,
+    )
+
+
+async def _stranded(base: Base, connection: NatsConnection) -> NatsStrandedMessages:
+    s = base.settings
+    stranded = NatsStrandedMessages(
+        connection=connection,
+        stream=s.advisory_stream,
+        durable=f"{s.context}__max_deliveries",
+        consumers=[(durable.stream, durable.durable) for durable in s.consumers],
+        on_event=lambda event, text: base.observer.observe(Noticed(event=event, text=text)),
+    )
+    what = f"stream {s.advisory_stream}"
+    await wait_for(stranded.start, what=what, observer=base.observer, stop=base.stop)
+    base.stack.push_async_callback(stranded.close)
+    return stranded
+
+
+async def _burial(base: Base, connection: NatsConnection, inbox: InboxRepository, store_gate: Gate) -> Burial:
+    s = base.settings
+    publisher = NatsJetStreamPublisher(
+        connection=connection,
+        stream=s.dlq_stream,
+        mode="pipeline",
+        publish_timeout_seconds=s.outbox_publish_timeout_seconds,
+    )
+    await wait_for(publisher.start, what=f"stream {s.dlq_stream}", observer=base.observer, stop=base.stop)
+    return Burial(
+        context=s.context,
+        inbox=inbox,
+        publisher=publisher,
+        observer=base.observer,
+        gate=base.gate(f"stream {s.dlq_stream}", cap_seconds=_PROBE_MAX_SECONDS),
+        store_gate=store_gate,
+    )
+
+
+def _handle(base: Base, burial: Burial) -> Handle:
+    s = base.settings
+    http = HttpEventHandler(
+        url=s.handler_url,
+        timeout_seconds=s.handler_timeout_seconds,
+        concurrency=s.handler_concurrency * len(s.consumers),
+        accept_statuses=s.handler_accept_statuses,
+        token=read_secret(s.handler_token_file, key="handler_token_file"),
+    )
+    base.stack.push_async_callback(http.close)
+    handler = traced_handler(http) if s.tracing else http
+    gate = base.gate("handler", cap_seconds=_SICK_PROBE_MAX_SECONDS)
+    return Handle(
+        handler=handler,
+        health=HandlerHealth(gate=gate, run_max=s.handler_sick_after),
+        burial=burial,
+        backoff=base.backoff(base_seconds=s.inbox_backoff_seconds, cap_seconds=s.inbox_backoff_max_seconds),
+        attempts_max=s.inbox_attempts_max,
+    )
+
+
+async def _consumer(
+    base: Base, connection: NatsConnection, durable: ConsumerSettings
+) -> NatsJetStreamConsumer:
+    consumer = NatsJetStreamConsumer(connection=connection, stream=durable.stream, durable=durable.durable)
+    what = f"consumer {durable.durable} of stream {durable.stream}"
+    await wait_for(consumer.start, what=what, observer=base.observer, stop=base.stop)
+    base.stack.push_async_callback(consumer.close)
+    s = base.settings
+    if s.handler_timeout_seconds >= consumer.ack_wait_seconds:
+        raise SettingsError(
+            f"SEA_MQ_HANDLER_TIMEOUT_SECONDS: must be below {consumer.ack_wait_seconds:g} s, ack_wait of {what}"
+        )
+    if 0 < consumer.max_deliver <= s.inbox_attempts_max:
+        raise SettingsError(
+            f"SEA_MQ_INBOX_ATTEMPTS_MAX: must be below {consumer.max_deliver}, max_deliver of {what}"
+        )
+    return consumer

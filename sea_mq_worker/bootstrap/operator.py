@@ -1,0 +1,74 @@
+"""What operators' commands use: no waiting, one connection each, closed when the command is done."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from sea_mq_worker.adapters.nats import topology
+from sea_mq_worker.adapters.nats.connection import NatsConnection
+from sea_mq_worker.adapters.nats.dead_letters import NatsDeadLetters
+from sea_mq_worker.adapters.nats.definitions import Definition, definitions
+from sea_mq_worker.adapters.postgres.connection import NO_HINTS
+from sea_mq_worker.adapters.postgres.migrations import check_version, migrate
+from sea_mq_worker.adapters.postgres.operations import PostgresOperations
+from sea_mq_worker.bootstrap.connections import open_nats, open_pool
+from sea_mq_worker.resources import resource_folder
+from sea_mq_worker.settings import Settings
+
+
+async def migrate_schema(settings: Settings) -> Sequence[str]:
+    """Apply the migrations that are missing; return their names."""
+    return await migrate(settings.database_url.get_secret_value(), schema=settings.database_schema)
+
+
+@asynccontextmanager
+async def operations(settings: Settings) -> AsyncIterator[PostgresOperations]:
+    """Connect to the tables."""
+    pool = await open_pool(settings, purpose="operator", hints=NO_HINTS)
+    try:
+        await check_version(pool)
+        yield PostgresOperations(pool=pool)
+    finally:
+        await pool.close()
+
+
+@asynccontextmanager
+async def broker(settings: Settings) -> AsyncIterator[NatsConnection]:
+    """Connect to NATS."""
+    connection = await open_nats(settings, purpose="operator", on_event=_ignore)
+    try:
+        yield connection
+    finally:
+        await connection.close()
+
+
+@asynccontextmanager
+async def dead_letters(settings: Settings) -> AsyncIterator[NatsDeadLetters]:
+    """Connect to the dead-letter stream."""
+    async with broker(settings) as connection:
+        yield NatsDeadLetters(connection=connection, stream=settings.dlq_stream)
+
+
+def wanted_topology(settings: Settings) -> list[Definition]:
+    """Read the definitions that the settings choose."""
+    return definitions(
+        settings.streams_folder or resource_folder("streams"),
+        context=settings.context,
+        replicas=settings.stream_replicas,
+        max_bytes=settings.stream_max_bytes,
+    )
+
+
+async def check_topology(settings: Settings) -> list[topology.Difference]:
+    """Compare streams and consumers with their definitions."""
+    async with broker(settings) as connection:
+        return await topology.check(connection, wanted_topology(settings))
+
+
+async def apply_topology(settings: Settings) -> list[topology.Change]:
+    """Create and update streams and consumers."""
+    async with broker(settings) as connection:
+        return await topology.apply(connection, wanted_topology(settings))
+
+
+def _ignore(_event: str, _text: str) -> None:
+    """A command tells what it does, not how its connection fares."""

@@ -1,0 +1,124 @@
+"""The outbound side: outbox -> JetStream."""
+
+import asyncpg
+
+from sea_mq_worker.adapters.memory.wakeup import PollingWakeup
+from sea_mq_worker.adapters.nats.connection import NatsConnection
+from sea_mq_worker.adapters.nats.publisher import NatsJetStreamPublisher
+from sea_mq_worker.adapters.postgres.outbox import PostgresOutboxAdapter
+from sea_mq_worker.adapters.postgres.wakeup import PostgresWakeup
+from sea_mq_worker.application.gate import Gate
+from sea_mq_worker.application.publishing import Publishing
+from sea_mq_worker.application.relay import OutboxPublisher
+from sea_mq_worker.application.settlement import Settlement
+from sea_mq_worker.application.supervisor import Loop
+from sea_mq_worker.application.upkeep import Periodic, Reaper
+from sea_mq_worker.bootstrap.base import Base
+from sea_mq_worker.bootstrap.connections import open_pool, wait_for
+from sea_mq_worker.bootstrap.tracing import traced_publisher
+from sea_mq_worker.domain.retry import RetryPolicy
+from sea_mq_worker.ports.jetstream import JetStreamPublisher
+from sea_mq_worker.ports.outbox import OutboxRepository
+from sea_mq_worker.ports.wakeup import Wakeup
+
+_PROBE_MAX_SECONDS = 2.0
+
+
+async def outbound_loops(base: Base) -> dict[str, Loop]:
+    """Put one lane together for events with an ordering key and one for those without."""
+    s = base.settings
+    pool = await wait_for(
+        lambda: open_pool(s, purpose="outbox"), what="PostgreSQL", observer=base.observer, stop=base.stop
+    )
+    base.stack.push_async_callback(pool.close)
+    connection, loops = await base.nats("outbox")
+    publishing = _publishing(base, await _publisher(base, connection))
+    store_gate = base.gate("outbox database", cap_seconds=_PROBE_MAX_SECONDS)
+    wakeup = await _wakeup(base)
+    unordered, ordered = (_outbox(base, pool, ordered=ordered) for ordered in (False, True))
+    reaper = Reaper(outbox=unordered, observer=base.observer)
+    reaping = Periodic(work=reaper.reap, store_gate=store_gate, seconds=s.outbox_lease_seconds / 2)
+    return loops | {
+        "outbox unordered": _lane(base, unordered, publishing, wakeup, store_gate).run,
+        "outbox ordered": _lane(base, ordered, publishing, wakeup, store_gate).run,
+        "reaper": reaping.run,
+    }
+
+
+async def _publisher(base: Base, connection: NatsConnection) -> JetStreamPublisher:
+    s = base.settings
+    publisher = NatsJetStreamPublisher(
+        connection=connection,
+        stream=s.stream,
+        mode=s.outbox_publish_mode,
+        publish_timeout_seconds=s.outbox_publish_timeout_seconds,
+    )
+    await wait_for(publisher.start, what=f"stream {s.stream}", observer=base.observer, stop=base.stop)
+    return traced_publisher(publisher) if s.tracing else publisher
+
+
+def _lane(
+    base: Base, outbox: OutboxRepository, publishing: Publishing, wakeup: Wakeup, store_gate: Gate
+) -> OutboxPublisher:
+    s = base.settings
+    settlement = Settlement(
+        context=s.context,
+        observer=base.observer,
+        store_gate=store_gate,
+        clock=base.clock,
+        lease_seconds=s.outbox_lease_seconds,
+    )
+    return OutboxPublisher(
+        outbox=outbox,
+        publishing=publishing,
+        settlement=settlement,
+        wakeup=wakeup,
+        broker_gate=publishing.broker_gate,
+        store_gate=store_gate,
+        clock=base.clock,
+        batch_max=s.outbox_batch_max,
+        batches_max=s.outbox_batches_max,
+        poll_seconds=s.outbox_poll_seconds,
+    )
+
+
+def _publishing(base: Base, publisher: JetStreamPublisher) -> Publishing:
+    s = base.settings
+    policy = RetryPolicy(
+        backoff=base.backoff(base_seconds=s.outbox_backoff_seconds, cap_seconds=s.outbox_backoff_max_seconds),
+        failures_max=s.outbox_failures_max,
+        age_max_seconds=s.outbox_age_max_seconds,
+        duplicate_window_seconds=publisher.duplicate_window_seconds,
+    )
+    return Publishing(
+        context=s.context,
+        source=s.source,
+        publisher=publisher,
+        policy=policy,
+        broker_gate=base.gate(f"stream {s.stream}", cap_seconds=_PROBE_MAX_SECONDS),
+        clock=base.clock,
+        timeout_seconds=s.outbox_publish_timeout_seconds,
+        hold_dead_keys=s.outbox_dead_key == "hold",
+    )
+
+
+def _outbox(base: Base, pool: asyncpg.Pool, *, ordered: bool) -> PostgresOutboxAdapter:
+    s = base.settings
+    return PostgresOutboxAdapter(
+        pool=pool,
+        worker=base.name,
+        lease_seconds=s.outbox_lease_seconds,
+        ordered=ordered,
+        hold_dead_keys=s.outbox_dead_key == "hold",
+        failures_max=s.outbox_failures_max,
+    )
+
+
+async def _wakeup(base: Base) -> Wakeup:
+    s = base.settings
+    if not s.outbox_notify:
+        return PollingWakeup()
+    wakeup = PostgresWakeup(dsn=s.database_url.get_secret_value(), schema=s.database_schema)
+    await wakeup.start()
+    base.stack.push_async_callback(wakeup.close)
+    return wakeup

@@ -1,0 +1,20 @@
+"""The command line: parse, call, print; no logic.
+
+Exit codes: 0 done or stopped gracefully, 1 unhealthy or failed, 2 wrong usage or settings, 3 a dependency
+breaks its contract (schema, stream, consumer, permission), 4 gave up, 5 grace period exceeded, 130 or 143
+forced by a second signal.
+"""
+
+import typer
+
+from sea_mq_worker.cli import database, run, streams
+
+app = typer.Typer(
+    name="sea_mq_worker",
+    help="Transactional outbox and inbox worker for PostgreSQL and NATS JetStream.",
+    pretty_exceptions_enable=False,
+)
+app.callback(invoke_without_command=True)(run.default)
+app.command("run")(run.run)
+app.command("migrate")(database.migrate)
+app.add_typer(streams.app, name="streams")

@@ -1,0 +1,41 @@
+"""``run``: the worker itself."""
+
+import typer
+
+from sea_mq_worker.cli.support import EXIT_FAILED, EXIT_USAGE, fail, settings_for
+
+
+def default(context: typer.Context) -> None:
+    """Run the worker, unless a command is named."""
+    if context.invoked_subcommand is None:
+        run()
+
+
+def run() -> None:
+    """Run the worker: publish the outbox, take messages into the inbox."""
+    settings = settings_for("database_url", "nats_url")
+    if settings.consumers and not settings.handler_url:
+        fail(
+            "SEA_MQ_HANDLER_URL: is required, since there are consumers (SEA_MQ_CONSUMERS= for none)",
+            EXIT_USAGE,
+        )
+    import asyncio
+
+    import uvloop
+
+    from sea_mq_worker.bootstrap.worker import run_worker
+    from sea_mq_worker.cli.signals import stop_on_signals
+    from sea_mq_worker.domain.errors import WorkerError
+    from sea_mq_worker.settings import SettingsError
+
+    async def main() -> int:
+        stop = asyncio.Event()
+        stop_on_signals(stop)
+        return await run_worker(settings, stop)
+
+    try:
+        raise typer.Exit(uvloop.run(main()))
+    except SettingsError as error:
+        fail(str(error), EXIT_USAGE)
+    except WorkerError as error:
+        fail(str(error), EXIT_FAILED)

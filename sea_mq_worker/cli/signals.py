@@ -1,0 +1,20 @@
+"""Signals: the first asks for a graceful stop, the second ends the process at once."""
+
+import asyncio
+import os
+import signal
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+def stop_on_signals(stop: asyncio.Event) -> None:
+    """Set ``stop`` at SIGTERM or SIGINT; at another one leave with 128 + its number."""
+
+    def receive(number: int) -> None:
+        if stop.is_set():
+            os._exit(128 + number)
+        stop.set()
+
+    loop = asyncio.get_running_loop()
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, receive, number)

@@ -1,0 +1,77 @@
+"""What commands share: settings, errors as exit codes, output for people and for programs."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from typing import Annotated, Any, NoReturn, TypeVar
+
+import typer
+
+from sea_mq_worker.settings import Settings, SettingsError, load_settings
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_CONTRACT = 3
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+
+_T = TypeVar("_T")
+
+
+def fail(text: str, code: int) -> NoReturn:
+    """Say what is wrong, on one line a problem, and leave."""
+    typer.echo(text, err=True)
+    raise typer.Exit(code)
+
+
+def settings_for(*needs: str) -> Settings:
+    """Load the settings, or leave with what is wrong with them."""
+    try:
+        return load_settings(needs=needs)
+    except SettingsError as error:
+        fail(str(error), EXIT_USAGE)
+
+
+def act(work: Callable[[Settings], Awaitable[_T]], *, needs: Collection[str]) -> _T:
+    """Do an operator's work and translate its errors into exit codes."""
+    from sea_mq_worker.domain.errors import ContractError, WorkerError
+
+    settings = settings_for(*needs)
+
+    async def main() -> _T:
+        return await work(settings)
+
+    try:
+        return asyncio.run(main())
+    except SettingsError as error:
+        fail(str(error), EXIT_USAGE)
+    except ContractError as error:
+        fail(str(error), EXIT_CONTRACT)
+    except WorkerError as error:
+        fail(str(error), EXIT_FAILED)
+
+
+def print_json(data: object) -> None:
+    """Print one JSON document; moments as ISO 8601."""
+    typer.echo(json.dumps(data, default=str, indent=2))
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, empty: str) -> None:
+    """Print rows for people, fitted to the terminal; ``empty`` where there are none."""
+    from rich.console import Console
+    from rich.table import Table
+
+    if not rows:
+        typer.echo(empty)
+        return
+    table = Table(*columns, box=None, pad_edge=False, header_style="bold")
+    for row in rows:
+        table.add_row(*("" if value is None else str(value) for value in row))
+    Console(soft_wrap=False).print(table)
+
+
+def print_fields(fields: Mapping[str, Any]) -> None:
+    """Print one thing, a field a line."""
+    width = max(map(len, fields))
+    for name, value in fields.items():
+        typer.echo(f"{name:<{width}}  {'' if value is None else value}")
