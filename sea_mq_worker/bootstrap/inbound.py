@@ -148,7 +148,7 @@ async def _consumer(
     s = base.settings
     if s.handler_timeout_seconds >= consumer.ack_wait_seconds:
         raise SettingsError(
-            f"SEA_MQ_HANDLER_TIMEOUT_SECONDS: must be below {consumer.ack_wait_seconds:g} s, ack_wait of {what}"
+            f"SEA_MQ_HANDLER_TIMEOUT_SECONDS: must be below {consumer.ack_wait_seconds:g}, ack_wait of {what}"
         )
     if 0 < consumer.max_deliver <= s.inbox_attempts_max:
         raise SettingsError(

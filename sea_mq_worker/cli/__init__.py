@@ -7,7 +7,7 @@ forced by a second signal.
 
 import typer
 
-from sea_mq_worker.cli import database, run, streams
+from sea_mq_worker.cli import database, dev, run, streams
 
 app = typer.Typer(
     name="sea_mq_worker",
@@ -16,5 +16,6 @@ app = typer.Typer(
 )
 app.callback(invoke_without_command=True)(run.default)
 app.command("run")(run.run)
+app.command("dev")(dev.dev)
 app.command("migrate")(database.migrate)
 app.add_typer(streams.app, name="streams")

@@ -1,0 +1,1 @@
+"""What ``dev`` shows: real servers, the worker, a sample handler and traffic in both contexts."""

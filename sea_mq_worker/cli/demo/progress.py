@@ -1,0 +1,75 @@
+"""How far the traffic has come, read from the servers themselves and not from the worker."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import asyncpg
+import httpx2
+import nats
+from nats.js import JetStreamContext
+
+_LOOK_SECONDS = 0.25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """Where the events are."""
+
+    written: int
+    published: int
+    in_stream: int
+    received: int
+    processed: int
+    effects: int
+    calls: int
+    dead_letters: int
+
+    @property
+    def complete(self) -> bool:
+        """Everything that was written is published, and every message has come to its end."""
+        return self.published == self.written and self.processed + self.dead_letters == self.received
+
+
+async def follow(
+    *, dsn: str, nats_url: str, handler_url: str, show: Callable[[Figures], None], stop: asyncio.Event
+) -> Figures:
+    """Show figures until all is done or ``stop``; return the last."""
+    database = await asyncpg.connect(dsn)
+    broker = await nats.connect(nats_url)
+    try:
+        async with httpx2.AsyncClient(trust_env=False, verify=False) as http:
+            while True:
+                figures = await _look(database, broker.jetstream(), http, handler_url)
+                show(figures)
+                if figures.complete or stop.is_set():
+                    return figures
+                await asyncio.sleep(_LOOK_SECONDS)
+    finally:
+        await broker.close()
+        await database.close()
+
+
+async def _look(
+    database: asyncpg.Connection, stream: JetStreamContext, http: httpx2.AsyncClient, handler_url: str
+) -> Figures:
+    outbox = await database.fetchrow(
+        "SELECT count(*) AS written, count(published_at) AS published FROM outbox_events"
+    )
+    processed = await database.fetchval("SELECT count(processed_at) FROM inbox_messages")
+    handler: dict[str, Any] = (await http.get(f"{handler_url}/effects")).json()
+    return Figures(
+        written=outbox["written"],
+        published=outbox["published"],
+        in_stream=await _messages(stream, "SEA_EVENTS"),
+        received=await _messages(stream, "VIBESPRO_EVENTS"),
+        processed=processed,
+        effects=handler["effects"],
+        calls=handler["calls"],
+        dead_letters=await _messages(stream, "SEA_DLQ"),
+    )
+
+
+async def _messages(stream: JetStreamContext, name: str) -> int:
+    return (await stream.stream_info(name)).state.messages

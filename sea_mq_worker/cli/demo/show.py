@@ -1,0 +1,129 @@
+"""``dev`` from start to stop."""
+
+import asyncio
+import shlex
+import sys
+import time
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import typer
+
+from sea_mq_worker.bootstrap.operator import apply_topology, migrate_schema
+from sea_mq_worker.cli.demo.children import SampleHandler, WorkerProcess
+from sea_mq_worker.cli.demo.progress import Figures, follow
+from sea_mq_worker.cli.demo.traffic import publish_vibes, write_orders
+from sea_mq_worker.cli.signals import stop_on_signals
+from sea_mq_worker.embedded import EmbeddedNats, EmbeddedPostgres
+from sea_mq_worker.resources import resource_folder
+from sea_mq_worker.settings import Settings
+
+_STREAM_BYTES = 256 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stage:
+    postgres: EmbeddedPostgres
+    nats: EmbeddedNats
+    handler: SampleHandler
+    worker: WorkerProcess
+
+
+async def perform(folder: Path, *, events: int, leave: bool) -> bool:
+    """Start everything, send traffic, tell what became of it; stay until Ctrl-C unless ``leave``.
+
+    Returns whether all traffic arrived.
+    """
+    stop = asyncio.Event()
+    stop_on_signals(stop)
+    async with AsyncExitStack() as stack:
+        stage = await _set(stack, folder)
+        if stop.is_set():
+            return False
+        figures = await _send(stage, events, stop)
+        _tell_figures(figures)
+        _tell_where_to_look(stage, folder)
+        if not leave and not stop.is_set():
+            typer.echo("\nThe worker goes on until Ctrl-C.")
+            await stop.wait()
+        typer.echo("Stopping.")
+    return figures.complete
+
+
+async def _set(stack: AsyncExitStack, folder: Path) -> _Stage:
+    began = time.monotonic()
+    postgres = await stack.enter_async_context(EmbeddedPostgres(folder / "postgres"))
+    nats = await stack.enter_async_context(EmbeddedNats(folder / "nats"))
+    typer.echo(f"PostgreSQL and nats-server are up ({time.monotonic() - began:.1f} s), data in {folder}")
+    handler = SampleHandler(folder / "handler", source=resource_folder("examples"))
+    await stack.enter_async_context(handler)
+    settings = {
+        "SEA_MQ_DATABASE_URL": postgres.dsn,
+        "SEA_MQ_NATS_URL": nats.url,
+        "SEA_MQ_HANDLER_URL": f"{handler.url}/handle",
+        "SEA_MQ_STREAM_REPLICAS": "1",
+        "SEA_MQ_STREAM_MAX_BYTES": str(_STREAM_BYTES),
+    }
+    own = Settings.model_validate(
+        {name.removeprefix("SEA_MQ_").lower(): value for name, value in settings.items()}
+    )
+    await migrate_schema(own)
+    await apply_topology(own)
+    typer.echo("Schema migrated, streams applied (1 replica and 256 MiB each, by setting)")
+    worker = await stack.enter_async_context(WorkerProcess(folder / "worker", settings=settings))
+    typer.echo(f"The worker is ready ({time.monotonic() - began:.1f} s)")
+    return _Stage(postgres=postgres, nats=nats, handler=handler, worker=worker)
+
+
+async def _send(stage: _Stage, events: int, stop: asyncio.Event) -> Figures:
+    typer.echo(f"Sending {events} events each way: orders into the outbox, vibes into VIBESPRO_EVENTS")
+    began = time.monotonic()
+    await asyncio.gather(write_orders(stage.postgres.dsn, events), publish_vibes(stage.nats.url, events))
+    figures = await follow(
+        dsn=stage.postgres.dsn,
+        nats_url=stage.nats.url,
+        handler_url=stage.handler.url,
+        show=_show_progress,
+        stop=stop,
+    )
+    if sys.stdout.isatty():
+        typer.echo("")
+    typer.echo(f"Done in {time.monotonic() - began:.1f} s" if figures.complete else "Stopped before the end")
+    return figures
+
+
+def _show_progress(figures: Figures) -> None:
+    if sys.stdout.isatty():
+        done = f"{figures.published} of {figures.written} published"
+        ended = f"{figures.processed + figures.dead_letters} of {figures.received} handled"
+        typer.echo(f"\r{done}, {ended}   ", nl=False)
+
+
+def _tell_figures(figures: Figures) -> None:
+    typer.echo(
+        f"""
+outbox -> stream      {figures.written} events written, {figures.published} PUBLISHED, \
+{figures.in_stream} messages in SEA_EVENTS
+stream -> handler     {figures.received} messages in VIBESPRO_EVENTS, {figures.processed} processed, \
+{figures.effects} effects in {figures.calls} calls
+dead letters          {figures.dead_letters} answered 422 by the handler, in SEA_DLQ"""
+    )
+
+
+def _tell_where_to_look(stage: _Stage, folder: Path) -> None:
+    exports = [f"export {name}={shlex.quote(value)}" for name, value in stage.worker.settings.items()]
+    environment = folder / "environment"
+    environment.touch(mode=0o600)
+    environment.write_text("\n".join(exports) + "\n")
+    typer.echo(
+        f"""
+Where to look next
+  {stage.worker.url}/            the worker's page; /metrics and /readyz beside it
+  . {environment}    then, in this terminal or another:
+    python -m sea_mq_worker depth
+    python -m sea_mq_worker dlq list
+    python -m sea_mq_worker outbox list --state PUBLISHED
+    psql "$SEA_MQ_DATABASE_URL" -c 'TABLE outbox_events LIMIT 5'
+  {stage.worker.log}    the worker's log"""
+    )

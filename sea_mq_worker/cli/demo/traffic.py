@@ -1,0 +1,78 @@
+"""Sample traffic: the service's own outbox events, and another context's messages."""
+
+import json
+from dataclasses import dataclass
+
+import asyncpg
+import nats
+from nats.js import JetStreamContext
+
+from sea_mq_worker.producer import Event, enqueue, uuid7
+
+_PER_TRANSACTION = 50
+_KEYS = 25
+_POISON_EVERY = 50
+_FLAKY_EVERY = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What the other context published, by how the handler will take it."""
+
+    good: int
+    poison: int
+
+
+async def write_orders(dsn: str, count: int) -> None:
+    """Insert events as a service does: in the transactions of the changes that they tell of."""
+    connection = await asyncpg.connect(dsn)
+    try:
+        await connection.execute("CREATE TABLE IF NOT EXISTS orders (id INT PRIMARY KEY, total NUMERIC)")
+        first = 1 + await connection.fetchval("SELECT coalesce(max(id), 0) FROM orders")
+        for start in range(first, first + count, _PER_TRANSACTION):
+            numbers = range(start, min(start + _PER_TRANSACTION, first + count))
+            async with connection.transaction():
+                await connection.executemany(
+                    "INSERT INTO orders VALUES ($1, $2)", [(number, number) for number in numbers]
+                )
+                await enqueue(connection, *(_order_created(number) for number in numbers))
+    finally:
+        await connection.close()
+
+
+def _order_created(number: int) -> Event:
+    return Event(
+        aggregate_type="order",
+        aggregate_id=str(number),
+        event_type="order.created",
+        payload={"order": number, "total": number},
+        ordering_key=f"customer-{number % _KEYS}",
+    )
+
+
+async def publish_vibes(url: str, count: int) -> Sent:
+    """Publish as the context ``vibespro`` does, a few messages poisonous and a few passing 5xx."""
+    connection = await nats.connect(url)
+    try:
+        stream = connection.jetstream()
+        for number in range(count):
+            await _publish_vibe(stream, number)
+    finally:
+        await connection.close()
+    poison = sum(_is_poison(number) for number in range(count))
+    return Sent(good=count - poison, poison=poison)
+
+
+async def _publish_vibe(stream: JetStreamContext, number: int) -> None:
+    payload: dict[str, object] = {"vibe": number}
+    if _is_poison(number):
+        payload["poison"] = True
+    elif number % _FLAKY_EVERY == 0:
+        payload["flaky"] = True
+    body = json.dumps(payload).encode()
+    headers = {"Nats-Msg-Id": str(uuid7())}
+    await stream.publish("vibespro.event.vibe_created.v1", body, headers=headers)
+
+
+def _is_poison(number: int) -> bool:
+    return number % _POISON_EVERY == _POISON_EVERY - 1
