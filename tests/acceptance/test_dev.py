@@ -1,0 +1,72 @@
+"""The README's first command, as a newcomer sees it."""
+
+import asyncio
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.waiting import eventually
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, and only Linux signals orphans")
+
+
+async def start(folder: Path, *options: str) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "sea_mq_worker", "dev", "--folder", str(folder), *options,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, start_new_session=True,
+    )  # fmt: skip
+
+
+def children_of(folder: Path) -> list[str]:
+    """Return the command lines of processes that have to do with the folder."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            command = entry.read_bytes().replace(b"\0", b" ").decode()
+            where = os.readlink(entry.parent / "cwd")
+        except OSError:
+            continue
+        if str(folder) in command + where:
+            found.append(command)
+    return found
+
+
+@linux
+async def test_sample_traffic_arrives_both_ways_once_each(tmp_path: Path) -> None:
+    folder = tmp_path / "dev"
+    process = await start(folder, "--events", "1000", "--exit")
+    output = (await asyncio.wait_for(process.communicate(), 90))[0].decode()
+    assert process.returncode == 0, output
+    assert "1000 events written, 1000 PUBLISHED, 1000 messages in SEA_EVENTS" in output
+    assert "1000 messages in VIBESPRO_EVENTS, 980 processed, 980 effects" in output
+    assert re.search(r"dead letters +20 ", output)
+    assert children_of(folder) == []
+
+
+@linux
+async def test_ctrl_c_stops_everything_and_leaves_no_process(tmp_path: Path) -> None:
+    folder = tmp_path / "dev"
+    process = await start(folder, "--events", "20")
+    assert process.stdout is not None
+    while b"until Ctrl-C" not in (line := await asyncio.wait_for(process.stdout.readline(), 60)):
+        assert line, "dev ended before its traffic had arrived"
+    assert len(children_of(folder)) >= 4
+    os.killpg(process.pid, signal.SIGINT)
+    assert await asyncio.wait_for(process.wait(), 30) == 0
+    assert children_of(folder) == []
+
+
+@linux
+async def test_a_killed_dev_takes_its_servers_along(tmp_path: Path) -> None:
+    folder = tmp_path / "dev"
+    process = await start(folder, "--events", "20")
+    assert process.stdout is not None
+    while b"until Ctrl-C" not in (line := await asyncio.wait_for(process.stdout.readline(), 60)):
+        assert line, "dev ended before its traffic had arrived"
+    process.kill()
+    await process.wait()
+    await eventually(lambda: not children_of(folder), within=30, what="the servers' end")
