@@ -27,7 +27,7 @@ def children_of(folder: Path) -> list[str]:
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             command = entry.read_bytes().replace(b"\0", b" ").decode()
-            where = os.readlink(entry.parent / "cwd")
+            where = str((entry.parent / "cwd").readlink())
         except OSError:
             continue
         if str(folder) in command + where:
