@@ -30,6 +30,7 @@ RUN /opt/build/bin/pip install --no-cache-dir --require-hashes -r /src/requireme
 COPY pyproject.toml README.md LICENSE /src/
 COPY sql /src/sql
 COPY streams /src/streams
+COPY examples /src/examples
 COPY sea_mq_worker /src/sea_mq_worker
 RUN /opt/build/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /dist /src \
  && pip --python /opt/venv install --no-cache-dir --no-deps /dist/*.whl
