@@ -1,0 +1,158 @@
+"""The real worker as a process of its own, on servers, streams and a handler of the test's."""
+
+import asyncio
+import json
+import os
+import re
+import signal
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import httpx2
+from pydantic import SecretStr
+
+from sea_mq_worker.bootstrap.operator import apply_topology
+from sea_mq_worker.settings import Settings
+from tests.support.jetstream import shipped_files
+from tests.support.waiting import eventually
+
+_ADMIN = re.compile(r"http://127\.0\.0\.1:\d+/")
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
+_READY_SECONDS = 30.0
+_END_SECONDS = 15.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deployment:
+    """What a worker is pointed at: ``environment`` holds its SEA_MQ_* settings."""
+
+    context: str
+    upstream: str
+    environment: Mapping[str, str]
+
+    @property
+    def stream(self) -> str:
+        return f"{self.context.upper()}_EVENTS"
+
+    @property
+    def upstream_stream(self) -> str:
+        return f"{self.upstream.upper()}_EVENTS"
+
+    @property
+    def durable(self) -> str:
+        return f"{self.context}__from_{self.upstream}"
+
+
+def deployment(
+    *, context: str, database_url: str, nats_url: str, handler_url: str, **settings: object
+) -> Deployment:
+    """Name the streams after ``context`` and point a worker at them; ``settings`` go over the defaults."""
+    upstream = f"{context}up"
+    given = {
+        "context": context,
+        "database_url": database_url,
+        "nats_url": nats_url,
+        "handler_url": handler_url,
+        "consumers": f"{upstream.upper()}_EVENTS/{context}__from_{upstream}",
+        "admin_port": 0,
+        **settings,
+    }
+    environment = {f"SEA_MQ_{key.upper()}": str(value) for key, value in given.items()}
+    return Deployment(context=context, upstream=upstream, environment=environment)
+
+
+async def apply_streams(target: Deployment, folder: Path, *, consumer: Mapping[str, Any] = _NOTHING) -> None:
+    """Create the streams and consumers that come with the worker; ``consumer`` changes the durable."""
+    files = shipped_files(folder, upstream=target.upstream)
+    durable = files / "consumers" / f"{target.upstream_stream}.sea__from_{target.upstream}.json"
+    durable.write_text(json.dumps(json.loads(durable.read_text()) | dict(consumer)))
+    settings = Settings(
+        context=target.context,
+        nats_url=SecretStr(target.environment["SEA_MQ_NATS_URL"]),
+        streams_folder=files,
+        stream_replicas=1,
+        stream_max_bytes=2**26,
+    )
+    await apply_topology(settings)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerProcess:
+    """A running worker; ``log`` is what it writes to its standard error."""
+
+    process: asyncio.subprocess.Process
+    log: Path
+
+    async def ready(self) -> None:
+        """Wait until it answers that it can work."""
+        await self.answers(200, within=_READY_SECONDS)
+
+    async def answers(self, status: int, *, within: float = _READY_SECONDS) -> str:
+        """Wait until /readyz answers ``status``; return its body."""
+
+        async def asked() -> str:
+            assert self.process.returncode is None, self.written[-2000:]
+            found, body = await self._readiness()
+            return body if found == status else ""
+
+        return await eventually(
+            asked, within=within, what=f"/readyz answers {status}: {self.written[-2000:]}"
+        )
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal."""
+        self.process.send_signal(number)
+
+    async def ended(self, *, within: float = _END_SECONDS) -> int:
+        """Wait for its end; return its exit code, or minus the signal's number."""
+        try:
+            async with asyncio.timeout(within):
+                return await self.process.wait()
+        except TimeoutError:
+            raise AssertionError(f"still running after {within:g} s: {self.written[-2000:]}") from None
+
+    @property
+    def written(self) -> str:
+        """What it wrote so far."""
+        return self.log.read_text()
+
+    def events(self) -> list[str]:
+        """Return the stable keys of what it logged."""
+        lines = [line for line in self.written.splitlines() if line.startswith("{")]
+        return [json.loads(line).get("event", "") for line in lines if line.endswith("}")]
+
+    async def _readiness(self) -> tuple[int, str]:
+        found = _ADMIN.search(self.written)
+        if found is None:
+            return 0, "not listening"
+        async with httpx2.AsyncClient(trust_env=False) as client:
+            try:
+                answer = await client.get(f"{found[0]}readyz")
+            except httpx2.TransportError as error:
+                return 0, repr(error)
+        return answer.status_code, answer.text
+
+
+@asynccontextmanager
+async def running(
+    target: Deployment, log: Path, *command: str, **settings: object
+) -> AsyncIterator[WorkerProcess]:
+    """Start the worker, or another ``command`` of it; kill it at the end of the block if it still lives."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith("SEA_MQ_")}
+    environment = own | dict(target.environment)
+    environment |= {f"SEA_MQ_{key.upper()}": str(value) for key, value in settings.items()}
+    with log.open("wb") as output:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "sea_mq_worker", *command, env=environment, stdout=output, stderr=output
+        )
+    try:
+        yield WorkerProcess(process, log)
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
