@@ -7,6 +7,7 @@ from sea_mq_worker.adapters.nats import topology
 from sea_mq_worker.adapters.nats.connection import NatsConnection
 from sea_mq_worker.adapters.nats.dead_letters import NatsDeadLetters
 from sea_mq_worker.adapters.nats.definitions import Definition, definitions
+from sea_mq_worker.adapters.nats.facts import stream_facts
 from sea_mq_worker.adapters.postgres.connection import NO_HINTS
 from sea_mq_worker.adapters.postgres.migrations import check_version, migrate
 from sea_mq_worker.adapters.postgres.operations import PostgresOperations
@@ -43,9 +44,20 @@ async def broker(settings: Settings) -> AsyncIterator[NatsConnection]:
 
 @asynccontextmanager
 async def dead_letters(settings: Settings) -> AsyncIterator[NatsDeadLetters]:
-    """Connect to the dead-letter stream."""
+    """Connect to the dead-letter stream.
+
+    Raises:
+        ContractError: there is none; the text names the command that creates it.
+    """
     async with broker(settings) as connection:
+        await stream_facts(connection, settings.dlq_stream)
         yield NatsDeadLetters(connection=connection, stream=settings.dlq_stream)
+
+
+async def duplicate_window_seconds(settings: Settings) -> float:
+    """Ask how long the stream that is published to remembers a message id."""
+    async with broker(settings) as connection:
+        return (await stream_facts(connection, settings.stream)).duplicate_window_seconds
 
 
 def wanted_topology(settings: Settings) -> list[Definition]:

@@ -7,7 +7,7 @@ forced by a second signal.
 
 import typer
 
-from sea_mq_worker.cli import database, dev, run, streams
+from sea_mq_worker.cli import database, dead_letters, dev, doctor, inbox, outbox, run, streams
 
 app = typer.Typer(
     name="sea_mq_worker",
@@ -19,3 +19,9 @@ app.command("run")(run.run)
 app.command("dev")(dev.dev)
 app.command("migrate")(database.migrate)
 app.add_typer(streams.app, name="streams")
+app.command("doctor")(doctor.doctor)
+app.command("depth")(database.depth)
+app.add_typer(outbox.app, name="outbox")
+app.add_typer(inbox.app, name="inbox")
+app.add_typer(dead_letters.app, name="dlq")
+app.command("prune")(database.prune)

@@ -1,9 +1,23 @@
-"""``migrate``: the schema."""
+"""``migrate``, ``depth`` and ``prune``: the database as a whole."""
+
+from collections.abc import Callable
+from dataclasses import asdict
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated
 
 import typer
 
-from sea_mq_worker.cli.support import act
+from sea_mq_worker.cli.arguments import ActorOption, ReasonOption, moment
+from sea_mq_worker.cli.support import EXIT_USAGE, JsonOption, act, fail, print_json, print_table
 from sea_mq_worker.settings import Settings
+
+
+class Side(StrEnum):
+    """A side of the worker."""
+
+    OUTBOX = "outbox"
+    INBOX = "inbox"
 
 
 def migrate() -> None:
@@ -17,3 +31,76 @@ def migrate() -> None:
         typer.echo(f"schema {settings.database_schema} is up to date")
 
     act(work, needs=("database_url",))
+
+
+def depth(
+    context: Annotated[
+        str, typer.Option("--context", help="Bounded context; the configured one unless given.")
+    ] = "",
+    json: JsonOption = False,
+) -> None:
+    """Count what is not published and what is not processed, with the oldest of each (QRY-050, QRY-051)."""
+
+    async def work(settings: Settings) -> None:
+        from sea_mq_worker.bootstrap.operator import operations
+
+        if context not in {"", settings.context}:
+            fail(
+                f"--context {context}: these settings are for {settings.context}, each context has tables of its "
+                f"own; set SEA_MQ_CONTEXT, SEA_MQ_DATABASE_URL and SEA_MQ_DATABASE_SCHEMA for it",
+                EXIT_USAGE,
+            )
+        async with operations(settings) as tables:
+            sides = {"outbox": await tables.outbox_depth(), "inbox": await tables.inbox_depth()}
+        if json:
+            print_json({"context": settings.context} | {side: asdict(sides[side]) for side in sides})
+            return
+        columns = ("side", "count", "oldest", "waiting", "for", "dead")
+        rows = [
+            (side, d.count, d.oldest_at, d.waiting, f"{d.waiting_seconds:.0f} s", d.dead)
+            for side, d in sides.items()
+        ]
+        print_table(columns, rows, empty="")
+
+    act(work, needs=("database_url",))
+
+
+def prune(
+    before: Annotated[
+        datetime, typer.Option("--before", parser=moment, metavar="TIME", help="ISO 8601, or an age: 30d.")
+    ],
+    reason: ReasonOption,
+    actor: ActorOption,
+    side: Annotated[Side | None, typer.Option("--side", help="Only this side.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Delete what was published or processed before a time; all else stays, whatever its age.
+
+    There is no dry run: the tables are read once, page by page, while deleting. Keep the inbox longer than
+    the streams keep messages, since a message that comes again after its row is gone has its effect again.
+    """
+
+    async def work(settings: Settings) -> None:
+        from sea_mq_worker.bootstrap.operator import operations
+
+        deleted: dict[str, int] = {}
+        async with operations(settings) as tables:
+            prunes = {Side.OUTBOX: tables.prune_outbox, Side.INBOX: tables.prune_inbox}
+            for one in [side] if side else Side:
+                deleted[one] = await prunes[one](before, actor=actor, reason=reason, on_progress=_tell(one))
+        if json:
+            print_json({"before": before, "deleted": deleted})
+            return
+        for name, count in deleted.items():
+            typer.echo(f"{name}: deleted {count}")
+
+    act(work, needs=("database_url",))
+
+
+def _tell(side: Side) -> Callable[[int, int, int], None]:
+    """Show progress where it is in nobody's way."""
+
+    def tell(done: int, total: int, deleted: int) -> None:
+        typer.echo(f"{side}: page {done} of {total}, {deleted} deleted", err=True)
+
+    return tell
