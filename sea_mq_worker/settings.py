@@ -204,7 +204,12 @@ class Settings(BaseSettings):
 
 def _contradictions(s: Settings) -> list[str]:
     """Name the settings that cannot go together."""
-    checks = (
+    checks = (*_timing(s), *_access(s))
+    return [_line(key, text) for wrong, key, text in checks if wrong]
+
+
+def _timing(s: Settings) -> tuple[tuple[bool, str, str], ...]:
+    return (
         (
             s.outbox_lease_seconds < s.outbox_publish_timeout_seconds + s.database_timeout_seconds,
             "outbox_lease_seconds",
@@ -225,6 +230,11 @@ def _contradictions(s: Settings) -> list[str]:
             "consumers",
             "is empty and outbox_enabled is false: there is nothing to do",
         ),
+    )
+
+
+def _access(s: Settings) -> tuple[tuple[bool, str, str], ...]:
+    return (
         (
             bool(s.handler_url) and not _is_http_url(s.handler_url),
             "handler_url",
@@ -246,7 +256,6 @@ def _contradictions(s: Settings) -> list[str]:
             "excludes nats_nkey_seed_file",
         ),
     )
-    return [_line(key, text) for wrong, key, text in checks if wrong]
 
 
 def _line(key: str, text: str) -> str:

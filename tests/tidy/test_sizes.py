@@ -10,6 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 SOURCES = ("sea_mq_worker", "examples", "benchmarks", "tests")
 MODULE_LINES_MAX = 400
+TEST_MODULE_LINES_MAX = 450
 FUNCTION_LINES_MAX = 40
 TEST_FUNCTION_LINES_MAX = 60
 LEFT_UNDONE = re.compile(r"\b(TO" r"DO|FIX" r"ME|XX" r"X|HA" r"CK)\b")
@@ -33,6 +34,10 @@ def lines(function: Function) -> int:
     return total - (((first.end_lineno or first.lineno) - first.lineno + 1) if has_docstring else 0)
 
 
+def module_lines_max(path: Path) -> int:
+    return TEST_MODULE_LINES_MAX if path.is_relative_to(ROOT / "tests") else MODULE_LINES_MAX
+
+
 def longest(path: Path) -> int:
     is_test = path.is_relative_to(ROOT / "tests")
     return TEST_FUNCTION_LINES_MAX if is_test else FUNCTION_LINES_MAX
@@ -43,8 +48,8 @@ def name(path: Path) -> str:
 
 
 def test_modules_are_short() -> None:
-    sizes = {name(path): len(path.read_text().splitlines()) for path in modules}
-    assert {path: size for path, size in sizes.items() if size > MODULE_LINES_MAX} == {}
+    sizes = {path: len(path.read_text().splitlines()) for path in modules}
+    assert {name(path): size for path, size in sizes.items() if size > module_lines_max(path)} == {}
 
 
 def test_functions_are_short() -> None:

@@ -155,14 +155,8 @@ async def connect(
         ContractError: a server refuses the credentials or the TLS handshake, or a file cannot be read.
     """
     servers = [urls] if isinstance(urls, str) else list(urls)
-    where = ", ".join(url.rpartition("@")[2] for url in servers)
-    if any("@" in url for url in servers):
-        raise ContractError(f"{where}: credentials do not belong into the URL; set user, password or token")
+    where = _without_secrets(servers)
     connection = NatsConnection(on_event)
-
-    def secret(text: str) -> Callable[[], str] | None:
-        return (lambda: text if _is_private(connection, tls) else _no_tls()) if text else None
-
     try:
         await _first_connect(
             connection,
@@ -170,16 +164,14 @@ async def connect(
             servers=servers,
             name=name,
             user=user or None,
-            password=secret(password),
-            token=secret(token),
+            password=_secret(password, connection, tls),
+            token=_secret(token, connection, tls),
             user_credentials=creds_file or None,
             nkeys_seed=nkey_seed_file or None,
             tls=tls,
             inbox_prefix=inbox_prefix,
             ping_interval=ping_interval_seconds,
         )
-        if not _is_private(connection, tls):
-            _no_tls()
     except BaseException as error:
         await connection.close()
         if isinstance(error, Exception):
@@ -187,6 +179,17 @@ async def connect(
         raise
     on_event("connected", where)
     return connection
+
+
+def _without_secrets(servers: Sequence[str]) -> str:
+    where = ", ".join(url.rpartition("@")[2] for url in servers)
+    if any("@" in url for url in servers):
+        raise ContractError(f"{where}: credentials do not belong into the URL; set user, password or token")
+    return where
+
+
+def _secret(text: str, connection: NatsConnection, tls: ssl.SSLContext | None) -> Callable[[], str] | None:
+    return (lambda: text if _is_private(connection, tls) else _no_tls()) if text else None
 
 
 async def _first_connect(connection: NatsConnection, timeout_seconds: float, **options: Any) -> None:
@@ -212,6 +215,8 @@ async def _first_connect(connection: NatsConnection, timeout_seconds: float, **o
         if not attempt.done():
             raise connection.refused.result() if connection.refused.done() else connection.last_error
         attempt.result()
+        if not _is_private(connection, options["tls"]):
+            _no_tls()
     finally:
         attempt.cancel()
         await asyncio.gather(attempt, return_exceptions=True)

@@ -1,0 +1,149 @@
+"""The two worlds of the outbox contract: the in-memory twin and PostgreSQL."""
+
+import uuid
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import asyncpg
+
+from sea_mq_worker.adapters.memory.outbox import MemoryOutbox, OutboxTable
+from sea_mq_worker.adapters.postgres.outbox import PostgresOutboxAdapter
+from sea_mq_worker.domain.events import Claim
+from sea_mq_worker.domain.outcomes import Buried, Postponed, Published, Released, Stored
+from sea_mq_worker.ports.outbox import OutboxRepository
+
+SHORT_SECONDS = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """What the store has of an event."""
+
+    state: str
+    attempts: int
+    failures: int
+    error: str | None
+    claimed: bool
+    published: bool
+    stream: str
+    stream_seq: int
+
+
+class World(Protocol):
+    async def add(
+        self, *, key: str | None = None, delay_seconds: float = 0.0, payload: bytes = b"{}"
+    ) -> str: ...
+
+    def relay(self, worker: str = "w1", **options: Any) -> OutboxRepository: ...
+
+    async def row(self, event_id: str) -> Row: ...
+
+    async def replay(self, event_id: str) -> None: ...
+
+    async def make_due(self, event_id: str) -> None: ...
+
+    async def pass_time(self, seconds: float) -> None: ...
+
+
+OPTIONS = {"lease_seconds": 60.0, "ordered": False, "hold_dead_keys": False, "failures_max": 5}
+
+
+class MemoryWorld:
+    def __init__(self) -> None:
+        self._now = 1000.0
+        self._table = OutboxTable(lambda: self._now)
+
+    async def add(self, *, key: str | None = None, delay_seconds: float = 0.0, payload: bytes = b"{}") -> str:
+        event_id = str(uuid.uuid4())
+        self._table.add(event_id, ordering_key=key, delay_seconds=delay_seconds, payload=payload)
+        return event_id
+
+    def relay(self, worker: str = "w1", **options: Any) -> OutboxRepository:
+        return MemoryOutbox(table=self._table, worker=worker, random=lambda: 0.5, **(OPTIONS | options))
+
+    async def row(self, event_id: str) -> Row:
+        row = self._table.rows[event_id]
+        return Row(
+            state=row.state,
+            attempts=row.attempts,
+            failures=row.failures,
+            error=row.error,
+            claimed=row.claimed_at is not None,
+            published=row.published_at is not None,
+            stream=row.stream,
+            stream_seq=row.stream_seq,
+        )
+
+    async def replay(self, event_id: str) -> None:
+        self._table.replay(event_id)
+
+    async def make_due(self, event_id: str) -> None:
+        self._table.rows[event_id].available_at = self._now
+
+    async def pass_time(self, seconds: float) -> None:
+        self._now += seconds
+
+
+class PostgresWorld:
+    def __init__(self, pool: asyncpg.Pool) -> None:
+        self._pool = pool
+
+    async def add(self, *, key: str | None = None, delay_seconds: float = 0.0, payload: bytes = b"{}") -> str:
+        event_id = str(uuid.uuid4())
+        await self._pool.execute(
+            "INSERT INTO outbox_events"
+            " (id, aggregate_type, aggregate_id, event_type, payload, ordering_key, available_at)"
+            " VALUES ($1, 'order', 'o-1', 'order.created', $2, $3, now() + $4 * interval '1 second')",
+            event_id, payload.decode(), key, delay_seconds,
+        )  # fmt: skip
+        return event_id
+
+    def relay(self, worker: str = "w1", **options: Any) -> OutboxRepository:
+        return PostgresOutboxAdapter(pool=self._pool, worker=worker, **(OPTIONS | options))
+
+    async def row(self, event_id: str) -> Row:
+        row = await self._pool.fetchrow("SELECT * FROM outbox_events WHERE id = $1", event_id)
+        return Row(
+            state=row["state"],
+            attempts=row["publish_attempts"],
+            failures=row["failures"],
+            error=row["publish_error"],
+            claimed=row["claimed_at"] is not None and row["claimed_by"] is not None,
+            published=row["published_at"] is not None,
+            stream=row["stream"] or "",
+            stream_seq=row["stream_seq"] or 0,
+        )
+
+    async def replay(self, event_id: str) -> None:
+        await self._pool.execute(
+            "UPDATE outbox_events SET state = 'PENDING', published_at = NULL, publish_attempts = 0,"
+            " failures = 0, publish_error = NULL, first_attempt_at = NULL, available_at = now()"
+            " WHERE id = $1",
+            event_id,
+        )
+
+    async def make_due(self, event_id: str) -> None:
+        await self._pool.execute("UPDATE outbox_events SET available_at = now() WHERE id = $1", event_id)
+
+    async def pass_time(self, seconds: float) -> None:
+        await self._pool.execute("SELECT pg_sleep($1)", seconds)
+
+
+def ids(claim: Claim) -> list[str]:
+    return [event.id for event in claim.events]
+
+
+def published(claim: Claim) -> list[Published]:
+    return [Published(event, Stored("ORDERS", seq)) for seq, event in enumerate(claim.events, start=7)]
+
+
+def postponed(claim: Claim, *, delay_seconds: float = 0.0, failed: bool = True) -> list[Postponed]:
+    return [Postponed(event, "no answer", delay_seconds, failed) for event in claim.events]
+
+
+def buried(claim: Claim, error: str = "too large") -> list[Buried]:
+    return [Buried(event, error) for event in claim.events]
+
+
+def released(claim: Claim) -> list[Released]:
+    return [Released(event) for event in claim.events]
