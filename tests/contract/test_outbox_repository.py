@@ -7,9 +7,6 @@ import pytest
 
 from sea_mq_worker.adapters.postgres.connection import connect_pool
 from sea_mq_worker.ports.outbox import OutboxRepository
-from tests.support.servers import Database
-
-SHORT_SECONDS = 0.1
 from tests.support.outboxes import (
     MemoryWorld,
     PostgresWorld,
@@ -21,6 +18,9 @@ from tests.support.outboxes import (
     published,
     released,
 )
+from tests.support.servers import Database
+
+SHORT_SECONDS = 0.1
 
 
 @pytest.fixture
