@@ -66,7 +66,11 @@ async def open_pool(
 
 
 async def open_nats(
-    settings: Settings, *, purpose: str, on_event: Callable[[str, str], None]
+    settings: Settings,
+    *,
+    purpose: str,
+    on_event: Callable[[str, str], None],
+    connect_timeout_seconds: float = _CONNECT_SECONDS,
 ) -> NatsConnection:
     """Connect to NATS; user and password, or a token, may stand in the URL."""
     urls, user, password, token = _split(settings.nats_url.get_secret_value())
@@ -80,7 +84,7 @@ async def open_nats(
         password=password,
         token=token,
         tls=_tls(settings),
-        connect_timeout_seconds=_CONNECT_SECONDS,
+        connect_timeout_seconds=connect_timeout_seconds,
     )
 
 

@@ -15,6 +15,9 @@ from sea_mq_worker.bootstrap.connections import open_nats, open_pool
 from sea_mq_worker.resources import resource_folder
 from sea_mq_worker.settings import Settings
 
+_CONNECT_SECONDS = 3.0
+"""Somebody waits in front of the terminal."""
+
 
 async def migrate_schema(settings: Settings) -> Sequence[str]:
     """Apply the migrations that are missing; return their names."""
@@ -35,7 +38,9 @@ async def operations(settings: Settings) -> AsyncIterator[PostgresOperations]:
 @asynccontextmanager
 async def broker(settings: Settings) -> AsyncIterator[NatsConnection]:
     """Connect to NATS."""
-    connection = await open_nats(settings, purpose="operator", on_event=_ignore)
+    connection = await open_nats(
+        settings, purpose="operator", on_event=_ignore, connect_timeout_seconds=_CONNECT_SECONDS
+    )
     try:
         yield connection
     finally:

@@ -46,7 +46,7 @@ def depth(
 
         if context not in {"", settings.context}:
             fail(
-                f"--context {context}: these settings are for {settings.context}, each context has tables of its "
+                f"--context {context}: these settings are for {settings.context}, each has tables of its "
                 f"own; set SEA_MQ_CONTEXT, SEA_MQ_DATABASE_URL and SEA_MQ_DATABASE_SCHEMA for it",
                 EXIT_USAGE,
             )

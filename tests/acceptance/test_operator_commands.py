@@ -1,0 +1,350 @@
+"""The operator's commands as they are typed, against real servers: what they print and how they exit."""
+
+import asyncio
+import json
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+import pytest
+from typer.testing import CliRunner
+
+from sea_mq_worker.adapters.nats.connection import NatsConnection, api
+from sea_mq_worker.adapters.postgres.connection import NO_HINTS
+from sea_mq_worker.cli import app
+from sea_mq_worker.domain.dead_letters import Reason, dead_letter_message
+from sea_mq_worker.domain.messages import DeadLetter
+from tests.support.builders import inbound_message
+from tests.support.handlers import answer, handler_server
+from tests.support.jetstream import SECOND, connected, create_stream, shipped_files, store
+from tests.support.rows import add_event, add_message, opened
+from tests.support.servers import Database, PostgresAddress, scratch_database
+
+WHY = ("--reason", "the handler was broken", "--actor", "ann")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What a command left behind."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+@dataclass(kw_only=True)
+class World:
+    """Settings, and the servers that they name."""
+
+    env: dict[str, str]
+    pool: asyncpg.Pool
+    connection: NatsConnection
+    name: str
+
+    async def run(self, *arguments: str, **env: str) -> Answer:
+        """Run a command with these settings on top."""
+        result = await asyncio.to_thread(CliRunner().invoke, app, arguments, env=self.env | env)
+        return Answer(code=result.exit_code, out=result.stdout, err=result.stderr)
+
+    async def streams(self, *, duplicate_window_seconds: int = 120) -> None:
+        """Create the two streams that operators' commands ask."""
+        upper = self.name.upper()
+        window = duplicate_window_seconds * SECOND
+        await create_stream(
+            self.connection, f"{upper}_EVENTS", f"{self.name}.event.>", duplicate_window=window
+        )
+        await create_stream(self.connection, f"{upper}_DLQ", f"{self.name}.dlq.>")
+
+    async def dead_letter(self, message_id: UUID) -> int:
+        """Put a message of the inbox into the dead-letter stream."""
+        source = inbound_message(
+            subject="a.event.b.v1", payload=b'{"vibe": 1.00}', headers={"Nats-Msg-Id": str(message_id)}
+        )
+        letter = DeadLetter(
+            message_id=str(message_id),
+            original_subject=source.subject,
+            reason=Reason.REJECTED,
+            attempts=3,
+            detail="the handler answered 422",
+            source=source,
+        )
+        message = dead_letter_message(letter, context=self.name)
+        return await store(self.connection, message.subject, message.payload, dict(message.headers))
+
+    async def state_of(self, message_id: UUID) -> str:
+        return str((await self.run("inbox", "show", str(message_id), "--json")).json["state"])
+
+
+@pytest.fixture
+async def world(database: Database, nats_url: str, names: str) -> AsyncIterator[World]:
+    env = {"SEA_MQ_CONTEXT": names, "SEA_MQ_DATABASE_URL": database.dsn, "SEA_MQ_NATS_URL": nats_url}
+    async with opened(database, hints=NO_HINTS) as pool, connected(nats_url) as connection:
+        yield World(env=env, pool=pool, connection=connection, name=names)
+
+
+# --- outbox
+
+
+async def test_outbox_list_leaves_published_out_unless_asked(world: World) -> None:
+    pending, dead, published = [
+        str(await add_event(world.pool, state, error=error))
+        for state, error in (("PENDING", None), ("DEAD", "too large"), ("PUBLISHED", None))
+    ]
+
+    async def listed(*options: str) -> list[str]:
+        return [event["id"] for event in (await world.run("outbox", "list", "--json", *options)).json]
+
+    assert await listed() == [dead, pending]
+    assert await listed("--state", "PUBLISHED", "--state", "PENDING") == [published, pending]
+    assert await listed("--error", "LARGE") == [dead]
+    assert await listed("--limit", "1") == [dead]
+    assert await listed("--until", "1h") == []
+    assert await listed("--since", "1h", "--type", "order.created") == [dead, pending]
+    assert await listed("--type", "other") == []
+    text = (await world.run("outbox", "list")).out
+    assert "PENDING" in text
+    assert "total" not in text
+
+
+async def test_outbox_show_tells_the_payload_as_it_is_stored(world: World) -> None:
+    event = await add_event(world.pool)
+    shown = await world.run("outbox", "show", str(event))
+    assert '{"total": 1.00}' in shown.out
+    absent = await world.run("outbox", "show", str(uuid.uuid4()))
+    assert (absent.code, "outbox list" in absent.err) == (1, True)
+
+
+async def test_a_replay_is_counted_first_then_done_and_audited(world: World) -> None:
+    await world.streams()
+    dead = [await add_event(world.pool, "DEAD") for _ in range(11)]
+    waiting = await add_event(world.pool)
+    dry = await world.run("outbox", "replay", "--state", "DEAD", *WHY, "--dry-run", "--json")
+    assert dry.json == {"matched": 11, "replayed": 0, "dry_run": True}
+    unasked = await world.run("outbox", "replay", "--state", "DEAD", *WHY)
+    assert (unasked.code, "--yes" in unasked.err) == (2, True)
+    capped = await world.run("outbox", "replay", "--state", "DEAD", *WHY, "--yes", "--cap", "10")
+    assert (capped.code, "--cap" in capped.err) == (2, True)
+    assert await world.pool.fetchval("SELECT count(*) FROM operator_actions") == 0
+    one = await world.run("outbox", "replay", str(dead[0]), str(waiting), *WHY)
+    assert (one.code, one.out, "neither PUBLISHED nor DEAD" in one.err) == (1, "replayed 1 of 1\n", True)
+    rest = await world.run("outbox", "replay", "--type", "order.created", *WHY, "--yes", "--json")
+    assert rest.json == {"matched": 10, "replayed": 10, "dry_run": False}
+    audit = await world.pool.fetch("SELECT actor, action, reason, affected FROM operator_actions ORDER BY id")
+    assert [tuple(row) for row in audit] == [
+        ("ann", "replay", "the handler was broken", 1),
+        ("ann", "replay", "the handler was broken", 10),
+    ]
+
+
+async def test_a_replay_waits_as_long_as_its_stream_remembers(world: World) -> None:
+    await world.streams(duplicate_window_seconds=60)
+    event = await add_event(world.pool, "PUBLISHED")
+    await world.run("outbox", "replay", str(event), *WHY)
+    wait = await world.pool.fetchval("SELECT available_at - now() FROM outbox_events WHERE id = $1", event)
+    assert timedelta(seconds=40) < wait <= timedelta(seconds=60)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ((*WHY,), "say which events"),
+        (("--state", "PENDING", *WHY), "only PUBLISHED and DEAD"),
+        (("--state", "DEAD"), "--reason"),
+        (("--state", "DEAD", "--reason", " "), "must not be blank"),
+        (("--since", "yesterday", *WHY), "30d"),
+    ],
+)
+async def test_a_replay_that_is_not_clear_is_refused(
+    world: World, options: tuple[str, ...], told: str
+) -> None:
+    refused = await world.run("outbox", "replay", *options)
+    assert (refused.code, told in refused.err) == (2, True)
+
+
+async def test_bury_ends_pending_events_and_names_the_others(world: World) -> None:
+    pending, published = await add_event(world.pool), await add_event(world.pool, "PUBLISHED")
+    buried = await world.run("outbox", "bury", str(pending), str(published), *WHY)
+    assert (buried.code, buried.out) == (1, "buried 1 of 2\n")
+    assert f"{published}: not PENDING" in buried.err
+    shown = (await world.run("outbox", "show", str(pending), "--json")).json
+    assert (shown["state"], shown["last_error"]) == ("DEAD", "ended by ann: the handler was broken")
+
+
+# --- inbox and dead letters
+
+
+async def test_inbox_list_leaves_processed_out_unless_asked(world: World) -> None:
+    waiting = str(await add_message(world.pool))
+    dead = str(await add_message(world.pool, dead=True))
+    processed = str(await add_message(world.pool, processed=True))
+
+    async def listed(*options: str) -> set[str]:
+        messages = (await world.run("inbox", "list", "--json", *options)).json
+        return {message["message_id"] for message in messages}
+
+    assert await listed() == {waiting, dead}
+    assert await listed("--state", "PROCESSED") == {processed}
+    assert await listed("--error", "422") == {dead}
+    assert await world.state_of(UUID(dead)) == "DEAD_LETTERED"
+    assert (await world.run("inbox", "show", str(uuid.uuid4()))).code == 1
+
+
+async def test_dead_letters_are_listed_without_and_shown_with_their_body(world: World) -> None:
+    await world.streams()
+    seq = await world.dead_letter(await add_message(world.pool, dead=True))
+    listed = (await world.run("dlq", "list", "--json")).json
+    assert [(entry["seq"], entry["reason"], "payload" in entry) for entry in listed] == [
+        (seq, "REJECTED", False)
+    ]
+    assert (await world.run("dlq", "list", "--reason", "EXHAUSTED")).out == "no dead letters\n"
+    shown = (await world.run("dlq", "show", str(seq), "--json")).json
+    assert (shown["payload"], shown["payload_encoding"]) == ('{"vibe": 1.00}', "utf-8")
+    absent = await world.run("dlq", "show", "99")
+    assert (absent.code, "dlq list" in absent.err) == (1, True)
+
+
+async def test_a_redrive_that_has_its_effect_removes_the_dead_letter(world: World) -> None:
+    await world.streams()
+    message = await add_message(world.pool, dead=True)
+    seq = await world.dead_letter(message)
+    async with handler_server() as server:
+        done = await world.run("dlq", "redrive", str(seq), *WHY, SEA_MQ_HANDLER_URL=server.url)
+        assert (done.code, done.out) == (0, f"{seq}: done: processed, the handler answered 200\n")
+        assert [(call.message_id, call.json["payload"]) for call in server.calls] == [
+            (str(message), {"vibe": 1.0})
+        ]
+    assert await world.state_of(message) == "PROCESSED"
+    assert (await world.run("dlq", "list", "--json")).json == []
+    assert await world.pool.fetchval("SELECT actor FROM operator_actions WHERE action = 'redrive'") == "ann"
+
+
+async def test_a_redrive_without_an_effect_keeps_the_dead_letter_and_can_be_done_again(world: World) -> None:
+    await world.streams()
+    message = await add_message(world.pool, dead=True)
+    seq = str(await world.dead_letter(message))
+    async with handler_server(answer(500)) as server:
+        failed = await world.run("dlq", "redrive", seq, "99", *WHY, "--json", SEA_MQ_HANDLER_URL=server.url)
+        assert (failed.code, [outcome["done"] for outcome in failed.json]) == (1, [False, False])
+        assert "answered 500" in failed.json[0]["text"]
+        assert "has no message 99" in failed.json[1]["text"]
+        assert await world.state_of(message) == "DEAD_LETTERED"
+        server.default = answer(409)
+        again = await world.run("dlq", "redrive", seq, *WHY, SEA_MQ_HANDLER_URL=server.url)
+    assert again.code == 0
+    assert await world.state_of(message) == "PROCESSED"
+
+
+async def test_a_redrive_does_not_repeat_an_effect_that_is_there(world: World) -> None:
+    await world.streams()
+    seq = str(await world.dead_letter(await add_message(world.pool, processed=True)))
+    async with handler_server() as server:
+        done = await world.run("dlq", "redrive", seq, *WHY, SEA_MQ_HANDLER_URL=server.url)
+        assert (done.code, "processed before" in done.out, server.calls) == (0, True, [])
+
+
+# --- both sides
+
+
+@pytest.mark.clause("QRY-050")
+@pytest.mark.clause("QRY-051")
+async def test_depth_counts_both_sides_of_the_configured_context(world: World) -> None:
+    await add_event(world.pool)
+    await add_event(world.pool, "PUBLISHED")
+    await add_message(world.pool)
+    depth = (await world.run("depth", "--context", world.name, "--json")).json
+    assert (depth["context"], depth["outbox"]["count"], depth["inbox"]["count"]) == (world.name, 1, 1)
+    assert datetime.fromisoformat(depth["outbox"]["oldest_at"]) <= datetime.now(UTC)
+    other = await world.run("depth", "--context", "other")
+    assert (other.code, "SEA_MQ_CONTEXT" in other.err) == (2, True)
+
+
+async def test_prune_deletes_what_is_finished_and_old_on_the_side_asked_for(world: World) -> None:
+    old = datetime.now(UTC) - timedelta(days=40)
+    await add_message(world.pool, received_at=old, processed=True)
+    young = await add_message(world.pool, processed=True)
+    kept = await add_message(world.pool, received_at=old, dead=True)
+    await add_event(world.pool, "PUBLISHED")
+    pruned = await world.run("prune", "--before", "30d", *WHY, "--json")
+    assert pruned.json["deleted"] == {"outbox": 0, "inbox": 1}
+    assert {await world.state_of(young), await world.state_of(kept)} == {"PROCESSED", "DEAD_LETTERED"}
+    now = await world.run("prune", "--before", "0s", "--side", "outbox", *WHY)
+    assert now.out == "outbox: deleted 1\n"
+    assert "page" in now.err
+    assert await world.state_of(young) == "PROCESSED"
+
+
+# --- doctor
+
+
+async def test_doctor_names_what_is_wrong_and_what_mends_it(
+    world: World, unused_tcp_port: int, tmp_path: Path
+) -> None:
+    upstream, upper = f"{world.name}v", world.name.upper()
+    env = {
+        "SEA_MQ_STREAMS_FOLDER": str(shipped_files(tmp_path, upstream=upstream)),
+        "SEA_MQ_STREAM_REPLICAS": "1",
+        "SEA_MQ_STREAM_MAX_BYTES": "1000000",
+        "SEA_MQ_CONSUMERS": f"{upstream.upper()}_EVENTS/{world.name}__from_{upstream}",
+        "SEA_MQ_HANDLER_URL": f"http://127.0.0.1:{unused_tcp_port}/handle",
+    }
+    missing = (await world.run("doctor", "--json", **env)).json
+    assert "sea-mq-worker streams apply" in {finding["mend"] for finding in missing}
+    assert (await world.run("streams", "apply", **env)).code == 0
+    handler = await world.run("doctor", "--json", **env)
+    assert (handler.code, [finding["where"] for finding in handler.json]) == (1, ["handler"])
+    async with handler_server() as server:
+        env["SEA_MQ_HANDLER_URL"] = server.url
+        healthy = await world.run("doctor", **env)
+        assert (healthy.code, healthy.out) == (0, "nothing found\n")
+        slow = env | {"SEA_MQ_OUTBOX_LEASE_SECONDS": "90000", "SEA_MQ_HANDLER_TIMEOUT_SECONDS": "3600"}
+        findings = (await world.run("doctor", "--json", **slow)).json
+    assert {finding["where"].split()[0]: finding["why"].split()[0] for finding in findings} == {
+        "stream": "duplicate_window",
+        "consumer": "ack_wait",
+    }
+    assert (await api(world.connection, f"STREAM.INFO.{upper}_EVENTS"))["state"]["messages"] == 0
+
+
+async def test_doctor_looks_at_each_dependency_apart_from_the_others(
+    world: World, unused_tcp_port: int
+) -> None:
+    nowhere = f"127.0.0.1:{unused_tcp_port}"
+    env = {"SEA_MQ_NATS_URL": f"nats://{nowhere}", "SEA_MQ_DATABASE_URL": f"postgresql://u@{nowhere}/d"}
+    found = await world.run("doctor", "--json", **env)
+    assert (found.code, [finding["where"] for finding in found.json]) == (
+        1,
+        ["database", "broker", "handler"],
+    )
+
+
+# --- what is missing
+
+
+async def test_missing_settings_are_named(world: World) -> None:
+    refused = await world.run("outbox", "list", SEA_MQ_DATABASE_URL="")
+    assert (refused.code, "SEA_MQ_DATABASE_URL" in refused.err) == (2, True)
+    refused = await world.run("dlq", "redrive", "1", *WHY)
+    assert (refused.code, "SEA_MQ_HANDLER_URL" in refused.err) == (2, True)
+
+
+async def test_a_missing_schema_says_migrate(world: World, postgres_server: PostgresAddress) -> None:
+    async with scratch_database(postgres_server, prefix="empty_") as empty:
+        refused = await world.run("depth", SEA_MQ_DATABASE_URL=empty.dsn)
+        assert (refused.code, "migrate" in refused.err) == (3, True)
+        found = await world.run("doctor", "--json", SEA_MQ_DATABASE_URL=empty.dsn)
+    assert "sea-mq-worker migrate" in {finding["mend"] for finding in found.json}
+
+
+async def test_a_missing_stream_says_streams_apply(world: World) -> None:
+    for command in (["dlq", "list"], ["outbox", "replay", "--state", "DEAD", *WHY]):
+        refused = await world.run(*command)
+        assert (refused.code, "streams apply" in refused.err) == (3, True)
