@@ -1,0 +1,96 @@
+"""docs/conformance.md names a test for every clause, and every test that claims one."""
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+MAP = ROOT / "docs" / "conformance.md"
+TEST = re.compile(r"`(tests/[\w/]+\.py::[\w:]+)`")
+PLACE = re.compile(r"by documentation: \[[^\]]+\]\(([^)#]+)\)")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    id: str
+    clause: str
+    proof: str
+
+
+def rows() -> list[Row]:
+    """Read the tables' rows, without their heads."""
+    cells = [line.strip("|").split(" | ") for line in MAP.read_text().splitlines() if line.startswith("| ")]
+    named = [tuple(cell.strip() for cell in row) for row in cells]
+    return [Row(*row) for row in named if row[0] != "id"]
+
+
+def collected() -> dict[str, list[str]]:
+    """Collect every test with its clauses, without running anything."""
+    found = {}
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        module = path.relative_to(ROOT).as_posix()
+        for name, function in functions(ast.parse(path.read_text())):
+            found[f"{module}::{name}"] = clauses(function)
+    return found
+
+
+def functions(tree: ast.Module) -> Iterator[tuple[str, ast.AST]]:
+    for node in tree.body:
+        inner = node.body if isinstance(node, ast.ClassDef) else [node]
+        prefix = f"{node.name}::" if isinstance(node, ast.ClassDef) else ""
+        for function in inner:
+            if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef) and function.name.startswith(
+                "test_"
+            ):
+                yield prefix + function.name, function
+
+
+def clauses(function: ast.AST) -> list[str]:
+    """Read the texts of `@pytest.mark.clause(...)`."""
+    return [
+        ast.literal_eval(decorator.args[0])
+        for decorator in getattr(function, "decorator_list", ())
+        if isinstance(decorator, ast.Call) and ast.unparse(decorator.func) == "pytest.mark.clause"
+    ]
+
+
+def test_every_row_names_its_proof() -> None:
+    bare = [row.id for row in rows() if not TEST.search(row.proof) and not PLACE.fullmatch(row.proof)]
+    assert bare == []
+
+
+def test_ids_are_used_once() -> None:
+    ids = [row.id for row in rows()]
+    assert len(ids) > 100
+    assert len(set(ids)) == len(ids)
+
+
+def test_every_named_test_exists() -> None:
+    named = {name for row in rows() for name in TEST.findall(row.proof)}
+    assert named - collected().keys() == set()
+
+
+def test_every_named_place_exists() -> None:
+    places = {place for row in rows() for place in PLACE.findall(row.proof)}
+    assert places
+    assert {place for place in places if not (MAP.parent / place).is_file()} == set()
+
+
+def test_every_test_that_claims_a_clause_is_in_the_map() -> None:
+    named = {name for row in rows() for name in TEST.findall(row.proof)}
+    missing = [f"{name}: {text}" for name, texts in collected().items() for text in texts if name not in named]
+    if missing:
+        pytest.fail("add to the row of its clause in docs/conformance.md:\n" + "\n".join(missing))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [f"{side}-047-00{n}" for side, last in (("POL", 7), ("PORT", 5)) for n in range(1, last + 1)]
+    + ["CMD-050", "CMD-051", "CMD-052", "QRY-050", "QRY-051", "EVT-047-001", "EVT-047-002"],
+)
+def test_each_of_sds_047s_ids_has_its_row(given: str) -> None:
+    assert given in {row.id for row in rows()}
