@@ -82,7 +82,9 @@ def test_every_named_place_exists() -> None:
 
 def test_every_test_that_claims_a_clause_is_in_the_map() -> None:
     named = {name for row in rows() for name in TEST.findall(row.proof)}
-    missing = [f"{name}: {text}" for name, texts in collected().items() for text in texts if name not in named]
+    missing = [
+        f"{name}: {text}" for name, texts in collected().items() for text in texts if name not in named
+    ]
     if missing:
         pytest.fail("add to the row of its clause in docs/conformance.md:\n" + "\n".join(missing))
 
