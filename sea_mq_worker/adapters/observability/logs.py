@@ -195,7 +195,7 @@ def described(fact: Fact) -> tuple[str, dict[str, object]]:
     row keeps the database's.
     """
     values: dict[str, object] = {name: getattr(fact, name) for name in _NAMES[type(fact)]}
-    if isinstance(fact, Noticed):
+    if isinstance(fact, Noticed | Progressed):
         del values["event"]
         return fact.event, values
     if isinstance(fact, EventPublished):
