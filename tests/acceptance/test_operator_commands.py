@@ -24,6 +24,7 @@ from tests.support.handlers import answer, handler_server
 from tests.support.jetstream import SECOND, connected, create_stream, shipped_files, store
 from tests.support.rows import add_event, add_message, opened
 from tests.support.servers import Database, PostgresAddress, scratch_database
+from tests.support.waiting import eventually
 
 WHY = ("--reason", "the handler was broken", "--actor", "ann")
 
@@ -307,6 +308,9 @@ async def test_doctor_names_what_is_wrong_and_what_mends_it(
         assert (healthy.code, healthy.out) == (0, "nothing found\n")
         slow = env | {"SEA_MQ_OUTBOX_LEASE_SECONDS": "90000", "SEA_MQ_HANDLER_TIMEOUT_SECONDS": "3600"}
         findings = (await world.run("doctor", "--json", **slow)).json
+        await eventually(
+            lambda: (server.connections, server.open_connections) == (2, 0), what="both probes hang up"
+        )
     assert {finding["where"].split()[0]: finding["why"].split()[0] for finding in findings} == {
         "stream": "duplicate_window",
         "consumer": "ack_wait",
