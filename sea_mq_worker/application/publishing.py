@@ -58,6 +58,7 @@ class Publishing:
         deadline = claimed_at + self.timeout_seconds
         ledger = _Ledger(hold_dead_keys=self.hold_dead_keys)
         rest = await self._look_up_doubtful(events, ledger)
+        asked = False
         for wave in self._waves(rest):
             in_time = self.clock() < deadline and not stop.is_set()
             batch = [pair for event in wave if (pair := self._compose(event, ledger, in_time=in_time))]
@@ -68,6 +69,9 @@ class Publishing:
             for (event, _), outcome in zip(batch, outcomes, strict=True):
                 ledger.add(self.policy.judge(event, outcome))
             self._judge_broker(outcomes)
+            asked = True
+        if not asked:
+            self.broker_gate.skip()  # a probe that sent nothing has learnt nothing
         return ledger.verdicts
 
     def _waves(self, events: tuple[ClaimedEvent, ...]) -> list[list[ClaimedEvent]]:
@@ -101,6 +105,7 @@ class Publishing:
         try:
             found = await self.publisher.find(frozenset(e.id for e in doubtful), since_seconds=since)
         except BrokerUnavailableError as error:
+            self.broker_gate.pause(str(error))
             for event in doubtful:
                 ledger.add(self.policy.judge(event, Unknown(str(error))))
             settled = {event.id for event in doubtful}

@@ -1,0 +1,64 @@
+"""Loops in virtual time: what waits takes no time, and who waits for nothing fails at once."""
+
+import asyncio
+import functools
+import selectors
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, ParamSpec
+
+P = ParamSpec("P")
+
+
+class _LeapingSelector(selectors.DefaultSelector):
+    """Instead of waiting for a timer, makes it that late."""
+
+    now = 0.0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        ready = super().select(0)
+        if not ready:
+            if timeout is None:
+                raise AssertionError("everybody waits, and nothing will ever happen")
+            self.now += max(timeout, 0.0)
+        return ready
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """An event loop whose clock leaps from timer to timer."""
+
+    def __init__(self) -> None:
+        self._leaping = _LeapingSelector()
+        super().__init__(self._leaping)
+
+    def time(self) -> float:
+        return self._leaping.now
+
+
+def in_virtual_time(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """Run an asynchronous test on a VirtualLoop."""
+
+    @functools.wraps(test)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+            runner.run(test(*args, **kwargs))
+
+    return run
+
+
+class Interrupted:
+    """A port whose calls raise ``error`` while ``down``."""
+
+    def __init__(self, inner: object, error: Exception) -> None:
+        self.down = False
+        self._inner = inner
+        self._error = error
+
+    def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
+        method = getattr(self._inner, name)
+
+        async def call(*args: object, **given: object) -> object:
+            if self.down:
+                raise self._error
+            return await method(*args, **given)
+
+        return call

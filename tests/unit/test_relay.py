@@ -1,0 +1,369 @@
+"""The outbound loop on twins, in virtual time."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from sea_mq_worker.adapters.memory.observer import RecordingObserver
+from sea_mq_worker.adapters.memory.outbox import MemoryOutbox, OutboxRow, OutboxTable
+from sea_mq_worker.adapters.memory.publisher import Fault, InMemoryPublisher
+from sea_mq_worker.adapters.memory.stream import InMemoryStream
+from sea_mq_worker.adapters.memory.wakeup import PollingWakeup
+from sea_mq_worker.application.gate import Gate
+from sea_mq_worker.application.publishing import Publishing
+from sea_mq_worker.application.relay import OutboxPublisher
+from sea_mq_worker.application.settlement import Settlement
+from sea_mq_worker.domain.errors import BrokerUnavailableError, StoreUnavailableError
+from sea_mq_worker.domain.events import EventState
+from sea_mq_worker.domain.facts import (
+    EventBuried,
+    EventPostponed,
+    EventPublished,
+    GatePaused,
+    GateResumed,
+    LeasesLost,
+)
+from sea_mq_worker.domain.messages import OutboundMessage
+from sea_mq_worker.domain.retry import Backoff, RetryPolicy
+from tests.support.simulation import Interrupted, in_virtual_time
+
+LEASE = 60.0
+
+
+class World:
+    """A relay's lane with everything around it.
+
+    Attributes:
+        faults: what goes wrong with a message, by event id.
+        on_send: called with the event id of each message as it is sent.
+    """
+
+    def __init__(
+        self,
+        *,
+        ordered: bool = False,
+        hold_dead_keys: bool = False,
+        keeps_order: bool = False,
+        window: float = 3600.0,
+        delay: float = 1.0,
+    ) -> None:
+        self.clock = asyncio.get_running_loop().time
+        self.stop = asyncio.Event()
+        self.observer = RecordingObserver()
+        self.table = OutboxTable(self.clock)
+        self.stream = InMemoryStream(name="SEA_EVENTS", clock=self.clock, duplicate_window_seconds=window)
+        self.sent: list[str] = []
+        self.faults: dict[str, Fault] = {}
+        self.on_send: Callable[[str], None] = lambda _event_id: None
+        twin = InMemoryPublisher(
+            stream=self.stream, clock=self.clock, faults=self._meet, keeps_order=keeps_order
+        )
+        self.publisher: Any = twin
+        self.outbox: Any = Interrupted(
+            MemoryOutbox(
+                table=self.table,
+                worker="w1",
+                lease_seconds=LEASE,
+                ordered=ordered,
+                hold_dead_keys=hold_dead_keys,
+                failures_max=3,
+                random=lambda: 0.5,
+            ),
+            StoreUnavailableError("the database is away"),
+        )
+        self._hold_dead_keys = hold_dead_keys
+        self._backoff = Backoff(base_seconds=delay, cap_seconds=300.0, random=lambda: 1.0)
+
+    def row(self, event_id: str) -> OutboxRow:
+        return self.table.rows[event_id]
+
+    def states(self) -> dict[str, str]:
+        return {row.id: row.state.value for row in self.table.rows.values()}
+
+    def stored(self) -> list[str]:
+        return [entry.headers["Nats-Msg-Id"] for entry in self.stream.entries()]
+
+    async def published(self, count: int) -> None:
+        await self.observer.seen(EventPublished, count=count, within=600.0)
+
+    @asynccontextmanager
+    async def relaying(self) -> AsyncIterator[None]:
+        """Run the lane for the length of a block, then stop it gracefully."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.lane().run(self.stop))
+            yield
+            self.stop.set()
+
+    def lane(self) -> OutboxPublisher:
+        broker, store = (
+            Gate(
+                name=name,
+                backoff=Backoff(base_seconds=0.2, cap_seconds=2.0, random=lambda: 1.0),
+                observer=self.observer,
+                clock=self.clock,
+            )
+            for name in ("broker", "store")
+        )
+        return OutboxPublisher(
+            outbox=self.outbox,
+            publishing=self._publishing(broker),
+            settlement=Settlement(
+                context="sea",
+                observer=self.observer,
+                store_gate=store,
+                clock=self.clock,
+                lease_seconds=LEASE,
+            ),
+            wakeup=PollingWakeup(),
+            broker_gate=broker,
+            store_gate=store,
+            clock=self.clock,
+            batch_max=10,
+            batches_max=1,
+            poll_seconds=2.0,
+        )
+
+    def _publishing(self, broker: Gate) -> Publishing:
+        policy = RetryPolicy(
+            backoff=self._backoff,
+            failures_max=3,
+            age_max_seconds=3600.0,
+            duplicate_window_seconds=self.stream.duplicate_window_seconds,
+        )
+        return Publishing(
+            context="sea",
+            source="/sea",
+            publisher=self.publisher,
+            policy=policy,
+            broker_gate=broker,
+            clock=self.clock,
+            timeout_seconds=10.0,
+            hold_dead_keys=self._hold_dead_keys,
+        )
+
+    def _meet(self, message: OutboundMessage) -> Fault:
+        self.sent.append(message.id)
+        self.on_send(message.id)
+        return self.faults.get(message.id, Fault.NONE)
+
+
+@pytest.mark.clause("EVT-047-001")
+@in_virtual_time
+async def test_events_reach_the_stream_and_their_rows_say_where() -> None:
+    world = World()
+    for event_id in ("a", "b", "c"):
+        world.table.add(event_id)
+    async with world.relaying():
+        await world.published(3)
+    assert world.stored() == ["a", "b", "c"]
+    assert [(row.stream, row.stream_seq) for row in world.table.rows.values()] == [
+        ("SEA_EVENTS", 1),
+        ("SEA_EVENTS", 2),
+        ("SEA_EVENTS", 3),
+    ]
+    fact = world.observer.of(EventPublished)[0]
+    assert (fact.outbox_id, fact.subject) == ("a", "sea.event.order.created.v1")
+
+
+@pytest.mark.clause("delivery: an outage of the broker uses up no attempts")
+@in_virtual_time
+async def test_without_a_connection_nothing_is_claimed() -> None:
+    world = World()
+    world.publisher.connected = False
+    world.table.add("a")
+    async with world.relaying():
+        await world.observer.seen(GatePaused)
+        await asyncio.sleep(3600)
+        assert world.row("a").attempts == 0
+        world.publisher.connected = True
+        await world.published(1)
+    assert len(world.observer.of(GatePaused)) == 1
+    assert world.row("a").failures == 0
+
+
+@pytest.mark.clause("delivery: an outage of the broker uses up no attempts")
+@in_virtual_time
+async def test_a_silent_broker_is_probed_with_one_event_at_a_time() -> None:
+    world = World()
+    ids = [f"e{number}" for number in range(10)]
+    for event_id in ids:
+        world.table.add(event_id)
+        world.faults[event_id] = Fault.LOST
+    async with world.relaying():
+        await world.observer.seen(EventPostponed, count=10)
+        first = len(world.sent)
+        await asyncio.sleep(60)
+        assert first == 10
+        assert 20 <= len(world.sent) - first <= 60
+        assert {row.failures for row in world.table.rows.values()} == {0}
+        world.faults.clear()
+        await world.published(10)
+    assert world.observer.of(GateResumed)
+    assert sorted(world.stored()) == sorted(ids)
+
+
+@pytest.mark.clause("POL-047-001")
+@in_virtual_time
+async def test_an_event_that_makes_no_subject_dies_alone() -> None:
+    world = World()
+    world.table.add("bad", event_type="no good")
+    world.table.add("good")
+    async with world.relaying():
+        await world.published(1)
+    assert world.states() == {"bad": "DEAD", "good": "PUBLISHED"}
+    assert "INVALID_OUTBOX" in world.observer.of(EventBuried)[0].error
+
+
+@in_virtual_time
+async def test_a_probe_that_finds_an_invalid_event_leaves_the_way_free() -> None:
+    world = World()
+    world.publisher.connected = False
+    world.table.add("bad", event_type="no good")
+    world.table.add("good")
+    async with world.relaying():
+        await world.observer.seen(GatePaused)
+        world.publisher.connected = True
+        await world.published(1)
+    assert world.states() == {"bad": "DEAD", "good": "PUBLISHED"}
+
+
+@in_virtual_time
+async def test_refused_events_die_at_once_and_failing_ones_when_their_failures_are_spent() -> None:
+    world = World()
+    world.table.add("refused")
+    world.table.add("failing")
+    world.faults |= {"refused": Fault.REFUSED, "failing": Fault.FAILED}
+    async with world.relaying():
+        await world.observer.seen(EventBuried, count=2, within=600.0)
+    assert {fact.outbox_id: fact.attempts for fact in world.observer.of(EventBuried)} == {
+        "refused": 1,
+        "failing": 3,
+    }
+
+
+@pytest.mark.clause("ordering: later events of a key wait for the earlier ones")
+@pytest.mark.parametrize("keeps_order", [False, True])
+@in_virtual_time
+async def test_the_first_failure_of_a_key_sends_the_rest_of_it_back(keeps_order: bool) -> None:
+    world = World(ordered=True, keeps_order=keeps_order)
+    for event_id in ("a1", "a2", "a3"):
+        world.table.add(event_id, ordering_key="a")
+    world.table.add("b1", ordering_key="b")
+    world.faults["a2"] = Fault.FAILED
+    async with world.relaying():
+        await world.observer.seen(EventPostponed)
+        assert world.row("a3").state is EventState.PENDING
+        assert world.row("a3").failures == 0
+        world.faults.clear()
+        await world.published(4)
+    assert [event_id for event_id in world.stored() if event_id != "b1"] == ["a1", "a2", "a3"]
+
+
+@pytest.mark.clause("ordering: what happens to a key whose head is dead is a setting")
+@in_virtual_time
+async def test_a_dead_event_lets_its_key_go_on() -> None:
+    world = World(ordered=True)
+    world.table.add("a1", ordering_key="a", event_type="no good")
+    world.table.add("a2", ordering_key="a")
+    async with world.relaying():
+        await world.published(1)
+    assert world.states() == {"a1": "DEAD", "a2": "PUBLISHED"}
+
+
+@pytest.mark.clause("ordering: what happens to a key whose head is dead is a setting")
+@in_virtual_time
+async def test_a_dead_event_holds_its_key_where_that_is_wanted() -> None:
+    world = World(ordered=True, hold_dead_keys=True)
+    world.table.add("a1", ordering_key="a", event_type="no good")
+    world.table.add("a2", ordering_key="a")
+    world.table.add("b1", ordering_key="b")
+    async with world.relaying():
+        await world.published(1)
+        await asyncio.sleep(600)
+    assert world.states() == {"a1": "DEAD", "a2": "PENDING", "b1": "PUBLISHED"}
+
+
+@in_virtual_time
+async def test_a_stop_gives_back_what_was_not_sent() -> None:
+    world = World(ordered=True)
+    for event_id in ("a1", "a2", "a3"):
+        world.table.add(event_id, ordering_key="a")
+    world.on_send = lambda _event_id: world.stop.set()
+    await world.lane().run(world.stop)
+    assert world.stored() == ["a1"]
+    assert world.states() == {"a1": "PUBLISHED", "a2": "PENDING", "a3": "PENDING"}
+    assert world.row("a2").available_at <= world.clock()
+
+
+@in_virtual_time
+async def test_a_confirmed_publish_is_recorded_after_the_database_is_back() -> None:
+    world = World()
+    world.table.add("a")
+
+    def lose_database(_event_id: str) -> None:
+        world.outbox.down = True
+
+    world.on_send = lose_database
+    async with world.relaying():
+        paused = await world.observer.seen(GatePaused)
+        await asyncio.sleep(LEASE / 2)
+        world.outbox.down = False
+        await world.published(1)
+    assert paused.gate == "store"
+    assert world.sent == ["a"]
+
+
+@in_virtual_time
+async def test_a_settlement_that_outlasts_its_lease_is_given_up_and_stored_only_once() -> None:
+    world = World()
+    world.table.add("a")
+
+    def lose_database(_event_id: str) -> None:
+        world.outbox.down = len(world.sent) == 1
+
+    world.on_send = lose_database
+    async with world.relaying():
+        lost = await world.observer.seen(LeasesLost, within=2 * LEASE)
+        world.outbox.down = False
+        await asyncio.sleep(1)
+        assert await world.outbox.reap() == 1
+        await world.published(1)
+    assert (lost.side, lost.count) == ("outbox", 1)
+    assert world.sent == ["a", "a"]
+    assert world.stored() == ["a"]
+
+
+@pytest.mark.clause("delivery: no second copy after the duplicate window where that can be told")
+@in_virtual_time
+async def test_a_doubtful_event_older_than_the_window_is_looked_up_instead_of_sent_again() -> None:
+    world = World(window=10.0, delay=60.0)
+    world.table.add("a")
+    world.faults["a"] = Fault.ACK_LOST
+    async with world.relaying():
+        await world.observer.seen(EventPostponed)
+        await world.published(1)
+        world.table.add("b")
+        await world.published(2)
+    assert world.sent == ["a", "b"]
+    assert world.stored() == ["a", "b"]
+    assert world.row("a").stream_seq == 1
+
+
+@pytest.mark.clause("delivery: no second copy after the duplicate window where that can be told")
+@in_virtual_time
+async def test_a_doubtful_event_waits_while_the_stream_cannot_be_searched() -> None:
+    world = World(window=10.0, delay=60.0)
+    searching = Interrupted(world.publisher, BrokerUnavailableError("no leader"))
+    searching.down = True
+    find, world.publisher.find = world.publisher.find, searching.find
+    world.table.add("a")
+    world.faults["a"] = Fault.ACK_LOST
+    async with world.relaying():
+        await world.observer.seen(EventPostponed, lambda fact: fact.error == "no leader", within=600.0)
+        world.publisher.find = find
+        await world.published(1)
+    assert world.sent == ["a"]
+    assert world.row("a").failures == 0
