@@ -3,7 +3,7 @@
 import asyncio
 import functools
 import selectors
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, ParamSpec
 
 P = ParamSpec("P")
@@ -53,7 +53,7 @@ class Interrupted:
         self._inner = inner
         self._error = error
 
-    def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
+    def __getattr__(self, name: str) -> Callable[..., Coroutine[Any, Any, Any]]:
         method = getattr(self._inner, name)
 
         async def call(*args: object, **given: object) -> object:

@@ -1,0 +1,420 @@
+"""The inbound loop on twins, in virtual time."""
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from sea_mq_worker.adapters.memory.consumer import InMemoryConsumer
+from sea_mq_worker.adapters.memory.handler import Answer, Behaviour, InMemoryHandler, LoseAnswer, Unreachable
+from sea_mq_worker.adapters.memory.inbox import InboxRow, InboxTable, InMemoryInbox
+from sea_mq_worker.adapters.memory.observer import RecordingObserver
+from sea_mq_worker.adapters.memory.publisher import InMemoryPublisher
+from sea_mq_worker.adapters.memory.stream import InMemoryStream
+from sea_mq_worker.application.burial import Burial
+from sea_mq_worker.application.closing import Closing
+from sea_mq_worker.application.gate import Gate
+from sea_mq_worker.application.handling import Handle, HandlerHealth
+from sea_mq_worker.application.inbox import InboxConsumer
+from sea_mq_worker.application.reception import Reception
+from sea_mq_worker.domain.errors import StoreUnavailableError
+from sea_mq_worker.domain.facts import (
+    GatePaused,
+    GateResumed,
+    LeasesLost,
+    MessageDeadLettered,
+    MessageProcessed,
+    MessageRetried,
+    MessageSkipped,
+)
+from sea_mq_worker.domain.messages import HandlerRequest, InboundMessage
+from sea_mq_worker.domain.retry import Backoff
+from tests.support.simulation import Interrupted, in_virtual_time
+
+LEASE = 60.0
+ACK_WAIT = 120.0
+ATTEMPTS_MAX = 3
+SICK_AFTER = 4
+SUBJECT = "vibespro.event.vibe_created.v1"
+
+
+class AckRecorder(InMemoryConsumer):
+    """A consumer that remembers which stream sequences were acknowledged and how others were put off."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        self.acked: list[int] = []
+        self.naks: list[tuple[int, float]] = []
+
+    async def ack(self, msg: InboundMessage) -> None:
+        self.acked.append(msg.seq)
+        await super().ack(msg)
+
+    async def nak(self, msg: InboundMessage, *, delay_seconds: float) -> None:
+        self.naks.append((msg.seq, delay_seconds))
+        await super().nak(msg, delay_seconds=delay_seconds)
+
+
+class World:
+    """An InboxConsumer with everything around it."""
+
+    def __init__(self, *, lease: float = LEASE) -> None:
+        self.clock = asyncio.get_running_loop().time
+        self.stop = asyncio.Event()
+        self.observer = RecordingObserver()
+        self.upstream = InMemoryStream(name="VIBESPRO_EVENTS", clock=self.clock)
+        self.dead_letters = InMemoryStream(name="SEA_DLQ", clock=self.clock)
+        self.dlq = InMemoryPublisher(stream=self.dead_letters, clock=self.clock)
+        self.consumer = AckRecorder(
+            stream=self.upstream, name="sea__from_vibespro", clock=self.clock, ack_wait_seconds=ACK_WAIT
+        )
+        self.handler = InMemoryHandler()
+        self.table = InboxTable(self.clock)
+        self.inbox: Any = Interrupted(
+            InMemoryInbox(table=self.table, worker="w1"), StoreUnavailableError("the database is away")
+        )
+        self.lease = lease
+
+    def send(self, *, message_id: str = "", body: bytes = b"{}", subject: str = SUBJECT) -> str:
+        """Store a message upstream, as if far from any duplicate window; return its id."""
+        given = message_id or str(uuid.uuid4())
+        self.upstream.store(subject, body, {"ce-id": given})
+        return given
+
+    def row(self, message_id: str) -> InboxRow:
+        return self.table.rows[message_id]
+
+    def buried(self) -> list[tuple[str, str]]:
+        """Return message id and reason of each dead letter in the stream."""
+        headers = [entry.headers for entry in self.dead_letters.entries()]
+        return [(found["Dlq-Message-Id"], found["Dlq-Reason"]) for found in headers]
+
+    @asynccontextmanager
+    async def consuming(self) -> AsyncIterator[None]:
+        """Run the loop for the length of a block, then stop it gracefully."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.loop().run(self.stop))
+            yield
+            self.stop.set()
+
+    def loop(self) -> InboxConsumer:
+        store_gate = self._gate("store")
+        reception = Reception(inbox=self.inbox, store_gate=store_gate, lease_seconds=self.lease)
+        return InboxConsumer(
+            consumer=self.consumer,
+            inbox=self.inbox,
+            reception=reception,
+            handle=self._handle(store_gate),
+            closing=Closing(
+                consumer=self.consumer,
+                inbox=self.inbox,
+                observer=self.observer,
+                store_gate=store_gate,
+                clock=self.clock,
+            ),
+            observer=self.observer,
+            broker_gate=self._gate("broker"),
+            clock=self.clock,
+            concurrency=10,
+            heartbeat_seconds=LEASE / 3,
+            lease_seconds=self.lease,
+        )
+
+    def _handle(self, store_gate: Gate) -> Handle:
+        burial = Burial(
+            context="sea",
+            inbox=self.inbox,
+            publisher=self.dlq,
+            observer=self.observer,
+            gate=self._gate("dead letters"),
+            store_gate=store_gate,
+        )
+        return Handle(
+            handler=self.handler,
+            health=HandlerHealth(gate=self._gate("handler"), run_max=SICK_AFTER),
+            burial=burial,
+            backoff=Backoff(base_seconds=1.0, cap_seconds=600.0, random=lambda: 0.5),
+            attempts_max=ATTEMPTS_MAX,
+        )
+
+    def _gate(self, name: str) -> Gate:
+        backoff = Backoff(base_seconds=0.2, cap_seconds=2.0, random=lambda: 1.0)
+        return Gate(name=name, backoff=backoff, observer=self.observer, clock=self.clock)
+
+
+def always(behaviour: Behaviour) -> Any:
+    return lambda _request, _call: behaviour
+
+
+@pytest.mark.clause("POL-047-005")
+@in_virtual_time
+async def test_a_message_that_is_handled_is_recorded_and_then_acknowledged() -> None:
+    world = World()
+    message_id = world.send()
+    async with world.consuming():
+        fact = await world.observer.seen(MessageProcessed)
+    assert (fact.message_id, fact.status) == (message_id, 200)
+    assert world.row(message_id).processed_at is not None
+    assert world.consumer.acked == [1]
+
+
+@pytest.mark.clause("POL-047-005")
+@in_virtual_time
+async def test_a_message_whose_effect_is_there_already_counts_as_handled() -> None:
+    world = World()
+    message_id = world.send()
+    world.handler.script = lambda _request, call: LoseAnswer() if call == 1 else Answer()
+    async with world.consuming():
+        fact = await world.observer.seen(MessageProcessed)
+    assert (fact.message_id, fact.status) == (message_id, 409)
+    assert world.handler.effects[message_id] == 1
+    assert world.consumer.acked == [1]
+
+
+@pytest.mark.clause("POL-047-006")
+@in_virtual_time
+async def test_a_rejected_message_is_dead_lettered_and_then_acknowledged() -> None:
+    world = World()
+    message_id = world.send(body=b'{"vibe": 1}')
+    world.handler.script = always(Answer(status=422))
+    async with world.consuming():
+        await world.observer.seen(MessageDeadLettered)
+        await asyncio.sleep(1)
+    [letter] = world.dead_letters.entries()
+    assert letter.subject == f"sea.dlq.{SUBJECT}"
+    assert letter.payload == b'{"vibe": 1}'
+    assert world.buried() == [(message_id, "REJECTED")]
+    assert world.row(message_id).dead_lettered_at is not None
+    assert world.consumer.acked == [1]
+
+
+@pytest.mark.clause("POL-047-007")
+@pytest.mark.parametrize("status", [500, 503, 302, 404, 201])
+@in_virtual_time
+async def test_any_other_answer_brings_the_message_again(status: int) -> None:
+    world = World()
+    message_id = world.send()
+    world.handler.script = lambda _request, call: Answer(status=status if call == 1 else 200)
+    async with world.consuming():
+        retried = await world.observer.seen(MessageRetried)
+        assert world.consumer.acked == []
+        await world.observer.seen(MessageProcessed)
+    assert (retried.message_id, retried.attempts, retried.delay_seconds) == (message_id, 1, 0.5)
+    assert world.consumer.naks == [(1, 0.5)]
+
+
+@pytest.mark.clause("POL-047-007")
+@pytest.mark.parametrize("status", [429, 503])
+@in_virtual_time
+async def test_a_message_comes_no_sooner_than_the_handler_asked(status: int) -> None:
+    world = World()
+    world.send()
+    world.handler.script = lambda _request, call: Answer(
+        status=status if call == 1 else 200, retry_after_seconds=90.0
+    )
+    async with world.consuming():
+        await world.observer.seen(MessageRetried)
+        began = world.clock()
+        await world.observer.seen(MessageProcessed, within=200.0)
+        assert world.clock() - began >= 90.0
+
+
+@pytest.mark.clause("POL-047-007")
+@in_virtual_time
+async def test_an_unreachable_handler_pauses_the_loop_and_spends_no_attempt() -> None:
+    world = World()
+    ids = [world.send() for _ in range(30)]
+    world.handler.script = always(Unreachable())
+    async with world.consuming():
+        paused = await world.observer.seen(GatePaused)
+        await asyncio.sleep(3600)
+        assert len(world.table.rows) < len(ids)
+        world.handler.script = always(Answer())
+        await world.observer.seen(MessageProcessed, count=len(ids))
+    assert paused.gate == "handler"
+    assert {world.row(message_id).attempts for message_id in ids} == {1}
+    assert world.buried() == []
+
+
+@pytest.mark.clause("POL-047-003")
+@in_virtual_time
+async def test_a_processed_message_that_comes_again_is_acknowledged_without_a_call() -> None:
+    world = World()
+    message_id = world.send()
+    async with world.consuming():
+        await world.observer.seen(MessageProcessed)
+        world.send(message_id=message_id)
+        await world.observer.seen(MessageSkipped)
+    assert world.handler.calls[message_id] == 1
+    assert world.consumer.acked == [1, 2]
+
+
+@pytest.mark.clause("POL-047-003")
+@in_virtual_time
+async def test_a_known_id_with_another_content_is_dead_lettered_under_an_id_of_its_own() -> None:
+    world = World()
+    message_id = world.send(body=b"1")
+    async with world.consuming():
+        await world.observer.seen(MessageProcessed)
+        world.send(message_id=message_id, body=b"2")
+        fact = await world.observer.seen(MessageDeadLettered)
+    assert fact.reason == "CONTENT_CONFLICT"
+    assert fact.message_id != message_id
+    assert world.handler.calls[message_id] == 1
+    assert [entry.payload for entry in world.dead_letters.entries()] == [b"2"]
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"message_id": "7"}, "INVALID_MESSAGE_ID"),
+        ({"body": b"{"}, "INVALID_PAYLOAD"),
+        ({"subject": "vibespro.event.v1"}, "BAD_SUBJECT"),
+    ],
+)
+@in_virtual_time
+async def test_a_message_that_nobody_can_handle_is_dead_lettered(given: dict[str, Any], reason: str) -> None:
+    world = World()
+    world.send(**given)
+    async with world.consuming():
+        assert (await world.observer.seen(MessageDeadLettered)).reason == reason
+    assert world.handler.requests == []
+    assert world.consumer.acked == [1]
+
+
+@in_virtual_time
+async def test_a_message_whose_attempts_are_spent_is_dead_lettered() -> None:
+    world = World()
+    bad = world.send()
+    world.handler.script = always(Answer(status=500))
+    async with world.consuming():
+        fact = await world.observer.seen(MessageDeadLettered, within=600.0)
+    assert (fact.reason, fact.attempts) == ("EXHAUSTED", ATTEMPTS_MAX)
+    assert world.handler.calls[bad] == ATTEMPTS_MAX
+    assert world.buried() == [(bad, "EXHAUSTED")]
+
+
+@pytest.mark.clause("POL-047-006")
+@pytest.mark.parametrize("status", [422, 500])
+@in_virtual_time
+async def test_a_handler_that_fails_message_after_message_buries_none_of_them(status: int) -> None:
+    world = World()
+    ids = [world.send() for _ in range(30)]
+    world.handler.script = always(Answer(status=status))
+    async with world.consuming():
+        await world.observer.seen(GatePaused)
+        await asyncio.sleep(30)
+        assert len(world.buried()) < SICK_AFTER
+        world.handler.script = always(Answer())
+        await world.observer.seen(GateResumed)
+        buried = len(world.buried())
+        await world.observer.seen(MessageProcessed, count=len(ids) - buried)
+
+
+@in_virtual_time
+async def test_one_good_message_among_bad_ones_opens_the_gate_again() -> None:
+    world = World()
+    bad = {world.send() for _ in range(12)}
+    good = world.send()
+
+    def script(request: HandlerRequest, _call: int) -> Behaviour:
+        return Answer(status=422 if request.message_id in bad else 200)
+
+    world.handler.script = script
+    async with world.consuming():
+        await world.observer.seen(GateResumed, within=3600.0)
+        assert (await world.observer.seen(MessageProcessed)).message_id == good
+
+
+@pytest.mark.clause("POL-047-006")
+@in_virtual_time
+async def test_without_the_dead_letter_stream_nothing_is_acknowledged() -> None:
+    world = World()
+    message_id = world.send()
+    world.handler.script = always(Answer(status=422))
+    world.dlq.connected = False
+    async with world.consuming():
+        await world.observer.seen(GatePaused, lambda fact: fact.gate == "dead letters")
+        await asyncio.sleep(3600)
+        assert world.consumer.acked == []
+        world.dlq.connected = True
+        await world.observer.seen(MessageDeadLettered)
+    assert world.buried() == [(message_id, "REJECTED")]
+    assert world.consumer.acked == [1]
+
+
+@pytest.mark.clause("POL-047-004")
+@in_virtual_time
+async def test_a_message_that_somebody_took_over_is_not_acknowledged() -> None:
+    world = World()
+    message_id = world.send()
+
+    def taken_over(_request: HandlerRequest, call: int) -> Behaviour:
+        if call == 1:
+            world.row(message_id).locked_by = "w2#9"
+        return Answer()
+
+    world.handler.script = taken_over
+    async with world.consuming():
+        lost = await world.observer.seen(LeasesLost)
+        assert (lost.side, lost.count) == ("inbox", 1)
+        assert world.consumer.acked == []
+        assert world.consumer.naks == []
+        world.row(message_id).locked_until = world.clock()
+        await world.observer.seen(MessageProcessed, within=2 * ACK_WAIT)
+    assert world.handler.effects[message_id] == 1
+
+
+@in_virtual_time
+async def test_an_effect_is_recorded_when_the_database_is_back_and_acknowledged_only_then() -> None:
+    world = World()
+    world.send()
+
+    def lose_database(_request: HandlerRequest, _call: int) -> Behaviour:
+        world.inbox.down = True
+        return Answer()
+
+    world.handler.script = lose_database
+    async with world.consuming():
+        await world.observer.seen(GatePaused, lambda fact: fact.gate == "store")
+        await asyncio.sleep(LEASE / 2)
+        assert world.consumer.acked == []
+        world.inbox.down = False
+        await world.observer.seen(MessageProcessed)
+    assert world.consumer.acked == [1]
+
+
+@in_virtual_time
+async def test_a_long_call_is_kept_alive_and_happens_once() -> None:
+    world = World()
+    world.handler = InMemoryHandler(always(Answer(slow_seconds=600.0)), timeout_seconds=3600.0)
+    message_id = world.send()
+    async with world.consuming():
+        await world.observer.seen(MessageProcessed, within=3600.0)
+    assert world.handler.calls[message_id] == 1
+    assert world.observer.of(LeasesLost) == []
+
+
+@in_virtual_time
+async def test_a_stop_finishes_calls_under_way_and_gives_back_what_waits() -> None:
+    world = World()
+    world.handler = InMemoryHandler(always(Answer(slow_seconds=5.0)))
+    message_id = world.send()
+    async with world.consuming():
+        await asyncio.sleep(1)
+    assert world.row(message_id).processed_at is not None
+    assert world.consumer.acked == [1]
+
+
+@in_virtual_time
+async def test_a_stop_before_a_sick_handler_gives_messages_back_uncounted() -> None:
+    world = World()
+    message_id = world.send()
+    world.handler.script = always(Unreachable())
+    async with world.consuming():
+        await world.observer.seen(GatePaused)
+    assert (world.row(message_id).attempts, world.row(message_id).locked_by) == (0, None)
+    assert [seq for seq, _ in world.consumer.naks] == [1]
