@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from datetime import datetime
 from typing import Annotated, Any, NoReturn, TypeVar
 
 import typer
@@ -12,6 +13,9 @@ from sea_mq_worker.settings import Settings, SettingsError, load_settings
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_CONTRACT = 3
+
+_WIDE = 1000
+"""Columns of output that no terminal cuts."""
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
@@ -57,17 +61,32 @@ def print_json(data: object) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, empty: str) -> None:
-    """Print rows for people, fitted to the terminal; ``empty`` where there are none."""
+    """Print rows for people; ``empty`` where there are none.
+
+    A terminal gets them fitted to its width, the first column (what to name the row by) always whole; a
+    file or a pipe gets all columns whole.
+    """
+    import sys
+
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
     if not rows:
         typer.echo(empty)
         return
-    table = Table(*columns, box=None, pad_edge=False, header_style="bold")
+    first, *others = columns
+    fitted = (Column(name, no_wrap=True, min_width=len(name)) for name in others)
+    width = max(len(first), *(len(_cell(row[0])) for row in rows))
+    table = Table(Column(first, no_wrap=True, min_width=width), *fitted, box=None, pad_edge=False)
     for row in rows:
-        table.add_row(*("" if value is None else str(value) for value in row))
-    Console(soft_wrap=False).print(table)
+        table.add_row(*map(_cell, row))
+    Console(width=None if sys.stdout.isatty() else _WIDE).print(table)
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, datetime):
+        return value.isoformat(sep=" ", timespec="seconds")
+    return "" if value is None else str(value)
 
 
 def print_fields(fields: Mapping[str, Any]) -> None:
