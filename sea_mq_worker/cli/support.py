@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import shutil
+import sys
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Annotated, Any, NoReturn, TypeVar
@@ -13,9 +15,6 @@ from sea_mq_worker.settings import Settings, SettingsError, load_settings
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_CONTRACT = 3
-
-_WIDE = 1000
-"""Columns of output that no terminal cuts."""
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
@@ -63,24 +62,17 @@ def print_json(data: object) -> None:
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, empty: str) -> None:
     """Print rows for people; ``empty`` where there are none.
 
-    A terminal gets them fitted to its width, the first column (what to name the row by) always whole; a
-    file or a pipe gets all columns whole.
+    A terminal cuts what is wider than itself, so what names a row stands first; a file or a pipe gets all.
     """
-    import sys
-
-    from rich.console import Console
-    from rich.table import Column, Table
-
     if not rows:
         typer.echo(empty)
         return
-    first, *others = columns
-    fitted = (Column(name, no_wrap=True, min_width=len(name)) for name in others)
-    width = max(len(first), *(len(_cell(row[0])) for row in rows))
-    table = Table(Column(first, no_wrap=True, min_width=width), *fitted, box=None, pad_edge=False)
-    for row in rows:
-        table.add_row(*map(_cell, row))
-    Console(width=None if sys.stdout.isatty() else _WIDE).print(table)
+    cells = [tuple(columns), *(tuple(map(_cell, row)) for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    width_max = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    for row in cells:
+        line = "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
+        typer.echo(line.rstrip()[:width_max])
 
 
 def _cell(value: object) -> str:
