@@ -76,9 +76,11 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, emp
 
 
 def _cell(value: object) -> str:
+    """Text from outside must not speak to the terminal."""
     if isinstance(value, datetime):
         return value.isoformat(sep=" ", timespec="seconds")
-    return "" if value is None else str(value)
+    text = "" if value is None else str(value)
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def print_fields(fields: Mapping[str, Any]) -> None:
