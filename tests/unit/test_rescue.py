@@ -113,6 +113,8 @@ async def test_a_message_that_was_given_up_is_dead_lettered_once() -> None:
     message_id, _ = await world.give_up()
     async with world.rescuing():
         fact = await world.observer.seen(MessageDeadLettered)
+        await asyncio.sleep(1)
+        assert world.consumer.given_up == {}
         await world.settled()
     assert (fact.message_id, fact.reason, fact.attempts) == (message_id, "EXHAUSTED", 1)
     assert world.buried() == [(message_id, "EXHAUSTED")]
@@ -148,8 +150,9 @@ async def test_a_message_whose_last_delivery_killed_its_worker_waits_for_the_lea
     async with world.rescuing():
         await asyncio.sleep(LEASE / 2)
         assert world.buried() == []
-        await world.observer.seen(MessageDeadLettered, within=600.0)
+        fact = await world.observer.seen(MessageDeadLettered, within=600.0)
         await world.settled()
+    assert fact.attempts == 1
     assert world.buried() == [(message_id, "EXHAUSTED")]
 
 
