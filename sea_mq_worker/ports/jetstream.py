@@ -42,7 +42,7 @@ class JetStreamPublisher(Protocol):
         ...
 
     async def find(self, ids: frozenset[str], *, since_seconds: float) -> Mapping[str, Stored]:
-        """Tell which message ids the stream stored in the last ``since_seconds``; the earliest copy of each.
+        """Tell which message ids the stream stored in the last ``since_seconds``; the latest copy of each.
 
         For what is older than the duplicate window, where publishing again could store a second copy.
 

@@ -115,7 +115,7 @@ class InMemoryPublisher:
         found: dict[str, Stored] = {}
         for entry in self._stream.entries():
             message_id = entry.headers.get(MSG_ID, "")
-            if entry.stored_at >= start and message_id in ids and message_id not in found:
+            if entry.stored_at >= start and message_id in ids:
                 found[message_id] = Stored(self._stream.name, entry.seq, duplicate=True)
         return found
 

@@ -23,7 +23,7 @@ _EPOCH = datetime(1970, 1, 2, tzinfo=UTC)
 async def find_ids(
     connection: NatsConnection, stream: str, ids: frozenset[str], *, since_seconds: float
 ) -> dict[str, Stored]:
-    """Return the earliest stored copy of each id since then, up to the last message as of now.
+    """Return the latest stored copy of each id since then, up to the last message as of now.
 
     Raises:
         BrokerUnavailableError: the scan had a gap or could not go on.
@@ -116,7 +116,7 @@ class _Scan:
             raise BrokerUnavailableError("a message was lost on the way")
         self._pending = 0 if seq >= self._last_seq else left
         message_id = headers.get(MSG_ID, "")
-        if message_id in self._ids and message_id not in self.found:
+        if message_id in self._ids:
             self.found[message_id] = Stored(self._stream, seq, duplicate=True)
 
 
