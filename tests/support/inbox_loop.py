@@ -1,0 +1,138 @@
+"""The inbound loop with twins around it."""
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from sea_mq_worker.adapters.memory.consumer import InMemoryConsumer
+from sea_mq_worker.adapters.memory.handler import Behaviour, InMemoryHandler
+from sea_mq_worker.adapters.memory.inbox import InboxRow, InboxTable, InMemoryInbox
+from sea_mq_worker.adapters.memory.observer import RecordingObserver
+from sea_mq_worker.adapters.memory.publisher import InMemoryPublisher
+from sea_mq_worker.adapters.memory.stream import InMemoryStream
+from sea_mq_worker.application.burial import Burial
+from sea_mq_worker.application.closing import Closing
+from sea_mq_worker.application.gate import Gate
+from sea_mq_worker.application.handling import Handle, HandlerHealth
+from sea_mq_worker.application.inbox import InboxConsumer
+from sea_mq_worker.application.reception import Reception
+from sea_mq_worker.domain.errors import StoreUnavailableError
+from sea_mq_worker.domain.messages import InboundMessage
+from sea_mq_worker.domain.retry import Backoff
+from tests.support.simulation import Interrupted
+
+LEASE = 60.0
+ACK_WAIT = 120.0
+ATTEMPTS_MAX = 3
+SICK_AFTER = 4
+SUBJECT = "vibespro.event.vibe_created.v1"
+
+
+class AckRecorder(InMemoryConsumer):
+    """A consumer that remembers which stream sequences were acknowledged and how others were put off."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        self.acked: list[int] = []
+        self.naks: list[tuple[int, float]] = []
+
+    async def ack(self, msg: InboundMessage) -> None:
+        self.acked.append(msg.seq)
+        await super().ack(msg)
+
+    async def nak(self, msg: InboundMessage, *, delay_seconds: float) -> None:
+        self.naks.append((msg.seq, delay_seconds))
+        await super().nak(msg, delay_seconds=delay_seconds)
+
+
+class World:
+    """An InboxConsumer with everything around it."""
+
+    def __init__(self, *, lease: float = LEASE) -> None:
+        self.clock = asyncio.get_running_loop().time
+        self.stop = asyncio.Event()
+        self.observer = RecordingObserver()
+        self.upstream = InMemoryStream(name="VIBESPRO_EVENTS", clock=self.clock)
+        self.dead_letters = InMemoryStream(name="SEA_DLQ", clock=self.clock)
+        self.dlq = InMemoryPublisher(stream=self.dead_letters, clock=self.clock)
+        self.consumer = AckRecorder(
+            stream=self.upstream, name="sea__from_vibespro", clock=self.clock, ack_wait_seconds=ACK_WAIT
+        )
+        self.handler = InMemoryHandler()
+        self.table = InboxTable(self.clock)
+        self.inbox: Any = Interrupted(
+            InMemoryInbox(table=self.table, worker="w1"), StoreUnavailableError("the database is away")
+        )
+        self.lease = lease
+
+    def send(self, *, message_id: str = "", body: bytes = b"{}", subject: str = SUBJECT) -> str:
+        """Store a message upstream, as if far from any duplicate window; return its id."""
+        given = message_id or str(uuid.uuid4())
+        self.upstream.store(subject, body, {"ce-id": given})
+        return given
+
+    def row(self, message_id: str) -> InboxRow:
+        return self.table.rows[message_id]
+
+    def buried(self) -> list[tuple[str, str]]:
+        """Return message id and reason of each dead letter in the stream."""
+        headers = [entry.headers for entry in self.dead_letters.entries()]
+        return [(found["Dlq-Message-Id"], found["Dlq-Reason"]) for found in headers]
+
+    @asynccontextmanager
+    async def consuming(self) -> AsyncIterator[None]:
+        """Run the loop for the length of a block, then stop it gracefully."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.loop().run(self.stop))
+            yield
+            self.stop.set()
+
+    def loop(self) -> InboxConsumer:
+        store_gate = self._gate("store")
+        reception = Reception(inbox=self.inbox, store_gate=store_gate, lease_seconds=self.lease)
+        return InboxConsumer(
+            consumer=self.consumer,
+            inbox=self.inbox,
+            reception=reception,
+            handle=self._handle(store_gate),
+            closing=Closing(
+                consumer=self.consumer,
+                inbox=self.inbox,
+                observer=self.observer,
+                store_gate=store_gate,
+                clock=self.clock,
+            ),
+            observer=self.observer,
+            broker_gate=self._gate("broker"),
+            clock=self.clock,
+            concurrency=10,
+            heartbeat_seconds=LEASE / 3,
+            lease_seconds=self.lease,
+        )
+
+    def _handle(self, store_gate: Gate) -> Handle:
+        burial = Burial(
+            context="sea",
+            inbox=self.inbox,
+            publisher=self.dlq,
+            observer=self.observer,
+            gate=self._gate("dead letters"),
+            store_gate=store_gate,
+        )
+        return Handle(
+            handler=self.handler,
+            health=HandlerHealth(gate=self._gate("handler"), run_max=SICK_AFTER),
+            burial=burial,
+            backoff=Backoff(base_seconds=1.0, cap_seconds=600.0, random=lambda: 0.5),
+            attempts_max=ATTEMPTS_MAX,
+        )
+
+    def _gate(self, name: str) -> Gate:
+        backoff = Backoff(base_seconds=0.2, cap_seconds=2.0, random=lambda: 1.0)
+        return Gate(name=name, backoff=backoff, observer=self.observer, clock=self.clock)
+
+
+def always(behaviour: Behaviour) -> Any:
+    return lambda _request, _call: behaviour
