@@ -19,6 +19,8 @@ from sea_mq_worker.domain.subjects import event_subject
 MSG_ID = "Nats-Msg-Id"
 _NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
+_PLAIN = re.compile(r"[!#$&-~]*")
+"""Visible ASCII but for the quotation mark and the per cent sign."""
 _PRINTABLE_SAFE = "!#$&'()*+,-./:;<=>?@[\\]^_`{|}~"
 
 
@@ -81,7 +83,7 @@ def rfc3339(moment: datetime) -> str:
 
 def _ce(text: str) -> str:
     """Encode a CloudEvents attribute value: anything but visible ASCII is percent-encoded."""
-    if text.isascii() and text.isprintable() and not any(c in ' "%' for c in text):
+    if _PLAIN.fullmatch(text):
         return text
     return quote(text, safe=_PRINTABLE_SAFE)
 

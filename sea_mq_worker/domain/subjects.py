@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 from sea_mq_worker.domain.errors import InvalidEventError, InvalidMessageError
 
@@ -26,6 +27,7 @@ def is_context(text: str) -> bool:
     return _CONTEXT.fullmatch(text) is not None
 
 
+@lru_cache(maxsize=1024)
 def event_subject(context: str, event_type: str, event_version: int) -> str:
     """Build the subject of an event.
 
