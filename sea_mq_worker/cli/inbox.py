@@ -11,13 +11,12 @@ from sea_mq_worker.cli.arguments import ErrorOption, LimitOption, SinceOption, U
 from sea_mq_worker.cli.support import (
     EXIT_FAILED,
     JsonOption,
-    act,
+    ask,
     fail,
     print_fields,
     print_json,
-    print_table,
+    print_records,
 )
-from sea_mq_worker.settings import Settings
 
 app = typer.Typer(help="Messages in the inbox: look.", no_args_is_help=True)
 
@@ -51,31 +50,14 @@ def list_(
         limit=limit,
     )
 
-    async def work(settings: Settings) -> None:
-        from sea_mq_worker.bootstrap.operator import operations
-
-        async with operations(settings) as tables:
-            messages = [asdict(message) for message in await tables.list_inbox(which)]
-        if json:
-            print_json(messages)
-        else:
-            rows = [[message[column] for column in _COLUMNS] for message in messages]
-            print_table(_COLUMNS, rows, empty="no messages")
-
-    act(work, needs=("database_url",))
+    found = ask(lambda tables: tables.list_inbox(which))
+    print_records(found, _COLUMNS, json=json, empty="no messages")
 
 
 @app.command("show")
 def show(message_id: Annotated[UUID, typer.Argument(metavar="ID")], json: JsonOption = False) -> None:
     """Show what is known of one message; the inbox keeps no payload."""
-
-    async def work(settings: Settings) -> None:
-        from sea_mq_worker.bootstrap.operator import operations
-
-        async with operations(settings) as tables:
-            message = await tables.show_inbox(message_id)
-        if message is None:
-            fail(f"message {message_id} was never received, or is pruned", EXIT_FAILED)
-        (print_json if json else print_fields)(asdict(message))
-
-    act(work, needs=("database_url",))
+    message = ask(lambda tables: tables.show_inbox(message_id))
+    if message is None:
+        fail(f"message {message_id} was never received, or is pruned", EXIT_FAILED)
+    (print_json if json else print_fields)(asdict(message))

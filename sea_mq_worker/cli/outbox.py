@@ -21,10 +21,11 @@ from sea_mq_worker.cli.support import (
     EXIT_USAGE,
     JsonOption,
     act,
+    ask,
     fail,
     print_fields,
     print_json,
-    print_table,
+    print_records,
 )
 from sea_mq_worker.domain.events import EventState
 from sea_mq_worker.settings import Settings
@@ -66,34 +67,17 @@ def list_(
         limit=limit,
     )
 
-    async def work(settings: Settings) -> None:
-        from sea_mq_worker.bootstrap.operator import operations
-
-        async with operations(settings) as tables:
-            events = [asdict(event) for event in await tables.list_outbox(which)]
-        if json:
-            print_json(events)
-        else:
-            rows = [[event[column] for column in _COLUMNS] for event in events]
-            print_table(_COLUMNS, rows, empty="no events")
-
-    act(work, needs=("database_url",))
+    found = ask(lambda tables: tables.list_outbox(which))
+    print_records(found, _COLUMNS, json=json, empty="no events")
 
 
 @app.command("show")
 def show(event_id: Annotated[UUID, typer.Argument(metavar="ID")], json: JsonOption = False) -> None:
     """Show all of one event, its payload too."""
-
-    async def work(settings: Settings) -> None:
-        from sea_mq_worker.bootstrap.operator import operations
-
-        async with operations(settings) as tables:
-            event = await tables.show_outbox(event_id)
-        if event is None:
-            fail(f"there is no event {event_id}; `sea-mq-worker outbox list` shows which are", EXIT_FAILED)
-        (print_json if json else print_fields)(asdict(event))
-
-    act(work, needs=("database_url",))
+    event = ask(lambda tables: tables.show_outbox(event_id))
+    if event is None:
+        fail(f"there is no event {event_id}; `sea-mq-worker outbox list` shows which are", EXIT_FAILED)
+    (print_json if json else print_fields)(asdict(event))
 
 
 @app.command("replay")

@@ -1,16 +1,20 @@
 """What commands share: settings, errors as exit codes, output for people and for programs."""
 
 import asyncio
-import json
+import json as json_
 import shutil
 import sys
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import asdict
 from datetime import datetime
-from typing import Annotated, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 
 import typer
 
 from sea_mq_worker.settings import Settings, SettingsError, load_settings
+
+if TYPE_CHECKING:
+    from sea_mq_worker.adapters.postgres.operations import PostgresOperations
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -54,9 +58,30 @@ def act(work: Callable[[Settings], Awaitable[_T]], *, needs: Collection[str]) ->
         fail(str(error), EXIT_FAILED)
 
 
+def ask(question: "Callable[[PostgresOperations], Awaitable[_T]]") -> _T:
+    """Ask the tables something, and translate errors into exit codes."""
+
+    async def work(settings: Settings) -> _T:
+        from sea_mq_worker.bootstrap.operator import operations
+
+        async with operations(settings) as tables:
+            return await question(tables)
+
+    return act(work, needs=("database_url",))
+
+
+def print_records(records: Sequence[object], columns: Sequence[str], *, json: bool, empty: str) -> None:
+    """Print dataclasses: whole as JSON for programs, some columns of them for people."""
+    fields = [asdict(record) for record in records]  # type: ignore[call-overload]
+    if json:
+        print_json(fields)
+    else:
+        print_table(columns, [[each[column] for column in columns] for each in fields], empty=empty)
+
+
 def print_json(data: object) -> None:
     """Print one JSON document; moments as ISO 8601."""
-    typer.echo(json.dumps(data, default=str, indent=2))
+    typer.echo(json_.dumps(data, default=str, indent=2))
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, empty: str) -> None:
@@ -87,4 +112,4 @@ def print_fields(fields: Mapping[str, Any]) -> None:
     """Print one thing, a field a line."""
     width = max(map(len, fields))
     for name, value in fields.items():
-        typer.echo(f"{name:<{width}}  {'' if value is None else value}")
+        typer.echo(f"{name:<{width}}  {_cell(value)}".rstrip())
