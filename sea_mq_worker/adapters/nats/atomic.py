@@ -11,7 +11,8 @@ from sea_mq_worker.adapters.nats.acks import judge_ack
 from sea_mq_worker.adapters.nats.batch import Batched, Conversation, says_disabled
 from sea_mq_worker.adapters.nats.connection import NatsConnection
 from sea_mq_worker.adapters.nats.errors import plain
-from sea_mq_worker.adapters.nats.pipeline import BROKEN, NOT_CONNECTED, drained, send_one
+from sea_mq_worker.adapters.nats.frames import send_one
+from sea_mq_worker.adapters.nats.pipeline import BROKEN, NOT_CONNECTED, drained
 from sea_mq_worker.adapters.nats.replies import Replies, stop_at
 from sea_mq_worker.domain.messages import OutboundMessage
 from sea_mq_worker.domain.outcomes import Stored
@@ -60,7 +61,7 @@ class Atomic:
             last = number == len(messages)
             if last:
                 extra["Nats-Batch-Commit"] = "1"
-            await send_one(self._connection, message, f"{prefix}0" if last else "", extra)
+            await send_one(self._connection.client, message, f"{prefix}0" if last else "", extra)
         return True
 
     def _judge(self, answer: dict[str, Any], batch: str, sent: int, stopped: str) -> Batched:

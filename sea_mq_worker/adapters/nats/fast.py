@@ -13,7 +13,8 @@ from sea_mq_worker.adapters.nats.acks import judge_ack
 from sea_mq_worker.adapters.nats.batch import Batched, Conversation, says_disabled
 from sea_mq_worker.adapters.nats.connection import NatsConnection
 from sea_mq_worker.adapters.nats.errors import plain
-from sea_mq_worker.adapters.nats.pipeline import BROKEN, NOT_CONNECTED, drained, send_one
+from sea_mq_worker.adapters.nats.frames import send_one
+from sea_mq_worker.adapters.nats.pipeline import BROKEN, NOT_CONNECTED, drained
 from sea_mq_worker.adapters.nats.replies import Replies, stop_at
 from sea_mq_worker.domain.messages import OutboundMessage
 from sea_mq_worker.domain.outcomes import Stored
@@ -103,7 +104,7 @@ class Fast:
                 sent = number
                 operation = _START if number == 1 else _COMMIT if number == len(messages) else _APPEND
                 reply = f"{prefix}{batch}.{_FLOW}.fail.{number}.{operation}.$FI"
-                await send_one(self._connection, message, reply)
+                await send_one(self._connection.client, message, reply)
             while progress.final is None and not talk.stopped and self._connection.is_connected:
                 await talk.wait()
                 progress.absorb()

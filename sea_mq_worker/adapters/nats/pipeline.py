@@ -1,14 +1,14 @@
 """Publishing without waiting in between, an acknowledgement for each message; works on any server."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from typing import cast
+from collections.abc import Callable, Sequence
 
 import nats.errors
 from nats.aio.msg import Msg
 
 from sea_mq_worker.adapters.nats.connection import PENDING_BYTES_MAX, NatsConnection
 from sea_mq_worker.adapters.nats.errors import plain
+from sea_mq_worker.adapters.nats.frames import send_one
 from sea_mq_worker.adapters.nats.replies import Exchange, Replies, stop_at
 from sea_mq_worker.domain.messages import OutboundMessage
 from sea_mq_worker.domain.outcomes import PublishOutcome, Unknown, Unsent
@@ -122,7 +122,7 @@ class Pipeline:
                 if flight.stopped or not self._connection.is_connected:
                     break
                 flight.sending(index)
-                await send_one(self._connection, message, f"{prefix}{index}")
+                await send_one(self._connection.client, message, f"{prefix}{index}")
             await flight.landed()
         except BROKEN as error:
             flight.stop(plain(error))
@@ -130,14 +130,6 @@ class Pipeline:
             timer.cancel()
             self._replies.close(prefix)
         return flight.outcomes()
-
-
-async def send_one(
-    connection: NatsConnection, message: OutboundMessage, reply: str, extra: Mapping[str, str] | None = None
-) -> None:
-    """Publish a message that was found sendable; nats-py only reads the headers."""
-    headers = {**message.headers, **extra} if extra else cast("dict[str, str]", message.headers)
-    await connection.client.publish(message.subject, message.payload, reply, headers=headers)
 
 
 async def drained(connection: NatsConnection, exchange: Exchange) -> None:
