@@ -96,7 +96,7 @@ class Settings(BaseSettings):
         "auto", description="How batches are sent; `auto` takes what the stream reports to support."
     )
     outbox_batch_max: Annotated[int, Field(ge=1, le=1000)] = Field(500, description="Events in a claim.")
-    outbox_batches_max: Annotated[int, Field(ge=1, le=8)] = Field(2, description="Claims in hand, per lane.")
+    outbox_batches_max: Annotated[int, Field(ge=1, le=8)] = Field(4, description="Claims in hand, per lane.")
     outbox_lease_seconds: PositiveFloat = Field(60.0, description="Lease of a claim.")
     outbox_publish_timeout_seconds: PositiveFloat = Field(10.0, description="Deadline to publish a claim.")
     outbox_poll_seconds: PositiveFloat = Field(2.0, description="Longest wait between claims when idle.")

@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any
 from urllib.parse import quote
 
@@ -76,6 +77,7 @@ def valid_trace_context(carrier: Mapping[str, object]) -> dict[str, str]:
     return {"traceparent": parent, "tracestate": state.strip()}
 
 
+@lru_cache(maxsize=256)  # events of one transaction share their moment
 def rfc3339(moment: datetime) -> str:
     """Write a moment as RFC 3339 in UTC with a ``Z``."""
     return moment.astimezone(UTC).isoformat().replace("+00:00", "Z")
