@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack
 import asyncpg
 
 from sea_mq_worker.adapters.http.admin import AdminServer
+from sea_mq_worker.adapters.nats.topology import EXISTENCE
 from sea_mq_worker.adapters.observability.fanout import FanOut
 from sea_mq_worker.adapters.observability.logs import LogObserver, configure
 from sea_mq_worker.adapters.observability.metrics import Backlog, MetricsObserver
@@ -24,9 +25,10 @@ from sea_mq_worker.application.upkeep import Periodic
 from sea_mq_worker.bootstrap.base import Base
 from sea_mq_worker.bootstrap.connections import open_pool, read_secret, wait_for
 from sea_mq_worker.bootstrap.inbound import inbound_loops
+from sea_mq_worker.bootstrap.operator import check_topology
 from sea_mq_worker.bootstrap.outbound import outbound_loops
 from sea_mq_worker.bootstrap.tracing import start_tracing
-from sea_mq_worker.domain.errors import ContractError
+from sea_mq_worker.domain.errors import ContractError, WorkerError
 from sea_mq_worker.domain.facts import Noticed, Progressed
 from sea_mq_worker.settings import Settings
 
@@ -62,6 +64,7 @@ async def run_worker(settings: Settings, stop: asyncio.Event) -> ExitCode:
         except ContractError as error:
             base.observer.observe(Noticed(event="contract_broken", text=str(error)))
             return ExitCode.CONTRACT
+        await _tell_differences(base)
         started.set()
         return await Supervisor(
             name=base.name,
@@ -79,6 +82,18 @@ async def _loops(base: Base) -> dict[str, Loop]:
     if base.settings.consumers:
         loops |= await inbound_loops(base)
     return loops
+
+
+async def _tell_differences(base: Base) -> None:
+    """Name, field by field, what differs from the definitions; only `streams apply` changes it."""
+    try:
+        differences = await check_topology(base.settings)
+    except WorkerError as error:
+        base.observer.observe(Progressed(event="streams_not_compared", text=str(error)))
+        return
+    told = "; ".join(str(difference) for difference in differences if difference.field != EXISTENCE)
+    if told:
+        base.observer.observe(Noticed(event="streams_differ", text=told))
 
 
 async def _serve_admin(base: Base) -> asyncio.Event:

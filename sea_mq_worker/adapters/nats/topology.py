@@ -19,9 +19,13 @@ _SINCE: Mapping[str, tuple[int, int]] = {"allow_atomic": (2, 12), "allow_batched
 _MAX_DELIVERIES = "$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES"
 
 
+EXISTENCE = "existence"
+"""Stands for the field of a difference where the whole is missing."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """A field of a stream or consumer that is not as wanted; ``existence`` where all of it is missing."""
+    """A field of a stream or consumer that is not as wanted; EXISTENCE where all of it is missing."""
 
     name: str
     field: str
@@ -132,7 +136,7 @@ def _differences(
 ) -> list[Difference]:
     name = _label(definition)
     if not found:
-        return [Difference(name=name, field="existence", wanted="present", found="missing")]
+        return [Difference(name=name, field=EXISTENCE, wanted="present", found="missing")]
     if isinstance(definition, ConsumerDefinition):
         wanted = {"backoff": [], "ack_policy": "explicit", "deliver_subject": "", **wanted}
     return [
