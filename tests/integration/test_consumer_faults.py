@@ -127,6 +127,12 @@ async def test_what_comes_when_nobody_waits_goes_back(connection: NatsConnection
     await connection.client.publish(request, b"1", reply=f"{consumer._inbox._inbox}.stale")
     await waiting(connection, stream)
     await store(connection, subject)
+
+    async def delivered() -> bool:
+        info = await consumer_info(connection, stream, DURABLE)
+        return bool(info["delivered"]["consumer_seq"] == 2)
+
+    await eventually(delivered)
     assert [(message.seq, message.deliveries) for message in await consumer.fetch(1)] == [(2, 2)]
 
 
