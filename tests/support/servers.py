@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import asyncpg
 
 from sea_mq_worker.embedded import EmbeddedNats, EmbeddedPostgres
+from tests.support.waiting import eventually
 
 POSTGRES_VARIABLE = "SEA_MQ_TEST_POSTGRES"
 NATS_VARIABLE = "SEA_MQ_TEST_NATS"
@@ -113,12 +114,23 @@ async def _postgres_container() -> AsyncIterator[PostgresAddress]:
     from testcontainers.core.container import DockerContainer  # noqa: PLC0415 - needs Docker
     from testcontainers.core.wait_strategies import LogMessageWaitStrategy  # noqa: PLC0415
 
-    ready = LogMessageWaitStrategy("database system is ready to accept connections", times=2)
+    started = LogMessageWaitStrategy("database system is ready to accept connections")
     container = DockerContainer("postgres:18").with_env("POSTGRES_PASSWORD", "test").with_exposed_ports(5432)
     settings = " ".join(f"-c {name}={value}" for name, value in QUICK.items())
-    with container.with_command(settings).waiting_for(ready) as running:
+    with container.with_command(f"postgres {settings}").waiting_for(started) as running:
         host, port = running.get_container_host_ip(), running.get_exposed_port(5432)
-        yield PostgresAddress(f"postgresql://postgres:test@{host}:{port}/postgres")
+        address = PostgresAddress(f"postgresql://postgres:test@{host}:{port}/postgres")
+        await eventually(lambda: _answers(address.dsn), within=60, what="PostgreSQL after its set-up")
+        yield address
+
+
+async def _answers(dsn: str) -> bool:
+    """Over TCP, since the image sets itself up with a server that listens on a socket only."""
+    try:
+        await _execute(dsn, "SELECT 1")
+    except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+        return False
+    return True
 
 
 @asynccontextmanager
