@@ -51,8 +51,7 @@ class OutboxPublisher:
         async with asyncio.TaskGroup() as group:
             while not stop.is_set():
                 await places.acquire()
-                claimed_at = self.clock()
-                claim = await self._claim(stop)
+                claim, claimed_at = await self._claim(stop)
                 if claim.events:
                     idle_seconds = _POLL_FIRST_SECONDS
                     task = group.create_task(self._work(claim, claimed_at, stop))
@@ -71,21 +70,25 @@ class OutboxPublisher:
         verdicts = await self.publishing.publish(claim.events, claimed_at=claimed_at, stop=stop)
         await self.settlement.settle(self.outbox, claim, verdicts, claimed_at=claimed_at)
 
-    async def _claim(self, stop: asyncio.Event) -> Claim:
-        """Claim through both gates: an outage uses up no attempts, and a probe risks a single one."""
+    async def _claim(self, stop: asyncio.Event) -> tuple[Claim, float]:
+        """Claim through both gates: an outage uses up no attempts, and a probe risks a single one.
+
+        The moment that comes with it is that of the claim itself: a lease does not run while a gate is shut.
+        """
         if not self.publishing.publisher.connected:
             self.broker_gate.pause(_NOT_CONNECTED)
         broker = await self.broker_gate.enter(stop)
         if broker is Passage.PROBE and not self.publishing.publisher.connected:
             self.broker_gate.pause(_NOT_CONNECTED)
-            return NOTHING_CLAIMED
+            return NOTHING_CLAIMED, self.clock()
         store = await self.store_gate.enter(stop)
         if stop.is_set() or Passage.STOPPED in {broker, store}:
-            return NOTHING_CLAIMED
+            return NOTHING_CLAIMED, self.clock()
+        claimed_at = self.clock()
         claim = await self._find_unpublished(1 if broker is Passage.PROBE else self.batch_max)
         if broker is Passage.PROBE and not claim.events:
             self.broker_gate.skip()
-        return claim
+        return claim, claimed_at
 
     async def _find_unpublished(self, batch_max: int) -> Claim:
         try:

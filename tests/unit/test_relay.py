@@ -12,7 +12,7 @@ from sea_mq_worker.adapters.memory.outbox import MemoryOutbox, OutboxRow, Outbox
 from sea_mq_worker.adapters.memory.publisher import Fault, InMemoryPublisher
 from sea_mq_worker.adapters.memory.stream import InMemoryStream
 from sea_mq_worker.adapters.memory.wakeup import PollingWakeup
-from sea_mq_worker.application.gate import Gate
+from sea_mq_worker.application.gate import Gate, Passage
 from sea_mq_worker.application.publishing import Publishing
 from sea_mq_worker.application.relay import OutboxPublisher
 from sea_mq_worker.application.settlement import Settlement
@@ -183,6 +183,24 @@ async def test_without_a_connection_nothing_is_claimed() -> None:
         await world.published(1)
     assert len(world.observer.of(GatePaused)) == 1
     assert world.row("a").failures == 0
+
+
+@in_virtual_time
+async def test_a_lease_does_not_run_while_the_other_lane_probes_the_broker() -> None:
+    world = World()
+    world.table.add("a")
+    lane = world.lane()
+    lane.broker_gate.pause("down")
+    await asyncio.sleep(1)
+    assert await lane.broker_gate.enter(world.stop) is Passage.PROBE
+    async with asyncio.TaskGroup() as group:
+        group.create_task(lane.run(world.stop))
+        await asyncio.sleep(2 * LEASE)
+        lane.broker_gate.resume()
+        await world.published(1)
+        world.stop.set()
+    assert world.row("a").attempts == 1
+    assert world.observer.of(LeasesLost) == []
 
 
 @pytest.mark.clause("delivery: an outage of the broker uses up no attempts")
