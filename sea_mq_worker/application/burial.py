@@ -8,6 +8,7 @@ finds the noted intent and looks into the stream before it publishes.
 import asyncio
 from dataclasses import dataclass
 
+from sea_mq_worker.application.doubt import SEARCH_SLACK_SECONDS, may_be_forgotten
 from sea_mq_worker.application.gate import Gate
 from sea_mq_worker.application.patience import patiently
 from sea_mq_worker.domain.dead_letters import dead_letter_message, without_body
@@ -19,10 +20,6 @@ from sea_mq_worker.domain.receipts import Run
 from sea_mq_worker.ports.inbox import InboxRepository
 from sea_mq_worker.ports.jetstream import JetStreamPublisher
 from sea_mq_worker.ports.observer import Observer
-
-_FORGETFUL = 0.8
-"""Part of the duplicate window after which a repeat is looked up instead of trusted to the window."""
-_SEARCH_SLACK_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,11 +60,11 @@ class Burial:
     async def _is_stored(self, message: OutboundMessage, run: Run, stop: asyncio.Event) -> bool:
         """Look for the dead letter of an earlier attempt that the duplicate window may have forgotten."""
         begun_ago = run.dead_letter_begun_seconds_ago
-        if begun_ago <= self.publisher.duplicate_window_seconds * _FORGETFUL:
+        if not may_be_forgotten(begun_ago, window_seconds=self.publisher.duplicate_window_seconds):
             return False
         found = await patiently(
             lambda: self.publisher.find(
-                frozenset((message.id,)), since_seconds=begun_ago + _SEARCH_SLACK_SECONDS
+                frozenset((message.id,)), since_seconds=begun_ago + SEARCH_SLACK_SECONDS
             ),
             gate=self.gate,
             stop=stop,

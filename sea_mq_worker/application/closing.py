@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias, assert_never
 
 from sea_mq_worker.application.gate import Gate
-from sea_mq_worker.application.pacing import StoppedError, unless_stopped
+from sea_mq_worker.application.pacing import AT_ONCE_SECONDS, StoppedError, unless_stopped
 from sea_mq_worker.application.patience import patiently
 from sea_mq_worker.application.reception import InHand
 from sea_mq_worker.domain.facts import LeasesLost, MessageProcessed, MessageRetried
@@ -15,8 +15,6 @@ from sea_mq_worker.domain.receipts import FailedHandling, Run
 from sea_mq_worker.ports.inbox import InboxRepository
 from sea_mq_worker.ports.jetstream import JetStreamConsumer
 from sea_mq_worker.ports.observer import Observer
-
-_AT_ONCE_SECONDS = 0.1
 
 _Closed: TypeAlias = tuple[InHand, Run, Ending]
 
@@ -66,7 +64,7 @@ class Closing:
             kept = await self._record(batch, stop)
         except StoppedError:
             for item, _, _ in batch:
-                await self.consumer.nak(item.message, delay_seconds=_AT_ONCE_SECONDS)
+                await self.consumer.nak(item.message, delay_seconds=AT_ONCE_SECONDS)
             return
         lost = 0
         for item, run, ending in batch:

@@ -6,7 +6,7 @@ from typing import assert_never
 
 from sea_mq_worker.application.burial import Burial
 from sea_mq_worker.application.gate import Gate, Passage
-from sea_mq_worker.application.pacing import StoppedError
+from sea_mq_worker.application.pacing import AT_ONCE_SECONDS, StoppedError
 from sea_mq_worker.application.reception import InHand
 from sea_mq_worker.domain.dead_letters import Reason
 from sea_mq_worker.domain.envelopes import Invalid, Valid
@@ -24,8 +24,6 @@ from sea_mq_worker.domain.outcomes import (
 from sea_mq_worker.domain.receipts import Run
 from sea_mq_worker.domain.retry import Backoff
 from sea_mq_worker.ports.handler import EventHandler
-
-_AT_ONCE_SECONDS = 0.1
 
 
 @dataclass(slots=True, kw_only=True)
@@ -96,7 +94,7 @@ class Handle:
                     detail = "its attempts ended with the worker, not with an answer"
                     return await self._bury(item, run, Reason.EXHAUSTED, detail, stop)
         except StoppedError as error:
-            return Retried(f"the worker stopped while it waited: {error}", _AT_ONCE_SECONDS, counted=False)
+            return Retried(f"the worker stopped while it waited: {error}", AT_ONCE_SECONDS, counted=False)
 
     async def _ask(self, request: HandlerRequest, stop: asyncio.Event) -> HandlerResult:
         while await self.health.gate.enter(stop) is not Passage.STOPPED:
@@ -117,7 +115,7 @@ class Handle:
                 delay = max(after_seconds, self.backoff.delay_seconds(run.attempts))
                 return Retried(error, delay, counted=True)
             case NotDelivered(error):
-                return Retried(error, _AT_ONCE_SECONDS, counted=False)
+                return Retried(error, AT_ONCE_SECONDS, counted=False)
             case _:
                 assert_never(result)
 

@@ -13,7 +13,7 @@ from typing import assert_never
 from sea_mq_worker.application.closing import Closing
 from sea_mq_worker.application.gate import Gate
 from sea_mq_worker.application.handling import Handle
-from sea_mq_worker.application.pacing import StoppedError, pause, unless_stopped
+from sea_mq_worker.application.pacing import AT_ONCE_SECONDS, StoppedError, pause, unless_stopped
 from sea_mq_worker.application.patience import patiently
 from sea_mq_worker.application.reception import InHand, Reception
 from sea_mq_worker.domain.errors import StoreUnavailableError
@@ -26,7 +26,6 @@ from sea_mq_worker.ports.observer import Observer
 
 _LINGER_SECONDS = 0.005
 """How long a fetch waits for more free places, so that batches form under load."""
-_AT_ONCE_SECONDS = 0.1
 
 
 @dataclass(slots=True, kw_only=True)
@@ -139,7 +138,7 @@ class InboxConsumer:
 
     async def _give_back(self, items: Sequence[InHand]) -> None:
         for item in items:
-            await self.consumer.nak(item.message, delay_seconds=_AT_ONCE_SECONDS)
+            await self.consumer.nak(item.message, delay_seconds=AT_ONCE_SECONDS)
         self._let_go(items)
 
     def _let_go(self, items: Sequence[InHand]) -> None:

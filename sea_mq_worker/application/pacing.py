@@ -5,6 +5,9 @@ import contextlib
 from collections.abc import Awaitable
 from typing import TypeVar
 
+AT_ONCE_SECONDS = 0.1
+"""Delay of a message that is given back because this worker stops: another may take it now."""
+
 _T = TypeVar("_T")
 
 

@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from sea_mq_worker.application.doubt import SEARCH_SLACK_SECONDS, may_be_forgotten
 from sea_mq_worker.application.gate import Gate
 from sea_mq_worker.domain.errors import BrokerUnavailableError, InvalidEventError
 from sea_mq_worker.domain.events import ClaimedEvent
@@ -25,10 +26,6 @@ from sea_mq_worker.domain.outcomes import (
 )
 from sea_mq_worker.domain.retry import RetryPolicy, waves
 from sea_mq_worker.ports.jetstream import JetStreamPublisher
-
-_FORGETFUL = 0.8
-"""Part of the duplicate window after which a repeat is looked up instead of trusted to the window."""
-_SEARCH_SLACK_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,11 +94,11 @@ class Publishing:
         self, events: tuple[ClaimedEvent, ...], ledger: "_Ledger"
     ) -> tuple[ClaimedEvent, ...]:
         """Settle repeats that the duplicate window may have forgotten by what the stream really holds."""
-        horizon = self.publisher.duplicate_window_seconds * _FORGETFUL
-        doubtful = [event for event in events if event.attempted_seconds_ago > horizon]
+        window = self.publisher.duplicate_window_seconds
+        doubtful = [e for e in events if may_be_forgotten(e.attempted_seconds_ago, window_seconds=window)]
         if not doubtful:
             return events
-        since = max(event.attempted_seconds_ago for event in doubtful) + _SEARCH_SLACK_SECONDS
+        since = max(event.attempted_seconds_ago for event in doubtful) + SEARCH_SLACK_SECONDS
         try:
             found = await self.publisher.find(frozenset(e.id for e in doubtful), since_seconds=since)
         except BrokerUnavailableError as error:
