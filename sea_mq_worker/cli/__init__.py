@@ -7,7 +7,7 @@ forced by a second signal.
 
 import typer
 
-from sea_mq_worker.cli import database, dead_letters, dev, doctor, inbox, outbox, run, streams
+from sea_mq_worker.cli import database, dead_letters, dev, doctor, inbox, outbox, pipeline, run, streams
 
 app = typer.Typer(
     name="sea_mq_worker",
@@ -25,3 +25,4 @@ app.add_typer(outbox.app, name="outbox")
 app.add_typer(inbox.app, name="inbox")
 app.add_typer(dead_letters.app, name="dlq")
 app.command("prune")(database.prune)
+app.add_typer(pipeline.app, name="pipeline")

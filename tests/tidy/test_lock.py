@@ -10,7 +10,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
-LOCKS = ("build", "dev", "embedded", "handler", "run")
+LOCKS = ("build", "dev", "embedded", "handler", "pipeline", "run")
 PIN = re.compile(r"(?P<name>[a-z0-9.-]+)==(?P<version>[a-z0-9.+!]+)( ; [^:/@]+)? \\")
 HASH = re.compile(r"    --hash=sha256:[0-9a-f]{64}( \\)?")
 
@@ -47,7 +47,8 @@ def pins(lock: str) -> dict[str, str]:
         ("build", ["build"]),
         ("run", ["run"]),
         ("embedded", ["run", "embedded"]),
-        ("dev", ["run", "embedded", "otel", "dev"]),
+        ("pipeline", ["run", "embedded", "spark", "spark-java"]),
+        ("dev", ["run", "embedded", "otel", "spark", "spark-java", "dev"]),
     ],
 )
 def test_a_lock_satisfies_every_requirement_of_its_install(lock: str, keys: list[str]) -> None:

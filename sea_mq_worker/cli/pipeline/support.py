@@ -1,0 +1,89 @@
+"""What the pipeline's commands share: options, a session, progress, errors as exit codes."""
+
+import sys
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+
+from sea_mq_worker.cli.support import EXIT_CONTRACT, EXIT_FAILED, EXIT_USAGE, fail, settings_for
+from sea_mq_worker.settings import Settings, SettingsError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_INSTALL = "pip install 'sea-mq-worker[spark,spark-java]'"
+
+MasterOption = Annotated[
+    str | None,
+    typer.Option(
+        "--master", help="Spark master, as spark-submit takes it; local[*] unless given or submitted."
+    ),
+]
+ConfOption = Annotated[
+    list[str] | None,
+    typer.Option("--conf", metavar="KEY=VALUE", help="Spark property; may be repeated."),
+]
+LakeOption = Annotated[
+    str,
+    typer.Option(
+        "--lake",
+        envvar="SEA_MQ_PIPELINE_LAKE",
+        help="The lake: a folder, or an object store as s3://bucket/path.",
+    ),
+]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Change nothing; tell what would be done.")]
+
+_T = TypeVar("_T")
+
+
+def run_job(
+    name: str,
+    job: "Callable[[SparkSession, Settings], _T]",
+    *,
+    needs: Collection[str],
+    master: str | None,
+    conf: Collection[str] | None,
+) -> _T:
+    """Run a job in a session of its own, and translate its errors into exit codes."""
+    properties = _properties(conf or ())
+    settings = settings_for(*needs)
+    try:
+        from sea_mq_worker.pipeline.session import spark_session
+    except ImportError as error:
+        fail(f"`pipeline` needs {error.name}: install it with {_INSTALL}", EXIT_CONTRACT)
+    from pyspark.errors import PySparkException
+
+    from sea_mq_worker.domain.errors import ContractError, WorkerError
+
+    try:
+        with spark_session(f"sea_mq_worker {name}", master=master, conf=properties) as spark:
+            return job(spark, settings)
+    except SettingsError as error:
+        fail(str(error), EXIT_USAGE)
+    except ContractError as error:
+        fail(str(error), EXIT_CONTRACT)
+    except WorkerError as error:
+        fail(str(error), EXIT_FAILED)
+    except PySparkException as error:
+        fail(f"Spark: {_brief(error)}", EXIT_FAILED)
+
+
+def say(text: str) -> None:
+    """Tell how far a job is: on stderr, so that stdout is the result alone."""
+    typer.echo(text, err=True)
+    sys.stderr.flush()
+
+
+def _properties(given: Collection[str]) -> dict[str, str]:
+    pairs = [text.partition("=") for text in given]
+    if wrong := [key for key, equals, _ in pairs if not (key and equals)]:
+        fail(f"--conf {wrong[0]}: expected KEY=VALUE", EXIT_USAGE)
+    return {key: value for key, _, value in pairs}
+
+
+def _brief(error: Exception) -> str:
+    """Return what a task said of its failure, without the JVM's stack."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    told = [line for line in lines if line.partition(":")[0].startswith("sea_mq_worker.")]
+    return (told or lines or ["failed"])[-1 if told else 0]

@@ -1,0 +1,30 @@
+"""How executors reach PostgreSQL and NATS: by the worker's own settings, read where they run.
+
+Plans, event logs and Spark's pages show the options of a source, so no option ever holds a secret. An
+executor reads ``SEA_MQ_*`` from its own environment, or the file that the option ``config`` names.
+"""
+
+import os
+from collections.abc import Collection, Mapping
+
+from sea_mq_worker.settings import CONFIG_VARIABLE, Settings, load_settings
+
+CONFIG = "config"
+"""Option: path of a settings file, the same on every node."""
+
+
+def executor_settings(options: Mapping[str, str], *, needs: Collection[str]) -> Settings:
+    """Load the settings in this process.
+
+    Raises:
+        SettingsError: one is missing or wrong here.
+    """
+    if path := options.get(CONFIG):
+        os.environ[CONFIG_VARIABLE] = path
+    return load_settings(needs=needs)
+
+
+def access_options() -> dict[str, str]:
+    """Return the options by which executors find the settings that this process has."""
+    path = os.environ.get(CONFIG_VARIABLE)
+    return {CONFIG: path} if path else {}

@@ -1,0 +1,132 @@
+"""The lake's tables: columns, partitions and what the columns mean.
+
+Times are UTC in microseconds. ``date`` is the day of the time that the table is about.
+"""
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+_MOMENT = pa.timestamp("us", tz="UTC")
+_HEADERS = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.string())]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """A table of the lake.
+
+    Attributes:
+        name: its folder.
+        schema: all columns, those of the partitions last.
+        partition_by: columns whose values are folders and not in the files.
+        ranged: columns whose least and greatest value each file's entry in the log tells.
+    """
+
+    name: str
+    schema: pa.Schema
+    partition_by: tuple[str, ...]
+    ranged: tuple[str, ...] = ()
+
+
+BRONZE = Layout(
+    name="bronze",
+    schema=pa.schema(
+        [
+            ("seq", pa.int64()),
+            ("subject", pa.string()),
+            ("time", _MOMENT),
+            ("headers", _HEADERS),
+            ("data", pa.binary()),
+            ("incarnation", pa.string()),
+            ("stream", pa.string()),
+            ("date", pa.date32()),
+        ]
+    ),
+    partition_by=("stream", "date"),
+    ranged=("seq", "time", "incarnation"),
+)
+"""Messages as the stream holds them, each once. ``incarnation`` tells streams of one name apart: when it was
+created, and how often it was found restored to an older state since. A row is (stream, incarnation, seq)."""
+
+SILVER = Layout(
+    name="silver",
+    schema=pa.schema(
+        [
+            ("message_id", pa.string()),
+            ("event_type", pa.string()),
+            ("event_version", pa.int32()),
+            ("subject", pa.string()),
+            ("source", pa.string()),
+            ("aggregate", pa.string()),
+            ("occurred_at", _MOMENT),
+            ("published_at", _MOMENT),
+            ("correlation_id", pa.string()),
+            ("causation_id", pa.string()),
+            ("partition_key", pa.string()),
+            ("payload", pa.string()),
+            ("stream", pa.string()),
+            ("incarnation", pa.string()),
+            ("seq", pa.int64()),
+            ("context", pa.string()),
+            ("date", pa.date32()),
+        ]
+    ),
+    partition_by=("context", "date"),
+    ranged=("message_id", "published_at", "seq"),
+)
+"""One row per message id: its first copy. ``date`` is that of ``published_at``, when the stream stored it."""
+
+GOLD = Layout(
+    name="gold",
+    schema=pa.schema(
+        [
+            ("event_type", pa.string()),
+            ("minute", _MOMENT),
+            ("events", pa.int64()),
+            ("late", pa.int64()),
+            ("bytes", pa.int64()),
+            ("p50_seconds", pa.float64()),
+            ("p95_seconds", pa.float64()),
+            ("p99_seconds", pa.float64()),
+            ("context", pa.string()),
+            ("date", pa.date32()),
+        ]
+    ),
+    partition_by=("context", "date"),
+    ranged=("minute",),
+)
+"""Per context, event type and minute of ``published_at``; percentiles of ``published_at - occurred_at``."""
+
+ARCHIVE = Layout(
+    name="archive",
+    schema=pa.schema(
+        [
+            ("id", pa.string()),
+            ("aggregate_type", pa.string()),
+            ("aggregate_id", pa.string()),
+            ("event_type", pa.string()),
+            ("event_version", pa.int32()),
+            ("payload", pa.string()),
+            ("occurred_at", _MOMENT),
+            ("correlation_id", pa.string()),
+            ("causation_id", pa.string()),
+            ("seq", pa.int64()),
+            ("created_at", _MOMENT),
+            ("partition_key", pa.string()),
+            ("ordering_key", pa.string()),
+            ("headers", pa.string()),
+            ("metadata", pa.string()),
+            ("publish_attempts", pa.int32()),
+            ("stream", pa.string()),
+            ("stream_seq", pa.int64()),
+            ("published_at", _MOMENT),
+            ("batch", pa.int64()),
+            ("context", pa.string()),
+            ("date", pa.date32()),
+        ]
+    ),
+    partition_by=("context", "date"),
+    ranged=("id", "seq", "published_at", "batch"),
+)
+"""Outbox rows as they were when published; JSON columns hold PostgreSQL's text. An event that was replayed
+after it was archived comes again with a later ``published_at``: the latest one tells how it ended."""
