@@ -10,7 +10,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
-LOCKS = ("build", "dev", "embedded", "handler", "pipeline", "run")
+LOCKS = ("build", "dev", "embedded", "handler", "run", "spark")
 PIN = re.compile(r"(?P<name>[a-z0-9.-]+)==(?P<version>[a-z0-9.+!]+)( ; [^:/@]+)? \\")
 HASH = re.compile(r"    --hash=sha256:[0-9a-f]{64}( \\)?")
 
@@ -47,7 +47,7 @@ def pins(lock: str) -> dict[str, str]:
         ("build", ["build"]),
         ("run", ["run"]),
         ("embedded", ["run", "embedded"]),
-        ("pipeline", ["run", "embedded", "spark", "spark-java"]),
+        ("spark", ["run", "spark", "spark-java"]),
         ("dev", ["run", "embedded", "otel", "spark", "spark-java", "dev"]),
     ],
 )
