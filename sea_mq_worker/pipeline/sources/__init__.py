@@ -2,5 +2,7 @@
 
 from pyspark.sql.datasource import DataSource
 
-SOURCES: tuple[type[DataSource], ...] = ()
+from sea_mq_worker.pipeline.sources.jetstream import JetStreamSource
+
+SOURCES: tuple[type[DataSource], ...] = (JetStreamSource,)
 """What a session registers."""

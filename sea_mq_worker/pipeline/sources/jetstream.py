@@ -1,0 +1,75 @@
+"""The Spark data source ``jetstream``: a stream's messages as rows, in one read or as a streaming query.
+
+Needs the permissions to publish to ``$JS.API.STREAM.INFO``, ``$JS.API.STREAM.MSG.GET`` and
+``$JS.API.DIRECT.GET`` of the stream, on the driver and on the executors; it leaves nothing on the server.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+from sea_mq_worker.pipeline.sources import jetstream_loss as loss
+from sea_mq_worker.pipeline.sources.jetstream_columns import DDL
+from sea_mq_worker.pipeline.sources.jetstream_options import JetStreamOptions
+from sea_mq_worker.pipeline.sources.jetstream_reader import Stretch, read_stretch
+from sea_mq_worker.pipeline.sources.stream_state import StreamState, stream_state
+
+
+class JetStreamSource(DataSource):
+    """``spark.read.format("jetstream").option("stream", "SEA_EVENTS")``; see JetStreamOptions."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return what ``format`` takes."""
+        return "jetstream"
+
+    def schema(self) -> str:
+        """Return the columns, which are the same for every stream."""
+        return DDL
+
+    def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002 - Spark passes it by name
+        """Return the reader of ``spark.read``."""
+        return JetStreamReader(JetStreamOptions.of(self.options))
+
+
+class JetStreamReader(DataSourceReader):
+    """Reads what the stream holds at the time of planning, cut into stretches that are read side by side."""
+
+    def __init__(self, options: JetStreamOptions) -> None:
+        self._options = options
+
+    def partitions(self) -> list[InputPartition]:
+        """Ask the stream where it begins and ends, and share it out.
+
+        Raises:
+            DataLossError: it does not hold what the options ask for.
+        """
+        state = stream_state(self._options.settings(), self._options.stream)
+        first, last = _wanted(self._options, state)
+        return list(share_out(state.created, first, last, self._options.rows_per_partition))
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of one stretch."""
+        assert isinstance(partition, Stretch)  # noqa: S101 - of partitions()
+        return read_stretch(self._options, partition)
+
+
+def share_out(created: str, first: int, last: int, size: int) -> Sequence[Stretch]:
+    """Cut a range into stretches of ``size``; an empty range is one empty stretch."""
+    starts = range(first, last + 1, size) or (first,)
+    return [Stretch(created, start, min(start + size - 1, last)) for start in starts]
+
+
+def _wanted(options: JetStreamOptions, state: StreamState) -> tuple[int, int]:
+    first = options.start_seq or state.first_seq
+    last = state.last_seq if options.end_seq is None else options.end_seq
+    if options.fail_on_data_loss:
+        if options.created not in {None, state.created}:
+            raise loss.made_again(state, options.created or "")
+        if max(first - 1, last) > state.last_seq:
+            raise loss.rolled_back(state, max(first - 1, last))
+        if first < state.first_seq and first <= last:
+            raise loss.removed(state, first)
+    return max(first, state.first_seq), min(last, state.last_seq)

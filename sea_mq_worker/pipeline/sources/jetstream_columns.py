@@ -1,0 +1,117 @@
+"""Messages as the server sends them, turned into Arrow columns by the thousand.
+
+Header by header in Python this would cost more than all the rest of a read.
+"""
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+DDL = (
+    "stream string, created string, seq bigint, subject string, time timestamp, "
+    "headers array<struct<key:string,value:string>>, data binary"
+)
+"""``created`` is the stream's creation time as the server tells it; ``headers`` are as received, in order,
+repeated names kept; bytes in them that are no UTF-8 are replaced by U+FFFD."""
+
+Frame: TypeAlias = tuple[bytes, bytes]
+"""Header block and body of a message, as they came from a direct get."""
+
+_PAIR = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.string())])
+_MOMENT = pa.timestamp("us", tz="UTC")
+SCHEMA = pa.schema(
+    [
+        ("stream", pa.string()),
+        ("created", pa.string()),
+        ("seq", pa.int64()),
+        ("subject", pa.string()),
+        ("time", _MOMENT),
+        ("headers", pa.list_(pa.field("element", _PAIR))),
+        ("data", pa.binary()),
+    ]
+)
+
+ADDED = b"Nats-Stream: "
+"""Begins the lines that the server adds behind a message's own; no later one can hold it."""
+
+_OWN_FROM = len(b"NATS/1.0\r\n")
+_SUBJECT, _SEQ, _TIME = (
+    (1, len("Nats-Subject: ")),
+    (2, len("Nats-Sequence: ")),
+    (3, len("Nats-Time-Stamp: ")),
+)
+
+
+def to_batch(stream: str, created: str, frames: Sequence[Frame]) -> pa.RecordBatch:
+    """Build the rows of a batch, in the order of ``frames``."""
+    parts = [head.rpartition(ADDED) for head, _ in frames]
+    added = pc.split_pattern(_text(pa.array([part[2] for part in parts], pa.binary())), "\r\n")
+    own = pa.array([part[0][_OWN_FROM:] for part in parts], pa.binary())
+    count = len(frames)
+    columns = [
+        pa.repeat(pa.scalar(stream), count),
+        pa.repeat(pa.scalar(created), count),
+        _added(added, *_SEQ).cast(pa.int64()),
+        _added(added, *_SUBJECT),
+        moments(_added(added, *_TIME)),
+        headers_of(own),
+        pa.array([data for _, data in frames], pa.binary()),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+
+
+def moments(texts: pa.Array) -> pa.Array:
+    """Read RFC 3339 moments; what is finer than a microsecond is cut off."""
+    return texts.cast(pa.timestamp("ns", tz="UTC")).cast(_MOMENT, safe=False)
+
+
+def headers_of(blocks: pa.Array) -> pa.Array:
+    """Split header blocks, each of lines that end in CRLF, into lists of key and value."""
+    lines = pc.split_pattern(blocks, b"\r\n")
+    lengths = pc.list_value_length(lines)
+    flat = pc.list_flatten(lines)
+    filled = pc.greater(pc.binary_length(flat), 0)
+    pairs = pc.split_pattern(flat.filter(filled), b":", max_splits=1)
+    if not pc.all(pc.equal(pc.list_value_length(pairs), 2), min_count=0).as_py():
+        return _one_by_one(blocks)
+    keys, values = (_text(pc.list_element(pairs, at)) for at in (0, 1))
+    offsets = _offsets(lengths, filled)
+    fields = pa.StructArray.from_arrays([keys, pc.ascii_trim(values, " \t")], fields=list(_PAIR))
+    return pa.ListArray.from_arrays(offsets, fields, type=SCHEMA.field("headers").type)
+
+
+def _added(lines: pa.Array, line: int, skip: int) -> pa.Array:
+    return pc.utf8_slice_codeunits(pc.list_element(lines, line), skip)
+
+
+def _offsets(lengths: pa.Array, filled: pa.Array) -> pa.Array:
+    """Count the filled lines before each message's first line."""
+    counted = pa.concat_arrays([pa.array([0], pa.int32()), pc.cumulative_sum(filled.cast(pa.int32()))])
+    ends = pc.cumulative_sum(lengths)
+    return pa.concat_arrays([pa.array([0], pa.int32()), counted.take(ends)])
+
+
+def _text(column: pa.Array) -> pa.Array:
+    try:
+        return column.cast(pa.string())
+    except pa.ArrowInvalid:
+        return pa.array([_decoded(value) for value in column.to_pylist()], pa.string())
+
+
+def _decoded(value: bytes) -> str:
+    return value.decode(errors="replace")
+
+
+def _one_by_one(blocks: pa.Array) -> pa.Array:
+    """Take also lines that have no colon: all of such a line is the key."""
+    return pa.array(
+        [[_pair(line) for line in block.split(b"\r\n") if line] for block in blocks.to_pylist()],
+        SCHEMA.field("headers").type,
+    )
+
+
+def _pair(line: bytes) -> dict[str, str]:
+    key, _, value = line.partition(b":")
+    return {"key": _decoded(key), "value": _decoded(value).strip(" \t")}
