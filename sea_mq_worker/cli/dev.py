@@ -5,10 +5,19 @@ from typing import Annotated
 
 import typer
 
-from sea_mq_worker.cli.support import EXIT_CONTRACT, EXIT_FAILED, fail
+from sea_mq_worker.cli.support import EXIT_CONTRACT, EXIT_FAILED, EXIT_USAGE, fail
 
 
 def dev(
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="-- COMMAND",
+            show_default=False,
+            help="Run this program, with its arguments, when the sample traffic has arrived, with the SEA_MQ_* settings of the servers in "
+            "its environment; then stop, with its exit code.",
+        ),
+    ] = None,
     folder: Annotated[
         Path | None, typer.Option(help="Where the servers keep their data; a temporary folder unless given.")
     ] = None,
@@ -16,27 +25,37 @@ def dev(
     leave: Annotated[bool, typer.Option("--exit", help="Stop when the sample traffic has arrived.")] = False,
 ) -> None:
     """Show the worker on an embedded PostgreSQL and nats-server, with sample traffic; needs no settings."""
-    import asyncio
     import os
     import tempfile
 
+    for name in [name for name in os.environ if name.startswith("SEA_MQ_")]:
+        del os.environ[name]
+    if folder is not None:
+        raise typer.Exit(_perform(command or [], folder.resolve(), events=events, leave=leave))
+    with tempfile.TemporaryDirectory(prefix="sea_mq_worker-", ignore_cleanup_errors=True) as temporary:
+        raise typer.Exit(_perform(command or [], Path(temporary), events=events, leave=leave))
+
+
+def _perform(command: list[str], folder: Path, *, events: int, leave: bool) -> int:
+    """Return the exit code."""
+    import asyncio
+
+    from sea_mq_worker.cli.demo.command import CommandStartError, check_command
+
     try:
-        from sea_mq_worker.cli.demo.show import perform
+        from sea_mq_worker.cli.demo.show import perform, perform_for
         from sea_mq_worker.embedded import ServerStartError
     except ImportError as error:
         fail(
             f"`dev` needs {error.name}: install it with pip install 'sea-mq-worker[embedded]'", EXIT_CONTRACT
         )
-    for name in [name for name in os.environ if name.startswith("SEA_MQ_")]:
-        del os.environ[name]
     try:
-        if folder is not None:
-            complete = asyncio.run(perform(folder.resolve(), events=events, leave=leave))
-        else:
-            with tempfile.TemporaryDirectory(
-                prefix="sea_mq_worker-", ignore_cleanup_errors=True
-            ) as temporary:
-                complete = asyncio.run(perform(Path(temporary), events=events, leave=leave))
+        if not command:
+            return 0 if asyncio.run(perform(folder, events=events, leave=leave)) else EXIT_FAILED
+        check_command(command)
+        code = asyncio.run(perform_for(command, folder, events=events))
+    except CommandStartError as error:
+        fail(str(error), EXIT_USAGE)
     except ServerStartError as error:
         fail(str(error), EXIT_FAILED)
-    raise typer.Exit(0 if complete else EXIT_FAILED)
+    return EXIT_FAILED if code is None else code

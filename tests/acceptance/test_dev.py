@@ -1,6 +1,7 @@
 """The README's first command, as a newcomer sees it."""
 
 import asyncio
+import json
 import os
 import re
 import signal
@@ -70,3 +71,43 @@ async def test_a_killed_dev_takes_its_servers_along(tmp_path: Path) -> None:
     process.kill()
     await process.wait()
     await eventually(lambda: not children_of(folder), within=30, what="the servers' end")
+
+
+@linux
+async def test_a_command_runs_on_the_servers_when_the_traffic_has_arrived(tmp_path: Path) -> None:
+    code = (
+        "import os, subprocess, sys; print('python', sys.executable, flush=True);"
+        " subprocess.run(['python', '-m', 'sea_mq_worker', 'depth', '--json'], check=True); sys.exit(7)"
+    )
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "sea_mq_worker", "dev", "--folder", str(tmp_path / "dev"), "--events", "20",
+        "--", "python", "-c", code,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, env=os.environ | {"PATH": "/usr/bin"},
+    )  # fmt: skip
+    output, told = (text.decode() for text in await asyncio.wait_for(process.communicate(), 60))
+    assert process.returncode == 7, told
+    interpreter, depth = output.split("\n", 1)
+    assert interpreter == f"python {sys.executable}"
+    assert json.loads(depth)
+    assert "20 events written, 20 PUBLISHED" in told
+    assert children_of(tmp_path / "dev") == []
+
+
+@linux
+async def test_ctrl_c_ends_the_command_too(tmp_path: Path) -> None:
+    folder = tmp_path / "dev"
+    process = await start(folder, "--events", "20", "--", "sh", "-c", f"cd {folder}; echo begun; sleep 60")
+    assert process.stdout is not None
+    while b"begun" not in (line := await asyncio.wait_for(process.stdout.readline(), 60)).split():
+        assert line, "dev ended before its traffic had arrived"
+    os.killpg(process.pid, signal.SIGINT)
+    assert await asyncio.wait_for(process.wait(), 30) == 128 + signal.SIGINT
+    assert children_of(folder) == []
+
+
+async def test_a_command_that_is_not_there_is_told_before_anything_starts(tmp_path: Path) -> None:
+    process = await start(tmp_path / "dev", "--", "no-such-program")
+    output = (await asyncio.wait_for(process.communicate(), 30))[0].decode()
+    assert process.returncode == 2
+    assert output == "no-such-program: there is no such program that can be run\n"
+    assert not (tmp_path / "dev").exists()

@@ -4,7 +4,8 @@ import asyncio
 import shlex
 import sys
 import time
-from contextlib import AsyncExitStack
+from collections.abc import Sequence
+from contextlib import AsyncExitStack, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import typer
 
 from sea_mq_worker.bootstrap.operator import apply_topology, migrate_schema
 from sea_mq_worker.cli.demo.children import SampleHandler, WorkerProcess
+from sea_mq_worker.cli.demo.command import run_command
 from sea_mq_worker.cli.demo.progress import Figures, follow
 from sea_mq_worker.cli.demo.traffic import publish_vibes, write_orders
 from sea_mq_worker.cli.signals import stop_on_signals
@@ -49,6 +51,31 @@ async def perform(folder: Path, *, events: int, leave: bool) -> bool:
             await stop.wait()
         typer.echo("Stopping.")
     return figures.complete
+
+
+async def perform_for(command: Sequence[str], folder: Path, *, events: int) -> int | None:
+    """Start everything, send traffic, run the command on it and stop; stdout is left to the command.
+
+    Returns the command's exit code; None: the traffic did not arrive, the command was not run.
+
+    Raises:
+        CommandStartError: the command cannot be started.
+    """
+    stop = asyncio.Event()
+    stop_on_signals(stop)
+    with redirect_stdout(sys.stderr):
+        async with AsyncExitStack() as stack:
+            stage = await _set(stack, folder)
+            if stop.is_set():
+                return None
+            figures = await _send(stage, events, stop)
+            _tell_figures(figures)
+            if not figures.complete or stop.is_set():
+                return None
+            typer.echo(f"\nRunning {shlex.join(command)}")
+            code = await run_command(command, settings=stage.worker.settings, stop=stop)
+            typer.echo(f"It ended with exit code {code}. Stopping.")
+    return code
 
 
 async def _set(stack: AsyncExitStack, folder: Path) -> _Stage:
