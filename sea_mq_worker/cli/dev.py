@@ -14,8 +14,8 @@ def dev(
         typer.Argument(
             metavar="-- COMMAND",
             show_default=False,
-            help="Run this program, with its arguments, when the sample traffic has arrived, with the SEA_MQ_* settings of the servers in "
-            "its environment; then stop, with its exit code.",
+            help="Run this program, with its arguments, when the sample traffic has arrived, with the "
+            "SEA_MQ_* settings of the servers in its environment; then stop, with its exit code.",
         ),
     ] = None,
     folder: Annotated[
