@@ -2,7 +2,10 @@
 
 import typer
 
+from sea_mq_worker.cli.pipeline import drain
+
 app = typer.Typer(
     help="Jobs on Apache Spark over the same events: keep, prove, send again, drain, report.",
     no_args_is_help=True,
 )
+app.command("drain")(drain.drain)

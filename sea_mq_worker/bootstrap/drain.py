@@ -1,0 +1,213 @@
+"""The relay for a bounded time, beside others: what each task of a drain runs, and what the drain asks.
+
+A relay put together here is the worker's own: it claims under leases, waits at gates, settles and reaps. It
+only ends earlier, when its time is over or the backlog is gone, and then settles what it has in hand.
+"""
+
+import asyncio
+import importlib.metadata
+import os
+import secrets
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from datetime import datetime
+
+import asyncpg
+
+from sea_mq_worker.adapters.observability.fanout import FanOut
+from sea_mq_worker.adapters.observability.logs import LogObserver, configure
+from sea_mq_worker.adapters.observability.metrics import MetricsObserver
+from sea_mq_worker.adapters.postgres.connection import NO_HINTS, WORKER_HINTS, fetch
+from sea_mq_worker.adapters.postgres.migrations import check_version
+from sea_mq_worker.adapters.postgres.queries import load_queries
+from sea_mq_worker.application.pacing import StoppedError, pause
+from sea_mq_worker.application.patience import patiently
+from sea_mq_worker.application.supervisor import ExitCode, Loop, Supervisor
+from sea_mq_worker.bootstrap.base import Base
+from sea_mq_worker.bootstrap.connections import open_pool, wait_for
+from sea_mq_worker.bootstrap.outbound import outbound_loops
+from sea_mq_worker.domain.errors import ContractError, WorkerError
+from sea_mq_worker.domain.facts import BatchRelayed, EventBuried, Fact, GatePaused, GateResumed, Noticed
+from sea_mq_worker.settings import Settings
+
+SOON_SECONDS = 5.0
+"""An event that has failed and is due again within this time is worth waiting for."""
+
+_COUNT_SECONDS = 600.0
+"""A count of a hundred million events takes longer than the worker's statements may."""
+_LOOK_SECONDS = 0.5
+_LOOK_SHARE = 20.0
+_POLL_SECONDS = 0.5
+_PROBE_MAX_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backlog:
+    """Events that were due when a drain began and are still to be published.
+
+    Attributes:
+        at: when they were counted, by the database's clock.
+        due: due now: in a relay's hands, or to be claimed, or behind an earlier event of their key.
+        postponed: have failed, and are tried again later.
+    """
+
+    at: datetime
+    due: int
+    postponed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """What one relay did in its time; ``trouble`` is what it waited for when it ended, or empty."""
+
+    published: int = 0
+    dead: int = 0
+    trouble: str = ""
+
+
+async def count_backlog(settings: Settings, *, since: datetime | None) -> Backlog:
+    """Count what is left of the backlog of a moment, None: of now.
+
+    Raises:
+        StoreUnavailableError: PostgreSQL cannot be reached.
+        ContractError: its schema is not the worker's.
+    """
+    patient = settings.model_copy(update={"database_timeout_seconds": _COUNT_SECONDS})
+    pool = await open_pool(patient, purpose="drain", hints=NO_HINTS)
+    try:
+        await check_version(pool)
+        return Backlog(**(await fetch(pool, _queries()["backlog"], since))[0])
+    finally:
+        await pool.close()
+
+
+async def is_backlog_left(settings: Settings, *, since: datetime | None) -> bool:
+    """Tell whether a relay can do anything for it, now or within 5 seconds."""
+    pool = await open_pool(settings, purpose="drain", hints=WORKER_HINTS)
+    try:
+        return await _is_left(pool, settings, since)
+    finally:
+        await pool.close()
+
+
+async def relay_for(settings: Settings, *, seconds: float, since: datetime | None) -> Share:
+    """Publish whatever is due until the time is over or nothing is left of the backlog of ``since``.
+
+    Raises:
+        ContractError: a server or setting is not as the worker needs it.
+        WorkerError: the relay died of something else.
+    """
+    configure(level=_level(settings), format=settings.log_format, stream=sys.stderr)
+    stop = asyncio.Event()
+    tally = _Tally()
+    timer = asyncio.get_running_loop().call_later(seconds, stop.set)
+    async with AsyncExitStack() as stack:
+        base = Base(
+            settings=_impatient(settings),
+            name=settings.worker_name or _own_name(),
+            observer=FanOut([LogObserver(), tally]),
+            metrics=MetricsObserver(),
+            stop=stop,
+            stack=stack,
+        )
+        try:
+            loops = await _end(base, since) | await outbound_loops(base)
+        except StoppedError:
+            return tally.share()
+        code = await Supervisor(
+            name=base.name,
+            version=importlib.metadata.version("sea-mq-worker"),
+            loops=loops,
+            observer=base.observer,
+            grace_seconds=settings.grace_seconds,
+        ).run(stop)
+        timer.cancel()
+    if code is ExitCode.CONTRACT:
+        raise ContractError(tally.trouble)
+    if code is ExitCode.GAVE_UP:
+        raise WorkerError(tally.trouble)
+    return tally.share()
+
+
+async def _end(base: Base, since: datetime | None) -> dict[str, Loop]:
+    """Make the loop whose end ends the relay: it looks now and then whether anything is left."""
+    pool = await wait_for(
+        lambda: open_pool(base.settings, purpose="drain"),
+        what="PostgreSQL",
+        observer=base.observer,
+        stop=base.stop,
+    )
+    base.stack.push_async_callback(pool.close)
+    gate = base.gate("drain database", cap_seconds=_PROBE_MAX_SECONDS)
+
+    async def look(stop: asyncio.Event) -> None:
+        while not stop.is_set():
+            began = time.monotonic()
+            try:
+                if not await patiently(lambda: _is_left(pool, base.settings, since), gate=gate, stop=stop):
+                    return
+            except StoppedError:
+                return
+            took = time.monotonic() - began
+            await pause(stop, seconds=max(_LOOK_SECONDS, _LOOK_SHARE * took))
+
+    return {"end of backlog": look}
+
+
+async def _is_left(pool: asyncpg.Pool, settings: Settings, since: datetime | None) -> bool:
+    hold = settings.outbox_dead_key == "hold"
+    rows = await fetch(pool, _queries()["is_left"], since, SOON_SECONDS, hold)
+    return bool(rows[0]["is_left"])
+
+
+def _queries() -> Mapping[str, str]:
+    return load_queries("pipeline_drain", "backlog", "is_left")
+
+
+def _impatient(settings: Settings) -> Settings:
+    """Look often instead of listening: there is a backlog, so hardly any claim waits for a producer."""
+    poll_seconds = min(settings.outbox_poll_seconds, _POLL_SECONDS)
+    return settings.model_copy(
+        update={"outbox_notify": False, "outbox_poll_seconds": poll_seconds, "tracing": False}
+    )
+
+
+def _level(settings: Settings) -> str:
+    """Starts and stops of many relays are no news."""
+    return "warning" if settings.log_level == "info" else settings.log_level
+
+
+def _own_name() -> str:
+    return f"drain-{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
+
+
+class _Tally:
+    """Counts what one relay does."""
+
+    def __init__(self) -> None:
+        self.trouble = ""
+        self._published = 0
+        self._dead = 0
+
+    def observe(self, fact: Fact) -> None:
+        match fact:
+            case BatchRelayed(published=published) if published:
+                self._published += published
+                self.trouble = ""
+            case EventBuried():
+                self._dead += 1
+            case GatePaused(gate=gate, reason=reason):
+                self.trouble = f"{gate}: {reason}"
+            case GateResumed():
+                self.trouble = ""
+            case Noticed(text=text):
+                self.trouble = text
+            case _:
+                pass
+
+    def share(self) -> Share:
+        return Share(published=self._published, dead=self._dead, trouble=self.trouble)
