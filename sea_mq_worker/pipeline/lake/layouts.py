@@ -116,10 +116,14 @@ ARCHIVE = Layout(
             ("ordering_key", pa.string()),
             ("headers", pa.string()),
             ("metadata", pa.string()),
+            ("available_at", _MOMENT),
             ("publish_attempts", pa.int32()),
+            ("failures", pa.int32()),
+            ("first_attempt_at", _MOMENT),
             ("stream", pa.string()),
             ("stream_seq", pa.int64()),
             ("published_at", _MOMENT),
+            ("publish_error", pa.string()),
             ("batch", pa.int64()),
             ("context", pa.string()),
             ("date", pa.date32()),
@@ -128,5 +132,7 @@ ARCHIVE = Layout(
     partition_by=("context", "date"),
     ranged=("id", "seq", "published_at", "batch"),
 )
-"""Outbox rows as they were when published; JSON columns hold PostgreSQL's text. An event that was replayed
-after it was archived comes again with a later ``published_at``: the latest one tells how it ended."""
+"""Outbox rows as they were when published, every column but those that only an unpublished event has; JSON
+columns hold PostgreSQL's text. ``batch`` counts the commits of a context, ``date`` is that of
+``published_at``. An event that is inserted again after it was archived comes again: the latest
+``published_at`` tells how it ended."""

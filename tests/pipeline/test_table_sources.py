@@ -1,0 +1,253 @@
+"""The sources ``outbox`` and ``inbox`` show the tables as they were at one moment, and what was asked."""
+
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, quote, urlsplit
+
+import asyncpg
+import pytest
+import pytest_asyncio
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from sea_mq_worker.adapters.postgres.connection import NO_HINTS
+from sea_mq_worker.domain.errors import ContractError, StoreUnavailableError, WorkerError
+from sea_mq_worker.domain.events import EventState
+from sea_mq_worker.pipeline.errors import PipelineError
+from sea_mq_worker.pipeline.snapshot import read_inbox, read_outbox, snapshot
+from sea_mq_worker.pipeline.sources.tables_connection import connected, libpq_uri
+from sea_mq_worker.pipeline.sources.tables_query import OUTBOX, table_query
+from sea_mq_worker.settings import Settings
+from tests.support.pipeline_settings import write_settings
+from tests.support.rows import add_event, add_message, opened
+from tests.support.servers import Database
+
+ODD = "a 'quote', \"two\", \\back\\slash, \n line, \t tab, \x01, ünï, 漢字, 🦑, \u202e$1 {} %s); DROP x; --"
+AT = datetime(2025, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
+
+
+@pytest.fixture
+def settings(database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    return write_settings(tmp_path / "settings.toml", monkeypatch, database_url=database.dsn)
+
+
+@pytest_asyncio.fixture
+async def pool(database: Database) -> Any:
+    async with opened(database, hints=NO_HINTS) as pool:
+        yield pool
+
+
+def as_spark(row: asyncpg.Record) -> dict[str, Any]:
+    """Return a row as Spark shows it: ids as text, times of the session's zone without it."""
+    return {
+        name: value.astimezone(UTC).replace(tzinfo=None)
+        if isinstance(value, datetime)
+        else str(value)
+        if name in {"id", "message_id", "correlation_id", "causation_id"} and value is not None
+        else value
+        for name, value in row.items()
+    }
+
+
+async def test_every_column_comes_as_it_is(
+    settings: Settings, pool: asyncpg.Pool, spark: SparkSession
+) -> None:
+    await add_event(pool, "DEAD", error=ODD, event_type=ODD, aggregate_id="", partition_key="")
+    await add_event(pool, "PENDING", payload=json.dumps({"odd": ODD.replace("\x01", ""), "n": 1e300}))
+    await add_event(pool, "CLAIMED", headers='{"a": "é\\u00e9"}', metadata="[1, null]", ordering_key=ODD)
+    await add_event(pool, "PUBLISHED", payload=json.dumps("x" * 3_000_000), occurred_at=AT, event_version=7)
+    await add_message(pool, processed=True)
+    await add_message(pool, dead=True, received_at=AT)
+    await pool.execute("UPDATE inbox_messages SET content_hash = '\\x00ff10' WHERE dead_lettered_at IS NULL")
+
+    with snapshot(settings) as held:
+        outbox = {row["id"]: row.asDict() for row in read_outbox(spark, held).collect()}
+        inbox = {row["message_id"]: row.asDict() for row in read_inbox(spark, held).collect()}
+
+    events = [as_spark(row) for row in await pool.fetch("SELECT * FROM outbox_events")]
+    messages = [as_spark(row) for row in await pool.fetch("SELECT * FROM inbox_messages")]
+    assert outbox == {row["id"]: row for row in events}
+    assert inbox == {row["message_id"]: row for row in messages}
+
+
+async def test_a_time_that_spark_cannot_hold_becomes_the_nearest(
+    settings: Settings, pool: asyncpg.Pool, spark: SparkSession
+) -> None:
+    event = await add_event(pool)
+    await pool.execute("ALTER TABLE outbox_events DISABLE TRIGGER USER")
+    await pool.execute("UPDATE outbox_events SET occurred_at = '-infinity', created_at = '20000-01-01'")
+
+    with snapshot(settings) as held:
+        (row,) = read_outbox(spark, held, columns=["id", "occurred_at", "created_at"]).collect()
+
+    assert row.asDict() == {
+        "id": str(event),
+        "occurred_at": datetime(2, 1, 1),  # noqa: DTZ001 - as Spark has it
+        "created_at": datetime(9998, 12, 31, 23, 59, 59, 999999),  # noqa: DTZ001
+    }
+
+
+async def test_options_choose_rows_and_are_never_sql(
+    settings: Settings, pool: asyncpg.Pool, spark: SparkSession
+) -> None:
+    hostile = ["x') OR true; DROP TABLE inbox_messages; --", "\\", "''"]
+    plain = await add_event(pool, created_at=AT, ordering_key="k")
+    named = [await add_event(pool, event_type=name, created_at=AT + timedelta(days=1)) for name in hostile]
+    published = await add_event(pool, "PUBLISHED")
+    message = await add_message(pool, received_at=AT)
+    await add_message(pool)
+
+    with snapshot(settings) as held:
+
+        def chosen(**which: Any) -> set[str]:
+            return {row[0] for row in read_outbox(spark, held, columns=["id"], **which).collect()}
+
+        assert chosen(event_types=hostile) == set(map(str, named))
+        assert chosen(ordering_keys=["k", *hostile]) == {str(plain)}
+        assert chosen(ids=[plain, str(published)]) == {str(plain), str(published)}
+        assert chosen(ids=[]) == set()
+        assert chosen(states=[EventState.PUBLISHED]) == {str(published)}
+        assert chosen(published_before=datetime.now(UTC) + timedelta(days=1)) == {str(published)}
+        assert chosen(created_since=AT, created_before=AT + timedelta(seconds=1)) == {str(plain)}
+        received = read_inbox(spark, held, consumers=["durable"], received_before=AT + timedelta(seconds=1))
+        assert [row["message_id"] for row in received.collect()] == [str(message)]
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"columns": "id, payload::text"}, "no column 'payload::text'"),
+        ({"columns": "id,id"}, "named twice"),
+        ({"evntTypes": "[]"}, "no option 'evnttypes'"),
+        ({"eventTypes": "order.created"}, "'eventTypes': expected a JSON list"),
+        ({"eventTypes": "[1]"}, "'eventTypes': expected a JSON list"),
+        ({"states": '["DONE"]'}, "'states': expected a JSON list"),
+        ({"ids": '["1 OR 1=1"]'}, "'ids': expected a JSON list"),
+        ({"publishedBefore": "now()"}, "'publishedBefore': expected an ISO 8601 time"),
+        ({"snapshot": "1'; DROP TABLE x; --"}, "'snapshot': expected what pg_export_snapshot"),
+        ({"firstPage": "-1"}, "'firstPage': expected a whole number"),
+        ({"snapshot": "00000003-0000001B-1", "pagesPerPartition": "0"}, "'pagesPerPartition': expected"),
+    ],
+)
+def test_an_option_that_is_wrong_is_refused(options: dict[str, str], told: str) -> None:
+    with pytest.raises(PipelineError) as refused:
+        table_query(OUTBOX, options)
+    assert told in str(refused.value)
+
+
+def test_spark_tells_what_is_wrong_with_an_option(spark: SparkSession) -> None:
+    with pytest.raises(PySparkException, match="PipelineError: inbox_messages: there is no option 'states'"):
+        spark.read.format("inbox").option("states", "[]").load()
+
+
+async def test_all_partitions_see_one_moment(
+    settings: Settings, pool: asyncpg.Pool, spark: SparkSession, tmp_path: Path
+) -> None:
+    insert = (
+        "INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload)"
+        " SELECT gen_random_uuid(), 'order', 'o', 'order.created', '{}' FROM generate_series(1, 500)"
+    )
+    await pool.execute(insert)
+    before = {row["seq"] for row in await pool.fetch("SELECT seq FROM outbox_events")}
+    config = str(tmp_path / "settings.toml")
+
+    with snapshot(settings) as held:
+        options = {"snapshot": held.id, "columns": "seq,state", "pagesPerPartition": "3", "config": config}
+        frame = spark.read.format("outbox").options(**options).load()
+        await pool.execute("UPDATE outbox_events SET available_at = now(), state = 'PENDING'")
+        await pool.execute(insert)
+        seen = [tuple(row) for row in frame.collect()]
+        assert frame.rdd.getNumPartitions() > 3
+        assert held.rows("SELECT count(*) AS n FROM outbox_events WHERE seq >= $1::bigint", 0) == [{"n": 500}]
+
+    assert sorted(seen) == [(seq, "PENDING") for seq in sorted(before)]
+    alone = spark.read.format("outbox").option("config", config).load()
+    assert (alone.count(), alone.rdd.getNumPartitions()) == (1000, 1)
+
+
+async def test_an_empty_table_has_no_rows(settings: Settings, spark: SparkSession) -> None:
+    with snapshot(settings) as held:
+        assert read_outbox(spark, held).isEmpty()
+        assert read_inbox(spark, held).isEmpty()
+
+
+async def test_reading_after_the_snapshot_has_gone_is_refused(
+    settings: Settings, pool: asyncpg.Pool, spark: SparkSession
+) -> None:
+    await add_event(pool)
+    end = (
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+        " WHERE application_name = 'sea_mq_worker pipeline snapshot' AND datname = current_database()"
+    )
+
+    with pytest.raises(StoreUnavailableError), snapshot(settings) as held:  # noqa: PT012
+        frame = read_outbox(spark, held)
+        assert await pool.fetchval(end)
+        with pytest.raises(
+            PySparkException, match="does not exist: the session that holds the snapshot"
+        ) as gone:
+            frame.collect()
+        held.rows("SELECT 1 AS one")
+
+    secret = urlsplit(settings.database_url.get_secret_value()).password or "?"
+    shown = [str(gone.value), frame._jdf.queryExecution().toString()]
+    assert not [text for text in shown if secret in text]
+
+
+async def test_a_password_of_any_characters_works_for_both_drivers(
+    database: Database, pool: asyncpg.Pool
+) -> None:
+    password = "p%20:/?#[]@!$&'()*+,;= \\\"ü"
+    await pool.execute("CREATE ROLE odd_password LOGIN PASSWORD '" + password.replace("'", "''") + "'")
+    try:
+        address = urlsplit(database.dsn)
+        login = f"odd_password:{quote(password, safe='')}@{address.hostname}:{address.port}"
+        dsn = address._replace(netloc=login).geturl()
+        await (await asyncpg.connect(dsn)).close()
+        given = Settings.model_validate({"database_url": dsn, "database_schema": "public"})
+        with connected(given, purpose="test") as cursor:
+            cursor.execute("SELECT current_user")
+            assert cursor.fetchone() == ("odd_password",)
+        wrong = Settings.model_validate({"database_url": dsn.replace(quote(password, safe=""), "wr0ng")})
+        with pytest.raises(ContractError) as refused, connected(wrong, purpose="test"):
+            pass
+        assert "wr0ng" not in str(refused.value)
+    finally:
+        await pool.execute("DROP ROLE odd_password")
+
+
+@pytest.mark.parametrize(
+    ("dsn", "wanted"),
+    [
+        ("postgresql://u@h/d", {"host": "h", "user": "u", "dbname": "d"}),
+        ("postgres://h:1,[::1]:2,i/d", {"host": "h,::1,i", "port": "1,2,5432", "dbname": "d"}),
+        ("postgresql:///d?host=/run/sock&user=u", {"host": "/run/sock", "user": "u", "dbname": "d"}),
+        (
+            "postgresql://h/?database=d&sslmode=verify-full&sslrootcert=/ca%20x.pem",
+            {"sslmode": "verify-full", "sslrootcert": "/ca x.pem", "dbname": "d"},
+        ),
+    ],
+)
+def test_a_dsn_means_the_same_to_libpq(dsn: str, wanted: dict[str, str]) -> None:
+    told = {
+        name: values[0]
+        for name, values in parse_qs(urlsplit(libpq_uri(dsn, schema="s", purpose="p")).query).items()
+    }
+    assert wanted.items() <= told.items()
+    assert 'search_path="s",\\ pg_temp' in told["options"]
+
+
+def test_what_asyncpg_hands_to_the_server_goes_there_too() -> None:
+    told = parse_qs(urlsplit(libpq_uri("postgresql://h/d?work_mem=64MB", schema="s", purpose="p")).query)
+    assert "-c work_mem=64MB" in told["options"][0]
+
+
+@pytest.mark.parametrize(
+    "dsn", ["mysql://u:secret@h/d", "postgresql://u:secret@h:1:2/d", "postgresql://h/d?secret"]
+)
+def test_a_dsn_that_is_none_is_refused_without_being_shown(dsn: str) -> None:
+    with pytest.raises(WorkerError, match="DSN is not valid") as refused:
+        libpq_uri(dsn, schema="s", purpose="p")
+    assert "secret" not in str(refused.value)
