@@ -4,21 +4,31 @@ Needs the permissions to publish to ``$JS.API.STREAM.INFO``, ``$JS.API.STREAM.MS
 ``$JS.API.DIRECT.GET`` of the stream, on the driver and on the executors; it leaves nothing on the server.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
 from sea_mq_worker.pipeline.sources import jetstream_loss as loss
 from sea_mq_worker.pipeline.sources.jetstream_columns import DDL
 from sea_mq_worker.pipeline.sources.jetstream_options import JetStreamOptions
-from sea_mq_worker.pipeline.sources.jetstream_reader import Stretch, read_stretch
+from sea_mq_worker.pipeline.sources.jetstream_reader import Stretch, read_stretch, share_out
+from sea_mq_worker.pipeline.sources.jetstream_stream import JetStreamStreamReader
 from sea_mq_worker.pipeline.sources.stream_state import StreamState, stream_state
 
 
 class JetStreamSource(DataSource):
     """``spark.read.format("jetstream").option("stream", "SEA_EVENTS")``; see JetStreamOptions."""
+
+    def __init__(self, options: dict[str, str]) -> None:
+        """Take the options; a wrong one is an error at once.
+
+        Raises:
+            PipelineError: one is unknown, wrong or missing.
+        """
+        super().__init__(options)
+        self._chosen = JetStreamOptions.of(options)
 
     @classmethod
     def name(cls) -> str:
@@ -31,7 +41,11 @@ class JetStreamSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002 - Spark passes it by name
         """Return the reader of ``spark.read``."""
-        return JetStreamReader(JetStreamOptions.of(self.options))
+        return JetStreamReader(self._chosen)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802
+        """Return the reader of ``spark.readStream``."""
+        return JetStreamStreamReader(self._chosen)
 
 
 class JetStreamReader(DataSourceReader):
@@ -54,12 +68,6 @@ class JetStreamReader(DataSourceReader):
         """Yield the rows of one stretch."""
         assert isinstance(partition, Stretch)  # noqa: S101 - of partitions()
         return read_stretch(self._options, partition)
-
-
-def share_out(created: str, first: int, last: int, size: int) -> Sequence[Stretch]:
-    """Cut a range into stretches of ``size``; an empty range is one empty stretch."""
-    starts = range(first, last + 1, size) or (first,)
-    return [Stretch(created, start, min(start + size - 1, last)) for start in starts]
 
 
 def _wanted(options: JetStreamOptions, state: StreamState) -> tuple[int, int]:

@@ -1,7 +1,6 @@
 """Reads one stretch of a stream in one task: every message of it once, in order, or an error."""
 
 import asyncio
-import time
 from bisect import bisect_left, bisect_right
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,12 +16,11 @@ from sea_mq_worker.pipeline.sources.jetstream_columns import Frame, to_batch
 from sea_mq_worker.pipeline.sources.jetstream_frames import GIVES_FRAMES, DirectGet
 from sea_mq_worker.pipeline.sources.jetstream_leader import Leader
 from sea_mq_worker.pipeline.sources.jetstream_options import JetStreamOptions
+from sea_mq_worker.pipeline.sources.jetstream_patience import Patience
 from sea_mq_worker.pipeline.sources.stream_state import StreamState, connected, state_of
 
 _BATCH_ROWS = 10_000
 _BATCH_BYTES = 8 * 1024 * 1024
-_PATIENCE_SECONDS = 60.0
-_PAUSE_SECONDS = 0.5
 _BATCHES_SINCE = (2, 11)
 
 
@@ -33,6 +31,12 @@ class Stretch(InputPartition):
     created: str
     first: int
     last: int
+
+
+def share_out(created: str, first: int, last: int, size: int) -> Sequence[Stretch]:
+    """Cut a range into stretches of ``size``; an empty range is one empty stretch."""
+    starts = range(first, last + 1, size) or (first,)
+    return [Stretch(created, start, min(start + size - 1, last)) for start in starts]
 
 
 def read_stretch(options: JetStreamOptions, stretch: Stretch) -> Iterator[pa.RecordBatch]:
@@ -63,22 +67,20 @@ def read_stretch(options: JetStreamOptions, stretch: Stretch) -> Iterator[pa.Rec
 async def _resumed(options: JetStreamOptions, stretch: Stretch) -> AsyncGenerator[pa.RecordBatch, None]:
     settings = options.settings()
     at = stretch.first
-    deadline = time.monotonic() + _PATIENCE_SECONDS
+    patience = Patience()
     while True:
         try:
             async with connected(settings, purpose="pipeline") as connection:
                 read = await _Read.open(connection, options, stretch)
                 while at <= stretch.last:
                     batch, at = await read.step(at)
-                    deadline = time.monotonic() + _PATIENCE_SECONDS
+                    patience.renew()
                     if batch.num_rows:
                         yield batch
                 await read.check_end()
                 return
-        except UnavailableError:
-            if time.monotonic() > deadline:
-                raise
-        await asyncio.sleep(_PAUSE_SECONDS)
+        except UnavailableError as error:
+            await patience.pause(error)
 
 
 class _Read:

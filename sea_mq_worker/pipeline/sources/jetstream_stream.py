@@ -1,0 +1,162 @@
+"""``spark.readStream.format("jetstream")``: a stream's messages in micro-batches.
+
+An offset is the stream's name, its creation time and the next sequence. Messages that went before they were
+read, a stream that was made again, and one that was restored to an older state end the query with a
+DataLossError, unless the option failOnDataLoss=false says to go on with what is there.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from sea_mq_worker.pipeline.errors import PipelineError
+from sea_mq_worker.pipeline.sources import jetstream_loss as loss
+from sea_mq_worker.pipeline.sources.jetstream_options import JetStreamOptions
+from sea_mq_worker.pipeline.sources.jetstream_reader import Stretch, read_stretch, share_out
+from sea_mq_worker.pipeline.sources.stream_state import StreamState
+from sea_mq_worker.pipeline.sources.stream_watch import StreamWatch
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where a query stands: everything before ``next`` is read."""
+
+    stream: str
+    created: str
+    next: int
+
+    @classmethod
+    def of(cls, offset: Mapping[str, Any], options: JetStreamOptions) -> Self:
+        """Read an offset of Spark's.
+
+        Raises:
+            PipelineError: it is of another stream.
+        """
+        if offset["stream"] != options.stream:
+            raise PipelineError(
+                f"the checkpoint is of stream {offset['stream']}, and the query reads {options.stream}: "
+                "give each query a checkpoint of its own"
+            )
+        return cls(offset["stream"], offset["created"], int(offset["next"]))
+
+    def offset(self) -> dict[str, Any]:
+        """Return what Spark keeps."""
+        return {"stream": self.stream, "created": self.created, "next": self.next}
+
+
+class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Plans micro-batches on the driver; ``read`` runs on the executors."""
+
+    def __init__(self, options: JetStreamOptions) -> None:
+        self._options = options
+        self._watch: StreamWatch | None = None
+        self._target: Position | None = None
+        self._begins = False
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        """Return where a new query begins."""
+        self._begins = True
+        state = self._state()
+        start = self._options.starting_offset
+        if start == "earliest":
+            start = state.first_seq
+        elif start == "latest":
+            start = state.last_seq + 1
+        wanted = Position(state.stream, self._options.created or state.created, start)
+        return self._tenable(wanted, state).offset()
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """Return how much a micro-batch takes at most."""
+        rows = self._options.rows_per_batch
+        return ReadMaxRows(rows) if rows else ReadAllAvailable()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        """Return where the next micro-batch ends.
+
+        A query's first one is empty: only its end is kept by Spark, and where the query began would otherwise
+        be found anew, and elsewhere, after a crash in its first batch.
+
+        Raises:
+            DataLossError: the stream does not go on from where the query stands.
+        """
+        if self._begins:
+            self._begins = False
+            return start
+        state = self._state()
+        if self._target and self._target.created != state.created and not self._options.fail_on_data_loss:
+            return start
+        at = self._tenable(Position.of(start, self._options), state)
+        end = min(state.last_seq + 1, self._target.next) if self._target else state.last_seq + 1
+        if isinstance(limit, ReadMaxRows):
+            end = min(end, at.next + limit.max_rows)
+        return Position(at.stream, at.created, max(at.next, end)).offset()
+
+    def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
+        """Return where the stream ends, by which Spark's progress shows how far behind the query is."""
+        return _end_of(self._state()).offset()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """Keep where the stream ends now: a query that takes what is there ends there."""
+        self._target = _end_of(self._state())
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """Share a micro-batch out."""
+        self._begins = False
+        first, after = Position.of(start, self._options), Position.of(end, self._options)
+        at = first.next if first.created == after.created else self._first_of(first, after)
+        if at >= after.next:
+            return []
+        return share_out(after.created, at, after.next - 1, self._options.rows_per_partition)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of one stretch."""
+        assert isinstance(partition, Stretch)  # noqa: S101 - of partitions()
+        return read_stretch(self._options, partition)
+
+    def stop(self) -> None:
+        """Close the connection."""
+        if self._watch:
+            self._watch.close()
+            self._watch = None
+
+    def _state(self) -> StreamState:
+        if self._watch is None:
+            self._watch = StreamWatch(self._options.settings(), self._options.stream)
+        return self._watch.state()
+
+    def _tenable(self, at: Position, state: StreamState) -> Position:
+        """Return a position that the stream has: the same one, unless loss is allowed."""
+        fails = self._options.fail_on_data_loss
+        if at.created != state.created:
+            if fails:
+                raise loss.made_again(state, at.created)
+            return Position(at.stream, state.created, state.first_seq)
+        if at.next > state.last_seq + 1:
+            if fails:
+                raise loss.rolled_back(state, at.next - 1)
+            return Position(at.stream, at.created, state.last_seq + 1)
+        if at.next < state.first_seq:
+            if fails:
+                raise loss.removed(state, at.next)
+            return Position(at.stream, at.created, state.first_seq)
+        return at
+
+    def _first_of(self, before: Position, after: Position) -> int:
+        """Return where to begin in a stream that was made again."""
+        state = self._state()
+        if self._options.fail_on_data_loss:
+            raise loss.made_again(state, before.created)
+        return state.first_seq if state.created == after.created else after.next
+
+
+def _end_of(state: StreamState) -> Position:
+    return Position(state.stream, state.created, state.last_seq + 1)
