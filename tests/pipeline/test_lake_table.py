@@ -1,12 +1,29 @@
 """A table of the lake takes files once, and shows nothing that was not committed."""
 
+import os
+import secrets
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
+from datetime import UTC, date, datetime, timedelta
+from functools import reduce
+from multiprocessing import get_context
 from pathlib import Path
 
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, QueryBuilder
+from deltalake.transaction import AddAction
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentation has it
+from pyspark.sql.pandas.types import from_arrow_schema
 
-from sea_mq_worker.pipeline.lake.layouts import BRONZE
-from sea_mq_worker.pipeline.lake.table import LakeTable, Mark
+from sea_mq_worker.pipeline.errors import PipelineError
+from sea_mq_worker.pipeline.lake.files import WriteFiles
+from sea_mq_worker.pipeline.lake.layouts import BRONZE, SILVER
+from sea_mq_worker.pipeline.lake.table import NO_FILES, ConflictError, Files, LakeTable, Mark
+
+DAY = 86_400
+STEPS = 12
 
 
 def messages(spark: SparkSession, first: int, last: int) -> DataFrame:
@@ -48,3 +65,187 @@ def test_a_mark_that_was_reached_takes_no_files_again(spark: SparkSession, tmp_p
 
     assert table.read(spark).count() == 10
     assert table.mark("land") == 10
+
+
+def test_a_commit_is_refused_where_another_run_has_gone_on(spark: SparkSession, tmp_path: Path) -> None:
+    table = LakeTable(str(tmp_path), BRONZE)
+    table.commit(table.write(messages(spark, 1, 10)), Mark("land", 10, after=0))
+
+    with pytest.raises(ConflictError, match=r"'land' stands at 10, not at 5: another run writes there"):
+        table.commit(NO_FILES, Mark("land", 20, after=5))
+
+    assert table.commit(NO_FILES, Mark("land", 20, after=10))
+    assert not table.commit(NO_FILES, Mark("land", 20, after=10))
+    assert table.read(spark).count() == 10
+
+
+def test_of_two_processes_that_commit_one_step_exactly_one_does(spark: SparkSession, tmp_path: Path) -> None:
+    table = LakeTable(str(tmp_path), BRONZE)
+    written = table.write(messages(spark, 1, 400).repartition(2 * STEPS))
+    assert len(written.actions) == 2 * STEPS
+    mine, other = written.actions[:STEPS], written.actions[STEPS:]
+
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as processes:
+        racing = [processes.submit(race, str(tmp_path), actions) for actions in (mine, other)]
+        won, lost = zip(*(each.result() for each in racing), strict=True)
+
+    assert sum(won) == STEPS
+    assert sum(lost) == STEPS
+    assert table.mark("land") == STEPS
+    assert table.read(spark).count() == rows_of(table)
+
+
+def race(lake: str, actions: tuple[AddAction, ...]) -> tuple[int, int]:
+    """Try to make every step; return how many were made here and how many elsewhere."""
+    won, table = 0, LakeTable(lake, BRONZE)
+    for step, action in enumerate(actions, start=1):
+        with suppress(ConflictError):
+            won += table.commit(Files((action,), 0), Mark("land", step, after=step - 1))
+    return won, len(actions) - won
+
+
+def test_partitions_are_replaced_in_one_step(spark: SparkSession, tmp_path: Path) -> None:
+    table = LakeTable(str(tmp_path), BRONZE)
+    table.commit(table.write(messages(spark, 1, 3 * DAY)), Mark("land", 1))
+    day = {"stream": "SEA_EVENTS", "date": date(1970, 1, 2)}
+
+    table.replace(table.write(messages(spark, DAY, DAY + 6)), [day], Mark("land", 2, after=1))
+
+    left = {row["date"].day: row["count"] for row in table.read(spark).groupBy("date").count().collect()}
+    assert left == {1: DAY - 1, 2: 7, 3: DAY, 4: 1}
+
+
+def test_names_of_any_sort_come_back_as_they_were(spark: SparkSession, tmp_path: Path) -> None:
+    lake = tmp_path / "a lake [of] {all} *?#% sorts, ü:"
+    table = LakeTable(str(lake), BRONZE)
+    streams = ["plain", "ä/ö=%20:b", "[x]*?", "a b", None]
+    rows = reduce(DataFrame.unionAll, (messages(spark, 1, 3).withColumn("stream", F.lit(s)) for s in streams))
+    for value in range(3):
+        table.commit(table.write(rows), Mark("land", value + 1))
+
+    assert table.compact(files_max=1) == len(streams)
+
+    assert {(r["stream"], r["count"]) for r in table.read(spark).groupBy("stream").count().collect()} == {
+        (stream, 9) for stream in streams
+    }
+    assert {r["stream"] for r in table.read(spark, [("stream", "=", streams[1])]).collect()} == {streams[1]}
+    assert opened(table).to_pyarrow_table().num_rows == 45
+    table.replace(NO_FILES, [{"stream": s, "date": date(1970, 1, 1)} for s in streams[1:]], Mark("land", 9))
+    assert {r["stream"] for r in table.read(spark).collect()} == {"plain"}
+
+
+def test_any_delta_reader_sees_the_same_rows(spark: SparkSession, tmp_path: Path) -> None:
+    table = LakeTable(str(tmp_path), BRONZE)
+    rows = messages(spark, 1, 1000)
+    table.commit(table.write(rows), Mark("land", 1000))
+
+    arrow = opened(table).to_pyarrow_table()
+    told = QueryBuilder().register("bronze", opened(table)).execute("select count(*), sum(seq) from bronze")
+
+    assert arrow.num_rows == 1000
+    assert spark.createDataFrame(arrow.to_pandas()).count() == 1000
+    assert [tuple(row.values()) for row in pa.table(told.read_all()).to_pylist()] == [(1000, 500_500)]
+
+
+def test_skipping_files_loses_no_row(spark: SparkSession, tmp_path: Path) -> None:
+    table = LakeTable(str(tmp_path), SILVER)
+    noon = datetime(1969, 12, 31, 12, tzinfo=UTC)
+    odd = [
+        ("", noon, 0),
+        ("a" * 5000, noon + timedelta(microseconds=1), -5),
+        ("über", noon + timedelta(microseconds=999_999), -(2**63)),
+        ("\U0001f600", noon, 2**63 - 1),
+        ("z", None, 7),
+        (None, noon, None),
+    ]
+    for value, (message_id, moment, seq) in enumerate(odd, start=1):
+        row = spark.createDataFrame(
+            [(message_id, moment, seq)], "message_id string, published_at timestamp, seq bigint"
+        )
+        given = set(row.columns)
+        for field in from_arrow_schema(SILVER.schema).fields:
+            if field.name not in given:
+                row = row.withColumn(field.name, F.lit(None).cast(field.dataType))
+        table.commit(table.write(row), Mark("land", value))
+    for _ in range(2):
+        for name, each in zip(("message_id", "published_at", "seq"), zip(*odd, strict=True), strict=True):
+            for wanted in {value for value in each if value is not None}:
+                found = table.read(spark, [(name, ">=", wanted), (name, "<=", wanted)])
+                count = found.where(F.col(name) == F.lit(wanted)).count()
+                assert count == each.count(wanted), (name, wanted)
+        table.compact(files_max=1)
+
+
+def test_files_are_bounded_and_few_are_open(tmp_path: Path) -> None:
+    days = [date(2026, 1, 1) + timedelta(days=number) for number in range(40)]
+    batch = pa.Table.from_pylist(
+        [{"stream": "S", "date": day, "data": secrets.token_bytes(2000)} for day in days for _ in range(10)],
+        schema=pa.schema([BRONZE.schema.field(name) for name in ("stream", "date", "data")]),
+    )
+    for name in BRONZE.schema.names:
+        if name not in batch.column_names:
+            batch = batch.append_column(
+                BRONZE.schema.field(name), pa.nulls(len(batch), BRONZE.schema.field(name).type)
+            )
+    batches = batch.select(BRONZE.schema.names).to_batches() * 3
+    write = WriteFiles(str(tmp_path), BRONZE, file_bytes=1)
+
+    written = pa.Table.from_batches(write(iter(batches))).to_pylist()
+
+    assert sum(file["rows"] for file in written) == 1200
+    assert len(written) >= 40
+    assert {(tmp_path / file["path"]).stat().st_size for file in written} == {f["size"] for f in written}
+
+
+def test_vacuum_removes_what_killed_runs_left_and_nothing_that_may_be_read(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    table = LakeTable(str(tmp_path), BRONZE)
+    for value in range(3):
+        table.commit(table.write(messages(spark, 1, 10)), Mark("land", value + 1))
+    before = table.read(spark)
+    orphan, fresh = (table.write(messages(spark, 1, 10)).actions[0].path for _ in range(2))
+    old = (datetime.now(UTC) - timedelta(hours=30)).timestamp()
+    os.utime(Path(table.uri) / orphan, (old, old))
+    table.compact(files_max=1)
+
+    assert [name.rpartition("/")[2] for name in table.vacuum(24)] == [orphan.rpartition("/")[2]]
+
+    assert (Path(table.uri) / fresh).exists()
+    assert before.count() == table.read(spark).count() == 30
+    assert table.mark("land") == 3
+
+
+def test_a_lake_is_where_it_was_said_to_be(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    table = LakeTable("relative", BRONZE)
+    table.commit(table.write(messages(spark, 1, 10)), Mark("land", 1))
+
+    monkeypatch.chdir("/")
+    assert table.read(spark).count() == 10
+    assert LakeTable((tmp_path / "relative").as_uri(), BRONZE).read(spark).count() == 10
+
+
+def test_a_folder_whose_name_would_be_misread_is_refused() -> None:
+    with pytest.raises(PipelineError, match="cannot have a percent sign and two digits"):
+        LakeTable("/tmp/a%41b", BRONZE)
+
+
+def test_a_folder_that_cannot_be_written_is_said_so(spark: SparkSession, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    table = LakeTable(str(tmp_path / "file"), BRONZE)
+    with pytest.raises(PipelineError, match=r"file/bronze cannot be read or written: .*Not a directory"):
+        table.write(messages(spark, 1, 10))
+
+
+def opened(table: LakeTable) -> DeltaTable:
+    found = table.open()
+    assert found is not None
+    return found
+
+
+def rows_of(table: LakeTable) -> int:
+    """Count by the log's own statistics."""
+    return int(sum(pa.table(opened(table).get_add_actions())["num_records"].to_pylist()))

@@ -3,6 +3,7 @@
 Times are UTC in microseconds. ``date`` is the day of the time that the table is about.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -26,6 +27,15 @@ class Layout:
     schema: pa.Schema
     partition_by: tuple[str, ...]
     ranged: tuple[str, ...] = ()
+
+    @property
+    def file_schema(self) -> pa.Schema:
+        """The columns that are in the files."""
+        return pa.schema([field for field in self.schema if field.name not in self.partition_by])
+
+    def chosen(self, columns: Sequence[str]) -> pa.Schema:
+        """Return some columns, in the order asked for."""
+        return pa.schema([self.schema.field(name) for name in columns])
 
 
 BRONZE = Layout(

@@ -1,31 +1,69 @@
 """Where a lake is: a folder, or an object store that delta-rs knows (s3://, gs://, abfs://).
 
 Credentials of object stores come from the environment, as each store's own tools take them (``AWS_*`` and so
-on), on the driver and on the executors; they are never an option.
+on), on the driver and on the executors; they are never an option. On a cluster a folder has to be one that
+all nodes share.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import pyarrow.fs as pafs
+from deltalake.exceptions import DeltaError
+
+from sea_mq_worker.pipeline.errors import PipelineError
 
 
 def table_uri(lake: str, table: str) -> str:
-    """Return the address of a table of the lake."""
-    return f"{lake.rstrip('/')}/{table}"
+    """Return the address of a table of the lake; that of a folder is an absolute path without a scheme.
+
+    Raises:
+        PipelineError: the folder's name would be taken for another by delta-rs.
+    """
+    parts = urlsplit(lake)
+    if parts.scheme and parts.scheme != "file":
+        return f"{lake.rstrip('/')}/{table}"
+    folder = Path(unquote(parts.path) if parts.scheme else lake)
+    path = str(folder.expanduser().absolute() / table)
+    if unquote(path) != path:
+        raise PipelineError(f"{path}: a lake's path cannot have a percent sign and two digits; rename it")
+    return path
 
 
 def is_local(uri: str) -> bool:
-    """Tell whether the JVM can open it as it is."""
-    return urlsplit(uri).scheme in {"", "file"}
+    """Tell whether a table's address is a folder."""
+    return "://" not in uri
 
 
 def filesystem(uri: str) -> pafs.FileSystem:
-    """Return the table's folder as a file system, its paths relative to the table."""
+    """Return the table's folder as a file system, its paths relative to the table.
+
+    Raises:
+        PipelineError: the folder cannot be made.
+    """
     if is_local(uri):
-        root = Path(urlsplit(uri).path)
-        root.mkdir(parents=True, exist_ok=True)
-        return pafs.SubTreeFileSystem(str(root), pafs.LocalFileSystem())
+        with reachable(uri):
+            Path(uri).mkdir(parents=True, exist_ok=True)
+        return pafs.SubTreeFileSystem(uri, pafs.LocalFileSystem())
     from deltalake.fs import DeltaStorageHandler  # noqa: PLC0415 - only for object stores
 
     return pafs.PyFileSystem(DeltaStorageHandler(uri))
+
+
+@contextmanager
+def reachable(uri: str) -> Iterator[None]:
+    """Tell in one line what keeps a block from the table.
+
+    Raises:
+        PipelineError: in the place of the block's OSError or DeltaError.
+    """
+    try:
+        yield
+    except (OSError, DeltaError) as error:
+        raise PipelineError(f"{uri} cannot be read or written: {_one_line(error)}") from error
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).replace("\x1b[31m↳\x1b[0m", "").split())
