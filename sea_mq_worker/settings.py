@@ -146,6 +146,9 @@ class Settings(BaseSettings):
     log_format: Literal["json", "text"] = Field(
         "json", description="One JSON object a line, or text for people."
     )
+    pipeline_lake: str = Field(
+        "", description="The lake of `pipeline` jobs: a folder, or an object store as s3://bucket/path."
+    )
     tracing: bool = Field(False, description="OpenTelemetry spans, exported as OTEL_* variables say.")
 
     @classmethod
