@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from sea_mq_worker.domain.events import EventState
 from sea_mq_worker.pipeline.access import access_options
-from sea_mq_worker.pipeline.sources.tables_connection import BEGIN, Cursor, connected
+from sea_mq_worker.pipeline.sources.tables_connection import ONE_MOMENT, Cursor, connected
 from sea_mq_worker.settings import Settings
 
 _LOCK_MILLISECONDS = 10_000
@@ -58,8 +58,8 @@ def snapshot(settings: Settings) -> Iterator[Snapshot]:
         ContractError: it refuses the user, or a table is missing.
     """
     with connected(settings, purpose="pipeline snapshot") as cursor:
-        cursor.execute(f"SET lock_timeout = {_LOCK_MILLISECONDS}")
-        cursor.execute(BEGIN)
+        cursor.execute(ONE_MOMENT)
+        cursor.execute(f"SET LOCAL lock_timeout = {_LOCK_MILLISECONDS}")
         cursor.execute(_LOCK)
         cursor.execute(_EXPORT)
         identity, at = cursor.fetchone()
@@ -79,6 +79,7 @@ def read_outbox(
     ordering_keys: Sequence[str] | None = None,
     ids: Sequence[UUID | str] | None = None,
     pages: tuple[int, int] | None = None,
+    pages_per_partition: int | None = None,
 ) -> DataFrame:
     """Return events as of the snapshot, those for which everything given holds.
 
@@ -94,6 +95,7 @@ def read_outbox(
         ordering_keys: of one of these.
         ids: some thousands at most; found by the primary key.
         pages: only those of the table from the first on, the last not included.
+        pages_per_partition: how many of them a task reads.
     """
     options = {
         "states": states,
@@ -103,8 +105,11 @@ def read_outbox(
         "eventTypes": event_types,
         "orderingKeys": ordering_keys,
         "ids": ids,
+        "pagesPerPartition": pages_per_partition,
+        "firstPage": pages[0] if pages else None,
+        "endPage": pages[1] if pages else None,
     }
-    return _read(spark, "outbox", held, columns=columns, pages=pages, given=options)
+    return _read(spark, "outbox", held, columns=columns, given=options)
 
 
 def read_inbox(
@@ -134,7 +139,7 @@ def read_inbox(
         "consumers": consumers,
         "ids": ids,
     }
-    return _read(spark, "inbox", held, columns=columns, pages=None, given=options)
+    return _read(spark, "inbox", held, columns=columns, given=options)
 
 
 def _read(
@@ -143,19 +148,18 @@ def _read(
     held: Snapshot,
     *,
     columns: Sequence[str] | None,
-    pages: tuple[int, int] | None,
     given: dict[str, Any],
 ) -> DataFrame:
     options = access_options() | {"snapshot": held.id}
     if columns is not None:
         options["columns"] = ",".join(columns)
-    if pages is not None:
-        options["firstPage"], options["endPage"] = map(str, pages)
     options |= {name: _option(value) for name, value in given.items() if value is not None}
     return spark.read.format(source).options(**options).load()
 
 
-def _option(value: datetime | Sequence[Any]) -> str:
+def _option(value: datetime | int | Sequence[Any]) -> str:
     if isinstance(value, datetime):
         return value.isoformat()
+    if isinstance(value, int):
+        return str(value)
     return json.dumps([str(one) for one in value])

@@ -17,7 +17,8 @@ from sea_mq_worker.settings import Settings
 Cursor: TypeAlias = Any
 """A cursor of ADBC's, which are not typed."""
 
-BEGIN = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+ONE_MOMENT = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"
+"""All statements see the same; to be said first."""
 
 _UNLIMITED = {"statement_timeout": "0", "idle_in_transaction_session_timeout": "0"}
 """A read lasts as long as Spark takes the rows, whatever limit the role has for its daily work."""
@@ -49,7 +50,10 @@ _QUOTING_CLASS = "22"
 
 @contextmanager
 def connected(settings: Settings, *, purpose: str) -> Iterator[Cursor]:
-    """Provide a cursor that commits each statement by itself unless it begins a transaction.
+    """Provide a cursor inside a transaction, which ends with the block.
+
+    The transaction is the driver's own: where it is left to commit by itself, it does so after each statement
+    with parameters, also inside a transaction that a statement began.
 
     Args:
         settings: those of this process.
@@ -64,7 +68,7 @@ def connected(settings: Settings, *, purpose: str) -> Iterator[Cursor]:
         settings.database_url.get_secret_value(), schema=settings.database_schema, purpose=purpose
     )
     with _translated():
-        connection = dbapi.connect(uri, autocommit=True)
+        connection = dbapi.connect(uri)
         try:
             with connection.cursor() as cursor:
                 yield cursor
