@@ -1,0 +1,194 @@
+"""``pipeline reconcile``: prove that nothing was lost, or name what was."""
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import asdict
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sea_mq_worker.cli.arguments import ActorOption, SinceOption, UntilOption
+from sea_mq_worker.cli.pipeline.support import ConfOption, DryRunOption, MasterOption, run_job, say
+from sea_mq_worker.cli.support import EXIT_FAILED, EXIT_USAGE, JsonOption, fail, print_json, print_table
+from sea_mq_worker.pipeline.jobs.verdicts import LOSS, Verdict
+from sea_mq_worker.settings import Settings, SettingsError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from sea_mq_worker.pipeline.jobs.reconcile_receiver import Receiver
+    from sea_mq_worker.pipeline.jobs.reconcile_result import Hop, Reconciliation, Requeued
+
+
+class Format(StrEnum):
+    """Of the files that ``--out`` gets."""
+
+    JSON = "json"
+    PARQUET = "parquet"
+
+
+_NEEDS = ("database_url", "nats_url")
+
+LakeOption = Annotated[
+    str | None,
+    typer.Option(
+        "--lake",
+        envvar="SEA_MQ_PIPELINE_LAKE",
+        help="The lake, to compare its archive and bronze too; tables and streams alone unless given.",
+    ),
+]
+ReceiverOption = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--receiver",
+        exists=True,
+        dir_okay=False,
+        help="Settings file of a service that consumes the own stream; may be repeated.",
+    ),
+]
+GraceOption = Annotated[
+    float, typer.Option("--grace", min=0, help="Seconds in which nothing is called missing yet.")
+]
+LateOption = Annotated[float, typer.Option("--late", min=0, help="Seconds above which a hop is late.")]
+ExamplesOption = Annotated[int, typer.Option("--examples", min=0, help="Ids to name of each verdict.")]
+OutOption = Annotated[
+    str | None,
+    typer.Option("--out", metavar="FOLDER", help="New folder for every id that is not simply delivered."),
+]
+FormatOption = Annotated[Format, typer.Option("--format", help="Of the files in --out.")]
+FailOnOption = Annotated[
+    list[Verdict] | None,
+    typer.Option(
+        "--fail-on",
+        metavar="VERDICT",
+        help=f"Exit 1 where an id has it; may be repeated. Unless given: {', '.join(sorted(LOSS))}.",
+    ),
+]
+RequeueOption = Annotated[
+    bool, typer.Option("--requeue", help="Publish again what the stream has lost; needs --reason.")
+]
+CapOption = Annotated[int, typer.Option(min=1, help="If more are lost, none is put back.")]
+WhyOption = Annotated[str, typer.Option("--reason", help="Why it is put back; kept for the audit.")]
+
+
+def reconcile(
+    *,
+    lake: LakeOption = None,
+    receiver: ReceiverOption = None,
+    since: SinceOption = None,
+    until: UntilOption = None,
+    grace: GraceOption = 60.0,
+    late: LateOption = 60.0,
+    examples: ExamplesOption = 20,
+    out: OutOption = None,
+    out_format: FormatOption = Format.JSON,
+    fail_on: FailOnOption = None,
+    requeue: RequeueOption = False,
+    cap: CapOption = 1000,
+    reason: WhyOption = "",
+    actor: ActorOption,
+    dry_run: DryRunOption = False,
+    json: JsonOption = False,
+    master: MasterOption = None,
+    conf: ConfOption = None,
+) -> None:
+    """Compare outbox, stream and inbox id by id; exit 1 where one is lost or altered.
+
+    Tells of every event whether the stream holds it, and of every message that a consumer is to have whether
+    the inbox shows its effect: delivered, pending, dead, missing-in-stream, missing-in-inbox, altered,
+    unexpected, duplicated, out-of-order, late, expired or pruned. Changes nothing without --requeue.
+    """
+    if requeue and not reason.strip():
+        fail("--requeue changes rows: say why with --reason, it is kept for the audit", EXIT_USAGE)
+    if out and Path(out).exists():
+        fail(f"--out {out} is there already: name a new folder, so that results do not mix", EXIT_USAGE)
+    limits = {"grace_seconds": grace, "late_seconds": late, "since": since, "until": until}
+    who = {"actor": actor, "reason": reason, "cap": cap, "dry_run": dry_run} if requeue else None
+    tell = {"examples": examples, "out": out, "out_format": out_format.value}
+    job = _job({"lake": lake, "receivers": _receivers(receiver or ()), **tell}, limits, who)
+    result = run_job("reconcile", job, needs=_NEEDS, master=master, conf=conf)
+    _end(result, frozenset(fail_on or LOSS), json=json)
+
+
+def _job(
+    wanted: Mapping[str, Any], limits: Mapping[str, Any], requeue: Mapping[str, Any] | None
+) -> "Callable[[SparkSession, Settings], Reconciliation]":
+    def job(spark: "SparkSession", settings: Settings) -> "Reconciliation":
+        from sea_mq_worker.pipeline.jobs.reconcile import Wanted, reconcile
+        from sea_mq_worker.pipeline.jobs.reconcile_lost import Requeue
+        from sea_mq_worker.pipeline.jobs.reconcile_outbox import Limits
+
+        how = Requeue(**requeue) if requeue else None
+        chosen = Wanted(limits=Limits(**limits), requeue=how, **wanted)
+        return reconcile(spark, settings, chosen, on_progress=say)
+
+    return job
+
+
+def _end(result: "Reconciliation", wrong: Collection[Verdict], *, json: bool) -> None:
+    failed = result.found(wrong)
+    if json:
+        print_json(asdict(result) | {"failed_on": sorted(wrong), "failed": failed})
+    else:
+        _tell(result)
+    if failed:
+        fail(f"{failed} findings of {', '.join(sorted(wrong))}", EXIT_FAILED)
+
+
+def _receivers(paths: Iterable[Path]) -> "list[Receiver]":
+    if not (chosen := list(paths)):
+        return []
+    from sea_mq_worker.pipeline.jobs.reconcile_receiver import load_receiver
+
+    try:
+        return [load_receiver(path) for path in chosen]
+    except SettingsError as error:
+        fail(str(error), EXIT_USAGE)
+
+
+def _tell(result: "Reconciliation") -> None:
+    for one in result.compared:
+        typer.echo(
+            f"{one.stream}: sequences {one.first_seq} to {one.last_seq}, {one.streamed} messages"
+            + (f", {one.landed} older ones from the lake" if one.landed else "")
+        )
+    rows = [
+        (hop.name, verdict, hop.verdicts.get(verdict, 0), hop.findings.get(verdict, 0), _some(hop, verdict))
+        for hop in result.hops
+        for verdict in Verdict
+        if hop.findings.get(verdict)
+    ]
+    print_table(("hop", "verdict", "ids", "findings", "examples"), rows, empty="nothing to compare")
+    for hop in result.hops:
+        if hop.latency:
+            took = hop.latency
+            typer.echo(
+                f"{hop.name}: p50 {took.p50:.3f} s, p95 {took.p95:.3f} s, p99 {took.p99:.3f} s, "
+                f"longest {took.longest:.3f} s"
+            )
+    for note in result.notes:
+        typer.echo(note)
+    if result.requeued:
+        typer.echo(_requeued(result.requeued))
+
+
+def _some(hop: "Hop", verdict: Verdict) -> str:
+    return " ".join(hop.examples.get(verdict, ())[:3])
+
+
+def _requeued(done: "Requeued") -> str:
+    rows = done.lost - done.archived_count
+    if done.capped:
+        text = (
+            f"{rows} are lost, more than --cap: none was put back; see that the settings are for this broker"
+        )
+    elif done.dry_run:
+        text = f"{rows} would be put back"
+    else:
+        text = f"put back {done.replayed} of {rows}"
+    if done.archived_count:
+        named = " ".join(f"--id {each}" for each in done.archived)
+        text += f"; {done.archived_count} are only in the archive: `pipeline replay {named}` puts back these"
+        text += "" if done.archived_count == len(done.archived) else " first ones, --out names all"
+    return text

@@ -1,0 +1,55 @@
+"""Other services that consume the own stream, each known by its settings file."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from sea_mq_worker.settings import CONFIG_VARIABLE, ENV_PREFIX, Settings, SettingsError, load_settings
+
+
+@dataclass(frozen=True, slots=True)
+class Receiver:
+    """A service; ``config`` is its settings file, the same on every node."""
+
+    config: str
+    settings: Settings
+
+
+def load_receiver(path: Path) -> Receiver:
+    """Read a receiver's settings.
+
+    Raises:
+        SettingsError: the file is wrong, or settings in the environment would hide what it says.
+    """
+    if hiding := sorted(_from_environment()):
+        raise SettingsError(
+            f"--receiver {path}: {', '.join(hiding)} in the environment would be taken for the receiver's "
+            f"too; put your own settings into a file and name it by {CONFIG_VARIABLE}"
+        )
+    config = str(path.resolve())
+    with config_of(config):
+        return Receiver(config, load_settings(needs=("database_url", "nats_url")))
+
+
+@contextmanager
+def config_of(config: str | None) -> Iterator[None]:
+    """Let what is read in the block be read with this settings file; None: with the own one."""
+    if config is None:
+        yield
+        return
+    own = os.environ.get(CONFIG_VARIABLE)
+    os.environ[CONFIG_VARIABLE] = config
+    try:
+        yield
+    finally:
+        if own is None:
+            del os.environ[CONFIG_VARIABLE]
+        else:
+            os.environ[CONFIG_VARIABLE] = own
+
+
+def _from_environment() -> set[str]:
+    fields = {f"{ENV_PREFIX}{name}".upper() for name in Settings.model_fields}
+    return fields & set(os.environ)

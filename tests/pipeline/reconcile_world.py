@@ -1,0 +1,147 @@
+"""An outbox, a stream and an inbox of any size, made quickly, to plant faults in."""
+
+import asyncio
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+
+from sea_mq_worker.adapters.nats.connection import NatsConnection, api
+from sea_mq_worker.domain.headers import outbound_message
+from sea_mq_worker.domain.messages import OutboundMessage
+from sea_mq_worker.settings import Settings, load_settings
+from tests.support.builders import claimed_event
+from tests.support.jetstream import create_stream
+from tests.support.waiting import eventually
+
+_INSERT = """
+INSERT INTO outbox_events
+       (id, aggregate_type, aggregate_id, event_type, payload, occurred_at, ordering_key, headers)
+SELECT gen_random_uuid(), 'order', 'o-' || i, 'order.paid',
+       jsonb_build_object('total', i / 7.0, 'note', repeat('ü', 40)),
+       now(), 'key ' || i % $2::int, CASE WHEN i % 3 = 0 THEN '{"X-Tenant": "é"}'::jsonb END
+  FROM generate_series(1, $1::int) i
+"""
+_ROWS = """
+SELECT id::text AS id, seq, aggregate_type, aggregate_id, event_type, event_version, payload::text AS payload,
+       occurred_at, ordering_key, headers::text AS headers
+  FROM outbox_events WHERE state = 'PENDING' ORDER BY seq
+"""
+_CLAIM = """
+UPDATE outbox_events SET state = 'CLAIMED', claimed_at = now(), claimed_by = 'w', publish_attempts = 1
+ WHERE id = ANY ($1::uuid[])
+"""
+_SETTLE = """
+UPDATE outbox_events o
+   SET state = 'PUBLISHED', claimed_at = NULL, claimed_by = NULL, published_at = clock_timestamp(),
+       stream = $3::text, stream_seq = v.seq
+  FROM unnest($1::uuid[], $2::bigint[]) v (id, seq)
+ WHERE o.id = v.id
+"""
+_RECEIVE = """
+INSERT INTO inbox_messages
+       (message_id, subject, received_at, processed_at, attempts, consumer, stream, stream_seq, content_hash)
+SELECT o.id, $2::text, o.published_at, o.published_at, 1, $1::text, o.stream, o.stream_seq,
+       sha256(convert_to($2::text, 'UTF8') || '\\x00'::bytea || convert_to(o.payload::text, 'UTF8'))
+  FROM outbox_events o
+ WHERE o.id <> ALL ($3::uuid[])
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """A service's database and stream."""
+
+    pool: asyncpg.Pool
+    connection: NatsConnection
+    context: str
+    settings: Settings
+
+    @property
+    def stream(self) -> str:
+        return self.settings.stream
+
+    async def insert(self, rows: int, *, keys: int = 100) -> list[OutboundMessage]:
+        """Insert events and return their messages, in insert order."""
+        await self.pool.execute(_INSERT, rows, keys, timeout=60)
+        return await self.unpublished()
+
+    async def unpublished(self) -> list[OutboundMessage]:
+        """Make the messages of the pending events as the worker does."""
+        found = await self.pool.fetch(_ROWS, timeout=60)
+        return [
+            outbound_message(_event(row), context=self.context, source=self.settings.source) for row in found
+        ]
+
+    async def send(self, messages: Iterable[OutboundMessage]) -> None:
+        """Publish in this order, and wait until the stream has all."""
+        state = (await api(self.connection, f"STREAM.INFO.{self.stream}"))["state"]
+        last = state["last_seq"]
+        for message in messages:
+            await self.connection.client.publish(
+                message.subject, message.payload, headers=dict(message.headers)
+            )
+            last += 1
+        await self.connection.client.flush(30)
+        await eventually(lambda: self._has(last), within=30)
+
+    async def settle(self, sequences: Mapping[str, int]) -> None:
+        """Mark events as published, each with the sequence that the stream gave it."""
+        await self.pool.execute(_CLAIM, list(sequences), timeout=60)
+        await self.pool.execute(_SETTLE, list(sequences), list(sequences.values()), self.stream, timeout=60)
+
+    async def receive_all(self, durable: str, *, without: Sequence[str] = ()) -> None:
+        """Let a consumer settle all that there is, and note it in the inbox."""
+        subject = f"{self.context}.event.order.paid.v1"
+        await self.pool.execute(_RECEIVE, durable, subject, list(without), timeout=60)
+        config = {"durable_name": durable, "name": durable, "ack_policy": "all", "deliver_policy": "all"}
+        config |= {"headers_only": True, "max_ack_pending": -1}
+        request = {"stream_name": self.stream, "config": config, "action": "create"}
+        await api(self.connection, f"CONSUMER.CREATE.{self.stream}.{durable}", request)
+        info = (await api(self.connection, f"STREAM.INFO.{self.stream}"))["state"]
+        inbox = self.connection.client.new_inbox()
+        arrived: asyncio.Queue[str] = asyncio.Queue()
+
+        async def note(message: Any) -> None:
+            arrived.put_nowait(message.reply)
+
+        await self.connection.client.subscribe(inbox, cb=note, pending_msgs_limit=0, pending_bytes_limit=0)
+        ask = json.dumps({"batch": info["messages"], "expires": 60 * 10**9}).encode()
+        await self.connection.client.publish(f"$JS.API.CONSUMER.MSG.NEXT.{self.stream}.{durable}", ask, inbox)
+        replies = [await arrived.get() for _ in range(info["messages"])]
+        await self.connection.client.request(replies[-1], b"+ACK", timeout=10)
+
+    async def delete(self, sequences: Iterable[int]) -> None:
+        """Take messages out of the stream."""
+        for seq in sequences:
+            await api(self.connection, f"STREAM.MSG.DELETE.{self.stream}", {"seq": seq})
+
+    async def _has(self, last: int) -> bool:
+        return bool((await api(self.connection, f"STREAM.INFO.{self.stream}"))["state"]["last_seq"] == last)
+
+
+async def make_world(
+    pool: asyncpg.Pool, connection: NatsConnection, context: str, folder: Path, given: Mapping[str, str]
+) -> World:
+    """Create the stream, and write the settings file that executors read."""
+    stream = f"{context.upper()}_EVENTS"
+    await create_stream(
+        connection, stream, f"{context}.event.>", allow_direct=True, duplicate_window=10**8, discard="new"
+    )
+    path = write_settings(folder / "settings.toml", {"context": context, "consumers": "", **given})
+    os.environ["SEA_MQ_CONFIG"] = str(path)
+    return World(pool, connection, context, load_settings())
+
+
+def write_settings(path: Path, values: Mapping[str, str]) -> Path:
+    """Write settings as TOML, whose strings are JSON's."""
+    path.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items()))
+    return path
+
+
+def _event(row: Any) -> Any:
+    return claimed_event(**dict(row) | {"payload": row["payload"].encode(), "headers": row["headers"] or ""})

@@ -1,0 +1,373 @@
+"""Verdicts on small frames: what is said of an id, and why."""
+
+import random
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+
+from sea_mq_worker.domain.envelopes import storage_id
+from sea_mq_worker.domain.headers import outbound_message
+from sea_mq_worker.pipeline.jobs.reconcile_inbox import ConsumerFacts, covered, covered_copies, judge_inbox
+from sea_mq_worker.pipeline.jobs.reconcile_order import outside_longest_run
+from sea_mq_worker.pipeline.jobs.reconcile_outbox import (
+    Limits,
+    StreamFacts,
+    copies_by_id,
+    judge_stream,
+    matched,
+)
+from sea_mq_worker.pipeline.jobs.reconcile_prints import EVENT_DDL, event_prints, message_prints, named
+from sea_mq_worker.pipeline.jobs.reconcile_replays import Replay
+from tests.support.builders import claimed_event, inbound_message
+
+NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
+MESSAGES = "id string, place bigint, seq bigint, time timestamp, subject string, content binary, marks binary"
+INBOX = (
+    "message_id string, processed_at timestamp, dead_lettered_at timestamp, locked_until timestamp, "
+    "content_hash binary, stream_seq bigint"
+)
+SUBJECT = "sea.event.order.paid.v1"
+
+
+def ago(seconds: float) -> datetime:
+    return NOW - timedelta(seconds=seconds)
+
+
+FACTS = StreamFacts(
+    stream="SEA_EVENTS",
+    created=ago(10_000),
+    first_seq=100,
+    last_seq=1000,
+    first_time=ago(5000),
+    asked_at=NOW,
+    drops=True,
+)
+CONSUMER = ConsumerFacts(
+    stream="SEA_EVENTS",
+    durable="sea__own",
+    filters=("sea.event.order.>",),
+    start_seq=1,
+    start_time=None,
+    created=ago(8000),
+    settled=500,
+    first_place=100,
+    read_at=NOW,
+)
+
+
+def event(name: str, seq: int = 1, **given: Any) -> dict[str, Any]:
+    """Make a row that was published at 200, without trouble."""
+    return {
+        "id": name,
+        "seq": seq,
+        "event_type": "order.paid",
+        "occurred_at": ago(1001),
+        "created_at": ago(1001),
+        "published_at": ago(1000),
+        "stream": "SEA_EVENTS",
+        "stream_seq": 200,
+        "state": "PUBLISHED",
+        "sent_as": SUBJECT,
+        "content": b"c",
+        "marks": b"m",
+    } | given
+
+
+def message(name: str, place: int = 200, **given: Any) -> dict[str, Any]:
+    return {
+        "id": name,
+        "place": place,
+        "seq": place,
+        "time": ago(1000),
+        "subject": SUBJECT,
+        "content": b"c",
+        "marks": b"m",
+    } | given
+
+
+def frame(spark: SparkSession, rows: Sequence[dict[str, Any]], ddl: str) -> DataFrame:
+    names = [part.strip().split()[0] for part in ddl.split(",")]
+    return spark.createDataFrame([tuple(row.get(name) for name in names) for row in rows], ddl)
+
+
+def findings(judged: DataFrame) -> dict[str, list[str]]:
+    return {row.id: row.findings for row in judged.select("id", "findings").collect()}
+
+
+def stream_findings(
+    spark: SparkSession,
+    events: Sequence[dict[str, Any]],
+    messages: Sequence[dict[str, Any]],
+    limits: Limits | None = None,
+    facts: StreamFacts = FACTS,
+    **more: Any,
+) -> dict[str, list[str]]:
+    joined = matched(frame(spark, events, EVENT_DDL), frame(spark, messages, MESSAGES))
+    return findings(judge_stream(joined, facts, limits or Limits(), **more))
+
+
+def test_each_row_and_each_message_gets_what_holds_of_it(spark: SparkSession) -> None:
+    events = [
+        event("fine"),
+        event("lost"),
+        event("above-the-last", stream_seq=1001),
+        event("since-then", published_at=NOW, stream_seq=1001),
+        event("in-grace", published_at=ago(59)),
+        event("dropped", stream_seq=99),
+        event("of-an-older-stream", stream_seq=99, published_at=ago(20_000)),
+        event("elsewhere", stream="OTHER"),
+        event("open", state="PENDING", published_at=None, stream=None, stream_seq=None),
+        event("held", state="CLAIMED", published_at=None, stream=None, stream_seq=None),
+        event("given-up", state="DEAD", published_at=None, stream=None, stream_seq=None, sent_as=None),
+        event("other-body"),
+        event("other-headers"),
+        event("slow", occurred_at=ago(1100)),
+        event("slow-and-altered", occurred_at=ago(1100)),
+    ]
+    copies = [
+        message("fine"),
+        message("other-body", content=b"x"),
+        message("other-headers", marks=b"x"),
+        message("slow"),
+        message("slow-and-altered", marks=b"x"),
+        message("nobody's"),
+        message("pruned", time=ago(3000)),
+    ]
+    found = stream_findings(spark, events, copies, Limits(late_seconds=60), pruned_before=ago(2000))
+
+    assert found == {
+        "fine": ["delivered"],
+        "lost": ["missing-in-stream"],
+        "above-the-last": ["missing-in-stream"],
+        "since-then": ["pending"],
+        "in-grace": ["pending"],
+        "dropped": ["expired"],
+        "of-an-older-stream": ["missing-in-stream"],
+        "elsewhere": ["expired"],
+        "open": ["pending"],
+        "held": ["pending"],
+        "given-up": ["dead"],
+        "other-body": ["altered"],
+        "other-headers": ["altered"],
+        "slow": ["late"],
+        "slow-and-altered": ["altered", "late"],
+        "nobody's": ["unexpected"],
+        "pruned": ["pruned"],
+    }
+
+
+def test_a_stream_that_refuses_when_full_drops_nothing_but_what_is_old(spark: SparkSession) -> None:
+    facts = StreamFacts(
+        stream="SEA_EVENTS",
+        created=ago(10_000),
+        first_seq=1001,
+        last_seq=1000,
+        first_time=None,
+        asked_at=NOW,
+        max_age_seconds=2000,
+    )
+    events = [event("purged"), event("old", published_at=ago(2001))]
+    found = stream_findings(spark, events, [], facts=facts)
+    assert found == {"purged": ["missing-in-stream"], "old": ["expired"]}
+
+
+def test_in_a_part_of_the_time_nothing_is_called_unexpected(spark: SparkSession) -> None:
+    found = stream_findings(spark, [event("a")], [message("a"), message("b")], Limits(since=ago(1500)))
+    assert found == {"a": ["delivered"]}
+
+
+def test_a_further_copy_is_duplicated_unless_an_audited_replay_lies_before_it(spark: SparkSession) -> None:
+    names = ("plain", "by-id", "by-key", "twice-by-id", "too-early", "of-another-type")
+    events = [event(name, ordering_key=f"k-{name}") for name in names]
+    copies = [
+        message(name, place, time=at) for name in names for place, at in ((200, ago(900)), (300, ago(500)))
+    ]
+    copies.append(message("twice-by-id", 400, time=ago(100)))
+    replays = [
+        Replay(at=ago(600), selection={"ids": ["by-id", "twice-by-id"]}),
+        Replay(at=ago(600), selection={"ordering_key": "k-by-key", "states": ["PUBLISHED"]}),
+        Replay(at=ago(950), selection={"ids": ["too-early"]}),
+        Replay(at=ago(600), selection={"ordering_key": "k-of-another-type", "event_type": "order.made"}),
+    ]
+    found = stream_findings(spark, events, copies, replays=replays)
+    assert {name for name, what in found.items() if what == ["duplicated"]} == {
+        "plain",
+        "twice-by-id",
+        "too-early",
+        "of-another-type",
+    }
+
+
+def test_exactly_the_moved_events_are_out_of_order(spark: SparkSession) -> None:
+    def key(name: str, stored_in_order: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        rows = [event(f"{name}-{e}", seq=ord(e), ordering_key=name) for e in sorted(stored_in_order)]
+        return rows, [message(f"{name}-{e}", 200 + n) for n, e in enumerate(stored_in_order)]
+
+    stored = {
+        "fine": "abcdefgh",
+        "late": "acdefgbh",
+        "early": "agbcdefh",
+        "swap": "abdcefgh",
+        "two": "bcdahefg",
+    }
+    keys = [key(name, order) for name, order in stored.items()]
+    events = [row for rows, _ in keys for row in rows]
+    found = stream_findings(spark, events, [each for _, messages in keys for each in messages])
+    moved = {name for name, what in found.items() if what != ["delivered"]}
+    assert moved == {"late-b", "early-g", "swap-c", "two-a", "two-h"}
+    assert found["late-b"] == ["out-of-order"]
+
+
+def test_an_event_seen_only_by_its_replay_is_not_out_of_order(spark: SparkSession) -> None:
+    events = [event("a", 1, ordering_key="k"), event("b", 2, ordering_key="k")]
+    copies = [message("a", 300, time=ago(500)), message("b", 200, time=ago(900))]
+    assert stream_findings(spark, events, copies)["a"] == ["out-of-order"]
+    replays = [Replay(at=ago(600), selection={"ids": ["a"]})]
+    assert stream_findings(spark, events, copies, replays=replays)["a"] == ["delivered"]
+
+
+@given(st.lists(st.integers(0, 1000), unique=True, max_size=60))
+def test_the_rest_is_in_order_and_no_fewer_would_do(places: list[int]) -> None:
+    outside = outside_longest_run(places)
+    rest = [place for index, place in enumerate(places) if index not in outside]
+    assert rest == sorted(rest)
+    longest = [1] * len(places)
+    for end in range(len(places)):
+        longest[end] += max((longest[i] for i in range(end) if places[i] < places[end]), default=0)
+    assert len(rest) == max(longest, default=0)
+
+
+def test_each_covered_message_is_judged_by_the_inbox(spark: SparkSession) -> None:
+    done = {"processed_at": ago(990), "content_hash": b"c", "stream_seq": 200}
+    rows: dict[str, dict[str, Any]] = {
+        "fine": done,
+        "slow": done | {"processed_at": ago(100)},
+        "another-content": done | {"content_hash": b"x"},
+        "by-hand": {"processed_at": ago(990)},
+        "dead": {"dead_lettered_at": ago(100)},
+        "in-hand": {"locked_until": ago(-60)},
+        "settled-without-effect": {"locked_until": ago(60)},
+        "waits": {"stream_seq": 501},
+    }
+    messages = [message(name, 501 if name == "waits" else 200) for name in rows]
+    messages += [
+        message("lost"),
+        message("undelivered", 501),
+        message("in-grace", time=ago(30)),
+        message("pruned", time=ago(3000)),
+        message("before-the-consumer", 50, time=ago(9000)),
+        message("not-covered", subject="sea.event.invoice.made.v1"),
+    ]
+    expected = copies_by_id(covered(frame(spark, messages, MESSAGES), CONSUMER))
+    inbox = frame(spark, [row | {"message_id": name} for name, row in rows.items()], INBOX)
+    judged = judge_inbox(
+        expected.withColumn("before", F.lit(None).cast("string")),
+        inbox,
+        CONSUMER,
+        Limits(late_seconds=60),
+        pruned_before=ago(2000),
+    )
+    assert findings(judged) == {
+        "fine": ["delivered"],
+        "slow": ["late"],
+        "another-content": ["altered"],
+        "by-hand": ["delivered"],
+        "dead": ["dead"],
+        "in-hand": ["pending"],
+        "settled-without-effect": ["missing-in-inbox"],
+        "waits": ["pending"],
+        "lost": ["missing-in-inbox"],
+        "undelivered": ["pending"],
+        "in-grace": ["pending"],
+        "pruned": ["pruned"],
+        "before-the-consumer": ["expired"],
+    }
+
+
+def test_an_own_event_keeps_its_verdict_where_it_never_reached_the_stream(spark: SparkSession) -> None:
+    events = [event("lost"), event("lost-but-received"), event("open", state="PENDING", published_at=None)]
+    events += [event("fine"), event("other", sent_as="sea.event.invoice.made.v1")]
+    joined = matched(frame(spark, events, EVENT_DDL), frame(spark, [message("fine")], MESSAGES))
+    judged = judge_stream(joined, FACTS, Limits())
+    received = {"processed_at": ago(990), "content_hash": b"c", "stream_seq": 200}
+    inbox = frame(spark, [{"message_id": "lost-but-received"} | received], INBOX)
+    assert findings(judge_inbox(covered_copies(judged, CONSUMER), inbox, CONSUMER, Limits())) == {
+        "lost": ["missing-in-stream"],
+        "lost-but-received": ["delivered"],
+        "open": ["pending"],
+        "fine": ["missing-in-inbox"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("patterns", "subject", "matches"),
+    [
+        ((), "a.b", True),
+        (("a.*",), "a.b", True),
+        (("a.*",), "a.b.c", False),
+        (("a.>",), "a.b.c", True),
+        (("a.>",), "a", False),
+        (("a.b", "c"), "c", True),
+        (("a.b",), "axb", False),
+        (("a.$x+",), "a.$x+", True),
+    ],
+)
+def test_a_consumer_covers_what_its_patterns_match(
+    spark: SparkSession, patterns: tuple[str, ...], subject: str, matches: bool
+) -> None:
+    consumer = ConsumerFacts(
+        stream="S", durable="d", filters=patterns, start_seq=1, start_time=None, created=NOW, settled=0,
+        first_place=1, read_at=NOW,
+    )  # fmt: skip
+    rows = frame(spark, [message("a", subject=subject)], MESSAGES)
+    assert covered(rows, consumer).isEmpty() is not matches
+
+
+def test_the_worker_s_own_message_has_the_prints_of_its_row(spark: SparkSession) -> None:
+    rows = [
+        {"id": f"00000000-0000-4000-8000-00000000000{n}", "seq": n, "aggregate_type": "order"}
+        | {"aggregate_id": "ö 1%", "event_type": "order.paid", "event_version": 2, "payload": '{"a": "ü"}'}
+        | {"occurred_at": ago(n / 7), "partition_key": "k", "headers": '{"X-Own": "ä", "CE-Type": "mine"}'}
+        | {"state": "PENDING", "metadata": None, "correlation_id": None, "causation_id": None}
+        | {"ordering_key": None, "created_at": None, "published_at": None, "stream": None, "stream_seq": None}
+        for n in range(3)
+    ]
+    kinds = {"seq": "bigint", "stream_seq": "bigint", "event_version": "int"}
+    kinds |= dict.fromkeys(("occurred_at", "created_at", "published_at"), "timestamp")
+    ddl = ", ".join(f"{name} {kinds.get(name, 'string')}" for name in rows[0])
+    printed = event_prints(frame(spark, rows, ddl), context="sea", source="/sea")
+
+    stored = []
+    for row in rows:
+        of_row = {name: row[name] for name in ("id", "seq", "aggregate_type", "aggregate_id", "event_type")}
+        of_row |= {name: row[name] for name in ("event_version", "occurred_at", "partition_key", "headers")}
+        sent = outbound_message(
+            claimed_event(payload=str(row["payload"]).encode(), **of_row), context="sea", source="/other"
+        )
+        headers = [*sent.headers.items(), ("traceparent", "00-1-1"), ("Nats-Expected-Stream", "S")]
+        random.shuffle(headers)
+        stored.append((row["seq"], NOW, sent.subject, headers, sent.payload))
+    stored.append((9, ago(0.123457), "nobody", [], b""))
+    messages = spark.createDataFrame(
+        stored,
+        "seq bigint, time timestamp, subject string, headers array<struct<key:string,value:string>>, "
+        "data binary",
+    )
+    prints = {row.seq: row for row in named(message_prints(messages), stream="S").collect()}
+
+    for row in printed.collect():
+        other = prints[row.seq]
+        assert (row.id, row.sent_as, row.content, row.marks) == (
+            other.id,
+            other.subject,
+            other.content,
+            other.marks,
+        )
+    nameless = inbound_message(stream="S", seq=9, stored_at=ago(0.123457), headers={})
+    assert prints[9].id == storage_id(nameless)
