@@ -1,10 +1,16 @@
-"""A stream of a test's own, and what Spark is told to read it."""
+"""A stream of a test's own, and what reads it: in Spark, or as Spark's Python workers do."""
 
+import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pyspark.sql.datasource import InputPartition
+
 from sea_mq_worker.adapters.nats.connection import NatsConnection, api
+from sea_mq_worker.pipeline.sources.jetstream import JetStreamReader
+from sea_mq_worker.pipeline.sources.jetstream_options import JetStreamOptions
 from tests.support.jetstream import create_stream, store
 
 
@@ -43,8 +49,38 @@ class Stream:
         return await api(self.connection, f"STREAM.INFO.{self.name}")
 
 
+PASSWORD = "sesame"
+"""Stands in the settings that Spark's workers read; the tests' own server asks for none."""
+
+
 def settings_file(folder: Path, url: str) -> str:
-    """Write the settings that Spark's Python workers read."""
+    """Write the settings that Spark's Python workers read, with a password in them."""
     path = folder / "settings.toml"
-    path.write_text(f'nats_url = "{url}"\n')
+    path.write_text(f'nats_url = "{url.replace("//", f"//spark:{PASSWORD}@")}"\n')
     return str(path)
+
+
+async def plan(stream: str, **options: Any) -> tuple[JetStreamReader, Sequence[InputPartition]]:
+    """Plan a read as Spark does on the driver, by the settings of this process."""
+    given = {"stream": stream} | {name: str(value) for name, value in options.items()}
+    reader = JetStreamReader(JetStreamOptions.of(given))
+    return reader, await asyncio.to_thread(reader.partitions)
+
+
+async def rows_of(reader: Any, stretches: Sequence[InputPartition]) -> list[dict[str, Any]]:
+    """Read as Spark does on its executors."""
+
+    def read() -> list[dict[str, Any]]:
+        return [row for part in stretches for batch in reader.read(part) for row in batch.to_pylist()]
+
+    return await asyncio.to_thread(read)
+
+
+async def read_rows(stream: str, **options: Any) -> list[dict[str, Any]]:
+    """Plan and read."""
+    return await rows_of(*await plan(stream, **options))
+
+
+async def read_seqs(stream: str, **options: Any) -> list[int]:
+    """Plan and read; return the sequences in the order in which they came."""
+    return [row["seq"] for row in await read_rows(stream, **options)]

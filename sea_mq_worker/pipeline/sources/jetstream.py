@@ -62,7 +62,8 @@ class JetStreamReader(DataSourceReader):
         """
         state = stream_state(self._options.settings(), self._options.stream)
         first, last = _wanted(self._options, state)
-        return list(share_out(state.created, first, last, self._options.rows_per_partition))
+        size, floats = self._options.rows_per_partition, self._options.start_seq is None
+        return list(share_out(state.created, first, last, size=size, floats=floats))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one stretch."""

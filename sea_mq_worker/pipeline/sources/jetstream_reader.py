@@ -26,17 +26,25 @@ _BATCHES_SINCE = (2, 11)
 
 @dataclass
 class Stretch(InputPartition):
-    """Sequences ``first`` to ``last``, both included, of the stream that was created then."""
+    """Sequences ``first`` to ``last``, both included, of the stream that was created then.
+
+    ``floats``: what is wanted begins wherever the stream begins. Its head may go until it is read, as limits
+    on age take messages all the time; nothing before it was read, so nothing is missing in between.
+    """
 
     created: str
     first: int
     last: int
+    floats: bool = False
 
 
-def share_out(created: str, first: int, last: int, size: int) -> Sequence[Stretch]:
-    """Cut a range into stretches of ``size``; an empty range is one empty stretch."""
+def share_out(created: str, first: int, last: int, *, size: int, floats: bool) -> Sequence[Stretch]:
+    """Cut a range into stretches of ``size``, the first of which may float; an empty range is one of none."""
     starts = range(first, last + 1, size) or (first,)
-    return [Stretch(created, start, min(start + size - 1, last)) for start in starts]
+    return [
+        Stretch(created, start, min(start + size - 1, last), floats=floats and start == first)
+        for start in starts
+    ]
 
 
 def read_stretch(options: JetStreamOptions, stretch: Stretch) -> Iterator[pa.RecordBatch]:
@@ -70,7 +78,7 @@ async def _resumed(options: JetStreamOptions, stretch: Stretch) -> AsyncGenerato
     patience = Patience()
     while True:
         try:
-            async with connected(settings, purpose="pipeline") as connection:
+            async with connected(settings) as connection:
                 read = await _Read.open(connection, options, stretch)
                 while at <= stretch.last:
                     batch, at = await read.step(at)
@@ -150,8 +158,11 @@ class _Read:
         if found.gaps and self._options.fail_on_data_loss:
             state = await state_of(self._connection, self._options.stream)
             self._check(state)
-            if state.first_seq > found.gaps[0][0]:
-                raise loss.removed(state, found.gaps[0][0])
+            gone = [first for first, _ in found.gaps if first < state.first_seq]
+            if self._stretch.floats and gone[:1] == [self._stretch.first]:
+                del gone[0]
+            if gone:
+                raise loss.removed(state, gone[0])
         return found.batch, found.end
 
     def _check(self, state: StreamState) -> None:

@@ -6,7 +6,7 @@ DataLossError, unless the option failOnDataLoss=false says to go on with what is
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import pyarrow as pa
@@ -28,11 +28,15 @@ from sea_mq_worker.pipeline.sources.stream_watch import StreamWatch
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a query stands: everything before ``next`` is read."""
+    """Where a query stands: everything before ``next`` is read.
+
+    ``floats``: nothing is read yet, and the query begins wherever the stream does.
+    """
 
     stream: str
     created: str
     next: int
+    floats: bool = False
 
     @classmethod
     def of(cls, offset: Mapping[str, Any], options: JetStreamOptions) -> Self:
@@ -46,11 +50,12 @@ class Position:
                 f"the checkpoint is of stream {offset['stream']}, and the query reads {options.stream}: "
                 "give each query a checkpoint of its own"
             )
-        return cls(offset["stream"], offset["created"], int(offset["next"]))
+        return cls(offset["stream"], offset["created"], int(offset["next"]), floats="floats" in offset)
 
     def offset(self) -> dict[str, Any]:
         """Return what Spark keeps."""
-        return {"stream": self.stream, "created": self.created, "next": self.next}
+        told = {"stream": self.stream, "created": self.created, "next": self.next}
+        return told | {"floats": True} if self.floats else told
 
 
 class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -59,6 +64,7 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     def __init__(self, options: JetStreamOptions) -> None:
         self._options = options
         self._watch: StreamWatch | None = None
+        self._seen: StreamState | None = None
         self._target: Position | None = None
         self._begins = False
 
@@ -66,12 +72,11 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         """Return where a new query begins."""
         self._begins = True
         state = self._state()
-        start = self._options.starting_offset
-        if start == "earliest":
-            start = state.first_seq
-        elif start == "latest":
-            start = state.last_seq + 1
-        wanted = Position(state.stream, self._options.created or state.created, start)
+        begins = self._options.starting_offset
+        ends = {"earliest": state.first_seq, "latest": state.last_seq + 1}
+        at = begins if isinstance(begins, int) else ends[begins]
+        created = self._options.created or state.created
+        wanted = Position(state.stream, created, at, floats=begins == "earliest")
         return self._tenable(wanted, state).offset()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
@@ -92,17 +97,18 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             self._begins = False
             return start
         state = self._state()
-        if self._target and self._target.created != state.created and not self._options.fail_on_data_loss:
-            return start
         at = self._tenable(Position.of(start, self._options), state)
-        end = min(state.last_seq + 1, self._target.next) if self._target else state.last_seq + 1
+        target = self._target or _end_of(state)
+        if at.created != target.created or at.next > target.next:
+            return start
+        end = min(state.last_seq + 1, target.next)
         if isinstance(limit, ReadMaxRows):
             end = min(end, at.next + limit.max_rows)
-        return Position(at.stream, at.created, max(at.next, end)).offset()
+        return Position(at.stream, at.created, end).offset() if end > at.next else at.offset()
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
-        """Return where the stream ends, by which Spark's progress shows how far behind the query is."""
-        return _end_of(self._state()).offset()
+        """Return where the stream ended just now: Spark's progress shows how far behind the query is."""
+        return _end_of(self._seen or self._state()).offset()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Keep where the stream ends now: a query that takes what is there ends there."""
@@ -112,10 +118,13 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         """Share a micro-batch out."""
         self._begins = False
         first, after = Position.of(start, self._options), Position.of(end, self._options)
-        at = first.next if first.created == after.created else self._first_of(first, after)
+        at = first.next
+        if first.created != after.created or first.floats:
+            at = self._first_of(first, after)
         if at >= after.next:
             return []
-        return share_out(after.created, at, after.next - 1, self._options.rows_per_partition)
+        size = self._options.rows_per_partition
+        return share_out(after.created, at, after.next - 1, size=size, floats=first.floats)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one stretch."""
@@ -131,7 +140,8 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     def _state(self) -> StreamState:
         if self._watch is None:
             self._watch = StreamWatch(self._options.settings(), self._options.stream)
-        return self._watch.state()
+        self._seen = self._watch.state()
+        return self._seen
 
     def _tenable(self, at: Position, state: StreamState) -> Position:
         """Return a position that the stream has: the same one, unless loss is allowed."""
@@ -145,14 +155,16 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
                 raise loss.rolled_back(state, at.next - 1)
             return Position(at.stream, at.created, state.last_seq + 1)
         if at.next < state.first_seq:
-            if fails:
+            if fails and not at.floats:
                 raise loss.removed(state, at.next)
-            return Position(at.stream, at.created, state.first_seq)
+            return replace(at, next=state.first_seq)
         return at
 
     def _first_of(self, before: Position, after: Position) -> int:
-        """Return where to begin in a stream that was made again."""
+        """Return where a micro-batch begins that goes from one stream to its successor, or floats."""
         state = self._state()
+        if state.created == after.created and before.floats:
+            return max(before.next, state.first_seq)
         if self._options.fail_on_data_loss:
             raise loss.made_again(state, before.created)
         return state.first_seq if state.created == after.created else after.next

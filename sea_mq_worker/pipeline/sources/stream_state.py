@@ -13,6 +13,7 @@ from sea_mq_worker.bootstrap.connections import open_nats
 from sea_mq_worker.domain.errors import ContractError
 from sea_mq_worker.settings import Settings
 
+_CONNECT_SECONDS = 10.0
 _NO_MESSAGE = 10037
 _NO_STREAM = 10059
 
@@ -107,10 +108,25 @@ async def stored_message(
     return message
 
 
+async def open_connection(settings: Settings) -> NatsConnection:
+    """Connect to NATS; who waits for an answer there is told of trouble by its error.
+
+    Raises:
+        BrokerUnavailableError: no server answers.
+        ContractError: a server refuses the connection.
+    """
+    return await open_nats(
+        settings,
+        purpose="pipeline",
+        on_event=lambda _event, _text: None,
+        connect_timeout_seconds=_CONNECT_SECONDS,
+    )
+
+
 @asynccontextmanager
-async def connected(settings: Settings, *, purpose: str) -> AsyncIterator[NatsConnection]:
-    """Connect for the length of a block; who waits for an answer is told of trouble by its error."""
-    connection = await open_nats(settings, purpose=purpose, on_event=lambda _event, _text: None)
+async def connected(settings: Settings) -> AsyncIterator[NatsConnection]:
+    """Connect for the length of a block."""
+    connection = await open_connection(settings)
     try:
         yield connection
     finally:
@@ -128,7 +144,7 @@ def _explained(error: ApiRefusedError, stream: str) -> ContractError:
 
 def _asked(settings: Settings, question: Callable[[NatsConnection], Awaitable[_T]]) -> _T:
     async def ask() -> _T:
-        async with connected(settings, purpose="pipeline") as connection:
+        async with connected(settings) as connection:
             return await question(connection)
 
     return asyncio.run(ask())

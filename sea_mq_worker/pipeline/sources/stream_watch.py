@@ -5,10 +5,9 @@ import threading
 import time
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection
-from sea_mq_worker.bootstrap.connections import open_nats
 from sea_mq_worker.domain.errors import UnavailableError
 from sea_mq_worker.pipeline.sources.jetstream_patience import Patience
-from sea_mq_worker.pipeline.sources.stream_state import StreamState, state_of
+from sea_mq_worker.pipeline.sources.stream_state import StreamState, open_connection, state_of
 from sea_mq_worker.settings import Settings
 
 _PACE_SECONDS = 0.1
@@ -58,9 +57,7 @@ class StreamWatch:
 
     async def _connected(self) -> NatsConnection:
         if self._connection is None:
-            self._connection = await open_nats(
-                self._settings, purpose="pipeline", on_event=lambda _event, _text: None
-            )
+            self._connection = await open_connection(self._settings)
         return self._connection
 
     async def _disconnect(self) -> None:

@@ -1,0 +1,188 @@
+"""Where micro-batches begin and end, and when a query may not go on; without Spark."""
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
+
+from sea_mq_worker.embedded import EmbeddedNats
+from sea_mq_worker.pipeline.errors import DataLossError, PipelineError
+from sea_mq_worker.pipeline.sources.jetstream_options import JetStreamOptions
+from sea_mq_worker.pipeline.sources.jetstream_stream import JetStreamStreamReader
+from tests.pipeline.jetstream_support import Stream, rows_of
+from tests.support.jetstream import connected
+
+ALL = ReadAllAvailable()
+
+
+class Driver:
+    """Calls a reader as Spark does on the driver; ``at`` is where the query stands."""
+
+    def __init__(self, stream: str, at: dict[str, Any] | None = None, **options: Any) -> None:
+        given = {"stream": stream} | {name: str(value) for name, value in options.items()}
+        self.reader = JetStreamStreamReader(JetStreamOptions.of(given))
+        self.at = at or {}
+
+    async def begin(self) -> None:
+        """Start a new query, as far as its first micro-batch, which is empty."""
+        self.at = await asyncio.to_thread(self.reader.initialOffset)
+        assert await self.batch() == []
+
+    async def batch(self, limit: ReadLimit = ALL) -> list[int]:
+        """Run a micro-batch; return the sequences that it read."""
+        end = await asyncio.to_thread(self.reader.latestOffset, self.at, limit)
+        parts = await asyncio.to_thread(self.reader.partitions, self.at, end)
+        rows = await rows_of(self.reader, parts)
+        self.at = end
+        return [row["seq"] for row in rows]
+
+
+@pytest.fixture
+def drivers() -> Iterator[list[Driver]]:
+    """Readers to stop in the end."""
+    opened: list[Driver] = []
+    yield opened
+    for driver in opened:
+        driver.reader.stop()
+
+
+@pytest_asyncio.fixture
+async def stream(nats_url: str, names: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Stream]:
+    monkeypatch.setenv("SEA_MQ_NATS_URL", nats_url)
+    async with connected(nats_url) as connection:
+        own = Stream(connection, names)
+        await own.create()
+        yield own
+
+
+@pytest.fixture
+def drive(stream: Stream, drivers: list[Driver]) -> Any:
+    def made(at: dict[str, Any] | None = None, **options: Any) -> Driver:
+        drivers.append(Driver(stream.name, at, **options))
+        return drivers[-1]
+
+    return made
+
+
+@pytest.mark.parametrize(("start", "read"), [("earliest", [3, 4, 5]), ("latest", [5]), ("4", [4, 5])])
+async def test_a_query_begins_where_it_is_told(
+    stream: Stream, drive: Any, start: str, read: list[int]
+) -> None:
+    await stream.store(4)
+    await stream.purge(before=3)
+    driver = drive(startingOffset=start)
+    await driver.begin()
+    await stream.store(1)
+    assert await driver.batch() == read
+    assert await driver.batch() == []
+
+
+async def test_a_batch_takes_at_most_what_is_allowed(stream: Stream, drive: Any) -> None:
+    await stream.store(7)
+    driver = drive(maxMsgsPerTrigger=3)
+    assert driver.reader.getDefaultReadLimit() == ReadMaxRows(3)
+    await driver.begin()
+    assert [await driver.batch(ReadMaxRows(3)) for _ in range(3)] == [[1, 2, 3], [4, 5, 6], [7]]
+
+
+async def test_a_query_that_takes_what_is_there_ends_there(stream: Stream, drive: Any) -> None:
+    await stream.store(4)
+    driver = drive()
+    await asyncio.to_thread(driver.reader.prepareForTriggerAvailableNow)
+    await driver.begin()
+    await stream.store(4)
+    assert await driver.batch(ReadMaxRows(3)) == [1, 2, 3]
+    assert await driver.batch(ReadMaxRows(3)) == [4]
+    before = driver.at
+    assert await driver.batch() == []
+    assert driver.at == before
+    assert driver.reader.reportLatestOffset()["next"] == 9
+
+
+async def test_messages_that_went_before_they_were_read_are_an_error(stream: Stream, drive: Any) -> None:
+    await stream.store(3)
+    driver = drive()
+    await driver.begin()
+    await driver.batch()
+    await stream.store(5)
+    await stream.purge(before=7)
+
+    with pytest.raises(DataLossError, match="sequences 4 to 6 were removed"):
+        await driver.batch()
+    assert await drive(driver.at, failOnDataLoss=False).batch(ReadMaxRows(1)) == [7]
+
+
+async def test_until_something_is_read_the_head_may_go(stream: Stream, drive: Any) -> None:
+    await stream.store(5)
+    driver = drive()
+    await driver.begin()
+    await stream.purge(before=3)
+    assert await drive(driver.at).batch(ReadMaxRows(2)) == [3, 4]
+
+    named = drive(startingOffset=3)
+    await named.begin()
+    await stream.purge(before=5)
+    with pytest.raises(DataLossError, match="sequences 3 to 4 were removed"):
+        await named.batch()
+
+
+async def test_a_stream_that_was_made_again_is_an_error(stream: Stream, drive: Any) -> None:
+    await stream.store(3)
+    driver = drive()
+    await driver.begin()
+    await driver.batch()
+    lenient = drive(driver.at, failOnDataLoss=False)
+    await asyncio.to_thread(lenient.reader.prepareForTriggerAvailableNow)
+    await stream.drop()
+    await stream.create()
+    await stream.store(5)
+
+    with pytest.raises(DataLossError, match="deleted and made again"):
+        await driver.batch()
+    assert (await lenient.batch(), lenient.at) == ([], driver.at)
+    following = drive(driver.at, failOnDataLoss=False)
+    assert await following.batch(ReadMaxRows(4)) == [1, 2, 3, 4]
+    assert await drive(following.at).batch() == [5]
+
+
+async def test_a_checkpoint_of_another_stream_is_refused(stream: Stream, drive: Any) -> None:
+    driver = drive({"stream": "OTHER", "created": "", "next": 1})
+    with pytest.raises(PipelineError, match="give each query a checkpoint of its own"):
+        await driver.batch()
+
+
+async def test_a_stream_restored_to_an_older_state_is_an_error(
+    tmp_path: Path, names: str, drivers: list[Driver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with EmbeddedNats(tmp_path / "nats") as server:
+        monkeypatch.setenv("SEA_MQ_NATS_URL", server.url)
+        async with connected(server.url) as connection:
+            await Stream(connection, names).create()
+            await Stream(connection, names).store(4)
+        await server.stop()
+        shutil.copytree(tmp_path / "nats" / "jetstream", tmp_path / "copy")
+        await server.start()
+        async with connected(server.url) as connection:
+            await Stream(connection, names).store(6)
+        driver = Driver(names)
+        drivers.append(driver)
+        await driver.begin()
+        assert await driver.batch() == list(range(1, 11))
+        await server.stop()
+        shutil.rmtree(tmp_path / "nats" / "jetstream")
+        shutil.copytree(tmp_path / "copy", tmp_path / "nats" / "jetstream")
+        await server.start()
+
+        with pytest.raises(DataLossError, match="ends at sequence 4, before 10: it was restored"):
+            await driver.batch()
+        lenient = Driver(names, driver.at, failOnDataLoss=False)
+        drivers.append(lenient)
+        assert await lenient.batch() == []
+        async with connected(server.url) as connection:
+            await Stream(connection, names).store(1)
+        assert await lenient.batch() == [5]

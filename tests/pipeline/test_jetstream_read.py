@@ -1,0 +1,261 @@
+"""How a stretch of a stream is read: every message once, in order, or an error; without Spark."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from sea_mq_worker.domain.errors import ContractError, UnavailableError
+from sea_mq_worker.embedded import EmbeddedNats
+from sea_mq_worker.pipeline.errors import DataLossError, PipelineError
+from sea_mq_worker.pipeline.sources import (
+    jetstream_frames,
+    jetstream_patience,
+    jetstream_reader,
+    stream_state,
+)
+from sea_mq_worker.pipeline.sources.jetstream_columns import Frame
+from sea_mq_worker.pipeline.sources.jetstream_frames import DirectGet
+from tests.pipeline.jetstream_support import Stream, plan, read_rows, read_seqs, rows_of
+from tests.support.jetstream import connected
+
+HEADERS = b"NATS/1.0\r\nNats-Msg-Id: 7\r\nTag: a\r\nTag:b: c \r\nEmpty:\r\nWort: \xc3\xb6\r\n\r\n"
+BODY = b"\x00\xff\r\nMSG"
+
+Meddle = Callable[[list[Frame]], Coroutine[Any, Any, None]]
+
+
+@pytest_asyncio.fixture
+async def stream(nats_url: str, names: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Stream]:
+    monkeypatch.setenv("SEA_MQ_NATS_URL", nats_url)
+    async with connected(nats_url) as connection:
+        own = Stream(connection, names)
+        await own.create()
+        yield own
+
+
+@pytest.fixture(params=["batches", "leader"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read by batched direct gets, and from the leader alone."""
+    monkeypatch.setattr(jetstream_reader, "GIVES_FRAMES", request.param == "batches")
+
+
+def meddling(monkeypatch: pytest.MonkeyPatch, meddle: Meddle) -> None:
+    """Let ``meddle``, in the test's own loop, see and change what a direct get answers."""
+    fetch = DirectGet.fetch
+    loop = asyncio.get_running_loop()
+
+    async def meddled(self: DirectGet, request: dict[str, Any]) -> list[Frame]:
+        frames = await fetch(self, request)
+        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(meddle(frames), loop))
+        return frames
+
+    monkeypatch.setattr(DirectGet, "fetch", meddled)
+
+
+@pytest.mark.usefixtures("way")
+async def test_a_row_tells_all_of_a_message(stream: Stream) -> None:
+    await stream.store_raw(HEADERS, BODY)
+    await stream.store(1, body=b"")
+    await stream.store_raw(b"NATS/1.0\r\nNo colon\r\nBad: \xff\r\nNats-Stream: other\r\n\r\n", b"")
+
+    info = await stream.info()
+    first, second, third = await read_rows(stream.name)
+
+    assert (first["stream"], first["created"], first["seq"]) == (stream.name, info["created"], 1)
+    assert (first["subject"], first["data"]) == (f"{stream.name}.a", BODY)
+    assert first["time"].isoformat()[:26] == info["state"]["first_ts"][:26]
+    assert [tuple(pair.values()) for pair in first["headers"]] == [
+        ("Nats-Msg-Id", "7"),
+        ("Tag", "a"),
+        ("Tag", "b: c"),
+        ("Empty", ""),
+        ("Wort", "ö"),
+    ]
+    assert (second["headers"], second["data"]) == ([], b"")
+    assert [tuple(pair.values()) for pair in third["headers"]] == [
+        ("No colon", ""),
+        ("Bad", "\N{REPLACEMENT CHARACTER}"),
+        ("Nats-Stream", "other"),
+    ]
+
+
+@pytest.mark.usefixtures("way")
+async def test_what_was_deleted_is_left_out_and_nothing_else(stream: Stream) -> None:
+    await stream.store(30)
+    await stream.delete(1, 2, 10, 14, 15, 16, 21, 30)
+    kept = [seq for seq in range(1, 31) if seq not in {1, 2, 10, 14, 15, 16, 21, 30}]
+    assert await read_seqs(stream.name, rowsPerPartition=10) == kept
+    assert await read_seqs(stream.name, startSeq=10, endSeq=16) == [11, 12, 13]
+    await stream.store(1)
+    assert await read_seqs(stream.name, startSeq=30) == [31]
+
+
+@pytest.mark.usefixtures("way")
+async def test_a_subject_chooses(stream: Stream) -> None:
+    for subject in ("a", "b.c", "a", "b.d", "a", "b.c"):
+        await stream.store(1, subject=subject)
+    assert await read_seqs(stream.name, subject=f"{stream.name}.b.*", rowsPerPartition=4) == [2, 4, 6]
+    assert await read_seqs(stream.name, subject=f"{stream.name}.c") == []
+
+
+@pytest.mark.usefixtures("way")
+async def test_an_empty_stream_has_no_rows(stream: Stream) -> None:
+    assert await read_seqs(stream.name) == []
+    await stream.store(2)
+    await stream.purge(before=3)
+    assert await read_seqs(stream.name) == []
+    assert await read_seqs(stream.name, startSeq=3) == []
+
+
+async def test_a_stream_that_answers_no_direct_gets_is_read_from_its_leader(stream: Stream) -> None:
+    await stream.drop()
+    await stream.create(allow_direct=False)
+    await stream.store(5)
+    assert await read_seqs(stream.name) == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("kept", [slice(0, 6), slice(3, None), slice(0, None, 2), slice(0, 0)])
+async def test_a_replica_that_lags_hides_no_message(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch, kept: slice
+) -> None:
+    await stream.store(20)
+    await stream.delete(7)
+
+    async def lag(frames: list[Frame]) -> None:
+        frames[:] = frames[kept]
+
+    meddling(monkeypatch, lag)
+    assert await read_seqs(stream.name) == [seq for seq in range(1, 21) if seq != 7]
+
+
+async def test_messages_that_go_while_they_are_read_are_an_error(stream: Stream) -> None:
+    await stream.store(30)
+    reader, stretches = await plan(stream.name, startSeq=1, rowsPerPartition=10)
+    floating = await plan(stream.name, rowsPerPartition=10)
+    lenient = await plan(stream.name, startSeq=1, rowsPerPartition=10, failOnDataLoss="false")
+    await stream.purge(before=15)
+
+    with pytest.raises(DataLossError, match="sequences 1 to 14 were removed"):
+        await rows_of(reader, stretches)
+    with pytest.raises(DataLossError, match="sequences 11 to 14 were removed"):
+        await rows_of(*floating)
+    assert [row["seq"] for row in await rows_of(*lenient)] == list(range(15, 31))
+
+
+async def test_a_read_from_wherever_the_stream_begins_lets_its_head_go(stream: Stream) -> None:
+    await stream.store(30)
+    reader, stretches = await plan(stream.name, rowsPerPartition=10)
+    await stream.purge(before=5)
+    assert [row["seq"] for row in await rows_of(reader, stretches)] == list(range(5, 31))
+
+
+async def test_a_stream_that_is_made_again_while_it_is_read_is_an_error(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await stream.store(3)
+    reader, stretches = await plan(stream.name)
+    created = (await stream.info())["created"]
+
+    async def make_again(_frames: list[Frame]) -> None:
+        await stream.drop()
+        await stream.create()
+        await stream.store(3)
+
+    with monkeypatch.context() as patch:
+        meddling(patch, make_again)
+        with pytest.raises(DataLossError, match="deleted and made again"):
+            await rows_of(reader, stretches)
+    with pytest.raises(DataLossError, match="deleted and made again"):
+        await plan(stream.name, created=created)
+
+
+async def test_what_the_stream_does_not_hold_is_not_left_out_in_silence(stream: Stream) -> None:
+    await stream.store(5)
+    await stream.purge(before=3)
+    with pytest.raises(DataLossError, match="sequences 1 to 2 were removed"):
+        await plan(stream.name, startSeq=1)
+    with pytest.raises(DataLossError, match="ends at sequence 5, before 9"):
+        await plan(stream.name, endSeq=9)
+    assert await read_seqs(stream.name, startSeq=1, endSeq=9, failOnDataLoss="false") == [3, 4, 5]
+    with pytest.raises(ContractError, match="stream none does not exist"):
+        await plan("none")
+
+
+async def test_large_messages_come_in_small_batches(stream: Stream) -> None:
+    await stream.store(30, body=bytes(900_000))
+    reader, stretches = await plan(stream.name)
+    sizes = await asyncio.to_thread(lambda: [batch.nbytes for batch in reader.read(stretches[0])])
+    assert sum(sizes) > 27_000_000
+    assert max(sizes) < 10_000_000
+
+
+async def test_a_read_goes_on_behind_its_last_row_when_the_server_comes_back(
+    tmp_path: Path, names: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jetstream_reader, "_BATCH_ROWS", 10)
+    async with EmbeddedNats(tmp_path / "nats") as server:
+        monkeypatch.setenv("SEA_MQ_NATS_URL", server.url)
+        async with connected(server.url) as connection:
+            own = Stream(connection, names)
+            await own.create()
+            await own.store(25)
+        reader, (stretch,) = await plan(names)
+        batches = reader.read(stretch)
+        found = (await asyncio.to_thread(next, batches)).column("seq").to_pylist()
+        await server.stop()
+        rest = asyncio.create_task(asyncio.to_thread(list, batches))
+        await server.start()
+        found += [seq for batch in await rest for seq in batch.column("seq").to_pylist()]
+    assert found == list(range(1, 26))
+
+
+async def test_a_server_that_stays_away_or_refuses_ends_the_read(
+    tmp_path: Path, names: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jetstream_patience, "_PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(stream_state, "_CONNECT_SECONDS", 1.0)
+    config = {"authorization": {"user": "spark", "password": "sesame"}}
+    async with EmbeddedNats(tmp_path / "nats", config=config) as server:
+        own_url = server.url.replace("//", "//spark:sesame@")
+        monkeypatch.setenv("SEA_MQ_NATS_URL", own_url)
+        async with connected(server.url, user="spark", password="sesame") as connection:
+            own = Stream(connection, names)
+            await own.create()
+            await own.store(1)
+        reader, stretches = await plan(names)
+        monkeypatch.setenv("SEA_MQ_NATS_URL", own_url.replace("sesame", "tahini"))
+        began = time.monotonic()
+        with pytest.raises(ContractError, match="refused the worker") as refused:
+            await rows_of(reader, stretches)
+        assert time.monotonic() - began < 5
+        assert "tahini" not in str(refused.value)
+        monkeypatch.setenv("SEA_MQ_NATS_URL", own_url)
+    with pytest.raises(UnavailableError, match="no server answers") as away:
+        await rows_of(reader, stretches)
+    assert "sesame" not in str(away.value)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "problem"),
+    [
+        ("stream", "a.b", "has to be the name of a stream"),
+        ("startSeq", "0", "startSeq has to be a whole number from 1 on"),
+        ("startingOffset", "now", "has to be earliest, latest or a sequence"),
+        ("failOnDataLoss", "no", "has to be true or false"),
+        ("subject", "a b", "has no spaces"),
+        ("password", "sesame", "there is no option password"),
+    ],
+)
+async def test_a_wrong_option_is_named(option: str, value: str, problem: str) -> None:
+    with pytest.raises(PipelineError, match=problem) as wrong:
+        await plan(**{"stream": "any", option: value})
+    assert "sesame" not in str(wrong.value)
+
+
+def test_this_nats_py_gives_frames() -> None:
+    assert jetstream_frames.GIVES_FRAMES
