@@ -4,7 +4,7 @@ import asyncio
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,13 +42,17 @@ UPDATE outbox_events o
   FROM unnest($1::uuid[], $2::bigint[]) v (id, seq)
  WHERE o.id = v.id
 """
+_CONTENTS = """
+SELECT o.id, o.published_at, o.stream_seq,
+       sha256(convert_to($1::text, 'UTF8') || '\\x00'::bytea || convert_to(o.payload::text, 'UTF8'))
+  FROM outbox_events o
+"""
 _RECEIVE = """
 INSERT INTO inbox_messages
        (message_id, subject, received_at, processed_at, attempts, consumer, stream, stream_seq, content_hash)
-SELECT o.id, $2::text, o.published_at, o.published_at, 1, $1::text, o.stream, o.stream_seq,
-       sha256(convert_to($2::text, 'UTF8') || '\\x00'::bytea || convert_to(o.payload::text, 'UTF8'))
-  FROM outbox_events o
- WHERE o.id <> ALL ($3::uuid[])
+SELECT v.id, $1::text, v.at, v.at, 1, $2::text, $3::text, v.seq, v.hash
+  FROM unnest($4::uuid[], $5::timestamptz[], $6::bigint[], $7::bytea[]) v (id, at, seq, hash)
+ WHERE v.id <> ALL ($8::uuid[])
 """
 
 
@@ -65,6 +69,10 @@ class World:
     def stream(self) -> str:
         return self.settings.stream
 
+    @property
+    def subject(self) -> str:
+        return f"{self.context}.event.order.paid.v1"
+
     async def insert(self, rows: int, *, keys: int = 100) -> list[OutboundMessage]:
         """Insert events and return their messages, in insert order."""
         await self.pool.execute(_INSERT, rows, keys, timeout=60)
@@ -79,8 +87,7 @@ class World:
 
     async def send(self, messages: Iterable[OutboundMessage]) -> None:
         """Publish in this order, and wait until the stream has all."""
-        state = (await api(self.connection, f"STREAM.INFO.{self.stream}"))["state"]
-        last = state["last_seq"]
+        last = (await self._state())["last_seq"]
         for message in messages:
             await self.connection.client.publish(
                 message.subject, message.payload, headers=dict(message.headers)
@@ -94,34 +101,65 @@ class World:
         await self.pool.execute(_CLAIM, list(sequences), timeout=60)
         await self.pool.execute(_SETTLE, list(sequences), list(sequences.values()), self.stream, timeout=60)
 
-    async def receive_all(self, durable: str, *, without: Sequence[str] = ()) -> None:
-        """Let a consumer settle all that there is, and note it in the inbox."""
-        subject = f"{self.context}.event.order.paid.v1"
-        await self.pool.execute(_RECEIVE, durable, subject, list(without), timeout=60)
-        config = {"durable_name": durable, "name": durable, "ack_policy": "all", "deliver_policy": "all"}
-        config |= {"headers_only": True, "max_ack_pending": -1}
+    async def publish(self, rows: int) -> list[str]:
+        """Insert events, publish them and mark them as published; return their ids."""
+        await self.pool.execute(_INSERT, rows, 7)
+        return await self.relay()
+
+    async def relay(self) -> list[str]:
+        """Publish what is pending, also where the stream still remembers it; return the ids."""
+        messages = [without_message_id(message) for message in await self.unpublished()]
+        last = (await self._state())["last_seq"]
+        await self.send(messages)
+        await self.settle({message.id: last + place for place, message in enumerate(messages, start=1)})
+        return [message.id for message in messages]
+
+    async def contents(self) -> list[tuple[Any, ...]]:
+        """Return of each event what an inbox records of it."""
+        return [tuple(row) for row in await self.pool.fetch(_CONTENTS, self.subject, timeout=60)]
+
+    async def receive(
+        self, contents: Sequence[tuple[Any, ...]], durable: str, *, without: Sequence[str], start: int = 1
+    ) -> None:
+        """Note contents in the inbox, and let a consumer settle all that the stream holds."""
+        columns = map(list, zip(*contents, strict=True))
+        await self.pool.execute(
+            _RECEIVE, self.subject, durable, self.stream, *columns, list(without), timeout=60
+        )
+        config = {"durable_name": durable, "name": durable, "ack_policy": "all", "max_ack_pending": -1}
+        config |= {"deliver_policy": "by_start_sequence", "opt_start_seq": start, "headers_only": True}
         request = {"stream_name": self.stream, "config": config, "action": "create"}
         await api(self.connection, f"CONSUMER.CREATE.{self.stream}.{durable}", request)
-        info = (await api(self.connection, f"STREAM.INFO.{self.stream}"))["state"]
-        inbox = self.connection.client.new_inbox()
+        count = (await self._state())["last_seq"] - start + 1
         arrived: asyncio.Queue[str] = asyncio.Queue()
 
         async def note(message: Any) -> None:
             arrived.put_nowait(message.reply)
 
-        await self.connection.client.subscribe(inbox, cb=note, pending_msgs_limit=0, pending_bytes_limit=0)
-        ask = json.dumps({"batch": info["messages"], "expires": 60 * 10**9}).encode()
-        await self.connection.client.publish(f"$JS.API.CONSUMER.MSG.NEXT.{self.stream}.{durable}", ask, inbox)
-        replies = [await arrived.get() for _ in range(info["messages"])]
-        await self.connection.client.request(replies[-1], b"+ACK", timeout=10)
+        client, inbox = self.connection.client, self.connection.client.new_inbox()
+        await client.subscribe(inbox, cb=note, pending_msgs_limit=0, pending_bytes_limit=0)
+        ask = json.dumps({"batch": count, "expires": 60 * 10**9}).encode()
+        await client.publish(f"$JS.API.CONSUMER.MSG.NEXT.{self.stream}.{durable}", ask, inbox)
+        replies = [await arrived.get() for _ in range(count)]
+        await client.request(replies[-1], b"+ACK", timeout=10)
 
     async def delete(self, sequences: Iterable[int]) -> None:
         """Take messages out of the stream."""
         for seq in sequences:
             await api(self.connection, f"STREAM.MSG.DELETE.{self.stream}", {"seq": seq})
 
+    async def _state(self) -> dict[str, Any]:
+        state: dict[str, Any] = (await api(self.connection, f"STREAM.INFO.{self.stream}"))["state"]
+        return state
+
     async def _has(self, last: int) -> bool:
-        return bool((await api(self.connection, f"STREAM.INFO.{self.stream}"))["state"]["last_seq"] == last)
+        return bool((await self._state())["last_seq"] == last)
+
+
+def without_message_id(message: OutboundMessage) -> OutboundMessage:
+    """Let the stream take it once more, however long it remembers ids."""
+    headers = {name: value for name, value in message.headers.items() if name != "Nats-Msg-Id"}
+    return replace(message, headers=headers)
 
 
 async def make_world(

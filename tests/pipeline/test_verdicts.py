@@ -193,7 +193,9 @@ def test_a_further_copy_is_duplicated_unless_an_audited_replay_lies_before_it(sp
         Replay(at=ago(600), selection={"ids": ["by-id", "twice-by-id"]}),
         Replay(at=ago(600), selection={"ordering_key": "k-by-key", "states": ["PUBLISHED"]}),
         Replay(at=ago(950), selection={"ids": ["too-early"]}),
-        Replay(at=ago(600), selection={"ordering_key": "k-of-another-type", "event_type": "order.made"}),
+        Replay(
+            at=ago(600), selection={"ordering_keys": ["k-of-another-type"], "event_types": ["order.made"]}
+        ),
     ]
     found = stream_findings(spark, events, copies, replays=replays)
     assert {name for name, what in found.items() if what == ["duplicated"]} == {

@@ -1,12 +1,11 @@
 """Which copies in a stream an operator has asked for: those that an audited replay explains.
 
 A replay explains a further copy of an event when its record in ``operator_actions`` selects the event, by id
-or by what else it names (type, key, correlation id, time of creation), and was made between the copy before
-and this one. State and error at that time are not known any more; a replay that chose by them counts for all
-events that its other filters select.
+or by what else it names (types, keys, correlation id, time of creation), and was made between the copy before
+and this one. State, error and time of publishing as they were then are not known any more, nor are the ids
+where a record only counts them: such a replay counts for all events that its other filters select.
 """
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -23,11 +22,17 @@ _MOMENT = pa.timestamp("us", tz="UTC")
 _SCHEMA = pa.schema(
     [
         ("at", _MOMENT),
-        *((name, pa.string()) for name in ("by_id", "by_type", "by_key", "by_correlation")),
+        ("by_id", pa.string()),
+        *((name, pa.list_(pa.string())) for name in ("types", "keys", "correlations")),
         *((name, _MOMENT) for name in ("since", "until")),
     ]
 )
-_FILTERS = {"by_type": "event_type", "by_key": "ordering_key", "by_correlation": "correlation_id"}
+_FILTERS = {
+    "types": ("event_type", "event_types"),
+    "keys": ("ordering_key", "ordering_keys"),
+    "correlations": ("correlation_id", "correlation_ids"),
+}
+"""Column by column: what the worker's replay records, and the pipeline's, which takes several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +67,14 @@ def unexplained(copies: DataFrame, replays: Iterable[Replay]) -> DataFrame:
 
 def _rows(replay: Replay) -> list[dict[str, Any]]:
     given = replay.selection
-    row = {name: given.get(column) for name, column in _FILTERS.items()}
+    row: dict[str, Any] = {name: _several(given, *names) for name, names in _FILTERS.items()}
     row |= {name: _moment(given.get(name)) for name in ("since", "until")}
-    return [row | {"at": replay.at, "by_id": each} for each in given.get("ids") or [None]]
+    ids = given.get("ids")
+    return [row | {"at": replay.at, "by_id": each} for each in (ids if isinstance(ids, list) else [None])]
+
+
+def _several(given: Mapping[str, Any], one: str, several: str) -> list[str] | None:
+    return given.get(several) or ([given[one]] if given.get(one) else None)
 
 
 def _moment(text: str | None) -> datetime | None:
@@ -84,11 +94,7 @@ def _selects(copies: DataFrame) -> Column:
     holds = (F.col("since").isNull() | (copies["created_at"] >= F.col("since"))) & (
         F.col("until").isNull() | (copies["created_at"] < F.col("until"))
     )
-    for name, column in _FILTERS.items():
-        holds &= F.col(name).isNull() | (F.col(name) == copies[column])
+    for name, (column, _) in _FILTERS.items():
+        named = F.coalesce(F.array_contains(name, copies[column]), F.lit(False))
+        holds &= F.col(name).isNull() | named
     return holds
-
-
-def parse(at: datetime, selection: str) -> Replay:
-    """Read a record of the audit."""
-    return Replay(at=at, selection=json.loads(selection))

@@ -1,0 +1,236 @@
+"""reconcile where rows and messages have moved on: broker set back, archive, retention, other receivers."""
+
+import asyncio
+import json
+import logging
+import os
+import shutil
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+import pytest_asyncio
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+from typer.testing import CliRunner
+
+from sea_mq_worker.adapters.nats.connection import api
+from sea_mq_worker.adapters.postgres.connection import NO_HINTS
+from sea_mq_worker.adapters.postgres.operations import PostgresOperations
+from sea_mq_worker.adapters.postgres.records import OutboxFilter
+from sea_mq_worker.cli import app
+from sea_mq_worker.embedded import EmbeddedNats
+from sea_mq_worker.pipeline import session
+from sea_mq_worker.pipeline.access import access_options
+from sea_mq_worker.pipeline.jobs.reconcile import Wanted, reconcile
+from sea_mq_worker.pipeline.jobs.reconcile_lost import Requeue, put_back
+from sea_mq_worker.pipeline.jobs.reconcile_outbox import Limits
+from sea_mq_worker.pipeline.jobs.reconcile_receiver import load_receiver
+from sea_mq_worker.pipeline.jobs.reconcile_result import Requeued
+from sea_mq_worker.pipeline.jobs.verdicts import Verdict
+from sea_mq_worker.pipeline.lake.layouts import ARCHIVE, BRONZE
+from sea_mq_worker.pipeline.lake.table import LakeTable, Mark
+from sea_mq_worker.pipeline.snapshot import read_outbox, snapshot
+from sea_mq_worker.settings import Settings, SettingsError
+from tests.pipeline.reconcile_world import World, make_world, write_settings
+from tests.support.jetstream import connected, store
+from tests.support.rows import opened
+from tests.support.servers import Database, PostgresAddress, scratch_database
+from tests.support.waiting import eventually
+from tests.support.worker import Deployment, running
+
+LOG = logging.getLogger(__name__)
+NOW = Limits(grace_seconds=0)
+
+
+@pytest.mark.slow
+@pytest.mark.crash
+async def test_what_a_broker_lost_that_was_set_back_is_named_and_put_back(
+    database: Database, spark: SparkSession, names: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SEA_MQ_CONFIG", "")
+    server = EmbeddedNats(tmp_path / "nats")
+    given = {"database_url": database.dsn, "nats_url": server.url}
+    async with opened(database, hints=NO_HINTS) as pool:
+        async with server, connected(server.url) as connection:
+            world = await make_world(pool, connection, names, tmp_path, given)
+            await world.publish(200)
+        shutil.copytree(tmp_path / "nats" / "jetstream", tmp_path / "older")
+        async with server, connected(server.url) as connection:
+            lost = await replace(world, connection=connection).publish(100)
+        shutil.rmtree(tmp_path / "nats" / "jetstream")
+        shutil.copytree(tmp_path / "older", tmp_path / "nats" / "jetstream")
+        async with server, connected(server.url) as connection:
+            world = replace(world, connection=connection)
+            await world.publish(20)
+
+            told = await asyncio.to_thread(_requeue, spark, monkeypatch, tmp_path / "out")
+            await _relayed(world, tmp_path / "worker.log")
+            wanted = Wanted(limits=NOW)
+            async with _traffic(world):
+                after = await asyncio.to_thread(
+                    reconcile, spark, world.settings, wanted, on_progress=LOG.info
+                )
+
+    assert told["hops"][0]["verdicts"] == {"missing-in-stream": 100, "delivered": 220}
+    assert set(told["hops"][0]["examples"]["missing-in-stream"]) <= set(lost)
+    assert "80 lost ids were acknowledged above its last sequence 220, up to 300" in told["notes"][0]
+    assert "holds other messages at the sequences of 20 lost ids" in told["notes"][1]
+    assert (told["requeued"]["lost"], told["requeued"]["replayed"]) == (100, 100)
+    assert _written(tmp_path / "out") == set(lost)
+    assert set(after.hops[0].verdicts) <= {Verdict.DELIVERED, Verdict.PENDING}
+    assert after.hops[0].verdicts[Verdict.DELIVERED] >= 320
+
+
+def _requeue(spark: SparkSession, monkeypatch: pytest.MonkeyPatch, out: Path) -> dict[str, Any]:
+    """Run the command in the session of the tests."""
+
+    @contextmanager
+    def running(*_: object, **__: object) -> Iterator[SparkSession]:
+        yield spark
+
+    monkeypatch.setattr(session, "spark_session", running)
+    command = ["pipeline", "reconcile", "--grace", "0", "--json", "--out", str(out), "--requeue"]
+    runner = CliRunner()
+    assert runner.invoke(app, command).exit_code == 2
+    ended = runner.invoke(app, [*command, "--reason", "the broker was set back", "--actor", "ada"])
+    assert ended.exit_code == 1
+    assert "100 findings of altered, missing-in-inbox, missing-in-stream" in ended.stderr
+    found: dict[str, Any] = json.loads(ended.stdout)
+    return found
+
+
+async def _relayed(world: World, log: Path) -> None:
+    """Let the worker publish what is pending."""
+    environment = {"SEA_MQ_CONFIG": os.environ["SEA_MQ_CONFIG"], "SEA_MQ_ADMIN_PORT": "0"}
+    async with running(Deployment(context=world.context, upstream="", environment=environment), log):
+
+        async def done() -> bool:
+            return not await world.unpublished()
+
+        await eventually(done, within=30)
+
+
+def _written(folder: Path) -> set[str]:
+    lines = [line for file in folder.glob("*.json") for line in file.read_text().splitlines()]
+    return {json.loads(line)["id"] for line in lines}
+
+
+@asynccontextmanager
+async def _traffic(world: World) -> AsyncIterator[None]:
+    """Publish events all the time."""
+
+    async def run() -> None:
+        while True:
+            await world.publish(20)
+
+    task = asyncio.create_task(run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.mark.slow
+async def test_lake_prune_replay_and_receiver_are_taken_into_account(
+    *,
+    database: Database,
+    their_database: Database,
+    nats_url: str,
+    spark: SparkSession,
+    names: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SEA_MQ_CONFIG", "")
+    given = {"database_url": database.dsn, "nats_url": nats_url}
+    lake = str(tmp_path / "lake")
+    async with opened(database, hints=NO_HINTS) as pool, connected(nats_url) as connection:
+        world = await make_world(pool, connection, names, tmp_path, given)
+        tables = PostgresOperations(pool=pool)
+        archived = await world.publish(50)
+        await asyncio.to_thread(_to_lake, spark, world, lake, landed=28)
+        await pool.execute("DELETE FROM outbox_events")
+        pruned = await world.publish(10)
+        await tables.prune_outbox(datetime.now(UTC), actor="ada", reason="old")
+        here = await world.publish(40)
+        async with opened(their_database, hints=NO_HINTS) as theirs:
+            receiver = replace(world, pool=theirs)
+            await receiver.receive(await world.contents(), "theirs", without=here[:3], start=61)
+        await api(connection, f"STREAM.PURGE.{world.stream}", {"seq": 31})
+        await tables.replay(
+            OutboxFilter(ids=tuple(UUID(each) for each in here[5:8])),
+            actor="ada", reason="asked", cap=9, dry_run=False, duplicate_window_seconds=0,
+        )  # fmt: skip
+        await world.relay()
+        nobody = str(uuid4())
+        await store(connection, world.subject, headers={"ce-id": nobody})
+        config = given | {"context": "theirs", "database_url": their_database.dsn}
+        config["consumers"] = f"{world.stream}/theirs,SOMEBODYS_EVENTS/theirs"
+        receivers = [load_receiver(write_settings(tmp_path / "theirs.toml", config))]
+        wanted = Wanted(limits=NOW, lake=lake, receivers=receivers)
+        result = await asyncio.to_thread(reconcile, spark, world.settings, wanted, on_progress=LOG.info)
+
+    outbox, inbox = result.hops
+    assert outbox.verdicts[Verdict.DELIVERED] == 48 + 40
+    assert outbox.examples == {
+        Verdict.MISSING_IN_STREAM: sorted(archived[28:30]),
+        Verdict.PRUNED: sorted(pruned),
+        Verdict.UNEXPECTED: [nobody],
+    }
+    assert (result.rows["archive"], result.rows[f"bronze {world.stream}"]) == (50, 28)
+    assert inbox.examples == {Verdict.MISSING_IN_INBOX: sorted(here[:3]), Verdict.PENDING: [nobody]}
+    assert inbox.verdicts[Verdict.DELIVERED] == 37
+
+
+@pytest_asyncio.fixture
+async def their_database(
+    postgres_server: PostgresAddress, template_database: Database
+) -> AsyncIterator[Database]:
+    async with scratch_database(postgres_server, prefix="test_", template=template_database.name) as own:
+        yield own
+
+
+def _to_lake(spark: SparkSession, world: World, lake: str, *, landed: int) -> None:
+    """Archive all rows, and land the first messages."""
+    with snapshot(world.settings) as held:
+        table = LakeTable(lake, ARCHIVE)
+        rows = read_outbox(spark, held).withColumn("batch", F.lit(1).cast("bigint"))
+        rows = rows.withColumn("context", F.lit(world.context)).withColumn("date", F.to_date("published_at"))
+        table.commit(table.write(rows), Mark("archive", 1))
+    options = {"stream": world.stream, "endSeq": str(landed), **access_options()}
+    messages = spark.read.format("jetstream").options(**options).load()
+    rows = messages.withColumnRenamed("created", "incarnation").withColumn("date", F.to_date("time"))
+    table = LakeTable(lake, BRONZE)
+    table.commit(table.write(rows), Mark("land", landed))
+
+
+def test_settings_of_the_environment_are_not_taken_for_a_receiver_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SEA_MQ_DATABASE_URL", "postgresql://own")
+    with pytest.raises(SettingsError, match="SEA_MQ_DATABASE_URL in the environment would be taken for"):
+        load_receiver(write_settings(tmp_path / "theirs.toml", {"nats_url": "nats://theirs"}))
+
+
+async def test_more_lost_than_the_cap_or_a_dry_run_changes_nothing(
+    database: Database, spark: SparkSession
+) -> None:
+    settings = Settings.model_validate({"database_url": database.dsn, "nats_url": "nats://127.0.0.1:1"})
+    rows = [(str(uuid4()), True, 1), (str(uuid4()), True, 2), (str(uuid4()), False, 3)]
+    missing = spark.createDataFrame(rows, "id string, in_table boolean, seq bigint")
+
+    def asked(**given: Any) -> Requeued:
+        how = Requeue(**{"actor": "ada", "reason": "test", "cap": 2, "dry_run": False} | given)
+        return put_back(settings, missing, how, LOG.info)
+
+    dry = asked(dry_run=True)
+    assert (dry.lost, dry.replayed, dry.capped, dry.archived) == (3, 0, False, [rows[2][0]])
+    capped = asked(cap=1)
+    assert (capped.replayed, capped.capped) == (0, True)
