@@ -2,10 +2,11 @@
 
 import typer
 
-from sea_mq_worker.cli.pipeline import drain
+from sea_mq_worker.cli.pipeline import archive, drain
 
 app = typer.Typer(
     help="Jobs on Apache Spark over the same events: keep, prove, send again, drain, report.",
     no_args_is_help=True,
 )
+app.command("archive")(archive.archive)
 app.command("drain")(drain.drain)

@@ -1,0 +1,103 @@
+"""``pipeline archive``: move old published events from the outbox to the lake."""
+
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sea_mq_worker.cli.arguments import ActorOption, ReasonOption, moment
+from sea_mq_worker.cli.pipeline.support import (
+    ConfOption,
+    DryRunOption,
+    LakeOption,
+    MasterOption,
+    run_job,
+    say,
+)
+from sea_mq_worker.cli.support import EXIT_USAGE, JsonOption, fail, print_json
+from sea_mq_worker.settings import Settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from sea_mq_worker.pipeline.jobs.archive import ArchiveProgress, ArchiveResult
+
+
+def archive(
+    *,
+    lake: LakeOption,
+    before: Annotated[
+        datetime,
+        typer.Option(
+            "--before", parser=moment, metavar="TIME", help="Published before: ISO 8601, or an age: 30d."
+        ),
+    ],
+    reason: ReasonOption,
+    actor: ActorOption,
+    batch_rows: Annotated[
+        int, typer.Option(min=1000, help="Events that are written and proved at a time, about.")
+    ] = 500_000,
+    per_second: Annotated[
+        int, typer.Option(min=1, help="Pace of the deletion, so that the worker is not hurt.")
+    ] = 20_000,
+    dry_run: DryRunOption = False,
+    json: JsonOption = False,
+    master: MasterOption = None,
+    conf: ConfOption = None,
+) -> None:
+    """Move published events from the outbox to the lake, each batch proved there before it is deleted here.
+
+    Read back from the lake, a batch must have the number and the content that PostgreSQL tells; an event that
+    is replayed meanwhile stays in the outbox. May run beside workers, and again after whatever ended it: an
+    unfinished batch of an earlier run is finished first, whatever --before says. Exit code 0: done; 1: the
+    lake does not have what PostgreSQL has, or a server failed.
+    """
+    if before > datetime.now(UTC):
+        fail("--before: must be past, or events would leave as soon as they are published", EXIT_USAGE)
+
+    def job(spark: "SparkSession", settings: Settings) -> "ArchiveResult":
+        from sea_mq_worker.pipeline.jobs import archive as jobs
+
+        if dry_run:
+            return jobs.count(settings, lake, before=before)
+        return jobs.archive(
+            spark,
+            settings,
+            lake,
+            before=before,
+            actor=actor,
+            reason=reason,
+            on_progress=_tell,
+            batch_rows=batch_rows,
+            per_second=per_second,
+        )
+
+    result = run_job("archive", job, needs=("database_url",), master=master, conf=conf)
+    if json:
+        print_json(asdict(result) | {"dry_run": dry_run})
+    else:
+        typer.echo(_summary(result, dry_run=dry_run))
+
+
+def _tell(progress: "ArchiveProgress") -> None:
+    text = f"batch {progress.batch}: {progress.rows:,} events proved in the lake, {progress.gone:,} deleted"
+    if progress.total:
+        text += f"; {progress.done:,} of {progress.total:,}"
+    say(text)
+
+
+def _summary(result: "ArchiveResult", *, dry_run: bool) -> str:
+    if dry_run:
+        text = f"{result.found:,} events would be archived"
+        if result.resumed is not None:
+            text += f", after the unfinished batch {result.resumed} is deleted from the outbox"
+    else:
+        text = f"archived {result.archived:,} events in {result.batches} batches, deleted {result.deleted:,}"
+        if result.resumed is not None:
+            text += f" (batch {result.resumed}, left unfinished by an earlier run, among them)"
+        if result.stayed:
+            text += f"; {result.stayed:,} stayed, replayed or changed meanwhile"
+    if result.unfit:
+        text += f"; {result.unfit:,} stay for good, with times beyond the years 2 to 9998"
+    return text

@@ -1,0 +1,99 @@
+-- The archive: published events that go to the lake and then leave the outbox. `:digest` and `:fit` in a statement
+-- stand for the expressions of these names, as psql would take them from \set.
+
+-- name: digest
+-- All that the lake keeps of an event, as one number of 128 bits. Whoever reads the lake can compute the same, so the
+-- two are compared without trust in what is between. Texts are told apart from what follows by their length, NULL from
+-- '' by having none, times are in microseconds.
+md5(convert_to(concat(
+    o.id, ';',
+    length(o.aggregate_type), ':', o.aggregate_type,
+    length(o.aggregate_id), ':', o.aggregate_id,
+    length(o.event_type), ':', o.event_type,
+    o.event_version, ';',
+    length(o.payload::text), ':', o.payload,
+    trunc(extract(epoch FROM o.occurred_at) * 1000000), ';',
+    o.correlation_id, ';',
+    o.causation_id, ';',
+    o.seq, ';',
+    trunc(extract(epoch FROM o.created_at) * 1000000), ';',
+    length(o.partition_key), ':', o.partition_key,
+    length(o.ordering_key), ':', o.ordering_key,
+    length(o.headers::text), ':', o.headers,
+    length(o.metadata::text), ':', o.metadata,
+    trunc(extract(epoch FROM o.available_at) * 1000000), ';',
+    o.publish_attempts, ';',
+    o.failures, ';',
+    trunc(extract(epoch FROM o.first_attempt_at) * 1000000), ';',
+    length(o.stream), ':', o.stream,
+    o.stream_seq, ';',
+    trunc(extract(epoch FROM o.published_at) * 1000000), ';',
+    length(o.publish_error), ':', o.publish_error
+), 'UTF8'))
+
+-- name: fit
+-- Whether the lake can hold the event's times exactly. $2 and $3 in each statement: between these.
+LEAST(o.occurred_at, o.created_at, o.available_at, o.first_attempt_at, o.published_at) > $2::timestamptz
+AND GREATEST(o.occurred_at, o.created_at, o.available_at, o.first_attempt_at, o.published_at) < $3::timestamptz
+
+-- name: chunks
+-- Where in the table the events are that can be archived: how many in each run of pages, and how many are not fit.
+-- Reads the whole table; no index knows what is published.
+-- $1 published before, $2 and $3 times, $4 pages in a run.
+SELECT (o.ctid::text::point)[0]::bigint / $4::bigint AS chunk,
+       count(*) FILTER (WHERE :fit) AS fit,
+       count(*) FILTER (WHERE NOT (:fit)) AS unfit
+  FROM outbox_events o
+ WHERE o.state = 'PUBLISHED' AND o.published_at < $1::timestamptz
+ GROUP BY 1
+ ORDER BY 1;
+
+-- name: content
+-- What a batch must hold: how many events, and the sums of both halves of their digests.
+-- $1 published before, $2 and $3 times, $4 first page, $5 page behind the last.
+SELECT count(*) AS rows,
+       coalesce(sum(('x' || left(d.digest, 15))::bit(60)::bigint), 0)::text AS left_sum,
+       coalesce(sum(('x' || right(d.digest, 15))::bit(60)::bigint), 0)::text AS right_sum
+  FROM (
+        SELECT :digest AS digest
+          FROM outbox_events o
+         WHERE o.ctid >= format('(%s,0)', $4::bigint)::tid AND o.ctid < format('(%s,0)', $5::bigint)::tid
+           AND o.state = 'PUBLISHED' AND o.published_at < $1::timestamptz AND :fit
+       ) AS d;
+
+-- name: lock
+-- One archive at a time; the lock ends with the session.
+SELECT pg_try_advisory_lock(7178, hashtext(current_schema())) AS locked;
+
+-- name: begin
+-- Opens the audit's record of a batch; every delete adds to it.
+-- $1 actor, $2 reason, $3 selection.
+INSERT INTO operator_actions (actor, action, reason, selection, affected)
+VALUES ($1::text, 'archive', $2::text, $3::text::jsonb, 0)
+RETURNING id;
+
+-- name: altered
+-- Events that are still what they were when archived, judging by time and state, and yet not what the lake has.
+-- Index: the primary key.
+-- $1 ids, $2 when published, $3 digests by the lake.
+SELECT o.id::text AS id
+  FROM unnest($1::uuid[], $2::timestamptz[], $3::text[]) AS k (id, published_at, digest)
+  JOIN outbox_events o ON o.id = k.id
+ WHERE o.published_at = k.published_at AND o.state = 'PUBLISHED' AND :digest <> k.digest
+ LIMIT 1;
+
+-- name: delete
+-- Deletes the events that the lake has exactly as they are now; one that was replayed or changed meanwhile stays.
+-- Index: the primary key.
+-- $1 ids, $2 when published, $3 digests by the lake, $4 action.
+WITH deleted AS (
+    DELETE FROM outbox_events o
+     USING unnest($1::uuid[], $2::timestamptz[], $3::text[]) AS k (id, published_at, digest)
+     WHERE o.id = k.id AND o.published_at = k.published_at AND o.state = 'PUBLISHED' AND :digest = k.digest
+    RETURNING 1
+), counted AS (
+    UPDATE operator_actions a
+       SET affected = a.affected + (SELECT count(*) FROM deleted)
+     WHERE a.id = $4::bigint AND EXISTS (SELECT FROM deleted)
+)
+SELECT count(*) AS count FROM deleted;
