@@ -240,6 +240,21 @@ async def test_a_server_that_stays_away_or_refuses_ends_the_read(
     assert "sesame" not in str(away.value)
 
 
+async def test_a_missing_permission_is_named(
+    tmp_path: Path, names: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    denied = {"publish": {"deny": "$JS.API.DIRECT.GET.>"}}
+    users = [{"user": "spark", "password": "sesame", "permissions": denied}]
+    async with EmbeddedNats(tmp_path / "nats", config={"authorization": {"users": users}}) as server:
+        monkeypatch.setenv("SEA_MQ_NATS_URL", server.url.replace("//", "//spark:sesame@"))
+        async with connected(server.url, user="spark", password="sesame") as connection:
+            own = Stream(connection, names)
+            await own.create()
+            await own.store(1)
+        with pytest.raises(ContractError, match=r"no permission to publish to \$JS\.API\.DIRECT\.GET"):
+            await read_rows(names)
+
+
 @pytest.mark.parametrize(
     ("option", "value", "problem"),
     [

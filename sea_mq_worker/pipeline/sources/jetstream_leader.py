@@ -14,6 +14,7 @@ from sea_mq_worker.pipeline.sources.jetstream_columns import ADDED, Frame
 from sea_mq_worker.pipeline.sources.stream_state import stored_message
 
 _AT_ONCE = 32
+_FIRST_ROUND_SEQUENCES = 8
 _ROUND_SEQUENCES_MAX = 1024
 _ROUND_BYTES_MAX = 4 * 1024 * 1024
 
@@ -26,7 +27,7 @@ class Leader:
         self._connection = connection
         self._stream = stream
         self._subject = subject
-        self._largest = _ROUND_BYTES_MAX // _AT_ONCE
+        self._largest = _ROUND_BYTES_MAX // _FIRST_ROUND_SEQUENCES
 
     async def first_denied(self, gaps: Sequence[tuple[int, int]]) -> int | None:
         """Return where the first gap begins in which the leader does hold a message; None: it has none."""

@@ -3,6 +3,9 @@
 An offset is the stream's name, its creation time and the next sequence. Messages that went before they were
 read, a stream that was made again, and one that was restored to an older state end the query with a
 DataLossError, unless the option failOnDataLoss=false says to go on with what is there.
+
+The first micro-batch of a query is empty, so a query with Trigger.Once, which Spark has deprecated, reads
+nothing the first time; Trigger.AvailableNow reads all that is there.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -87,8 +90,8 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Return where the next micro-batch ends.
 
-        A query's first one is empty: only its end is kept by Spark, and where the query began would otherwise
-        be found anew, and elsewhere, after a crash in its first batch.
+        Of a query's first one Spark keeps the end alone; where the query began would be found anew, and
+        elsewhere, after a crash. So the first one is empty: its end is the beginning.
 
         Raises:
             DataLossError: the stream does not go on from where the query stands.

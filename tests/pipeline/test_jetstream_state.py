@@ -1,0 +1,67 @@
+"""What the driver learns of a stream, and how messages become columns; without Spark."""
+
+import asyncio
+from datetime import UTC, datetime
+
+import pytest
+
+from sea_mq_worker.domain.errors import ContractError
+from sea_mq_worker.pipeline.sources.jetstream_columns import Frame, to_batch
+from sea_mq_worker.pipeline.sources.stream_state import StreamState, message_time, stream_state
+from sea_mq_worker.settings import Settings
+from tests.pipeline.jetstream_support import Stream
+from tests.support.jetstream import connected
+
+
+async def test_a_state_tells_what_a_stream_holds_and_held(nats_url: str, names: str) -> None:
+    settings = Settings.model_validate({"nats_url": nats_url})
+
+    async def told() -> StreamState:
+        return await asyncio.to_thread(stream_state, settings, names)
+
+    async with connected(nats_url) as connection:
+        stream = Stream(connection, names)
+        await stream.create()
+        fresh = await told()
+        await stream.store(5)
+        await stream.delete(1, 3)
+        full = await told()
+        second, third = [await asyncio.to_thread(message_time, settings, names, seq) for seq in (2, 3)]
+        await stream.purge(before=6)
+        empty = await told()
+
+    assert (fresh.first_seq, fresh.last_seq, fresh.messages, fresh.last_time) == (1, 0, 0, None)
+    assert (full.first_seq, full.last_seq, full.messages, full.created) == (2, 5, 3, fresh.created)
+    assert (full.first_time, third) == (second, None)
+    assert (empty.first_seq, empty.last_seq, empty.first_time) == (6, 5, None)
+    assert empty.last_time == full.last_time
+    with pytest.raises(ContractError, match=f"stream {names}x does not exist"):
+        await asyncio.to_thread(message_time, settings, f"{names}x", 1)
+
+
+def frame(time: str, own: bytes = b"", data: bytes = b"") -> Frame:
+    """Return a message as a direct get answers."""
+    added = f"Nats-Stream: S\r\nNats-Subject: s.ö\r\nNats-Sequence: 7\r\nNats-Time-Stamp: {time}\r\n"
+    return b"NATS/1.0\r\n" + own + added.encode() + b"Nats-Num-Pending: 0\r\n\r\n", data
+
+
+def test_times_are_read_at_every_precision_and_cut_to_microseconds() -> None:
+    written = ["2026-11-21T07:51:22Z", "2026-11-21T07:51:22.1Z", "2026-11-21T07:51:22.123456999Z"]
+    times = to_batch("S", "then", [frame(text) for text in written]).column("time").to_pylist()
+    assert times == [datetime(2026, 11, 21, 7, 51, 22, us, UTC) for us in (0, 100_000, 123_456)]
+
+
+def test_headers_stay_with_their_message() -> None:
+    own = [b"", b"a: 1\r\nb: 2\r\n", b"", b"", b"a:\r\n", b"c: x: y\r\na: 1\r\na: 2\r\n", b""]
+    batch = to_batch("S", "then", [frame("2026-11-21T07:51:22Z", lines) for lines in own])
+    found = [[tuple(pair.values()) for pair in headers] for headers in batch.column("headers").to_pylist()]
+    assert found == [
+        [],
+        [("a", "1"), ("b", "2")],
+        [],
+        [],
+        [("a", "")],
+        [("c", "x: y"), ("a", "1"), ("a", "2")],
+        [],
+    ]
+    assert batch.column("subject").unique().to_pylist() == ["s.ö"]
