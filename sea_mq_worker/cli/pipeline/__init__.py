@@ -2,7 +2,7 @@
 
 import typer
 
-from sea_mq_worker.cli.pipeline import archive, drain
+from sea_mq_worker.cli.pipeline import archive, drain, land
 
 app = typer.Typer(
     help="Jobs on Apache Spark over the same events: keep, prove, send again, drain, report.",
@@ -10,3 +10,4 @@ app = typer.Typer(
 )
 app.command("archive")(archive.archive)
 app.command("drain")(drain.drain)
+app.command("land")(land.land)

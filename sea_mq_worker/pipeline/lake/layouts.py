@@ -74,6 +74,7 @@ SILVER = Layout(
             ("causation_id", pa.string()),
             ("partition_key", pa.string()),
             ("payload", pa.string()),
+            ("bytes", pa.int64()),
             ("stream", pa.string()),
             ("incarnation", pa.string()),
             ("seq", pa.int64()),
@@ -82,9 +83,11 @@ SILVER = Layout(
         ]
     ),
     partition_by=("context", "date"),
-    ranged=("message_id", "published_at", "seq"),
+    ranged=("message_id", "published_at", "stream", "incarnation", "seq"),
 )
-"""One row per message id: its first copy. ``date`` is that of ``published_at``, when the stream stored it."""
+"""One row per message id: its first copy. ``date`` is that of ``published_at``, when the stream stored it;
+``bytes`` is the body's size; ``payload`` is null where the body is no UTF-8, ``context`` where the subject is
+no event's."""
 
 GOLD = Layout(
     name="gold",

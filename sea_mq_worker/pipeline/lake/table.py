@@ -21,7 +21,7 @@ from sea_mq_worker.pipeline.errors import PipelineError
 from sea_mq_worker.pipeline.lake.files import FILE_BYTES_MAX, RESULT_DDL, WriteFiles
 from sea_mq_worker.pipeline.lake.layouts import Layout
 from sea_mq_worker.pipeline.lake.marks import ConflictError, Mark, is_reached
-from sea_mq_worker.pipeline.lake.reading import read_files
+from sea_mq_worker.pipeline.lake.reading import ReadFiles, read_files
 from sea_mq_worker.pipeline.lake.storage import filesystem, is_local, reachable, table_uri
 
 __all__ = ["Conditions", "ConflictError", "Files", "LakeTable", "Mark"]
@@ -93,14 +93,15 @@ class LakeTable:
                 that are otherwise may still be among those returned.
             columns: only these; all unless given.
         """
-        table = self.open()
-        # An empty text would be taken for null.
-        asked = [c for c in skip_unless if c[2] != "" or c[0] in self.layout.partition_by]
-        pruned = table.file_uris(file_pruning_predicate=asked or None) if table else []
-        # Below the table's address a file is named as it is, while the address itself is percent-encoded.
-        levels = len(self.layout.partition_by) + 1
-        paths = ["/".join(uri.split("/")[-levels:]) for uri in pruned]
-        return read_files(spark, self.uri, self.layout, paths, columns or self.layout.schema.names)
+        return read_files(
+            spark, self.uri, self.layout, self._paths(skip_unless), columns or self.layout.schema.names
+        )
+
+    def peek(self, skip_unless: Conditions, columns: Sequence[str]) -> pa.Table:
+        """Return rows as ``read`` does, but here and now: for few files."""
+        reader = ReadFiles(self.uri, self.layout, tuple(columns))
+        paths = pa.RecordBatch.from_pydict({"path": pa.array(self._paths(skip_unless), pa.string())})
+        return pa.Table.from_batches(reader(iter([paths])), schema=self.layout.chosen(columns))
 
     def write(self, frame: DataFrame) -> Files:
         """Write the frame's rows into new files by Spark's tasks; ``commit`` adds them to the table.
@@ -171,6 +172,15 @@ class LakeTable:
             return table.vacuum(
                 retention_hours=hours, dry_run=False, enforce_retention_duration=False, full=True
             )
+
+    def _paths(self, skip_unless: Conditions) -> list[str]:
+        table = self.open()
+        # An empty text would be taken for null.
+        asked = [c for c in skip_unless if c[2] != "" or c[0] in self.layout.partition_by]
+        pruned = table.file_uris(file_pruning_predicate=asked or None) if table else []
+        # Below the table's address a file is named as it is, while the address itself is percent-encoded.
+        levels = len(self.layout.partition_by) + 1
+        return ["/".join(uri.split("/")[-levels:]) for uri in pruned]
 
     def _commit(self, files: Files, replaced: Collection[Mapping[str, Any]], marks: Sequence[Mark]) -> bool:
         transactions = [Transaction(mark.name, mark.value) for mark in marks]

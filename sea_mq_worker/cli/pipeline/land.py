@@ -1,0 +1,155 @@
+"""``pipeline land``: streams into the lake."""
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sea_mq_worker.cli.pipeline.support import ConfOption, LakeOption, MasterOption, run_job, say
+from sea_mq_worker.cli.support import JsonOption, print_json
+from sea_mq_worker.settings import Settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from sea_mq_worker.pipeline.jobs.land import LandProgress, LandResult
+
+_POLL_SECONDS = 0.2
+
+
+def land(
+    *,
+    lake: LakeOption,
+    stream: Annotated[
+        list[str] | None,
+        typer.Option(help="Stream to land; may be repeated. SEA_MQ_STREAM and the consumers' unless given."),
+    ] = None,
+    every: Annotated[
+        float | None,
+        typer.Option(min=0.1, metavar="SECONDS", help="Go on, with so long a pause when caught up."),
+    ] = None,
+    batch_rows: Annotated[int, typer.Option(min=1, help="Most messages in one commit.")] = 500_000,
+    accept_loss: Annotated[
+        bool,
+        typer.Option(
+            "--accept-loss", help="Go on where messages are gone that were to be landed; say which."
+        ),
+    ] = False,
+    dedupe_days: Annotated[
+        int | None,
+        typer.Option(min=0, help="Days back that copies of an id are looked for; all unless given."),
+    ] = None,
+    late_seconds: Annotated[
+        float, typer.Option(min=0, help="An event stored so long after it occurred counts as late.")
+    ] = 60.0,
+    compact_files: Annotated[
+        int | None,
+        typer.Option(
+            min=1, metavar="N", help="Merge the files of partitions that have more than N small ones."
+        ),
+    ] = None,
+    vacuum_hours: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Delete merged files and those of killed runs after so many hours; "
+            "no query may run longer than that.",
+        ),
+    ] = None,
+    json: JsonOption = False,
+    master: MasterOption = None,
+    conf: ConfOption = None,
+) -> None:
+    """Land streams in the lake: as received, one row per event, and counted; each message once.
+
+    Runs until all that the streams hold at the start is landed, or goes on with --every. It may be killed at
+    any time and run again. The first SIGTERM or SIGINT ends it after the batch under way, the second at once.
+    Exit code 1: a stream no longer holds what was to be landed, or another failure.
+    """
+
+    def job(spark: "SparkSession", settings: Settings) -> None:
+        from sea_mq_worker.cli.pipeline.stopping import stopping_on_signals
+        from sea_mq_worker.pipeline.jobs.land import LandOptions
+        from sea_mq_worker.pipeline.jobs.land import land as land_
+
+        options = LandOptions(
+            batch_rows=batch_rows,
+            accept_loss=accept_loss,
+            dedupe_days=dedupe_days,
+            late_seconds=late_seconds,
+            compact_files=compact_files,
+            vacuum_hours=vacuum_hours,
+        )
+        streams = stream or _streams(settings)
+        with stopping_on_signals() as is_stopping:
+
+            def once() -> "LandResult":
+                return land_(
+                    spark,
+                    settings,
+                    lake=lake,
+                    streams=streams,
+                    options=options,
+                    on_progress=_tell,
+                    is_stopping=is_stopping,
+                )
+
+            if every is None:
+                _show(once(), json=json)
+            else:
+                _repeat(once, every, is_stopping, json=json)
+
+    run_job("land", job, needs=("nats_url",), master=master, conf=conf)
+
+
+def _streams(settings: Settings) -> list[str]:
+    return list(dict.fromkeys([settings.stream, *(consumer.stream for consumer in settings.consumers)]))
+
+
+def _repeat(
+    once: "Callable[[], LandResult]", pause: float, is_stopping: Callable[[], bool], *, json: bool
+) -> None:
+    """Land again and again, through outages of NATS; show the runs that found something."""
+    from sea_mq_worker.domain.errors import UnavailableError
+
+    while not is_stopping():
+        try:
+            result = once()
+        except UnavailableError as error:
+            say(f"land: waits: {error}")
+        else:
+            if result.rows or result.events or result.missing:
+                _show(result, json=json)
+        _wait(pause, is_stopping)
+
+
+def _wait(seconds: float, is_stopping: Callable[[], bool]) -> None:
+    until = time.monotonic() + seconds
+    while not is_stopping() and time.monotonic() < until:
+        time.sleep(_POLL_SECONDS)
+
+
+def _tell(progress: "LandProgress") -> None:
+    say(
+        f"land: {progress.stream}: {progress.rows:,} messages, {progress.per_second:,.0f} a second, "
+        f"{progress.left:,} left"
+    )
+
+
+def _show(result: "LandResult", *, json: bool) -> None:
+    for text in result.missing:
+        say(f"land: missing: {text}")
+    if json:
+        print_json(asdict(result))
+        return
+    for stream in result.streams:
+        typer.echo(
+            f"{stream.stream}: landed {stream.rows:,} messages up to sequence {stream.last_seq:,}, "
+            f"{stream.left:,} left"
+        )
+    typer.echo(
+        f"{result.events:,} new events, {result.partitions:,} days counted, "
+        f"{result.compacted:,} partitions compacted, {result.seconds:,.1f} s"
+    )

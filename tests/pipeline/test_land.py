@@ -1,0 +1,192 @@
+"""Landing brings each message into bronze once, each event into silver once, and counts them in gold."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from pyspark.sql import SparkSession
+
+from sea_mq_worker.adapters.nats.connection import NatsConnection, api
+from sea_mq_worker.pipeline.jobs import bronze
+from sea_mq_worker.pipeline.jobs.land import LandProgress
+from sea_mq_worker.pipeline.lake.layouts import BRONZE, GOLD, SILVER
+from sea_mq_worker.pipeline.lake.table import ConflictError
+from sea_mq_worker.pipeline.sources.stream_state import stream_state
+from tests.pipeline.landing import Lake, Published, copy_of, event, lake_at, publish
+from tests.support.jetstream import connected, create_stream
+
+EVENTS = 20_000
+
+
+@pytest_asyncio.fixture
+async def server(nats_url: str, names: str) -> AsyncIterator[NatsConnection]:
+    """A connection; the stream named as ``names`` is there and empty."""
+    async with connected(nats_url) as connection:
+        await create_stream(connection, names, f"{names}.>", allow_direct=True)
+        yield connection
+        await api(connection, f"STREAM.DELETE.{names}")
+
+
+@pytest.fixture
+def lake(spark: SparkSession, tmp_path: Path, nats_url: str, monkeypatch: pytest.MonkeyPatch) -> Lake:
+    return lake_at(spark, tmp_path / "lake", nats_url, monkeypatch)
+
+
+async def test_a_stream_becomes_bronze_silver_and_gold(
+    lake: Lake, server: NatsConnection, names: str
+) -> None:
+    events = [event(names, number) for number in range(EVENTS)]
+    copies = [copy_of(each) for each in events[::100]]
+    await publish(server, names, [*events, *copies])
+    for seq in (1, 7, 500, EVENTS + 3):
+        await api(server, f"STREAM.MSG.DELETE.{names}", {"seq": seq})
+
+    result = await lake.land(names, batch_rows=EVENTS // 2 + 1000)
+
+    stored = dict(enumerate([*events, *copies], start=1))
+    for seq in (1, 7, 500, EVENTS + 3):
+        del stored[seq]
+    landed = lake.rows(BRONZE)
+    assert {row["seq"]: (row["subject"], row["data"]) for row in landed} == {
+        seq: (message.subject, message.body) for seq, message in stored.items()
+    }
+    assert len(landed) == len(stored) == result.rows
+    # The first event was deleted, so that its copy is the first to be landed.
+    silver = {row["seq"]: row for row in lake.rows(SILVER)}
+    assert sorted(silver) == sorted([*(seq for seq in stored if seq <= EVENTS), EVENTS + 1])
+    assert result.events == len(silver)
+    assert_counted(lake)
+    versions = lake.versions()
+
+    assert (await lake.land(names)).rows == 0
+
+    assert lake.versions() == versions
+    await publish(server, names, [copy_of(events[5]), event(names, EVENTS)])
+    again = await lake.land(names)
+    assert (again.rows, again.events) == (2, 1)
+    assert_counted(lake)
+
+
+def assert_counted(lake: Lake) -> None:
+    """Gold tells what silver holds."""
+    expected: Counter[tuple[object, ...]] = Counter()
+    for row in lake.rows(SILVER):
+        minute = row["published_at"].replace(second=0, microsecond=0)
+        for name, count in (("events", 1), ("late", 1), ("bytes", row["bytes"])):
+            expected[row["context"], row["event_type"], minute, name] += count
+    assert expected == {
+        (row["context"], row["event_type"], row["minute"], name): row[name]
+        for row in lake.rows(GOLD)
+        for name in ("events", "late", "bytes")
+    }
+
+
+async def test_columns_are_read_from_headers_and_subject(
+    lake: Lake, server: NatsConnection, names: str
+) -> None:
+    own = {
+        "nats-MSG-id": "0A0A0A0A-0000-4000-8000-00000000000A",
+        "CE-Type": "ignored",
+        "ce-time": "2026-01-02T03:04:05+01:00",
+        "Ce-Subject": "order/%C3%BC%201+1",
+        "ce-correlationid": "c",
+        "ce-partitionkey": "50%",
+    }
+    await publish(
+        server,
+        names,
+        [
+            Published(f"{names}.event.order.line.added.v12", own, "{ü}".encode()),
+            Published(f"{names}.other", {"ce-id": "a%20b", "ce-type": "t", "ce-time": "yesterday"}, b"\xff"),
+            Published(f"{names}.event.x.v99999999999", {"x": "y"}, b""),
+        ],
+    )
+
+    await lake.land(names)
+
+    first, second, third = sorted(lake.rows(SILVER), key=lambda row: int(row["seq"]))
+    assert first["message_id"] == "0a0a0a0a-0000-4000-8000-00000000000a"
+    assert (first["context"], first["event_type"], first["event_version"]) == (names, "order.line.added", 12)
+    assert first["occurred_at"] == datetime(2026, 1, 2, 2, 4, 5, tzinfo=UTC)
+    assert (first["aggregate"], first["partition_key"]) == ("order/ü 1+1", "50%")
+    assert (first["correlation_id"], first["causation_id"]) == ("c", None)
+    assert (first["payload"], first["bytes"]) == ("{ü}", 4)
+    assert (second["message_id"], second["context"], second["event_type"]) == ("a b", None, "t")
+    assert (second["occurred_at"], second["payload"], second["bytes"]) == (None, None, 1)
+    moment = third["published_at"].isoformat(timespec="microseconds").replace("+00:00", "Z")
+    assert third["message_id"] == f"{names}/3@{moment}"
+    assert {row["seq"]: row["data"] for row in lake.rows(BRONZE)} == {1: "{ü}".encode(), 2: b"\xff", 3: b""}
+    counted = {row["event_type"]: (row["events"], row["late"]) for row in lake.rows(GOLD)}
+    assert counted == {"order.line.added": (1, 1), "t": (1, 0), None: (1, 0)}
+
+
+async def test_one_event_in_two_streams_is_one_row(lake: Lake, server: NatsConnection, names: str) -> None:
+    other = f"{names}b"
+    await create_stream(server, other, f"{other}.>", allow_direct=True)
+    await publish(server, names, [event(names, number) for number in range(10)])
+    mirrored = [event(names, number) for number in range(5, 15)]
+    await publish(server, other, [Published(f"{other}.copy", m.headers, m.body) for m in mirrored])
+
+    result = await lake.land(names, other)
+
+    assert (result.rows, result.events) == (20, 15)
+    assert len({row["message_id"] for row in lake.rows(SILVER)}) == 15
+
+
+async def test_copies_are_looked_for_as_far_back_as_asked(
+    lake: Lake, server: NatsConnection, names: str
+) -> None:
+    await publish(server, names, [event(names, 1)])
+    await lake.land(names)
+    await publish(server, names, [copy_of(event(names, 1))])
+    assert (await lake.land(names, dedupe_days=1)).events == 0
+
+
+async def test_what_arrives_during_a_run_is_landed_by_the_next(
+    lake: Lake, server: NatsConnection, nats_url: str, names: str
+) -> None:
+    await publish(server, names, [event(names, number) for number in range(100)])
+    seen: list[LandProgress] = []
+
+    def arrive(progress: LandProgress) -> None:
+        seen.append(progress)
+        asyncio.run(publish_one(nats_url, names, event(names, 1000 + len(seen))))
+
+    first = await lake.land(names, on_progress=arrive, batch_rows=60)
+
+    assert [(progress.rows, progress.left) for progress in seen] == [(60, 40), (100, 0)]
+    assert (first.rows, first.events) == (100, 100)
+    assert (await lake.land(names)).rows == 2
+
+
+async def publish_one(url: str, stream: str, message: Published) -> None:
+    async with connected(url) as connection:
+        await publish(connection, stream, [message])
+
+
+async def test_a_run_that_died_between_two_steps_is_caught_up(
+    lake: Lake, server: NatsConnection, names: str
+) -> None:
+    await publish(server, names, [event(names, number) for number in range(300)])
+    await asyncio.to_thread(land_bronze_alone, lake, names, 200)
+
+    result = await lake.land(names)
+
+    assert (result.rows, result.events) == (100, 300)
+    assert len(lake.rows(BRONZE)) == len(lake.rows(SILVER)) == 300
+    assert_counted(lake)
+
+
+def land_bronze_alone(lake: Lake, stream: str, rows: int) -> None:
+    """Do a run's first step, and prove that another run cannot do it again with other bounds."""
+    table, state = lake.table(BRONZE), stream_state(lake.settings, stream)
+    place = bronze.find_place(lake.settings, table, state, on_loss=pytest.fail)
+    step = partial(bronze.land_range, lake.spark, lake.settings, table, place, state, on_loss=pytest.fail)
+    step(rows_max=rows)
+    with pytest.raises(ConflictError, match="another run writes there"):
+        step(rows_max=rows + 1)
