@@ -74,9 +74,9 @@ class JetStreamReader(DataSourceReader):
 def _wanted(options: JetStreamOptions, state: StreamState) -> tuple[int, int]:
     first = options.start_seq or state.first_seq
     last = state.last_seq if options.end_seq is None else options.end_seq
+    if options.created and options.created != state.created:
+        raise loss.made_again(state, options.created)
     if options.fail_on_data_loss:
-        if options.created not in {None, state.created}:
-            raise loss.made_again(state, options.created or "")
         if max(first - 1, last) > state.last_seq:
             raise loss.rolled_back(state, max(first - 1, last))
         if first < state.first_seq and first <= last:

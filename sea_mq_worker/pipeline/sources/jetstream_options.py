@@ -22,7 +22,8 @@ class JetStreamOptions:
 
     Attributes:
         stream: its name.
-        created: the creation time that it must have, as the server tells it; any unless given.
+        created: the creation time that it must have, as the server tells it, whatever loss is allowed; any
+            unless given.
         subject: only messages on it; wildcards as in NATS.
         start_seq: the first sequence to read; the first there is unless given.
         end_seq: the last sequence to read; the last there is when the read is planned unless given.
@@ -72,6 +73,11 @@ class JetStreamOptions:
             rows_per_batch=_number(options, "maxMsgsPerTrigger"),
             access={CONFIG: options[CONFIG]} if options.get(CONFIG) else {},
         )
+
+    @property
+    def one_stream(self) -> bool:
+        """A stream of another creation time is an error, never a place to go on."""
+        return self.fail_on_data_loss or self.created is not None
 
     def settings(self) -> Settings:
         """Load the settings of the process that this runs in.

@@ -116,7 +116,7 @@ class _Read:
         state = await state_of(connection, options.stream)
         quick = GIVES_FRAMES and state.allow_direct and _has_batches(connection)
         direct = await DirectGet.open(connection, options.stream) if quick else None
-        created = stretch.created if options.fail_on_data_loss else state.created
+        created = stretch.created if options.one_stream else state.created
         read = cls(connection, options, stretch, created=created, direct=direct)
         read._check(state)
         return read
@@ -166,11 +166,9 @@ class _Read:
         return found.batch, found.end
 
     def _check(self, state: StreamState) -> None:
-        if not self._options.fail_on_data_loss:
-            return
-        if state.created != self._created:
+        if self._options.one_stream and state.created != self._created:
             raise loss.made_again(state, self._created)
-        if state.last_seq < self._stretch.last:
+        if self._options.fail_on_data_loss and state.last_seq < self._stretch.last:
             raise loss.rolled_back(state, self._stretch.last)
 
 

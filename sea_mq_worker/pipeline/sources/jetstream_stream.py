@@ -150,7 +150,7 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         """Return a position that the stream has: the same one, unless loss is allowed."""
         fails = self._options.fail_on_data_loss
         if at.created != state.created:
-            if fails:
+            if self._options.one_stream:
                 raise loss.made_again(state, at.created)
             return Position(at.stream, state.created, state.first_seq)
         if at.next > state.last_seq + 1:
@@ -168,7 +168,7 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         state = self._state()
         if state.created == after.created and before.floats:
             return max(before.next, state.first_seq)
-        if self._options.fail_on_data_loss:
+        if self._options.one_stream:
             raise loss.made_again(state, before.created)
         return state.first_seq if state.created == after.created else after.next
 
