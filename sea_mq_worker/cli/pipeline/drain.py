@@ -15,19 +15,23 @@ if TYPE_CHECKING:
     from sea_mq_worker.pipeline.jobs.drain import DrainProgress, DrainResult
 
 
+TasksOption = Annotated[
+    int | None,
+    typer.Option(min=1, help="Relays side by side; as many as the cluster has cores unless given."),
+]
+UntilEmptyOption = Annotated[
+    bool, typer.Option("--until-empty", help="Go on until nothing is due, new events included.")
+]
+RoundOption = Annotated[
+    float, typer.Option(min=1, help="How long a task works before it tells its counts, and before a stop.")
+]
+
+
 def drain(
     *,
-    tasks: Annotated[
-        int | None,
-        typer.Option(min=1, help="Relays side by side; as many as the cluster has cores unless given."),
-    ] = None,
-    until_empty: Annotated[
-        bool, typer.Option("--until-empty", help="Go on until nothing is due, new events included.")
-    ] = False,
-    round_seconds: Annotated[
-        float,
-        typer.Option(min=1, help="How long a task works before it tells its counts, and before a stop."),
-    ] = 10.0,
+    tasks: TasksOption = None,
+    until_empty: UntilEmptyOption = False,
+    round_seconds: RoundOption = 10.0,
     dry_run: DryRunOption = False,
     json: JsonOption = False,
     master: MasterOption = None,
@@ -92,7 +96,9 @@ def _summary(result: "DrainResult", *, dry_run: bool) -> str:
     )
     if result.dead:
         text += f"; {result.dead:,} ended DEAD, see `outbox list --state DEAD`"
-    if result.left:
+    if result.stopped and result.left:
+        text += "; stopped, the same command goes on"
+    elif result.left:
         text += f"; {result.due:,} are held or behind an earlier event, {result.postponed:,} to retry later"
     return text
 

@@ -1,0 +1,87 @@
+"""What an operator asks of a replay: which events, and by what rules."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from sea_mq_worker.domain.events import EventState
+
+TERMINAL = (EventState.PUBLISHED, EventState.DEAD)
+"""States that an event can be replayed from."""
+
+_TIMES = ("since", "until", "published_since", "published_until")
+_LISTED_MAX = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """Which events; None or empty means any.
+
+    Attributes:
+        states: PUBLISHED or DEAD; what is archived was PUBLISHED.
+        since: created at this time or later.
+        until: created before this time.
+        published_since: last published at this time or later.
+        published_until: last published before this time.
+        words: how the times were given, by name.
+    """
+
+    states: tuple[EventState, ...] = TERMINAL
+    ids: tuple[UUID, ...] = ()
+    event_types: tuple[str, ...] = ()
+    ordering_keys: tuple[str, ...] = ()
+    since: datetime | None = None
+    until: datetime | None = None
+    published_since: datetime | None = None
+    published_until: datetime | None = None
+    words: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was chosen, so that it would be everything."""
+        return replace(self, words=()) == Selection()
+
+    def audited(self, lake: str | None) -> str:
+        """Return the filter for the audit, as JSON; of very many ids only their number and digest."""
+        return json.dumps(self._fields(lake), default=str)
+
+    def as_given(self, lake: str | None) -> str:
+        """Return the filter in the words it was given in, the same for the same command on another day."""
+        return json.dumps(self._fields(lake) | dict(self.words), default=str)
+
+    def with_times(self, audited: Mapping[str, Any]) -> "Selection":
+        """Return it with the times of an earlier run: an age, such as 30d, means another time today."""
+        given = {name: datetime.fromisoformat(audited[name]) for name in _TIMES if name in audited}
+        return replace(self, **given)  # type: ignore[arg-type]
+
+    def _fields(self, lake: str | None) -> dict[str, Any]:
+        given = {name: value for name, value in asdict(self).items() if value and name != "words"}
+        ids = sorted(map(str, self.ids))
+        if len(ids) > _LISTED_MAX:
+            given["ids"] = {"count": len(ids), "sha256": hashlib.sha256("".join(ids).encode()).hexdigest()}
+        elif ids:
+            given["ids"] = ids
+        return {**given, "lake": lake}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayRules:
+    """Who replays, and how much at once.
+
+    Attributes:
+        cap: if more than this many match, none is replayed.
+        per_second: pace, so that a large replay does not delay what is new.
+        dry_run: only count.
+        anew: begin from the start although an earlier run was cut short.
+    """
+
+    actor: str
+    reason: str
+    cap: int = 1000
+    per_second: int = 1000
+    dry_run: bool = False
+    anew: bool = False

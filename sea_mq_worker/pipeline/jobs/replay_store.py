@@ -1,0 +1,139 @@
+"""Puts events back into the outbox, batch by batch, and keeps the record of it."""
+
+import json
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+from pyspark.sql import Row
+
+from sea_mq_worker.adapters.postgres.connection import NO_HINTS, fetch
+from sea_mq_worker.adapters.postgres.errors import translated
+from sea_mq_worker.adapters.postgres.migrations import check_version
+from sea_mq_worker.adapters.postgres.queries import load_queries
+from sea_mq_worker.bootstrap.connections import open_pool
+from sea_mq_worker.pipeline.errors import PipelineError
+from sea_mq_worker.settings import Settings
+
+_COLUMNS = (
+    *("id", "aggregate_type", "aggregate_id", "event_type", "event_version", "payload", "occurred_at"),
+    *("correlation_id", "causation_id", "seq", "created_at", "partition_key", "ordering_key", "headers"),
+    *("metadata", "stream", "stream_seq", "published_at"),
+)
+"""As the statement `restore` takes them."""
+
+_UUIDS = frozenset({"id", "correlation_id", "causation_id"})
+_TIMES = frozenset({"occurred_at", "created_at", "published_at"})
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Action:
+    """The record of a replay.
+
+    Attributes:
+        at: when it began.
+        selection: the filter.
+        through: everything up to this seq is done.
+        finished: nothing is left of it.
+        affected: events that were put back so far.
+    """
+
+    id: int
+    at: datetime
+    selection: Mapping[str, Any]
+    through: int
+    finished: bool
+    affected: int
+
+
+class ReplayStore:
+    """The statements of a replay; each method raises what ``translated`` raises."""
+
+    def __init__(self, pool: asyncpg.Pool, *, duplicate_window_seconds: float) -> None:
+        self._pool = pool
+        self._window = duplicate_window_seconds
+        self._sql = load_queries(
+            "pipeline_replay",
+            *("begin", "latest", "advance", "requeue", "restore", "count", "finish"),
+        )
+
+    async def unfinished(self, as_given: str) -> Action | None:
+        """Return the latest replay that was asked for in these words, if it was cut short."""
+        rows = await fetch(self._pool, self._sql["latest"], as_given)
+        found = _action(rows[0]) if rows else None
+        return None if found is None or found.finished else found
+
+    async def begin(self, selection: str, as_given: str, *, actor: str, reason: str) -> Action:
+        """Open the record of a new replay."""
+        rows = await fetch(self._pool, self._sql["begin"], actor, reason, selection, as_given)
+        return _action(rows[0])
+
+    async def put_back(self, action: int, rows: Sequence[Row], *, after: int) -> frozenset[str]:
+        """Put a batch back, all or none; return the ids of those that could be.
+
+        Args:
+            action: the record.
+            rows: as ``replay_selection.select`` returns them, in the order of seq.
+            after: the highest seq of the batch before.
+
+        Raises:
+            PipelineError: another run goes on with the same replay.
+        """
+        here = [UUID(row.id) for row in rows if not row.archived]
+        gone = [row for row in rows if row.archived]
+        done: list[Any] = []
+        with translated():
+            async with self._pool.acquire() as connection, connection.transaction():
+                if not await connection.fetch(self._sql["advance"], action, after, rows[-1].seq):
+                    raise PipelineError(f"another run goes on with replay {action}; let it, or stop it first")
+                if here:
+                    done += await connection.fetch(self._sql["requeue"], here, self._window)
+                if gone:
+                    done += await connection.fetch(self._sql["restore"], *_columns(gone), self._window)
+                await connection.execute(self._sql["count"], action, len(done))
+        return frozenset(row["id"] for row in done)
+
+    async def finish(self, action: int) -> None:
+        """Note that nothing of it is left: the same selection begins anew next time."""
+        await fetch(self._pool, self._sql["finish"], action)
+
+
+@asynccontextmanager
+async def replay_store(settings: Settings, *, duplicate_window_seconds: float) -> AsyncIterator[ReplayStore]:
+    """Connect to the tables."""
+    pool = await open_pool(settings, purpose="replay", hints=NO_HINTS)
+    try:
+        await check_version(pool)
+        yield ReplayStore(pool, duplicate_window_seconds=duplicate_window_seconds)
+    finally:
+        await pool.close()
+
+
+def _action(row: Any) -> Action:
+    selection = json.loads(row["selection"])
+    progress = selection.pop("progress")
+    return Action(
+        id=row["id"],
+        at=row["at"],
+        selection=selection,
+        through=progress["through"],
+        finished=progress["finished"],
+        affected=row["affected"],
+    )
+
+
+def _columns(rows: Sequence[Row]) -> list[list[Any]]:
+    return [[_value(name, row[name]) for row in rows] for name in _COLUMNS]
+
+
+def _value(name: str, value: Any) -> Any:
+    if value is None:
+        return None
+    if name in _UUIDS:
+        return UUID(value)
+    return _EPOCH + timedelta(microseconds=value) if name in _TIMES else value

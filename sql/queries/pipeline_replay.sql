@@ -1,0 +1,73 @@
+-- How a replay of the pipeline puts events back: batch after batch in the order of seq, each one transaction with its
+-- share of the audit record. The record's selection is the filter, with "progress": through, the highest seq that is
+-- done; finished; as_given, the filter in the operator's words, by which a run that was cut short is known again.
+
+-- name: begin
+-- $1 actor, $2 reason, $3 selection, $4 the same as it was given.
+INSERT INTO operator_actions (actor, action, reason, selection, affected)
+VALUES ($1::text, 'replay', $2::text,
+        $3::text::jsonb || jsonb_build_object('progress', jsonb_build_object(
+            'through', 0, 'finished', false, 'as_given', $4::text::jsonb)), 0)
+RETURNING id, at, selection::text AS selection, affected;
+
+-- name: latest
+-- The latest replay that was asked for in the same words. Reads the table, which holds a row for each action of an
+-- operator.
+-- $1 selection as it was given.
+SELECT id, at, selection::text AS selection, affected
+  FROM operator_actions
+ WHERE action = 'replay' AND selection #> '{progress,as_given}' = $1::text::jsonb
+ ORDER BY id DESC
+ LIMIT 1;
+
+-- name: advance
+-- First of a batch: locks the record, so that of two runs only one goes on. No row: another run was here.
+-- $1 action, $2 where this run left it, $3 the batch's highest seq.
+UPDATE operator_actions a
+   SET selection = jsonb_set(a.selection, '{progress,through}', to_jsonb($3::bigint))
+ WHERE a.id = $1::bigint AND (a.selection #>> '{progress,through}')::bigint = $2::bigint
+RETURNING a.id;
+
+-- name: requeue
+-- Events that are still in the table: PUBLISHED or DEAD -> PENDING, as `replay` in operations.sql.
+-- Index: the primary key.
+-- $1 ids, $2 duplicate window in seconds.
+UPDATE outbox_events o
+   SET state = 'PENDING', published_at = NULL, publish_attempts = 0, failures = 0, publish_error = NULL,
+       first_attempt_at = NULL,
+       available_at = GREATEST(now(), o.published_at + $2::float8 * interval '1 second')
+ WHERE o.id = ANY ($1::uuid[]) AND o.state IN ('PUBLISHED', 'DEAD')
+RETURNING o.id::text AS id;
+
+-- name: restore
+-- Events that only the archive has: inserted with everything they had, seq too, which is their place in the order of
+-- their key. stream and stream_seq tell the relay the earlier copy from the new one.
+-- $1 .. $18 one element for each event, named below; $19 duplicate window in seconds.
+INSERT INTO outbox_events
+       (id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, correlation_id,
+        causation_id, seq, created_at, partition_key, ordering_key, headers, metadata, stream, stream_seq,
+        available_at)
+OVERRIDING SYSTEM VALUE
+SELECT v.id, v.aggregate_type, v.aggregate_id, v.event_type, v.event_version, v.payload::jsonb, v.occurred_at,
+       v.correlation_id, v.causation_id, v.seq, v.created_at, v.partition_key, v.ordering_key, v.headers::jsonb,
+       v.metadata::jsonb, v.stream, v.stream_seq,
+       GREATEST(now(), v.published_at + $19::float8 * interval '1 second')
+  FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::int[], $6::text[], $7::timestamptz[], $8::uuid[],
+              $9::uuid[], $10::bigint[], $11::timestamptz[], $12::text[], $13::text[], $14::text[], $15::text[],
+              $16::text[], $17::bigint[], $18::timestamptz[])
+       AS v (id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, correlation_id,
+             causation_id, seq, created_at, partition_key, ordering_key, headers, metadata, stream, stream_seq,
+             published_at)
+    ON CONFLICT (id) DO NOTHING
+RETURNING id::text AS id;
+
+-- name: count
+-- Last of a batch.
+-- $1 action, $2 events that were put back.
+UPDATE operator_actions a SET affected = a.affected + $2::int WHERE a.id = $1::bigint;
+
+-- name: finish
+-- $1 action.
+UPDATE operator_actions a
+   SET selection = jsonb_set(a.selection, '{progress,finished}', 'true')
+ WHERE a.id = $1::bigint;

@@ -1,0 +1,309 @@
+"""A replay puts events of the table and of the archive back, in order of each key, once."""
+
+import asyncio
+import json
+import signal
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+import pytest
+from pyspark.sql import Row, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentation has it
+from typer.testing import CliRunner
+
+from sea_mq_worker.adapters.nats.connection import NatsConnection, api
+from sea_mq_worker.cli import app
+from sea_mq_worker.domain.events import EventState
+from sea_mq_worker.pipeline.errors import PipelineError
+from sea_mq_worker.pipeline.jobs.replay import Matched, ReplayResult, replay
+from sea_mq_worker.pipeline.jobs.replay_filter import ReplayRules, Selection
+from sea_mq_worker.pipeline.jobs.replay_store import replay_store
+from sea_mq_worker.pipeline.lake.layouts import ARCHIVE
+from sea_mq_worker.pipeline.lake.table import LakeTable, Mark
+from sea_mq_worker.pipeline.snapshot import read_outbox, snapshot
+from sea_mq_worker.settings import CONFIG_VARIABLE, Settings, load_settings
+from tests.support.jetstream import connected, stored_messages
+from tests.support.rows import add_event, opened
+from tests.support.servers import Database
+from tests.support.waiting import eventually
+from tests.support.worker import Deployment, apply_streams, deployment, running
+
+WINDOW_SECONDS = 1
+EVENTS = 5000
+KEYS = 50
+FILL = f"""
+INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload, ordering_key)
+SELECT gen_random_uuid(), 'order', 'o-1', 'order.created', jsonb_build_object('n', n), 'key-' || n % {KEYS}
+  FROM generate_series(1, {EVENTS}) n"""
+HERE = "SELECT o.* FROM outbox_events o ORDER BY seq"
+REFUSED = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """An outbox, its stream and a lake; the stream soon forgets an id."""
+
+    target: Deployment
+    pool: asyncpg.Pool
+    broker: NatsConnection
+    spark: SparkSession
+    folder: Path
+
+    @property
+    def lake(self) -> str:
+        return str(self.folder / "lake")
+
+    @property
+    def settings(self) -> Settings:
+        return load_settings()
+
+    def archive(self, condition: str, *, batch: int = 1) -> None:
+        """Copy events to the archive, as they are."""
+        columns = [name for name in ARCHIVE.schema.names if name not in {"batch", "context", "date"}]
+        table = LakeTable(self.lake, ARCHIVE)
+        with snapshot(self.settings) as held:
+            rows = read_outbox(self.spark, held, columns=columns).where(condition)
+            rows = rows.withColumns(
+                {
+                    "batch": F.lit(batch).cast("bigint"),
+                    "context": F.lit(self.target.context),
+                    "date": F.to_date("published_at"),
+                }
+            )
+            table.commit(table.write(rows), Mark("by hand", batch))
+
+    async def replay(self, selection: Selection, **given: Any) -> ReplayResult:
+        rules = ReplayRules(**({"actor": "ann", "reason": "the stream lost them", "cap": EVENTS} | given))
+        return await replay(
+            self.spark,
+            self.settings,
+            selection,
+            rules,
+            lake=self.lake,
+            stop=asyncio.Event(),
+            on_progress=lambda *_: None,
+        )
+
+    async def pending(self) -> set[UUID]:
+        rows = await self.pool.fetch("SELECT id FROM outbox_events WHERE state = 'PENDING'")
+        return {row["id"] for row in rows}
+
+    async def actions(self) -> list[asyncpg.Record]:
+        rows = await self.pool.fetch("SELECT * FROM operator_actions ORDER BY id")
+        return list(rows)
+
+
+@pytest.fixture
+async def site(
+    spark: SparkSession, database: Database, nats_url: str, names: str, tmp_path: Path
+) -> AsyncIterator[Site]:
+    target = deployment(
+        context=names, database_url=database.dsn, nats_url=nats_url, handler_url="", consumers=""
+    )
+    values = target.environment.items()
+    lines = [f"{name.removeprefix('SEA_MQ_').lower()} = {json.dumps(value)}\n" for name, value in values]
+    file = tmp_path / "settings.toml"
+    file.write_text("".join(lines))
+    await apply_streams(target, tmp_path / "streams")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(CONFIG_VARIABLE, str(file))
+        async with opened(database, hints={}) as pool, connected(nats_url) as broker:
+            config = (await api(broker, f"STREAM.INFO.{target.stream}"))["config"]
+            config["duplicate_window"] = WINDOW_SECONDS * 10**9
+            await api(broker, f"STREAM.UPDATE.{target.stream}", config)
+            yield Site(target, pool, broker, spark, tmp_path)
+
+
+@pytest.fixture
+def add(site: Site) -> Callable[..., Awaitable[UUID]]:
+    return partial(add_event, site.pool)
+
+
+# --- which
+
+
+async def test_events_are_chosen_by_each_part_of_a_selection(
+    site: Site, add: Callable[..., Awaitable[UUID]]
+) -> None:
+    paid = await add("PUBLISHED", event_type="order.paid", ordering_key="a")
+    dead = await add("DEAD", ordering_key="b")
+    await add(ordering_key="a")
+    old = await add("PUBLISHED", ordering_key="a", created_at=datetime.now(UTC) - timedelta(days=3))
+    kept = await add("PUBLISHED", ordering_key="b")
+    again = await add("PUBLISHED", ordering_key="b")
+    site.archive(f"id IN ('{old}', '{kept}', '{again}')")
+    await site.pool.execute("DELETE FROM outbox_events WHERE id = $1", old)
+    open_ = "UPDATE outbox_events SET state = 'PENDING', published_at = NULL WHERE id = $1"
+    await site.pool.execute(open_, again)
+    hour_ago, yesterday = (datetime.now(UTC) - timedelta(hours=n) for n in (1, 24))
+
+    async def chosen(**given: Any) -> dict[str, tuple[int, int]]:
+        look = await site.replay(Selection(**given), dry_run=True)
+        assert look.matched == sum(one.table + one.archive for one in look.types)
+        return {one.event_type: (one.table, one.archive) for one in look.types}
+
+    assert await chosen(ids=(paid, dead, old, kept, again), since=yesterday) == {
+        "order.created": (2, 0),
+        "order.paid": (1, 0),
+    }
+    assert await chosen(states=(EventState.PUBLISHED,), published_since=hour_ago) == {
+        "order.created": (1, 1),
+        "order.paid": (1, 0),
+    }
+    assert await chosen(states=(EventState.DEAD,), event_types=("order.created",)) == {
+        "order.created": (1, 0)
+    }
+    assert await chosen(ordering_keys=("b",)) == {"order.created": (2, 0)}
+    assert await chosen(ordering_keys=("a",), until=yesterday) == {"order.created": (0, 1)}
+    assert await chosen(published_until=hour_ago) == {}
+    assert await site.actions() == []
+
+
+async def test_an_archived_event_comes_back_as_it_was(
+    site: Site, add: Callable[..., Awaitable[UUID]]
+) -> None:
+    odd = {
+        "payload": '{"n": 12345678901234567890123, "text": "\\u00e4\\ud83d\\ude00"}',
+        "headers": '{"a": "b"}',
+        "metadata": '{"traceparent": null}',
+        "partition_key": "p",
+        "ordering_key": "k",
+        "correlation_id": "6a1ff2f6-0000-4000-8000-000000000001",
+        "causation_id": "6a1ff2f6-0000-4000-8000-000000000002",
+        "event_version": 3,
+        "occurred_at": datetime(2024, 3, 31, 0, 59, 59, 123457, tzinfo=UTC),
+    }
+    ids = [await add("PUBLISHED", **odd), await add("PUBLISHED")]
+    before = await site.pool.fetch(HERE)
+    site.archive("true")
+    await site.pool.execute("DELETE FROM outbox_events")
+
+    done = await site.replay(Selection(ids=tuple(ids)))
+
+    assert (done.matched, done.replayed, done.skipped, done.stopped) == (2, 2, 0, False)
+    assert done.types == (Matched(event_type="order.created", table=0, archive=2),)
+    after = await site.pool.fetch(HERE)
+    renewed = {"state", "is_open", "published_at", "publish_attempts", "first_attempt_at", "available_at"}
+    for was, now in zip(before, after, strict=True):
+        assert {**was, **{name: now[name] for name in renewed}} == dict(now)
+        assert (now["state"], now["publish_attempts"]) == ("PENDING", 0)
+        assert now["available_at"] >= was["published_at"] + timedelta(seconds=WINDOW_SECONDS)
+    action = (await site.actions())[0]
+    assert (action["action"], action["actor"], action["affected"]) == ("replay", "ann", 2)
+    assert json.loads(action["selection"])["ids"] == sorted(map(str, ids))
+
+
+async def test_above_the_cap_none_is_replayed(site: Site, add: Callable[..., Awaitable[UUID]]) -> None:
+    for _ in range(3):
+        await add("PUBLISHED")
+
+    done = await site.replay(Selection(event_types=("order.created",)), cap=2)
+
+    assert (done.matched, done.replayed, done.action) == (3, 0, None)
+    assert await site.pending() == set()
+    assert await site.actions() == []
+
+
+# --- how
+
+
+async def test_what_changed_meanwhile_is_told_and_two_runs_exclude_each_other(
+    site: Site, add: Callable[..., Awaitable[UUID]]
+) -> None:
+    ids = [await add("PUBLISHED") for _ in range(3)]
+    seqs = [row["seq"] for row in await site.pool.fetch(HERE)]
+    batch = [Row(id=str(one), seq=seq, archived=False) for one, seq in zip(ids[:2], seqs[:2], strict=True)]
+    await site.pool.execute(
+        "UPDATE outbox_events SET state = 'PENDING', published_at = NULL WHERE id = $1", ids[0]
+    )
+
+    async with replay_store(site.settings, duplicate_window_seconds=0) as store:
+        action = await store.begin("{}", "{}", actor="ann", reason="test")
+        assert await store.put_back(action.id, batch, after=0) == {str(ids[1])}
+        with pytest.raises(PipelineError, match="another run"):
+            await store.put_back(action.id, batch, after=0)
+
+    assert await site.pending() == set(ids[:2])
+    assert [row["affected"] for row in await site.actions()] == [1]
+
+
+async def second_copies(site: Site) -> dict[str, list[int]]:
+    """Return where the stream has the second copy of each event, by key in the order of insertion."""
+    places = defaultdict(list)
+    for place, _, _, headers in await stored_messages(site.broker, site.target.stream):
+        places[headers["Nats-Msg-Id"]].append(place)
+    assert {len(copies) for copies in places.values()} == {2}
+    by_key = defaultdict(list)
+    for row in await site.pool.fetch(HERE):
+        by_key[row["ordering_key"]].append(places[str(row["id"])][1])
+    return by_key
+
+
+@pytest.mark.crash
+@pytest.mark.slow
+async def test_a_replay_that_is_killed_goes_on_and_each_key_is_published_again_in_order(site: Site) -> None:
+    """A worker publishes beside it; half of the events are in the archive alone."""
+    published = "SELECT count(*) FROM outbox_events WHERE state = 'PUBLISHED'"
+
+    async def all_published() -> bool:
+        return await site.pool.fetchval(published) == EVENTS
+
+    command = ("pipeline", "replay", "--type", "order.created", "--published-until", "0s", "--yes")
+    options = ("--lake", site.lake, "--cap", str(EVENTS), "--reason", "lost", "--master", "local[1]")
+    async with running(site.target, site.folder / "worker.log") as worker:
+        await worker.ready()
+        await site.pool.execute(FILL)
+        await eventually(all_published, within=30)
+        site.archive("hash(id) % 2 = 0")
+        gone = "id = ANY ($1::text[]::uuid[])"
+        archived = LakeTable(site.lake, ARCHIVE).read(site.spark).select("id").collect()
+        await site.pool.execute(f"DELETE FROM outbox_events WHERE {gone}", [row.id for row in archived])
+        assert EVENTS / 4 < len(archived) < EVENTS * 3 / 4
+
+        async with running(site.target, site.folder / "replay.log", *command, *options) as killed:
+
+            async def half() -> bool:
+                return any(row["affected"] >= EVENTS / 5 for row in await site.actions())
+
+            await eventually(half, within=60, what=killed.written)
+            killed.send(signal.SIGKILL)
+            await killed.ended()
+        selection = Selection(
+            event_types=("order.created",),
+            published_until=datetime.now(UTC),
+            words=(("published_until", "0s"),),
+        )
+        done = await site.replay(selection, per_second=EVENTS)
+        await eventually(all_published, within=30)
+        worker.send(signal.SIGTERM)
+        assert await worker.ended() == 0
+
+    actions = await site.actions()
+    assert [row["affected"] for row in actions] == [EVENTS]
+    assert (done.resumed_after or 0) >= EVENTS / 5
+    assert done.replayed == done.matched == EVENTS - done.resumed_after
+    by_key = await second_copies(site)
+    assert len(by_key) == KEYS
+    assert all(places == sorted(places) for places in by_key.values())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ([], "say which events"),
+        (["--state", "PENDING"], "only PUBLISHED and DEAD"),
+        (["--since", "yesterday"], "--since: 'yesterday' is neither"),
+        (["--published-until", "1x"], "--published-until: '1x' is neither"),
+    ],
+)
+def test_a_replay_of_nothing_in_particular_is_refused(arguments: list[str], text: str) -> None:
+    result = CliRunner().invoke(app, ["pipeline", "replay", "--reason", "test", *arguments])
+    assert result.exit_code == REFUSED
+    assert text in result.output
