@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -198,6 +199,8 @@ async def test_a_read_goes_on_behind_its_last_row_when_the_server_comes_back(
     tmp_path: Path, names: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(jetstream_reader, "_BATCH_ROWS", 10)
+    now = 0.0
+    monkeypatch.setattr(jetstream_patience, "time", SimpleNamespace(monotonic=lambda: now))
     async with EmbeddedNats(tmp_path / "nats") as server:
         monkeypatch.setenv("SEA_MQ_NATS_URL", server.url)
         async with connected(server.url) as connection:
@@ -207,6 +210,7 @@ async def test_a_read_goes_on_behind_its_last_row_when_the_server_comes_back(
         reader, (stretch,) = await plan(names)
         batches = reader.read(stretch)
         found = (await asyncio.to_thread(next, batches)).column("seq").to_pylist()
+        now = 300.0  # Spark took its time with the batch
         await server.stop()
         rest = asyncio.create_task(asyncio.to_thread(list, batches))
         await server.start()

@@ -82,9 +82,9 @@ async def _resumed(options: JetStreamOptions, stretch: Stretch) -> AsyncGenerato
                 read = await _Read.open(connection, options, stretch)
                 while at <= stretch.last:
                     batch, at = await read.step(at)
-                    patience.renew()
                     if batch.num_rows:
                         yield batch
+                    patience.renew()
                 await read.check_end()
                 return
         except UnavailableError as error:
