@@ -2,7 +2,7 @@
 
 import typer
 
-from sea_mq_worker.cli.pipeline import archive, drain, land, replay
+from sea_mq_worker.cli.pipeline import archive, drain, land, reconcile, replay, report
 
 app = typer.Typer(
     help="Jobs on Apache Spark over the same events: keep, prove, send again, drain, report.",
@@ -11,4 +11,6 @@ app = typer.Typer(
 app.command("archive")(archive.archive)
 app.command("drain")(drain.drain)
 app.command("land")(land.land)
+app.command("reconcile")(reconcile.reconcile)
 app.command("replay")(replay.replay)
+app.command("report")(report.report)

@@ -1,0 +1,89 @@
+"""``pipeline report``: one HTML file of what went through outbox and inbox."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sea_mq_worker.cli.arguments import SinceOption, UntilOption
+from sea_mq_worker.cli.pipeline.support import ConfOption, MasterOption, run_job, say
+from sea_mq_worker.cli.support import EXIT_USAGE, JsonOption, fail, print_json
+from sea_mq_worker.settings import Settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from sea_mq_worker.pipeline.jobs.report_figures import Report
+
+
+def report(
+    *,
+    out: Annotated[
+        Path, typer.Option("--out", help="The file to write; an earlier report there is replaced.")
+    ] = Path("report.html"),
+    since: SinceOption = None,
+    until: UntilOption = None,
+    lake: Annotated[
+        str | None,
+        typer.Option(
+            "--lake",
+            envvar="SEA_MQ_PIPELINE_LAKE",
+            help="Count what was archived there, too: a folder, or an object store as s3://bucket/path.",
+        ),
+    ] = None,
+    title: Annotated[str | None, typer.Option("--title", help="Heading of the page.")] = None,
+    json: JsonOption = False,
+    master: MasterOption = None,
+    conf: ConfOption = None,
+) -> None:
+    """Write a page of plots: throughput, latency, retries, dead letters, largest keys and the backlog.
+
+    The file needs no network and holds no payloads. Dead letters come from their stream, or from the inbox
+    table where no NATS server is set. With --json the figures are printed as well.
+    """
+    if since and until and since >= until:
+        fail("--until: must be later than --since", EXIT_USAGE)
+    _check_place(out)
+
+    def job(spark: "SparkSession", settings: Settings) -> "Report":
+        from sea_mq_worker.pipeline.jobs.report import report as report_
+        from sea_mq_worker.pipeline.jobs.report_files import write_page
+        from sea_mq_worker.pipeline.jobs.report_page import page
+
+        figures = report_(spark, settings, since=since, until=until, lake=lake, on_progress=_tell)
+        write_page(page(figures, title=title), out)
+        return figures
+
+    figures = run_job("report", job, needs=("database_url",), master=master, conf=conf)
+    if json:
+        print_json(asdict(figures))
+    else:
+        _summarise(figures, out)
+
+
+def _tell(text: str) -> None:
+    say(f"report: {text}")
+
+
+def _check_place(out: Path) -> None:
+    from sea_mq_worker.pipeline.jobs.report_files import is_replaceable
+
+    if not out.parent.is_dir():
+        fail(f"--out: there is no folder {out.parent}", EXIT_USAGE)
+    if not is_replaceable(out):
+        fail(f"--out: {out} is there and no report; choose another name or move it away", EXIT_USAGE)
+
+
+def _summarise(figures: "Report", out: Path) -> None:
+    from sea_mq_worker.pipeline.jobs.report_words import findings, printable
+
+    totals = figures.totals
+    typer.echo(
+        f"{totals.written:,} events written, {totals.published:,} published; "
+        f"{totals.received:,} messages received, {totals.processed:,} processed"
+    )
+    for finding in findings(figures):
+        hint = f" See `{finding.command}`" if finding.command else ""
+        typer.echo(f"{finding.level}: {printable(finding.text)}{hint}")
+    typer.echo(f"report: {out.resolve()}")

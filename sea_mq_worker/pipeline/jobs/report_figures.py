@@ -1,0 +1,170 @@
+"""What a report tells: figures of a period, small enough to print, without payloads or ids."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal, TypeAlias
+
+Way: TypeAlias = Literal["outbox", "inbox"]
+
+AGES = ("under 1 minute", "1 to 10 minutes", "10 to 60 minutes", "1 to 24 hours", "over 1 day")
+"""Age classes of the backlog."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bin:
+    """Events in one stretch of time, each counted by the moment that the field names."""
+
+    at: datetime
+    written: int = 0
+    published: int = 0
+    received: int = 0
+    processed: int = 0
+    outbox_retried: int = 0
+    """Published, after more than one attempt."""
+    inbox_retried: int = 0
+    """Processed, after more than one attempt."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latency:
+    """Seconds from occurred to published (outbox), or received to processed (inbox); ``at`` None: of all."""
+
+    way: Way
+    at: datetime | None
+    count: int
+    p50: float
+    p95: float
+    p99: float
+    most: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempts:
+    """How many events took so many attempts until they were published or processed."""
+
+    way: Way
+    attempts: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dead:
+    """DEAD events written in the period, by the beginning of their last error."""
+
+    reason: str
+    event_type: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetters:
+    """Dead letters of the period, by the reason and the subject that the message had."""
+
+    reason: str
+    subject: str
+    count: int
+    latest: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetterBin:
+    """Dead letters of one reason in one stretch of time."""
+
+    at: datetime
+    reason: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """An ordering key or an event type: its events written in the period, and their payloads' bytes."""
+
+    name: str
+    count: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shares:
+    """The largest, and how many there are in all."""
+
+    largest: Sequence[Share]
+    distinct: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backlog:
+    """What was not done when the tables were read, whatever the period, by state and age class."""
+
+    way: Way
+    state: str
+    age: str
+    count: int
+    oldest_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamBin:
+    """Messages that the lake has landed, by their context and the time that the stream stored them."""
+
+    at: datetime
+    context: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Totals:
+    """Sums of the period."""
+
+    written: int
+    written_bytes: int
+    published: int
+    outbox_retried: int
+    dead: int
+    received: int
+    processed: int
+    inbox_retried: int
+    dead_lettered: int
+    """Messages of the inbox that ended as dead letters."""
+    archived: int
+    """Of those written: read from the archive alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """All figures.
+
+    Attributes:
+        context: whose events these are.
+        at: the moment that the tables were read as of, by PostgreSQL's clock.
+        since: the period's begin.
+        until: the period's end, not included.
+        bin_seconds: length of a stretch of time.
+        lake: whether the archive was read.
+        dead_letter_source: the stream that dead letters were read from; None: the inbox table.
+    """
+
+    context: str
+    at: datetime
+    since: datetime
+    until: datetime
+    bin_seconds: int
+    lake: bool
+    dead_letter_source: str | None
+    totals: Totals
+    bins: Sequence[Bin]
+    latencies: Sequence[Latency]
+    attempts: Sequence[Attempts]
+    dead: Sequence[Dead]
+    dead_letters: Sequence[DeadLetters]
+    dead_letter_count: int
+    dead_letter_bins: Sequence[DeadLetterBin]
+    keys: Shares
+    types: Shares
+    backlog: Sequence[Backlog]
+    stream_bins: Sequence[StreamBin]
+
+    def latency(self, way: Way) -> Latency | None:
+        """Return the percentiles of the whole period; None: nothing was published or processed in it."""
+        return next((each for each in self.latencies if each.way == way and each.at is None), None)

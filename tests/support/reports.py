@@ -1,0 +1,98 @@
+"""Figures of a report, full of text that is meant to break a page."""
+
+from datetime import UTC, datetime, timedelta
+
+from sea_mq_worker.pipeline.jobs.report_figures import (
+    Attempts,
+    Backlog,
+    Bin,
+    Dead,
+    DeadLetterBin,
+    DeadLetters,
+    Latency,
+    Report,
+    Share,
+    Shares,
+    Totals,
+)
+
+SINCE = datetime(2026, 3, 1, 12, tzinfo=UTC)
+HOSTILE = (
+    "</script><script>alert(1)</script><b onclick=alert(2)>&amp;<a href='http://evil.example/'>%{y}</a>\u202e"
+)
+_NOTHING = Shares(largest=[], distinct=0)
+
+
+def empty_report() -> Report:
+    """Return what is found where nothing ever happened."""
+    totals = Totals(
+        written=0,
+        written_bytes=0,
+        published=0,
+        outbox_retried=0,
+        dead=0,
+        received=0,
+        processed=0,
+        inbox_retried=0,
+        dead_lettered=0,
+        archived=0,
+    )
+    return Report(
+        context="sea",
+        at=SINCE + timedelta(minutes=3),
+        since=SINCE,
+        until=SINCE + timedelta(minutes=3),
+        bin_seconds=60,
+        lake=False,
+        dead_letter_source=None,
+        totals=totals,
+        bins=[Bin(at=SINCE + timedelta(minutes=n)) for n in range(3)],
+        latencies=[],
+        attempts=[],
+        dead=[],
+        dead_letters=[],
+        dead_letter_count=0,
+        dead_letter_bins=[],
+        keys=_NOTHING,
+        types=_NOTHING,
+        backlog=[],
+        stream_bins=[],
+    )
+
+
+def hostile_report() -> Report:
+    """Return a report in which every part has something, named by somebody who means harm."""
+    nothing = empty_report()
+    bins = [
+        Bin(at=each.at, written=9, published=7, received=5, processed=4, outbox_retried=2, inbox_retried=1)
+        for each in nothing.bins
+    ]
+    times = (None, *(each.at for each in bins))
+    return Report(
+        context="sea",
+        at=nothing.at,
+        since=nothing.since,
+        until=nothing.until,
+        bin_seconds=60,
+        lake=False,
+        dead_letter_source="SEA_DLQ",
+        totals=Totals(
+            written=27, written_bytes=2700, published=21, outbox_retried=6, dead=3,
+            received=15, processed=12, inbox_retried=3, dead_lettered=2, archived=0,
+        ),
+        bins=bins,
+        latencies=[
+            Latency(way=way, at=at, count=7, p50=0.02, p95=0.5, p99=90.0, most=100.0)
+            for way in ("outbox", "inbox")
+            for at in times
+        ],
+        attempts=[Attempts(way="outbox", attempts=n, count=7 - n) for n in range(1, 5)],
+        dead=[Dead(reason=HOSTILE, event_type=HOSTILE, count=3)],
+        dead_letters=[DeadLetters(reason=HOSTILE, subject=HOSTILE, count=2, latest=SINCE)],
+        dead_letter_count=2,
+        dead_letter_bins=[DeadLetterBin(at=SINCE, reason=HOSTILE, count=2)],
+        keys=Shares(largest=[Share(name=HOSTILE, count=20, size=2000)], distinct=1),
+        types=Shares(largest=[Share(name=HOSTILE, count=27, size=2700)], distinct=1),
+        backlog=[Backlog(way="outbox", state="PENDING", age="over 1 day", count=3, oldest_seconds=90_000.0)],
+        stream_bins=[],
+    )  # fmt: skip
