@@ -17,6 +17,7 @@ from sea_mq_worker.domain.errors import ContractError, StoreUnavailableError, Wo
 from sea_mq_worker.domain.events import EventState
 from sea_mq_worker.pipeline.errors import PipelineError
 from sea_mq_worker.pipeline.snapshot import read_inbox, read_outbox, snapshot
+from sea_mq_worker.pipeline.sources.tables import PageRange, TableReader
 from sea_mq_worker.pipeline.sources.tables_connection import connected, libpq_uri
 from sea_mq_worker.pipeline.sources.tables_query import OUTBOX, table_query
 from sea_mq_worker.settings import Settings
@@ -195,6 +196,22 @@ async def test_reading_after_the_snapshot_has_gone_is_refused(
     secret = urlsplit(settings.database_url.get_secret_value()).password or "?"
     shown = [str(gone.value), frame._jdf.queryExecution().toString()]
     assert not [text for text in shown if secret in text]
+
+
+async def test_a_read_that_loses_its_connection_fails(
+    settings: Settings, pool: asyncpg.Pool, tmp_path: Path
+) -> None:
+    for _ in range(6):
+        await add_event(pool, payload=json.dumps("x" * 10_000_000))
+    reader = TableReader(table_query(OUTBOX, {}), {"config": str(tmp_path / "settings.toml")})
+    batches = reader.read(PageRange(None))
+    next(batches)
+    await pool.execute(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+        " WHERE application_name = 'sea_mq_worker pipeline read' AND datname = current_database()"
+    )
+    with pytest.raises(StoreUnavailableError, match="ended a read before its end"):
+        list(batches)
 
 
 async def test_a_password_of_any_characters_works_for_both_drivers(

@@ -20,7 +20,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from sea_mq_worker.pipeline.access import CONFIG, executor_settings
-from sea_mq_worker.pipeline.sources.tables_connection import ONE_MOMENT, connected
+from sea_mq_worker.pipeline.sources.tables_connection import ONE_MOMENT, connected, record_batches
 from sea_mq_worker.pipeline.sources.tables_query import INBOX, OUTBOX, Table, TableQuery, table_query
 
 _NEEDS = ("database_url",)
@@ -64,7 +64,7 @@ class TableReader(DataSourceReader):
                 cursor.execute(ONE_MOMENT)
                 cursor.execute(f"SET TRANSACTION SNAPSHOT '{self._query.snapshot}'")
             cursor.execute(self._query.sql(settings.database_schema, partition.pages))
-            yield from cursor.fetch_record_batch()
+            yield from record_batches(cursor)
 
 
 class _TableSource(DataSource):

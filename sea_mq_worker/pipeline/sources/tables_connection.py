@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import Any, TypeAlias
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
+import pyarrow as pa
 from adbc_driver_manager import dbapi as adbc
 from adbc_driver_postgresql import dbapi
 
@@ -74,6 +75,19 @@ def connected(settings: Settings, *, purpose: str) -> Iterator[Cursor]:
                 yield cursor
         finally:
             connection.close()
+
+
+def record_batches(cursor: Cursor) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of the statement that was executed.
+
+    Raises:
+        StoreUnavailableError: the connection was lost, or the server ended the statement.
+    """
+    try:
+        yield from cursor.fetch_record_batch()
+    except OSError as error:  # what Arrow makes of a driver's error in the middle of a stream
+        reason = str(error).splitlines()[0]
+        raise StoreUnavailableError(f"PostgreSQL ended a read before its end: {reason}") from None
 
 
 def libpq_uri(dsn: str, *, schema: str, purpose: str) -> str:
