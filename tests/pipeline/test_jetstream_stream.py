@@ -56,6 +56,7 @@ def query(spark: SparkSession, nats_url: str, names: str, tmp_path: Path) -> Que
     return Query(spark, tmp_path, stream=names, config=settings_file(tmp_path, nats_url))
 
 
+@pytest.mark.slow
 async def test_each_message_comes_once_over_crashes(stream: Stream, query: Query) -> None:
     await stream.store(3)
     assert await query.run(startingOffset="latest") == []
