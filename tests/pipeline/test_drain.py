@@ -160,7 +160,7 @@ def spark_home(folder: Path) -> Path:
 async def kill_a_task(pool: asyncpg.Pool) -> None:
     """SIGKILL the Python worker of a task that holds claims; its name tells its process."""
     held = "SELECT claimed_by FROM outbox_events WHERE claimed_by LIKE 'drain-%' LIMIT 1"
-    owner = await eventually(lambda: pool.fetchval(held), within=60, what="a task claims")
+    owner = await eventually(lambda: pool.fetchval(held), within=150, what="a task claims")
     found = re.search(r"-(\d+)-[0-9a-f]+#", owner)
     assert found
     os.kill(int(found[1]), signal.SIGKILL)
@@ -178,7 +178,7 @@ async def test_a_drain_on_a_cluster_beside_a_worker_publishes_each_event_once_an
     async with running(site.target, site.folder / "drain.log", *command) as draining:
         await kill_a_task(site.pool)
         async with running(site.target, site.folder / "worker.log", log_level="debug") as worker:
-            assert await draining.ended(within=90) == 0, draining.written
+            assert await draining.ended(within=120) == 0, draining.written
 
     told = json.loads(draining.written[draining.written.index("{\n") :])
     assert (told["backlog"], told["tasks"], told["left"]) == (EVENTS, 2, 0)

@@ -160,9 +160,7 @@ async def test_events_are_chosen_by_each_part_of_a_selection(
     assert await chosen(states=(EventState.DEAD,), event_types=("order.created",)) == {
         "order.created": (1, 0)
     }
-    assert await chosen(ordering_keys=("b",)) == {"order.created": (2, 0)}
     assert await chosen(ordering_keys=("a",), until=yesterday) == {"order.created": (0, 1)}
-    assert await chosen(published_until=hour_ago) == {}
     assert await site.actions() == []
 
 
@@ -260,7 +258,7 @@ async def test_a_replay_that_is_killed_goes_on_and_each_key_is_published_again_i
     async with running(site.target, site.folder / "worker.log") as worker:
         await worker.ready()
         await site.pool.execute(FILL)
-        await eventually(all_published, within=30)
+        await eventually(all_published, within=60)
         site.archive("hash(id) % 2 = 0")
         gone = "id = ANY ($1::text[]::uuid[])"
         archived = LakeTable(site.lake, ARCHIVE).read(site.spark).select("id").collect()
@@ -269,10 +267,10 @@ async def test_a_replay_that_is_killed_goes_on_and_each_key_is_published_again_i
 
         async with running(site.target, site.folder / "replay.log", *command, *options) as killed:
 
-            async def half() -> bool:
+            async def a_fifth() -> bool:
                 return any(row["affected"] >= EVENTS / 5 for row in await site.actions())
 
-            await eventually(half, within=60, what=killed.written)
+            await eventually(a_fifth, within=150, what="a fifth is put back")
             killed.send(signal.SIGKILL)
             await killed.ended()
         selection = Selection(
@@ -281,7 +279,7 @@ async def test_a_replay_that_is_killed_goes_on_and_each_key_is_published_again_i
             words=(("published_until", "0s"),),
         )
         done = await site.replay(selection, per_second=EVENTS)
-        await eventually(all_published, within=30)
+        await eventually(all_published, within=60)
         worker.send(signal.SIGTERM)
         assert await worker.ended() == 0
 
