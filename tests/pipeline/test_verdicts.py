@@ -1,11 +1,13 @@
 """Verdicts on small frames: what is said of an id, and why."""
 
+import functools
 import random
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
@@ -139,7 +141,16 @@ def test_each_row_and_each_message_gets_what_holds_of_it(spark: SparkSession) ->
         message("nobody's"),
         message("pruned", time=ago(3000)),
     ]
-    found = stream_findings(spark, events, copies, Limits(late_seconds=60), pruned_before=ago(2000))
+    copied_events, more_copies, replays, copied = _copied()
+    moved_events, moved_copies, moved = _moved()
+    found = stream_findings(
+        spark,
+        [*events, *copied_events, *moved_events],
+        [*copies, *more_copies, *moved_copies],
+        Limits(late_seconds=60),
+        replays=replays,
+        pruned_before=ago(2000),
+    )
 
     assert found == {
         "fine": ["delivered"],
@@ -159,79 +170,85 @@ def test_each_row_and_each_message_gets_what_holds_of_it(spark: SparkSession) ->
         "slow-and-altered": ["altered", "late"],
         "nobody's": ["unexpected"],
         "pruned": ["pruned"],
+        **copied,
+        **moved,
     }
 
 
-def test_a_stream_that_refuses_when_full_drops_nothing_but_what_is_old(spark: SparkSession) -> None:
-    facts = StreamFacts(
-        stream="SEA_EVENTS",
-        created=ago(10_000),
-        first_seq=1001,
-        last_seq=1000,
-        first_time=None,
-        asked_at=NOW,
-        max_age_seconds=2000,
-    )
-    events = [event("purged"), event("old", published_at=ago(2001))]
-    found = stream_findings(spark, events, [], facts=facts)
-    assert found == {"purged": ["missing-in-stream"], "old": ["expired"]}
+Rows = list[dict[str, Any]]
 
 
-def test_in_a_part_of_the_time_nothing_is_called_unexpected(spark: SparkSession) -> None:
-    found = stream_findings(spark, [event("a")], [message("a"), message("b")], Limits(since=ago(1500)))
-    assert found == {"a": ["delivered"]}
-
-
-def test_a_further_copy_is_duplicated_unless_an_audited_replay_lies_before_it(spark: SparkSession) -> None:
-    names = ("plain", "by-id", "by-key", "twice-by-id", "too-early", "of-another-type")
-    events = [event(name, ordering_key=f"k-{name}") for name in names]
-    copies = [
-        message(name, place, time=at) for name in names for place, at in ((200, ago(900)), (300, ago(500)))
-    ]
-    copies.append(message("twice-by-id", 400, time=ago(100)))
-    replays = [
-        Replay(at=ago(600), selection={"ids": ["by-id", "twice-by-id"]}),
-        Replay(at=ago(600), selection={"ordering_key": "k-by-key", "states": ["PUBLISHED"]}),
-        Replay(at=ago(950), selection={"ids": ["too-early"]}),
-        Replay(
-            at=ago(600), selection={"ordering_keys": ["k-of-another-type"], "event_types": ["order.made"]}
-        ),
-    ]
-    found = stream_findings(spark, events, copies, replays=replays)
-    assert {name for name, what in found.items() if what == ["duplicated"]} == {
-        "plain",
-        "twice-by-id",
-        "too-early",
-        "of-another-type",
+def _copied() -> tuple[Rows, Rows, list[Replay], dict[str, list[str]]]:
+    """Make events with further copies: a replay explains one that it selects and that comes after it."""
+    explained = {
+        "by-id": True,
+        "by-key": True,
+        "by-correlation": True,
+        "unexplained": False,
+        "one-replay-two-copies": False,
+        "replayed-before-the-first": False,
+        "of-another-type": False,
+        "created-later": False,
     }
+    events = [event(name, ordering_key=f"k-{name}", correlation_id=f"c-{name}") for name in explained]
+    two = ((200, ago(980)), (300, ago(500)))
+    copies = [message(name, place, time=at) for name in explained for place, at in two]
+    copies.append(message("one-replay-two-copies", 400, time=ago(100)))
+    given: list[tuple[float, dict[str, Any]]] = [
+        (600, {"ids": ["by-id", "one-replay-two-copies"], "states": ["PUBLISHED"]}),
+        (600, {"ordering_key": "k-by-key", "states": ["PUBLISHED"], "since": ago(1001).isoformat()}),
+        (600, {"correlation_id": "c-by-correlation"}),
+        (995, {"ids": ["replayed-before-the-first"]}),
+        (600, {"ordering_keys": ["k-of-another-type"], "event_types": ["order.made"]}),
+        (600, {"ordering_keys": ["k-created-later"], "until": ago(1001).isoformat()}),
+    ]
+    replays = [Replay(at=ago(seconds), selection=selection) for seconds, selection in given]
+    verdicts = {name: ["delivered" if known else "duplicated"] for name, known in explained.items()}
+    return events, copies, replays, verdicts
 
 
-def test_exactly_the_moved_events_are_out_of_order(spark: SparkSession) -> None:
-    def key(name: str, stored_in_order: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        rows = [event(f"{name}-{e}", seq=ord(e), ordering_key=name) for e in sorted(stored_in_order)]
-        return rows, [message(f"{name}-{e}", 200 + n) for n, e in enumerate(stored_in_order)]
-
+def _moved() -> tuple[Rows, Rows, dict[str, list[str]]]:
+    """Make keys whose events are stored in another order than they were inserted in, the alphabet's."""
     stored = {
-        "fine": "abcdefgh",
+        "order": "abcdefgh",
         "late": "acdefgbh",
         "early": "agbcdefh",
         "swap": "abdcefgh",
         "two": "bcdahefg",
     }
-    keys = [key(name, order) for name, order in stored.items()]
-    events = [row for rows, _ in keys for row in rows]
-    found = stream_findings(spark, events, [each for _, messages in keys for each in messages])
-    moved = {name for name, what in found.items() if what != ["delivered"]}
-    assert moved == {"late-b", "early-g", "swap-c", "two-a", "two-h"}
-    assert found["late-b"] == ["out-of-order"]
+    wrong = {"late-b", "early-g", "swap-c", "two-a", "two-h"}
+    letters = [
+        (key, letter, 300 + place) for key, order in stored.items() for place, letter in enumerate(order)
+    ]
+    events = [event(f"{key}-{letter}", ord(letter), ordering_key=key) for key, letter, _ in letters]
+    copies = [message(f"{key}-{letter}", place) for key, letter, place in letters]
+    names = [f"{key}-{letter}" for key, letter, _ in letters]
+    return events, copies, {name: ["out-of-order" if name in wrong else "delivered"] for name in names}
 
 
-def test_an_event_seen_only_by_its_replay_is_not_out_of_order(spark: SparkSession) -> None:
-    events = [event("a", 1, ordering_key="k"), event("b", 2, ordering_key="k")]
-    copies = [message("a", 300, time=ago(500)), message("b", 200, time=ago(900))]
-    assert stream_findings(spark, events, copies)["a"] == ["out-of-order"]
-    replays = [Replay(at=ago(600), selection={"ids": ["a"]})]
-    assert stream_findings(spark, events, copies, replays=replays)["a"] == ["delivered"]
+def test_a_full_stream_that_refuses_drops_only_what_is_old_and_a_part_tells_nothing_of_strangers(
+    spark: SparkSession,
+) -> None:
+    facts = replace(FACTS, first_seq=1001, first_time=None, max_age_seconds=2000, drops=False)
+    events = [
+        event("purged"),
+        event("old", published_at=ago(2001)),
+        event("seen-by-its-replay-alone", 1, ordering_key="k"),
+        event("later", 2, ordering_key="k"),
+    ]
+    copies = [
+        message("stranger"),
+        message("seen-by-its-replay-alone", 300, time=ago(500)),
+        message("later", 200, time=ago(900)),
+    ]
+    replays = [Replay(at=ago(600), selection={"ids": ["seen-by-its-replay-alone"]})]
+    found = stream_findings(spark, events, copies, Limits(since=ago(9000)), facts, replays=replays)
+    assert found == {
+        "purged": ["missing-in-stream"],
+        "old": ["expired"],
+        "seen-by-its-replay-alone": ["delivered"],
+        "later": ["delivered"],
+    }
 
 
 @given(st.lists(st.integers(0, 1000), unique=True, max_size=60))
@@ -307,28 +324,25 @@ def test_an_own_event_keeps_its_verdict_where_it_never_reached_the_stream(spark:
     }
 
 
-@pytest.mark.parametrize(
-    ("patterns", "subject", "matches"),
-    [
-        ((), "a.b", True),
-        (("a.*",), "a.b", True),
-        (("a.*",), "a.b.c", False),
-        (("a.>",), "a.b.c", True),
-        (("a.>",), "a", False),
-        (("a.b", "c"), "c", True),
-        (("a.b",), "axb", False),
-        (("a.$x+",), "a.$x+", True),
-    ],
-)
-def test_a_consumer_covers_what_its_patterns_match(
-    spark: SparkSession, patterns: tuple[str, ...], subject: str, matches: bool
-) -> None:
-    consumer = ConsumerFacts(
-        stream="S", durable="d", filters=patterns, start_seq=1, start_time=None, created=NOW, settled=0,
-        first_place=1, read_at=NOW,
-    )  # fmt: skip
-    rows = frame(spark, [message("a", subject=subject)], MESSAGES)
-    assert covered(rows, consumer).isEmpty() is not matches
+def test_a_consumer_covers_what_its_patterns_match_from_its_start_on(spark: SparkSession) -> None:
+    subjects = ("a", "a.b", "axb", "a.b.c", "c", "a.$x+")
+    rows = frame(spark, [message(each, place, subject=each) for place, each in enumerate(subjects)], MESSAGES)
+
+    def covers(*patterns: str, **given: Any) -> DataFrame:
+        consumer = replace(CONSUMER, filters=patterns, **given)
+        return covered(rows, consumer).select(F.lit(str((patterns, given))).alias("asked"), "subject")
+
+    asked = [
+        covers(),
+        covers("a.*"),
+        covers("a.>"),
+        covers("a.b", "c"),
+        covers("a.$x+"),
+        covers(start_seq=4),
+        covers(start_time=ago(999)),
+    ]
+    found = Counter(row.asked for row in functools.reduce(DataFrame.unionByName, asked).collect())
+    assert list(found.values()) == [6, 2, 3, 2, 1, 2]
 
 
 def test_the_worker_s_own_message_has_the_prints_of_its_row(spark: SparkSession) -> None:

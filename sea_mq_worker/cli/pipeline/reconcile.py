@@ -120,7 +120,8 @@ def _job(
         from sea_mq_worker.pipeline.jobs.reconcile_outbox import Limits
 
         how = Requeue(**requeue) if requeue else None
-        chosen = Wanted(limits=Limits(**limits), requeue=how, **wanted)
+        lake = wanted["lake"] or settings.pipeline_lake or None
+        chosen = Wanted(limits=Limits(**limits), requeue=how, **{**wanted, "lake": lake})
         return reconcile(spark, settings, chosen, on_progress=say)
 
     return job

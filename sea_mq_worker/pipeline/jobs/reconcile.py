@@ -26,6 +26,7 @@ from sea_mq_worker.pipeline.jobs.reconcile_reading import stored_within
 from sea_mq_worker.pipeline.jobs.reconcile_receiver import Receiver
 from sea_mq_worker.pipeline.jobs.reconcile_result import Compared, Reconciliation, summary, troubled
 from sea_mq_worker.pipeline.jobs.reconcile_sources import Inbox, Sources, read_sources
+from sea_mq_worker.pipeline.jobs.verdicts import Verdict
 from sea_mq_worker.settings import Settings
 
 
@@ -100,7 +101,7 @@ class _Judge:
             found.append(summary(name, judged, examples=self.wanted.examples))
             self.on_progress(f"{name}: judged {found[-1].ids}")
         self._write(hops)
-        missing = lost(own)
+        missing = lost(own) if Verdict.MISSING_IN_STREAM in found[0].verdicts else None
         how = self.wanted.requeue
         return Reconciliation(
             since=self.wanted.limits.since,
@@ -108,11 +109,8 @@ class _Judge:
             compared=[self._compared(name) for name in self.sources.bounds],
             rows=self.sources.rows,
             hops=found,
-            notes=[
-                *self._notes(),
-                *signs(missing, self.sources.messages[self.settings.stream], self._facts()),
-            ],
-            requeued=put_back(self.settings, missing, how, self.on_progress) if how else None,
+            notes=[*self._notes(), *(self._signs(missing) if missing else ())],
+            requeued=put_back(self.settings, missing, how, self.on_progress) if how and missing else None,
         )
 
     def _outbox(self) -> DataFrame:
@@ -187,6 +185,9 @@ class _Judge:
             streamed=messages.streamed,
             landed=messages.landed,
         )
+
+    def _signs(self, missing: DataFrame) -> list[str]:
+        return signs(missing, self.sources.messages[self.settings.stream], self._facts())
 
     def _notes(self) -> list[str]:
         """Say what limits the judgement, or speaks of a broker that was set back."""

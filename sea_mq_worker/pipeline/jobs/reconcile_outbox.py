@@ -87,15 +87,15 @@ def judge_stream(
     ``state_verdict`` is the one of the findings that exclude each other.
 
     Args:
-        joined: from ``matched``; read several times, so it should be persisted.
+        joined: from ``matched``; read several times, here already, so it should be persisted.
         facts: of the stream.
         limits: of the run.
         replays: audited ones, which explain further copies.
         pruned_before: rows published before this time may have been deleted; None: none were.
     """
     first = F.element_at("copies", 1)
-    marked = joined.join(_flag(_repeated(joined, replays), "repeated"), "id", "left")
-    marked = marked.join(_flag(_displaced(joined, replays), "displaced"), "id", "left")
+    marked = _flagged(joined, _repeated(joined, replays), "repeated")
+    marked = _flagged(marked, _displaced(joined, replays), "displaced")
     if limits.windowed:
         marked = marked.where(F.col("state").isNotNull())
     seconds = first["time"].cast("double") - F.col("occurred_at").cast("double")
@@ -157,9 +157,11 @@ def _altered() -> Column:
     return F.col("content").isNotNull() & F.coalesce(differs, F.lit(False))
 
 
-def _repeated(joined: DataFrame, replays: Sequence[Replay]) -> DataFrame:
-    """Return the ids with a copy that no replay explains."""
+def _repeated(joined: DataFrame, replays: Sequence[Replay]) -> DataFrame | None:
+    """Return the ids with a copy that no replay explains; None: there is no second copy of any."""
     several = joined.where(F.size("copies") > 1)
+    if several.isEmpty():
+        return None
     pairs = F.transform(
         F.sequence(F.lit(2), F.size("copies")),
         lambda place: F.struct(
@@ -171,8 +173,8 @@ def _repeated(joined: DataFrame, replays: Sequence[Replay]) -> DataFrame:
     return unexplained(each, replays)
 
 
-def _displaced(joined: DataFrame, replays: Sequence[Replay]) -> DataFrame:
-    """Return the ids out of order, by their first copies.
+def _displaced(joined: DataFrame, replays: Sequence[Replay]) -> DataFrame | None:
+    """Return the ids out of order, by their first copies; None: all are in order.
 
     An event whose first copy left the stream long ago, so that a replay's is the first seen, is left out.
     """
@@ -185,11 +187,14 @@ def _displaced(joined: DataFrame, replays: Sequence[Replay]) -> DataFrame:
         F.col("created_at").alias("earlier"),
         first["time"].alias("later"),
     )
-    return moved(unexplained(entangled(places), replays))
+    wrong = entangled(places)
+    return None if wrong.isEmpty() else moved(unexplained(wrong, replays))
 
 
 _SELECTED = ("id", "event_type", "ordering_key", "correlation_id", "created_at")
 
 
-def _flag(ids: DataFrame, name: str) -> DataFrame:
-    return ids.select("id").distinct().withColumn(name, F.lit(True))
+def _flagged(joined: DataFrame, ids: DataFrame | None, name: str) -> DataFrame:
+    if ids is None:
+        return joined.withColumn(name, F.lit(False))
+    return joined.join(ids.select("id").distinct().withColumn(name, F.lit(True)), "id", "left")

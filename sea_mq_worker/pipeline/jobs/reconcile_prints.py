@@ -132,8 +132,11 @@ class StorageIds:
 
 
 def named(prints: DataFrame, *, stream: str) -> DataFrame:
-    """Give every message an id; ``prints`` is read twice."""
-    nameless = prints.where(F.col("id").isNull()).mapInArrow(StorageIds(stream), prints.schema)
+    """Give every message an id; ``prints`` is read at once, and twice where one has none."""
+    without = prints.where(F.col("id").isNull())
+    if without.isEmpty():
+        return prints
+    nameless = without.mapInArrow(StorageIds(stream), prints.schema)
     return prints.where(F.col("id").isNotNull()).unionByName(nameless)
 
 

@@ -9,6 +9,7 @@ from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812
 
 from sea_mq_worker.pipeline.access import access_options
+from sea_mq_worker.pipeline.jobs.incarnations import moment_text, nanoseconds
 from sea_mq_worker.pipeline.jobs.reconcile_facts import Bounds
 from sea_mq_worker.pipeline.jobs.reconcile_outbox import Limits
 from sea_mq_worker.pipeline.jobs.reconcile_prints import (
@@ -87,8 +88,9 @@ def with_lake(
         return Messages(frame=own, current=0, streamed=count, landed=0)
     landed = _landed(spark, lake, bounds, limits)
     found = {row.incarnation for row in landed.select("incarnation").distinct().collect()}
-    same = [each for each in found if _age(each)[0] == bounds.state.created]
-    newest = max(same, key=_age, default=bounds.state.created)
+    created = _created(bounds)
+    same = [each for each in found if each.partition("#")[0] == created]
+    newest = max(same, key=_age, default=created)
     numbers = {each: number for number, each in enumerate(sorted({*found, newest}, key=_age))}
     current = numbers[newest] * _INCARNATION
     older, landed_count = keep(_placed(landed, numbers, several=len(same) > 1))
@@ -128,7 +130,8 @@ def with_archive(
     """Add the archive's rows; of several with one id the table's counts, else the one published last."""
     if lake is None:
         return events, 0
-    rows = LakeTable(lake, ARCHIVE).read(spark, [("context", "=", settings.context)])
+    columns = tuple(name for name in (*CONTENT_COLUMNS, *PASSED_COLUMNS, "context") if name != "state")
+    rows = LakeTable(lake, ARCHIVE).read(spark, [("context", "=", settings.context)], columns=columns)
     rows = rows.where(F.col("context") == settings.context).withColumn("state", F.lit("PUBLISHED"))
     if limits.since is not None:
         rows = rows.where(F.col("created_at") >= F.lit(limits.since))
@@ -160,12 +163,14 @@ def stored_within(messages: DataFrame, limits: Limits) -> DataFrame:
 
 def _landed(spark: SparkSession, lake: str, bounds: Bounds, limits: Limits) -> DataFrame:
     """Read of bronze what the stream does not hold any more: older streams, and what is before its first."""
-    name, created = bounds.state.stream, bounds.state.created
-    rows = LakeTable(lake, BRONZE).read(spark, [("stream", "=", name)]).where(F.col("stream") == name)
+    name = bounds.state.stream
+    columns = ("stream", "date", "incarnation", "seq", "time", "subject", "headers", "data")
+    rows = LakeTable(lake, BRONZE).read(spark, [("stream", "=", name)], columns=columns)
+    rows = rows.where(F.col("stream") == name)
     if limits.since is not None:
         day = (limits.since - _CLOCK).date()
         rows = rows.where((F.col("date") >= F.lit(day)) & (F.col("time") >= F.lit(limits.since - _CLOCK)))
-    same = F.split_part("incarnation", F.lit("#"), F.lit(1)) == created
+    same = F.split_part("incarnation", F.lit("#"), F.lit(1)) == _created(bounds)
     return rows.where(~same | (F.col("seq") < bounds.state.first_seq))
 
 
@@ -182,7 +187,12 @@ def _placed(landed: DataFrame, numbers: dict[str, int], *, several: bool) -> Dat
     return prints.withColumn("place", number * F.lit(_INCARNATION) + F.col("seq")).drop("incarnation")
 
 
-def _age(incarnation: str) -> tuple[str, int]:
+def _created(bounds: Bounds) -> str:
+    """Return the creation time as the lake writes it."""
+    return moment_text(nanoseconds(bounds.state.created))
+
+
+def _age(incarnation: str) -> tuple[int, int]:
     """Sort incarnations: by creation, then by how often the stream was found set back."""
     created, _, restored = incarnation.partition("#")
-    return created, int(restored or 0)
+    return nanoseconds(created), int(restored or 0)

@@ -51,5 +51,6 @@ def config_of(config: str | None) -> Iterator[None]:
 
 
 def _from_environment() -> set[str]:
-    fields = {f"{ENV_PREFIX}{name}".upper() for name in Settings.model_fields}
+    """Name what would be taken for the receiver's; the lake is asked for the own service alone."""
+    fields = {f"{ENV_PREFIX}{name}".upper() for name in Settings.model_fields if name != "pipeline_lake"}
     return fields & set(os.environ)

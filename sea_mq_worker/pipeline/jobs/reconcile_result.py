@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from pyspark.sql import DataFrame, Window
+from pyspark.sql import DataFrame, Row, Window
 from pyspark.sql import functions as F  # noqa: N812
 
 from sea_mq_worker.pipeline.jobs.verdicts import Verdict
@@ -112,16 +112,25 @@ def summary(name: str, judged: DataFrame, *, examples: int) -> Hop:
         judged: ``id``, ``findings`` and ``seconds``; read several times.
         examples: how many ids to name of each verdict.
     """
-    counted = [(row.findings, row["count"]) for row in judged.groupBy("findings").count().collect()]
+    shares = F.percentile_approx("seconds", list(_SHARES), _ACCURACY).alias("shares")
+    figures = (
+        F.count("*").alias("ids"),
+        F.count("seconds").alias("events"),
+        F.max("seconds").alias("longest"),
+    )
+    rows = judged.rollup("findings").agg(*figures, shares).collect()
+    counted = [(row.findings, row.ids) for row in rows if row.findings is not None]
     verdicts = {each: sum(n for found, n in counted if found[0] == each) for each in Verdict}
     findings = {each: sum(n for found, n in counted if each in found) for each in Verdict}
+    ids = sum(n for _, n in counted)
+    to_name = examples if verdicts[Verdict.DELIVERED] < ids else 0
     return Hop(
         name=name,
-        ids=sum(n for _, n in counted),
+        ids=ids,
         verdicts={each: n for each, n in verdicts.items() if n},
         findings={each: n for each, n in findings.items() if n},
-        examples=_examples(judged, examples) if examples else {},
-        latency=_latency(judged),
+        examples=_examples(judged, to_name) if to_name else {},
+        latency=next((_latency(row) for row in rows if row.findings is None and row.events), None),
     )
 
 
@@ -141,10 +150,6 @@ def _examples(judged: DataFrame, number: int) -> dict[Verdict, list[str]]:
     return found
 
 
-def _latency(judged: DataFrame) -> Latency | None:
-    shares = F.percentile_approx("seconds", list(_SHARES), _ACCURACY).alias("shares")
-    row = judged.agg(F.count("seconds").alias("events"), shares, F.max("seconds").alias("longest")).first()
-    if row is None or not row.events:
-        return None
+def _latency(row: Row) -> Latency:
     p50, p95, p99 = row.shares
     return Latency(events=row.events, p50=p50, p95=p95, p99=p99, longest=row.longest)
