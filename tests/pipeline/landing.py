@@ -109,6 +109,11 @@ class Lake:
         found: list[dict[str, Any]] = table.to_pyarrow_table().to_pylist() if table else []
         return found
 
+    def count(self, layout: Layout) -> int:
+        """Count a table's rows."""
+        table = self.table(layout).open()
+        return table.count() if table else 0
+
     def versions(self) -> list[int]:
         """Return how often each table was committed to."""
         opened = [self.table(layout).open() for layout in (BRONZE, SILVER, GOLD)]

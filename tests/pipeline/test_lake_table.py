@@ -79,6 +79,18 @@ def test_a_commit_is_refused_where_another_run_has_gone_on(spark: SparkSession, 
     assert table.read(spark).count() == 10
 
 
+def test_marks_outlive_the_log_of_the_commits_that_made_them(tmp_path: Path) -> None:
+    table = LakeTable(str(tmp_path), BRONZE)
+    table.commit(NO_FILES, Mark("early", 7))
+    for value in range(1, 20):
+        table.commit(NO_FILES, Mark("land", value))
+    opened(table).create_checkpoint()
+    for entry in sorted(Path(table.uri, "_delta_log").glob("*.json"))[:-1]:
+        entry.unlink()
+
+    assert (table.mark("early"), table.mark("land")) == (7, 19)
+
+
 def test_of_two_processes_that_commit_one_step_exactly_one_does(spark: SparkSession, tmp_path: Path) -> None:
     table = LakeTable(str(tmp_path), BRONZE)
     written = table.write(messages(spark, 1, 400).repartition(2 * STEPS))

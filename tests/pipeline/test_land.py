@@ -161,7 +161,10 @@ async def test_what_arrives_during_a_run_is_landed_by_the_next(
 
     assert [(progress.rows, progress.left) for progress in seen] == [(60, 40), (100, 0)]
     assert (first.rows, first.events) == (100, 100)
-    assert (await lake.land(names)).rows == 2
+    last = await lake.land(names, compact_files=1, vacuum_hours=1)
+    assert (last.rows, last.compacted) == (2, 2)
+    assert len(lake.rows(SILVER)) == 102
+    assert_counted(lake)
 
 
 async def publish_one(url: str, stream: str, message: Published) -> None:

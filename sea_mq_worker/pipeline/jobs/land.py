@@ -15,11 +15,12 @@ from sea_mq_worker.pipeline.jobs import bronze, gold, silver
 from sea_mq_worker.pipeline.jobs.incarnations import Place, incarnations
 from sea_mq_worker.pipeline.lake.layouts import BRONZE, GOLD, SILVER
 from sea_mq_worker.pipeline.lake.table import LakeTable
-from sea_mq_worker.pipeline.sources.stream_state import stream_state
+from sea_mq_worker.pipeline.sources.stream_state import StreamState, stream_state
 from sea_mq_worker.settings import Settings
 
 BATCH_ROWS = 500_000
 LATE_SECONDS = 60.0
+_BATCH_BYTES = 2 * 2**30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +87,7 @@ class LandOptions:
     """How to land.
 
     Attributes:
-        batch_rows: sequences in one commit.
+        batch_rows: sequences in one commit; fewer where that would be more than 2 GiB.
         accept_loss: go on where messages are gone that were to be landed, and say which.
         dedupe_days: how far back copies of an id are looked for; None: in all of silver.
         late_seconds: an event is late when it was stored more than this after it occurred.
@@ -181,7 +182,7 @@ class _Run:
                 self._bronze,
                 place,
                 state,
-                rows_max=self.options.batch_rows,
+                rows_max=self._batch_rows(state),
                 on_loss=self._lose,
             )
             self._take(place)
@@ -196,6 +197,11 @@ class _Run:
             last_seq=place.landed,
             left=state.last_seq - place.landed,
         )
+
+    def _batch_rows(self, state: StreamState) -> int:
+        """Return how many sequences to land at once, fewer where messages are large."""
+        fitting = _BATCH_BYTES * state.messages // max(state.size, 1)
+        return max(1, min(self.options.batch_rows, fitting or self.options.batch_rows))
 
     def _take(self, place: Place) -> None:
         self.events += silver.take(
