@@ -10,7 +10,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from sea_mq_worker.pipeline.java import find_java_home
-from sea_mq_worker.pipeline.sources import SOURCES
+from sea_mq_worker.pipeline.sources import register
 
 LOCAL = "local[*]"
 
@@ -52,8 +52,7 @@ def spark_session(
     with tempfile.TemporaryDirectory(prefix="sea_mq_worker-spark-") as folder:
         session = _start(name, master, conf or {}, Path(folder))
         try:
-            for source in SOURCES:
-                session.dataSource.register(source)
+            register(session)
             yield session
         finally:
             session.stop()

@@ -1,9 +1,12 @@
 """Spark data sources: ``jetstream``, ``outbox`` and ``inbox``."""
 
-from pyspark.sql.datasource import DataSource
+from pyspark.sql import SparkSession
 
 from sea_mq_worker.pipeline.sources.jetstream import JetStreamSource
 from sea_mq_worker.pipeline.sources.tables import InboxSource, OutboxSource
 
-SOURCES: tuple[type[DataSource], ...] = (InboxSource, JetStreamSource, OutboxSource)
-"""What a session registers."""
+
+def register(spark: SparkSession) -> None:
+    """Make the sources known to a session, so that ``spark.read.format`` takes their names."""
+    for source in (InboxSource, JetStreamSource, OutboxSource):
+        spark.dataSource.register(source)
