@@ -136,15 +136,11 @@ async def test_one_event_in_two_streams_is_one_row(lake: Lake, server: NatsConne
 
     assert (result.rows, result.events) == (20, 15)
     assert len({row["message_id"] for row in lake.rows(SILVER)}) == 15
-
-
-async def test_copies_are_looked_for_as_far_back_as_asked(
-    lake: Lake, server: NatsConnection, names: str
-) -> None:
-    await publish(server, names, [event(names, 1)])
-    await lake.land(names)
-    await publish(server, names, [copy_of(event(names, 1))])
-    assert (await lake.land(names, dedupe_days=1)).events == 0
+    await publish(
+        server, other, [Published(f"{other}.copy", m.headers, m.body) for m in map(copy_of, mirrored)]
+    )
+    later = await lake.land(names, other, dedupe_days=1)
+    assert (later.rows, later.events) == (10, 0)
 
 
 async def test_what_arrives_during_a_run_is_landed_by_the_next(

@@ -45,7 +45,8 @@ def take(
     added = conflicts = 0
     while (taken := silver.mark(place.name) or 0) < place.landed:
         serial = silver.mark(SERIAL) or 0
-        start = taken or _first(spark, bronze, place) - 1
+        one_step = taken or place.landed <= rows_max
+        start = taken if one_step else _first(spark, bronze, place) - 1
         upto = min(place.landed, start + rows_max)
         new = _first_copies(to_silver(_landed(spark, bronze, place, start, upto)))
         files = silver.write(_unknown(spark, silver, new, dedupe_days))
