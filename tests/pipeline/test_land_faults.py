@@ -1,0 +1,188 @@
+"""What a stream lost is never skipped in silence; runs that are killed anywhere lose and double nothing."""
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from pyspark.sql import SparkSession
+
+from sea_mq_worker.adapters.nats.connection import NatsConnection, api
+from sea_mq_worker.embedded import EmbeddedNats
+from sea_mq_worker.embedded.process import free_port
+from sea_mq_worker.pipeline.errors import DataLossError
+from sea_mq_worker.pipeline.lake.layouts import BRONZE, SILVER
+from tests.pipeline.landing import Lake, copy_of, event, lake_at, publish
+from tests.support.jetstream import connected, create_stream
+from tests.support.waiting import eventually
+
+EVENTS = 20_000
+START_SECONDS = 240
+
+
+@pytest_asyncio.fixture
+async def server(nats_url: str, names: str) -> AsyncIterator[NatsConnection]:
+    """A connection; the stream named as ``names`` is there and empty."""
+    async with connected(nats_url) as connection:
+        await create_stream(connection, names, f"{names}.>", allow_direct=True)
+        yield connection
+        await api(connection, f"STREAM.DELETE.{names}")
+
+
+@pytest.fixture
+def lake(spark: SparkSession, tmp_path: Path, nats_url: str, monkeypatch: pytest.MonkeyPatch) -> Lake:
+    return lake_at(spark, tmp_path / "lake", nats_url, monkeypatch)
+
+
+async def test_a_stream_made_again_is_landed_only_when_the_loss_is_accepted(
+    lake: Lake, server: NatsConnection, names: str
+) -> None:
+    other = f"{names}b"
+    await create_stream(server, other, f"{other}.>", allow_direct=True)
+    await publish(server, names, [event(names, number) for number in range(10)])
+    await lake.land(names)
+    await api(server, f"STREAM.DELETE.{names}")
+    await create_stream(server, names, f"{names}.>", allow_direct=True)
+    await publish(server, names, [event(names, number) for number in range(8, 13)])
+    await publish(server, other, [event(other, 1)])
+
+    with pytest.raises(DataLossError, match=rf"stream {names} was deleted and made again: sequence 10 was"):
+        await lake.land(names, other)
+
+    assert len(lake.rows(BRONZE)) == 11, "the other stream was landed"
+    result = await lake.land(names, other, accept_loss=True)
+    assert (result.rows, result.events) == (5, 3)
+    assert len(result.missing) == 1
+    assert len({row["incarnation"] for row in lake.rows(BRONZE) if row["stream"] == names}) == 2
+    again = await lake.land(names, other)
+    assert (again.rows, again.missing) == (0, ())
+
+
+async def test_what_retention_removed_is_named(lake: Lake, server: NatsConnection, names: str) -> None:
+    await publish(server, names, [event(names, number) for number in range(10)])
+    await lake.land(names)
+    await publish(server, names, [event(names, number) for number in range(10, 20)])
+    await api(server, f"STREAM.PURGE.{names}", {"seq": 16})
+
+    with pytest.raises(DataLossError, match=r"sequences 11 to 15 were removed, .* go on from sequence 16"):
+        await lake.land(names)
+
+    result = await lake.land(names, accept_loss=True)
+    assert (result.rows, len(result.missing)) == (5, 1)
+    assert sorted(row["seq"] for row in lake.rows(BRONZE)) == [*range(1, 11), *range(16, 21)]
+    await api(server, f"STREAM.PURGE.{names}")
+    assert (await lake.land(names)).rows == 0, "what was landed may be removed"
+
+
+async def test_a_stream_restored_to_an_older_state_is_found(
+    spark: SparkSession, tmp_path: Path, names: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, port = tmp_path / "nats", free_port()
+    home.mkdir()
+    lake = lake_at(spark, tmp_path / "lake", f"nats://127.0.0.1:{port}", monkeypatch)
+
+    async def put(first: int, behind: int) -> None:
+        async with connected(lake.settings.nats_url.get_secret_value()) as connection:
+            await publish(connection, names, [event(names, number) for number in range(first, behind)])
+
+    async with EmbeddedNats(home, port=port):
+        async with connected(f"nats://127.0.0.1:{port}") as connection:
+            await create_stream(connection, names, f"{names}.>", allow_direct=True)
+        await put(0, 10)
+    shutil.copytree(home / "jetstream", tmp_path / "backup")
+    async with EmbeddedNats(home, port=port):
+        await put(10, 15)
+        assert (await lake.land(names)).rows == 15
+    shutil.rmtree(home / "jetstream")
+    shutil.move(tmp_path / "backup", home / "jetstream")
+    async with EmbeddedNats(home, port=port):
+        with pytest.raises(DataLossError, match=r"ends at sequence 10, while 15 was landed"):
+            await lake.land(names)
+        await put(20, 27)
+        with pytest.raises(DataLossError, match=r"holds another message at sequence 15 "):
+            await lake.land(names)
+        result = await lake.land(names, accept_loss=True)
+        assert (result.rows, result.events) == (17, 7)
+        assert result.streams[0].incarnation.endswith("#1")
+        assert (await lake.land(names)).rows == 0
+    assert len(lake.rows(SILVER)) == 22
+
+
+@pytest.mark.slow
+@pytest.mark.crash
+@pytest.mark.timeout(900)
+async def test_runs_that_are_killed_lose_and_double_nothing(
+    lake: Lake, server: NatsConnection, nats_url: str, names: str
+) -> None:
+    events = [event(names, number) for number in range(EVENTS)]
+    await publish(server, names, [*events, *(copy_of(each) for each in events[::50])])
+    commits = {layout: lake.folder / layout.name / "_delta_log" for layout in (BRONZE, SILVER)}
+
+    def beyond(layout: str, count: int) -> bool:
+        return len(list((lake.folder / layout / "_delta_log").glob("*.json"))) > count
+
+    await kill_when(lake, names, nats_url, lambda: any((lake.folder / "bronze").rglob("*.parquet")))
+    assert lake.rows(SILVER) == []
+    done = len(list(commits[BRONZE].glob("*.json")))
+    await kill_when(lake, names, nats_url, lambda: beyond("bronze", done))
+    done = len(list(commits[SILVER].glob("*.json")))
+    await kill_when(lake, names, nats_url, lambda: beyond("silver", done))
+    assert not (lake.folder / "gold").exists()
+
+    await stop_when(lake, names, nats_url, lambda: lake.count(SILVER) == EVENTS)
+
+    assert (await lake.land(names)).rows == 0
+    bronze = lake.rows(BRONZE)
+    stored = {seq: message.body for seq, message in enumerate(events, start=1)}
+    stored |= {EVENTS + place: message.body for place, message in enumerate(events[::50], start=1)}
+    assert len(bronze) == len(stored)
+    assert {row["seq"]: row["data"] for row in bronze} == stored
+    assert sorted(row["seq"] for row in lake.rows(SILVER)) == list(range(1, EVENTS + 1))
+
+
+async def kill_when(lake: Lake, stream: str, url: str, has_come: Callable[[], bool]) -> None:
+    """Start a run of its own, and kill it with all its processes at a moment seen from outside."""
+    run = await started(lake, stream, url)
+    try:
+        await eventually(lambda: has_come() or run.returncode is not None, within=START_SECONDS)
+        assert run.returncode is None, (lake.folder / "log").read_text()
+    finally:
+        os.killpg(run.pid, signal.SIGKILL)
+        await run.wait()
+
+
+async def stop_when(lake: Lake, stream: str, url: str, has_come: Callable[[], bool]) -> None:
+    """Start a run that goes on for good, and ask it to end."""
+    run = await started(lake, stream, url, "--every", "1", "--json")
+    try:
+        await eventually(lambda: has_come() or run.returncode is not None, within=START_SECONDS)
+        run.send_signal(signal.SIGTERM)
+        told, _ = await asyncio.wait_for(run.communicate(), START_SECONDS)
+    finally:
+        if run.returncode is None:
+            os.killpg(run.pid, signal.SIGKILL)
+    assert run.returncode == 0, (lake.folder / "log").read_text()
+    assert json.loads(told)["streams"][0]["left"] == 0
+
+
+async def started(lake: Lake, stream: str, url: str, *options: str) -> asyncio.subprocess.Process:
+    """Run the command in a process group of its own, whose processes can be killed together."""
+    command = [sys.executable, "-m", "sea_mq_worker", "pipeline", "land", "--lake", str(lake.folder)]
+    common = ["--stream", stream, "--batch-rows", "6000", "--master", "local[2]"]
+    environment = os.environ | {"SEA_MQ_NATS_URL": url}
+    with (lake.folder / "log").open("ab") as log:
+        return await asyncio.create_subprocess_exec(
+            *command,
+            *common,
+            *options,
+            env=environment,
+            start_new_session=True,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=log,
+        )
