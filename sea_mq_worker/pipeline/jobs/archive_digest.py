@@ -1,5 +1,6 @@
 """The digest of an archived event, computed from the lake; ``pipeline_archive.sql`` has it for the outbox."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -36,8 +37,21 @@ class Content:
 
 
 def keys_of(frame: DataFrame) -> pa.Table:
-    """Read archived rows into the driver's memory: ``id``, ``published_at`` and ``digest`` of each."""
-    return frame.select("id", "published_at", _digest().alias("digest")).toArrow()
+    """Read of archived rows, into the driver's memory: ``id``, ``published_at``, ``digest`` and ``bytes``."""
+    size = F.octet_length(F.concat_ws("", "payload", "headers", "metadata"))
+    return frame.select("id", "published_at", _digest().alias("digest"), size.alias("bytes")).toArrow()
+
+
+def slices(keys: pa.Table, *, rows: int, size: int) -> Iterator[pa.Table]:
+    """Part what ``keys_of`` has read, so that no part has more rows, nor more bytes unless it is one row."""
+    start, room = 0, size
+    for at, weight in enumerate(keys.column("bytes").to_pylist()):
+        if at > start and (at - start == rows or weight > room):
+            yield keys.slice(start, at - start)
+            start, room = at, size
+        room -= weight
+    if start < keys.num_rows:
+        yield keys.slice(start)
 
 
 def content_of(keys: pa.Table) -> Content:

@@ -18,7 +18,7 @@ from sea_mq_worker.adapters.postgres.migrations import check_version
 from sea_mq_worker.adapters.postgres.queries import load_queries
 from sea_mq_worker.bootstrap.connections import open_pool
 from sea_mq_worker.pipeline.errors import PipelineError
-from sea_mq_worker.pipeline.jobs.archive_digest import Content
+from sea_mq_worker.pipeline.jobs.archive_digest import Content, slices
 from sea_mq_worker.pipeline.snapshot import Snapshot
 from sea_mq_worker.pipeline.sources.tables_query import FIRST_TIME, LAST_TIME
 from sea_mq_worker.settings import Settings
@@ -26,7 +26,9 @@ from sea_mq_worker.settings import Settings
 DELETE_ROWS = 2000
 """Events that one transaction deletes: some ten milliseconds of the server."""
 
-_COMPARE_ROWS = 10_000
+_DELETE_BYTES = 8 * 2**20
+"""Their content, since the server computes digests of it."""
+
 _CHUNK_PAGES = 256
 _TELL_SECONDS = 2.0
 
@@ -111,27 +113,26 @@ class Deletion:
         return self._runner.run(self._delete(keys, action, per_second, on_deleted))
 
     async def _altered(self, keys: pa.Table) -> str | None:
-        for start in range(0, keys.num_rows, _COMPARE_ROWS):
-            if rows := await self._fetch(_SQL["altered"], *_lists(keys.slice(start, _COMPARE_ROWS))):
+        for part in slices(keys, rows=DELETE_ROWS, size=_DELETE_BYTES):
+            if rows := await self._fetch(_SQL["altered"], *_lists(part)):
                 return str(rows[0]["id"])
         return None
 
     async def _delete(
         self, keys: pa.Table, action: int, per_second: int, on_deleted: Callable[[int], None]
     ) -> int:
-        deleted = 0
+        deleted = done = 0
         told = time.monotonic()
-        size = min(DELETE_ROWS, per_second)
-        for start in range(0, keys.num_rows, size):
+        for part in slices(keys, rows=min(DELETE_ROWS, per_second), size=_DELETE_BYTES):
             began = time.monotonic()
-            rows = await self._fetch(_SQL["delete"], *_lists(keys.slice(start, size)), action)
+            rows = await self._fetch(_SQL["delete"], *_lists(part), action)
             deleted += rows[0]["count"]
-            done = min(start + size, keys.num_rows)
+            done += part.num_rows
             if done == keys.num_rows or time.monotonic() - told > _TELL_SECONDS:
                 told = time.monotonic()
                 on_deleted(done)
             if done < keys.num_rows:
-                await asyncio.sleep(max(0.0, size / per_second - (time.monotonic() - began)))
+                await asyncio.sleep(max(0.0, part.num_rows / per_second - (time.monotonic() - began)))
         return deleted
 
     async def _fetch(self, statement: str, *args: object) -> list[Any]:
