@@ -3,7 +3,8 @@
 import time
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,45 +20,50 @@ if TYPE_CHECKING:
 _POLL_SECONDS = 0.2
 
 
+_Stream = Annotated[
+    list[str] | None,
+    typer.Option(help="Stream to land; may be repeated. SEA_MQ_STREAM and the consumers' unless given."),
+]
+_Every = Annotated[
+    float | None,
+    typer.Option(min=0.1, metavar="SECONDS", help="Go on, with so long a pause when caught up."),
+]
+_BatchRows = Annotated[int, typer.Option(min=1, help="Most messages in one commit.")]
+_AcceptLoss = Annotated[
+    bool,
+    typer.Option("--accept-loss", help="Go on where messages are gone that were to be landed; say which."),
+]
+_DedupeDays = Annotated[
+    int | None,
+    typer.Option(min=0, help="Days back that copies of an id are looked for; all unless given."),
+]
+_LateSeconds = Annotated[
+    float, typer.Option(min=0, help="An event stored so long after it occurred counts as late.")
+]
+_CompactFiles = Annotated[
+    int | None,
+    typer.Option(min=1, metavar="N", help="Merge the files of partitions that have more than N small ones."),
+]
+_VacuumHours = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Delete merged files and those of killed runs after so many hours; no query may run longer.",
+    ),
+]
+
+
 def land(
     *,
     lake: LakeOption,
-    stream: Annotated[
-        list[str] | None,
-        typer.Option(help="Stream to land; may be repeated. SEA_MQ_STREAM and the consumers' unless given."),
-    ] = None,
-    every: Annotated[
-        float | None,
-        typer.Option(min=0.1, metavar="SECONDS", help="Go on, with so long a pause when caught up."),
-    ] = None,
-    batch_rows: Annotated[int, typer.Option(min=1, help="Most messages in one commit.")] = 500_000,
-    accept_loss: Annotated[
-        bool,
-        typer.Option(
-            "--accept-loss", help="Go on where messages are gone that were to be landed; say which."
-        ),
-    ] = False,
-    dedupe_days: Annotated[
-        int | None,
-        typer.Option(min=0, help="Days back that copies of an id are looked for; all unless given."),
-    ] = None,
-    late_seconds: Annotated[
-        float, typer.Option(min=0, help="An event stored so long after it occurred counts as late.")
-    ] = 60.0,
-    compact_files: Annotated[
-        int | None,
-        typer.Option(
-            min=1, metavar="N", help="Merge the files of partitions that have more than N small ones."
-        ),
-    ] = None,
-    vacuum_hours: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Delete merged files and those of killed runs after so many hours; "
-            "no query may run longer than that.",
-        ),
-    ] = None,
+    stream: _Stream = None,
+    every: _Every = None,
+    batch_rows: _BatchRows = 500_000,
+    accept_loss: _AcceptLoss = False,
+    dedupe_days: _DedupeDays = None,
+    late_seconds: _LateSeconds = 60.0,
+    compact_files: _CompactFiles = None,
+    vacuum_hours: _VacuumHours = None,
     json: JsonOption = False,
     master: MasterOption = None,
     conf: ConfOption = None,
@@ -68,40 +74,52 @@ def land(
     any time and run again. The first SIGTERM or SIGINT ends it after the batch under way, the second at once.
     Exit code 1: a stream no longer holds what was to be landed, or another failure.
     """
+    given = {
+        "batch_rows": batch_rows,
+        "accept_loss": accept_loss,
+        "dedupe_days": dedupe_days,
+        "late_seconds": late_seconds,
+        "compact_files": compact_files,
+        "vacuum_hours": vacuum_hours,
+    }
 
     def job(spark: "SparkSession", settings: Settings) -> None:
-        from sea_mq_worker.cli.pipeline.stopping import stopping_on_signals
-        from sea_mq_worker.pipeline.jobs.land import LandOptions
-        from sea_mq_worker.pipeline.jobs.land import land as land_
-
-        options = LandOptions(
-            batch_rows=batch_rows,
-            accept_loss=accept_loss,
-            dedupe_days=dedupe_days,
-            late_seconds=late_seconds,
-            compact_files=compact_files,
-            vacuum_hours=vacuum_hours,
-        )
         streams = stream or _streams(settings)
-        with stopping_on_signals() as is_stopping:
-
-            def once() -> "LandResult":
-                return land_(
-                    spark,
-                    settings,
-                    lake=lake,
-                    streams=streams,
-                    options=options,
-                    on_progress=_tell,
-                    is_stopping=is_stopping,
-                )
-
-            if every is None:
-                _show(once(), json=json)
-            else:
-                _repeat(once, every, is_stopping, json=json)
+        _work(spark, settings, lake=lake, streams=streams, given=given, every=every, json=json)
 
     run_job("land", job, needs=("nats_url",), master=master, conf=conf)
+
+
+def _work(
+    spark: "SparkSession",
+    settings: Settings,
+    *,
+    lake: str,
+    streams: list[str],
+    given: dict[str, Any],
+    every: float | None,
+    json: bool,
+) -> None:
+    """Land once, or again and again."""
+    from sea_mq_worker.cli.pipeline.stopping import stopping_on_signals
+    from sea_mq_worker.pipeline.jobs.land import LandOptions
+    from sea_mq_worker.pipeline.jobs.land import land as land_
+
+    with stopping_on_signals() as is_stopping:
+        once = partial(
+            land_,
+            spark,
+            settings,
+            lake=lake,
+            streams=streams,
+            options=LandOptions(**given),
+            on_progress=_tell,
+            is_stopping=is_stopping,
+        )
+        if every is None:
+            _show(once(), json=json)
+        else:
+            _repeat(once, every, is_stopping, json=json)
 
 
 def _streams(settings: Settings) -> list[str]:
