@@ -1,0 +1,128 @@
+"""The archive is killed where it hurts most; the next run makes it whole."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentation has it
+
+from sea_mq_worker.adapters.postgres.connection import NO_HINTS
+from sea_mq_worker.pipeline.jobs.archive import archive
+from sea_mq_worker.pipeline.lake.layouts import ARCHIVE
+from sea_mq_worker.pipeline.lake.table import LakeTable
+from tests.support.pipeline_settings import write_settings
+from tests.support.rows import opened
+from tests.support.servers import Database
+from tests.support.waiting import eventually
+
+EVENTS = 20_000
+RECENT = 100
+BATCH = 5_000
+SLOW = 1_000
+"""Deletions a second, and in a transaction: a batch takes seconds."""
+
+INSERT = """
+INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload, state, published_at)
+SELECT gen_random_uuid(), 'order', 'o-' || i, 'order.paid', jsonb_build_object('n', i), 'PUBLISHED',
+       now() - CASE WHEN i > $1::int THEN interval '1 minute'
+                    ELSE interval '3 days' - i * interval '10 seconds' END
+  FROM generate_series(1, $1 + $2::int) AS i
+"""
+FINGERPRINT = "SELECT id::text, md5(payload::text || published_at::text || seq) AS print FROM outbox_events"
+
+
+@contextmanager
+def running(lake: Path) -> Iterator[None]:
+    """Run an archive of its own processes, and kill them all at once at the end."""
+    command = [sys.executable, "-m", "sea_mq_worker", "pipeline", "archive", "--reason", "old"]
+    options = ["--lake", str(lake), "--before", "1h", "--batch-rows", str(BATCH)]
+    pace = ["--per-second", str(SLOW), "--master", "local[2]"]
+    process = subprocess.Popen([*command, *options, *pace], start_new_session=True)
+    try:
+        yield
+        assert process.poll() is None
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def whole_files(lake: Path) -> list[Path]:
+    """Return the files that are written to their end."""
+    return [path for path in lake.rglob("*.parquet") if path.read_bytes()[-4:] == b"PAR1"]
+
+
+def commits(lake: Path) -> int:
+    """Count the commits after the table's creation."""
+    return max(0, len(list(lake.rglob("_delta_log/*.json"))) - 1)
+
+
+@pytest.mark.crash
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+async def test_outbox_and_lake_stay_whole_however_often_the_archive_is_killed(
+    spark: SparkSession, database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = write_settings(tmp_path / "settings.toml", monkeypatch, database_url=database.dsn)
+    lake = tmp_path / "lake"
+    async with opened(database, hints=NO_HINTS) as pool:
+        await pool.execute("ALTER TABLE outbox_events DISABLE TRIGGER USER")
+        await pool.execute(INSERT, EVENTS, RECENT)
+        inserted = dict(await pool.fetch(FINGERPRINT))
+        total = EVENTS + RECENT
+
+        async def left() -> int:
+            return int(await pool.fetchval("SELECT count(*) FROM outbox_events"))
+
+        await kill_when(lake, lambda: settled(bool(whole_files(lake))))
+        assert (commits(lake), await left()) == (0, total)
+        await kill_when(lake, lambda: settled(commits(lake) == 1))
+        assert await left() > total - 2 * SLOW
+        await kill_when(lake, lambda: fewer(left, total - 2 * SLOW))
+        assert 2 * SLOW < total - await left() < BATCH
+
+        before = datetime.now(UTC) - timedelta(hours=1)
+        result = await asyncio.to_thread(
+            archive,
+            spark,
+            settings,
+            str(lake),
+            before=before,
+            actor="ada",
+            reason="old",
+            on_progress=lambda _: None,
+        )
+
+        assert result.resumed
+        kept = dict(await pool.fetch(FINGERPRINT))
+        archived = lake_fingerprint(spark, lake)
+        assert (len(kept), len(archived)) == (RECENT, EVENTS)
+        assert kept | dict(archived) == inserted
+        assert await pool.fetchval("SELECT sum(affected) FROM operator_actions") == EVENTS
+
+
+async def kill_when(lake: Path, is_time: Callable[[], Awaitable[bool]]) -> None:
+    with running(lake):
+        await eventually(is_time, within=240)
+
+
+async def settled(answer: bool) -> bool:
+    return answer
+
+
+async def fewer(left: Callable[[], Awaitable[int]], than: int) -> bool:
+    return await left() < than
+
+
+def lake_fingerprint(spark: SparkSession, lake: Path) -> list[tuple[str, str]]:
+    """Return what PostgreSQL's statement does, by Spark's own means; a double shows as one row more."""
+    at = F.regexp_replace(F.col("published_at").cast("string"), "$", "+00")
+    rows = LakeTable(str(lake), ARCHIVE).read(spark)
+    return [tuple(row) for row in rows.select("id", F.md5(F.concat("payload", at, "seq"))).collect()]
