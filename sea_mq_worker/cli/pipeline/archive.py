@@ -23,24 +23,26 @@ if TYPE_CHECKING:
 
     from sea_mq_worker.pipeline.jobs.archive import ArchiveProgress, ArchiveResult
 
+BeforeOption = Annotated[
+    datetime,
+    typer.Option(
+        "--before", parser=moment, metavar="TIME", help="Published before: ISO 8601, or an age: 30d."
+    ),
+]
+BatchOption = Annotated[
+    int, typer.Option(min=1000, help="Events that are written and proved at a time, about.")
+]
+PaceOption = Annotated[int, typer.Option(min=1, help="Pace of the deletion, so that the worker is not hurt.")]
+
 
 def archive(
     *,
     lake: LakeOption,
-    before: Annotated[
-        datetime,
-        typer.Option(
-            "--before", parser=moment, metavar="TIME", help="Published before: ISO 8601, or an age: 30d."
-        ),
-    ],
+    before: BeforeOption,
     reason: ReasonOption,
     actor: ActorOption,
-    batch_rows: Annotated[
-        int, typer.Option(min=1000, help="Events that are written and proved at a time, about.")
-    ] = 500_000,
-    per_second: Annotated[
-        int, typer.Option(min=1, help="Pace of the deletion, so that the worker is not hurt.")
-    ] = 20_000,
+    batch_rows: BatchOption = 500_000,
+    per_second: PaceOption = 20_000,
     dry_run: DryRunOption = False,
     json: JsonOption = False,
     master: MasterOption = None,
