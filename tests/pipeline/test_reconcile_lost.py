@@ -46,10 +46,12 @@ from tests.support.worker import Deployment, running
 
 LOG = logging.getLogger(__name__)
 NOW = Limits(grace_seconds=0)
+_PACE_SECONDS = 0.2
 
 
 @pytest.mark.slow
 @pytest.mark.crash
+@pytest.mark.timeout(600)
 async def test_what_a_broker_lost_that_was_set_back_is_named_and_put_back(
     database: Database, spark: SparkSession, names: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,9 +113,9 @@ async def _relayed(world: World, log: Path) -> None:
     async with running(Deployment(context=world.context, upstream="", environment=environment), log):
 
         async def done() -> bool:
-            return not await world.unpublished()
+            return not await world.pool.fetchval("SELECT count(*) FROM outbox_events WHERE is_open")
 
-        await eventually(done, within=30)
+        await eventually(done, within=60)
 
 
 def _written(folder: Path) -> set[str]:
@@ -123,11 +125,12 @@ def _written(folder: Path) -> set[str]:
 
 @asynccontextmanager
 async def _traffic(world: World) -> AsyncIterator[None]:
-    """Publish events all the time."""
+    """Publish events all the time, at a pace that leaves the machine to Spark."""
 
     async def run() -> None:
         while True:
             await world.publish(20)
+            await asyncio.sleep(_PACE_SECONDS)
 
     task = asyncio.create_task(run())
     try:

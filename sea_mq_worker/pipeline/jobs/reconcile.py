@@ -24,7 +24,13 @@ from sea_mq_worker.pipeline.jobs.reconcile_outbox import (
 )
 from sea_mq_worker.pipeline.jobs.reconcile_reading import stored_within
 from sea_mq_worker.pipeline.jobs.reconcile_receiver import Receiver
-from sea_mq_worker.pipeline.jobs.reconcile_result import Compared, Reconciliation, summary, troubled
+from sea_mq_worker.pipeline.jobs.reconcile_result import (
+    Compared,
+    Reconciliation,
+    Requeued,
+    summary,
+    troubled,
+)
 from sea_mq_worker.pipeline.jobs.reconcile_sources import Inbox, Sources, read_sources
 from sea_mq_worker.pipeline.jobs.verdicts import Verdict
 from sea_mq_worker.settings import Settings
@@ -102,15 +108,14 @@ class _Judge:
             self.on_progress(f"{name}: judged {found[-1].ids}")
         self._write(hops)
         missing = lost(own) if Verdict.MISSING_IN_STREAM in found[0].verdicts else None
-        how = self.wanted.requeue
         return Reconciliation(
             since=self.wanted.limits.since,
             until=self.wanted.limits.until,
             compared=[self._compared(name) for name in self.sources.bounds],
             rows=self.sources.rows,
             hops=found,
-            notes=[*self._notes(), *(self._signs(missing) if missing else ())],
-            requeued=put_back(self.settings, missing, how, self.on_progress) if how and missing else None,
+            notes=[*self._notes(), *(self._signs(missing) if missing is not None else ())],
+            requeued=self._put_back(missing),
         )
 
     def _outbox(self) -> DataFrame:
@@ -185,6 +190,12 @@ class _Judge:
             streamed=messages.streamed,
             landed=messages.landed,
         )
+
+    def _put_back(self, missing: DataFrame | None) -> Requeued | None:
+        how = self.wanted.requeue
+        if how is None or missing is None:
+            return None
+        return put_back(self.settings, missing, how, self.on_progress)
 
     def _signs(self, missing: DataFrame) -> list[str]:
         return signs(missing, self.sources.messages[self.settings.stream], self._facts())
