@@ -3,6 +3,7 @@
 import os
 import re
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -16,6 +17,8 @@ SPARK_HOME = Path(pyspark.__path__[0])
 _ADDRESS = re.compile(r"Starting Spark master at (spark://\S+)")
 _REGISTERED = re.compile(r"Registering worker")
 _MASTER = "org.apache.spark.deploy.master.Master"
+_START_SECONDS = 60.0
+_LOOK_SECONDS = 0.1
 _WORKER = "org.apache.spark.deploy.worker.Worker"
 
 
@@ -24,47 +27,48 @@ def standalone_cluster(folder: Path, *, workers: int, environment: dict[str, str
     """Run a master and workers of one core each; provide the master's address.
 
     Args:
-        folder: for the workers' files.
+        folder: for logs and the workers' files.
         workers: how many.
         environment: what the executors find in theirs.
     """
     with ExitStack() as stack:
-        master = stack.enter_context(_daemon(_MASTER, "--port", "0", "--webui-port", "0", environment={}))
-        address = _wait_for(master, _ADDRESS)[1]
+        told = folder / "master.log"
+        stack.enter_context(_daemon(told, _MASTER, "--port", "0", "--webui-port", "0", environment={}))
+        address = _wait_for(told, _ADDRESS)[0]
         for number in range(workers):
             arguments = ("--cores", "1", "--memory", "1g", "--work-dir", str(folder / f"worker-{number}"))
-            stack.enter_context(_daemon(_WORKER, *arguments, address, environment=environment))
-            _wait_for(master, _REGISTERED)
+            log = folder / f"worker-{number}.log"
+            stack.enter_context(_daemon(log, _WORKER, *arguments, address, environment=environment))
+        _wait_for(told, _REGISTERED, times=workers)
         yield address
 
 
 @contextmanager
-def _daemon(main: str, *arguments: str, environment: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(
-        [SPARK_HOME / "bin" / "spark-class", main, "--host", "127.0.0.1", *arguments],
-        env={
-            **os.environ,
-            **environment,
-            "JAVA_HOME": str(find_java_home()),
-            "SPARK_DAEMON_MEMORY": "256m",
-            "SPARK_MASTER_OPTS": "-Dspark.master.rest.enabled=false",
-        },
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+def _daemon(log: Path, main: str, *arguments: str, environment: dict[str, str]) -> Iterator[None]:
+    with log.open("w") as errors:
+        process = subprocess.Popen(
+            [SPARK_HOME / "bin" / "spark-class", main, "--host", "127.0.0.1", *arguments],
+            env={
+                **os.environ,
+                **environment,
+                "JAVA_HOME": str(find_java_home()),
+                "SPARK_DAEMON_MEMORY": "256m",
+                "SPARK_MASTER_OPTS": "-Dspark.master.rest.enabled=false",
+            },
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+        )
     try:
-        yield process
+        yield
     finally:
         process.terminate()
-        process.communicate(timeout=30)
+        process.wait(timeout=30)
 
 
-def _wait_for(process: subprocess.Popen[str], pattern: re.Pattern[str]) -> re.Match[str]:
-    assert process.stderr is not None
-    told = []
-    for line in process.stderr:
-        told.append(line)
-        if found := pattern.search(line):
-            return found
-    raise AssertionError(f"the process ended: {''.join(told)}")
+def _wait_for(log: Path, pattern: re.Pattern[str], *, times: int = 1) -> list[str]:
+    deadline = time.monotonic() + _START_SECONDS
+    while len(found := pattern.findall(log.read_text())) < times:
+        if time.monotonic() > deadline:
+            raise TimeoutError(log.read_text())
+        time.sleep(_LOOK_SECONDS)
+    return found

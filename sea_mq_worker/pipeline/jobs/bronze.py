@@ -74,7 +74,12 @@ def land_range(
     now = stream_state(settings, place.stream)
     if now.created != state.created:
         raise DataLossError(f"{_made_again(place, now)}; it happened while it was read: run again")
-    if now.first_seq > first and files.rows < last - first + 1:
+    if now.last_seq < last:
+        raise DataLossError(
+            f"stream {place.stream} was restored to an older state while it was read: run again"
+        )
+    # What goes before anything was landed was never to be landed.
+    if place.landed and now.first_seq > first and files.rows < last - first + 1:
         on_loss(_removed(place.stream, first, min(now.first_seq, last + 1)))
     bronze.commit(files, *place.landed_to(last))
     return replace(place, landed=last), files
@@ -90,6 +95,7 @@ def _write(
         "startSeq": str(first),
         "endSeq": str(last),
         "rowsPerPartition": str(min(share, _ROWS_PER_TASK_MAX)),
+        "failOnDataLoss": "false",  # the caller looks for it afterwards
         **access_options(),
     }
     rows = spark.read.format("jetstream").options(**options).load()
