@@ -108,7 +108,7 @@ async def relay_for(settings: Settings, *, seconds: float, since: datetime | Non
     async with AsyncExitStack() as stack:
         base = Base(
             settings=_impatient(settings),
-            name=settings.worker_name or _own_name(),
+            name=_own_name(),  # never the setting's: tasks side by side would share leases
             observer=FanOut([LogObserver(), tally]),
             metrics=MetricsObserver(),
             stop=stop,

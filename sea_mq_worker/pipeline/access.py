@@ -19,9 +19,15 @@ def executor_settings(options: Mapping[str, str], *, needs: Collection[str]) -> 
     Raises:
         SettingsError: one is missing or wrong here.
     """
+    own = os.environ.get(CONFIG_VARIABLE)
     if path := options.get(CONFIG):
         os.environ[CONFIG_VARIABLE] = path
-    return load_settings(needs=needs)
+    try:
+        return load_settings(needs=needs)
+    finally:  # the next task of this process may be another job's
+        os.environ.pop(CONFIG_VARIABLE, None)
+        if own is not None:
+            os.environ[CONFIG_VARIABLE] = own
 
 
 def access_options() -> dict[str, str]:

@@ -12,6 +12,7 @@ from sea_mq_worker.cli.pipeline.support import (
     DryRunOption,
     LakeOption,
     MasterOption,
+    lake_of,
     run_job,
     say,
 )
@@ -37,10 +38,10 @@ PaceOption = Annotated[int, typer.Option(min=1, help="Pace of the deletion, so t
 
 def archive(
     *,
-    lake: LakeOption,
     before: BeforeOption,
     reason: ReasonOption,
     actor: ActorOption,
+    lake: LakeOption = None,
     batch_rows: BatchOption = 500_000,
     per_second: PaceOption = 20_000,
     dry_run: DryRunOption = False,
@@ -57,16 +58,17 @@ def archive(
     """
     if before > datetime.now(UTC):
         fail("--before: must be past, or events would leave as soon as they are published", EXIT_USAGE)
+    where = lake_of(lake)
 
     def job(spark: "SparkSession", settings: Settings) -> "ArchiveResult":
         from sea_mq_worker.pipeline.jobs import archive as jobs
 
         if dry_run:
-            return jobs.count(settings, lake, before=before)
+            return jobs.count(settings, where, before=before)
         return jobs.archive(
             spark,
             settings,
-            lake,
+            where,
             before=before,
             actor=actor,
             reason=reason,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sea_mq_worker.cli.pipeline.support import ConfOption, LakeOption, MasterOption, run_job, say
+from sea_mq_worker.cli.pipeline.support import ConfOption, LakeOption, MasterOption, lake_of, run_job, say
 from sea_mq_worker.cli.support import JsonOption, print_json
 from sea_mq_worker.settings import Settings
 
@@ -41,8 +41,8 @@ _LateSeconds = Annotated[
     float, typer.Option(min=0, help="An event stored so long after it occurred counts as late.")
 ]
 _CompactFiles = Annotated[
-    int | None,
-    typer.Option(min=1, metavar="N", help="Merge the files of partitions that have more than N small ones."),
+    int,
+    typer.Option(min=0, metavar="N", help="Merge a partition's small files where they are more; 0: never."),
 ]
 _VacuumHours = Annotated[
     int | None,
@@ -55,14 +55,14 @@ _VacuumHours = Annotated[
 
 def land(
     *,
-    lake: LakeOption,
+    lake: LakeOption = None,
     stream: _Stream = None,
     every: _Every = None,
     batch_rows: _BatchRows = 500_000,
     accept_loss: _AcceptLoss = False,
     dedupe_days: _DedupeDays = None,
     late_seconds: _LateSeconds = 60.0,
-    compact_files: _CompactFiles = None,
+    compact_files: _CompactFiles = 50,
     vacuum_hours: _VacuumHours = None,
     json: JsonOption = False,
     master: MasterOption = None,
@@ -74,18 +74,19 @@ def land(
     any time and run again. The first SIGTERM or SIGINT ends it after the batch under way, the second at once.
     Exit code 1: a stream no longer holds what was to be landed, or another failure.
     """
+    where = lake_of(lake)
     given = {
         "batch_rows": batch_rows,
         "accept_loss": accept_loss,
         "dedupe_days": dedupe_days,
         "late_seconds": late_seconds,
-        "compact_files": compact_files,
+        "compact_files": compact_files or None,
         "vacuum_hours": vacuum_hours,
     }
 
     def job(spark: "SparkSession", settings: Settings) -> None:
         streams = stream or _streams(settings)
-        _work(spark, settings, lake=lake, streams=streams, given=given, every=every, json=json)
+        _work(spark, settings, lake=where, streams=streams, given=given, every=every, json=json)
 
     run_job("land", job, needs=("nats_url",), master=master, conf=conf)
 

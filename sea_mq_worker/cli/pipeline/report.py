@@ -51,7 +51,8 @@ def report(
         from sea_mq_worker.pipeline.jobs.report_files import write_page
         from sea_mq_worker.pipeline.jobs.report_page import page
 
-        figures = report_(spark, settings, since=since, until=until, lake=lake, on_progress=_tell)
+        where = lake or settings.pipeline_lake or None
+        figures = report_(spark, settings, since=since, until=until, lake=where, on_progress=_tell)
         write_page(page(figures, title=title), out)
         return figures
 

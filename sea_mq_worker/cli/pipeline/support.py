@@ -25,11 +25,11 @@ ConfOption = Annotated[
     typer.Option("--conf", metavar="KEY=VALUE", help="Spark property; may be repeated."),
 ]
 LakeOption = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--lake",
         envvar="SEA_MQ_PIPELINE_LAKE",
-        help="The lake: a folder, or an object store as s3://bucket/path.",
+        help="The lake: a folder, or an object store as s3://bucket/path; SEA_MQ_PIPELINE_LAKE unless given.",
     ),
 ]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Change nothing; tell what would be done.")]
@@ -52,6 +52,7 @@ def run_job(
         from sea_mq_worker.pipeline.session import spark_session
     except ImportError as error:
         fail(f"`pipeline` needs {error.name}: install it with {_INSTALL}", EXIT_CONTRACT)
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
 
     from sea_mq_worker.domain.errors import ContractError, WorkerError
@@ -65,8 +66,14 @@ def run_job(
         fail(str(error), EXIT_CONTRACT)
     except WorkerError as error:
         fail(str(error), EXIT_FAILED)
-    except PySparkException as error:
+    except (PySparkException, Py4JError) as error:
         fail(f"Spark: {_brief(error)}", EXIT_FAILED)
+
+
+def lake_of(given: str | None) -> str:
+    """Return the lake of a job that cannot do without one, or leave."""
+    lake = given or settings_for().pipeline_lake
+    return lake or fail("SEA_MQ_PIPELINE_LAKE: is required, or --lake", EXIT_USAGE)
 
 
 def say(text: str) -> None:
