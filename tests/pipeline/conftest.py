@@ -12,9 +12,11 @@ from sea_mq_worker.pipeline.session import spark_session
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     for item in items:
-        if item.path.is_relative_to(here):
+        if not item.path.is_relative_to(here):
+            continue
+        item.add_marker(pytest.mark.timeout(600))
+        if "spark" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.xdist_group("spark"))
-            item.add_marker(pytest.mark.timeout(300))
 
 
 @pytest.fixture(scope="session")

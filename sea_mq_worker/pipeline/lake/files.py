@@ -14,7 +14,7 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from sea_mq_worker.pipeline.lake.layouts import Layout
-from sea_mq_worker.pipeline.lake.storage import filesystem
+from sea_mq_worker.pipeline.lake.storage import filesystem, make_durable
 
 NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
 """Stands for null in the name of a partition's folder."""
@@ -58,7 +58,7 @@ class WriteFiles:
         files: dict[tuple[Any, ...], _File] = {}
         for batch in batches:
             for values, part in _split(batch, self.layout):
-                file = files.pop(values, None) or _File.begun(store, self.layout, values)
+                file = files.pop(values, None) or _File.begun(self.uri, store, self.layout, values)
                 file.add(part)
                 if file.written >= self.file_bytes:
                     yield file.close()
@@ -72,6 +72,7 @@ class WriteFiles:
 
 @dataclass(slots=True)
 class _File:
+    uri: str
     path: str
     store: pafs.FileSystem
     sink: pa.NativeFile
@@ -84,14 +85,16 @@ class _File:
     waiting: list[pa.Table] = field(default_factory=list)
 
     @classmethod
-    def begun(cls, store: pafs.FileSystem, layout: Layout, values: tuple[Any, ...]) -> "_File":
+    def begun(
+        cls, uri: str, store: pafs.FileSystem, layout: Layout, values: tuple[Any, ...]
+    ) -> "_File":
         partitions = {name: _text(value) for name, value in zip(layout.partition_by, values, strict=True)}
         folder = "/".join(f"{name}={_folder(value)}" for name, value in partitions.items())
         store.create_dir(folder, recursive=True)
         path = f"{folder}/part-{uuid.uuid4()}.zstd.parquet"
         sink = store.open_output_stream(path)
         writer = pq.ParquetWriter(sink, layout.file_schema, compression=_COMPRESSION)
-        return cls(path, store, sink, writer, layout, partitions)
+        return cls(uri, path, store, sink, writer, layout, partitions)
 
     @property
     def written(self) -> int:
@@ -113,6 +116,7 @@ class _File:
         self.writer.close()
         size = self.written
         self.sink.close()
+        make_durable(self.uri, self.path)
         row = {
             "path": self.path,
             "size": size,

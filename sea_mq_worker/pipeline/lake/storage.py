@@ -5,6 +5,7 @@ on), on the driver and on the executors; they are never an option. On a cluster 
 all nodes share.
 """
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -50,6 +51,25 @@ def filesystem(uri: str) -> pafs.FileSystem:
     from deltalake.fs import DeltaStorageHandler  # noqa: PLC0415 - only for object stores
 
     return pafs.PyFileSystem(DeltaStorageHandler(uri))
+
+
+def make_durable(uri: str, path: str) -> None:
+    """Have a file of the table outlive a loss of power; object stores keep what they have acknowledged.
+
+    Raises:
+        OSError: the disk cannot promise it.
+    """
+    if not is_local(uri):
+        return
+    file = Path(uri) / path
+    for each in (file, *file.parents):
+        handle = os.open(each, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+        if each == Path(uri):
+            return
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from sea_mq_worker.pipeline.lake.files import FILE_BYTES_MAX, RESULT_DDL, WriteF
 from sea_mq_worker.pipeline.lake.layouts import Layout
 from sea_mq_worker.pipeline.lake.marks import ConflictError, Mark, is_reached
 from sea_mq_worker.pipeline.lake.reading import ReadFiles, read_files
-from sea_mq_worker.pipeline.lake.storage import filesystem, is_local, reachable, table_uri
+from sea_mq_worker.pipeline.lake.storage import filesystem, is_local, make_durable, reachable, table_uri
 
 __all__ = ["Conditions", "ConflictError", "Files", "LakeTable", "Mark"]
 
@@ -206,6 +206,7 @@ class LakeTable:
                 except CommitFailedError as error:
                     refused = str(error)
                     continue
+                make_durable(self.uri, f"_delta_log/{table.version() + 1:020}.json")
             return True
         raise ConflictError(f"{self.uri}: other runs kept committing before this one; run again: {refused}")
 
