@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from sea_mq_worker.domain.events import EventState
 from sea_mq_worker.pipeline.access import access_options
-from sea_mq_worker.pipeline.sources.tables_connection import ONE_MOMENT, Cursor, connected
+from sea_mq_worker.pipeline.sources.tables.connection import ONE_MOMENT, Cursor, connected
 from sea_mq_worker.settings import Settings
 
 _LOCK_MILLISECONDS = 10_000

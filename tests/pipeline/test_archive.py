@@ -22,8 +22,8 @@ from typer.testing import CliRunner
 from sea_mq_worker.adapters.postgres.connection import NO_HINTS
 from sea_mq_worker.cli import app
 from sea_mq_worker.pipeline.errors import DataLossError, PipelineError
-from sea_mq_worker.pipeline.jobs.archive import ArchiveProgress, ArchiveResult, archive, count
-from sea_mq_worker.pipeline.jobs.archive_digest import KEPT
+from sea_mq_worker.pipeline.jobs.archive.digest import KEPT
+from sea_mq_worker.pipeline.jobs.archive.job import ArchiveProgress, ArchiveResult, archive, count
 from sea_mq_worker.pipeline.lake.layouts import ARCHIVE
 from sea_mq_worker.pipeline.lake.table import Files, LakeTable
 from sea_mq_worker.settings import Settings

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentation has it
 
 from sea_mq_worker.adapters.postgres.connection import NO_HINTS
-from sea_mq_worker.pipeline.jobs.archive import archive
+from sea_mq_worker.pipeline.jobs.archive.job import archive
 from sea_mq_worker.pipeline.lake.layouts import ARCHIVE
 from sea_mq_worker.pipeline.lake.table import LakeTable
 from tests.support.pipeline_settings import write_settings

@@ -12,8 +12,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from sea_mq_worker.embedded import EmbeddedNats
 from sea_mq_worker.pipeline.errors import DataLossError, PipelineError
-from sea_mq_worker.pipeline.sources.jetstream_options import JetStreamOptions
-from sea_mq_worker.pipeline.sources.jetstream_stream import JetStreamStreamReader
+from sea_mq_worker.pipeline.sources.jetstream.options import JetStreamOptions
+from sea_mq_worker.pipeline.sources.jetstream.stream import JetStreamStreamReader
 from tests.pipeline.jetstream_support import Stream, rows_of
 from tests.support.jetstream import connected
 

@@ -13,14 +13,10 @@ import pytest_asyncio
 from sea_mq_worker.domain.errors import ContractError, UnavailableError
 from sea_mq_worker.embedded import EmbeddedNats
 from sea_mq_worker.pipeline.errors import DataLossError, PipelineError
-from sea_mq_worker.pipeline.sources import (
-    jetstream_frames,
-    jetstream_patience,
-    jetstream_reader,
-    stream_state,
-)
-from sea_mq_worker.pipeline.sources.jetstream_columns import Frame
-from sea_mq_worker.pipeline.sources.jetstream_frames import DirectGet
+from sea_mq_worker.pipeline.sources.jetstream import frames, patience, state
+from sea_mq_worker.pipeline.sources.jetstream import reader as reading
+from sea_mq_worker.pipeline.sources.jetstream.columns import Frame
+from sea_mq_worker.pipeline.sources.jetstream.frames import DirectGet
 from tests.pipeline.jetstream_support import Stream, plan, read_rows, read_seqs, rows_of
 from tests.support.jetstream import connected
 
@@ -42,7 +38,7 @@ async def stream(nats_url: str, names: str, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.fixture(params=["batches", "leader"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Read by batched direct gets, and from the leader alone."""
-    monkeypatch.setattr(jetstream_reader, "GIVES_FRAMES", request.param == "batches")
+    monkeypatch.setattr(reading, "GIVES_FRAMES", request.param == "batches")
 
 
 def meddling(monkeypatch: pytest.MonkeyPatch, meddle: Meddle) -> None:
@@ -198,9 +194,9 @@ async def test_large_messages_come_in_small_batches(stream: Stream) -> None:
 async def test_a_read_goes_on_behind_its_last_row_when_the_server_comes_back(
     tmp_path: Path, names: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jetstream_reader, "_BATCH_ROWS", 10)
+    monkeypatch.setattr(reading, "_BATCH_ROWS", 10)
     now = 0.0
-    monkeypatch.setattr(jetstream_patience, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(patience, "time", SimpleNamespace(monotonic=lambda: now))
     async with EmbeddedNats(tmp_path / "nats") as server:
         monkeypatch.setenv("SEA_MQ_NATS_URL", server.url)
         async with connected(server.url) as connection:
@@ -221,8 +217,8 @@ async def test_a_read_goes_on_behind_its_last_row_when_the_server_comes_back(
 async def test_a_server_that_stays_away_or_refuses_ends_the_read(
     tmp_path: Path, names: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jetstream_patience, "_PATIENCE_SECONDS", 0.0)
-    monkeypatch.setattr(stream_state, "_CONNECT_SECONDS", 1.0)
+    monkeypatch.setattr(patience, "_PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(state, "_CONNECT_SECONDS", 1.0)
     config = {"authorization": {"user": "spark", "password": "sesame"}}
     async with EmbeddedNats(tmp_path / "nats", config=config) as server:
         own_url = server.url.replace("//", "//spark:sesame@")
@@ -277,4 +273,4 @@ async def test_a_wrong_option_is_named(option: str, value: str, problem: str) ->
 
 
 def test_this_nats_py_gives_frames() -> None:
-    assert jetstream_frames.GIVES_FRAMES
+    assert frames.GIVES_FRAMES

@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 import pytest
 
 from sea_mq_worker.domain.errors import ContractError
-from sea_mq_worker.pipeline.sources.jetstream_columns import Frame, to_batch
-from sea_mq_worker.pipeline.sources.stream_state import StreamState, message_time, stream_state
+from sea_mq_worker.pipeline.sources.jetstream.columns import Frame, to_batch
+from sea_mq_worker.pipeline.sources.jetstream.state import StreamState, message_time, stream_state
 from sea_mq_worker.settings import Settings
 from tests.pipeline.jetstream_support import Stream
 from tests.support.jetstream import connected

@@ -14,9 +14,9 @@ from pyspark.sql import SparkSession
 
 from sea_mq_worker.adapters.postgres.connection import NO_HINTS
 from sea_mq_worker.domain.messages import OutboundMessage
-from sea_mq_worker.pipeline.jobs.reconcile import Wanted, reconcile
-from sea_mq_worker.pipeline.jobs.reconcile_outbox import Limits
-from sea_mq_worker.pipeline.jobs.verdicts import Verdict
+from sea_mq_worker.pipeline.jobs.reconcile.job import Wanted, reconcile
+from sea_mq_worker.pipeline.jobs.reconcile.outbox import Limits
+from sea_mq_worker.pipeline.jobs.reconcile.verdicts import Verdict
 from tests.pipeline.reconcile_world import World, make_world, without_message_id
 from tests.support.jetstream import connected
 from tests.support.rows import opened

@@ -27,12 +27,12 @@ from sea_mq_worker.cli import app
 from sea_mq_worker.embedded import EmbeddedNats
 from sea_mq_worker.pipeline import session
 from sea_mq_worker.pipeline.access import access_options
-from sea_mq_worker.pipeline.jobs.reconcile import Wanted, reconcile
-from sea_mq_worker.pipeline.jobs.reconcile_lost import Requeue, put_back
-from sea_mq_worker.pipeline.jobs.reconcile_outbox import Limits
-from sea_mq_worker.pipeline.jobs.reconcile_receiver import load_receiver
-from sea_mq_worker.pipeline.jobs.reconcile_result import Requeued
-from sea_mq_worker.pipeline.jobs.verdicts import Verdict
+from sea_mq_worker.pipeline.jobs.reconcile.job import Wanted, reconcile
+from sea_mq_worker.pipeline.jobs.reconcile.lost import Requeue, put_back
+from sea_mq_worker.pipeline.jobs.reconcile.outbox import Limits
+from sea_mq_worker.pipeline.jobs.reconcile.receiver import load_receiver
+from sea_mq_worker.pipeline.jobs.reconcile.result import Requeued
+from sea_mq_worker.pipeline.jobs.reconcile.verdicts import Verdict
 from sea_mq_worker.pipeline.lake.layouts import ARCHIVE, BRONZE
 from sea_mq_worker.pipeline.lake.table import LakeTable, Mark
 from sea_mq_worker.pipeline.snapshot import read_outbox, snapshot

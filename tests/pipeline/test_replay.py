@@ -22,9 +22,9 @@ from sea_mq_worker.adapters.nats.connection import NatsConnection, api
 from sea_mq_worker.cli import app
 from sea_mq_worker.domain.events import EventState
 from sea_mq_worker.pipeline.errors import PipelineError
-from sea_mq_worker.pipeline.jobs.replay import Matched, ReplayResult, replay
-from sea_mq_worker.pipeline.jobs.replay_filter import ReplayRules, Selection
-from sea_mq_worker.pipeline.jobs.replay_store import replay_store
+from sea_mq_worker.pipeline.jobs.replay.filter import ReplayRules, Selection
+from sea_mq_worker.pipeline.jobs.replay.job import Matched, ReplayResult, replay
+from sea_mq_worker.pipeline.jobs.replay.store import replay_store
 from sea_mq_worker.pipeline.lake.layouts import ARCHIVE
 from sea_mq_worker.pipeline.lake.table import LakeTable, Mark
 from sea_mq_worker.pipeline.snapshot import read_outbox, snapshot

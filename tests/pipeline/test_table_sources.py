@@ -17,9 +17,9 @@ from sea_mq_worker.domain.errors import ContractError, StoreUnavailableError, Wo
 from sea_mq_worker.domain.events import EventState
 from sea_mq_worker.pipeline.errors import PipelineError
 from sea_mq_worker.pipeline.snapshot import read_inbox, read_outbox, snapshot
-from sea_mq_worker.pipeline.sources.tables import PageRange, TableReader
-from sea_mq_worker.pipeline.sources.tables_connection import connected, libpq_uri
-from sea_mq_worker.pipeline.sources.tables_query import OUTBOX, table_query
+from sea_mq_worker.pipeline.sources.tables.connection import connected, libpq_uri
+from sea_mq_worker.pipeline.sources.tables.query import OUTBOX, table_query
+from sea_mq_worker.pipeline.sources.tables.source import PageRange, TableReader
 from sea_mq_worker.settings import Settings
 from tests.support.pipeline_settings import write_settings
 from tests.support.rows import add_event, add_message, opened

@@ -15,17 +15,17 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from sea_mq_worker.domain.envelopes import storage_id
 from sea_mq_worker.domain.headers import outbound_message
-from sea_mq_worker.pipeline.jobs.reconcile_inbox import ConsumerFacts, covered, covered_copies, judge_inbox
-from sea_mq_worker.pipeline.jobs.reconcile_order import outside_longest_run
-from sea_mq_worker.pipeline.jobs.reconcile_outbox import (
+from sea_mq_worker.pipeline.jobs.reconcile.inbox import ConsumerFacts, covered, covered_copies, judge_inbox
+from sea_mq_worker.pipeline.jobs.reconcile.order import outside_longest_run
+from sea_mq_worker.pipeline.jobs.reconcile.outbox import (
     Limits,
     StreamFacts,
     copies_by_id,
     judge_stream,
     matched,
 )
-from sea_mq_worker.pipeline.jobs.reconcile_prints import EVENT_DDL, event_prints, message_prints, named
-from sea_mq_worker.pipeline.jobs.reconcile_replays import Replay
+from sea_mq_worker.pipeline.jobs.reconcile.prints import EVENT_DDL, event_prints, message_prints, named
+from sea_mq_worker.pipeline.jobs.reconcile.replays import Replay
 from tests.support.builders import claimed_event, inbound_message
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)

@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime, timedelta
 
-from sea_mq_worker.pipeline.jobs.report_figures import (
+from sea_mq_worker.pipeline.jobs.report.figures import (
     Attempts,
     Backlog,
     Bin,

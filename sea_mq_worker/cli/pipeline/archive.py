@@ -22,7 +22,7 @@ from sea_mq_worker.settings import Settings
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from sea_mq_worker.pipeline.jobs.archive import ArchiveProgress, ArchiveResult
+    from sea_mq_worker.pipeline.jobs.archive.job import ArchiveProgress, ArchiveResult
 
 BeforeOption = Annotated[
     datetime,
@@ -61,7 +61,7 @@ def archive(
     where = lake_of(lake)
 
     def job(spark: "SparkSession", settings: Settings) -> "ArchiveResult":
-        from sea_mq_worker.pipeline.jobs import archive as jobs
+        from sea_mq_worker.pipeline.jobs.archive import job as jobs
 
         if dry_run:
             return jobs.count(settings, where, before=before)

@@ -15,7 +15,7 @@ from sea_mq_worker.settings import Settings
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from sea_mq_worker.pipeline.jobs.land import LandProgress, LandResult
+    from sea_mq_worker.pipeline.jobs.land.job import LandProgress, LandResult
 
 _POLL_SECONDS = 0.2
 
@@ -103,8 +103,8 @@ def _work(
 ) -> None:
     """Land once, or again and again."""
     from sea_mq_worker.cli.pipeline.stopping import stopping_on_signals
-    from sea_mq_worker.pipeline.jobs.land import LandOptions
-    from sea_mq_worker.pipeline.jobs.land import land as land_
+    from sea_mq_worker.pipeline.jobs.land.job import LandOptions
+    from sea_mq_worker.pipeline.jobs.land.job import land as land_
 
     with stopping_on_signals() as is_stopping:
         once = partial(

@@ -11,14 +11,14 @@ import typer
 from sea_mq_worker.cli.arguments import ActorOption, SinceOption, UntilOption
 from sea_mq_worker.cli.pipeline.support import ConfOption, DryRunOption, MasterOption, run_job, say
 from sea_mq_worker.cli.support import EXIT_FAILED, EXIT_USAGE, JsonOption, fail, print_json, print_table
-from sea_mq_worker.pipeline.jobs.verdicts import LOSS, Verdict
+from sea_mq_worker.pipeline.jobs.reconcile.verdicts import LOSS, Verdict
 from sea_mq_worker.settings import Settings, SettingsError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from sea_mq_worker.pipeline.jobs.reconcile_receiver import Receiver
-    from sea_mq_worker.pipeline.jobs.reconcile_result import Hop, Reconciliation, Requeued
+    from sea_mq_worker.pipeline.jobs.reconcile.receiver import Receiver
+    from sea_mq_worker.pipeline.jobs.reconcile.result import Hop, Reconciliation, Requeued
 
 
 class Format(StrEnum):
@@ -115,9 +115,9 @@ def _job(
     wanted: Mapping[str, Any], limits: Mapping[str, Any], requeue: Mapping[str, Any] | None
 ) -> "Callable[[SparkSession, Settings], Reconciliation]":
     def job(spark: "SparkSession", settings: Settings) -> "Reconciliation":
-        from sea_mq_worker.pipeline.jobs.reconcile import Wanted, reconcile
-        from sea_mq_worker.pipeline.jobs.reconcile_lost import Requeue
-        from sea_mq_worker.pipeline.jobs.reconcile_outbox import Limits
+        from sea_mq_worker.pipeline.jobs.reconcile.job import Wanted, reconcile
+        from sea_mq_worker.pipeline.jobs.reconcile.lost import Requeue
+        from sea_mq_worker.pipeline.jobs.reconcile.outbox import Limits
 
         how = Requeue(**requeue) if requeue else None
         lake = wanted["lake"] or settings.pipeline_lake or None
@@ -140,7 +140,7 @@ def _end(result: "Reconciliation", wrong: Collection[Verdict], *, json: bool) ->
 def _receivers(paths: Iterable[Path]) -> "list[Receiver]":
     if not (chosen := list(paths)):
         return []
-    from sea_mq_worker.pipeline.jobs.reconcile_receiver import load_receiver
+    from sea_mq_worker.pipeline.jobs.reconcile.receiver import load_receiver
 
     try:
         return [load_receiver(path) for path in chosen]

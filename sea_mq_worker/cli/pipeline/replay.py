@@ -18,8 +18,8 @@ from sea_mq_worker.settings import Settings
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from sea_mq_worker.pipeline.jobs.replay import ReplayResult
-    from sea_mq_worker.pipeline.jobs.replay_filter import Selection
+    from sea_mq_worker.pipeline.jobs.replay.filter import Selection
+    from sea_mq_worker.pipeline.jobs.replay.job import ReplayResult
 
 _WITHOUT_YES_MAX = 10
 _TERMINAL = (EventState.PUBLISHED, EventState.DEAD)
@@ -106,7 +106,7 @@ def replay(
 
 
 def _selection(given: Mapping[str, Any], *, ids: set[UUID], times: Mapping[str, str | None]) -> "Selection":
-    from sea_mq_worker.pipeline.jobs.replay_filter import Selection
+    from sea_mq_worker.pipeline.jobs.replay.filter import Selection
 
     selection = Selection(
         ids=tuple(ids),
@@ -130,8 +130,8 @@ def _run(
         import asyncio
 
         from sea_mq_worker.cli.signals import stop_on_signals
-        from sea_mq_worker.pipeline.jobs.replay import replay as replay_
-        from sea_mq_worker.pipeline.jobs.replay_filter import ReplayRules
+        from sea_mq_worker.pipeline.jobs.replay.filter import ReplayRules
+        from sea_mq_worker.pipeline.jobs.replay.job import replay as replay_
 
         async def main() -> "ReplayResult":
             stop = asyncio.Event()

@@ -14,7 +14,7 @@ from sea_mq_worker.settings import Settings
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from sea_mq_worker.pipeline.jobs.report_figures import Report
+    from sea_mq_worker.pipeline.jobs.report.figures import Report
 
 
 def report(
@@ -47,9 +47,9 @@ def report(
     _check_place(out)
 
     def job(spark: "SparkSession", settings: Settings) -> "Report":
-        from sea_mq_worker.pipeline.jobs.report import report as report_
-        from sea_mq_worker.pipeline.jobs.report_files import write_page
-        from sea_mq_worker.pipeline.jobs.report_page import page
+        from sea_mq_worker.pipeline.jobs.report.files import write_page
+        from sea_mq_worker.pipeline.jobs.report.job import report as report_
+        from sea_mq_worker.pipeline.jobs.report.page import page
 
         where = lake or settings.pipeline_lake or None
         figures = report_(spark, settings, since=since, until=until, lake=where, on_progress=_tell)
@@ -68,7 +68,7 @@ def _tell(text: str) -> None:
 
 
 def _check_place(out: Path) -> None:
-    from sea_mq_worker.pipeline.jobs.report_files import is_replaceable
+    from sea_mq_worker.pipeline.jobs.report.files import is_replaceable
 
     if not out.parent.is_dir():
         fail(f"--out: there is no folder {out.parent}", EXIT_USAGE)
@@ -77,7 +77,7 @@ def _check_place(out: Path) -> None:
 
 
 def _summarise(figures: "Report", out: Path) -> None:
-    from sea_mq_worker.pipeline.jobs.report_words import findings, printable
+    from sea_mq_worker.pipeline.jobs.report.words import findings, printable
 
     totals = figures.totals
     typer.echo(

@@ -85,9 +85,7 @@ class _File:
     waiting: list[pa.Table] = field(default_factory=list)
 
     @classmethod
-    def begun(
-        cls, uri: str, store: pafs.FileSystem, layout: Layout, values: tuple[Any, ...]
-    ) -> "_File":
+    def begun(cls, uri: str, store: pafs.FileSystem, layout: Layout, values: tuple[Any, ...]) -> "_File":
         partitions = {name: _text(value) for name, value in zip(layout.partition_by, values, strict=True)}
         folder = "/".join(f"{name}={_folder(value)}" for name, value in partitions.items())
         store.create_dir(folder, recursive=True)

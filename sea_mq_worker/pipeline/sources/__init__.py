@@ -2,8 +2,8 @@
 
 from pyspark.sql import SparkSession
 
-from sea_mq_worker.pipeline.sources.jetstream import JetStreamSource
-from sea_mq_worker.pipeline.sources.tables import InboxSource, OutboxSource
+from sea_mq_worker.pipeline.sources.jetstream.source import JetStreamSource
+from sea_mq_worker.pipeline.sources.tables.source import InboxSource, OutboxSource
 
 
 def register(spark: SparkSession) -> None:

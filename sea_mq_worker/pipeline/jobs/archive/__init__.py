@@ -1,0 +1,1 @@
+"""Archive: published events out of the outbox table into the lake."""

@@ -1,0 +1,289 @@
+"""Archive: published events go to the lake, are proved to be there, and then leave the outbox.
+
+Events go in batches. A batch is read under one snapshot and written to files; the files are read back and
+compared with what PostgreSQL itself says of the same events (number and digest), then committed; what was
+committed is read once more, and only events that equal what was read are deleted. Two marks of the lake's
+table tell how far it came: ``archive <context>``, the last batch committed, and ``archived <context>``, the
+last one whose events were deleted. So a run that ended anywhere is taken up by the next one: a batch that is
+in the lake and not yet done with is compared with the outbox and deleted there first.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+import pyarrow as pa
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentation has it
+
+from sea_mq_worker.domain.events import EventState
+from sea_mq_worker.pipeline.errors import DataLossError, PipelineError
+from sea_mq_worker.pipeline.jobs.archive.digest import KEPT, TIMES, Content, content_of, keys_of
+from sea_mq_worker.pipeline.jobs.archive.outbox import Deletion, content, deletion, plan
+from sea_mq_worker.pipeline.lake.layouts import ARCHIVE
+from sea_mq_worker.pipeline.lake.reading import read_files
+from sea_mq_worker.pipeline.lake.table import NO_FILES, Files, LakeTable, Mark
+from sea_mq_worker.pipeline.snapshot import Snapshot, read_outbox, snapshot
+from sea_mq_worker.pipeline.sources.tables.query import FIRST_TIME, LAST_TIME
+from sea_mq_worker.settings import Settings
+
+BATCH_ROWS = 500_000
+PER_SECOND = 20_000
+NEEDS = ("database_url",)
+
+_TASK_PAGES_MIN = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArchiveResult:
+    """What an archive found and did.
+
+    Attributes:
+        found: events that were to be archived, after an unfinished batch was done with.
+        unfit: events that stay in the outbox, since a time of theirs is beyond the years 2 to 9998.
+        batches: committed to the lake.
+        archived: events in them.
+        deleted: events deleted from the outbox, those of the unfinished batch of an earlier run included.
+        stayed: events that are in the lake and were replayed or changed before they could be deleted.
+        resumed: the number of the unfinished batch, taken up; None: there was none.
+    """
+
+    found: int = 0
+    unfit: int = 0
+    batches: int = 0
+    archived: int = 0
+    deleted: int = 0
+    stayed: int = 0
+    resumed: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArchiveProgress:
+    """Where an archive is.
+
+    Attributes:
+        batch: its number in the lake.
+        rows: events of the batch, all in the lake and verified.
+        gone: of these, done with in the outbox.
+        done: events of this run's batches so far.
+        total: events found; 0 while an unfinished batch is taken up.
+    """
+
+    batch: int
+    rows: int
+    gone: int
+    done: int
+    total: int
+
+
+OnProgress = Callable[[ArchiveProgress], None]
+
+
+def archive(
+    spark: SparkSession,
+    settings: Settings,
+    lake: str,
+    *,
+    before: datetime,
+    actor: str,
+    reason: str,
+    on_progress: OnProgress,
+    batch_rows: int = BATCH_ROWS,
+    per_second: int = PER_SECOND,
+) -> ArchiveResult:
+    """Move the events published before a time to the lake.
+
+    Args:
+        spark: where the tasks run.
+        settings: the driver's; each task reads its own.
+        lake: its address.
+        before: past.
+        actor: who asks for it.
+        reason: why.
+        on_progress: is told after each batch, and now and then while its events are deleted.
+        batch_rows: about how many events a batch has; some 100 bytes of each are held in the driver's memory.
+        per_second: pace of the deletion, so that the worker is not hurt.
+
+    Raises:
+        DataLossError: the lake does not have what PostgreSQL has; nothing was deleted of the batch.
+        PipelineError: another archive is at work, or the lake cannot be written.
+        UnavailableError: PostgreSQL is away; run it again.
+        ContractError: PostgreSQL is not as the worker needs it.
+    """
+    if before > datetime.now(UTC):
+        raise PipelineError("the time before which events are archived must be past")
+    with deletion(settings) as outbox:
+        run = _Run(
+            spark=spark,
+            settings=settings,
+            lake=lake,
+            before=before,
+            who=(actor, reason),
+            outbox=outbox,
+            per_second=per_second,
+            on_progress=on_progress,
+        )
+        run.resume()
+        with snapshot(settings) as held:
+            found = plan(held, before, batch_rows)
+        run.result = replace(run.result, found=found.fit, unfit=found.unfit)
+        for pages in found.batches:
+            run.batch(pages)
+    return run.result
+
+
+def count(settings: Settings, lake: str, *, before: datetime) -> ArchiveResult:
+    """Tell what an archive would find, and change nothing."""
+    table = LakeTable(lake, ARCHIVE)
+    committed = table.mark(_committed(settings))
+    is_unfinished = committed != table.mark(_finished(settings))
+    with snapshot(settings) as held:
+        found = plan(held, before, BATCH_ROWS)
+    return ArchiveResult(found=found.fit, unfit=found.unfit, resumed=committed if is_unfinished else None)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Run:
+    spark: SparkSession
+    settings: Settings
+    lake: str
+    before: datetime
+    who: tuple[str, str]
+    outbox: Deletion
+    per_second: int
+    on_progress: OnProgress
+    result: ArchiveResult = ArchiveResult()
+
+    def resume(self) -> None:
+        """Finish the batch that an earlier run has left in the lake."""
+        number = self._table.mark(_committed(self.settings))
+        if number is None or number == self._table.mark(_finished(self.settings)):
+            return
+        keys = self._keys(number, self._committed_rows(number))
+        if event := self.outbox.altered(keys):
+            raise DataLossError(
+                f"{self._table.uri}: batch {number} was left unfinished, and event {event} is not there what"
+                " it is in the outbox. Nothing was deleted. Restore this batch's files; where that cannot be"
+                " done, take its events that are still in the outbox out of the lake"
+            )
+        self.result = replace(self.result, resumed=number)
+        self._delete(number, keys)
+
+    def batch(self, pages: tuple[int, int]) -> None:
+        """Archive the events in a range of pages."""
+        number = (self._table.mark(_committed(self.settings)) or 0) + 1
+        with snapshot(self.settings) as held:
+            wanted = content(held, self.before, pages)
+            if not wanted.rows:
+                return
+            files = self._table.write(self._rows(held, pages, number))
+        self._verify(number, wanted, self._keys(number, self._written_rows(files)))
+        self.outbox.check_lock()
+        self._commit(files, Mark(_committed(self.settings), number, after=number - 1))
+        keys = self._keys(number, self._committed_rows(number))
+        self._verify(number, wanted, keys)
+        self.result = replace(
+            self.result, batches=self.result.batches + 1, archived=self.result.archived + wanted.rows
+        )
+        self._delete(number, keys)
+
+    @property
+    def _table(self) -> LakeTable:
+        return LakeTable(self.lake, ARCHIVE)
+
+    def _rows(self, held: Snapshot, pages: tuple[int, int], number: int) -> DataFrame:
+        share = -(-(pages[1] - pages[0]) // self.spark.sparkContext.defaultParallelism)
+        frame = read_outbox(
+            self.spark,
+            held,
+            columns=KEPT,
+            states=[EventState.PUBLISHED],
+            published_before=self.before,
+            pages=pages,
+            pages_per_partition=max(_TASK_PAGES_MIN, share),
+        )
+        is_fit = (F.least(*TIMES) > _moment(FIRST_TIME)) & (F.greatest(*TIMES) < _moment(LAST_TIME))
+        return frame.where(is_fit).select(
+            *KEPT,
+            F.lit(number).cast("bigint").alias("batch"),
+            F.lit(self.settings.context).alias("context"),
+            F.to_date("published_at").alias("date"),
+        )
+
+    def _written_rows(self, files: Files) -> DataFrame:
+        """Return the rows of files that nobody else sees yet."""
+        paths = [action.path for action in files.actions]
+        return read_files(self.spark, self._table.uri, ARCHIVE, paths, ARCHIVE.schema.names)
+
+    def _committed_rows(self, number: int) -> DataFrame:
+        context = self.settings.context
+        rows = self._table.read(self.spark, [("context", "=", context), ("batch", "=", number)])
+        return rows.where((F.col("context") == context) & (F.col("batch") == number))
+
+    def _keys(self, number: int, rows: DataFrame) -> pa.Table:
+        try:
+            return keys_of(rows)
+        except (PySparkException, Py4JError) as error:
+            raise DataLossError(
+                f"{self._table.uri}: batch {number} cannot be read back, so nothing was deleted:"
+                f" {_cause(error)}"
+            ) from error
+
+    def _verify(self, number: int, wanted: Content, keys: pa.Table) -> None:
+        found = content_of(keys)
+        if found != wanted:
+            raise DataLossError(
+                f"{self._table.uri}: batch {number} does not hold what PostgreSQL has: {found.rows} events"
+                f" with digest {found.digest} instead of {wanted.rows} with {wanted.digest}. Nothing was"
+                " deleted of it; look for what damages the lake's files, then run again"
+            )
+
+    def _delete(self, number: int, keys: pa.Table) -> None:
+        def tell(gone: int) -> None:
+            self.on_progress(
+                ArchiveProgress(
+                    batch=number,
+                    rows=keys.num_rows,
+                    gone=gone,
+                    done=self.result.archived,
+                    total=self.result.found,
+                )
+            )
+
+        tell(0)
+        selection = {"before": self.before.isoformat(), "lake": self.lake, "batch": number}
+        action = self.outbox.begin(*self.who, selection)
+        deleted = self.outbox.delete(keys, action, per_second=self.per_second, on_deleted=tell)
+        self._commit(NO_FILES, Mark(_finished(self.settings), number, after=number - 1))
+        self.result = replace(
+            self.result,
+            deleted=self.result.deleted + deleted,
+            stayed=self.result.stayed + keys.num_rows - deleted,
+        )
+
+    def _commit(self, files: Files, mark: Mark) -> None:
+        if not self._table.commit(files, mark):
+            raise PipelineError(
+                f"{self._table.uri}: another archive has committed batch {mark.value}; run again"
+            )
+
+
+def _committed(settings: Settings) -> str:
+    return f"archive {settings.context}"
+
+
+def _finished(settings: Settings) -> str:
+    return f"archived {settings.context}"
+
+
+def _cause(error: Exception) -> str:
+    """Return the line that tells most of what the JVM says."""
+    lines = str(error).splitlines() or [type(error).__name__]
+    causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
+    return (causes or lines[:1])[-1]
+
+
+def _moment(at: datetime) -> Column:
+    return F.lit(at.isoformat()).cast("timestamp")

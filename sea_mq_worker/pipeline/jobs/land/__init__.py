@@ -1,0 +1,1 @@
+"""Land: streams into the lake."""

@@ -1,0 +1,162 @@
+"""From a stream to the lake's bronze: a range of sequences at a time, each message once.
+
+The lake is the only memory. How far a stream was landed is a mark that is committed with the files, so a run
+that is killed, repeated or run twice at once can neither double a message nor leave one out. A range that
+holds only deleted messages is committed as well.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime
+
+import pyarrow.compute as pc
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentation has it
+
+from sea_mq_worker.pipeline.access import access_options
+from sea_mq_worker.pipeline.errors import DataLossError
+from sea_mq_worker.pipeline.jobs.land.incarnations import Place, moment_text, nanoseconds, standing
+from sea_mq_worker.pipeline.lake.table import NO_FILES, Files, LakeTable
+from sea_mq_worker.pipeline.sources.jetstream.state import StreamState, message_time, stream_state
+from sea_mq_worker.settings import Settings
+
+_PROBED_SEQUENCES = 1000
+_PROBES = 5
+_ROWS_PER_TASK_MAX = 50_000
+
+
+def find_place(
+    settings: Settings, bronze: LakeTable, state: StreamState, *, on_loss: Callable[[str], None]
+) -> Place:
+    """Return from where the stream is to be landed, noted in the lake where that is not where it was.
+
+    Args:
+        settings: to reach the stream.
+        bronze: the table.
+        state: the stream now.
+        on_loss: told what is missing; raises unless that is accepted.
+    """
+    stream, created = state.stream, nanoseconds(state.created)
+    place = standing(bronze, stream)
+    if place.created != created:
+        if place.created:
+            on_loss(_made_again(place, state))
+        bronze.commit(NO_FILES, *place.made_again(created))
+    elif restored := _restored(settings, bronze, place, state):
+        on_loss(restored)
+        bronze.commit(NO_FILES, *place.restored())
+    place = standing(bronze, stream)
+    if place.landed and place.landed + 1 < state.first_seq:
+        on_loss(_removed(place.stream, place.landed + 1, state.first_seq))
+    return place
+
+
+def land_range(
+    spark: SparkSession,
+    settings: Settings,
+    bronze: LakeTable,
+    place: Place,
+    state: StreamState,
+    *,
+    rows_max: int,
+    on_loss: Callable[[str], None],
+) -> tuple[Place, Files]:
+    """Land the next sequences, at most ``rows_max``; return where that leads and what was written.
+
+    Raises:
+        ConflictError: another run lands this stream into this lake.
+    """
+    first = max(place.landed + 1, state.first_seq)
+    last = min(state.last_seq, first + rows_max - 1)
+    files = NO_FILES
+    if first <= last:
+        files = _write(spark, bronze, place, created=state.created, first=first, last=last)
+    now = stream_state(settings, place.stream)
+    if now.created != state.created:
+        raise DataLossError(f"{_made_again(place, now)}; it happened while it was read: run again")
+    if now.last_seq < last:
+        raise DataLossError(
+            f"stream {place.stream} was restored to an older state while it was read: run again"
+        )
+    # What goes before anything was landed was never to be landed.
+    if place.landed and now.first_seq > first and files.rows < last - first + 1:
+        on_loss(_removed(place.stream, first, min(now.first_seq, last + 1)))
+    bronze.commit(files, *place.landed_to(last))
+    return replace(place, landed=last), files
+
+
+def _write(
+    spark: SparkSession, bronze: LakeTable, place: Place, *, created: str, first: int, last: int
+) -> Files:
+    share = -(-(last - first + 1) // spark.sparkContext.defaultParallelism)
+    options = {
+        "stream": place.stream,
+        "created": created,
+        "startSeq": str(first),
+        "endSeq": str(last),
+        "rowsPerPartition": str(min(share, _ROWS_PER_TASK_MAX)),
+        "failOnDataLoss": "false",  # the caller looks for it afterwards
+        **access_options(),
+    }
+    rows = spark.read.format("jetstream").options(**options).load()
+    return bronze.write(
+        rows.withColumns({"incarnation": F.lit(place.incarnation), "date": F.to_date("time")})
+    )
+
+
+def _restored(settings: Settings, bronze: LakeTable, place: Place, state: StreamState) -> str:
+    """Say what tells that the stream is at an older state than the one landed; empty: nothing does."""
+    if state.last_seq < place.landed:
+        return (
+            f"stream {place.stream} ends at sequence {state.last_seq}, while {place.landed} was landed: it "
+            f"was restored to an older state, sequences {state.last_seq + 1} to {place.landed} are in the "
+            f"lake alone. {_find_lost('land it anew as another incarnation')}"
+        )
+    for seq, moment in _latest(bronze, place, max(state.first_seq, place.landed - _PROBED_SEQUENCES)):
+        found = message_time(settings, place.stream, seq)
+        if found is None:
+            continue
+        if found == moment:
+            return ""
+        return (
+            f"stream {place.stream} holds another message at sequence {seq} (stored {found.isoformat()}) "
+            f"than was landed (stored {moment.isoformat()}): it was restored to an older state and "
+            f"written to since. {_find_lost('land it anew as another incarnation')}"
+        )
+    return ""
+
+
+def _latest(bronze: LakeTable, place: Place, least: int) -> list[tuple[int, datetime]]:
+    """Return sequence and time of the last messages landed that the stream should still hold."""
+    if least > place.landed:
+        return []
+    conditions = [
+        ("stream", "=", place.stream),
+        ("incarnation", "=", place.incarnation),
+        ("seq", ">=", least),
+    ]
+    rows = bronze.peek(conditions, ["seq", "time", "incarnation"])
+    mine = pc.equal(rows["incarnation"], place.incarnation)
+    ours = rows.filter(pc.and_(mine, pc.greater_equal(rows["seq"], least)))
+    last = ours.sort_by([("seq", "descending")]).slice(0, _PROBES)
+    return list(zip(last["seq"].to_pylist(), last["time"].to_pylist(), strict=True))
+
+
+def _made_again(place: Place, state: StreamState) -> str:
+    return (
+        f"stream {place.stream} was deleted and made again: sequence {place.landed} was landed of the one "
+        f"created at {moment_text(place.created)}, this one was created at {state.created}; what the former "
+        f"held behind that sequence is gone. {_find_lost('land the new one from its beginning')}"
+    )
+
+
+def _removed(stream: str, first: int, behind: int) -> str:
+    return (
+        f"stream {stream}: sequences {first} to {behind - 1} were removed, by its limits or by a purge, "
+        f"before they were landed. Raise max_age and max_bytes of the stream, or land more often. "
+        f"{_find_lost(f'go on from sequence {behind}')}"
+    )
+
+
+def _find_lost(then: str) -> str:
+    return f"`pipeline reconcile` tells which events are missing; --accept-loss to {then}"

@@ -1,0 +1,240 @@
+"""``land``: streams into the lake, as received (bronze), one row per event (silver), counted (gold).
+
+Each of the three steps is a commit of its own, and each begins where its table's marks say: a run that was
+killed between two of them is caught up by the next, also when no message came since.
+"""
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+
+from pyspark.sql import SparkSession
+
+from sea_mq_worker.pipeline.errors import DataLossError
+from sea_mq_worker.pipeline.jobs.land import bronze, gold, silver
+from sea_mq_worker.pipeline.jobs.land.incarnations import Place, incarnations
+from sea_mq_worker.pipeline.lake.layouts import BRONZE, GOLD, SILVER
+from sea_mq_worker.pipeline.lake.table import LakeTable
+from sea_mq_worker.pipeline.sources.jetstream.state import StreamState, stream_state
+from sea_mq_worker.settings import Settings
+
+BATCH_ROWS = 500_000
+LATE_SECONDS = 60.0
+_BATCH_BYTES = 2 * 2**30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LandProgress:
+    """After a batch.
+
+    Attributes:
+        stream: which one.
+        rows: messages landed in this run so far.
+        per_second: of the batch, from the stream to silver.
+        left: sequences between the last one landed and the stream's end as this run found it.
+    """
+
+    stream: str
+    rows: int
+    per_second: float
+    left: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LandedStream:
+    """What became of a stream.
+
+    Attributes:
+        stream: which one.
+        incarnation: tells it from others of its name.
+        rows: messages put into bronze.
+        last_seq: how far it is landed now.
+        left: sequences that the stream has behind that, as this run found it.
+    """
+
+    stream: str
+    incarnation: str
+    rows: int
+    last_seq: int
+    left: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LandResult:
+    """What a run did.
+
+    Attributes:
+        streams: by stream.
+        rows: messages put into bronze.
+        events: rows put into silver; less than ``rows`` by the copies, and more by what an earlier run left.
+        partitions: of gold, computed anew.
+        compacted: partitions whose files were merged.
+        missing: what is missing in the lake, where that was accepted.
+        seconds: how long it took.
+    """
+
+    streams: tuple[LandedStream, ...]
+    rows: int
+    events: int
+    partitions: int
+    compacted: int
+    missing: tuple[str, ...]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LandOptions:
+    """How to land.
+
+    Attributes:
+        batch_rows: sequences in one commit; fewer where that would be more than 2 GiB.
+        accept_loss: go on where messages are gone that were to be landed, and say which.
+        dedupe_days: how far back copies of an id are looked for; None: in all of silver.
+        late_seconds: an event is late when it was stored more than this after it occurred.
+        compact_files: merge the files of partitions that have more small ones; None: never.
+        vacuum_hours: delete merged files and those of killed runs after so many hours; None: never.
+    """
+
+    batch_rows: int = BATCH_ROWS
+    accept_loss: bool = False
+    dedupe_days: int | None = None
+    late_seconds: float = LATE_SECONDS
+    compact_files: int | None = None
+    vacuum_hours: int | None = None
+
+
+def land(
+    spark: SparkSession,
+    settings: Settings,
+    *,
+    lake: str,
+    streams: Collection[str],
+    options: LandOptions | None = None,
+    on_progress: Callable[[LandProgress], None] = lambda _progress: None,
+    is_stopping: Callable[[], bool] = lambda: False,
+) -> LandResult:
+    """Land all that the streams hold now.
+
+    Args:
+        spark: the session.
+        settings: to reach NATS.
+        lake: where the tables are.
+        streams: their names.
+        options: how.
+        on_progress: told after each batch.
+        is_stopping: asked after each batch; the run then ends early and in order.
+
+    Raises:
+        DataLossError: a stream does not hold what was to be landed; the others were landed.
+        ConflictError: another run lands one of the streams into this lake.
+    """
+    run = _Run(spark, settings, lake, options or LandOptions(), on_progress, is_stopping)
+    return run.all(list(dict.fromkeys(streams)))
+
+
+@dataclass(slots=True)
+class _Run:
+    spark: SparkSession
+    settings: Settings
+    lake: str
+    options: LandOptions
+    on_progress: Callable[[LandProgress], None]
+    is_stopping: Callable[[], bool]
+    events: int = 0
+    missing: list[str] = field(default_factory=list)
+
+    def all(self, streams: Sequence[str]) -> LandResult:
+        started = time.monotonic()
+        landed, lost = [], []
+        for stream in streams:
+            try:
+                landed.append(self.one(stream))
+            except DataLossError as error:
+                lost.append(str(error))
+        places = [place for stream in streams for place in incarnations(self._bronze, stream)]
+        partitions = gold.refresh(
+            self.spark, self._silver, self._gold, places, late_seconds=self.options.late_seconds
+        )
+        compacted = self._tidy()
+        if lost:
+            raise DataLossError("\n".join(lost))
+        return LandResult(
+            streams=tuple(landed),
+            rows=sum(each.rows for each in landed),
+            events=self.events,
+            partitions=partitions,
+            compacted=compacted,
+            missing=tuple(self.missing),
+            seconds=round(time.monotonic() - started, 3),
+        )
+
+    def one(self, stream: str) -> LandedStream:
+        for place in incarnations(self._bronze, stream):
+            self._take(place)
+        state = stream_state(self.settings, stream)
+        place = bronze.find_place(self.settings, self._bronze, state, on_loss=self._lose)
+        rows = 0
+        while place.landed < state.last_seq and not self.is_stopping():
+            started = time.monotonic()
+            place, files = bronze.land_range(
+                self.spark,
+                self.settings,
+                self._bronze,
+                place,
+                state,
+                rows_max=self._batch_rows(state),
+                on_loss=self._lose,
+            )
+            self._take(place)
+            rows += files.rows
+            per_second = files.rows / (time.monotonic() - started)
+            left = state.last_seq - place.landed
+            self.on_progress(LandProgress(stream=stream, rows=rows, per_second=per_second, left=left))
+        return LandedStream(
+            stream=stream,
+            incarnation=place.incarnation,
+            rows=rows,
+            last_seq=place.landed,
+            left=state.last_seq - place.landed,
+        )
+
+    def _batch_rows(self, state: StreamState) -> int:
+        """Return how many sequences to land at once, fewer where messages are large."""
+        fitting = _BATCH_BYTES * state.messages // max(state.size, 1)
+        return max(1, min(self.options.batch_rows, fitting or self.options.batch_rows))
+
+    def _take(self, place: Place) -> None:
+        self.events += silver.take(
+            self.spark,
+            self._bronze,
+            self._silver,
+            place,
+            rows_max=self.options.batch_rows,
+            dedupe_days=self.options.dedupe_days,
+        )
+
+    def _lose(self, text: str) -> None:
+        if not self.options.accept_loss:
+            raise DataLossError(text)
+        self.missing.append(text)
+
+    def _tidy(self) -> int:
+        tables = (self._bronze, self._silver, self._gold)
+        files, hours = self.options.compact_files, self.options.vacuum_hours
+        compacted = 0 if files is None else sum(table.compact(files) for table in tables)
+        if hours is not None:
+            for table in tables:
+                table.vacuum(hours)
+        return compacted
+
+    @property
+    def _bronze(self) -> LakeTable:
+        return LakeTable(self.lake, BRONZE)
+
+    @property
+    def _silver(self) -> LakeTable:
+        return LakeTable(self.lake, SILVER)
+
+    @property
+    def _gold(self) -> LakeTable:
+        return LakeTable(self.lake, GOLD)

@@ -1,0 +1,150 @@
+"""From bronze to silver: typed columns, one row per message id.
+
+A duplicate is a message whose id was seen before, in this stream or in another one, however long ago. The
+first copy landed wins, within a batch the one with the lowest sequence; later copies stay in bronze alone. An
+id is Nats-Msg-Id, else ce-id, else made of where and when the message was stored, which a restore keeps.
+"""
+
+from datetime import timedelta
+
+from pyspark.sql import Column, DataFrame, SparkSession, Window
+from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentation has it
+
+from sea_mq_worker.pipeline.jobs.land.incarnations import Place
+from sea_mq_worker.pipeline.lake.table import Conditions, ConflictError, LakeTable, Mark
+
+SERIAL = "commits"
+"""The mark that every commit moves on: rows are compared with all that the table holds, so two at once
+cannot both be right."""
+
+_ATTEMPTS = 5
+_SUBJECT = r"^([a-z0-9][a-z0-9_-]*)\.event\.(.+)\.v([1-9][0-9]{0,9})$"
+_UUID = r"^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$"
+_MOMENT = r"^\d{4}-\d{2}-\d{2}[Tt ]\d{2}:\d{2}(:\d{2}(\.\d+)?)?([Zz]|[+-]\d{2}:?\d{2})$"
+
+
+def take(
+    spark: SparkSession,
+    bronze: LakeTable,
+    silver: LakeTable,
+    place: Place,
+    *,
+    rows_max: int,
+    dedupe_days: int | None,
+) -> int:
+    """Bring silver as far as bronze was landed; return how many rows were new.
+
+    Args:
+        spark: the session.
+        bronze: from here.
+        silver: to here.
+        place: which incarnation, and how far it was landed.
+        rows_max: sequences to take in one step.
+        dedupe_days: how many days before a batch's first message copies are looked for; None: all.
+    """
+    added = conflicts = 0
+    while (taken := silver.mark(place.name) or 0) < place.landed:
+        serial = silver.mark(SERIAL) or 0
+        one_step = taken or place.landed <= rows_max
+        start = taken if one_step else _first(spark, bronze, place) - 1
+        upto = min(place.landed, start + rows_max)
+        new = _first_copies(to_silver(_landed(spark, bronze, place, start, upto)))
+        files = silver.write(_unknown(spark, silver, new, dedupe_days))
+        marks = Mark(place.name, upto, after=taken), Mark(SERIAL, serial + 1, after=serial)
+        try:
+            added += files.rows if silver.commit(files, *marks) else 0
+        except ConflictError:
+            conflicts += 1
+            if conflicts == _ATTEMPTS:
+                raise
+    return added
+
+
+def to_silver(bronze: DataFrame) -> DataFrame:
+    """Type the columns; header names have no case, of a repeated one the first counts."""
+    lowered = F.transform("headers", lambda h: F.struct(F.lower(h["key"]), h["value"]))
+    # Of equal keys a map keeps the last.
+    given = bronze.withColumn("given", F.map_from_entries(F.reverse(lowered)))
+    return given.select(
+        _message_id().alias("message_id"),
+        F.coalesce(_of_subject(2), _ce("type")).alias("event_type"),
+        F.coalesce(_of_subject(3).try_cast("int"), _ce("eventversion").try_cast("int")).alias(
+            "event_version"
+        ),
+        "subject",
+        _ce("source").alias("source"),
+        _ce("subject").alias("aggregate"),
+        _moment(_ce("time")).alias("occurred_at"),
+        F.col("time").alias("published_at"),
+        _ce("correlationid").alias("correlation_id"),
+        _ce("causationid").alias("causation_id"),
+        _ce("partitionkey").alias("partition_key"),
+        F.try_validate_utf8(F.col("data").cast("string")).alias("payload"),
+        F.octet_length("data").cast("bigint").alias("bytes"),
+        "stream",
+        "incarnation",
+        "seq",
+        _of_subject(1).alias("context"),
+        F.to_date("time").alias("date"),
+    )
+
+
+def _landed(spark: SparkSession, bronze: LakeTable, place: Place, after: int, upto: int) -> DataFrame:
+    conditions: Conditions = [
+        ("stream", "=", place.stream),
+        ("incarnation", "=", place.incarnation),
+        ("seq", ">", after),
+        ("seq", "<=", upto),
+    ]
+    mine = (F.col("stream") == place.stream) & (F.col("incarnation") == place.incarnation)
+    return bronze.read(spark, conditions).where(mine & (F.col("seq") > after) & (F.col("seq") <= upto))
+
+
+def _first(spark: SparkSession, bronze: LakeTable, place: Place) -> int:
+    """Return the first sequence landed; the one behind the last where there are no rows."""
+    row = _landed(spark, bronze, place, 0, place.landed).agg(F.min("seq")).first()
+    return place.landed + 1 if row is None or row[0] is None else int(row[0])
+
+
+def _first_copies(rows: DataFrame) -> DataFrame:
+    copies = Window.partitionBy("message_id").orderBy("seq")
+    return rows.withColumn("copy", F.row_number().over(copies)).where("copy = 1").drop("copy")
+
+
+def _unknown(spark: SparkSession, silver: LakeTable, new: DataFrame, days: int | None) -> DataFrame:
+    """Leave out ids that silver has; files that hold none of these ids are not looked into."""
+    if silver.open() is None:
+        return new
+    ends = new.agg(F.min("message_id"), F.max("message_id"), F.min("date")).first()
+    if ends is None or ends[0] is None:
+        return new
+    conditions = [("message_id", ">=", ends[0]), ("message_id", "<=", ends[1])]
+    if days is not None:
+        conditions.append(("date", ">=", ends[2] - timedelta(days=days)))
+    known = silver.read(spark, conditions, columns=["message_id"])
+    return new.join(known, "message_id", "left_anti")
+
+
+def _message_id() -> Column:
+    told = F.coalesce(F.nullif(F.col("given")["nats-msg-id"], F.lit("")), F.nullif(_ce("id"), F.lit("")))
+    moment = F.date_format("time", "yyyy-MM-dd'T'HH:mm:ss.SSSSSS'Z'")
+    stored = F.concat(F.col("stream"), F.lit("/"), F.col("seq"), F.lit("@"), moment)
+    # UUIDs are compared as the worker compares them.
+    return F.coalesce(F.when(told.rlike(_UUID), F.lower(told)).otherwise(told), stored)
+
+
+def _ce(name: str) -> Column:
+    """Return a CloudEvents attribute, with percent-encoding undone where it is sound."""
+    value = F.col("given")[f"ce-{name}"]
+    # url_decode takes a plus sign for a space.
+    return F.coalesce(F.try_url_decode(F.replace(value, F.lit("+"), F.lit("%2B"))), value)
+
+
+def _of_subject(group: int) -> Column:
+    return F.nullif(F.regexp_extract("subject", _SUBJECT, group), F.lit(""))
+
+
+def _moment(text: Column) -> Column:
+    """Read RFC 3339; null where it is something else, or has no offset."""
+    upper = F.upper(text)
+    return F.when(text.rlike(_MOMENT), upper.try_cast("timestamp"))

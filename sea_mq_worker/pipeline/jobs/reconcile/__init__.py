@@ -1,0 +1,1 @@
+"""Reconcile: what became of every event."""

@@ -1,0 +1,135 @@
+"""The hop stream -> inbox: each message that a consumer covers against the inbox of the service behind it."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812
+
+from sea_mq_worker.pipeline.jobs.reconcile.columns import case, findings
+from sea_mq_worker.pipeline.jobs.reconcile.outbox import Limits
+from sea_mq_worker.pipeline.jobs.reconcile.verdicts import Verdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerFacts:
+    """What a durable consumer covers and has settled, asked for before the inbox was read.
+
+    Attributes:
+        filters: subject patterns, any of which may match; none: all subjects.
+        start_seq: the first sequence that it begins with.
+        start_time: the earliest time of storage that it begins with; None: any.
+        created: when it was created: what the stream had dropped by then it never saw.
+        settled: place of the last message before which all are settled.
+        first_place: of the first message that the stream itself holds; what is before comes from the lake.
+        read_at: the database's clock when it was asked about.
+    """
+
+    stream: str
+    durable: str
+    filters: Sequence[str]
+    start_seq: int
+    start_time: datetime | None
+    created: datetime
+    settled: int
+    first_place: int
+    read_at: datetime
+
+
+def covered(messages: DataFrame, consumer: ConsumerFacts) -> DataFrame:
+    """Return the messages that the consumer's filters and start position include."""
+    return messages.where(
+        _matches(F.col("subject"), consumer) & _begun(F.col("seq"), F.col("time"), consumer)
+    )
+
+
+def covered_copies(judged: DataFrame, consumer: ConsumerFacts) -> DataFrame:
+    """Return own events that the consumer is to have, with what the hop before said and the copies for it."""
+    copies = F.filter(
+        "copies",
+        lambda copy: _matches(copy["subject"], consumer) & _begun(copy["seq"], copy["time"], consumer),
+    )
+    expected = _matches(F.col("sent_as"), consumer) & _begun(
+        F.col("stream_seq"), F.coalesce("published_at", "created_at"), consumer
+    )
+    kept = judged.where((F.size(copies) > 0) | (F.col("copies").isNull() & expected))
+    covered_ones = F.when(F.size(copies) > 0, copies)
+    return kept.select("id", F.col("state_verdict").alias("before"), covered_ones.alias("copies"))
+
+
+def judge_inbox(
+    expected: DataFrame,
+    inbox: DataFrame,
+    consumer: ConsumerFacts,
+    limits: Limits,
+    *,
+    pruned_before: datetime | None = None,
+) -> DataFrame:
+    """Add ``state_verdict``, ``findings`` and ``seconds`` (from stored to processed).
+
+    An id that never came to the stream keeps what the hop before said of it, unless the inbox knows better.
+
+    Args:
+        expected: ``id``, ``copies``, and ``before`` where the hop before was judged (else null).
+        inbox: rows of ``inbox_messages``.
+        consumer: what it covers.
+        limits: of the run.
+        pruned_before: messages processed before this time may have been deleted; None: none were.
+    """
+    rows = inbox.select(
+        F.col("message_id").alias("id"),
+        *("processed_at", "dead_lettered_at", "locked_until", "content_hash"),
+        F.col("stream_seq").alias("received_seq"),
+        F.lit(True).alias("received"),
+    )
+    joined = expected.join(rows, "id", "left")
+    taken = F.filter("copies", lambda copy: copy["seq"] == F.col("received_seq"))
+    copy = F.coalesce(F.try_element_at(taken, F.lit(1)), F.try_element_at("copies", F.lit(1)))
+    seconds = F.col("processed_at").cast("double") - copy["time"].cast("double")
+    judged = joined.withColumn("seconds", seconds)
+    judged = judged.withColumn("state_verdict", _state(consumer, limits, pruned_before))
+    same = F.exists("copies", lambda copy: copy["content"] == F.col("content_hash"))
+    further = {
+        Verdict.ALTERED: F.col("content_hash").isNotNull() & ~same,
+        Verdict.LATE: F.lit(False) if limits.late_seconds is None else F.col("seconds") > limits.late_seconds,
+    }
+    return judged.withColumn("findings", findings(F.col("state_verdict"), further))
+
+
+def _state(consumer: ConsumerFacts, limits: Limits, pruned_before: datetime | None) -> Column:
+    first = F.try_element_at("copies", F.lit(1))
+    pruned = F.lit(False) if pruned_before is None else first["time"] < F.lit(pruned_before)
+    young = F.lit(consumer.read_at - timedelta(seconds=limits.grace_seconds))
+    unseen = (first["place"] < consumer.first_place) & (first["time"] < F.lit(consumer.created))
+    held = F.col("locked_until") > F.lit(consumer.read_at)
+    rules = [
+        (F.col("processed_at").isNotNull(), Verdict.DELIVERED),
+        (F.col("dead_lettered_at").isNotNull(), Verdict.DEAD),
+        *((F.col("copies").isNull() & (F.col("before") == each.value), each) for each in _CARRIED),
+        ((first["place"] > consumer.settled) | held | (first["time"] > young), Verdict.PENDING),
+        (F.col("received").isNull() & unseen, Verdict.EXPIRED),
+        (F.col("received").isNull() & pruned, Verdict.PRUNED),
+    ]
+    return case(*rules, otherwise=Verdict.MISSING_IN_INBOX)
+
+
+_CARRIED = (Verdict.MISSING_IN_STREAM, Verdict.PENDING, Verdict.DEAD, Verdict.EXPIRED)
+
+
+def _matches(subject: Column, consumer: ConsumerFacts) -> Column:
+    if not consumer.filters:
+        return subject.isNotNull()
+    return subject.rlike("|".join(f"(?:{_regex(pattern)})" for pattern in consumer.filters))
+
+
+def _regex(pattern: str) -> str:
+    """Write a subject pattern as a regular expression: ``*`` is one token, a last ``>`` one or more."""
+    wild = {"*": "[^.]+", ">": ".+"}
+    return "^" + r"\.".join(wild.get(token) or re.escape(token) for token in pattern.split(".")) + "$"
+
+
+def _begun(seq: Column, time: Column, consumer: ConsumerFacts) -> Column:
+    begun = F.lit(True) if consumer.start_seq <= 1 else seq >= consumer.start_seq
+    return begun if consumer.start_time is None else begun & (time >= F.lit(consumer.start_time))

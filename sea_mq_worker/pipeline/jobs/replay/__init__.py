@@ -1,0 +1,1 @@
+"""Replay: events of the table and of the archive, published again."""

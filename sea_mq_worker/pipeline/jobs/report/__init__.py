@@ -1,0 +1,1 @@
+"""Report: one page of plots."""

@@ -1,0 +1,178 @@
+"""Plots as plotly.js takes them: plain data, coloured by the page, since it knows light from dark."""
+
+import html
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any, TypeAlias
+
+from sea_mq_worker.pipeline.jobs.report.figures import AGES, Bin, Report, Way
+from sea_mq_worker.pipeline.jobs.report.words import counted, duration, number, printable, step
+
+Plot: TypeAlias = dict[str, Any]
+"""``traces``, each with ``colour`` 0 to 9; titles ``x``, ``y``; ``bars``, ``ticks`` as needed;
+``dates`` where ``x`` is time: the bins' length in seconds."""
+
+_LEAST_SECONDS = 0.001
+_LABEL_MAX = 28
+_TICKS = (0.001, 0.01, 0.1, 1, 10, 60, 600, 3600, 36_000, 86_400, 864_000)
+
+
+def throughput(report: Report, way: Way) -> Plot:
+    """Show what came and what left, by bin."""
+    names = ("written", "published") if way == "outbox" else ("received", "processed")
+    unit = "events" if way == "outbox" else "messages"
+    traces = [
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "name": name,
+            "colour": colour,
+            "fill": "tozeroy" if not colour else "none",
+            "x": _times(report.bins),
+            "y": [getattr(each, name) for each in report.bins],
+            "hovertemplate": "%{y:,} " + name + "<extra></extra>",
+        }
+        for colour, name in enumerate(names)
+    ]
+    return {"traces": traces, "y": f"{unit} per {step(report.bin_seconds)}", "dates": report.bin_seconds}
+
+
+def latencies(report: Report, way: Way) -> Plot:
+    """Show percentiles by bin, on a logarithmic scale that is labelled in units people use."""
+    by_bin = {each.at: each for each in report.latencies if each.way == way and each.at is not None}
+    traces = []
+    for colour, name in ((2, "p50"), (3, "p95"), (4, "p99")):
+        seconds = [getattr(by_bin[each.at], name) if each.at in by_bin else None for each in report.bins]
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "lines+markers",
+                "name": name,
+                "colour": colour,
+                "x": _times(report.bins),
+                "y": [None if each is None else max(each, _LEAST_SECONDS) for each in seconds],
+                "text": ["" if each is None else duration(each) for each in seconds],
+                "hovertemplate": name + " %{text}<extra></extra>",
+            }
+        )
+    ticks = [[tick, duration(tick)] for tick in _TICKS]
+    return {"traces": traces, "y": "duration", "ticks": ticks, "dates": report.bin_seconds}
+
+
+def attempts(report: Report) -> Plot:
+    """Show how many attempts those took that took more than one."""
+    most = max((each.attempts for each in report.attempts), default=1)
+    ways: tuple[tuple[Way, str, int], ...] = (("outbox", "published", 1), ("inbox", "processed", 5))
+    return {
+        "traces": [
+            _bar(name, colour, [str(n) for n in range(2, most + 1)], _attempts(report, way, most))
+            for way, name, colour in ways
+        ],
+        "y": "events",
+        "x": "attempts",
+        "bars": "group",
+    }
+
+
+def retries(report: Report) -> Plot:
+    """Show when those were published or processed that took more than one attempt."""
+    times = _times(report.bins)
+    return {
+        "traces": [
+            _bar("published after a retry", 1, times, [each.outbox_retried for each in report.bins]),
+            _bar("processed after a retry", 5, times, [each.inbox_retried for each in report.bins]),
+        ],
+        "y": f"events per {step(report.bin_seconds)}",
+        "bars": "stack",
+        "dates": report.bin_seconds,
+    }
+
+
+def dead_letters(report: Report) -> Plot:
+    """Show dead letters by bin and reason."""
+    times = [each.at for each in report.bins]
+    reasons = list(dict.fromkeys(each.reason for each in report.dead_letter_bins))
+    counts = {(each.at, each.reason): each.count for each in report.dead_letter_bins}
+    return {
+        "traces": [
+            _bar(label(reason), 4 + n, _times(report.bins), [counts.get((at, reason), 0) for at in times])
+            for n, reason in enumerate(reasons)
+        ],
+        "y": f"dead letters per {step(report.bin_seconds)}",
+        "bars": "stack",
+        "dates": report.bin_seconds,
+    }
+
+
+def backlog(report: Report) -> Plot:
+    """Show what waits by age, in colours by state."""
+    states = list(dict.fromkeys((each.way, each.state) for each in report.backlog))
+    counts = {(each.way, each.state, each.age): each.count for each in report.backlog}
+    return {
+        "traces": [
+            _bar(f"{way} {state.lower()}", n, list(AGES), [counts.get((way, state, age), 0) for age in AGES])
+            for n, (way, state) in enumerate(states)
+        ],
+        "y": "events",
+        "x": "age",
+        "bars": "stack",
+    }
+
+
+def streams(report: Report) -> Plot:
+    """Show what streams stored, by context."""
+    times = [each.at for each in report.bins]
+    contexts = list(dict.fromkeys(each.context for each in report.stream_bins))
+    counts = {(each.at, each.context): each.count for each in report.stream_bins}
+    return {
+        "traces": [
+            _bar(label(context), n, _times(report.bins), [counts.get((at, context), 0) for at in times])
+            for n, context in enumerate(contexts)
+        ],
+        "y": f"messages per {step(report.bin_seconds)}",
+        "bars": "stack",
+        "dates": report.bin_seconds,
+    }
+
+
+def describe(report: Report, names: Sequence[str]) -> str:
+    """Say a plot of counts by bin in a sentence, for those who do not see it."""
+    told = []
+    for name in names:
+        most = max(report.bins, key=lambda each: getattr(each, name), default=None)
+        if most is not None:
+            total = sum(getattr(each, name) for each in report.bins)
+            peak = f"most at {most.at:%Y-%m-%d %H:%M:%S} UTC, {number(getattr(most, name))}"
+            told.append(f"{number(total)} {name}, {peak} per {step(report.bin_seconds)}")
+    return "; ".join(told) or counted(0, "event")
+
+
+def label(text: str) -> str:
+    """Make text from outside short, and safe in a plot, where plotly takes tags and entities for markup."""
+    shown = printable(text)
+    cut = shown if len(shown) <= _LABEL_MAX else f"{shown[: _LABEL_MAX - 1]}…"
+    return html.escape(cut, quote=False)
+
+
+def _bar(name: str, colour: int, x: Sequence[str], y: Sequence[int]) -> dict[str, Any]:
+    return {
+        "type": "bar",
+        "name": name,
+        "colour": colour,
+        "x": list(x),
+        "y": list(y),
+        "hovertemplate": "%{y:,} " + name.replace("%", "&#37;") + "<extra></extra>",
+    }
+
+
+def _attempts(report: Report, way: Way, most: int) -> list[int]:
+    counts = {each.attempts: each.count for each in report.attempts if each.way == way}
+    return [counts.get(n, 0) for n in range(2, most + 1)]
+
+
+def _times(bins: Sequence[Bin]) -> list[str]:
+    return [_time(each.at) for each in bins]
+
+
+def _time(at: datetime) -> str:
+    return f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S}"

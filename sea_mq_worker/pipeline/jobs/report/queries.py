@@ -1,0 +1,227 @@
+"""Aggregates of events, messages and dead letters; what comes back is some thousand rows at most."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentation has it
+
+from sea_mq_worker.pipeline.jobs.report.figures import (
+    AGES,
+    Attempts,
+    Backlog,
+    Dead,
+    DeadLetterBin,
+    DeadLetters,
+    Latency,
+    Share,
+    Shares,
+    StreamBin,
+    Way,
+)
+
+LARGEST = 20
+_GROUPS_MAX = 200
+_REASONS_MAX = 12
+_ATTEMPTS_MAX = 20
+"""More attempts than this count as so many."""
+_TEXT_MAX = 200
+_BINS_MAX = 240
+_STEPS = (1, 5, 15, 60, 300, 900, 3600, 4 * 3600, 86_400, 7 * 86_400)
+_AGE_LIMITS = (60, 600, 3600, 86_400)
+_PERCENTILES = [0.5, 0.95, 0.99]
+
+
+@dataclass(frozen=True, slots=True)
+class Period:
+    """A stretch of time cut into bins, ``until`` not included."""
+
+    since: datetime
+    until: datetime
+    step: int
+
+    @classmethod
+    def of(cls, since: datetime, until: datetime) -> "Period":
+        """Choose bins of a length that people count in, not too many to see."""
+        span = max(1.0, (until - since).total_seconds())
+        fitting = (step for step in _STEPS if span / step <= _BINS_MAX)
+        return cls(since, until, next(fitting, 86_400 * (1 + int(span / 86_400 / _BINS_MAX))))
+
+    def holds(self, column: str) -> Column:
+        """Tell whether a time is in it."""
+        return (F.col(column) >= F.lit(self.since)) & (F.col(column) < F.lit(self.until))
+
+    def bin(self, column: str) -> Column:
+        """Return the begin of the bin that a time is in, in seconds since 1970."""
+        return (F.floor(F.unix_seconds(F.col(column)) / self.step) * self.step).cast("bigint")
+
+    def begins(self) -> Iterator[datetime]:
+        """Return the begins of all bins, UTC."""
+        second = int(self.since.timestamp()) // self.step * self.step
+        while second < self.until.timestamp():
+            yield moment(second)
+            second += self.step
+
+
+def moment(second: float) -> datetime:
+    """Return a time that Spark told in seconds since 1970."""
+    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=second)
+
+
+def seconds_between(begin: str, end: str) -> Column:
+    """Return a duration; clocks of two machines may make it negative, that is shown as 0."""
+    micros = F.unix_micros(F.col(end)) - F.unix_micros(F.col(begin))
+    return F.greatest(micros / F.lit(1e6), F.lit(0.0))
+
+
+def counts(
+    frame: DataFrame, period: Period, time: str, **conditions: Column
+) -> dict[datetime, dict[str, int]]:
+    """Count rows by bin of a time: those for which each condition holds, by its name."""
+    wanted = [F.count_if(condition).alias(name) for name, condition in conditions.items()]
+    found = frame.where(period.holds(time)).groupBy(period.bin(time).alias("bin")).agg(*wanted).collect()
+    return {moment(row["bin"]): {name: row[name] for name in conditions} for row in found}
+
+
+def latencies(frame: DataFrame, period: Period, way: Way, begin: str, end: str) -> list[Latency]:
+    """Return percentiles of ``end - begin`` by the bin of the end, and of the whole period."""
+    timed = frame.where(period.holds(end)).select(
+        period.bin(end).alias("bin"), seconds_between(begin, end).alias("seconds")
+    )
+    measures = (
+        F.count("*").alias("count"),
+        F.percentile_approx("seconds", _PERCENTILES, 10_000).alias("percentiles"),
+        F.max("seconds").alias("most"),
+    )
+    rows = timed.rollup("bin").agg(*measures).orderBy("bin").collect()
+    return [
+        Latency(
+            way=way,
+            at=None if row["bin"] is None else moment(row["bin"]),
+            count=row["count"],
+            **dict(zip(("p50", "p95", "p99"), row["percentiles"], strict=True)),
+            most=row["most"],
+        )
+        for row in rows
+        if row["count"]
+    ]
+
+
+def attempts(frame: DataFrame, period: Period, way: Way, end: str) -> list[Attempts]:
+    """Count events that ended in the period by their attempts."""
+    rows = (
+        frame.where(period.holds(end))
+        .groupBy(F.least("attempts", F.lit(_ATTEMPTS_MAX)).alias("attempts"))
+        .count()
+        .orderBy("attempts")
+        .collect()
+    )
+    return [Attempts(way=way, attempts=row["attempts"], count=row["count"]) for row in rows]
+
+
+def shares(frame: DataFrame, period: Period, column: str) -> Shares:
+    """Return the values of a column with the most events written in the period."""
+    written = frame.where(period.holds("created_at") & F.col(column).isNotNull())
+    grouped = written.groupBy(column).agg(F.count("*").alias("count"), F.sum("size").alias("size"))
+    rows = grouped.orderBy(F.desc("count"), F.desc("size"), column).limit(LARGEST).collect()
+    return Shares(
+        largest=[Share(name=row[column][:_TEXT_MAX], count=row["count"], size=row["size"]) for row in rows],
+        distinct=grouped.count() if len(rows) == LARGEST else len(rows),
+    )
+
+
+def dead_events(frame: DataFrame, period: Period) -> list[Dead]:
+    """Count DEAD events by the beginning of their error, which is a code where the worker wrote it."""
+    reason = F.left(
+        F.substring_index(F.coalesce("publish_error", F.lit("no error noted")), ":", 1), F.lit(80)
+    )
+    rows = (
+        frame.where(period.holds("created_at") & (F.col("state") == "DEAD"))
+        .groupBy(reason.alias("reason"), "event_type")
+        .count()
+        .orderBy(F.desc("count"), "reason", "event_type")
+        .limit(_GROUPS_MAX)
+        .collect()
+    )
+    return [
+        Dead(reason=row["reason"], event_type=row["event_type"][:_TEXT_MAX], count=row["count"])
+        for row in rows
+    ]
+
+
+def dead_letters(letters: DataFrame, period: Period) -> tuple[list[DeadLetters], list[DeadLetterBin], int]:
+    """Group dead letters (reason, subject, time) of the period; the third is how many there are."""
+    inside = letters.where(period.holds("time"))
+    rows = (
+        inside.groupBy("reason", "subject")
+        .agg(F.count("*").alias("count"), F.max(F.unix_seconds("time")).alias("latest"))
+        .orderBy(F.desc("count"), "reason", "subject")
+        .limit(_GROUPS_MAX)
+        .collect()
+    )
+    groups = [
+        DeadLetters(
+            reason=row["reason"],
+            subject=row["subject"][:_TEXT_MAX],
+            count=row["count"],
+            latest=moment(row["latest"]),
+        )
+        for row in rows
+    ]
+    by_reason = inside.groupBy("reason").count().orderBy(F.desc("count"), "reason").collect()
+    most = [row["reason"] for row in by_reason[:_REASONS_MAX]]
+    shown = F.when(F.col("reason").isin(most), F.col("reason")).otherwise("others")
+    bins = inside.groupBy(period.bin("time").alias("bin"), shown.alias("shown")).count().collect()
+    over_time = [
+        DeadLetterBin(at=moment(row["bin"]), reason=row["shown"], count=row["count"])
+        for row in sorted(bins, key=lambda row: (row["bin"], row["shown"]))
+    ]
+    return groups, over_time, sum(row["count"] for row in by_reason)
+
+
+def backlog(frame: DataFrame, way: Way, *, begin: str, at: datetime) -> list[Backlog]:
+    """Count rows (state, begin) by state and age at a moment."""
+    age = F.greatest(F.unix_seconds(F.lit(at)) - F.unix_seconds(F.col(begin)), F.lit(0))
+    label = F.lit(AGES[-1])
+    for limit, name in reversed(list(zip(_AGE_LIMITS, AGES, strict=False))):
+        label = F.when(age < limit, name).otherwise(label)
+    rows = (
+        frame.groupBy("state", label.alias("age"))
+        .agg(F.count("*").alias("count"), F.max(age).alias("oldest"))
+        .collect()
+    )
+    found = [
+        Backlog(
+            way=way,
+            state=row["state"],
+            age=row["age"],
+            count=row["count"],
+            oldest_seconds=float(row["oldest"]),
+        )
+        for row in rows
+    ]
+    return sorted(found, key=lambda one: (one.state, AGES.index(one.age)))
+
+
+def stream_bins(gold: DataFrame, period: Period) -> list[StreamBin]:
+    """Count what gold tells of the period; a bin shorter than a minute holds the whole minute's events."""
+    rows = (
+        gold.where(period.holds("minute"))
+        .groupBy(period.bin("minute").alias("bin"), "context")
+        .agg(F.sum("events").alias("count"))
+        .orderBy("bin", "context")
+        .collect()
+    )
+    return [StreamBin(at=moment(row["bin"]), context=row["context"], count=row["count"]) for row in rows]
+
+
+def first_moment(frames: Sequence[tuple[DataFrame, str]], before: datetime) -> datetime | None:
+    """Return the earliest time in these columns, if there is one before ``before``."""
+    found: list[Any] = [
+        frame.where(F.col(column) < F.lit(before)).agg(F.min(F.unix_seconds(column))).first()
+        for frame, column in frames
+    ]
+    seconds = [row[0] for row in found if row is not None and row[0] is not None]
+    return moment(min(seconds)) if seconds else None

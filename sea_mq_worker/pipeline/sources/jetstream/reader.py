@@ -1,0 +1,202 @@
+"""Reads one stretch of a stream in one task: every message of it once, in order, or an error."""
+
+import asyncio
+from bisect import bisect_left, bisect_right
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
+
+from sea_mq_worker.adapters.nats.connection import NatsConnection
+from sea_mq_worker.domain.errors import UnavailableError
+from sea_mq_worker.pipeline.sources.jetstream import loss
+from sea_mq_worker.pipeline.sources.jetstream.columns import Frame, to_batch
+from sea_mq_worker.pipeline.sources.jetstream.frames import GIVES_FRAMES, DirectGet
+from sea_mq_worker.pipeline.sources.jetstream.leader import Leader
+from sea_mq_worker.pipeline.sources.jetstream.options import JetStreamOptions
+from sea_mq_worker.pipeline.sources.jetstream.patience import Patience
+from sea_mq_worker.pipeline.sources.jetstream.state import StreamState, connected, state_of
+
+_BATCH_ROWS = 10_000
+_BATCH_BYTES = 8 * 1024 * 1024
+_BATCHES_SINCE = (2, 11)
+
+
+@dataclass
+class Stretch(InputPartition):
+    """Sequences ``first`` to ``last``, both included, of the stream that was created then.
+
+    ``floats``: what is wanted begins wherever the stream begins. Its head may go until it is read, as limits
+    on age take messages all the time; nothing before it was read, so nothing is missing in between.
+    """
+
+    created: str
+    first: int
+    last: int
+    floats: bool = False
+
+
+def share_out(created: str, first: int, last: int, *, size: int, floats: bool) -> Sequence[Stretch]:
+    """Cut a range into stretches of ``size``, the first of which may float; an empty range is one of none."""
+    starts = range(first, last + 1, size) or (first,)
+    return [
+        Stretch(created, start, min(start + size - 1, last), floats=floats and start == first)
+        for start in starts
+    ]
+
+
+def read_stretch(options: JetStreamOptions, stretch: Stretch) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a stretch.
+
+    Servers that are away are waited for as long as a minute; the read goes on behind the last row.
+
+    Raises:
+        UnavailableError: they did not come back.
+        ContractError: the server refuses the connection or the request, or the stream is gone.
+        DataLossError: messages are gone that were to be read.
+    """
+    if stretch.first > stretch.last:
+        return
+    with asyncio.Runner() as runner:
+        batches = _resumed(options, stretch)
+
+        async def following() -> pa.RecordBatch | None:
+            return await anext(batches, None)
+
+        try:
+            while batch := runner.run(following()):
+                yield batch
+        finally:
+            runner.run(batches.aclose())
+
+
+async def _resumed(options: JetStreamOptions, stretch: Stretch) -> AsyncGenerator[pa.RecordBatch, None]:
+    settings = options.settings()
+    at = stretch.first
+    patience = Patience()
+    while True:
+        try:
+            async with connected(settings) as connection:
+                read = await _Read.open(connection, options, stretch)
+                while at <= stretch.last:
+                    batch, at = await read.step(at)
+                    if batch.num_rows:
+                        yield batch
+                    patience.renew()
+                await read.check_end()
+                return
+        except UnavailableError as error:
+            await patience.pause(error)
+
+
+class _Read:
+    """A stretch over one connection."""
+
+    def __init__(
+        self,
+        connection: NatsConnection,
+        options: JetStreamOptions,
+        stretch: Stretch,
+        *,
+        created: str,
+        direct: DirectGet | None,
+    ) -> None:
+        self._connection = connection
+        self._options = options
+        self._stretch = stretch
+        self._created = created
+        self._direct = direct
+        self._leader = Leader(connection, options.stream, subject=options.subject or ">")
+
+    @classmethod
+    async def open(cls, connection: NatsConnection, options: JetStreamOptions, stretch: Stretch) -> Self:
+        """Choose how to read: by batches from any replica, or from the leader where there are none."""
+        state = await state_of(connection, options.stream)
+        quick = GIVES_FRAMES and state.allow_direct and _has_batches(connection)
+        direct = await DirectGet.open(connection, options.stream) if quick else None
+        created = stretch.created if options.one_stream else state.created
+        read = cls(connection, options, stretch, created=created, direct=direct)
+        read._check(state)
+        return read
+
+    async def step(self, at: int) -> tuple[pa.RecordBatch, int]:
+        """Read some rows from ``at`` on; return them and where to go on."""
+        if self._direct:
+            found = self._found(at, await self._direct.fetch(self._request(at)))
+            denied = await self._leader.first_denied(found.gaps)
+            if denied is None or denied > at:
+                return await self._believed(found.before(denied))
+        frames, following = await self._leader.read(at, self._stretch.last)
+        return await self._believed(self._found(at, frames, following))
+
+    async def check_end(self) -> None:
+        """Make sure that it was one and the same stream until now.
+
+        Raises:
+            DataLossError: it was not.
+        """
+        self._check(await state_of(self._connection, self._options.stream))
+
+    def _request(self, at: int) -> dict[str, Any]:
+        rows = min(_BATCH_ROWS, self._stretch.last - at + 1)
+        subject = {"next_by_subj": self._options.subject} if self._options.subject else {}
+        return {"seq": at, "batch": rows, "max_bytes": _BATCH_BYTES, **subject}
+
+    def _found(self, at: int, frames: Sequence[Frame], following: int | None = None) -> "_Found":
+        """Drop what is behind the stretch; where nothing follows a message, nothing follows in the stream."""
+        last = self._stretch.last
+        batch = to_batch(self._options.stream, self._created, frames)
+        seqs = batch.column("seq").to_pylist()
+        kept = bisect_right(seqs, last)
+        ends_here = kept == len(seqs) > 0
+        end = following or (seqs[-1] + 1 if ends_here else last + 1)
+        return _Found(at, batch.slice(0, kept), seqs[:kept], min(end, last + 1))
+
+    async def _believed(self, found: "_Found") -> tuple[pa.RecordBatch, int]:
+        if found.gaps and self._options.fail_on_data_loss:
+            state = await state_of(self._connection, self._options.stream)
+            self._check(state)
+            gone = [first for first, _ in found.gaps if first < state.first_seq]
+            if self._stretch.floats and gone[:1] == [self._stretch.first]:
+                del gone[0]
+            if gone:
+                raise loss.removed(state, gone[0])
+        return found.batch, found.end
+
+    def _check(self, state: StreamState) -> None:
+        if self._options.one_stream and state.created != self._created:
+            raise loss.made_again(state, self._created)
+        if self._options.fail_on_data_loss and state.last_seq < self._stretch.last:
+            raise loss.rolled_back(state, self._stretch.last)
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What was found from ``start`` on, before ``end``."""
+
+    start: int
+    batch: pa.RecordBatch
+    seqs: Sequence[int]
+    end: int
+
+    @property
+    def gaps(self) -> list[tuple[int, int]]:
+        """First and last sequence of each run that was not there."""
+        if len(self.seqs) == self.end - self.start:
+            return []
+        edges = zip([self.start - 1, *self.seqs], [*self.seqs, self.end], strict=True)
+        return [(before + 1, after - 1) for before, after in edges if after - before > 1]
+
+    def before(self, seq: int | None) -> "_Found":
+        """Return only what is before a sequence, everything where there is none."""
+        if seq is None:
+            return self
+        kept = bisect_left(self.seqs, seq)
+        return _Found(self.start, self.batch.slice(0, kept), self.seqs[:kept], seq)
+
+
+def _has_batches(connection: NatsConnection) -> bool:
+    version = connection.client.connected_server_version
+    return (version.major, version.minor) >= _BATCHES_SINCE

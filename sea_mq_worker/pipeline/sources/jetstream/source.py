@@ -1,0 +1,84 @@
+"""The Spark data source ``jetstream``: a stream's messages as rows, in one read or as a streaming query.
+
+Needs the permissions to publish to ``$JS.API.STREAM.INFO``, ``$JS.API.STREAM.MSG.GET`` and
+``$JS.API.DIRECT.GET`` of the stream, on the driver and on the executors; it leaves nothing on the server.
+"""
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.types import StructType
+
+from sea_mq_worker.pipeline.sources.jetstream import loss
+from sea_mq_worker.pipeline.sources.jetstream.columns import DDL
+from sea_mq_worker.pipeline.sources.jetstream.options import JetStreamOptions
+from sea_mq_worker.pipeline.sources.jetstream.reader import Stretch, read_stretch, share_out
+from sea_mq_worker.pipeline.sources.jetstream.state import StreamState, stream_state
+from sea_mq_worker.pipeline.sources.jetstream.stream import JetStreamStreamReader
+
+
+class JetStreamSource(DataSource):
+    """``spark.read.format("jetstream").option("stream", "SEA_EVENTS")``; see JetStreamOptions."""
+
+    def __init__(self, options: dict[str, str]) -> None:
+        """Take the options; a wrong one is an error at once.
+
+        Raises:
+            PipelineError: one is unknown, wrong or missing.
+        """
+        super().__init__(options)
+        self._chosen = JetStreamOptions.of(options)
+
+    @classmethod
+    def name(cls) -> str:
+        """Return what ``format`` takes."""
+        return "jetstream"
+
+    def schema(self) -> str:
+        """Return the columns, which are the same for every stream."""
+        return DDL
+
+    def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002 - Spark passes it by name
+        """Return the reader of ``spark.read``."""
+        return JetStreamReader(self._chosen)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802
+        """Return the reader of ``spark.readStream``."""
+        return JetStreamStreamReader(self._chosen)
+
+
+class JetStreamReader(DataSourceReader):
+    """Reads what the stream holds at the time of planning, cut into stretches that are read side by side."""
+
+    def __init__(self, options: JetStreamOptions) -> None:
+        self._options = options
+
+    def partitions(self) -> list[InputPartition]:
+        """Ask the stream where it begins and ends, and share it out.
+
+        Raises:
+            DataLossError: it does not hold what the options ask for.
+        """
+        state = stream_state(self._options.settings(), self._options.stream)
+        first, last = _wanted(self._options, state)
+        size, floats = self._options.rows_per_partition, self._options.start_seq is None
+        return list(share_out(state.created, first, last, size=size, floats=floats))
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of one stretch."""
+        assert isinstance(partition, Stretch)  # noqa: S101 - of partitions()
+        return read_stretch(self._options, partition)
+
+
+def _wanted(options: JetStreamOptions, state: StreamState) -> tuple[int, int]:
+    first = options.start_seq or state.first_seq
+    last = state.last_seq if options.end_seq is None else options.end_seq
+    if options.created and options.created != state.created:
+        raise loss.made_again(state, options.created)
+    if options.fail_on_data_loss:
+        if max(first - 1, last) > state.last_seq:
+            raise loss.rolled_back(state, max(first - 1, last))
+        if first < state.first_seq and first <= last:
+            raise loss.removed(state, first)
+    return max(first, state.first_seq), min(last, state.last_seq)
