@@ -63,5 +63,6 @@ def land_on_cluster(folder: Path, environment: dict[str, str]) -> dict[str, Any]
         )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
     assert len(list(folder.glob("worker-*/app-*/*/stderr"))) == 2
-    landed: dict[str, Any] = json.loads(ran.stdout)
+    # spark-submit sends stderr, and so the progress, to stdout as well.
+    landed: dict[str, Any] = json.loads(ran.stdout[ran.stdout.index("{") :])
     return landed
