@@ -10,6 +10,7 @@ import pytest
 from sea_mq_worker.pipeline import java
 from sea_mq_worker.pipeline.errors import PipelineError
 from sea_mq_worker.pipeline.java import find_java_home
+from tests.support.machines import programs_without
 
 SPARK_AND_PYTHON_WORKERS = """
 from sea_mq_worker.pipeline.session import spark_session
@@ -34,14 +35,7 @@ def fake_java(folder: Path, version: str) -> Path:
 @pytest.fixture
 def without_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine that has all its programs but java; returns a folder to put one in."""
-    programs = tmp_path / "programs"
-    programs.mkdir()
-    for folder in os.environ["PATH"].split(os.pathsep):
-        for program in Path(folder).glob("*") if Path(folder).is_dir() else ():
-            link = programs / program.name
-            if program.name != "java" and not link.is_symlink():
-                link.symlink_to(program)
-    monkeypatch.setenv("PATH", str(programs))
+    monkeypatch.setenv("PATH", programs_without("java", tmp_path / "programs"))
     monkeypatch.delenv("JAVA_HOME", raising=False)
     return tmp_path
 
