@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection, api
-from sea_mq_worker.pipeline.jobs.land.job import LandOptions, LandProgress, LandResult, land
+from sea_mq_worker.pipeline.jobs.land.job import LandOptions, LandProgress, LandResult, count, land
 from sea_mq_worker.pipeline.lake.layouts import BRONZE, GOLD, SILVER, Layout
 from sea_mq_worker.pipeline.lake.table import LakeTable
 from sea_mq_worker.settings import Settings, load_settings
@@ -98,6 +98,11 @@ class Lake:
             options=LandOptions(**options),
             on_progress=on_progress or (lambda _progress: None),
         )
+
+    async def left(self, stream: str) -> int:
+        """Return how many messages a run would land."""
+        found = await asyncio.to_thread(count, self.settings, lake=str(self.folder), streams=[stream])
+        return found.streams[0].left
 
     def table(self, layout: Layout) -> LakeTable:
         """Return one of its tables."""

@@ -64,9 +64,10 @@ async def test_a_stream_becomes_bronze_silver_and_gold(
     versions = lake.versions()
 
     assert (await lake.land(names)).rows == 0
+    await publish(server, names, [copy_of(events[5]), event(names, EVENTS)])
+    assert await lake.left(names) == 2
 
     assert lake.versions() == versions
-    await publish(server, names, [copy_of(events[5]), event(names, EVENTS)])
     again = await lake.land(names)
     assert (again.rows, again.events) == (2, 1)
     assert_counted(lake)

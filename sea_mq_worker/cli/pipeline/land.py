@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sea_mq_worker.cli.pipeline.support import ConfOption, LakeOption, MasterOption, lake_of, run_job, say
+from sea_mq_worker.cli.pipeline.support import (
+    ConfOption,
+    DryRunOption,
+    LakeOption,
+    MasterOption,
+    lake_of,
+    run_job,
+    say,
+)
 from sea_mq_worker.cli.support import JsonOption, print_json
 from sea_mq_worker.settings import Settings
 
@@ -64,6 +72,7 @@ def land(
     late_seconds: _LateSeconds = 60.0,
     compact_files: _CompactFiles = 50,
     vacuum_hours: _VacuumHours = None,
+    dry_run: DryRunOption = False,
     json: JsonOption = False,
     master: MasterOption = None,
     conf: ConfOption = None,
@@ -86,6 +95,9 @@ def land(
 
     def job(spark: "SparkSession", settings: Settings) -> None:
         streams = stream or _streams(settings)
+        if dry_run:
+            _show_left(settings, where, streams, json=json)
+            return
         _work(spark, settings, lake=where, streams=streams, given=given, every=every, json=json)
 
     run_job("land", job, needs=("nats_url",), master=master, conf=conf)
@@ -121,6 +133,19 @@ def _work(
             _show(once(), json=json)
         else:
             _repeat(once, every, is_stopping, json=json)
+
+
+def _show_left(settings: Settings, lake: str, streams: list[str], *, json: bool) -> None:
+    from sea_mq_worker.pipeline.jobs.land.job import count
+
+    found = count(settings, lake=lake, streams=streams)
+    if json:
+        print_json(asdict(found))
+        return
+    for each in found.streams:
+        typer.echo(
+            f"{each.stream}: {each.left:,} messages would be landed, behind sequence {each.last_seq:,}"
+        )
 
 
 def _streams(settings: Settings) -> list[str]:

@@ -51,6 +51,12 @@ def find_place(
     return place
 
 
+def to_land(bronze: LakeTable, state: StreamState) -> Place:
+    """Return how far the stream was landed, and note nothing."""
+    place, created = standing(bronze, state.stream), nanoseconds(state.created)
+    return place if place.created == created else Place(stream=state.stream, created=created)
+
+
 def land_range(
     spark: SparkSession,
     settings: Settings,

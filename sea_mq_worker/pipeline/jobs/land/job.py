@@ -74,12 +74,12 @@ class LandResult:
     """
 
     streams: tuple[LandedStream, ...]
-    rows: int
-    events: int
-    partitions: int
-    compacted: int
-    missing: tuple[str, ...]
-    seconds: float
+    rows: int = 0
+    events: int = 0
+    partitions: int = 0
+    compacted: int = 0
+    missing: tuple[str, ...] = ()
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +130,22 @@ def land(
     """
     run = _Run(spark, settings, lake, options or LandOptions(), on_progress, is_stopping)
     return run.all(list(dict.fromkeys(streams)))
+
+
+def count(settings: Settings, *, lake: str, streams: Collection[str]) -> LandResult:
+    """Tell how much a run would have to land, in ``left``, and change nothing."""
+    table = LakeTable(lake, BRONZE)
+    found = []
+    for stream in dict.fromkeys(streams):
+        state = stream_state(settings, stream)
+        place = bronze.to_land(table, state)
+        left = max(0, state.last_seq - max(place.landed, state.first_seq - 1))
+        found.append(
+            LandedStream(
+                stream=stream, incarnation=place.incarnation, rows=0, last_seq=place.landed, left=left
+            )
+        )
+    return LandResult(streams=tuple(found))
 
 
 @dataclass(slots=True)
