@@ -83,8 +83,8 @@ SELECT o.id::text AS id
  LIMIT 1;
 
 -- name: delete
--- Deletes the events that the lake has exactly as they are now; one that was replayed or changed meanwhile stays.
--- Index: the primary key.
+-- Deletes the events that the lake has exactly as they are now; one that was replayed or changed meanwhile stays,
+-- and one that an earlier run has deleted is not counted. Index: the primary key.
 -- $1 ids, $2 when published, $3 digests by the lake, $4 action.
 WITH deleted AS (
     DELETE FROM outbox_events o
@@ -96,4 +96,6 @@ WITH deleted AS (
        SET affected = a.affected + (SELECT count(*) FROM deleted)
      WHERE a.id = $4::bigint AND EXISTS (SELECT FROM deleted)
 )
-SELECT count(*) AS count FROM deleted;
+SELECT count(*) AS count,
+       (SELECT count(*) FROM unnest($1::uuid[]) AS k (id) JOIN outbox_events o ON o.id = k.id) - count(*) AS stayed
+  FROM deleted;

@@ -101,6 +101,7 @@ async def test_outbox_and_lake_stay_whole_however_often_the_archive_is_killed(
         )
 
         assert result.resumed
+        assert result.stayed == 0
         kept = dict(await pool.fetch(FINGERPRINT))
         archived = lake_fingerprint(spark, lake)
         assert (len(kept), len(archived)) == (RECENT, EVENTS)

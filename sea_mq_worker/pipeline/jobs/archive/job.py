@@ -255,12 +255,12 @@ class _Run:
         tell(0)
         selection = {"before": self.before.isoformat(), "lake": self.lake, "batch": number}
         action = self.outbox.begin(*self.who, selection)
-        deleted = self.outbox.delete(keys, action, per_second=self.per_second, on_deleted=tell)
+        deleted, stayed = self.outbox.delete(keys, action, per_second=self.per_second, on_deleted=tell)
         self._commit(NO_FILES, Mark(_finished(self.settings), number, after=number - 1))
         self.result = replace(
             self.result,
             deleted=self.result.deleted + deleted,
-            stayed=self.result.stayed + keys.num_rows - deleted,
+            stayed=self.result.stayed + stayed,
         )
 
     def _commit(self, files: Files, mark: Mark) -> None:

@@ -101,8 +101,8 @@ class Deletion:
 
     def delete(
         self, keys: pa.Table, action: int, *, per_second: int, on_deleted: Callable[[int], None]
-    ) -> int:
-        """Delete the events that are still exactly what the lake has; return how many.
+    ) -> tuple[int, int]:
+        """Delete the events that are still exactly what the lake has; return how many, and how many stay.
 
         Args:
             keys: as of ``keys_of``.
@@ -120,20 +120,21 @@ class Deletion:
 
     async def _delete(
         self, keys: pa.Table, action: int, per_second: int, on_deleted: Callable[[int], None]
-    ) -> int:
-        deleted = done = 0
+    ) -> tuple[int, int]:
+        deleted = stayed = done = 0
         told = time.monotonic()
         for part in slices(keys, rows=min(DELETE_ROWS, per_second), size=_DELETE_BYTES):
             began = time.monotonic()
             rows = await self._fetch(_SQL["delete"], *_lists(part), action)
             deleted += rows[0]["count"]
+            stayed += rows[0]["stayed"]
             done += part.num_rows
             if done == keys.num_rows or time.monotonic() - told > _TELL_SECONDS:
                 told = time.monotonic()
                 on_deleted(done)
             if done < keys.num_rows:
                 await asyncio.sleep(max(0.0, part.num_rows / per_second - (time.monotonic() - began)))
-        return deleted
+        return deleted, stayed
 
     async def _fetch(self, statement: str, *args: object) -> list[Any]:
         with translated():
