@@ -69,13 +69,15 @@ def table(caption: str, head: Sequence[str], rows: Iterable[Sequence[Cell | Figu
 
 def tiles(entries: Iterable[tuple[str, str, str, str]]) -> str:
     """Return large numbers: (name, value, note, level); an empty level has no colour."""
+    given = list(entries)
+    longest = max((len(value) for _, value, _, _ in given), default=0)
     return (
-        '<dl class="tiles">'
+        f'<dl class="tiles" style="--characters: {longest}">'
         + "".join(
             f"<div><dt>{escape(name)}</dt>"
             f'<dd class="{f"tone {level}" if level else "plain"}">{escape(value)}</dd>'
             f'<dd class="note">{escape(note)}</dd></div>'
-            for name, value, note, level in entries
+            for name, value, note, level in given
         )
         + "</dl>"
     )

@@ -347,5 +347,5 @@ def _shares(report: Report, shares: Shares, name: str, nothing: str) -> str:
         )
 
     rest = shares.distinct - len(shares.largest)
-    more = f'<p class="soft">{number(rest)} more, each with fewer events.</p>' if rest else ""
+    more = f'<p class="soft">{number(rest)} more, none with more events.</p>' if rest else ""
     return table(f"Largest by {name}", (name, "events", "share", "size"), map(row, shares.largest)) + more
