@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 from sea_mq_worker.pipeline.errors import PipelineError
 from sea_mq_worker.pipeline.jobs.report.files import is_replaceable, write_page
 from sea_mq_worker.pipeline.jobs.report.page import page
-from sea_mq_worker.pipeline.jobs.report.plots import label
+from sea_mq_worker.pipeline.jobs.report.plots import label, latencies
 from sea_mq_worker.pipeline.jobs.report.words import duration, findings, share, size, step
 from tests.support.reports import HOSTILE, empty_report, hostile_report
 
@@ -100,6 +101,13 @@ def test_the_summary_tells_what_is_wrong_the_worst_first() -> None:
     assert [each.level for each in found] == ["bad", "bad", "bad", "warn", "warn", "warn", "warn"]
     assert found[0].text.startswith("3 events of 27 written will not be published: DEAD")
     assert found[2].text == "3 events waited to be published, the oldest for 1.0 d."
+
+
+def test_durations_that_are_close_together_still_have_ticks_among_them() -> None:
+    report = hostile_report()
+    close = [replace(each, p50=0.159, p95=0.226, p99=0.229) for each in report.latencies]
+    ticks = latencies(replace(report, latencies=close), "outbox")["ticks"]
+    assert [text for at, text in ticks if 0.159 <= at <= 0.229] == ["200 ms"]
 
 
 def test_numbers_have_units() -> None:

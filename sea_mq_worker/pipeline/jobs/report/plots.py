@@ -15,6 +15,12 @@ Plot: TypeAlias = dict[str, Any]
 _LEAST_SECONDS = 0.001
 _LABEL_MAX = 28
 _TICKS = (0.001, 0.01, 0.1, 1, 10, 60, 600, 3600, 36_000, 86_400, 864_000)
+_FINE_TICKS = (
+    *(step * power for power in (0.001, 0.01, 0.1, 1) for step in (1, 1.5, 2, 3, 5, 7)),
+    *(10, 15, 20, 30, 60, 120, 180, 300, 600, 900, 1200, 1800, 3600, 7200, 10_800, 18_000, 36_000, 86_400),
+)
+_FINE_UP_TO = 20.0
+"""Where the greatest duration is not more than so many times the least, few of the coarse ticks show."""
 
 
 def throughput(report: Report, way: Way) -> Plot:
@@ -40,7 +46,7 @@ def throughput(report: Report, way: Way) -> Plot:
 def latencies(report: Report, way: Way) -> Plot:
     """Show percentiles by bin, on a logarithmic scale that is labelled in units people use."""
     by_bin = {each.at: each for each in report.latencies if each.way == way and each.at is not None}
-    traces = []
+    traces: list[dict[str, Any]] = []
     for colour, name in ((2, "p50"), (3, "p95"), (4, "p99")):
         seconds = [getattr(by_bin[each.at], name) if each.at in by_bin else None for each in report.bins]
         traces.append(
@@ -55,7 +61,9 @@ def latencies(report: Report, way: Way) -> Plot:
                 "hovertemplate": name + " %{text}<extra></extra>",
             }
         )
-    ticks = [[tick, duration(tick)] for tick in _TICKS]
+    shown = [each for trace in traces for each in trace["y"] if each is not None]
+    is_narrow = shown and max(shown) <= _FINE_UP_TO * min(shown)
+    ticks = [[tick, duration(tick)] for tick in (_FINE_TICKS if is_narrow else _TICKS)]
     return {"traces": traces, "y": "duration", "ticks": ticks, "dates": report.bin_seconds}
 
 
