@@ -96,7 +96,9 @@ async def test_a_command_runs_on_the_servers_when_the_traffic_has_arrived(tmp_pa
 @linux
 async def test_ctrl_c_ends_the_command_too(tmp_path: Path) -> None:
     folder = tmp_path / "dev"
-    process = await start(folder, "--events", "20", "--", "sh", "-c", f"cd {folder}; echo begun; sleep 60")
+    process = await start(
+        folder, "--events", "20", "--", "sh", "-c", f"cd {folder}; echo begun; exec sleep 60"
+    )
     assert process.stdout is not None
     while b"begun" not in (line := await asyncio.wait_for(process.stdout.readline(), 60)).split():
         assert line, "dev ended before its traffic had arrived"
