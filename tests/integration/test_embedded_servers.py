@@ -281,7 +281,7 @@ async def test_no_server_outlives_its_owner(folder: Path, how: signal.Signals) -
 
 
 async def says(log: Path, text: str) -> bool:
-    return text in log.read_text()
+    return text in await asyncio.to_thread(log.read_text)
 
 
 @pytest.mark.crash
