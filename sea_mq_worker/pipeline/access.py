@@ -5,7 +5,8 @@ executor reads ``SEA_MQ_*`` from its own environment, or the file that the optio
 """
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 
 from sea_mq_worker.settings import CONFIG_VARIABLE, Settings, load_settings
 
@@ -19,18 +20,28 @@ def executor_settings(options: Mapping[str, str], *, needs: Collection[str]) -> 
     Raises:
         SettingsError: one is missing or wrong here.
     """
-    own = os.environ.get(CONFIG_VARIABLE)
-    if path := options.get(CONFIG):
-        os.environ[CONFIG_VARIABLE] = path
-    try:
+    with config_of(options.get(CONFIG) or None):  # the next task of this process may be another job's
         return load_settings(needs=needs)
-    finally:  # the next task of this process may be another job's
-        os.environ.pop(CONFIG_VARIABLE, None)
-        if own is not None:
-            os.environ[CONFIG_VARIABLE] = own
 
 
 def access_options() -> dict[str, str]:
     """Return the options by which executors find the settings that this process has."""
     path = os.environ.get(CONFIG_VARIABLE)
     return {CONFIG: path} if path else {}
+
+
+@contextmanager
+def config_of(config: str | None) -> Iterator[None]:
+    """Let what is read in the block be read with this settings file; None: with the own one."""
+    if config is None:
+        yield
+        return
+    own = os.environ.get(CONFIG_VARIABLE)
+    os.environ[CONFIG_VARIABLE] = config
+    try:
+        yield
+    finally:
+        if own is None:
+            del os.environ[CONFIG_VARIABLE]
+        else:
+            os.environ[CONFIG_VARIABLE] = own

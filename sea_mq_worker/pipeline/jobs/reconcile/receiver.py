@@ -1,11 +1,10 @@
 """Other services that consume the own stream, each known by its settings file."""
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from sea_mq_worker.pipeline.access import config_of
 from sea_mq_worker.settings import CONFIG_VARIABLE, ENV_PREFIX, Settings, SettingsError, load_settings
 
 
@@ -31,23 +30,6 @@ def load_receiver(path: Path) -> Receiver:
     config = str(path.resolve())
     with config_of(config):
         return Receiver(config, load_settings(needs=("database_url", "nats_url")))
-
-
-@contextmanager
-def config_of(config: str | None) -> Iterator[None]:
-    """Let what is read in the block be read with this settings file; None: with the own one."""
-    if config is None:
-        yield
-        return
-    own = os.environ.get(CONFIG_VARIABLE)
-    os.environ[CONFIG_VARIABLE] = config
-    try:
-        yield
-    finally:
-        if own is None:
-            del os.environ[CONFIG_VARIABLE]
-        else:
-            os.environ[CONFIG_VARIABLE] = own
 
 
 def _from_environment() -> set[str]:

@@ -8,6 +8,7 @@ from datetime import datetime
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 
+from sea_mq_worker.pipeline.access import config_of
 from sea_mq_worker.pipeline.errors import DataLossError
 from sea_mq_worker.pipeline.jobs.reconcile.facts import (
     Audit,
@@ -27,7 +28,7 @@ from sea_mq_worker.pipeline.jobs.reconcile.reading import (
     with_archive,
     with_lake,
 )
-from sea_mq_worker.pipeline.jobs.reconcile.receiver import Receiver, config_of
+from sea_mq_worker.pipeline.jobs.reconcile.receiver import Receiver
 from sea_mq_worker.pipeline.snapshot import snapshot
 from sea_mq_worker.settings import ConsumerSettings, Settings
 
