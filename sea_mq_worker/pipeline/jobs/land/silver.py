@@ -7,9 +7,10 @@ id is Nats-Msg-Id, else ce-id, else made of where and when the message was store
 
 from datetime import timedelta
 
-from pyspark.sql import Column, DataFrame, SparkSession, Window
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentation has it
 
+from sea_mq_worker.pipeline.frames import first_of_each
 from sea_mq_worker.pipeline.jobs.land.incarnations import Place
 from sea_mq_worker.pipeline.lake.table import Conditions, ConflictError, LakeTable, Mark
 
@@ -48,7 +49,7 @@ def take(
         one_step = taken or place.landed <= rows_max
         start = taken if one_step else _first(spark, bronze, place) - 1
         upto = min(place.landed, start + rows_max)
-        new = _first_copies(to_silver(_landed(spark, bronze, place, start, upto)))
+        new = first_of_each(to_silver(_landed(spark, bronze, place, start, upto)), "message_id", "seq")
         files = silver.write(_unknown(spark, silver, new, dedupe_days))
         marks = Mark(place.name, upto, after=taken), Mark(SERIAL, serial + 1, after=serial)
         try:
@@ -104,11 +105,6 @@ def _first(spark: SparkSession, bronze: LakeTable, place: Place) -> int:
     """Return the first sequence landed; the one behind the last where there are no rows."""
     row = _landed(spark, bronze, place, 0, place.landed).agg(F.min("seq")).first()
     return place.landed + 1 if row is None or row[0] is None else int(row[0])
-
-
-def _first_copies(rows: DataFrame) -> DataFrame:
-    copies = Window.partitionBy("message_id").orderBy("seq")
-    return rows.withColumn("copy", F.row_number().over(copies)).where("copy = 1").drop("copy")
 
 
 def _unknown(spark: SparkSession, silver: LakeTable, new: DataFrame, days: int | None) -> DataFrame:

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TypeAlias
 
-from pyspark.sql import DataFrame, SparkSession, Window
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from sea_mq_worker.pipeline.access import access_options
+from sea_mq_worker.pipeline.frames import first_of_each
 from sea_mq_worker.pipeline.jobs.land.incarnations import moment_text, nanoseconds
 from sea_mq_worker.pipeline.jobs.reconcile.facts import Bounds
 from sea_mq_worker.pipeline.jobs.reconcile.outbox import Limits
@@ -141,9 +142,7 @@ def with_archive(
     if not count:
         return events, 0
     both = events.unionByName(archived.withColumn("in_table", F.lit(False)))
-    latest = Window.partitionBy("id").orderBy(F.desc("in_table"), F.desc("published_at"))
-    chosen = both.withColumn("rank", F.row_number().over(latest)).where("rank = 1").drop("rank")
-    return chosen, count
+    return first_of_each(both, "id", F.desc("in_table"), F.desc("published_at")), count
 
 
 def read_received(spark: SparkSession, held: Snapshot, limits: Limits, keep: Keep) -> tuple[DataFrame, int]:
@@ -179,10 +178,8 @@ def _placed(landed: DataFrame, numbers: dict[str, int], *, several: bool) -> Dat
     number = F.create_map(*(F.lit(part) for pair in numbers.items() for part in pair))[F.col("incarnation")]
     rows = landed
     if several:
-        later = Window.partitionBy(F.split_part("incarnation", F.lit("#"), F.lit(1)), "seq").orderBy(
-            F.desc(number)
-        )
-        rows = rows.withColumn("rank", F.row_number().over(later)).where("rank = 1").drop("rank")
+        created = F.split_part("incarnation", F.lit("#"), F.lit(1))
+        rows = first_of_each(rows, (created, "seq"), F.desc(number))
     prints = message_prints(rows, "incarnation")
     return prints.withColumn("place", number * F.lit(_INCARNATION) + F.col("seq")).drop("incarnation")
 

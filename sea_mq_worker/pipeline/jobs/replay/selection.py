@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
-from pyspark.sql import Column, DataFrame, SparkSession, Window
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentation has it
 
 from sea_mq_worker.domain.events import EventState
+from sea_mq_worker.pipeline.frames import first_of_each
 from sea_mq_worker.pipeline.jobs.replay.filter import Selection
 from sea_mq_worker.pipeline.lake.layouts import ARCHIVE
 from sea_mq_worker.pipeline.lake.table import LakeTable
@@ -110,9 +111,7 @@ def _archive(spark: SparkSession, lake: str, context: str, selection: Selection)
         frame = frame.where(F.col("created_at") >= F.lit(selection.since))
     if selection.until:
         frame = frame.where(F.col("created_at") < F.lit(selection.until))
-    frame = _of_ids(spark, frame, selection.ids)
-    latest = Window.partitionBy("id").orderBy(F.col("published_at").desc())
-    return frame.withColumn("nth", F.row_number().over(latest)).where("nth = 1").drop("nth")
+    return first_of_each(_of_ids(spark, frame, selection.ids), "id", F.desc("published_at"))
 
 
 def _of_ids(spark: SparkSession, frame: DataFrame, ids: Sequence[UUID]) -> DataFrame:

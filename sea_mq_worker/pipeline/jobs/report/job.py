@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from pyspark.sql import Column, DataFrame, SparkSession, Window
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentation has it
 
 from sea_mq_worker.pipeline.access import access_options
+from sea_mq_worker.pipeline.frames import first_of_each
 from sea_mq_worker.pipeline.jobs.report import queries
 from sea_mq_worker.pipeline.jobs.report.figures import Bin, Report, Totals
 from sea_mq_worker.pipeline.jobs.report.queries import Period
@@ -152,7 +153,6 @@ def _events(spark: SparkSession, held: Snapshot, lake: str | None) -> DataFrame:
     )
     if not lake:
         return events
-    latest = Window.partitionBy("id").orderBy(F.desc("published_at"))
     rows = LakeTable(lake, ARCHIVE).read(spark)
     archived = rows.select(
         *_EVENT,
@@ -162,7 +162,7 @@ def _events(spark: SparkSession, held: Snapshot, lake: str | None) -> DataFrame:
         F.lit(None).cast("string").alias("publish_error"),
         F.lit(True).alias("archived"),
     )
-    once = archived.withColumn("copy", F.row_number().over(latest)).where("copy = 1").drop("copy")
+    once = first_of_each(archived, "id", F.desc("published_at"))
     return events.unionByName(once.join(table.select("id"), "id", "left_anti"))
 
 
