@@ -1,4 +1,4 @@
-"""A TCP proxy between a client and its server that loses, holds or cuts what passes."""
+"""A TCP proxy between a client and its server that loses, holds, delays or cuts what passes."""
 
 import asyncio
 import contextlib
@@ -22,6 +22,7 @@ class TcpProxy:
         self._drops_up = False
         self._drops_down = False
         self._refuses = False
+        self._lag_seconds = 0.0
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -62,6 +63,10 @@ class TcpProxy:
         """Hold all bytes back, in both directions."""
         self._flows.clear()
 
+    def delay(self, seconds: float) -> None:
+        """Pass each piece on so much later, in both directions."""
+        self._lag_seconds = seconds
+
     def drop_to_server(self) -> None:
         """Swallow what clients send."""
         self._drops_up = True
@@ -75,6 +80,7 @@ class TcpProxy:
         if self._drops_up or self._drops_down:
             self.cut()
         self._drops_up = self._drops_down = self._refuses = False
+        self._lag_seconds = 0.0
         self._flows.set()
 
     async def close(self) -> None:
@@ -86,6 +92,7 @@ class TcpProxy:
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, up: bool) -> None:
         while data := await reader.read(_CHUNK):
+            await asyncio.sleep(self._lag_seconds)
             await self._flows.wait()
             if not (self._drops_up if up else self._drops_down):
                 writer.write(data)

@@ -66,11 +66,21 @@ def deployment(
     return Deployment(context=context, upstream=upstream, environment=environment)
 
 
-async def apply_streams(target: Deployment, folder: Path, *, consumer: Mapping[str, Any] = _NOTHING) -> None:
-    """Create the streams and consumers that come with the worker; ``consumer`` changes the durable."""
+async def apply_streams(
+    target: Deployment,
+    folder: Path,
+    *,
+    consumer: Mapping[str, Any] = _NOTHING,
+    stream: Mapping[str, Any] = _NOTHING,
+) -> None:
+    """Create the streams and consumers that come with the worker.
+
+    ``consumer`` changes the durable; ``stream`` the own stream and the one of dead letters.
+    """
     files = shipped_files(folder, upstream=target.upstream)
-    durable = files / "consumers" / f"{target.upstream_stream}.sea__from_{target.upstream}.json"
-    durable.write_text(json.dumps(json.loads(durable.read_text()) | dict(consumer)))
+    _change(files / "consumers" / f"{target.upstream_stream}.sea__from_{target.upstream}.json", consumer)
+    for name in ("SEA_EVENTS", "SEA_DLQ"):
+        _change(files / f"{name}.json", stream)
     settings = Settings(
         context=target.context,
         nats_url=SecretStr(target.environment["SEA_MQ_NATS_URL"]),
@@ -79,6 +89,10 @@ async def apply_streams(target: Deployment, folder: Path, *, consumer: Mapping[s
         stream_max_bytes=2**26,
     )
     await apply_topology(settings)
+
+
+def _change(file: Path, entries: Mapping[str, Any]) -> None:
+    file.write_text(json.dumps(json.loads(file.read_text()) | dict(entries)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,13 +140,23 @@ class WorkerProcess:
         lines = [line for line in self.written.splitlines() if line.startswith("{")]
         return [json.loads(line).get("event", "") for line in lines if line.endswith("}")]
 
+    async def metrics(self) -> dict[str, float]:
+        """Return what it counts, by the name of the series with its labels: ``name{label="x"}``."""
+        status, text = await self._get("metrics")
+        assert status == 200, text
+        samples = [line.rpartition(" ") for line in text.splitlines() if not line.startswith("#")]
+        return {series: float(value) for series, _, value in samples}
+
     async def _readiness(self) -> tuple[int, str]:
+        return await self._get("readyz")
+
+    async def _get(self, page: str) -> tuple[int, str]:
         found = _ADMIN.search(self.written)
         if found is None:
             return 0, "not listening"
         async with httpx2.AsyncClient(trust_env=False) as client:
             try:
-                answer = await client.get(f"{found[0]}readyz")
+                answer = await client.get(f"{found[0]}{page}")
             except httpx2.TransportError as error:
                 return 0, repr(error)
         return answer.status_code, answer.text
