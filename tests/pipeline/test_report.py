@@ -90,12 +90,13 @@ def settings(
 
 
 @pytest.mark.slow
-async def test_the_figures_are_those_that_sql_counts_and_the_archive_adds_each_event_once(
+async def test_the_figures_are_those_that_sql_counts_and_the_archive_adds_each_own_event_once(
     spark: SparkSession, settings: Settings, pool: asyncpg.Pool, tmp_path: Path
 ) -> None:
     lake = str(tmp_path / "lake")
     there = await pool.fetchval("SELECT id::text FROM outbox_events WHERE state = 'PUBLISHED' LIMIT 1")
     rows = [archived(there, 1), archived("a", 1), archived("a", 2), archived("b", 1)]
+    rows.append(archived("c", 1) | {"context": "another"})
     gold = {"event_type": "x", "minute": BEGIN, "events": 6, "context": "other", "date": BEGIN.date()}
     await asyncio.to_thread(commit, spark, lake, ARCHIVE, rows)
     await asyncio.to_thread(commit, spark, lake, GOLD, [gold])

@@ -57,7 +57,10 @@ def report(
     """
     with snapshot(settings) as held:
         on_progress(f"reading outbox and inbox as of {held.at:%Y-%m-%d %H:%M:%S} UTC")
-        with _kept(_events(spark, held, lake)) as events, _kept(_messages(spark, held)) as messages:
+        with (
+            _kept(_events(spark, held, lake, settings.context)) as events,
+            _kept(_messages(spark, held)) as messages,
+        ):
             period = _period(events, messages, since, until or held.at)
             on_progress(f"counting {period.since:%Y-%m-%d %H:%M:%S} to {period.until:%Y-%m-%d %H:%M:%S} UTC")
             tables = _Tables(events, messages, period, held.at)
@@ -140,8 +143,11 @@ def _kept(frame: DataFrame) -> Iterator[DataFrame]:
         kept.unpersist()
 
 
-def _events(spark: SparkSession, held: Snapshot, lake: str | None) -> DataFrame:
-    """Return events with their payload's size alone; ``archived`` are those that are only in the lake."""
+def _events(spark: SparkSession, held: Snapshot, lake: str | None, context: str) -> DataFrame:
+    """Return events with their payload's size alone; ``archived`` are those that are only in the lake.
+
+    Several contexts may share a lake: the others' events are not in this one's figures.
+    """
     table = read_outbox(spark, held, columns=_OUTBOX)
     events = table.select(
         *_EVENT,
@@ -153,8 +159,8 @@ def _events(spark: SparkSession, held: Snapshot, lake: str | None) -> DataFrame:
     )
     if not lake:
         return events
-    rows = LakeTable(lake, ARCHIVE).read(spark)
-    archived = rows.select(
+    rows = LakeTable(lake, ARCHIVE).read(spark, [("context", "=", context)])
+    archived = rows.where(F.col("context") == context).select(
         *_EVENT,
         F.col("publish_attempts").alias("attempts"),
         F.octet_length("payload").alias("size"),
