@@ -8,3 +8,5 @@ INSERT INTO sea_mq_migrations (version, name) VALUES (1, '0001_outbox');
 INSERT INTO sea_mq_migrations (version, name) VALUES (2, '0002_inbox');
 \ir migrations/0003_operator_actions.sql
 INSERT INTO sea_mq_migrations (version, name) VALUES (3, '0003_operator_actions');
+\ir migrations/0004_context.sql
+INSERT INTO sea_mq_migrations (version, name) VALUES (4, '0004_context');

@@ -23,6 +23,7 @@ from sea_mq_worker.adapters.observability.logs import LogObserver, configure
 from sea_mq_worker.adapters.observability.metrics import MetricsObserver
 from sea_mq_worker.adapters.postgres.connection import NO_HINTS, WORKER_HINTS, fetch
 from sea_mq_worker.adapters.postgres.migrations import check_version
+from sea_mq_worker.adapters.postgres.ownership import take_schema
 from sea_mq_worker.adapters.postgres.queries import load_queries
 from sea_mq_worker.application.pacing import StoppedError, pause
 from sea_mq_worker.application.patience import patiently
@@ -80,6 +81,7 @@ async def count_backlog(settings: Settings, *, since: datetime | None) -> Backlo
     pool = await open_pool(patient, purpose="drain", hints=NO_HINTS)
     try:
         await check_version(pool)
+        await take_schema(pool, settings.context)
         return Backlog(**(await fetch(pool, _queries()["backlog"], since))[0])
     finally:
         await pool.close()

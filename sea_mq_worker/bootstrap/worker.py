@@ -18,6 +18,7 @@ from sea_mq_worker.adapters.observability.metrics import Backlog, MetricsObserve
 from sea_mq_worker.adapters.postgres.connection import NO_HINTS
 from sea_mq_worker.adapters.postgres.migrations import check_version
 from sea_mq_worker.adapters.postgres.operations import PostgresOperations
+from sea_mq_worker.adapters.postgres.ownership import take_schema
 from sea_mq_worker.adapters.postgres.records import Depth
 from sea_mq_worker.application.pacing import StoppedError
 from sea_mq_worker.application.supervisor import ExitCode, Loop, Supervisor
@@ -123,6 +124,7 @@ async def _sampling(base: Base) -> dict[str, Loop]:
         pool = await open_pool(base.settings, purpose="upkeep", hints=NO_HINTS)
         base.stack.push_async_callback(pool.close)
         await check_version(pool)
+        await take_schema(pool, base.settings.context)
         return pool
 
     pool = await wait_for(connect, what="PostgreSQL", observer=base.observer, stop=base.stop)

@@ -12,6 +12,7 @@ import pytest
 
 from sea_mq_worker.adapters.postgres.connection import connect_pool
 from sea_mq_worker.adapters.postgres.migrations import check_version, migrate
+from sea_mq_worker.adapters.postgres.ownership import take_schema
 from sea_mq_worker.domain.errors import ContractError, StoreUnavailableError
 from sea_mq_worker.resources import resource_folder
 from tests.support import servers
@@ -95,7 +96,7 @@ async def test_a_migration_that_was_cut_off_leaves_nothing_behind(empty: Databas
         await pool.execute("CREATE TABLE operator_actions ()")
         with pytest.raises(ContractError, match="operator_actions"):
             await migrate(empty.dsn)
-        with pytest.raises(ContractError, match="version 2, this worker needs 3"):
+        with pytest.raises(ContractError, match="version 2, this worker needs 4"):
             await check_version(pool)
         await pool.execute("DROP TABLE operator_actions")
     assert list(await migrate(empty.dsn)) == NAMES[2:]
@@ -156,10 +157,22 @@ async def test_a_newer_schema_is_left_alone(empty: Database) -> None:
     async with asyncpg.create_pool(empty.dsn, min_size=1, max_size=1) as pool:
         await check_version(pool)
         await pool.execute("INSERT INTO sea_mq_migrations VALUES (99, '0099_later')")
-        with pytest.raises(ContractError, match="version 99, this worker knows only 3"):
+        with pytest.raises(ContractError, match="version 99, this worker knows only 4"):
             await check_version(pool)
     with pytest.raises(ContractError, match="version 99"):
         await migrate(empty.dsn)
+
+
+async def test_a_schema_belongs_to_the_first_context_and_refuses_others(database: Database) -> None:
+    async with asyncpg.create_pool(database.dsn, min_size=2, max_size=8) as pool:
+        taken = (take_schema(pool, name) for name in ("sea", "vibespro") * 4)
+        refused = [error for error in await asyncio.gather(*taken, return_exceptions=True) if error]
+        [owner] = await pool.fetch("SELECT context FROM sea_mq_context")
+        assert len(refused) == 4
+        assert all(isinstance(error, ContractError) for error in refused)
+        assert f"belong to the context {owner['context']}" in str(refused[0])
+        assert "SEA_MQ_DATABASE_SCHEMA" in str(refused[0])
+        await take_schema(pool, owner["context"])
 
 
 async def test_a_user_without_rights_finds_that_nothing_is_to_be_done(database: Database) -> None:

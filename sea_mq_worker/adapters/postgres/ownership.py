@@ -1,0 +1,29 @@
+"""One schema, one context: two contexts in one outbox or inbox would take each other's rows for their own."""
+
+from typing import Any
+
+from sea_mq_worker.adapters.postgres.errors import translated
+from sea_mq_worker.adapters.postgres.queries import load_queries
+from sea_mq_worker.domain.errors import ContractError
+
+
+async def take_schema(database: Any, context: str) -> None:
+    """Make the schema of ``database``, a connection or pool, the context's, unless it is another's already.
+
+    Raises:
+        ContractError: it is another context's; the text names both and what to do.
+        StoreUnavailableError: PostgreSQL cannot serve now.
+    """
+    sql = load_queries("context", "owner", "take")
+    with translated():
+        owner = await database.fetchval(sql["owner"])
+        if owner is None:
+            await database.execute(sql["take"], context)
+            owner = await database.fetchval(sql["owner"])
+        schema = await database.fetchval("SELECT current_schema()")
+    if owner != context:
+        raise ContractError(
+            f"the tables in schema {schema} belong to the context {owner}, not to {context}; give each"
+            " a schema of its own (SEA_MQ_DATABASE_SCHEMA) or, if the context was renamed, write its new name"
+            f" into {schema}.sea_mq_context"
+        )
