@@ -4,8 +4,8 @@ The environment wins over the file. Every duration is in seconds, every size in 
 """
 
 import os
+import re
 from collections.abc import Collection
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
@@ -29,10 +29,13 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from sea_mq_worker.domain.addresses import is_loopback, nats_addresses, postgres_problem
 from sea_mq_worker.domain.subjects import is_context
 
 ENV_PREFIX = "SEA_MQ_"
 CONFIG_VARIABLE = "SEA_MQ_CONFIG"
+_SCHEMA = re.compile(r"(?!pg_)[A-Za-z_][A-Za-z0-9_]{0,62}")
+_INBOX_PREFIX = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 _REQUIRED = "is required (`python -m sea_mq_worker dev` runs on servers of its own and needs no settings)"
 
 
@@ -77,6 +80,10 @@ class Settings(BaseSettings):
     nats_tls_ca_file: Path | None = Field(None, description="Authority that signed the server's certificate.")
     nats_tls_cert_file: Path | None = Field(None, description="Own certificate, for mutual TLS.")
     nats_tls_key_file: Path | None = Field(None, description="Key of the own certificate.")
+    nats_inbox_prefix: str = Field(
+        "_INBOX",
+        description="First tokens of the subjects that answers come to; each user's own.",
+    )
 
     stream: str = Field("", description="Stream to publish to; `{CONTEXT}_EVENTS` unless set.")
     dlq_stream: str = Field("", description="Stream of dead letters; `{CONTEXT}_DLQ` unless set.")
@@ -124,6 +131,11 @@ class Settings(BaseSettings):
         frozenset({200, 409}), description="Statuses that mean: the effect is there."
     )
     handler_token_file: Path | None = Field(None, description="File with a bearer token for the handler.")
+    handler_tls_ca_file: Path | None = Field(
+        None, description="Authority that signed the handler's certificate; the system's unless set."
+    )
+    handler_tls_cert_file: Path | None = Field(None, description="Own certificate, for mutual TLS.")
+    handler_tls_key_file: Path | None = Field(None, description="Key of the own certificate.")
     handler_sick_after: PositiveInt = Field(
         10, description="Different messages in a row without an effect after which pulling pauses."
     )
@@ -164,6 +176,39 @@ class Settings(BaseSettings):
         path = os.environ.get(CONFIG_VARIABLE)
         file = (TomlConfigSettingsSource(settings_cls, toml_file=path),) if path else ()
         return (init_settings, env_settings, *file)
+
+    @field_validator("database_schema")
+    @classmethod
+    def _check_schema(cls, value: str) -> str:
+        if not _SCHEMA.fullmatch(value):
+            raise ValueError(
+                "expected letters, digits and underscores, at most 63, and not pg_ at the beginning"
+            )
+        return value
+
+    @field_validator("database_url")
+    @classmethod
+    def _check_database_url(cls, value: SecretStr) -> SecretStr:
+        text = value.get_secret_value()
+        problem = postgres_problem(text) if text else ""
+        if problem:
+            raise ValueError(problem)
+        return value
+
+    @field_validator("nats_url")
+    @classmethod
+    def _check_nats_url(cls, value: SecretStr) -> SecretStr:
+        text = value.get_secret_value()
+        if text:
+            nats_addresses(text)
+        return value
+
+    @field_validator("nats_inbox_prefix")
+    @classmethod
+    def _check_inbox_prefix(cls, value: str) -> str:
+        if not _INBOX_PREFIX.fullmatch(value):
+            raise ValueError("expected tokens of letters, digits, - and _, separated by dots")
+        return value
 
     @field_validator("consumers", mode="before")
     @classmethod
@@ -244,14 +289,17 @@ def _access(s: Settings) -> tuple[tuple[bool, str, str], ...]:
             "expected an http:// or https:// URL",
         ),
         (
-            not _is_loopback(s.admin_host) and s.admin_token_file is None,
+            not is_loopback(s.admin_host) and s.admin_token_file is None,
             "admin_token_file",
             "is required where admin_host is not a loopback address",
         ),
-        (
-            (s.nats_tls_cert_file is None) != (s.nats_tls_key_file is None),
-            "nats_tls_cert_file",
-            "goes together with nats_tls_key_file",
+        *(
+            (
+                (getattr(s, f"{side}_tls_cert_file") is None) != (getattr(s, f"{side}_tls_key_file") is None),
+                f"{side}_tls_cert_file",
+                f"goes together with {side}_tls_key_file",
+            )
+            for side in ("nats", "handler")
         ),
         (
             s.nats_creds_file is not None and s.nats_nkey_seed_file is not None,
@@ -268,13 +316,6 @@ def _line(key: str, text: str) -> str:
 def _is_http_url(text: str) -> bool:
     parts = urlsplit(text)
     return parts.scheme in {"http", "https"} and bool(parts.hostname)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def load_settings(*, needs: Collection[str] = ()) -> Settings:

@@ -5,14 +5,15 @@ import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
-from urllib.parse import unquote, urlsplit
 
 import asyncpg
 import tenacity
 
+from sea_mq_worker.adapters.http.handler import HttpEventHandler
 from sea_mq_worker.adapters.nats.connection import NatsConnection, connect
 from sea_mq_worker.adapters.postgres.connection import WORKER_HINTS, connect_pool
 from sea_mq_worker.application.pacing import unless_stopped
+from sea_mq_worker.domain.addresses import nats_addresses
 from sea_mq_worker.domain.errors import UnavailableError
 from sea_mq_worker.domain.facts import Noticed
 from sea_mq_worker.ports.observer import Observer
@@ -72,48 +73,91 @@ async def open_nats(
     on_event: Callable[[str, str], None],
     connect_timeout_seconds: float = _CONNECT_SECONDS,
 ) -> NatsConnection:
-    """Connect to NATS; user and password, or a token, may stand in the URL."""
-    urls, user, password, token = _split(settings.nats_url.get_secret_value())
+    """Connect to NATS; user and password, or a token, may stand in the first URL."""
+    servers = nats_addresses(settings.nats_url.get_secret_value())
     return await connect(
-        urls=urls,
+        urls=[server.url for server in servers],
         name=f"sea_mq_worker {settings.context} {purpose}",
         on_event=on_event,
         creds_file=str(settings.nats_creds_file or ""),
         nkey_seed_file=str(settings.nats_nkey_seed_file or ""),
-        user=user,
-        password=password,
-        token=token,
-        tls=_tls(settings),
+        user=servers[0].user,
+        password=servers[0].password,
+        token=servers[0].token,
+        tls=_nats_tls(settings, wanted=any(server.demands_tls for server in servers)),
+        inbox_prefix=settings.nats_inbox_prefix,
         connect_timeout_seconds=connect_timeout_seconds,
     )
 
 
+def open_handler(settings: Settings, *, concurrency: int) -> HttpEventHandler:
+    """Make the client of the service's handler; it connects when first asked.
+
+    Raises:
+        SettingsError: the URL, the token or a file cannot be used.
+    """
+    try:
+        return HttpEventHandler(
+            url=settings.handler_url,
+            timeout_seconds=settings.handler_timeout_seconds,
+            concurrency=concurrency,
+            accept_statuses=settings.handler_accept_statuses,
+            token=read_secret(settings.handler_token_file, key="handler_token_file"),
+            verify=handler_tls(settings),
+        )
+    except ValueError as error:
+        raise SettingsError(f"SEA_MQ_HANDLER_URL or SEA_MQ_HANDLER_TOKEN_FILE: {error}") from None
+
+
+def handler_tls(settings: Settings) -> ssl.SSLContext | None:
+    """Return what the handler's certificate is verified with; none: the system's trust store.
+
+    Raises:
+        SettingsError: a file cannot be used.
+    """
+    s = settings
+    if not (s.handler_tls_ca_file or s.handler_tls_cert_file):
+        return None
+    return _tls("HANDLER", s.handler_tls_ca_file, s.handler_tls_cert_file, s.handler_tls_key_file)
+
+
 def read_secret(path: Path | None, *, key: str) -> str:
-    """Read a secret's file; no file, no secret."""
+    """Read a secret's file; no file, no secret.
+
+    Raises:
+        SettingsError: there is none to be read, or nothing in it, which would be no secret either.
+    """
     if path is None:
         return ""
     try:
-        return path.read_text().strip()
+        secret = path.read_text(encoding="utf-8").strip()
     except OSError as error:
         raise SettingsError(f"SEA_MQ_{key.upper()}: {error.strerror}: {path}") from None
+    except UnicodeDecodeError:
+        raise SettingsError(f"SEA_MQ_{key.upper()}: no text: {path}") from None
+    if not secret:
+        raise SettingsError(f"SEA_MQ_{key.upper()}: empty: {path}")
+    return secret
 
 
-def _split(text: str) -> tuple[list[str], str, str, str]:
-    """Take the credentials of the first URL out of all, so that no URL shows any."""
-    parts = [urlsplit(url.strip() if "://" in url else f"nats://{url.strip()}") for url in text.split(",")]
-    urls = [f"{part.scheme}://{part.netloc.rpartition('@')[2]}" for part in parts]
-    user, password = unquote(parts[0].username or ""), unquote(parts[0].password or "")
-    return (urls, user, password, "") if password else (urls, "", "", user)
-
-
-def _tls(settings: Settings) -> ssl.SSLContext | None:
-    wanted = settings.nats_url.get_secret_value().startswith("tls://")
-    if not (wanted or settings.nats_tls_ca_file or settings.nats_tls_cert_file):
+def _nats_tls(settings: Settings, *, wanted: bool) -> ssl.SSLContext | None:
+    s = settings
+    if not (wanted or s.nats_tls_ca_file or s.nats_tls_cert_file):
         return None
+    return _tls("NATS", s.nats_tls_ca_file, s.nats_tls_cert_file, s.nats_tls_key_file)
+
+
+def _tls(side: str, ca: Path | None, cert: Path | None, key: Path | None) -> ssl.SSLContext:
     try:
-        context = ssl.create_default_context(cafile=settings.nats_tls_ca_file)
-        if settings.nats_tls_cert_file:
-            context.load_cert_chain(settings.nats_tls_cert_file, settings.nats_tls_key_file)
-    except (OSError, ssl.SSLError) as error:
-        raise SettingsError(f"SEA_MQ_NATS_TLS_CA_FILE, _CERT_FILE or _KEY_FILE: {error}") from None
+        context = ssl.create_default_context(cafile=ca)
+        if cert:
+            context.load_cert_chain(cert, key, password=_no_passphrase)
+    except (OSError, ssl.SSLError, ValueError) as error:
+        where = f"SEA_MQ_{side}_TLS_CA_FILE, _CERT_FILE or _KEY_FILE"
+        raise SettingsError(f"{where}: {getattr(error, 'strerror', '') or error}") from None
     return context
+
+
+def _no_passphrase() -> str:
+    """Without it OpenSSL would ask at the terminal."""
+    raise ValueError("the key is encrypted; it must not be")

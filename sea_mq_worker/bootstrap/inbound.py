@@ -1,6 +1,5 @@
 """The inbound side: JetStream -> inbox -> handler."""
 
-from sea_mq_worker.adapters.http.handler import HttpEventHandler
 from sea_mq_worker.adapters.nats.connection import NatsConnection
 from sea_mq_worker.adapters.nats.consumer import NatsJetStreamConsumer
 from sea_mq_worker.adapters.nats.publisher import NatsJetStreamPublisher
@@ -15,7 +14,7 @@ from sea_mq_worker.application.reception import Reception
 from sea_mq_worker.application.rescue import Rescuer
 from sea_mq_worker.application.supervisor import Loop
 from sea_mq_worker.bootstrap.base import Base
-from sea_mq_worker.bootstrap.connections import open_pool, read_secret, wait_for
+from sea_mq_worker.bootstrap.connections import open_handler, open_pool, wait_for
 from sea_mq_worker.bootstrap.tracing import traced_handler
 from sea_mq_worker.domain.facts import Noticed
 from sea_mq_worker.ports.inbox import InboxRepository
@@ -119,13 +118,7 @@ async def _burial(base: Base, connection: NatsConnection, inbox: InboxRepository
 
 def _handle(base: Base, burial: Burial) -> Handle:
     s = base.settings
-    http = HttpEventHandler(
-        url=s.handler_url,
-        timeout_seconds=s.handler_timeout_seconds,
-        concurrency=s.handler_concurrency * len(s.consumers),
-        accept_statuses=s.handler_accept_statuses,
-        token=read_secret(s.handler_token_file, key="handler_token_file"),
-    )
+    http = open_handler(s, concurrency=s.handler_concurrency * len(s.consumers))
     base.stack.push_async_callback(http.close)
     handler = traced_handler(http) if s.tracing else http
     gate = base.gate("handler", cap_seconds=_SICK_PROBE_MAX_SECONDS)

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from typing import assert_never
 from uuid import UUID
 
-from sea_mq_worker.adapters.http.handler import HttpEventHandler
 from sea_mq_worker.adapters.nats.dead_letters import DeadLetterEntry, NatsDeadLetters
 from sea_mq_worker.adapters.postgres.inbox import PostgresInboxAdapter
 from sea_mq_worker.adapters.postgres.operations import PostgresOperations
-from sea_mq_worker.bootstrap.connections import open_pool, read_secret
+from sea_mq_worker.bootstrap.connections import open_handler, open_pool
 from sea_mq_worker.bootstrap.operator import dead_letters, operations
 from sea_mq_worker.domain.envelopes import Valid, content_hash, open_envelope
 from sea_mq_worker.domain.errors import ContractError
@@ -96,13 +95,7 @@ async def redriver(settings: Settings) -> AsyncIterator[Redriver]:
         letters = await stack.enter_async_context(dead_letters(settings))
         pool = await open_pool(settings, purpose="redrive")
         stack.push_async_callback(pool.close)
-        handler = HttpEventHandler(
-            url=settings.handler_url,
-            timeout_seconds=settings.handler_timeout_seconds,
-            concurrency=1,
-            accept_statuses=settings.handler_accept_statuses,
-            token=read_secret(settings.handler_token_file, key="handler_token_file"),
-        )
+        handler = open_handler(settings, concurrency=1)
         stack.push_async_callback(handler.close)
         call_seconds = settings.handler_timeout_seconds + settings.database_timeout_seconds
         yield Redriver(
