@@ -87,7 +87,7 @@ async def test_a_command_runs_on_the_servers_when_the_traffic_has_arrived(tmp_pa
     output, told = (text.decode() for text in await asyncio.wait_for(process.communicate(), 60))
     assert process.returncode == 7, told
     interpreter, depth = output.split("\n", 1)
-    assert interpreter == f"python {sys.executable}"
+    assert Path(interpreter.removeprefix("python ")).parent == Path(sys.executable).parent
     assert json.loads(depth)
     assert "20 events written, 20 PUBLISHED" in told
     assert children_of(tmp_path / "dev") == []
