@@ -81,6 +81,10 @@ async def _streams(connection: NatsConnection, settings: Settings) -> AsyncItera
                 mend = f"define {name} in SEA_MQ_STREAMS_FOLDER and run `{_APPLY}`, or correct its setting"
                 yield Finding(where=f"stream {name}", why=str(error), mend=mend)
             continue
+        if facts.forgetful:
+            why = "it acknowledges before it stores: what it confirmed may be lost with its server's process"
+            mend = "make the stream anew with `storage: file` and without `persist_mode: async`"
+            yield Finding(where=f"stream {name}", why=why, mend=mend)
         if name == settings.stream:
             for finding in _window(facts.duplicate_window_seconds, settings):
                 yield finding

@@ -13,11 +13,15 @@ _APPLY = "`python -m sea_mq_worker streams apply`"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamFacts:
-    """From STREAM.INFO; ``now`` is the server's clock, ``created`` tells a stream from its successor."""
+    """From STREAM.INFO; ``now`` is the server's clock, ``created`` tells a stream from its successor.
+
+    ``forgetful``: it acknowledges what even the end of the server's process may take from it.
+    """
 
     duplicate_window_seconds: float
     allow_batched: bool
     allow_atomic: bool
+    forgetful: bool
     last_seq: int
     created: str
     now: datetime
@@ -43,6 +47,7 @@ async def stream_facts(
         duplicate_window_seconds=config.get("duplicate_window", 0) / 1e9,
         allow_batched=bool(config.get("allow_batched")),
         allow_atomic=bool(config.get("allow_atomic")),
+        forgetful=config.get("storage") == "memory" or config.get("persist_mode") == "async",
         last_seq=int(state["last_seq"]),
         created=str(info["created"]),
         now=datetime.fromisoformat(str(info.get("ts", info["created"]))),
