@@ -1,11 +1,53 @@
-"""A worker that dies on an event's way loses nothing and sends nothing twice."""
+"""A worker that dies or stalls on an event's way loses nothing and sends nothing twice."""
 
+import asyncio
+import os
 import signal
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
+import asyncpg
 import pytest
 
+from sea_mq_worker.embedded import EmbeddedNats
 from tests.support.hold import held
-from tests.support.site import Site
+from tests.support.servers import Database
+from tests.support.site import Site, site
+from tests.support.waiting import eventually
+
+IN_BOTH_MODES = pytest.mark.parametrize("mode", ["pipeline", "fast"])
+# Of whoever comes after the dead: what these held is ended as soon as the settings' relations allow.
+HEIR: Mapping[str, Any] = MappingProxyType({
+    "outbox_publish_timeout_seconds": 0.6,
+    "database_timeout_seconds": 0.9,
+    "outbox_lease_seconds": 1.5,
+})  # fmt: skip
+
+SESSIONS_ENDED = (
+    "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
+    " WHERE datname = current_database() AND application_name LIKE 'sea_mq_worker%'"
+)
+
+
+def claimed(row: asyncpg.Record) -> bool:
+    return bool(row["state"] == "CLAIMED")
+
+
+async def has_come_to_claimed(site: Site, event_id: str) -> None:
+    async def is_claimed() -> bool:
+        return claimed(await site.row(event_id))
+
+    await eventually(is_claimed, what="the event is claimed")
+
+
+async def has_come_to_the_stream(site: Site, *ids: str) -> None:
+    async def stored() -> bool:
+        return await site.copies() == Counter(ids)
+
+    await eventually(stored, what="the stream has the events")
 
 
 @pytest.mark.fault("P01")
@@ -19,6 +61,139 @@ async def test_a_worker_killed_while_it_claims_leaves_the_event_to_the_next(shar
         await hold.reached()
         killed.send(signal.SIGKILL)
         await killed.ended()
-    async with shared.worker():
+    async with shared.worker(**HEIR):
         await shared.quiet()
     await shared.audit()
+
+
+@pytest.mark.fault("P02")
+@pytest.mark.crash
+async def test_an_event_whose_worker_died_before_a_frozen_broker_counts_the_crash_and_arrives(
+    database: Database, own_nats: EmbeddedNats, names: str, tmp_path: Path
+) -> None:
+    async with site(dsn=database.dsn, nats_url=own_nats.url, name=names, folder=tmp_path) as frozen:
+        async with frozen.worker(name="killed") as killed:
+            await killed.ready()
+            os.kill(own_nats.pid, signal.SIGSTOP)
+            [event_id] = await frozen.commit()
+            await has_come_to_claimed(frozen, event_id)
+            killed.send(signal.SIGKILL)
+            await killed.ended()
+        os.kill(own_nats.pid, signal.SIGCONT)
+        async with frozen.worker(**HEIR):
+            await frozen.quiet()
+        await frozen.audit()
+        row = await frozen.row(event_id)
+        assert (row["publish_attempts"], row["failures"]) == (2, 1)
+
+
+@IN_BOTH_MODES
+@pytest.mark.fault("P03")
+@pytest.mark.crash
+async def test_events_whose_acknowledgement_was_lost_with_the_worker_are_stored_once(
+    shared: Site, mode: str
+) -> None:
+    async with shared.worker(name="killed", outbox_publish_mode=mode) as killed:
+        await killed.ready()
+        shared.to_broker.drop_to_client()
+        ids = await shared.commit(3)
+        await has_come_to_the_stream(shared, *ids)
+        killed.send(signal.SIGKILL)
+        await killed.ended()
+    shared.to_broker.heal()
+    async with shared.worker(outbox_publish_mode=mode, **HEIR) as heir:
+        await shared.quiet()
+        counted = await heir.metrics()
+    assert counted["sea_mq_outbox_duplicates_total"] == 3
+    await shared.audit()
+
+
+@pytest.mark.fault("P04")
+@pytest.mark.crash
+async def test_a_worker_killed_before_it_recorded_an_acknowledgement_has_its_events_stored_once(
+    shared: Site,
+) -> None:
+    async with (
+        held(shared.dsn, table="outbox_events", event="UPDATE", when="NEW.state = 'PUBLISHED'") as hold,
+        shared.worker(name="killed") as killed,
+    ):
+        await killed.ready()
+        ids = await shared.commit(2)
+        await hold.reached()
+        killed.send(signal.SIGKILL)
+        await killed.ended()
+        await shared.database.execute(SESSIONS_ENDED)
+        assert await shared.copies() == Counter(ids)
+        assert all([claimed(await shared.row(event_id)) for event_id in ids])
+    async with shared.worker(**HEIR):
+        await shared.quiet()
+    await shared.audit()
+
+
+@IN_BOTH_MODES
+@pytest.mark.fault("P05")
+@pytest.mark.crash
+async def test_a_batch_cut_off_by_a_kill_at_any_message_arrives_whole_and_once(
+    shared: Site, mode: str
+) -> None:
+    frame = f"HPUB {shared.target.context}.event.".encode()
+    for place in (1, 50, 99):
+        async with shared.worker(name=f"killed{place}", outbox_publish_mode=mode) as killed:
+            await killed.ready()
+            cut = asyncio.create_task(shared.to_broker.drop_behind(place, frame))
+            await shared.commit(100)
+            await cut
+            killed.send(signal.SIGKILL)
+            await killed.ended()
+        shared.to_broker.heal()
+    stored = await shared.copies()
+    async with shared.worker(outbox_publish_mode=mode, **HEIR):
+        await shared.quiet(within=15)
+    assert 150 <= stored.total() <= 300
+    await shared.audit()
+
+
+@pytest.mark.fault("P07")
+async def test_a_settlement_that_comes_after_the_lease_changes_nothing(shared: Site) -> None:
+    async with shared.worker(name="late") as late:
+        await late.ready()
+        shared.to_broker.stall()
+        [event_id] = await shared.commit()
+        await has_come_to_claimed(shared, event_id)
+        shared.to_database.stall()
+        shared.to_broker.heal()
+        await has_come_to_the_stream(shared, event_id)
+        async with shared.worker(name="heir", database_url=shared.dsn, **HEIR):
+            await shared.published()
+        before = dict(await shared.row(event_id))
+        shared.to_database.heal()
+
+        async def lost() -> bool:
+            return (await late.metrics()).get('sea_mq_leases_lost_total{side="outbox"}') == 1
+
+        await eventually(lost, what="the late worker knows that it came too late")
+        assert late.events().count("leases_lost") == 1
+    assert dict(await shared.row(event_id)) == before
+    await shared.audit()
+
+
+@IN_BOTH_MODES
+@pytest.mark.fault("P07")
+async def test_a_worker_that_wakes_up_after_its_lease_sends_nothing(shared: Site, mode: str) -> None:
+    async with shared.worker(
+        name="asleep", outbox_publish_mode=mode, database_timeout_seconds=20, outbox_lease_seconds=30
+    ) as asleep:
+        await asleep.ready()
+        async with held(
+            shared.dsn, table="outbox_events", event="UPDATE", when="NEW.state = 'CLAIMED'"
+        ) as hold:
+            ids = await shared.commit(2, ordering_key="k")
+            await hold.reached()
+            asleep.send(signal.SIGSTOP)
+        async with shared.worker(name="heir", **HEIR):
+            await shared.published()
+        asleep.send(signal.SIGCONT)
+        await eventually(lambda: "leases_lost" in asleep.events(), what="it knows that it came too late")
+        assert (await asleep.metrics())["sea_mq_outbox_published_total"] == 0
+    await shared.audit()
+    assert [(await shared.row(event_id))["publish_attempts"] for event_id in ids] == [2, 2]

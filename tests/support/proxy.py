@@ -23,6 +23,9 @@ class TcpProxy:
         self._drops_down = False
         self._refuses = False
         self._lag_seconds = 0.0
+        self._frame = b""
+        self._frames_left = 0
+        self._swallowing = asyncio.Event()
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -75,10 +78,20 @@ class TcpProxy:
         """Swallow what the server sends."""
         self._drops_down = True
 
+    async def drop_behind(self, count: int, frame: bytes) -> None:
+        """Pass what clients send with ``count`` more pieces that begin with ``frame``, and nothing after.
+
+        Returns when something was swallowed.
+        """
+        self._frame, self._frames_left = frame, count
+        self._swallowing.clear()
+        await self._swallowing.wait()
+
     def heal(self) -> None:
         """Pass everything again; connections that lost bytes are cut."""
         if self._drops_up or self._drops_down:
             self.cut()
+        self._frame = b""
         self._drops_up = self._drops_down = self._refuses = False
         self._lag_seconds = 0.0
         self._flows.set()
@@ -94,10 +107,24 @@ class TcpProxy:
         while data := await reader.read(_CHUNK):
             await asyncio.sleep(self._lag_seconds)
             await self._flows.wait()
-            if not (self._drops_up if up else self._drops_down):
-                writer.write(data)
+            dropped = self._drops_up if up else self._drops_down
+            passed = self._counted(data) if up and self._frame else data
+            if passed and not dropped:
+                writer.write(passed)
                 await writer.drain()
         raise ConnectionResetError
+
+    def _counted(self, data: bytes) -> bytes:
+        """Return what is in front of the first frame too many; a client sends the head of a frame whole."""
+        at = data.find(self._frame)
+        while at >= 0:
+            if not self._frames_left:
+                self._drops_up = True
+                self._swallowing.set()
+                return data[:at]
+            self._frames_left -= 1
+            at = data.find(self._frame, at + 1)
+        return data
 
 
 @asynccontextmanager
