@@ -84,7 +84,7 @@ async def open_nats(
         user=servers[0].user,
         password=servers[0].password,
         token=servers[0].token,
-        tls=_nats_tls(settings, wanted=any(server.demands_tls for server in servers)),
+        tls=_nats_tls(settings),
         inbox_prefix=settings.nats_inbox_prefix,
         connect_timeout_seconds=connect_timeout_seconds,
     )
@@ -104,6 +104,7 @@ def open_handler(settings: Settings, *, concurrency: int) -> HttpEventHandler:
             accept_statuses=settings.handler_accept_statuses,
             token=read_secret(settings.handler_token_file, key="handler_token_file"),
             verify=handler_tls(settings),
+            forbidden=_nothing if settings.handler_allow_link_local else is_metadata_host,
         )
     except ValueError as error:
         raise SettingsError(f"SEA_MQ_HANDLER_URL or SEA_MQ_HANDLER_TOKEN_FILE: {error}") from None
@@ -140,9 +141,16 @@ def read_secret(path: Path | None, *, key: str) -> str:
     return secret
 
 
-def _nats_tls(settings: Settings, *, wanted: bool) -> ssl.SSLContext | None:
+def demands_nats_tls(settings: Settings) -> bool:
+    """Tell whether no connection to NATS is made without TLS."""
     s = settings
-    if not (wanted or s.nats_tls_ca_file or s.nats_tls_cert_file):
+    servers = nats_addresses(s.nats_url.get_secret_value())
+    return bool(s.nats_tls_ca_file or s.nats_tls_cert_file) or any(server.demands_tls for server in servers)
+
+
+def _nats_tls(settings: Settings) -> ssl.SSLContext | None:
+    s = settings
+    if not demands_nats_tls(s):
         return None
     return _tls("NATS", s.nats_tls_ca_file, s.nats_tls_cert_file, s.nats_tls_key_file)
 
@@ -156,6 +164,10 @@ def _tls(side: str, ca: Path | None, cert: Path | None, key: Path | None) -> ssl
         where = f"SEA_MQ_{side}_TLS_CA_FILE, _CERT_FILE or _KEY_FILE"
         raise SettingsError(f"{where}: {getattr(error, 'strerror', '') or error}") from None
     return context
+
+
+def _nothing(_address: str) -> bool:
+    return False
 
 
 def _no_passphrase() -> str:

@@ -25,6 +25,7 @@ from sea_mq_worker.application.supervisor import ExitCode, Loop, Supervisor
 from sea_mq_worker.application.upkeep import Periodic
 from sea_mq_worker.bootstrap.base import Base
 from sea_mq_worker.bootstrap.connections import open_pool, read_secret, wait_for
+from sea_mq_worker.bootstrap.exposure import exposures
 from sea_mq_worker.bootstrap.inbound import inbound_loops
 from sea_mq_worker.bootstrap.operator import check_topology
 from sea_mq_worker.bootstrap.outbound import outbound_loops
@@ -57,6 +58,8 @@ async def run_worker(settings: Settings, stop: asyncio.Event) -> ExitCode:
         )
         if settings.tracing:
             stack.push_async_callback(asyncio.to_thread, start_tracing(settings.context))
+        for exposure in exposures(settings):
+            base.observer.observe(exposure)
         started = await _serve_admin(base)
         try:
             loops = await _loops(base)

@@ -148,18 +148,20 @@ async def test_a_head_that_never_comes_is_given_up(
     assert (await send(server, b"GET / HT")).status == 408
 
 
-async def test_connections_are_bounded_and_come_free_again(server: AdminServer) -> None:
-    idle = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(32)]
-    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-    assert await reader.read() == b""
-    writer.close()
-    for _, writer in idle:
-        writer.write(b"GET /healthz HTTP/1.1\r\n\r\n")
-    answers = await asyncio.gather(*(reader.read() for reader, _ in idle))
-    assert all(answer.startswith(b"HTTP/1.1 200") for answer in answers)
-    for _, writer in idle:
-        writer.close()
+@pytest.mark.fault("S10")
+async def test_slow_clients_are_bounded_and_keep_no_probe_out(server: AdminServer) -> None:
+    """A connection above the bound costs the one that is open the longest."""
+    slow = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(32)]
+    for _, writer in slow:
+        writer.write(b"GET /healthz HTTP/1.1\r\nx: ")
     assert (await get(server, "/healthz")).status == 200
+    assert await slow[0][0].read() == b""
+    for _, writer in slow[1:]:
+        writer.write(b"\r\n\r\n")
+    answers = await asyncio.gather(*(reader.read() for reader, _ in slow[1:]))
+    assert all(answer.startswith(b"HTTP/1.1 200") for answer in answers)
+    for _, writer in slow:
+        writer.close()
 
 
 async def test_with_a_token_numbers_are_for_its_bearer(guarded: AdminServer) -> None:

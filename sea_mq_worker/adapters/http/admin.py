@@ -75,7 +75,9 @@ class AdminServer:
     live: Callable[[], Reasons] = dict
     token: str = field(default="", repr=False)
     _server: asyncio.Server | None = field(default=None, init=False, repr=False)
-    _tasks: set[asyncio.Task[None]] = field(default_factory=set, init=False, repr=False)
+    _open: dict[asyncio.Task[None], asyncio.WriteTransport] = field(
+        default_factory=dict, init=False, repr=False
+    )
 
     async def start(self) -> None:
         """Listen.
@@ -99,16 +101,17 @@ class AdminServer:
         if self._server is None:
             return
         self._server.close()
-        for task in tuple(self._tasks):
+        for task in tuple(self._open):
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self._open, return_exceptions=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
-        if task is None or len(self._tasks) >= _CONNECTIONS_MAX:
-            writer.close()
-            return
-        self._tasks.add(task)
+        if task is None:
+            raise AssertionError
+        if len(self._open) >= _CONNECTIONS_MAX:
+            self._end_oldest()
+        self._open[task] = writer.transport
         try:
             request = await _read_request(reader)
             answer = request if isinstance(request, _Answer) else self._answer(request)
@@ -119,8 +122,13 @@ class AdminServer:
         except (OSError, TimeoutError, asyncio.IncompleteReadError):
             writer.transport.abort()  # whoever asked is gone, or reads too slowly
         finally:
-            self._tasks.discard(task)
+            self._open.pop(task, None)
             writer.close()
+
+    def _end_oldest(self) -> None:
+        """A probe is over in milliseconds: who has been here longest is slow, perhaps on purpose."""
+        oldest = next(iter(self._open))
+        self._open.pop(oldest).abort()
 
     def _answer(self, request: _Request) -> _Answer:
         if request.method not in {"GET", "HEAD"}:

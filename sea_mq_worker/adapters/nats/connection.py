@@ -11,11 +11,13 @@ import json
 import re
 import ssl
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NoReturn, TypeAlias, cast
 
 import nats.errors
-from nats.aio.client import Client
+import nkeys
 
+from sea_mq_worker.adapters.nats.client import TolerantClient
 from sea_mq_worker.adapters.nats.errors import api_failed, connect_failed, is_refusal, plain
 from sea_mq_worker.domain.errors import BrokerUnavailableError, ContractError
 
@@ -42,8 +44,8 @@ class NatsConnection:
         lost: set when the connection will not come back by itself; ``lost_reason`` says why.
     """
 
-    def __init__(self, on_event: Listener) -> None:
-        self.client = Client()
+    def __init__(self, on_event: Listener, *, nkey_seed_file: str = "") -> None:
+        self.client = TolerantClient()
         self.lost = asyncio.Event()
         self.lost_reason = ""
         self.refused: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
@@ -52,6 +54,7 @@ class NatsConnection:
         self._denied: dict[str, None] = {}
         self._silence: asyncio.TimerHandle | None = None
         self._closing = False
+        self._nkey_seed_file = nkey_seed_file
 
     @property
     def is_connected(self) -> bool:
@@ -87,6 +90,8 @@ class NatsConnection:
 
     async def on_error(self, error: Exception) -> None:
         self._last_error = error
+        if not self.is_connected:
+            self._renew_nkey()
         if is_refusal(error) and not self.refused.done():
             self.refused.set_result(error)
         if self._silence:
@@ -99,6 +104,7 @@ class NatsConnection:
         return self.tell("denied", denied[1])
 
     async def on_disconnected(self) -> None:
+        self._renew_nkey()
         if not self._closing:
             self._watch()
             self.tell("disconnected", plain(self._last_error))
@@ -111,6 +117,13 @@ class NatsConnection:
     async def on_closed(self) -> None:
         if not self._closing:
             self._lose(plain(self.client.last_error or self._last_error))
+
+    def _renew_nkey(self) -> None:
+        """nats-py reads the seed again at each login, but tells the server the public key of the first."""
+        if self._nkey_seed_file:
+            with contextlib.suppress(Exception):
+                seed = bytearray(Path(self._nkey_seed_file).read_bytes().strip())
+                self.client._public_nkey = nkeys.from_seed(seed).public_key.decode()  # noqa: SLF001
 
     def _watch(self, *, stop: bool = False) -> None:
         """While it is away, every try makes an error; when they cease, the task that tries has died."""
@@ -156,7 +169,7 @@ async def connect(
     """
     servers = [urls] if isinstance(urls, str) else list(urls)
     where = _without_secrets(servers)
-    connection = NatsConnection(on_event)
+    connection = NatsConnection(on_event, nkey_seed_file=nkey_seed_file)
     try:
         await _first_connect(
             connection,

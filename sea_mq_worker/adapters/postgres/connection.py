@@ -2,12 +2,14 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import asyncpg
 
 from sea_mq_worker.adapters.postgres.errors import connecting, translated
+from sea_mq_worker.domain.addresses import postgres_tls_files
 from sea_mq_worker.domain.errors import ContractError
 
 _SCHEMA = re.compile(r"(?!pg_)[A-Za-z_][A-Za-z0-9_]{0,62}")
@@ -59,8 +61,9 @@ async def connect_pool(
 
     Raises:
         StoreUnavailableError: no primary can be reached.
-        ContractError: the DSN, user, password, database or schema name is wrong.
+        ContractError: the DSN, user, password, database or schema name is wrong, or TLS is refused.
     """
+    check_tls_files(dsn)
     milliseconds = str(int(statement_timeout_seconds * 1000))
     settings = {
         **session_settings(schema, application_name),
@@ -83,6 +86,21 @@ async def connect_pool(
     if pool is None:
         raise AssertionError
     return pool
+
+
+def check_tls_files(dsn: str) -> None:
+    """Make sure that the files that a DSN names for TLS can be read; the driver would not name them.
+
+    Raises:
+        ContractError: one cannot.
+    """
+    for name in postgres_tls_files(dsn):
+        try:
+            Path(name).open("rb").close()
+        except OSError as error:
+            raise ContractError(
+                f"PostgreSQL: cannot read {name}, which the DSN names: {error.strerror}"
+            ) from None
 
 
 def session_settings(schema: str, application_name: str) -> dict[str, str]:

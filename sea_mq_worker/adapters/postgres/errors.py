@@ -3,6 +3,7 @@
 Only the server's primary message is passed on: its DETAIL prints rows, and a driver's text may print the DSN.
 """
 
+import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -26,6 +27,12 @@ _TRY_LATER = (
     "58",  # input or output error
 )
 """SQLSTATEs, by prefix, that pass by themselves."""
+
+_TLS_CUT = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
+"""The connection broke during TLS, or was ended in order: an outage like any other."""
+
+_NO_TLS = "rejected SSL upgrade"
+"""What asyncpg says without a type of its own."""
 
 _STOP = {
     "28": "it refuses the user or password; check the DSN",
@@ -59,8 +66,7 @@ def translated() -> Iterator[None]:
     except TimeoutError as error:
         raise StoreUnavailableError("PostgreSQL did not answer in time") from error
     except OSError as error:
-        reason = error.strerror or type(error).__name__
-        raise StoreUnavailableError(f"PostgreSQL cannot be reached: {reason}") from error
+        raise _from_network(error) from error
 
 
 @contextmanager
@@ -93,8 +99,23 @@ def _from_server(error: asyncpg.PostgresError) -> WorkerError:
     return ContractError(f"PostgreSQL refused a statement: {text}")
 
 
+def _from_network(error: OSError) -> WorkerError:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return ContractError(
+            f"PostgreSQL: TLS was refused ({error.verify_message}); "
+            "check the CA, the host name and both clocks"
+        )
+    if isinstance(error, ssl.SSLError) and not isinstance(error, _TLS_CUT):
+        return ContractError(f"PostgreSQL: TLS failed ({error.reason}); check both sides' certificates")
+    if _NO_TLS in str(error):
+        return ContractError("PostgreSQL: it offers no TLS, although sslmode in the DSN demands it")
+    return StoreUnavailableError(f"PostgreSQL cannot be reached: {error.strerror or type(error).__name__}")
+
+
 def _from_driver(error: Exception) -> WorkerError:
     if isinstance(error, asyncpg.exceptions.ClientConfigurationError):
+        if "root certificate" in str(error):
+            return ContractError("PostgreSQL: sslmode in the DSN needs the CA's file, sslrootcert, too")
         return ContractError("the PostgreSQL DSN is not valid")
     if isinstance(error, asyncpg.TargetServerAttributeNotMatched):
         return StoreUnavailableError("PostgreSQL is read-only: no primary is reachable")

@@ -6,7 +6,11 @@ from typing import Any
 
 import asyncpg
 
-from sea_mq_worker.adapters.postgres.connection import quoted_schema, session_settings
+from sea_mq_worker.adapters.postgres.connection import (
+    check_tls_files,
+    quoted_schema,
+    session_settings,
+)
 from sea_mq_worker.adapters.postgres.errors import connecting, translated
 from sea_mq_worker.domain.errors import ContractError
 from sea_mq_worker.resources import resource_folder
@@ -30,6 +34,7 @@ async def migrate(dsn: str, *, schema: str = "public") -> Sequence[str]:
         ContractError: the user may not create what is needed, or the schema is newer than this worker.
     """
     settings = session_settings(schema, "sea_mq_worker migrate")
+    check_tls_files(dsn)
     applied = []
     with connecting():
         connection = await asyncpg.connect(
