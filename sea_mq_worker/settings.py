@@ -30,6 +30,7 @@ from pydantic_settings import (
 )
 
 from sea_mq_worker.domain.addresses import is_loopback, nats_addresses, postgres_problem
+from sea_mq_worker.domain.forbidden_hosts import is_metadata_host
 from sea_mq_worker.domain.subjects import is_context
 
 ENV_PREFIX = "SEA_MQ_"
@@ -131,6 +132,9 @@ class Settings(BaseSettings):
         frozenset({200, 409}), description="Statuses that mean: the effect is there."
     )
     handler_token_file: Path | None = Field(None, description="File with a bearer token for the handler.")
+    handler_allow_link_local: bool = Field(
+        False, description="Let the handler be at a link-local address or where a cloud serves its metadata."
+    )
     handler_tls_ca_file: Path | None = Field(
         None, description="Authority that signed the handler's certificate; the system's unless set."
     )
@@ -289,6 +293,11 @@ def _access(s: Settings) -> tuple[tuple[bool, str, str], ...]:
             "expected an http:// or https:// URL",
         ),
         (
+            not s.handler_allow_link_local and is_metadata_host(_host(s.handler_url)),
+            "handler_url",
+            "is link-local or a cloud's metadata service; handler_allow_link_local, if that is meant",
+        ),
+        (
             not is_loopback(s.admin_host) and s.admin_token_file is None,
             "admin_token_file",
             "is required where admin_host is not a loopback address",
@@ -314,8 +323,14 @@ def _line(key: str, text: str) -> str:
 
 
 def _is_http_url(text: str) -> bool:
-    parts = urlsplit(text)
-    return parts.scheme in {"http", "https"} and bool(parts.hostname)
+    return text.lower().startswith(("http://", "https://")) and bool(_host(text))
+
+
+def _host(url: str) -> str:
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:
+        return ""
 
 
 def load_settings(*, needs: Collection[str] = ()) -> Settings:

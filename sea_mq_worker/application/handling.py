@@ -6,7 +6,7 @@ from typing import assert_never
 
 from sea_mq_worker.application.burial import Burial
 from sea_mq_worker.application.gate import Gate, Passage
-from sea_mq_worker.application.pacing import AT_ONCE_SECONDS, StoppedError
+from sea_mq_worker.application.pacing import AT_ONCE_SECONDS, StoppedError, unless_stopped
 from sea_mq_worker.application.reception import InHand
 from sea_mq_worker.domain.dead_letters import Reason
 from sea_mq_worker.domain.envelopes import Invalid, Valid
@@ -94,13 +94,18 @@ class Handle:
                     detail = "its attempts ended with the worker, not with an answer"
                     return await self._bury(item, run, Reason.EXHAUSTED, detail, stop)
         except StoppedError as error:
-            return Retried(f"the worker stopped while it waited: {error}", AT_ONCE_SECONDS, counted=False)
+            waited_for = str(error) or self.health.gate.reason
+            return Retried(
+                f"the worker stopped while it waited: {waited_for}", AT_ONCE_SECONDS, counted=False
+            )
 
     async def _ask(self, request: HandlerRequest, stop: asyncio.Event) -> HandlerResult:
         while await self.health.gate.enter(stop) is not Passage.STOPPED:
             result = await self.handler.handle(request)
             if self.health.believes(request.message_id, result):
                 return result
+            if isinstance(result, Retry) and result.after_seconds:
+                await unless_stopped(stop, asyncio.sleep(result.after_seconds))
         raise StoppedError(self.health.gate.reason)
 
     async def _conclude(self, item: InHand, run: Run, result: HandlerResult, stop: asyncio.Event) -> Ending:

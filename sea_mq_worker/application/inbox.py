@@ -6,7 +6,7 @@ what the inbox knows as processed is acknowledged then without asking the handle
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import assert_never
 
@@ -56,7 +56,8 @@ class InboxConsumer:
         """Work until asked to stop, then bring the messages in hand to an end."""
         over = asyncio.Event()
         async with asyncio.TaskGroup() as background:
-            background.create_task(self._keep_alive(over))
+            background.create_task(self._regularly(self._claim_time_of_the_server, over))
+            background.create_task(self._regularly(self._extend_leases, over))
             background.create_task(self.closing.run(over, stop, self._let_go))
             try:
                 async with asyncio.TaskGroup() as working:
@@ -145,15 +146,20 @@ class InboxConsumer:
         self._in_hand.difference_update(items)
         self._freed.set()
 
-    async def _keep_alive(self, over: asyncio.Event) -> None:
+    async def _regularly(self, beat: Callable[[], Awaitable[None]], over: asyncio.Event) -> None:
+        """Server and database each have a heartbeat of their own: one that hangs must not cost the other."""
         while not over.is_set():
             await pause(over, seconds=self.heartbeat_seconds)
-            held = list(self._in_hand)
-            for item in held:
-                await self.consumer.in_progress(item.message)
-            leases = [item.run.lease for item in held if item.run is not None]
-            try:
-                if leases:
-                    await self.inbox.extend(leases, lease_seconds=self.lease_seconds)
-            except StoreUnavailableError as error:
-                self.reception.store_gate.pause(str(error))
+            await beat()
+
+    async def _claim_time_of_the_server(self) -> None:
+        for item in list(self._in_hand):
+            await self.consumer.in_progress(item.message)
+
+    async def _extend_leases(self) -> None:
+        leases = [item.run.lease for item in self._in_hand if item.run is not None]
+        try:
+            if leases:
+                await self.inbox.extend(leases, lease_seconds=self.lease_seconds)
+        except StoreUnavailableError as error:
+            self.reception.store_gate.pause(str(error))

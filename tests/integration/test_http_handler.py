@@ -177,6 +177,44 @@ async def test_an_endless_body_is_not_read(
     assert "Requests: 0 active, 0 queued" in repr(handler._transport._pool)
 
 
+OK = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
+
+
+async def at_once(_call: Call, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"HTTP/1.1 500 X\r\ncontent-length: 0\r\n\r\n" + OK)
+
+
+async def a_little_later(_call: Call, writer: asyncio.StreamWriter) -> None:
+    writer.write(OK)
+    await writer.drain()
+    await asyncio.sleep(0.02)
+    writer.write(OK)
+
+
+async def behind_an_answer_without_a_body(_call: Call, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"HTTP/1.1 204 X\r\n\r\n" + OK)
+
+
+async def behind_the_last_chunk(_call: Call, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n" + OK)
+
+
+@pytest.mark.fault("N14")
+@pytest.mark.parametrize(
+    "second", [at_once, a_little_later, behind_an_answer_without_a_body, behind_the_last_chunk]
+)
+async def test_a_second_answer_is_not_taken_for_the_next_calls(
+    server: HandlerServer, make: MakeHandler, second: Behaviour
+) -> None:
+    """Otherwise a message that the handler has never seen would count as processed."""
+    server.default = in_turn(second, answer(422))
+    handler = make(concurrency=1)
+    await handler.handle(REQUEST)
+    await asyncio.sleep(0.05)
+    assert isinstance(await handler.handle(REQUEST), Poison)
+    assert [call.connection for call in server.calls] == [1, 2]
+
+
 async def test_errors_never_repeat_the_handlers_words(server: HandlerServer, make: MakeHandler) -> None:
     for status in (422, 500, 404):
         result = await ask(server, make, answer(status, body=CANARY.encode()))
@@ -214,6 +252,10 @@ def http_date(seconds: float) -> str:
         ({"retry_after": "9" * 5000}, 300.0),
         ({"retry_after": "-5"}, 0.0),
         ({"retry_after": "soon"}, 0.0),
+        ({"retry_after": "2, 3"}, 0.0),
+        ({"retry_after": "\u0663"}, 0.0),
+        ({"retry_after": f"Wed, 21 Oct {'9' * 30} 07:28:00 GMT"}, 0.0),
+        ({"retry_after": "Wed, 21 Oct 2030 07:28:00 +99999999999999"}, 0.0),
         ({"retry_after": http_date(-60)}, 0.0),
         ({"retry_after": http_date(86400)}, 300.0),
         ({"date": "Wed, 21 Oct 2015 07:28:00 GMT", "retry_after": "Wed, 21 Oct 2015 07:28:30 GMT"}, 30.0),
@@ -226,6 +268,19 @@ async def test_retry_after_is_read_and_capped(
     result = await ask(server, make, answer(429, b"", **headers), retry_after_max_seconds=300.0)
     assert isinstance(result, Retry)
     assert result.after_seconds == seconds
+
+
+@pytest.mark.fault("S08")
+async def test_nothing_is_sent_where_a_name_leads_to_a_forbidden_address(
+    server: HandlerServer, make: MakeHandler
+) -> None:
+    url = server.url.replace("127.0.0.1", "localhost")
+    handler = make(url=url, forbidden=lambda address: address == "127.0.0.1")
+    result = await handler.handle(REQUEST)
+    assert isinstance(result, NotDelivered)
+    assert "link-local" in result.error
+    assert server.calls == []
+    assert await make(url=url).handle(REQUEST) == Accepted(200)
 
 
 async def test_connections_are_used_again(server: HandlerServer, make: MakeHandler) -> None:

@@ -94,6 +94,22 @@ async def test_a_message_comes_no_sooner_than_the_handler_asked(status: int) -> 
         assert world.clock() - began >= 90.0
 
 
+@in_virtual_time
+async def test_a_message_that_waits_for_a_sick_handler_is_asked_about_no_sooner_either() -> None:
+    world = World()
+    asked: dict[str, list[float]] = {world.send(): [] for _ in range(SICK_AFTER + 3)}
+
+    def script(request: HandlerRequest, call: int) -> Behaviour:
+        asked[request.message_id].append(world.clock())
+        return Answer(status=429 if call == 1 else 200, retry_after_seconds=90.0)
+
+    world.handler.script = script
+    async with world.consuming():
+        await world.observer.seen(GatePaused)
+        await world.observer.seen(MessageProcessed, count=len(asked), within=400.0)
+    assert all(second - first >= 90.0 for first, second in asked.values())
+
+
 @pytest.mark.clause("POL-047-007")
 @in_virtual_time
 async def test_an_unreachable_handler_pauses_the_loop_and_spends_no_attempt() -> None:

@@ -33,7 +33,7 @@ def retry_after_seconds(value: str, *, date: str, max_seconds: float) -> float:
     A date is compared with the answer's own ``Date``, so that only the handler's clock is asked.
     """
     text = value.strip()
-    if text.isdecimal():
+    if text.isascii() and text.isdecimal():
         return min(float(text) if _SECONDS.fullmatch(text) else math.inf, max_seconds)
     until = _http_date(text)
     if until is None:
@@ -45,6 +45,6 @@ def retry_after_seconds(value: str, *, date: str, max_seconds: float) -> float:
 def _http_date(text: str) -> datetime | None:
     try:
         moment = parsedate_to_datetime(text)
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

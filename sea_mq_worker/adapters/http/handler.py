@@ -11,14 +11,16 @@ is not wanted here, redirects, cookies and proxies from the environment.
 
 import asyncio
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
+from operator import attrgetter
 from typing import Any
 
 import httpx2
 
 from sea_mq_worker.adapters.http.envelope import request_body, retry_after_seconds
 from sea_mq_worker.domain.answers import ACCEPT_STATUSES, result_of
+from sea_mq_worker.domain.forbidden_hosts import is_metadata_host
 from sea_mq_worker.domain.messages import HandlerRequest
 from sea_mq_worker.domain.outcomes import HandlerResult, NotDelivered, Retry
 
@@ -27,6 +29,12 @@ _STEP_SHARE = 1 / 3
 """A free slot, the connection and the TLS handshake come to an end, each of its own, before the deadline."""
 _UNREACHABLE = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
 _BROKEN = (httpx2.HTTPError, OSError, ValueError)
+_LEFT_OVER = attrgetter("_httpcore_stream._stream._connection._h11_state.trailing_data")
+"""Bytes that came behind an answer; httpx2 has no public way to them."""
+
+
+class _ForbiddenError(Exception):
+    """The connection leads where no handler is looked for."""
 
 
 class HttpEventHandler:
@@ -45,6 +53,7 @@ class HttpEventHandler:
         keepalive_seconds: an idle connection is not used again after this long. Keep it below the handler's
             own keep-alive time-out (uvicorn 5 s, gunicorn 2 s), or calls meet connections that are closing.
         verify: trust and client certificates for https; without one, the system's trust store.
+        forbidden: addresses that nothing is sent to, whatever name leads there.
 
     Raises:
         ValueError: the URL or the token cannot be used.
@@ -64,7 +73,9 @@ class HttpEventHandler:
         retry_after_max_seconds: float = 300.0,
         keepalive_seconds: float = 1.5,
         verify: ssl.SSLContext | None = None,
+        forbidden: Callable[[str], bool] = is_metadata_host,
     ) -> None:
+        self._forbidden = forbidden
         self._url = _checked_url(url)
         self._where = f"{self._url.scheme}://{self._url.netloc.decode()}"
         self._timeout_seconds = timeout_seconds
@@ -91,12 +102,16 @@ class HttpEventHandler:
 
     async def handle(self, request: HandlerRequest) -> HandlerResult:
         """Ask the handler once; see ports/handler.py."""
-        progress = _Progress()
+        progress = _Progress(self._forbidden)
         try:
             async with asyncio.timeout(self._timeout_seconds):
                 return await self._ask_past_dead_connection(request, progress)
         except _UNREACHABLE as error:
             return NotDelivered(f"the handler at {self._where} cannot be reached: {_one_line(error)}")
+        except _ForbiddenError:
+            return NotDelivered(
+                f"the handler at {self._where} is link-local or a cloud's metadata service: nothing is sent"
+            )
         except TimeoutError:
             if not progress.sent:
                 return NotDelivered(f"no connection to the handler at {self._where} before the deadline")
@@ -132,7 +147,7 @@ class HttpEventHandler:
                 extensions={"timeout": self._timeouts, "trace": progress.note},
             )
         )
-        progress.answered = True
+        progress.response = response
         size = await self._read(response)
         return result_of(
             response.status_code,
@@ -164,25 +179,47 @@ class HttpEventHandler:
 
 
 class _Progress:
-    """How far a call got, as httpx2's ``trace`` extension tells it."""
+    """How far a call got, as httpx2's ``trace`` extension tells it; steps in where it must not go on."""
 
-    __slots__ = ("_connected", "answered", "sent")
+    __slots__ = ("_connected", "_forbidden", "response", "sent")
 
-    def __init__(self) -> None:
+    def __init__(self, forbidden: Callable[[str], bool]) -> None:
+        self._forbidden = forbidden
         self._connected = False
         self.sent = False
-        self.answered = False
+        self.response: httpx2.Response | None = None
 
     @property
     def reused(self) -> bool:
         """The call went out on a connection from an earlier one and has no answer."""
-        return self.sent and not self._connected and not self.answered
+        return self.sent and not self._connected and self.response is None
 
-    async def note(self, name: str, _info: object) -> None:
+    async def note(self, name: str, info: Mapping[str, Any]) -> None:
         if name == "http11.send_request_headers.started":
             self.sent = True
+        elif name == "connection.connect_tcp.complete":
+            await self._check_peer(info["return_value"])
         elif name.startswith("connection."):
             self._connected = True
+        elif name == "http11.response_closed.started" and self.response is not None:
+            await _forget_if_more_was_said(self.response)
+
+    async def _check_peer(self, stream: Any) -> None:
+        """Look at whom a name has led to, before anything is sent."""
+        address, *_ = stream.get_extra_info("server_addr")
+        if self._forbidden(address):
+            await stream.aclose()
+            raise _ForbiddenError
+
+
+async def _forget_if_more_was_said(response: httpx2.Response) -> None:
+    """Give a connection up on which more came than one answer: the next call would take it for its own."""
+    try:
+        left_over, _ = _LEFT_OVER(response.stream)
+    except AttributeError:  # httpx2 keeps it elsewhere now, so nobody can tell
+        left_over = b"?"
+    if left_over:
+        await response.extensions["network_stream"].aclose()
 
 
 def _hung_up(error: httpx2.HTTPError) -> bool:
