@@ -2,11 +2,16 @@
 
 from collections.abc import Mapping
 from enum import StrEnum
+from urllib.parse import quote
 
 from sea_mq_worker.domain.headers import MSG_ID
 from sea_mq_worker.domain.messages import DeadLetter, OutboundMessage
+from sea_mq_worker.domain.wire import HEADER_BYTES_MAX, header_problem, subject_problem
 
 _DETAIL_CHARS_MAX = 500
+_QUOTED_CHARS_MAX = 1000
+_OWN_HEADER_BYTES = 8192
+"""Kept free for the dead letter's own headers, the original subject among them."""
 _ORIGINAL = "Original-"
 
 
@@ -27,14 +32,18 @@ class Reason(StrEnum):
 def dead_letter_message(letter: DeadLetter, *, context: str) -> OutboundMessage:
     """Make the message for ``{context}.dlq.{original subject}``; its body is the original's, untouched.
 
-    Headers that would speak to the server are kept under ``Original-``.
+    Headers that would speak to the server are kept under ``Original-``. A stream may hold what nobody can
+    publish: a subject with wildcards or too long is quoted and cut, headers that cannot be sent are left
+    out and counted, for no message may block the others' way to the dead letters.
     """
     source = letter.source
-    headers = {_shelved(name): value for name, value in source.headers.items()}
+    headers = _sendable(source.headers)
+    if omitted := len(source.headers) - len(headers):
+        headers["Dlq-Headers-Omitted"] = str(omitted)
     headers |= {
         MSG_ID: f"dlq:{source.consumer}:{letter.message_id}",
         "Dlq-Message-Id": letter.message_id,
-        "Dlq-Original-Subject": letter.original_subject,
+        "Dlq-Original-Subject": _as_header(letter.original_subject),
         "Dlq-Reason": letter.reason,
         "Dlq-Attempts": str(letter.attempts),
         "Dlq-Detail": _one_line(letter.detail),
@@ -44,7 +53,7 @@ def dead_letter_message(letter: DeadLetter, *, context: str) -> OutboundMessage:
     }
     return OutboundMessage(
         id=headers[MSG_ID],
-        subject=f"{context}.dlq.{letter.original_subject}",
+        subject=_subject(context, letter.original_subject),
         payload=source.payload,
         headers=headers,
     )
@@ -63,9 +72,35 @@ def original_headers(headers: Mapping[str, str]) -> dict[str, str]:
     return {name.removeprefix(_ORIGINAL): value for name, value in kept.items()}
 
 
+def _subject(context: str, original: str) -> str:
+    subject = f"{context}.dlq.{original}"
+    return f"{context}.dlq.{_quoted(original)}" if subject_problem(subject) else subject
+
+
+def _quoted(subject: str) -> str:
+    tokens = quote(subject, safe="")[:_QUOTED_CHARS_MAX].split(".")
+    return ".".join(filter(None, tokens)) or "blank"
+
+
+def _as_header(text: str) -> str:
+    return quote(text) if header_problem("Dlq-Original-Subject", text) else text
+
+
+def _sendable(headers: Mapping[str, str]) -> dict[str, str]:
+    """Take what can be sent, the smallest first, as far as there is room."""
+    kept = {_shelved(name): value for name, value in headers.items() if not header_problem(name, value)}
+    room = HEADER_BYTES_MAX - _OWN_HEADER_BYTES
+    for name in sorted(kept, key=lambda name: len(kept[name])):
+        room -= len(f"{name}: {kept[name]}\r\n".encode())
+        if room < 0:
+            del kept[name]
+    return kept
+
+
 def _shelved(name: str) -> str:
-    return f"{_ORIGINAL}{name}" if name.lower().startswith(("nats-", "dlq-")) else name
+    reserved = name.lower().startswith(("nats-", "dlq-", _ORIGINAL.lower()))
+    return f"{_ORIGINAL}{name}" if reserved else name
 
 
 def _one_line(text: str) -> str:
-    return " ".join(text.split())[:_DETAIL_CHARS_MAX]
+    return " ".join(text.split()).replace("\0", "\ufffd")[:_DETAIL_CHARS_MAX].strip()

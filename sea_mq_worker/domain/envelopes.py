@@ -58,8 +58,8 @@ def content_hash(message: InboundMessage) -> bytes:
 
 
 def _message_id(headers: Mapping[str, str]) -> str:
-    found = headers.get(MSG_ID.lower(), headers.get("ce-id"))
-    if found is None:
+    found = headers.get(MSG_ID.lower()) or headers.get("ce-id")
+    if not found:
         raise InvalidMessageError("INVALID_MESSAGE_ID", "neither Nats-Msg-Id nor ce-id is there")
     if not _UUID.fullmatch(found.lower()):
         raise InvalidMessageError("INVALID_MESSAGE_ID", "Nats-Msg-Id or ce-id is not a UUID")
@@ -102,9 +102,9 @@ def _occurred_at(headers: Mapping[str, str], message: InboundMessage) -> str:
     given = headers.get("ce-time", "")
     try:
         moment = datetime.fromisoformat(given)
-    except ValueError:
+        return rfc3339(moment if moment.tzinfo else message.stored_at)
+    except (ValueError, OverflowError):  # an offset can lead out of the years that there are
         return rfc3339(message.stored_at)
-    return rfc3339(moment if moment.tzinfo else message.stored_at)
 
 
 def _uuid_or_none(text: str | None) -> str | None:

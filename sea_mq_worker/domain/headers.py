@@ -19,6 +19,8 @@ from sea_mq_worker.domain.subjects import event_subject
 
 MSG_ID = "Nats-Msg-Id"
 _NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_TRACESTATE_CHARS_MAX = 512
+"""As far as W3C asks everybody to pass it on; a longer one could be more than the handler takes."""
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 _PLAIN = re.compile(r"[!#$&-~]*")
 """Visible ASCII but for the quotation mark and the per cent sign."""
@@ -73,6 +75,8 @@ def valid_trace_context(carrier: Mapping[str, object]) -> dict[str, str]:
         return {}
     state = carrier.get("tracestate")
     if not isinstance(state, str) or not state.strip() or not (state.isascii() and state.isprintable()):
+        return {"traceparent": parent}
+    if len(state) > _TRACESTATE_CHARS_MAX:
         return {"traceparent": parent}
     return {"traceparent": parent, "tracestate": state.strip()}
 

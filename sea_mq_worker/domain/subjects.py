@@ -11,6 +11,8 @@ SUBJECT_BYTES_MAX = 1024
 
 _CONTEXT = re.compile(r"[a-z0-9][a-z0-9_-]*")
 _VERSION = re.compile(r"v([1-9][0-9]{0,9})")
+_UNREADABLE = "\ufffd"
+"""What stands for bytes that are no UTF-8 in a received subject."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,8 @@ def parse_subject(subject: str) -> EventSubject:
     name = ".".join(tokens[2:-1])
     if len(tokens) < 4 or tokens[1] != "event" or version is None or _token_problem(name):  # noqa: PLR2004
         raise InvalidMessageError("BAD_SUBJECT", "expected {context}.event.{name}.v{n}")
+    if _UNREADABLE in subject:
+        raise InvalidMessageError("BAD_SUBJECT", "the subject is not UTF-8")
     return EventSubject(tokens[0], name, int(version[1]))
 
 

@@ -12,7 +12,8 @@ from sea_mq_worker.domain.messages import OutboundMessage
 SUBJECT_BYTES_MAX = 3072
 """Leaves room on the control line of 4096 bytes for the reply subject and the sizes."""
 
-_HEADER_BYTES_MAX = 65_535
+HEADER_BYTES_MAX = 65_535
+"""Of a stored message's whole header block."""
 _FRAME_BYTES = len(b"NATS/1.0\r\n\r\n")
 _LINE_BYTES = len(b": \r\n")
 _BAD_SUBJECT = re.compile(r"[\s\x00-\x1f\x7f*>]|\.\.|^\.|\.$|^$")
@@ -21,9 +22,9 @@ _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 
 def problem(message: OutboundMessage, max_payload: int) -> str:
     """Say why a message can never be sent unaltered; empty where it can."""
-    found = _subject_problem(message.subject)
+    found = subject_problem(message.subject)
     for name, value in message.headers.items():
-        found = found or _header_problem(name, value)
+        found = found or header_problem(name, value)
     return found or _size_problem(message, max_payload)
 
 
@@ -42,12 +43,13 @@ def _size_problem(message: OutboundMessage, max_payload: int) -> str:
         return "a header has a character that UTF-8 cannot encode"
     if size > max_payload:
         return f"{size} bytes with headers are more than the server's max_payload of {max_payload}"
-    if size - len(message.payload) > _HEADER_BYTES_MAX:
-        return f"{size - len(message.payload)} bytes of headers are more than {_HEADER_BYTES_MAX}"
+    if size - len(message.payload) > HEADER_BYTES_MAX:
+        return f"{size - len(message.payload)} bytes of headers are more than {HEADER_BYTES_MAX}"
     return ""
 
 
-def _header_problem(name: str, value: str) -> str:
+def header_problem(name: str, value: str) -> str:
+    """Say why a header can never be sent unaltered; empty where it can."""
     if not _is_token(name):
         return f"header name {name[:64]!r} cannot be sent: only letters, digits and !#$%&'*+-.^_`|~ can"
     if value != value.strip() or "\r" in value or "\n" in value or "\0" in value:
@@ -56,7 +58,8 @@ def _header_problem(name: str, value: str) -> str:
 
 
 @lru_cache(maxsize=1024)
-def _subject_problem(subject: str) -> str:
+def subject_problem(subject: str) -> str:
+    """Say why nothing can be published to a subject; empty where it can."""
     if _BAD_SUBJECT.search(subject):
         return "the subject has a wildcard, an empty token, white space or a control character"
     if len(subject.encode(errors="replace")) > SUBJECT_BYTES_MAX:

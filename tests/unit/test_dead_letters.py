@@ -2,6 +2,7 @@ import pytest
 
 from sea_mq_worker.domain.dead_letters import Reason, dead_letter_message, original_headers, without_body
 from sea_mq_worker.domain.messages import DeadLetter
+from sea_mq_worker.domain.wire import problem
 from tests.support.builders import inbound_message
 
 ID = "550e8400-e29b-41d4-a716-446655440000"
@@ -54,3 +55,41 @@ def test_a_dead_letter_without_its_body_says_so_and_is_small() -> None:
     assert short.headers["Dlq-Stream-Sequence"] == "9"
     assert "x-tenant" not in short.headers
     assert short.id == dead_letter_message(letter(), context="sea").id
+
+
+@pytest.mark.parametrize(
+    ("subject", "quoted"),
+    [
+        ("a.event.*", "sea.dlq.a.event.%2A"),
+        ("a.event.>", "sea.dlq.a.event.%3E"),
+        ("a.event.x\x0by.v1", "sea.dlq.a.event.x%0By.v1"),
+        ("a.event." + "x" * 4000 + ".v1", "sea.dlq.a.event." + "x" * 992),
+        ("..", "sea.dlq.blank"),
+    ],
+)
+def test_a_subject_that_nobody_can_publish_to_is_quoted(subject: str, quoted: str) -> None:
+    message = dead_letter_message(letter(original_subject=subject), context="sea")
+    assert message.subject == quoted
+    assert message.headers["Dlq-Original-Subject"] == subject
+    assert problem(message, 2**20) == ""
+
+
+def test_a_subject_that_no_header_can_hold_is_quoted_there_too() -> None:
+    message = dead_letter_message(letter(original_subject="a.event.x\0.v1"), context="sea")
+    assert message.headers["Dlq-Original-Subject"] == "a.event.x%00.v1"
+    assert problem(message, 2**20) == ""
+
+
+def test_headers_that_cannot_be_sent_are_left_out_and_counted() -> None:
+    headers = HEADERS | {"a b": "c", "": "x", "lines": "a\nb", "large": "x" * 65_000, "small": "y"}
+    source = inbound_message(headers=headers)
+    message = dead_letter_message(letter(source=source), context="sea")
+    assert problem(message, 2**20) == ""
+    assert original_headers(message.headers) == HEADERS | {"small": "y"}
+    assert message.headers["Dlq-Headers-Omitted"] == "4"
+
+
+def test_headers_that_look_shelved_come_back_as_they_were() -> None:
+    headers = {"Original-Nats-Msg-Id": "x", "Dlq-Reason": "y"}
+    message = dead_letter_message(letter(source=inbound_message(headers=headers)), context="sea")
+    assert original_headers(message.headers) == headers

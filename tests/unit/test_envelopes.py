@@ -45,8 +45,14 @@ def test_a_message_without_a_time_occurred_when_it_was_stored() -> None:
     assert opened(headers={"Nats-Msg-Id": ID, "ce-time": "tomorrow"}).request.occurred_at.startswith("2025")
 
 
+@pytest.mark.parametrize("time", ["0001-01-01T00:00:00+23:00", "9999-12-31T23:59:59-23:00"])
+def test_a_time_outside_the_years_that_there_are_is_no_time(time: str) -> None:
+    assert opened(headers={"Nats-Msg-Id": ID, "ce-time": time}).request.occurred_at == "2025-12-28T22:00:00Z"
+
+
 def test_ce_id_stands_in_for_a_missing_message_id() -> None:
     assert opened(headers={"ce-id": ID.upper()}).message_id == ID
+    assert opened(headers={"Nats-Msg-Id": "", "ce-id": ID}).message_id == ID
 
 
 @pytest.mark.parametrize("headers", [{}, {"Nats-Msg-Id": "42"}, {"Nats-Msg-Id": "{" + ID + "}"}])
@@ -85,6 +91,7 @@ def test_numbers_of_any_length_are_json() -> None:
         "vibespro.event.x.v1.extra",
         "vibespro.event.v1",
         "vibespro.command.x.v1",
+        "vibespro.event.no\ufffdutf8.v1",
         "",
     ],
 )
@@ -98,6 +105,8 @@ def test_only_a_well_formed_trace_context_is_passed_on() -> None:
     headers = {"Nats-Msg-Id": ID, "traceparent": parent, "tracestate": "a=1"}
     assert opened(headers=headers).request.trace_headers == {"traceparent": parent, "tracestate": "a=1"}
     assert opened(headers=headers | {"traceparent": "00-x"}).request.trace_headers == {}
+    long = headers | {"tracestate": "a=" + "1" * 600}
+    assert opened(headers=long).request.trace_headers == {"traceparent": parent}
 
 
 def test_the_fingerprint_tells_other_content_but_not_other_deliveries() -> None:
