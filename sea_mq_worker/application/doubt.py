@@ -6,6 +6,12 @@ SEARCH_SLACK_SECONDS = 60.0
 _FORGETFUL = 0.8
 
 
-def may_be_forgotten(seconds_ago: float, *, window_seconds: float) -> bool:
-    """Tell whether the stream may not know an id any more by the time it is published again."""
-    return seconds_ago > window_seconds * _FORGETFUL
+def may_be_forgotten(seconds_ago: float, *, window_seconds: float, sending_seconds: float = 0.0) -> bool:
+    """Tell whether the stream may not know an id any more by the time it is published again.
+
+    Args:
+        seconds_ago: since the first attempt; 0 where this is the first.
+        window_seconds: the stream's duplicate window.
+        sending_seconds: longest time until the repeat reaches the stream.
+    """
+    return seconds_ago > 0 and seconds_ago + sending_seconds > window_seconds * _FORGETFUL

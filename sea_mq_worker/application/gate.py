@@ -14,6 +14,9 @@ from sea_mq_worker.domain.facts import GatePaused, GateResumed
 from sea_mq_worker.domain.retry import Backoff
 from sea_mq_worker.ports.observer import Observer
 
+_WIDER = 8
+_WIDENINGS_MAX = 4
+
 
 class Passage(Enum):
     """How a caller was let through."""
@@ -44,6 +47,7 @@ class Gate:
         self._closed_at = 0.0
         self._retry_at = 0.0
         self._probing = False
+        self._answers = 0
         self._changed = asyncio.Event()
 
     @property
@@ -54,6 +58,14 @@ class Gate:
     @property
     def is_open(self) -> bool:
         return not self._reason
+
+    @property
+    def probe_max(self) -> int:
+        """How much a probe may try: one thing, but more after each time that all it tried was refused.
+
+        So what the dependency does take is found behind what it refuses.
+        """
+        return int(_WIDER ** min(self._answers, _WIDENINGS_MAX))
 
     async def enter(self, stop: asyncio.Event) -> Passage:
         """Wait while closed, unless asked to stop; an open gate lets through all the same.
@@ -74,14 +86,18 @@ class Gate:
         """Wait until a probe has ended, well or badly, or until ``unless`` happens."""
         await self._wait_changed(unless, None)
 
-    def pause(self, reason: str) -> None:
-        """The dependency does not work: close, or stay closed for longer after a failed probe."""
+    def pause(self, reason: str, *, answered: bool = False) -> None:
+        """The dependency does not work: close, or stay closed for longer after a failed probe.
+
+        ``answered``: it can be reached, but refuses what was asked of it.
+        """
         if self.is_open:
             self._closed_at = self._clock()
-            self._tries = 0
+            self._tries = self._answers = 0
         elif not self._probing:
             return
         self._tries += 1
+        self._answers = self._answers + 1 if answered else 0
         delay = self._backoff.delay_seconds(self._tries)
         if reason != self._reason:
             self._observer.observe(GatePaused(gate=self.name, reason=reason, retry_seconds=delay))

@@ -1,7 +1,7 @@
 """One claim's way through the broker: which events go out in which order, and what becomes of each.
 
 Events of one ordering key go out one after the other, the next only when the stream has the one before;
-the first that does not get through sends the rest of its key back.
+the first that does not get through sends the rest of its key back, and nothing else.
 """
 
 import asyncio
@@ -16,15 +16,17 @@ from sea_mq_worker.domain.headers import outbound_message
 from sea_mq_worker.domain.messages import OutboundMessage
 from sea_mq_worker.domain.outcomes import (
     Buried,
+    Failed,
     Published,
     PublishOutcome,
+    Refused,
     Released,
     Stored,
     Unknown,
     Unsent,
     Verdict,
 )
-from sea_mq_worker.domain.retry import RetryPolicy, waves
+from sea_mq_worker.domain.retry import RetryPolicy, first_wave
 from sea_mq_worker.ports.jetstream import JetStreamPublisher
 
 
@@ -35,7 +37,8 @@ class Publishing:
     Attributes:
         context: first token of every subject.
         source: CloudEvents source.
-        timeout_seconds: deadline of all publishing of one claim, from the claim on; well below the lease.
+        timeout_seconds: deadline of all publishing of one claim, from the claim or from the end of a search
+            on; well below the lease.
         hold_dead_keys: an event that dies holds back the later ones of its key.
     """
 
@@ -51,31 +54,40 @@ class Publishing:
     async def publish(
         self, events: tuple[ClaimedEvent, ...], *, claimed_at: float, stop: asyncio.Event
     ) -> list[Verdict]:
-        """Give every event a verdict by the deadline; asked to stop, send no further wave."""
-        deadline = claimed_at + self.timeout_seconds
+        """Give every event a verdict by the deadline; asked to stop, send no further wave.
+
+        A search for doubtful events has a deadline of its own, and what it does not find is sent after it.
+        """
         ledger = _Ledger(hold_dead_keys=self.hold_dead_keys)
-        rest = await self._look_up_doubtful(events, ledger)
+        left: Sequence[ClaimedEvent] = events
+        deadline = claimed_at + self.timeout_seconds
+        if doubtful := self._doubtful(events):
+            left = await self._look_up(doubtful, events, ledger)
+            deadline = self.clock() + self.timeout_seconds
         asked = False
-        for wave in self._waves(rest):
+        while left:
+            wave, left = self._next_wave(left)
             in_time = self.clock() < deadline and not stop.is_set()
             batch = [pair for event in wave if (pair := self._compose(event, ledger, in_time=in_time))]
             if not batch:
                 continue
             messages = [message for _, message in batch]
             outcomes = await self.publisher.publish_batch(messages, timeout_seconds=deadline - self.clock())
-            for (event, _), outcome in zip(batch, outcomes, strict=True):
+            self._judge_broker(outcomes, ledger)
+            judged = _held_back_from(outcomes)
+            for (event, _), outcome in zip(batch[:judged], outcomes[:judged], strict=True):
                 ledger.add(self.policy.judge(event, outcome))
-            self._judge_broker(outcomes)
+            left = [event for event, _ in batch[judged:]] + left
             asked = True
         if not asked:
             self.broker_gate.skip()  # a probe that sent nothing has learnt nothing
         return ledger.verdicts
 
-    def _waves(self, events: tuple[ClaimedEvent, ...]) -> list[list[ClaimedEvent]]:
-        """One wave where the publisher keeps order; a replay must be judged before what follows it."""
-        if self.publisher.keeps_order and not any(event.earlier_stream_seq for event in events):
-            return [list(events)]
-        return waves(events)
+    def _next_wave(self, left: Sequence[ClaimedEvent]) -> tuple[Sequence[ClaimedEvent], list[ClaimedEvent]]:
+        """All where the publisher keeps order; but a replay must be judged before what follows it."""
+        if self.publisher.keeps_order and not any(event.earlier_stream_seq for event in left):
+            return left, []
+        return first_wave(left)
 
     def _compose(
         self, event: ClaimedEvent, ledger: "_Ledger", *, in_time: bool
@@ -90,14 +102,19 @@ class Publishing:
             ledger.add(Buried(event, str(error)))
             return None
 
-    async def _look_up_doubtful(
-        self, events: tuple[ClaimedEvent, ...], ledger: "_Ledger"
-    ) -> tuple[ClaimedEvent, ...]:
-        """Settle repeats that the duplicate window may have forgotten by what the stream really holds."""
-        window = self.publisher.duplicate_window_seconds
-        doubtful = [e for e in events if may_be_forgotten(e.attempted_seconds_ago, window_seconds=window)]
-        if not doubtful:
-            return events
+    def _doubtful(self, events: Sequence[ClaimedEvent]) -> list[ClaimedEvent]:
+        """Return repeats that the duplicate window may have forgotten by the time they are sent."""
+        window, sending = self.publisher.duplicate_window_seconds, self.timeout_seconds
+        return [
+            event
+            for event in events
+            if may_be_forgotten(event.attempted_seconds_ago, window_seconds=window, sending_seconds=sending)
+        ]
+
+    async def _look_up(
+        self, doubtful: Sequence[ClaimedEvent], events: Sequence[ClaimedEvent], ledger: "_Ledger"
+    ) -> Sequence[ClaimedEvent]:
+        """Settle doubtful events by what the stream really holds; return those that are to be sent."""
         since = max(event.attempted_seconds_ago for event in doubtful) + SEARCH_SLACK_SECONDS
         try:
             found = await self.publisher.find(frozenset(e.id for e in doubtful), since_seconds=since)
@@ -111,17 +128,27 @@ class Publishing:
                 if event.id in found and found[event.id].seq > event.earlier_stream_seq:
                     ledger.add(Published(event, found[event.id]))
             settled = {verdict.event.id for verdict in ledger.verdicts}
-        return tuple(event for event in events if event.id not in settled)
+        return [event for event in events if event.id not in settled]
 
-    def _judge_broker(self, outcomes: Sequence[PublishOutcome]) -> None:
-        if any(isinstance(outcome, Stored) for outcome in outcomes):
+    def _judge_broker(self, outcomes: Sequence[PublishOutcome], ledger: "_Ledger") -> None:
+        """Close the gate when nothing got through, except where that lay with the messages themselves."""
+        judged = outcomes[: _held_back_from(outcomes)]
+        trouble = [outcome for outcome in judged if isinstance(outcome, Unknown | Unsent)]
+        answered = all(isinstance(outcome, Unknown) and outcome.answered for outcome in trouble)
+        if any(isinstance(outcome, Stored) for outcome in judged) or not trouble:
             self.broker_gate.resume()
-            return
-        for outcome in outcomes:
-            if isinstance(outcome, Unknown | Unsent):
-                self.broker_gate.pause(outcome.reason)
-                return
-        self.broker_gate.resume()
+        elif not (answered and any(isinstance(verdict, Published) for verdict in ledger.verdicts)):
+            self.broker_gate.pause(trouble[0].reason, answered=answered)
+
+
+def _held_back_from(outcomes: Sequence[PublishOutcome]) -> int:
+    """Return where those begin that were only held back behind one with an answer of its own, or the end."""
+    start = len(outcomes)
+    while start and isinstance(outcomes[start - 1], Unsent):
+        start -= 1
+    last = outcomes[start - 1] if start else None
+    own = isinstance(last, Refused | Failed) or (isinstance(last, Unknown) and last.answered)
+    return start if own else len(outcomes)
 
 
 @dataclass(slots=True, kw_only=True)

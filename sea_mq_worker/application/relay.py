@@ -71,7 +71,7 @@ class OutboxPublisher:
         await self.settlement.settle(self.outbox, claim, verdicts, claimed_at=claimed_at)
 
     async def _claim(self, stop: asyncio.Event) -> tuple[Claim, float]:
-        """Claim through both gates: an outage uses up no attempts, and a probe risks a single one.
+        """Claim through both gates: an outage uses up no attempts, and an unanswered probe a single one.
 
         The moment that comes with it is that of the claim itself: a lease does not run while a gate is shut.
         """
@@ -85,7 +85,8 @@ class OutboxPublisher:
         if stop.is_set() or Passage.STOPPED in {broker, store}:
             return NOTHING_CLAIMED, self.clock()
         claimed_at = self.clock()
-        claim = await self._find_unpublished(1 if broker is Passage.PROBE else self.batch_max)
+        probe_max = min(self.batch_max, self.broker_gate.probe_max)
+        claim = await self._find_unpublished(probe_max if broker is Passage.PROBE else self.batch_max)
         if broker is Passage.PROBE and not claim.events:
             self.broker_gate.skip()
         return claim, claimed_at

@@ -53,14 +53,23 @@ class Settlement:
         verdicts: Sequence[_V],
         lease_ends: float,
     ) -> frozenset[str]:
+        """Write until an answer comes or the lease is over; return the ids that are settled as wanted.
+
+        Within the lease nobody else could settle them: what a repeat does not find was settled by an earlier
+        try, whose answer was lost.
+        """
+        repeated = False
         while verdicts and self.clock() < lease_ends:
             try:
                 kept = await write(claim, verdicts)
             except StoreUnavailableError as error:
+                repeated = True
                 self.store_gate.pause(str(error))
                 await asyncio.sleep(_AGAIN_SECONDS)
             else:
                 self.store_gate.resume()
+                if repeated and self.clock() < lease_ends:
+                    return frozenset(verdict.event.id for verdict in verdicts)
                 return kept
         return frozenset()
 

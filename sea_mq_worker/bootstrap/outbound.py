@@ -16,10 +16,12 @@ from sea_mq_worker.application.upkeep import Periodic, Reaper
 from sea_mq_worker.bootstrap.base import Base
 from sea_mq_worker.bootstrap.connections import open_pool, wait_for
 from sea_mq_worker.bootstrap.tracing import traced_publisher
+from sea_mq_worker.domain.facts import Noticed
 from sea_mq_worker.domain.retry import RetryPolicy
 from sea_mq_worker.ports.jetstream import JetStreamPublisher
 from sea_mq_worker.ports.outbox import OutboxRepository
 from sea_mq_worker.ports.wakeup import Wakeup
+from sea_mq_worker.settings import Settings, SettingsError
 
 _PROBE_MAX_SECONDS = 2.0
 
@@ -52,9 +54,33 @@ async def _publisher(base: Base, connection: NatsConnection) -> JetStreamPublish
         stream=s.stream,
         mode=s.outbox_publish_mode,
         publish_timeout_seconds=s.outbox_publish_timeout_seconds,
+        find_timeout_seconds=_search_seconds(s),
     )
     await wait_for(publisher.start, what=f"stream {s.stream}", observer=base.observer, stop=base.stop)
+    _check_window(base, publisher.duplicate_window_seconds)
     return traced_publisher(publisher) if s.tracing else publisher
+
+
+def _search_seconds(s: Settings) -> float:
+    """What a lease leaves for a search before the publishing and the settlement."""
+    spare = s.outbox_lease_seconds - s.outbox_publish_timeout_seconds - s.database_timeout_seconds
+    return max(spare, s.outbox_publish_timeout_seconds)
+
+
+def _check_window(base: Base, seconds: float) -> None:
+    """A window shorter than one claim's publishing could not even tell a repeat within the claim."""
+    s = base.settings
+    if seconds <= s.outbox_publish_timeout_seconds:
+        raise SettingsError(
+            f"SEA_MQ_OUTBOX_PUBLISH_TIMEOUT_SECONDS: must be below the duplicate_window of stream {s.stream} "
+            f"({seconds:g} s)"
+        )
+    if seconds < s.outbox_lease_seconds + s.outbox_publish_timeout_seconds:
+        text = (
+            f"the duplicate_window of stream {s.stream}, {seconds:g} s, is shorter than lease and publish "
+            "time-out together: after a crash an event is searched for in the stream before it is sent again"
+        )
+        base.observer.observe(Noticed(event="duplicate_window_short", text=text))
 
 
 def _lane(

@@ -36,9 +36,13 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """No answer, or none that tells: it may be stored. Send again under the same id; spends nothing."""
+    """No answer, or none that tells: it may be stored. Send again under the same id; spends nothing.
+
+    ``answered``: the server did answer, so the link works and another message may fare better.
+    """
 
     reason: str
+    answered: bool = False
 
 
 @dataclass(frozen=True, slots=True)

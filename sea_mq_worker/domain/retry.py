@@ -1,7 +1,7 @@
 """Retry policy: what a publish outcome means for its event, and how long to wait."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import assert_never
 
 from sea_mq_worker.domain.events import ClaimedEvent
@@ -21,6 +21,8 @@ from sea_mq_worker.domain.outcomes import (
 
 _EXPONENT_MAX = 30
 """Doubling is capped long before; this only keeps the power of two small."""
+_BLAMELESS_CAP_SECONDS = 15.0
+"""An event that waits for others to be mended is tried soon afterwards, however long that took."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +70,8 @@ class RetryPolicy:
             case Failed(reason):
                 return self._failed(event, reason)
             case Unknown(reason):
-                delay = self.backoff.delay_seconds(event.attempts)
+                cap = min(self.backoff.cap_seconds, _BLAMELESS_CAP_SECONDS)
+                delay = replace(self.backoff, cap_seconds=cap).delay_seconds(event.attempts)
                 return Postponed(event, reason, delay, failed=False)
             case Unsent():
                 return Released(event)
@@ -94,16 +97,16 @@ class RetryPolicy:
         return Postponed(event, reason, self.backoff.delay_seconds(event.failures + 1), failed=True)
 
 
-def waves(events: tuple[ClaimedEvent, ...]) -> list[list[ClaimedEvent]]:
-    """Split a claim so that no wave holds two events of one ordering key and each key keeps its order."""
-    split: list[list[ClaimedEvent]] = []
-    turn: dict[str, int] = {}
+def first_wave(events: Sequence[ClaimedEvent]) -> tuple[list[ClaimedEvent], list[ClaimedEvent]]:
+    """Split a claim into what may go out side by side, the first event of each key, and what comes after."""
+    keys: set[str] = set()
+    wave: list[ClaimedEvent] = []
+    rest: list[ClaimedEvent] = []
     for event in events:
-        wave = 0
+        if event.ordering_key in keys:
+            rest.append(event)
+            continue
+        wave.append(event)
         if event.ordering_key is not None:
-            wave = turn.get(event.ordering_key, 0)
-            turn[event.ordering_key] = wave + 1
-        if wave == len(split):
-            split.append([])
-        split[wave].append(event)
-    return split
+            keys.add(event.ordering_key)
+    return wave, rest

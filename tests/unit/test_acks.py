@@ -113,4 +113,4 @@ def test_an_error_is_judged_by_whose_fault_it_is(code: int, status: int, kind: t
 
 
 def test_an_error_without_numbers_is_unknown() -> None:
-    assert read(b'{"error":{"err_code":"x"}}') == Unknown("refused (0/0)")
+    assert read(b'{"error":{"err_code":"x"}}') == Unknown("refused (0/0)", answered=True)

@@ -48,6 +48,18 @@ async def test_a_failed_probe_keeps_it_closed_for_longer() -> None:
     assert await waiting is Passage.PROBE
 
 
+async def test_a_probe_may_try_more_each_time_that_it_was_refused_and_one_thing_after_silence() -> None:
+    world = World()
+    world.gate.pause("no room", answered=True)
+    allowed = [world.gate.probe_max]
+    for answered in (True, True, True, True, False):
+        world.now += 1.0
+        assert await world.gate.enter(world.stop) is Passage.PROBE
+        world.gate.pause("no room", answered=answered)
+        allowed.append(world.gate.probe_max)
+    assert allowed == [8, 64, 512, 4096, 4096, 1]
+
+
 async def test_failures_of_others_do_not_answer_for_the_probe() -> None:
     world = World()
     world.gate.pause("down")

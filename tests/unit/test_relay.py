@@ -225,6 +225,38 @@ async def test_a_silent_broker_is_probed_with_one_event_at_a_time() -> None:
     assert sorted(world.stored()) == sorted(ids)
 
 
+@pytest.mark.parametrize("keeps_order", [False, True])
+@in_virtual_time
+async def test_good_events_are_found_behind_many_that_the_server_does_not_take_now(keeps_order: bool) -> None:
+    world = World(delay=1000.0, keeps_order=keeps_order)
+    barred = [f"barred{number}" for number in range(200)]
+    for event_id in barred:
+        world.table.add(event_id)
+        world.faults[event_id] = Fault.BARRED
+    world.table.add("good")
+    async with world.relaying():
+        await world.observer.seen(EventPublished, within=40.0)
+        assert {world.row(event_id).failures for event_id in barred} == {0}
+        world.faults.clear()
+        await world.published(201)
+    assert world.observer.of(GatePaused)[0].reason == "the server takes nothing like it"
+
+
+@pytest.mark.parametrize("keeps_order", [False, True])
+@in_virtual_time
+async def test_a_refused_event_keeps_no_other_key_waiting(keeps_order: bool) -> None:
+    world = World(ordered=True, keeps_order=keeps_order)
+    ids = [f"e{number}" for number in range(10)]
+    for number, event_id in enumerate(ids):
+        world.table.add(event_id, ordering_key=str(number))
+    world.faults |= {"e0": Fault.REFUSED, "e3": Fault.REFUSED, "e4": Fault.FAILED}
+    async with world.relaying():
+        await world.observer.seen(BatchRelayed)
+    assert set(world.stored()) == set(ids) - {"e0", "e3", "e4"}
+    assert {row.attempts for row in world.table.rows.values()} == {1}
+    assert not world.observer.of(GatePaused)
+
+
 @pytest.mark.clause("POL-047-001")
 @in_virtual_time
 async def test_an_event_that_makes_no_subject_dies_alone() -> None:
@@ -335,6 +367,29 @@ async def test_a_confirmed_publish_is_recorded_after_the_database_is_back() -> N
         await world.published(1)
     assert paused.gate == "store"
     assert world.sent == ["a"]
+
+
+@in_virtual_time
+async def test_a_settlement_whose_answer_was_lost_is_no_lost_lease() -> None:
+    world = World()
+    world.table.add("a")
+    mark_published = world.outbox.mark_published
+
+    tries = 0
+
+    async def answered_into_the_void(*args: Any) -> Any:
+        nonlocal tries
+        tries += 1
+        kept = await mark_published(*args)
+        if tries == 1:
+            raise StoreUnavailableError("the connection was lost")
+        return kept
+
+    world.outbox.mark_published = answered_into_the_void
+    async with world.relaying():
+        await world.published(1)
+    assert world.observer.of(LeasesLost) == []
+    assert world.states() == {"a": "PUBLISHED"}
 
 
 @in_virtual_time

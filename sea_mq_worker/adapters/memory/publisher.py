@@ -23,6 +23,8 @@ class Fault(Enum):
     """The stream can never take it."""
     FAILED = auto()
     """The stream does not take it now."""
+    BARRED = auto()
+    """The server says that it takes nothing like it now."""
     LOST = auto()
     """It never reaches the stream, and nobody says so."""
     ACK_LOST = auto()
@@ -135,6 +137,8 @@ class InMemoryPublisher:
                 return Refused("the stream never takes it")
             case Fault.FAILED:
                 return Failed("the stream does not take it now")
+            case Fault.BARRED:
+                return Unknown("the server takes nothing like it", answered=True)
             case Fault.LOST:
                 return Unknown("no acknowledgement")
             case Fault.ACK_LOST:

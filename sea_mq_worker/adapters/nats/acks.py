@@ -19,7 +19,7 @@ _NOT_NOW = frozenset({10070, 10071, 10164})
 def read_ack(msg: Msg, stream: str) -> PublishOutcome:
     """Read the answer to one publish; an acknowledgement counts only if it is from ``stream``."""
     if msg.headers and not msg.data:
-        return Unknown(_status(msg.headers.get("Status", "")))
+        return Unknown(_status(msg.headers.get("Status", "")), answered=True)
     return judge_ack(parse(msg.data), stream)
 
 
@@ -30,11 +30,12 @@ def judge_ack(answer: dict[str, Any], stream: str) -> PublishOutcome:
         return judge_error(error if isinstance(error, dict) else {})
     named, seq = answer.get("stream"), answer.get("seq")
     if not isinstance(seq, int) or seq < 1:
-        return Unknown("the answer was no acknowledgement of a stream")
+        return Unknown("the answer was no acknowledgement of a stream", answered=True)
     if named != stream:
         return Unknown(
             f"acknowledged by stream {named!r} instead of {stream!r}: another stream takes the subject; "
-            "run `python -m sea_mq_worker streams check`"
+            "run `python -m sea_mq_worker streams check`",
+            answered=True,
         )
     return Stored(stream, seq, duplicate=bool(answer.get("duplicate")))
 
@@ -47,7 +48,7 @@ def judge_error(error: dict[str, Any]) -> PublishOutcome:
         return Refused(text)
     if code in _NOT_NOW:
         return Failed(text)
-    return Unknown(text)
+    return Unknown(text, answered=True)
 
 
 def error_code(error: dict[str, Any]) -> int:

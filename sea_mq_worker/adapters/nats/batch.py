@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from nats.aio.msg import Msg
 
 from sea_mq_worker.adapters.nats.acks import NOT_BATCHED, error_code, parse
-from sea_mq_worker.adapters.nats.pipeline import WINDOW_BYTES, WINDOW_MESSAGES
+from sea_mq_worker.adapters.nats.pipeline import WINDOW_BYTES, WINDOW_MESSAGES, forbidden
 from sea_mq_worker.domain.messages import OutboundMessage
 from sea_mq_worker.domain.wire import encoded_bytes
 
@@ -68,7 +68,7 @@ class Conversation:
     def deny(self, subject: str) -> None:
         """A forbidden subject ends the batch."""
         if any(message.subject.lower() == subject for message in self._messages):
-            self.stop(f"the worker has no permission to publish to {subject}; grant it")
+            self.stop(forbidden(subject))
 
     def take(self) -> list[tuple[str, dict[str, Any]]]:
         """Return the answers that came since the last call, without waiting."""

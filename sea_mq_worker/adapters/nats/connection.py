@@ -154,7 +154,7 @@ async def connect(
     tls: ssl.SSLContext | None = None,
     inbox_prefix: str = "_INBOX",
     connect_timeout_seconds: float = 10.0,
-    ping_interval_seconds: float = 10.0,
+    ping_interval_seconds: float = 3.0,
 ) -> NatsConnection:
     """Connect, or fail within ``connect_timeout_seconds``.
 

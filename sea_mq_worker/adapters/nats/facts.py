@@ -1,7 +1,9 @@
 """What a publisher has to know of its stream."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection, api
 from sea_mq_worker.adapters.nats.errors import ApiRefusedError
@@ -15,13 +17,15 @@ _APPLY = "`python -m sea_mq_worker streams apply`"
 class StreamFacts:
     """From STREAM.INFO; ``now`` is the server's clock, ``created`` tells a stream from its successor.
 
-    ``forgetful``: it acknowledges what even the end of the server's process may take from it.
+    ``forgetful``: it acknowledges what even the end of the server's process may take from it. ``useless``:
+    why nothing can be published to it; empty where something can.
     """
 
     duplicate_window_seconds: float
     allow_batched: bool
     allow_atomic: bool
     forgetful: bool
+    useless: str
     last_seq: int
     created: str
     now: datetime
@@ -47,8 +51,19 @@ async def stream_facts(
         duplicate_window_seconds=config.get("duplicate_window", 0) / 1e9,
         allow_batched=bool(config.get("allow_batched")),
         allow_atomic=bool(config.get("allow_atomic")),
+        useless=_useless(stream, config),
         forgetful=config.get("storage") == "memory" or config.get("persist_mode") == "async",
         last_seq=int(state["last_seq"]),
         created=str(info["created"]),
         now=datetime.fromisoformat(str(info.get("ts", info["created"]))),
     )
+
+
+def _useless(stream: str, config: Mapping[str, Any]) -> str:
+    if config.get("sealed"):
+        return (
+            f"stream {stream} is sealed for good: name another one, or delete it and create it with {_APPLY}"
+        )
+    if config.get("no_ack"):
+        return f"stream {stream} acknowledges nothing (no_ack); set that to false with {_APPLY}"
+    return ""

@@ -24,6 +24,11 @@ _TIMED_OUT = "the deadline passed without an acknowledgement"
 BROKEN = (nats.errors.Error, OSError, UnicodeError)
 
 
+def forbidden(subject: str) -> str:
+    """Say that the server lets nobody publish there with these credentials."""
+    return f"the worker has no permission to publish to {subject}; grant it"
+
+
 class Flight:
     """The messages of one call: sent in order, answered in any."""
 
@@ -52,7 +57,7 @@ class Flight:
         """Settle what was sent to a forbidden subject."""
         for index in range(self._sent):
             if self._messages[index].subject.lower() == subject:
-                self.settle(index, Unknown(f"the worker has no permission to publish to {subject}; grant it"))
+                self.settle(index, Unknown(forbidden(subject), answered=True))
 
     def settle(self, index: int, outcome: PublishOutcome) -> None:
         """Give a message its outcome; the first one counts."""

@@ -17,15 +17,17 @@ from sea_mq_worker.adapters.nats.search import find_ids
 from sea_mq_worker.domain.errors import BrokerUnavailableError, ContractError, WorkerError
 from sea_mq_worker.domain.headers import MSG_ID
 from sea_mq_worker.domain.messages import OutboundMessage
-from sea_mq_worker.domain.outcomes import PublishOutcome, Refused, Stored, Unsent
+from sea_mq_worker.domain.outcomes import Failed, PublishOutcome, Refused, Stored, Unknown, Unsent
 from sea_mq_worker.domain.wire import problem
 
 Mode: TypeAlias = Literal["auto", "pipeline", "fast", "atomic"]
 
 _BEHIND = Unsent("held back behind a message that was not stored")
-_SHARED_SECONDS = 10.0
-"""After other writers were seen between its messages, ``auto`` uses the pipeline for this long."""
+_APART_SECONDS = 10.0
+"""For this long ``auto`` uses the pipeline after a batch met other writers or a message that was refused."""
 _FACTS_TIMEOUT_SECONDS = 2.0
+_FACTS_SHARE = 0.25
+"""Of a deadline, at most, to ask about the stream before it is published to."""
 
 
 class NatsJetStreamPublisher:
@@ -35,7 +37,7 @@ class NatsJetStreamPublisher:
         stream: the only stream whose acknowledgements count.
         mode: ``pipeline`` works on any server; ``fast`` needs ``allow_batched``, ``atomic``
             ``allow_atomic`` on the stream, and both keep the order of a batch; ``auto`` is ``fast`` where
-            the stream allows it and no other writer is busy, else ``pipeline``.
+            the stream allows it, no other writer is busy and nothing is refused, else ``pipeline``.
         publish_timeout_seconds: deadline of a single ``publish``.
         find_timeout_seconds: deadline of a ``find``.
     """
@@ -64,15 +66,19 @@ class NatsJetStreamPublisher:
         }
         self._facts: StreamFacts
         self._facts_are_old = False
+        self._apart_at = float("-inf")
 
     async def start(self) -> None:
         """Learn what the stream allows.
 
         Raises:
             BrokerUnavailableError: the server does not answer now.
-            ContractError: the stream is missing, does not allow the mode, or may not be asked about.
+            ContractError: the stream is missing, takes or acknowledges nothing, does not allow the mode, or
+                may not be asked about.
         """
         self._facts = await stream_facts(self._connection, self._stream)
+        if self._facts.useless:
+            raise ContractError(self._facts.useless)
         allowed = {"fast": self._facts.allow_batched, "atomic": self._facts.allow_atomic}
         if not allowed.get(self._mode, True):
             flag = {"fast": "allow_batched", "atomic": "allow_atomic"}[self._mode]
@@ -113,12 +119,19 @@ class NatsJetStreamPublisher:
         route = self._route()
         deadline = asyncio.get_running_loop().time() + timeout_seconds
         if self._facts_are_old and timeout_seconds > 0:
-            await self._renew_facts(min(timeout_seconds, _FACTS_TIMEOUT_SECONDS))
+            await self._renew_facts(min(timeout_seconds * _FACTS_SHARE, _FACTS_TIMEOUT_SECONDS))
+        if self._facts.useless:
+            self._facts_are_old = True
+            return [Unsent(self._facts.useless)] * len(messages)
         limit = self._connection.client.max_payload
         problems = [problem(message, limit) for message in messages]
+        known = self._ordered.last_seq
         if route == "pipeline":
-            return await self._publish_each(messages, problems, deadline)
-        return await self._publish_ordered(self._batchers[route], messages, problems, deadline)
+            outcomes = await self._publish_each(messages, problems, deadline)
+        else:
+            outcomes = await self._publish_ordered(self._batchers[route], messages, problems, deadline)
+        self._learn(outcomes, known)
+        return outcomes
 
     async def find(self, ids: frozenset[str], *, since_seconds: float) -> Mapping[str, Stored]:
         """Scan what the stream stored lately for ids; see JetStreamPublisher."""
@@ -135,8 +148,9 @@ class NatsJetStreamPublisher:
             return "atomic" if self._facts.allow_atomic else "pipeline"
         if self._mode == "pipeline" or not self._facts.allow_batched:
             return "pipeline"
-        shared = asyncio.get_running_loop().time() - self._ordered.mixed_at < _SHARED_SECONDS
-        return "pipeline" if shared and self._mode == "auto" else "fast"
+        apart_at = max(self._apart_at, self._ordered.mixed_at)
+        apart = asyncio.get_running_loop().time() - apart_at < _APART_SECONDS
+        return "pipeline" if apart and self._mode == "auto" else "fast"
 
     async def _publish_each(
         self, messages: Sequence[OutboundMessage], problems: Sequence[str], deadline: float
@@ -163,8 +177,18 @@ class NatsJetStreamPublisher:
             outcomes.append(Refused(problems[good]))
         return outcomes + [_BEHIND] * (len(messages) - len(outcomes))
 
+    def _learn(self, outcomes: Sequence[PublishOutcome], known: int) -> None:
+        """Ask about the stream anew when it may have changed; batch nothing while messages are refused."""
+        stored = [outcome for outcome in outcomes if isinstance(outcome, Stored)]
+        if any(isinstance(outcome, Refused | Failed | Unknown) for outcome in outcomes):
+            self._apart_at = asyncio.get_running_loop().time()
+            self._facts_are_old = self._facts_are_old or not stored
+        if self._ordered.last_seq < known or any(o.seq <= known and not o.duplicate for o in stored):
+            self._facts_are_old = True
+
     async def _renew_facts(self, timeout_seconds: float) -> None:
-        """After a reconnect the stream may be another; while it cannot be asked, the old facts stand."""
+        """The stream may be another, or another one's past; while it cannot be asked, the old facts stand."""
+        known = self._ordered.last_seq
         try:
             facts = await stream_facts(self._connection, self._stream, timeout_seconds=timeout_seconds)
         except WorkerError:
@@ -172,6 +196,11 @@ class NatsJetStreamPublisher:
         if facts.created != self._facts.created:
             self._ordered.last_seq = facts.last_seq
             self._connection.tell("stream", f"stream {self._stream} was created anew at {facts.created}")
+        elif facts.last_seq < known:
+            self._ordered.last_seq = facts.last_seq
+            self._connection.tell("stream", _lost(self._stream, facts.last_seq, known))
+        if facts.useless and not self._facts.useless:
+            self._connection.tell("stream", facts.useless)
         self._facts = facts
         self._ordered.disabled = False
         self._facts_are_old = False
@@ -179,3 +208,10 @@ class NatsJetStreamPublisher:
     def _on_event(self, event: str, _text: str) -> None:
         if event == "reconnected":
             self._facts_are_old = True
+
+
+def _lost(stream: str, ends_at: int, acknowledged: int) -> str:
+    return (
+        f"stream {stream} ends at {ends_at} and had acknowledged {acknowledged}: the server lost what lay in "
+        "between; `sea-mq-worker pipeline reconcile` names it"
+    )
