@@ -1,6 +1,7 @@
 """Where a claim goes on reading its index."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TypeAlias
@@ -8,6 +9,7 @@ from typing import TypeAlias
 _GRACE = timedelta(seconds=5)
 _SWEEP_SECONDS = 1.0
 _SWEEP_SHARE = 20.0
+_SWEEP_MAX_SECONDS = 30.0
 
 Position: TypeAlias = tuple[datetime, int]
 
@@ -36,22 +38,29 @@ class Cursor:
 
     Entries of published events stay in the index while any transaction is older than they are, and events
     behind a failing head of their key cannot be claimed; a claim that read from the front would walk over
-    all of them each time. Whatever comes to lie behind the cursor is found by a sweep from the front, once
-    a second or, where a sweep costs more, for a twentieth of the time.
+    all of them each time. Whatever comes to lie behind the cursor is found by a sweep from the front: once
+    a second or, where the walk to the first thing to claim costs more, for a twentieth of the time, but at
+    least twice a minute.
+
+    Args:
+        clock: monotonic seconds.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._position = START
-        self._sweep_at = 0.0
-        self._sweep_seconds = 0.0
         self._sweeping = False
+        self._swept_at = 0.0
+        self._sweep_seconds = 0.0
+        self._sweep_at = float("-inf")
 
     def next(self) -> Position:
         """Return where the coming claim begins to read."""
-        self._sweeping = time.monotonic() >= self._sweep_at
-        if self._sweeping:
-            self._position = START
+        if not self._sweeping and self._clock() >= self._sweep_at:
+            self._sweeping = True
+            self._swept_at = self._clock()
             self._sweep_seconds = 0.0
+            self._position = START
         return self._position
 
     def advance(self, read: Read, *, seconds: float) -> None:
@@ -60,10 +69,13 @@ class Cursor:
         if not read.full:
             # A row can be seen from its commit on, but is sorted by the start of its transaction.
             self._position = min(self._position, (read.now - _GRACE, 0))
-        if self._sweeping or not read.fruitful:
+        if self._sweeping:
             self._sweep_seconds += seconds
-            self._sweep_at = time.monotonic() + max(_SWEEP_SECONDS, _SWEEP_SHARE * self._sweep_seconds)
+            pause = max(_SWEEP_SECONDS, _SWEEP_SHARE * self._sweep_seconds)
+            self._sweep_at = self._swept_at + min(pause, _SWEEP_MAX_SECONDS)
+            self._sweeping = read.full and not read.fruitful
 
     def rewind(self) -> None:
         """Let the coming claim read from the front."""
-        self._sweep_at = 0.0
+        self._sweeping = False
+        self._sweep_at = float("-inf")

@@ -1,0 +1,84 @@
+"""The place where claims go on reading, and the sweeps that find what came to lie behind it."""
+
+from datetime import UTC, datetime, timedelta
+
+from sea_mq_worker.adapters.postgres.cursor import START, Cursor, Position, Read
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+SEEN: Position = (NOW - timedelta(minutes=1), 7)
+SWEEP_SECONDS = 1.0
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def read(position: Position = START, *, full: bool = False, fruitful: bool = False) -> Read:
+    return Read(position, now=NOW, full=full, fruitful=fruitful)
+
+
+def swept(clock: Clock, *, seconds: float = 0.001) -> Cursor:
+    """Make a cursor that has just been through its index."""
+    cursor = Cursor(clock)
+    assert cursor.next() == START
+    cursor.advance(read(SEEN), seconds=seconds)
+    return cursor
+
+
+def test_a_claim_goes_on_where_the_last_one_ended() -> None:
+    cursor = swept(Clock())
+    assert cursor.next() == SEEN
+
+
+def test_what_a_long_transaction_may_still_commit_is_not_passed() -> None:
+    cursor = swept(Clock())
+    cursor.advance(read((NOW, 9)), seconds=0.001)
+    assert cursor.next() == (NOW - timedelta(seconds=5), 0)
+
+
+def test_a_sweep_comes_each_second_however_often_idle_claims_are_made() -> None:
+    clock = Clock()
+    cursor = swept(clock)
+    starts = 0
+    for _ in range(100):
+        clock.now += 0.1
+        starts += cursor.next() == START
+        cursor.advance(read(SEEN), seconds=0.05)
+    assert starts == 10 / SWEEP_SECONDS
+
+
+def test_a_sweep_over_many_pages_without_anything_to_claim_is_one_sweep() -> None:
+    clock = Clock()
+    cursor = Cursor(clock)
+    for page in range(5):
+        clock.now += 1.0
+        assert (cursor.next() == START) == (page == 0)
+        cursor.advance(read((SEEN[0], page), full=True), seconds=1.0)
+    cursor.advance(read(full=True, fruitful=True), seconds=1.0)
+    clock.now += 10
+    assert cursor.next() != START
+
+
+def test_a_dear_sweep_takes_a_twentieth_of_the_time_but_comes_twice_a_minute() -> None:
+    clock = Clock()
+    cursor = swept(clock, seconds=0.5)
+    clock.now += 9.9
+    assert cursor.next() != START
+    clock.now += 0.1
+    assert cursor.next() == START
+    cursor.advance(read(SEEN), seconds=60.0)
+    clock.now += 30.0
+    assert cursor.next() == START
+
+
+def test_a_rewind_begins_anew_at_once_also_in_the_middle_of_a_sweep() -> None:
+    cursor = swept(Clock())
+    cursor.rewind()
+    assert cursor.next() == START
+    cursor.advance(read(SEEN, full=True), seconds=0.001)
+    cursor.rewind()
+    assert cursor.next() == START
