@@ -10,3 +10,5 @@ INSERT INTO sea_mq_migrations (version, name) VALUES (2, '0002_inbox');
 INSERT INTO sea_mq_migrations (version, name) VALUES (3, '0003_operator_actions');
 \ir migrations/0004_context.sql
 INSERT INTO sea_mq_migrations (version, name) VALUES (4, '0004_context');
+\ir migrations/0005_search_path.sql
+INSERT INTO sea_mq_migrations (version, name) VALUES (5, '0005_search_path');

@@ -22,6 +22,6 @@ SELECT count(*) AS count, min(received_at) AS oldest_at,
        count(*) FILTER (WHERE dead_lettered_at IS NULL) AS waiting,
        extract(epoch FROM clock_timestamp() - min(received_at) FILTER (WHERE dead_lettered_at IS NULL))::float8
            AS waiting_seconds,
-       count(dead_lettered_at) AS dead
+       count(*) FILTER (WHERE dead_lettered_at IS NOT NULL) AS dead
   FROM inbox_messages
  WHERE processed_at IS NULL;

@@ -163,7 +163,7 @@ WITH reopened AS (
     RETURNING 1
 ), recorded AS (
     INSERT INTO operator_actions (actor, action, reason, selection, affected)
-    SELECT $2::text, 'redrive', $3::text, jsonb_build_object('message_id', $1::uuid), count(*)
+    SELECT $2::text, 'redrive', $3::text, pg_catalog.jsonb_build_object('message_id', $1::uuid), count(*)
       FROM reopened
 )
 SELECT NOT EXISTS (SELECT FROM inbox_messages i
@@ -183,7 +183,8 @@ SELECT pg_relation_size('inbox_messages'::regclass) / current_setting('block_siz
 -- $1 first page, $2 page behind the last, $3 published before, $4 action.
 WITH pruned AS (
     DELETE FROM outbox_events o
-     WHERE o.ctid >= format('(%s,0)', $1::bigint)::tid AND o.ctid < format('(%s,0)', $2::bigint)::tid
+     WHERE o.ctid >= pg_catalog.format('(%s,0)', $1::bigint)::tid
+       AND o.ctid < pg_catalog.format('(%s,0)', $2::bigint)::tid
        AND o.published_at < $3::timestamptz
     RETURNING 1
 ), counted AS (
@@ -198,7 +199,8 @@ SELECT count(*) AS count FROM pruned;
 -- $1 first page, $2 page behind the last, $3 processed before, $4 action.
 WITH pruned AS (
     DELETE FROM inbox_messages i
-     WHERE i.ctid >= format('(%s,0)', $1::bigint)::tid AND i.ctid < format('(%s,0)', $2::bigint)::tid
+     WHERE i.ctid >= pg_catalog.format('(%s,0)', $1::bigint)::tid
+       AND i.ctid < pg_catalog.format('(%s,0)', $2::bigint)::tid
        AND i.processed_at < $3::timestamptz
     RETURNING 1
 ), counted AS (

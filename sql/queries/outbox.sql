@@ -86,7 +86,7 @@ WITH gate AS MATERIALIZED (
 ), keys AS MATERIALIZED (
     SELECT key FROM retried
      UNION SELECT key FROM fresh
-     UNION SELECT hint FROM unnest($10::text[]) hint WHERE (SELECT mine FROM gate)
+     UNION SELECT hint FROM pg_catalog.unnest($10::text[]) hint WHERE (SELECT mine FROM gate)
 ), run AS MATERIALIZED (
     SELECT due.tid, due.seq, due.available_at, due.retried, due.nth, keys.key
       FROM keys CROSS JOIN LATERAL (
@@ -212,8 +212,9 @@ WITH fresh AS MATERIALIZED (
 UPDATE outbox_events o
    SET state = CASE WHEN o.failures + 1 >= $3::int THEN 'DEAD' ELSE 'PENDING' END,
        claimed_at = NULL, claimed_by = NULL, failures = o.failures + 1,
-       publish_error = format('the lease of %s ran out after %s s', regexp_replace(o.claimed_by, '#[^#]*$', ''),
-                              round(extract(epoch FROM clock_timestamp() - o.claimed_at)::numeric, 1)),
+       publish_error = pg_catalog.format(
+           'the lease of %s ran out after %s s', regexp_replace(o.claimed_by, '#[^#]*$', ''),
+           round(extract(epoch FROM clock_timestamp() - o.claimed_at)::numeric, 1)),
        available_at = clock_timestamp() + random() * least(2 ^ least(o.failures + 1, 6), 60) * interval '1 second'
   FROM (SELECT tid FROM fresh UNION ALL SELECT tid FROM retried) pick
  WHERE o.ctid = pick.tid AND o.state = 'CLAIMED'
@@ -246,8 +247,9 @@ WITH fresh AS MATERIALIZED (
 UPDATE outbox_events o
    SET state = CASE WHEN o.failures + 1 >= $3::int THEN 'DEAD' ELSE 'PENDING' END,
        claimed_at = NULL, claimed_by = NULL, failures = o.failures + 1,
-       publish_error = format('the lease of %s ran out after %s s', regexp_replace(o.claimed_by, '#[^#]*$', ''),
-                              round(extract(epoch FROM clock_timestamp() - o.claimed_at)::numeric, 1)),
+       publish_error = pg_catalog.format(
+           'the lease of %s ran out after %s s', regexp_replace(o.claimed_by, '#[^#]*$', ''),
+           round(extract(epoch FROM clock_timestamp() - o.claimed_at)::numeric, 1)),
        available_at = clock_timestamp() + random() * least(2 ^ least(o.failures + 1, 6), 60) * interval '1 second'
   FROM (SELECT tid FROM fresh UNION ALL SELECT tid FROM retried) pick
  WHERE o.ctid = pick.tid AND o.state = 'CLAIMED'

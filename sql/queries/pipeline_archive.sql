@@ -5,29 +5,29 @@
 -- All that the lake keeps of an event, as one number of 128 bits. Whoever reads the lake can compute the same, so the
 -- two are compared without trust in what is between. Texts are told apart from what follows by their length, NULL from
 -- '' by having none, times are in microseconds.
-md5(convert_to(concat(
+md5(pg_catalog.convert_to(pg_catalog.concat(
     o.id, ';',
     length(o.aggregate_type), ':', o.aggregate_type,
     length(o.aggregate_id), ':', o.aggregate_id,
     length(o.event_type), ':', o.event_type,
     o.event_version, ';',
     length(o.payload::text), ':', o.payload,
-    trunc(extract(epoch FROM o.occurred_at) * 1000000), ';',
+    trunc(extract(epoch FROM o.occurred_at) * 1000000::numeric), ';',
     o.correlation_id, ';',
     o.causation_id, ';',
     o.seq, ';',
-    trunc(extract(epoch FROM o.created_at) * 1000000), ';',
+    trunc(extract(epoch FROM o.created_at) * 1000000::numeric), ';',
     length(o.partition_key), ':', o.partition_key,
     length(o.ordering_key), ':', o.ordering_key,
     length(o.headers::text), ':', o.headers,
     length(o.metadata::text), ':', o.metadata,
-    trunc(extract(epoch FROM o.available_at) * 1000000), ';',
+    trunc(extract(epoch FROM o.available_at) * 1000000::numeric), ';',
     o.publish_attempts, ';',
     o.failures, ';',
-    trunc(extract(epoch FROM o.first_attempt_at) * 1000000), ';',
+    trunc(extract(epoch FROM o.first_attempt_at) * 1000000::numeric), ';',
     length(o.stream), ':', o.stream,
     o.stream_seq, ';',
-    trunc(extract(epoch FROM o.published_at) * 1000000), ';',
+    trunc(extract(epoch FROM o.published_at) * 1000000::numeric), ';',
     length(o.publish_error), ':', o.publish_error
 ), 'UTF8'))
 
@@ -57,13 +57,14 @@ SELECT count(*) AS rows,
   FROM (
         SELECT :digest AS digest
           FROM outbox_events o
-         WHERE o.ctid >= format('(%s,0)', $4::bigint)::tid AND o.ctid < format('(%s,0)', $5::bigint)::tid
+         WHERE o.ctid >= pg_catalog.format('(%s,0)', $4::bigint)::tid
+           AND o.ctid < pg_catalog.format('(%s,0)', $5::bigint)::tid
            AND o.state = 'PUBLISHED' AND o.published_at < $1::timestamptz AND :fit
        ) AS d;
 
 -- name: lock
 -- One archive at a time; the lock ends with the session.
-SELECT pg_try_advisory_lock(7178, hashtext(current_schema())) AS locked;
+SELECT pg_try_advisory_lock(7178, hashtext(current_schema()::text)) AS locked;
 
 -- name: begin
 -- Opens the audit's record of a batch; every delete adds to it.
@@ -97,5 +98,6 @@ WITH deleted AS (
      WHERE a.id = $4::bigint AND EXISTS (SELECT FROM deleted)
 )
 SELECT count(*) AS count,
-       (SELECT count(*) FROM unnest($1::uuid[]) AS k (id) JOIN outbox_events o ON o.id = k.id) - count(*) AS stayed
+       (SELECT count(*) FROM pg_catalog.unnest($1::uuid[]) AS k (id) JOIN outbox_events o ON o.id = k.id)
+           - count(*) AS stayed
   FROM deleted;

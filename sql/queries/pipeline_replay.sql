@@ -6,7 +6,7 @@
 -- $1 actor, $2 reason, $3 selection, $4 the same as it was given.
 INSERT INTO operator_actions (actor, action, reason, selection, affected)
 VALUES ($1::text, 'replay', $2::text,
-        $3::text::jsonb || jsonb_build_object('progress', jsonb_build_object(
+        $3::text::jsonb || pg_catalog.jsonb_build_object('progress', pg_catalog.jsonb_build_object(
             'through', 0, 'finished', false, 'as_given', $4::text::jsonb)), 0)
 RETURNING id, at, selection::text AS selection, affected;
 
@@ -16,7 +16,7 @@ RETURNING id, at, selection::text AS selection, affected;
 -- $1 selection as it was given.
 SELECT id, at, selection::text AS selection, affected
   FROM operator_actions
- WHERE action = 'replay' AND selection #> '{progress,as_given}' = $1::text::jsonb
+ WHERE action = 'replay' AND selection #> '{progress,as_given}'::text[] = $1::text::jsonb
  ORDER BY id DESC
  LIMIT 1;
 
@@ -24,8 +24,8 @@ SELECT id, at, selection::text AS selection, affected
 -- First of a batch: locks the record, so that of two runs only one goes on. No row: another run was here.
 -- $1 action, $2 where this run left it, $3 the batch's highest seq.
 UPDATE operator_actions a
-   SET selection = jsonb_set(a.selection, '{progress,through}', to_jsonb($3::bigint))
- WHERE a.id = $1::bigint AND (a.selection #>> '{progress,through}')::bigint = $2::bigint
+   SET selection = pg_catalog.jsonb_set(a.selection, '{progress,through}', pg_catalog.to_jsonb($3::bigint))
+ WHERE a.id = $1::bigint AND (a.selection #>> '{progress,through}'::text[])::bigint = $2::bigint
 RETURNING a.id;
 
 -- name: requeue
@@ -69,5 +69,5 @@ UPDATE operator_actions a SET affected = a.affected + $2::int WHERE a.id = $1::b
 -- name: finish
 -- $1 action.
 UPDATE operator_actions a
-   SET selection = jsonb_set(a.selection, '{progress,finished}', 'true')
+   SET selection = pg_catalog.jsonb_set(a.selection, '{progress,finished}', 'true')
  WHERE a.id = $1::bigint;

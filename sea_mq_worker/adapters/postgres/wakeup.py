@@ -43,7 +43,7 @@ SELECT CASE
     WHEN pg_try_advisory_lock(7177, $1) THEN 'own'
     WHEN EXISTS (
         SELECT FROM pg_locks
-         WHERE locktype = 'advisory' AND classid = 7177 AND objid = ($1::bigint & 4294967295)::oid
+         WHERE locktype = 'advisory' AND classid = 7177::oid AND objid = ($1::bigint & 4294967295)::oid
            AND objsubid = 2 AND mode = 'ExclusiveLock' AND granted
            AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
     ) THEN 'other'
