@@ -1,0 +1,269 @@
+"""Whatever the handler answers, and if it never does, no message is lost, buried in error or stuck."""
+
+import asyncio
+import itertools
+import json
+import socket
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.handlers import Behaviour, Call, answer, drip, hang, in_turn, raw
+from tests.support.jetstream import SECOND, consumer_info
+from tests.support.servers import Database
+from tests.support.site import Site, site
+from tests.support.waiting import eventually
+from tests.support.worker import WorkerProcess
+
+OK = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
+RETRIED: Mapping[str, Behaviour] = {
+    **{str(status): answer(status) for status in (500, 501, 502, 503, 504, 599)},
+    **{
+        str(status): answer(status) for status in (201, 202, 204, 206, 300, 301, 302, 307, 308, 400, 401, 403)
+    },
+    **{str(status): answer(status) for status in (404, 405, 408, 410, 413, 418, 999)},
+    "205 with a body": raw(b"HTTP/1.1 205 X\r\ncontent-length: 2\r\n\r\nok"),
+    "101": raw(b"HTTP/1.1 101 X\r\nupgrade: websocket\r\nconnection: upgrade\r\n\r\n"),
+    "429 without a time": answer(429),
+    "429 with an impossible date": answer(429, retry_after=f"Wed, 21 Oct {'9' * 30} 07:28:00 GMT"),
+    "429 with a negative time": answer(429, retry_after="-5"),
+    "reset": raw(b"", reset=True),
+    "closed": raw(b"", close=True),
+    "no HTTP": raw(b"220 mail.example ESMTP\r\n", close=True),
+    "a huge header": raw(b"HTTP/1.1 200 OK\r\nx: " + b"y" * 1_000_000 + b"\r\n\r\n", close=True),
+}
+UNFINISHED: Mapping[str, Behaviour] = {
+    "nothing": hang,
+    "hints for ever": drip(b"", b"HTTP/1.1 103 Early Hints\r\n\r\n"),
+    "half a status line": raw(b"HTTP/1.1 20", close=True),
+    "half a status line and silence": raw(b"HTTP/1.1 20"),
+    "a body that is cut off": raw(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\nok", close=True),
+    "a body that never ends": drip(b"HTTP/1.1 200 OK\r\ncontent-length: 100000\r\n\r\n", b"."),
+    "a length that is too large": raw(b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nok"),
+    "two lengths": raw(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\ncontent-length: 3\r\n\r\nok"),
+}
+
+
+async def deliveries(at: Site) -> int:
+    """Count what the server delivered, repeats included."""
+    info = await consumer_info(at.broker, at.target.upstream_stream, at.target.durable)
+    return int(info["delivered"]["consumer_seq"])
+
+
+def takes(at: Site) -> Behaviour:
+    """Let a call have its effect."""
+
+    async def behave(call: Call, writer: asyncio.StreamWriter) -> None:
+        at.effects.taken[call.message_id] += 1
+        await answer(200)(call, writer)
+
+    return behave
+
+
+async def paused(worker: WorkerProcess, *, because: str) -> None:
+    """Wait until the worker says that it cannot work, and why."""
+
+    async def told() -> bool:
+        return because in await worker.answers(503)
+
+    await eventually(told, within=20, what=f"/readyz tells: {because}")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@asynccontextmanager
+async def listening(at: Site, port: int) -> AsyncIterator[None]:
+    """Let the handler be found at a port for the length of a block."""
+    server = await asyncio.start_server(at.handler.serve, "127.0.0.1", port)
+    try:
+        yield
+    finally:
+        server.close()
+
+
+@pytest.mark.fault("N11")
+async def test_only_the_contracts_statuses_settle_a_message(shared: Site) -> None:
+    """Each of the others brings it again, and then it is processed like any other."""
+    done, known, rejected, asked_to_wait, *others = await shared.send(4 + len(RETRIED))
+    asked_at: dict[str, list[float]] = defaultdict(list)
+
+    async def busy(call: Call, writer: asyncio.StreamWriter) -> None:
+        asked_at[call.message_id].append(time.monotonic())
+        await answer(429, retry_after="2")(call, writer)
+
+    async def at_last(call: Call, writer: asyncio.StreamWriter) -> None:
+        asked_at[call.message_id].append(time.monotonic())
+        await takes(shared)(call, writer)
+
+    shared.effects.taken[known] = 1
+    shared.effects.script |= {
+        done: raw(b"HTTP/1.1 100 Continue\r\n\r\n" + OK),
+        known: answer(409, body=b'{"already": true}'),
+        rejected: answer(422, body=b'{"detail": "no such vibe"}'),
+        asked_to_wait: in_turn(busy, at_last),
+        **{
+            message: in_turn(behaviour, takes(shared))
+            for message, behaviour in zip(others, RETRIED.values(), strict=True)
+        },
+    }
+    shared.effects.taken[done] = 1
+    async with shared.worker(handler_sick_after=1000, inbox_backoff_max_seconds=0.5):
+        await shared.quiet()
+    await shared.audit(buried=frozenset({rejected}))
+    once = {done, known, rejected}
+    assert shared.effects.calls == {i: 1 if i in once else 2 for i in shared.effects.calls}
+    first, second = asked_at[asked_to_wait]
+    assert second - first >= 2.0
+
+
+@pytest.mark.fault("N11")
+async def test_a_handler_that_tells_everybody_to_wait_is_asked_about_nobody_sooner(shared: Site) -> None:
+    """Also when so many were told so that the worker takes the handler for sick."""
+    asked_at: dict[str, list[float]] = defaultdict(list)
+
+    async def busy_at_first(call: Call, writer: asyncio.StreamWriter) -> None:
+        asked_at[call.message_id].append(time.monotonic())
+        if len(asked_at[call.message_id]) == 1:
+            await answer(429, retry_after="2")(call, writer)
+        else:
+            await takes(shared)(call, writer)
+
+    shared.handler.default = busy_at_first
+    messages = await shared.send(20)
+    async with shared.worker(handler_sick_after=5) as worker:
+        await paused(worker, because="429")
+        await shared.quiet()
+    await shared.audit()
+    assert {len(moments) for moments in asked_at.values()} == {2}
+    assert len(asked_at) == len(messages)
+    assert all(second - first >= 2.0 for first, second in asked_at.values())
+
+
+@pytest.mark.fault("N14")
+async def test_an_answer_that_never_ends_costs_its_deadline_and_no_place(shared: Site) -> None:
+    """There is one place: a message that did not give it back would hold up all behind it."""
+    messages = await shared.send(len(UNFINISHED))
+    shared.effects.script |= {
+        message: in_turn(behaviour, takes(shared))
+        for message, behaviour in zip(messages, UNFINISHED.values(), strict=True)
+    }
+    one: dict[str, Any] = {
+        "handler_concurrency": 1,
+        "handler_timeout_seconds": 0.3,
+        "handler_sick_after": 1000,
+    }
+    async with shared.worker(**one):
+        await shared.quiet()
+    await shared.audit()
+    assert shared.effects.calls == dict.fromkeys(messages, 2)
+
+
+@pytest.mark.fault("N13")
+async def test_a_deployment_that_rejects_everything_buries_next_to_nothing(shared: Site) -> None:
+    limit = 5
+    shared.handler.default = answer(422)
+    messages = await shared.send(40)
+    async with shared.worker(handler_sick_after=limit) as worker:
+        await paused(worker, because="rejects message after message")
+        asked = len(shared.handler.calls)
+        await eventually(lambda: len(shared.handler.calls) >= asked + 3, what="it probes")
+        buried = frozenset(letter["Dlq-Message-Id"] for letter in await shared.dead_letters())
+        assert len(buried) < limit
+        shared.handler.default = shared.effects.take
+        await shared.quiet()
+        await worker.ready()
+    await shared.audit(buried=buried)
+    assert set(shared.effects.taken) == set(messages) - buried
+
+
+@pytest.mark.fault("N16")
+@pytest.mark.fault("N09")
+async def test_a_handler_that_is_down_costs_no_message_anything(
+    database: Database, nats_url: str, names: str, tmp_path: Path
+) -> None:
+    """It is down for sixty times the first delay and for three times ack_wait."""
+    port = free_port()
+    async with site(
+        dsn=database.dsn,
+        nats_url=nats_url,
+        name=names,
+        folder=tmp_path,
+        consumer={"ack_wait": SECOND},
+        handler_concurrency=10,
+        handler_timeout_seconds=0.9,
+        inbox_backoff_seconds=0.05,
+        inbox_attempts_max=3,
+    ) as at:
+        messages = await at.send(30)
+        async with at.worker(handler_url=f"http://127.0.0.1:{port}/handle") as worker:
+            await paused(worker, because="cannot be reached")
+            await asyncio.sleep(3.0)
+            recorded = await at.database.fetchval("SELECT count(*) FROM inbox_messages")
+            assert recorded <= 10
+            assert await deliveries(at) == recorded
+            async with listening(at, port):
+                await at.quiet()
+        await at.audit()
+        assert at.effects.calls == dict.fromkeys(messages, 1)
+        assert await deliveries(at) == len(messages)
+        assert {
+            row["attempts"] for row in await at.database.fetch("SELECT attempts FROM inbox_messages")
+        } == {1}
+
+
+@pytest.mark.fault("N16")
+async def test_a_handler_that_takes_calls_and_answers_none_buries_nothing(shared: Site) -> None:
+    messages = await shared.send(20)
+    shared.to_handler.stall()
+    impatient: dict[str, Any] = {
+        "handler_timeout_seconds": 0.3,
+        "handler_sick_after": 5,
+        "inbox_attempts_max": 3,
+    }
+    async with shared.worker(**impatient) as worker:
+        await paused(worker, because="no whole answer")
+        await asyncio.sleep(2.0)
+        assert not await shared.dead_letters()
+        shared.to_handler.heal()
+        await shared.quiet()
+    await shared.audit()
+    assert set(shared.effects.taken) == set(messages)
+
+
+@pytest.mark.fault("N17")
+@pytest.mark.fault("N18")
+async def test_a_message_that_always_fails_waits_between_calls_and_ends_exhausted(shared: Site) -> None:
+    called_at: list[float] = []
+
+    async def fail(call: Call, writer: asyncio.StreamWriter) -> None:
+        called_at.append(time.monotonic())
+        await answer(500)(call, writer)
+
+    [bad] = await shared.send()
+    shared.effects.script[bad] = fail
+    async with shared.worker(inbox_attempts_max=5, inbox_backoff_seconds=0.5) as worker:
+        await eventually(lambda: called_at, within=15)
+        good = await shared.send(20)
+        await eventually(lambda: set(good) <= set(shared.effects.taken), within=3, what="others flow")
+        await shared.quiet()
+        logged = [json.loads(line) for line in worker.written.splitlines()]
+        delays = [line["delay_seconds"] for line in logged if line["event"] == "message_retried"]
+    await shared.audit(buried=frozenset({bad}))
+    gaps = [later - earlier for earlier, later in itertools.pairwise(called_at)]
+    assert len(called_at) == 5
+    assert all(gap >= delay for gap, delay in zip(gaps, delays, strict=False))
+    [letter] = await shared.dead_letters()
+    assert (letter["Dlq-Reason"], letter["Dlq-Attempts"]) == ("EXHAUSTED", "5")
+    assert "500" in letter["Dlq-Detail"]
+    assert "500" in (await shared.inbox_row(bad))["last_error"]
+    assert await deliveries(shared) == len(good) + 5
