@@ -18,6 +18,10 @@ _WIDER = 8
 _WIDENINGS_MAX = 4
 
 
+_TURN_SECONDS = 0.05
+"""How soon a caller looks again whether the one before it, whose turn it was, is gone."""
+
+
 class Passage(Enum):
     """How a caller was let through."""
 
@@ -48,6 +52,7 @@ class Gate:
         self._retry_at = 0.0
         self._probing = False
         self._answers = 0
+        self._queue: dict[object, None] = {}
         self._changed = asyncio.Event()
 
     @property
@@ -70,17 +75,15 @@ class Gate:
     async def enter(self, stop: asyncio.Event) -> Passage:
         """Wait while closed, unless asked to stop; an open gate lets through all the same.
 
-        A caller let through as the probe must answer with pause, resume or skip.
+        A caller let through as the probe must answer with pause, resume or skip. Callers probe in the order
+        in which they came, so that one with nothing but bad news does not keep the others from their turn.
         """
-        while not self.is_open:
-            if stop.is_set():
-                return Passage.STOPPED
-            remaining = self._retry_at - self._clock()
-            if not self._probing and remaining <= 0:
-                self._probing = True
-                return Passage.PROBE
-            await self._wait_changed(stop, None if self._probing else remaining)
-        return Passage.FREE
+        place = object()
+        self._queue[place] = None
+        try:
+            return await self._wait_turn(place, stop)
+        finally:
+            del self._queue[place]
 
     async def changed(self, *, unless: asyncio.Event) -> None:
         """Wait until a probe has ended, well or badly, or until ``unless`` happens."""
@@ -123,6 +126,19 @@ class Gate:
         self._retry_at = self._clock() + delay
         self._changed.set()
         self._changed = asyncio.Event()
+
+    async def _wait_turn(self, place: object, stop: asyncio.Event) -> Passage:
+        while not self.is_open:
+            if stop.is_set():
+                return Passage.STOPPED
+            remaining = self._retry_at - self._clock()
+            first = next(iter(self._queue)) is place
+            if first and not self._probing and remaining <= 0:
+                self._probing = True
+                return Passage.PROBE
+            wait = max(remaining, 0.0 if first else _TURN_SECONDS)
+            await self._wait_changed(stop, None if self._probing else wait)
+        return Passage.FREE
 
     async def _wait_changed(self, stop: asyncio.Event, seconds: float | None) -> None:
         with contextlib.suppress(TimeoutError, StoppedError):

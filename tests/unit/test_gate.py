@@ -4,6 +4,7 @@ from sea_mq_worker.adapters.memory.observer import RecordingObserver
 from sea_mq_worker.application.gate import Gate, Passage
 from sea_mq_worker.domain.facts import GatePaused, GateResumed
 from sea_mq_worker.domain.retry import Backoff
+from tests.support.waiting import eventually
 
 
 class World:
@@ -32,6 +33,27 @@ async def test_a_closed_gate_lets_one_probe_through_when_its_time_has_come() -> 
     assert not second.done()
     world.gate.resume()
     assert await second is Passage.FREE
+
+
+async def test_callers_probe_in_turn() -> None:
+    world = World()
+    world.gate.pause("down")
+    turns: list[str] = []
+
+    async def probe(name: str) -> None:
+        while await world.gate.enter(world.stop) is Passage.PROBE:
+            turns.append(name)
+            world.gate.pause("down")
+            world.now += 1.0
+
+    async with asyncio.TaskGroup() as group:
+        for name in "abc":
+            group.create_task(probe(name))
+        await asyncio.sleep(0)
+        world.now = 1.0
+        await eventually(lambda: len(turns) >= 9)
+        world.stop.set()
+    assert "".join(turns).startswith("abcabcabc")
 
 
 async def test_a_failed_probe_keeps_it_closed_for_longer() -> None:
