@@ -16,6 +16,7 @@ from sea_mq_worker.application.pacing import unless_stopped
 from sea_mq_worker.domain.addresses import nats_addresses
 from sea_mq_worker.domain.errors import UnavailableError
 from sea_mq_worker.domain.facts import Noticed
+from sea_mq_worker.domain.forbidden_hosts import is_metadata_host
 from sea_mq_worker.ports.observer import Observer
 from sea_mq_worker.settings import Settings, SettingsError
 
