@@ -95,6 +95,12 @@ class Site:
             await store(self.broker, self.subject, body, headers={"Nats-Msg-Id": message_id})
         return ids
 
+    async def both_ways(self) -> None:
+        """Let ten events without and ten with a key come, and ten messages."""
+        await self.commit(10)
+        await self.commit(10, ordering_key="k")
+        await self.send(10)
+
     @property
     def subject(self) -> str:
         """A subject of the upstream context."""

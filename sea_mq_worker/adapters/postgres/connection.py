@@ -138,8 +138,13 @@ async def fetch(pool: asyncpg.Pool, statement: str, *args: object) -> Sequence[A
         ContractError: see ``translated``.
     """
     with translated():
-        async with pool.acquire() as connection:
-            return list(await connection.fetch(statement, *args))
+        try:
+            async with pool.acquire() as connection:
+                return list(await connection.fetch(statement, *args))
+        except asyncpg.ReadOnlySQLTransactionError:
+            # The server lives but is no primary any more: only a new connection looks for another one.
+            await pool.expire_connections()
+            raise
 
 
 async def _keep_as_is(_: asyncpg.Connection) -> None:

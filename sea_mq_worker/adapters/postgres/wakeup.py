@@ -25,6 +25,8 @@ from sea_mq_worker.domain.errors import ContractError, UnavailableError
 _CONNECT_SECONDS = 10.0
 _STATEMENT_SECONDS = 5.0
 _HEARTBEAT_SECONDS = 30.0
+_LOOK_SECONDS = 1.0
+"""The driver does not tell every end of a connection to its listeners."""
 _RECONNECT_SECONDS = 0.5
 _RECONNECT_MAX_SECONDS = 30.0
 _LOCK_MILLISECONDS = "50"
@@ -51,6 +53,7 @@ SELECT CASE
 END"""
 _WATCH = "SELECT pg_advisory_lock(7177, $1)"
 _END_WATCH = "SELECT pg_advisory_unlock_all()"
+_IS_PRIMARY = "SELECT current_setting('transaction_read_only') = 'off'"
 
 
 class _Watch(enum.StrEnum):
@@ -209,20 +212,23 @@ class PostgresWakeup:
             self._wake_all()
             if not first_try.done():
                 first_try.set_result(None)
-            await self._until_lost(lost)
+            await self._until_lost(connection, lost)
         finally:
             self._forget()
             await _close(connection)
 
-    async def _until_lost(self, lost: asyncio.Event) -> None:
-        """Beat: a connection that is cut off says nothing by itself."""
-        while not lost.is_set():
-            try:
-                async with asyncio.timeout(_HEARTBEAT_SECONDS):
+    async def _until_lost(self, connection: asyncpg.Connection, lost: asyncio.Event) -> None:
+        """Beat: a connection that is cut off says nothing by itself, nor does one to a former primary."""
+        loop = asyncio.get_running_loop()
+        beat_at = loop.time() + _HEARTBEAT_SECONDS
+        while not (lost.is_set() or connection.is_closed()):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_SECONDS):
                     await lost.wait()
-            except TimeoutError:
+            if loop.time() >= beat_at:
+                beat_at = loop.time() + _HEARTBEAT_SECONDS
                 async with self._turn:
-                    if await self._ask("SELECT true", failed=False) is False:
+                    if await self._ask(_IS_PRIMARY, failed=False) is False:
                         return
 
     def _forget(self) -> None:

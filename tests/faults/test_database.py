@@ -1,0 +1,187 @@
+"""A database that crashes, freezes, locks, fails or moves costs time, and no event's or message's life."""
+
+import dataclasses
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+from sea_mq_worker.embedded import EmbeddedPostgres
+from tests.support.processes import frozen
+from tests.support.servers import QUICK
+from tests.support.site import Site, site
+from tests.support.waiting import eventually
+from tests.support.worker import WorkerProcess
+
+RESTARTS = 20
+SESSIONS = "SELECT pid, state FROM pg_stat_activity WHERE application_name LIKE 'sea_mq_worker%'"
+
+
+@asynccontextmanager
+async def reconnected(made: Site) -> AsyncIterator[Site]:
+    """Give the site a database connection that no restart has ended."""
+    connection = await asyncpg.connect(made.dsn)
+    try:
+        yield dataclasses.replace(made, database=connection)
+    finally:
+        await connection.close()
+
+
+@pytest.mark.fault("D01")
+@pytest.mark.crash
+@pytest.mark.slow
+async def test_a_server_that_crashes_again_and_again_loses_nothing(
+    own_postgres: EmbeddedPostgres, nats_url: str, names: str, tmp_path: Path
+) -> None:
+    async with (
+        site(dsn=own_postgres.dsn, nats_url=nats_url, name=names, folder=tmp_path) as made,
+        made.worker() as worker,
+    ):
+        for number in range(RESTARTS):
+            async with reconnected(made) as here:
+                if number % 4 == 0:
+                    await worker.ready()
+                await here.both_ways()
+            await own_postgres.stop("fast" if number % 5 == 4 else "immediate")
+            await own_postgres.start()
+        await worker.ready()
+        async with reconnected(made) as here:
+            await here.quiet()
+            await here.audit()
+
+
+@pytest.mark.fault("D02")
+@pytest.mark.parametrize("frozen_part", ["session", "server"])
+async def test_a_frozen_database_is_given_up_and_taken_up_again(
+    own_postgres: EmbeddedPostgres, nats_url: str, names: str, tmp_path: Path, frozen_part: str
+) -> None:
+    async with (
+        site(
+            dsn=own_postgres.dsn,
+            nats_url=nats_url,
+            name=names,
+            folder=tmp_path,
+            database_timeout_seconds=0.3,
+        ) as made,
+        made.worker() as worker,
+    ):
+        await worker.ready()
+        await made.both_ways()
+        await made.quiet()
+        sessions = [session["pid"] for session in await made.database.fetch(SESSIONS)]
+        await made.both_ways()
+        with frozen(*(sessions if frozen_part == "session" else [own_postgres.pid])):
+            assert "database" in await worker.answers(503)
+        await worker.ready()
+        await made.quiet()
+        await made.audit()
+
+
+@pytest.mark.fault("D05")
+async def test_locks_of_another_session_are_outlasted(shared: Site) -> None:
+    async with shared.worker(database_timeout_seconds=0.6) as worker:
+        await worker.ready()
+        await shared.both_ways()
+        async with shared.database.transaction():
+            await shared.database.execute("LOCK TABLE outbox_events, inbox_messages")
+            told = await worker.answers(503)
+            assert "lock timeout" in told
+        await worker.ready()
+        await shared.quiet()
+    await shared.audit()
+
+
+# What a trigger raises stands for what happens to a statement: each is told by its SQLSTATE alone.
+PASSING = (
+    "40001",  # serialisation failure
+    "40P01",  # deadlock
+    "53100",  # disk full
+    "53200",  # out of memory
+    "55P03",  # lock not available
+    "57014",  # cancelled
+    "58030",  # input or output error
+)
+
+
+@pytest.mark.fault("D06")
+async def test_statements_that_fail_one_time_in_five_are_repeated(shared: Site) -> None:
+    await shared.database.execute(
+        "CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+        " IF random() < 0.2 THEN RAISE 'as asked'"
+        f" USING ERRCODE = (ARRAY{list(PASSING)})[1 + floor(random() * {len(PASSING)})]; END IF;"
+        " RETURN NULL; END $$;"
+        " CREATE TRIGGER fail BEFORE UPDATE ON outbox_events FOR EACH STATEMENT EXECUTE FUNCTION fail();"
+        " CREATE TRIGGER fail BEFORE INSERT OR UPDATE ON inbox_messages"
+        " FOR EACH STATEMENT EXECUTE FUNCTION fail()"
+    )
+    async with shared.worker(outbox_batch_max=10, inbox_attempts_max=19) as worker:
+        await worker.ready()
+        for _ in range(10):
+            await shared.both_ways()
+        await shared.quiet()
+    assert "gate_paused" in worker.events()
+    await shared.audit()
+
+
+def copy_data(source: Path, target: Path) -> None:
+    target.mkdir()
+    for part in ("data", "password"):
+        subprocess.run(["cp", "-a", source / part, target], check=True)
+    (target / "data" / "standby.signal").touch()
+
+
+@asynccontextmanager
+async def standby_of(primary: EmbeddedPostgres, folder: Path) -> AsyncIterator[EmbeddedPostgres]:
+    """Run a streaming replica; the primary is restarted for it."""
+    await primary.stop()
+    copy_data(primary.folder, folder)
+    standby = EmbeddedPostgres(folder, settings=QUICK | {"primary_conninfo": primary.dsn})
+    await primary.start()
+    async with standby:
+        yield standby
+
+
+@asynccontextmanager
+async def deployed_on_two(
+    primary: EmbeddedPostgres, nats_url: str, name: str, folder: Path
+) -> AsyncIterator[tuple[Site, WorkerProcess, EmbeddedPostgres]]:
+    """Run a worker that knows a primary and its standby."""
+    async with (
+        standby_of(primary, primary.folder / "standby") as standby,
+        site(dsn=primary.dsn, nats_url=nats_url, name=name, folder=folder) as made,
+    ):
+        both = primary.dsn.replace(f":{primary.port}", f":{primary.port},127.0.0.1:{standby.port}")
+        async with made.worker(database_url=both) as worker:
+            await worker.ready()
+            yield made, worker, standby
+
+
+async def caught_up(primary: asyncpg.Connection) -> bool:
+    lag = "SELECT pg_current_wal_lsn() - replay_lsn FROM pg_stat_replication"
+    return bool(await primary.fetchval(lag) == 0)
+
+
+@pytest.mark.fault("D08")
+@pytest.mark.parametrize("fate", ["turns read-only", "dies"])
+async def test_the_worker_follows_the_primary_to_another_server(
+    own_postgres: EmbeddedPostgres, nats_url: str, names: str, tmp_path: Path, fate: str
+) -> None:
+    async with deployed_on_two(own_postgres, nats_url, names, tmp_path) as (made, worker, standby):
+        await made.both_ways()
+        await made.quiet()
+        await eventually(lambda: caught_up(made.database))
+        if fate == "dies":
+            await own_postgres.kill()
+        else:
+            await made.database.execute("ALTER SYSTEM SET default_transaction_read_only = on")
+            await made.database.execute("SELECT pg_reload_conf()")
+        assert "database" in await worker.answers(503)
+        async with reconnected(dataclasses.replace(made, dsn=standby.dsn)) as there:
+            await there.database.execute("SELECT pg_promote()")
+            await there.both_ways()
+            await worker.ready()
+            await there.quiet()
+            await there.audit()

@@ -1,0 +1,129 @@
+"""Sessions that are ended, refused or timed out are replaced, and none idles in a transaction."""
+
+import asyncio
+import signal
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from sea_mq_worker.embedded import EmbeddedNats
+from tests.support.processes import frozen
+from tests.support.servers import Database
+from tests.support.site import Site, site
+from tests.support.waiting import eventually
+
+SESSIONS = (
+    "FROM pg_stat_activity WHERE application_name LIKE 'sea_mq_worker%' AND datname = current_database()"
+)
+END = f"SELECT pg_terminate_backend(pid) {SESSIONS}"
+LISTENING = (
+    f"SELECT count(*) {SESSIONS} AND application_name = 'sea_mq_worker wakeup' AND query ~ 'LISTEN|advisory'"
+)
+IN_TRANSACTION = (
+    f"SELECT max(clock_timestamp() - state_change) > '1 s' {SESSIONS} AND state LIKE 'idle in tr%'"
+)
+RELY_ON_WAKING = 20.0
+
+
+@pytest.mark.fault("D10")
+async def test_no_session_waits_in_a_transaction_for_the_broker(
+    own_nats: EmbeddedNats, database: Database, names: str, tmp_path: Path
+) -> None:
+    async with (
+        site(dsn=database.dsn, nats_url=own_nats.url, name=names, folder=tmp_path) as made,
+        made.worker() as worker,
+    ):
+        await worker.ready()
+        await made.both_ways()
+        with frozen(own_nats.pid):
+            await made.commit(10)
+            ends_at = time.monotonic() + 3
+            while time.monotonic() < ends_at:
+                assert not await made.database.fetchval(IN_TRANSACTION)
+                await asyncio.sleep(0.05)
+        await made.quiet()
+        await made.audit()
+
+
+async def test_sessions_that_somebody_ends_are_replaced(shared: Site) -> None:
+    async with shared.worker(outbox_batch_max=2) as worker:
+        await worker.ready()
+        for _ in range(10):
+            await shared.both_ways()
+            await shared.database.execute(END)
+        await shared.quiet()
+    await shared.audit()
+
+
+@pytest.mark.fault("D11")
+async def test_a_commit_wakes_the_worker_soon_after_its_listener_was_ended(shared: Site) -> None:
+    """Polling alone would take RELY_ON_WAKING, and covers what is committed in between."""
+    async with shared.worker(outbox_poll_seconds=RELY_ON_WAKING) as worker:
+        await worker.ready()
+        await eventually(lambda: shared.database.fetchval(LISTENING))
+        await shared.database.execute(f"{END} AND application_name = 'sea_mq_worker wakeup'")
+        await shared.commit()
+        await eventually(lambda: shared.database.fetchval(LISTENING), within=5)
+        await shared.commit()
+        await shared.published(within=RELY_ON_WAKING / 2)
+    await shared.audit()
+
+
+@pytest.fixture
+async def member(shared: Site, names: str) -> AsyncIterator[str]:
+    """A role that is no superuser and may do everything with the tables; it bears the site's name."""
+    await shared.database.execute(
+        f"CREATE ROLE {names} LOGIN PASSWORD 'p'; GRANT ALL ON ALL TABLES IN SCHEMA public TO {names}"
+    )
+    yield names
+    await shared.database.execute(END)
+    await shared.database.execute(f"DROP OWNED BY {names}; DROP ROLE {names}")
+
+
+def as_member(shared: Site, member: str) -> str:
+    url = urlsplit(shared.target.environment["SEA_MQ_DATABASE_URL"])
+    return url._replace(netloc=f"{member}:p@{url.netloc.rpartition('@')[2]}").geturl()
+
+
+async def test_a_server_that_has_no_session_to_spare_is_waited_for(shared: Site, member: str) -> None:
+    async with shared.worker(database_url=as_member(shared, member)) as worker:
+        await worker.ready()
+        await shared.database.execute(f"ALTER ROLE {member} CONNECTION LIMIT 0")
+        await shared.database.execute(END)
+        await eventually(lambda: "SQLSTATE 53300" in worker.written)
+        await worker.answers(503)
+        await shared.both_ways()
+        await shared.database.execute(f"ALTER ROLE {member} CONNECTION LIMIT -1")
+        await worker.ready()
+        await shared.quiet()
+    await shared.audit()
+
+
+async def test_sessions_that_the_server_ends_for_being_idle_are_replaced(shared: Site, member: str) -> None:
+    await shared.database.execute(f"ALTER ROLE {member} SET idle_session_timeout = '200ms'")
+    async with shared.worker(database_url=as_member(shared, member)) as worker:
+        await worker.ready()
+        for _ in range(5):
+            await shared.both_ways()
+            await asyncio.sleep(0.5)
+        await shared.quiet()
+    await shared.audit()
+
+
+async def test_a_privilege_that_is_taken_away_ends_the_worker_and_is_named(shared: Site, member: str) -> None:
+    async with shared.worker(database_url=as_member(shared, member)) as worker:
+        await worker.ready()
+        await shared.database.execute(f"REVOKE UPDATE ON outbox_events FROM {member}")
+        assert await worker.ended() == 3
+    assert "permission denied for table outbox_events (SQLSTATE 42501)" in worker.written
+
+
+async def test_a_name_that_cannot_be_resolved_is_waited_for(shared: Site) -> None:
+    async with shared.worker(database_url="postgresql://u:p@nowhere.invalid/d") as worker:
+        await eventually(lambda: "waiting for PostgreSQL" in worker.written)
+        await worker.answers(503)
+        worker.send(signal.SIGTERM)
+        assert await worker.ended() == 0
