@@ -13,6 +13,7 @@ from typing import assert_never
 from sea_mq_worker.application.closing import Closing
 from sea_mq_worker.application.gate import Gate
 from sea_mq_worker.application.handling import Handle
+from sea_mq_worker.application.leftovers import Leftovers
 from sea_mq_worker.application.pacing import AT_ONCE_SECONDS, StoppedError, pause, unless_stopped
 from sea_mq_worker.application.patience import patiently
 from sea_mq_worker.application.reception import InHand, Reception
@@ -36,6 +37,7 @@ class InboxConsumer:
         concurrency: messages in hand at most; not above the consumer's max_ack_pending.
         heartbeat_seconds: how often messages in hand are kept alive, below a third of ack_wait and lease.
         lease_seconds: processing lease in the inbox.
+        leftovers: finds what no delivery will bring again; None: nobody looks for it.
     """
 
     consumer: JetStreamConsumer
@@ -49,6 +51,7 @@ class InboxConsumer:
     concurrency: int
     heartbeat_seconds: float
     lease_seconds: float
+    leftovers: Leftovers | None = None
     _in_hand: set[InHand] = field(default_factory=set)
     _freed: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -61,6 +64,7 @@ class InboxConsumer:
             background.create_task(self.closing.run(over, stop, self._let_go))
             try:
                 async with asyncio.TaskGroup() as working:
+                    working.create_task(self._take_leftovers(stop, working))
                     while not stop.is_set():
                         await self._turn(stop, working)
                 await self.closing.drained()
@@ -71,8 +75,27 @@ class InboxConsumer:
         try:
             room = await unless_stopped(stop, self._room())
             messages = await self._fetch(room, stop)
+            await self._receive(messages, stop, working)
         except StoppedError:
             return
+
+    async def _take_leftovers(self, stop: asyncio.Event, working: asyncio.TaskGroup) -> None:
+        """Now and then take what nothing will deliver again, unless the handler is sick."""
+        while self.leftovers is not None and not stop.is_set():
+            await self.leftovers.wait(stop)
+            if not self.handle.health.gate.is_open:
+                continue
+            try:
+                messages = await self.leftovers.find(stop)
+                for message in messages:
+                    await unless_stopped(stop, self._room())
+                    await self._receive([message], stop, working)
+            except StoppedError:
+                return
+
+    async def _receive(
+        self, messages: Sequence[InboundMessage], stop: asyncio.Event, working: asyncio.TaskGroup
+    ) -> None:
         items = [self.reception.take(message, received_at=self.clock()) for message in messages]
         self._in_hand.update(items)
         try:

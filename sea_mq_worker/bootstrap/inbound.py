@@ -10,6 +10,7 @@ from sea_mq_worker.application.closing import Closing
 from sea_mq_worker.application.gate import Gate
 from sea_mq_worker.application.handling import Handle, HandlerHealth
 from sea_mq_worker.application.inbox import InboxConsumer
+from sea_mq_worker.application.leftovers import Leftovers
 from sea_mq_worker.application.reception import Reception
 from sea_mq_worker.application.rescue import Rescuer
 from sea_mq_worker.application.supervisor import Loop
@@ -23,6 +24,8 @@ from sea_mq_worker.settings import ConsumerSettings, SettingsError
 _PROBE_MAX_SECONDS = 2.0
 _SICK_PROBE_MAX_SECONDS = 30.0
 _HEARTBEATS_PER_LEASE = 3
+_LEFTOVERS_SECONDS = 60.0
+"""How often messages without a delivery are looked for, at the rarest."""
 
 
 async def inbound_loops(base: Base) -> dict[str, Loop]:
@@ -60,6 +63,7 @@ def _inbox_loop(
     handle: Handle,
 ) -> InboxConsumer:
     s = base.settings
+    broker_gate = base.gate(f"consumer {consumer.name}", cap_seconds=_PROBE_MAX_SECONDS)
     closing = Closing(
         consumer=consumer,
         inbox=inbox,
@@ -74,11 +78,31 @@ def _inbox_loop(
         handle=handle,
         closing=closing,
         observer=base.observer,
-        broker_gate=base.gate(f"consumer {consumer.name}", cap_seconds=_PROBE_MAX_SECONDS),
+        broker_gate=broker_gate,
         clock=base.clock,
         concurrency=min(s.handler_concurrency, consumer.max_ack_pending),
         heartbeat_seconds=min(consumer.ack_wait_seconds, s.inbox_lease_seconds) / _HEARTBEATS_PER_LEASE,
         lease_seconds=s.inbox_lease_seconds,
+        leftovers=_leftovers(base, consumer, inbox, broker_gate, reception.store_gate),
+    )
+
+
+def _leftovers(
+    base: Base,
+    consumer: NatsJetStreamConsumer,
+    inbox: InboxRepository,
+    broker_gate: Gate,
+    store_gate: Gate,
+) -> Leftovers:
+    again_seconds = max(consumer.ack_wait_seconds, base.settings.inbox_lease_seconds)
+    return Leftovers(
+        consumer=consumer,
+        inbox=inbox,
+        observer=base.observer,
+        broker_gate=broker_gate,
+        store_gate=store_gate,
+        older_than_seconds=2 * again_seconds,
+        every_seconds=min(_LEFTOVERS_SECONDS, 2 * again_seconds),
     )
 
 

@@ -18,8 +18,17 @@ class InboxRepository(Protocol):
         """Record a batch in one round trip and lease what is to be handled; one receipt an entry, in order.
 
         A row that exists but is neither processed nor dead-lettered is not a duplicate to skip: it is leased
-        again once nobody holds it. Counts the attempt. Of equal ids in one batch the first is leased, the
-        others are busy.
+        again once nobody holds it, and from then on known by where this entry has it. Counts the attempt.
+        Of equal ids in one batch the first is leased, the others are busy.
+        """
+        ...
+
+    async def overdue(
+        self, *, stream: str, consumer: str, older_than_seconds: float, after: str, limit: int
+    ) -> Sequence[InboxEntry]:
+        """Return messages of a consumer without an ending: recorded so long ago and leased by nobody.
+
+        The oldest first, those behind message id ``after`` where it is given, ``limit`` at most.
         """
         ...
 

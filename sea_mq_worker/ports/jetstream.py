@@ -64,6 +64,11 @@ class JetStreamConsumer(Protocol):
         """The durable's name."""
         ...
 
+    @property
+    def stream(self) -> str:
+        """The stream's name."""
+        ...
+
     async def fetch(self, batch: int) -> Sequence[InboundMessage]:
         """Wait for messages; return 1 to ``batch`` of them, or none when a bounded wait is over.
 
@@ -85,6 +90,18 @@ class JetStreamConsumer(Protocol):
 
     async def in_progress(self, msg: InboundMessage) -> None:
         """Start the message's ack_wait anew."""
+        ...
+
+    async def left_behind(self, seqs: Sequence[int]) -> Mapping[int, InboundMessage | None]:
+        """Of messages recorded before, tell those that will not be delivered (again), by stream sequence.
+
+        Each as the stream has it now, with nobody to acknowledge it to, or None where the stream has it no
+        longer. What may still come is left out, and so is what cannot be told yet.
+
+        Raises:
+            BrokerUnavailableError: as ``fetch``.
+            ContractError: as ``fetch``, or reading the stream is forbidden.
+        """
         ...
 
 

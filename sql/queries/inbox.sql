@@ -25,9 +25,9 @@ WITH received AS MATERIALIZED (
      ORDER BY message_id
     ON CONFLICT (message_id) DO UPDATE
        SET attempts = i.attempts + 1,
-           consumer = coalesce(i.consumer, excluded.consumer),
-           stream = coalesce(i.stream, excluded.stream),
-           stream_seq = coalesce(i.stream_seq, excluded.stream_seq),
+           consumer = excluded.consumer,
+           stream = excluded.stream,
+           stream_seq = excluded.stream_seq,
            content_hash = coalesce(i.content_hash, excluded.content_hash),
            locked_until = excluded.locked_until,
            locked_by = excluded.locked_by
@@ -46,6 +46,25 @@ SELECT known.message_id::text,
             ELSE 'busy' END,
        NULL, NULL
   FROM received JOIN inbox_messages known ON known.message_id = received.message_id;
+
+-- name: overdue
+-- Messages of a consumer without an ending, recorded long ago and leased by nobody, the oldest first.
+-- Index: idx_inbox_unprocessed; the dead-lettered messages in it are passed over, 0.2 ms for each 1000.
+-- $1 stream, $2 consumer, $3 least age in seconds, $4 message id that they come after or null, $5 limit.
+SELECT i.message_id::text AS message_id, i.subject, i.consumer, i.stream, i.stream_seq, i.content_hash
+  FROM inbox_messages i
+ WHERE i.processed_at IS NULL AND i.dead_lettered_at IS NULL
+   AND i.stream = $1::text AND i.consumer = $2::text
+   AND i.stream_seq IS NOT NULL AND i.content_hash IS NOT NULL
+   AND (i.locked_until IS NULL OR i.locked_until <= now())
+   AND i.received_at < now() - $3::float8 * interval '1 second'
+   AND i.received_at >= coalesce((SELECT b.received_at FROM inbox_messages b WHERE b.message_id = $4::uuid),
+                                 '-infinity')
+   AND ($4::uuid IS NULL
+        OR (i.received_at, i.message_id) > (SELECT b.received_at, b.message_id
+                                              FROM inbox_messages b WHERE b.message_id = $4::uuid))
+ ORDER BY i.received_at, i.message_id
+ LIMIT $5::bigint;
 
 -- name: extend
 -- Lets leases end later. Index: the primary key.

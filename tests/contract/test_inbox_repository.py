@@ -155,8 +155,64 @@ async def test_a_message_that_comes_by_two_consumers_is_one_message(world: World
     inbox, one = world.inbox(), entry()
     await lease(inbox, one)
 
-    assert await insert(inbox, entry(one.message_id, consumer="other", stream="O", stream_seq=1)) == [Busy()]
+    other = entry(one.message_id, consumer="other", stream="O", stream_seq=1)
+    assert await insert(inbox, other) == [Busy()]
     assert (await world.row(one.message_id)).consumer == "sea__from_vibespro"
+    await world.pass_time(LEASE + 1)
+    await lease(inbox, other)
+    assert (await world.row(one.message_id)).consumer == "other"
+
+
+# --- what nobody works on
+
+
+async def overdue(world: World, *, after: str = "", limit: int = 10, older: float = 100.0) -> list[str]:
+    entries = await world.inbox().overdue(
+        stream="VIBESPRO_EVENTS",
+        consumer="sea__from_vibespro",
+        older_than_seconds=older,
+        after=after,
+        limit=limit,
+    )
+    return [found.message_id for found in entries]
+
+
+async def test_old_messages_without_an_ending_are_found_by_age_page_by_page(world: World) -> None:
+    inbox = world.inbox()
+    entries = [entry(stream_seq=seq) for seq in range(1, 4)]
+    for one in entries:
+        run = await lease(inbox, one)
+        await inbox.record_error([FailedHandling(lease=run.lease, error="500")])
+        await world.pass_time(50)
+    await world.pass_time(51)
+
+    first, second, third = [one.message_id for one in entries]
+    assert await overdue(world) == [first, second, third]
+    assert await overdue(world, older=120) == [first, second]
+    assert await overdue(world, limit=2) == [first, second]
+    assert await overdue(world, after=second) == [third]
+    assert await overdue(world, after=third) == []
+    [found] = await inbox.overdue(
+        stream=entries[0].stream, consumer=entries[0].consumer, older_than_seconds=120, after="", limit=1
+    )
+    assert found == entries[0]
+
+
+async def test_messages_that_are_settled_leased_or_of_others_are_not_overdue(world: World) -> None:
+    inbox = world.inbox()
+    processed, dead, other = entry(), entry(), entry(consumer="other")
+    await inbox.mark_processed([(await lease(inbox, processed)).lease])
+    await dead_letter(inbox, await lease(inbox, dead))
+    await lease(inbox, other)
+    await world.write_by_hand(str(uuid.uuid4()))
+    await world.pass_time(LEASE + 200)
+    leased = entry()
+    await lease(inbox, leased)
+    await inbox.extend([(await lease(world.inbox(), entry())).lease], lease_seconds=10_000)
+
+    assert await overdue(world) == []
+    await world.pass_time(LEASE + 101)
+    assert await overdue(world) == [leased.message_id]
 
 
 # --- leases

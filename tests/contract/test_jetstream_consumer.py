@@ -6,7 +6,7 @@ proof that for its whole wait nothing was delivered.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -20,6 +20,7 @@ from sea_mq_worker.adapters.nats.stranded import NatsStrandedMessages
 from sea_mq_worker.domain.messages import InboundMessage
 from sea_mq_worker.ports.jetstream import JetStreamConsumer, StrandedMessages
 from tests.support.jetstream import SECOND, connected, create_consumer, create_stream, store
+from tests.support.waiting import eventually
 
 ACK_WAIT = 0.6
 WAIT = 0.3
@@ -190,6 +191,28 @@ async def test_unsettled_messages_are_bounded_and_an_acknowledgement_makes_room(
     assert list(await world.consumer.fetch(5)) == []
     await world.consumer.ack(held[0])
     assert "f" in bodies(await world.fetch())
+
+
+async def test_what_will_not_be_delivered_again_is_read_back(world: World) -> None:
+    await world.add("a", "b")
+    held = await world.fetch(2)
+    assert await world.consumer.left_behind([1, 2]) == {}
+    await world.consumer.ack(held[0])
+    await world.add("c")
+
+    async def acknowledged() -> Mapping[int, InboundMessage | None]:
+        found = await world.consumer.left_behind([1, 2, 3, 9])
+        return found if 1 in found else {}
+
+    found = await eventually(acknowledged, what="the acknowledgement has arrived")
+    assert (set(found), found[9]) == ({1, 9}, None)
+    message = found[1]
+    assert message is not None
+    assert (message.payload, message.headers) == (b"a", held[0].headers)
+    assert (message.subject, message.stored_at) == (held[0].subject, held[0].stored_at)
+    await world.consumer.ack(message)
+    await world.consumer.nak(message, delay_seconds=0.0)
+    await world.consumer.in_progress(message)
 
 
 @pytest.mark.clause("SDS-047: max_deliver")

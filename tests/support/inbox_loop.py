@@ -17,6 +17,7 @@ from sea_mq_worker.application.closing import Closing
 from sea_mq_worker.application.gate import Gate
 from sea_mq_worker.application.handling import Handle, HandlerHealth
 from sea_mq_worker.application.inbox import InboxConsumer
+from sea_mq_worker.application.leftovers import Leftovers
 from sea_mq_worker.application.reception import Reception
 from sea_mq_worker.domain.errors import StoreUnavailableError
 from sea_mq_worker.domain.messages import InboundMessage
@@ -25,6 +26,7 @@ from tests.support.simulation import Interrupted
 
 LEASE = 60.0
 ACK_WAIT = 120.0
+OVERDUE = 2 * ACK_WAIT
 ATTEMPTS_MAX = 3
 SICK_AFTER = 4
 SUBJECT = "vibespro.event.vibe_created.v1"
@@ -89,9 +91,12 @@ class World:
             yield
             self.stop.set()
 
+    def reception(self) -> Reception:
+        return Reception(inbox=self.inbox, store_gate=self._gate("store"), lease_seconds=self.lease)
+
     def loop(self) -> InboxConsumer:
-        store_gate = self._gate("store")
-        reception = Reception(inbox=self.inbox, store_gate=store_gate, lease_seconds=self.lease)
+        reception, broker_gate = self.reception(), self._gate("broker")
+        store_gate = reception.store_gate
         return InboxConsumer(
             consumer=self.consumer,
             inbox=self.inbox,
@@ -105,11 +110,20 @@ class World:
                 clock=self.clock,
             ),
             observer=self.observer,
-            broker_gate=self._gate("broker"),
+            broker_gate=broker_gate,
             clock=self.clock,
             concurrency=10,
             heartbeat_seconds=LEASE / 3,
             lease_seconds=self.lease,
+            leftovers=Leftovers(
+                consumer=self.consumer,
+                inbox=self.inbox,
+                observer=self.observer,
+                broker_gate=broker_gate,
+                store_gate=store_gate,
+                older_than_seconds=OVERDUE,
+                every_seconds=OVERDUE / 4,
+            ),
         )
 
     def _handle(self, store_gate: Gate) -> Handle:

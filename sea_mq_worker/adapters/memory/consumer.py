@@ -5,7 +5,7 @@ place in max_ack_pending, and a message that reached max_deliver is given up whe
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
@@ -66,6 +66,11 @@ class InMemoryConsumer:
         """The durable's name."""
         return self._name
 
+    @property
+    def stream(self) -> str:
+        """The stream's name."""
+        return self._stream.name
+
     async def fetch(self, batch: int) -> Sequence[InboundMessage]:
         """Return what is due, once something is; none after ``wait_seconds``."""
         deadline = self._clock() + self._wait_seconds
@@ -89,6 +94,11 @@ class InMemoryConsumer:
     async def in_progress(self, msg: InboundMessage) -> None:
         """Start the message's ack_wait anew."""
         self._postpone(msg.seq, self.ack_wait_seconds)
+
+    async def left_behind(self, seqs: Sequence[int]) -> Mapping[int, InboundMessage | None]:
+        """Tell what will not be delivered again; the twin knows of each message, the server not always."""
+        found = {seq: self.message(seq, deliveries=0) for seq in seqs if seq not in self._pending}
+        return {seq: message for seq, message in found.items() if message is None or seq <= self._last_seq}
 
     def message(self, seq: int, *, deliveries: int) -> InboundMessage | None:
         """Return a message of the stream as a delivery, or None where the stream has it no longer."""

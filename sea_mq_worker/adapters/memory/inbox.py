@@ -71,6 +71,25 @@ class InMemoryInbox:
         }
         return with_repeats(entries, receipts)
 
+    async def overdue(
+        self, *, stream: str, consumer: str, older_than_seconds: float, after: str, limit: int
+    ) -> Sequence[InboxEntry]:
+        """Return what nobody settled or leases; see ``ports.inbox.InboxRepository``."""
+        now = self._table.clock()
+        rows = sorted(self._table.rows.values(), key=_age)
+        behind = _age(self._table.rows[after]) if after in self._table.rows else (0.0, "")
+        found = [
+            row.entry
+            for row in rows
+            if not row.settled
+            and (row.entry.stream, row.entry.consumer) == (stream, consumer)
+            and row.content_hash is not None
+            and (row.locked_until is None or row.locked_until <= now)
+            and row.received_at < now - older_than_seconds
+            and _age(row) > behind
+        ]
+        return found[:limit]
+
     async def extend(self, leases: Sequence[Lease], *, lease_seconds: float) -> frozenset[str]:
         """Move the end of leases away, never closer."""
         ends = self._table.clock() + lease_seconds
@@ -127,7 +146,7 @@ class InMemoryInbox:
             return Done()
         if row.locked_until is not None and row.locked_until > now:
             return Busy()
-        row.content_hash = entry.content_hash
+        row.entry, row.content_hash = entry, entry.content_hash
         row.attempts += 1
         row.locked_until, row.locked_by = now + lease_seconds, token
         begun_at = now if row.dead_letter_begun_at is None else row.dead_letter_begun_at
@@ -142,6 +161,10 @@ class InMemoryInbox:
             row = self._table.rows.get(lease.message_id)
             if row is not None and row.locked_by == lease.token and not row.settled:
                 yield row
+
+
+def _age(row: InboxRow) -> tuple[float, str]:
+    return (row.received_at, row.entry.message_id)
 
 
 def _ids(rows: Iterable[InboxRow]) -> frozenset[str]:

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -13,6 +13,7 @@ from nats.aio.msg import Msg
 from sea_mq_worker.adapters.nats.connection import NatsConnection, api
 from sea_mq_worker.adapters.nats.deliveries import delivery
 from sea_mq_worker.adapters.nats.errors import ApiRefusedError, plain
+from sea_mq_worker.adapters.nats.left_behind import left_behind
 from sea_mq_worker.adapters.nats.pull import End, Pulled, PullInbox
 from sea_mq_worker.domain.errors import BrokerUnavailableError, ContractError
 from sea_mq_worker.domain.messages import InboundMessage
@@ -61,6 +62,11 @@ class NatsJetStreamConsumer:
     def name(self) -> str:
         """The durable's name."""
         return self._durable
+
+    @property
+    def stream(self) -> str:
+        """The stream's name."""
+        return self._stream
 
     @property
     def ack_wait_seconds(self) -> float:
@@ -128,6 +134,10 @@ class NatsJetStreamConsumer:
         """Start the message's ack_wait anew."""
         await self._say(msg.reply, b"+WPI")
 
+    async def left_behind(self, seqs: Sequence[int]) -> Mapping[int, InboundMessage | None]:
+        """Compare with what the server says is delivered and acknowledged, and read the rest back."""
+        return await left_behind(self._connection, self._stream, self._durable, seqs)
+
     async def close(self) -> None:
         """Stop asking; messages that nobody was given go back to the server."""
         await self._inbox.close()
@@ -137,8 +147,11 @@ class NatsJetStreamConsumer:
         return f"consumer {self._durable} of stream {self._stream}"
 
     async def _say(self, reply: str, verb: bytes) -> None:
-        """While the connection is down nats-py would keep it and send it much later: drop it instead."""
-        if self._connection.is_connected:
+        """While the connection is down nats-py would keep it and send it much later: drop it instead.
+
+        A message that was read back and not delivered has nobody to say it to.
+        """
+        if reply and self._connection.is_connected:
             with contextlib.suppress(nats.errors.Error):
                 await self._connection.client.publish(reply, verb)
 

@@ -11,13 +11,11 @@ from collections.abc import Callable, Sequence
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection, api
 from sea_mq_worker.adapters.nats.consumer import NatsJetStreamConsumer
-from sea_mq_worker.adapters.nats.deliveries import stored
-from sea_mq_worker.adapters.nats.errors import ApiRefusedError
+from sea_mq_worker.adapters.nats.left_behind import read_back
 from sea_mq_worker.adapters.nats.subject_sets import covers
 from sea_mq_worker.domain.messages import InboundMessage
 
 _BATCH = 50
-_NOT_FOUND = 404
 _FOREIGN_DELAY_SECONDS = 300.0
 
 
@@ -54,6 +52,7 @@ class NatsStrandedMessages:
         self._sweep_seconds = sweep_seconds
         self._sweep_at = 0.0
         self._accounted: dict[tuple[str, str], set[int]] = {name: set() for name in consumers}
+        self._created: dict[tuple[str, str], str] = {}
 
     async def start(self) -> None:
         """Verify that the advisories can be consumed.
@@ -105,16 +104,20 @@ class NatsStrandedMessages:
             await self._advisories.nak(advisory, delay_seconds=_FOREIGN_DELAY_SECONDS)
             return []
         found = await self._read(*name, seq, deliveries=deliveries, reply=advisory.reply)
-        if not found:
+        if not found or found[0].stored_at > advisory.stored_at:  # in its place in a stream made anew
             text = f"consumer {name[1]} gave up message {seq} of stream {name[0]}, which has dropped it since"
             self._on_event("stranded_message_lost", text)
             await self._advisories.ack(advisory)
+            return []
         return found
 
     async def _sweep(self, stream: str, durable: str) -> list[InboundMessage]:
         info = await api(self._connection, f"CONSUMER.INFO.{stream}.{durable}")
         floor, delivered = info["ack_floor"]["stream_seq"], info["delivered"]["stream_seq"]
         accounted = self._accounted[stream, durable]
+        if self._created.setdefault((stream, durable), info["created"]) != info["created"]:
+            self._created[stream, durable] = info["created"]
+            accounted.clear()
         accounted.intersection_update(range(floor + 1, delivered + 1))
         if info["num_ack_pending"]:
             return []
@@ -137,12 +140,5 @@ class NatsStrandedMessages:
         self, stream: str, durable: str, seq: int, *, deliveries: int, reply: str = ""
     ) -> list[InboundMessage]:
         """Read one message back, or nothing where the stream has dropped it."""
-        try:
-            answer = await api(self._connection, f"STREAM.MSG.GET.{stream}", {"seq": seq})
-        except ApiRefusedError as error:
-            if error.code != _NOT_FOUND:
-                raise
-            return []
-        return [
-            stored(answer["message"], stream=stream, consumer=durable, deliveries=deliveries, reply=reply)
-        ]
+        message = await read_back(self._connection, stream, durable, seq, deliveries=deliveries, reply=reply)
+        return [] if message is None else [message]

@@ -30,8 +30,8 @@ class PostgresInboxAdapter:
     A lease is told by its token, new in every ``insert``: whoever has the row's token may still write its
     ending after the lease ran out, as long as nobody else has taken the message.
 
-    One schema belongs to one service. A message that reaches it by two consumers is one message: the first to
-    record it is named on the row, and it is handled once. Safe to use from several tasks.
+    One schema belongs to one service. A message that reaches it by two consumers is one message: the last to
+    lease it is named on the row, and it is handled once. Safe to use from several tasks.
     """
 
     def __init__(self, *, pool: asyncpg.Pool, worker: str) -> None:
@@ -46,6 +46,7 @@ class PostgresInboxAdapter:
         self._sql = load_queries(
             "inbox",
             "insert",
+            "overdue",
             "extend",
             "mark_processed",
             "record_error",
@@ -57,6 +58,15 @@ class PostgresInboxAdapter:
         """Record and lease a batch (CMD-051); the primary key decides who is first (POL-047-003)."""
         receipts = await self._insert(first_of_each(entries), lease_seconds)
         return with_repeats(entries, receipts)
+
+    async def overdue(
+        self, *, stream: str, consumer: str, older_than_seconds: float, after: str, limit: int
+    ) -> Sequence[InboxEntry]:
+        """Read the index of what is not processed; a row written by hand says not where it is stored."""
+        rows = await fetch(
+            self._pool, self._sql["overdue"], stream, consumer, older_than_seconds, after or None, limit
+        )
+        return [InboxEntry(**row) for row in rows]
 
     async def extend(self, leases: Sequence[Lease], *, lease_seconds: float) -> frozenset[str]:
         """Move the end of leases away, never closer."""

@@ -1,0 +1,48 @@
+"""Which recorded messages a consumer will not deliver again, and what the stream still has of them."""
+
+from collections.abc import Mapping, Sequence
+
+from sea_mq_worker.adapters.nats.connection import NatsConnection, api
+from sea_mq_worker.adapters.nats.deliveries import stored
+from sea_mq_worker.adapters.nats.errors import ApiRefusedError
+from sea_mq_worker.domain.messages import InboundMessage
+
+_NO_MESSAGE = 10037
+
+
+async def left_behind(
+    connection: NatsConnection, stream: str, durable: str, seqs: Sequence[int]
+) -> Mapping[int, InboundMessage | None]:
+    """See ports.jetstream.JetStreamConsumer.
+
+    The server does not say which messages wait for an acknowledgement, only how many do, up to where it has
+    delivered, and below which sequence none waits.
+    """
+    info = await api(connection, f"CONSUMER.INFO.{stream}.{durable}")
+    delivered, waits_from = info["delivered"]["stream_seq"], info["ack_floor"]["stream_seq"] + 1
+    found: dict[int, InboundMessage | None] = {}
+    for seq in seqs:
+        if info["num_ack_pending"] and waits_from <= seq <= delivered:
+            continue
+        message = await read_back(connection, stream, durable, seq)
+        if message is None or seq <= delivered or not info["num_pending"]:
+            found[seq] = message
+    return found
+
+
+async def read_back(
+    connection: NatsConnection, stream: str, durable: str, seq: int, *, deliveries: int = 0, reply: str = ""
+) -> InboundMessage | None:
+    """Read one message as if it had been delivered, or None where the stream does not have it.
+
+    Raises:
+        BrokerUnavailableError: the server did not answer.
+        ContractError: there is no such stream, or reading it is forbidden.
+    """
+    try:
+        answer = await api(connection, f"STREAM.MSG.GET.{stream}", {"seq": seq})
+    except ApiRefusedError as error:
+        if error.err_code != _NO_MESSAGE:
+            raise
+        return None
+    return stored(answer["message"], stream=stream, consumer=durable, deliveries=deliveries, reply=reply)

@@ -1,0 +1,120 @@
+"""Messages that nothing will deliver again, found by their rows, on twins, in virtual time."""
+
+import asyncio
+import uuid
+
+from sea_mq_worker.adapters.memory.handler import Answer
+from sea_mq_worker.domain.errors import ContractError
+from sea_mq_worker.domain.facts import MessageProcessed, Noticed
+from tests.support.inbox_loop import ATTEMPTS_MAX, LEASE, OVERDUE, SUBJECT, World, always
+from tests.support.simulation import in_virtual_time
+
+
+async def left_behind(world: World, *, body: bytes = b"{}") -> str:
+    """Record a message as a worker did that died then, and have somebody else acknowledge it."""
+    message_id = world.send(body=body)
+    [message] = await world.consumer.fetch(1)
+    item = world.reception().take(message, received_at=world.clock())
+    await world.reception().record([item], world.stop)
+    await world.consumer.ack(message)
+    return message_id
+
+
+def told(world: World) -> list[str]:
+    return [fact.event for fact in world.observer.of(Noticed)]
+
+
+@in_virtual_time
+async def test_a_message_that_somebody_else_acknowledged_is_handled_again() -> None:
+    world = World()
+    message_id = await left_behind(world)
+    async with world.consuming():
+        await asyncio.sleep(OVERDUE / 2)
+        assert not world.handler.calls
+        fact = await world.observer.seen(MessageProcessed, within=OVERDUE)
+    assert fact.message_id == message_id
+    assert told(world) == ["message_left_behind"]
+
+
+@in_virtual_time
+async def test_one_without_an_effect_comes_again_until_its_attempts_are_spent() -> None:
+    world = World()
+    message_id = await left_behind(world)
+    world.handler.script = always(Answer(status=500))
+    async with world.consuming():
+        await asyncio.sleep(ATTEMPTS_MAX * OVERDUE)
+    assert world.buried() == [(message_id, "EXHAUSTED")]
+    assert world.handler.calls[message_id] == ATTEMPTS_MAX - 1
+
+
+@in_virtual_time
+async def test_what_a_consumer_will_deliver_again_is_left_to_it() -> None:
+    world = World()
+    world.send()
+    [message] = await world.consumer.fetch(1)
+    item = world.reception().take(message, received_at=world.clock())
+    await world.reception().record([item], world.stop)
+    for _ in range(6):
+        await asyncio.sleep(LEASE)
+        await world.consumer.in_progress(message)
+    async with world.consuming():
+        await world.observer.seen(MessageProcessed, within=OVERDUE)
+    assert told(world) == []
+
+
+@in_virtual_time
+async def test_a_message_that_its_stream_has_dropped_is_told_once_and_stays_open() -> None:
+    world = World()
+    message_id = await left_behind(world)
+    world.upstream.purge()
+    async with world.consuming():
+        await asyncio.sleep(4 * OVERDUE)
+        assert told(world) == ["message_lost"]
+        row = world.row(message_id)
+        assert (row.settled, row.attempts, "no longer holds it" in (row.last_error or "")) == (False, 1, True)
+        world.send(message_id=message_id)
+        await world.observer.seen(MessageProcessed)
+
+
+@in_virtual_time
+async def test_another_message_in_its_place_is_not_taken_for_it() -> None:
+    world = World()
+    message_id = await left_behind(world)
+    world.upstream.purge()
+    world.upstream.last_seq = 0
+    world.upstream.store(SUBJECT, b"{}", {"ce-id": str(uuid.uuid4())})
+    async with world.consuming():
+        await asyncio.sleep(2 * OVERDUE)
+    assert (told(world), set(world.handler.calls)) == (["message_lost"], set())
+    assert not world.row(message_id).settled
+
+
+@in_virtual_time
+async def test_a_conflicting_message_is_found_under_the_id_of_its_own() -> None:
+    world = World()
+    first = await left_behind(world)
+    world.send(message_id=first, body=b"[]")
+    [message] = await world.consumer.fetch(1)
+    item = world.reception().take(message, received_at=world.clock())
+    await world.reception().record([item], world.stop)
+    await world.consumer.ack(message)
+    async with world.consuming():
+        await asyncio.sleep(2 * OVERDUE)
+    assert world.buried() == [(item.envelope.message_id, "CONTENT_CONFLICT")]
+    assert world.row(first).processed_at is not None
+
+
+@in_virtual_time
+async def test_who_may_not_read_the_stream_is_told_and_works_on() -> None:
+    world = World()
+    await left_behind(world)
+
+    async def forbidden(_seqs: object) -> None:
+        raise ContractError("no permission")
+
+    world.consumer.left_behind = forbidden  # type: ignore[assignment, method-assign]
+    async with world.consuming():
+        await asyncio.sleep(2 * OVERDUE)
+        world.send()
+        await world.observer.seen(MessageProcessed)
+    assert set(told(world)) == {"leftovers_not_readable"}
