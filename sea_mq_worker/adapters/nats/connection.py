@@ -52,6 +52,7 @@ class NatsConnection:
         self._last_error: Exception = TimeoutError("no answer")
         self._listeners: list[Listener] = [on_event]
         self._denied: dict[str, None] = {}
+        self._asked: dict[asyncio.Future[None], str] = {}
         self._silence: asyncio.TimerHandle | None = None
         self._closing = False
         self._nkey_seed_file = nkey_seed_file
@@ -69,6 +70,29 @@ class NatsConnection:
     def listen(self, listener: Listener) -> None:
         """Call ``listener`` at every event from now on; it must be quick."""
         self._listeners.append(listener)
+
+    async def request(self, subject: str, body: bytes, *, timeout_seconds: float) -> bytes:
+        """Ask and return the answer's body; what the server forbids is told at once.
+
+        Raises:
+            ContractError: the worker has no permission to ask.
+            nats.errors.Error: as nats-py.
+        """
+        answer = asyncio.ensure_future(self.client.request(subject, body, timeout=timeout_seconds))
+        denial: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._asked[denial] = subject.lower()
+        try:
+            either: set[asyncio.Future[Any]] = {answer, denial}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            answer.cancel()
+            raise
+        finally:
+            del self._asked[denial]
+        if answer.done():
+            return (await answer).data
+        answer.add_done_callback(_forget)  # nats-py tidies up after it when its time is over
+        raise ContractError(f"the worker has no permission to publish to {subject}; grant it")
 
     def denied(self, subject: str) -> bool:
         """Tell whether the server has forbidden this connection the subject; it answers nothing else then."""
@@ -101,6 +125,9 @@ class NatsConnection:
             return self.tell("error", plain(error))
         if len(self._denied) < _DENIALS_MAX:
             self._denied[denied[1]] = None
+        for denial, subject in self._asked.items():
+            if subject == denied[1] and not denial.done():
+                denial.set_result(None)
         return self.tell("denied", denied[1])
 
     async def on_disconnected(self) -> None:
@@ -139,6 +166,12 @@ class NatsConnection:
         self.lost_reason = reason
         self.lost.set()
         self.tell("lost", reason)
+
+
+def _forget(answer: "asyncio.Future[Any]") -> None:
+    """Take notice of an error that nobody waits for any more."""
+    if not answer.cancelled():
+        answer.exception()
 
 
 async def connect(
@@ -263,16 +296,14 @@ async def api(
         raise BrokerUnavailableError(f"{full}: the connection is down")
     body = json.dumps(payload).encode() if payload is not None else b""
     try:
-        answer = await connection.client.request(full, body, timeout=timeout_seconds)
+        answer = await connection.request(full, body, timeout_seconds=timeout_seconds)
     except nats.errors.NoRespondersError as error:
         raise BrokerUnavailableError(
             f"{full}: JetStream is not enabled here, or has no leader now"
         ) from error
     except (nats.errors.Error, TimeoutError) as error:
-        if connection.denied(full):
-            raise ContractError(f"the worker has no permission to publish to {full}; grant it") from error
         raise BrokerUnavailableError(f"{full}: {plain(error)}") from error
-    parsed: dict[str, Any] = json.loads(answer.data)
+    parsed: dict[str, Any] = json.loads(answer)
     if "error" in parsed:
         raise api_failed(full, parsed["error"])
     return parsed
