@@ -152,6 +152,35 @@ async def test_a_processed_message_whose_acknowledgement_is_lost_is_not_handled_
     assert await deliveries(shared) == 4
 
 
+@pytest.mark.fault("N18")
+async def test_a_message_that_kills_its_worker_each_time_ends_exhausted(
+    database: Database, nats_url: str, names: str, tmp_path: Path
+) -> None:
+    """The handler is not asked once more when its attempts are spent."""
+    workers: list[WorkerProcess] = []
+
+    async def kill(_call: Call, _writer: asyncio.StreamWriter) -> None:
+        workers[-1].send(signal.SIGKILL)
+
+    short: dict[str, Any] = {"inbox_lease_seconds": 0.9, "handler_timeout_seconds": 0.9}
+    consumer = {"ack_wait": SECOND}
+    async with site(
+        dsn=database.dsn, nats_url=nats_url, name=names, folder=tmp_path, consumer=consumer, **short
+    ) as at:
+        [deadly] = await at.send()
+        at.effects.script[deadly] = kill
+        for name in ("first", "second"):
+            async with at.worker(name=name, inbox_attempts_max=2) as worker:
+                workers.append(worker)
+                assert await worker.ended() == -signal.SIGKILL
+        async with at.worker(inbox_attempts_max=2):
+            await at.quiet()
+        await at.audit(buried=frozenset({deadly}))
+        assert at.effects.calls == {deadly: 2}
+        [letter] = await at.dead_letters()
+        assert letter["Dlq-Reason"] == "EXHAUSTED"
+
+
 @pytest.mark.fault("N08")
 async def test_a_worker_that_stalls_in_a_call_is_succeeded_after_its_lease_and_then_fenced(
     shared: Site,

@@ -1,6 +1,7 @@
 """Whatever the handler answers, and if it never does, no message is lost, buried in error or stuck."""
 
 import asyncio
+import gzip
 import itertools
 import json
 import socket
@@ -20,6 +21,7 @@ from tests.support.site import Site, site
 from tests.support.waiting import eventually
 from tests.support.worker import WorkerProcess
 
+BOMB = gzip.compress(bytes(5_000_000))
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
 RETRIED: Mapping[str, Behaviour] = {
     **{str(status): answer(status) for status in (500, 501, 502, 503, 504, 599)},
@@ -108,7 +110,7 @@ async def test_only_the_contracts_statuses_settle_a_message(shared: Site) -> Non
     shared.effects.taken[known] = 1
     shared.effects.script |= {
         done: raw(b"HTTP/1.1 100 Continue\r\n\r\n" + OK),
-        known: answer(409, body=b'{"already": true}'),
+        known: answer(409, body=BOMB, content_encoding="gzip"),
         rejected: answer(422, body=b'{"detail": "no such vibe"}'),
         asked_to_wait: in_turn(busy, at_last),
         **{
