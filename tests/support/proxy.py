@@ -38,7 +38,11 @@ class TcpProxy:
         if self._refuses:
             writer.transport.abort()
             return
-        upstream_reader, upstream_writer = await asyncio.open_connection(*self._target)
+        try:
+            upstream_reader, upstream_writer = await asyncio.open_connection(*self._target)
+        except OSError:
+            writer.transport.abort()
+            return
         own = {writer, upstream_writer}
         self._writers |= own
         try:

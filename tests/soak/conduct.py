@@ -1,0 +1,226 @@
+"""How the workers behaved: by the log of the database, by their use of the machine, by how they ended."""
+
+import re
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tests.soak.audit import late_calls, replays
+from tests.soak.evidence import Evidence
+from tests.soak.fleet import Life
+from tests.soak.ledger import Fate
+from tests.soak.stage import PAYLOAD_CANARY, SECRET
+
+if TYPE_CHECKING:
+    from tests.soak.watch import Sample
+
+_LEASE_SECONDS = 3.0
+_LAWFUL = {
+    (None, "PENDING"),
+    ("PENDING", "PENDING"),
+    ("PENDING", "CLAIMED"),
+    ("CLAIMED", "PUBLISHED"),
+    ("CLAIMED", "PENDING"),
+    ("CLAIMED", "DEAD"),
+    ("PUBLISHED", "PENDING"),
+    ("DEAD", "PENDING"),
+}
+_OPERATOR = "postgres"
+_OVERLAP_SECONDS = 15.0
+_WARM_UP_SECONDS = 20.0
+_LIFE_SECONDS = 60.0
+"""Only of a life this long a slope says anything."""
+_RSS_GROWTH_MAX = 12 * 2**20
+_LINES_PER_MINUTE_MAX = 400.0
+
+
+def rows_change_lawfully(evidence: Evidence) -> Iterator[str]:
+    """Only lawful transitions, each by the lease's holder or after its end; nothing immutable changes."""
+    content: dict[str, str] = {}
+    for row in evidence.outbox_log:
+        for problem in _outbox_problems(row, content):
+            yield f"event {row['id']}, change {row['n']} by {row['who']}: {problem}"
+    for row in evidence.inbox_log:
+        for problem in _inbox_problems(row):
+            yield f"message {row['id']}, change {row['n']} by {row['who']}: {problem}"
+
+
+def _outbox_problems(row: Mapping[str, Any], content: dict[str, str]) -> Iterator[str]:
+    event_id, was, became = str(row["id"]), row["was"], row["became"]
+    if (was, became) not in _LAWFUL:
+        yield f"{was} -> {became}"
+        return
+    if content.setdefault(event_id, row["content"]) != row["content"]:
+        yield "an immutable column changed"
+    if was == "CLAIMED":
+        yield from _settling_problems(row)
+    elif became == "CLAIMED":
+        if row["attempts"] != row["was_attempts"] + 1:
+            yield f"a claim made {row['attempts']} attempts of {row['was_attempts']}"
+        if row["was_available_at"] > row["at"]:
+            yield "claimed before it was due"
+    elif was in {"PUBLISHED", "DEAD"} and row["who"] != _OPERATOR:
+        yield f"{was} -> {became} by a worker"
+
+
+def _settling_problems(row: Mapping[str, Any]) -> Iterator[str]:
+    if row["attempts"] != row["was_attempts"]:
+        yield "settling changed the attempts"
+    held = (row["at"] - row["was_claimed_at"]).total_seconds()
+    reaped = (row["error"] or "").startswith("the lease of") and held >= _LEASE_SECONDS
+    if _worker(row["was_owner"]) != row["who"] and not reaped:
+        yield f"{row['was']} -> {row['became']} of a claim of {row['was_owner']}"
+
+
+def _inbox_problems(row: Mapping[str, Any]) -> Iterator[str]:
+    taken = row["owner"] is not None and row["owner"] != row["was_owner"]
+    if row["was_processed_at"] is not None and row["processed_at"] != row["was_processed_at"]:
+        yield "processed_at changed"
+    if taken and row["was_processed_at"] is not None:
+        yield f"leased by {row['owner']} after it was processed"
+    if taken and row["was_owner"] is not None and row["was_locked_until"] > row["at"]:
+        yield f"{row['owner']} took the lease of {row['was_owner']} before it was over"
+    settled = row["processed_at"] is not None or row["dead_lettered_at"] is not None
+    was_settled = row["was_processed_at"] is not None or row["was_dead_lettered_at"] is not None
+    if settled and not was_settled and row["who"] not in {_worker(row["was_owner"]), _OPERATOR}:
+        yield f"settled under the lease of {row['was_owner']}"
+    if was_settled and not settled and row["who"] != _OPERATOR:
+        yield "opened again by a worker"
+
+
+def _worker(owner: str | None) -> str:
+    return (owner or "").partition("#")[0]
+
+
+def resources_stay_flat(evidence: Evidence) -> Iterator[str]:
+    """No session idles in a transaction; memory, descriptors, threads stay flat; logs are few."""
+    for seen in evidence.idle_in_transaction:
+        if seen["seconds"] > 1:
+            yield f"a session of {seen['usename']} idled in a transaction for {seen['seconds']:.1f} s"
+    for slope in slopes(evidence):
+        if slope["rss_growth"] > _RSS_GROWTH_MAX or slope["fds_growth"] > 10 or slope["threads_growth"] > 3:
+            yield f"{slope['life']} grew: {slope}"
+    for name, (lines, minutes) in log_rates(evidence).items():
+        if lines > max(_LINES_PER_MINUTE_MAX * minutes, _LINES_PER_MINUTE_MAX):
+            yield f"{name} wrote {lines} lines in {minutes:.1f} minutes"
+    for name, text in evidence.logs.items():
+        for canary in (SECRET, PAYLOAD_CANARY):
+            if canary in text:
+                yield f"the log of {name} tells {canary}"
+
+
+def slopes(evidence: Evidence) -> list[dict[str, Any]]:
+    """Compare the second quarter of each long life with its last."""
+    lives: dict[str, list[Sample]] = defaultdict(list)
+    for sample in evidence.samples:
+        lives[f"{sample.worker}-{sample.life}"].append(sample)
+    found = []
+    for name, samples in lives.items():
+        settled = [sample for sample in samples if sample.at > samples[0].at + _WARM_UP_SECONDS]
+        if not settled or settled[-1].at - settled[0].at < _LIFE_SECONDS:
+            continue
+        quarter = len(settled) // 4
+        early, late = settled[quarter : 2 * quarter], settled[-quarter:]
+        minutes = (late[0].at - early[0].at) / 60
+        growth = {
+            f"{field}_growth": statistics.median(getattr(s, field) for s in late)
+            - statistics.median(getattr(s, field) for s in early)
+            for field in ("rss", "fds", "threads")
+        }
+        found.append({
+            "life": name, "seconds": round(settled[-1].at - samples[0].at), **growth,
+            "rss_mb": round(late[-1].rss / 2**20, 1), "fds": late[-1].fds, "threads": late[-1].threads,
+            "rss_mb_per_minute": round(growth["rss_growth"] / 2**20 / minutes, 2),
+        })  # fmt: skip
+    return found
+
+
+def log_rates(evidence: Evidence) -> dict[str, tuple[int, float]]:
+    """Count lines and minutes of each life."""
+    return {
+        f"{life.worker}-{life.number}": (
+            evidence.logs[f"{life.worker}-{life.number}"].count("\n"),
+            (life.ended - life.began) / 60,
+        )
+        for life in evidence.lives
+        if life.ended
+    }
+
+
+def workers_end_as_told(evidence: Evidence) -> Iterator[str]:
+    """A worker ends because it was told to, or with the documented code while what it needs is missing."""
+    for life in evidence.lives:
+        if not _fine(life, evidence):
+            last = evidence.logs[f"{life.worker}-{life.number}"].splitlines()[-1:]
+            yield f"{life.worker}-{life.number} ended with {life.code}, told {life.told or 'nothing'}: {last}"
+
+
+def _fine(life: Life, evidence: Evidence) -> bool:
+    def during(*kinds: str) -> bool:
+        return any(
+            fault.kind in kinds and fault.began < life.ended < fault.ended + _OVERLAP_SECONDS
+            for fault in evidence.faults
+        )
+
+    if life.told == "SIGKILL":
+        return life.code == -9
+    if life.told == "SIGTERM":
+        hurt = any(
+            f.began < life.ended and f.ended > life.told_at - 2
+            for f in evidence.faults
+            if f.kind != "worker.stop"
+        )
+        return life.code == 0 or (life.code == 5 and hurt)
+    return life.code == 3 and during("broker.delete_consumer", "broker.forbid")
+
+
+_SERIES = {
+    "repeats that the stream dropped": "sea_mq_outbox_duplicates_total",
+    "leases reaped": "sea_mq_outbox_leases_reaped_total",
+    "settlements refused by the fence": "sea_mq_leases_lost_total",
+    "events given back without an attempt": "sea_mq_outbox_released_total",
+    "duplicates acknowledged unasked": "sea_mq_inbox_skipped_total",
+    "gates closed": "sea_mq_gate_pauses_total",
+}
+
+
+def sometimes(evidence: Evidence) -> dict[str, int]:
+    """Count what a soak has to have reached, or it proved nothing about it."""
+    totals = Counter[str]()
+    for life in evidence.lives:
+        for series, value in life.metrics.items():
+            totals[re.sub(r"\{.*", "", series)] += int(value) if series.startswith("sea_mq_") else 0
+    found = {text: totals[name] for text, name in _SERIES.items()}
+    found["409 answers"] = sum(call.status == 409 for call in evidence.heard)
+    found["commits with an unknown end"] = sum(t.fate is Fate.UNKNOWN for t in evidence.ledger.values())
+    found["transactions rolled back"] = sum(t.fate is Fate.ROLLED_BACK for t in evidence.ledger.values())
+    found["replays delivered"] = replays(evidence).total()
+    found["redrives done"] = sum(
+        row["was_dead_lettered_at"] is not None and row["dead_lettered_at"] is None
+        for row in evidence.inbox_log
+    )
+    found["exhausted messages"] = sum(m.headers["Dlq-Reason"] == "EXHAUSTED" for m in evidence.letters)
+    return found
+
+
+def rare_paths_were_reached(evidence: Evidence) -> Iterator[str]:
+    """Each path that only faults lead to was taken at least once."""
+    for what, count in sometimes(evidence).items():
+        if not count:
+            yield f"never: {what}"
+
+
+def late(evidence: Evidence) -> Sequence[str]:
+    """Tell the calls that came after their message was processed, and why."""
+    return [
+        f"{call.id} {seconds:.2f} s late: {why or 'unexplained'}"
+        for call, seconds, why in late_calls(evidence)
+    ]
+
+
+CONDUCT = (
+    ("A9", rows_change_lawfully),
+    ("A10", resources_stay_flat),
+    ("A11", workers_end_as_told),
+)

@@ -1,0 +1,268 @@
+"""How each kind of fault is caused, for its length, and undone."""
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import asyncpg
+
+from sea_mq_worker.adapters.nats.connection import api
+from sea_mq_worker.domain.errors import WorkerError
+from tests.soak.fleet import Member
+from tests.soak.plan import Fault
+from tests.soak.stage import CONTEXT, Stage
+from tests.soak.streams import stored
+
+_COMMAND_SECONDS = 25.0
+_TRIES = 50
+_GONE = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError)
+_EVENTS, _DEAD_LETTERS = f"{CONTEXT.upper()}_EVENTS", f"{CONTEXT.upper()}_DLQ"
+_REDRIVABLE = (
+    "SELECT message_id::text FROM inbox_messages WHERE dead_lettered_at IS NOT NULL"
+    " AND dead_letter_reason = 'REJECTED'"
+)
+_REPLAYABLE = (
+    "SELECT id::text FROM outbox_events WHERE state = 'PUBLISHED' ORDER BY md5(id::text || $1) LIMIT 5"
+)
+_BACKENDS = "SELECT pid FROM pg_stat_activity WHERE usename LIKE 'w_' ORDER BY pid"
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Injected:
+    """A fault as it really was, in wall-clock time."""
+
+    kind: str
+    victim: str
+    began: float
+    ended: float
+    note: str = ""
+
+
+@dataclass
+class Chaos:
+    """Carries out a plan."""
+
+    stage: Stage
+    done: list[Injected] = field(default_factory=list)
+
+    async def run(self, plan: list[Fault]) -> None:
+        """Cause every fault at its time; return when the last one is undone."""
+        began = time.monotonic()
+        async with asyncio.TaskGroup() as group:
+            for fault in plan:
+                await asyncio.sleep(max(0.0, began + fault.at - time.monotonic()))
+                group.create_task(self._cause(fault))
+
+    async def _cause(self, fault: Fault) -> None:
+        side, _, kind = fault.kind.partition(".")
+        began = time.time()
+        note = ""
+        match side:
+            case "operator":
+                note = await getattr(self, f"_{kind}")(fault)
+            case "proxy":
+                worker, _, which = fault.victim.partition(":")
+                await self._bend(self.stage.members[worker].proxies[which], kind, fault)
+            case "producer":
+                self.stage.to_producers.cut()
+            case "handler":
+                self.stage.service.mood = kind
+                await asyncio.sleep(fault.seconds)
+                self.stage.service.mood = "well"
+            case "worker":
+                async with self._worker(self.stage.members[fault.victim], kind):
+                    await asyncio.sleep(fault.seconds)
+            case _:
+                hurt: Callable[[Fault], AbstractAsyncContextManager[None]]
+                hurt = getattr(self, f"_{side}_{kind}")
+                async with hurt(fault):
+                    await asyncio.sleep(fault.seconds)
+        self.done.append(
+            Injected(kind=fault.kind, victim=fault.victim, began=began, ended=time.time(), note=note)
+        )
+
+    async def _bend(self, proxy: Any, how: str, fault: Fault) -> None:
+        if how == "delay":
+            proxy.delay(random.Random(fault.draw).choice((0.05, 0.2, 1.0)))
+        else:
+            getattr(proxy, how)()
+        await asyncio.sleep(fault.seconds)
+        proxy.heal()
+
+    @asynccontextmanager
+    async def _worker(self, member: Member, how: str) -> AsyncIterator[None]:
+        if how == "freeze":
+            member.signal(signal.SIGSTOP)
+            yield
+            member.signal(signal.SIGCONT)
+            return
+        async with member.down():
+            if how == "kill":
+                member.signal(signal.SIGKILL)
+            else:
+                await member.stopped()
+            yield
+
+    @asynccontextmanager
+    async def _broker_kill(self, _: Fault) -> AsyncIterator[None]:
+        await self.stage.nats.kill()
+        yield
+        await self.stage.nats.start()
+
+    @asynccontextmanager
+    async def _broker_freeze(self, _: Fault) -> AsyncIterator[None]:
+        async with _frozen(self.stage.nats.pid):
+            yield
+
+    @asynccontextmanager
+    async def _broker_full(self, _: Fault, stream: str = _EVENTS) -> AsyncIterator[None]:
+        """Leave a stream no room for one more message."""
+        info = await self._ask(f"STREAM.INFO.{stream}")
+        config = info["config"]
+        await self._ask(f"STREAM.UPDATE.{stream}", config | {"max_bytes": max(info["state"]["bytes"], 1)})
+        yield
+        await self._ask(f"STREAM.UPDATE.{stream}", config)
+
+    def _broker_full_dead_letters(self, fault: Fault) -> AbstractAsyncContextManager[None]:
+        return self._broker_full(fault, _DEAD_LETTERS)
+
+    @asynccontextmanager
+    async def _broker_forbid(self, fault: Fault) -> AsyncIterator[None]:
+        """Forbid the workers to publish: events, or dead letters."""
+        what = "event" if fault.draw % 2 else "dlq"
+        self.stage.permit({"publish": {"deny": [f"{CONTEXT}.{what}.>"]}})
+        yield
+        self.stage.permit({})
+
+    @asynccontextmanager
+    async def _broker_delete_consumer(self, _: Fault) -> AsyncIterator[None]:
+        """Delete the durable; it is made anew as an operator would, and delivers everything again."""
+        target = self.stage.direct
+        await self._ask(f"CONSUMER.DELETE.{target.upstream_stream}.{target.durable}")
+        yield
+        await _again(self.stage.apply_streams)
+
+    @asynccontextmanager
+    async def _database_restart(self, _: Fault) -> AsyncIterator[None]:
+        await self.stage.postgres.stop("immediate")
+        yield
+        await self.stage.postgres.start()
+
+    @asynccontextmanager
+    async def _database_freeze(self, _: Fault) -> AsyncIterator[None]:
+        """Stop the postmaster: who is connected works on, nobody else gets in."""
+        async with _frozen(self.stage.postgres.pid):
+            yield
+
+    @asynccontextmanager
+    async def _database_freeze_backend(self, fault: Fault) -> AsyncIterator[None]:
+        pids = await self._backends()
+        if not pids:
+            yield
+            return
+        async with _frozen(pids[fault.draw % len(pids)]):
+            yield
+
+    @asynccontextmanager
+    async def _database_terminate(self, fault: Fault) -> AsyncIterator[None]:
+        chance = random.Random(fault.draw)
+        with contextlib.suppress(*_GONE):
+            async with self.stage.database() as connection:
+                for pid in await self._backends():
+                    if chance.random() < 0.5:
+                        await connection.execute("SELECT pg_terminate_backend($1)", pid)
+        yield
+
+    async def _backends(self) -> list[int]:
+        with contextlib.suppress(*_GONE):
+            async with self.stage.database() as connection:
+                return [row["pid"] for row in await connection.fetch(_BACKENDS)]
+        return []
+
+    async def _ask(self, subject: str, payload: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        return await _again(lambda: api(self.stage.broker, subject, payload))
+
+    async def _replay(self, fault: Fault) -> str:
+        try:
+            async with self.stage.database() as connection:
+                ids = [row["id"] for row in await connection.fetch(_REPLAYABLE, str(fault.draw))]
+        except _GONE:
+            ids = []
+        if not ids:
+            return "nothing to replay"
+        code, _ = await command(self.stage, "outbox", "replay", *ids, "--reason", "soak", "--actor", "chaos")
+        return f"replay of {len(ids)}: exit {code}"
+
+    async def _redrive(self, _: Fault) -> str:
+        """Let the handler take a few rejected messages from now on, and redrive them."""
+        try:
+            async with self.stage.database() as connection:
+                dead = {row["message_id"] for row in await connection.fetch(_REDRIVABLE)}
+            letters = await stored(self.stage.broker, _DEAD_LETTERS)
+        except (*_GONE, WorkerError):
+            return "nothing to redrive"
+        found = {letter.seq: letter.headers["Dlq-Message-Id"] for letter in letters}
+        chosen = [seq for seq, message_id in found.items() if message_id in dead][:3]
+        if not chosen:
+            return "nothing to redrive"
+        self.stage.service.rejects -= {found[seq] for seq in chosen}
+        self.stage.pardoned.update(chosen)
+        return f"redrive of {len(chosen)}: exit {await redrive(self.stage, chosen)}"
+
+
+async def redrive(stage: Stage, seqs: list[int]) -> int:
+    """Run the operator's command."""
+    code, _ = await command(
+        stage, "dlq", "redrive", *map(str, seqs), "--reason", "soak", "--actor", "chaos", "--json"
+    )
+    return code
+
+
+async def command(stage: Stage, *words: str) -> tuple[int, str]:
+    """Run a command of the worker past every proxy; one that hangs is killed and answers -9."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith("SEA_MQ_")}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "sea_mq_worker", *words),
+        env=own | dict(stage.direct.environment),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    try:
+        async with asyncio.timeout(_COMMAND_SECONDS):
+            written, _ = await process.communicate()
+    except TimeoutError:
+        process.kill()
+        written, _ = await process.communicate()
+    return process.returncode or 0, written.decode()
+
+
+@asynccontextmanager
+async def _frozen(pid: int) -> AsyncIterator[None]:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
+async def _again(call: Callable[[], Awaitable[T]]) -> T:
+    """Insist: what a fault changes has to be changed back."""
+    for _ in range(_TRIES):
+        with contextlib.suppress(WorkerError):
+            return await call()
+        await asyncio.sleep(0.2)
+    return await call()

@@ -1,0 +1,80 @@
+"""What the producers know to have happened, synced to a file before and after each step."""
+
+import asyncio
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+
+
+class Fate(StrEnum):
+    """What a producer knows of its transaction."""
+
+    INTENT = "intent"
+    OK = "ok"
+    ROLLED_BACK = "rolled back"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """An event as the producer meant it; ``dead`` is what its error has to name, empty for a good one."""
+
+    id: str
+    payload: str
+    key: str | None = None
+    dead: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transaction:
+    """Events that were to be committed together."""
+
+    name: str
+    events: tuple[Planned, ...]
+    fate: Fate = Fate.INTENT
+
+
+class Ledger:
+    """A file of lines; an intent whose outcome was never written counts as unknown."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("wb", buffering=0)
+        self.transactions: dict[str, Transaction] = {}
+
+    async def intend(self, name: str, events: Sequence[Planned]) -> None:
+        """Note what is about to be inserted."""
+        transaction = Transaction(name=name, events=tuple(events))
+        self.transactions[name] = transaction
+        await self._write(json.dumps(asdict(transaction)))
+
+    async def settle(self, name: str, fate: Fate) -> None:
+        """Note what became of it."""
+        self.transactions[name] = replace(self.transactions[name], fate=fate)
+        await self._write(json.dumps({"name": name, "fate": fate}))
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    async def _write(self, line: str) -> None:
+        def write() -> None:
+            self._file.write(line.encode() + b"\n")
+            os.fdatasync(self._file.fileno())
+
+        await asyncio.to_thread(write)
+
+
+def read(path: Path) -> dict[str, Transaction]:
+    """Read a ledger back: the audit believes the file and not the process that wrote it."""
+    found: dict[str, Transaction] = {}
+    for line in path.read_text().splitlines():
+        entry = json.loads(line)
+        if "events" in entry:
+            events = tuple(Planned(**event) for event in entry["events"])
+            found[entry["name"]] = Transaction(name=entry["name"], events=events)
+        else:
+            found[entry["name"]] = replace(found[entry["name"]], fate=Fate(entry["fate"]))
+    return {name: replace(t, fate=Fate.UNKNOWN) if t.fate is Fate.INTENT else t for name, t in found.items()}

@@ -1,0 +1,104 @@
+"""Bugs for the negative control: mistakes that such workers have had, each has to turn the soak red."""
+
+import dataclasses
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+
+def plant(name: str) -> None:
+    """Put a bug into the worker of this process."""
+    BUGS[name]()
+
+
+def _ack_before_handling() -> None:
+    """Acknowledge on receipt: what a killed worker held is gone."""
+    from sea_mq_worker.application.inbox import InboxConsumer  # noqa: PLC0415 - only in a worker
+
+    honest = InboxConsumer._work
+
+    async def work(self: Any, item: Any, run: Any, stop: Any) -> None:
+        await self.consumer.ack(item.message)
+        await honest(self, item, run, stop)
+
+    InboxConsumer._work = work  # type: ignore[method-assign]
+
+
+def _mark_before_publish() -> None:
+    """Settle first and publish then: what does not get through is lost."""
+    from sea_mq_worker.application.relay import OutboxPublisher  # noqa: PLC0415
+    from sea_mq_worker.domain.outcomes import Published, Stored  # noqa: PLC0415
+
+    async def work(self: Any, claim: Any, claimed_at: float, stop: Any) -> None:
+        verdicts = [Published(event, Stored("SEA_EVENTS", 1)) for event in claim.events]
+        await self.settlement.settle(self.outbox, claim, verdicts, claimed_at=claimed_at)
+        await self.publishing.publish(claim.events, claimed_at=claimed_at, stop=stop)
+
+    OutboxPublisher._work = work  # type: ignore[method-assign]
+
+
+def _known_means_done() -> None:
+    """Take every known message for a duplicate: what a killed worker had recorded is never handled."""
+    from sea_mq_worker.adapters.postgres.inbox import PostgresInboxAdapter  # noqa: PLC0415
+    from sea_mq_worker.domain.receipts import Done, Run  # noqa: PLC0415
+
+    honest = PostgresInboxAdapter.insert
+
+    async def insert(self: Any, entries: Any, *, lease_seconds: float) -> list[Any]:
+        receipts = await honest(self, entries, lease_seconds=lease_seconds)
+        return [Done() if isinstance(r, Run) and r.attempts > 1 else r for r in receipts]
+
+    PostgresInboxAdapter.insert = insert  # type: ignore[method-assign]
+
+
+def _settle_without_fence() -> None:
+    """Settle by id alone: a worker that was frozen settles what is another's by now."""
+    from sea_mq_worker.adapters.postgres.outbox import PostgresOutboxAdapter  # noqa: PLC0415
+
+    honest = PostgresOutboxAdapter.__init__
+
+    def init(self: Any, **given: Any) -> None:
+        honest(self, **given)
+        fence = "o.claimed_by = $1::text AND o.claimed_at = $2::timestamptz"
+        assert fence in self._sql["settle"]
+        unfenced = "$1::text IS NOT NULL AND $2::timestamptz IS NOT NULL"
+        self._sql = {**self._sql, "settle": self._sql["settle"].replace(fence, unfenced)}
+
+    PostgresOutboxAdapter.__init__ = init  # type: ignore[method-assign]
+
+
+def _new_id_for_each_attempt() -> None:
+    """Publish a repeat under another message id: the stream keeps both copies."""
+    from sea_mq_worker.application import publishing  # noqa: PLC0415
+
+    honest = publishing.__dict__["outbound_message"]
+
+    def message(event: Any, *, context: str, source: str) -> Any:
+        made = honest(event, context=context, source=source)
+        other = str(uuid.uuid4())
+        return dataclasses.replace(made, id=other, headers={**made.headers, "Nats-Msg-Id": other})
+
+    publishing.__dict__["outbound_message"] = message
+
+
+def _outage_kills() -> None:
+    """Bury an event at its first attempt without an answer: a short outage makes it DEAD."""
+    from sea_mq_worker.domain.outcomes import Buried, Unknown  # noqa: PLC0415
+    from sea_mq_worker.domain.retry import RetryPolicy  # noqa: PLC0415
+
+    honest = RetryPolicy.judge
+
+    def judge(self: Any, event: Any, outcome: Any) -> Any:
+        return Buried(event, outcome.reason) if isinstance(outcome, Unknown) else honest(self, event, outcome)
+
+    RetryPolicy.judge = judge  # type: ignore[method-assign]
+
+
+BUGS: dict[str, Callable[[], None]] = {
+    "ack-before-handling": _ack_before_handling,
+    "mark-before-publish": _mark_before_publish,
+    "known-means-done": _known_means_done,
+    "settle-without-fence": _settle_without_fence,
+    "new-id-for-each-attempt": _new_id_for_each_attempt,
+    "outage-kills": _outage_kills,
+}

@@ -1,0 +1,15 @@
+"""Read by Python itself in each worker of a soak: turns its clock wrong, or plants a bug."""
+
+import os
+import time
+
+_skew = float(os.environ.get("SOAK_CLOCK_SKEW") or 0)
+if _skew:
+    _time, _time_ns = time.time, time.time_ns
+    time.time = lambda: _time() + _skew
+    time.time_ns = lambda: _time_ns() + int(_skew * 10**9)
+
+if os.environ.get("SOAK_PLANTED_BUG"):
+    from tests.soak import planted
+
+    planted.plant(os.environ["SOAK_PLANTED_BUG"])

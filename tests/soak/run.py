@@ -1,0 +1,133 @@
+"""One soak: traffic and chaos together, then peace, a last stop, and the audit."""
+
+import asyncio
+import random
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import asyncpg
+
+from sea_mq_worker.domain.errors import WorkerError
+from tests.soak.audit import CONTENT, Check, judge
+from tests.soak.conduct import CONDUCT, rare_paths_were_reached
+from tests.soak.evidence import Evidence, gather
+from tests.soak.faults import Chaos, redrive
+from tests.soak.ledger import Ledger
+from tests.soak.plan import draw
+from tests.soak.producers import Producer, Sender
+from tests.soak.stage import CONTEXT, Stage, stage
+from tests.soak.streams import stored
+from tests.soak.watch import Watch
+from tests.support.jetstream import consumer_info
+
+_DRAIN_SECONDS = 60.0
+_RARE_PATHS_SECONDS = 300.0
+"""A shorter soak need not have taken every rare path."""
+_UNFINISHED = """
+SELECT (SELECT count(*) FROM outbox_events WHERE state IN ('PENDING', 'CLAIMED')),
+       (SELECT count(*) FROM inbox_messages WHERE processed_at IS NULL AND dead_lettered_at IS NULL)
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Soaked:
+    """What a soak came to."""
+
+    seed: int
+    seconds: float
+    bug: str
+    planned: int
+    drain_seconds: float
+    evidence: Evidence
+    checks: list[Check]
+
+    @property
+    def passed(self) -> bool:
+        return all(check.passed for check in self.checks)
+
+
+async def soak(
+    *, seed: int, seconds: float, folder: Path, bug: str = "", only: frozenset[str] = frozenset()
+) -> Soaked:
+    """Run a soak; its logs and its ledger are in ``folder``."""
+    plan = draw(seed, seconds, only=only)
+    ledger = Ledger(folder / "ledger")
+    async with stage(folder, seed=seed, bug=bug) as made:
+        chaos, watch, sender = Chaos(made), Watch(made), Sender(made, random.Random(seed + 3))
+        over = asyncio.Event()
+        async with asyncio.TaskGroup() as watching:
+            watching.create_task(watch.run(over))
+            async with asyncio.TaskGroup() as traffic:
+                stop = asyncio.Event()
+                for number in (1, 2):
+                    producer = Producer(made, ledger, f"p{number}", random.Random(seed + number))
+                    traffic.create_task(producer.run(stop))
+                traffic.create_task(sender.run(stop))
+                began = time.monotonic()
+                await chaos.run(plan)
+                await asyncio.sleep(max(0.0, began + seconds - time.monotonic()))
+                stop.set()
+            peace = time.monotonic()
+            left = await _drained(made)
+            await _redrive_the_rest(made)
+            drain_seconds = time.monotonic() - peace
+            for member in made.members.values():
+                await member.scrape()
+            over.set()
+        for member in made.members.values():
+            await member.retire()
+        ledger.close()
+        evidence = await gather(
+            made,
+            ledger=folder / "ledger",
+            acknowledged=sender.acknowledged,
+            faults=sorted(chaos.done, key=lambda fault: fault.began),
+            watch=watch,
+            left=left,
+        )
+    checks = [Check("A0", f"All is done {_DRAIN_SECONDS:g} s after the last fault", (left,) if left else ())]
+    checks += judge(evidence, CONTENT + CONDUCT)
+    if seconds >= _RARE_PATHS_SECONDS:
+        checks += judge(evidence, (("A11", rare_paths_were_reached),))
+    return Soaked(
+        seed=seed,
+        seconds=seconds,
+        bug=bug,
+        planned=len(plan),
+        drain_seconds=drain_seconds,
+        evidence=evidence,
+        checks=checks,
+    )
+
+
+async def _drained(made: Stage) -> str:
+    """Wait until nothing is left to do; tell what is left when the time is over."""
+    deadline = time.monotonic() + _DRAIN_SECONDS
+    while True:
+        left = await _left(made)
+        if not left or time.monotonic() > deadline:
+            return left
+        await asyncio.sleep(0.25)
+
+
+async def _left(made: Stage) -> str:
+    target = made.direct
+    try:
+        async with made.database() as connection:
+            events, messages = await connection.fetchrow(_UNFINISHED)
+        info = await consumer_info(made.broker, target.upstream_stream, target.durable)
+    except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, WorkerError) as error:
+        return f"no answer: {error}"
+    waiting = (events, messages, info["num_pending"], info["num_ack_pending"])
+    if any(waiting):
+        return "{} events, {} messages, {} not delivered, {} not acknowledged".format(*waiting)
+    return ""
+
+
+async def _redrive_the_rest(made: Stage) -> None:
+    """An operator whose redrive was cut off does it again."""
+    letters = await stored(made.broker, f"{CONTEXT.upper()}_DLQ")
+    left = sorted(made.pardoned & {letter.seq for letter in letters})
+    if left:
+        await redrive(made, left)

@@ -1,0 +1,173 @@
+"""The cast: servers of the soak's own, a handler, and workers each behind proxies of its own."""
+
+import asyncio
+import json
+import os
+import random
+import signal
+import tempfile
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+
+from sea_mq_worker.adapters.nats.connection import NatsConnection
+from sea_mq_worker.adapters.postgres.migrations import migrate
+from sea_mq_worker.embedded import EmbeddedNats, EmbeddedPostgres
+from tests.soak import witness
+from tests.soak.fleet import Member
+from tests.soak.plan import SIDES, WORKERS
+from tests.soak.service import Service
+from tests.support.handlers import HandlerServer, handler_server
+from tests.support.jetstream import SECOND, connected
+from tests.support.proxy import TcpProxy, proxied
+from tests.support.servers import QUICK
+from tests.support.site import FAST, FAST_CONSUMER
+from tests.support.worker import Deployment, apply_streams, deployment
+
+CONTEXT = "sea"
+SECRET = "canary-secret-7f3a"
+PAYLOAD_CANARY = "canary-payload-91c2"
+WINDOW_SECONDS = 20
+MAX_PAYLOAD = 65_536
+_ROOT = Path(__file__).parents[2]
+_SKEWS = {"w2": 3600}
+"""Seconds by which a worker's own clock is wrong."""
+_MODES = {"w1": "auto", "w2": "auto", "w3": "pipeline"}
+
+
+@dataclass
+class Stage:
+    """All that a soak works with. ``direct`` goes past every proxy, as a superuser."""
+
+    folder: Path
+    postgres: EmbeddedPostgres
+    nats: EmbeddedNats
+    nats_config: dict[str, Any]
+    direct: Deployment
+    service: Service
+    handler: HandlerServer
+    broker: NatsConnection
+    members: dict[str, Member]
+    producer_url: str
+    to_producers: TcpProxy
+    pardoned: set[int] = field(default_factory=set)
+    """Dead letters, by sequence, that an operator has tried to redrive."""
+
+    @asynccontextmanager
+    async def database(self) -> AsyncIterator[asyncpg.Connection]:
+        """Connect as a superuser, for a moment."""
+        connection = await asyncpg.connect(self.postgres.dsn, timeout=3, command_timeout=30)
+        try:
+            yield connection
+        finally:
+            connection.terminate()
+
+    async def apply_streams(self) -> None:
+        """Create what is missing on the broker."""
+        await apply_streams(
+            self.direct,
+            self.folder / "streams",
+            consumer=FAST_CONSUMER,
+            stream={"duplicate_window": WINDOW_SECONDS * SECOND},
+        )
+
+    def permit(self, permissions: Mapping[str, Any]) -> None:
+        """Change what the workers may do on the broker, by its own reload."""
+        user = self.nats_config["authorization"]["users"][1]
+        user.pop("permissions", None)
+        if permissions:
+            user["permissions"] = dict(permissions)
+        file = self.nats.folder / "nats-server.conf"
+        config = json.loads(file.read_text()) | self.nats_config
+        file.write_text(json.dumps(config))
+        os.kill(self.nats.pid, signal.SIGHUP)
+
+
+@asynccontextmanager
+async def stage(folder: Path, *, seed: int, bug: str = "") -> AsyncIterator[Stage]:
+    """Set everything up; ``bug`` is planted into each worker."""
+    config: dict[str, Any] = {
+        "max_payload": MAX_PAYLOAD,
+        "authorization": {
+            "users": [
+                {"user": "admin", "password": SECRET},
+                {"user": "worker", "password": SECRET},
+            ]
+        },
+    }
+    service = Service(random.Random(seed))
+    async with AsyncExitStack() as stack:
+        home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sea-mq-soak-")))
+        postgres = await stack.enter_async_context(EmbeddedPostgres(home / "postgres", settings=QUICK))
+        nats = await stack.enter_async_context(EmbeddedNats(home / "nats", config=config))
+        await migrate(postgres.dsn)
+        connection = await asyncpg.connect(postgres.dsn)
+        await witness.install(connection, password=SECRET)
+        await connection.close()
+        handler = await stack.enter_async_context(handler_server(service.take))
+        broker = await stack.enter_async_context(connected(nats.url, user="admin", password=SECRET))
+        to_producers, producer_url = await stack.enter_async_context(proxied(postgres.dsn))
+        made = Stage(
+            folder=folder,
+            postgres=postgres,
+            nats=nats,
+            nats_config=config,
+            direct=_deployment(postgres.dsn, _with_user(nats.url, "admin"), handler.url),
+            service=service,
+            handler=handler,
+            broker=broker,
+            members={},
+            producer_url=producer_url,
+            to_producers=to_producers,
+        )
+        await made.apply_streams()
+        for name in WORKERS:
+            made.members[name] = await _member(stack, made, name, bug)
+        async with asyncio.TaskGroup() as keeping:
+            for member in made.members.values():
+                keeping.create_task(member.keep())
+            yield made
+            for member in made.members.values():
+                await member.retire()
+
+
+async def _member(stack: AsyncExitStack, made: Stage, name: str, bug: str) -> Member:
+    urls = {
+        "database": made.postgres.dsn.replace("postgres:", f"{name}:", 1).replace(
+            (made.postgres.folder / "password").read_text(), SECRET
+        ),
+        "broker": _with_user(made.nats.url, "worker"),
+        "handler": f"{made.handler.url}/{name}",
+    }
+    ends = {side: await stack.enter_async_context(proxied(urls[side])) for side in SIDES}
+    target = _deployment(
+        *(ends[side][1] for side in SIDES), worker_name=name, outbox_publish_mode=_MODES[name]
+    )
+    plants = f"{Path(__file__).parent / 'plants'}{os.pathsep}{_ROOT}"
+    environment = {
+        **target.environment,
+        "PYTHONPATH": plants,
+        "SOAK_PLANTED_BUG": bug,
+        "SOAK_CLOCK_SKEW": str(_SKEWS.get(name, 0)),
+    }
+    planted = Deployment(context=target.context, upstream=target.upstream, environment=environment)
+    proxies = {side: proxy for side, (proxy, _) in ends.items()}
+    return Member(name=name, target=planted, folder=made.folder, proxies=proxies)
+
+
+def _deployment(database_url: str, nats_url: str, handler_url: str, **settings: object) -> Deployment:
+    return deployment(
+        context=CONTEXT,
+        database_url=database_url,
+        nats_url=nats_url,
+        handler_url=handler_url,
+        **{**FAST, **settings},
+    )
+
+
+def _with_user(url: str, user: str) -> str:
+    return url.replace("nats://", f"nats://{user}:{SECRET}@")

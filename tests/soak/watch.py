@@ -1,0 +1,92 @@
+"""The sampler: what processes and sessions use while they are hurt."""
+
+import asyncio
+import contextlib
+import os
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+
+from tests.soak.stage import Stage
+
+_EVERY_SECONDS = 0.5
+_SCRAPE_SECONDS = 2.0
+_SESSIONS = (
+    "SELECT usename, extract(epoch FROM clock_timestamp() - state_change)::float8 AS seconds"
+    " FROM pg_stat_activity WHERE usename LIKE 'w_' AND state LIKE 'idle in transaction%'"
+)
+_GONE = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One process at one moment; ``rss`` in bytes."""
+
+    at: float
+    worker: str
+    life: int
+    rss: int
+    fds: int
+    threads: int
+
+
+@dataclass
+class Watch:
+    """Samples until asked to stop."""
+
+    stage: Stage
+    samples: list[Sample] = field(default_factory=list)
+    idle_in_transaction: list[dict[str, Any]] = field(default_factory=list)
+    session_samples: int = 0
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Work until asked to stop."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._sessions(stop))
+            for member in self.stage.members.values():
+                group.create_task(self._every(stop, _SCRAPE_SECONDS, member.scrape))
+            await self._every(stop, _EVERY_SECONDS, self._processes)
+
+    async def _every(self, stop: asyncio.Event, seconds: float, work: Any) -> None:
+        while not stop.is_set():
+            await work()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await stop.wait()
+
+    async def _processes(self) -> None:
+        for member in self.stage.members.values():
+            if member.alive:
+                life = member.lives[-1]
+                with contextlib.suppress(OSError, ValueError):
+                    self.samples.append(_sample(member.name, life.number, life.pid))
+
+    async def _sessions(self, stop: asyncio.Event) -> None:
+        connection: asyncpg.Connection | None = None
+
+        async def look() -> None:
+            nonlocal connection
+            try:
+                if connection is None or connection.is_closed():
+                    connection = await asyncpg.connect(self.stage.postgres.dsn, timeout=3, command_timeout=3)
+                rows = await connection.fetch(_SESSIONS)
+            except _GONE:
+                connection = None
+                return
+            self.session_samples += 1
+            self.idle_in_transaction += [dict(row) | {"at": time.time()} for row in rows]
+
+        await self._every(stop, _EVERY_SECONDS, look)
+        if connection is not None:
+            connection.terminate()
+
+
+def _sample(worker: str, life: int, pid: int) -> Sample:
+    proc = Path("/proc") / str(pid)
+    pages = int((proc / "statm").read_text().split()[1])
+    threads = int((proc / "stat").read_text().rpartition(")")[2].split()[17])
+    fds = sum(1 for _ in (proc / "fd").iterdir())
+    return Sample(time.time(), worker, life, pages * os.sysconf("SC_PAGE_SIZE"), fds, threads)
