@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from sea_mq_worker.application.doubt import SEARCH_SLACK_SECONDS, may_be_forgotten
 from sea_mq_worker.application.gate import Gate
 from sea_mq_worker.application.patience import patiently
-from sea_mq_worker.domain.dead_letters import dead_letter_message, without_body
+from sea_mq_worker.domain.dead_letters import anew, dead_letter_message, without_body
 from sea_mq_worker.domain.errors import BrokerUnavailableError
 from sea_mq_worker.domain.facts import MessageDeadLettered
 from sea_mq_worker.domain.messages import DeadLetter, OutboundMessage
@@ -72,12 +72,24 @@ class Burial:
         return message.id in found
 
     async def _publish(self, message: OutboundMessage) -> None:
+        """Publish it, under another id where the stream only remembers one that was taken out of it since."""
+        stored = await self._store(message)
+        while stored.duplicate and not await self._holds(message.id):
+            message = anew(message, removed_seq=stored.seq)
+            stored = await self._store(message)
+
+    async def _holds(self, message_id: str) -> bool:
+        since = self.publisher.duplicate_window_seconds + SEARCH_SLACK_SECONDS
+        return message_id in await self.publisher.find(frozenset((message_id,)), since_seconds=since)
+
+    async def _store(self, message: OutboundMessage) -> Stored:
         outcome = await self.publisher.publish(message.subject, message.payload, message.headers)
         if isinstance(outcome, Refused):
             short = without_body(message)
             outcome = await self.publisher.publish(short.subject, short.payload, short.headers)
         if not isinstance(outcome, Stored):
             raise BrokerUnavailableError(f"the dead-letter stream does not take messages: {outcome.reason}")
+        return outcome
 
     def _report(self, letter: DeadLetter) -> None:
         self.observer.observe(

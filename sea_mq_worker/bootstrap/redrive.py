@@ -10,6 +10,7 @@ from uuid import UUID
 from sea_mq_worker.adapters.nats.dead_letters import DeadLetterEntry, NatsDeadLetters
 from sea_mq_worker.adapters.postgres.inbox import PostgresInboxAdapter
 from sea_mq_worker.adapters.postgres.operations import PostgresOperations
+from sea_mq_worker.application.keeping import kept
 from sea_mq_worker.bootstrap.connections import open_handler, open_pool
 from sea_mq_worker.bootstrap.operator import dead_letters, operations
 from sea_mq_worker.domain.envelopes import Valid, content_hash, open_envelope
@@ -34,7 +35,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Redriver:
-    """Hands dead letters to the handler as the worker would; ``lease_seconds`` outlasts one call."""
+    """Hands dead letters to the handler as the worker would; ``lease_seconds`` are kept up during a call."""
 
     tables: PostgresOperations
     inbox: InboxRepository
@@ -69,7 +70,8 @@ class Redriver:
             return _failed(
                 entry, f"the inbox answers {type(run).__name__}: somebody has it now; try again later"
             )
-        result = await self.handler.handle(envelope.request)
+        async with kept(self.inbox, run.lease, lease_seconds=self.lease_seconds):
+            result = await self.handler.handle(envelope.request)
         if isinstance(result, Accepted):
             if not await self.inbox.mark_processed([run.lease]):
                 return _failed(
@@ -97,13 +99,12 @@ async def redriver(settings: Settings) -> AsyncIterator[Redriver]:
         stack.push_async_callback(pool.close)
         handler = open_handler(settings, concurrency=1)
         stack.push_async_callback(handler.close)
-        call_seconds = settings.handler_timeout_seconds + settings.database_timeout_seconds
         yield Redriver(
             tables=tables,
             inbox=PostgresInboxAdapter(pool=pool, worker=f"redrive-{os.getpid()}"),
             letters=letters,
             handler=handler,
-            lease_seconds=max(settings.inbox_lease_seconds, call_seconds),
+            lease_seconds=settings.inbox_lease_seconds,
         )
 
 

@@ -1,6 +1,7 @@
 """Dead letters: CMD-052 and EVT-047-002, and back again for a redrive."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from enum import StrEnum
 from urllib.parse import quote
 
@@ -57,6 +58,12 @@ def dead_letter_message(letter: DeadLetter, *, context: str) -> OutboundMessage:
         payload=source.payload,
         headers=headers,
     )
+
+
+def anew(message: OutboundMessage, *, removed_seq: int) -> OutboundMessage:
+    """Give a dead letter an id that the removed one at ``removed_seq`` does not hide; always the same one."""
+    message_id = f"{message.id}:{removed_seq}"
+    return replace(message, id=message_id, headers={**message.headers, MSG_ID: message_id})
 
 
 def without_body(message: OutboundMessage) -> OutboundMessage:

@@ -152,13 +152,14 @@ UPDATE operator_actions a
  WHERE a.id = $3::bigint;
 
 -- name: redriven
--- Opens a dead-lettered message, so that it is handled when it comes again; last_error keeps the reason.
+-- Opens a dead-lettered message, so that it is handled when it comes again; last_error keeps the reason, and
+-- dead_letter_begun_at tells that its dead letter may still be in the stream.
 -- open: it is not processed; reopened: it was dead-lettered.
 -- Index: the primary key.
 -- $1 message id, $2 actor, $3 reason.
 WITH reopened AS (
     UPDATE inbox_messages i
-       SET dead_lettered_at = NULL, dead_letter_begun_at = NULL, dead_letter_reason = NULL, attempts = 0
+       SET dead_lettered_at = NULL, dead_letter_reason = NULL, attempts = 0
      WHERE i.message_id = $1::uuid AND i.dead_lettered_at IS NOT NULL AND i.processed_at IS NULL
     RETURNING 1
 ), recorded AS (

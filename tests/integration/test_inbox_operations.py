@@ -105,7 +105,8 @@ async def test_a_redriven_message_is_handled_when_it_comes_again(
     assert (shown.state, shown.attempts, shown.last_error) == ("WAITING", 0, "REJECTED: 422")
     [receipt] = await inbox.insert([entry(message_id)], lease_seconds=60)
     assert isinstance(receipt, Run)
-    assert (receipt.attempts, receipt.dead_letter_begun_seconds_ago) == (1, 0.0)
+    assert receipt.attempts == 1
+    assert receipt.dead_letter_begun_seconds_ago > 0, "the dead letter is not published twice"
     [action] = await operations.audit(limit=9)
     assert (action.actor, action.action, action.reason, action.affected) == (
         "ann", "redrive", "the handler is fixed", 1,

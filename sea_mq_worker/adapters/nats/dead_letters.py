@@ -1,5 +1,6 @@
 """The dead-letter stream as operators see it: list, show, take back, remove."""
 
+import contextlib
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -27,6 +28,7 @@ class DeadLetterEntry:
         payload: the original's body; empty where ``body_omitted``.
         body_bytes: size of the original's body.
         body_omitted: it was too large to be dead-lettered whole.
+        headers_omitted: how many of the original's headers could not be dead-lettered.
     """
 
     seq: int
@@ -43,6 +45,7 @@ class DeadLetterEntry:
     payload: bytes = field(repr=False)
     body_bytes: int
     body_omitted: bool
+    headers_omitted: int
 
 
 class NatsDeadLetters:
@@ -93,8 +96,12 @@ class NatsDeadLetters:
             ContractError: the body was omitted and the original is no longer in its stream.
         """
         if entry.body_omitted:
-            kept = await self._get(entry.stream, entry.stream_sequence)
-            return stored(kept, stream=entry.stream, consumer=entry.consumer, deliveries=entry.attempts)
+            return await self._source(entry)
+        if entry.headers_omitted:
+            with contextlib.suppress(ContractError):
+                source = await self._source(entry)
+                if source.payload == entry.payload:  # a stream made anew has another message there
+                    return source
         return InboundMessage(
             stream=entry.stream,
             seq=entry.stream_sequence,
@@ -106,6 +113,10 @@ class NatsDeadLetters:
             deliveries=entry.attempts,
             reply="",
         )
+
+    async def _source(self, entry: DeadLetterEntry) -> InboundMessage:
+        found = await self._get(entry.stream, entry.stream_sequence)
+        return stored(found, stream=entry.stream, consumer=entry.consumer, deliveries=entry.attempts)
 
     async def _after(self, seq: int) -> AsyncIterator[DeadLetterEntry]:
         """Walk the stream, over the gaps that removals left."""
@@ -153,6 +164,7 @@ def _entry(message: Mapping[str, Any]) -> DeadLetterEntry:
         payload=read.payload,
         body_bytes=_number(omitted) or len(read.payload),
         body_omitted=bool(omitted),
+        headers_omitted=_number(headers.get("Dlq-Headers-Omitted", "")),
     )
 
 
