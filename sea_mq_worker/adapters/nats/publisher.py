@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Literal, TypeAlias
 
 from sea_mq_worker.adapters.nats.acks import AckReader
@@ -192,6 +193,7 @@ class NatsJetStreamPublisher:
         try:
             facts = await stream_facts(self._connection, self._stream, timeout_seconds=timeout_seconds)
         except WorkerError:
+            self._facts = replace(self._facts, useless="")  # a publish will tell what is wrong now
             return
         if facts.created != self._facts.created:
             self._ordered.last_seq = facts.last_seq

@@ -1,0 +1,348 @@
+"""What a broker that is away, refuses or goes slow does to events: nothing but delay, and it is told why."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sea_mq_worker.adapters.nats.connection import api
+from sea_mq_worker.embedded import EmbeddedNats
+from tests.support.jetstream import SECOND, create_stream
+from tests.support.servers import Database
+from tests.support.site import Site, site
+from tests.support.waiting import eventually
+from tests.support.worker import WorkerProcess
+
+IN_BOTH_MODES = pytest.mark.parametrize("mode", ["pipeline", "fast"])
+CROWD = 1000
+LARGE = {"payload": {"text": "x" * 2000}}
+
+
+@pytest.fixture
+async def own(database: Database, own_nats: EmbeddedNats, names: str, tmp_path: Path) -> AsyncIterator[Site]:
+    """A site on a broker that may be hurt."""
+    async with site(dsn=database.dsn, nats_url=own_nats.url, name=names, folder=tmp_path) as made:
+        yield made
+
+
+async def config(site: Site) -> dict[str, Any]:
+    info = await api(site.broker, f"STREAM.INFO.{site.target.stream}")
+    return dict(info["config"])
+
+
+async def update(site: Site, **change: Any) -> None:
+    await api(site.broker, f"STREAM.UPDATE.{site.target.stream}", await config(site) | change)
+
+
+async def state(site: Site) -> dict[str, int]:
+    info = await api(site.broker, f"STREAM.INFO.{site.target.stream}")
+    return dict(info["state"])
+
+
+async def assert_it_waits_and_says(site: Site, worker: WorkerProcess, reason: str, backlog: int) -> None:
+    """Commit a backlog into the trouble: the worker is not ready and says why."""
+    await site.commit(backlog, **LARGE)
+
+    async def told() -> bool:
+        return reason in await worker.answers(503)
+
+    await eventually(told, what=f"not ready because of: {reason}")
+
+
+@pytest.mark.parametrize(("mode", "backlog"), [("pipeline", 500), ("fast", 100)])
+@pytest.mark.fault("P15")
+@pytest.mark.fault("P16")
+@pytest.mark.fault("P34")
+async def test_a_stream_that_takes_nothing_costs_no_event_its_life(
+    shared: Site, mode: str, backlog: int
+) -> None:
+    name, subjects = shared.target.stream, [f"{shared.target.context}.event.>"]
+    wanted = await config(shared)
+    async with shared.worker(outbox_publish_mode=mode) as worker:
+        await worker.ready()
+
+        await update(shared, sealed=True)
+        await assert_it_waits_and_says(shared, worker, "sealed", backlog)
+        await api(shared.broker, f"STREAM.DELETE.{name}")
+        await assert_it_waits_and_says(shared, worker, "no stream takes the subject", backlog)
+        await api(shared.broker, f"STREAM.CREATE.{name}", wanted)
+        await shared.published()
+        assert f"stream {name} was created anew" in worker.written
+
+        await update(shared, max_bytes=(await state(shared))["bytes"] + 100_000)
+        await assert_it_waits_and_says(shared, worker, "maximum bytes exceeded", backlog)
+        await update(shared, max_bytes=2**26)
+        await shared.published()
+
+        await update(shared, max_msgs=(await state(shared))["messages"] + 10)
+        await assert_it_waits_and_says(shared, worker, "maximum messages exceeded", backlog)
+        await update(shared, max_msgs=-1)
+        await shared.published()
+
+        await update(shared, no_ack=True)
+        await assert_it_waits_and_says(shared, worker, "acknowledges nothing", backlog)
+        await update(shared, no_ack=False)
+        await shared.published()
+
+        await update(shared, subjects=[f"{shared.target.context}.elsewhere.>"])
+        await create_stream(shared.broker, f"{name}_THIEF", *subjects)
+        await assert_it_waits_and_says(shared, worker, f"{name}_THIEF", backlog)
+        await api(shared.broker, f"STREAM.DELETE.{name}_THIEF")
+        await update(shared, subjects=subjects)
+        await shared.published()
+    failed = "SELECT count(*) FROM outbox_events WHERE failures > 0"
+    assert await shared.database.fetchval(failed) == 0
+    await shared.audit()
+
+
+@pytest.mark.fault("P27")
+async def test_events_of_a_full_subject_keep_no_others_waiting(shared: Site) -> None:
+    limits = {"max_msgs_per_subject": 5, "discard_new_per_subject": True}
+    await update(shared, **limits)
+    async with shared.worker() as worker:
+        await worker.ready()
+        crowd = await shared.commit(CROWD, event_type="crowd.made")
+        others = [await shared.commit(event_type=f"rare{number}.made") for number in range(5)]
+
+        async def others_are_out() -> bool:
+            rows = [await shared.row(event_id) for [event_id] in others]
+            return all(row["state"] == "PUBLISHED" for row in rows)
+
+        await eventually(others_are_out, within=5, what="events of other subjects go out")
+        await update(shared, max_msgs_per_subject=-1, discard_new_per_subject=False)
+        await shared.published()
+    assert len(crowd) == CROWD
+    await shared.audit()
+
+
+@pytest.mark.parametrize(
+    ("change", "told"), [({"no_ack": True}, "no_ack"), ({"sealed": True}, "sealed")], ids=["no_ack", "sealed"]
+)
+async def test_a_stream_that_can_never_confirm_anything_is_refused_at_the_start(
+    shared: Site, change: Mapping[str, Any], told: str
+) -> None:
+    await update(shared, **change)
+    async with shared.worker() as worker:
+        assert await worker.ended() == 3
+    assert told in worker.written
+
+
+@pytest.mark.fault("P35")
+async def test_a_repeat_after_the_duplicate_window_is_found_instead_of_stored_again(
+    database: Database, nats_url: str, names: str, tmp_path: Path
+) -> None:
+    short = {"duplicate_window": 2 * SECOND}
+    async with site(
+        dsn=database.dsn, nats_url=nats_url, name=names, folder=tmp_path, stream=short
+    ) as forgetful:
+        async with forgetful.worker(
+            name="refused", outbox_publish_timeout_seconds=2, outbox_lease_seconds=4
+        ) as no:
+            assert await no.ended() == 2
+        assert "SEA_MQ_OUTBOX_PUBLISH_TIMEOUT_SECONDS" in no.written
+        async with forgetful.worker() as worker:
+            await worker.ready()
+            assert "duplicate_window_short" in worker.events()
+            forgetful.to_broker.drop_to_client()
+            ids = await forgetful.commit(3)
+            await eventually(forgetful.copies, what="the stream has the events")
+            await asyncio.sleep(2.5)  # the window passes
+            forgetful.to_broker.heal()
+            await forgetful.published()
+        assert set(await forgetful.copies()) == set(ids)
+        await forgetful.audit()
+
+
+@pytest.mark.fault("P09")
+async def test_on_a_link_slower_than_the_lease_no_event_has_two_owners(shared: Site) -> None:
+    async with shared.worker(name="one") as one, shared.worker(name="two") as two:
+        await one.ready()
+        await two.ready()
+        shared.to_broker.delay(4)
+        await shared.commit(50)
+        await asyncio.sleep(4.5)  # an acknowledgement comes later than lease and deadline
+        shared.to_broker.heal()
+        await shared.quiet()
+        for worker in (one, two):
+            counted = await worker.metrics()
+            assert not counted.get('sea_mq_leases_lost_total{side="outbox"}')
+            assert counted["sea_mq_outbox_leases_reaped_total"] == 0
+    await shared.audit()
+
+
+@pytest.mark.fault("P10")
+async def test_the_tail_of_a_slow_batch_is_given_back_before_its_lease_ends(shared: Site) -> None:
+    async with shared.worker(outbox_publish_mode="pipeline") as worker:
+        await worker.ready()
+        shared.to_broker.delay(0.1)
+        await shared.commit(100, ordering_key="k")
+
+        async def given_back() -> bool:
+            return (await worker.metrics())["sea_mq_outbox_released_total"] > 0
+
+        await eventually(given_back, what="what was not sent in time is given back")
+        shared.to_broker.heal()
+        await shared.published()
+        counted = await worker.metrics()
+        assert not counted.get('sea_mq_leases_lost_total{side="outbox"}')
+        assert counted["sea_mq_outbox_leases_reaped_total"] == 0
+    await shared.audit()
+
+
+@pytest.mark.fault("P11")
+@pytest.mark.crash
+async def test_a_broker_that_comes_late_and_dies_twenty_times_costs_no_more_than_a_moment(
+    own: Site, own_nats: EmbeddedNats
+) -> None:
+    await own_nats.kill()
+    async with own.worker() as worker:
+        await eventually(lambda: "nats_error" in worker.events(), what="it tells what it waits for")
+        assert "the worker is starting" in await worker.answers(503)
+        await own_nats.start()
+        await worker.ready()
+        for _ in range(20):
+            await own.commit(20)
+            await own_nats.kill()
+            await own_nats.start()
+        await own.published(within=5)
+        await own.quiet()
+    await own.audit()
+
+
+@pytest.mark.fault("P12")
+@pytest.mark.crash
+async def test_a_broker_that_comes_back_and_does_not_know_the_worker_ends_it(
+    own: Site, own_nats: EmbeddedNats
+) -> None:
+    async with own.worker() as worker:
+        await worker.ready()
+        with configured(own_nats, authorization={"user": "somebody", "password": "else"}):
+            assert await worker.ended(within=10) == 4
+    assert "lost for good" in worker.written
+
+
+@contextlib.contextmanager
+def configured(server: EmbeddedNats, **change: Any) -> Any:
+    """Have a running server take another configuration for the length of a block."""
+    file = server.folder / "nats-server.conf"
+    before = file.read_text()
+    for text in (json.dumps(json.loads(before) | change), before):
+        file.write_text(text)
+        os.kill(server.pid, signal.SIGHUP)
+        if text != before:
+            yield
+
+
+@pytest.mark.slow
+@pytest.mark.fault("P13")
+async def test_a_broker_that_froze_without_a_word_is_noticed_and_found_again(
+    own: Site, own_nats: EmbeddedNats
+) -> None:
+    async with own.worker() as worker:
+        await worker.ready()
+        os.kill(own_nats.pid, signal.SIGSTOP)
+        assert "connection is down" in await worker.answers(503, within=15)
+        await own.commit(10)
+        os.kill(own_nats.pid, signal.SIGCONT)
+        await own.quiet()
+        await worker.ready()
+    await own.audit()
+
+
+@IN_BOTH_MODES
+@pytest.mark.fault("P13")
+async def test_a_link_that_is_reset_within_a_batch_is_rebuilt(shared: Site, mode: str) -> None:
+    async with shared.worker(outbox_publish_mode=mode) as worker:
+        await worker.ready()
+        frame = f"HPUB {shared.target.context}.event.".encode()
+        cut = asyncio.create_task(shared.to_broker.drop_behind(40, frame))
+        await shared.commit(100, ordering_key="k")
+        await cut
+        shared.to_broker.heal()
+        await shared.published()
+        assert "nats_reconnected" in worker.events()
+    await shared.audit()
+
+
+@pytest.mark.fault("P18")
+async def test_a_forbidden_subject_is_named_and_keeps_no_other_waiting(
+    database: Database, names: str, tmp_path: Path
+) -> None:
+    def users(**permissions: Any) -> dict[str, Any]:
+        return {
+            "users": [
+                {"user": "worker", "password": "w", "permissions": {"publish": permissions}},
+                {"user": "admin", "password": "a"},
+            ],
+        }
+
+    all_of_it, secret = f"{names}.event.>", f"{names}.event.secret.>"
+    some = {"authorization": users(deny=[secret]), "no_auth_user": "admin"}
+    async with (
+        EmbeddedNats(tmp_path / "nats", config=some) as server,
+        site(dsn=database.dsn, nats_url=server.url, name=names, folder=tmp_path) as guarded,
+    ):
+        inside = guarded.target.environment["SEA_MQ_NATS_URL"].replace("nats://", "nats://worker:w@")
+        async with guarded.worker(nats_url=inside) as worker:
+            await worker.ready()
+            await guarded.commit(CROWD, event_type="secret.made")
+            told = await worker.answers(503, within=5)
+            assert "permission" in told
+            open_ones = await guarded.commit(3)
+
+            async def out() -> bool:
+                return set(await guarded.copies()) == set(open_ones)
+
+            await eventually(out, within=5, what="what is permitted goes out")
+            with configured(server, authorization=users(deny=[all_of_it])):
+                await guarded.commit(3)
+                await asyncio.sleep(0.5)
+            with configured(server, authorization=users(allow=[">"])):
+                await guarded.published()
+        await guarded.audit()
+
+
+@pytest.mark.fault("P19")
+async def test_credentials_that_the_broker_does_not_take_end_the_start_at_once(
+    database: Database, names: str, tmp_path: Path
+) -> None:
+    known = {"users": [{"user": "admin", "password": "a"}]}
+    config = {"authorization": known, "no_auth_user": "admin"}
+    async with (
+        EmbeddedNats(tmp_path / "nats", config=config) as server,
+        site(dsn=database.dsn, nats_url=server.url, name=names, folder=tmp_path) as guarded,
+    ):
+        wrong = server.url.replace("nats://", "nats://worker:c4n4ry@")
+        begun = time.monotonic()
+        async with guarded.worker(nats_url=wrong) as worker:
+            assert await worker.ended() == 3
+        assert time.monotonic() - begun < 5
+    assert "credentials" in worker.written
+    assert "c4n4ry" not in worker.written
+
+
+@pytest.mark.slow
+async def test_a_broker_that_is_shut_down_gently_loses_no_event(
+    database: Database, names: str, tmp_path: Path
+) -> None:
+    config = {"lame_duck_duration": "30s", "lame_duck_grace_period": "1s"}
+    async with (
+        EmbeddedNats(tmp_path / "nats", config=config) as server,
+        site(dsn=database.dsn, nats_url=server.url, name=names, folder=tmp_path) as gentle,
+    ):
+        async with gentle.worker() as worker:
+            await worker.ready()
+            os.kill(server.pid, signal.SIGUSR2)
+            await worker.answers(503)
+            await gentle.commit(100)
+            await eventually(lambda: not server.running, within=30, what="the server has sent all away")
+            await server.start()
+            await gentle.quiet()
+        await gentle.audit()
