@@ -12,3 +12,5 @@ INSERT INTO sea_mq_migrations (version, name) VALUES (3, '0003_operator_actions'
 INSERT INTO sea_mq_migrations (version, name) VALUES (4, '0004_context');
 \ir migrations/0005_search_path.sql
 INSERT INTO sea_mq_migrations (version, name) VALUES (5, '0005_search_path');
+\ir migrations/0006_serves_from.sql
+INSERT INTO sea_mq_migrations (version, name) VALUES (6, '0006_serves_from');

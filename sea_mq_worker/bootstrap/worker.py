@@ -134,6 +134,7 @@ async def _sampling(base: Base) -> dict[str, Loop]:
     operations = PostgresOperations(pool=pool)
 
     async def sample() -> None:
+        await check_version(pool)  # a migration may have come that this worker cannot live with
         base.metrics.set_backlog("outbox", _backlog(await operations.outbox_depth_capped(limit=_DEPTH_MAX)))
         base.metrics.set_backlog("inbox", _backlog(await operations.inbox_depth_capped(limit=_DEPTH_MAX)))
 

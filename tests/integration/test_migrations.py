@@ -74,6 +74,7 @@ async def run_psql(dsn: str, *arguments: str, schema: str = "public") -> str:
     return out.decode()
 
 
+@pytest.mark.fault("D13")
 async def test_each_migration_is_applied_once(empty: Database) -> None:
     assert list(await migrate(empty.dsn)) == NAMES
     assert list(await migrate(empty.dsn)) == []
@@ -85,6 +86,7 @@ async def test_a_missing_schema_is_created_beside_others(empty: Database) -> Non
     assert len(await catalog(empty.dsn, "orders")) == len(await catalog(empty.dsn, '"Billing"')) > 50
 
 
+@pytest.mark.fault("D13")
 async def test_many_at_once_apply_each_migration_once(empty: Database) -> None:
     applied = await asyncio.gather(*(migrate(empty.dsn, schema="orders") for _ in range(8)))
     assert sorted(name for names in applied for name in names) == NAMES

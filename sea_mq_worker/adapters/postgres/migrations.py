@@ -1,5 +1,6 @@
 """Brings a schema to the version that this worker knows, and tells where it is not."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,9 @@ _LOCK = "SELECT pg_advisory_xact_lock(7179, hashtext($1::text))"
 _HAS_VERSIONS = "SELECT to_regclass('sea_mq_migrations') IS NOT NULL"
 _VERSION = "SELECT coalesce(max(version), 0) FROM sea_mq_migrations"
 _RECORD = "INSERT INTO sea_mq_migrations (version, name) VALUES ($1, $2)"
+_RECORD_SERVING = "INSERT INTO sea_mq_migrations (version, name, serves_from) VALUES ($1, $2, $3)"
+_SERVES = "SELECT bool_and(coalesce(serves_from, version) <= $1) FROM sea_mq_migrations WHERE version > $1"
+_SERVES_FROM = re.compile(r"^-- Serves workers from version (\d+)\.$", re.MULTILINE)
 
 
 async def migrate(dsn: str, *, schema: str = "public") -> Sequence[str]:
@@ -50,10 +54,11 @@ async def migrate(dsn: str, *, schema: str = "public") -> Sequence[str]:
 
 
 async def check_version(database: Any) -> None:
-    """Make sure that the schema of ``database``, a connection or pool, is the one this worker knows.
+    """Make sure that the schema of ``database``, a connection or pool, is one that serves this worker.
 
     Raises:
-        ContractError: it is missing, older or newer; the text names both versions and what to do.
+        ContractError: it is missing, older, or newer and does not serve this worker any more; the text names
+            both versions and what to do.
         StoreUnavailableError: PostgreSQL cannot serve now.
     """
     known = len(_migrations())
@@ -62,10 +67,10 @@ async def check_version(database: Any) -> None:
             schema = await database.fetchval("SELECT current_setting('search_path')")
             raise ContractError(f"the database has no schema of the worker in {schema}; run `{_MIGRATE}`")
         found = await database.fetchval(_VERSION)
+        if found > known:
+            await _check_newer(database, found, known)
     if found < known:
         raise ContractError(f"the schema has version {found}, this worker needs {known}; run `{_MIGRATE}`")
-    if found > known:
-        raise _newer(found, known)
 
 
 async def _apply_next(connection: asyncpg.Connection, schema: str) -> str:
@@ -76,13 +81,20 @@ async def _apply_next(connection: asyncpg.Connection, schema: str) -> str:
         found: int = await connection.fetchval(_VERSION)
         migrations = _migrations()
         if found > len(migrations):
-            raise _newer(found, len(migrations))
-        if found == len(migrations):
+            await _check_newer(connection, found, len(migrations))
+        if found >= len(migrations):
             return ""
         script = migrations[found]
-        await connection.execute(script.read_text(encoding="utf-8"))
-        await connection.execute(_RECORD, found + 1, script.stem)
+        await _apply(connection, found + 1, script.stem, script.read_text(encoding="utf-8"))
         return script.stem
+
+
+async def _apply(connection: asyncpg.Connection, version: int, name: str, text: str) -> None:
+    await connection.execute(text)
+    if serves := _SERVES_FROM.search(text):
+        await connection.execute(_RECORD_SERVING, version, name, int(serves[1]))
+    else:
+        await connection.execute(_RECORD, version, name)
 
 
 async def _prepare(connection: asyncpg.Connection, schema: str) -> None:
@@ -93,10 +105,11 @@ async def _prepare(connection: asyncpg.Connection, schema: str) -> None:
         await connection.execute(_folder().joinpath("0000_versions.sql").read_text(encoding="utf-8"))
 
 
-def _newer(found: int, known: int) -> ContractError:
-    return ContractError(
-        f"the schema has version {found}, this worker knows only {known}; run a newer worker"
-    )
+async def _check_newer(database: Any, found: int, known: int) -> None:
+    if not await database.fetchval(_SERVES, known):
+        raise ContractError(
+            f"the schema has version {found}, this worker knows only {known}; run a newer worker"
+        )
 
 
 def _migrations() -> Sequence[Path]:
