@@ -1,0 +1,78 @@
+-- Roles with the least rights that each kind of user needs, one group role each. For whoever owns the tables and may
+-- create roles, after `migrate` and again after every newer one; doing it again changes nothing:
+--
+--   psql -v ON_ERROR_STOP=1 -v schema=public -v prefix=sea_mq -f sql/roles.sql
+--
+--   {prefix}_producer  the service: puts events into the outbox, and can neither read nor change them
+--   {prefix}_relay     the worker (`run`, `pipeline drain`)
+--   {prefix}_operator  `outbox replay|bury`, `dlq redrive`, `pipeline replay`; all of the relay's besides
+--   {prefix}_janitor   `prune`, `pipeline archive`: may delete, and only what is finished
+--   {prefix}_reader    `depth`, `doctor`, `outbox|inbox list|show`, `pipeline reconcile|report`; sees payloads
+--
+-- They cannot log in. Each user gets a login of its own that is a member of one of them:
+--
+--   CREATE ROLE orders_worker LOGIN PASSWORD '...' CONNECTION LIMIT 40 IN ROLE sea_mq_relay;
+--
+-- Whoever migrates owns the tables, and needs no role of these. Give each schema of a cluster a prefix of its own.
+
+\if :{?schema}
+\else
+  \set schema public
+\endif
+\if :{?prefix}
+\else
+  \set prefix sea_mq
+\endif
+\set producer :prefix _producer
+\set relay :prefix _relay
+\set operator :prefix _operator
+\set janitor :prefix _janitor
+\set reader :prefix _reader
+
+BEGIN;
+SET LOCAL search_path = pg_catalog, pg_temp;
+
+SELECT format('CREATE ROLE %I NOLOGIN', role)
+  FROM unnest(ARRAY[:'producer', :'relay', :'operator', :'janitor', :'reader']) AS role
+ WHERE NOT EXISTS (SELECT FROM pg_roles WHERE rolname = role)
+\gexec
+
+-- Nobody but the owner puts anything beside the tables; what was granted before and is not below ends.
+REVOKE CREATE ON SCHEMA :"schema" FROM PUBLIC;
+REVOKE ALL ON ALL TABLES IN SCHEMA :"schema"
+  FROM PUBLIC, :"producer", :"relay", :"operator", :"janitor", :"reader";
+REVOKE ALL ON SCHEMA :"schema" FROM :"producer", :"relay", :"operator", :"janitor", :"reader";
+GRANT USAGE ON SCHEMA :"schema" TO :"producer", :"relay", :"operator", :"janitor", :"reader";
+
+SET LOCAL search_path = :"schema", pg_temp;
+
+GRANT INSERT (id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, correlation_id,
+              causation_id, partition_key, ordering_key, headers, metadata, available_at)
+   ON outbox_events TO :"producer";
+
+GRANT SELECT ON sea_mq_migrations, sea_mq_context, outbox_events, inbox_messages
+   TO :"relay", :"janitor", :"reader";
+GRANT INSERT (context) ON sea_mq_context TO :"relay";
+GRANT UPDATE (state, available_at, publish_attempts, failures, first_attempt_at, stream, stream_seq, claimed_at,
+              claimed_by, published_at, publish_error)
+   ON outbox_events TO :"relay";
+GRANT INSERT (message_id, subject, attempts, consumer, stream, stream_seq, content_hash, locked_until, locked_by),
+      UPDATE (processed_at, attempts, last_error, consumer, stream, stream_seq, content_hash, locked_until, locked_by,
+              dead_letter_reason, dead_letter_begun_at, dead_lettered_at)
+   ON inbox_messages TO :"relay";
+
+GRANT :"relay" TO :"operator";
+-- What only the archive still has comes back with its place in the order.
+GRANT INSERT (id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, correlation_id,
+              causation_id, seq, created_at, partition_key, ordering_key, headers, metadata, stream, stream_seq,
+              available_at)
+   ON outbox_events TO :"operator";
+
+GRANT DELETE ON outbox_events, inbox_messages TO :"janitor";
+
+-- The audit grows and is counted up; nobody but the owner rewrites who did what, or deletes it.
+GRANT SELECT ON operator_actions TO :"operator", :"janitor", :"reader";
+GRANT INSERT (actor, action, reason, selection, affected), UPDATE (affected, selection)
+   ON operator_actions TO :"operator", :"janitor";
+
+COMMIT;

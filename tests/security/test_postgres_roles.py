@@ -1,0 +1,229 @@
+"""sql/roles.sql: worker and operators run with exactly these rights, and what they lack is refused."""
+
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import asyncpg
+import pytest
+import pytest_asyncio
+
+from sea_mq_worker.adapters.postgres.migrations import check_version
+from sea_mq_worker.adapters.postgres.operations import PostgresOperations
+from sea_mq_worker.adapters.postgres.ownership import take_schema
+from sea_mq_worker.adapters.postgres.records import OutboxFilter
+from sea_mq_worker.domain.events import EventState
+from sea_mq_worker.producer import enqueue
+from sea_mq_worker.resources import resource_folder
+from tests.integration.test_migrations import run_psql
+from tests.support.builders import enqueueable
+from tests.support.servers import Database, PostgresAddress, unique
+from tests.support.site import Site, site
+
+KINDS = ("producer", "relay", "operator", "janitor", "reader")
+PASSWORD = "only-for-this-test"
+EVENT = (
+    "(id, aggregate_type, aggregate_id, event_type, payload) VALUES (gen_random_uuid(), 'a', 'b', 'c', '{}')"
+)
+STATED = "(id, aggregate_type, aggregate_id, event_type, payload, state)"
+ACTION = "(actor, action, reason, selection, affected) VALUES ('a', 'b', 'c', '{}', 1)"
+ABANDON = """
+UPDATE outbox_events
+   SET state = 'CLAIMED', claimed_at = now() - interval '1 h', claimed_by = 'gone#1', publish_attempts = 1,
+       first_attempt_at = now()
+ WHERE ordering_key IS NULL
+"""
+FILE = resource_folder("sql") / "roles.sql"
+
+
+@dataclass(frozen=True, slots=True)
+class Roles:
+    """Logins, one for each role, in a database of their own."""
+
+    database: Database
+    prefix: str
+
+    def dsn(self, kind: str) -> str:
+        """Return the DSN of the login with this role alone."""
+        parts = urlsplit(self.database.dsn)
+        place = f"{parts.hostname}:{parts.port}"
+        return parts._replace(netloc=f"{self.prefix}_{kind}_login:{PASSWORD}@{place}").geturl()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def prefix(postgres_server: PostgresAddress) -> AsyncIterator[str]:
+    """A prefix of role names; roles belong to the server, and go when no database knows them."""
+    own = unique("r")
+    yield own
+    server = await asyncpg.connect(postgres_server.dsn)
+    for kind in KINDS:
+        await server.execute(f"DROP ROLE IF EXISTS {own}_{kind}_login, {own}_{kind}")
+    await server.close()
+
+
+@pytest.fixture
+async def roles(database: Database, prefix: str) -> Roles:
+    """The file applied twice, as after a migration, and a login for each role."""
+    for _ in range(2):
+        await run_psql(database.dsn, "-v", f"prefix={prefix}", "-f", str(FILE))
+    owner = await asyncpg.connect(database.dsn)
+    for kind in KINDS:
+        if not await owner.fetchval("SELECT to_regrole($1)", f"{prefix}_{kind}_login"):
+            login = f"{prefix}_{kind}_login LOGIN PASSWORD '{PASSWORD}' IN ROLE {prefix}_{kind}"
+            await owner.execute(f"CREATE ROLE {login}")
+    await owner.close()
+    return Roles(database, prefix)
+
+
+@pytest.fixture
+async def place(roles: Roles, nats_url: str, names: str, tmp_path: Path) -> AsyncIterator[Site]:
+    """A deployment on the roles' database."""
+    async with site(dsn=roles.database.dsn, nats_url=nats_url, name=names, folder=tmp_path) as made:
+        yield made
+
+
+async def test_a_producer_can_enqueue(roles: Roles) -> None:
+    connection = await asyncpg.connect(roles.dsn("producer"))
+    async with connection.transaction():
+        await enqueue(connection, enqueueable(ordering_key="k", headers={"a": "b"}))
+    await connection.close()
+
+
+@pytest.mark.parametrize("mode", ["pipeline", "fast"])
+async def test_a_relay_can_run_the_whole_worker(mode: str, roles: Roles, place: Site) -> None:
+    """Both lanes, a failed lease's end, effects, retries and dead letters; nothing is denied on the way."""
+    await place.commit(5)
+    await place.commit(5, ordering_key="k")
+    await place.database.execute(ABANDON)
+    await place.send(3)
+    buried = frozenset(await place.send(1, body=b"no json"))
+    async with place.worker(database_url=roles.dsn("relay"), outbox_publish_mode=mode) as worker:
+        await place.quiet()
+        await worker.ready()
+        denied = [line for line in worker.written.splitlines() if "permission" in line]
+    assert denied == []
+    await place.audit(buried=buried)
+
+
+async def test_an_operator_can_replay_bury_and_redrive(roles: Roles, place: Site) -> None:
+    dead, waiting = [uuid.UUID(event_id) for event_id in await place.commit(2)]
+    async with asyncpg.create_pool(roles.dsn("operator"), min_size=1, max_size=1) as pool:
+        await check_version(pool)
+        await take_schema(pool, place.target.context)
+        operations = PostgresOperations(pool=pool)
+        assert await operations.bury([dead, waiting], actor="alice", reason="a test") == {dead, waiting}
+        replayed = await operations.replay(
+            OutboxFilter(states=(EventState.DEAD,), ids=(dead,)),
+            actor="alice",
+            reason="a test",
+            cap=10,
+            dry_run=False,
+            duplicate_window_seconds=1.0,
+        )
+        assert replayed.replayed == 1
+        assert (await operations.redriven(uuid.uuid4(), actor="alice", reason="a test")).open
+        assert [action.action for action in await operations.audit(limit=3)] == ["redrive", "replay", "bury"]
+
+
+async def test_a_janitor_deletes_what_is_finished_and_nothing_else(roles: Roles, place: Site) -> None:
+    await place.commit(1)
+    soon = datetime.now(UTC) + timedelta(minutes=1)
+    async with asyncpg.create_pool(roles.dsn("janitor"), min_size=1, max_size=1) as pool:
+        await check_version(pool)
+        operations = PostgresOperations(pool=pool)
+        assert await operations.prune_outbox(soon, actor="alice", reason="a test") == 0
+        assert await operations.prune_inbox(soon, actor="alice", reason="a test") == 0
+        with pytest.raises(asyncpg.CheckViolationError, match="not published or dead"):
+            await pool.execute("DELETE FROM outbox_events")
+
+
+async def test_a_reader_can_look_at_everything(roles: Roles, place: Site) -> None:
+    event = (await place.commit(1))[0]
+    async with asyncpg.create_pool(roles.dsn("reader"), min_size=1, max_size=1) as pool:
+        await check_version(pool)
+        operations = PostgresOperations(pool=pool)
+        assert (await operations.outbox_depth()).count == 1
+        assert (await operations.inbox_depth()).count == 0
+        assert await operations.show_outbox(uuid.UUID(event))
+        assert await operations.audit(limit=1) == []
+
+
+DENIED = {
+    "producer": (
+        "SELECT FROM outbox_events",
+        "SELECT FROM inbox_messages",
+        "SELECT FROM sea_mq_migrations",
+        "UPDATE outbox_events SET state = 'DEAD'",
+        f"INSERT INTO outbox_events {EVENT} RETURNING id",
+        f"INSERT INTO outbox_events {STATED} VALUES (gen_random_uuid(), 'a', 'b', 'c', '{{}}', 'PENDING')",
+        "INSERT INTO inbox_messages (message_id, subject) VALUES (gen_random_uuid(), 's')",
+    ),
+    "relay": (
+        f"INSERT INTO outbox_events {EVENT}",
+        "UPDATE outbox_events SET payload = '{}'",
+        "UPDATE outbox_events SET event_type = 'x', headers = NULL",
+        "UPDATE outbox_events SET created_at = now()",
+        "UPDATE inbox_messages SET message_id = gen_random_uuid()",
+        "UPDATE inbox_messages SET received_at = now()",
+        "UPDATE sea_mq_context SET context = 'x'",
+        "SELECT FROM operator_actions",
+        f"INSERT INTO operator_actions {ACTION}",
+    ),
+    "operator": (
+        "UPDATE outbox_events SET payload = '{}'",
+        "UPDATE operator_actions SET actor = 'somebody else'",
+        "UPDATE operator_actions SET at = now()",
+    ),
+    "janitor": (
+        f"INSERT INTO outbox_events {EVENT}",
+        "UPDATE outbox_events SET state = 'DEAD'",
+        "UPDATE inbox_messages SET processed_at = now()",
+        "UPDATE operator_actions SET reason = 'none'",
+    ),
+    "reader": (
+        f"INSERT INTO outbox_events {EVENT}",
+        "UPDATE outbox_events SET state = 'DEAD'",
+        "UPDATE inbox_messages SET processed_at = now()",
+        f"INSERT INTO operator_actions {ACTION}",
+        "SELECT FROM outbox_events FOR UPDATE",
+    ),
+}
+DENIED_TO_ALL = (
+    "TRUNCATE outbox_events",
+    "TRUNCATE inbox_messages",
+    "DELETE FROM operator_actions",
+    "DELETE FROM sea_mq_migrations",
+    "UPDATE sea_mq_migrations SET version = 1",
+    "CREATE TABLE other ()",
+    "CREATE FUNCTION f() RETURNS int LANGUAGE sql AS 'SELECT 1'",
+    "ALTER TABLE outbox_events DISABLE TRIGGER ALL",
+    "DROP TABLE inbox_messages",
+    "CREATE TRIGGER t BEFORE INSERT ON outbox_events FOR EACH ROW EXECUTE FUNCTION outbox_reject()",
+    "SET session_replication_role = replica",
+    "SELECT FROM pg_authid",
+)
+DENIED_TO_ALL_BUT_JANITORS = ("DELETE FROM outbox_events", "DELETE FROM inbox_messages")
+CASES = [
+    *((kind, statement) for kind, statements in DENIED.items() for statement in statements),
+    *((kind, statement) for kind in KINDS for statement in DENIED_TO_ALL),
+    *((kind, statement) for kind in KINDS if kind != "janitor" for statement in DENIED_TO_ALL_BUT_JANITORS),
+]
+
+
+@pytest.mark.fault("S05")
+@pytest.mark.parametrize("kind", KINDS)
+async def test_what_a_role_does_not_need_is_denied(kind: str, roles: Roles) -> None:
+    connection = await asyncpg.connect(roles.dsn(kind))
+    allowed = []
+    for statement in [statement for one, statement in CASES if one == kind]:
+        try:
+            async with connection.transaction():
+                await connection.execute(statement)
+        except asyncpg.InsufficientPrivilegeError:
+            continue
+        allowed.append(statement)
+    await connection.close()
+    assert allowed == []
