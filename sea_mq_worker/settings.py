@@ -7,14 +7,13 @@ import os
 import re
 from collections.abc import Collection
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeAlias
 from urllib.parse import urlsplit
 
 from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    PositiveFloat,
     PositiveInt,
     SecretStr,
     ValidationError,
@@ -37,6 +36,14 @@ ENV_PREFIX = "SEA_MQ_"
 CONFIG_VARIABLE = "SEA_MQ_CONFIG"
 _SCHEMA = re.compile(r"(?!pg_)[A-Za-z_][A-Za-z0-9_]{0,62}")
 _INBOX_PREFIX = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
+_YEAR_SECONDS = 31_536_000.0
+
+Patience: TypeAlias = Annotated[float, Field(ge=0.1, le=_YEAR_SECONDS)]
+"""Seconds that something is given to happen: below a tenth nothing ever would."""
+Pause: TypeAlias = Annotated[float, Field(ge=0.001, le=_YEAR_SECONDS)]
+"""Seconds between two things."""
+Count: TypeAlias = Annotated[int, Field(ge=1, le=1_000_000)]
+
 _REQUIRED = "is required (`python -m sea_mq_worker dev` runs on servers of its own and needs no settings)"
 
 
@@ -68,10 +75,10 @@ class Settings(BaseSettings):
         SecretStr(""), description="PostgreSQL, as postgresql://user:password@host:5432/database."
     )
     database_schema: str = Field("public", description="Schema that holds the worker's tables.")
-    database_pool_max: PositiveInt = Field(
+    database_pool_max: Annotated[int, Field(ge=1, le=1000)] = Field(
         6, description="Connections for the outbox and for the inbox, each."
     )
-    database_timeout_seconds: PositiveFloat = Field(15.0, description="Longest that a statement may take.")
+    database_timeout_seconds: Patience = Field(15.0, description="Longest that a statement may take.")
 
     nats_url: SecretStr = Field(
         SecretStr(""), description="NATS server or servers, comma-separated, as nats://host:4222."
@@ -105,16 +112,14 @@ class Settings(BaseSettings):
     )
     outbox_batch_max: Annotated[int, Field(ge=1, le=1000)] = Field(500, description="Events in a claim.")
     outbox_batches_max: Annotated[int, Field(ge=1, le=8)] = Field(4, description="Claims in hand, per lane.")
-    outbox_lease_seconds: PositiveFloat = Field(60.0, description="Lease of a claim.")
-    outbox_publish_timeout_seconds: PositiveFloat = Field(10.0, description="Deadline to publish a claim.")
-    outbox_poll_seconds: PositiveFloat = Field(2.0, description="Longest wait between claims when idle.")
+    outbox_lease_seconds: Patience = Field(60.0, description="Lease of a claim.")
+    outbox_publish_timeout_seconds: Patience = Field(10.0, description="Deadline to publish a claim.")
+    outbox_poll_seconds: Pause = Field(2.0, description="Longest wait between claims when idle.")
     outbox_notify: bool = Field(True, description="Wake up by LISTEN; off behind a transaction pooler.")
-    outbox_backoff_seconds: PositiveFloat = Field(0.5, description="Bound of the first retry's delay.")
-    outbox_backoff_max_seconds: PositiveFloat = Field(300.0, description="Bound of every retry's delay.")
-    outbox_failures_max: PositiveInt = Field(10, description="Failed attempts after which an event is DEAD.")
-    outbox_age_max_seconds: PositiveFloat = Field(
-        604800.0, description="Age after which a failing event is DEAD."
-    )
+    outbox_backoff_seconds: Pause = Field(0.5, description="Bound of the first retry's delay.")
+    outbox_backoff_max_seconds: Pause = Field(300.0, description="Bound of every retry's delay.")
+    outbox_failures_max: Count = Field(10, description="Failed attempts after which an event is DEAD.")
+    outbox_age_max_seconds: Patience = Field(604800.0, description="Age after which a failing event is DEAD.")
     outbox_dead_key: Literal["continue", "hold"] = Field(
         "continue", description="Whether a DEAD event lets the later ones of its ordering key go on."
     )
@@ -124,7 +129,7 @@ class Settings(BaseSettings):
         description="Durable consumers, comma-separated, each STREAM/durable; empty: no inbox.",
     )
     handler_url: str = Field("", description="Where messages are POSTed, as http://127.0.0.1:8000/handle.")
-    handler_timeout_seconds: PositiveFloat = Field(60.0, description="Total deadline of one handler call.")
+    handler_timeout_seconds: Patience = Field(60.0, description="Total deadline of one handler call.")
     handler_concurrency: Annotated[int, Field(ge=1, le=1000)] = Field(
         50, description="Calls at once, per consumer."
     )
@@ -140,15 +145,13 @@ class Settings(BaseSettings):
     )
     handler_tls_cert_file: Path | None = Field(None, description="Own certificate, for mutual TLS.")
     handler_tls_key_file: Path | None = Field(None, description="Key of the own certificate.")
-    handler_sick_after: PositiveInt = Field(
+    handler_sick_after: Count = Field(
         10, description="Different messages in a row without an effect after which pulling pauses."
     )
-    inbox_lease_seconds: PositiveFloat = Field(60.0, description="Processing lease of a message.")
-    inbox_attempts_max: PositiveInt = Field(
-        15, description="Attempts after which a message is dead-lettered."
-    )
-    inbox_backoff_seconds: PositiveFloat = Field(1.0, description="Bound of the first redelivery's delay.")
-    inbox_backoff_max_seconds: PositiveFloat = Field(600.0, description="Bound of every redelivery's delay.")
+    inbox_lease_seconds: Patience = Field(60.0, description="Processing lease of a message.")
+    inbox_attempts_max: Count = Field(15, description="Attempts after which a message is dead-lettered.")
+    inbox_backoff_seconds: Pause = Field(1.0, description="Bound of the first redelivery's delay.")
+    inbox_backoff_max_seconds: Pause = Field(600.0, description="Bound of every redelivery's delay.")
 
     admin_host: str = Field("127.0.0.1", description="Address of /healthz, /readyz, /metrics and the page.")
     admin_port: Annotated[int, Field(ge=0, le=65535)] = Field(
@@ -157,7 +160,7 @@ class Settings(BaseSettings):
     admin_token_file: Path | None = Field(
         None, description="File with the token that the admin pages ask for."
     )
-    grace_seconds: PositiveFloat = Field(30.0, description="How long a graceful stop may take.")
+    grace_seconds: Patience = Field(30.0, description="How long a graceful stop may take.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level logged.")
     log_format: Literal["json", "text"] = Field(
         "json", description="One JSON object a line, or text for people."
