@@ -27,6 +27,8 @@ from sea_mq_worker.ports.observer import Observer
 
 _LINGER_SECONDS = 0.005
 """How long a fetch waits for more free places, so that batches form under load."""
+_BUSY_MAX_SECONDS = 600.0
+_DOUBLINGS_MAX = 10
 
 
 @dataclass(slots=True, kw_only=True)
@@ -155,10 +157,15 @@ class InboxConsumer:
                 skipped = MessageSkipped(message_id=item.envelope.message_id, consumer=self.consumer.name)
                 self.observer.observe(skipped)
             case Busy() | Conflict():
-                await self.consumer.nak(item.message, delay_seconds=self.lease_seconds / 2)
+                await self.consumer.nak(item.message, delay_seconds=self._busy_seconds(item.message))
             case _:
                 assert_never(receipt)
         self._let_go([item])
+
+    def _busy_seconds(self, message: InboundMessage) -> float:
+        """Ask ever more rarely, so that whoever holds a message for long does not cost it its deliveries."""
+        doublings = min(max(message.deliveries - 2, 0), _DOUBLINGS_MAX)
+        return min(self.lease_seconds / 2 * 2.0**doublings, max(self.lease_seconds, _BUSY_MAX_SECONDS))
 
     async def _give_back(self, items: Sequence[InHand]) -> None:
         for item in items:

@@ -22,7 +22,7 @@ from sea_mq_worker.ports.inbox import InboxRepository
 from sea_mq_worker.settings import ConsumerSettings, SettingsError
 
 _PROBE_MAX_SECONDS = 2.0
-_SICK_PROBE_MAX_SECONDS = 30.0
+_SICK_PROBE_MAX_SECONDS = 5.0
 _HEARTBEATS_PER_LEASE = 3
 _LEFTOVERS_SECONDS = 60.0
 """How often messages without a delivery are looked for, at the rarest."""

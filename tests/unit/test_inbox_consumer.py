@@ -270,6 +270,26 @@ async def test_a_message_that_somebody_took_over_is_not_acknowledged() -> None:
 
 
 @in_virtual_time
+async def test_a_lease_that_ends_hours_later_does_not_use_up_the_messages_deliveries() -> None:
+    """As when its holder died and the database's clock was set back."""
+    world = World()
+    message_id = world.send()
+    free_at = world.clock() + 2 * 3600.0
+
+    def taken_over(_request: HandlerRequest, call: int) -> Behaviour:
+        if call == 1:
+            world.row(message_id).locked_by = "w2#9"
+            world.row(message_id).locked_until = free_at
+        return Answer()
+
+    world.handler.script = taken_over
+    async with world.consuming():
+        await world.observer.seen(MessageProcessed, within=3 * 3600.0)
+    assert world.clock() >= free_at
+    assert not world.consumer.given_up
+
+
+@in_virtual_time
 async def test_an_effect_is_recorded_when_the_database_is_back_and_acknowledged_only_then() -> None:
     world = World()
     world.send()
