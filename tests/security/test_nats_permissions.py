@@ -1,0 +1,258 @@
+"""deploy/nats-permissions.conf: each user can do its work, and what it lacks is denied."""
+
+import asyncio
+import json
+import time
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+
+import asyncpg
+import pytest
+import pytest_asyncio
+from pydantic import SecretStr
+
+from sea_mq_worker.adapters.nats.connection import NatsConnection, api, connect
+from sea_mq_worker.adapters.nats.consumer import NatsJetStreamConsumer
+from sea_mq_worker.adapters.nats.publisher import NatsJetStreamPublisher
+from sea_mq_worker.bootstrap.operator import apply_topology, check_topology, dead_letters
+from sea_mq_worker.domain.errors import ContractError
+from sea_mq_worker.producer import enqueue
+from sea_mq_worker.resources import resource_folder
+from sea_mq_worker.settings import Settings
+from tests.support.builders import enqueueable
+from tests.support.configured_nats import ConfiguredNats
+from tests.support.handlers import handler_server
+from tests.support.jetstream import store
+from tests.support.servers import Database
+from tests.support.site import FAST, Effects
+from tests.support.waiting import eventually
+from tests.support.worker import Deployment, WorkerProcess, running
+
+FILE = Path(__file__).parents[2] / "deploy" / "nats-permissions.conf"
+USERS = (
+    *("sea_worker", "sea_operator", "sea_dlq_reader", "sea_topology"),
+    *("vibespro_worker", "vibespro_topology"),
+)
+ENDED = """
+SELECT count(*) = 3 FROM inbox_messages WHERE processed_at IS NOT NULL OR dead_lettered_at IS NOT NULL
+"""
+PUBLISHED = "SELECT count(*) = 4 FROM outbox_events WHERE state = 'PUBLISHED'"
+MAX_DELIVER = 20
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ConfiguredNats]:
+    """A server with the shipped file, the streams made by the users that may."""
+    passwords = {f"{user.upper()}_PASSWORD": f"secret-of-{user}" for user in USERS}
+    folder = tmp_path_factory.mktemp("permissions")
+    async with ConfiguredNats(folder, included=FILE, environment=passwords) as started:
+        async with user_of(started, "vibespro_topology") as connection:
+            definition = json.loads((resource_folder("streams") / "VIBESPRO_EVENTS.json").read_text())
+            definition |= {"num_replicas": 1, "max_bytes": 2**26}
+            await api(connection, "STREAM.CREATE.VIBESPRO_EVENTS", definition)
+        await apply_topology(settings(started, "sea_topology"))
+        yield started
+
+
+def settings(server: ConfiguredNats, user: str) -> Settings:
+    url = server.url.replace("nats://", f"nats://{user}:secret-of-{user}@")
+    return Settings(
+        nats_url=SecretStr(url), nats_inbox_prefix=f"_INBOX_{user}", stream_replicas=1, stream_max_bytes=2**26
+    )
+
+
+@asynccontextmanager
+async def user_of(
+    server: ConfiguredNats, user: str, told: list[str] | None = None
+) -> AsyncIterator[NatsConnection]:
+    connection = await connect(
+        urls=server.url,
+        name="test",
+        on_event=lambda event, text: (told if told is not None else []).append(f"{event} {text}"),
+        user=user,
+        password=f"secret-of-{user}",
+        inbox_prefix=f"_INBOX_{user}",
+    )
+    try:
+        yield connection
+    finally:
+        await connection.close()
+
+
+def worker(
+    server: ConfiguredNats, database: Database, handler_url: str, log: Path, **given: object
+) -> AbstractAsyncContextManager[WorkerProcess]:
+    """Run the worker of the context sea as the user that is meant for it."""
+    own = {
+        **FAST,
+        "database_url": database.dsn,
+        "nats_url": server.url.replace("nats://", "nats://sea_worker:secret-of-sea_worker@"),
+        "nats_inbox_prefix": "_INBOX_sea_worker",
+        "handler_url": handler_url,
+        "admin_port": 0,
+        "stream_replicas": 1,
+        "stream_max_bytes": 2**26,
+        **given,
+    }
+    environment = {f"SEA_MQ_{key.upper()}": str(value) for key, value in own.items()}
+    return running(Deployment(context="sea", upstream="vibespro", environment=environment), log)
+
+
+async def give_up(server: ConfiguredNats) -> None:
+    """Hand a message out until the server gives it up, as workers that die of it do."""
+    async with user_of(server, "sea_worker") as connection:
+        consumer = NatsJetStreamConsumer(
+            connection=connection, stream="VIBESPRO_EVENTS", durable="sea__from_vibespro", wait_seconds=0.5
+        )
+        for _ in range(MAX_DELIVER):
+            for message in await consumer.fetch(1):
+                await consumer.nak(message, delay_seconds=0.0)
+        await consumer.fetch(1)
+        await consumer.close()
+
+
+@pytest.mark.parametrize("mode", ["pipeline", "fast"])
+async def test_the_worker_needs_no_more(
+    mode: str, server: ConfiguredNats, database: Database, tmp_path: Path
+) -> None:
+    """Events out, messages in, a dead letter, and one that the server had given up."""
+    effects = Effects()
+    ids = [str(uuid.uuid4()) for _ in range(3)]
+    async with user_of(server, "vibespro_worker") as upstream:
+        await store(upstream, "vibespro.event.made.v1", b"{}", headers={"Nats-Msg-Id": ids[0]})
+        await give_up(server)
+        await store(upstream, "vibespro.event.made.v1", b"{}", headers={"Nats-Msg-Id": ids[1]})
+        await store(upstream, "vibespro.event.made.v1", b"no json", headers={"Nats-Msg-Id": ids[2]})
+    own = await asyncpg.connect(database.dsn)
+    async with own.transaction():
+        await enqueue(own, *(enqueueable(ordering_key=key) for key in ("k", "k", None, None)))
+    async with (
+        handler_server(effects.take) as handler,
+        worker(server, database, handler.url, tmp_path / "log", outbox_publish_mode=mode) as running_worker,
+    ):
+        await running_worker.ready()
+        await eventually(lambda: own.fetchval(ENDED), within=30, what="three messages have ended")
+        await eventually(lambda: own.fetchval(PUBLISHED), within=20, what="four events are published")
+        told = running_worker.events()
+    reasons = await own.fetch("SELECT dead_letter_reason FROM inbox_messages ORDER BY 1 NULLS LAST")
+    await own.close()
+    assert not {"nats_denied", "streams_not_compared", "streams_differ", "gate_paused"} & set(told)
+    assert [row[0] for row in reasons] == ["EXHAUSTED", "INVALID_PAYLOAD", None]
+    assert set(effects.taken) == {ids[1]}
+
+
+async def test_the_worker_may_look_for_an_id(server: ConfiguredNats) -> None:
+    """It may not delete consumers, not even its own short-lived one: the server does, after a while."""
+    message_id = str(uuid.uuid4())
+    async with user_of(server, "sea_worker") as connection:
+        publisher = NatsJetStreamPublisher(connection=connection, stream="SEA_EVENTS", mode="pipeline")
+        await publisher.start()
+        await publisher.publish("sea.event.made.v1", b"{}", {"Nats-Msg-Id": message_id})
+        began = time.monotonic()
+        found = await publisher.find(frozenset({message_id}), since_seconds=60.0)
+    assert set(found) == {message_id}
+    assert time.monotonic() - began < 3.0
+
+
+async def test_operators_see_streams_and_dead_letters(server: ConfiguredNats) -> None:
+    own = settings(server, "sea_operator")
+    assert await check_topology(own) == []
+    async with user_of(server, "sea_worker") as connection:
+        seq = await store(
+            connection, "sea.dlq.vibespro.event.made.v1", b"{}", headers={"Dlq-Reason": "REJECTED"}
+        )
+    async with dead_letters(settings(server, "sea_dlq_reader")) as letters:
+        assert (await letters.show(seq)).reason == "REJECTED"
+        with pytest.raises(ContractError, match=r"no permission to publish to .*MSG\.DELETE"):
+            await letters.remove(seq)
+    async with dead_letters(own) as letters:
+        await letters.remove(seq)
+
+
+async def test_applying_the_definitions_again_changes_nothing(server: ConfiguredNats) -> None:
+    assert await apply_topology(settings(server, "sea_topology")) == []
+
+
+DENIED = {
+    "sea_worker": (
+        "$JS.API.STREAM.CREATE.OTHER",
+        "$JS.API.STREAM.UPDATE.SEA_EVENTS",
+        "$JS.API.STREAM.DELETE.SEA_EVENTS",
+        "$JS.API.STREAM.PURGE.SEA_EVENTS",
+        "$JS.API.STREAM.PURGE.SEA_DLQ",
+        "$JS.API.STREAM.MSG.DELETE.SEA_EVENTS",
+        "$JS.API.STREAM.MSG.GET.SEA_DLQ",
+        "$JS.API.CONSUMER.CREATE.VIBESPRO_EVENTS.other",
+        "$JS.API.CONSUMER.CREATE.VIBESPRO_EVENTS.sea__from_vibespro.vibespro.event.>",
+        "$JS.API.CONSUMER.DELETE.VIBESPRO_EVENTS.sea__from_vibespro",
+        "$JS.API.CONSUMER.DELETE.SEA_EVENTS.other",
+        "$JS.API.CONSUMER.MSG.NEXT.VIBESPRO_EVENTS.other",
+        "$JS.API.STREAM.LIST",
+        "$JS.ACK.VIBESPRO_EVENTS.other.1.1.1.1.0",
+        "vibespro.event.made.v1",
+        "other.event.made.v1",
+        "_INBOX_sea_operator.x",
+        "$SYS.REQ.SERVER.PING",
+    ),
+    "sea_operator": (
+        "sea.event.made.v1",
+        "sea.dlq.x",
+        "$JS.API.STREAM.PURGE.SEA_DLQ",
+        "$JS.API.STREAM.DELETE.SEA_DLQ",
+        "$JS.API.STREAM.MSG.DELETE.SEA_EVENTS",
+        "$JS.API.STREAM.MSG.GET.SEA_EVENTS",
+    ),
+    "sea_dlq_reader": (
+        "sea.dlq.x",
+        "$JS.API.STREAM.MSG.GET.SEA_EVENTS",
+        "$JS.API.CONSUMER.CREATE.SEA_DLQ.x",
+    ),
+    "sea_topology": (
+        "sea.event.made.v1",
+        "$JS.API.STREAM.DELETE.SEA_EVENTS",
+        "$JS.API.STREAM.PURGE.SEA_EVENTS",
+        "$JS.API.STREAM.UPDATE.VIBESPRO_EVENTS",
+        "$JS.API.STREAM.MSG.GET.SEA_DLQ",
+        "$JS.API.CONSUMER.CREATE.VIBESPRO_EVENTS.other.vibespro.event.>",
+    ),
+    "vibespro_worker": (
+        "sea.event.made.v1",
+        "sea.dlq.vibespro.event.made.v1",
+        "$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.VIBESPRO_EVENTS.sea__from_vibespro",
+        "$JS.API.STREAM.MSG.GET.SEA_DLQ",
+        "$JS.API.CONSUMER.MSG.NEXT.VIBESPRO_EVENTS.sea__from_vibespro",
+    ),
+}
+EARS = (">", "sea.event.>", "sea.dlq.>", "vibespro.event.>", "_INBOX.>", "$JS.ACK.>", "$JS.API.>")
+
+
+@pytest.mark.fault("S13")
+@pytest.mark.parametrize("user", DENIED)
+async def test_what_a_user_does_not_need_is_denied(user: str, server: ConfiguredNats) -> None:
+    """Nobody listens to anything but its own answers, so that no acknowledgement can be forged."""
+    told: list[str] = []
+    others = [f"_INBOX_{other}.>" for other in USERS if other != user]
+    async with user_of(server, user, told) as connection:
+        for subject in DENIED[user]:
+            with pytest.raises(ContractError, match="no permission"):
+                await connection.request(subject, b"{}", timeout_seconds=2.0)
+        for subject in (*EARS, *others):
+            await connection.client.subscribe(subject)
+        wanted = {f"denied {subject.lower()}" for subject in (*DENIED[user], *EARS, *others)}
+        await eventually(lambda: wanted <= set(told), what="every subject is denied")
+
+
+async def test_no_user_gets_in_with_anothers_password(server: ConfiguredNats) -> None:
+    with pytest.raises(ContractError, match="check its credentials"):
+        await asyncio.wait_for(
+            connect(
+                urls=server.url,
+                name="test",
+                on_event=lambda _event, _text: None,
+                user="sea_worker",
+                password="secret-of-sea_operator",
+            ),
+            10,
+        )
