@@ -5,6 +5,7 @@
 -- name: insert
 -- Records a batch and leases what is to be handled (CMD-051). A known row that is neither processed nor
 -- dead-lettered is no duplicate: it is leased again once nobody holds it. One with another content is left alone.
+-- Repeated under its token, because the answer was lost, it leases what it has leased, and counts nothing twice.
 -- Sorted by id, so that two batches that overlap cannot lock each other out.
 -- Index: the primary key.
 -- One element for each message, no id twice: $1 ids, $2 subjects, $3 consumers, $4 streams, $5 sequences,
@@ -24,7 +25,7 @@ WITH received AS MATERIALIZED (
       FROM received
      ORDER BY message_id
     ON CONFLICT (message_id) DO UPDATE
-       SET attempts = i.attempts + 1,
+       SET attempts = i.attempts + (i.locked_by IS DISTINCT FROM excluded.locked_by)::int,
            consumer = excluded.consumer,
            stream = excluded.stream,
            stream_seq = excluded.stream_seq,
@@ -32,7 +33,7 @@ WITH received AS MATERIALIZED (
            locked_until = excluded.locked_until,
            locked_by = excluded.locked_by
      WHERE i.processed_at IS NULL AND i.dead_lettered_at IS NULL
-       AND (i.locked_until IS NULL OR i.locked_until <= clock_timestamp())
+       AND (i.locked_until IS NULL OR i.locked_until <= clock_timestamp() OR i.locked_by = excluded.locked_by)
        AND (i.content_hash IS NULL OR i.content_hash = excluded.content_hash)
     RETURNING i.message_id, i.attempts,
               extract(epoch FROM clock_timestamp() - i.dead_letter_begun_at)::float8 AS begun_seconds_ago

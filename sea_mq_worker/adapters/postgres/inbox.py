@@ -8,6 +8,7 @@ import asyncpg
 
 from sea_mq_worker.adapters.postgres.connection import fetch
 from sea_mq_worker.adapters.postgres.queries import load_queries
+from sea_mq_worker.domain.errors import StoreUnavailableError
 from sea_mq_worker.domain.receipts import (
     Busy,
     Conflict,
@@ -28,7 +29,8 @@ class PostgresInboxAdapter:
     """Leases, settles and dead-letters received messages; see ``ports.inbox.InboxRepository``.
 
     A lease is told by its token, new in every ``insert``: whoever has the row's token may still write its
-    ending after the lease ran out, as long as nobody else has taken the message.
+    ending after the lease ran out, as long as nobody else has taken the message. A batch whose answer was
+    lost is inserted again under its token, so that it neither waits for its own lease nor counts twice.
 
     One schema belongs to one service. A message that reaches it by two consumers is one message: the last to
     lease it is named on the row, and it is handled once. Safe to use from several tasks.
@@ -43,6 +45,7 @@ class PostgresInboxAdapter:
         """
         self._pool = pool
         self._worker = worker
+        self._unanswered: dict[tuple[str, ...], str] = {}
         self._sql = load_queries(
             "inbox",
             "insert",
@@ -102,9 +105,14 @@ class PostgresInboxAdapter:
     async def _insert(self, entries: Sequence[InboxEntry], lease_seconds: float) -> dict[str, Receipt]:
         if not entries:
             return {}
-        token = f"{self._worker}#{secrets.token_hex(4)}"
+        ids = tuple(entry.message_id for entry in entries)
+        token = self._unanswered.pop(ids, "") or f"{self._worker}#{secrets.token_hex(4)}"
         columns = zip(*map(_columns, entries), strict=True)
-        rows = await fetch(self._pool, self._sql["insert"], *map(list, columns), token, lease_seconds)
+        try:
+            rows = await fetch(self._pool, self._sql["insert"], *map(list, columns), token, lease_seconds)
+        except StoreUnavailableError:
+            self._unanswered[ids] = token
+            raise
         leased = {row["message_id"]: _run(row, token) for row in rows if row["verdict"] == "run"}
         known = {row["message_id"]: _REFUSALS[row["verdict"]] for row in rows if row["verdict"] != "run"}
         return {entry.message_id: Busy() for entry in entries} | known | leased
