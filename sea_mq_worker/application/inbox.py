@@ -25,6 +25,8 @@ from sea_mq_worker.ports.inbox import InboxRepository
 from sea_mq_worker.ports.jetstream import JetStreamConsumer
 from sea_mq_worker.ports.observer import Observer
 
+_LARGE_BYTES = 65_536
+"""After a body of this size others get a turn: to read one takes time, and there may be many."""
 _LINGER_SECONDS = 0.005
 """How long a fetch waits for more free places, so that batches form under load."""
 _BUSY_MAX_SECONDS = 600.0
@@ -98,7 +100,11 @@ class InboxConsumer:
     async def _receive(
         self, messages: Sequence[InboundMessage], stop: asyncio.Event, working: asyncio.TaskGroup
     ) -> None:
-        items = [self.reception.take(message, received_at=self.clock()) for message in messages]
+        items = []
+        for message in messages:
+            items.append(self.reception.take(message, received_at=self.clock()))
+            if len(message.payload) > _LARGE_BYTES:
+                await asyncio.sleep(0)
         self._in_hand.update(items)
         try:
             receipts = await self.reception.record(items, stop)

@@ -1,0 +1,281 @@
+"""Messages of every shape: what nobody can handle is dead-lettered, what is unusual arrives untouched."""
+
+import asyncio
+import json
+import socket
+import time
+import uuid
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import fastapi
+import pydantic
+import pytest
+import uvicorn
+
+from tests.support.handlers import Call, answer
+from tests.support.hold import held
+from tests.support.jetstream import SECOND, store, stored_messages
+from tests.support.servers import Database
+from tests.support.site import Site, site
+from tests.support.waiting import eventually
+from tests.support.worker import WorkerProcess
+
+ID, CE_ID = "550e8400-e29b-41d4-a716-446655440000", "650e8400-e29b-41d4-a716-446655440000"
+NAMED = f"Nats-Msg-Id: {ID}".encode()
+DEEP = b"[" * 10_000 + b"]" * 10_000
+
+# Subject behind the context, header lines, body, and the reason for which it is dead-lettered.
+BAD: Mapping[str, tuple[bytes, bytes, bytes, str]] = {
+    "no id": (b"event.made.v1", b"", b"{}", "INVALID_MESSAGE_ID"),
+    "an id that is no UUID": (b"event.made.v1", b"Nats-Msg-Id: 42", b"{}", "INVALID_MESSAGE_ID"),
+    "an id in braces": (b"event.made.v1", b"Nats-Msg-Id: {%s}" % ID.encode(), b"{}", "INVALID_MESSAGE_ID"),
+    "an id as a URN": (b"event.made.v1", b"ce-id: urn:uuid:" + ID.encode(), b"{}", "INVALID_MESSAGE_ID"),
+    "headers without a colon": (b"event.made.v1", b"nonsense", b"{}", "INVALID_MESSAGE_ID"),
+    "headers that are no UTF-8": (b"event.made.v1", b"Nats-Msg-Id: \xff\xfe", b"{}", "INVALID_MESSAGE_ID"),
+    "no body": (b"event.made.v1", NAMED, b"", "INVALID_PAYLOAD"),
+    "half a body": (b"event.made.v1", NAMED, b'{"a": ', "INVALID_PAYLOAD"),
+    "a body that is no UTF-8": (b"event.made.v1", NAMED, b'"\xff"', "INVALID_PAYLOAD"),
+    "a surrogate in UTF-8": (b"event.made.v1", NAMED, b'"\xed\xa0\x80"', "INVALID_PAYLOAD"),
+    "a byte order mark": (b"event.made.v1", NAMED, b"\xef\xbb\xbf{}", "INVALID_PAYLOAD"),
+    "NaN": (b"event.made.v1", NAMED, b'{"a": NaN}', "INVALID_PAYLOAD"),
+    "Infinity": (b"event.made.v1", NAMED, b"[-Infinity]", "INVALID_PAYLOAD"),
+    "a body nested too deep": (b"event.made.v1", NAMED, DEEP, "INVALID_PAYLOAD"),
+    "no version": (b"event.made", NAMED, b"{}", "BAD_SUBJECT"),
+    "version 0": (b"event.made.v0", NAMED, b"{}", "BAD_SUBJECT"),
+    "version 01": (b"event.made.v01", NAMED, b"{}", "BAD_SUBJECT"),
+    "version V1": (b"event.made.V1", NAMED, b"{}", "BAD_SUBJECT"),
+    "a token behind the version": (b"event.made.v1.more", NAMED, b"{}", "BAD_SUBJECT"),
+    "a star": (b"event.made.*", NAMED, b"{}", "BAD_SUBJECT"),
+    "all the rest": (b"event.>", NAMED, b"{}", "BAD_SUBJECT"),
+    "a control character": (b"event.ma\x01de.v1", NAMED, b"{}", "BAD_SUBJECT"),
+    "a subject that is no UTF-8": (b"event.ma\xffde.v1", NAMED, b"{}", "BAD_SUBJECT"),
+    "a subject too long to be sent on": (b"event." + b"x" * 3600, NAMED, b"{}", "BAD_SUBJECT"),
+}
+
+
+async def publish(url: str, subject: bytes, headers: bytes, body: bytes) -> None:
+    """Publish bytes that no client would send; return once the stream has them."""
+    parts = urlsplit(url)
+    reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+    block = b"NATS/1.0\r\n%s\r\n\r\n" % headers if headers else b"NATS/1.0"
+    writer.write(
+        b'CONNECT {"verbose": false, "pedantic": false, "headers": true}\r\nSUB _INBOX.raw.%d 1\r\n'
+        % id(writer)
+    )
+    sizes = (len(block), len(block) + len(body))
+    writer.write(b"HPUB %s _INBOX.raw.%d %d %d\r\n" % (subject, id(writer), *sizes))
+    writer.write(block + body + b"\r\n")
+    async with asyncio.timeout(5):
+        while b'"seq"' not in (answered := await reader.readline()):
+            assert not answered.startswith(b"-ERR"), answered
+    writer.close()
+    await writer.wait_closed()
+
+
+def different(headers: bytes) -> tuple[bytes, str]:
+    """Give a message an id of its own in the place of the one that stands for all."""
+    message_id = str(uuid.uuid4())
+    return headers.replace(ID.encode(), message_id.encode()), message_id
+
+
+async def letters(site: Site) -> list[tuple[bytes, Mapping[str, str]]]:
+    """Return bodies and headers of the dead letters."""
+    stored = await stored_messages(site.broker, f"{site.target.context.upper()}_DLQ")
+    return [(body, headers) for _, _, body, headers in stored]
+
+
+@pytest.mark.fault("N22")
+@pytest.mark.fault("N25")
+@pytest.mark.fault("N28")
+async def test_what_nobody_can_handle_is_dead_lettered_once_and_keeps_nobody_waiting(
+    shared: Site, nats_url: str
+) -> None:
+    expected: list[tuple[str, bytes]] = []
+    async with shared.worker() as worker:
+        await worker.ready()
+        for subject, headers, body, reason in BAD.values():
+            await publish(
+                nats_url, f"{shared.target.upstream}.".encode() + subject, different(headers)[0], body
+            )
+            await shared.send()
+            expected.append((reason, body))
+        await shared.quiet()
+        assert sorted((headers["Dlq-Reason"], body) for body, headers in await letters(shared)) == sorted(
+            expected
+        )
+        assert shared.effects.taken.total() == len(BAD)
+        assert not {"nats_disconnected", "gate_paused"} & set(worker.events())
+    ids = [headers["Dlq-Message-Id"] for _, headers in await letters(shared)]
+    assert len(set(ids)) == len(BAD)
+
+
+@pytest.mark.fault("N22")
+async def test_a_message_without_an_id_has_one_dead_letter_however_often_it_comes(shared: Site) -> None:
+    held_row = held(shared.dsn, table="inbox_messages", event="UPDATE OF dead_lettered_at")
+    async with held_row as hold, shared.worker(name="killed") as killed:
+        await killed.ready()
+        await store(shared.broker, shared.subject, b"{}")
+        await hold.reached()
+        killed.process.kill()
+        await killed.ended()
+    async with shared.worker():
+        await shared.quiet()
+    [(_, headers)] = await letters(shared)
+    assert headers["Dlq-Reason"] == "INVALID_MESSAGE_ID"
+    assert (await shared.inbox_row(headers["Dlq-Message-Id"]))["dead_lettered_at"] is not None
+
+
+UNUSUAL = (
+    b"[1, 2]", b"17", b"null", b'"text"', b"true", b'{"a": 1, "a": 2}', b'"\\ud800"', b"[" * 300 + b"]" * 300,
+    b'{"n": 12345678901234567890.12345678901234567890, "m": 1.00, "z": 1e400}', b" {} ", b"1" * 5000,
+)  # fmt: skip
+
+
+async def test_every_json_body_reaches_the_handler_byte_for_byte(shared: Site) -> None:
+    sent = {(await shared.send(body=body))[0]: body for body in UNUSUAL}
+    upper = str(uuid.uuid4()).upper()
+    await store(shared.broker, shared.subject, b"{}", headers={"Nats-Msg-Id": upper})
+    await store(shared.broker, shared.subject, b"[]", headers={"ce-id": CE_ID, "Nats-Msg-Id": ID})
+    async with shared.worker():
+        await shared.quiet()
+    received = {
+        call.message_id: call.body.partition(b', "payload": ')[2][:-1] for call in shared.handler.calls
+    }
+    assert received == sent | {upper.lower(): b"{}", ID: b"[]"}
+    assert await letters(shared) == []
+
+
+async def test_headers_of_the_greatest_size_are_taken_along_as_far_as_there_is_room(
+    shared: Site, nats_url: str
+) -> None:
+    headers = b"Large: %s\r\nSmall: x\r\n" % (b"y" * 65_000)
+    subject = shared.subject.encode()
+    good, good_id = different(headers + NAMED)
+    await publish(nats_url, subject, good, b"{}")
+    bad, bad_id = different(headers + NAMED)
+    await publish(nats_url, subject, bad, b'{"kept": 1.00')
+    async with shared.worker():
+        await shared.quiet()
+    assert set(shared.effects.taken) == {good_id}
+    [(body, found)] = await letters(shared)
+    assert (found["Dlq-Message-Id"], found["Small"], found["Dlq-Headers-Omitted"]) == (bad_id, "x", "1")
+    assert body == b'{"kept": 1.00'
+
+
+class Request(pydantic.BaseModel):
+    """The handler's contract, as strict as a service could be."""
+
+    model_config = pydantic.ConfigDict(strict=True, extra="forbid")
+
+    message_id: uuid.UUID
+    subject: str
+    event_type: str
+    event_version: int
+    occurred_at: pydantic.AwareDatetime
+    correlation_id: uuid.UUID | None
+    causation_id: uuid.UUID | None
+    payload: dict[str, Any]
+
+
+@asynccontextmanager
+async def strict_service() -> AsyncIterator[tuple[str, list[bytes]]]:
+    """Run a service that answers 422 to whatever is not exactly a Request; it keeps the bodies."""
+    service, bodies = fastapi.FastAPI(), []
+
+    @service.post("/handle")
+    async def handle(request: fastapi.Request) -> fastapi.Response:
+        bodies.append(await request.body())
+        try:
+            Request.model_validate_json(bodies[-1])
+        except pydantic.ValidationError as error:
+            return fastapi.Response(str(error), status_code=422)
+        return fastapi.Response()
+
+    listening = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(service, log_level="warning"))
+    serving = asyncio.create_task(server.serve(sockets=[listening]))
+    try:
+        await eventually(lambda: server.started, what="uvicorn is up")
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}/handle", bodies
+    finally:
+        server.should_exit = True
+        await serving
+
+
+@pytest.mark.fault("N29")
+async def test_a_strict_service_takes_absent_fields_and_long_numbers(shared: Site) -> None:
+    number = "12345678901234567890.12345678901234567890"
+    some = {"ce-correlationid": ID, "ce-time": "2025-12-28T22:00:00.123456+01:00", "traceparent": "none"}
+    every = some | {"ce-causationid": CE_ID, "ce-type": "made", "ce-source": "/up", "ce-specversion": "1.0"}
+    for headers in ({}, some, every, {"ce-correlationid": "", "ce-time": "", "ce-causationid": "x"}):
+        named = {"Nats-Msg-Id": str(uuid.uuid4()), **headers}
+        await store(shared.broker, shared.subject, f'{{"n": {number}, "none": null}}'.encode(), named)
+    async with strict_service() as (url, bodies), shared.worker(handler_url=url):
+        await shared.quiet()
+    assert await letters(shared) == []
+    assert len(bodies) == 4
+    payloads = [json.loads(body, parse_float=Decimal)["payload"] for body in bodies]
+    assert payloads == [{"n": Decimal(number), "none": None}] * 4
+    optional = [(json.loads(body)["correlation_id"], json.loads(body)["causation_id"]) for body in bodies]
+    assert sorted(optional, key=str) == sorted([(None, None), (ID, None), (ID, CE_ID), (None, None)], key=str)
+
+
+@pytest.fixture
+async def patient(database: Database, nats_url: str, names: str, tmp_path: Path) -> AsyncIterator[Site]:
+    """A site whose handler may take its time."""
+    async with site(
+        dsn=database.dsn,
+        nats_url=nats_url,
+        name=names,
+        folder=tmp_path,
+        consumer={"ack_wait": 90 * SECOND},
+        handler_timeout_seconds=80,
+        inbox_lease_seconds=90,
+    ) as made:
+        yield made
+
+
+@pytest.mark.fault("N27")
+async def test_memory_is_bounded_by_the_messages_in_hand_and_nothing_is_dropped(patient: Site) -> None:
+    """By 120 MB, and three times what is in hand of the largest messages."""
+    in_hand, size = 50, 2**20 - 200
+    together = asyncio.Event()
+
+    async def wait_for_all(call: Call, writer: asyncio.StreamWriter) -> None:
+        if len(patient.handler.calls) == in_hand:
+            together.set()
+        await together.wait()
+        await answer(200)(call, writer)
+
+    patient.handler.default = wait_for_all
+    async with patient.worker() as worker:
+        await worker.ready()
+        before = _peak_bytes(worker)
+        await patient.send(in_hand, body=b"[%s0]" % (b"0," * (size // 2 - 2)))
+        slowest = await _slowest_scrape(worker, until=together)
+        await patient.quiet()
+        grown = _peak_bytes(worker) - before
+    assert set(patient.handler.calls_of().values()) == {1}
+    assert before + grown < 120 * 2**20 + 3 * in_hand * size
+    assert slowest < 2.0, "reading 50 large bodies must not keep everything else waiting"
+
+
+def _peak_bytes(worker: WorkerProcess) -> int:
+    status = Path(f"/proc/{worker.process.pid}/status").read_text()
+    return int(status.partition("VmHWM:")[2].split(maxsplit=1)[0]) * 1024
+
+
+async def _slowest_scrape(worker: WorkerProcess, *, until: asyncio.Event) -> float:
+    """Ask for the metrics again and again; return the longest that an answer took, in seconds."""
+    slowest = 0.0
+    async with asyncio.timeout(60):
+        while not until.is_set():
+            before = time.monotonic()
+            await worker.metrics()
+            slowest = max(slowest, time.monotonic() - before)
+    return slowest
