@@ -85,7 +85,7 @@ async def open_nats(
         user=servers[0].user,
         password=servers[0].password,
         token=servers[0].token,
-        tls=_nats_tls(settings),
+        tls=nats_tls(settings),
         inbox_prefix=settings.nats_inbox_prefix,
         connect_timeout_seconds=connect_timeout_seconds,
     )
@@ -149,7 +149,12 @@ def demands_nats_tls(settings: Settings) -> bool:
     return bool(s.nats_tls_ca_file or s.nats_tls_cert_file) or any(server.demands_tls for server in servers)
 
 
-def _nats_tls(settings: Settings) -> ssl.SSLContext | None:
+def nats_tls(settings: Settings) -> ssl.SSLContext | None:
+    """Return what NATS is verified with; none: TLS only if the server asks for it.
+
+    Raises:
+        SettingsError: a file cannot be used.
+    """
     s = settings
     if not demands_nats_tls(s):
         return None

@@ -1,0 +1,256 @@
+"""TLS and mutual TLS to all three sides: trusted only if it can be, and told in one line if not."""
+
+import json
+import re
+import ssl
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+import pytest_asyncio
+from pydantic import SecretStr
+
+from sea_mq_worker.bootstrap.connections import nats_tls as demanded
+from sea_mq_worker.bootstrap.connections import open_handler, open_nats, open_pool
+from sea_mq_worker.domain.envelopes import Valid, open_envelope
+from sea_mq_worker.domain.errors import ContractError
+from sea_mq_worker.domain.outcomes import Accepted, NotDelivered
+from sea_mq_worker.embedded import EmbeddedNats
+from sea_mq_worker.producer import enqueue
+from sea_mq_worker.settings import Settings, SettingsError
+from tests.support.builders import enqueueable, inbound_message
+from tests.support.certificates import Authority, Certificate, encrypted
+from tests.support.handlers import handler_server
+from tests.support.jetstream import connected, store
+from tests.support.postgres_tls import postgres_tls
+from tests.support.servers import Database
+from tests.support.site import FAST, Effects
+from tests.support.waiting import eventually
+from tests.support.worker import apply_streams, deployment, running
+
+HOSTS = ("127.0.0.1", "localhost")
+PUBLISHED = "SELECT bool_and(state = 'PUBLISHED') FROM outbox_events"
+UNTRUSTED = {
+    "wrong authority": "unable to get local issuer certificate|unknown ca|self.signed",
+    "wrong host": "IP address mismatch|not valid for '127.0.0.1'",
+    "expired": "certificate has expired",
+}
+
+
+class Pki:
+    """An authority, what it signed, and what it should not be taken for."""
+
+    def __init__(self, folder: Path) -> None:
+        self.authority = Authority(folder)
+        self.server = self.authority.issue("server", *HOSTS)
+        self.client = self.authority.issue("sea")
+        self.stranger = Authority(folder, "stranger")
+        self.bad = {
+            "wrong authority": self.stranger.issue("strange", *HOSTS),
+            "wrong host": self.authority.issue("other", "other.example"),
+            "expired": self.authority.issue("old", *HOSTS, expired=True),
+        }
+
+    def mutual(self) -> ssl.SSLContext:
+        """Return the context of a client with a certificate."""
+        context = ssl.create_default_context(cafile=self.authority.ca)
+        context.load_cert_chain(self.client.cert, self.client.key)
+        return context
+
+
+@pytest.fixture(scope="module")
+def pki(tmp_path_factory: pytest.TempPathFactory) -> Pki:
+    return Pki(tmp_path_factory.mktemp("pki"))
+
+
+def nats_tls(own: Certificate, authority: Authority, *, verify: bool) -> dict[str, Any]:
+    files = {"cert_file": str(own.cert), "key_file": str(own.key), "ca_file": str(authority.ca)}
+    return {"tls": {**files, "verify": verify}}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def broker(pki: Pki, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[EmbeddedNats]:
+    """A nats-server that lets only clients with a certificate in."""
+    config = nats_tls(pki.server, pki.authority, verify=True)
+    async with EmbeddedNats(tmp_path_factory.mktemp("nats"), config=config) as server:
+        yield server
+
+
+def verified(dsn: str, pki: Pki, *, client: Certificate | None = None) -> str:
+    query = f"?sslmode=verify-full&sslrootcert={pki.authority.ca}"
+    return dsn + query + (f"&sslcert={client.cert}&sslkey={client.key}" if client else "")
+
+
+def settings(**given: object) -> Settings:
+    secret = {"database_url", "nats_url"}
+    values: dict[str, Any] = {
+        key: SecretStr(str(value)) if key in secret else value for key, value in given.items()
+    }
+    return Settings(**values)
+
+
+@pytest.mark.fault("S03")
+@pytest.mark.fault("S09")
+async def test_the_worker_runs_with_mutual_tls_on_all_three_sides(
+    *,
+    pki: Pki,
+    broker: EmbeddedNats,
+    database: Database,
+    names: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    files = {"ca": pki.authority.ca, "cert": pki.client.cert, "key": pki.client.key}
+    for part, path in files.items():
+        monkeypatch.setenv(f"SEA_MQ_NATS_TLS_{part.upper()}_FILE", str(path))
+    effects = Effects()
+    inward = pki.authority.for_servers(pki.server, verify_clients=ssl.CERT_REQUIRED)
+    async with (
+        postgres_tls(database.dsn, inward) as dsn,
+        handler_server(effects.take, tls=inward) as handler,
+        connected(broker.url, tls=pki.mutual()) as own,
+    ):
+        target = deployment(
+            context=names,
+            database_url=verified(dsn, pki, client=pki.client),
+            nats_url=broker.url.replace("nats://", "tls://"),
+            handler_url=f"https://localhost:{handler.port}/handle",
+            **{**FAST, "handler_timeout_seconds": 5},
+            **{f"{side}_tls_{part}_file": files[part] for side in ("nats", "handler") for part in files},
+        )
+        await apply_streams(target, tmp_path / "streams")
+        message_id = str(uuid.uuid4())
+        await store(own, f"{target.upstream}.event.made.v1", b"{}", headers={"Nats-Msg-Id": message_id})
+        direct = await asyncpg.connect(database.dsn)
+        async with direct.transaction():
+            await enqueue(direct, enqueueable())
+        async with running(target, tmp_path / "log") as worker:
+            await worker.ready()
+            await eventually(lambda: effects.taken == {message_id: 1}, within=20)
+            await eventually(lambda: direct.fetchval(PUBLISHED), within=20, what="the event is published")
+            assert not {"plaintext_connection", "secret_file_exposed"} & set(worker.events())
+        await direct.close()
+
+
+@asynccontextmanager
+async def postgres_with(kind: str, pki: Pki, database: Database) -> AsyncIterator[str]:
+    """Give the verifying DSN of a PostgreSQL that should not be trusted, or that wants more."""
+    verify = ssl.CERT_OPTIONAL if kind == "no certificate of its own" else ssl.CERT_NONE
+    context = pki.authority.for_servers(pki.bad.get(kind, pki.server), verify_clients=verify)
+    async with postgres_tls(database.dsn, None if kind == "no TLS" else context) as dsn:
+        yield verified(dsn, pki)
+
+
+POSTGRES = {
+    **UNTRUSTED,
+    "no TLS": "offers no TLS, although sslmode in the DSN demands it",
+    "no certificate of its own": "requires a valid client certificate",
+}
+
+
+@pytest.mark.fault("S03")
+@pytest.mark.parametrize("kind", POSTGRES)
+async def test_postgresql_that_cannot_be_trusted_breaks_the_contract(
+    kind: str, pki: Pki, database: Database
+) -> None:
+    async with postgres_with(kind, pki, database) as dsn:
+        with pytest.raises(ContractError, match=POSTGRES[kind]) as refused:
+            await open_pool(settings(database_url=dsn), purpose="test")
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.fault("S03")
+async def test_the_files_that_a_dsn_names_are_named_when_they_are_missing(tmp_path: Path) -> None:
+    for key in ("sslrootcert", "sslcert", "sslkey"):
+        missing = f"{tmp_path}/no-{key}"
+        dsn = f"postgresql://127.0.0.1:1/x?sslmode=verify-full&{key}={missing}"
+        with pytest.raises(ContractError, match=f"cannot read {missing}"):
+            await open_pool(settings(database_url=dsn), purpose="test")
+
+
+NATS = {
+    **UNTRUSTED,
+    "no TLS": "no TLS is offered, although it is demanded",
+    "no certificate of its own": "TLS was refused|certificate required",
+}
+
+
+@pytest.mark.fault("S03")
+@pytest.mark.parametrize("kind", NATS)
+async def test_a_broker_that_cannot_be_trusted_breaks_the_contract(
+    kind: str, pki: Pki, broker: EmbeddedNats, tmp_path: Path
+) -> None:
+    """TLS is demanded by the CA's file alone, too: the URL may say nats://."""
+    config = {} if kind == "no TLS" else nats_tls(pki.bad.get(kind, pki.server), pki.authority, verify=False)
+    async with EmbeddedNats(tmp_path, config=config) as other:
+        where = broker.url if kind == "no certificate of its own" else other.url
+        given = settings(nats_url=where, nats_tls_ca_file=pki.authority.ca)
+        with pytest.raises(ContractError, match=NATS[kind]) as refused:
+            await open_nats(given, purpose="test", on_event=lambda _event, _text: None)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.fault("S03")
+@pytest.mark.fault("S09")
+@pytest.mark.parametrize("kind", [*UNTRUSTED, "no certificate of its own"])
+async def test_a_handler_that_cannot_be_trusted_gets_nothing(kind: str, pki: Pki) -> None:
+    verify = ssl.CERT_REQUIRED if kind == "no certificate of its own" else ssl.CERT_NONE
+    context = pki.authority.for_servers(pki.bad.get(kind, pki.server), verify_clients=verify)
+    envelope = open_envelope(inbound_message())
+    assert isinstance(envelope, Valid)
+    async with handler_server(tls=context) as server:
+        url = f"https://127.0.0.1:{server.port}/handle"
+        given = settings(handler_url=url, handler_tls_ca_file=pki.authority.ca)
+        client = open_handler(given, concurrency=1)
+        result = await client.handle(envelope.request)
+        await client.close()
+    assert not isinstance(result, Accepted)
+    assert server.calls == []
+    if kind in UNTRUSTED:
+        assert isinstance(result, NotDelivered)
+        assert re.search(UNTRUSTED[kind], result.error)
+
+
+@pytest.mark.fault("S03")
+@pytest.mark.parametrize("side", ["database", "nats"])
+async def test_a_worker_that_trusts_nobody_ends_and_says_so_in_a_line(
+    *, side: str, pki: Pki, broker: EmbeddedNats, database: Database, names: str, tmp_path: Path
+) -> None:
+    async with postgres_with("wrong authority", pki, database) as dsn:
+        target = deployment(
+            context=names,
+            database_url=dsn if side == "database" else database.dsn,
+            nats_url=broker.url,
+            handler_url="http://127.0.0.1:1/handle",
+            nats_tls_ca_file=pki.stranger.ca,
+        )
+        async with running(target, tmp_path / "log") as worker:
+            assert await worker.ended() == 3
+    last = json.loads(worker.written.splitlines()[-1])
+    assert last["event"] == "contract_broken"
+    assert "TLS was refused" in last["text"]
+
+
+@pytest.mark.fault("S03")
+@pytest.mark.parametrize("side", ["nats", "handler"])
+def test_tls_files_that_cannot_be_used_are_wrong_settings(side: str, pki: Pki, tmp_path: Path) -> None:
+    use = {"nats": demanded, "handler": lambda given: open_handler(given, concurrency=1)}[side]
+    garbage = tmp_path / "garbage.pem"
+    garbage.write_text("no certificate")
+    locked = Certificate(pki.client.cert, tmp_path / "locked.key")
+    locked.key.write_bytes(encrypted(pki.client.key))
+    for files in (
+        {"ca": tmp_path / "missing"},
+        {"ca": garbage},
+        {"cert": garbage, "key": garbage},
+        {"cert": pki.client.cert, "key": pki.server.key},
+        {"cert": locked.cert, "key": locked.key},
+    ):
+        named = {f"{side}_tls_{part}_file": path for part, path in files.items()}
+        given = settings(nats_url="tls://127.0.0.1:1", handler_url="https://127.0.0.1:1/", **named)
+        with pytest.raises(SettingsError, match=f"SEA_MQ_{side.upper()}_TLS_CA_FILE, _CERT_FILE or _KEY"):
+            use(given)

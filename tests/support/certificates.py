@@ -1,0 +1,106 @@
+"""A private authority and what it signs, made for one test run."""
+
+import ssl
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+_DAY = timedelta(days=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """A certificate and its key, as files."""
+
+    cert: Path
+    key: Path
+
+
+class Authority:
+    """Signs certificates; ``ca`` is its own, as a file."""
+
+    def __init__(self, folder: Path, name: str = "authority") -> None:
+        """Make the authority's key and write its certificate to the folder."""
+        self._folder = folder
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self._name = _name(name)
+        certificate = (
+            _builder(self._name, self._name, self._key, age=_DAY)
+            .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+            .sign(self._key, hashes.SHA256())
+        )
+        self.ca = folder / f"{name}.pem"
+        self.ca.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+
+    def issue(self, name: str, *hosts: str, expired: bool = False) -> Certificate:
+        """Sign a certificate for these hosts, names or addresses, that clients may use too."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        usages = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+        builder = _builder(_name(name), self._name, key, age=30 * _DAY if expired else _DAY)
+        builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        builder = builder.add_extension(x509.ExtendedKeyUsage(usages), critical=False)
+        if hosts:
+            names = x509.SubjectAlternativeName([_general(host) for host in hosts])
+            builder = builder.add_extension(names, critical=False)
+        certificate = builder.sign(self._key, hashes.SHA256())
+        made = Certificate(self._folder / f"{name}.crt", self._folder / f"{name}.key")
+        made.cert.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+        made.key.touch(mode=0o600)
+        made.key.write_bytes(
+            key.private_bytes(
+                serialization.Encoding.PEM,
+                serialization.PrivateFormat.PKCS8,
+                serialization.NoEncryption(),
+            )
+        )
+        return made
+
+    def for_servers(self, own: Certificate, *, verify_clients: ssl.VerifyMode) -> ssl.SSLContext:
+        """Return the context of a server with this certificate."""
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=self.ca)
+        context.verify_mode = verify_clients
+        context.load_cert_chain(own.cert, own.key)
+        return context
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, *, age: timedelta
+) -> x509.CertificateBuilder:
+    """Begin a certificate that is valid for ten days from ``age`` ago on."""
+    begin = datetime.now(UTC) - age
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(begin)
+        .not_valid_after(begin + 10 * _DAY)
+    )
+
+
+def _name(text: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+
+
+def _general(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def encrypted(key: Path) -> bytes:
+    """Return a key with a passphrase on it."""
+    loaded = serialization.load_pem_private_key(key.read_bytes(), password=None)
+    return loaded.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.BestAvailableEncryption(b"passphrase"),
+    )
