@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.soak.plan import KINDS
 from tests.soak.planted import BUGS
 from tests.soak.report import data, page
-from tests.soak.run import soak
+from tests.soak.run import DRAIN_SECONDS, soak
 
 
 def main() -> int:
@@ -26,13 +26,23 @@ def main() -> int:
     parser.add_argument(
         "--only", default="", help="kinds of faults, separated by commas: " + ", ".join(k.name for k in KINDS)
     )
+    parser.add_argument(
+        "--drain", type=float, default=DRAIN_SECONDS, help="seconds to finish after the last fault"
+    )
     given = parser.parse_args()
     if given.folder:
         given.folder.mkdir(parents=True, exist_ok=True)
     folder = given.folder or Path(tempfile.mkdtemp(prefix="sea-mq-soak-logs-"))
     only = frozenset(filter(None, given.only.split(",")))
     soaked = asyncio.run(
-        soak(seed=given.seed, seconds=given.seconds, folder=folder, bug=given.negative_control, only=only)
+        soak(
+            seed=given.seed,
+            seconds=given.seconds,
+            folder=folder,
+            bug=given.negative_control,
+            only=only,
+            drain_seconds=given.drain,
+        )
     )
     result = data(soaked)
     if given.json:

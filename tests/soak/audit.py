@@ -201,6 +201,7 @@ def effects_happen_once(evidence: Evidence) -> Iterator[str]:
 
 _HEARTBEAT = ("worker.freeze", "proxy.")
 _LEASE_SECONDS = 3.0
+_AFTERMATH_SECONDS = 5.0
 
 
 def late_calls(evidence: Evidence) -> Iterator[tuple[Any, float, str]]:
@@ -220,7 +221,7 @@ def late_calls(evidence: Evidence) -> Iterator[tuple[Any, float, str]]:
             fault.kind
             for fault in evidence.faults
             if fault.began < call.at
-            and fault.ended > done - _LEASE_SECONDS
+            and fault.ended > max(done - _LEASE_SECONDS, call.at - _AFTERMATH_SECONDS)
             and (
                 fault.kind.startswith("database.")
                 or (fault.victim.split(":")[0] == call.worker and fault.kind.startswith(_HEARTBEAT))

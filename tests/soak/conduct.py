@@ -171,7 +171,8 @@ def _fine(life: Life, evidence: Evidence) -> bool:
             for f in evidence.faults
             if f.kind != "worker.stop"
         )
-        return life.code == 0 or (life.code == 5 and hurt)
+        unborn = life.code == -15 and not evidence.logs[f"{life.worker}-{life.number}"]
+        return life.code == 0 or (life.code == 5 and hurt) or unborn
     return life.code == 3 and during("broker.delete_consumer", "broker.forbid")
 
 

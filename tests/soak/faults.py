@@ -7,6 +7,7 @@ import random
 import signal
 import sys
 import time
+from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
@@ -55,6 +56,8 @@ class Chaos:
 
     stage: Stage
     done: list[Injected] = field(default_factory=list)
+    _turns: defaultdict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
+    """On a busy machine a fault may take longer to undo than planned; the next one of its victim waits."""
 
     async def run(self, plan: list[Fault]) -> None:
         """Cause every fault at its time; return when the last one is undone."""
@@ -62,7 +65,11 @@ class Chaos:
         async with asyncio.TaskGroup() as group:
             for fault in plan:
                 await asyncio.sleep(max(0.0, began + fault.at - time.monotonic()))
-                group.create_task(self._cause(fault))
+                group.create_task(self._in_turn(fault))
+
+    async def _in_turn(self, fault: Fault) -> None:
+        async with self._turns[fault.victim.split(":")[0]]:
+            await self._cause(fault)
 
     async def _cause(self, fault: Fault) -> None:
         side, _, kind = fault.kind.partition(".")

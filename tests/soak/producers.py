@@ -59,6 +59,8 @@ class Producer:
                     )
                 continue
             await self._transact(self._connection)
+        if self._connection is not None:
+            self._connection.terminate()
 
     async def _transact(self, connection: asyncpg.Connection) -> None:
         self._count += 1

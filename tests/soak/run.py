@@ -21,7 +21,7 @@ from tests.soak.streams import stored
 from tests.soak.watch import Watch
 from tests.support.jetstream import consumer_info
 
-_DRAIN_SECONDS = 60.0
+DRAIN_SECONDS = 60.0
 _RARE_PATHS_SECONDS = 300.0
 """A shorter soak need not have taken every rare path."""
 _UNFINISHED = """
@@ -48,9 +48,24 @@ class Soaked:
 
 
 async def soak(
-    *, seed: int, seconds: float, folder: Path, bug: str = "", only: frozenset[str] = frozenset()
+    *,
+    seed: int,
+    seconds: float,
+    folder: Path,
+    bug: str = "",
+    only: frozenset[str] = frozenset(),
+    drain_seconds: float = DRAIN_SECONDS,
 ) -> Soaked:
-    """Run a soak; its logs and its ledger are in ``folder``."""
+    """Run a soak.
+
+    Args:
+        seed: draws faults and traffic.
+        seconds: how long both last.
+        folder: for logs and the ledger.
+        bug: planted into every worker.
+        only: these kinds of faults alone.
+        drain_seconds: how soon after the last fault all has to be done.
+    """
     plan = draw(seed, seconds, only=only)
     ledger = Ledger(folder / "ledger")
     async with stage(folder, seed=seed, bug=bug) as made:
@@ -69,9 +84,9 @@ async def soak(
                 await asyncio.sleep(max(0.0, began + seconds - time.monotonic()))
                 stop.set()
             peace = time.monotonic()
-            left = await _drained(made)
+            left = await _drained(made, drain_seconds)
             await _redrive_the_rest(made)
-            drain_seconds = time.monotonic() - peace
+            drained = time.monotonic() - peace
             for member in made.members.values():
                 await member.scrape()
             over.set()
@@ -86,7 +101,7 @@ async def soak(
             watch=watch,
             left=left,
         )
-    checks = [Check("A0", f"All is done {_DRAIN_SECONDS:g} s after the last fault", (left,) if left else ())]
+    checks = [Check("A0", f"All is done {drain_seconds:g} s after the last fault", (left,) if left else ())]
     checks += judge(evidence, CONTENT + CONDUCT)
     if seconds >= _RARE_PATHS_SECONDS:
         checks += judge(evidence, (("A11", rare_paths_were_reached),))
@@ -95,15 +110,15 @@ async def soak(
         seconds=seconds,
         bug=bug,
         planned=len(plan),
-        drain_seconds=drain_seconds,
+        drain_seconds=drained,
         evidence=evidence,
         checks=checks,
     )
 
 
-async def _drained(made: Stage) -> str:
+async def _drained(made: Stage, seconds: float) -> str:
     """Wait until nothing is left to do; tell what is left when the time is over."""
-    deadline = time.monotonic() + _DRAIN_SECONDS
+    deadline = time.monotonic() + seconds
     while True:
         left = await _left(made)
         if not left or time.monotonic() > deadline:

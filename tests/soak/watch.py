@@ -74,7 +74,8 @@ class Watch:
                     connection = await asyncpg.connect(self.stage.postgres.dsn, timeout=3, command_timeout=3)
                 rows = await connection.fetch(_SESSIONS)
             except _GONE:
-                connection = None
+                if connection is not None:
+                    connection.terminate()
                 return
             self.session_samples += 1
             self.idle_in_transaction += [dict(row) | {"at": time.time()} for row in rows]
