@@ -1,0 +1,261 @@
+"""A worker's connections to the broker: publishing, consuming, and what the durable gave up."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any
+
+from sea_mq_worker.adapters.memory.publisher import InMemoryPublisher
+from sea_mq_worker.adapters.memory.stranded import InMemoryStrandedMessages
+from sea_mq_worker.domain.errors import BrokerUnavailableError
+from sea_mq_worker.domain.headers import MSG_ID
+from sea_mq_worker.domain.messages import InboundMessage, OutboundMessage
+from sea_mq_worker.domain.outcomes import Failed, PublishOutcome, Refused, Stored, Unknown, Unsent
+from tests.simulation.inbox_audit import InboxAudit
+from tests.simulation.outbox_audit import OutboxAudit
+from tests.simulation.servers import ACK_WAIT, MAX_ACK_PENDING, run_now
+from tests.simulation.wires import LATE_SECONDS_MAX, Line, answer
+
+_SILENT = Unknown("no acknowledgement")
+_BEHIND = Unsent("held back behind a message that was not stored")
+_NOTICED_SECONDS = 0.1
+_ACK_SECONDS = 0.01
+
+
+class PublisherWire:
+    """JetStreamPublisher over a line.
+
+    Args:
+        twin: the server's side, with the stream's window and limits.
+        audit: of the outbox, if these are its events.
+        timeout_seconds: of a single publish.
+    """
+
+    def __init__(
+        self,
+        line: Line,
+        twin: InMemoryPublisher,
+        *,
+        keeps_order: bool,
+        timeout_seconds: float,
+        audit: OutboxAudit | None = None,
+    ) -> None:
+        self.keeps_order = keeps_order
+        self._line = line
+        self._twin = twin
+        self._audit = audit
+        self._timeout_seconds = timeout_seconds
+
+    @property
+    def connected(self) -> bool:
+        return not self._line.weather.broker_is_down
+
+    @property
+    def duplicate_window_seconds(self) -> float:
+        return self._twin.duplicate_window_seconds
+
+    async def publish(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> PublishOutcome:
+        message = OutboundMessage(
+            id=headers.get(MSG_ID, ""), subject=subject, payload=payload, headers=headers
+        )
+        return (await self.publish_batch([message], timeout_seconds=self._timeout_seconds))[0]
+
+    async def publish_batch(
+        self, messages: Sequence[OutboundMessage], *, timeout_seconds: float
+    ) -> Sequence[PublishOutcome]:
+        line = self._line
+        if timeout_seconds <= 0:
+            return [Unsent("the deadline passed before its turn")] * len(messages)
+        if not self.connected:
+            return [Unsent("not connected")] * len(messages)
+        if self._audit is not None:
+            self._audit.sending(line.life, messages)
+        answers: list[PublishOutcome] = [_SILENT] * len(messages)
+        reply: asyncio.Future[Sequence[PublishOutcome]] = line.loop.create_future()
+        travel = line.weather.latency()
+        if line.weather.hits("frames late", line.life):
+            travel = line.weather.between(0.0, LATE_SECONDS_MAX)
+        line.later(travel, lambda: self._serve(messages, answers, reply))
+        line.later(timeout_seconds, lambda: answer(reply, list(answers)))
+        return await reply
+
+    def _serve(
+        self,
+        messages: Sequence[OutboundMessage],
+        answers: list[PublishOutcome],
+        reply: asyncio.Future[Sequence[PublishOutcome]],
+    ) -> None:
+        line = self._line
+        if not self.connected or not line.arrives():
+            return
+        for place, message in enumerate(messages):
+            if line.weather.hits("frames lost", line.life):
+                if self.keeps_order:
+                    break
+                continue
+            outcome = self._store(message)
+            if not line.weather.hits("answers lost", line.life):
+                answers[place] = outcome
+            if self.keeps_order and not isinstance(outcome, Stored):
+                answers[place + 1 :] = [_BEHIND] * (len(messages) - place - 1)
+                if self._audit is not None:
+                    self._audit.held_back(messages[place + 1 :])
+                break
+        if not any(outcome is _SILENT for outcome in answers):
+            line.later(line.weather.latency(), lambda: answer(reply, answers))
+
+    def _store(self, message: OutboundMessage) -> PublishOutcome:
+        line = self._line
+        outcome = self._twin._send(message)
+        line.tell(f"publish {message.id[:12]} -> {outcome}")
+        if isinstance(outcome, Failed | Refused) and self._audit is not None:
+            self._audit.answered(message.headers.get("ce-id", ""))
+        if isinstance(outcome, Stored) and outcome.duplicate:
+            of_event = self._audit is not None
+            line.servers.report.saw(
+                "duplicate answered by the stream" if of_event else "dead letter found again"
+            )
+        return outcome
+
+    async def find(self, ids: frozenset[str], *, since_seconds: float) -> Mapping[str, Stored]:
+        line = self._line
+        reply: asyncio.Future[Mapping[str, Stored]] = line.loop.create_future()
+        lost = line.weather.hits("frames lost", line.life) or line.weather.hits("answers lost", line.life)
+
+        def serve() -> None:
+            if lost or not self.connected:
+                _broken(reply)
+            else:
+                found = self._found(ids, since_seconds)
+                line.later(line.weather.latency(), lambda: answer(reply, found))
+
+        line.servers.report.saw("doubtful event looked up")
+        line.later(line.weather.latency(), serve)
+        return await reply
+
+    def _found(self, ids: frozenset[str], since_seconds: float) -> Mapping[str, Stored]:
+        start = self._line.loop.time() - since_seconds
+        entries = [entry for entry in self._twin._stream.entries() if entry.stored_at >= start]
+        return {
+            entry.headers[MSG_ID]: Stored(self._twin._stream.name, entry.seq, duplicate=True)
+            for entry in entries
+            if entry.headers[MSG_ID] in ids
+        }
+
+
+class ConsumerWire:
+    """JetStreamConsumer over a line."""
+
+    ack_wait_seconds = ACK_WAIT
+    max_ack_pending = MAX_ACK_PENDING
+
+    def __init__(self, line: Line, audit: InboxAudit) -> None:
+        self._line = line
+        self._audit = audit
+        self._durable = line.servers.consumer
+
+    @property
+    def name(self) -> str:
+        return self._durable.name
+
+    async def fetch(self, batch: int) -> Sequence[InboundMessage]:
+        return await _pull(self._line, lambda: self._durable.fetch(batch), self._audit.delivered)
+
+    @property
+    def stream(self) -> str:
+        return self._durable.stream
+
+    async def left_behind(self, seqs: Sequence[int]) -> Mapping[int, InboundMessage | None]:
+        line = self._line
+        reply: asyncio.Future[Mapping[int, InboundMessage | None]] = line.loop.create_future()
+
+        def serve() -> None:
+            if line.weather.broker_is_down or line.weather.hits("frames lost", line.life):
+                _broken(reply)
+            else:
+                found = run_now(self._durable.left_behind(seqs))
+                line.later(line.weather.latency(), lambda: answer(reply, found))
+
+        line.later(line.weather.latency(), serve)
+        return await reply
+
+    async def ack(self, msg: InboundMessage) -> None:
+        self._audit.acking(self._line.life, msg)
+        self._say("ack", msg, lambda: self._durable.ack(msg))
+
+    async def nak(self, msg: InboundMessage, *, delay_seconds: float) -> None:
+        self._audit.naking(self._line.life, msg, delay_seconds)
+        self._say("nak", msg, lambda: self._durable.nak(msg, delay_seconds=delay_seconds))
+
+    async def in_progress(self, msg: InboundMessage) -> None:
+        self._say("in_progress", msg, lambda: self._durable.in_progress(msg))
+
+    def _say(self, verb: str, msg: InboundMessage, effect: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Send without waiting; one connection keeps its order unless something is late."""
+        line = self._line
+        seconds = _ACK_SECONDS
+        if line.weather.broker_is_down or line.weather.hits("acks lost", line.life):
+            line.tell(f"{verb} {msg.seq} is lost")
+            return
+        if line.weather.hits("acks late", line.life):
+            seconds = line.weather.between(3.0, LATE_SECONDS_MAX)
+            if seconds > ACK_WAIT:
+                line.servers.report.saw("late acknowledgement")
+
+        def arrive() -> None:
+            if line.arrives() and not line.weather.broker_is_down:
+                line.tell(f"{verb} {msg.seq}")
+                run_now(effect())
+
+        line.later(seconds, arrive)
+
+
+class StrandedWire:
+    """StrandedMessages over a line."""
+
+    def __init__(self, line: Line) -> None:
+        self._line = line
+        self._twin = InMemoryStrandedMessages(
+            consumer=line.servers.consumer, clock=line.loop.time, again_seconds=ACK_WAIT, wait_seconds=5.0
+        )
+
+    async def fetch(self) -> Sequence[InboundMessage]:
+        return await _pull(self._line, self._twin.fetch, lambda: None)
+
+    async def settle(self, msg: InboundMessage) -> None:
+        self._line.servers.report.saw("rescued after max_deliver")
+        run_now(self._twin.settle(msg))
+
+
+async def _pull(
+    line: Line, ask: Callable[[], Coroutine[Any, Any, Sequence[InboundMessage]]], look: Callable[[], None]
+) -> Sequence[InboundMessage]:
+    """Ask for messages; who asked and is gone may still be given some, which nobody sees before ack_wait."""
+    reply: asyncio.Future[Sequence[InboundMessage]] = line.loop.create_future()
+    if line.weather.broker_is_down:
+        line.later(_NOTICED_SECONDS, lambda: _broken(reply))
+        return await reply
+
+    async def serve() -> None:
+        messages = await ask()
+        look()
+        if messages:
+            line.tell(f"delivered {[(message.seq, message.deliveries) for message in messages]}")
+        if line.weather.broker_is_down or line.weather.hits("frames lost", line.life):
+            line.later(_NOTICED_SECONDS, lambda: _broken(reply))
+        else:
+            line.later(line.weather.latency(), lambda: answer(reply, messages))
+
+    pull = line.loop.world_task(serve())
+    line.life.pulls = [task for task in line.life.pulls if not task.done()] + [pull]
+    try:
+        return await reply
+    finally:
+        if not reply.done() or reply.cancelled():
+            gone = line.weather.chance(0.5)
+            if gone:
+                pull.cancel()
+
+
+def _broken(reply: asyncio.Future[Any]) -> None:
+    if not reply.done():
+        reply.set_exception(BrokerUnavailableError("the connection broke"))

@@ -1,0 +1,117 @@
+"""Many simulations, one for each seed: the seed draws the plan and drives the schedule."""
+
+import dataclasses
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from tests.simulation.plan import Plan, SeededDice, draw_plan, plan_from_json
+from tests.simulation.report import SOMETIMES, Report
+from tests.simulation.world import simulate
+
+CASES = Path(__file__).with_name("cases")
+
+
+@dataclass(slots=True)
+class Campaign:
+    """What a campaign found.
+
+    Attributes:
+        failed: violations by seed.
+        seen: how often each of SOMETIMES happened.
+    """
+
+    seeds: int = 0
+    failed: dict[int, list[str]] = field(default_factory=dict)
+    seen: Counter[str] = field(default_factory=Counter)
+
+    def __iadd__(self, other: "Campaign") -> Self:
+        self.seeds += other.seeds
+        self.failed |= other.failed
+        self.seen += other.seen
+        return self
+
+    def missing(self) -> list[str]:
+        """Name what should happen sometimes and never did."""
+        return [what for what in SOMETIMES if not self.seen[what]]
+
+
+def run_seed(seed: int) -> Report:
+    """Simulate what a seed draws."""
+    return simulate(draw_plan(SeededDice(seed)), seed)
+
+
+def run_campaign(seeds: Iterable[int], *, on_seed: Callable[[int], object] = lambda _seed: None) -> Campaign:
+    """Simulate every seed, failing or not."""
+    campaign = Campaign()
+    for seed in seeds:
+        report = run_seed(seed)
+        campaign.seeds += 1
+        campaign.seen += report.seen
+        if report.violations:
+            campaign.failed[seed] = report.violations
+        on_seed(seed)
+    return campaign
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A plan and a seed that once broke ``invariant``; kept in a file of that name."""
+
+    name: str
+    invariant: str
+    seed: int
+    plan: Plan
+
+    def store(self, folder: Path = CASES) -> None:
+        """Write it."""
+        folder.mkdir(exist_ok=True)
+        text = json.dumps(
+            {"invariant": self.invariant, "seed": self.seed, "plan": self.plan.to_json()}, indent=1
+        )
+        (folder / f"{self.name}.json").write_text(text + "\n")
+
+
+def load_case(path: Path) -> Case:
+    """Read one."""
+    given = json.loads(path.read_text())
+    return Case(path.stem, given["invariant"], given["seed"], plan_from_json(given["plan"]))
+
+
+def invariant_of(report: Report) -> str:
+    """Return the id of the first broken invariant, or nothing."""
+    return report.violations[0].partition(":")[0] if report.violations else ""
+
+
+def shrunk(plan: Plan, seed: int, invariant: str) -> Plan:
+    """Leave out of a failing plan what it fails without."""
+    while True:
+        smaller = next(
+            (one for one in _smaller(plan) if invariant_of(simulate(one, seed)) == invariant), None
+        )
+        if smaller is None:
+            return plan
+        plan = smaller
+
+
+def _smaller(plan: Plan) -> Iterator[Plan]:
+    for name in ("troubles", "actions", "transactions", "messages"):
+        parts = getattr(plan, name)
+        for place in range(len(parts)):
+            yield dataclasses.replace(plan, **{name: parts[:place] + parts[place + 1 :]})
+    for place, written in enumerate(plan.transactions):
+        for row in range(len(written.rows) if len(written.rows) > 1 else 0):
+            fewer = dataclasses.replace(written, rows=written.rows[:row] + written.rows[row + 1 :])
+            yield dataclasses.replace(
+                plan, transactions=(*plan.transactions[:place], fewer, *plan.transactions[place + 1 :])
+            )
+    if plan.workers > 1:
+        yield dataclasses.replace(plan, workers=plan.workers - 1)
+    simple = {"keeps_order": False, "hold_dead_keys": False, "tight": False, "skew": 0.0}
+    for name, value in simple.items():
+        if getattr(plan, name) != value:
+            changed: dict[str, Any] = {name: value}
+            yield dataclasses.replace(plan, **changed)

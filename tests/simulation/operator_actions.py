@@ -1,0 +1,128 @@
+"""What operators do: replay events, redrive dead letters with the redriver that the command line uses."""
+
+from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import Any, cast
+from uuid import UUID
+
+from sea_mq_worker.adapters.memory.inbox import InMemoryInbox
+from sea_mq_worker.adapters.nats.dead_letters import DeadLetterEntry
+from sea_mq_worker.bootstrap.redrive import Redriver
+from sea_mq_worker.domain.dead_letters import original_headers
+from sea_mq_worker.domain.errors import ContractError, UnavailableError
+from sea_mq_worker.domain.events import EventState
+from sea_mq_worker.domain.messages import InboundMessage
+from tests.simulation.inbox_audit import InboxAudit
+from tests.simulation.servers import WINDOW, Servers
+from tests.simulation.wires import HandlerWire, InboxWire, Line
+
+_LEASE = 8.0
+_STORED_AT = datetime(2025, 1, 1, tzinfo=UTC)
+
+
+class Operator:
+    """A person at the command line, and what the commands work on."""
+
+    def __init__(self, line: Line, audit: InboxAudit) -> None:
+        self.life = line.life
+        self._line = line
+        self._servers = line.servers
+        inbox = InboxWire(line, InMemoryInbox(table=line.servers.inbox, worker="operator"), audit)
+        self._redriver = Redriver(
+            tables=cast("Any", _Tables(line, audit)),
+            inbox=inbox,
+            letters=cast("Any", _Letters(line.servers)),
+            handler=HandlerWire(line, audit),
+            lease_seconds=_LEASE,
+        )
+
+    def replay(self, nth: int, *, at_once: bool) -> None:
+        """Begin another lifecycle of an event, when its duplicate window is over or at once."""
+        done = [
+            row
+            for row in self._servers.outbox.rows.values()
+            if row.state in {EventState.PUBLISHED, EventState.DEAD}
+        ]
+        if not done:
+            return
+        row = done[nth % len(done)]
+        published_at = row.published_at
+        self._servers.outbox.replay(row.id)
+        if published_at is not None and not at_once:
+            row.available_at = max(row.available_at, published_at + WINDOW)
+
+    async def redrive(self, nth: int) -> None:
+        """Redrive a dead letter; an operator does it again another day if a server is away."""
+        entries = self._servers.letters.entries()
+        if not entries:
+            return
+        try:
+            outcome = await self._redriver.redrive(
+                entries[nth % len(entries)].seq, actor="ada", reason="mended"
+            )
+        except UnavailableError as error:
+            self._line.tell(f"redrive: {error}")
+            return
+        self._line.tell(f"redrive: {outcome}")
+        if outcome.done:
+            self._servers.report.saw("redriven")
+
+
+class _Tables:
+    """PostgresOperations, as far as a redrive goes."""
+
+    def __init__(self, line: Line, audit: InboxAudit) -> None:
+        self._line = line
+        self._audit = audit
+
+    async def redriven(self, message_id: UUID, *, actor: str, reason: str) -> SimpleNamespace:  # noqa: ARG002
+        return await self._line.store("redriven", lambda: self._reopen(str(message_id)))
+
+    def _reopen(self, message_id: str) -> SimpleNamespace:
+        row = self._line.servers.inbox.rows.get(message_id)
+        if row is not None and row.dead_lettered_at is not None and row.processed_at is None:
+            self._audit.effect(self._line.life, "redriven", lambda: _open(row))
+        return SimpleNamespace(open=row is None or row.processed_at is None)
+
+
+def _open(row: Any) -> None:
+    row.dead_lettered_at = row.dead_letter_begun_at = row.dead_letter_reason = None
+    row.attempts = 0
+
+
+class _Letters:
+    """NatsDeadLetters, as far as a redrive goes."""
+
+    def __init__(self, servers: Servers) -> None:
+        self._servers = servers
+
+    async def show(self, seq: int) -> DeadLetterEntry:
+        stored = self._servers.letters.get(seq)
+        if stored is None:
+            raise ContractError("no such dead letter")
+        headers = stored.headers
+        return DeadLetterEntry(
+            seq=seq,
+            stored_at=_STORED_AT,
+            message_id=headers["Dlq-Message-Id"],
+            original_subject=headers["Dlq-Original-Subject"],
+            reason=headers["Dlq-Reason"],
+            attempts=int(headers["Dlq-Attempts"]),
+            detail=headers["Dlq-Detail"],
+            stream=headers["Dlq-Stream"],
+            stream_sequence=int(headers["Dlq-Stream-Sequence"]),
+            consumer=headers["Dlq-Consumer"],
+            headers=original_headers(headers),
+            payload=stored.payload,
+            body_bytes=len(stored.payload),
+            body_omitted=False,
+            headers_omitted=0,
+        )
+
+    async def original(self, entry: DeadLetterEntry) -> InboundMessage:
+        message = self._servers.consumer.message(entry.stream_sequence, deliveries=1)
+        assert message is not None
+        return message
+
+    async def remove(self, seq: int) -> None:
+        self._servers.letters.remove(seq)

@@ -1,0 +1,216 @@
+"""Invariants of the outbox and its stream, checked after each effect on either."""
+
+import copy
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+from sea_mq_worker.adapters.memory.outbox import OutboxRow
+from sea_mq_worker.domain.events import Claim, EventState
+from sea_mq_worker.domain.messages import OutboundMessage
+from tests.simulation.life import Life
+from tests.simulation.servers import Servers
+
+T = TypeVar("T")
+
+PENDING, CLAIMED, PUBLISHED, DEAD = (
+    EventState.PENDING,
+    EventState.CLAIMED,
+    EventState.PUBLISHED,
+    EventState.DEAD,
+)
+_TRANSITIONS = {
+    (PENDING, CLAIMED): {"find_unpublished"},
+    (CLAIMED, PUBLISHED): {"mark_published"},
+    (CLAIMED, PENDING): {"increment_attempts", "release", "reap"},
+    (CLAIMED, DEAD): {"increment_attempts", "reap"},
+    (PUBLISHED, PENDING): {"replay"},
+    (DEAD, PENDING): {"replay"},
+}
+_IMMUTABLE = (
+    "id", "seq", "event_type", "payload", "created_at", "ordering_key", "partition_key", "headers",
+    "metadata", "aggregate_type", "aggregate_id", "event_version", "correlation_id", "causation_id",
+)  # fmt: skip
+_SETTLING = {"mark_published", "increment_attempts", "release"}
+
+
+class OutboxAudit:
+    """Watches every change of every row, and what the stream has of it."""
+
+    def __init__(self, servers: Servers, *, lease: float, timeout: float, failures_max: int) -> None:
+        self._servers = servers
+        self._check = servers.report.check
+        self._lease = lease
+        self._timeout = timeout
+        self._failures_max = failures_max
+        self._seen: dict[str, OutboxRow] = {}
+        self._owner: dict[str, int] = {}
+        self._claims: dict[int, tuple[int, Claim]] = {}
+        self._calls = 0
+        self._granted: dict[tuple[int, str], float] = {}
+        self.sends: Counter[str] = Counter()
+        self.replays: Counter[str] = Counter()
+        self._earlier: dict[str, int] = {}
+        servers.events.on_copy = self._on_copy
+
+    def effect(self, life: Life, name: str, call: Callable[[], T], claim: Claim | None = None) -> T:
+        """Let a statement take effect, and look at what it did."""
+        self._calls += 1
+        result = call()
+        changed = list(self._changes())
+        for before, after in changed:
+            self._look(life, name, claim, before, after)
+        if isinstance(result, Claim) and result.events:
+            self._claims[id(result)] = (self._calls, result)
+            self._look_at_keys({after.ordering_key for _, after in changed})
+        if name in _SETTLING and changed == [] and claim is not None:
+            self._servers.report.saw("fenced settlement")
+        return result
+
+    def sending(self, life: Life, messages: Sequence[OutboundMessage]) -> None:
+        """Look at what a worker is about to send."""
+        now = self._servers.clock()
+        for message in messages:
+            event_id = message.headers.get("ce-id", "")
+            row = self._servers.outbox.rows.get(event_id)
+            if row is None:
+                self._check(False, "Q2", f"{event_id} was sent and is no row")
+                continue
+            self.sends[event_id] += 1
+            self._check(
+                self.sends[event_id] <= row.attempts,
+                "I4",
+                f"{self.sends[event_id]} publishes of {event_id} with {row.attempts} attempts counted",
+            )
+            granted = self.granted(life, event_id)
+            self._check(
+                now <= granted + self._timeout + 1e-9,
+                "I9",
+                f"{life.name} sends {event_id} past the deadline of its claim",
+            )
+
+    def held_back(self, messages: Sequence[OutboundMessage]) -> None:
+        """Note that messages were not sent after all."""
+        self.sends.subtract(message.headers["ce-id"] for message in messages)
+
+    def granted(self, life: Life, event_id: str) -> float:
+        """Tell when a worker was given an event last; -1 for never."""
+        return self._granted.get((life.number, event_id), -1.0)
+
+    def answered(self, event_id: str) -> None:
+        """Note that the stream refused a message."""
+        self._servers.refused.add(event_id)
+
+    def _changes(self) -> Iterator[tuple[OutboxRow | None, OutboxRow]]:
+        for event_id, row in self._servers.outbox.rows.items():
+            before = self._seen.get(event_id)
+            if before != row:
+                self._seen[event_id] = copy.copy(row)
+                yield before, row
+
+    def _look(
+        self, life: Life, name: str, claim: Claim | None, before: OutboxRow | None, row: OutboxRow
+    ) -> None:
+        check = self._check
+        check((row.state is CLAIMED) == (row.claimed_at is not None), "I2", f"claimed_at of {row}")
+        check((row.state is CLAIMED) == (row.claimed_by is not None), "I2", f"claimed_by of {row}")
+        check((row.state is PUBLISHED) == (row.published_at is not None), "I2", f"published_at of {row}")
+        if before is None:
+            check(row.state is PENDING, "I1", f"{row.id} begins as {row.state}")
+            return
+        changed = [field for field in _IMMUTABLE if getattr(before, field) != getattr(row, field)]
+        check(not changed, "I3", f"{changed} of {row.id} changed")
+        by = _TRANSITIONS.get((before.state, row.state), set())
+        check(name in by, "I1", f"{name} by {life.name}: {before.state} -> {row.state} of {row.id}")
+        if name in _SETTLING:
+            serial = self._claims[id(claim)][0] if id(claim) in self._claims else 0
+            check(
+                self._owner.get(row.id) == serial,
+                "I9",
+                f"{name} by {life.name} under a stale claim of {row.id}",
+            )
+        self._look_at_counts(name, before, row)
+        match row.state:
+            case EventState.CLAIMED:
+                self._claimed(life, before, row)
+            case EventState.PUBLISHED:
+                self._published(row)
+            case EventState.DEAD:
+                self._dead(row)
+        if name == "replay":
+            self._replayed(before)
+        if name == "reap":
+            began = before.claimed_at or 0.0
+            ended = began + self._lease < self._servers.database_clock()
+            check(ended, "I9", f"the lease of {row.id} was taken before its end")
+
+    def _look_at_counts(self, name: str, before: OutboxRow, row: OutboxRow) -> None:
+        check = self._check
+        expected = 0 if name == "replay" else before.attempts + (row.state is CLAIMED)
+        check(
+            row.attempts == expected,
+            "I4",
+            f"{name}: attempts of {row.id} {before.attempts} -> {row.attempts}",
+        )
+        if name == "increment_attempts" and row.failures > before.failures:
+            known = row.id in self._servers.refused or self._servers.planned[row.id].row.flaw
+            check(known, "Q9", f"{row.id} spent a failure that the stream did not answer")
+
+    def _claimed(self, life: Life, before: OutboxRow, row: OutboxRow) -> None:
+        self._owner[row.id] = self._calls
+        self._granted[life.number, row.id] = self._servers.clock()
+        due = before.available_at <= self._servers.database_clock()
+        self._check(due, "I5", f"{row.id} was claimed before it was due")
+
+    def _published(self, row: OutboxRow) -> None:
+        planned = self._servers.planned[row.id]
+        copies = {entry.seq: entry for entry in self._servers.events.copies.get(row.id, ())}
+        entry = copies.get(row.stream_seq)
+        if entry is None:
+            self._check(
+                False, "I6", f"{row.id} is PUBLISHED as {row.stream_seq}, the stream has {sorted(copies)}"
+            )
+            return
+        same = (entry.subject, entry.payload) == (planned.subject, planned.payload)
+        self._check(same, "I6", f"the stream has {row.id} as {entry}")
+        earlier = self._earlier.get(row.id, 0)
+        self._check(
+            entry.seq > earlier, "I6", f"the replay of {row.id} is PUBLISHED as its earlier copy {earlier}"
+        )
+
+    def _dead(self, row: OutboxRow) -> None:
+        flaw = self._servers.planned[row.id].row.flaw
+        self._check(flaw, "Q9", f"{row.id} is DEAD without a flaw: {row.error}")
+        if flaw == "failing":
+            self._check(
+                row.failures >= self._failures_max, "Q9", f"{row.id} is DEAD after {row.failures} failures"
+            )
+
+    def _replayed(self, before: OutboxRow) -> None:
+        self.replays[before.id] += 1
+        self.sends[before.id] = 0
+        self._earlier[before.id] = before.stream_seq
+
+    def _look_at_keys(self, keys: set[str | None]) -> None:
+        """Whoever has an event of a key has every earlier unfinished one of it too."""
+        for key in sorted(key for key in keys if key is not None):
+            rows = sorted((r for r in self._servers.outbox.rows.values() if r.ordering_key == key), key=_seq)
+            done = {PUBLISHED} if self._servers.plan.hold_dead_keys else {PUBLISHED, DEAD}
+            unfinished = [row for row in rows if row.state not in done]
+            mine = [row for row in unfinished if row.state is CLAIMED and self._owner[row.id] == self._calls]
+            head = unfinished[: len(mine)]
+            self._check(head == mine, "I8", f"an event of key {key} was claimed before an earlier one")
+
+    def _on_copy(self, event_id: str) -> None:
+        copies = self._servers.events.copies[event_id]
+        bound = 1 + self.replays[event_id]
+        self._check(
+            len(copies) <= bound, "I7", f"copy {len(copies)} of {event_id}, replayed {bound - 1} times"
+        )
+        self._check(
+            event_id in self._servers.planned, "Q2", f"{event_id} is in the stream and was never committed"
+        )
+
+
+def _seq(row: OutboxRow) -> int:
+    return row.seq

@@ -1,0 +1,247 @@
+"""What happens in one simulation, as plain data: who writes what when, what goes wrong, what operators do.
+
+A plan is drawn from dice, which are a seed's or Hypothesis's; the second make a failing plan shrink.
+Times are seconds of virtual time.
+"""
+
+import dataclasses
+import json
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from hypothesis import strategies as st
+
+T = TypeVar("T")
+
+END = 16.0
+"""After this nothing new goes wrong."""
+
+STORE_TROUBLES = ("store refuses", "store forgets to answer", "store is late")
+BROKER_TROUBLES = ("broker down", "broker crashes", "frames lost", "answers lost", "frames late")
+ACK_TROUBLES = ("acks lost", "acks late")
+HANDLER_TROUBLES = ("handler unreachable", "handler sick", "handler rejects")
+WORKER_TROUBLES = ("killed", "frozen", "frozen", "stopped")
+CLOCK_TROUBLES = ("clock jumps",)
+
+FLAWS_OF_ROWS = ("", "", "", "", "", "", "", "type", "large", "failing")
+FLAWS_OF_MESSAGES = ("", "", "", "", "", "id", "body", "subject", "conflict", "repeat")
+ANSWERS = ("ok", "ok", "slow", "500", "404", "wait", "lost", "hang", "422")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """An event that a producer writes; ``flaw`` says why it can never be published."""
+
+    key: str | None
+    flaw: str = ""
+    delay: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Transaction:
+    """A producer's transaction: its rows get their place at the start and are seen after ``seconds``."""
+
+    at: float
+    seconds: float
+    commits: bool
+    rows: tuple[Row, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What another context sends; after ``answers`` the handler says "ok" or, if stubborn, the last again."""
+
+    at: float
+    flaw: str = ""
+    answers: tuple[str, ...] = ()
+    stubborn: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """Something goes wrong from ``at`` on for ``seconds``; ``worker`` is whom it hits, where it hits one."""
+
+    kind: str
+    at: float
+    seconds: float
+    worker: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """An operator replays an event or redrives a dead letter: the ``nth``, if there is one by then."""
+
+    kind: str
+    at: float
+    nth: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One simulation.
+
+    Attributes:
+        keeps_order: the publisher sends batches that store nothing behind what was not stored.
+        hold_dead_keys: a dead event holds back the later ones of its key.
+        tight: so few attempts and deliveries that the server gives messages up.
+        skew: how far each worker's wall clock is off.
+    """
+
+    workers: int
+    keeps_order: bool = False
+    hold_dead_keys: bool = False
+    tight: bool = False
+    skew: float = 0.0
+    transactions: tuple[Transaction, ...] = ()
+    messages: tuple[Message, ...] = ()
+    troubles: tuple[Trouble, ...] = ()
+    actions: tuple[Action, ...] = ()
+
+    def kinds(self) -> frozenset[str]:
+        """Return the kinds of trouble in it."""
+        return frozenset(trouble.kind for trouble in self.troubles)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON has it."""
+        made: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self)))
+        return made
+
+
+def plan_from_json(given: dict[str, Any]) -> Plan:
+    """Undo ``to_json``."""
+    parts: dict[str, Callable[[dict[str, Any]], object]] = {
+        "transactions": lambda t: Transaction(**(t | {"rows": tuple(Row(**row) for row in t["rows"])})),
+        "messages": lambda m: Message(**(m | {"answers": tuple(m["answers"])})),
+        "troubles": lambda t: Trouble(**t),
+        "actions": lambda a: Action(**a),
+    }
+    return Plan(**(given | {name: tuple(map(make, given[name])) for name, make in parts.items()}))
+
+
+class Dice(Protocol):
+    """Where a plan comes from."""
+
+    def integer(self, low: int, high: int) -> int: ...
+
+    def one_of(self, values: Sequence[T]) -> T: ...
+
+
+class SeededDice:
+    """Dice of a seed."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+
+    def integer(self, low: int, high: int) -> int:
+        return self._random.randint(low, high)
+
+    def one_of(self, values: Sequence[T]) -> T:
+        return self._random.choice(values)
+
+
+class _HypothesisDice:
+    def __init__(self, draw: st.DrawFn) -> None:
+        self._draw = draw
+
+    def integer(self, low: int, high: int) -> int:
+        return self._draw(st.integers(low, high))
+
+    def one_of(self, values: Sequence[T]) -> T:
+        return self._draw(st.sampled_from(values))
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> Plan:
+    """Draw plans that shrink."""
+    return draw_plan(_HypothesisDice(draw))
+
+
+def draw_plan(dice: Dice) -> Plan:
+    """Draw a plan: one side of the worker or both, few events, few troubles."""
+    side = dice.one_of(("outbound", "outbound", "inbound", "inbound", "both"))
+    transactions = () if side == "inbound" else _some(dice, 1, 5, _transaction)
+    messages = () if side == "outbound" else _messages(dice)
+    busy = [written.at + written.seconds for written in transactions]
+    busy += [message.at for message in messages]
+    return Plan(
+        workers=dice.one_of((1, 2, 2, 3)),
+        keeps_order=dice.one_of((False, True)),
+        hold_dead_keys=dice.one_of((False, False, True)),
+        tight=dice.one_of((False, False, True)),
+        skew=dice.one_of((0.0, 0.0, 3600.0, -3600.0)),
+        transactions=transactions,
+        messages=messages,
+        troubles=_troubles(dice, side, busy),
+        actions=_some(dice, 0, 2, lambda dice: _action(dice, side)),
+    )
+
+
+def _some(dice: Dice, low: int, high: int, make: Callable[[Dice], T]) -> tuple[T, ...]:
+    return tuple(make(dice) for _ in range(dice.integer(low, high)))
+
+
+def _moment(dice: Dice, end: float = END) -> float:
+    return dice.integer(0, int(end * 10)) / 10
+
+
+def _transaction(dice: Dice) -> Transaction:
+    return Transaction(
+        at=_moment(dice, END / 2),
+        seconds=dice.one_of((0.0, 0.0, 0.0, 0.5, 3.0)),
+        commits=dice.integer(0, 7) > 0,
+        rows=_some(dice, 1, 4, _row),
+    )
+
+
+def _row(dice: Dice) -> Row:
+    return Row(
+        key=dice.one_of((None, "a", "a", "b")),
+        flaw=dice.one_of(FLAWS_OF_ROWS),
+        delay=dice.one_of((0.0, 0.0, 0.0, 5.0)),
+    )
+
+
+def _messages(dice: Dice) -> tuple[Message, ...]:
+    """At most as many stubborn messages as do not look like a sick handler."""
+    drawn = _some(dice, 1, 6, _message)
+    stubborn = [message for message in drawn if message.stubborn]
+    return tuple(
+        dataclasses.replace(message, stubborn=False) if message in stubborn[2:] else message
+        for message in drawn
+    )
+
+
+def _message(dice: Dice) -> Message:
+    answers = _some(dice, 0, 2, lambda dice: dice.one_of(ANSWERS))
+    stubborn = bool(answers) and answers[-1] in {"500", "422", "404"} and dice.integer(0, 2) == 0
+    return Message(
+        at=_moment(dice, END / 2), flaw=dice.one_of(FLAWS_OF_MESSAGES), answers=answers, stubborn=stubborn
+    )
+
+
+def _troubles(dice: Dice, side: str, busy: Sequence[float]) -> tuple[Trouble, ...]:
+    """Half of them are of one kind, because some ends take the same thing more than once."""
+    kinds = [WORKER_TROUBLES, WORKER_TROUBLES, BROKER_TROUBLES, STORE_TROUBLES, CLOCK_TROUBLES]
+    if side != "outbound":
+        kinds += [HANDLER_TROUBLES, ACK_TROUBLES]
+    favourite = dice.one_of(dice.one_of(kinds))
+
+    def trouble(dice: Dice) -> Trouble:
+        """Half of them come just when there is something to do."""
+        return Trouble(
+            kind=favourite if dice.integer(0, 1) else dice.one_of(dice.one_of(kinds)),
+            at=dice.one_of((_moment(dice), dice.one_of(busy) + dice.integer(0, 6) / 20)),
+            seconds=dice.one_of((0.3, 2.0, 8.0, 10.0)),
+            worker=dice.integer(0, 2),
+        )
+
+    return _some(dice, 0, 5, trouble)
+
+
+def _action(dice: Dice, side: str) -> Action:
+    kinds = {"outbound": ("replay", "replay at once"), "inbound": ("redrive",)}.get(
+        side, ("replay", "replay at once", "redrive")
+    )
+    return Action(kind=dice.one_of(kinds), at=_moment(dice) + 2.0, nth=dice.integer(0, 3))

@@ -1,0 +1,81 @@
+"""The worker's own loops under faults in virtual time; see world.py for what is simulated."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.simulation.campaign import CASES, load_case, run_campaign, run_seed
+from tests.simulation.plan import Plan, plan_from_json, plans
+from tests.simulation.world import simulate
+
+SEEDS = range(250)
+MORE_SEEDS = range(250, 750)
+EXAMPLES = 80
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_every_seed_of_a_campaign_keeps_all_promises_and_all_faults_occur() -> None:
+    """More seeds only where one of the rare events has not happened yet."""
+    campaign = run_campaign(SEEDS)
+    more = iter(MORE_SEEDS)
+    while campaign.missing() and (seed := next(more, None)) is not None:
+        campaign += run_campaign([seed])
+    assert campaign.failed == {}
+    assert campaign.missing() == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@settings(
+    max_examples=EXAMPLES,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+)
+@given(plans(), st.integers(0, 2**20))
+def test_every_plan_keeps_all_promises(plan: Plan, seed: int) -> None:
+    report = simulate(plan, seed)
+    assert report.violations == [], "\n".join(report.trail)
+
+
+@given(plans())
+@settings(max_examples=20, deadline=None, derandomize=True, database=None)
+def test_a_plan_survives_being_stored(plan: Plan) -> None:
+    assert plan_from_json(plan.to_json()) == plan
+
+
+@pytest.mark.parametrize("path", sorted(CASES.glob("*.json")), ids=lambda path: path.stem)
+def test_what_once_broke_a_promise_keeps_it_now(path: Path) -> None:
+    case = load_case(path)
+    report = simulate(case.plan, case.seed)
+    assert report.violations == [], "\n".join(report.trail)
+
+
+def test_the_same_seed_does_the_same_in_another_process() -> None:
+    """Whatever ran before and however strings hash."""
+    program = (
+        "from tests.simulation.campaign import run_seed; [print(*run_seed(seed).trail) for seed in (%s)]"
+    )
+    told = [
+        subprocess.run(
+            [sys.executable, "-c", program % seeds],
+            env={"PYTHONHASHSEED": str(number)},
+            cwd=Path(__file__).parents[2],
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+        for number, seeds in enumerate(("7, 8, 9, 10, 11, 12", "7, 8, 9, 10, 11, 12"))
+    ]
+    assert told[0] == told[1]
+    assert "\n".join(run_seed(12).trail).splitlines()[-1] in told[0]
+
+
+def test_another_seed_does_something_else() -> None:
+    assert run_seed(7).trail != run_seed(8).trail

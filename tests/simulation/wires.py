@@ -1,0 +1,259 @@
+"""One worker's connections: a call travels to a server, takes effect there, and the answer travels back.
+
+What can go wrong on the way does: the call never arrives, arrives late, or its answer is lost. The effect is
+the server's, so it also takes place while the caller is frozen, and may after the caller was killed.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeVar
+
+from sea_mq_worker.adapters.memory.inbox import InMemoryInbox
+from sea_mq_worker.adapters.memory.outbox import MemoryOutbox
+from sea_mq_worker.domain.errors import StoreUnavailableError
+from sea_mq_worker.domain.events import Claim
+from sea_mq_worker.domain.messages import HandlerRequest
+from sea_mq_worker.domain.outcomes import (
+    Buried,
+    HandlerResult,
+    NotDelivered,
+    Postponed,
+    Published,
+    Released,
+    Verdict,
+)
+from sea_mq_worker.domain.receipts import FailedHandling, InboxEntry, Lease, Receipt
+from tests.simulation.inbox_audit import InboxAudit, leases_of
+from tests.simulation.life import Life
+from tests.simulation.loop import SeededLoop
+from tests.simulation.outbox_audit import OutboxAudit
+from tests.simulation.servers import Servers, run_now
+from tests.simulation.weather import Weather
+
+T = TypeVar("T")
+
+STORE_TIMEOUT = 4.0
+LATE_SECONDS_MAX = 10.0
+
+
+class Line:
+    """What the wires of one worker share."""
+
+    def __init__(self, *, loop: SeededLoop, servers: Servers, weather: Weather, life: Life) -> None:
+        self.loop = loop
+        self.servers = servers
+        self.weather = weather
+        self.life = life
+        self.under_way = 0
+
+    def later(self, seconds: float, do: Callable[[], object]) -> None:
+        """Do something in the world after a while; nothing is at rest before it is done."""
+        self.under_way += 1
+
+        def act() -> None:
+            self.under_way -= 1
+            do()
+
+        self.loop.in_world(act, after=seconds)
+
+    def arrives(self) -> bool:
+        """Tell whether something sent before still takes effect: not always when its sender was killed."""
+        return not self.life.dead or self.weather.chance(0.5)
+
+    def tell(self, text: str) -> None:
+        self.servers.report.tell(self.loop.time(), f"{self.life.name} {text}")
+
+    async def store(self, name: str, effect: Callable[[], T]) -> T:
+        """Run a statement.
+
+        Raises:
+            StoreUnavailableError: it did not take effect, or did, or will.
+        """
+        weather, life = self.weather, self.life
+        reply: asyncio.Future[T] = self.loop.create_future()
+        if weather.hits("store refuses"):
+            life.hurt = True
+            self.tell(f"{name} is refused")
+            self.later(weather.latency(), lambda: _fail(reply, "the database is away"))
+        elif weather.hits("store forgets to answer", life):
+            life.hurt = True
+            self.servers.report.saw("unknown commit")
+            self.later(weather.latency(), lambda: self._run(name, effect, None))
+            self.later(weather.between(0.3, STORE_TIMEOUT), lambda: _fail(reply, "no answer"))
+        elif weather.hits("store is late", life):
+            life.hurt = True
+            gave_up = weather.between(0.0, STORE_TIMEOUT)
+            self.later(gave_up, lambda: _fail(reply, "time-out"))
+            self.later(gave_up + weather.between(0.0, LATE_SECONDS_MAX), lambda: self._late(name, effect))
+        else:
+            self.later(weather.latency(), lambda: self._run(name, effect, reply))
+        return await reply
+
+    def _late(self, name: str, effect: Callable[[], T]) -> None:
+        self.servers.report.saw("late commit")
+        self._run(f"{name}, late", effect, None)
+
+    def _run(self, name: str, effect: Callable[[], T], reply: asyncio.Future[T] | None) -> None:
+        if not self.arrives():
+            return
+        result = effect()
+        self.tell(f"{name} -> {_short(result)}")
+        if reply is not None:
+            self.later(self.weather.latency(), lambda: answer(reply, result))
+
+
+def answer(reply: asyncio.Future[T], result: T) -> None:
+    """Answer who still waits."""
+    if not reply.done():
+        reply.set_result(result)
+
+
+def _fail(reply: asyncio.Future[Any], text: str) -> None:
+    if not reply.done():
+        reply.set_exception(StoreUnavailableError(text))
+
+
+def _short(result: object) -> str:
+    match result:
+        case Claim():
+            return f"claim of {[event.seq for event in result.events]}"
+        case frozenset():
+            return f"{len(result)} kept"
+        case _:
+            return str(result)
+
+
+class OutboxWire:
+    """OutboxRepository over a line."""
+
+    def __init__(self, line: Line, twin: MemoryOutbox, audit: OutboxAudit) -> None:
+        self._line = line
+        self._twin = twin
+        self._audit = audit
+
+    async def find_unpublished(self, *, batch_max: int) -> Claim:
+        return await self._call("find_unpublished", lambda: self._twin.find_unpublished(batch_max=batch_max))
+
+    async def mark_published(self, claim: Claim, verdicts: Sequence[Published]) -> frozenset[str]:
+        return await self._settle("mark_published", self._twin.mark_published, claim, verdicts)
+
+    async def increment_attempts(
+        self, claim: Claim, verdicts: Sequence[Postponed | Buried]
+    ) -> frozenset[str]:
+        if any(isinstance(v, Postponed) and v.error.startswith("the replay waits") for v in verdicts):
+            self._line.servers.report.saw("replay deferred")
+        return await self._settle("increment_attempts", self._twin.increment_attempts, claim, verdicts)
+
+    async def release(self, claim: Claim, verdicts: Sequence[Released]) -> frozenset[str]:
+        life = self._line.life
+        if life.stop.is_set():
+            self._line.servers.report.saw("released on stop")
+        if 0.0 <= self._audit.granted(life, verdicts[0].event.id) <= life.frozen_at:
+            self._line.servers.report.saw("thawed zombie sent nothing")
+        return await self._settle("release", self._twin.release, claim, verdicts)
+
+    async def reap(self) -> int:
+        count = await self._call("reap", self._twin.reap)
+        if count:
+            self._line.servers.report.saw("lease reaped")
+        return count
+
+    async def _settle(
+        self,
+        name: str,
+        write: Callable[[Claim, Sequence[Any]], Coroutine[Any, Any, frozenset[str]]],
+        claim: Claim,
+        verdicts: Sequence[Verdict],
+    ) -> frozenset[str]:
+        return await self._call(name, lambda: write(claim, verdicts), claim)
+
+    async def _call(
+        self, name: str, call: Callable[[], Coroutine[Any, Any, T]], claim: Claim | None = None
+    ) -> T:
+        life = self._line.life
+        return await self._line.store(
+            name, lambda: self._audit.effect(life, name, lambda: run_now(call()), claim)
+        )
+
+
+class InboxWire:
+    """InboxRepository over a line."""
+
+    def __init__(self, line: Line, twin: InMemoryInbox, audit: InboxAudit) -> None:
+        self._line = line
+        self._twin = twin
+        self._audit = audit
+
+    async def insert(self, entries: Sequence[InboxEntry], *, lease_seconds: float) -> Sequence[Receipt]:
+        return await self._call("insert", lambda: self._twin.insert(entries, lease_seconds=lease_seconds))
+
+    async def overdue(
+        self, *, stream: str, consumer: str, older_than_seconds: float, after: str, limit: int
+    ) -> Sequence[InboxEntry]:
+        return await self._call(
+            "overdue",
+            lambda: self._twin.overdue(
+                stream=stream,
+                consumer=consumer,
+                older_than_seconds=older_than_seconds,
+                after=after,
+                limit=limit,
+            ),
+        )
+
+    async def extend(self, leases: Sequence[Lease], *, lease_seconds: float) -> frozenset[str]:
+        return await self._call(
+            "extend", lambda: self._twin.extend(leases, lease_seconds=lease_seconds), leases
+        )
+
+    async def mark_processed(self, leases: Sequence[Lease]) -> frozenset[str]:
+        return await self._call("mark_processed", lambda: self._twin.mark_processed(leases), leases)
+
+    async def record_error(self, failures: Sequence[FailedHandling]) -> frozenset[str]:
+        return await self._call(
+            "record_error", lambda: self._twin.record_error(failures), leases_of(failures)
+        )
+
+    async def begin_dead_letter(self, lease: Lease, *, reason: str, detail: str) -> frozenset[str]:
+        return await self._call(
+            "begin_dead_letter",
+            lambda: self._twin.begin_dead_letter(lease, reason=reason, detail=detail),
+            [lease],
+        )
+
+    async def mark_dead_lettered(self, leases: Sequence[Lease]) -> frozenset[str]:
+        return await self._call("mark_dead_lettered", lambda: self._twin.mark_dead_lettered(leases), leases)
+
+    async def _call(
+        self, name: str, call: Callable[[], Coroutine[Any, Any, T]], leases: Sequence[Lease] = ()
+    ) -> T:
+        life = self._line.life
+        return await self._line.store(
+            name, lambda: self._audit.effect(life, name, lambda: run_now(call()), leases)
+        )
+
+
+class HandlerWire:
+    """EventHandler over a line; a call that arrived goes on whatever becomes of the caller."""
+
+    def __init__(self, line: Line, audit: InboxAudit) -> None:
+        self._line = line
+        self._audit = audit
+
+    async def handle(self, request: HandlerRequest) -> HandlerResult:
+        line = self._line
+        self._audit.calling(line.life, request)
+        reply: asyncio.Future[HandlerResult] = line.loop.create_future()
+        line.later(line.weather.latency(), lambda: line.loop.world_task(self._serve(request, reply)))
+        return await reply
+
+    async def _serve(self, request: HandlerRequest, reply: asyncio.Future[HandlerResult]) -> None:
+        line = self._line
+        line.under_way += 1
+        result: HandlerResult = NotDelivered("the caller is gone")
+        if line.arrives():
+            result = await line.servers.handler.handle(request)
+        line.under_way -= 1
+        self._audit.called(line.life, request, result)
+        line.tell(f"handler: {request.message_id[:8]} -> {result}")
+        line.later(line.weather.latency(), lambda: answer(reply, result))

@@ -1,0 +1,245 @@
+"""A worker as bootstrap makes it, on wires to the simulated servers."""
+
+import itertools
+import random
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, cast
+
+from sea_mq_worker.adapters.memory.inbox import InMemoryInbox
+from sea_mq_worker.adapters.memory.outbox import MemoryOutbox
+from sea_mq_worker.adapters.memory.wakeup import PollingWakeup
+from sea_mq_worker.application.burial import Burial
+from sea_mq_worker.application.handling import Handle, HandlerHealth
+from sea_mq_worker.application.reception import InHand, Reception
+from sea_mq_worker.application.rescue import Rescuer
+from sea_mq_worker.application.supervisor import Loop, Supervisor
+from sea_mq_worker.application.upkeep import Periodic, Reaper
+from sea_mq_worker.bootstrap.base import Base
+from sea_mq_worker.bootstrap.inbound import _inbox_loop
+from sea_mq_worker.bootstrap.outbound import _lane, _publishing
+from sea_mq_worker.domain.envelopes import open_envelope
+from sea_mq_worker.domain.facts import (
+    Fact,
+    GatePaused,
+    GateResumed,
+    LeasesLost,
+    MessageDeadLettered,
+    MessageSkipped,
+    Noticed,
+)
+from sea_mq_worker.domain.messages import InboundMessage
+from sea_mq_worker.domain.retry import Backoff
+from sea_mq_worker.settings import Settings
+from tests.simulation.broker_wires import ConsumerWire, PublisherWire, StrandedWire
+from tests.simulation.inbox_audit import InboxAudit
+from tests.simulation.outbox_audit import OutboxAudit
+from tests.simulation.plan import Plan
+from tests.simulation.wires import STORE_TIMEOUT, HandlerWire, InboxWire, Line, OutboxWire
+
+LEASE = 6.0
+PUBLISH_TIMEOUT = 2.0
+SEARCH_SECONDS = 2.0
+"""How long a claim's doubtful events may be searched for before they are sent."""
+FAILURES_MAX = 8
+ATTEMPTS_MAX, ATTEMPTS_MAX_TIGHT = 8, 2
+CONCURRENCY = 4
+SICK_AFTER = 4
+GRACE = 12.0
+_PROBE_MAX_SECONDS = 2.0
+_SICK_PROBE_MAX_SECONDS = 10.0
+
+
+@lru_cache
+def settings_of(*, tight: bool, hold_dead_keys: bool) -> Settings:
+    """Return settings with everything short."""
+    return Settings(
+        context="sea",
+        outbox_batch_max=5,
+        outbox_batches_max=2,
+        outbox_lease_seconds=LEASE,
+        outbox_poll_seconds=5.0,
+        outbox_publish_timeout_seconds=PUBLISH_TIMEOUT,
+        database_timeout_seconds=STORE_TIMEOUT,
+        outbox_backoff_seconds=0.5,
+        outbox_backoff_max_seconds=4.0,
+        outbox_failures_max=FAILURES_MAX,
+        outbox_dead_key="hold" if hold_dead_keys else "continue",
+        handler_timeout_seconds=4.0,
+        handler_concurrency=CONCURRENCY,
+        handler_sick_after=SICK_AFTER,
+        inbox_lease_seconds=LEASE,
+        inbox_attempts_max=ATTEMPTS_MAX_TIGHT if tight else ATTEMPTS_MAX,
+        inbox_backoff_seconds=1.0,
+        inbox_backoff_max_seconds=4.0,
+        grace_seconds=GRACE,
+    )
+
+
+class _Watcher:
+    """The worker's observer: counts what should happen sometimes."""
+
+    def __init__(self, line: Line) -> None:
+        self._line = line
+
+    def observe(self, fact: Fact) -> None:
+        report = self._line.servers.report
+        self._line.tell(str(fact))
+        match fact:
+            case GatePaused(gate=name):
+                report.saw("gate closed")
+                if name == "handler" and "message after message" in fact.reason:
+                    report.saw("handler taken for sick")
+            case GateResumed():
+                report.saw("gate opened")
+            case MessageSkipped():
+                report.saw("redelivery acknowledged without the handler")
+            case MessageDeadLettered(reason="EXHAUSTED"):
+                report.saw("exhausted by attempts")
+            case Noticed(event="loop_died", text=text):
+                report.check(False, "Q8", f"{self._line.life.name}: {text}")
+            case LeasesLost(side="inbox"):
+                report.saw("lease of a message lost")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _SimulatedBase(Base):
+    dice: random.Random
+
+    def backoff(self, *, base_seconds: float, cap_seconds: float) -> Backoff:
+        return Backoff(base_seconds=base_seconds, cap_seconds=cap_seconds, random=self.dice.random)
+
+
+class _NumberedInHand(InHand):
+    """Hashes to its number, so that sets of messages have the same order in every run."""
+
+    number = 0
+
+    def __hash__(self) -> int:
+        return self.number
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _NumberingReception(Reception):
+    """Counts the messages it takes."""
+
+    numbers: Iterator[int] = field(default_factory=itertools.count)
+
+    def take(self, message: InboundMessage, *, received_at: float) -> InHand:
+        numbered = _NumberedInHand(message=message, envelope=open_envelope(message), received_at=received_at)
+        numbered.number = next(self.numbers)
+        return numbered
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assembly:
+    """Makes workers for one simulation."""
+
+    plan: Plan
+    dice: random.Random
+    outbox_audit: OutboxAudit
+    inbox_audit: InboxAudit
+    wakeup: PollingWakeup
+
+    def supervisor(self, line: Line) -> Supervisor:
+        """Put one worker together; a side that the plan has nothing for is left out."""
+        base = self._base(line)
+        loops: dict[str, Loop] = {}
+        if self.plan.transactions:
+            loops |= self._outbound(base, line)
+        if self.plan.messages:
+            loops |= self._inbound(base, line)
+        return Supervisor(
+            name=line.life.name,
+            version="0",
+            loops=loops,
+            observer=base.observer,
+            grace_seconds=GRACE,
+        )
+
+    def _base(self, line: Line) -> _SimulatedBase:
+        started = line.life.number * 1000.0
+        return _SimulatedBase(
+            settings=settings_of(tight=self.plan.tight, hold_dead_keys=self.plan.hold_dead_keys),
+            name=line.life.name,
+            observer=_Watcher(line),
+            metrics=cast("Any", None),
+            stop=line.life.stop,
+            stack=AsyncExitStack(),
+            clock=lambda: line.loop.time() + started,
+            dice=self.dice,
+        )
+
+    def _outbound(self, base: _SimulatedBase, line: Line) -> dict[str, Loop]:
+        publishing = _publishing(
+            base,
+            PublisherWire(
+                line,
+                line.servers.publisher,
+                keeps_order=self.plan.keeps_order,
+                timeout_seconds=PUBLISH_TIMEOUT,
+                audit=self.outbox_audit,
+            ),
+        )
+        store_gate = base.gate("outbox database", cap_seconds=_PROBE_MAX_SECONDS)
+        unordered, ordered = (self._outbox(line, ordered=ordered) for ordered in (False, True))
+        reaper = Reaper(outbox=unordered, observer=base.observer)
+        return {
+            "outbox unordered": _lane(base, unordered, publishing, self.wakeup, store_gate).run,
+            "outbox ordered": _lane(base, ordered, publishing, self.wakeup, store_gate).run,
+            "reaper": Periodic(work=reaper.reap, store_gate=store_gate, seconds=LEASE / 2).run,
+        }
+
+    def _outbox(self, line: Line, *, ordered: bool) -> OutboxWire:
+        twin = MemoryOutbox(
+            table=line.servers.outbox,
+            worker=line.life.name,
+            lease_seconds=LEASE,
+            ordered=ordered,
+            hold_dead_keys=self.plan.hold_dead_keys,
+            failures_max=FAILURES_MAX,
+            random=self.dice.random,
+        )
+        return OutboxWire(line, twin, self.outbox_audit)
+
+    def _inbound(self, base: _SimulatedBase, line: Line) -> dict[str, Loop]:
+        twin = InMemoryInbox(table=line.servers.inbox, worker=line.life.name)
+        inbox = InboxWire(line, twin, self.inbox_audit)
+        store_gate = base.gate("inbox database", cap_seconds=_PROBE_MAX_SECONDS)
+        letters = PublisherWire(line, line.servers.burier, keeps_order=False, timeout_seconds=PUBLISH_TIMEOUT)
+        burial = Burial(
+            context="sea",
+            inbox=inbox,
+            publisher=letters,
+            observer=base.observer,
+            gate=base.gate("stream SEA_DLQ", cap_seconds=_PROBE_MAX_SECONDS),
+            store_gate=store_gate,
+        )
+        reception = _NumberingReception(inbox=inbox, store_gate=store_gate, lease_seconds=LEASE)
+        consumer = cast("Any", ConsumerWire(line, self.inbox_audit))
+        rescuer = Rescuer(
+            stranded=StrandedWire(line),
+            reception=reception,
+            burial=burial,
+            broker_gate=base.gate("stranded messages", cap_seconds=_PROBE_MAX_SECONDS),
+            clock=base.clock,
+        )
+        return {
+            "inbox": _inbox_loop(base, consumer, inbox, reception, self._handle(base, line, burial)).run,
+            "rescue": rescuer.run,
+        }
+
+    def _handle(self, base: _SimulatedBase, line: Line, burial: Burial) -> Handle:
+        s = base.settings
+        gate = base.gate("handler", cap_seconds=_SICK_PROBE_MAX_SECONDS)
+        return Handle(
+            handler=HandlerWire(line, self.inbox_audit),
+            health=HandlerHealth(gate=gate, run_max=s.handler_sick_after),
+            burial=burial,
+            backoff=base.backoff(
+                base_seconds=s.inbox_backoff_seconds, cap_seconds=s.inbox_backoff_max_seconds
+            ),
+            attempts_max=s.inbox_attempts_max,
+        )

@@ -1,0 +1,251 @@
+"""Carries out a plan under a seed: the servers, the workers on them, and all that happens to both."""
+
+import asyncio
+import random
+from collections.abc import Callable
+from functools import partial
+
+from sea_mq_worker.adapters.memory.wakeup import PollingWakeup
+from sea_mq_worker.application.supervisor import ExitCode
+from tests.simulation import quiescence
+from tests.simulation.inbox_audit import InboxAudit
+from tests.simulation.life import Life
+from tests.simulation.loop import WORKER, SeededLoop
+from tests.simulation.operator_actions import Operator
+from tests.simulation.outbox_audit import OutboxAudit
+from tests.simulation.plan import Message, Plan, Transaction, Trouble
+from tests.simulation.report import Report
+from tests.simulation.servers import Servers
+from tests.simulation.weather import Weather
+from tests.simulation.wires import Line
+from tests.simulation.worker import (
+    ATTEMPTS_MAX,
+    ATTEMPTS_MAX_TIGHT,
+    CONCURRENCY,
+    FAILURES_MAX,
+    LEASE,
+    PUBLISH_TIMEOUT,
+    SEARCH_SECONDS,
+    Assembly,
+)
+
+REST_SECONDS_MAX = 180.0
+_JUMP_SECONDS_MAX = 3.0
+
+
+def simulate(plan: Plan, seed: int) -> Report:
+    """Carry out a plan; the same plan and seed do the same every time."""
+    loop = SeededLoop(seed)
+    report = Report()
+    try:
+        loop.run_until_complete(World(plan, seed, loop, report).run())
+    finally:
+        try:
+            loop.clear_away()
+        finally:
+            loop.close()
+    return report
+
+
+class World:
+    """One simulation."""
+
+    def __init__(self, plan: Plan, seed: int, loop: SeededLoop, report: Report) -> None:
+        self.plan = plan
+        self.loop = loop
+        self.report = report
+        self.dice = random.Random(seed)
+        self.servers = Servers(plan, clock=loop.time, dice=self.dice, report=report)
+        self.weather = Weather(plan, clock=loop.time, dice=self.dice)
+        self.servers.mood = self.weather.mood
+        self.outbox_audit = OutboxAudit(
+            self.servers, lease=LEASE, timeout=PUBLISH_TIMEOUT + SEARCH_SECONDS, failures_max=FAILURES_MAX
+        )
+        self.inbox_audit = InboxAudit(
+            self.servers,
+            concurrency=CONCURRENCY,
+            attempts_max=ATTEMPTS_MAX_TIGHT if plan.tight else ATTEMPTS_MAX,
+        )
+        self.wakeup = PollingWakeup()
+        self.assembly = Assembly(
+            plan=plan,
+            dice=self.dice,
+            outbox_audit=self.outbox_audit,
+            inbox_audit=self.inbox_audit,
+            wakeup=self.wakeup,
+        )
+        self.lives: list[Life] = []
+        self.lines: list[Line] = []
+        self.current: dict[int, Life] = {}
+        self.operator = Operator(self.line_of(Life(number=0, worker=-1, name="operator")), self.inbox_audit)
+
+    async def run(self) -> None:
+        """Carry out the plan, heal, wait for rest, stop, and look at what is left."""
+        for worker in range(self.plan.workers):
+            self.start(worker)
+        for at, do in self._timeline():
+            await self._until(at)
+            if self.report.broken.is_set():
+                return
+            do()
+        await self._rest()
+        if self.report.broken.is_set():
+            return
+        quiescence.check(self)
+        await self._stop_all()
+
+    # --- what happens
+
+    def _timeline(self) -> list[tuple[float, Callable[[], object]]]:
+        plan = self.plan
+        events: list[tuple[float, Callable[[], object]]] = [
+            (trouble.at, partial(self._strike, trouble)) for trouble in plan.troubles
+        ]
+        events += [(written.at, partial(self._write, written)) for written in plan.transactions]
+        events += [(message.at, partial(self._send, message)) for message in plan.messages]
+        events += [(action.at, partial(self._act, action.kind, action.nth)) for action in plan.actions]
+        ends = [trouble.at + trouble.seconds for trouble in plan.troubles]
+        ends += [written.at + written.seconds for written in plan.transactions]
+        events.append((max([*ends, 0.0, *(at for at, _ in events)]), self._heal))
+        return sorted(events, key=lambda event: event[0])
+
+    async def _until(self, at: float) -> None:
+        remaining = at - self.loop.time()
+        if remaining > 0:
+            try:
+                await asyncio.wait_for(self.report.broken.wait(), remaining)
+            except TimeoutError:
+                return
+
+    def _write(self, transaction: Transaction) -> None:
+        made = self.servers.begin(transaction.rows)
+        if not transaction.commits:
+            self.servers.rolled_back.update(row.id for row in made)
+            return
+
+        def commit() -> None:
+            self.servers.commit(transaction.rows, made)
+            self.outbox_audit.effect(self.operator.life, "insert", lambda: None)
+            self.wakeup.wake()
+
+        self.loop.in_world(commit, after=transaction.seconds)
+
+    def _send(self, message: Message) -> None:
+        self.servers.send(message)
+
+    def _act(self, kind: str, nth: int) -> None:
+        if kind == "redrive":
+            self.loop.world_task(self.operator.redrive(nth))
+        else:
+            at_once = kind == "replay at once"
+            self.outbox_audit.effect(
+                self.operator.life, "replay", lambda: self.operator.replay(nth, at_once=at_once)
+            )
+
+    def _strike(self, trouble: Trouble) -> None:
+        life = self.current.get(trouble.worker % self.plan.workers)
+        match trouble.kind:
+            case "killed" if life is not None:
+                self._kill(life)
+                self.loop.in_world(partial(self.start, life.worker), after=trouble.seconds)
+            case "frozen" if life is not None:
+                self._freeze(life, trouble.seconds)
+            case "stopped" if life is not None:
+                life.stop.set()
+                self.current.pop(life.worker)
+                self.loop.in_world(partial(self.start, life.worker), after=trouble.seconds)
+            case "clock jumps":
+                self.servers.offset = min(trouble.seconds, _JUMP_SECONDS_MAX) * (-1 if trouble.worker else 1)
+                for each in self.current.values():
+                    each.hurt = True
+            case "broker crashes":
+                self.loop.in_world(self.servers.crash_broker, after=trouble.seconds)
+
+    def _heal(self) -> None:
+        self.servers.offset = max(self.servers.offset, 0.0)
+
+    # --- workers
+
+    def line_of(self, life: Life) -> Line:
+        """Connect somebody to the servers."""
+        line = Line(loop=self.loop, servers=self.servers, weather=self.weather, life=life)
+        self.lines.append(line)
+        return line
+
+    def start(self, worker: int) -> None:
+        """Start a worker, unless it runs."""
+        if worker in self.current:
+            return
+        number = len(self.lives) + 1
+        life = Life(number=number, worker=worker, name=f"w{worker}.{number}")
+        self.lives.append(life)
+        self.current[worker] = life
+        supervisor = self.assembly.supervisor(self.line_of(life))
+        reset = WORKER.set(number)
+        try:
+            life.task = self.loop.create_task(supervisor.run(life.stop))
+        finally:
+            WORKER.reset(reset)
+        life.task.add_done_callback(partial(self._ended, life))
+
+    def _ended(self, life: Life, task: asyncio.Task[ExitCode]) -> None:
+        if task.cancelled():
+            return
+        life.code = task.result()
+        self.report.tell(self.loop.time(), f"{life.name} ends: {life.code.name}")
+        if self.current.get(life.worker) is life:
+            self.report.check(False, "Q8", f"{life.name} ended by itself: {life.code.name}")
+        quiescence.check_stopped(self, life)
+
+    def _kill(self, life: Life) -> None:
+        self.report.saw("killed")
+        self.report.tell(self.loop.time(), f"{life.name} is killed")
+        life.dead = life.hurt = True
+        self.current.pop(life.worker, None)
+        self.loop.freeze(life.number)
+        for pull in life.pulls:
+            if self.weather.chance(0.5):
+                pull.cancel()
+
+    def _freeze(self, life: Life, seconds: float) -> None:
+        self.report.tell(self.loop.time(), f"{life.name} is frozen for {seconds} s")
+        life.hurt = True
+        life.frozen_at = self.loop.time()
+        self.loop.freeze(life.number)
+
+        def thaw() -> None:
+            if not life.dead:
+                self.report.tell(self.loop.time(), f"{life.name} goes on")
+                self.loop.thaw(life.number)
+
+        self.loop.in_world(thaw, after=seconds)
+
+    # --- the end
+
+    async def _rest(self) -> None:
+        """Wait, in bounded time, until nothing is left to do; traffic goes on meanwhile."""
+        deadline = self.loop.time() + REST_SECONDS_MAX
+        turn = 0
+        await self._until(self.loop.time() + 1.0)
+        while not self.report.broken.is_set():
+            unfinished = quiescence.unfinished(self)
+            if not unfinished:
+                return
+            if self.loop.time() > deadline:
+                self.report.check(False, "Q4", f"not at rest after {REST_SECONDS_MAX} s: {unfinished}")
+                return
+            turn += 1
+            if self.plan.messages and turn % 5 == 0:
+                self.servers.send(Message(at=0.0))
+            await self._until(self.loop.time() + 1.0)
+
+    async def _stop_all(self) -> None:
+        for life in list(self.current.values()):
+            life.stop.set()
+            self.current.pop(life.worker)
+        tasks = [life.task for life in self.lives if life.task is not None and not life.dead]
+        await asyncio.wait(tasks)
+        for life in self.lives:
+            left = self.loop.tasks_of(life.number)
+            if not life.dead and life.task is not None:
+                self.report.check(not left, "Q8", f"{life.name} left tasks: {left}")
