@@ -6,6 +6,7 @@ Linux on x86-64; needs pip and npm. Says what cannot be had, and fails unless ev
 import argparse
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -30,12 +31,16 @@ class Outcome:
 
 
 def main() -> None:
-    """Run the tests on each pair and print the table."""
+    """Run the tests on each pair and print a line for each."""
     options = _options()
-    outcomes = [run(pair, options.cache, options.tests) for pair in options.pairs]
-    for outcome in outcomes:
-        print(f"nats-server {outcome.nats:8} PostgreSQL {outcome.postgres:6} {outcome.text}")
-    sys.exit(not all(outcome.passed for outcome in outcomes))
+    # A shell's background job ignores it, and so would the programs under test.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    all_passed = True
+    for pair in options.pairs:
+        outcome = run(pair, options.cache, options.tests)
+        print(f"nats-server {outcome.nats:8} PostgreSQL {outcome.postgres:6} {outcome.text}", flush=True)
+        all_passed &= outcome.passed
+    sys.exit(not all_passed)
 
 
 def run(pair: str, cache: Path, tests: list[str]) -> Outcome:

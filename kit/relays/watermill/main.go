@@ -1,0 +1,62 @@
+// Moves the rows of Watermill's outbox table to JetStream with Watermill's own router.
+package main
+
+import (
+	"context"
+	stdsql "database/sql"
+	"log"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+	"github.com/ThreeDotsLabs/watermill-nats/v2/pkg/nats"
+	"github.com/ThreeDotsLabs/watermill-sql/v3/pkg/sql"
+	"github.com/ThreeDotsLabs/watermill/message"
+	_ "github.com/lib/pq"
+	natsio "github.com/nats-io/nats.go"
+)
+
+const (
+	topic   = "events"
+	subject = "kit.event.made.v1"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
+	defer stop()
+	logger := watermill.NewStdLogger(false, false)
+	database, err := stdsql.Open("postgres", os.Getenv("DATABASE_URL"))
+	must(err)
+	subscriber, err := sql.NewSubscriber(database, sql.SubscriberConfig{
+		ConsumerGroup:    "relay",
+		PollInterval:     200 * time.Millisecond,
+		SchemaAdapter:    sql.DefaultPostgreSQLSchema{},
+		OffsetsAdapter:   sql.DefaultPostgreSQLOffsetsAdapter{},
+		InitializeSchema: true,
+	}, logger)
+	must(err)
+	if len(os.Args) > 1 && os.Args[1] == "create-table" {
+		must(subscriber.SubscribeInitialize(topic))
+		return
+	}
+	publisher, err := nats.NewPublisher(nats.PublisherConfig{
+		URL:         os.Getenv("NATS_URL"),
+		NatsOptions: []natsio.Option{natsio.MaxReconnects(-1), natsio.RetryOnFailedConnect(true)},
+		Marshaler:   &nats.NATSMarshaler{},
+		JetStream:   nats.JetStreamConfig{TrackMsgId: true},
+	}, logger)
+	must(err)
+	router, err := message.NewRouter(message.RouterConfig{CloseTimeout: 10 * time.Second}, logger)
+	must(err)
+	router.AddHandler("relay", topic, subscriber, subject, publisher,
+		func(msg *message.Message) ([]*message.Message, error) { return message.Messages{msg}, nil })
+	must(router.Run(ctx))
+}
+
+func must(err error) {
+	if err != nil {
+		log.Fatal(err)
+	}
+}

@@ -1,0 +1,152 @@
+"""The verdict on each guarantee, as a table and as JSON."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from kit.audit import Finding
+from kit.description import Description
+from kit.faults import FAULTS
+from kit.guarantees import TEXTS, Guarantee
+
+_COLUMNS = {
+    "lost": "lost",
+    "given_up": "given up",
+    "stuck": "stuck",
+    "copies": "copies",
+    "disordered": "disorder",
+    "altered": "altered",
+    "phantoms": "phantoms",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """``kept`` is None where the run did not put it to the test; ``evidence`` says what broke it."""
+
+    guarantee: Guarantee
+    promised: bool
+    kept: bool | None
+    evidence: str
+
+    @property
+    def failed(self) -> bool:
+        """A promise that was broken."""
+        return self.promised and self.kept is False
+
+
+@dataclass(slots=True, kw_only=True)
+class Result:
+    """What a run found.
+
+    Attributes:
+        findings: by fault.
+        seconds: from the end of a fault until all of its events were in the stream; infinite where patience
+            was over.
+        restarts: faults after which only a restart by hand made it go on.
+        ends: exit codes of the times when it ended by itself, by fault.
+        stops: for each SIGTERM what was wrong, or nothing.
+    """
+
+    description: Description
+    seed: int
+    versions: Mapping[str, str]
+    findings: Mapping[str, Finding] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    restarts: list[str] = field(default_factory=list)
+    ends: dict[str, list[int]] = field(default_factory=dict)
+    stops: Sequence[str] = ()
+
+    def verdicts(self) -> list[Verdict]:
+        """Judge each guarantee."""
+        shared = {name for name in self.findings if FAULTS[name].two}
+        alone = set(self.findings) - shared
+        outages = alone - {"poison"}
+        stuck = self._count("stuck", (outages | shared))
+        stuck |= {name: "went on only after a restart" for name in self.restarts if name != "poison"}
+        poisoned: dict[str, object] = {}
+        if "poison" in self.findings:
+            finding = self.findings["poison"]
+            harmed = len(finding.lost) + len(finding.given_up) + len(finding.stuck)
+            if harmed:
+                poisoned = {"poison": f"{harmed} others not sent"}
+            elif "poison" in self.restarts:
+                poisoned = {"poison": "went on only after a restart"}
+        stops = {str(number): text for number, text in enumerate(self.stops, 1) if text}
+        broken: dict[Guarantee, tuple[bool, Mapping[str, object]]] = {
+            Guarantee.NO_LOSS: (bool(alone), self._count("lost", alone | shared)),
+            Guarantee.NO_GIVING_UP: (bool(outages), self._count("given_up", outages | shared)),
+            Guarantee.GOES_ON: (bool(outages), stuck),
+            Guarantee.NO_PHANTOMS: (bool(alone), self._count("phantoms", alone | shared)),
+            Guarantee.ONCE: (bool(alone), self._count("copies", alone)),
+            Guarantee.SHARED: (bool(shared), self._count("copies", shared)),
+            Guarantee.ORDER: (bool(alone), self._count("disordered", alone | shared)),
+            Guarantee.UNALTERED: (bool(alone), self._count("altered", alone | shared)),
+            Guarantee.POISON: ("poison" in self.findings, poisoned),
+            Guarantee.STOPS: (bool(self.stops), stops),
+        }
+        return [
+            Verdict(
+                guarantee=guarantee,
+                promised=guarantee not in self.description.not_promised,
+                kept=not found if tried else None,
+                evidence="; ".join(f"{name}: {what}" for name, what in found.items()),
+            )
+            for guarantee, (tried, found) in broken.items()
+        ]
+
+    def _count(self, kind: str, names: set[str]) -> dict[str, object]:
+        counts = {name: len(getattr(self.findings[name], kind)) for name in self.findings if name in names}
+        return {name: count for name, count in counts.items() if count}
+
+    def document(self) -> dict[str, Any]:
+        """Return everything, ids included."""
+        return {
+            "relay": self.description.name,
+            "about": self.description.about,
+            "seed": self.seed,
+            "versions": dict(self.versions),
+            "guarantees": [asdict(verdict) for verdict in self.verdicts()],
+            "faults": {
+                name: {
+                    "text": FAULTS[name].text,
+                    "seconds": self._seconds(name),
+                    "restarted": name in self.restarts,
+                    "ends": self.ends[name],
+                    **asdict(finding),
+                }
+                for name, finding in self.findings.items()
+            },
+            "stops": list(self.stops),
+        }
+
+    def _seconds(self, name: str) -> float | None:
+        return None if name in self.restarts else round(self.seconds[name], 1)
+
+
+def table(result: Result) -> str:
+    """Write what happened in each fault, and the verdicts."""
+    head = ["fault", "events", *_COLUMNS.values(), "ended itself", "recovered in"]
+    rows = [head]
+    for name, finding in result.findings.items():
+        counts = [len(getattr(finding, kind)) for kind in _COLUMNS]
+        seconds = "not" if name in result.restarts else f"{result.seconds[name]:.1f} s"
+        rows.append(
+            [
+                FAULTS[name].text,
+                str(finding.events),
+                *(str(count or "") for count in counts),
+                str(len(result.ends[name]) or ""),
+                seconds,
+            ]
+        )
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+    lines += ["", f"{result.description.name}: {result.description.about}".rstrip(": "), ""]
+    for verdict in result.verdicts():
+        kept = {None: "not tried", True: "kept", False: "BROKEN"}[verdict.kept]
+        if not verdict.promised:
+            kept = {"BROKEN": "not promised, not kept", "kept": "kept, not promised"}.get(kept, kept)
+        evidence = f" ({verdict.evidence})" if verdict.evidence else ""
+        lines.append(f"{kept:24}{TEXTS[verdict.guarantee]}{evidence}")
+    return "\n".join(line.rstrip() for line in lines)

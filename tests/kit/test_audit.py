@@ -1,0 +1,68 @@
+"""What the kit calls lost, repeated, disordered or altered."""
+
+import json
+from collections.abc import Iterable
+
+from kit.audit import Stored, at, audit
+from kit.ledger import Event
+
+
+def event(name: str, *, number: int = 0, key: str | None = None, committed: bool = True) -> Event:
+    body = json.dumps({"event": name})
+    return Event(id=name, key=key, number=number, body=body, fault="x", committed=committed)
+
+
+def stored(*names: str) -> list[Stored]:
+    return [
+        Stored(seq=seq, headers={}, body=json.dumps({"event": name}).encode())
+        for seq, name in enumerate(names, 1)
+    ]
+
+
+def found(events: list[Event], messages: Iterable[Stored], **given: frozenset[str]) -> dict[str, list[str]]:
+    """Return the kinds of what is wrong, with the ids."""
+    told = {"unfinished": frozenset[str](), "refused": frozenset[str](), **given}
+    finding = audit(events, messages, pointer="", **told)["x"]
+    kinds = ("lost", "given_up", "stuck", "copies", "disordered", "altered", "phantoms")
+    return {kind: getattr(finding, kind) for kind in kinds if getattr(finding, kind)}
+
+
+def test_what_is_in_the_stream_once_and_in_order_is_right() -> None:
+    events = [event("a", key="k"), event("b", key="k"), event("c"), event("d", committed=False)]
+    assert found(events, stored("c", "a", "b")) == {}
+
+
+def test_what_is_missing_is_lost_given_up_or_stuck_as_the_table_says() -> None:
+    events = [event("a"), event("b"), event("c")]
+    wrong = found(events, [], unfinished=frozenset({"b"}), refused=frozenset({"c"}))
+    assert wrong == {"lost": ["a"], "stuck": ["b"], "given_up": ["c"]}
+
+
+def test_what_was_rolled_back_is_a_phantom() -> None:
+    assert found([event("a", committed=False)], stored("a")) == {"phantoms": ["a"]}
+
+
+def test_each_further_copy_counts() -> None:
+    assert found([event("a")], stored("a", "a", "a")) == {"copies": ["a", "a"]}
+
+
+def test_an_event_behind_a_later_one_of_its_key_is_out_of_order() -> None:
+    events = [event("a", key="k"), event("b", key="k"), event("c", key="other")]
+    assert found(events, stored("c", "b", "a")) == {"disordered": ["b"]}
+
+
+def test_a_changed_digit_is_found() -> None:
+    right = Event(
+        id="a", key=None, number=0, body='{"event":"a","n":0.10000000000000000001}', fault="x", committed=True
+    )
+    message = Stored(seq=1, headers={}, body=b'{"event":"a","n":0.1}')
+    assert found([right], [message]) == {"altered": ["a"]}
+
+
+def test_an_event_is_found_inside_an_envelope_even_as_text() -> None:
+    assert at(b'{"data":{"payload":"{\\"event\\":\\"a\\"}"}}', "/data/payload") == {"event": "a"}
+
+
+def test_a_body_that_says_nothing_is_known_by_its_message_id() -> None:
+    message = Stored(seq=1, headers={"Nats-Msg-Id": "a"}, body=b"?")
+    assert found([event("a")], [message]) == {"altered": ["a"]}
