@@ -22,6 +22,9 @@ class ExitCode(IntEnum):
     GRACE_EXCEEDED = 5
 
 
+_CUT_OFF_SECONDS = 0.2
+"""How long a loop that was cut off may take to let go of what it holds."""
+
 Loop = Callable[[asyncio.Event], Awaitable[None]]
 
 
@@ -51,7 +54,8 @@ class Supervisor:
         _, unfinished = await asyncio.wait(tasks, timeout=self.grace_seconds)
         for task in unfinished:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        if unfinished:
+            await asyncio.wait(unfinished, timeout=_CUT_OFF_SECONDS)
         names = tuple(sorted(task.get_name() for task in unfinished))
         code = self._exit_code(tasks - unfinished, names)
         self.observer.observe(WorkerStopped(name=self.name, unfinished=names))

@@ -6,7 +6,6 @@ import os
 import secrets
 import socket
 import sys
-from contextlib import AsyncExitStack
 
 import asyncpg
 
@@ -24,6 +23,7 @@ from sea_mq_worker.application.pacing import StoppedError
 from sea_mq_worker.application.supervisor import ExitCode, Loop, Supervisor
 from sea_mq_worker.application.upkeep import Periodic
 from sea_mq_worker.bootstrap.base import Base
+from sea_mq_worker.bootstrap.closing import bounded_stack
 from sea_mq_worker.bootstrap.connections import open_pool, read_secret, wait_for
 from sea_mq_worker.bootstrap.exposure import exposures
 from sea_mq_worker.bootstrap.inbound import inbound_loops
@@ -32,7 +32,7 @@ from sea_mq_worker.bootstrap.outbound import outbound_loops
 from sea_mq_worker.bootstrap.tracing import start_tracing
 from sea_mq_worker.domain.errors import ContractError, WorkerError
 from sea_mq_worker.domain.facts import Noticed, Progressed
-from sea_mq_worker.settings import Settings
+from sea_mq_worker.settings import Settings, SettingsError
 
 _SAMPLE_SECONDS = 15.0
 _PROBE_MAX_SECONDS = 5.0
@@ -47,7 +47,7 @@ async def run_worker(settings: Settings, stop: asyncio.Event) -> ExitCode:
     """
     configure(level=settings.log_level, format=settings.log_format, stream=sys.stderr)
     metrics = MetricsObserver()
-    async with AsyncExitStack() as stack:
+    async with bounded_stack() as stack:
         base = Base(
             settings=settings,
             name=settings.worker_name or _own_name(),
@@ -114,7 +114,10 @@ async def _serve_admin(base: Base) -> asyncio.Event:
         status=lambda: {"worker": base.name, "context": s.context, **base.metrics.numbers()},
         token=read_secret(s.admin_token_file, key="admin_token_file"),
     )
-    await admin.start()
+    try:
+        await admin.start()
+    except WorkerError as error:
+        raise SettingsError(f"SEA_MQ_ADMIN_HOST, SEA_MQ_ADMIN_PORT: {error}") from error
     base.stack.push_async_callback(admin.close)
     base.observer.observe(Progressed(event="admin_listening", text=f"http://{s.admin_host}:{admin.port}/"))
     return started

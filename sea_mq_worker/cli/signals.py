@@ -4,11 +4,11 @@ import asyncio
 import os
 import signal
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def stop_on_signals(stop: asyncio.Event) -> None:
-    """Set ``stop`` at SIGTERM or SIGINT; at another one leave with 128 + its number."""
+    """Set ``stop`` at SIGTERM, SIGINT or SIGHUP; at another one leave with 128 + its number."""
 
     def receive(number: int) -> None:
         if stop.is_set():

@@ -1,0 +1,203 @@
+"""A stop is graceful wherever it comes, bounded whatever hangs, and leaves nothing to wait for its lease."""
+
+import asyncio
+import signal
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+
+import pytest
+
+from tests.support.handlers import Call, answer, hang
+from tests.support.hold import held
+from tests.support.jetstream import consumer_info
+from tests.support.site import Site
+from tests.support.waiting import eventually
+
+GRACE_SECONDS = 0.5
+BUSY_MACHINE_SECONDS = 1.0
+"""What other processes may add to a time."""
+LEFT = (
+    "SELECT (SELECT count(*) FROM outbox_events WHERE state = 'CLAIMED')"
+    " + (SELECT count(*) FROM inbox_messages WHERE locked_by IS NOT NULL)"
+)
+
+Moment = Callable[[Site, AsyncExitStack], Awaitable[Callable[[], Awaitable[None]]]]
+"""Lets a worker come to some point of its work; returns what lets it go on."""
+
+
+def in_statement(table: str, event: str, when: str) -> Moment:
+    async def come(site: Site, stack: AsyncExitStack) -> Callable[[], Awaitable[None]]:
+        hold = await stack.enter_async_context(held(site.dsn, table=table, event=event, when=when))
+        await site.both_ways()
+        await hold.reached()
+        return hold.let_go
+
+    return come
+
+
+async def in_publishing(site: Site, _: AsyncExitStack) -> Callable[[], Awaitable[None]]:
+    site.to_broker.stall()
+    await site.commit(5)
+    claimed = "SELECT count(*) FROM outbox_events WHERE state = 'CLAIMED'"
+    await eventually(lambda: site.database.fetchval(claimed))
+    return healing(site)
+
+
+async def in_handling(site: Site, _: AsyncExitStack) -> Callable[[], Awaitable[None]]:
+    may_answer = asyncio.Event()
+
+    async def wait(call: Call, writer: asyncio.StreamWriter) -> None:
+        await may_answer.wait()
+        site.effects.taken[call.message_id] += 1
+        await answer(200)(call, writer)
+
+    site.handler.default = wait
+    await site.send(5)
+    await site.handler.called(5, within=15)
+
+    async def let_go() -> None:
+        may_answer.set()
+
+    return let_go
+
+
+async def in_burying(site: Site, _: AsyncExitStack) -> Callable[[], Awaitable[None]]:
+    async def reject(call: Call, writer: asyncio.StreamWriter) -> None:
+        site.to_broker.stall()
+        await answer(422)(call, writer)
+
+    site.handler.default = reject
+    [message] = await site.send()
+
+    async def begun() -> bool:
+        row = await site.inbox_row(message)
+        return row is not None and row["dead_letter_begun_at"] is not None
+
+    await eventually(begun)
+    return healing(site)
+
+
+def healing(site: Site) -> Callable[[], Awaitable[None]]:
+    async def let_go() -> None:
+        site.to_broker.heal()
+
+    return let_go
+
+
+MOMENTS: dict[str, Moment] = {
+    "claiming": in_statement("outbox_events", "UPDATE", "NEW.state = 'CLAIMED'"),
+    "publishing": in_publishing,
+    "settling": in_statement("outbox_events", "UPDATE", "NEW.state = 'PUBLISHED'"),
+    "recording": in_statement("inbox_messages", "INSERT", "true"),
+    "handling": in_handling,
+    "closing": in_statement("inbox_messages", "UPDATE", "NEW.processed_at IS NOT NULL"),
+    "burying": in_burying,
+}
+
+
+async def in_stream_or_pending(site: Site) -> bool:
+    unsent = "SELECT count(*) FROM outbox_events WHERE state NOT IN ('PENDING', 'PUBLISHED')"
+    return not await site.database.fetchval(unsent)
+
+
+@pytest.mark.fault("L02")
+@pytest.mark.parametrize("moment", MOMENTS)
+async def test_a_stop_in_the_middle_ends_what_is_in_hand_and_gives_back_the_rest(
+    shared: Site, moment: str
+) -> None:
+    async with AsyncExitStack() as stack:
+        async with shared.worker(database_timeout_seconds=2) as worker:
+            await worker.ready()
+            let_go = await MOMENTS[moment](shared, stack)
+            worker.send(signal.SIGTERM)
+            await worker.answers(503)
+            await let_go()
+            assert await worker.ended(within=5) == 0
+        assert await in_stream_or_pending(shared)
+        assert not await shared.database.fetchval(LEFT)
+    shared.handler.default = shared.effects.take
+    async with shared.worker(name="next"):
+        await shared.quiet()
+    buried = [letter["Dlq-Message-Id"] for letter in await shared.dead_letters()]
+    await shared.audit(buried=frozenset(buried))
+
+
+@pytest.mark.fault("L02")
+async def test_an_idle_worker_stops_within_a_second(shared: Site) -> None:
+    async with shared.worker() as worker:
+        await worker.ready()
+        await shared.both_ways()
+        await shared.quiet()
+        began = time.monotonic()
+        worker.send(signal.SIGTERM)
+        assert await worker.ended() == 0
+        assert time.monotonic() - began < 1 + BUSY_MACHINE_SECONDS
+
+
+@pytest.mark.fault("L03")
+async def test_a_stop_waits_for_a_hanging_handler_no_longer_than_its_grace(shared: Site) -> None:
+    shared.handler.default = hang
+    async with shared.worker(grace_seconds=GRACE_SECONDS, handler_timeout_seconds=2.9) as worker:
+        [message] = await shared.send()
+        await shared.handler.called(1, within=15)
+        began = time.monotonic()
+        worker.send(signal.SIGTERM)
+        assert await worker.ended() == 5
+        assert GRACE_SECONDS <= time.monotonic() - began < GRACE_SECONDS + 1 + BUSY_MACHINE_SECONDS
+    info = await consumer_info(shared.broker, shared.target.upstream_stream, shared.target.durable)
+    assert info["ack_floor"]["stream_seq"] == 0
+    assert (await shared.inbox_row(message))["processed_at"] is None
+    shared.handler.default = shared.effects.take
+    async with shared.worker(name="next"):
+        await shared.quiet()
+    await shared.audit()
+
+
+@pytest.mark.parametrize("away", ["broker", "database", "both"])
+async def test_a_stop_while_a_server_is_silent_is_bounded_too(shared: Site, away: str) -> None:
+    """What has hung up cannot be said goodbye to."""
+    async with shared.worker(grace_seconds=GRACE_SECONDS) as worker:
+        await worker.ready()
+        if away != "database":
+            shared.to_broker.stall()
+        if away != "broker":
+            shared.to_database.stall()
+        await shared.both_ways()
+        await worker.answers(503)
+        began = time.monotonic()
+        worker.send(signal.SIGTERM)
+        assert await worker.ended(within=30) in {0, 5}, worker.written[-3000:]
+        assert time.monotonic() - began < GRACE_SECONDS + 1 + BUSY_MACHINE_SECONDS
+    shared.to_broker.heal()
+    shared.to_database.heal()
+    async with shared.worker(name="next"):
+        await shared.quiet()
+    await shared.audit()
+
+
+@pytest.mark.fault("L04")
+@pytest.mark.parametrize(
+    ("first", "second", "code"), [("TERM", "TERM", 143), ("INT", "INT", 130), ("TERM", "INT", 130)]
+)
+async def test_a_second_signal_ends_it_at_once(shared: Site, first: str, second: str, code: int) -> None:
+    shared.handler.default = hang
+    async with shared.worker(handler_timeout_seconds=2.9) as worker:
+        await shared.send()
+        await shared.handler.called(1, within=15)
+        worker.send(signal.Signals[f"SIG{first}"])
+        await worker.answers(503)
+        began = time.monotonic()
+        worker.send(signal.Signals[f"SIG{second}"])
+        assert await worker.ended() == code
+        assert time.monotonic() - began < 0.5 + BUSY_MACHINE_SECONDS
+
+
+async def test_a_terminal_that_closes_stops_it_gracefully(shared: Site) -> None:
+    """SIGHUP."""
+    async with shared.worker() as worker:
+        await worker.ready()
+        await shared.both_ways()
+        worker.send(signal.SIGHUP)
+        assert await worker.ended() == 0
+    assert not await shared.database.fetchval(LEFT)
