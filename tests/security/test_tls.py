@@ -4,8 +4,9 @@ import json
 import re
 import ssl
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -238,7 +239,7 @@ async def test_a_worker_that_trusts_nobody_ends_and_says_so_in_a_line(
 @pytest.mark.fault("S03")
 @pytest.mark.parametrize("side", ["nats", "handler"])
 def test_tls_files_that_cannot_be_used_are_wrong_settings(side: str, pki: Pki, tmp_path: Path) -> None:
-    use = {"nats": demanded, "handler": lambda given: open_handler(given, concurrency=1)}[side]
+    use: Callable[[Settings], object] = demanded if side == "nats" else partial(open_handler, concurrency=1)
     garbage = tmp_path / "garbage.pem"
     garbage.write_text("no certificate")
     locked = Certificate(pki.client.cert, tmp_path / "locked.key")

@@ -1,4 +1,4 @@
-"""nats-py's client, made to outlive messages that are malformed on the wire.
+"""nats-py's client, made to outlive malformed messages, new credentials and failed logins.
 
 A server passes on whatever bytes a producer put into a subject or a header block. Where nats-py cannot
 read them, it ends its read loop without a word, again at every redelivery. The methods that meet such bytes
@@ -9,9 +9,32 @@ from typing import Any
 
 from nats.aio.client import Client
 
+from sea_mq_worker.adapters.nats.login import FileLogin
+
 
 class TolerantClient(Client):
     """Reads malformed messages too: a bad header block as no headers, bad UTF-8 in a subject as U+FFFD."""
+
+    def _setup_nkeys_connect(self) -> None:
+        path, with_jwt = self._user_credentials or self._nkeys_seed, self._user_credentials is not None
+        login = FileLogin(str(path), with_jwt=with_jwt)
+
+        def sign(nonce: str) -> bytes:
+            signature = login.sign(nonce)
+            self._public_nkey = login.public_key
+            return signature
+
+        self._signature_cb = sign
+        self._user_jwt_cb = (lambda: bytearray(login.jwt)) if with_jwt else None
+
+    async def _process_connect_init(self) -> None:
+        """Where it fails nats-py connects again and forgets the socket."""
+        try:
+            await super()._process_connect_init()
+        except BaseException:
+            if self._transport:
+                self._transport.close()  # type: ignore[no-untyped-call]
+            raise
 
     async def _process_headers(self, headers: Any) -> dict[str, str] | None:
         try:

@@ -11,11 +11,9 @@ import json
 import re
 import ssl
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NoReturn, TypeAlias, cast
 
 import nats.errors
-import nkeys
 
 from sea_mq_worker.adapters.nats.client import TolerantClient
 from sea_mq_worker.adapters.nats.errors import api_failed, connect_failed, is_refusal, plain
@@ -44,7 +42,7 @@ class NatsConnection:
         lost: set when the connection will not come back by itself; ``lost_reason`` says why.
     """
 
-    def __init__(self, on_event: Listener, *, nkey_seed_file: str = "") -> None:
+    def __init__(self, on_event: Listener) -> None:
         self.client = TolerantClient()
         self.lost = asyncio.Event()
         self.lost_reason = ""
@@ -55,7 +53,6 @@ class NatsConnection:
         self._asked: dict[asyncio.Future[None], str] = {}
         self._silence: asyncio.TimerHandle | None = None
         self._closing = False
-        self._nkey_seed_file = nkey_seed_file
 
     @property
     def is_connected(self) -> bool:
@@ -114,8 +111,6 @@ class NatsConnection:
 
     async def on_error(self, error: Exception) -> None:
         self._last_error = error
-        if not self.is_connected:
-            self._renew_nkey()
         if is_refusal(error) and not self.refused.done():
             self.refused.set_result(error)
         if self._silence:
@@ -131,7 +126,6 @@ class NatsConnection:
         return self.tell("denied", denied[1])
 
     async def on_disconnected(self) -> None:
-        self._renew_nkey()
         if not self._closing:
             self._watch()
             self.tell("disconnected", plain(self._last_error))
@@ -144,13 +138,6 @@ class NatsConnection:
     async def on_closed(self) -> None:
         if not self._closing:
             self._lose(plain(self.client.last_error or self._last_error))
-
-    def _renew_nkey(self) -> None:
-        """nats-py reads the seed again at each login, but tells the server the public key of the first."""
-        if self._nkey_seed_file:
-            with contextlib.suppress(Exception):
-                seed = bytearray(Path(self._nkey_seed_file).read_bytes().strip())
-                self.client._public_nkey = nkeys.from_seed(seed).public_key.decode()  # noqa: SLF001
 
     def _watch(self, *, stop: bool = False) -> None:
         """While it is away, every try makes an error; when they cease, the task that tries has died."""
@@ -202,7 +189,7 @@ async def connect(
     """
     servers = [urls] if isinstance(urls, str) else list(urls)
     where = _without_secrets(servers)
-    connection = NatsConnection(on_event, nkey_seed_file=nkey_seed_file)
+    connection = NatsConnection(on_event)
     try:
         await _first_connect(
             connection,

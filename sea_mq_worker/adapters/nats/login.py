@@ -1,0 +1,54 @@
+"""Credentials in a file, read anew at each login, so that new ones are taken up without a restart.
+
+nats-py reads a credentials file anew as well, but never ends on one without a JWT, dies of one that is half
+written, and shows the server a seed file's first public key for ever.
+"""
+
+import base64
+import re
+from pathlib import Path
+
+import nats.errors
+import nkeys
+
+_JWT = re.compile(rb"-+BEGIN NATS USER JWT-+\s+(\S+)\s")
+_SEED = re.compile(rb"-+BEGIN USER NKEY SEED-+\s+(\S+)\s")
+
+
+class FileLogin:
+    """Signs what the server asks for.
+
+    Args:
+        path: a credentials file (JWT and seed), or an nkey's seed alone.
+        with_jwt: which of both it is.
+
+    Attributes:
+        jwt: what the server is shown, as of the latest signature; or
+        public_key: the same for an nkey.
+    """
+
+    def __init__(self, path: str, *, with_jwt: bool) -> None:
+        self.jwt = b""
+        self.public_key = ""
+        self._path = Path(path)
+        self._with_jwt = with_jwt
+
+    def sign(self, nonce: str) -> bytes:
+        """Read the file and sign.
+
+        Raises:
+            OSError: it cannot be read.
+            nats.errors.Error: it holds no credentials.
+        """
+        content = self._path.read_bytes()
+        jwt, seed = _JWT.search(content), _SEED.search(content)
+        try:
+            pair = nkeys.from_seed(bytearray(seed[1] if self._with_jwt and seed else content.strip()))
+            self.public_key = pair.public_key.decode()
+            signature = base64.b64encode(pair.sign(nonce.encode()))
+        except (nkeys.NkeysError, ValueError, TypeError):
+            raise nats.errors.Error(f"nats: there is no usable nkey seed in {self._path}") from None
+        if self._with_jwt and not jwt:
+            raise nats.errors.Error(f"nats: there is no user JWT in {self._path}")
+        self.jwt = jwt[1] if jwt else b""
+        return signature

@@ -1,0 +1,121 @@
+"""Credentials in files: the right ones get in, and new ones are taken up without a restart."""
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sea_mq_worker.adapters.nats.connection import api
+from sea_mq_worker.domain.errors import ContractError
+from sea_mq_worker.embedded import EmbeddedNats
+from tests.support.jetstream import connected
+from tests.support.nats_jwt import Account, user_key
+from tests.support.waiting import eventually
+
+Login = tuple[str, Mapping[str, Any], str]
+"""The option that names the file, what the server is configured with, and the file's content."""
+
+
+def by_creds() -> Login:
+    account = Account()
+    return "creds_file", account.config, account.creds()
+
+
+def by_nkey() -> Login:
+    key = user_key()
+    return "nkey_seed_file", {"authorization": {"users": [{"nkey": key.public}]}}, f"{key.seed.decode()}\n"
+
+
+WAYS = pytest.mark.parametrize("login", [by_creds, by_nkey])
+
+
+@asynccontextmanager
+async def serving(folder: Path, config: Mapping[str, Any], port: int = 0) -> AsyncIterator[EmbeddedNats]:
+    folder.mkdir()  # noqa: ASYNC240
+    async with EmbeddedNats(folder, port=port, config=config) as server:
+        yield server
+
+
+@pytest.mark.fault("S04")
+@WAYS
+async def test_a_file_lets_the_worker_in_and_another_does_not(
+    login: Callable[[], Login], tmp_path: Path
+) -> None:
+    option, config, content = login()
+    file, others = tmp_path / "own", tmp_path / "others"
+    file.write_text(content)
+    others.write_text(login()[2])
+    async with serving(tmp_path / "nats", config) as server:
+        async with connected(server.url, **{option: str(file)}) as connection:
+            assert (await api(connection, "INFO"))["type"].endswith("account_info_response")
+        with pytest.raises(ContractError, match="check its credentials") as refused:
+            async with connected(server.url, **{option: str(others)}):
+                pass
+    secrets = [line for line in content.splitlines() if line.startswith(("SU", "ey"))]
+    assert not any(secret in str(refused.value) for secret in secrets)
+
+
+@pytest.mark.fault("S04")
+@WAYS
+async def test_a_file_that_changes_is_read_again_at_the_next_login(
+    login: Callable[[], Login], tmp_path: Path
+) -> None:
+    """The server forgets the old key first; the connection comes back when the file has the new one."""
+    (option, config, content), (_, new_config, new_content) = login(), login()
+    file = tmp_path / "own"
+    file.write_text(content)
+    async with serving(tmp_path / "before", config) as before:
+        port = before.port
+        async with connected(before.url, **{option: str(file)}) as connection:
+            told: list[str] = []
+            connection.listen(lambda event, text: told.append(f"{event} {text}"))
+            await before.stop()
+            async with serving(tmp_path / "after", new_config, port):
+                refused = "authorization violation"
+                await eventually(lambda: any(refused in line.lower() for line in told), what="it is refused")
+                assert not connection.is_connected
+                file.write_text(new_content)
+                await eventually(lambda: connection.is_connected, what="it is let in again")
+                assert (await api(connection, "INFO"))["type"].endswith("account_info_response")
+            assert not connection.lost.is_set()
+
+
+@pytest.mark.fault("S04")
+@WAYS
+@pytest.mark.parametrize("hide", [Path.unlink, lambda file: file.write_text("-----BEGIN")])
+async def test_a_file_that_is_gone_or_half_written_is_waited_for(
+    login: Callable[[], Login], hide: Callable[[Path], object], tmp_path: Path
+) -> None:
+    """As while a mounted secret is replaced."""
+    option, config, content = login()
+    file = tmp_path / "own"
+    file.write_text(content)
+    async with (
+        serving(tmp_path / "nats", config) as server,
+        connected(server.url, **{option: str(file)}) as connection,
+    ):
+        told: list[str] = []
+        connection.listen(lambda _event, text: told.append(text))
+        hide(file)
+        await server.stop()
+        await server.start()
+        await eventually(lambda: any(str(file) in text for text in told), what="the file is missed")
+        file.write_text(content)
+        await eventually(lambda: connection.is_connected, what="it is back")
+        assert not connection.lost.is_set()
+
+
+@pytest.mark.fault("S04")
+async def test_a_file_without_credentials_is_named(tmp_path: Path) -> None:
+    """Also one with a seed and no JWT, which nats-py would read for ever."""
+    account = Account()
+    only_seed = "-----BEGIN USER" + account.creds().partition("-----BEGIN USER")[2]
+    file = tmp_path / "own"
+    async with serving(tmp_path / "nats", account.config) as server:
+        for content in ("", "no credentials", only_seed):
+            file.write_text(content)
+            with pytest.raises(ContractError, match=f"there is no .* in {file}"):
+                async with connected(server.url, creds_file=str(file)):
+                    pass
