@@ -1,0 +1,224 @@
+"""Dead letters: none is lost while their stream is away, none comes twice, each can be handled after all."""
+
+import asyncio
+import signal
+import tempfile
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sea_mq_worker.adapters.nats.connection import api
+from sea_mq_worker.embedded import EmbeddedNats
+from tests.support.handlers import Call, answer, hang
+from tests.support.hold import held
+from tests.support.jetstream import SECOND, consumer_info
+from tests.support.servers import Database
+from tests.support.site import FAST_CONSUMER, Site, site
+from tests.support.waiting import eventually
+from tests.support.worker import apply_streams, deployment
+
+WHY = ("--reason", "the service is mended", "--actor", "ann")
+USERS: Mapping[str, Any] = {
+    "authorization": {
+        "users": [
+            {"user": "admin", "password": "a"},
+            {"user": "worker", "password": "w", "permissions": {"publish": {"deny": ["*.dlq.>"]}}},
+        ]
+    },
+    "no_auth_user": "admin",
+}
+
+
+async def rejected(site: Site) -> str:
+    """Send a message that the service rejects until it is mended."""
+    [message_id] = await site.send()
+    site.effects.script[message_id] = answer(422)
+    return message_id
+
+
+async def unanswered(site: Site) -> int:
+    info = await consumer_info(site.broker, site.target.upstream_stream, site.target.durable)
+    return int(info["num_ack_pending"])
+
+
+async def row_says(site: Site, message_id: str, text: str) -> None:
+    async def said() -> bool:
+        row = await site.inbox_row(message_id)
+        return row is not None and text in (row["last_error"] or "")
+
+    await eventually(said, what=f"the row says {text}")
+
+
+@pytest.mark.fault("N30")
+async def test_without_the_dead_letter_stream_nothing_is_acknowledged_and_readiness_says_so(
+    shared: Site, nats_url: str, tmp_path: Path
+) -> None:
+    dlq = f"{shared.target.context.upper()}_DLQ"
+    async with shared.worker() as worker:
+        await worker.ready()
+        await api(shared.broker, f"STREAM.DELETE.{dlq}")
+        message_id = await rejected(shared)
+        assert dlq in await worker.answers(503)
+        await row_says(shared, message_id, "REJECTED")
+        assert await unanswered(shared) == 1
+        target = shared.target
+        direct = deployment(
+            context=target.context, database_url=shared.dsn, nats_url=nats_url, handler_url=shared.handler.url
+        )
+        await apply_streams(direct, tmp_path / "again", consumer=FAST_CONSUMER)
+        await shared.quiet()
+        await worker.ready()
+    await shared.audit(buried=frozenset((message_id,)))
+
+
+@pytest.fixture
+async def guarded_nats() -> AsyncIterator[EmbeddedNats]:
+    """A nats-server that forbids the user ``worker`` to publish dead letters, and nothing else to anybody."""
+    with tempfile.TemporaryDirectory(prefix="sea-mq-test-") as folder:
+        async with EmbeddedNats(Path(folder), config=USERS) as server:
+            yield server
+
+
+@pytest.mark.fault("N30")
+async def test_a_forbidden_dead_letter_is_told_and_waits_for_the_permission(
+    guarded_nats: EmbeddedNats, database: Database, names: str, tmp_path: Path
+) -> None:
+    made = site(dsn=database.dsn, nats_url=guarded_nats.url, name=names, folder=tmp_path)
+    async with made as guarded:
+        message_id = await rejected(guarded)
+        url = guarded.target.environment["SEA_MQ_NATS_URL"].replace("//", "//worker:w@")
+        async with guarded.worker(name="forbidden", nats_url=url) as forbidden:
+            await row_says(guarded, message_id, "REJECTED")
+            assert "no permission to publish" in await forbidden.answers(503)
+            assert await unanswered(guarded) == 1
+        async with guarded.worker():
+            await guarded.quiet()
+        await guarded.audit(buried=frozenset((message_id,)))
+
+
+@pytest.mark.fault("N30")
+async def test_a_dead_letter_that_the_network_swallows_is_sent_again(shared: Site) -> None:
+    begun = held(shared.dsn, table="inbox_messages", event="UPDATE OF dead_letter_begun_at")
+    async with begun as hold, shared.worker() as worker:
+        await worker.ready()
+        message_id = await rejected(shared)
+        await hold.reached()
+        shared.to_broker.drop_to_server()
+        await hold.let_go()
+        await worker.answers(503)
+        assert await unanswered(shared) == 1
+        shared.to_broker.heal()
+        await shared.quiet()
+        await worker.ready()
+    await shared.audit(buried=frozenset((message_id,)))
+
+
+@pytest.mark.fault("N32")
+@pytest.mark.parametrize("window_seconds", [60, 1])
+async def test_a_worker_killed_behind_the_dead_letter_leaves_one_however_late_the_next_comes(
+    window_seconds: int, database: Database, nats_url: str, names: str, tmp_path: Path
+) -> None:
+    async with site(
+        dsn=database.dsn,
+        nats_url=nats_url,
+        name=names,
+        folder=tmp_path,
+        stream={"duplicate_window": window_seconds * SECOND},
+        outbox_enabled=False,
+    ) as made:
+        settled = held(made.dsn, table="inbox_messages", event="UPDATE OF dead_lettered_at")
+        async with settled as hold, made.worker(name="killed") as killed:
+            await killed.ready()
+            message_id = await rejected(made)
+            await hold.reached()
+            assert len(await made.dead_letters()) == 1
+            killed.send(signal.SIGKILL)
+            await killed.ended()
+        async with made.worker():
+            await made.quiet()
+        await made.audit(buried=frozenset((message_id,)))
+
+
+async def test_a_message_that_its_stream_drops_meanwhile_is_dead_lettered_whole(shared: Site) -> None:
+    begun = held(shared.dsn, table="inbox_messages", event="UPDATE OF dead_letter_begun_at")
+    async with begun as hold, shared.worker() as worker:
+        await worker.ready()
+        message_id = await rejected(shared)
+        await hold.reached()
+        await api(shared.broker, f"STREAM.MSG.DELETE.{shared.target.upstream_stream}", {"seq": 1})
+        await hold.let_go()
+        await shared.quiet()
+    [letter] = await shared.dead_letters()
+    assert (letter["Dlq-Message-Id"], letter["Dlq-Stream-Sequence"]) == (message_id, "1")
+    assert "Dlq-Body-Omitted" not in letter
+
+
+@pytest.mark.fault("N42")
+async def test_a_dead_letter_is_handled_once_after_the_service_is_mended(shared: Site) -> None:
+    message_id = await rejected(shared)
+    async with shared.worker():
+        await shared.quiet()
+    del shared.effects.script[message_id]
+    async with shared.worker("dlq", "redrive", "1", *WHY, name="redrive") as redrive:
+        assert await redrive.ended() == 0
+    async with shared.worker("dlq", "redrive", "1", *WHY, name="again") as again:
+        assert (await again.ended(), "no message 1" in again.written) == (1, True)
+    audited = await shared.database.fetch("SELECT actor, action, affected FROM operator_actions")
+    assert [tuple(row) for row in audited] == [("ann", "redrive", 1)]
+    async with shared.worker():
+        await shared.send()
+        await shared.quiet()
+    await shared.audit()
+    assert shared.effects.calls[message_id] == 2
+
+
+@pytest.mark.fault("N42")
+async def test_a_redrive_keeps_its_lease_as_long_as_the_service_takes(shared: Site) -> None:
+    message_id = await rejected(shared)
+    async with shared.worker():
+        await shared.quiet()
+
+    async def slow(call: Call, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(2.5)
+        await answer(200)(call, writer)
+
+    shared.effects.script[message_id] = slow
+    patience = {"inbox_lease_seconds": 1, "handler_timeout_seconds": 10}
+    ran_out = "SELECT locked_until <= clock_timestamp() FROM inbox_messages WHERE message_id = $1"
+
+    async def over() -> bool:
+        lease_ran_out = await shared.database.fetchval(ran_out, message_id)
+        assert not lease_ran_out
+        return lease_ran_out is None
+
+    async with shared.worker("dlq", "redrive", "1", *WHY, name="redrive", **patience) as redrive:
+        await shared.handler.called(2, within=15)
+        await eventually(over, what="the lease ends with the call")
+        assert await redrive.ended() == 0
+    assert (await shared.inbox_row(message_id))["processed_at"] is not None
+
+
+@pytest.mark.slow
+async def test_a_redrive_that_is_killed_leaves_its_message_to_the_worker(shared: Site) -> None:
+    message_id = await rejected(shared)
+    async with shared.worker() as worker:
+        await shared.quiet()
+        shared.effects.script[message_id] = hang
+        async with shared.worker("dlq", "redrive", "1", *WHY, name="redrive") as redrive:
+            await shared.handler.called(2, within=15)
+            redrive.send(signal.SIGKILL)
+            await redrive.ended()
+        del shared.effects.script[message_id]
+
+        async def processed() -> bool:
+            return (await shared.inbox_row(message_id))["processed_at"] is not None
+
+        await eventually(processed, within=30, what="the worker handles it again")
+        assert "message_left_behind" in worker.events()
+    assert len(await shared.dead_letters()) == 1
+    async with shared.worker("dlq", "redrive", "1", *WHY, name="again") as again:
+        assert await again.ended() == 0
+        assert "processed before" in again.written
+    await shared.audit()
