@@ -127,11 +127,11 @@ async def test_an_effect_is_acknowledged_only_when_the_database_knows_of_it(shar
         await answer(200)(call, writer)
 
     shared.handler.default = answer_without_database
-    async with shared.worker() as worker:
+    async with shared.worker(database_timeout_seconds=0.5) as worker:
         await worker.ready()
         [message] = await shared.send()
         await eventually(lambda: shared.effects.taken[message])
-        await asyncio.sleep(ACK_WAIT + 1.5)
+        await asyncio.sleep(ACK_WAIT + 0.5)
         assert "inbox database" in await worker.answers(503)
         assert (await server_view(shared))["num_ack_pending"] == 1
         shared.to_database.heal()
