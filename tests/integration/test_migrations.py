@@ -10,6 +10,7 @@ from pathlib import Path
 import asyncpg
 import pytest
 
+from sea_mq_worker.adapters.postgres import connection as postgres_connection
 from sea_mq_worker.adapters.postgres.connection import connect_pool
 from sea_mq_worker.adapters.postgres.migrations import check_version, migrate
 from sea_mq_worker.adapters.postgres.ownership import take_schema
@@ -229,3 +230,12 @@ async def test_errors_name_the_trouble_and_never_the_password(postgres_server: P
         with pytest.raises(error) as caught:
             await open_and_close(dsn)
         assert "hunter2" not in str(caught.value)
+
+
+async def test_a_server_that_is_too_old_is_named_with_the_oldest_that_will_do(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres_connection, "SERVER_MIN", 99)
+    for attempt in (open_and_close, migrate):
+        with pytest.raises(ContractError, match=r"^PostgreSQL \d+\.\d+ is too old .* 99 or newer$"):
+            await attempt(database.dsn)

@@ -30,6 +30,9 @@ WORKER_HINTS: Mapping[str, str] = MappingProxyType(
 )
 """Keep a small or never analysed table from being read whole, or sorted, at every call."""
 
+SERVER_MIN = 14
+"""The oldest PostgreSQL that the statements are written for."""
+
 _CLIENT_PATIENCE_SECONDS = 2.0
 """How much later than the server the client gives a statement up."""
 
@@ -61,7 +64,8 @@ async def connect_pool(
 
     Raises:
         StoreUnavailableError: no primary can be reached.
-        ContractError: the DSN, user, password, database or schema name is wrong, or TLS is refused.
+        ContractError: the DSN, user, password, database or schema name is wrong, TLS is refused, or the
+            server is too old.
     """
     check_tls_files(dsn)
     milliseconds = str(int(statement_timeout_seconds * 1000))
@@ -81,11 +85,24 @@ async def connect_pool(
             command_timeout=statement_timeout_seconds + _CLIENT_PATIENCE_SECONDS,
             server_settings=settings,
             target_session_attrs="read-write",
+            init=check_server,
             reset=_keep_as_is,
         )
     if pool is None:
         raise AssertionError
     return pool
+
+
+async def check_server(connection: Any) -> None:
+    """Make sure that the server is not too old; asks it nothing.
+
+    Raises:
+        ContractError: it is; the text names its version and the oldest that will do.
+    """
+    version = connection.get_server_version()
+    if version.major < SERVER_MIN:
+        found = f"PostgreSQL {version.major}.{version.micro}"
+        raise ContractError(f"{found} is too old for the worker; it needs {SERVER_MIN} or newer")
 
 
 def check_tls_files(dsn: str) -> None:

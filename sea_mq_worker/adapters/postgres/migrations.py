@@ -8,6 +8,7 @@ from typing import Any
 import asyncpg
 
 from sea_mq_worker.adapters.postgres.connection import (
+    check_server,
     check_tls_files,
     quoted_schema,
     session_settings,
@@ -35,7 +36,8 @@ async def migrate(dsn: str, *, schema: str = "public") -> Sequence[str]:
 
     Raises:
         StoreUnavailableError: PostgreSQL cannot serve now; what was applied stays applied.
-        ContractError: the user may not create what is needed, or the schema is newer than this worker.
+        ContractError: the user may not create what is needed, the schema is newer than this worker, or the
+            server is too old.
     """
     settings = session_settings(schema, "sea_mq_worker migrate")
     check_tls_files(dsn)
@@ -46,6 +48,7 @@ async def migrate(dsn: str, *, schema: str = "public") -> Sequence[str]:
         )
     with translated():
         try:
+            await check_server(connection)
             while name := await _apply_next(connection, schema):
                 applied.append(name)
         finally:
