@@ -140,6 +140,23 @@ async def _kill_after_hello(reader: asyncio.StreamReader, writer: asyncio.Stream
     writer.close()
 
 
+async def test_a_server_that_is_too_old_is_named_with_the_oldest_that_will_do() -> None:
+    server = await asyncio.start_server(_welcome_as_an_old_server, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(ContractError, match=r"nats-server 2\.9\.25 is too old .* 2\.10 or newer"):
+            await connect(urls=f"nats://127.0.0.1:{port}", name="test", on_event=lambda _event, _text: None)
+
+
+async def _welcome_as_an_old_server(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(b'INFO {"server_id":"x","version":"2.9.25","max_payload":1048576,"headers":true}\r\n')
+    while b"PING" not in await reader.readline():
+        pass
+    writer.write(b"PONG\r\n")
+    await reader.read()
+    writer.close()
+
+
 async def test_closing_on_purpose_is_no_loss(nats_url: str) -> None:
     async with connected(nats_url) as connection:
         pass

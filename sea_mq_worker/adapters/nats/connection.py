@@ -22,6 +22,7 @@ from sea_mq_worker.domain.errors import BrokerUnavailableError, ContractError
 PENDING_BYTES_MAX = 8 * 1024 * 1024
 """Bytes that nats-py takes before a publish waits for the socket; senders here stay below it."""
 
+_SERVER_MIN = (2, 10)
 _RECONNECT_WAIT_SECONDS = 1
 _PINGS_UNANSWERED_MAX = 2
 _HANDSHAKE_SECONDS_MAX = 5.0
@@ -185,7 +186,8 @@ async def connect(
 
     Raises:
         BrokerUnavailableError: no server answers.
-        ContractError: a server refuses the credentials or the TLS handshake, or a file cannot be read.
+        ContractError: a server refuses the credentials or the TLS handshake, or is too old, or a file cannot
+            be read.
     """
     servers = [urls] if isinstance(urls, str) else list(urls)
     where = _without_secrets(servers)
@@ -210,8 +212,19 @@ async def connect(
         if isinstance(error, Exception):
             raise connect_failed(error, where) from error
         raise
+    if problem := _too_old(connection):
+        await connection.close()
+        raise ContractError(f"{where}: {problem}")
     on_event("connected", where)
     return connection
+
+
+def _too_old(connection: NatsConnection) -> str:
+    version = connection.client.connected_server_version
+    if (version.major, version.minor) >= _SERVER_MIN:
+        return ""
+    found = f"nats-server {version.major}.{version.minor}.{version.patch}"
+    return f"{found} is too old for the worker; it needs {_SERVER_MIN[0]}.{_SERVER_MIN[1]} or newer"
 
 
 def _without_secrets(servers: Sequence[str]) -> str:
