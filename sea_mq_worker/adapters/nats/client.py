@@ -18,6 +18,7 @@ class TolerantClient(Client):
     def _setup_nkeys_connect(self) -> None:
         path, with_jwt = self._user_credentials or self._nkeys_seed, self._user_credentials is not None
         login = FileLogin(str(path), with_jwt=with_jwt)
+        login.sign("")  # what cannot be used is told now, not only where a server asks for it
 
         def sign(nonce: str) -> bytes:
             signature = login.sign(nonce)
