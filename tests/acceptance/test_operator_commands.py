@@ -124,6 +124,7 @@ async def test_outbox_show_tells_the_payload_as_it_is_stored(world: World) -> No
     assert (absent.code, "outbox list" in absent.err) == (1, True)
 
 
+@pytest.mark.fault("S18")
 async def test_a_replay_is_counted_first_then_done_and_audited(world: World) -> None:
     await world.streams()
     dead = [await add_event(world.pool, "DEAD") for _ in range(11)]

@@ -164,6 +164,7 @@ async def test_slow_clients_are_bounded_and_keep_no_probe_out(server: AdminServe
         writer.close()
 
 
+@pytest.mark.fault("S10")
 async def test_with_a_token_numbers_are_for_its_bearer(guarded: AdminServer) -> None:
     for path in ("/metrics", "/status"):
         for refused in ({}, {"authorization": "Bearer s3cre"}, {"authorization": "Basic s3cret"}):
@@ -173,6 +174,7 @@ async def test_with_a_token_numbers_are_for_its_bearer(guarded: AdminServer) -> 
         assert (await get(guarded, f"{path}?token=s3cret")).status == 401
 
 
+@pytest.mark.fault("S10")
 async def test_with_a_token_probes_work_but_learn_no_reasons(guarded: AdminServer, parts: Parts) -> None:
     assert (await get(guarded, "/healthz")).status == 200
     parts.unready["postgres"] = "db.internal refused"

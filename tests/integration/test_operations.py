@@ -226,6 +226,7 @@ async def test_only_terminal_events_of_the_chosen_states_are_replayed(
     assert states == dict.fromkeys(added.values(), "PENDING") | {added[EventState.CLAIMED]: "CLAIMED"}
 
 
+@pytest.mark.fault("S18")
 @pytest.mark.parametrize("change", [{"dry_run": True}, {"cap": 2}])
 async def test_a_dry_run_and_more_than_the_cap_replay_nothing(
     operations: PostgresOperations, add: Add, pool: asyncpg.Pool, change: dict[str, Any]
@@ -296,6 +297,7 @@ async def test_two_operators_who_replay_at_once_replay_each_event_once(
     assert sum(action.affected for action in await operations.audit(limit=9)) == 6
 
 
+@pytest.mark.fault("S18")
 @pytest.mark.parametrize("who", [{"actor": " "}, {"reason": ""}])
 async def test_a_change_needs_an_actor_and_a_reason(
     operations: PostgresOperations, add: Add, pool: asyncpg.Pool, who: dict[str, str]

@@ -84,6 +84,7 @@ async def test_a_deleted_stream_leaves_it_unknown_and_publishing_goes_on_in_its_
     assert sorted(outcome.seq for outcome in after) == [1, 2, 3, 4, 5]
 
 
+@pytest.mark.fault("S07")
 @every_mode
 async def test_an_acknowledgement_of_another_stream_is_not_believed(
     connection: NatsConnection, names: str, mode: Mode
@@ -286,6 +287,7 @@ class TestBrokenLinks:
             assert state["messages"] == 2000
 
 
+@pytest.mark.fault("S06")
 @pytest.mark.clause("publisher: one attempt, the payload is never changed")
 @pytest.mark.parametrize("mode", ["pipeline", "fast"])
 async def test_subscribers_see_the_message_exactly_as_it_was_given(

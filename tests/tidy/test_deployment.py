@@ -10,6 +10,7 @@ ROOT = Path(__file__).parents[2]
 SERVICES: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
 
 
+@pytest.mark.fault("S16")
 @pytest.mark.parametrize("name", SERVICES)
 def test_a_service_has_no_more_rights_than_it_needs(name: str) -> None:
     service = SERVICES[name]
@@ -19,6 +20,7 @@ def test_a_service_has_no_more_rights_than_it_needs(name: str) -> None:
     assert "privileged" not in service
 
 
+@pytest.mark.fault("S10")
 @pytest.mark.parametrize("name", SERVICES)
 def test_ports_are_published_on_loopback_only(name: str) -> None:
     assert all(port.startswith("127.0.0.1:") for port in SERVICES[name].get("ports", []))

@@ -145,6 +145,7 @@ BAD_HEADERS = {
 }
 
 
+@pytest.mark.fault("S06")
 @pytest.mark.parametrize("headers", BAD_HEADERS.values(), ids=BAD_HEADERS.keys())
 def test_headers_that_cannot_be_delivered_unaltered_or_speak_to_the_server_are_refused(headers: str) -> None:
     """P39, S06: the row is dead with a reason, and the loop lives."""
@@ -152,6 +153,7 @@ def test_headers_that_cannot_be_delivered_unaltered_or_speak_to_the_server_are_r
         made(headers=headers)
 
 
+@pytest.mark.fault("S06")
 def test_the_reason_names_the_header_but_not_its_value() -> None:
     with pytest.raises(InvalidEventError, match="'X-Key'") as caught:
         made(headers='{"X-Key": "secret\\nvalue"}')
@@ -162,6 +164,7 @@ def test_a_good_header_has_no_problem() -> None:
     assert header_problem("X-Good", "value") == ""
 
 
+@pytest.mark.fault("S12")
 @pytest.mark.parametrize(
     ("metadata", "expected"),
     [

@@ -133,6 +133,7 @@ def test_one_kind_of_trouble_does_not_silence_another(stream: io.StringIO) -> No
     assert [line["event"] for line in lines(stream)][-2:] == ["event_buried", "stream_changed"]
 
 
+@pytest.mark.fault("S12")
 @pytest.mark.parametrize("style", ["json", "text"])
 def test_text_from_outside_cannot_forge_a_line(stream: io.StringIO, style: Any) -> None:
     configure(level="info", format=style, stream=stream)
@@ -150,6 +151,7 @@ def lose_the_store() -> None:
         raise StoreUnavailableError("PostgreSQL refuses connections") from error
 
 
+@pytest.mark.fault("S02")
 @pytest.mark.parametrize("style", ["json", "text"])
 def test_a_foreign_exception_is_told_without_its_text(stream: io.StringIO, style: Any) -> None:
     """PostgreSQL's errors quote rows; ours say what to do."""

@@ -32,6 +32,7 @@ def test_a_subject_is_built_and_taken_apart_again(event_type: str, version: int,
     assert parse_subject(expected) == EventSubject("sea", event_type, version)
 
 
+@pytest.mark.fault("S07")
 @pytest.mark.parametrize(
     "event_type",
     [
