@@ -16,6 +16,7 @@ _OUTAGE_SECONDS = 10.0
 _SHORT_SECONDS = 2.0
 _STALL_SECONDS = 6.0
 _SOON_SECONDS = 0.3
+_WINDOW_SECONDS = 8.0
 _START_SECONDS_MAX = 60.0
 _MOMENT_SECONDS = 0.001
 _JITTER_SECONDS = 0.05
@@ -79,6 +80,23 @@ async def killed_unnoted(stage: Stage, events: int, _kills: int) -> None:
     await burst
     stage.to_postgres.heal()
     await stage.relay.start()
+
+
+async def killed_late(stage: Stage, events: int, _kills: int) -> None:
+    """Do the same, and start it when the broker has forgotten the ids of what has arrived."""
+    await stage.set_duplicate_window(_WINDOW_SECONDS)
+    stage.to_nats.drop_to_client()
+    sent = len(stage.stored)
+    burst = asyncio.create_task(stage.ledger.burst(events))
+    await stage.grown(since=sent, within=_SHORT_SECONDS)
+    await asyncio.sleep(_SOON_SECONDS)
+    await stage.relay.kill()
+    await burst
+    stage.to_nats.heal()
+    await asyncio.sleep(_WINDOW_SECONDS + 1)
+    await stage.relay.start()
+    await stage.settled(stage.ledger.fault)
+    await stage.set_duplicate_window(None)
 
 
 async def stopped(stage: Stage, events: int, kills: int) -> None:
@@ -191,6 +209,7 @@ FAULTS: Mapping[str, Fault] = {
     "kill": Fault(text="kill -9 at random", cause=killed),
     "kill-unheard": Fault(text="kill -9, what it sent did not arrive", cause=killed_unheard),
     "kill-unanswered": Fault(text="kill -9, the broker's answer did not arrive", cause=killed_unanswered),
+    "kill-late": Fault(text="the same, and down past the duplicate window", cause=killed_late),
     "kill-unnoted": Fault(text="kill -9, cut off from the database", cause=killed_unnoted),
     "term": Fault(text="SIGTERM at random", cause=stopped),
     "two": Fault(text="two at once, one killed", cause=two, two=True),

@@ -11,6 +11,7 @@ class Guarantee(StrEnum):
     GOES_ON = "goes-on"
     NO_PHANTOMS = "no-phantoms"
     ONCE = "once"
+    ONCE_LATE = "once-late"
     SHARED = "shared"
     ORDER = "order"
     UNALTERED = "unaltered"
@@ -24,6 +25,7 @@ TEXTS = {
     Guarantee.GOES_ON: "it goes on by itself after every fault",
     Guarantee.NO_PHANTOMS: "nothing that was rolled back is sent",
     Guarantee.ONCE: "each event is in the stream once",
+    Guarantee.ONCE_LATE: "the same, after it was down for longer than the duplicate window",
     Guarantee.SHARED: "two at once send each event once",
     Guarantee.ORDER: "events of a key are in the order of their commits",
     Guarantee.UNALTERED: "the body says what was committed",

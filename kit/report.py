@@ -61,7 +61,7 @@ class Result:
         """Judge each guarantee."""
         shared = {name for name in self.findings if FAULTS[name].two}
         alone = set(self.findings) - shared
-        outages = alone - {"poison"}
+        outages, late = alone - {"poison"}, {"kill-late"}
         stuck = self._count("stuck", (outages | shared))
         stuck |= {name: "went on only after a restart" for name in self.restarts if name != "poison"}
         poisoned: dict[str, object] = {}
@@ -78,7 +78,8 @@ class Result:
             Guarantee.NO_GIVING_UP: (bool(outages), self._count("given_up", outages | shared)),
             Guarantee.GOES_ON: (bool(outages), stuck),
             Guarantee.NO_PHANTOMS: (bool(alone), self._count("phantoms", alone | shared)),
-            Guarantee.ONCE: (bool(alone), self._count("copies", alone)),
+            Guarantee.ONCE: (bool(alone - late), self._count("copies", alone - late)),
+            Guarantee.ONCE_LATE: (bool(alone & late), self._count("copies", alone & late)),
             Guarantee.SHARED: (bool(shared), self._count("copies", shared)),
             Guarantee.ORDER: (bool(alone), self._count("disordered", alone | shared)),
             Guarantee.UNALTERED: (bool(alone), self._count("altered", alone | shared)),

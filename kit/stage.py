@@ -6,7 +6,7 @@ import json
 import os
 import random
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +28,7 @@ STREAM = "KIT_EVENTS"
 MESSAGE_BYTES_MAX = 64 * 1024
 _DATABASE = "kit"
 _LOOK_SECONDS = 0.1
+_WINDOW = 120 * 10**9
 _POSTGRES = {"wal_level": "logical", "max_connections": "200"}
 
 
@@ -90,6 +91,11 @@ class Stage:
             return False
         return True
 
+    async def set_duplicate_window(self, seconds: float | None) -> None:
+        """Change for how long the stream knows ids; None gives back what the description wants."""
+        change = {} if seconds is None else {"duplicate_window": int(seconds * 1e9)}
+        await _put_stream(self.nats.url, self.description, "UPDATE", change)
+
     async def unfinished(self) -> set[str] | None:
         """Ids that the table calls still to be sent; None where the description cannot tell."""
         return await self._ids(self.description.table.unfinished)
@@ -134,7 +140,7 @@ async def open_stage(
         postgres = EmbeddedPostgres(folder / "postgres", settings=_POSTGRES)
         broker = EmbeddedNats(folder / "nats", config={"max_payload": MESSAGE_BYTES_MAX})
         await asyncio.gather(stack.enter_async_context(postgres), stack.enter_async_context(broker))
-        await _create_stream(broker.url, description)
+        await _put_stream(broker.url, description, "CREATE", {})
         dsn = await _create_database(postgres, description.table.create)
         to_postgres, database_url = await stack.enter_async_context(proxied(dsn))
         to_nats, nats_url = await stack.enter_async_context(proxied(broker.url))
@@ -223,11 +229,12 @@ async def _create_database(server: EmbeddedPostgres, create: str) -> str:
     return dsn
 
 
-async def _create_stream(url: str, description: Description) -> None:
+async def _put_stream(url: str, description: Description, verb: str, change: Mapping[str, Any]) -> None:
+    config = {"name": STREAM, "subjects": [SUBJECTS], "storage": "file", "num_replicas": 1}
+    request = {**config, "duplicate_window": _WINDOW, **description.stream, **change}
     client = await nats.connect(url)
-    config: dict[str, Any] = {"name": STREAM, "subjects": [SUBJECTS], "storage": "file", "num_replicas": 1}
-    request = json.dumps({**config, **description.stream}).encode()
-    answer = json.loads((await client.request(f"$JS.API.STREAM.CREATE.{STREAM}", request)).data)
+    answer = await client.request(f"$JS.API.STREAM.{verb}.{STREAM}", json.dumps(request).encode())
     await client.close()
-    if "error" in answer:
-        raise NatsError(f"stream {STREAM}: {answer['error']['description']}")
+    refused = json.loads(answer.data).get("error")
+    if refused:
+        raise NatsError(f"stream {STREAM}: {refused['description']}")
