@@ -1,6 +1,7 @@
 """What a consumer meets besides messages: missing, deleted, forbidden, restarted, cancelled."""
 
 import asyncio
+import contextlib
 import json
 import time
 from collections.abc import AsyncIterator
@@ -104,6 +105,20 @@ async def test_a_full_max_ack_pending_does_not_hold_back_what_came(
     assert [message.seq for message in await consumer.fetch(50)] == [1, 2]
     assert time.monotonic() - before < 2
     assert (await consumer_info(connection, stream, DURABLE))["num_waiting"] == 0
+
+
+async def test_an_answer_that_comes_after_a_pause_of_the_process_is_no_refusal(
+    connection: NatsConnection, stream: str
+) -> None:
+    await bound(connection, stream)
+    consumer = consumer_of(connection, stream, wait_seconds=0.2)
+    fetching = asyncio.create_task(consumer.fetch(1))
+    await asyncio.sleep(0.05)
+    time.sleep(1.5)  # noqa: ASYNC251 - the whole process pauses until request and patience are over
+    with contextlib.suppress(BrokerUnavailableError):
+        assert await fetching == []
+    await store(connection, f"{stream.lower()}.event.made.v1")
+    assert [message.seq for message in await consumer.fetch(1)] == [1]
 
 
 async def test_a_cancelled_fetch_leaves_no_request_behind(connection: NatsConnection, stream: str) -> None:

@@ -66,6 +66,30 @@ async def test_wrong_credentials_break_the_contract_at_once(guarded: EmbeddedNat
     assert "credentials" in str(error)
 
 
+async def test_a_login_that_is_too_slow_is_tried_again_and_breaks_no_contract(tmp_path: Path) -> None:
+    config = {"authorization": {"user": "u", "password": "p", "timeout": 0.2}}
+    async with EmbeddedNats(tmp_path, config=config) as server, proxied(server.url) as (proxy, url):
+        proxy.delay(0.5)
+        with pytest.raises(BrokerUnavailableError):
+            await connect(
+                urls=url, name="test", on_event=_ignore, user="u", password="p", connect_timeout_seconds=3.0
+            )
+        proxy.heal()
+        async with connected(url, user="u", password="p") as connection:
+            errors: list[str] = []
+            connection.listen(lambda event, text: errors.append(f"{event} {text}"))
+            proxy.delay(0.5)
+            proxy.cut()
+            await eventually(lambda: any("Timeout" in error for error in errors), what=f"refused: {errors}")
+            proxy.heal()
+            await eventually(lambda: connection.is_connected, what=f"it is back: {errors}")
+            assert not connection.lost.is_set()
+
+
+def _ignore(_event: str, _text: str) -> None:
+    pass
+
+
 async def test_a_missing_key_file_is_named(guarded: EmbeddedNats, tmp_path: Path) -> None:
     for given in ({"creds_file": str(tmp_path / "no.creds")}, {"nkey_seed_file": str(tmp_path / "no.nk")}):
         error = await refused(guarded.url, **given)

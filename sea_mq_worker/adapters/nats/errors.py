@@ -9,6 +9,8 @@ import nats.errors
 from sea_mq_worker.domain.errors import BrokerUnavailableError, ContractError, WorkerError
 
 _REFUSALS = ("authorization", "authentication", "user jwt", "account", "nkey", "certificate", "no tls")
+_TOO_SLOW = "authentication timeout"
+"""The server's answer to a login that did not come in time, as through a slow network or after a pause."""
 _LASTING = frozenset({10012, 10047, 10052, 10074})
 """A bad configuration, too little storage, too many replicas: 500 too, but only an operator mends them."""
 
@@ -33,7 +35,12 @@ def is_refusal(error: BaseException) -> bool:
         return True
     if isinstance(error, OSError) and error.filename:
         return True
-    return isinstance(error, nats.errors.Error) and any(word in str(error).lower() for word in _REFUSALS)
+    text = str(error).lower()
+    return (
+        isinstance(error, nats.errors.Error)
+        and _TOO_SLOW not in text
+        and any(word in text for word in _REFUSALS)
+    )
 
 
 def connect_failed(error: Exception, where: str) -> WorkerError:

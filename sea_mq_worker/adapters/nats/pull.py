@@ -140,6 +140,8 @@ class PullInbox:
         status = f"{headers.get('Status', '')} {headers.get('Description', '')}".strip()
         if pulled is None or msg.subject.rpartition(".")[2] != pulled.token or status.startswith(_HEARTBEAT):
             return
+        if pulled.ended.done():  # the status came too late, as after a pause of this process
+            return
         pulled.status = status
         finished = status.startswith(("404", "408")) or "Batch Completed" in status
         pulled.end(End.DONE if finished else End.REFUSED)
