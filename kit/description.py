@@ -107,5 +107,5 @@ def filled(command: tuple[str, ...], places: Mapping[str, str]) -> list[str]:
     except (KeyError, ValueError) as error:
         known = ", ".join(f"{{{name}}}" for name in sorted(places))
         raise DescriptionError(
-            f"{' '.join(command)}: {error!r} is no placeholder; there are {known}"
+            f"{' '.join(command)}: {error} is no placeholder; there are {known}"
         ) from error
