@@ -13,6 +13,8 @@ from sea_mq_worker.resources import resource_folder
 SECOND = 10**9
 DAY = 86_400 * SECOND
 
+_SINCE = {"allow_atomic": (2, 12), "allow_batched": (2, 14)}
+
 
 @asynccontextmanager
 async def connected(url: str, **given: Any) -> AsyncIterator[NatsConnection]:
@@ -25,8 +27,14 @@ async def connected(url: str, **given: Any) -> AsyncIterator[NatsConnection]:
 
 
 async def create_stream(connection: NatsConnection, name: str, subject: str, **config: Any) -> None:
-    """Create a stream."""
-    wanted = {"name": name, "subjects": [subject], "num_replicas": 1, "storage": "file", **config}
+    """Create a stream, without what the server is too old to know."""
+    version = connection.client.connected_server_version
+    known = {
+        field: value
+        for field, value in config.items()
+        if (version.major, version.minor) >= _SINCE.get(field, (0, 0))
+    }
+    wanted = {"name": name, "subjects": [subject], "num_replicas": 1, "storage": "file", **known}
     await api(connection, f"STREAM.CREATE.{name}", wanted)
 
 
