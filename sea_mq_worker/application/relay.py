@@ -20,6 +20,7 @@ from sea_mq_worker.ports.outbox import OutboxRepository
 from sea_mq_worker.ports.wakeup import Wakeup
 
 _POLL_FIRST_SECONDS = 0.02
+_POLL_JITTER = 0.25
 _NOT_CONNECTED = "not connected to NATS"
 
 
@@ -63,6 +64,8 @@ class OutboxPublisher:
                     idle_seconds = min(idle_seconds * 2, self.poll_seconds)
 
     async def _sleep(self, stop: asyncio.Event, seconds: float) -> None:
+        """Wait for a commit; relays that were woken together do not stay together."""
+        seconds *= 1.0 - _POLL_JITTER * self.publishing.policy.backoff.random()
         with contextlib.suppress(StoppedError):
             await unless_stopped(stop, self.wakeup.wait(timeout_seconds=seconds))
 

@@ -13,9 +13,13 @@ class TcpProxy:
     """Passes bytes between clients and one server until told otherwise.
 
     What was dropped is gone for good, so a connection that lost bytes is only fit to be cut.
+
+    Attributes:
+        requests: how often clients sent something.
     """
 
     def __init__(self, host: str, port: int) -> None:
+        self.requests = 0
         self._target = (host, port)
         self._flows = asyncio.Event()
         self._flows.set()
@@ -109,6 +113,7 @@ class TcpProxy:
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, up: bool) -> None:
         while data := await reader.read(_CHUNK):
+            self.requests += up
             await asyncio.sleep(self._lag_seconds)
             await self._flows.wait()
             dropped = self._drops_up if up else self._drops_down

@@ -1,0 +1,130 @@
+"""An ordering key's events reach the stream in their order, and no key waits for another's trouble."""
+
+import asyncio
+import random
+import signal
+from contextlib import AsyncExitStack
+
+import asyncpg
+import pytest
+
+from sea_mq_worker.adapters.nats.connection import api
+from tests.faults.test_outbox_crashes import HEIR
+from tests.support.site import Site
+from tests.support.waiting import eventually
+from tests.support.worker import WorkerProcess
+
+IN_BOTH_MODES = pytest.mark.parametrize("mode", ["pipeline", "fast"])
+EVENTS = 2000
+KEYS = 50
+KILLS = 4
+TWO_OWNERS = (
+    "SELECT ordering_key FROM outbox_events WHERE state = 'CLAIMED'"
+    " GROUP BY ordering_key HAVING count(DISTINCT claimed_by) > 1"
+)
+
+
+async def update(site: Site, **change: object) -> None:
+    name = site.target.stream
+    config = (await api(site.broker, f"STREAM.INFO.{name}"))["config"]
+    await api(site.broker, f"STREAM.UPDATE.{name}", config | change)
+
+
+async def states(site: Site, *ids: str) -> list[str]:
+    return [(await site.row(event_id))["state"] for event_id in ids]
+
+
+@IN_BOTH_MODES
+@pytest.mark.fault("P28")
+async def test_a_failing_event_holds_the_later_ones_of_its_key_and_no_other(shared: Site, mode: str) -> None:
+    await update(shared, max_msgs_per_subject=1, discard_new_per_subject=True)
+    async with shared.worker(outbox_publish_mode=mode) as worker:
+        await worker.ready()
+        await shared.commit(event_type="full.made", ordering_key="k")
+        await shared.published()
+        [failing] = await shared.commit(event_type="full.made", ordering_key="k")
+        [behind] = await shared.commit(event_type="free.made", ordering_key="k")
+        [beside] = await shared.commit(event_type="open.made", ordering_key="k2")
+
+        async def beside_is_out() -> bool:
+            return await states(shared, beside) == ["PUBLISHED"]
+
+        await eventually(beside_is_out, within=3, what="the other key goes on")
+
+        async def tried_again() -> bool:
+            return bool((await shared.row(failing))["publish_attempts"] > 2)
+
+        await eventually(tried_again)
+        assert "PUBLISHED" not in await states(shared, failing, behind)
+        await update(shared, max_msgs_per_subject=-1, discard_new_per_subject=False)
+        await shared.published()
+    await shared.audit()
+
+
+@pytest.mark.parametrize("dead_key", ["continue", "hold"])
+@pytest.mark.fault("P28")
+async def test_what_follows_a_dead_event_of_its_key_goes_on_or_waits_as_it_is_set(
+    shared: Site, dead_key: str
+) -> None:
+    async with shared.worker(outbox_dead_key=dead_key) as worker:
+        await worker.ready()
+        first = await shared.commit(ordering_key="k")
+        [dead] = await shared.commit(payload={"far": "x" * 2**20}, ordering_key="k")
+        [behind] = await shared.commit(ordering_key="k")
+        beside = await shared.commit(3, ordering_key="k2")
+
+        async def others_are_out() -> bool:
+            return set(await states(shared, *first, *beside)) == {"PUBLISHED"}
+
+        await eventually(others_are_out)
+        if dead_key == "hold":
+            await asyncio.sleep(1)  # twice the longest wait between claims
+            assert await states(shared, dead, behind) == ["DEAD", "PENDING"]
+            await shared.database.execute("DELETE FROM outbox_events WHERE id = $1", dead)
+        await shared.published()
+    await shared.audit(dead=frozenset() if dead_key == "hold" else frozenset({dead}))
+
+
+@pytest.mark.slow
+@pytest.mark.crash
+@pytest.mark.fault("P29")
+async def test_four_workers_that_are_killed_at_random_keep_every_keys_order(shared: Site) -> None:
+    chance = random.Random(47)
+    async with AsyncExitStack() as stack:
+
+        async def another(number: int) -> WorkerProcess:
+            mode = ("pipeline", "fast")[number % 2]
+            worker = shared.worker(name=f"w{number}", outbox_publish_mode=mode, outbox_batch_max=20, **HEIR)
+            return await stack.enter_async_context(worker)
+
+        workers = [await another(number) for number in range(4)]
+        for worker in workers:
+            await worker.ready()
+        watching = asyncio.create_task(no_key_has_two_owners(shared))
+        for kill in range(KILLS):
+            await commit_shuffled(shared, EVENTS // KILLS, chance)
+            victim = workers.pop(chance.randrange(len(workers)))
+            victim.send(signal.SIGKILL)
+            workers.append(await another(4 + kill))
+        await shared.published()
+        watching.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await watching
+    assert await shared.database.fetchval("SELECT sum(failures) FROM outbox_events") > 0
+    await shared.audit()
+
+
+async def commit_shuffled(site: Site, count: int, chance: random.Random) -> None:
+    for _ in range(count // 5):
+        await site.commit(5, ordering_key=f"key-{chance.randrange(KEYS)}")
+
+
+async def no_key_has_two_owners(site: Site) -> None:
+    """Look at the claims again and again, until cancelled."""
+    connection = await asyncpg.connect(site.dsn)
+    try:
+        while True:
+            assert await connection.fetch(TWO_OWNERS) == []
+            await asyncio.sleep(0.01)
+    finally:
+        await connection.close()

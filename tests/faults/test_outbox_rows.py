@@ -1,0 +1,253 @@
+"""No row that a producer can commit harms another one or is altered on its way, however strange it is."""
+
+import asyncio
+import json
+import uuid
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import asyncpg
+import pytest
+from pydantic import SecretStr
+
+from sea_mq_worker.adapters.memory.observer import RecordingObserver
+from sea_mq_worker.adapters.nats.connection import api
+from sea_mq_worker.adapters.observability.metrics import MetricsObserver
+from sea_mq_worker.application.supervisor import Loop
+from sea_mq_worker.bootstrap.base import Base
+from sea_mq_worker.bootstrap.outbound import outbound_loops
+from sea_mq_worker.producer import enqueue
+from sea_mq_worker.settings import Settings
+from tests.support.builders import enqueueable
+from tests.support.jetstream import stored_messages
+from tests.support.site import Site
+from tests.support.waiting import eventually
+
+IN_BOTH_MODES = pytest.mark.parametrize("mode", ["pipeline", "fast"])
+MAX_MSG_SIZE = 200_000
+
+NO_SUBJECT = {
+    "": "blank",
+    "a b": "space",
+    "tab\there": "control",
+    "line\r\nPUB stolen 0": "control",
+    "\x7f": "control",
+    "a\u2028b": "control",
+    "*": "wildcard",
+    "order.>": "wildcard",
+    "a..b": "empty token",
+    ".a": "empty token",
+    "a.": "empty token",
+    "x" * 5000: "longer than",
+}
+NO_HEADERS = {
+    "null": "not a JSON object",
+    "[]": "not a JSON object",
+    "7": "not a JSON object",
+    '{"count": 1}': "not a string",
+    '{"none": null}': "not a string",
+    '{"list": ["a", "b"]}': "not a string",
+    '{"": "a"}': "blank",
+    '{"a b": "c"}': "blank",
+    '{"a:b": "c"}': "blank",
+    '{"a\\r\\nb": "c"}': "blank",
+    '{"ä": "c"}': "blank",
+    '{"a": "b\\r\\nNats-Rollup: all"}': "CR, LF or NUL",
+    '{"a": " b"}': "white space",
+    '{"Nats-Rollup": "all"}': "reserved",
+    '{"nats-msg-id": "another"}': "reserved",
+    '{"Nats-Expected-Last-Sequence": "0"}': "reserved",
+    json.dumps({"long": "x" * 70_000}): "bytes of headers",
+}
+FINE_PAYLOADS = [
+    '{"exact": 12345678901234567890.123456789012345678901, "b": 1.0, "c": 1.00, "d": -0.0}',
+    '{"large": 1e400, "small": 1e-300}',
+    '{"z": 1, "a": "é\u2028\\u0001", "\\ud83d\\ude00": []}',
+    "null",
+    '"text"',
+    "[" * 500 + "]" * 500,
+]
+FINE_HEADERS: list[Mapping[str, str]] = [
+    {"empty": "", "X-Own": "a=b; c:d", "x-own": "ß \u2028 中"},
+    {"ce-subject": "own", "traceparent": "whatever"},
+    {f"h{number}": "v" for number in range(500)},
+]
+FINE_COLUMNS: list[Mapping[str, Any]] = [
+    {"aggregate_id": "line\r\nbreak \N{GRINNING FACE} %"},
+    {"partition_key": "two words", "metadata": "[]"},
+    {"event_type": "größe.geändert", "event_version": 2**31 - 1},
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    bad: Mapping[str, str]
+    """Why, by id."""
+    fine: Mapping[str, Mapping[str, Any]]
+    """What was given, by id."""
+
+
+async def insert(database: asyncpg.Connection, given: Mapping[str, Any]) -> str:
+    """Write a row as SQL by hand can."""
+    event_id = str(uuid.uuid4())
+    row = {"id": event_id, "aggregate_type": "order", "aggregate_id": "o-1", "event_type": "order.created"}
+    row |= {"payload": "{}", **given}
+    places = ", ".join(f"${place}" for place in range(1, len(row) + 1))
+    await database.execute(f"INSERT INTO outbox_events ({', '.join(row)}) VALUES ({places})", *row.values())
+    return event_id
+
+
+async def insert_all(database: asyncpg.Connection) -> Rows:
+    """Commit everything at once, the bad and the fine in turn, so that they share batches."""
+    large = json.dumps("x" * (MAX_MSG_SIZE + 1))
+    bad: list[tuple[Mapping[str, Any], str]] = [
+        *(({"event_type": event_type}, why) for event_type, why in NO_SUBJECT.items()),
+        *(({"headers": headers}, why) for headers, why in NO_HEADERS.items()),
+        ({"event_version": 0}, "below 1"),
+        ({"aggregate_id": "x" * 70_000}, "bytes of headers"),
+        ({"payload": large}, "10054"),
+        ({"payload": json.dumps("x" * 2**20)}, "max_payload of 1048576"),
+    ]
+    fine: list[Mapping[str, Any]] = [
+        *({"payload": payload} for payload in FINE_PAYLOADS),
+        *({"headers": json.dumps(headers)} for headers in FINE_HEADERS),
+        *FINE_COLUMNS,
+    ]
+    fine += [{}] * (100 - len(bad) - len(fine))
+    async with database.transaction():
+        made_bad, made_fine = {}, {}
+        for number in range(max(len(bad), len(fine))):
+            if number < len(bad):
+                made_bad[await insert(database, bad[number][0])] = bad[number][1]
+            if number < len(fine):
+                made_fine[await insert(database, fine[number])] = fine[number]
+    return Rows(made_bad, made_fine)
+
+
+@IN_BOTH_MODES
+@pytest.mark.fault("P20")
+@pytest.mark.fault("P23")
+@pytest.mark.fault("P25")
+@pytest.mark.fault("P39")
+@pytest.mark.fault("P41")
+async def test_rows_that_can_never_be_sent_die_alone_and_the_others_arrive_as_they_are(
+    shared: Site, mode: str
+) -> None:
+    info = await api(shared.broker, f"STREAM.INFO.{shared.target.stream}")
+    await api(
+        shared.broker,
+        f"STREAM.UPDATE.{shared.target.stream}",
+        {**info["config"], "max_msg_size": MAX_MSG_SIZE},
+    )
+    overheard = await shared.broker.client.subscribe(">", pending_bytes_limit=0)
+    async with shared.worker(outbox_publish_mode=mode) as worker:
+        await worker.ready()
+        rows = await insert_all(shared.database)
+        await shared.published()
+        assert "nats_disconnected" not in worker.events()
+        assert "gate_paused" not in worker.events()
+    for event_id, why in rows.bad.items():
+        row = await shared.row(event_id)
+        assert why in row["publish_error"]
+        assert (row["state"], row["publish_attempts"]) == ("DEAD", 1)
+    assert {(await shared.row(event_id))["publish_attempts"] for event_id in rows.fine} == {1}
+    await shared.audit(dead=frozenset(rows.bad))
+    for _, _, _, headers in await stored_messages(shared.broker, shared.target.stream):
+        wanted = json.loads(rows.fine[headers["Nats-Msg-Id"]].get("headers", "{}"))
+        assert headers.items() >= wanted.items()
+    seen = {(await overheard.next_msg(1)).subject for _ in range(overheard.pending_msgs)}
+    assert {subject for subject in seen if not subject.startswith(("$", "_INBOX"))} == {
+        f"{shared.target.context}.event.order.created.v1",
+        f"{shared.target.context}.event.größe.geändert.v2147483647",
+    }
+
+
+@pytest.mark.fault("P26")
+async def test_what_commits_late_is_published_and_what_is_rolled_back_is_not(shared: Site) -> None:
+    slow = await asyncpg.connect(shared.dsn)
+    undone = await asyncpg.connect(shared.dsn)
+    try:
+        async with shared.worker() as worker:
+            await worker.ready()
+            late, never = slow.transaction(), undone.transaction()
+            await late.start()
+            await never.start()
+            [late_id] = await enqueue(slow, enqueueable())
+            await enqueue(undone, enqueueable())
+            for _ in range(3):
+                await shared.commit(10)
+                await shared.published()
+            await never.rollback()
+            await late.commit()
+            await shared.published()
+    finally:
+        await slow.close()
+        await undone.close()
+    assert (await shared.row(str(late_id)))["state"] == "PUBLISHED"
+    await shared.audit()
+
+
+@pytest.mark.fault("P31")
+async def test_an_event_of_the_near_future_is_published_when_it_has_occurred(shared: Site) -> None:
+    async with shared.worker() as worker:
+        await worker.ready()
+        [ahead] = await shared.commit(occurred_at=datetime.now(UTC) + timedelta(seconds=2))
+        [now] = await shared.commit()
+
+        async def now_is_out() -> bool:
+            return bool((await shared.row(now))["state"] == "PUBLISHED")
+
+        await eventually(now_is_out)
+        assert (await shared.row(ahead))["state"] == "PENDING"
+        await shared.published()
+    row = await shared.row(ahead)
+    assert row["published_at"] >= row["occurred_at"]
+    assert (row["publish_attempts"], row["failures"]) == (1, 0)
+    await shared.audit()
+
+
+async def until_stopped(loop: Loop, stop: asyncio.Event) -> None:
+    await loop(stop)
+
+
+@asynccontextmanager
+async def relay(site: Site, name: str) -> AsyncIterator[None]:
+    """Run the outbound half of a worker with its default settings."""
+    stop = asyncio.Event()
+    async with AsyncExitStack() as stack, asyncio.TaskGroup() as group:
+        settings = Settings(
+            context=site.target.context,
+            database_url=SecretStr(site.target.environment["SEA_MQ_DATABASE_URL"]),
+            nats_url=SecretStr(site.target.environment["SEA_MQ_NATS_URL"]),
+        )
+        base = Base(
+            settings=settings,
+            name=name,
+            observer=RecordingObserver(),
+            metrics=MetricsObserver(),
+            stop=stop,
+            stack=stack,
+        )
+        for loop in (await outbound_loops(base)).values():
+            group.create_task(until_stopped(loop, stop))
+        yield
+        stop.set()
+
+
+@pytest.mark.slow
+@pytest.mark.fault("P44")
+async def test_twenty_workers_claim_an_event_once_and_are_nearly_silent_when_idle(shared: Site) -> None:
+    [event_id] = await shared.commit()
+    async with AsyncExitStack() as stack:
+        starting = [stack.enter_async_context(relay(shared, f"relay{number}")) for number in range(20)]
+        await asyncio.gather(*starting)
+        await shared.published()
+        assert (await shared.row(event_id))["publish_attempts"] == 1
+        await asyncio.sleep(4)  # until each waits as long as it ever does
+        before = shared.to_database.requests
+        await asyncio.sleep(6)
+        assert shared.to_database.requests - before <= 6 * 20 * 2
+    await shared.audit()
