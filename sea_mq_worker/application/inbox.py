@@ -86,16 +86,14 @@ class InboxConsumer:
     async def _take_leftovers(self, stop: asyncio.Event, working: asyncio.TaskGroup) -> None:
         """Now and then take what nothing will deliver again, unless the handler is sick."""
         while self.leftovers is not None and not stop.is_set():
-            await self.leftovers.wait(stop)
-            if not self.handle.health.gate.is_open:
-                continue
             try:
-                messages = await self.leftovers.find(stop)
+                messages = await self.leftovers.find(stop) if self.handle.health.gate.is_open else []
                 for message in messages:
                     await unless_stopped(stop, self._room())
                     await self._receive([message], stop, working)
             except StoppedError:
                 return
+            await self.leftovers.wait(stop)
 
     async def _receive(
         self, messages: Sequence[InboundMessage], stop: asyncio.Event, working: asyncio.TaskGroup

@@ -3,6 +3,7 @@
 import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 
 import pytest
 import pytest_asyncio
@@ -100,6 +101,26 @@ async def test_a_message_that_the_stream_has_dropped_is_told_and_not_asked_for_a
     assert [event for event, _ in world.told] == ["stranded_message_lost"]
     assert f"message 1 of stream {world.stream}" in world.told[0][1]
     assert await world.pending_advisories() == 0
+
+
+async def test_an_advisory_is_not_taken_to_mean_a_stream_that_was_made_anew(world: World) -> None:
+    await world.give_up(b"a")
+    await api(world.connection, f"STREAM.DELETE.{world.stream}")
+    await create_stream(world.connection, world.stream, f"{world.stream.lower()}.>")
+    await create_consumer(world.connection, world.stream, "durable")
+    await world.add(b"another")
+    assert list(await world.stranded().fetch()) == []
+    assert [event for event, _ in world.told] == ["stranded_message_lost"]
+    assert await world.pending_advisories() == 0
+
+
+async def test_a_paused_consumer_is_told_once(world: World) -> None:
+    until = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
+    await api(world.connection, f"CONSUMER.PAUSE.{world.stream}.durable", {"pause_until": until})
+    stranded = world.stranded()
+    for _ in range(2):
+        assert list(await stranded.fetch()) == []
+    assert [event for event, _ in world.told] == ["consumer_paused"]
 
 
 async def test_what_is_no_advisory_is_told_and_done_with(world: World) -> None:

@@ -7,7 +7,8 @@ reads what is in between, and the inbox tells what of it was handled.
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection, api
 from sea_mq_worker.adapters.nats.consumer import NatsJetStreamConsumer
@@ -53,6 +54,7 @@ class NatsStrandedMessages:
         self._sweep_at = 0.0
         self._accounted: dict[tuple[str, str], set[int]] = {name: set() for name in consumers}
         self._created: dict[tuple[str, str], str] = {}
+        self._paused: set[tuple[str, str]] = set()
 
     async def start(self) -> None:
         """Verify that the advisories can be consumed.
@@ -113,6 +115,7 @@ class NatsStrandedMessages:
 
     async def _sweep(self, stream: str, durable: str) -> list[InboundMessage]:
         info = await api(self._connection, f"CONSUMER.INFO.{stream}.{durable}")
+        self._tell_pause((stream, durable), info)
         floor, delivered = info["ack_floor"]["stream_seq"], info["delivered"]["stream_seq"]
         accounted = self._accounted[stream, durable]
         if self._created.setdefault((stream, durable), info["created"]) != info["created"]:
@@ -135,6 +138,15 @@ class NatsStrandedMessages:
             else:
                 accounted.add(seq)
         return found
+
+    def _tell_pause(self, name: tuple[str, str], info: Mapping[str, Any]) -> None:
+        """A consumer that an operator has paused looks like one that has nothing to deliver."""
+        if info.get("paused") and name not in self._paused:
+            text = f"consumer {name[1]} of stream {name[0]} delivers nothing until it is resumed"
+            self._on_event("consumer_paused", f"{text} (at the latest {info['config'].get('pause_until')})")
+            self._paused.add(name)
+        elif not info.get("paused"):
+            self._paused.discard(name)
 
     async def _read(
         self, stream: str, durable: str, seq: int, *, deliveries: int, reply: str = ""

@@ -1,0 +1,292 @@
+"""What becomes of received messages when the broker, its streams or the durable change under them."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sea_mq_worker.adapters.nats.connection import api
+from sea_mq_worker.adapters.nats.consumer import NatsJetStreamConsumer
+from sea_mq_worker.embedded import EmbeddedNats
+from tests.support.handlers import answer, hang
+from tests.support.jetstream import SECOND, consumer_info, create_consumer, create_stream, store
+from tests.support.servers import Database
+from tests.support.site import FAST_CONSUMER, Site, site
+from tests.support.waiting import eventually
+from tests.support.worker import WorkerProcess, apply_streams, deployment
+
+PULL_SECONDS = 5.0
+QUICK: Mapping[str, Any] = {"inbox_lease_seconds": 1, "handler_timeout_seconds": 0.9}
+QUICK_CONSUMER: Mapping[str, Any] = {"ack_wait": SECOND}
+
+
+@pytest.fixture
+async def quick(database: Database, nats_url: str, names: str, tmp_path: Path) -> AsyncIterator[Site]:
+    """A site that finds after seconds what nothing delivers any more."""
+    async with site(
+        dsn=database.dsn,
+        nats_url=nats_url,
+        name=names,
+        folder=tmp_path,
+        consumer={**QUICK_CONSUMER, "max_deliver": 2},
+        inbox_attempts_max=1,
+        **QUICK,
+    ) as made:
+        yield made
+
+
+async def make_anew(made: Site, nats_url: str, **consumer: Any) -> None:
+    """Apply the definitions again, as `streams apply` does."""
+    target = made.target
+    direct = deployment(
+        context=target.context, database_url=made.dsn, nats_url=nats_url, handler_url=made.handler.url
+    )
+    await apply_streams(direct, made.folder / "streams", consumer={**FAST_CONSUMER, **consumer})
+
+
+async def asked_for(made: Site) -> None:
+    """Wait until the worker waits for messages."""
+
+    async def asked() -> bool:
+        info = await consumer_info(made.broker, made.target.upstream_stream, made.target.durable)
+        return bool(info["num_waiting"])
+
+    await eventually(asked, what="a pull request waits at the server")
+
+
+async def killed_in_a_call(made: Site) -> str:
+    """Send a message and kill the worker while its handler works; return the message's id."""
+    [message_id] = await made.send()
+    made.effects.script[message_id] = hang
+    async with made.worker(name="killed") as killed:
+        await made.handler.called(1, within=15)
+        killed.process.kill()
+        await killed.ended()
+    del made.effects.script[message_id]
+    return message_id
+
+
+async def settled(made: Site, message_id: str) -> None:
+    async def has_ending() -> bool:
+        row = await made.inbox_row(message_id)
+        return row["processed_at"] is not None or row["dead_lettered_at"] is not None
+
+    await eventually(has_ending, within=30, what="the message has its ending")
+
+
+async def told(worker: WorkerProcess, event: str) -> None:
+    await eventually(lambda: event in worker.events(), within=30, what=f"{event} is told")
+
+
+@pytest.mark.fault("N31")
+async def test_a_restart_under_a_waiting_pull_costs_no_more_than_the_pull(
+    own_nats: EmbeddedNats, database: Database, names: str, tmp_path: Path
+) -> None:
+    async with site(dsn=database.dsn, nats_url=own_nats.url, name=names, folder=tmp_path) as made:
+        async with made.worker() as worker:
+            await worker.ready()
+            await asked_for(made)
+            await own_nats.kill()
+            await own_nats.start()
+            await eventually(lambda: made.broker.is_connected, what="the broker is back")
+            await made.send()
+            before = time.monotonic()
+            await made.handler.called(1, within=30)
+            assert time.monotonic() - before < PULL_SECONDS + 1
+            await made.quiet()
+        await made.audit()
+
+
+@pytest.mark.fault("N34")
+async def test_a_deleted_consumer_ends_the_worker_and_a_new_one_repeats_no_effect(
+    shared: Site, nats_url: str
+) -> None:
+    stream, durable = shared.target.upstream_stream, shared.target.durable
+    await shared.send(3)
+    async with shared.worker(name="first") as worker:
+        await shared.quiet()
+        await api(shared.broker, f"CONSUMER.DELETE.{stream}.{durable}")
+        assert await worker.ended(within=30) == 3
+        assert durable in worker.written
+        assert "streams apply" in worker.written
+    await shared.send(2)
+    await make_anew(shared, nats_url)
+    async with shared.worker():
+        await shared.quiet()
+    await shared.audit()
+    assert set(shared.handler.calls_of().values()) == {1}
+
+
+@pytest.mark.fault("N34")
+async def test_a_stream_made_anew_is_consumed_from_its_beginning_and_mistaken_for_nothing(
+    quick: Site, nats_url: str
+) -> None:
+    stream = quick.target.upstream_stream
+    async with quick.worker(name="first") as worker:
+        await worker.ready()
+        await api(quick.broker, f"STREAM.DELETE.{stream}")
+        assert await worker.ended(within=30) == 3
+    await make_anew(quick, nats_url, **QUICK_CONSUMER)
+    lost = await killed_in_a_call(quick)
+    await api(quick.broker, f"STREAM.DELETE.{stream}")
+    await make_anew(quick, nats_url, **QUICK_CONSUMER)
+    sent = await quick.send(3)
+    async with quick.worker() as worker:
+        await quick.quiet()
+        await told(worker, "message_lost")
+    row = await quick.inbox_row(lost)
+    assert (row["stream_seq"], row["processed_at"], row["dead_lettered_at"]) == (1, None, None)
+    assert "no longer holds it" in row["last_error"]
+    assert set(quick.effects.taken) == set(sent)
+    for message_id in sent:
+        assert (await quick.inbox_row(message_id))["processed_at"] is not None
+
+
+async def test_a_message_that_a_new_consumer_passes_over_is_handled_again(quick: Site) -> None:
+    stream, durable = quick.target.upstream_stream, quick.target.durable
+    message_id = await killed_in_a_call(quick)
+    await api(quick.broker, f"CONSUMER.DELETE.{stream}.{durable}")
+    await create_consumer(quick.broker, stream, durable, deliver_policy="new", **QUICK_CONSUMER)
+    async with quick.worker(inbox_attempts_max=5) as worker:
+        await settled(quick, message_id)
+        assert "message_left_behind" in worker.events()
+    await quick.audit()
+
+
+async def test_a_message_given_up_unseen_is_dead_lettered_also_behind_the_acknowledged(
+    quick: Site, nats_url: str
+) -> None:
+    context, stream, durable = quick.target.context, quick.target.upstream_stream, quick.target.durable
+    message_id = await killed_in_a_call(quick)
+    await api(quick.broker, f"STREAM.DELETE.{context.upper()}_ADVISORIES")
+    consumer = NatsJetStreamConsumer(
+        connection=quick.broker, stream=stream, durable=durable, wait_seconds=0.5
+    )
+
+    async def state() -> tuple[int, int, int]:
+        """Fetch, so that the server looks; the last delivery is answered by nobody, what is later at once."""
+        for message in await consumer.fetch(10):
+            if message.seq > 1:
+                await consumer.ack(message)
+        info = await consumer_info(quick.broker, stream, durable)
+        return info["delivered"]["consumer_seq"], info["num_ack_pending"], info["ack_floor"]["stream_seq"]
+
+    async def given_up() -> bool:
+        return (await state())[:2] == (2, 0)
+
+    async def passed_over() -> bool:
+        return await state() == (3, 0, 2)
+
+    await eventually(given_up, within=15, what="the server gives the message up")
+    [later] = await quick.send()
+    await eventually(passed_over, within=15, what="the server forgets it for a later one")
+    await consumer.close()
+    await make_anew(quick, nats_url, **QUICK_CONSUMER, max_deliver=2)
+    async with quick.worker() as worker:
+        await settled(quick, message_id)
+        assert "message_left_behind" in worker.events()
+    [letter] = await quick.dead_letters()
+    assert (letter["Dlq-Message-Id"], letter["Dlq-Reason"]) == (message_id, "EXHAUSTED")
+    assert await quick.inbox_row(later) is None
+
+
+@pytest.mark.fault("N36")
+async def test_a_consumer_with_other_values_is_named_field_by_field_and_changed_only_when_asked(
+    shared: Site,
+) -> None:
+    stream, durable = shared.target.upstream_stream, shared.target.durable
+    folder = str(shared.folder / "streams")
+    known = {"streams_folder": folder, "stream_replicas": 1, "stream_max_bytes": 2**26}
+    changed = {
+        "ack_wait": 4 * SECOND,
+        "max_deliver": 19,
+        "filter_subject": f"{shared.target.upstream}.event.m.>",
+    }
+    config = (await consumer_info(shared.broker, stream, durable))["config"] | changed
+    update = {"stream_name": stream, "config": config, "action": "update"}
+    await api(shared.broker, f"CONSUMER.CREATE.{stream}.{durable}.{changed['filter_subject']}", update)
+
+    async def found() -> dict[str, Any]:
+        config = (await consumer_info(shared.broker, stream, durable))["config"]
+        return {field: config[field] for field in changed}
+
+    async with shared.worker(name="a", **known) as first, shared.worker(name="b", **known) as second:
+        for worker in (first, second):
+            await worker.ready()
+            await told(worker, "streams_differ")
+            assert all(f"{field} should be" in worker.written for field in changed)
+        assert await found() == changed
+        async with shared.worker("streams", "check", name="check", **known) as check:
+            assert await check.ended() == 1
+        assert await found() == changed
+        async with shared.worker("streams", "apply", name="apply", **known) as apply:
+            assert await apply.ended() == 0
+        assert (await found())["max_deliver"] == 20
+        await shared.send()
+        await shared.quiet()
+    await shared.audit()
+
+
+async def test_a_paused_consumer_is_told_and_goes_on_when_it_is_resumed(shared: Site) -> None:
+    stream, durable = shared.target.upstream_stream, shared.target.durable
+    until = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
+    await api(shared.broker, f"CONSUMER.PAUSE.{stream}.{durable}", {"pause_until": until})
+    await shared.send()
+    async with shared.worker() as worker:
+        await told(worker, "consumer_paused")
+        assert shared.handler.calls == []
+        await api(shared.broker, f"CONSUMER.PAUSE.{stream}.{durable}", {})
+        await shared.quiet()
+    await shared.audit()
+
+
+@pytest.mark.parametrize("done", ["purged", "sealed"])
+async def test_a_stream_that_is_purged_or_sealed_under_a_call_lets_it_come_to_its_end(
+    done: str, shared: Site
+) -> None:
+    stream = shared.target.upstream_stream
+    [message_id] = await shared.send()
+    released = asyncio.Event()
+
+    async def wait(call: Any, writer: Any) -> None:
+        await released.wait()
+        await answer(200)(call, writer)
+
+    shared.effects.script[message_id] = wait
+    async with shared.worker() as worker:
+        await shared.handler.called(1, within=15)
+        if done == "purged":
+            await api(shared.broker, f"STREAM.PURGE.{stream}")
+        else:
+            config = (await api(shared.broker, f"STREAM.INFO.{stream}"))["config"]
+            await api(shared.broker, f"STREAM.UPDATE.{stream}", config | {"sealed": True})
+        released.set()
+        await settled(shared, message_id)
+        await shared.quiet()
+        await worker.ready()
+    assert (await shared.inbox_row(message_id))["processed_at"] is not None
+    assert await shared.dead_letters() == []
+
+
+async def test_a_stream_sourced_under_other_subjects_is_consumed_by_its_own(shared: Site) -> None:
+    target = shared.target
+    sourced, durable = f"{target.context.upper()}_SOURCED", f"{target.context}__from_sourced"
+    renamed = {"src": f"{target.upstream}.event.>", "dest": f"{target.context}copy.event.>"}
+    sources = [{"name": target.upstream_stream, "subject_transforms": [renamed]}]
+    await create_stream(shared.broker, sourced, f"{target.context}copy.never", sources=sources)
+    await create_consumer(shared.broker, sourced, durable, ack_wait=3 * SECOND)
+    [message_id] = await shared.send()
+    bad = {"Nats-Msg-Id": "none"}
+    await store(shared.broker, shared.subject, b"{}", headers=bad)
+    async with shared.worker(consumers=f"{sourced}/{durable}"):
+        await shared.handler.called(1, within=15)
+        await settled(shared, message_id)
+        await eventually(shared.dead_letters, what="the bad one is dead-lettered")
+    [call] = shared.handler.calls
+    assert (call.message_id, call.json["subject"]) == (message_id, f"{target.context}copy.event.made.v1")
+    [letter] = await shared.dead_letters()
+    assert letter["Dlq-Stream"] == sourced
