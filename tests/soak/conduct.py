@@ -1,6 +1,5 @@
 """How the workers behaved: by the log of the database, by their use of the machine, by how they ended."""
 
-import re
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -173,13 +172,19 @@ def _fine(life: Life, evidence: Evidence) -> bool:
         )
         unborn = life.code == -15 and not evidence.logs[f"{life.worker}-{life.number}"]
         return life.code == 0 or (life.code == 5 and hurt) or unborn
-    return life.code == 3 and during("broker.delete_consumer", "broker.forbid")
+    log = evidence.logs[f"{life.worker}-{life.number}"]
+    told = "\n".join(
+        line for line in log.splitlines() if '"loop_died"' in line or '"contract_broken"' in line
+    )
+    missing = during("broker.delete_consumer") and "does not exist" in told
+    return life.code == 3 and (missing or (during("broker.forbid") and "permission" in told))
 
 
 _SERIES = {
     "repeats that the stream dropped": "sea_mq_outbox_duplicates_total",
     "leases reaped": "sea_mq_outbox_leases_reaped_total",
-    "settlements refused by the fence": "sea_mq_leases_lost_total",
+    "events settled too late, refused": 'sea_mq_leases_lost_total{side="outbox"}',
+    "messages settled too late, refused": 'sea_mq_leases_lost_total{side="inbox"}',
     "events given back without an attempt": "sea_mq_outbox_released_total",
     "duplicates acknowledged unasked": "sea_mq_inbox_skipped_total",
     "gates closed": "sea_mq_gate_pauses_total",
@@ -191,7 +196,9 @@ def sometimes(evidence: Evidence) -> dict[str, int]:
     totals = Counter[str]()
     for life in evidence.lives:
         for series, value in life.metrics.items():
-            totals[re.sub(r"\{.*", "", series)] += int(value) if series.startswith("sea_mq_") else 0
+            if series.startswith("sea_mq_"):
+                for name in {series, series.partition("{")[0]}:
+                    totals[name] += int(value)
     found = {text: totals[name] for text, name in _SERIES.items()}
     found["409 answers"] = sum(call.status == 409 for call in evidence.heard)
     found["commits with an unknown end"] = sum(t.fate is Fate.UNKNOWN for t in evidence.ledger.values())

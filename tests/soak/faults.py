@@ -24,6 +24,7 @@ from tests.soak.streams import stored
 
 _COMMAND_SECONDS = 25.0
 _TRIES = 50
+_CLAIM_TRIES = 30
 _GONE = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError)
 _EVENTS, _DEAD_LETTERS = f"{CONTEXT.upper()}_EVENTS", f"{CONTEXT.upper()}_DLQ"
 _REDRIVABLE = (
@@ -33,6 +34,7 @@ _REDRIVABLE = (
 _REPLAYABLE = (
     "SELECT id::text FROM outbox_events WHERE state = 'PUBLISHED' ORDER BY md5(id::text || $1) LIMIT 5"
 )
+_CLAIMS = "SELECT count(*) FROM outbox_events WHERE state = 'CLAIMED' AND claimed_by LIKE $1"
 _BACKENDS = "SELECT pid FROM pg_stat_activity WHERE usename LIKE 'w_' ORDER BY pid"
 
 
@@ -109,8 +111,11 @@ class Chaos:
 
     @asynccontextmanager
     async def _worker(self, member: Member, how: str) -> AsyncIterator[None]:
-        if how == "freeze":
+        if how.startswith("freeze"):
+            if how == "freeze_with_claims":
+                await self._until_it_holds_claims(member)
             member.signal(signal.SIGSTOP)
+            member.proxies["broker"].heal()
             yield
             member.signal(signal.SIGCONT)
             return
@@ -120,6 +125,16 @@ class Chaos:
             else:
                 await member.stopped()
             yield
+
+    async def _until_it_holds_claims(self, member: Member) -> None:
+        """Let it claim and not publish; others settle what it holds, before it wakes up and tries to."""
+        member.proxies["broker"].stall()
+        for _ in range(_CLAIM_TRIES):
+            with contextlib.suppress(*_GONE):
+                async with self.stage.database() as connection:
+                    if await connection.fetchval(_CLAIMS, f"{member.name}#%"):
+                        return
+            await asyncio.sleep(0.02)
 
     @asynccontextmanager
     async def _broker_kill(self, _: Fault) -> AsyncIterator[None]:

@@ -28,6 +28,7 @@ class Kind:
 KINDS = (
     Kind("worker.kill", 6, 0.2, 2, "worker"),
     Kind("worker.freeze", 5, 4, 8, "worker"),
+    Kind("worker.freeze_with_claims", 4, 4, 8, "worker"),
     Kind("worker.stop", 3, 0.2, 2, "worker"),
     Kind("broker.kill", 3, 0.2, 3, "broker"),
     Kind("broker.freeze", 2, 1, 6, "broker"),

@@ -52,19 +52,29 @@ def _known_means_done() -> None:
 
 
 def _settle_without_fence() -> None:
-    """Settle by id alone: a worker that was frozen settles what is another's by now."""
+    """Settle by id alone, however late: a worker that was frozen settles what is another's by now.
+
+    The fence stands behind a look at the clock, so both have to go before anything can go wrong.
+    """
     from sea_mq_worker.adapters.postgres.outbox import PostgresOutboxAdapter  # noqa: PLC0415
+    from sea_mq_worker.application.settlement import Settlement  # noqa: PLC0415
 
     honest = PostgresOutboxAdapter.__init__
 
     def init(self: Any, **given: Any) -> None:
         honest(self, **given)
-        fence = "o.claimed_by = $1::text AND o.claimed_at = $2::timestamptz"
+        fence = "o.state = 'CLAIMED' AND o.claimed_by = $1::text AND o.claimed_at = $2::timestamptz"
         assert fence in self._sql["settle"]
         unfenced = "$1::text IS NOT NULL AND $2::timestamptz IS NOT NULL"
         self._sql = {**self._sql, "settle": self._sql["settle"].replace(fence, unfenced)}
 
+    in_time = Settlement._persist
+
+    async def persist(self: Any, write: Any, claim: Any, verdicts: Any, _: float) -> Any:
+        return await in_time(self, write, claim, verdicts, float("inf"))
+
     PostgresOutboxAdapter.__init__ = init  # type: ignore[method-assign]
+    Settlement._persist = persist  # type: ignore[method-assign]
 
 
 def _new_id_for_each_attempt() -> None:
