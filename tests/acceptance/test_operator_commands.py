@@ -284,6 +284,29 @@ async def test_prune_deletes_what_is_finished_and_old_on_the_side_asked_for(worl
     assert await world.state_of(young) == "PROCESSED"
 
 
+@pytest.mark.fault("N38")
+async def test_prune_keeps_what_a_stream_can_still_deliver(world: World) -> None:
+    upstream = f"{world.name}v"
+    env = {"SEA_MQ_CONSUMERS": f"{upstream.upper()}_EVENTS/durable"}
+    await create_stream(world.connection, f"{upstream.upper()}_EVENTS", f"{upstream}.event.>")
+    now = datetime.now(UTC)
+    gone = await add_message(world.pool, received_at=now - timedelta(hours=2), processed=True)
+    await world.pool.execute("UPDATE inbox_messages SET processed_at = received_at")
+    young = await add_message(world.pool, processed=True)
+    await store(world.connection, f"{upstream}.event.made.v1")
+
+    async def prune(*options: str, **more: str) -> Answer:
+        return await world.run("prune", "--before", "0s", "--side", "inbox", *WHY, *options, **env, **more)
+
+    kept = await prune()
+    assert (kept.out, "can still deliver" in kept.err) == ("inbox: deleted 1\n", True)
+    assert await world.state_of(young) == "PROCESSED"
+    assert (await world.run("inbox", "show", str(gone))).code == 1
+    unknown = await prune(SEA_MQ_NATS_URL="")
+    assert (unknown.code, "SEA_MQ_NATS_URL" in unknown.err) == (2, True)
+    assert (await prune("--deliverable")).out == "inbox: deleted 1\n"
+
+
 # --- doctor
 
 
