@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import json
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -30,6 +31,10 @@ def main() -> int:
         "--drain", type=float, default=DRAIN_SECONDS, help="seconds to finish after the last fault"
     )
     given = parser.parse_args()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(
+            number, signal.default_int_handler
+        )  # nothing is left running behind a soak that is ended
     if given.folder:
         given.folder.mkdir(parents=True, exist_ok=True)
     folder = given.folder or Path(tempfile.mkdtemp(prefix="sea-mq-soak-logs-"))

@@ -74,7 +74,7 @@ def _settle_without_fence() -> None:
         return await in_time(self, write, claim, verdicts, float("inf"))
 
     PostgresOutboxAdapter.__init__ = init  # type: ignore[method-assign]
-    Settlement._persist = persist  # type: ignore[method-assign]
+    Settlement._persist = persist  # type: ignore[method-assign, assignment]
 
 
 def _new_id_for_each_attempt() -> None:
