@@ -91,8 +91,15 @@ class OutboxPublisher:
         probe_max = min(self.batch_max, self.broker_gate.probe_max)
         claim = await self._find_unpublished(probe_max if broker is Passage.PROBE else self.batch_max)
         if broker is Passage.PROBE and not claim.events:
-            self.broker_gate.skip()
+            self._nothing_to_probe_with()
         return claim, claimed_at
+
+    def _nothing_to_probe_with(self) -> None:
+        """Where all that was wrong is that there was no connection, nothing is wrong any more."""
+        if self.broker_gate.reason == _NOT_CONNECTED:
+            self.broker_gate.resume()
+        else:
+            self.broker_gate.skip()
 
     async def _find_unpublished(self, batch_max: int) -> Claim:
         try:

@@ -1,0 +1,33 @@
+"""A relay with nothing to publish does not stay paused for it."""
+
+import asyncio
+
+from sea_mq_worker.domain.facts import GatePaused, GateResumed
+from tests.support.simulation import in_virtual_time
+from tests.unit.test_relay import World
+
+
+@in_virtual_time
+async def test_a_connection_that_comes_back_ends_the_pause_though_nothing_waits() -> None:
+    world = World()
+    world.publisher.connected = False
+    async with world.relaying():
+        await world.observer.seen(GatePaused)
+        await asyncio.sleep(600)
+        assert world.observer.of(GateResumed) == []
+        world.publisher.connected = True
+        await world.observer.seen(GateResumed, within=600.0)
+
+
+@in_virtual_time
+async def test_a_stream_that_refused_stays_paused_until_it_takes_something() -> None:
+    world = World()
+    lane = world.lane()
+    lane.broker_gate.pause("the stream is full")
+    async with asyncio.TaskGroup() as group:
+        group.create_task(lane.run(world.stop))
+        await asyncio.sleep(600)
+        assert world.observer.of(GateResumed) == []
+        world.table.add("a")
+        await world.published(1)
+        world.stop.set()
