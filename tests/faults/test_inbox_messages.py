@@ -53,6 +53,8 @@ BAD: Mapping[str, tuple[bytes, bytes, bytes, str]] = {
     "a star": (b"event.made.*", NAMED, b"{}", "BAD_SUBJECT"),
     "all the rest": (b"event.>", NAMED, b"{}", "BAD_SUBJECT"),
     "a control character": (b"event.ma\x01de.v1", NAMED, b"{}", "BAD_SUBJECT"),
+    "a vertical tab": (b"event.ma\x0bde.v1", NAMED, b"{}", "BAD_SUBJECT"),
+    "a form feed": (b"event.made.v1\x0c", NAMED, b"{}", "BAD_SUBJECT"),
     "a subject that is no UTF-8": (b"event.ma\xffde.v1", NAMED, b"{}", "BAD_SUBJECT"),
     "a subject too long to be sent on": (b"event." + b"x" * 3600, NAMED, b"{}", "BAD_SUBJECT"),
 }

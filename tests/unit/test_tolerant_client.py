@@ -1,6 +1,7 @@
 """Messages that are malformed on the wire, as the client reads them."""
 
 from nats.aio.client import Client
+from nats.protocol.parser import Parser
 
 from sea_mq_worker.adapters.nats.client import TolerantClient
 
@@ -8,6 +9,22 @@ from sea_mq_worker.adapters.nats.client import TolerantClient
 def test_this_nats_py_calls_what_is_overridden() -> None:
     assert hasattr(Client, "_process_headers")
     assert hasattr(Client, "_build_message")
+    assert {"MSG_RE", "HMSG_RE"} <= set(Parser.parse.__code__.co_names)
+
+
+async def test_a_subject_may_hold_white_space_that_is_no_blank() -> None:
+    class Reader(TolerantClient):
+        async def _process_msg(self, *message: object) -> None:
+            read.append(message)
+
+    read: list[tuple[object, ...]] = []
+    wire = b"MSG a\x0bb 1 r 2\r\n{}\r\nHMSG c\x0c 2 12 14\r\nNATS/1.0\r\n\r\n{}\r\nMSG d 3 0\r\n\r\n"
+    await Parser(Reader()).parse(wire)
+    assert read == [
+        (1, b"a\x0bb", b"r", b"{}", None),
+        (2, b"c\x0c", b"", b"{}", b"NATS/1.0\r\n\r\n"),
+        (3, b"d", b"", b"", None),
+    ]
 
 
 async def test_header_blocks_that_cannot_be_read_are_no_headers() -> None:

@@ -1,15 +1,24 @@
 """nats-py's client, made to outlive malformed messages, new credentials and failed logins.
 
 A server passes on whatever bytes a producer put into a subject or a header block. Where nats-py cannot
-read them, it ends its read loop without a word, again at every redelivery. The methods that meet such bytes
-are not in its public API, which the pinned version and a test guard.
+read them, it ends its read loop without a word or breaks the connection, again at every redelivery. What
+meets such bytes is not in its public API, which the pinned version and a test guard.
 """
 
+import re
 from typing import Any
 
 from nats.aio.client import Client
+from nats.protocol import parser
 
 from sea_mq_worker.adapters.nats.login import FileLogin
+
+_WORD = r"([^ \t\r\n]+)"
+_BEGINNING = rf"{_WORD}[ \t]+{_WORD}[ \t]+({_WORD}[ \t]+)?"
+# The protocol's words end at a blank or a tab. nats-py ends them at every white space, such as a form feed in
+# a subject, and then takes the rest for a breach of the protocol.
+parser.MSG_RE = re.compile(rf"\AMSG[ \t]+{_BEGINNING}(\d+)\r\n".encode())
+parser.HMSG_RE = re.compile(rf"\AHMSG[ \t]+{_BEGINNING}(\d+)[ \t]+(\d+)\r\n".encode())
 
 
 class TolerantClient(Client):
