@@ -1,0 +1,315 @@
+"""Canaries wherever there is a secret or a payload: none of them is in anything that comes out."""
+
+import asyncio
+import base64
+import gzip
+import json
+import re
+import uuid
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import httpx2
+import pytest
+from typer.testing import CliRunner
+
+from sea_mq_worker.adapters.nats.connection import NatsConnection
+from sea_mq_worker.cli import app
+from sea_mq_worker.embedded import EmbeddedNats
+from sea_mq_worker.producer import enqueue
+from tests.support.builders import enqueueable
+from tests.support.handlers import Behaviour, HandlerServer, answer, handler_server, in_turn, raw
+from tests.support.jetstream import connected, store, stored_messages
+from tests.support.proxy import TcpProxy, proxied
+from tests.support.servers import Database
+from tests.support.site import FAST, Effects
+from tests.support.waiting import eventually
+from tests.support.worker import Deployment, WorkerProcess, apply_streams, deployment, running
+
+ENDED = """
+SELECT count(*) = $1 FROM inbox_messages WHERE processed_at IS NOT NULL OR dead_lettered_at IS NOT NULL
+"""
+SETTLED = "SELECT bool_and(state IN ('PUBLISHED', 'DEAD')) FROM outbox_events"
+NOTED = "SELECT publish_error FROM outbox_events UNION ALL SELECT last_error FROM inbox_messages"
+FORBID = "ALTER TABLE outbox_events ADD CONSTRAINT planted CHECK (state <> 'PUBLISHED') NOT VALID"
+
+
+@dataclass
+class Canaries:
+    """Secrets that are known again wherever they turn up."""
+
+    made: dict[str, str] = field(default_factory=dict)
+
+    def __call__(self, name: str) -> str:
+        """Make a secret, or return the one that was made for this name."""
+        return self.made.setdefault(name, f"canary{name}{uuid.uuid4().hex}")
+
+    def found_in(self, outputs: Mapping[str, str]) -> list[tuple[str, str]]:
+        """Name each output and the canary of which it holds a part, plain or in base64."""
+        found = []
+        for name, secret in self.made.items():
+            half = secret[len(secret) // 2 :]
+            coded = [base64.b64encode(b" " * shift + half.encode()).decode()[4:-4] for shift in range(3)]
+            found += [
+                (output, name)
+                for output, text in outputs.items()
+                if any(part in text for part in (secret, half, *coded))
+            ]
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A deployment in which all that can hold a secret holds a canary."""
+
+    target: Deployment
+    direct: Deployment
+    database: asyncpg.Connection
+    broker: NatsConnection
+    to_database: TcpProxy
+    to_broker: TcpProxy
+    effects: Effects
+    handler: HandlerServer
+    collector: HandlerServer
+    admin_token: str
+    folder: Path
+
+    async def send(self, body: str, note: str = "", behaviour: Behaviour | None = None) -> None:
+        """Store a message upstream with a note in a header; ``behaviour`` is the handler's for it."""
+        message_id = str(uuid.uuid4())
+        if behaviour:
+            self.effects.script[message_id] = behaviour
+        headers = {"Nats-Msg-Id": message_id, "x-note": note}
+        await store(self.broker, f"{self.target.upstream}.event.made.v1", body.encode(), headers=headers)
+
+
+def secret_file(folder: Path, name: str, secret: str) -> Path:
+    file = folder / name
+    file.touch(mode=0o600)
+    file.write_text(secret)
+    return file
+
+
+@asynccontextmanager
+async def placed(canary: Canaries, database: Database, name: str, folder: Path) -> AsyncIterator[Place]:
+    """Put it together; the settings of ``direct`` lead past the proxies."""
+    owner = await asyncpg.connect(database.dsn)
+    await owner.execute(f"CREATE ROLE {name} SUPERUSER LOGIN PASSWORD '{canary('database')}'")
+    login = {"user": "sea", "password": canary("nats")}
+    nats_folder = secret_file(folder, "unused", "").parent / "nats"
+    nats_folder.mkdir()
+    effects = Effects()
+    async with AsyncExitStack() as stack:
+        enter = stack.enter_async_context
+        nats = await enter(EmbeddedNats(nats_folder, config={"authorization": {"users": [login]}}))
+        handler, collector = await enter(handler_server(effects.take)), await enter(handler_server())
+        dsn = re.sub(r"//[^@]*@", f"//{name}:{canary('database')}@", database.dsn)
+        nats_url = nats.url.replace("nats://", f"nats://sea:{canary('nats')}@")
+        to_database, database_url = await enter(proxied(dsn))
+        to_broker, proxied_nats_url = await enter(proxied(nats_url))
+        given: dict[str, Any] = {
+            **FAST,
+            "context": name,
+            "handler_url": f"{handler.url}?key={canary('query')}",
+            "handler_token_file": secret_file(folder, "handler", canary("handlertoken")),
+            "admin_token_file": secret_file(folder, "admin", canary("admintoken")),
+            "log_level": "debug",
+            "tracing": "true",
+        }
+        target = deployment(database_url=database_url, nats_url=proxied_nats_url, **given)
+        direct = deployment(database_url=dsn, nats_url=nats_url, **given)
+        await apply_streams(direct, folder / "streams")
+        exporter = {
+            "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{collector.port}",
+            "OTEL_EXPORTER_OTLP_HEADERS": f"x-key={canary('collector')}",
+            "OTEL_BSP_SCHEDULE_DELAY": "200",
+        }
+        yield Place(
+            target=replace(target, environment={**target.environment, **exporter}),
+            direct=direct,
+            database=owner,
+            broker=await enter(connected(nats.url, **login)),
+            to_database=to_database,
+            to_broker=to_broker,
+            effects=effects,
+            handler=handler,
+            collector=collector,
+            admin_token=canary("admintoken"),
+            folder=folder,
+        )
+    await owner.execute(f"DROP ROLE {name}")
+    await owner.close()
+
+
+async def live_through_trouble(place: Place, canary: Canaries, worker: WorkerProcess) -> None:
+    """Send good and bad events and messages, through a handler that repeats what it got and two outages."""
+    body = json.dumps({"card": canary("payload")})
+    own = {"x-note": canary("header")}
+    async with place.database.transaction():
+        await enqueue(place.database, enqueueable(payload={"card": canary("payload")}, headers=own))
+    await place.database.execute(
+        "INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload, headers)"
+        " VALUES (gen_random_uuid(), 'a', 'b', 'c', $1, $2)",
+        body,
+        json.dumps({"x-note": f"{canary('header')}\r\nNats-Rollup: all"}),
+    )
+    words = f"cannot take {canary('answer')}".encode()
+    unhttp = raw(words + b"\r\n\r\n", close=True)
+    ill = in_turn(answer(500, words, x_why=canary("answer")), unhttp, answer(200))
+    rejected = answer(422, words)
+    await place.send(body, canary("header"))
+    await place.send(body, canary("header"), ill)
+    await place.send(body, canary("header"), rejected)
+    await place.send(f"no json: {canary('payload')}", canary("header"))
+    await eventually(lambda: place.database.fetchval(ENDED, 4), within=30, what=worker.written[-1000:])
+    await eventually(lambda: place.database.fetchval(SETTLED), within=20, what="all events are settled")
+    for proxy in (place.to_database, place.to_broker):
+        proxy.refuse()
+    await worker.answers(503)
+    for proxy in (place.to_database, place.to_broker):
+        proxy.heal()
+    await worker.answers(200)
+
+
+async def served(worker: WorkerProcess, token: str) -> dict[str, str]:
+    """Read every page, without and with the token."""
+    found = re.search(r"http://127\.0\.0\.1:\d+", worker.written)
+    assert found
+    pages: dict[str, str] = {}
+    async with httpx2.AsyncClient(trust_env=False) as client:
+        for page in ("", "healthz", "readyz", "metrics", "status", "else"):
+            for scheme in ("None", "Basic", "Bearer"):
+                headers = {"authorization": f"{scheme} {token}"}
+                reply = await client.get(f"{found[0]}/{page}", headers=headers)
+                pages[f"/{page} {len(pages)}"] = f"{reply.headers} {reply.text}"
+    return pages
+
+
+async def noted(place: Place) -> dict[str, str]:
+    """Read the error columns, and of dead letters what the worker adds."""
+    stored = await stored_messages(place.broker, f"{place.target.context.upper()}_DLQ")
+    added = [{k: v for k, v in headers.items() if k.startswith("Dlq-")} for *_, headers in stored]
+    assert len(stored) == 2
+    return {
+        "error columns": str([row[0] for row in await place.database.fetch(NOTED)]),
+        "dead letters": str(added),
+    }
+
+
+def exported(collector: HandlerServer) -> str:
+    bodies = [
+        gzip.decompress(call.body) if call.headers.get("content-encoding") == "gzip" else call.body
+        for call in collector.calls
+    ]
+    assert bodies
+    return b"".join(bodies).decode("latin-1")
+
+
+@pytest.mark.fault("S01")
+@pytest.mark.fault("S02")
+@pytest.mark.fault("S09")
+async def test_a_worker_in_trouble_tells_no_secret_and_no_payload(
+    database: Database, names: str, tmp_path: Path
+) -> None:
+    canary = Canaries()
+    async with placed(canary, database, names, tmp_path) as place:
+        async with running(place.target, tmp_path / "log") as worker:
+            await worker.ready()
+            await live_through_trouble(place, canary, worker)
+            outputs = await served(worker, place.admin_token)
+            process = Path(f"/proc/{worker.process.pid}")
+            outputs["command line"] = (process / "cmdline").read_text()
+            await place.database.execute(FORBID)
+            async with place.database.transaction():
+                await enqueue(place.database, enqueueable(payload={"card": canary("payload")}))
+            await eventually(lambda: "planted" in worker.written, what="a refusal that prints the row")
+        outputs |= await noted(place) | {"log": worker.written, "spans": exported(place.collector)}
+        calls = place.handler.calls
+    assert canary.found_in(outputs) == []
+    assert {call.headers["authorization"] for call in calls} == {f"Bearer {canary('handlertoken')}"}
+    assert all(canary("payload") in call.body.decode() for call in calls)
+
+
+COMMANDS = (
+    ("doctor",),
+    ("depth",),
+    ("outbox", "list", "--state", "PENDING", "--state", "DEAD"),
+    ("inbox", "list", "--json"),
+    ("dlq", "list"),
+    ("streams", "check"),
+)
+
+
+def wrong_settings(place: Place, canary: Canaries) -> dict[str, dict[str, object]]:
+    """Return settings that are wrong around a secret, and are found out before anything is asked."""
+    other = canary("wrong")
+    return {
+        "database URL": {"database_url": f"postgresql://sea:{other}/x@127.0.0.1/sea"},
+        "database port": {"database_url": f"postgresql://sea@127.0.0.1:{other}/sea"},
+        "broker URL": {"nats_url": f"nats://sea:{other}/x@127.0.0.1:4222"},
+        "broker port": {"nats_url": f"nats://127.0.0.1:{other}"},
+        "settings file": {"config": secret_file(place.folder, "a.toml", f'database_url = "{other}')},
+        "settings file's key": {"config": secret_file(place.folder, "b.toml", f'"{other}" = 1')},
+        "numbers": {"outbox_batch_max": other, "admin_port": other, "log_level": other},
+    }
+
+
+def refused_settings(place: Place, canary: Canaries) -> dict[str, dict[str, object]]:
+    """Return settings that somebody else finds wrong."""
+    database = place.direct.environment["SEA_MQ_DATABASE_URL"]
+    nats = place.direct.environment["SEA_MQ_NATS_URL"]
+    other = canary("wrong")
+    return {
+        "database password": {"database_url": database.replace(canary("database"), other)},
+        "broker password": {"nats_url": nats.replace(canary("nats"), other)},
+        "handler URL": {"handler_url": f"http://sea:{other}@127.0.0.1:1/"},
+        "token": {"handler_token_file": secret_file(place.folder, "bad", f"{other} {other}")},
+    }
+
+
+async def here(target: Deployment, *command: str, **settings: object) -> tuple[int, str]:
+    """Run a command in this process; return its exit code and all that it said."""
+    given = {f"SEA_MQ_{name.upper()}": str(value) for name, value in settings.items()}
+    environment = {**target.environment, **given}
+    result = await asyncio.to_thread(CliRunner().invoke, app, command, env=environment)
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result.exit_code, result.output
+
+
+@pytest.mark.fault("S01")
+async def test_commands_and_wrong_settings_tell_no_secret(
+    database: Database, names: str, tmp_path: Path
+) -> None:
+    canary = Canaries()
+    async with placed(canary, database, names, tmp_path) as place:
+        async with place.database.transaction():
+            await enqueue(place.database, enqueueable(payload={"card": canary("payload")}))
+        looked = {" ".join(command): await here(place.direct, *command) for command in COMMANDS}
+        wrong = wrong_settings(place, canary)
+        refused = {name: await here(place.direct, "run", **given) for name, given in wrong.items()}
+    assert canary.found_in({name: text for name, (_, text) in (looked | refused).items()}) == []
+    assert {name: code for name, (code, _) in refused.items()} == dict.fromkeys(wrong, 2)
+    assert all("SEA_MQ_" in text for _, text in refused.values())
+
+
+@pytest.mark.fault("S01")
+async def test_a_worker_that_is_refused_tells_no_secret(
+    database: Database, names: str, tmp_path: Path
+) -> None:
+    """It ends with 2 or 3 and a line, not with a traceback."""
+    canary = Canaries()
+    async with placed(canary, database, names, tmp_path) as place:
+
+        async def end(name: str, **settings: object) -> tuple[str, int, str]:
+            log = tmp_path / f"log of {name}"
+            async with running(place.direct, log, **settings) as worker:
+                return name, await worker.ended(within=60), worker.written
+
+        wrong = refused_settings(place, canary)
+        ended = await asyncio.gather(*(end(name, **given) for name, given in wrong.items()))
+    assert canary.found_in({name: text for name, _, text in ended}) == []
+    assert {name: text for name, code, text in ended if code not in {2, 3} or "Traceback" in text} == {}
