@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import hashlib
 import json
 import os
 import random
@@ -164,19 +165,23 @@ async def open_stage(
 
 
 def install(description: Description, work: Path) -> None:
-    """Run the description's commands for that, once for all runs on this folder.
+    """Run the description's commands for that, again only when they or the relay's own files have changed.
 
     Raises:
         RelayError: one failed.
     """
-    done = work / "installed"
+    mark = work / "installed"
     commands = [filled(command, _fixed(work)) for command in description.relay.install]
-    if done.exists() and done.read_text() == json.dumps(commands):
+    files = sorted(path for path in (description.folder / description.name).rglob("*") if path.is_file())
+    state = hashlib.sha256(json.dumps(commands).encode())
+    for file in files:
+        state.update(file.read_bytes())
+    if mark.exists() and mark.read_text() == state.hexdigest():
         return
     work.mkdir(parents=True, exist_ok=True)
     for command in commands:
         asyncio.run(run_command(command, environment=os.environ, folder=description.folder))
-    done.write_text(json.dumps(commands))
+    mark.write_text(state.hexdigest())
 
 
 def _fixed(work: Path) -> dict[str, str]:

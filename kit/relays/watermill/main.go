@@ -4,6 +4,7 @@ package main
 import (
 	"context"
 	stdsql "database/sql"
+	"errors"
 	"log"
 	"os"
 	"os/signal"
@@ -14,13 +15,15 @@ import (
 	"github.com/ThreeDotsLabs/watermill-nats/v2/pkg/nats"
 	"github.com/ThreeDotsLabs/watermill-sql/v3/pkg/sql"
 	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/ThreeDotsLabs/watermill/message/router/middleware"
 	_ "github.com/lib/pq"
 	natsio "github.com/nats-io/nats.go"
 )
 
 const (
-	topic   = "events"
-	subject = "kit.event.made.v1"
+	topic       = "events"
+	poisonTopic = "poison"
+	subject     = "kit.event.made.v1"
 )
 
 func main() {
@@ -39,6 +42,7 @@ func main() {
 	must(err)
 	if len(os.Args) > 1 && os.Args[1] == "create-table" {
 		must(subscriber.SubscribeInitialize(topic))
+		must(subscriber.SubscribeInitialize(poisonTopic))
 		return
 	}
 	publisher, err := nats.NewPublisher(nats.PublisherConfig{
@@ -50,8 +54,17 @@ func main() {
 	must(err)
 	router, err := message.NewRouter(message.RouterConfig{CloseTimeout: 10 * time.Second}, logger)
 	must(err)
-	router.AddHandler("relay", topic, subscriber, subject, publisher,
-		func(msg *message.Message) ([]*message.Message, error) { return message.Messages{msg}, nil })
+	aside, err := sql.NewPublisher(database, sql.PublisherConfig{SchemaAdapter: sql.DefaultPostgreSQLSchema{}}, logger)
+	must(err)
+	poison, err := middleware.PoisonQueueWithFilter(aside, poisonTopic, func(err error) bool {
+		return errors.Is(err, natsio.ErrMaxPayload)
+	})
+	must(err)
+	router.AddMiddleware(poison)
+	// Published within the handler, as Watermill's forwarder does: middleware does not see what fails behind it.
+	router.AddNoPublisherHandler("relay", topic, subscriber, func(msg *message.Message) error {
+		return publisher.Publish(subject, msg)
+	})
 	must(router.Run(ctx))
 }
 
