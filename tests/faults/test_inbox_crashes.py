@@ -260,15 +260,15 @@ async def test_a_call_that_outlasts_its_lease_is_kept_alive_and_made_once(
 async def test_messages_are_fetched_only_when_there_is_a_place_for_them(
     database: Database, nats_url: str, names: str, tmp_path: Path
 ) -> None:
-    """All of them together take five times as long as the server waits for one acknowledgement."""
+    """All of them together take longer than the server waits twice for one acknowledgement."""
 
     async def work(call: Call, writer: asyncio.StreamWriter) -> None:
         await asyncio.sleep(0.5)
         at.effects.taken[call.message_id] += 1
         await answer(200)(call, writer)
 
-    few: dict[str, Any] = {"handler_concurrency": 2, "handler_timeout_seconds": 0.9}
-    consumer = {"ack_wait": SECOND}
+    few: dict[str, Any] = {"handler_concurrency": 2, "handler_timeout_seconds": 1.5}
+    consumer = {"ack_wait": 2 * SECOND}
     async with site(
         dsn=database.dsn, nats_url=nats_url, name=names, folder=tmp_path, consumer=consumer, **few
     ) as at:

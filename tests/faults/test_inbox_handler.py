@@ -200,7 +200,7 @@ async def test_a_handler_that_is_down_costs_no_message_anything(
         nats_url=nats_url,
         name=names,
         folder=tmp_path,
-        consumer={"ack_wait": SECOND},
+        consumer={"ack_wait": 3 * SECOND // 2},
         handler_concurrency=10,
         handler_timeout_seconds=0.9,
         inbox_backoff_seconds=0.05,
@@ -209,7 +209,7 @@ async def test_a_handler_that_is_down_costs_no_message_anything(
         messages = await at.send(30)
         async with at.worker(handler_url=f"http://127.0.0.1:{port}/handle") as worker:
             await paused(worker, because="cannot be reached")
-            await asyncio.sleep(3.0)
+            await asyncio.sleep(4.5)
             recorded = await at.database.fetchval("SELECT count(*) FROM inbox_messages")
             assert recorded <= 10
             assert await deliveries(at) == recorded
