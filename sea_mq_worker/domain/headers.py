@@ -18,6 +18,7 @@ from sea_mq_worker.domain.messages import OutboundMessage
 from sea_mq_worker.domain.subjects import event_subject
 
 MSG_ID = "Nats-Msg-Id"
+_TELLING = ("ce-type", "ce-subject")
 _NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _TRACESTATE_CHARS_MAX = 512
 """As far as W3C asks everybody to pass it on; a longer one could be more than the handler takes."""
@@ -60,6 +61,13 @@ def outbound_message(event: ClaimedEvent, *, context: str, source: str) -> Outbo
         payload=event.payload,
         headers=headers,
         repeated=event.attempts > 1 or event.earlier_stream_seq > 0,
+    )
+
+
+def tells_the_same(message: OutboundMessage, payload: bytes, headers: Mapping[str, str]) -> bool:
+    """Tell whether what is stored under a message's id is the message; trace headers may differ."""
+    return payload == message.payload and all(
+        headers.get(name) == message.headers.get(name) for name in _TELLING
     )
 
 

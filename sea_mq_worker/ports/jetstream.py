@@ -38,6 +38,7 @@ class JetStreamPublisher(Protocol):
         """Make one attempt for each message, sent in order without waiting in between; one outcome each.
 
         Returns within ``timeout_seconds``; what is unanswered by then is Unknown, what was not sent Unsent.
+        A message that is not ``repeated`` and whose id the stream has given to another one is Refused.
         """
         ...
 

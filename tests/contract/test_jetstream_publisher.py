@@ -230,6 +230,18 @@ async def test_an_unmarked_repeat_in_the_middle_of_a_batch_is_told_from_the_new_
     assert [o.seq for o in outcomes] == [rows[each.id] for each in [*new[:2], old[1], *new[2:]]]
 
 
+@pytest.mark.fault("S14")
+async def test_an_id_that_another_message_has_is_refused_at_the_first_attempt(world: World) -> None:
+    batch = messages(world, 5)
+    await publish(world, [replace(batch[2], payload=b"not the event")])
+
+    outcomes = await publish(world, batch)
+
+    assert isinstance(outcomes[2], Refused)
+    assert "ID_TAKEN" in outcomes[2].reason
+    assert not any(isinstance(outcome, Refused) for outcome in [*outcomes[:2], *outcomes[3:]])
+
+
 async def test_one_id_twice_in_a_batch_is_stored_once(world: World) -> None:
     first, second = messages(world, 2)
 

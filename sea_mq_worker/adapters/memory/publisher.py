@@ -7,7 +7,7 @@ from typing import assert_never
 
 from sea_mq_worker.adapters.memory.stream import InMemoryStream, StreamFullError
 from sea_mq_worker.domain.errors import BrokerUnavailableError
-from sea_mq_worker.domain.headers import MSG_ID
+from sea_mq_worker.domain.headers import MSG_ID, tells_the_same
 from sea_mq_worker.domain.messages import OutboundMessage
 from sea_mq_worker.domain.outcomes import Failed, PublishOutcome, Refused, Stored, Unknown, Unsent
 from sea_mq_worker.domain.wire import problem
@@ -149,6 +149,10 @@ class InMemoryPublisher:
 
     def _store(self, message: OutboundMessage) -> PublishOutcome:
         try:
-            return self._stream.store(message.subject, message.payload, message.headers)
+            stored = self._stream.store(message.subject, message.payload, message.headers)
         except StreamFullError:
             return Unknown("maximum messages exceeded")
+        known = self._stream.get(stored.seq) if stored.duplicate and not message.repeated else None
+        if known and not tells_the_same(message, known.payload, known.headers):
+            return Refused(f"ID_TAKEN: the stream has another message under this id, at {stored.seq}")
+        return stored

@@ -11,6 +11,7 @@ from sea_mq_worker.adapters.nats.batch import Batcher
 from sea_mq_worker.adapters.nats.connection import NatsConnection
 from sea_mq_worker.adapters.nats.facts import StreamFacts, stream_facts
 from sea_mq_worker.adapters.nats.fast import Fast
+from sea_mq_worker.adapters.nats.impostors import refuse_taken_ids
 from sea_mq_worker.adapters.nats.ordered import Ordered
 from sea_mq_worker.adapters.nats.pipeline import Pipeline
 from sea_mq_worker.adapters.nats.replies import Replies
@@ -132,7 +133,7 @@ class NatsJetStreamPublisher:
         else:
             outcomes = await self._publish_ordered(self._batchers[route], messages, problems, deadline)
         self._learn(outcomes, known)
-        return outcomes
+        return await refuse_taken_ids(self._connection, self._stream, messages, outcomes, deadline)
 
     async def find(self, ids: frozenset[str], *, since_seconds: float) -> Mapping[str, Stored]:
         """Scan what the stream stored lately for ids; see JetStreamPublisher."""
