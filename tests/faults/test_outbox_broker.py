@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
+import resource
 import signal
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -22,6 +23,10 @@ from tests.support.worker import WorkerProcess
 
 IN_BOTH_MODES = pytest.mark.parametrize("mode", ["pipeline", "fast"])
 CROWD = 1000
+REPLAY_BY_HAND = (
+    "UPDATE outbox_events SET state = 'PENDING', published_at = NULL, publish_attempts = 0, failures = 0,"
+    " first_attempt_at = NULL, available_at = now() WHERE id = $1"
+)
 LARGE = {"payload": {"text": "x" * 2000}}
 
 
@@ -158,6 +163,24 @@ async def test_a_repeat_after_the_duplicate_window_is_found_instead_of_stored_ag
             await forgetful.published()
         assert set(await forgetful.copies()) == set(ids)
         await forgetful.audit()
+
+
+@pytest.mark.fault("P36")
+async def test_a_replay_is_delivered_and_not_called_published_while_the_window_swallows_it(
+    database: Database, nats_url: str, names: str, tmp_path: Path
+) -> None:
+    short = {"duplicate_window": 2 * SECOND}
+    async with site(
+        dsn=database.dsn, nats_url=nats_url, name=names, folder=tmp_path, stream=short
+    ) as forgetful:
+        async with forgetful.worker() as worker:
+            await worker.ready()
+            [event_id] = await forgetful.commit()
+            await forgetful.published()
+            await forgetful.database.execute(REPLAY_BY_HAND, event_id)
+            await forgetful.published()
+        assert (await forgetful.copies())[event_id] == 2
+        assert (await forgetful.row(event_id))["stream_seq"] == 2
 
 
 @pytest.mark.fault("P09")
@@ -346,3 +369,38 @@ async def test_a_broker_that_is_shut_down_gently_loses_no_event(
             await server.start()
             await gentle.quiet()
         await gentle.audit()
+
+
+@pytest.mark.crash
+async def test_events_wait_while_the_brokers_disk_is_full(own: Site, own_nats: EmbeddedNats) -> None:
+    async with own.worker() as worker:
+        await worker.ready()
+        unlimited = resource.prlimit(own_nats.pid, resource.RLIMIT_FSIZE, (16_384, resource.RLIM_INFINITY))
+        await own.commit(50, **LARGE)
+        assert f"stream {own.target.stream}" in await worker.answers(503)
+        resource.prlimit(own_nats.pid, resource.RLIMIT_FSIZE, unlimited)
+        await own_nats.kill()
+        await own_nats.start()
+        await own.quiet()
+    await own.audit()
+
+
+async def test_events_wait_while_the_account_has_no_room(
+    database: Database, names: str, tmp_path: Path
+) -> None:
+    def accounts(max_file: int) -> dict[str, Any]:
+        users = [{"user": "app", "password": "a"}]
+        return {"APP": {"jetstream": {"max_file": max_file, "max_memory": 2**20}, "users": users}}
+
+    config = {"accounts": accounts(2**30), "no_auth_user": "app"}
+    async with (
+        EmbeddedNats(tmp_path / "nats", config=config) as server,
+        site(dsn=database.dsn, nats_url=server.url, name=names, folder=tmp_path) as small,
+    ):
+        async with small.worker() as worker:
+            await worker.ready()
+            with configured(server, accounts=accounts(10_000)):
+                await small.commit(50, **LARGE)
+                assert "resource limits exceeded" in await worker.answers(503)
+            await small.published()
+        await small.audit()

@@ -246,8 +246,8 @@ async def test_twenty_workers_claim_an_event_once_and_are_nearly_silent_when_idl
         await asyncio.gather(*starting)
         await shared.published()
         assert (await shared.row(event_id))["publish_attempts"] == 1
-        await asyncio.sleep(4)  # until each waits as long as it ever does
+        await asyncio.sleep(3)  # until each waits as long as it ever does
         before = shared.to_database.requests
-        await asyncio.sleep(6)
-        assert shared.to_database.requests - before <= 6 * 20 * 2
+        await asyncio.sleep(4)
+        assert shared.to_database.requests - before <= 4 * 20 * 2
     await shared.audit()

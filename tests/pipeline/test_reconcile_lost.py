@@ -52,6 +52,7 @@ _PACE_SECONDS = 0.2
 @pytest.mark.slow
 @pytest.mark.crash
 @pytest.mark.timeout(600)
+@pytest.mark.fault("P33")
 async def test_what_a_broker_lost_that_was_set_back_is_named_and_put_back(
     database: Database, spark: SparkSession, names: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
