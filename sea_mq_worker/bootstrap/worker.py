@@ -137,9 +137,9 @@ async def _sampling(base: Base) -> dict[str, Loop]:
     operations = PostgresOperations(pool=pool)
 
     async def sample() -> None:
-        await check_version(pool)  # a migration may have come that this worker cannot live with
         base.metrics.set_backlog("outbox", _backlog(await operations.outbox_depth_capped(limit=_DEPTH_MAX)))
         base.metrics.set_backlog("inbox", _backlog(await operations.inbox_depth_capped(limit=_DEPTH_MAX)))
+        await check_version(pool)  # a migration may have come that this worker cannot live with
 
     gate = base.gate("upkeep database", cap_seconds=_PROBE_MAX_SECONDS)
     return {"depth": Periodic(work=sample, store_gate=gate, seconds=_SAMPLE_SECONDS).run}

@@ -6,8 +6,11 @@ escaped in both formats, so no text from outside can forge a line or speak to a 
 
 A kind of trouble that repeats is written a few times every ten seconds, then counted; the next line of that
 kind says how many were left out. An outage is told in a line or two, not in thousands.
+
+Nobody waits for whoever reads the log: what a full pipe does not take is lost, and counted on the next line.
 """
 
+import contextlib
 import json
 import logging
 import re
@@ -18,6 +21,7 @@ from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from typing import Literal, TextIO, get_args
 
+from sea_mq_worker.adapters.observability.outlet import Outlet
 from sea_mq_worker.domain.errors import WorkerError
 from sea_mq_worker.domain.facts import (
     BatchRelayed,
@@ -90,7 +94,32 @@ def configure(*, level: str, format: Format, stream: TextIO) -> None:  # noqa: A
 
 
 class _WorkerStreamHandler(logging.StreamHandler[TextIO]):
-    """Only a type of its own, so that a second ``configure`` knows it."""
+    """Never waits for whoever reads the log: lines that are not taken at once are counted instead."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(stream)
+        self._outlet: Outlet | None = None
+        self._lost = 0
+        with contextlib.suppress(OSError):
+            self._outlet = Outlet(stream)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self._outlet is None:
+            super().emit(record)
+            return
+        try:
+            if self._lost and self._outlet.takes(self.format(_lines_lost(self._lost))):
+                self._lost = 0
+            if self._lost or not self._outlet.takes(self.format(record)):
+                self._lost += 1
+        except OSError:
+            self._lost += 1
+
+
+def _lines_lost(count: int) -> logging.LogRecord:
+    extra = {"event": "log_lines_lost", "fields": {"count": count}}
+    level = {"levelno": logging.WARNING, "levelname": "WARNING"}
+    return logging.makeLogRecord({"name": LOGGER, **level, **extra})
 
 
 class JsonFormatter(logging.Formatter):

@@ -79,7 +79,7 @@ async def connect_pool(
     with connecting():
         pool = await asyncpg.create_pool(
             dsn,
-            min_size=1,
+            min_size=0,  # more would be restored behind our back, and each failure logged
             max_size=size_max,
             timeout=connect_timeout_seconds,
             command_timeout=statement_timeout_seconds + _CLIENT_PATIENCE_SECONDS,
@@ -88,8 +88,13 @@ async def connect_pool(
             init=check_server,
             reset=_keep_as_is,
         )
-    if pool is None:
-        raise AssertionError
+        if pool is None:
+            raise AssertionError
+        try:
+            await pool.release(await pool.acquire())
+        except BaseException:
+            pool.terminate()
+            raise
     return pool
 
 
@@ -157,11 +162,19 @@ async def fetch(pool: asyncpg.Pool, statement: str, *args: object) -> Sequence[A
     with translated():
         try:
             async with pool.acquire() as connection:
-                return list(await connection.fetch(statement, *args))
+                return await _rows(connection, statement, args)
         except asyncpg.ReadOnlySQLTransactionError:
             # The server lives but is no primary any more: only a new connection looks for another one.
             await pool.expire_connections()
             raise
+
+
+async def _rows(connection: Any, statement: str, args: Sequence[object]) -> Sequence[Any]:
+    try:
+        return list(await connection.fetch(statement, *args))
+    except TimeoutError:
+        connection.terminate()  # or its release would wait as long again for the end of the statement
+        raise
 
 
 async def _keep_as_is(_: asyncpg.Connection) -> None:

@@ -1,5 +1,6 @@
 """Brings a schema to the version that this worker knows, and tells where it is not."""
 
+import functools
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -115,8 +116,12 @@ async def _check_newer(database: Any, found: int, known: int) -> None:
         )
 
 
+@functools.cache
 def _migrations() -> Sequence[Path]:
-    """Return the scripts 0001 and following, in order; the nth makes version n."""
+    """Return the scripts 0001 and following, in order; the nth makes version n.
+
+    As at the start: an upgrade that replaces the files makes no newer worker of one that runs.
+    """
     return sorted(_folder().glob("*.sql"))[1:]
 
 

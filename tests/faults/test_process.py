@@ -1,0 +1,198 @@
+"""A process in trouble works, or says that it is not ready and why, or ends with a documented code."""
+
+import asyncio
+import os
+import resource
+import signal
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx2
+import pytest
+
+from tests.support.processes import cpu_seconds
+from tests.support.site import Site
+from tests.support.waiting import eventually
+from tests.support.worker import WorkerProcess
+
+OUTAGE_SECONDS = 10.0
+LINES_PER_MINUTE = 60
+CPU_SHARE = 0.1
+SCRAPE_SECONDS = 1.0
+WORKER = (sys.executable, "-m", "sea_mq_worker")
+
+
+@asynccontextmanager
+async def started(
+    site: Site, *command: str, output: int, **settings: object
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Run a worker whose standard output and error lead elsewhere than to a file."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith("SEA_MQ_")}
+    given = {f"SEA_MQ_{key.upper()}": str(value) for key, value in settings.items()}
+    environment = {**own, **site.target.environment, **given}
+    process = await asyncio.create_subprocess_exec(*command, env=environment, stdout=output, stderr=output)
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+@pytest.mark.fault("L06")
+async def test_an_error_that_nobody_foresaw_ends_the_whole_process(shared: Site) -> None:
+    """A payload that cannot be, because somebody has taken the constraint away."""
+    await shared.database.execute("ALTER TABLE outbox_events ALTER COLUMN payload DROP NOT NULL")
+    async with shared.worker() as worker:
+        await worker.ready()
+        await shared.database.execute(
+            "INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type)"
+            " VALUES (gen_random_uuid(), 'a', '1', 'made')"
+        )
+        assert await worker.ended() == 4
+    assert "outbox unordered died: AttributeError" in worker.written
+
+
+@pytest.mark.fault("L07")
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"database_url": ""}, "SEA_MQ_DATABASE_URL"),
+        ({"outbox_leese_seconds": 5}, "SEA_MQ_OUTBOX_LEESE_SECONDS"),
+        ({"outbox_batch_max": -1}, "SEA_MQ_OUTBOX_BATCH_MAX"),
+        ({"grace_seconds": "soon"}, "SEA_MQ_GRACE_SECONDS"),
+        ({"outbox_lease_seconds": 1}, "SEA_MQ_OUTBOX_LEASE_SECONDS"),
+        ({"handler_timeout_seconds": 3}, "SEA_MQ_HANDLER_TIMEOUT_SECONDS"),
+    ],
+)
+async def test_a_wrong_setting_is_named_on_one_line(
+    shared: Site, settings: dict[str, Any], named: str
+) -> None:
+    async with shared.worker(**settings) as worker:
+        assert await worker.ended() == 2
+    [line] = [line for line in worker.written.splitlines() if not line.startswith("{")]
+    assert line.startswith(f"{named}:")
+    assert "Traceback" not in worker.written
+
+
+@pytest.mark.fault("L07")
+async def test_an_admin_port_that_is_taken_is_a_wrong_setting(shared: Site) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        async with shared.worker(admin_port=taken.getsockname()[1]) as worker:
+            assert await worker.ended() == 2
+    [line] = worker.written.splitlines()
+    assert line.startswith("SEA_MQ_ADMIN_HOST, SEA_MQ_ADMIN_PORT:")
+
+
+@pytest.mark.fault("L09")
+@pytest.mark.slow
+async def test_an_outage_of_everything_is_told_in_few_lines_and_costs_little(shared: Site) -> None:
+    async with shared.worker() as worker:
+        await worker.ready()
+        await shared.both_ways()
+        await shared.quiet()
+        lines, used = len(worker.written.splitlines()), cpu_seconds(worker.process.pid)
+        shared.to_database.refuse()
+        shared.to_broker.refuse()
+        await shared.both_ways()
+        await worker.answers(503)
+        await asyncio.sleep(OUTAGE_SECONDS)
+        assert (await got(worker, "healthz")).status_code == 200
+        assert len(worker.written.splitlines()) - lines <= LINES_PER_MINUTE * OUTAGE_SECONDS / 60 + 10
+        assert cpu_seconds(worker.process.pid) - used < CPU_SHARE * OUTAGE_SECONDS
+        shared.to_database.heal()
+        shared.to_broker.heal()
+        await worker.ready()
+        await shared.quiet()
+    await shared.audit()
+
+
+@pytest.mark.fault("L13")
+async def test_it_answers_at_once_while_its_servers_hang(shared: Site) -> None:
+    async with shared.worker() as worker:
+        await worker.ready()
+        shared.to_database.stall()
+        shared.to_broker.stall()
+        await worker.answers(503)
+        for page in ("healthz", "readyz", "metrics", "status", ""):
+            began = time.monotonic()
+            assert (await got(worker, page)).status_code == (503 if page == "readyz" else 200)
+            assert time.monotonic() - began < SCRAPE_SECONDS
+        shared.to_database.heal()
+        shared.to_broker.heal()
+        await shared.both_ways()
+        await shared.quiet()
+    await shared.audit()
+
+
+async def got(worker: WorkerProcess, page: str) -> httpx2.Response:
+    [line] = [line for line in worker.written.splitlines() if '"admin_listening"' in line]
+    url = line.rpartition('"text": "')[2].rstrip('"}')
+    async with httpx2.AsyncClient(trust_env=False) as client:
+        return await client.get(f"{url}{page}")
+
+
+async def test_a_log_that_nobody_reads_any_more_stops_nothing(shared: Site) -> None:
+    """SIGPIPE."""
+    reader, writer = os.pipe()
+    async with started(shared, *WORKER, output=writer) as process:
+        os.close(writer)
+        with open(reader, "rb", buffering=0) as log:  # noqa: ASYNC230, PTH123 - a pipe
+            os.set_blocking(reader, False)
+            await eventually(lambda: b"worker_started" in (log.read() or b""), within=30)
+        shared.to_broker.cut()
+        await shared.both_ways()
+        await shared.quiet()
+        process.send_signal(signal.SIGTERM)
+        assert await process.wait() == 0
+    await shared.audit()
+
+
+@pytest.mark.parametrize("redirection", ["> /dev/full 2>&1", "<&- >&- 2>&-"])
+async def test_a_log_that_takes_nothing_stops_nothing(shared: Site, redirection: str) -> None:
+    """A full disk, and descriptors that whoever started it has closed."""
+    command = f"exec {sys.executable} -m sea_mq_worker {redirection}"
+    async with started(shared, "sh", "-c", command, output=asyncio.subprocess.DEVNULL) as process:
+        await shared.both_ways()
+        await shared.quiet()
+        process.send_signal(signal.SIGTERM)
+        assert await process.wait() == 0
+    await shared.audit()
+
+
+async def test_a_log_whose_reader_is_stuck_stops_nothing(shared: Site) -> None:
+    reader, writer = os.pipe()
+    async with started(shared, *WORKER, output=writer, log_level="debug") as process:
+        os.close(writer)
+        for _ in range(20):
+            await shared.both_ways()
+        await shared.quiet()
+        await eventually(lambda: b"worker_started" in os.read(reader, 2**20))
+        await shared.commit()
+        await eventually(lambda: b"log_lines_lost" in os.read(reader, 2**20))
+        await shared.quiet()
+        process.send_signal(signal.SIGTERM)
+        assert await process.wait() == 0
+    os.close(reader)
+    await shared.audit()
+
+
+async def test_a_process_without_descriptors_to_spare_waits_for_them(shared: Site) -> None:
+    async with shared.worker() as worker:
+        await worker.ready()
+        pid = worker.process.pid
+        soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (8, hard))
+        shared.to_database.cut()
+        shared.to_broker.cut()
+        shared.to_handler.cut()
+        await shared.both_ways()
+        await eventually(lambda: "Too many open files" in worker.written)
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
+        await worker.ready()
+        await shared.quiet()
+    await shared.audit()
