@@ -15,6 +15,7 @@ from sea_mq_worker.cli.support import (
     print_fields,
     print_json,
     print_table,
+    say,
 )
 from sea_mq_worker.domain.dead_letters import Reason
 from sea_mq_worker.settings import Settings
@@ -86,7 +87,7 @@ def redrive(
                 outcome = await again.redrive(seq, actor=actor, reason=reason)
                 outcomes.append(outcome)
                 if not json:
-                    typer.echo(f"{seq}: {'done' if outcome.done else 'failed'}: {outcome.text}")
+                    say(f"{seq}: {'done' if outcome.done else 'failed'}: {outcome.text}")
         if json:
             print_json([asdict(outcome) for outcome in outcomes])
         if not all(outcome.done for outcome in outcomes):

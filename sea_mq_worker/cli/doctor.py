@@ -4,7 +4,7 @@ from dataclasses import asdict
 
 import typer
 
-from sea_mq_worker.cli.support import EXIT_FAILED, JsonOption, act, print_json
+from sea_mq_worker.cli.support import EXIT_FAILED, JsonOption, act, print_json, say
 from sea_mq_worker.settings import Settings
 
 
@@ -18,7 +18,7 @@ def doctor(json: JsonOption = False) -> None:
         if json:
             print_json([asdict(finding) for finding in findings])
         for finding in () if json else findings:
-            typer.echo(f"{finding.where}: {finding.why}\n  -> {finding.mend}")
+            say(f"{finding.where}: {finding.why}\n  -> {finding.mend}")
         if not (json or findings):
             typer.echo("nothing found")
         if findings:

@@ -4,7 +4,7 @@ from dataclasses import asdict
 
 import typer
 
-from sea_mq_worker.cli.support import EXIT_FAILED, JsonOption, act, print_json
+from sea_mq_worker.cli.support import EXIT_FAILED, JsonOption, act, print_json, say
 from sea_mq_worker.settings import Settings
 
 app = typer.Typer(help="Streams and consumers against their definitions.", no_args_is_help=True)
@@ -22,7 +22,7 @@ def check(json: JsonOption = False) -> None:
             print_json([asdict(difference) for difference in differences])
         else:
             for difference in differences:
-                typer.echo(str(difference))
+                say(str(difference))
             typer.echo("`python -m sea_mq_worker streams apply` mends it" if differences else "as defined")
         if differences:
             raise typer.Exit(EXIT_FAILED)

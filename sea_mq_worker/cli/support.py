@@ -27,8 +27,13 @@ _T = TypeVar("_T")
 
 def fail(text: str, code: int) -> NoReturn:
     """Say what is wrong, on one line a problem, and leave."""
-    typer.echo(text, err=True)
+    say(text, err=True)
     raise typer.Exit(code)
+
+
+def say(text: str, *, err: bool = False) -> None:
+    """Print lines for people; what in them came from outside must not speak to the terminal."""
+    typer.echo("\n".join(map(_plain, text.split("\n"))), err=err)
 
 
 def settings_for(*needs: str) -> Settings:
@@ -101,10 +106,13 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, emp
 
 
 def _cell(value: object) -> str:
-    """Text from outside must not speak to the terminal."""
     if isinstance(value, datetime):
         return value.isoformat(sep=" ", timespec="seconds")
-    text = "" if value is None else str(value)
+    return _plain("" if value is None else str(value))
+
+
+def _plain(text: str) -> str:
+    """Escape what a terminal would act upon."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 

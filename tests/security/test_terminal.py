@@ -1,0 +1,38 @@
+"""What comes from outside and is shown to people neither forges a line nor speaks to their terminal."""
+
+import pytest
+import typer
+
+from sea_mq_worker.adapters.nats.errors import plain
+from sea_mq_worker.cli.support import fail, print_fields, print_table, say
+
+HOSTILE = "x\x1b[2J\x1b]0;title\x07\r\x9bforged\u202e\u2028y"
+
+
+def shown(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """Return the lines that were printed, as a terminal would part them."""
+    captured = capsys.readouterr()
+    return (captured.out + captured.err).splitlines()
+
+
+@pytest.mark.fault("S12")
+def test_nothing_unprintable_reaches_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(("a", "b"), [[HOSTILE, HOSTILE]], empty="")
+    print_fields({"a": HOSTILE})
+    say(HOSTILE)
+    with pytest.raises(typer.Exit):
+        fail(HOSTILE, 1)
+    lines = shown(capsys)
+    assert len(lines) == 5
+    assert all(line.isprintable() for line in lines)
+
+
+@pytest.mark.fault("S12")
+def test_lines_of_our_own_stay_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    say("one\n  -> two")
+    assert shown(capsys) == ["one", "  -> two"]
+
+
+@pytest.mark.fault("S12")
+def test_what_a_broker_says_is_one_line() -> None:
+    assert plain(Exception("said\r\n{}\u2028x")) == "said {} x"
