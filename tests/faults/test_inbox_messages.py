@@ -19,7 +19,7 @@ import uvicorn
 
 from tests.support.handlers import Call, answer
 from tests.support.hold import held
-from tests.support.jetstream import SECOND, store, stored_messages
+from tests.support.jetstream import SECOND, consumer_info, store, stored_messages
 from tests.support.servers import Database
 from tests.support.site import Site, site
 from tests.support.waiting import eventually
@@ -265,6 +265,20 @@ async def test_memory_is_bounded_by_the_messages_in_hand_and_nothing_is_dropped(
     assert set(patient.handler.calls_of().values()) == {1}
     assert before + grown < 120 * 2**20 + 3 * in_hand * size
     assert slowest < 2.0, "reading 50 large bodies must not keep everything else waiting"
+
+
+@pytest.mark.slow
+@pytest.mark.fault("N27")
+async def test_large_messages_over_a_slow_network_come_once(patient: Site) -> None:
+    """At about 1 MB a second; a server gives a connection up that takes nothing for ten."""
+    async with patient.worker() as worker:
+        await worker.ready()
+        patient.to_broker.delay(0.05)
+        await patient.send(14, body=b'"%s"' % (b"x" * (2**20 - 300)))
+        await patient.quiet(within=60)
+        info = await consumer_info(patient.broker, patient.target.upstream_stream, patient.target.durable)
+        assert info["delivered"]["consumer_seq"] == 14
+        assert "nats_disconnected" not in worker.events()
 
 
 def _peak_bytes(worker: WorkerProcess) -> int:

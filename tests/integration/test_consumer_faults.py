@@ -198,6 +198,27 @@ async def test_a_forbidden_pull_is_named(tmp_path: Path) -> None:
                 await asyncio.wait_for(consumer_of(connection, STREAM).fetch(1), 2)
 
 
+async def test_no_more_than_a_few_megabytes_come_at_once_but_one_message_of_any_size(tmp_path: Path) -> None:
+    """As when max_payload was lowered since the message was stored."""
+    large = b"x" * (5 * 2**20)
+    generous = EmbeddedNats(tmp_path, config={"max_payload": 8 * 2**20})
+    async with generous, connected(generous.url) as connection:
+        await bound(connection, STREAM)
+        for body in (b"first", large, *[b"y" * (2**20 - 100)] * 6):
+            await store(connection, SUBJECT, body)
+    async with EmbeddedNats(tmp_path) as strict, connected(strict.url) as connection:
+        consumer = consumer_of(connection, STREAM, wait_seconds=0.5)
+        sizes: list[list[int]] = []
+        while sum(map(len, sizes)) < 8:
+            messages = await consumer.fetch(50)
+            sizes.append([len(message.payload) for message in messages])
+            for message in messages:
+                assert message.deliveries == 1
+                await consumer.ack(message)
+    assert [len(large)] in sizes
+    assert max(sum(batch) for batch in sizes if batch != [len(large)]) <= 4 * 2**20
+
+
 async def test_a_restart_ends_the_wait_and_the_next_fetch_delivers(tmp_path: Path) -> None:
     server = EmbeddedNats(tmp_path)
     async with server, connected(server.url) as connection:

@@ -7,7 +7,7 @@ was all. So nothing is ever handed out that nobody is waiting for, and a lost re
 import asyncio
 import contextlib
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TYPE_CHECKING
@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 
 _ACKS = "$JS.ACK."
 _DRAIN_SECONDS_MAX = 2.0
+_ARRIVAL_SECONDS_MAX = 10.0
+"""How long messages may take that are on their way when a request is cut short."""
+_BYTES_MAX = 4 * 1024 * 1024
+"""Asked for at once: a slow network takes it before the server gives the connection up as a slow consumer."""
+_TOO_LARGE = "Message Size Exceeds MaxBytes"
 _SETTLED_SECONDS = 0.02
 _ANSWER_SECONDS = 1.0
 _NANOSECONDS = 10**9
@@ -79,18 +84,28 @@ class PullInbox:
         connection.listen(self._on_event)
 
     async def ask(self, batch: int, *, wait_seconds: float) -> Pulled:
-        """Make one request and wait for its end, a little longer than ``wait_seconds`` at most."""
+        """Make one request and wait for its end, a little longer than ``wait_seconds`` at most.
+
+        Not more than a few MB come, but a single message of any size.
+        """
+        bytes_max = max(_BYTES_MAX, 2 * self._connection.client.max_payload)
+        pulled = await self._ask(batch, wait_seconds, {"max_bytes": bytes_max})
+        if pulled.messages or _TOO_LARGE not in pulled.status:
+            return pulled
+        return await self._ask(1, wait_seconds, {})
+
+    async def _ask(self, batch: int, wait_seconds: float, limits: Mapping[str, int]) -> Pulled:
         await self._subscribe()
         self._count += 1
         ended = asyncio.get_running_loop().create_future()
         pulled = self._pulled = Pulled(batch, str(self._count), ended)
-        request = {"batch": batch, "expires": int(wait_seconds * _NANOSECONDS), "no_wait": True}
+        request = {"batch": batch, "expires": int(wait_seconds * _NANOSECONDS), "no_wait": True, **limits}
         deadline = ended.get_loop().call_later(wait_seconds + _ANSWER_SECONDS, pulled.end, End.SILENCE)
         try:
             reply = f"{self._inbox}.{pulled.token}"
             await self._connection.client.publish(self._subject, json.dumps(request).encode(), reply=reply)
             if await ended in {End.CUT, End.SILENCE}:
-                await self.close()
+                await self._end_interest(_ARRIVAL_SECONDS_MAX)
         except BaseException:
             await self.close()
             await asyncio.gather(*map(self._stray, pulled.messages))
@@ -102,13 +117,16 @@ class PullInbox:
 
     async def close(self) -> None:
         """End the server's interest; what it sent before it knew still arrives."""
+        await self._end_interest(_DRAIN_SECONDS_MAX)
+
+    async def _end_interest(self, seconds_max: float) -> None:
         subscription, self._subscription = self._subscription, None
         if subscription is None:
             return
         with contextlib.suppress(nats.errors.Error, TimeoutError):
             if self._connection.is_connected:
                 drained = subscription.drain()  # type: ignore[no-untyped-call]
-                await asyncio.wait_for(drained, _DRAIN_SECONDS_MAX)
+                await asyncio.wait_for(drained, seconds_max)
             else:
                 await subscription.unsubscribe()
 
@@ -144,6 +162,7 @@ class PullInbox:
             return
         pulled.status = status
         finished = status.startswith(("404", "408")) or "Batch Completed" in status
+        finished = finished or (_TOO_LARGE in status and bool(pulled.messages))
         pulled.end(End.DONE if finished else End.REFUSED)
 
     def _on_event(self, event: str, text: str) -> None:
