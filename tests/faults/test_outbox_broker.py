@@ -279,6 +279,21 @@ async def test_a_broker_that_froze_without_a_word_is_noticed_and_found_again(
     await own.audit()
 
 
+@pytest.mark.fault("P20")
+async def test_an_event_over_a_limit_that_was_lowered_costs_one_reconnect_and_dies_alone(
+    own: Site, own_nats: EmbeddedNats
+) -> None:
+    async with own.worker() as worker:
+        await worker.ready()
+        with configured(own_nats, max_payload=50_000):
+            [large] = await own.commit(payload={"text": "x" * 100_000})
+            await own.commit(10)
+            await own.published()
+        assert worker.events().count("nats_disconnected") == 1
+    assert "max_payload of 50000" in (await own.row(large))["publish_error"]
+    await own.audit(dead=frozenset({large}))
+
+
 @IN_BOTH_MODES
 @pytest.mark.fault("P13")
 async def test_a_link_that_is_reset_within_a_batch_is_rebuilt(shared: Site, mode: str) -> None:

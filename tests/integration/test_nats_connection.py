@@ -4,6 +4,7 @@ import asyncio
 import ssl
 import time
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -139,29 +140,42 @@ async def test_a_peer_that_went_silent_is_noticed_by_pings(nats_url: str) -> Non
         await eventually(lambda: not connection.is_connected, within=3.0)
 
 
+@pytest.mark.fault("P12")
 async def test_an_end_for_good_is_told_so_that_somebody_can_act() -> None:
-    """P12: the server ends the connection for good by an error that it does not survive."""
     told: list[str] = []
-    server = await asyncio.start_server(_kill_after_hello, "127.0.0.1", 0)
-    async with server:
-        port = server.sockets[0].getsockname()[1]
-        connection = await connect(
-            urls=f"nats://127.0.0.1:{port}", name="test", on_event=lambda event, _text: told.append(event)
-        )
+    async with _throws_out(b"User Authentication Revoked") as url:
+        connection = await connect(urls=url, name="test", on_event=lambda event, _text: told.append(event))
         await asyncio.wait_for(connection.lost.wait(), 5.0)
-    assert "maximum payload" in connection.lost_reason
+    assert "authentication revoked" in connection.lost_reason
     assert "lost" in told
     await connection.close()
 
 
-async def _kill_after_hello(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Speak just enough of the protocol to accept a client and then throw it out."""
-    writer.write(b'INFO {"server_id":"x","version":"2.15.0","max_payload":1048576,"headers":true}\r\n')
-    while b"PING" not in await reader.readline():
-        pass
-    writer.write(b"PONG\r\n-ERR 'Maximum Payload Violation'\r\n")
-    await reader.read()
-    writer.close()
+@pytest.mark.parametrize("error", [b"Maximum Payload Violation", b"Slow Consumer", b"Parser Error"])
+async def test_a_server_that_throws_a_client_out_for_what_it_sent_is_asked_again(error: bytes) -> None:
+    told: list[str] = []
+    async with _throws_out(error) as url:
+        connection = await connect(urls=url, name="test", on_event=lambda event, _text: told.append(event))
+        await eventually(lambda: "reconnected" in told, within=5.0)
+        await connection.close()
+    assert "lost" not in told
+
+
+@asynccontextmanager
+async def _throws_out(error: bytes) -> AsyncIterator[str]:
+    """Speak just enough of the protocol to accept a client, and throw the first one out."""
+    errors = [b"-ERR '" + error + b"'\r\n"]
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b'INFO {"server_id":"x","version":"2.15.0","max_payload":1048576,"headers":true}\r\n')
+        while line := await reader.readline():
+            if b"PING" in line:
+                writer.write(b"PONG\r\n" + (errors.pop() if errors else b""))
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        yield f"nats://127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
 
 async def test_a_server_that_is_too_old_is_named_with_the_oldest_that_will_do() -> None:

@@ -7,6 +7,8 @@ from sea_mq_worker.adapters.nats.client import TolerantClient
 
 
 def test_this_nats_py_calls_what_is_overridden() -> None:
+    assert hasattr(Client, "_process_err")
+    assert hasattr(Client, "_process_op_err")
     assert hasattr(Client, "_process_headers")
     assert hasattr(Client, "_build_message")
     assert {"MSG_RE", "HMSG_RE"} <= set(Parser.parse.__code__.co_names)

@@ -1,4 +1,4 @@
-"""nats-py's client, made to outlive malformed messages, new credentials and failed logins.
+"""nats-py's client, made to outlive malformed messages, new credentials, failed logins and the server's -ERR.
 
 A server passes on whatever bytes a producer put into a subject or a header block. Where nats-py cannot
 read them, it ends its read loop without a word or breaks the connection, again at every redelivery. What
@@ -8,9 +8,12 @@ meets such bytes is not in its public API, which the pinned version and a test g
 import re
 from typing import Any
 
+import nats.errors
 from nats.aio.client import Client
 from nats.protocol import parser
+from nats.protocol.parser import PERMISSIONS_ERR, STALE_CONNECTION
 
+from sea_mq_worker.adapters.nats.errors import is_refusal
 from sea_mq_worker.adapters.nats.login import FileLogin
 
 _WORD = r"([^ \t\r\n]+)"
@@ -45,6 +48,19 @@ class TolerantClient(Client):
             if self._transport:
                 self._transport.close()  # type: ignore[no-untyped-call]
             raise
+
+    async def _process_err(self, err_msg: str) -> None:
+        """Connect again where the server ends a connection, unless it refuses the worker as such.
+
+        nats-py would end for good, for a message over a limit that was lowered as for a slow consumer.
+        """
+        error = nats.errors.Error(f"nats: {err_msg.strip(chr(39))}")
+        if PERMISSIONS_ERR in err_msg or STALE_CONNECTION in err_msg or is_refusal(error):
+            await super()._process_err(err_msg)
+            return
+        self._err = error
+        await self._error_cb(error)
+        await self._process_op_err(error)
 
     async def _process_headers(self, headers: Any) -> dict[str, str] | None:
         try:
