@@ -80,6 +80,10 @@ class Settings(BaseSettings):
     )
     database_timeout_seconds: Patience = Field(15.0, description="Longest that a statement may take.")
 
+    database_pooler: bool = Field(
+        False, description="A pooler in transaction mode, such as PgBouncer, is in between; excludes LISTEN."
+    )
+
     nats_url: SecretStr = Field(
         SecretStr(""), description="NATS server or servers, comma-separated, as nats://host:4222."
     )
@@ -115,7 +119,7 @@ class Settings(BaseSettings):
     outbox_lease_seconds: Patience = Field(60.0, description="Lease of a claim.")
     outbox_publish_timeout_seconds: Patience = Field(10.0, description="Deadline to publish a claim.")
     outbox_poll_seconds: Pause = Field(2.0, description="Longest wait between claims when idle.")
-    outbox_notify: bool = Field(True, description="Wake up by LISTEN; off behind a transaction pooler.")
+    outbox_notify: bool = Field(True, description="Wake up by LISTEN, where connections are direct.")
     outbox_backoff_seconds: Pause = Field(0.5, description="Bound of the first retry's delay.")
     outbox_backoff_max_seconds: Pause = Field(300.0, description="Bound of every retry's delay.")
     outbox_failures_max: Count = Field(10, description="Failed attempts after which an event is DEAD.")

@@ -64,6 +64,7 @@ async def open_pool(
         statement_timeout_seconds=settings.database_timeout_seconds,
         connect_timeout_seconds=_CONNECT_SECONDS,
         hints=hints,
+        pooler=settings.database_pooler,
     )
 
 

@@ -142,7 +142,7 @@ def _outbox(base: Base, pool: asyncpg.Pool, *, ordered: bool) -> PostgresOutboxA
 
 async def _wakeup(base: Base) -> Wakeup:
     s = base.settings
-    if not s.outbox_notify:
+    if s.database_pooler or not s.outbox_notify:
         return PollingWakeup()
     wakeup = PostgresWakeup(dsn=s.database_url.get_secret_value(), schema=s.database_schema)
     await wakeup.start()

@@ -9,7 +9,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from sea_mq_worker.embedded import EmbeddedNats
+from sea_mq_worker.embedded import EmbeddedNats, EmbeddedPostgres
+from tests.support.pooler import transaction_pooler
 from tests.support.processes import frozen
 from tests.support.servers import Database
 from tests.support.site import Site, site
@@ -127,3 +128,34 @@ async def test_a_name_that_cannot_be_resolved_is_waited_for(shared: Site) -> Non
         await worker.answers(503)
         worker.send(signal.SIGTERM)
         assert await worker.ended() == 0
+
+
+@pytest.mark.fault("D11")
+async def test_it_works_through_a_transaction_pooler(
+    own_postgres: EmbeddedPostgres, nats_url: str, names: str, tmp_path: Path
+) -> None:
+    async with (
+        transaction_pooler(own_postgres) as pooled,
+        site(dsn=own_postgres.dsn, nats_url=nats_url, name=names, folder=tmp_path) as made,
+        made.worker(database_url=pooled, database_pooler=True, name="one") as one,
+        made.worker(database_url=pooled, database_pooler=True, name="two") as two,
+    ):
+        await one.ready()
+        await two.ready()
+        for _ in range(10):
+            await made.both_ways()
+        await made.quiet()
+        await made.audit()
+
+
+@pytest.mark.fault("D11")
+async def test_a_pooler_that_it_was_not_told_of_is_named(
+    own_postgres: EmbeddedPostgres, nats_url: str, names: str, tmp_path: Path
+) -> None:
+    async with (
+        transaction_pooler(own_postgres) as pooled,
+        site(dsn=own_postgres.dsn, nats_url=nats_url, name=names, folder=tmp_path) as made,
+        made.worker(database_url=pooled) as worker,
+    ):
+        assert await worker.ended() == 3
+    assert "SEA_MQ_DATABASE_POOLER=true" in worker.written

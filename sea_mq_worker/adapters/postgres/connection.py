@@ -9,6 +9,7 @@ from typing import Any
 import asyncpg
 
 from sea_mq_worker.adapters.postgres.errors import connecting, translated
+from sea_mq_worker.adapters.postgres.pooler import through_pooler
 from sea_mq_worker.domain.addresses import postgres_tls_files
 from sea_mq_worker.domain.errors import ContractError
 
@@ -56,11 +57,12 @@ async def connect_pool(
     statement_timeout_seconds: float,
     connect_timeout_seconds: float,
     hints: Mapping[str, str] = WORKER_HINTS,
+    pooler: bool = False,
 ) -> asyncpg.Pool:
     """Open a pool whose statements see ``schema``, one connection at first.
 
     A statement that the server does not end within ``statement_timeout_seconds`` is given up a little later
-    by the client, as on a server that is frozen or cut off.
+    by the client, as on a server that is frozen or cut off. ``pooler``: one in transaction mode is between.
 
     Raises:
         StoreUnavailableError: no primary can be reached.
@@ -83,10 +85,10 @@ async def connect_pool(
             max_size=size_max,
             timeout=connect_timeout_seconds,
             command_timeout=statement_timeout_seconds + _CLIENT_PATIENCE_SECONDS,
-            server_settings=settings,
             target_session_attrs="read-write",
             init=check_server,
             reset=_keep_as_is,
+            **(through_pooler(settings) if pooler else {"server_settings": settings}),
         )
         if pool is None:
             raise AssertionError

@@ -34,7 +34,15 @@ _TLS_CUT = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
 _NO_TLS = "rejected SSL upgrade"
 """What asyncpg says without a type of its own."""
 
+_POOLER = (
+    "a pooler in transaction mode is in between; set SEA_MQ_DATABASE_POOLER=true, or connect directly,"
+    " as `migrate` must"
+)
+_REFUSED_BY_POOLER = "unsupported startup parameter"
+
 _STOP = {
+    "26000": _POOLER,
+    "42P05": _POOLER,
     "28": "it refuses the user or password; check the DSN",
     "3D000": "the database does not exist; create it or correct the DSN",
     "3F000": f"the schema is missing; {_MIGRATE}",
@@ -92,6 +100,8 @@ def _from_server(error: asyncpg.PostgresError) -> WorkerError:
     said = type(error).__name__ if state.startswith("22") or not error.args else error.args[0]
     text = f"{said} (SQLSTATE {state})"
     mend = next((mend for prefix, mend in _STOP.items() if state.startswith(prefix)), "")
+    if _REFUSED_BY_POOLER in said:
+        mend = _POOLER
     if mend:
         return ContractError(f"PostgreSQL: {text}: {mend}")
     if state.startswith(_TRY_LATER):

@@ -1,0 +1,101 @@
+"""What is done again and again costs no more the thousandth time: memory, descriptors, pages of a claim."""
+
+import os
+
+import asyncpg
+import pytest
+
+from sea_mq_worker.adapters.postgres.connection import WORKER_HINTS
+from sea_mq_worker.adapters.postgres.outbox import PostgresOutboxAdapter
+from sea_mq_worker.domain.outcomes import Published, Stored
+from tests.support.processes import open_files, resident_bytes
+from tests.support.rows import opened
+from tests.support.servers import Database
+from tests.support.site import Site
+
+MEGABYTE = 2**20
+ROUND = 5000
+ROUNDS = int(os.environ.get("SEA_MQ_TEST_GROWTH_ROUNDS", "2"))
+"""40 are the 200,000 events that the bound is meant for."""
+GROWTH_PER_ROUND = MEGABYTE // 2
+ALLOCATOR_BYTES = 4 * MEGABYTE
+"""What fragments, whatever is done."""
+
+FILES_OF_RECONNECTING = 3
+CHURNED = int(os.environ.get("SEA_MQ_TEST_GROWTH_CHURNED", "20000"))
+CLAIM = 500
+DECAY_MAX = 5
+INSERT = (
+    "INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload)"
+    " SELECT gen_random_uuid(), 'a', '1', 'made', '{}' FROM generate_series(1, $1::int)"
+)
+BLOCKS = (
+    "SELECT heap_blks_hit + heap_blks_read + idx_blks_hit + idx_blks_read"
+    " FROM pg_statio_user_tables WHERE relname = 'outbox_events'"
+)
+
+
+@pytest.mark.fault("L10")
+@pytest.mark.slow
+async def test_events_leave_nothing_behind_in_the_process(shared: Site) -> None:
+    async with shared.worker() as worker:
+        await worker.ready()
+        await go_round(shared)
+        memory, files = resident_bytes(worker.process.pid), open_files(worker.process.pid)
+        for _ in range(ROUNDS):
+            await go_round(shared)
+        grown = resident_bytes(worker.process.pid) - memory
+        assert grown < ROUNDS * GROWTH_PER_ROUND + ALLOCATOR_BYTES
+        assert open_files(worker.process.pid) <= files + FILES_OF_RECONNECTING
+
+
+async def go_round(shared: Site) -> None:
+    """Move events both ways while connections are cut."""
+    await shared.database.execute(INSERT, ROUND)
+    shared.to_database.cut()
+    await shared.send(50)
+    shared.to_broker.cut()
+    shared.to_handler.cut()
+    await shared.quiet(within=60)
+
+
+@pytest.mark.fault("D12")
+@pytest.mark.slow
+async def test_an_old_snapshot_does_not_make_claims_dear(database: Database) -> None:
+    """No version of before can be removed, so that each claim could walk over those of all the others."""
+    watcher = await asyncpg.connect(database.dsn)
+    holder = await asyncpg.connect(database.dsn)
+    try:
+        await watcher.execute(INSERT, CHURNED)
+        async with (
+            opened(database, hints=WORKER_HINTS) as pool,
+            holder.transaction(isolation="repeatable_read"),
+        ):
+            await holder.fetchval("SELECT count(*) FROM outbox_events")
+            outbox = PostgresOutboxAdapter(
+                pool=pool, worker="w", lease_seconds=60, ordered=False, hold_dead_keys=False, failures_max=10
+            )
+            costs = [await cost_of_a_claim(outbox, pool, watcher) for _ in range(CHURNED // CLAIM)]
+        assert sorted(costs)[int(len(costs) * 0.99)] < DECAY_MAX * sum(costs[:5]) / 5
+    finally:
+        await holder.close()
+        await watcher.close()
+
+
+async def cost_of_a_claim(
+    outbox: PostgresOutboxAdapter, pool: asyncpg.Pool, watcher: asyncpg.Connection
+) -> int:
+    """Claim and settle; return how many pages were touched."""
+    before = await blocks(pool, watcher)
+    claim = await outbox.find_unpublished(batch_max=CLAIM)
+    assert len(claim.events) == CLAIM
+    cost = await blocks(pool, watcher) - before
+    stored = [Published(event, Stored(stream="S", seq=event.seq, duplicate=False)) for event in claim.events]
+    await outbox.mark_published(claim, stored)
+    return cost
+
+
+async def blocks(pool: asyncpg.Pool, watcher: asyncpg.Connection) -> int:
+    await pool.execute("SELECT pg_stat_force_next_flush()")
+    await pool.execute("SELECT 1")
+    return int(await watcher.fetchval(BLOCKS))

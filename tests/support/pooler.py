@@ -1,0 +1,139 @@
+"""A transaction pooler as hard as PgBouncer may be: each transaction comes to another session.
+
+It takes no start-up parameter but those that PgBouncer tracks, and keeps nothing between transactions.
+"""
+
+import asyncio
+import contextlib
+import struct
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from sea_mq_worker.embedded import EmbeddedPostgres
+
+_TRACKED = frozenset({"user", "database", "client_encoding", "application_name", "options"})
+_SSL_REQUEST = 80877103
+_PROTOCOL_3 = 196608
+_IDLE = b"I"
+
+
+class _Session:
+    """One session with the server."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+        self.greeting = b""
+
+    async def log_in(self, user: str, database: str) -> None:
+        self.writer.write(_start_up({"user": user, "database": database}))
+        while True:
+            kind, body = await _message(self.reader)
+            if kind == b"S":
+                self.greeting += _frame(kind, body)
+            if kind == b"Z":
+                return
+
+
+class TransactionPooler:
+    """Serves any number of clients with a few sessions."""
+
+    def __init__(self, sessions: list[_Session]) -> None:
+        self._idle = deque(sessions)
+        self._changed = asyncio.Condition()
+        self._greeting = sessions[0].greeting
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve one client to its end."""
+        with contextlib.suppress(asyncio.IncompleteReadError, OSError):
+            if await self._welcome(reader, writer):
+                while True:
+                    await self._transaction(reader, writer)
+        writer.close()
+
+    async def _welcome(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        code, body = await _start_up_of(reader)
+        if code == _SSL_REQUEST:
+            writer.write(b"N")
+            code, body = await _start_up_of(reader)
+        given = set(body.split(b"\0")[::2]) - {b""} if code == _PROTOCOL_3 else set()
+        refused = sorted(name.decode() for name in given if name.decode() not in _TRACKED)
+        if refused or not given:
+            text = f"unsupported startup parameter: {', '.join(refused)}"
+            writer.write(_frame(b"E", f"SFATAL\0VFATAL\0C08P01\0M{text}\0\0".encode()))
+            return False
+        key = _frame(b"K", struct.pack("!ii", 1, 1))
+        writer.write(_frame(b"R", struct.pack("!i", 0)) + self._greeting + key + _frame(b"Z", _IDLE))
+        return True
+
+    async def _transaction(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        first = await _message(reader)
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._idle)
+            session = self._idle.popleft()
+        asked = asyncio.create_task(self._pass_on(first, reader, session))
+        try:
+            while True:
+                kind, body = await _message(session.reader)
+                writer.write(_frame(kind, body))
+                if kind == b"Z" and body == _IDLE:
+                    break
+        finally:
+            asked.cancel()
+            await asyncio.gather(asked, return_exceptions=True)
+        async with self._changed:
+            self._idle.append(session)
+            self._changed.notify_all()
+
+    async def _pass_on(
+        self, message: tuple[bytes, bytes], reader: asyncio.StreamReader, session: _Session
+    ) -> None:
+        """A client says nothing more before the answer to its Sync or Query, so nothing is cut in two."""
+        while True:
+            session.writer.write(_frame(*message))
+            message = await _message(reader)
+
+
+@asynccontextmanager
+async def transaction_pooler(server: EmbeddedPostgres, *, sessions: int = 3) -> AsyncIterator[str]:
+    """Stand before a server of the test's own, which then trusts whoever connects; give the URL."""
+    _trust_everybody(Path(server.folder, "data", "pg_hba.conf"))
+    await server.stop()
+    await server.start()
+    made = [_Session(*await asyncio.open_connection("127.0.0.1", server.port)) for _ in range(sessions)]
+    for session in made:
+        await session.log_in("postgres", "postgres")
+    listening = await asyncio.start_server(TransactionPooler(made).serve, "127.0.0.1", 0)
+    port = listening.sockets[0].getsockname()[1]
+    try:
+        yield urlsplit(server.dsn)._replace(netloc=f"postgres@127.0.0.1:{port}").geturl()
+    finally:
+        listening.close()
+        for session in made:
+            session.writer.close()
+
+
+def _trust_everybody(access: Path) -> None:
+    access.write_text(f"host all all 127.0.0.1/32 trust\n{access.read_text()}")
+
+
+def _frame(kind: bytes, body: bytes) -> bytes:
+    return kind + struct.pack("!i", len(body) + 4) + body
+
+
+def _start_up(parameters: dict[str, str]) -> bytes:
+    pairs = "".join(f"{name}\0{value}\0" for name, value in parameters.items()).encode() + b"\0"
+    return struct.pack("!ii", len(pairs) + 8, _PROTOCOL_3) + pairs
+
+
+async def _start_up_of(reader: asyncio.StreamReader) -> tuple[int, bytes]:
+    size, code = struct.unpack("!ii", await reader.readexactly(8))
+    return code, await reader.readexactly(size - 8)
+
+
+async def _message(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
+    head = await reader.readexactly(5)
+    return head[:1], await reader.readexactly(struct.unpack("!i", head[1:])[0] - 4)
