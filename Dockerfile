@@ -1,7 +1,9 @@
 # Two images: `worker` (the default) and `handler`, the sample that docker-compose.yml calls.
 # Everything is installed from hash-locked files. PIP_INDEX_URL may name another package index while building.
 
-FROM python:3.13-slim AS base
+# Pin it by digest for builds that can be repeated: --build-arg PYTHON_IMAGE=python:3.13-slim@sha256:...
+ARG PYTHON_IMAGE=python:3.13-slim
+FROM ${PYTHON_IMAGE} AS base
 ENV PATH=/opt/venv/bin:$PATH PYTHONUNBUFFERED=1
 
 

@@ -1,5 +1,6 @@
 """Plain text and open files are told at the start; what cannot be a secret is refused."""
 
+import asyncio
 import stat
 from pathlib import Path
 from typing import Any
@@ -7,9 +8,10 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
+from sea_mq_worker.adapters.http.admin import AdminServer
 from sea_mq_worker.bootstrap.connections import read_secret
 from sea_mq_worker.bootstrap.exposure import exposures
-from sea_mq_worker.settings import Settings, SettingsError
+from sea_mq_worker.settings import Settings, SettingsError, load_settings
 from tests.support.servers import Database
 from tests.support.waiting import eventually
 from tests.support.worker import deployment, running
@@ -120,3 +122,29 @@ def test_a_file_without_a_secret_is_refused(content: bytes, tmp_path: Path) -> N
     file.write_bytes(content)
     with pytest.raises(SettingsError, match=f"SEA_MQ_ADMIN_TOKEN_FILE: .*{file}"):
         read_secret(file, key="admin_token_file")
+
+
+@pytest.mark.fault("S10")
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "worker.internal", ""])
+def test_the_admin_pages_leave_the_machine_only_with_a_token(
+    host: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("SEA_MQ_ADMIN_HOST", host)
+    with pytest.raises(SettingsError, match="SEA_MQ_ADMIN_TOKEN_FILE: is required"):
+        load_settings()
+    monkeypatch.setenv("SEA_MQ_ADMIN_TOKEN_FILE", str(tmp_path / "token"))
+    assert load_settings().admin_host == host
+
+
+@pytest.mark.fault("S10")
+async def test_by_default_nobody_else_can_connect() -> None:
+    """127.0.0.2 is this machine too, and not the address that is listened on."""
+    admin = AdminServer(
+        host=Settings().admin_host, port=0, ready=dict, metrics=lambda: b"", status=lambda: {"worker": "w"}
+    )
+    await admin.start()
+    _, writer = await asyncio.open_connection("127.0.0.1", admin.port)
+    writer.close()
+    with pytest.raises(OSError, match=r"Connect call failed|^$"):
+        await asyncio.wait_for(asyncio.open_connection("127.0.0.2", admin.port), 2.0)
+    await admin.close()

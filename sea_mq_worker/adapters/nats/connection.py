@@ -65,6 +65,15 @@ class NatsConnection:
         """What nats-py last complained of."""
         return self._last_error
 
+    @property
+    def server_version(self) -> tuple[int, int, int]:
+        """Of the server that it is connected to; the oldest one supported where what it says is no version."""
+        try:
+            version = self.client.connected_server_version
+        except ValueError:
+            return (*_SERVER_MIN, 0)
+        return version.major, version.minor, version.patch
+
     def listen(self, listener: Listener) -> None:
         """Call ``listener`` at every event from now on; it must be quick."""
         self._listeners.append(listener)
@@ -212,19 +221,16 @@ async def connect(
         if isinstance(error, Exception):
             raise connect_failed(error, where) from error
         raise
-    if problem := _too_old(connection):
-        await connection.close()
-        raise ContractError(f"{where}: {problem}")
     on_event("connected", where)
     return connection
 
 
 def _too_old(connection: NatsConnection) -> str:
-    version = connection.client.connected_server_version
-    if (version.major, version.minor) >= _SERVER_MIN:
+    found = connection.server_version
+    if found >= _SERVER_MIN:
         return ""
-    found = f"nats-server {version.major}.{version.minor}.{version.patch}"
-    return f"{found} is too old for the worker; it needs {_SERVER_MIN[0]}.{_SERVER_MIN[1]} or newer"
+    texts = [".".join(map(str, version)) for version in (found, _SERVER_MIN)]
+    return f"nats-server {texts[0]} is too old for the worker; it needs {texts[1]} or newer"
 
 
 def _without_secrets(servers: Sequence[str]) -> str:
@@ -263,6 +269,8 @@ async def _first_connect(connection: NatsConnection, timeout_seconds: float, **o
         attempt.result()
         if not _is_private(connection, options["tls"]):
             _no_tls()
+        if problem := _too_old(connection):
+            raise ContractError(problem)
     finally:
         attempt.cancel()
         await asyncio.gather(attempt, return_exceptions=True)

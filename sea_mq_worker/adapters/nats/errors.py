@@ -11,6 +11,8 @@ from sea_mq_worker.domain.errors import BrokerUnavailableError, ContractError, W
 _REFUSALS = ("authorization", "authentication", "user jwt", "account", "nkey", "certificate", "no tls")
 _TOO_SLOW = "authentication timeout"
 """The server's answer to a login that did not come in time, as through a slow network or after a pause."""
+_TLS_CUT = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
+"""The connection broke during TLS, or was ended in order: an outage like any other."""
 _LASTING = frozenset({10012, 10047, 10052, 10074})
 """A bad configuration, too little storage, too many replicas: 500 too, but only an operator mends them."""
 
@@ -31,6 +33,8 @@ class ApiRefusedError(ContractError):
 
 def is_refusal(error: BaseException) -> bool:
     """Tell whether a server turned the worker away, so that trying again is of no use."""
+    if isinstance(error, _TLS_CUT):
+        return False
     if isinstance(error, ssl.SSLError | nats.errors.AuthorizationError):
         return True
     if isinstance(error, OSError) and error.filename:
@@ -45,7 +49,9 @@ def is_refusal(error: BaseException) -> bool:
 
 def connect_failed(error: Exception, where: str) -> WorkerError:
     """Word a failure to connect; no text of the credentials themselves."""
-    if isinstance(error, ssl.SSLError):
+    if isinstance(error, ContractError):
+        return ContractError(f"{where}: {error}")
+    if isinstance(error, ssl.SSLError) and not isinstance(error, _TLS_CUT):
         return ContractError(
             f"{where}: TLS was refused ({error}); check the CA, the host name and both clocks"
         )
