@@ -1,8 +1,9 @@
 """One message's way through the handler (SDS-047 POL-047-005 to 007)."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import assert_never
+from typing import TypeAlias, assert_never
 
 from sea_mq_worker.application.burial import Burial
 from sea_mq_worker.application.gate import Gate, Passage
@@ -15,6 +16,7 @@ from sea_mq_worker.domain.outcomes import (
     Accepted,
     Ending,
     HandlerResult,
+    LeaseLost,
     NotDelivered,
     Poison,
     Processed,
@@ -24,6 +26,8 @@ from sea_mq_worker.domain.outcomes import (
 from sea_mq_worker.domain.receipts import Run
 from sea_mq_worker.domain.retry import Backoff
 from sea_mq_worker.ports.handler import EventHandler
+
+Holds: TypeAlias = Callable[[], Awaitable[bool]]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -82,14 +86,18 @@ class Handle:
     backoff: Backoff
     attempts_max: int
 
-    async def handle(self, item: InHand, run: Run, stop: asyncio.Event) -> Ending:
-        """Work on a leased message to its end, or give it back when asked to stop while waiting."""
+    async def handle(self, item: InHand, run: Run, stop: asyncio.Event, *, holds: Holds) -> Ending:
+        """Work on a leased message to its end, or give it back when asked to stop while waiting.
+
+        ``holds`` is asked before each call of the handler: what waited for a sick handler while the process
+        stood still, or the database was away, may be another worker's by now, and handled.
+        """
         try:
             match item.envelope:
                 case Invalid(_, reason, detail):
                     return await self._bury(item, run, reason, detail, stop)
                 case Valid(_, request) if run.attempts <= self.attempts_max:
-                    return await self._conclude(item, run, await self._ask(request, stop), stop)
+                    return await self._conclude(item, run, await self._ask(request, stop, holds), stop)
                 case Valid():
                     detail = "its attempts ended with the worker, not with an answer"
                     return await self._bury(item, run, Reason.EXHAUSTED, detail, stop)
@@ -99,8 +107,14 @@ class Handle:
                 f"the worker stopped while it waited: {waited_for}", AT_ONCE_SECONDS, counted=False
             )
 
-    async def _ask(self, request: HandlerRequest, stop: asyncio.Event) -> HandlerResult:
-        while await self.health.gate.enter(stop) is not Passage.STOPPED:
+    async def _ask(
+        self, request: HandlerRequest, stop: asyncio.Event, holds: Holds
+    ) -> HandlerResult | LeaseLost:
+        while (passage := await self.health.gate.enter(stop)) is not Passage.STOPPED:
+            if not await holds():
+                if passage is Passage.PROBE:
+                    self.health.gate.skip()
+                return LeaseLost()
             result = await self.handler.handle(request)
             if self.health.believes(request.message_id, result):
                 return result
@@ -108,8 +122,12 @@ class Handle:
                 await unless_stopped(stop, asyncio.sleep(result.after_seconds))
         raise StoppedError(self.health.gate.reason)
 
-    async def _conclude(self, item: InHand, run: Run, result: HandlerResult, stop: asyncio.Event) -> Ending:
+    async def _conclude(
+        self, item: InHand, run: Run, result: HandlerResult | LeaseLost, stop: asyncio.Event
+    ) -> Ending:
         match result:
+            case LeaseLost():
+                return result
             case Accepted(status):
                 return Processed(status)
             case Poison(detail):

@@ -111,6 +111,7 @@ class InboxConsumer:
             return
         for item, receipt in zip(items, receipts, strict=True):
             if isinstance(receipt, Run):
+                item.leased_until = item.received_at + self.lease_seconds
                 working.create_task(self._work(item, receipt, stop))
             else:
                 await self._answer(item, receipt)
@@ -150,7 +151,7 @@ class InboxConsumer:
         return await unless_stopped(stop, fetching)
 
     async def _work(self, item: InHand, run: Run, stop: asyncio.Event) -> None:
-        ending = await self.handle.handle(item, run, stop)
+        ending = await self.handle.handle(item, run, stop, holds=lambda: self._holds(item, run, stop))
         self.closing.add(item, run, ending)
 
     async def _answer(self, item: InHand, receipt: Done | Busy | Conflict) -> None:
@@ -190,10 +191,25 @@ class InboxConsumer:
         for item in list(self._in_hand):
             await self.consumer.in_progress(item.message)
 
+    async def _holds(self, item: InHand, run: Run, stop: asyncio.Event) -> bool:
+        """Tell whether a message is still ours; the database is asked only where the heartbeat missed."""
+        if self.clock() >= item.leased_until:
+            extending = patiently(
+                lambda: self._extend([(item, run)]), gate=self.reception.store_gate, stop=stop
+            )
+            await extending
+        return self.clock() < item.leased_until
+
     async def _extend_leases(self) -> None:
-        leases = [item.run.lease for item in self._in_hand if item.run is not None]
         try:
-            if leases:
-                await self.inbox.extend(leases, lease_seconds=self.lease_seconds)
+            await self._extend([(item, item.run) for item in self._in_hand if item.run is not None])
         except StoreUnavailableError as error:
             self.reception.store_gate.pause(str(error))
+
+    async def _extend(self, held: Sequence[tuple[InHand, Run]]) -> None:
+        if not held:
+            return
+        began = self.clock()
+        kept = await self.inbox.extend([run.lease for _, run in held], lease_seconds=self.lease_seconds)
+        for item, run in held:
+            item.leased_until = began + self.lease_seconds if run.lease.message_id in kept else began

@@ -22,6 +22,8 @@ class InHand:
     received_at: float
     run: Run | None = None
     """The lease, once the inbox has given it to us."""
+    leased_until: float = 0.0
+    """Until then the lease is ours for certain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -270,6 +270,27 @@ async def test_a_message_that_somebody_took_over_is_not_acknowledged() -> None:
 
 
 @in_virtual_time
+async def test_a_message_that_somebody_took_over_while_it_waited_is_not_handed_to_the_handler() -> None:
+    world = World()
+    world.handler.script = always(Unreachable())
+    message_id = world.send()
+    async with world.consuming():
+        await world.observer.seen(GatePaused)
+        world.inbox.down = True
+        await asyncio.sleep(LEASE + 1)
+        world.row(message_id).locked_by = "w2#9"
+        asked = world.handler.calls[message_id]
+        world.handler.script = always(Answer())
+        world.inbox.down = False
+        lost = await world.observer.seen(LeasesLost)
+        assert (lost.side, lost.count) == ("inbox", 1)
+        assert world.handler.calls[message_id] == asked
+        other = world.send()
+        await world.observer.seen(MessageProcessed)
+        assert world.handler.calls[other] == 1, "the gate has to be open to others"
+
+
+@in_virtual_time
 async def test_a_lease_that_ends_hours_later_does_not_use_up_the_messages_deliveries() -> None:
     """As when its holder died and the database's clock was set back."""
     world = World()
