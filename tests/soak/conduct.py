@@ -3,6 +3,7 @@
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from tests.soak.audit import late_calls, replays
@@ -113,7 +114,8 @@ def slopes(evidence: Evidence) -> list[dict[str, Any]]:
     """Compare the second quarter of each long life with its last."""
     lives: dict[str, list[Sample]] = defaultdict(list)
     for sample in evidence.samples:
-        lives[f"{sample.worker}-{sample.life}"].append(sample)
+        if sample.rss:  # none: it is ending
+            lives[f"{sample.worker}-{sample.life}"].append(sample)
     found = []
     for name, samples in lives.items():
         settled = [sample for sample in samples if sample.at > samples[0].at + _WARM_UP_SECONDS]
@@ -151,8 +153,11 @@ def workers_end_as_told(evidence: Evidence) -> Iterator[str]:
     """A worker ends because it was told to, or with the documented code while what it needs is missing."""
     for life in evidence.lives:
         if not _fine(life, evidence):
-            last = evidence.logs[f"{life.worker}-{life.number}"].splitlines()[-1:]
-            yield f"{life.worker}-{life.number} ended with {life.code}, told {life.told or 'nothing'}: {last}"
+            lines = evidence.logs[f"{life.worker}-{life.number}"].splitlines()
+            why = _reasons(lines) or "".join(lines[-1:])
+            at = datetime.fromtimestamp(life.ended, UTC).time().isoformat("seconds")
+            told = life.told or "nothing"
+            yield f"{life.worker}-{life.number}, told {told}, ended at {at} with {life.code}: {why}"
 
 
 def _fine(life: Life, evidence: Evidence) -> bool:
@@ -172,12 +177,14 @@ def _fine(life: Life, evidence: Evidence) -> bool:
         )
         unborn = life.code == -15 and not evidence.logs[f"{life.worker}-{life.number}"]
         return life.code == 0 or (life.code == 5 and hurt) or unborn
-    log = evidence.logs[f"{life.worker}-{life.number}"]
-    told = "\n".join(
-        line for line in log.splitlines() if '"loop_died"' in line or '"contract_broken"' in line
-    )
-    missing = during("broker.delete_consumer") and "does not exist" in told
+    told = _reasons(evidence.logs[f"{life.worker}-{life.number}"].splitlines())
+    missing = during("broker.delete_consumer") and ("does not exist" in told or "not found" in told)
     return life.code == 3 and (missing or (during("broker.forbid") and "permission" in told))
+
+
+def _reasons(lines: Sequence[str]) -> str:
+    """Return what a worker wrote about its own end."""
+    return "\n".join(line for line in lines if '"loop_died"' in line or '"contract_broken"' in line)
 
 
 _SERIES = {

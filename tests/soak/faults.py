@@ -24,7 +24,7 @@ from tests.soak.streams import stored
 
 _COMMAND_SECONDS = 25.0
 _TRIES = 50
-_CLAIM_TRIES = 30
+_CLAIM_TRIES = 100
 _GONE = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError)
 _EVENTS, _DEAD_LETTERS = f"{CONTEXT.upper()}_EVENTS", f"{CONTEXT.upper()}_DLQ"
 _REDRIVABLE = (
@@ -128,13 +128,13 @@ class Chaos:
 
     async def _until_it_holds_claims(self, member: Member) -> None:
         """Let it claim and not publish; others settle what it holds, before it wakes up and tries to."""
-        member.proxies["broker"].stall()
-        for _ in range(_CLAIM_TRIES):
-            with contextlib.suppress(*_GONE):
-                async with self.stage.database() as connection:
+        with contextlib.suppress(*_GONE):
+            async with self.stage.database() as connection:
+                member.proxies["broker"].stall()
+                for _ in range(_CLAIM_TRIES):
                     if await connection.fetchval(_CLAIMS, f"{member.name}#%"):
                         return
-            await asyncio.sleep(0.02)
+                    await asyncio.sleep(0.01)
 
     @asynccontextmanager
     async def _broker_kill(self, _: Fault) -> AsyncIterator[None]:

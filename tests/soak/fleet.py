@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx2
 
 from tests.support.proxy import TcpProxy
+from tests.support.waiting import eventually
 from tests.support.worker import Deployment, WorkerProcess, running
 
 _RESTART_SECONDS = 0.3
@@ -66,6 +67,12 @@ class Member:
             if not self._over:
                 await asyncio.sleep(_RESTART_SECONDS)
                 await self.up.wait()
+
+    async def ready(self) -> None:
+        """Wait until its first process can work."""
+        await eventually(lambda: self.alive, what=f"{self.name} is started")
+        assert self._worker is not None
+        await self._worker.ready()
 
     @property
     def alive(self) -> bool:

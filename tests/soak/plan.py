@@ -4,11 +4,15 @@ import random
 from dataclasses import dataclass
 
 WORKERS = ("w1", "w2", "w3")
+MORTAL = ("w1", "w2")
+"""The third is hurt in every way, but never ended, so that its use of memory tells something."""
 SIDES = ("database", "broker", "handler")
 CALM_SECONDS = 3.0
 """Before the first fault, so that there is something to hurt."""
 
 _LANES = 2
+_DELETIONS_END = 0.3
+"""After this share of the time the consumer stays: its loss ends every worker."""
 _REPLAYS_END_SECONDS = 25.0
 """No replay so shortly before the end: it waits until the stream's duplicate window is over."""
 
@@ -92,6 +96,8 @@ def draw(seed: int, seconds: float, *, only: frozenset[str] = frozenset()) -> li
         lane = lanes.index(at)
         kind = chance.choice(untried) if untried else chance.choices(kinds, [k.weight for k in kinds])[0]
         fault = _fault(chance, kind, at, seconds)
+        if fault is None and kind in untried:
+            untried.remove(kind)
         if fault is None or any(_collide(fault, other) for other in planned):
             lanes[lane] = at + 0.1
             continue
@@ -106,9 +112,11 @@ def _fault(chance: random.Random, kind: Kind, at: float, end: float) -> Fault | 
     length = min(chance.uniform(kind.shortest, kind.longest), end - at)
     victim = kind.where
     if kind.where == "worker":
-        victim = chance.choice(WORKERS)
+        victim = chance.choice(WORKERS if "freeze" in kind.name else MORTAL)
     elif kind.where == "proxy":
         victim = f"{chance.choice(WORKERS)}:{chance.choice(SIDES)}"
+    if kind.name == "broker.delete_consumer" and at > CALM_SECONDS + end * _DELETIONS_END:
+        return None
     if kind.name == "operator.replay" and at > end - _REPLAYS_END_SECONDS:
         return None
     return Fault(round(at, 2), kind.name, victim, round(length, 2), chance.getrandbits(32))

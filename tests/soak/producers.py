@@ -137,6 +137,7 @@ class Sender:
 
     stage: Stage
     chance: random.Random
+    only_good: bool = False
     acknowledged: dict[int, str] = field(default_factory=dict)
     """Message ids by the sequence that the stream has named."""
 
@@ -144,7 +145,7 @@ class Sender:
         """Work until asked to stop."""
         while not stop.is_set():
             await asyncio.sleep(self.chance.uniform(0, 0.1))
-            await self._send(self._draw(), stop)
+            await self._send("good" if self.only_good else self._draw(), stop)
 
     def _draw(self) -> str:
         chosen = self.chance.randrange(100)

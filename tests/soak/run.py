@@ -1,6 +1,7 @@
 """One soak: traffic and chaos together, then peace, a last stop, and the audit."""
 
 import asyncio
+import contextlib
 import random
 import time
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import asyncpg
 
+from sea_mq_worker.adapters.nats.connection import api
 from sea_mq_worker.domain.errors import WorkerError
 from tests.soak.audit import CONTENT, Check, judge
 from tests.soak.conduct import CONDUCT, rare_paths_were_reached
@@ -69,6 +71,7 @@ async def soak(
     plan = draw(seed, seconds, only=only)
     ledger = Ledger(folder / "ledger")
     async with stage(folder, seed=seed, bug=bug) as made:
+        await asyncio.gather(*(member.ready() for member in made.members.values()))
         chaos, watch, sender = Chaos(made), Watch(made), Sender(made, random.Random(seed + 3))
         over = asyncio.Event()
         async with asyncio.TaskGroup() as watching:
@@ -82,9 +85,11 @@ async def soak(
                 began = time.monotonic()
                 await chaos.run(plan)
                 await asyncio.sleep(max(0.0, began + seconds - time.monotonic()))
+                sender.only_good = True
+                peace = time.monotonic()
+                await _brought_to_an_end(made, drain_seconds)
                 stop.set()
-            peace = time.monotonic()
-            left = await _drained(made, drain_seconds)
+            left = await _drained(made, max(10.0, drain_seconds - (time.monotonic() - peace)))
             await _redrive_the_rest(made)
             drained = time.monotonic() - peace
             for member in made.members.values():
@@ -114,6 +119,22 @@ async def soak(
         evidence=evidence,
         checks=checks,
     )
+
+
+async def _brought_to_an_end(made: Stage, seconds: float) -> None:
+    """Wait until what was sent is settled, while good messages go on.
+
+    When nothing but bad ones is left, a worker cannot tell them from a sick handler, and lets them wait.
+    """
+    target = made.direct
+    deadline = time.monotonic() + seconds
+    last = (await api(made.broker, f"STREAM.INFO.{target.upstream_stream}"))["state"]["last_seq"]
+    while time.monotonic() < deadline:
+        with contextlib.suppress(WorkerError):
+            info = await consumer_info(made.broker, target.upstream_stream, target.durable)
+            if info["ack_floor"]["stream_seq"] >= last:
+                return
+        await asyncio.sleep(0.25)
 
 
 async def _drained(made: Stage, seconds: float) -> str:
