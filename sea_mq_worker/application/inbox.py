@@ -86,9 +86,12 @@ class InboxConsumer:
     async def _take_leftovers(self, stop: asyncio.Event, working: asyncio.TaskGroup) -> None:
         """Now and then take what nothing will deliver again, unless the handler is sick."""
         while self.leftovers is not None and not stop.is_set():
+            if not self.handle.health.gate.is_open:
+                await self.leftovers.wait(stop)
+                continue
             try:
-                messages = await self.leftovers.find(stop) if self.handle.health.gate.is_open else []
-                for message in messages:
+                finding = self.leftovers.find(stop)
+                for message in await unless_stopped(stop, finding):
                     await unless_stopped(stop, self._room())
                     await self._receive([message], stop, working)
             except StoppedError:
