@@ -19,6 +19,7 @@ from sea_mq_worker.domain.events import EventState
 from sea_mq_worker.producer import enqueue
 from sea_mq_worker.resources import resource_folder
 from tests.integration.test_migrations import run_psql
+from tests.security.test_sql import STATEMENTS
 from tests.support.builders import enqueueable
 from tests.support.servers import Database, PostgresAddress, unique
 from tests.support.site import Site, site
@@ -149,6 +150,49 @@ async def test_a_reader_can_look_at_everything(roles: Roles, place: Site) -> Non
         assert (await operations.inbox_depth()).count == 0
         assert await operations.show_outbox(uuid.UUID(event))
         assert await operations.audit(limit=1) == []
+
+
+NEEDS = {
+    "producer": ("producer.",),
+    "relay": ("outbox.", "inbox.", "context.", "pipeline_drain.", "operations.outbox_depth_capped"),
+    "operator": (
+        *("operations.list", "operations.show", "operations.begin", "operations.replay", "operations.bury"),
+        *("operations.redriven", "operations.audit", "pipeline_replay.", "inbox.", "context.owner"),
+    ),
+    "janitor": (
+        *("operations.begin", "operations.outbox_pages", "operations.prune", "operations.inbox_pages"),
+        *("pipeline_archive.", "context.owner"),
+    ),
+    "reader": (
+        *("depth.", "operations.list", "operations.show", "operations.audit", "pipeline_reconcile."),
+        *("pipeline_drain.backlog", "operations.outbox_depth", "operations.inbox_depth", "context.owner"),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_role_may_run_the_statements_that_it_is_for(kind: str, roles: Roles) -> None:
+    """PostgreSQL checks rights before it explains; no row has to be there for it."""
+    wanted = [name for name in STATEMENTS if name.startswith(NEEDS[kind])]
+    connection = await asyncpg.connect(roles.dsn(kind))
+    denied = {}
+    for name in wanted:
+        parameters = (await connection.prepare(STATEMENTS[name])).get_parameters()
+        given = f"({', '.join(['NULL'] * len(parameters))})" if parameters else ""
+        try:
+            await connection.execute(f"PREPARE one AS {STATEMENTS[name]}; EXPLAIN EXECUTE one{given}")
+        except asyncpg.InsufficientPrivilegeError as error:
+            denied[name] = error.args[0]
+        await connection.execute("DEALLOCATE one")
+    await connection.close()
+    assert denied == {}
+    assert {name.partition(".")[0] for name in wanted} >= {prefix.partition(".")[0] for prefix in NEEDS[kind]}
+
+
+def test_every_statement_is_for_a_role() -> None:
+    """Those of modules ask about the session or the catalogue, or are the owner's."""
+    prefixes = tuple(prefix for needs in NEEDS.values() for prefix in needs)
+    assert [name for name in STATEMENTS if ".py:" not in name and not name.startswith(prefixes)] == []
 
 
 DENIED = {
