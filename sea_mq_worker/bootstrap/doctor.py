@@ -85,6 +85,9 @@ async def _streams(connection: NatsConnection, settings: Settings) -> AsyncItera
             why = "it acknowledges before it stores: what it confirmed may be lost with its server's process"
             mend = "make the stream anew with `storage: file` and without `persist_mode: async`"
             yield Finding(where=f"stream {name}", why=why, mend=mend)
+        if facts.useless:
+            mend = f"run `{_APPLY}`; a sealed stream has to be deleted first, or another one named"
+            yield Finding(where=f"stream {name}", why=f"{facts.useless}: nothing is published", mend=mend)
         if name == settings.stream:
             for finding in _window(facts.duplicate_window_seconds, settings):
                 yield finding
@@ -96,8 +99,10 @@ def _window(seconds: float, s: Settings) -> Sequence[Finding]:
         return ()
     why = (
         f"duplicate_window is {seconds:g} s, lease and publish time-out together are {needed:g} s: "
-        f"after a crash an event comes again when the stream has forgotten it"
+        f"after a crash an event is searched for in the stream before it is sent again"
     )
+    if seconds <= s.outbox_publish_timeout_seconds:
+        why = f"duplicate_window, {seconds:g} s, is not longer than the publish time-out: {_REFUSES}"
     mend = (
         f"raise duplicate_window in its definition and run `{_APPLY}`, or lower SEA_MQ_OUTBOX_LEASE_SECONDS"
     )

@@ -342,15 +342,23 @@ async def test_doctor_names_what_is_wrong_and_what_mends_it(
     assert (await api(world.connection, f"STREAM.INFO.{upper}_EVENTS"))["state"]["messages"] == 0
 
 
-@pytest.mark.parametrize("lenient", [{"storage": "memory"}, {"persist_mode": "async"}])
-async def test_doctor_names_a_stream_that_acknowledges_before_it_stores(
-    world: World, lenient: dict[str, str]
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        ({"storage": "memory"}, "acknowledges before it stores"),
+        ({"persist_mode": "async"}, "acknowledges before it stores"),
+        ({"no_ack": True}, "acknowledges nothing"),
+        ({"duplicate_window": 5 * SECOND}, "not longer than the publish time-out"),
+    ],
+)
+async def test_doctor_names_a_stream_that_confirms_too_little(
+    world: World, config: dict[str, Any], told: str
 ) -> None:
     upper = world.name.upper()
-    await create_stream(world.connection, f"{upper}_EVENTS", f"{world.name}.event.>", **lenient)
+    await create_stream(world.connection, f"{upper}_EVENTS", f"{world.name}.event.>", **config)
     found = (await world.run("doctor", "--json")).json
-    told = [finding["why"] for finding in found if finding["where"] == f"stream {upper}_EVENTS"]
-    assert any("acknowledges before it stores" in why for why in told), found
+    reasons = [finding["why"] for finding in found if finding["where"] == f"stream {upper}_EVENTS"]
+    assert any(told in why for why in reasons), found
 
 
 async def test_doctor_looks_at_each_dependency_apart_from_the_others(
