@@ -179,20 +179,32 @@ async def _throws_out(error: bytes) -> AsyncIterator[str]:
 
 
 async def test_a_server_that_is_too_old_is_named_with_the_oldest_that_will_do() -> None:
-    server = await asyncio.start_server(_welcome_as_an_old_server, "127.0.0.1", 0)
-    async with server:
+    with pytest.raises(ContractError, match=r"nats-server 2\.9\.25 is too old .* 2\.10 or newer"):
+        await _connect_to(b'"2.9.25"')
+
+
+@pytest.mark.parametrize("version", [b'""', b'"v3"', b'"next"'])
+async def test_a_server_whose_version_cannot_be_read_is_taken_for_the_oldest(version: bytes) -> None:
+    assert await _connect_to(version) == (2, 10, 0)
+
+
+async def _connect_to(version: bytes) -> tuple[int, int, int]:
+    """Connect to a server that names this version; return what the connection makes of it."""
+
+    async def welcome(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(
+            b'INFO {"server_id":"x","version":%b,"max_payload":1048576,"headers":true}\r\n' % version
+        )
+        while b"PING" not in await reader.readline():
+            pass
+        writer.write(b"PONG\r\n")
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(welcome, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
-        with pytest.raises(ContractError, match=r"nats-server 2\.9\.25 is too old .* 2\.10 or newer"):
-            await connect(urls=f"nats://127.0.0.1:{port}", name="test", on_event=lambda _event, _text: None)
-
-
-async def _welcome_as_an_old_server(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    writer.write(b'INFO {"server_id":"x","version":"2.9.25","max_payload":1048576,"headers":true}\r\n')
-    while b"PING" not in await reader.readline():
-        pass
-    writer.write(b"PONG\r\n")
-    await reader.read()
-    writer.close()
+        async with connected(f"nats://127.0.0.1:{port}") as connection:
+            return connection.server_version
 
 
 async def test_closing_on_purpose_is_no_loss(nats_url: str) -> None:

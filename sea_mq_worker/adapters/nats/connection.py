@@ -67,12 +67,12 @@ class NatsConnection:
 
     @property
     def server_version(self) -> tuple[int, int, int]:
-        """Of the server that it is connected to; the oldest one supported where what it says is no version."""
-        try:
+        """Of the server that it is connected to; the oldest supported one where that names none."""
+        here = (0, 0, 0)
+        with contextlib.suppress(ValueError):
             version = self.client.connected_server_version
-        except ValueError:
-            return (*_SERVER_MIN, 0)
-        return version.major, version.minor, version.patch
+            here = version.major, version.minor, version.patch
+        return here if any(here) else (*_SERVER_MIN, 0)
 
     def listen(self, listener: Listener) -> None:
         """Call ``listener`` at every event from now on; it must be quick."""

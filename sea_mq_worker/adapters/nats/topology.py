@@ -117,8 +117,7 @@ async def _found(connection: NatsConnection, definition: Definition) -> dict[str
 
 def _wanted(connection: NatsConnection, definition: Definition) -> dict[str, Any]:
     """Leave out what the connected server is too old to know."""
-    version = connection.client.connected_server_version
-    here = (version.major, version.minor)
+    here = connection.server_version
     config = _without_reserved(definition.config)
     return {key: value for key, value in config.items() if here >= _SINCE.get(key, (0, 0))}
 
