@@ -14,7 +14,7 @@ from sea_mq_worker.adapters.nats.topology import EXISTENCE
 from sea_mq_worker.adapters.observability.fanout import FanOut
 from sea_mq_worker.adapters.observability.logs import LogObserver, configure
 from sea_mq_worker.adapters.observability.metrics import Backlog, MetricsObserver
-from sea_mq_worker.adapters.postgres.connection import NO_HINTS
+from sea_mq_worker.adapters.postgres.connection import NO_HINTS, leave_former_primary
 from sea_mq_worker.adapters.postgres.migrations import check_version
 from sea_mq_worker.adapters.postgres.operations import PostgresOperations
 from sea_mq_worker.adapters.postgres.ownership import take_schema
@@ -137,6 +137,7 @@ async def _sampling(base: Base) -> dict[str, Loop]:
     operations = PostgresOperations(pool=pool)
 
     async def sample() -> None:
+        await leave_former_primary(pool)
         base.metrics.set_backlog("outbox", _backlog(await operations.outbox_depth_capped(limit=_DEPTH_MAX)))
         base.metrics.set_backlog("inbox", _backlog(await operations.inbox_depth_capped(limit=_DEPTH_MAX)))
         await check_version(pool)  # a migration may have come that this worker cannot live with

@@ -171,6 +171,17 @@ async def fetch(pool: asyncpg.Pool, statement: str, *args: object) -> Sequence[A
             raise
 
 
+async def leave_former_primary(pool: asyncpg.Pool) -> None:
+    """Connect anew where the server has become read-only, which a pool that only reads would never notice.
+
+    Raises:
+        StoreUnavailableError: PostgreSQL cannot serve now.
+    """
+    [row] = await fetch(pool, "SELECT current_setting('transaction_read_only') = 'on' AS is_read_only")
+    if row["is_read_only"]:
+        await pool.expire_connections()
+
+
 async def _rows(connection: Any, statement: str, args: Sequence[object]) -> Sequence[Any]:
     try:
         return list(await connection.fetch(statement, *args))
