@@ -15,10 +15,11 @@ import pytest
 import pytest_asyncio
 from pydantic import SecretStr
 
+from sea_mq_worker.adapters.postgres.errors import translated
 from sea_mq_worker.bootstrap.connections import nats_tls as demanded
 from sea_mq_worker.bootstrap.connections import open_handler, open_nats, open_pool
 from sea_mq_worker.domain.envelopes import Valid, open_envelope
-from sea_mq_worker.domain.errors import ContractError
+from sea_mq_worker.domain.errors import ContractError, StoreUnavailableError
 from sea_mq_worker.domain.outcomes import Accepted, NotDelivered
 from sea_mq_worker.embedded import EmbeddedNats
 from sea_mq_worker.producer import enqueue
@@ -54,6 +55,10 @@ class Pki:
             "wrong authority": self.stranger.issue("strange", *HOSTS),
             "wrong host": self.authority.issue("other", "other.example"),
             "expired": self.authority.issue("old", *HOSTS, expired=True),
+        }
+        self.strange = {
+            "a stranger's of its own": self.bad["wrong authority"],
+            "an expired one of its own": self.bad["expired"],
         }
 
     def mutual(self) -> ssl.SSLContext:
@@ -165,6 +170,20 @@ async def test_postgresql_that_cannot_be_trusted_breaks_the_contract(
 
 
 @pytest.mark.fault("S03")
+@pytest.mark.parametrize("alert", ["TLSV1_ALERT_UNKNOWN_CA", "SSLV3_ALERT_CERTIFICATE_EXPIRED"])
+def test_postgresqls_refusal_of_the_own_certificate_breaks_the_contract(alert: str) -> None:
+    """It comes behind the handshake; asyncpg tells of a lost connection, with the alert as the cause."""
+    cause = ssl.SSLError(1, alert)
+    cause.reason = alert
+    lost = asyncpg.ConnectionDoesNotExistError("connection was closed in the middle of operation")
+    with pytest.raises(ContractError, match=f"own certificate .{alert}"), translated():
+        raise lost from cause
+    cause.reason = "SSLV3_ALERT_BAD_RECORD_MAC"
+    with pytest.raises(StoreUnavailableError), translated():
+        raise lost from cause
+
+
+@pytest.mark.fault("S03")
 async def test_the_files_that_a_dsn_names_are_named_when_they_are_missing(tmp_path: Path) -> None:
     for key in ("sslrootcert", "sslcert", "sslkey"):
         missing = f"{tmp_path}/no-{key}"
@@ -176,7 +195,9 @@ async def test_the_files_that_a_dsn_names_are_named_when_they_are_missing(tmp_pa
 NATS = {
     **UNTRUSTED,
     "no TLS": "no TLS is offered, although it is demanded",
-    "no certificate of its own": "TLS was refused|certificate required",
+    "no certificate of its own": "TLS was refused .*certificate",
+    "a stranger's of its own": "TLS was refused .*unknown ca",
+    "an expired one of its own": "TLS was refused .*certificate expired",
 }
 
 
@@ -188,8 +209,10 @@ async def test_a_broker_that_cannot_be_trusted_breaks_the_contract(
     """TLS is demanded by the CA's file alone, too: the URL may say nats://."""
     config = {} if kind == "no TLS" else nats_tls(pki.bad.get(kind, pki.server), pki.authority, verify=False)
     async with EmbeddedNats(tmp_path, config=config) as other:
-        where = broker.url if kind == "no certificate of its own" else other.url
-        given = settings(nats_url=where, nats_tls_ca_file=pki.authority.ca)
+        own = pki.strange.get(kind)
+        files = {"nats_tls_cert_file": own.cert, "nats_tls_key_file": own.key} if own else {}
+        where = broker.url if "of its own" in kind else other.url
+        given = settings(nats_url=where, nats_tls_ca_file=pki.authority.ca, **files)
         with pytest.raises(ContractError, match=NATS[kind]) as refused:
             await open_nats(given, purpose="test", on_event=lambda _event, _text: None)
     assert "\n" not in str(refused.value)

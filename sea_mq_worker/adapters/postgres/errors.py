@@ -31,6 +31,9 @@ _TRY_LATER = (
 _TLS_CUT = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
 """The connection broke during TLS, or was ended in order: an outage like any other."""
 
+_OWN_REFUSED = ("_CERTIFICATE", "_CERT_", "UNKNOWN_CA", "ACCESS_DENIED")
+"""Parts of the alerts by which a server says so, once the client takes the handshake for done."""
+
 _NO_TLS = "rejected SSL upgrade"
 """What asyncpg says without a type of its own."""
 
@@ -95,6 +98,9 @@ def connecting() -> Iterator[None]:
 
 def _from_server(error: asyncpg.PostgresError) -> WorkerError:
     error.detail = None
+    cause = error.__cause__ or error.__context__
+    if isinstance(cause, ssl.SSLError) and any(word in (cause.reason or "") for word in _OWN_REFUSED):
+        return ContractError(f"PostgreSQL: it refuses the worker's own certificate ({cause.reason})")
     state = error.sqlstate or ""
     # Messages of class 22 quote the value that they complain about.
     said = type(error).__name__ if state.startswith("22") or not error.args else error.args[0]
