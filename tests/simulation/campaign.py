@@ -1,6 +1,7 @@
 """Many simulations, one for each seed: the seed draws the plan and drives the schedule."""
 
 import dataclasses
+import itertools
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -13,6 +14,10 @@ from tests.simulation.report import SOMETIMES, Report
 from tests.simulation.world import simulate
 
 CASES = Path(__file__).with_name("cases")
+BUG_CASES = CASES / "bugs"
+_CANDIDATES = 5
+_SCHEDULES = 60
+_SCHEDULES_KEPT = 3
 
 
 @dataclass(slots=True)
@@ -59,26 +64,41 @@ def run_campaign(seeds: Iterable[int], *, on_seed: Callable[[int], object] = lam
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A plan and a seed that once broke ``invariant``; kept in a file of that name."""
+    """A plan that broke ``invariant`` under each of the seeds; kept in a file of its name."""
 
     name: str
     invariant: str
-    seed: int
+    seeds: tuple[int, ...]
     plan: Plan
 
-    def store(self, folder: Path = CASES) -> None:
+    def store(self, folder: Path) -> None:
         """Write it."""
         folder.mkdir(exist_ok=True)
-        text = json.dumps(
-            {"invariant": self.invariant, "seed": self.seed, "plan": self.plan.to_json()}, indent=1
-        )
-        (folder / f"{self.name}.json").write_text(text + "\n")
+        case = {"invariant": self.invariant, "seeds": self.seeds, "plan": self.plan.to_json()}
+        (folder / f"{self.name}.json").write_text(json.dumps(case, indent=1) + "\n")
 
 
 def load_case(path: Path) -> Case:
     """Read one."""
     given = json.loads(path.read_text())
-    return Case(path.stem, given["invariant"], given["seed"], plan_from_json(given["plan"]))
+    return Case(path.stem, given["invariant"], tuple(given["seeds"]), plan_from_json(given["plan"]))
+
+
+def case_of(name: str, seeds: Iterable[int]) -> Case:
+    """Make a small case of seeds that fail: of the plan that fails most easily, whatever the schedule."""
+    cases = []
+    for seed in itertools.islice(seeds, _CANDIDATES):
+        plan = draw_plan(SeededDice(seed))
+        invariant = invariant_of(simulate(plan, seed))
+        cases.append(Case(name, invariant, failing_schedules(plan, invariant) or (seed,), plan))
+    best = min(cases, key=lambda case: (-len(case.seeds), case.seeds[-1]))
+    return shrunk(best)
+
+
+def failing_schedules(plan: Plan, invariant: str) -> tuple[int, ...]:
+    """Return the first few of many seeds under which a plan breaks an invariant."""
+    failing = (seed for seed in range(_SCHEDULES) if invariant_of(simulate(plan, seed)) == invariant)
+    return tuple(itertools.islice(failing, _SCHEDULES_KEPT))
 
 
 def invariant_of(report: Report) -> str:
@@ -86,15 +106,15 @@ def invariant_of(report: Report) -> str:
     return report.violations[0].partition(":")[0] if report.violations else ""
 
 
-def shrunk(plan: Plan, seed: int, invariant: str) -> Plan:
-    """Leave out of a failing plan what it fails without."""
-    while True:
-        smaller = next(
-            (one for one in _smaller(plan) if invariant_of(simulate(one, seed)) == invariant), None
-        )
-        if smaller is None:
-            return plan
-        plan = smaller
+def shrunk(case: Case) -> Case:
+    """Leave out of a failing plan what it fails as easily without."""
+    for plan in _smaller(case.plan):
+        if not (plan.transactions or plan.messages):
+            continue
+        seeds = failing_schedules(plan, case.invariant)
+        if len(seeds) >= len(case.seeds):
+            return shrunk(dataclasses.replace(case, plan=plan, seeds=seeds))
+    return case
 
 
 def _smaller(plan: Plan) -> Iterator[Plan]:

@@ -126,6 +126,13 @@ class CrashingConsumer(InMemoryConsumer):
         return self._pending[seq].deliveries if seq in self._pending else 0
 
 
+@dataclass(slots=True, kw_only=True)
+class SkewedTable(OutboxTable):
+    """Knows how far the workers' wall clocks are off, which nobody should ever need."""
+
+    skew: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
     """A row as its producer wrote it; ``committed_at`` is when it was seen first."""
@@ -148,7 +155,7 @@ class Servers:
         self.dice = dice
         self.report = report
         self.offset = 0.0
-        self.outbox = OutboxTable(self.database_clock)
+        self.outbox = SkewedTable(self.database_clock, skew=plan.skew)
         self.inbox = InboxTable(self.database_clock)
         self.planned: dict[str, Planned] = {}
         self.rolled_back: set[str] = set()

@@ -11,7 +11,7 @@ _LATENCIES = (0.0, 0.0, 0.01, 0.02, 0.1, 0.3)
 
 
 class Weather:
-    """Tells the fate of each call; what is not wrong everywhere hits one worker, every other call of it."""
+    """Tells the fate of each call; what is not wrong everywhere hits most calls of one worker."""
 
     def __init__(self, plan: Plan, *, clock: Callable[[], float], dice: random.Random) -> None:
         self._workers = plan.workers

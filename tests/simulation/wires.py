@@ -94,7 +94,11 @@ class Line:
         self._run(f"{name}, late", effect, None)
 
     def _run(self, name: str, effect: Callable[[], T], reply: asyncio.Future[T] | None) -> None:
-        if not self.arrives():
+        if reply is not None and not self.arrives():
+            if self.weather.chance(
+                0.5
+            ):  # blocked by a lock, and nobody tells the server that its client is gone
+                self.later(self.weather.between(0.0, LATE_SECONDS_MAX), lambda: self._late(name, effect))
             return
         result = effect()
         self.tell(f"{name} -> {_short(result)}")

@@ -4,6 +4,7 @@ import asyncio
 import random
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from sea_mq_worker.adapters.memory.wakeup import PollingWakeup
 from sea_mq_worker.application.supervisor import ExitCode
@@ -37,6 +38,7 @@ def simulate(plan: Plan, seed: int) -> Report:
     """Carry out a plan; the same plan and seed do the same every time."""
     loop = SeededLoop(seed)
     report = Report()
+    loop.set_exception_handler(partial(_tell_error, report))
     try:
         loop.run_until_complete(World(plan, seed, loop, report).run())
     finally:
@@ -45,6 +47,12 @@ def simulate(plan: Plan, seed: int) -> Report:
         finally:
             loop.close()
     return report
+
+
+def _tell_error(report: Report, _loop: object, context: dict[str, Any]) -> None:
+    """An error in the world itself is no finding, but must not pass for success."""
+    if "handle" in context:
+        report.check(False, "error", repr(context.get("exception")))
 
 
 class World:

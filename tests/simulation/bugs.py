@@ -1,0 +1,262 @@
+"""Bugs to plant: mistakes that others have made in this kind of program, each a small patch of the real code.
+
+A simulation that does not find them would not find their like in the worker either.
+"""
+
+import contextlib
+import dataclasses
+import json
+import random
+import uuid
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+from unittest import mock
+
+from sea_mq_worker.adapters.memory import handler
+from sea_mq_worker.adapters.memory.inbox import InMemoryInbox
+from sea_mq_worker.adapters.memory.outbox import MemoryOutbox, OutboxRow
+from sea_mq_worker.application import burial, publishing
+from sea_mq_worker.application.burial import Burial
+from sea_mq_worker.application.closing import Closing
+from sea_mq_worker.application.handling import Handle
+from sea_mq_worker.application.publishing import Publishing
+from sea_mq_worker.application.relay import OutboxPublisher
+from sea_mq_worker.application.settlement import Settlement
+from sea_mq_worker.domain.dead_letters import dead_letter_message
+from sea_mq_worker.domain.errors import InvalidEventError, UnavailableError
+from sea_mq_worker.domain.events import Claim, ClaimedEvent, EventState
+from sea_mq_worker.domain.headers import MSG_ID, outbound_message
+from sea_mq_worker.domain.messages import DeadLetter, OutboundMessage
+from sea_mq_worker.domain.outcomes import (
+    DeadLettered,
+    HandlerResult,
+    LeaseLost,
+    Poison,
+    Postponed,
+    Processed,
+    Published,
+    Released,
+    Stored,
+    Verdict,
+)
+from sea_mq_worker.domain.receipts import Done, InboxEntry, Receipt, Run
+from sea_mq_worker.domain.retry import RetryPolicy
+
+Plant = Callable[[], AbstractContextManager[Any]]
+
+BUGS: dict[str, Plant] = {}
+
+
+def _bug(owner: object, name: str, *, called: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register a replacement of one function; it gets the real one as its first argument."""
+    real = getattr(owner, name)
+
+    def register(wrong: Callable[..., Any]) -> Callable[..., Any]:
+        def replacement(*args: Any, **given: Any) -> Any:
+            return wrong(real, *args, **given)
+
+        BUGS[called] = lambda: mock.patch.object(owner, name, replacement)
+        return wrong
+
+    return register
+
+
+# --- the outbox's statements
+
+
+@_bug(MemoryOutbox, "_settle", called="no token in the settlement")
+def _(_real: Any, self: MemoryOutbox, claim: Claim, verdicts: Sequence[Verdict]) -> frozenset[str]:
+    """The update names the id alone."""
+    rows = self._table.rows
+    leased = [v for v in verdicts if claim.token and rows[v.event.id].state is EventState.CLAIMED]
+    for verdict in leased:
+        self._change(rows[verdict.event.id], verdict)
+    return frozenset(verdict.event.id for verdict in leased)
+
+
+@_bug(MemoryOutbox, "find_unpublished", called="the token is the worker's name")
+async def _(real: Any, self: MemoryOutbox, *, batch_max: int) -> Claim:
+    claim: Claim = await real(self, batch_max=batch_max)
+    for event in claim.events:
+        self._table.rows[event.id].claimed_by = self._worker
+    return dataclasses.replace(claim, token=self._worker) if claim.events else claim
+
+
+@_bug(MemoryOutbox, "_lease", called="attempts are counted after a failure alone")
+def _(real: Any, self: MemoryOutbox, row: OutboxRow, owner: str) -> ClaimedEvent:
+    event: ClaimedEvent = real(self, row, owner)
+    row.attempts -= 1
+    return event
+
+
+@_bug(MemoryOutbox, "_change", called="attempts are counted twice")
+def _(real: Any, self: MemoryOutbox, row: OutboxRow, verdict: Verdict) -> None:
+    real(self, row, verdict)
+    row.attempts += isinstance(verdict, Postponed)
+
+
+@_bug(MemoryOutbox, "_due", called="polling by a cursor")
+def _(real: Any, self: MemoryOutbox) -> list[OutboxRow]:
+    """What commits later with a lower place is never seen."""
+    mark = getattr(self, "mark", 0)
+    due: list[OutboxRow] = [row for row in real(self) if row.seq > mark or row.attempts]
+    self.mark = max([mark, *(row.seq for row in due)])  # type: ignore[attr-defined]
+    return due
+
+
+@_bug(MemoryOutbox, "_ready", called="the worker's clock in the statement")
+def _(_real: Any, self: MemoryOutbox, row: OutboxRow) -> bool:
+    skew = self._table.skew  # type: ignore[attr-defined]
+    return row.state is EventState.PENDING and row.available_at <= self._table.clock() + skew
+
+
+@_bug(MemoryOutbox, "_ready", called="a lease that ran out is stolen at once")
+def _(real: Any, self: MemoryOutbox, row: OutboxRow) -> bool:
+    """CLAIMED -> CLAIMED."""
+    expired = row.claimed_at is not None and row.claimed_at < self._table.clock() - self._lease_seconds
+    return expired or real(self, row)
+
+
+@_bug(MemoryOutbox, "reap", called="an event that waits is declared dead")
+async def _(real: Any, self: MemoryOutbox) -> int:
+    """PENDING -> DEAD."""
+    for row in self._table.rows.values():
+        if row.state is EventState.PENDING and row.failures > 2:
+            row.state = EventState.DEAD
+    count: int = await real(self)
+    return count
+
+
+@_bug(MemoryOutbox, "_runs", called="locked rows are skipped without regard to keys")
+def _(_real: Any, self: MemoryOutbox) -> Iterator[OutboxRow]:
+    return filter(self._ready, self._lane())
+
+
+@_bug(MemoryOutbox, "find_unpublished", called="a transaction stays open while publishing")
+async def _(real: Any, self: MemoryOutbox, *, batch_max: int) -> Claim:
+    """Nothing of the claim is there until it commits; nearest to it where a statement is a transaction."""
+    claim: Claim = await real(self, batch_max=batch_max)
+    for event in claim.events:
+        row = self._table.rows[event.id]
+        row.attempts -= 1
+        row.state, row.claimed_at, row.claimed_by = EventState.PENDING, None, None
+    return claim
+
+
+# --- the relay
+
+
+@_bug(OutboxPublisher, "_work", called="marked before it is published")
+async def _(real: Any, self: OutboxPublisher, claim: Claim, *rest: Any) -> None:
+    stored = Stored("SEA_EVENTS", 1)
+    with contextlib.suppress(UnavailableError):
+        await self.outbox.mark_published(claim, [Published(event, stored) for event in claim.events])
+    await real(self, claim, *rest)
+
+
+@_bug(publishing, "outbound_message", called="a new message id for each try")
+def _(real: Any, event: ClaimedEvent, **given: Any) -> OutboundMessage:
+    message: OutboundMessage = real(event, **given)
+    fresh = str(uuid.UUID(int=random.getrandbits(128)))
+    return dataclasses.replace(message, id=fresh, headers={**message.headers, MSG_ID: fresh})
+
+
+@_bug(publishing, "outbound_message", called="numbers of the payload become floats")
+def _(real: Any, event: ClaimedEvent, **given: Any) -> OutboundMessage:
+    message: OutboundMessage = real(event, **given)
+    return dataclasses.replace(message, payload=json.dumps(json.loads(message.payload)).encode())
+
+
+@_bug(Publishing, "publish", called="a bad event ends its batch")
+async def _(real: Any, self: Publishing, events: tuple[ClaimedEvent, ...], **given: Any) -> list[Verdict]:
+    try:
+        for event in events:
+            outbound_message(event, context=self.context, source=self.source)
+    except InvalidEventError:
+        self.broker_gate.skip()
+        return [Released(event) for event in events]
+    verdicts: list[Verdict] = await real(self, events, **given)
+    return verdicts
+
+
+@_bug(Settlement, "_persist", called="nothing is given back on a stop")
+async def _(real: Any, self: Settlement, write: Any, claim: Claim, verdicts: Any, *rest: Any) -> Any:
+    if verdicts and isinstance(verdicts[0], Released):
+        return frozenset()
+    return await real(self, write, claim, verdicts, *rest)
+
+
+@_bug(RetryPolicy, "_stored", called="a replay trusts the duplicate's acknowledgement")
+def _(_real: Any, _self: RetryPolicy, event: ClaimedEvent, stored: Stored) -> Verdict:
+    return Published(event, stored)
+
+
+# --- the inbox
+
+
+@_bug(InMemoryInbox, "_insert_one", called="a known message is acknowledged")
+def _(real: Any, self: InMemoryInbox, entry: InboxEntry, *rest: Any) -> Receipt:
+    known = entry.message_id in self._table.rows
+    receipt: Receipt = real(self, entry, *rest)
+    return Done() if known else receipt
+
+
+@_bug(Closing, "_close", called="acknowledged before it is marked")
+async def _(real: Any, self: Closing, batch: Any, stop: Any) -> None:
+    for item, _run, ending in batch:
+        if isinstance(ending, Processed):
+            await self.consumer.ack(item.message)
+    await real(self, batch, stop)
+
+
+@_bug(Closing, "_acknowledge", called="given back without delay")
+async def _(real: Any, self: Closing, item: Any, run: Run, ending: Any) -> None:
+    shorter = dataclasses.replace(ending, delay_seconds=0.0) if hasattr(ending, "delay_seconds") else ending
+    await real(self, item, run, shorter)
+
+
+@_bug(handler, "result_of", called="a 404 is taken for poison")
+def _(real: Any, status: int, **given: Any) -> HandlerResult:
+    result: HandlerResult = real(status, **given)
+    return Poison("not found") if status == 404 else result
+
+
+@_bug(Handle, "handle", called="attempts are the server's deliveries")
+async def _(real: Any, self: Handle, item: Any, run: Run, stop: Any) -> Any:
+    return await real(self, item, dataclasses.replace(run, attempts=item.message.deliveries), stop)
+
+
+@_bug(Burial, "_publish", called="dead letters are published without an acknowledgement")
+async def _(_real: Any, self: Burial, message: OutboundMessage) -> None:
+    await self.publisher.publish(message.subject, message.payload, message.headers)
+
+
+@_bug(Burial, "bury", called="acknowledged although the dead letter failed")
+async def _(real: Any, self: Burial, letter: DeadLetter, *rest: Any) -> DeadLettered | LeaseLost:
+    async def once(message: OutboundMessage) -> None:
+        with contextlib.suppress(UnavailableError):
+            await publish(self, message)
+
+    publish: Callable[[Burial, OutboundMessage], Awaitable[None]] = Burial._publish
+    impatient: Any = _Impatient(self, once)
+    ending: DeadLettered | LeaseLost = await real(impatient, letter, *rest)
+    return ending
+
+
+class _Impatient:
+    """A Burial that publishes in another way."""
+
+    def __init__(self, inner: Burial, publish: Callable[[OutboundMessage], Awaitable[None]]) -> None:
+        self._inner = inner
+        self._publish = publish
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+@_bug(burial, "dead_letter_message", called="a new id for each dead letter")
+def _(_real: Any, letter: DeadLetter, **given: Any) -> OutboundMessage:
+    message = dead_letter_message(letter, **given)
+    fresh = f"dlq:{random.getrandbits(64)}"
+    return dataclasses.replace(message, id=fresh, headers={**message.headers, MSG_ID: fresh})
