@@ -1,6 +1,7 @@
 """Doctor: what keeps this worker from running well, why, and the command that mends it."""
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from sea_mq_worker.adapters.nats import topology
 from sea_mq_worker.adapters.nats.connection import NatsConnection, api
 from sea_mq_worker.adapters.nats.errors import ApiRefusedError
 from sea_mq_worker.adapters.nats.facts import stream_facts
+from sea_mq_worker.bootstrap.connections import handler_tls
 from sea_mq_worker.bootstrap.operator import broker, operations, wanted_topology
 from sea_mq_worker.domain.errors import ContractError, UnavailableError, WorkerError
 from sea_mq_worker.settings import ConsumerSettings, Settings
@@ -145,10 +147,16 @@ async def _handler(settings: Settings) -> AsyncIterator[Finding]:
         return
     url = urlsplit(settings.handler_url)
     port = url.port or (443 if url.scheme == "https" else 80)
+    trust = (handler_tls(settings) or ssl.create_default_context()) if url.scheme == "https" else None
     try:
         async with asyncio.timeout(_CONNECT_SECONDS):
-            _, writer = await asyncio.open_connection(url.hostname, port)
+            _, writer = await asyncio.open_connection(url.hostname, port, ssl=trust)
         writer.close()
+    except ssl.SSLError as error:
+        reason = getattr(error, "verify_message", "") or error.reason
+        why = f"{url.hostname}:{port} cannot be trusted ({reason}): receiving pauses"
+        mend = "check its certificate and host name, SEA_MQ_HANDLER_TLS_* and both clocks"
+        yield Finding(where="handler", why=why, mend=mend)
     except OSError as error:
         why = f"{url.hostname}:{port} takes no connection ({str(error) or 'no answer'}): receiving pauses"
         yield Finding(where="handler", why=why, mend="start the handler, or correct SEA_MQ_HANDLER_URL")

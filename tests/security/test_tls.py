@@ -16,6 +16,7 @@ import pytest_asyncio
 from pydantic import SecretStr
 
 from sea_mq_worker.adapters.postgres.errors import translated
+from sea_mq_worker.bootstrap import doctor
 from sea_mq_worker.bootstrap.connections import nats_tls as demanded
 from sea_mq_worker.bootstrap.connections import open_handler, open_nats, open_pool
 from sea_mq_worker.domain.envelopes import Valid, open_envelope
@@ -237,6 +238,18 @@ async def test_a_handler_that_cannot_be_trusted_gets_nothing(kind: str, pki: Pki
     if kind in UNTRUSTED:
         assert isinstance(result, NotDelivered)
         assert re.search(UNTRUSTED[kind], result.error)
+
+
+@pytest.mark.fault("S03")
+async def test_doctor_tells_a_handler_that_cannot_be_trusted(pki: Pki) -> None:
+    for kind, certificate in {**pki.bad, "": pki.server}.items():
+        context = pki.authority.for_servers(certificate, verify_clients=ssl.CERT_NONE)
+        async with handler_server(tls=context) as server:
+            url = f"https://127.0.0.1:{server.port}/handle"
+            given = settings(handler_url=url, handler_tls_ca_file=pki.authority.ca)
+            found = [finding.why async for finding in doctor._handler(given)]
+        assert len(found) == bool(kind)
+        assert not kind or re.search(f"cannot be trusted .*({UNTRUSTED[kind]})", found[0])
 
 
 @pytest.mark.fault("S03")
