@@ -114,7 +114,7 @@ class _Read:
     async def open(cls, connection: NatsConnection, options: JetStreamOptions, stretch: Stretch) -> Self:
         """Choose how to read: by batches from any replica, or from the leader where there are none."""
         state = await state_of(connection, options.stream)
-        quick = GIVES_FRAMES and state.allow_direct and _has_batches(connection)
+        quick = GIVES_FRAMES and state.allow_direct and connection.server_version >= _BATCHES_SINCE
         direct = await DirectGet.open(connection, options.stream) if quick else None
         created = stretch.created if options.one_stream else state.created
         read = cls(connection, options, stretch, created=created, direct=direct)
@@ -195,8 +195,3 @@ class _Found:
             return self
         kept = bisect_left(self.seqs, seq)
         return _Found(self.start, self.batch.slice(0, kept), self.seqs[:kept], seq)
-
-
-def _has_batches(connection: NatsConnection) -> bool:
-    version = connection.client.connected_server_version
-    return (version.major, version.minor) >= _BATCHES_SINCE
