@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from kit.stage import MESSAGE_BYTES_MAX, Stage
 
-_OUTAGE_SECONDS = 10.0
+_OUTAGE_SECONDS = 40.0
 _SHORT_SECONDS = 2.0
 _STALL_SECONDS = 6.0
 _SOON_SECONDS = 0.3
@@ -84,7 +84,7 @@ async def killed_unnoted(stage: Stage, events: int, _kills: int) -> None:
 
 async def killed_late(stage: Stage, events: int, _kills: int) -> None:
     """Do the same, and start it when the broker has forgotten the ids of what has arrived."""
-    await stage.set_duplicate_window(_WINDOW_SECONDS)
+    await stage.change_stream(duplicate_window=int(_WINDOW_SECONDS * 1e9))
     stage.to_nats.drop_to_client()
     sent = len(stage.stored)
     burst = asyncio.create_task(stage.ledger.burst(events))
@@ -96,7 +96,7 @@ async def killed_late(stage: Stage, events: int, _kills: int) -> None:
     await asyncio.sleep(_WINDOW_SECONDS + 1)
     await stage.relay.start()
     await stage.settled(stage.ledger.fault)
-    await stage.set_duplicate_window(None)
+    await stage.change_stream()
 
 
 async def stopped(stage: Stage, events: int, kills: int) -> None:
@@ -150,6 +150,15 @@ async def broker_away(stage: Stage, events: int, _kills: int) -> None:
     await stage.ledger.burst(events)
     await asyncio.sleep(_OUTAGE_SECONDS)
     await stage.nats.start()
+
+
+async def stream_full(stage: Stage, events: int, _kills: int) -> None:
+    """Let the stream take no more for a while; events go on being committed."""
+    await stage.read()
+    await stage.change_stream(discard="new", max_msgs=len(stage.stored) + events // 2)
+    await stage.ledger.burst(events)
+    await asyncio.sleep(_OUTAGE_SECONDS)
+    await stage.change_stream()
 
 
 async def broker_frozen(stage: Stage, events: int, _kills: int) -> None:
@@ -215,7 +224,8 @@ FAULTS: Mapping[str, Fault] = {
     "two": Fault(text="two at once, one killed", cause=two, two=True),
     "frozen": Fault(text="two at once, one frozen past its lease", cause=frozen, two=True),
     "broker-killed": Fault(text="broker killed", cause=broker_killed),
-    "broker-away": Fault(text="broker away for 10 s", cause=broker_away),
+    "broker-away": Fault(text="broker away for 40 s", cause=broker_away),
+    "stream-full": Fault(text="stream full for 40 s", cause=stream_full),
     "broker-frozen": Fault(text="broker frozen for 6 s", cause=broker_frozen),
     "broker-link": Fault(text="broker's connection cut", cause=broker_link),
     "broker-mute": Fault(text="broker's answers lost for 6 s", cause=broker_mute),

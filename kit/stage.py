@@ -92,9 +92,8 @@ class Stage:
             return False
         return True
 
-    async def set_duplicate_window(self, seconds: float | None) -> None:
-        """Change for how long the stream knows ids; None gives back what the description wants."""
-        change = {} if seconds is None else {"duplicate_window": int(seconds * 1e9)}
+    async def change_stream(self, **change: Any) -> None:
+        """Change the stream's configuration; without a change it is again as the description wants it."""
         await _put_stream(self.nats.url, self.description, "UPDATE", change)
 
     async def unfinished(self) -> set[str] | None:
