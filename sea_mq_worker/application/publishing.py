@@ -39,6 +39,8 @@ class Publishing:
         source: CloudEvents source.
         timeout_seconds: deadline of all publishing of one claim, from the claim or from the end of a search
             on; well below the lease.
+        search_seconds: by how much a search for doubtful events may move that deadline; a worker that stalled
+            in its search for longer sends nothing, because its claim is no longer its own.
         hold_dead_keys: an event that dies holds back the later ones of its key.
     """
 
@@ -49,6 +51,7 @@ class Publishing:
     broker_gate: Gate
     clock: Callable[[], float]
     timeout_seconds: float
+    search_seconds: float
     hold_dead_keys: bool
 
     async def publish(
@@ -63,7 +66,7 @@ class Publishing:
         deadline = claimed_at + self.timeout_seconds
         if doubtful := self._doubtful(events):
             left = await self._look_up(doubtful, events, ledger)
-            deadline = self.clock() + self.timeout_seconds
+            deadline = min(self.clock(), claimed_at + self.search_seconds) + self.timeout_seconds
         asked = False
         while left:
             wave, left = self._next_wave(left)

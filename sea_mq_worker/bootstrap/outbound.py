@@ -124,6 +124,7 @@ def _publishing(base: Base, publisher: JetStreamPublisher) -> Publishing:
         broker_gate=base.gate(f"stream {s.stream}", cap_seconds=_PROBE_MAX_SECONDS),
         clock=base.clock,
         timeout_seconds=s.outbox_publish_timeout_seconds,
+        search_seconds=_search_seconds(s),
         hold_dead_keys=s.outbox_dead_key == "hold",
     )
 

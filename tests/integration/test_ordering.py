@@ -119,6 +119,7 @@ def ordered_lane(
             broker_gate=broker,
             clock=time.monotonic,
             timeout_seconds=10,
+            search_seconds=20,
             hold_dead_keys=False,
         ),
         settlement=Settlement(

@@ -142,6 +142,7 @@ class World:
             broker_gate=broker,
             clock=self.clock,
             timeout_seconds=10.0,
+            search_seconds=20.0,
             hold_dead_keys=self._hold_dead_keys,
         )
 
