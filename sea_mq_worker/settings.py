@@ -81,7 +81,7 @@ class Settings(BaseSettings):
     database_timeout_seconds: Patience = Field(15.0, description="Longest that a statement may take.")
 
     database_pooler: bool = Field(
-        False, description="A pooler in transaction mode, such as PgBouncer, is in between; excludes LISTEN."
+        False, description="A pooler, such as PgBouncer, is in between; excludes LISTEN."
     )
 
     nats_url: SecretStr = Field(

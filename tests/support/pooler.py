@@ -41,7 +41,8 @@ class _Session:
 class TransactionPooler:
     """Serves any number of clients with a few sessions."""
 
-    def __init__(self, sessions: list[_Session]) -> None:
+    def __init__(self, sessions: list[_Session], *, refuses: bool) -> None:
+        self._refuses = refuses
         self._idle = deque(sessions)
         self._changed = asyncio.Condition()
         self._greeting = sessions[0].greeting
@@ -61,7 +62,7 @@ class TransactionPooler:
             code, body = await _start_up_of(reader)
         given = set(body.split(b"\0")[::2]) - {b""} if code == _PROTOCOL_3 else set()
         refused = sorted(name.decode() for name in given if name.decode() not in _TRACKED)
-        if refused or not given:
+        if (refused and self._refuses) or not given:
             text = f"unsupported startup parameter: {', '.join(refused)}"
             writer.write(_frame(b"E", f"SFATAL\0VFATAL\0C08P01\0M{text}\0\0".encode()))
             return False
@@ -98,15 +99,20 @@ class TransactionPooler:
 
 
 @asynccontextmanager
-async def transaction_pooler(server: EmbeddedPostgres, *, sessions: int = 3) -> AsyncIterator[str]:
-    """Stand before a server of the test's own, which then trusts whoever connects; give the URL."""
+async def transaction_pooler(
+    server: EmbeddedPostgres, *, sessions: int = 3, refuses: bool = True
+) -> AsyncIterator[str]:
+    """Stand before a server of the test's own, which then trusts whoever connects; give the URL.
+
+    ``refuses`` start-up parameters that it does not track, or drops them.
+    """
     _trust_everybody(Path(server.folder, "data", "pg_hba.conf"))
     await server.stop()
     await server.start()
     made = [_Session(*await asyncio.open_connection("127.0.0.1", server.port)) for _ in range(sessions)]
     for session in made:
         await session.log_in("postgres", "postgres")
-    listening = await asyncio.start_server(TransactionPooler(made).serve, "127.0.0.1", 0)
+    listening = await asyncio.start_server(TransactionPooler(made, refuses=refuses).serve, "127.0.0.1", 0)
     port = listening.sockets[0].getsockname()[1]
     try:
         yield urlsplit(server.dsn)._replace(netloc=f"postgres@127.0.0.1:{port}").geturl()

@@ -8,7 +8,7 @@ from typing import Any
 
 import asyncpg
 
-from sea_mq_worker.adapters.postgres.errors import connecting, translated
+from sea_mq_worker.adapters.postgres.errors import POOLER, connecting, translated
 from sea_mq_worker.adapters.postgres.pooler import through_pooler
 from sea_mq_worker.domain.addresses import postgres_tls_files
 from sea_mq_worker.domain.errors import ContractError
@@ -70,14 +70,7 @@ async def connect_pool(
             server is too old.
     """
     check_tls_files(dsn)
-    milliseconds = str(int(statement_timeout_seconds * 1000))
-    settings = {
-        **session_settings(schema, application_name),
-        "statement_timeout": milliseconds,
-        "lock_timeout": str(int(statement_timeout_seconds * 500)),
-        "idle_in_transaction_session_timeout": milliseconds,
-        **hints,
-    }
+    settings = session_settings(schema, application_name) | _timeouts(statement_timeout_seconds) | dict(hints)
     with connecting():
         pool = await asyncpg.create_pool(
             dsn,
@@ -93,11 +86,32 @@ async def connect_pool(
         if pool is None:
             raise AssertionError
         try:
-            await pool.release(await pool.acquire())
+            async with pool.acquire() as connection:
+                await check_settings(connection, settings)
         except BaseException:
             pool.terminate()
             raise
     return pool
+
+
+def _timeouts(seconds: float) -> dict[str, str]:
+    milliseconds = str(int(seconds * 1000))
+    return {
+        "statement_timeout": milliseconds,
+        "lock_timeout": str(int(seconds * 500)),
+        "idle_in_transaction_session_timeout": milliseconds,
+    }
+
+
+async def check_settings(connection: Any, settings: Mapping[str, str]) -> None:
+    """Make sure that a session, or each transaction, starts with what is asked for.
+
+    Raises:
+        ContractError: somebody in between drops it.
+    """
+    found = await connection.fetchval("SELECT current_setting('search_path')")
+    if found.replace('"', "") != settings["search_path"].replace('"', ""):
+        raise ContractError(f"PostgreSQL: the settings of a session do not arrive: {POOLER}")
 
 
 async def check_server(connection: Any) -> None:

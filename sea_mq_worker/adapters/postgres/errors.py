@@ -37,15 +37,12 @@ _OWN_REFUSED = ("_CERTIFICATE", "_CERT_", "UNKNOWN_CA", "ACCESS_DENIED")
 _NO_TLS = "rejected SSL upgrade"
 """What asyncpg says without a type of its own."""
 
-_POOLER = (
-    "a pooler in transaction mode is in between; set SEA_MQ_DATABASE_POOLER=true, or connect directly,"
-    " as `migrate` must"
-)
+POOLER = "a pooler is in between; set SEA_MQ_DATABASE_POOLER=true, or connect directly, as `migrate` must"
 _REFUSED_BY_POOLER = "unsupported startup parameter"
 
 _STOP = {
-    "26000": _POOLER,
-    "42P05": _POOLER,
+    "26000": POOLER,
+    "42P05": POOLER,
     "28": "it refuses the user or password; check the DSN",
     "3D000": "the database does not exist; create it or correct the DSN",
     "3F000": f"the schema is missing; {_MIGRATE}",
@@ -107,7 +104,7 @@ def _from_server(error: asyncpg.PostgresError) -> WorkerError:
     text = f"{said} (SQLSTATE {state})"
     mend = next((mend for prefix, mend in _STOP.items() if state.startswith(prefix)), "")
     if _REFUSED_BY_POOLER in said:
-        mend = _POOLER
+        mend = POOLER
     if mend:
         return ContractError(f"PostgreSQL: {text}: {mend}")
     if state.startswith(_TRY_LATER):

@@ -10,6 +10,7 @@ import asyncpg
 
 from sea_mq_worker.adapters.postgres.connection import (
     check_server,
+    check_settings,
     check_tls_files,
     quoted_schema,
     session_settings,
@@ -50,6 +51,7 @@ async def migrate(dsn: str, *, schema: str = "public") -> Sequence[str]:
     with translated():
         try:
             await check_server(connection)
+            await check_settings(connection, settings)
             while name := await _apply_next(connection, schema):
                 applied.append(name)
         finally:
