@@ -35,6 +35,7 @@ from sea_mq_worker.domain.subjects import is_context
 ENV_PREFIX = "SEA_MQ_"
 CONFIG_VARIABLE = "SEA_MQ_CONFIG"
 _SCHEMA = re.compile(r"(?!pg_)[A-Za-z_][A-Za-z0-9_]{0,62}")
+_JETSTREAM_NAME = re.compile(r"[^\s.*>/\\\x00-\x1f\x7f]{1,255}")
 _INBOX_PREFIX = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 _YEAR_SECONDS = 31_536_000.0
 
@@ -51,6 +52,12 @@ class SettingsError(Exception):
     """Settings are wrong, missing or contradictory; the text is one line a key, and names the key."""
 
 
+def _jetstream_name(value: str) -> str:
+    if not _JETSTREAM_NAME.fullmatch(value):
+        raise ValueError("expected a name without spaces, dots, slashes, * and >")
+    return value
+
+
 class ConsumerSettings(BaseModel):
     """A durable consumer to take messages from."""
 
@@ -58,6 +65,11 @@ class ConsumerSettings(BaseModel):
 
     stream: str
     durable: str
+
+    @field_validator("stream", "durable")
+    @classmethod
+    def _check_name(cls, value: str) -> str:
+        return _jetstream_name(value)
 
 
 class Settings(BaseSettings):
@@ -213,6 +225,11 @@ class Settings(BaseSettings):
         if text:
             nats_addresses(text)
         return value
+
+    @field_validator("stream", "dlq_stream", "advisory_stream")
+    @classmethod
+    def _check_stream(cls, value: str) -> str:
+        return _jetstream_name(value)
 
     @field_validator("nats_inbox_prefix")
     @classmethod

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import SecretStr
+from pydantic import SecretStr, ValidationError
 
 from sea_mq_worker.adapters.http.admin import AdminServer
 from sea_mq_worker.bootstrap.connections import read_secret
@@ -148,3 +148,12 @@ async def test_by_default_nobody_else_can_connect() -> None:
     with pytest.raises(OSError, match=r"Connect call failed|^$"):
         await asyncio.wait_for(asyncio.open_connection("127.0.0.2", admin.port), 2.0)
     await admin.close()
+
+
+@pytest.mark.fault("S07")
+@pytest.mark.parametrize("name", ["A B", "A.>", "*", "A/B", "A\r\nPUB x 0\r\n", "A\x00", "a" * 256])
+@pytest.mark.parametrize("key", ["stream", "dlq_stream", "advisory_stream", "consumers"])
+def test_no_name_of_a_stream_or_consumer_becomes_a_subject_or_a_command(key: str, name: str) -> None:
+    given: dict[str, Any] = {key: ({"stream": "S", "durable": name},) if key == "consumers" else name}
+    with pytest.raises(ValidationError, match=r"expected a name without spaces"):
+        Settings(**given)
