@@ -115,8 +115,8 @@ async def test_four_workers_that_are_killed_at_random_keep_every_keys_order(shar
 
 
 async def commit_shuffled(site: Site, count: int, chance: random.Random) -> None:
-    for _ in range(count // 5):
-        await site.commit(5, ordering_key=f"key-{chance.randrange(KEYS)}")
+    for _ in range(count // 10):
+        await site.commit(10, ordering_key=f"key-{chance.randrange(KEYS)}")
 
 
 async def no_key_has_two_owners(site: Site) -> None:
