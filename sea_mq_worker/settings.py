@@ -8,7 +8,6 @@ import re
 from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeAlias
-from urllib.parse import urlsplit
 
 from pydantic import (
     BaseModel,
@@ -28,9 +27,9 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-from sea_mq_worker.domain.addresses import is_loopback, nats_addresses, postgres_problem
-from sea_mq_worker.domain.forbidden_hosts import is_metadata_host
+from sea_mq_worker.domain.addresses import nats_addresses, postgres_problem
 from sea_mq_worker.domain.subjects import is_context
+from sea_mq_worker.relations import contradictions
 
 ENV_PREFIX = "SEA_MQ_"
 CONFIG_VARIABLE = "SEA_MQ_CONFIG"
@@ -272,89 +271,14 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _check_relations(self) -> Self:
-        problems = list(_contradictions(self))
+        problems = contradictions(self)
         if problems:
-            raise ValueError("\n".join(problems))
+            raise ValueError("\n".join(_line(key, text) for key, text in problems))
         return self
-
-
-def _contradictions(s: Settings) -> list[str]:
-    """Name the settings that cannot go together."""
-    checks = (*_timing(s), *_access(s))
-    return [_line(key, text) for wrong, key, text in checks if wrong]
-
-
-def _timing(s: Settings) -> tuple[tuple[bool, str, str], ...]:
-    return (
-        (
-            s.outbox_lease_seconds < s.outbox_publish_timeout_seconds + s.database_timeout_seconds,
-            "outbox_lease_seconds",
-            "must be at least outbox_publish_timeout_seconds + database_timeout_seconds",
-        ),
-        (
-            s.outbox_backoff_seconds > s.outbox_backoff_max_seconds,
-            "outbox_backoff_seconds",
-            "must not be above outbox_backoff_max_seconds",
-        ),
-        (
-            s.inbox_backoff_seconds > s.inbox_backoff_max_seconds,
-            "inbox_backoff_seconds",
-            "must not be above inbox_backoff_max_seconds",
-        ),
-        (
-            not s.outbox_enabled and not s.consumers,
-            "consumers",
-            "is empty and outbox_enabled is false: there is nothing to do",
-        ),
-    )
-
-
-def _access(s: Settings) -> tuple[tuple[bool, str, str], ...]:
-    return (
-        (
-            bool(s.handler_url) and not _is_http_url(s.handler_url),
-            "handler_url",
-            "expected an http:// or https:// URL",
-        ),
-        (
-            not s.handler_allow_link_local and is_metadata_host(_host(s.handler_url)),
-            "handler_url",
-            "is link-local or a cloud's metadata service; handler_allow_link_local, if that is meant",
-        ),
-        (
-            not is_loopback(s.admin_host) and s.admin_token_file is None,
-            "admin_token_file",
-            "is required where admin_host is not a loopback address",
-        ),
-        *(
-            (
-                (getattr(s, f"{side}_tls_cert_file") is None) != (getattr(s, f"{side}_tls_key_file") is None),
-                f"{side}_tls_cert_file",
-                f"goes together with {side}_tls_key_file",
-            )
-            for side in ("nats", "handler")
-        ),
-        (
-            s.nats_creds_file is not None and s.nats_nkey_seed_file is not None,
-            "nats_creds_file",
-            "excludes nats_nkey_seed_file",
-        ),
-    )
 
 
 def _line(key: str, text: str) -> str:
     return f"{ENV_PREFIX}{key.upper()}: {text}"
-
-
-def _is_http_url(text: str) -> bool:
-    return text.lower().startswith(("http://", "https://")) and bool(_host(text))
-
-
-def _host(url: str) -> str:
-    try:
-        return urlsplit(url).hostname or ""
-    except ValueError:
-        return ""
 
 
 def load_settings(*, needs: Collection[str] = ()) -> Settings:
