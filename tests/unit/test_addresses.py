@@ -1,0 +1,78 @@
+"""Addresses are taken apart without their secrets, and refused without being quoted."""
+
+import pytest
+
+from sea_mq_worker.domain.addresses import NatsAddress, nats_addresses, postgres_problem, postgres_tls_files
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("h", [NatsAddress(url="nats://h", host="h", demands_tls=False)]),
+        ("nats://h:1", [NatsAddress(url="nats://h:1", host="h", demands_tls=False)]),
+        (
+            "tls://u%40x:p%2Fw@a:1, nats://[::1]:2/",
+            [
+                NatsAddress(url="tls://a:1", host="a", demands_tls=True, user="u@x", password="p/w"),
+                NatsAddress(url="nats://[::1]:2", host="::1", demands_tls=False),
+            ],
+        ),
+        ("nats://token@h", [NatsAddress(url="nats://h", host="h", demands_tls=False, token="token")]),
+    ],
+)
+def test_a_list_of_servers_is_taken_apart(text: str, expected: list[NatsAddress]) -> None:
+    assert nats_addresses(text) == expected
+    assert not any(secret in repr(nats_addresses(text)) for secret in ("p/w", "token='token'"))
+
+
+BAD = (
+    *("", "nats://", "http://h", "nats://h/x", "[h"),
+    *("nats://u:s3cret/x@h", "nats://h:s3cret", "nats://h#s3cret"),
+)
+    "",
+    "nats://",
+    "http://h",
+    "nats://h/x",
+    "nats://u:s3cret/x@h",
+    "nats://h:s3cret",
+    "nats://h#s3cret",
+    "[h",
+)
+
+
+@pytest.mark.parametrize("text", BAD)
+def test_what_is_no_server_is_refused_unquoted(text: str) -> None:
+    with pytest.raises(ValueError, match="expected nats://host:4222") as refused:
+        nats_addresses(text)
+    assert "s3cret" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "dsn",
+    [
+        "postgresql://u:p@h:1/d",
+        "postgres://h:1,[::1]:2,i/d",
+        "postgresql:///d?host=/run/sock&user=u",
+        "postgresql://u:p%2F%23@h/d?sslmode=verify-full",
+        "postgresql://",
+    ],
+)
+def test_postgresqls_own_forms_of_a_url_are_taken(dsn: str) -> None:
+    assert not postgres_problem(dsn)
+
+
+@pytest.mark.parametrize(
+    "dsn",
+    [
+        *("host=h", "mysql://h", "postgresql://u:s3/cret@h/d", "postgresql://u:12/s3@h/d"),
+        *("postgresql://u:s3#cret@h/d", "postgresql://h:s3cret/d", "postgresql://[h/d"),
+    ],
+)
+def test_what_is_no_url_of_postgresql_is_refused_unquoted(dsn: str) -> None:
+    assert "expected postgresql://" in postgres_problem(dsn)
+    assert "s3" not in postgres_problem(dsn)
+
+
+def test_the_files_of_a_dsn_are_named_as_they_are_given() -> None:
+    dsn = "postgresql://h/d?sslmode=verify-full&sslrootcert=/ca%20x.pem&sslkey=k"
+    assert postgres_tls_files(dsn) == ["/ca x.pem", "k"]
