@@ -75,6 +75,15 @@ def test_a_dear_sweep_takes_a_twentieth_of_the_time_but_comes_twice_a_minute() -
     assert cursor.next() == START
 
 
+def test_a_dear_sweep_that_found_nothing_is_not_repeated_by_each_claim() -> None:
+    clock = Clock()
+    cursor = Cursor(clock)
+    assert cursor.next() == START
+    cursor.advance(read(), seconds=0.05)
+    clock.now += 0.5
+    assert cursor.next() == (NOW - timedelta(seconds=5), 0)
+
+
 def test_a_rewind_begins_anew_at_once_also_in_the_middle_of_a_sweep() -> None:
     cursor = swept(Clock())
     cursor.rewind()

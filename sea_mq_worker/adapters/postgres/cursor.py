@@ -7,6 +7,8 @@ from datetime import UTC, datetime, timedelta
 from typing import TypeAlias
 
 _GRACE = timedelta(seconds=5)
+_CHEAP_SECONDS = 0.005
+"""Below this a sweep that found nothing may be repeated by each claim."""
 _SWEEP_SECONDS = 1.0
 _SWEEP_SHARE = 20.0
 _SWEEP_MAX_SECONDS = 30.0
@@ -66,11 +68,14 @@ class Cursor:
     def advance(self, read: Read, *, seconds: float) -> None:
         """Go on behind what a claim has read in so many ``seconds``."""
         self._position = max(self._position, read.position)
-        if not read.full:
-            # A row can be seen from its commit on, but is sorted by the start of its transaction.
-            self._position = min(self._position, (read.now - _GRACE, 0))
         if self._sweeping:
             self._sweep_seconds += seconds
+        if not read.full:
+            # A row can be seen from its commit on, but is sorted by the start of its transaction.
+            seen = read.now - _GRACE, 0
+            is_dear = self._sweeping and self._sweep_seconds > _CHEAP_SECONDS
+            self._position = seen if is_dear else min(self._position, seen)
+        if self._sweeping:
             pause = max(_SWEEP_SECONDS, _SWEEP_SHARE * self._sweep_seconds)
             self._sweep_at = self._swept_at + min(pause, _SWEEP_MAX_SECONDS)
             self._sweeping = read.full and not read.fruitful
