@@ -164,15 +164,23 @@ class InboxConsumer:
                 await self.consumer.ack(item.message)
                 skipped = MessageSkipped(message_id=item.envelope.message_id, consumer=self.consumer.name)
                 self.observer.observe(skipped)
-            case Busy() | Conflict():
-                await self.consumer.nak(item.message, delay_seconds=self._busy_seconds(item.message))
+            case Busy(attempts):
+                await self.consumer.nak(
+                    item.message, delay_seconds=self._busy_seconds(item.message, attempts)
+                )
+            case Conflict():
+                await self.consumer.nak(item.message, delay_seconds=self.lease_seconds / 2)
             case _:
                 assert_never(receipt)
         self._let_go([item])
 
-    def _busy_seconds(self, message: InboundMessage) -> float:
-        """Ask ever more rarely, so that whoever holds a message for long does not cost it its deliveries."""
-        doublings = min(max(message.deliveries - 2, 0), _DOUBLINGS_MAX)
+    def _busy_seconds(self, message: InboundMessage, attempts: int | None) -> float:
+        """Ask ever more rarely, so that whoever holds a message for long does not cost it its deliveries.
+
+        Deliveries that led to an attempt do not count: what was tried often is not held any longer for that.
+        """
+        in_vain = message.deliveries - 1 - (message.deliveries if attempts is None else attempts)
+        doublings = min(max(in_vain, 0), _DOUBLINGS_MAX)
         return min(self.lease_seconds / 2 * 2.0**doublings, max(self.lease_seconds, _BUSY_MAX_SECONDS))
 
     async def _give_back(self, items: Sequence[InHand]) -> None:

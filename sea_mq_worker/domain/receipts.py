@@ -1,7 +1,7 @@
 """What the inbox says of a message (CMD-051): run it, or why not."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias, assert_never
 
 
@@ -47,7 +47,12 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Busy:
-    """Somebody is handling it now, or it came twice in one batch."""
+    """Somebody is handling it now, or it came twice in one batch.
+
+    ``attempts``: how often it was taken for handling so far, where that is known.
+    """
+
+    attempts: int | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ SELECT known.message_id::text,
        CASE WHEN known.content_hash <> received.content_hash THEN 'conflict'
             WHEN known.processed_at IS NOT NULL OR known.dead_lettered_at IS NOT NULL THEN 'done'
             ELSE 'busy' END,
-       NULL, NULL
+       known.attempts, NULL
   FROM received JOIN inbox_messages known ON known.message_id = received.message_id;
 
 -- name: overdue

@@ -291,6 +291,25 @@ async def test_a_message_that_somebody_took_over_while_it_waited_is_not_handed_t
 
 
 @in_virtual_time
+async def test_a_message_that_was_tried_often_is_asked_for_as_soon_as_any_other() -> None:
+    world = World()
+    message_id = world.send()
+    held = ACK_WAIT + 10
+
+    def fails_and_is_taken_over(_request: HandlerRequest, call: int) -> Behaviour:
+        if call == 2:
+            world.row(message_id).locked_by = "w2#9"
+            world.row(message_id).locked_until = free_at
+        return Answer(status=500) if call == 1 else Answer()
+
+    free_at = world.clock() + held
+    world.handler.script = fails_and_is_taken_over
+    async with world.consuming():
+        await world.observer.seen(MessageProcessed, within=10 * ACK_WAIT)
+        assert free_at <= world.clock() <= free_at + LEASE / 2
+
+
+@in_virtual_time
 async def test_a_lease_that_ends_hours_later_does_not_use_up_the_messages_deliveries() -> None:
     """As when its holder died and the database's clock was set back."""
     world = World()

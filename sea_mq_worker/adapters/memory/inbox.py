@@ -145,7 +145,7 @@ class InMemoryInbox:
         if row.settled:
             return Done()
         if row.locked_until is not None and row.locked_until > now:
-            return Busy()
+            return Busy(row.attempts)
         row.entry, row.content_hash = entry, entry.content_hash
         row.attempts += 1
         row.locked_until, row.locked_by = now + lease_seconds, token

@@ -22,7 +22,7 @@ from sea_mq_worker.domain.receipts import (
     with_repeats,
 )
 
-_REFUSALS: Mapping[str, Receipt] = {"done": Done(), "conflict": Conflict(), "busy": Busy()}
+_REFUSALS: Mapping[str, Receipt] = {"done": Done(), "conflict": Conflict()}
 
 
 class PostgresInboxAdapter:
@@ -114,7 +114,7 @@ class PostgresInboxAdapter:
             self._unanswered[ids] = token
             raise
         leased = {row["message_id"]: _run(row, token) for row in rows if row["verdict"] == "run"}
-        known = {row["message_id"]: _REFUSALS[row["verdict"]] for row in rows if row["verdict"] != "run"}
+        known = {row["message_id"]: _refusal(row) for row in rows if row["verdict"] != "run"}
         return {entry.message_id: Busy() for entry in entries} | known | leased
 
     async def _write(self, name: str, leases: Sequence[Lease], *more: object) -> frozenset[str]:
@@ -144,6 +144,10 @@ def _run(row: Any, token: str) -> Receipt:
         attempts=row["attempts"],
         dead_letter_begun_seconds_ago=max(0.0, row["begun_seconds_ago"] or 0.0),
     )
+
+
+def _refusal(row: Any) -> Receipt:
+    return _REFUSALS.get(row["verdict"]) or Busy(row["attempts"])
 
 
 def _storable(text: str) -> str:
