@@ -6,6 +6,8 @@ finds the noted intent and looks into the stream before it publishes.
 """
 
 import asyncio
+import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from sea_mq_worker.application.doubt import SEARCH_SLACK_SECONDS, may_be_forgotten
@@ -22,9 +24,19 @@ from sea_mq_worker.ports.jetstream import JetStreamPublisher
 from sea_mq_worker.ports.observer import Observer
 
 
+class _StaleError(Exception):
+    """The intent was noted so long ago that it may not be ours any more."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Burial:
-    """Puts messages into the dead-letter stream of ``context``; waits while that stream is away."""
+    """Puts messages into the dead-letter stream of ``context``; waits while that stream is away.
+
+    Attributes:
+        clock: monotonic seconds.
+        lease_seconds: processing lease in the inbox; what was noted longer ago is noted and looked for again
+            before anything is sent, for this worker may have stalled meanwhile.
+    """
 
     context: str
     inbox: InboxRepository
@@ -32,6 +44,8 @@ class Burial:
     observer: Observer
     gate: Gate
     store_gate: Gate
+    clock: Callable[[], float]
+    lease_seconds: float
 
     async def bury(self, letter: DeadLetter, run: Run, stop: asyncio.Event) -> DeadLettered | LeaseLost:
         """Dead-letter a leased message.
@@ -40,15 +54,16 @@ class Burial:
             StoppedError: asked to stop while the stream or the inbox was away; it may be dead-lettered.
         """
         message = dead_letter_message(letter, context=self.context)
-        begun = await patiently(
-            lambda: self.inbox.begin_dead_letter(run.lease, reason=letter.reason, detail=letter.detail),
-            gate=self.store_gate,
-            stop=stop,
-        )
-        if not begun:
-            return LeaseLost()
-        if not await self._is_stored(message, run, stop):
-            await patiently(lambda: self._publish(message), gate=self.gate, stop=stop)
+        began_at = self.clock()
+        stored = False
+        while not stored:
+            noted_at = self.clock()
+            if not await self._note(letter, run, stop):
+                return LeaseLost()
+            begun_ago = run.dead_letter_begun_seconds_ago + noted_at - began_at
+            with contextlib.suppress(_StaleError):
+                await self._bring(message, begun_ago, noted_at + self.lease_seconds, stop)
+                stored = True
         kept = await patiently(
             lambda: self.inbox.mark_dead_lettered([run.lease]), gate=self.store_gate, stop=stop
         )
@@ -57,9 +72,24 @@ class Burial:
         self._report(letter)
         return DeadLettered(letter.reason)
 
-    async def _is_stored(self, message: OutboundMessage, run: Run, stop: asyncio.Event) -> bool:
+    async def _note(self, letter: DeadLetter, run: Run, stop: asyncio.Event) -> bool:
+        """Note the intent; False: the lease is somebody else's."""
+        kept = await patiently(
+            lambda: self.inbox.begin_dead_letter(run.lease, reason=letter.reason, detail=letter.detail),
+            gate=self.store_gate,
+            stop=stop,
+        )
+        return bool(kept)
+
+    async def _bring(
+        self, message: OutboundMessage, begun_ago: float, fresh_until: float, stop: asyncio.Event
+    ) -> None:
+        """Publish it unless the stream has it."""
+        if not await self._is_stored(message, begun_ago, stop):
+            await patiently(lambda: self._publish(message, fresh_until), gate=self.gate, stop=stop)
+
+    async def _is_stored(self, message: OutboundMessage, begun_ago: float, stop: asyncio.Event) -> bool:
         """Look for the dead letter of an earlier attempt that the duplicate window may have forgotten."""
-        begun_ago = run.dead_letter_begun_seconds_ago
         if not may_be_forgotten(begun_ago, window_seconds=self.publisher.duplicate_window_seconds):
             return False
         found = await patiently(
@@ -71,18 +101,21 @@ class Burial:
         )
         return message.id in found
 
-    async def _publish(self, message: OutboundMessage) -> None:
+    async def _publish(self, message: OutboundMessage, fresh_until: float) -> None:
         """Publish it, under another id where the stream only remembers one that was taken out of it since."""
-        stored = await self._store(message)
+        stored = await self._store(message, fresh_until)
         while stored.duplicate and not await self._holds(message.id):
             message = anew(message, removed_seq=stored.seq)
-            stored = await self._store(message)
+            stored = await self._store(message, fresh_until)
 
     async def _holds(self, message_id: str) -> bool:
         since = self.publisher.duplicate_window_seconds + SEARCH_SLACK_SECONDS
         return message_id in await self.publisher.find(frozenset((message_id,)), since_seconds=since)
 
-    async def _store(self, message: OutboundMessage) -> Stored:
+    async def _store(self, message: OutboundMessage, fresh_until: float) -> Stored:
+        if self.clock() > fresh_until:
+            self.gate.skip()  # a probe that sent nothing has learnt nothing
+            raise _StaleError
         outcome = await self.publisher.publish(message.subject, message.payload, message.headers)
         if isinstance(outcome, Refused):
             short = without_body(message)

@@ -12,6 +12,7 @@ from sea_mq_worker.application.reception import InHand, Reception
 from sea_mq_worker.domain.dead_letters import Reason
 from sea_mq_worker.domain.envelopes import Invalid
 from sea_mq_worker.domain.messages import DeadLetter, InboundMessage
+from sea_mq_worker.domain.outcomes import DeadLettered
 from sea_mq_worker.domain.receipts import Busy, Conflict, Done, Receipt, Run
 from sea_mq_worker.ports.jetstream import StrandedMessages
 
@@ -41,8 +42,9 @@ class Rescuer:
         receipt: Receipt = (await self.reception.record([item], stop))[0]
         match receipt:
             case Run():
-                await self.burial.bury(_letter(item, receipt), receipt, stop)
-                await self.stranded.settle(message)
+                ending = await self.burial.bury(_letter(item, receipt), receipt, stop)
+                if isinstance(ending, DeadLettered):
+                    await self.stranded.settle(message)
             case Done():
                 await self.stranded.settle(message)
             case Busy() | Conflict():

@@ -137,6 +137,8 @@ async def _burial(base: Base, connection: NatsConnection, inbox: InboxRepository
         observer=base.observer,
         gate=base.gate(f"stream {s.dlq_stream}", cap_seconds=_PROBE_MAX_SECONDS),
         store_gate=store_gate,
+        clock=base.clock,
+        lease_seconds=s.inbox_lease_seconds,
     )
 
 

@@ -8,7 +8,7 @@ import dataclasses
 import json
 import random
 import uuid
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 from unittest import mock
@@ -29,9 +29,7 @@ from sea_mq_worker.domain.events import Claim, ClaimedEvent, EventState
 from sea_mq_worker.domain.headers import MSG_ID, outbound_message
 from sea_mq_worker.domain.messages import DeadLetter, OutboundMessage
 from sea_mq_worker.domain.outcomes import (
-    DeadLettered,
     HandlerResult,
-    LeaseLost,
     Poison,
     Postponed,
     Processed,
@@ -228,31 +226,16 @@ async def _(real: Any, self: Handle, item: Any, run: Run, stop: Any) -> Any:
 
 
 @_bug(Burial, "_publish", called="dead letters are published without an acknowledgement")
-async def _(_real: Any, self: Burial, message: OutboundMessage) -> None:
+async def _(_real: Any, self: Burial, message: OutboundMessage, _fresh_until: float) -> None:
     await self.publisher.publish(message.subject, message.payload, message.headers)
 
 
-@_bug(Burial, "bury", called="acknowledged although the dead letter failed")
-async def _(real: Any, self: Burial, letter: DeadLetter, *rest: Any) -> DeadLettered | LeaseLost:
-    async def once(message: OutboundMessage) -> None:
-        with contextlib.suppress(UnavailableError):
-            await publish(self, message)
-
-    publish: Callable[[Burial, OutboundMessage], Awaitable[None]] = Burial._publish
-    impatient: Any = _Impatient(self, once)
-    ending: DeadLettered | LeaseLost = await real(impatient, letter, *rest)
-    return ending
-
-
-class _Impatient:
-    """A Burial that publishes in another way."""
-
-    def __init__(self, inner: Burial, publish: Callable[[OutboundMessage], Awaitable[None]]) -> None:
-        self._inner = inner
-        self._publish = publish
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
+@_bug(Burial, "_bring", called="acknowledged although the dead letter failed")
+async def _(
+    _real: Any, self: Burial, message: OutboundMessage, _begun_ago: float, fresh_until: float, _stop: Any
+) -> None:
+    with contextlib.suppress(UnavailableError):
+        await self._publish(message, fresh_until)
 
 
 @_bug(burial, "dead_letter_message", called="a new id for each dead letter")

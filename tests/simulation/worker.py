@@ -216,6 +216,8 @@ class Assembly:
             observer=base.observer,
             gate=base.gate("stream SEA_DLQ", cap_seconds=_PROBE_MAX_SECONDS),
             store_gate=store_gate,
+            clock=base.clock,
+            lease_seconds=LEASE,
         )
         reception = _NumberingReception(inbox=inbox, store_gate=store_gate, lease_seconds=LEASE)
         consumer = cast("Any", ConsumerWire(line, self.inbox_audit))

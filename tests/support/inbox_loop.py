@@ -134,6 +134,8 @@ class World:
             observer=self.observer,
             gate=self._gate("dead letters"),
             store_gate=store_gate,
+            clock=self.clock,
+            lease_seconds=self.lease,
         )
         return Handle(
             handler=self.handler,

@@ -88,6 +88,8 @@ class World:
             observer=self.observer,
             gate=self._gate("dead letters"),
             store_gate=self.reception.store_gate,
+            clock=self.clock,
+            lease_seconds=self.reception.lease_seconds,
         )
         rescuer = Rescuer(
             stranded=self.stranded,
