@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+import uvloop
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection, api
 from sea_mq_worker.adapters.nats.consumer import NatsJetStreamConsumer
+from sea_mq_worker.adapters.nats.pull import PullInbox
 from sea_mq_worker.domain.errors import BrokerUnavailableError, ContractError
 from sea_mq_worker.embedded import EmbeddedNats
 from tests.support.jetstream import SECOND, connected, consumer_info, create_consumer, create_stream, store
@@ -119,6 +121,27 @@ async def test_an_answer_that_comes_after_a_pause_of_the_process_is_no_refusal(
         assert await fetching == []
     await store(connection, f"{stream.lower()}.event.made.v1")
     assert [message.seq for message in await consumer.fetch(1)] == [1]
+
+
+def test_a_socket_that_broke_a_moment_ago_harms_nobody_who_ends_a_request(nats_url: str, names: str) -> None:
+    async def end_a_request_on_a_closed_socket() -> None:
+        async with connected(nats_url) as connection:
+            await bound(connection, names.upper())
+            inbox = PullInbox(connection, "nobody.listens", stray=_unwanted)
+            await inbox._subscribe()
+            transport: Any = connection.client._transport
+            transport._io_writer.transport.abort()
+            assert connection.is_connected, "nobody has noticed yet"
+            await inbox.close()
+
+    with asyncio.Runner(
+        loop_factory=uvloop.new_event_loop
+    ) as runner:  # the worker's loop raises, asyncio's not
+        runner.run(end_a_request_on_a_closed_socket())
+
+
+async def _unwanted(_msg: object) -> None:
+    raise AssertionError
 
 
 async def test_a_cancelled_fetch_leaves_no_request_behind(connection: NatsConnection, stream: str) -> None:

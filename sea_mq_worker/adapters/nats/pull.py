@@ -27,6 +27,8 @@ _ARRIVAL_SECONDS_MAX = 10.0
 _BYTES_MAX = 4 * 1024 * 1024
 """Asked for at once: a slow network takes it before the server gives the connection up as a slow consumer."""
 _TOO_LARGE = "Message Size Exceeds MaxBytes"
+_SOCKET_CLOSED = (OSError, RuntimeError)
+"""What a write to a socket raises that broke a moment ago; uvloop has a RuntimeError for it."""
 _SETTLED_SECONDS = 0.02
 _ANSWER_SECONDS = 1.0
 _NANOSECONDS = 10**9
@@ -123,7 +125,7 @@ class PullInbox:
         subscription, self._subscription = self._subscription, None
         if subscription is None:
             return
-        with contextlib.suppress(nats.errors.Error, TimeoutError):
+        with contextlib.suppress(nats.errors.Error, TimeoutError, *_SOCKET_CLOSED):
             if self._connection.is_connected:
                 drained = subscription.drain()  # type: ignore[no-untyped-call]
                 await asyncio.wait_for(drained, seconds_max)
