@@ -33,6 +33,10 @@ _LIFE_SECONDS = 60.0
 """Only of a life this long a slope says anything."""
 _RSS_GROWTH_MAX = 12 * 2**20
 _LINES_PER_MINUTE_MAX = 400.0
+_LONG_LIFE_SECONDS = 300.0
+_FDS_GROWTH_MAX = 10
+_FDS_AT_ONCE = 70
+"""Handler calls (50) and sessions (18) that a worker may have open; in a short life they look like growth."""
 
 
 def rows_change_lawfully(evidence: Evidence) -> Iterator[str]:
@@ -99,7 +103,12 @@ def resources_stay_flat(evidence: Evidence) -> Iterator[str]:
         if seen["seconds"] > 1:
             yield f"a session of {seen['usename']} idled in a transaction for {seen['seconds']:.1f} s"
     for slope in slopes(evidence):
-        if slope["rss_growth"] > _RSS_GROWTH_MAX or slope["fds_growth"] > 10 or slope["threads_growth"] > 3:
+        fds_max = _FDS_GROWTH_MAX if slope["seconds"] >= _LONG_LIFE_SECONDS else _FDS_AT_ONCE
+        if (
+            slope["rss_growth"] > _RSS_GROWTH_MAX
+            or slope["fds_growth"] > fds_max
+            or slope["threads_growth"] > 3
+        ):
             yield f"{slope['life']} grew: {slope}"
     for name, (lines, minutes) in log_rates(evidence).items():
         if lines > max(_LINES_PER_MINUTE_MAX * minutes, _LINES_PER_MINUTE_MAX):
