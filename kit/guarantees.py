@@ -30,5 +30,5 @@ TEXTS = {
     Guarantee.ORDER: "events of a key are in the order of their commits",
     Guarantee.UNALTERED: "the body says what was committed",
     Guarantee.POISON: "an event that cannot be sent harms no other",
-    Guarantee.STOPS: "SIGTERM ends it in time, with exit code 0",
+    Guarantee.STOPS: "SIGTERM ends it in order and in time",
 }

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Self
 
 _PAUSE_SECONDS = 0.5
+# A Java machine that has run its shutdown hooks says 143.
+_IN_ORDER = frozenset({0, 128 + signal.SIGTERM})
 
 
 class RelayError(Exception):
@@ -63,7 +65,7 @@ class Relay:
             return f"still running {within:g} s after SIGTERM"
         finally:
             self.send(signal.SIGKILL)
-        return "" if code == 0 else f"exit code {code} after SIGTERM"
+        return "" if code in _IN_ORDER else f"exit code {code} after SIGTERM"
 
     def send(self, number: signal.Signals) -> None:
         """Send a signal to the process and its children."""

@@ -6,7 +6,7 @@ import sys
 from datetime import timedelta
 
 import nats
-from txoutbox import Backoff, OutboxMessage, Relay, RelayConfig
+from txoutbox import OutboxMessage, Relay, RelayConfig
 from txoutbox.adapters.postgres import PostgresStorage
 
 
@@ -21,9 +21,7 @@ async def main() -> None:
     async def publish(message: OutboxMessage) -> None:
         await stream.publish(message.topic, message.payload, headers=dict(message.headers))
 
-    config = RelayConfig(
-        lease=timedelta(seconds=6), publish_timeout=1.0, backoff=Backoff(maximum=timedelta(seconds=5))
-    )
+    config = RelayConfig(lease=timedelta(seconds=6), publish_timeout=1.0)
     await Relay(storage, publish, config=config).run(handle_signals=True)
     await client.close()
     await storage.close()
