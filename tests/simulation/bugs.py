@@ -221,8 +221,9 @@ def _(real: Any, status: int, **given: Any) -> HandlerResult:
 
 
 @_bug(Handle, "handle", called="attempts are the server's deliveries")
-async def _(real: Any, self: Handle, item: Any, run: Run, stop: Any) -> Any:
-    return await real(self, item, dataclasses.replace(run, attempts=item.message.deliveries), stop)
+async def _(real: Any, self: Handle, item: Any, run: Run, *rest: Any, **given: Any) -> Any:
+    deliveries = dataclasses.replace(run, attempts=item.message.deliveries)
+    return await real(self, item, deliveries, *rest, **given)
 
 
 @_bug(Burial, "_publish", called="dead letters are published without an acknowledgement")

@@ -23,6 +23,9 @@ BROKER_TROUBLES = ("broker down", "broker crashes", "frames lost", "answers lost
 ACK_TROUBLES = ("acks lost", "acks late")
 HANDLER_TROUBLES = ("handler unreachable", "handler sick", "handler rejects")
 WORKER_TROUBLES = ("killed", "frozen", "frozen", "stopped")
+MAY_BE_LONG = frozenset({"broker down", "broker crashes", "frozen", *HANDLER_TROUBLES})
+LONG = 45.0
+"""Longer than the duplicate window; only for what spends no event's and no message's life meanwhile."""
 CLOCK_TROUBLES = ("clock jumps",)
 
 FLAWS_OF_ROWS = ("", "", "", "", "", "", "", "type", "large", "failing")
@@ -230,10 +233,12 @@ def _troubles(dice: Dice, side: str, busy: Sequence[float]) -> tuple[Trouble, ..
 
     def trouble(dice: Dice) -> Trouble:
         """Half of them come just when there is something to do."""
+        kind = favourite if dice.integer(0, 1) else dice.one_of(dice.one_of(kinds))
+        lengths = (0.3, 2.0, 8.0, 10.0, *([LONG] if kind in MAY_BE_LONG else []))
         return Trouble(
-            kind=favourite if dice.integer(0, 1) else dice.one_of(dice.one_of(kinds)),
+            kind=kind,
             at=dice.one_of((_moment(dice), dice.one_of(busy) + dice.integer(0, 6) / 20)),
-            seconds=dice.one_of((0.3, 2.0, 8.0, 10.0)),
+            seconds=dice.one_of(lengths),
             worker=dice.integer(0, 2),
         )
 
