@@ -255,7 +255,8 @@ async def test_a_replay_that_is_killed_goes_on_and_each_key_is_published_again_i
 
     command = ("pipeline", "replay", "--type", "order.created", "--published-until", "0s", "--yes")
     options = ("--lake", site.lake, "--cap", str(EVENTS), "--reason", "lost", "--master", "local[1]")
-    async with running(site.target, site.folder / "worker.log") as worker:
+    patience = {"outbox_publish_timeout_seconds": WINDOW_SECONDS / 2}
+    async with running(site.target, site.folder / "worker.log", **patience) as worker:
         await worker.ready()
         await site.pool.execute(FILL)
         await eventually(all_published, within=60)
