@@ -1,0 +1,127 @@
+"""Leases of messages in hand: kept while a call lasts, and what happens when somebody else took over."""
+
+import asyncio
+
+import pytest
+
+from sea_mq_worker.adapters.memory.handler import Answer, Behaviour, InMemoryHandler, Unreachable
+from sea_mq_worker.domain.facts import (
+    GatePaused,
+    LeasesLost,
+    MessageProcessed,
+)
+from sea_mq_worker.domain.messages import HandlerRequest
+from tests.support.inbox_loop import ACK_WAIT, LEASE, World, always
+from tests.support.simulation import in_virtual_time
+
+
+@pytest.mark.clause("POL-047-004")
+@in_virtual_time
+async def test_a_message_that_somebody_took_over_is_not_acknowledged() -> None:
+    world = World()
+    message_id = world.send()
+
+    def taken_over(_request: HandlerRequest, call: int) -> Behaviour:
+        if call == 1:
+            world.row(message_id).locked_by = "w2#9"
+        return Answer()
+
+    world.handler.script = taken_over
+    async with world.consuming():
+        lost = await world.observer.seen(LeasesLost)
+        assert (lost.side, lost.count) == ("inbox", 1)
+        assert world.consumer.acked == []
+        assert world.consumer.naks == []
+        world.row(message_id).locked_until = world.clock()
+        await world.observer.seen(MessageProcessed, within=2 * ACK_WAIT)
+    assert world.handler.effects[message_id] == 1
+
+
+@in_virtual_time
+async def test_a_message_that_somebody_took_over_while_it_waited_is_not_handed_to_the_handler() -> None:
+    world = World()
+    world.handler.script = always(Unreachable())
+    message_id = world.send()
+    async with world.consuming():
+        await world.observer.seen(GatePaused)
+        world.inbox.down = True
+        await asyncio.sleep(LEASE + 1)
+        world.row(message_id).locked_by = "w2#9"
+        asked = world.handler.calls[message_id]
+        world.handler.script = always(Answer())
+        world.inbox.down = False
+        lost = await world.observer.seen(LeasesLost)
+        assert (lost.side, lost.count) == ("inbox", 1)
+        assert world.handler.calls[message_id] == asked
+        other = world.send()
+        await world.observer.seen(MessageProcessed)
+        assert world.handler.calls[other] == 1, "the gate has to be open to others"
+
+
+@in_virtual_time
+async def test_a_message_that_was_tried_often_is_asked_for_as_soon_as_any_other() -> None:
+    world = World()
+    message_id = world.send()
+    held = ACK_WAIT + 10
+
+    def fails_and_is_taken_over(_request: HandlerRequest, call: int) -> Behaviour:
+        if call == 2:
+            world.row(message_id).locked_by = "w2#9"
+            world.row(message_id).locked_until = free_at
+        return Answer(status=500) if call == 1 else Answer()
+
+    free_at = world.clock() + held
+    world.handler.script = fails_and_is_taken_over
+    async with world.consuming():
+        await world.observer.seen(MessageProcessed, within=10 * ACK_WAIT)
+        assert free_at <= world.clock() <= free_at + LEASE / 2
+
+
+@in_virtual_time
+async def test_a_lease_that_ends_hours_later_does_not_use_up_the_messages_deliveries() -> None:
+    """As when its holder died and the database's clock was set back."""
+    world = World()
+    message_id = world.send()
+    free_at = world.clock() + 2 * 3600.0
+
+    def taken_over(_request: HandlerRequest, call: int) -> Behaviour:
+        if call == 1:
+            world.row(message_id).locked_by = "w2#9"
+            world.row(message_id).locked_until = free_at
+        return Answer()
+
+    world.handler.script = taken_over
+    async with world.consuming():
+        await world.observer.seen(MessageProcessed, within=3 * 3600.0)
+    assert world.clock() >= free_at
+    assert not world.consumer.given_up
+
+
+@in_virtual_time
+async def test_a_long_call_is_kept_alive_and_happens_once() -> None:
+    world = World()
+    world.handler = InMemoryHandler(always(Answer(slow_seconds=600.0)), timeout_seconds=3600.0)
+    message_id = world.send()
+    async with world.consuming():
+        await asyncio.sleep(500)
+        assert (world.row(message_id).locked_until or 0.0) > world.clock()
+        await world.observer.seen(MessageProcessed, within=3600.0)
+    assert world.handler.calls[message_id] == 1
+    assert world.consumer.naks == []
+
+
+@pytest.mark.clause("POL-047-006")
+@in_virtual_time
+async def test_a_rejected_message_that_somebody_took_over_is_not_dead_lettered() -> None:
+    world = World()
+    message_id = world.send()
+
+    def taken_over(_request: HandlerRequest, _call: int) -> Behaviour:
+        world.row(message_id).locked_by = "w2#9"
+        return Answer(status=422)
+
+    world.handler.script = taken_over
+    async with world.consuming():
+        await world.observer.seen(LeasesLost)
+    assert world.buried() == []
+    assert world.consumer.acked == []
