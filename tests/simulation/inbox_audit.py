@@ -54,9 +54,9 @@ class InboxAudit:
         return rows.get(storage_id(message))
 
     def acking(self, life: Life, message: InboundMessage) -> None:
-        """Look at an acknowledgement that a worker sends."""
+        """Look at an acknowledgement that a worker sends; what is being redriven was settled before."""
         row = self.row_of(message)
-        settled = row is not None and row.settled
+        settled = row is not None and (row.settled or self.redriven[row.entry.message_id])
         self._check(settled, "I11", f"{life.name} acknowledges {message.seq}, the inbox has {row}")
         if row is not None and row.dead_lettered_at is not None and row.processed_at is None:
             letters = self._servers.letters.copies.get(row.entry.message_id)
