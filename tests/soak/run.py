@@ -108,10 +108,7 @@ async def soak(
         )
     late = f"it took {drained:.0f} s" if drained > drain_seconds else ""
     unfinished = tuple(filter(None, (left or late,)))
-    checks = [Check("A0", f"All is done {drain_seconds:g} s after the last fault", unfinished)]
-    checks += judge(evidence, CONTENT + CONDUCT)
-    if seconds >= _RARE_PATHS_SECONDS:
-        checks += judge(evidence, (("A11", rare_paths_were_reached),))
+    end = Check("A0", f"All is done {drain_seconds:g} s after the last fault", unfinished)
     return Soaked(
         seed=seed,
         seconds=seconds,
@@ -119,8 +116,15 @@ async def soak(
         planned=len(plan),
         drain_seconds=drained,
         evidence=evidence,
-        checks=checks,
+        checks=[end, *_judged(evidence, seconds)],
     )
+
+
+def _judged(evidence: Evidence, seconds: float) -> list[Check]:
+    checks = judge(evidence, CONTENT + CONDUCT)
+    if seconds >= _RARE_PATHS_SECONDS:
+        checks += judge(evidence, (("A11", rare_paths_were_reached),))
+    return checks
 
 
 async def _brought_to_an_end(made: Stage, seconds: float) -> None:
