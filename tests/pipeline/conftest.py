@@ -1,4 +1,4 @@
-"""One Spark session for all tests of the pipeline, in one process: it takes seconds to start."""
+"""One process for all tests of the pipeline: one Spark session at a time, for each takes all processors."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,8 +15,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if not item.path.is_relative_to(here):
             continue
         item.add_marker(pytest.mark.timeout(600))
-        if "spark" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.xdist_group("spark"))
+        item.add_marker(pytest.mark.xdist_group("spark"))
 
 
 @pytest.fixture(scope="session")
