@@ -23,6 +23,7 @@ from tests.soak.stage import CONTEXT, Stage
 from tests.soak.streams import stored
 
 _COMMAND_SECONDS = 25.0
+_COMMIT_SECONDS = 2.0
 _TRIES = 50
 _CLAIM_TRIES = 100
 _GONE = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError)
@@ -84,7 +85,7 @@ class Chaos:
                 worker, _, which = fault.victim.partition(":")
                 await self._bend(self.stage.members[worker].proxies[which], kind, fault)
             case "producer":
-                self.stage.to_producers.cut()
+                await self._cut_producers(fault)
             case "handler":
                 self.stage.service.mood = kind
                 await asyncio.sleep(fault.seconds)
@@ -100,6 +101,14 @@ class Chaos:
         self.done.append(
             Injected(kind=fault.kind, victim=fault.victim, began=began, ended=time.time(), note=note)
         )
+
+    async def _cut_producers(self, fault: Fault) -> None:
+        """Cut the producers off, every second time with a commit on its way."""
+        if fault.draw % 2:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.stage.to_producers.drop_behind(0, b"COMMIT"), _COMMIT_SECONDS)
+            self.stage.to_producers.heal()
+        self.stage.to_producers.cut()
 
     async def _bend(self, proxy: Any, how: str, fault: Fault) -> None:
         if how == "delay":
