@@ -55,9 +55,10 @@ class Ordered:
     ) -> list[PublishOutcome]:
         if len(chunk) == 1:
             return await self._one_by_one(chunk, deadline)
+        known = self.last_seq  # before the batch: what others store meanwhile is not known to lie before it
         result = await batcher.send(chunk, deadline)
         self.disabled = self.disabled or result.disabled
-        outcomes = await self._numbered(chunk[: result.stored], result, deadline)
+        outcomes = await self._numbered(chunk[: result.stored], result, known, deadline)
         if result.stored == len(chunk) or not _all_stored(outcomes):
             return outcomes
         rest = await self._one_by_one(chunk[result.stored :], deadline)
@@ -68,15 +69,16 @@ class Ordered:
         ]
 
     async def _numbered(
-        self, stored: Sequence[OutboundMessage], result: Batched, deadline: float
+        self, stored: Sequence[OutboundMessage], result: Batched, known: int, deadline: float
     ) -> list[PublishOutcome]:
         """Give stored messages their sequences: by counting where the run is unbroken, else by asking.
 
-        Each is asked for by sending it again: the stream knows the id and answers with the first sequence.
+        It is where nothing else was stored since ``known``, the stream's last sequence before. A message is
+        asked for by sending it again: the stream knows the id and answers with the first sequence.
         """
         if not stored:
             return []
-        known, self.last_seq = self.last_seq, result.last_seq
+        self.last_seq = result.last_seq
         first = result.last_seq - len(stored) + 1
         stream = result.stream
         if result.unbroken or first == known + 1:

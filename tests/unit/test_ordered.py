@@ -1,0 +1,45 @@
+"""Which sequences a batch's messages have, when others store theirs in between."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from sea_mq_worker.adapters.nats.batch import Batched
+from sea_mq_worker.adapters.nats.ordered import Ordered
+from sea_mq_worker.domain.messages import OutboundMessage
+from sea_mq_worker.domain.outcomes import Stored
+
+DEADLINE = 1e9
+
+
+class Stream:
+    """Stores a batch with messages of others in between, one of them by the same publisher, by another way."""
+
+    def __init__(self, taken: Sequence[int]) -> None:
+        self.ordered: Ordered
+        self._taken = list(taken)
+        self.asked = 0
+
+    async def send(self, messages: Sequence[OutboundMessage], _deadline: float) -> Any:
+        if self._taken[0] == 0:
+            self.asked += 1
+            return [Stored("S", seq, duplicate=True) for seq in self._taken[1:]]
+        self.ordered.last_seq = self._taken[-1] - len(messages)
+        last = self._taken[-1]
+        self._taken.insert(0, 0)
+        return Batched(sent=len(messages), stored=len(messages), stream="S", last_seq=last)
+
+
+@pytest.mark.parametrize(
+    ("places", "known"), [([21, 22, 26, 27], 20), ([22, 23, 24, 25], 20), ([21, 22, 23, 25], 20)]
+)
+async def test_sequences_are_asked_for_where_others_wrote_since_the_batch_began(
+    places: list[int], known: int
+) -> None:
+    stream = Stream(places)
+    stream.ordered = Ordered(stream, last_seq=known)  # type: ignore[arg-type]
+    messages = [OutboundMessage(id=str(n), subject="s", payload=b"", headers={}) for n in range(len(places))]
+    outcomes = await stream.ordered.send(stream, messages, DEADLINE)
+    assert [outcome.seq for outcome in outcomes if isinstance(outcome, Stored)] == places
+    assert stream.asked == 1
