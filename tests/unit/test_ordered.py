@@ -14,7 +14,7 @@ DEADLINE = 1e9
 
 
 class Stream:
-    """Stores a batch with messages of others in between, one of them by the same publisher, by another way."""
+    """Stores a batch with others' messages in between, also of the same publisher by another way."""
 
     def __init__(self, taken: Sequence[int]) -> None:
         self.ordered: Ordered
