@@ -6,12 +6,16 @@ The servers are embedded ones unless `SEA_MQ_TEST_POSTGRES` or `SEA_MQ_TEST_NATS
 
 import os
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 import pytest_asyncio
+from xdist.scheduler import LoadScopeScheduling
 
 from tests.support import servers
 from tests.support.servers import Database, NatsAddress, PostgresAddress
+
+_COSTLY = ("tests/pipeline/", "tests/acceptance/test_pipeline_commands.py", "tests/soak/")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -27,6 +31,19 @@ def pytest_configure() -> None:
     for name in list(os.environ):
         if name.startswith("SEA_MQ_") and not name.startswith("SEA_MQ_TEST_"):
             del os.environ[name]
+
+
+class _ByCost(LoadScopeScheduling):  # type: ignore[misc]
+    """Tests one by one to whoever is free, but those of one costly kind to one process."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return next((name for name in _COSTLY if nodeid.startswith(name)), nodeid)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    """Keep Spark sessions and soaks out of each other's way: each takes all processors."""
+    return _ByCost(config, log)
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

@@ -11,8 +11,6 @@ import pytest
 
 from tests.support.machines import programs_without
 
-pytestmark = pytest.mark.xdist_group("spark")
-
 ROOT = Path(__file__).parents[2]
 EVENTS = 300
 

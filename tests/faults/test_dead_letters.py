@@ -149,8 +149,8 @@ async def test_a_message_that_its_stream_drops_meanwhile_is_dead_lettered_whole(
         await hold.reached()
         await api(shared.broker, f"STREAM.MSG.DELETE.{shared.target.upstream_stream}", {"seq": 1})
         await hold.let_go()
+        [letter] = await eventually(shared.dead_letters, within=15)
         await shared.quiet()
-    [letter] = await shared.dead_letters()
     assert (letter["Dlq-Message-Id"], letter["Dlq-Stream-Sequence"]) == (message_id, "1")
     assert "Dlq-Body-Omitted" not in letter
 

@@ -1,4 +1,4 @@
-"""One process for all tests of the pipeline: one Spark session at a time, for each takes all processors."""
+"""One Spark session for all tests of the pipeline: it takes seconds to start."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,10 +12,8 @@ from sea_mq_worker.pipeline.session import spark_session
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     for item in items:
-        if not item.path.is_relative_to(here):
-            continue
-        item.add_marker(pytest.mark.timeout(600))
-        item.add_marker(pytest.mark.xdist_group("spark"))
+        if item.path.is_relative_to(here):
+            item.add_marker(pytest.mark.timeout(600))
 
 
 @pytest.fixture(scope="session")

@@ -15,8 +15,11 @@ from sea_mq_worker.domain.headers import outbound_message
 from sea_mq_worker.domain.messages import OutboundMessage
 from sea_mq_worker.settings import Settings, load_settings
 from tests.support.builders import claimed_event
-from tests.support.jetstream import create_stream
+from tests.support.jetstream import SECOND, create_stream
 from tests.support.waiting import eventually
+
+WINDOW_SECONDS = 1
+"""Short, so that a replay need not wait; a worker's publish time-out has to be below it."""
 
 _INSERT = """
 INSERT INTO outbox_events
@@ -167,10 +170,10 @@ async def make_world(
 ) -> World:
     """Create the stream, and write the settings file that executors read."""
     stream = f"{context.upper()}_EVENTS"
-    await create_stream(
-        connection, stream, f"{context}.event.>", allow_direct=True, duplicate_window=10**8, discard="new"
-    )
-    path = write_settings(folder / "settings.toml", {"context": context, "consumers": "", **given})
+    config = {"allow_direct": True, "duplicate_window": WINDOW_SECONDS * SECOND, "discard": "new"}
+    await create_stream(connection, stream, f"{context}.event.>", **config)
+    own = {"context": context, "consumers": "", "outbox_publish_timeout_seconds": str(WINDOW_SECONDS / 2)}
+    path = write_settings(folder / "settings.toml", {**own, **given})
     os.environ["SEA_MQ_CONFIG"] = str(path)
     return World(pool, connection, context, load_settings())
 

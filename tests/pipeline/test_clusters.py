@@ -28,7 +28,7 @@ CONF = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.long
 async def test_a_job_is_submitted_to_a_standalone_master_with_two_workers(
     nats_url: str, names: str, tmp_path: Path
 ) -> None:

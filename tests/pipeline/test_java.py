@@ -75,7 +75,7 @@ def test_the_wheels_home_is_made_again_over_what_is_there(without_java: Path) ->
     subprocess.run([first / "bin" / "java", "-version"], check=True, capture_output=True)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_spark_runs_on_the_wheels_java_where_the_machine_has_none(without_java: Path) -> None:
     ran = subprocess.run(
         [sys.executable, "-c", SPARK_AND_PYTHON_WORKERS],

@@ -20,8 +20,6 @@ SEED = 47
 SECONDS = 60.0
 CONTROL_SECONDS = 15.0
 
-pytestmark = pytest.mark.xdist_group("soak")
-
 
 def test_a_seed_is_a_plan() -> None:
     assert draw(SEED, 600) == draw(SEED, 600)

@@ -23,6 +23,9 @@ NATS_VARIABLE = "SEA_MQ_TEST_NATS"
 # A test session's data need not survive the machine.
 QUICK = {"fsync": "off", "full_page_writes": "off", "max_connections": "200"}
 
+# Streams reserve their max_bytes, and those of all tests stay.
+ROOMY = {"jetstream": {"max_file_store": 2**40}}
+
 
 @dataclass(frozen=True, slots=True)
 class PostgresAddress:
@@ -79,7 +82,7 @@ async def nats(*, containers: bool) -> AsyncIterator[NatsAddress]:
             yield address
     else:
         with _folder() as folder:
-            async with EmbeddedNats(Path(folder)) as server:
+            async with EmbeddedNats(Path(folder), config=ROOMY) as server:
                 yield NatsAddress(server.url)
 
 
