@@ -59,25 +59,16 @@ async def killed_unheard(stage: Stage, events: int, _kills: int) -> None:
 async def killed_unanswered(stage: Stage, events: int, _kills: int) -> None:
     """Swallow the broker's answers, then kill it: all has arrived, and it does not know."""
     stage.to_nats.drop_to_client()
-    sent = len(stage.stored)
-    burst = asyncio.create_task(stage.ledger.burst(events))
-    await stage.grown(since=sent, within=_SHORT_SECONDS)
-    await asyncio.sleep(_SOON_SECONDS)
-    await stage.relay.kill()
-    await burst
+    await _killed_on_the_way(stage, await _arriving(stage, events))
     stage.to_nats.heal()
     await stage.relay.start()
 
 
 async def killed_unnoted(stage: Stage, events: int, _kills: int) -> None:
     """Cut it off from the database while it sends, then kill it: it cannot note what it has sent."""
-    sent = len(stage.stored)
-    burst = asyncio.create_task(stage.ledger.burst(events))
-    await stage.grown(since=sent, within=_SHORT_SECONDS)
+    burst = await _arriving(stage, events)
     stage.to_postgres.drop_to_server()
-    await asyncio.sleep(_SOON_SECONDS)
-    await stage.relay.kill()
-    await burst
+    await _killed_on_the_way(stage, burst)
     stage.to_postgres.heal()
     await stage.relay.start()
 
@@ -86,12 +77,7 @@ async def killed_late(stage: Stage, events: int, _kills: int) -> None:
     """Do the same, and start it when the broker has forgotten the ids of what has arrived."""
     await stage.change_stream(duplicate_window=int(_WINDOW_SECONDS * 1e9))
     stage.to_nats.drop_to_client()
-    sent = len(stage.stored)
-    burst = asyncio.create_task(stage.ledger.burst(events))
-    await stage.grown(since=sent, within=_SHORT_SECONDS)
-    await asyncio.sleep(_SOON_SECONDS)
-    await stage.relay.kill()
-    await burst
+    await _killed_on_the_way(stage, await _arriving(stage, events))
     stage.to_nats.heal()
     await asyncio.sleep(_WINDOW_SECONDS + 1)
     await stage.relay.start()
@@ -122,9 +108,7 @@ async def two(stage: Stage, events: int, kills: int) -> None:
 async def frozen(stage: Stage, events: int, _kills: int) -> None:
     """Freeze one of two in its work until its leases are over, and let it go on."""
     async with _second(stage):
-        sent = len(stage.stored)
-        burst = asyncio.create_task(stage.ledger.burst(events))
-        await stage.grown(since=sent, within=_SHORT_SECONDS)
+        burst = await _arriving(stage, events)
         victim = stage.chance.choice(stage.relays)
         victim.send(signal.SIGSTOP)
         await burst
@@ -135,9 +119,7 @@ async def frozen(stage: Stage, events: int, _kills: int) -> None:
 
 async def broker_killed(stage: Stage, events: int, _kills: int) -> None:
     """Kill the broker under load."""
-    sent = len(stage.stored)
-    burst = asyncio.create_task(stage.ledger.burst(events))
-    await stage.grown(since=sent, within=_SHORT_SECONDS)
+    burst = await _arriving(stage, events)
     await stage.nats.kill()
     await burst
     await asyncio.sleep(_SHORT_SECONDS)
@@ -251,6 +233,20 @@ async def awake(stage: Stage) -> None:
     sent = len(stage.stored)
     await stage.ledger.burst(1)
     await stage.grown(since=sent, within=_START_SECONDS_MAX)
+
+
+async def _arriving(stage: Stage, count: int) -> asyncio.Task[None]:
+    """Begin to commit so many events, and return when the broker has the first of them."""
+    sent = len(stage.stored)
+    burst = asyncio.create_task(stage.ledger.burst(count))
+    await stage.grown(since=sent, within=_SHORT_SECONDS)
+    return burst
+
+
+async def _killed_on_the_way(stage: Stage, burst: asyncio.Task[None]) -> None:
+    await asyncio.sleep(_SOON_SECONDS)
+    await stage.relay.kill()
+    await burst
 
 
 async def _begun(stage: Stage, count: int) -> asyncio.Task[None]:

@@ -2,6 +2,7 @@
 
 import tempfile
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from sea_mq_worker.adapters.postgres.migrations import migrate
 from sea_mq_worker.embedded import EmbeddedNats, EmbeddedPostgres
 from tests.support.servers import QUICK, Database
-from tests.support.site import Site, site
+from tests.support.site import Site, SiteWith, site
 
 
 @pytest.fixture
@@ -30,7 +31,13 @@ async def own_postgres() -> AsyncIterator[EmbeddedPostgres]:
 
 
 @pytest.fixture
-async def shared(database: Database, nats_url: str, names: str, tmp_path: Path) -> AsyncIterator[Site]:
+def site_with(database: Database, nats_url: str, names: str, tmp_path: Path) -> SiteWith:
+    """Set a site up with what differs from `shared`; see `site` for what that may be."""
+    return partial(site, dsn=database.dsn, nats_url=nats_url, name=names, folder=tmp_path)
+
+
+@pytest.fixture
+async def shared(site_with: SiteWith) -> AsyncIterator[Site]:
     """A site with the fast profile on the session's servers, which nobody may hurt."""
-    async with site(dsn=database.dsn, nats_url=nats_url, name=names, folder=tmp_path) as made:
+    async with site_with() as made:
         yield made

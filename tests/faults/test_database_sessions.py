@@ -12,8 +12,7 @@ import pytest
 from sea_mq_worker.embedded import EmbeddedNats, EmbeddedPostgres
 from tests.support.pooler import transaction_pooler
 from tests.support.processes import frozen
-from tests.support.servers import Database
-from tests.support.site import Site, site
+from tests.support.site import Site, SiteWith, site
 from tests.support.waiting import eventually
 
 SESSIONS = (
@@ -31,10 +30,10 @@ RELY_ON_WAKING = 20.0
 
 @pytest.mark.fault("D10")
 async def test_no_session_waits_in_a_transaction_for_the_broker(
-    own_nats: EmbeddedNats, database: Database, names: str, tmp_path: Path
+    own_nats: EmbeddedNats, site_with: SiteWith
 ) -> None:
     async with (
-        site(dsn=database.dsn, nats_url=own_nats.url, name=names, folder=tmp_path) as made,
+        site_with(nats_url=own_nats.url) as made,
         made.worker() as worker,
     ):
         await worker.ready()

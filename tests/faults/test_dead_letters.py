@@ -14,8 +14,7 @@ from sea_mq_worker.embedded import EmbeddedNats
 from tests.support.handlers import Call, answer, hang
 from tests.support.hold import held
 from tests.support.jetstream import SECOND, consumer_info
-from tests.support.servers import Database
-from tests.support.site import FAST_CONSUMER, Site, site
+from tests.support.site import FAST_CONSUMER, Site, SiteWith
 from tests.support.waiting import eventually
 from tests.support.worker import apply_streams, deployment
 
@@ -83,9 +82,9 @@ async def guarded_nats() -> AsyncIterator[EmbeddedNats]:
 
 @pytest.mark.fault("N30")
 async def test_a_forbidden_dead_letter_is_told_and_waits_for_the_permission(
-    guarded_nats: EmbeddedNats, database: Database, names: str, tmp_path: Path
+    guarded_nats: EmbeddedNats, site_with: SiteWith
 ) -> None:
-    made = site(dsn=database.dsn, nats_url=guarded_nats.url, name=names, folder=tmp_path)
+    made = site_with(nats_url=guarded_nats.url)
     async with made as guarded:
         message_id = await rejected(guarded)
         url = guarded.target.environment["SEA_MQ_NATS_URL"].replace("//", "//worker:w@")
@@ -118,13 +117,9 @@ async def test_a_dead_letter_that_the_network_swallows_is_sent_again(shared: Sit
 @pytest.mark.fault("N32")
 @pytest.mark.parametrize("window_seconds", [60, 1])
 async def test_a_worker_killed_behind_the_dead_letter_leaves_one_however_late_the_next_comes(
-    window_seconds: int, database: Database, nats_url: str, names: str, tmp_path: Path
+    window_seconds: int, site_with: SiteWith
 ) -> None:
-    async with site(
-        dsn=database.dsn,
-        nats_url=nats_url,
-        name=names,
-        folder=tmp_path,
+    async with site_with(
         stream={"duplicate_window": window_seconds * SECOND},
         outbox_enabled=False,
     ) as made:

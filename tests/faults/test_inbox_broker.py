@@ -4,7 +4,6 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +13,7 @@ from sea_mq_worker.adapters.nats.consumer import NatsJetStreamConsumer
 from sea_mq_worker.embedded import EmbeddedNats
 from tests.support.handlers import answer, hang
 from tests.support.jetstream import SECOND, consumer_info, create_consumer, create_stream, store
-from tests.support.servers import Database
-from tests.support.site import FAST_CONSUMER, Site, site
+from tests.support.site import FAST_CONSUMER, Site, SiteWith
 from tests.support.waiting import eventually
 from tests.support.worker import WorkerProcess, apply_streams, deployment
 
@@ -25,13 +23,9 @@ QUICK_CONSUMER: Mapping[str, Any] = {"ack_wait": SECOND}
 
 
 @pytest.fixture
-async def quick(database: Database, nats_url: str, names: str, tmp_path: Path) -> AsyncIterator[Site]:
+async def quick(site_with: SiteWith) -> AsyncIterator[Site]:
     """A site that finds after seconds what nothing delivers any more."""
-    async with site(
-        dsn=database.dsn,
-        nats_url=nats_url,
-        name=names,
-        folder=tmp_path,
+    async with site_with(
         consumer={**QUICK_CONSUMER, "max_deliver": 2},
         inbox_attempts_max=1,
         **QUICK,
@@ -84,9 +78,9 @@ async def told(worker: WorkerProcess, event: str) -> None:
 
 @pytest.mark.fault("N31")
 async def test_a_restart_under_a_waiting_pull_costs_no_more_than_the_pull(
-    own_nats: EmbeddedNats, database: Database, names: str, tmp_path: Path
+    own_nats: EmbeddedNats, site_with: SiteWith
 ) -> None:
-    async with site(dsn=database.dsn, nats_url=own_nats.url, name=names, folder=tmp_path) as made:
+    async with site_with(nats_url=own_nats.url) as made:
         async with made.worker() as worker:
             await worker.ready()
             await asked_for(made)

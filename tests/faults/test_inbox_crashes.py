@@ -4,7 +4,6 @@ import asyncio
 import signal
 import time
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +11,7 @@ import pytest
 from tests.support.handlers import Call, answer, hang, in_turn
 from tests.support.hold import held
 from tests.support.jetstream import SECOND, consumer_info
-from tests.support.servers import Database
-from tests.support.site import FAST_CONSUMER, Site, site
+from tests.support.site import FAST_CONSUMER, Site, SiteWith
 from tests.support.waiting import eventually
 from tests.support.worker import WorkerProcess
 
@@ -170,9 +168,7 @@ async def test_a_processed_message_whose_acknowledgement_is_lost_is_not_handled_
 
 
 @pytest.mark.fault("N18")
-async def test_a_message_that_kills_its_worker_each_time_ends_exhausted(
-    database: Database, nats_url: str, names: str, tmp_path: Path
-) -> None:
+async def test_a_message_that_kills_its_worker_each_time_ends_exhausted(site_with: SiteWith) -> None:
     """The handler is not asked once more when its attempts are spent."""
     workers: list[WorkerProcess] = []
 
@@ -181,9 +177,7 @@ async def test_a_message_that_kills_its_worker_each_time_ends_exhausted(
 
     short: dict[str, Any] = {"inbox_lease_seconds": 0.9, "handler_timeout_seconds": 0.9}
     consumer = {"ack_wait": SECOND}
-    async with site(
-        dsn=database.dsn, nats_url=nats_url, name=names, folder=tmp_path, consumer=consumer, **short
-    ) as at:
+    async with site_with(consumer=consumer, **short) as at:
         [deadly] = await at.send()
         at.effects.script[deadly] = kill
         for name in ("first", "second"):
@@ -234,9 +228,7 @@ async def test_a_worker_that_stalls_in_a_call_is_succeeded_after_its_lease_and_t
 
 
 @pytest.mark.fault("N09")
-async def test_a_call_that_outlasts_its_lease_is_kept_alive_and_made_once(
-    database: Database, nats_url: str, names: str, tmp_path: Path
-) -> None:
+async def test_a_call_that_outlasts_its_lease_is_kept_alive_and_made_once(site_with: SiteWith) -> None:
     async def work_long(call: Call, writer: asyncio.StreamWriter) -> None:
         await asyncio.sleep(1.6)
         at.effects.taken[call.message_id] += 1
@@ -244,9 +236,7 @@ async def test_a_call_that_outlasts_its_lease_is_kept_alive_and_made_once(
 
     short: dict[str, Any] = {"inbox_lease_seconds": 0.5, "handler_timeout_seconds": 1.9}
     consumer = {"ack_wait": 2 * SECOND}
-    async with site(
-        dsn=database.dsn, nats_url=nats_url, name=names, folder=tmp_path, consumer=consumer, **short
-    ) as at:
+    async with site_with(consumer=consumer, **short) as at:
         [message] = await at.send()
         at.effects.script[message] = work_long
         async with at.worker(name="one"), at.worker(name="two"):
@@ -257,9 +247,7 @@ async def test_a_call_that_outlasts_its_lease_is_kept_alive_and_made_once(
 
 
 @pytest.mark.fault("N10")
-async def test_messages_are_fetched_only_when_there_is_a_place_for_them(
-    database: Database, nats_url: str, names: str, tmp_path: Path
-) -> None:
+async def test_messages_are_fetched_only_when_there_is_a_place_for_them(site_with: SiteWith) -> None:
     """All of them together take longer than the server waits twice for one acknowledgement."""
 
     async def work(call: Call, writer: asyncio.StreamWriter) -> None:
@@ -269,9 +257,7 @@ async def test_messages_are_fetched_only_when_there_is_a_place_for_them(
 
     few: dict[str, Any] = {"handler_concurrency": 2, "handler_timeout_seconds": 1.5}
     consumer = {"ack_wait": 2 * SECOND}
-    async with site(
-        dsn=database.dsn, nats_url=nats_url, name=names, folder=tmp_path, consumer=consumer, **few
-    ) as at:
+    async with site_with(consumer=consumer, **few) as at:
         messages = await at.send(20)
         at.effects.script.update(dict.fromkeys(messages, work))
         async with at.worker():

@@ -9,15 +9,13 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.handlers import Behaviour, Call, answer, drip, hang, in_turn, raw
 from tests.support.jetstream import SECOND, consumer_info
-from tests.support.servers import Database
-from tests.support.site import Site, site
+from tests.support.site import Site, SiteWith
 from tests.support.waiting import eventually
 from tests.support.worker import WorkerProcess
 
@@ -190,16 +188,10 @@ async def test_a_deployment_that_rejects_everything_buries_next_to_nothing(share
 
 @pytest.mark.fault("N16")
 @pytest.mark.fault("N09")
-async def test_a_handler_that_is_down_costs_no_message_anything(
-    database: Database, nats_url: str, names: str, tmp_path: Path
-) -> None:
+async def test_a_handler_that_is_down_costs_no_message_anything(site_with: SiteWith) -> None:
     """It is down for sixty times the first delay and for three times ack_wait."""
     port = free_port()
-    async with site(
-        dsn=database.dsn,
-        nats_url=nats_url,
-        name=names,
-        folder=tmp_path,
+    async with site_with(
         consumer={"ack_wait": 3 * SECOND // 2},
         handler_concurrency=10,
         handler_timeout_seconds=0.9,

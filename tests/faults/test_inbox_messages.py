@@ -20,8 +20,7 @@ import uvicorn
 from tests.support.handlers import Call, answer
 from tests.support.hold import held
 from tests.support.jetstream import SECOND, consumer_info, store, stored_messages
-from tests.support.servers import Database
-from tests.support.site import Site, site
+from tests.support.site import Site, SiteWith
 from tests.support.waiting import eventually
 from tests.support.worker import WorkerProcess
 
@@ -228,13 +227,9 @@ async def test_a_strict_service_takes_absent_fields_and_long_numbers(shared: Sit
 
 
 @pytest.fixture
-async def patient(database: Database, nats_url: str, names: str, tmp_path: Path) -> AsyncIterator[Site]:
+async def patient(site_with: SiteWith) -> AsyncIterator[Site]:
     """A site whose handler may take its time."""
-    async with site(
-        dsn=database.dsn,
-        nats_url=nats_url,
-        name=names,
-        folder=tmp_path,
+    async with site_with(
         consumer={"ack_wait": 90 * SECOND},
         handler_timeout_seconds=80,
         inbox_lease_seconds=90,

@@ -16,8 +16,7 @@ import pytest
 from sea_mq_worker.adapters.nats.connection import api
 from sea_mq_worker.embedded import EmbeddedNats
 from tests.support.jetstream import SECOND, create_stream
-from tests.support.servers import Database
-from tests.support.site import Site, site
+from tests.support.site import Site, SiteWith
 from tests.support.waiting import eventually
 from tests.support.worker import WorkerProcess
 
@@ -31,9 +30,9 @@ LARGE = {"payload": {"text": "x" * 2000}}
 
 
 @pytest.fixture
-async def own(database: Database, own_nats: EmbeddedNats, names: str, tmp_path: Path) -> AsyncIterator[Site]:
+async def own(own_nats: EmbeddedNats, site_with: SiteWith) -> AsyncIterator[Site]:
     """A site on a broker that may be hurt."""
-    async with site(dsn=database.dsn, nats_url=own_nats.url, name=names, folder=tmp_path) as made:
+    async with site_with(nats_url=own_nats.url) as made:
         yield made
 
 
@@ -151,12 +150,10 @@ async def test_a_stream_that_can_never_confirm_anything_is_refused_at_the_start(
 
 @pytest.mark.fault("P35")
 async def test_a_repeat_after_the_duplicate_window_is_found_instead_of_stored_again(
-    database: Database, nats_url: str, names: str, tmp_path: Path
+    site_with: SiteWith,
 ) -> None:
     short = {"duplicate_window": 2 * SECOND}
-    async with site(
-        dsn=database.dsn, nats_url=nats_url, name=names, folder=tmp_path, stream=short
-    ) as forgetful:
+    async with site_with(stream=short) as forgetful:
         async with forgetful.worker(
             name="refused", outbox_publish_timeout_seconds=2, outbox_lease_seconds=4
         ) as no:
@@ -177,12 +174,10 @@ async def test_a_repeat_after_the_duplicate_window_is_found_instead_of_stored_ag
 
 @pytest.mark.fault("P36")
 async def test_a_replay_is_delivered_and_not_called_published_while_the_window_swallows_it(
-    database: Database, nats_url: str, names: str, tmp_path: Path
+    site_with: SiteWith,
 ) -> None:
     short = {"duplicate_window": 2 * SECOND}
-    async with site(
-        dsn=database.dsn, nats_url=nats_url, name=names, folder=tmp_path, stream=short
-    ) as forgetful:
+    async with site_with(stream=short) as forgetful:
         async with forgetful.worker() as worker:
             await worker.ready()
             [event_id] = await forgetful.commit()
@@ -321,7 +316,7 @@ async def test_a_link_that_is_reset_within_a_batch_is_rebuilt(shared: Site, mode
 
 @pytest.mark.fault("P18")
 async def test_a_forbidden_subject_is_named_and_keeps_no_other_waiting(
-    database: Database, names: str, tmp_path: Path
+    names: str, tmp_path: Path, site_with: SiteWith
 ) -> None:
     def users(**permissions: Any) -> dict[str, Any]:
         return {
@@ -335,7 +330,7 @@ async def test_a_forbidden_subject_is_named_and_keeps_no_other_waiting(
     some = {"authorization": users(deny=[secret]), "no_auth_user": "admin"}
     async with (
         EmbeddedNats(tmp_path / "nats", config=some) as server,
-        site(dsn=database.dsn, nats_url=server.url, name=names, folder=tmp_path) as guarded,
+        site_with(nats_url=server.url) as guarded,
     ):
         inside = guarded.target.environment["SEA_MQ_NATS_URL"].replace("nats://", "nats://worker:w@")
         async with guarded.worker(nats_url=inside) as worker:
@@ -358,13 +353,13 @@ async def test_a_forbidden_subject_is_named_and_keeps_no_other_waiting(
 
 @pytest.mark.fault("P19")
 async def test_credentials_that_the_broker_does_not_take_end_the_start_at_once(
-    database: Database, names: str, tmp_path: Path
+    tmp_path: Path, site_with: SiteWith
 ) -> None:
     known = {"users": [{"user": "admin", "password": "a"}]}
     config = {"authorization": known, "no_auth_user": "admin"}
     async with (
         EmbeddedNats(tmp_path / "nats", config=config) as server,
-        site(dsn=database.dsn, nats_url=server.url, name=names, folder=tmp_path) as guarded,
+        site_with(nats_url=server.url) as guarded,
     ):
         wrong = server.url.replace("nats://", "nats://worker:c4n4ry@")
         begun = time.monotonic()
@@ -376,13 +371,11 @@ async def test_credentials_that_the_broker_does_not_take_end_the_start_at_once(
 
 
 @pytest.mark.slow
-async def test_a_broker_that_is_shut_down_gently_loses_no_event(
-    database: Database, names: str, tmp_path: Path
-) -> None:
+async def test_a_broker_that_is_shut_down_gently_loses_no_event(tmp_path: Path, site_with: SiteWith) -> None:
     config = {"lame_duck_duration": "30s", "lame_duck_grace_period": "1s"}
     async with (
         EmbeddedNats(tmp_path / "nats", config=config) as server,
-        site(dsn=database.dsn, nats_url=server.url, name=names, folder=tmp_path) as gentle,
+        site_with(nats_url=server.url) as gentle,
     ):
         async with gentle.worker() as worker:
             await worker.ready()
@@ -409,9 +402,7 @@ async def test_events_wait_while_the_brokers_disk_is_full(own: Site, own_nats: E
     await own.audit()
 
 
-async def test_events_wait_while_the_account_has_no_room(
-    database: Database, names: str, tmp_path: Path
-) -> None:
+async def test_events_wait_while_the_account_has_no_room(tmp_path: Path, site_with: SiteWith) -> None:
     def accounts(max_file: int) -> dict[str, Any]:
         users = [{"user": "app", "password": "a"}]
         return {"APP": {"jetstream": {"max_file": max_file, "max_memory": 2**20}, "users": users}}
@@ -419,7 +410,7 @@ async def test_events_wait_while_the_account_has_no_room(
     config = {"accounts": accounts(2**30), "no_auth_user": "app"}
     async with (
         EmbeddedNats(tmp_path / "nats", config=config) as server,
-        site(dsn=database.dsn, nats_url=server.url, name=names, folder=tmp_path) as small,
+        site_with(nats_url=server.url) as small,
     ):
         async with small.worker() as worker:
             await worker.ready()

@@ -5,7 +5,6 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Mapping
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -15,8 +14,7 @@ import pytest
 from sea_mq_worker.adapters.nats.connection import api
 from sea_mq_worker.embedded import EmbeddedNats
 from tests.support.hold import held
-from tests.support.servers import Database
-from tests.support.site import Site, site
+from tests.support.site import Site, SiteWith
 from tests.support.waiting import eventually
 
 IN_BOTH_MODES = pytest.mark.parametrize("mode", ["pipeline", "fast"])
@@ -83,9 +81,9 @@ async def test_a_worker_killed_while_it_claims_leaves_the_event_to_the_next(shar
 @pytest.mark.fault("P02")
 @pytest.mark.crash
 async def test_an_event_whose_worker_died_before_a_frozen_broker_counts_the_crash_and_arrives(
-    database: Database, own_nats: EmbeddedNats, names: str, tmp_path: Path
+    own_nats: EmbeddedNats, site_with: SiteWith
 ) -> None:
-    async with site(dsn=database.dsn, nats_url=own_nats.url, name=names, folder=tmp_path) as frozen:
+    async with site_with(nats_url=own_nats.url) as frozen:
         async with frozen.worker(name="killed") as killed:
             await killed.ready()
             os.kill(own_nats.pid, signal.SIGSTOP)
@@ -196,16 +194,16 @@ async def test_a_settlement_that_comes_after_the_lease_changes_nothing(shared: S
 async def test_a_worker_that_wakes_up_after_its_lease_sends_nothing(shared: Site) -> None:
     async with shared.worker(name="asleep", **{**UNHURRIED, "outbox_publish_timeout_seconds": 1}) as asleep:
         await asleep.ready()
-        async with held(
-            shared.dsn, table="outbox_events", event="UPDATE", when="NEW.state = 'CLAIMED'"
-        ) as hold:
+        claims = held(shared.dsn, table="outbox_events", event="UPDATE", when="NEW.state = 'CLAIMED'")
+        async with claims as hold:
             ids = await shared.commit(2, ordering_key="k")
             await hold.reached()
             asleep.send(signal.SIGSTOP)
-        async with shared.worker(name="heir", **HEIR):
-            await shared.published()
-        asleep.send(signal.SIGCONT)
-        await eventually(lambda: "leases_lost" in asleep.events(), what="it knows that it came too late")
+            await hold.let_go()
+            async with shared.worker(name="heir", **HEIR):
+                await shared.published()
+            asleep.send(signal.SIGCONT)
+            await eventually(lambda: "leases_lost" in asleep.events(), what="it knows that it came too late")
         assert (await asleep.metrics())["sea_mq_outbox_published_total"] == 0
     await shared.audit()
     assert [(await shared.row(event_id))["publish_attempts"] for event_id in ids] == [2, 2]

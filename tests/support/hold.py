@@ -36,7 +36,8 @@ class Hold:
 async def held(dsn: str, *, table: str, event: str, when: str = "true") -> AsyncIterator[Hold]:
     """Hold every row that an ``event`` (INSERT or UPDATE OF column) of ``table`` touches ``when`` it is so.
 
-    ``when`` speaks of NEW and, in an update, of OLD. The trigger goes with the block.
+    ``when`` speaks of NEW and, in an update, of OLD. The trigger goes with the block, which waits for every
+    statement on the table: end no block while a session's process is frozen.
     """
     connection = await asyncpg.connect(dsn)
     try:

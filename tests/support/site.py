@@ -3,7 +3,7 @@
 import hashlib
 import uuid
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -181,6 +181,10 @@ class Site:
         letters = Counter(headers["Dlq-Message-Id"] for headers in await self.dead_letters())
         assert letters == Counter(buried)
         assert self.effects.taken == Counter(sent - buried)
+
+
+SiteWith = Callable[..., AbstractAsyncContextManager[Site]]
+"""`site` in a test's own database, on the session's broker unless it is told another one."""
 
 
 def _digest(body: bytes) -> str:
