@@ -127,7 +127,7 @@ async def test_a_worker_that_is_killed_thirty_times_loses_nothing_and_repeats_no
             for _ in range(KILLS):
                 await killed_in_the_middle(target, traffic, tmp_path / "worker.log", chance)
             async with running(target, tmp_path / "worker.log") as last:
-                await eventually(lambda: drained(target, connection, broker), within=60)
+                await eventually(lambda: drained(target, connection, broker), within=180, what="drained")
                 last.send(signal.SIGTERM)
                 assert await last.ended() == 0
             await assert_each_event_is_stored_once_in_order(target, traffic, connection, broker)
