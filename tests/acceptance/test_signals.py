@@ -197,7 +197,7 @@ async def test_streams_that_differ_are_told_field_by_field_and_left_as_they_are(
 ) -> None:
     async with running(target, log) as worker:
         await worker.ready()
-        assert f"stream {target.stream}: num_replicas should be 3 and is 1" in worker.written
+        await worker.tells(f"stream {target.stream}: num_replicas should be 3 and is 1")
     async with connected(nats_url) as connection:
         info = await api(connection, f"STREAM.INFO.{target.stream}")
     assert info["config"]["num_replicas"] == 1
@@ -211,7 +211,7 @@ async def test_it_waits_for_a_database_that_comes_later(
         proxy.refuse()
         async with running(target, log, database_url=url) as worker:
             assert "the worker is starting" in await worker.answers(503)
-            await eventually(lambda: "waiting" in worker.events())
+            await worker.tells('"waiting"')
             proxy.heal()
             await worker.ready()
 

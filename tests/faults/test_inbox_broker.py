@@ -15,7 +15,7 @@ from tests.support.handlers import answer, hang
 from tests.support.jetstream import SECOND, consumer_info, create_consumer, create_stream, store
 from tests.support.site import FAST_CONSUMER, Site, SiteWith
 from tests.support.waiting import eventually
-from tests.support.worker import WorkerProcess, apply_streams, deployment
+from tests.support.worker import apply_streams, deployment
 
 PULL_SECONDS = 5.0
 QUICK: Mapping[str, Any] = {"inbox_lease_seconds": 1, "handler_timeout_seconds": 0.9}
@@ -70,10 +70,6 @@ async def settled(made: Site, message_id: str) -> None:
         return row["processed_at"] is not None or row["dead_lettered_at"] is not None
 
     await eventually(has_ending, within=30, what="the message has its ending")
-
-
-async def told(worker: WorkerProcess, event: str) -> None:
-    await eventually(lambda: event in worker.events(), within=30, what=f"{event} is told")
 
 
 @pytest.mark.fault("N31")
@@ -131,7 +127,7 @@ async def test_a_stream_made_anew_is_consumed_from_its_beginning_and_mistaken_fo
     sent = await quick.send(3)
     async with quick.worker() as worker:
         await quick.quiet()
-        await told(worker, "message_lost")
+        await worker.tells("message_lost")
     row = await quick.inbox_row(lost)
     assert (row["stream_seq"], row["processed_at"], row["dead_lettered_at"]) == (1, None, None)
     assert "no longer holds it" in row["last_error"]
@@ -147,7 +143,7 @@ async def test_a_message_that_a_new_consumer_passes_over_is_handled_again(quick:
     await create_consumer(quick.broker, stream, durable, deliver_policy="new", **QUICK_CONSUMER)
     async with quick.worker(inbox_attempts_max=5) as worker:
         await settled(quick, message_id)
-        assert "message_left_behind" in worker.events()
+        await worker.tells("message_left_behind")
     await quick.audit()
 
 
@@ -182,7 +178,7 @@ async def test_a_message_given_up_unseen_is_dead_lettered_also_behind_the_acknow
     await make_anew(quick, nats_url, **QUICK_CONSUMER, max_deliver=2)
     async with quick.worker() as worker:
         await settled(quick, message_id)
-        assert "message_left_behind" in worker.events()
+        await worker.tells("message_left_behind")
     [letter] = await quick.dead_letters()
     assert (letter["Dlq-Message-Id"], letter["Dlq-Reason"]) == (message_id, "EXHAUSTED")
     assert await quick.inbox_row(later) is None
@@ -211,8 +207,8 @@ async def test_a_consumer_with_other_values_is_named_field_by_field_and_changed_
     async with shared.worker(name="a", **known) as first, shared.worker(name="b", **known) as second:
         for worker in (first, second):
             await worker.ready()
-            await told(worker, "streams_differ")
-            assert all(f"{field} should be" in worker.written for field in changed)
+            for told in ("streams_differ", *(f"{field} should be" for field in changed)):
+                await worker.tells(told)
         assert await found() == changed
         async with shared.worker("streams", "check", name="check", **known) as check:
             assert await check.ended() == 1
@@ -231,7 +227,7 @@ async def test_a_paused_consumer_is_told_and_goes_on_when_it_is_resumed(shared: 
     await api(shared.broker, f"CONSUMER.PAUSE.{stream}.{durable}", {"pause_until": until})
     await shared.send()
     async with shared.worker() as worker:
-        await told(worker, "consumer_paused")
+        await worker.tells("consumer_paused")
         assert shared.handler.calls == []
         await api(shared.broker, f"CONSUMER.PAUSE.{stream}.{durable}", {})
         await shared.quiet()

@@ -220,7 +220,7 @@ async def test_a_worker_that_stalls_in_a_call_is_succeeded_after_its_lease_and_t
             before = await shared.inbox_row(message)
             goes_on.set()
             stalled.send(signal.SIGCONT)
-            await eventually(lambda: "leases_lost" in stalled.events(), what="the late result is refused")
+            await stalled.tells("leases_lost")
         assert await shared.inbox_row(message) == before
     await shared.audit()
     assert shared.effects.calls == {message: 2}

@@ -88,7 +88,7 @@ async def test_a_stream_that_takes_nothing_costs_no_event_its_life(
         await assert_it_waits_and_says(shared, worker, "no stream takes the subject", backlog)
         await api(shared.broker, f"STREAM.CREATE.{name}", wanted)
         await shared.published()
-        assert f"stream {name} was created anew" in worker.written
+        await worker.tells(f"stream {name} was created anew")
 
         await update(shared, max_bytes=(await state(shared))["bytes"] + 100_000)
         await assert_it_waits_and_says(shared, worker, "maximum bytes exceeded", backlog)
@@ -161,7 +161,7 @@ async def test_a_repeat_after_the_duplicate_window_is_found_instead_of_stored_ag
         assert "SEA_MQ_OUTBOX_PUBLISH_TIMEOUT_SECONDS" in no.written
         async with forgetful.worker() as worker:
             await worker.ready()
-            assert "duplicate_window_short" in worker.events()
+            await worker.tells("duplicate_window_short")
             forgetful.to_broker.drop_to_client()
             ids = await forgetful.commit(3)
             await eventually(forgetful.copies, what="the stream has the events")
@@ -231,7 +231,7 @@ async def test_a_broker_that_comes_late_and_dies_twenty_times_costs_no_more_than
 ) -> None:
     await own_nats.kill()
     async with own.worker() as worker:
-        await eventually(lambda: "nats_error" in worker.events(), what="it tells what it waits for")
+        await worker.tells("nats_error")
         assert "the worker is starting" in await worker.answers(503)
         await own_nats.start()
         await worker.ready()
@@ -294,6 +294,7 @@ async def test_an_event_over_a_limit_that_was_lowered_costs_one_reconnect_and_di
             [large] = await own.commit(payload={"text": "x" * 100_000})
             await own.commit(10)
             await quiet_again(own)
+        await worker.tells("nats_disconnected")
         assert worker.events().count("nats_disconnected") == 1
     assert "max_payload of 50000" in (await own.row(large))["publish_error"]
     await own.audit(dead=frozenset({large}))
@@ -310,7 +311,7 @@ async def test_a_link_that_is_reset_within_a_batch_is_rebuilt(shared: Site, mode
         await cut
         shared.to_broker.heal()
         await shared.published()
-        assert "nats_reconnected" in worker.events()
+        await worker.tells("nats_reconnected")
     await shared.audit()
 
 

@@ -115,8 +115,11 @@ async def test_events_whose_acknowledgement_was_lost_with_the_worker_are_stored_
     shared.to_broker.heal()
     async with shared.worker(outbox_publish_mode=mode, **HEIR) as heir:
         await shared.quiet()
-        counted = await heir.metrics()
-    assert counted["sea_mq_outbox_duplicates_total"] == 3
+
+        async def counted() -> bool:
+            return (await heir.metrics())["sea_mq_outbox_duplicates_total"] == 3
+
+        await eventually(counted, what="the stream has known all three")
     await shared.audit()
 
 
@@ -185,6 +188,7 @@ async def test_a_settlement_that_comes_after_the_lease_changes_nothing(shared: S
             return (await late.metrics()).get('sea_mq_leases_lost_total{side="outbox"}') == 1
 
         await eventually(lost, what="the late worker knows that it came too late")
+        await late.tells("leases_lost")
         assert late.events().count("leases_lost") == 1
     assert dict(await shared.row(event_id)) == before
     await shared.audit()
@@ -203,7 +207,7 @@ async def test_a_worker_that_wakes_up_after_its_lease_sends_nothing(shared: Site
             async with shared.worker(name="heir", **HEIR):
                 await shared.published()
             asleep.send(signal.SIGCONT)
-            await eventually(lambda: "leases_lost" in asleep.events(), what="it knows that it came too late")
+            await asleep.tells("leases_lost")
         assert (await asleep.metrics())["sea_mq_outbox_published_total"] == 0
     await shared.audit()
     assert [(await shared.row(event_id))["publish_attempts"] for event_id in ids] == [2, 2]

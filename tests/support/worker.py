@@ -135,6 +135,10 @@ class WorkerProcess:
         """What it wrote so far."""
         return self.log.read_text()
 
+    async def tells(self, text: str) -> None:
+        """Wait until its log has the text, such as an event's key: lines are written a little late."""
+        await eventually(lambda: text in self.written, within=_READY_SECONDS, what=f"it tells {text}")
+
     def events(self) -> list[str]:
         """Return the stable keys of what it logged."""
         lines = [line for line in self.written.splitlines() if line.startswith("{")]
