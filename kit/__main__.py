@@ -15,9 +15,10 @@ from pathlib import Path
 from kit.audit import audit
 from kit.description import Description, DescriptionError
 from kit.faults import FAULTS, awake
+from kit.provision import install
 from kit.relay import RelayError
 from kit.report import Result, table
-from kit.stage import Stage, install, open_stage
+from kit.stage import Stage, open_stage
 
 _EXIT_BROKEN = 1
 _EXIT_USAGE = 2

@@ -5,6 +5,7 @@ import json
 import random
 import re
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -127,12 +128,12 @@ class Ledger:
         )
         self.events.append(event)
         values = {"id": event_id, "type": TYPE, "key": key, "subject": SUBJECT, "body": body}
-        statement, arguments = _positional(self.table.insert, values)
+        statement, arguments = positional(self.table.insert, values)
         await connection.execute(statement, *arguments)
 
 
-def _positional(statement: str, values: dict[str, str | None]) -> tuple[str, list[str | None]]:
-    """Turn ``:name`` into ``$1`` and so on."""
+def positional(statement: str, values: Mapping[str, str | None]) -> tuple[str, list[str | None]]:
+    """Turn ``:name`` into ``$1`` and so on; return the values in that order."""
     used: list[str] = []
 
     def place(found: re.Match[str]) -> str:

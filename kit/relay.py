@@ -32,6 +32,12 @@ class Relay:
         self.ends: list[int] = []
         """Exit codes of the times when it ended by itself."""
 
+    @property
+    def pid(self) -> int:
+        """Of the process that runs, or ran last."""
+        assert self._process is not None
+        return self._process.pid
+
     async def __aenter__(self) -> Self:
         await self.start()
         return self

@@ -2,34 +2,26 @@
 
 import asyncio
 import contextlib
-import hashlib
-import json
-import os
 import random
-import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import asyncpg
 import nats
-from nats.errors import Error as NatsError
 
 from kit.audit import Stored, at, identity
-from kit.description import Description, filled
-from kit.ledger import SUBJECTS, Ledger
-from kit.relay import Relay, run_command
+from kit.description import Description
+from kit.ledger import Ledger
+from kit.provision import STREAM, create_database, prepared_relays, put_stream
+from kit.relay import Relay
 from sea_mq_worker.embedded import EmbeddedNats, EmbeddedPostgres
 from tests.support.proxy import TcpProxy, proxied
 
-STREAM = "KIT_EVENTS"
 MESSAGE_BYTES_MAX = 64 * 1024
-_DATABASE = "kit"
 _LOOK_SECONDS = 0.1
-_WINDOW = 120 * 10**9
 _POSTGRES = {"wal_level": "logical", "max_connections": "200"}
 
 
@@ -94,7 +86,7 @@ class Stage:
 
     async def change_stream(self, **change: Any) -> None:
         """Change the stream's configuration; without a change it is again as the description wants it."""
-        await _put_stream(self.nats.url, self.description, "UPDATE", change)
+        await put_stream(self.nats.url, self.description, "UPDATE", change)
 
     async def unfinished(self) -> set[str] | None:
         """Ids that the table calls still to be sent; None where the description cannot tell."""
@@ -140,11 +132,13 @@ async def open_stage(
         postgres = EmbeddedPostgres(folder / "postgres", settings=_POSTGRES)
         broker = EmbeddedNats(folder / "nats", config={"max_payload": MESSAGE_BYTES_MAX})
         await asyncio.gather(stack.enter_async_context(postgres), stack.enter_async_context(broker))
-        await _put_stream(broker.url, description, "CREATE", {})
-        dsn = await _create_database(postgres, description.table.create)
+        await put_stream(broker.url, description, "CREATE", {})
+        dsn = await create_database(postgres, description.table.create)
         to_postgres, database_url = await stack.enter_async_context(proxied(dsn))
         to_nats, nats_url = await stack.enter_async_context(proxied(broker.url))
-        relays = await _relays(description, folder, work, database_url=database_url, nats_url=nats_url)
+        relays = await prepared_relays(
+            description, folder, work, database_url=database_url, nats_url=nats_url
+        )
         chance = random.Random(seed)
         stage = Stage(
             description=description,
@@ -161,84 +155,3 @@ async def open_stage(
         for relay in relays:
             stack.push_async_callback(relay.kill)
         yield stage
-
-
-def install(description: Description, work: Path) -> None:
-    """Run the description's commands for that, again only when they or the relay's own files have changed.
-
-    Raises:
-        RelayError: one failed.
-    """
-    mark = work / "installed"
-    commands = [filled(command, _fixed(work)) for command in description.relay.install]
-    files = sorted(path for path in (description.folder / description.name).rglob("*") if path.is_file())
-    state = hashlib.sha256(json.dumps(commands).encode())
-    for file in files:
-        state.update(file.read_bytes())
-    if mark.exists() and mark.read_text() == state.hexdigest():
-        return
-    work.mkdir(parents=True, exist_ok=True)
-    for command in commands:
-        asyncio.run(run_command(command, environment=os.environ, folder=description.folder))
-    mark.write_text(state.hexdigest())
-
-
-def _fixed(work: Path) -> dict[str, str]:
-    return {"python": sys.executable, "work": str(work), "root": str(Path(__file__).parents[1])}
-
-
-async def _relays(
-    description: Description, folder: Path, work: Path, *, database_url: str, nats_url: str
-) -> list[Relay]:
-    database = urlsplit(database_url)
-    relays = []
-    for instance in ("1", "2"):
-        own = folder / f"relay-{instance}"
-        own.mkdir()
-        places = {
-            **_fixed(work),
-            "own": str(own),
-            "instance": instance,
-            "database_url": database_url,
-            "database_address": database_url.partition("://")[2],
-            "database_host": str(database.hostname),
-            "database_port": str(database.port),
-            "database_user": str(database.username),
-            "database_password": str(database.password),
-            "database_name": _DATABASE,
-            "nats_url": nats_url,
-            "stream": STREAM,
-        }
-        relay = description.relay
-        values = filled(tuple(relay.environment.values()), places)
-        environment = {**os.environ, **dict(zip(relay.environment, values, strict=True))}
-        if instance == "1":
-            for command in relay.prepare:
-                await run_command(filled(command, places), environment=environment, folder=description.folder)
-        log = folder / f"relay-{instance}.log"
-        started = filled(relay.command, places)
-        relays.append(Relay(started, environment=environment, folder=description.folder, log=log))
-    return relays
-
-
-async def _create_database(server: EmbeddedPostgres, create: str) -> str:
-    dsn = server.dsn_for(_DATABASE)
-    connection = await asyncpg.connect(server.dsn)
-    await connection.execute(f"CREATE DATABASE {_DATABASE}")
-    await connection.close()
-    if create:
-        connection = await asyncpg.connect(dsn)
-        await connection.execute(create)
-        await connection.close()
-    return dsn
-
-
-async def _put_stream(url: str, description: Description, verb: str, change: Mapping[str, Any]) -> None:
-    config = {"name": STREAM, "subjects": [SUBJECTS], "storage": "file", "num_replicas": 1}
-    request = {**config, "duplicate_window": _WINDOW, **description.stream, **change}
-    client = await nats.connect(url)
-    answer = await client.request(f"$JS.API.STREAM.{verb}.{STREAM}", json.dumps(request).encode())
-    await client.close()
-    refused = json.loads(answer.data).get("error")
-    if refused:
-        raise NatsError(f"stream {STREAM}: {refused['description']}")

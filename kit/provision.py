@@ -1,0 +1,117 @@
+"""What a relay needs before it can start: itself, its database, its stream."""
+
+import asyncio
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import asyncpg
+import nats
+from nats.errors import Error as NatsError
+
+from kit.description import Description, filled
+from kit.ledger import SUBJECTS
+from kit.relay import Relay, run_command
+from sea_mq_worker.embedded import EmbeddedPostgres
+
+STREAM = "KIT_EVENTS"
+_DATABASE = "kit"
+_WINDOW = 120 * 10**9
+
+
+def install(description: Description, work: Path) -> None:
+    """Run the description's commands for that, again only when they or the relay's own files have changed.
+
+    Raises:
+        RelayError: one failed.
+    """
+    mark = work / "installed"
+    commands = [filled(command, _fixed(work)) for command in description.relay.install]
+    files = sorted(path for path in (description.folder / description.name).rglob("*") if path.is_file())
+    state = hashlib.sha256(json.dumps(commands).encode())
+    for file in files:
+        state.update(file.read_bytes())
+    if mark.exists() and mark.read_text() == state.hexdigest():
+        return
+    work.mkdir(parents=True, exist_ok=True)
+    for command in commands:
+        asyncio.run(run_command(command, environment=os.environ, folder=description.folder))
+    mark.write_text(state.hexdigest())
+
+
+async def create_database(server: EmbeddedPostgres, create: str) -> str:
+    """Make the relay's database, run the description's SQL for it, and return its URL."""
+    dsn = server.dsn_for(_DATABASE)
+    connection = await asyncpg.connect(server.dsn)
+    await connection.execute(f"CREATE DATABASE {_DATABASE}")
+    await connection.close()
+    if create:
+        connection = await asyncpg.connect(dsn)
+        await connection.execute(create)
+        await connection.close()
+    return dsn
+
+
+async def put_stream(url: str, description: Description, verb: str, change: Mapping[str, Any]) -> None:
+    """CREATE or UPDATE the stream as the description wants it, but for the change.
+
+    Raises:
+        NatsError: the server refuses.
+    """
+    config = {"name": STREAM, "subjects": [SUBJECTS], "storage": "file", "num_replicas": 1}
+    request = {**config, "duplicate_window": _WINDOW, **description.stream, **change}
+    client = await nats.connect(url)
+    answer = await client.request(f"$JS.API.STREAM.{verb}.{STREAM}", json.dumps(request).encode())
+    await client.close()
+    refused = json.loads(answer.data).get("error")
+    if refused:
+        raise NatsError(f"stream {STREAM}: {refused['description']}")
+
+
+async def prepared_relays(
+    description: Description, folder: Path, work: Path, *, database_url: str, nats_url: str
+) -> list[Relay]:
+    """Run the description's ``prepare``, and return two instances that have yet to be started.
+
+    Raises:
+        RelayError: a command of the description failed.
+        DescriptionError: a command names an unknown placeholder.
+    """
+    database = urlsplit(database_url)
+    relays = []
+    for instance in ("1", "2"):
+        own = folder / f"relay-{instance}"
+        own.mkdir()
+        places = {
+            **_fixed(work),
+            "own": str(own),
+            "instance": instance,
+            "database_url": database_url,
+            "database_address": database_url.partition("://")[2],
+            "database_host": str(database.hostname),
+            "database_port": str(database.port),
+            "database_user": str(database.username),
+            "database_password": str(database.password),
+            "database_name": _DATABASE,
+            "nats_url": nats_url,
+            "stream": STREAM,
+        }
+        relay = description.relay
+        values = filled(tuple(relay.environment.values()), places)
+        environment = {**os.environ, **dict(zip(relay.environment, values, strict=True))}
+        if instance == "1":
+            for command in relay.prepare:
+                await run_command(filled(command, places), environment=environment, folder=description.folder)
+        log = folder / f"relay-{instance}.log"
+        started = filled(relay.command, places)
+        relays.append(Relay(started, environment=environment, folder=description.folder, log=log))
+    return relays
+
+
+def _fixed(work: Path) -> dict[str, str]:
+    return {"python": sys.executable, "work": str(work), "root": str(Path(__file__).parents[1])}
