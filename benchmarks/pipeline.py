@@ -1,7 +1,7 @@
 """``python -m benchmarks.pipeline``: the Spark jobs over generated events, beside plain readers. Linux only.
 
 The generator: a million orders are inserted into the outbox by one statement, ten to an ordering key
-(``workloads.write_backlog``), and published by the worker itself, so that rows and messages are real ones.
+(``backlog.write_backlog``), and published by the worker itself, so that rows and messages are real ones.
 """
 
 import argparse
@@ -16,8 +16,8 @@ from pathlib import Path
 
 import nats
 
+from benchmarks.backlog import write_backlog
 from benchmarks.stage import Run, open_stage
-from benchmarks.workloads import write_backlog
 
 _PER_KEY = 10
 _LOOK_SECONDS = 0.25

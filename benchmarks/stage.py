@@ -1,18 +1,18 @@
-"""The servers that the measured programs run on, and what they cost in CPU time. Linux only."""
+"""The servers that the measured programs run on. Linux only."""
 
 import asyncio
-import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import asyncpg
 import nats
 from nats.js import JetStreamContext
 
+from benchmarks.counters import Cost, Figure, Reading, cpu_seconds, peak_bytes
+from benchmarks.handlers import BareHandler
 from sea_mq_worker.bootstrap.operator import apply_topology, migrate_schema
 from sea_mq_worker.cli.demo.children import SampleHandler, WorkerProcess
 from sea_mq_worker.embedded import EmbeddedNats, EmbeddedPostgres
@@ -20,45 +20,56 @@ from sea_mq_worker.resources import resource_folder
 from sea_mq_worker.settings import Settings
 
 _STREAM_BYTES = 2**30
-_LOOK_SECONDS = 0.02
+_LOOK_SECONDS = 0.1
+_STATISTICS = "pg_stat_statements"
+_COUNTERS = """
+SELECT (SELECT coalesce(sum(calls), 0)::bigint FROM pg_stat_statements
+         WHERE dbid = (SELECT oid FROM pg_database WHERE datname = $1)) AS statements,
+       pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::bigint AS wal_bytes
+"""
 
 
 @dataclass(slots=True, kw_only=True)
 class Stage:
-    """Both servers with their own defaults, synchronous commits included, and the sample handler."""
+    """Both servers with their own defaults, synchronous commits included, and two handlers."""
 
     folder: Path
     postgres: EmbeddedPostgres
     nats: EmbeddedNats
     handler: SampleHandler
+    bare: BareHandler
     runs: int = field(default=0, init=False)
 
     @asynccontextmanager
-    async def run(self) -> AsyncIterator["Run"]:
-        """Make an empty database and empty streams, so that no run pays for the one before."""
+    async def run(self, *, keep: str = "") -> AsyncIterator["Run"]:
+        """Make an empty database and empty streams, so that no run pays for the one before.
+
+        Args:
+            keep: name of a database that outlives the run; one that is there already is used as it is.
+        """
         self.runs += 1
-        database = f"run_{self.runs}"
-        server = await asyncpg.connect(self.postgres.dsn)
-        await server.execute(f"CREATE DATABASE {database}")
-        settings = {
-            "SEA_MQ_DATABASE_URL": self.postgres.dsn_for(database),
-            "SEA_MQ_NATS_URL": self.nats.url,
-            "SEA_MQ_HANDLER_URL": f"{self.handler.url}/handle",
-            "SEA_MQ_STREAM_REPLICAS": "1",
-            "SEA_MQ_STREAM_MAX_BYTES": str(_STREAM_BYTES),
-        }
-        own = Settings.model_validate(
-            {name.removeprefix("SEA_MQ_").lower(): value for name, value in settings.items()}
-        )
-        broker = await nats.connect(self.nats.url)
-        stream = broker.jetstream()
-        connection = None
-        try:
+        database = keep or f"run_{self.runs}"
+        async with AsyncExitStack() as stack:
+            server = await asyncpg.connect(self.postgres.dsn)
+            stack.push_async_callback(server.close)
+            if not await server.fetchval("SELECT true FROM pg_database WHERE datname = $1", database):
+                await server.execute(f"CREATE DATABASE {database}")
+            if not keep:
+                stack.push_async_callback(server.execute, f"DROP DATABASE {database} WITH (FORCE)")
+            settings = self._settings(database)
+            own = Settings.model_validate(
+                {name.removeprefix("SEA_MQ_").lower(): value for name, value in settings.items()}
+            )
+            broker = await nats.connect(self.nats.url)
+            stack.push_async_callback(broker.close)
+            stream = broker.jetstream()
             for existing in await stream.streams_info():
                 await stream.delete_stream(existing.config.name or "")
             await apply_topology(own)
             await migrate_schema(own)
             connection = await asyncpg.connect(self.postgres.dsn_for(database))
+            stack.push_async_callback(connection.close)
+            await server.execute("CHECKPOINT")
             yield Run(
                 stage=self,
                 name=database,
@@ -68,12 +79,15 @@ class Stage:
                 own=own,
                 settings=settings,
             )
-        finally:
-            if connection is not None:
-                await connection.close()
-            await broker.close()
-            await server.execute(f"DROP DATABASE {database} WITH (FORCE)")
-            await server.close()
+
+    def _settings(self, database: str) -> dict[str, str]:
+        return {
+            "SEA_MQ_DATABASE_URL": self.postgres.dsn_for(database),
+            "SEA_MQ_NATS_URL": self.nats.url,
+            "SEA_MQ_HANDLER_URL": f"{self.handler.url}/handle",
+            "SEA_MQ_STREAM_REPLICAS": "1",
+            "SEA_MQ_STREAM_MAX_BYTES": str(_STREAM_BYTES),
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,72 +111,82 @@ class Run:
         await self.stream.delete_stream(name)
         await apply_topology(self.own)
 
-    async def work(self, settings: Mapping[str, str], is_done: Callable[[], Awaitable[bool]]) -> "Cost":
-        """Start a worker, let it work until done, stop it, and tell what that took."""
-        await self.server.execute("CHECKPOINT")
-        worker = WorkerProcess(self.stage.folder / "worker", settings={**self.settings, **settings})
-        commits = await self._commits()
-        began = time.perf_counter()
-        async with worker:
-            before = self._cpu(worker.pid)
-            while not await is_done():  # noqa: ASYNC110 - servers are asked, which wake nobody here
-                await asyncio.sleep(_LOOK_SECONDS)
-            after = self._cpu(worker.pid)
-            wall = time.perf_counter() - began
-        cpu = {name: after[name] - seconds for name, seconds in before.items()}
-        return Cost(wall_seconds=wall, cpu_seconds=cpu, transactions=await self._commits() - commits)
-
-    def _cpu(self, worker: int) -> dict[str, float]:
-        pids = {
-            "worker": worker,
-            "postgres": self.stage.postgres.pid,
-            "nats": self.stage.nats.pid,
-            "handler": self.stage.handler.pid,
-        }
-        return {name: cpu_seconds(pid) for name, pid in pids.items()}
-
-    async def _commits(self) -> int:
-        """Transactions of the run's database; sessions that have ended are counted in full."""
-        count: int = await self.server.fetchval(
-            "SELECT xact_commit FROM pg_stat_database WHERE datname = $1", self.name
+    async def read(self, client_cpu_seconds: float) -> Reading:
+        """Read all counters; the client's CPU time is read by whoever knows the client."""
+        row = await self.server.fetchrow(_COUNTERS, self.name)
+        return Reading(
+            at=time.perf_counter(),
+            cpu_seconds={
+                "client": client_cpu_seconds,
+                "postgres": cpu_seconds(self.stage.postgres.pid),
+                "nats": cpu_seconds(self.stage.nats.pid),
+                "handler": cpu_seconds(self.stage.handler.pid) + cpu_seconds(self.stage.bare.pid),
+            },
+            statements=row["statements"],
+            wal_bytes=row["wal_bytes"],
         )
-        return count
+
+    async def floor(self, count: int, work: Awaitable[None]) -> Figure:
+        """Measure a loop of this very process."""
+        before = await self.read(time.process_time())
+        await work
+        cost = Cost.between(before, await self.read(time.process_time()))
+        return Figure(count=count, rate=count / cost.wall_seconds, cost=cost)
+
+    @asynccontextmanager
+    async def worker(self, settings: Mapping[str, str]) -> AsyncIterator["Worker"]:
+        """Start a worker, which is ready then, and stop it in the end."""
+        process = WorkerProcess(self.stage.folder / "worker", settings={**self.settings, **settings})
+        async with process:
+            yield Worker(run=self, process=process)
+
+    async def work(self, settings: Mapping[str, str], is_done: Callable[[], Awaitable[bool]]) -> None:
+        """Start a worker, let it work until done, and stop it."""
+        async with self.worker(settings) as worker:
+            await worker.until(is_done)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cost:
-    """What a worker's run took.
+class Worker:
+    """A worker that is ready, as a process of its own."""
 
-    Attributes:
-        wall_seconds: from the start of the worker's process until it had done all.
-        cpu_seconds: user and system time by program, from the worker's readiness on.
-        transactions: committed in the database, from the worker's start on.
-    """
+    run: Run
+    process: WorkerProcess
 
-    wall_seconds: float
-    cpu_seconds: Mapping[str, float]
-    transactions: int
+    async def read(self) -> Reading:
+        """Read all counters."""
+        return await self.run.read(cpu_seconds(self.process.pid))
+
+    def peak_bytes(self) -> int:
+        """Most memory that it has had so far."""
+        return peak_bytes(self.process.pid)
+
+    async def until(self, is_done: Callable[[], Awaitable[bool]]) -> None:
+        """Let it work until done; the servers are asked, which wake nobody here."""
+        while not await is_done():
+            if not self.process.running:
+                raise RuntimeError(f"the worker ended; see {self.process.log}")
+            await asyncio.sleep(_LOOK_SECONDS)
 
 
 @asynccontextmanager
 async def open_stage(folder: Path) -> AsyncIterator[Stage]:
-    """Start the servers and the sample handler, and stop them in the end."""
+    """Start the servers and the handlers, and stop them in the end."""
     async with AsyncExitStack() as stack:
-        postgres = await stack.enter_async_context(EmbeddedPostgres(folder / "postgres"))
+        counting = {"shared_preload_libraries": _STATISTICS, f"{_STATISTICS}.max": "1000"}
+        postgres = EmbeddedPostgres(folder / "postgres", settings=counting)
+        await stack.enter_async_context(postgres)
+        await _count_statements(postgres)
         broker = await stack.enter_async_context(EmbeddedNats(folder / "nats"))
         handler = SampleHandler(folder / "handler", source=resource_folder("examples"))
         await stack.enter_async_context(handler)
-        yield Stage(folder=folder, postgres=postgres, nats=broker, handler=handler)
+        bare = await stack.enter_async_context(BareHandler(folder / "bare"))
+        yield Stage(folder=folder, postgres=postgres, nats=broker, handler=handler, bare=bare)
 
 
-def cpu_seconds(pid: int) -> float:
-    """User and system time of a process, of its children, and of those that have ended."""
-    ticks = 0
-    for entry in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            values: list[Any] = entry.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue  # it has just ended
-        if pid in {int(entry.parent.name), int(values[1])}:
-            ticks += sum(map(int, values[11:15]))
-    return ticks / os.sysconf("SC_CLK_TCK")
+async def _count_statements(postgres: EmbeddedPostgres) -> None:
+    server = await asyncpg.connect(postgres.dsn)
+    try:
+        await server.execute(f"CREATE EXTENSION {_STATISTICS}")
+    finally:
+        await server.close()

@@ -1,0 +1,50 @@
+"""The events that are measured with: orders in the outbox, and the messages that they become."""
+
+import asyncpg
+
+from sea_mq_worker.domain.events import ClaimedEvent
+from sea_mq_worker.domain.headers import outbound_message
+from sea_mq_worker.domain.messages import OutboundMessage
+
+_ORDERED_AT_ONCE = 10
+_BACKLOG = """
+INSERT INTO outbox_events
+       (id, aggregate_type, aggregate_id, event_type, payload, correlation_id, ordering_key)
+SELECT uuidv7(), 'order', n::text, 'order.created',
+       jsonb_build_object('order', n, 'customer', 'customer-' || n % 997, 'currency', 'EUR',
+                          'total', n * 1.25, 'lines',
+                          jsonb_build_array(jsonb_build_object('article', n % 89, 'quantity', 2))),
+       uuidv7(),
+       CASE WHEN $2::int > 0 THEN format('order-%s', n / ($2 * $3::int) * $3 + n % $3) END
+  FROM generate_series(0, $1::int - 1) n
+"""
+
+
+async def write_backlog(database: asyncpg.Connection, *, count: int, per_key: int) -> None:
+    """Insert orders into the outbox; ``per_key`` of them have an ordering key in common, 0: no keys."""
+    await database.execute(_BACKLOG, count, per_key, _ORDERED_AT_ONCE)
+
+
+async def outbound_messages(database: asyncpg.Connection) -> list[OutboundMessage]:
+    """Make the messages of all events that are in the outbox, as the worker would."""
+    rows = await database.fetch("SELECT * FROM outbox_events ORDER BY seq")
+    return [outbound_message(_event(row), context="sea", source="/sea") for row in rows]
+
+
+def _event(row: asyncpg.Record) -> ClaimedEvent:
+    return ClaimedEvent(
+        id=str(row["id"]),
+        seq=row["seq"],
+        aggregate_type=row["aggregate_type"],
+        aggregate_id=row["aggregate_id"],
+        event_type=row["event_type"],
+        event_version=row["event_version"],
+        payload=row["payload"].encode(),
+        occurred_at=row["occurred_at"],
+        correlation_id=str(row["correlation_id"]),
+        ordering_key=row["ordering_key"],
+        attempts=1,
+        failures=0,
+        age_seconds=0.0,
+        attempted_seconds_ago=0.0,
+    )

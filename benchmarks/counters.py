@@ -1,0 +1,86 @@
+"""What a program costs: CPU time and memory from /proc (Linux only), statements and WAL from PostgreSQL."""
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+PROGRAMS = ("client", "postgres", "nats", "handler")
+"""Whose CPU time is counted; the client is the worker, or the loop in its place."""
+
+_MEMORY = re.compile(r"^VmHWM:\s+(\d+) kB$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """All counters at one moment.
+
+    Attributes:
+        at: monotonic seconds.
+        cpu_seconds: user and system time by program.
+        statements: that the run's database was sent, transaction control included.
+        wal_bytes: position in the server's write-ahead log.
+    """
+
+    at: float
+    cpu_seconds: Mapping[str, float]
+    statements: int
+    wal_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """What happened between two readings."""
+
+    wall_seconds: float
+    cpu_seconds: Mapping[str, float]
+    statements: int
+    wal_bytes: int
+
+    @classmethod
+    def between(cls, before: Reading, after: Reading) -> Self:
+        """Subtract."""
+        return cls(
+            wall_seconds=after.at - before.at,
+            cpu_seconds={name: after.cpu_seconds[name] - before.cpu_seconds[name] for name in PROGRAMS},
+            statements=after.statements - before.statements,
+            wal_bytes=after.wal_bytes - before.wal_bytes,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """What one program did in one round of a workload.
+
+    Attributes:
+        rate: events or messages per second.
+        peak_bytes: most memory that the worker's process held; 0: not measured.
+        more: what this workload alone measures, by name and unit.
+    """
+
+    count: int
+    rate: float
+    cost: Cost
+    peak_bytes: int = 0
+    more: Mapping[str, float] = field(default_factory=dict)
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time of a process, of its children, and of those that have ended."""
+    ticks = 0
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            values: list[Any] = entry.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue  # it has just ended
+        if pid in {int(entry.parent.name), int(values[1])}:
+            ticks += sum(map(int, values[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def peak_bytes(pid: int) -> int:
+    """Most resident memory that a process has had so far."""
+    found = _MEMORY.search(Path(f"/proc/{pid}/status").read_text())
+    return int(found[1]) * 1024 if found else 0

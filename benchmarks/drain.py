@@ -1,0 +1,82 @@
+"""Workload: a backlog that is there at once, published as fast as it goes."""
+
+from benchmarks.backlog import outbound_messages, write_backlog
+from benchmarks.counters import Cost, Figure
+from benchmarks.floors.broker import (
+    frames_of_a_batch,
+    frames_to_acknowledge,
+    publish_acknowledged,
+    publish_batch,
+)
+from benchmarks.floors.database import claim_and_settle
+from benchmarks.stage import Run, Stage, Worker
+
+STREAM = "SEA_EVENTS"
+OUTBOX_ALONE = {"SEA_MQ_CONSUMERS": ""}
+_LAST_SEQ = (
+    "SELECT coalesce(pg_sequence_last_value(pg_get_serial_sequence('outbox_events', 'seq')::regclass), 0)"
+)
+_SPAN = """
+SELECT count(published_at) AS done,
+       extract(epoch FROM max(published_at) - min(first_attempt_at))::float8 AS seconds
+  FROM outbox_events
+ WHERE seq > $1
+"""
+
+
+async def drain(stage: Stage, *, count: int, per_key: int) -> dict[str, Figure]:
+    """Publish a backlog, and let each server do its part of it alone; ``per_key`` as in ``write_backlog``."""
+    async with stage.run() as run:
+        await write_backlog(run.database, count=count, per_key=per_key)
+        messages = await outbound_messages(run.database)
+        statements = claim_and_settle(run.own, count=count, ordered=per_key > 0)
+        database = await run.floor(count, statements)
+    async with stage.run() as run:
+        frames = frames_to_acknowledge(messages)
+        acknowledged = await run.floor(count, publish_acknowledged(stage.nats.url, frames))
+        await _check_stream(run, count)
+        await run.empty_stream(STREAM)
+        frames = frames_of_a_batch(messages)
+        batched = await run.floor(count, publish_batch(stage.nats.url, frames))
+        await _check_stream(run, count)
+    async with stage.run() as run, run.worker(OUTBOX_ALONE) as worker:
+        return {
+            "worker": await drain_with(worker, count=count, per_key=per_key),
+            "floor: database": database,
+            "floor: broker, acknowledged": acknowledged,
+            "floor: broker, batched": batched,
+        }
+
+
+async def drain_with(worker: Worker, *, count: int, per_key: int) -> Figure:
+    """Show an idle worker a backlog, by one commit, and wait until all of it is published.
+
+    The stream has to be empty.
+    """
+    run = worker.run
+    last_seq: int = await run.database.fetchval(_LAST_SEQ)
+
+    async def is_done() -> bool:
+        if (await run.stream.stream_info(STREAM)).state.messages < count:
+            return False
+        left: bool = await run.database.fetchval(
+            "SELECT EXISTS (SELECT FROM outbox_events WHERE published_at IS NULL)"
+        )
+        return not left
+
+    async with run.database.transaction():
+        await write_backlog(run.database, count=count, per_key=per_key)
+        before = await worker.read()
+    await worker.until(is_done)
+    cost = Cost.between(before, await worker.read())
+    await _check_stream(run, count)
+    row = await run.database.fetchrow(_SPAN, last_seq)
+    if row["done"] != count:
+        raise RuntimeError(f"of {count} events, {row['done']} are published")
+    return Figure(count=count, rate=count / row["seconds"], cost=cost, peak_bytes=worker.peak_bytes())
+
+
+async def _check_stream(run: Run, count: int) -> None:
+    stored = (await run.stream.stream_info(STREAM)).state.messages
+    if stored != count:
+        raise RuntimeError(f"{count} events went out, {stored} messages are in the stream")

@@ -1,0 +1,88 @@
+"""The database's floor: the worker's own statements in a plain loop, without broker and application."""
+
+import asyncio
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import asyncpg
+
+from sea_mq_worker.adapters.postgres.connection import connect_pool
+from sea_mq_worker.adapters.postgres.queries import load_queries
+from sea_mq_worker.settings import Settings
+
+_START = datetime(2000, 1, 1, tzinfo=UTC), 0
+_OWNER = "floor"
+_RUN_MAX = 100
+
+
+async def claim_and_settle(settings: Settings, *, count: int, ordered: bool) -> None:
+    """Claim and settle the backlog as published, with the worker's batches, session settings and overlap."""
+    pool = await connect_pool(
+        settings.database_url.get_secret_value(),
+        schema=settings.database_schema,
+        size_max=settings.database_pool_max,
+        application_name=_OWNER,
+        statement_timeout_seconds=settings.database_timeout_seconds,
+        connect_timeout_seconds=settings.database_timeout_seconds,
+    )
+    try:
+        await _Lane(pool, settings, ordered=ordered).drain(count)
+    finally:
+        await pool.close()
+
+
+class _Lane:
+    """One lane's loop: the next batch is claimed while earlier ones are settled."""
+
+    def __init__(self, pool: asyncpg.Pool, settings: Settings, *, ordered: bool) -> None:
+        self._pool = pool
+        self._stream = settings.stream
+        self._batch_max = settings.outbox_batch_max
+        self._places = asyncio.Semaphore(settings.outbox_batches_max)
+        self._ordered = ordered
+        self._sql = load_queries("outbox", "claim", "claim_ordered", "settle", "reap", "reap_ordered")
+        self._position = _START
+        self._keys: set[str] = set()
+
+    async def drain(self, count: int) -> None:
+        claimed = 0
+        async with asyncio.TaskGroup() as group:
+            while claimed < count:
+                await self._places.acquire()
+                rows = await (self._claim_ordered() if self._ordered else self._claim())
+                claimed += len(rows)
+                group.create_task(self._settle(rows)).add_done_callback(lambda _: self._places.release())
+
+    async def _claim(self) -> Sequence[Any]:
+        rows = await self._pool.fetch(
+            self._sql["claim"], self._batch_max, _OWNER, *self._position, *_START, self._batch_max // 4
+        )
+        claimed = [row for row in rows if row["id"] is not None]
+        self._position = max([self._position, *((row["available_at"], row["seq"]) for row in claimed)])
+        return claimed
+
+    async def _claim_ordered(self) -> Sequence[Any]:
+        hints, self._keys = list(self._keys), set()
+        rows = await self._pool.fetch(
+            self._sql["claim_ordered"], self._batch_max, _OWNER, *self._position, *_START,
+            self._batch_max // 4, 2 * self._batch_max, _RUN_MAX, hints, False, False,
+        )  # fmt: skip
+        head = rows[0]
+        if head["fresh_at"] is not None:
+            self._position = head["fresh_at"], head["fresh_seq"]
+        self._keys.update(head["leftover"])
+        return [row for row in rows if row["id"] is not None]
+
+    async def _settle(self, rows: Sequence[Any]) -> None:
+        if not rows:
+            return
+        size = len(rows)
+        settled = await self._pool.fetch(
+            self._sql["settle"], _OWNER, rows[0]["claimed_at"], [row["id"] for row in rows],
+            ["PUBLISHED"] * size, [None] * size, [0] * size, [None] * size,
+            [self._stream] * size, [row["seq"] for row in rows],
+        )  # fmt: skip
+        if len(settled) != size:
+            raise RuntimeError(f"of {size} claimed events, {len(settled)} were settled")
+        self._keys.update(row["ordering_key"] for row in settled if row["ordering_key"])

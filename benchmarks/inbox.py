@@ -1,0 +1,63 @@
+"""Workload: a stream's messages, handed to a handler as fast as it takes them."""
+
+import json
+from datetime import UTC, datetime, timedelta
+
+from benchmarks.counters import Cost, Figure
+from benchmarks.floors.broker import frames_to_acknowledge, publish_acknowledged
+from benchmarks.floors.handler import ask, encode_requests
+from benchmarks.stage import Run, Stage
+from sea_mq_worker.domain.headers import MSG_ID
+from sea_mq_worker.domain.messages import OutboundMessage
+from sea_mq_worker.producer import uuid7
+
+_CONSUMER = ("VIBESPRO_EVENTS", "sea__from_vibespro")
+_SPAN = """
+SELECT count(processed_at) AS done,
+       extract(epoch FROM max(processed_at) - min(received_at))::float8 AS seconds
+  FROM inbox_messages
+"""
+
+
+async def inbox(stage: Stage, *, count: int, handler_url: str) -> dict[str, Figure]:
+    """Hand messages to the handler; beside it a load generator, with as many requests at once."""
+    async with stage.run() as run:
+        requests = encode_requests(handler_url, [_vibe(number) for number in range(count)])
+        asking = ask(handler_url, requests, concurrency=run.own.handler_concurrency)
+        floor = await run.floor(count, asking)
+        return {"worker": await _receive(run, count, handler_url), "floor: load generator": floor}
+
+
+async def _receive(run: Run, count: int, handler_url: str) -> Figure:
+    """Let an idle worker at a durable that was paused while its messages came."""
+    later = datetime.now(UTC) + timedelta(hours=1)
+    await run.stream.pause_consumer(*_CONSUMER, pause_until=later.isoformat())
+    frames = frames_to_acknowledge([_vibe(number) for number in range(count)])
+    await publish_acknowledged(run.stage.nats.url, frames)
+
+    async def is_done() -> bool:
+        info = await run.stream.consumer_info(*_CONSUMER)
+        return not (info.num_pending or info.num_ack_pending)
+
+    settings = {"SEA_MQ_OUTBOX_ENABLED": "false", "SEA_MQ_HANDLER_URL": handler_url}
+    async with run.worker(settings) as worker:
+        before = await worker.read()
+        await run.stream.resume_consumer(*_CONSUMER)
+        await worker.until(is_done)
+        cost = Cost.between(before, await worker.read())
+        peak = worker.peak_bytes()
+    row = await run.database.fetchrow(_SPAN)
+    if row["done"] != count:
+        raise RuntimeError(f"of {count} messages, {row['done']} are processed")
+    return Figure(count=count, rate=count / row["seconds"], cost=cost, peak_bytes=peak)
+
+
+def _vibe(number: int) -> OutboundMessage:
+    identity = str(uuid7())
+    payload = json.dumps({"vibe": number, "mood": "calm", "tags": ["a", "b", "c"]}).encode()
+    return OutboundMessage(
+        id=identity,
+        subject="vibespro.event.vibe_created.v1",
+        payload=payload,
+        headers={MSG_ID: identity, "ce-id": identity, "ce-type": "vibe_created"},
+    )
