@@ -8,6 +8,7 @@ import (
 	"log"
 	"os"
 	"os/signal"
+	"strconv"
 	"syscall"
 	"time"
 
@@ -30,12 +31,13 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
 	defer stop()
 	logger := watermill.NewStdLogger(false, false)
+	batch, _ := strconv.Atoi(os.Getenv("BATCH_SIZE")) // 0 is Watermill's default
 	database, err := stdsql.Open("postgres", os.Getenv("DATABASE_URL"))
 	must(err)
 	subscriber, err := sql.NewSubscriber(database, sql.SubscriberConfig{
 		ConsumerGroup:    "relay",
 		PollInterval:     200 * time.Millisecond,
-		SchemaAdapter:    sql.DefaultPostgreSQLSchema{},
+		SchemaAdapter:    sql.DefaultPostgreSQLSchema{SubscribeBatchSize: batch},
 		OffsetsAdapter:   sql.DefaultPostgreSQLOffsetsAdapter{},
 		InitializeSchema: true,
 	}, logger)

@@ -1,0 +1,99 @@
+"""What the comparison with other relays makes of its rounds, and that every description can be used."""
+
+import tomllib
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from benchmarks.peer_drain import Drained, backlog
+from benchmarks.peers import KEYED, OURS, RELAYS, UNKEYED, Comparison, Lane, descriptions, table, times
+from kit.description import Description, filled
+from kit.ledger import positional
+
+FILES = sorted(RELAYS.glob("*.toml"))
+PLACES = {
+    name: name
+    for name in (
+        *("python", "work", "root", "own", "instance", "stream", "nats_url", "database_url"),
+        *(f"database_{part}" for part in ("address", "host", "port", "user", "password", "name")),
+    )
+}
+
+
+def drained(rate: float, relay: float = 1.0) -> Drained:
+    return Drained(rate=rate, cpu_seconds_per_100000={"relay": relay, "postgres": 2.0, "nats": 3.0})
+
+
+def lane(*rates: float, failures: dict[int, str] | None = None) -> Lane:
+    rounds = {number: drained(rate) for number, rate in enumerate(rates, 1)}
+    return Lane(about="x", rounds=rounds, failures=failures or {})
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_a_description_can_be_used(file: Path) -> None:
+    description = Description.load(file)
+    assert description.name == file.stem
+    assert description.about
+    commands = (*description.relay.install, *description.relay.prepare, description.relay.command)
+    values = tuple(description.relay.environment.values())
+    for command in (*commands, values):
+        filled(command, PLACES)
+    statement, arguments = positional(
+        description.table.insert, {"id": "i", "type": "t", "key": None, "subject": "s", "body": "b"}
+    )
+    assert "b" in arguments
+    assert ";" not in statement
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_a_description_names_what_it_promises_in_known_words(file: Path) -> None:
+    assert set(tomllib.loads(file.read_text())) <= {
+        *("name", "about", "not_promised", "relay", "table", "message", "stream"),
+    }
+
+
+def test_our_own_worker_is_always_there_and_comes_first() -> None:
+    assert [each.name for each in descriptions(["txoutbox"])] == [OURS, "txoutbox"]
+    everything = descriptions()
+    assert everything[0].name == OURS
+    assert len(everything) == len(FILES)
+
+
+def test_the_ratio_is_the_median_of_the_rounds_own_ratios() -> None:
+    ours = {1: drained(400), 2: drained(900), 3: drained(100)}
+    theirs = {1: drained(100), 2: drained(300), 3: drained(100)}
+    assert times(ours, theirs) == 3.0
+
+
+def test_rounds_that_only_one_of_them_finished_are_no_part_of_the_ratio() -> None:
+    assert times({1: drained(400), 2: drained(900)}, {2: drained(300), 3: drained(1)}) == 3.0
+    assert times({1: drained(400)}, {2: drained(300)}) is None
+
+
+def test_the_table_has_the_fastest_first_and_tells_what_failed_or_is_missing() -> None:
+    comparison = Comparison(
+        events=10,
+        lanes={
+            UNKEYED: {"slow": lane(100, 300, failures={3: "it ended\n  because"}), OURS: lane(600, 600)},
+            KEYED: {OURS: lane(500), "never": lane(failures={1: "no word"})},
+        },
+        skipped={"absent": "python3.13 -m venv: not found"},
+    )
+    lines = table(comparison.document()).splitlines()
+    rows = [line.split() for line in lines]
+    assert rows[1][-6:] == ["600", "1.00", "x", "1.0", "2.0", "3.0"]
+    assert rows[2][-6:] == ["200", "4.00", "x", "1.0", "2.0", "3.0"]
+    assert rows[3][-7] == OURS
+    assert lines[-3:] == [
+        "absent left out: python3.13 -m venv: not found",
+        f"{UNKEYED}, slow, round 3 failed: it ended because",
+        f"{KEYED}, never, round 1 failed: no word",
+    ]
+
+
+def test_a_backlog_has_as_many_events_to_a_key_as_wanted_and_none_next_to_another() -> None:
+    keys = [event.key for event in backlog(200, 10)]
+    assert {keys.count(key) for key in keys} == {10}
+    assert all(one != other for one, other in pairwise(keys))
+    assert {event.key for event in backlog(20, 0)} == {None}
