@@ -1,0 +1,89 @@
+"""What the worker may use, in figures that no machine changes; docs/budgets.md is made of this module."""
+
+from typing import NamedTuple
+
+
+class Budget(NamedTuple):
+    """The most of something, and the reason for the figure."""
+
+    what: str
+    most: float
+    why: str
+
+    def check(self, found: float, detail: object = "") -> None:
+        """Fail where more was used; ``detail`` says by what."""
+        assert found <= self.most, f"{self.what}: {found:.4g}, at most {self.most:g}\n{detail}"
+
+
+STATEMENTS_PER_BATCH = Budget(
+    "statements to PostgreSQL per batch of events",
+    2,
+    "one claims, one settles; each is a round trip and a transaction",
+)
+STATEMENTS_PER_INBOX_BATCH = Budget(
+    "statements to PostgreSQL per batch of messages",
+    2,
+    "one records and leases, one marks as processed",
+)
+STATEMENTS_AT_START = Budget(
+    "statements of a start, until idle lanes have slowed down",
+    40,
+    "each connection asks once for what its statements need, the schema is checked, and an idle lane looks"
+    " eight times in its first three seconds",
+)
+IDLE_STATEMENTS_PER_SECOND = Budget(
+    "statements per second of a worker with nothing to do",
+    2,
+    "the three below together, with room for a connection that is made anew",
+)
+IDLE_LOOKS_PER_SECOND = Budget(
+    "looks for events per second of a worker with nothing to do",
+    4 / 3,
+    "each of two lanes looks every 1.5 to 2 s; in between a commit would wake it",
+)
+IDLE_REPEATS = Budget(
+    "runs of any other statement in 15 s of a worker with nothing to do",
+    1,
+    "depth, version and role are asked every 15 s, leases that ran out every 30 s",
+)
+IDLE_OTHERS = Budget(
+    "such other statements in 15 s", 9, "five of depth, version and role, two of leases, the rest still rarer"
+)
+LOG_BYTES_PER_EVENT = Budget(
+    "bytes of write-ahead log per event, beside its insert",
+    600,
+    "a claim that touches no index, and a settlement that takes the event out of what is due",
+)
+BROKER_MESSAGES_PER_EVENT = Budget(
+    "messages to and from the broker per event, in batches of 50",
+    1.1,
+    "the event, and two acknowledgements a batch: without `allow_batched` on the stream it would be 2",
+)
+BROKER_MESSAGES_PER_MESSAGE = Budget(
+    "messages to and from the broker per inbound message, in batches of 50",
+    2.2,
+    "the delivery and its acknowledgement, a request and its end for each batch",
+)
+REQUESTS_PER_MESSAGE = Budget(
+    "HTTP requests per message that the handler accepts", 1, "an answer that came is not asked for again"
+)
+CALLS_PER_EVENT = Budget(
+    "calls of functions per event, Python's and C's",
+    175,
+    "20 % above what it takes; the profile of a drain tells which are new",
+)
+CALLS_PER_MESSAGE = Budget(
+    "calls of functions per inbound message, Python's and C's",
+    5000,
+    "20 % above what it takes",
+)
+MODULES_OF_HELP = Budget(
+    "modules that `python -m sea_mq_worker --help` imports",
+    600,
+    "settings and command line alone; drivers, exporters and Spark belong to the commands that use them",
+)
+
+
+def unbatched_statements(*, seconds: float) -> float:
+    """Return how many statements a worker may have made in its life that belong to no batch."""
+    return STATEMENTS_AT_START.most + IDLE_STATEMENTS_PER_SECOND.most * seconds

@@ -1,0 +1,197 @@
+"""Servers of the tests' own that count what a worker asks of them: figures that no machine changes."""
+
+import asyncio
+import json
+import uuid
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import asyncpg
+import httpx2
+
+from sea_mq_worker.adapters.nats.connection import NatsConnection, api
+from sea_mq_worker.adapters.postgres.migrations import migrate
+from sea_mq_worker.embedded import EmbeddedNats, EmbeddedPostgres
+from tests.support.handlers import HandlerServer, handler_server
+from tests.support.jetstream import connected, store
+from tests.support.servers import ROOMY, PostgresAddress, scratch_database, unique
+from tests.support.waiting import eventually
+from tests.support.worker import Deployment, apply_streams, deployment
+
+# Full page images as PostgreSQL has them by default, but no checkpoint and no vacuum in between.
+_COUNTING = {
+    "fsync": "off",
+    "autovacuum": "off",
+    "checkpoint_timeout": "1d",
+    "shared_preload_libraries": "pg_stat_statements",
+}
+_SET_UP = """
+CREATE EXTENSION pg_stat_statements;
+CREATE ROLE counted SUPERUSER LOGIN PASSWORD 'counted';
+"""
+_STATEMENTS = """
+SELECT query, calls
+  FROM pg_stat_statements s JOIN pg_database d ON d.oid = s.dbid JOIN pg_roles r ON r.oid = s.userid
+ WHERE d.datname = $1 AND r.rolname = 'counted'
+ ORDER BY calls DESC
+"""
+_BACKLOG = """
+INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload, ordering_key)
+SELECT gen_random_uuid(), 'order', n::text, 'order.created',
+       jsonb_build_object('order', n, 'customer', n % 997, 'currency', 'EUR', 'total', n * 1.25),
+       CASE WHEN $2::int > 0 THEN format('order-%s', n / $2::int) END
+  FROM generate_series(0, $1::int - 1) n
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Statements:
+    """How often a worker ran each statement, the most frequent first."""
+
+    calls: Mapping[str, int]
+
+    @property
+    def total(self) -> int:
+        return sum(self.calls.values())
+
+    def holding(self, text: str) -> int:
+        """Count the calls of statements that hold a text."""
+        return sum(calls for statement, calls in self.calls.items() if text in statement)
+
+    def __sub__(self, earlier: "Statements") -> "Statements":
+        since = {text: calls - earlier.calls.get(text, 0) for text, calls in self.calls.items()}
+        return Statements({text: calls for text, calls in since.items() if calls})
+
+    def __str__(self) -> str:
+        return "\n".join(f"{calls:6} {' '.join(text.split())[:100]}" for text, calls in self.calls.items())
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Messages that one side of a worker sent to the broker and received from it."""
+
+    sent: int
+    received: int
+
+    @property
+    def total(self) -> int:
+        return self.sent + self.received
+
+
+@dataclass(frozen=True, slots=True)
+class Servers:
+    """Both servers; ``admin`` is a connection to another database than any worker's."""
+
+    postgres: EmbeddedPostgres
+    nats: EmbeddedNats
+    admin: asyncpg.Connection
+
+
+@asynccontextmanager
+async def counting_servers(folder: Path) -> AsyncIterator[Servers]:
+    """Start servers that nobody else uses."""
+    async with AsyncExitStack() as stack:
+        postgres = EmbeddedPostgres(folder / "postgres", settings=_COUNTING)
+        await stack.enter_async_context(postgres)
+        nats = await stack.enter_async_context(EmbeddedNats(folder / "nats", config=ROOMY))
+        admin = await asyncpg.connect(postgres.dsn)
+        stack.push_async_callback(admin.close)
+        await admin.execute(_SET_UP)
+        yield Servers(postgres, nats, admin)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meters:
+    """What one worker is pointed at, and how much of it that worker used.
+
+    Attributes:
+        database: the test's own connection, which is not counted.
+    """
+
+    servers: Servers
+    target: Deployment
+    database_name: str
+    database: asyncpg.Connection
+    broker: NatsConnection
+    handler: HandlerServer
+
+    async def commit(self, count: int, *, per_key: int = 0) -> None:
+        """Write a backlog after a checkpoint, so that the log has its pages before anything is counted."""
+        await self.database.execute("CHECKPOINT")
+        await self.database.execute(_BACKLOG, count, per_key)
+
+    async def send(self, count: int) -> None:
+        """Store messages in the upstream stream."""
+        subject = f"{self.target.upstream}.event.made.v1"
+        async with asyncio.TaskGroup() as group:
+            for number in range(count):
+                body = json.dumps({"order": number}).encode()
+                headers = {"Nats-Msg-Id": str(uuid.uuid4())}
+                group.create_task(store(self.broker, subject, body, headers))
+
+    async def stored(self) -> int:
+        """Count the messages of the own stream; the tables are left alone."""
+        return int((await api(self.broker, f"STREAM.INFO.{self.target.stream}"))["state"]["messages"])
+
+    async def statements(self) -> Statements:
+        """Return what the worker has asked the database so far, at the top level."""
+        rows = await self.servers.admin.fetch(_STATEMENTS, self.database_name)
+        return Statements({row["query"]: row["calls"] for row in rows})
+
+    async def log_bytes(self) -> int:
+        """Return the length of the write-ahead log."""
+        return int(await self.servers.admin.fetchval("SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn"))
+
+    async def traffic(self, purpose: str) -> Traffic:
+        """Return what the worker's connection for one side carried, also after its end."""
+        name = f"sea_mq_worker {self.target.context} {purpose}"
+        url = f"{self.servers.nats.monitor_url}/connz"
+        async with httpx2.AsyncClient(trust_env=False) as http:
+
+            async def found() -> list[Traffic]:
+                answer = await http.get(url, params={"state": "all", "sort": "start"})
+                connections = [each for each in answer.json()["connections"] if each.get("name") == name]
+                return [Traffic(each["in_msgs"], each["out_msgs"]) for each in connections]
+
+            [traffic] = await eventually(found, what=f"the server knows of {name}")
+        return traffic
+
+
+@asynccontextmanager
+async def meters(servers: Servers, folder: Path) -> AsyncIterator[Meters]:
+    """Set up an empty database, streams and a handler that says 200 to everything."""
+    context = unique("c")
+    address = PostgresAddress(servers.postgres.dsn)
+    async with (
+        scratch_database(address, prefix="counted_") as own,
+        connected(servers.nats.url) as broker,
+        handler_server() as handler,
+    ):
+        await migrate(own.dsn)
+        target = deployment(
+            context=context,
+            database_url=_as_counted(own.dsn),
+            nats_url=servers.nats.url,
+            handler_url=handler.url,
+        )
+        await apply_streams(target, folder / "streams")
+        database = await asyncpg.connect(own.dsn)
+        try:
+            yield Meters(
+                servers=servers,
+                target=target,
+                database_name=own.name,
+                database=database,
+                broker=broker,
+                handler=handler,
+            )
+        finally:
+            await database.close()
+
+
+def _as_counted(dsn: str) -> str:
+    parts = urlsplit(dsn)
+    return parts._replace(netloc=f"counted:counted@{parts.hostname}:{parts.port}").geturl()

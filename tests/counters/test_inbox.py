@@ -1,0 +1,73 @@
+"""An inbound message costs so many statements, requests, messages and calls, whatever the machine."""
+
+import asyncio
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.counters import budgets
+from tests.counters.calls import counted
+from tests.counters.meters import Meters
+from tests.support.handlers import Behaviour, Call, answer
+from tests.support.waiting import eventually
+from tests.support.worker import running
+
+MESSAGES = 1000
+MESSAGES_OF_PROFILE = 300
+BATCH = 50
+"""What the handler is asked at once by default."""
+PROCESSED = "SELECT count(*) FROM inbox_messages WHERE processed_at IS NOT NULL"
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+async def test_messages_ask_postgresql_the_broker_and_the_handler_no_more_than_they_must(
+    metered: Meters, tmp_path: Path
+) -> None:
+    metered.handler.default, let_go = held(answer(200))
+    async with running(metered.target, tmp_path / "log", outbox_enabled="false") as worker:
+        await metered.send(MESSAGES)
+        await metered.handler.called(BATCH, within=30)
+        before, began = await metered.statements(), time.monotonic()
+        let_go()
+        await metered.handler.called(MESSAGES, within=60)
+        worker.send(signal.SIGTERM)
+        assert await worker.ended() == 0
+    idle = budgets.IDLE_STATEMENTS_PER_SECOND.most * (time.monotonic() - began)
+    statements, traffic = await metered.statements(), await metered.traffic("inbox")
+    assert await metered.database.fetchval(PROCESSED) == MESSAGES
+    spent = statements.total - before.total - idle
+    budgets.STATEMENTS_PER_INBOX_BATCH.check(spent / (MESSAGES / BATCH), statements)
+    budgets.BROKER_MESSAGES_PER_MESSAGE.check(traffic.total / MESSAGES, traffic)
+    budgets.REQUESTS_PER_MESSAGE.check(len(metered.handler.calls) / MESSAGES)
+    assert metered.handler.connections <= BATCH
+
+
+async def test_a_message_takes_no_more_calls_of_functions(metered: Meters, tmp_path: Path) -> None:
+    async def all_processed() -> bool:
+        return bool(await metered.database.fetchval(PROCESSED) == MESSAGES_OF_PROFILE)
+
+    metered.handler.default, let_go = held(answer(200))
+    async with counted(metered, tmp_path, outbox_enabled="false") as counter:
+        await metered.send(MESSAGES_OF_PROFILE)
+        await metered.handler.called(BATCH)
+        await counter.begin()
+        let_go()
+        await eventually(all_processed, within=60)
+        calls = await counter.end()
+    budgets.CALLS_PER_MESSAGE.check(calls / MESSAGES_OF_PROFILE)
+
+
+def held(behaviour: Behaviour) -> tuple[Behaviour, Callable[[], None]]:
+    """Hold all requests until the returned function is called, so that what waits comes in whole batches."""
+    free = asyncio.Event()
+
+    async def behave(call: Call, writer: Any) -> None:
+        await free.wait()
+        await behaviour(call, writer)
+
+    return behave, free.set

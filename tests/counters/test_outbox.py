@@ -1,0 +1,61 @@
+"""An event costs so many statements, bytes of log, messages and calls, whatever the machine."""
+
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.counters import budgets
+from tests.counters.calls import counted
+from tests.counters.meters import Meters
+from tests.support.waiting import eventually
+from tests.support.worker import running
+
+EVENTS = 5000
+BATCH = 50
+"""Small, so that a statement more for each shows among those of a start."""
+EVENTS_OF_PROFILE = 2000
+UNPUBLISHED = "SELECT count(*) FROM outbox_events WHERE published_at IS NULL"
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+KEYED = pytest.mark.parametrize("per_key", [0, 10], ids=["unkeyed", "ten events to a key"])
+
+
+@KEYED
+async def test_a_drain_asks_postgresql_and_the_broker_no_more_than_it_must(
+    metered: Meters, tmp_path: Path, per_key: int
+) -> None:
+    await metered.commit(EVENTS, per_key=per_key)
+    log_before, began = await metered.log_bytes(), time.monotonic()
+    async with running(metered.target, tmp_path / "log", consumers="", outbox_batch_max=BATCH) as worker:
+        await eventually(lambda: all_stored(metered), within=60)
+        worker.send(signal.SIGTERM)
+        assert await worker.ended() == 0
+    elsewhere = budgets.unbatched_statements(seconds=time.monotonic() - began)
+    log, statements = await metered.log_bytes() - log_before, await metered.statements()
+    traffic = await metered.traffic("outbox")
+    assert await metered.database.fetchval(UNPUBLISHED) == 0
+    budgets.STATEMENTS_PER_BATCH.check((statements.total - elsewhere) / (EVENTS / BATCH), statements)
+    budgets.LOG_BYTES_PER_EVENT.check(log / EVENTS)
+    budgets.BROKER_MESSAGES_PER_EVENT.check(traffic.total / EVENTS, traffic)
+
+
+@KEYED
+async def test_an_event_takes_no_more_calls_of_functions(
+    metered: Meters, tmp_path: Path, per_key: int
+) -> None:
+    async with counted(metered, tmp_path, consumers="") as counter:
+        await counter.begin()
+        await metered.commit(EVENTS_OF_PROFILE, per_key=per_key)
+        await eventually(lambda: all_published(metered), within=60)
+        calls = await counter.end()
+    budgets.CALLS_PER_EVENT.check(calls / EVENTS_OF_PROFILE)
+
+
+async def all_stored(metered: Meters) -> bool:
+    return await metered.stored() == EVENTS
+
+
+async def all_published(metered: Meters) -> bool:
+    return not await metered.database.fetchval(UNPUBLISHED)
