@@ -11,13 +11,12 @@ from sea_mq_worker.adapters.nats.acks import judge_ack
 from sea_mq_worker.adapters.nats.batch import Batched, Conversation, says_disabled
 from sea_mq_worker.adapters.nats.connection import NatsConnection
 from sea_mq_worker.adapters.nats.errors import plain
-from sea_mq_worker.adapters.nats.frames import send_one
+from sea_mq_worker.adapters.nats.frames import TURN_MESSAGES, Sending, send_all
 from sea_mq_worker.adapters.nats.pipeline import BROKEN, NOT_CONNECTED, drained
 from sea_mq_worker.adapters.nats.replies import Replies, stop_at
 from sea_mq_worker.domain.messages import OutboundMessage
 from sea_mq_worker.domain.outcomes import Stored
 
-_TURN_MESSAGES = 64
 _BAD_REQUEST = 400
 _TIMED_OUT = "the deadline passed before the batch was acknowledged"
 
@@ -38,7 +37,7 @@ class Atomic:
         batch = uuid.uuid4().hex
         committed = False
         try:
-            committed = await self._send_all(messages, batch, prefix, talk)
+            committed = await self._commit(_sendings(messages, batch, f"{prefix}0"), talk)
             if committed:
                 await talk.wait()
         except BROKEN as error:
@@ -49,19 +48,13 @@ class Atomic:
         answer = next((answer for _, answer in talk.take()), {})
         return self._judge(answer, batch, len(messages) if committed else 0, talk.stopped)
 
-    async def _send_all(
-        self, messages: Sequence[OutboundMessage], batch: str, prefix: str, talk: Conversation
-    ) -> bool:
-        for number, message in enumerate(messages, start=1):
-            if number % _TURN_MESSAGES == 1:
-                await drained(self._connection, talk)
+    async def _commit(self, sendings: Sequence[Sending], talk: Conversation) -> bool:
+        """Send all; tell whether the last one left, which commits the batch."""
+        for start in range(0, len(sendings), TURN_MESSAGES):
+            await drained(self._connection, talk)
             if talk.stopped or not self._connection.is_connected:
                 return False
-            extra = {"Nats-Batch-Id": batch, "Nats-Batch-Sequence": str(number)}
-            last = number == len(messages)
-            if last:
-                extra["Nats-Batch-Commit"] = "1"
-            await send_one(self._connection.client, message, f"{prefix}0" if last else "", extra)
+            await send_all(self._connection.client, sendings[start : start + TURN_MESSAGES])
         return True
 
     def _judge(self, answer: dict[str, Any], batch: str, sent: int, stopped: str) -> Batched:
@@ -71,6 +64,16 @@ class Atomic:
         reason = NOT_CONNECTED if isinstance(outcome, Stored) else outcome.reason
         doubtful = 0 if _refused_whole(answer) else sent
         return Batched(sent=doubtful, trouble=stopped or reason, disabled=says_disabled(answer))
+
+
+def _sendings(messages: Sequence[OutboundMessage], batch: str, reply: str) -> list[Sending]:
+    sendings: list[Sending] = []
+    for number, message in enumerate(messages, start=1):
+        own = {"Nats-Batch-Id": batch, "Nats-Batch-Sequence": str(number)}
+        if number == len(messages):
+            own["Nats-Batch-Commit"] = "1"
+        sendings.append((message, {**message.headers, **own}, reply if number == len(messages) else ""))
+    return sendings
 
 
 def _refused_whole(answer: dict[str, Any]) -> bool:

@@ -13,14 +13,13 @@ from sea_mq_worker.adapters.nats.acks import judge_ack
 from sea_mq_worker.adapters.nats.batch import Batched, Conversation, says_disabled
 from sea_mq_worker.adapters.nats.connection import NatsConnection
 from sea_mq_worker.adapters.nats.errors import plain
-from sea_mq_worker.adapters.nats.frames import send_one
+from sea_mq_worker.adapters.nats.frames import TURN_MESSAGES, Sending, send_all
 from sea_mq_worker.adapters.nats.pipeline import BROKEN, NOT_CONNECTED, drained
 from sea_mq_worker.adapters.nats.replies import Replies, stop_at
 from sea_mq_worker.domain.messages import OutboundMessage
 from sea_mq_worker.domain.outcomes import Stored
 
 _FLOW = 250
-_TURN_MESSAGES = 64
 _START, _APPEND, _COMMIT = 0, 1, 2
 _LAST_WORD_SECONDS = 0.25
 """After an error the server still says how much it stored, if it does at all."""
@@ -45,9 +44,9 @@ class _Progress:
     def over(self) -> bool:
         return bool(self.final or self.trouble or self._talk.stopped)
 
-    def may_send(self, number: int) -> bool:
+    def room(self, sent: int) -> int:
         """The first message opens the batch; the others keep within two acknowledgements."""
-        return number == 1 or 0 < number <= self.acked + 2 * self.flow
+        return self.acked + 2 * self.flow - sent if sent else 1
 
     def absorb(self) -> None:
         for _, answer in self._talk.take():
@@ -96,15 +95,13 @@ class Fast:
         timer = stop_at(deadline, talk, _TIMED_OUT)
         batch = uuid.uuid4().hex
         progress = _Progress(self._stream, batch, talk)
+        sendings = _sendings(messages, f"{prefix}{batch}.{_FLOW}.fail")
         sent = 0
         try:
-            for number, message in enumerate(messages, start=1):
-                if not await self._turn(number, progress, talk):
-                    break
-                sent = number
-                operation = _START if number == 1 else _COMMIT if number == len(messages) else _APPEND
-                reply = f"{prefix}{batch}.{_FLOW}.fail.{number}.{operation}.$FI"
-                await send_one(self._connection.client, message, reply)
+            while sent < len(messages) and (room := await self._room(sent, progress, talk)):
+                run = sendings[sent : sent + room]
+                sent += len(run)
+                await send_all(self._connection.client, run)
             while progress.final is None and not talk.stopped and self._connection.is_connected:
                 await talk.wait()
                 progress.absorb()
@@ -115,15 +112,23 @@ class Fast:
             self._replies.close(prefix)
         return _result(sent, len(messages), progress, talk.stopped)
 
-    async def _turn(self, number: int, progress: _Progress, talk: Conversation) -> bool:
-        """Wait until the batch may go on; tell whether it does."""
-        if number % _TURN_MESSAGES == 1:
-            await drained(self._connection, talk)
+    async def _room(self, sent: int, progress: _Progress, talk: Conversation) -> int:
+        """Wait until the batch may go on; return how many messages may follow, 0 where it is over."""
+        await drained(self._connection, talk)
         progress.absorb()
-        while not progress.over and not progress.may_send(number):
+        while not progress.over and progress.room(sent) <= 0:
             await talk.wait()
             progress.absorb()
-        return not progress.over and self._connection.is_connected
+        goes_on = not progress.over and self._connection.is_connected
+        return min(progress.room(sent), TURN_MESSAGES) if goes_on else 0
+
+
+def _sendings(messages: Sequence[OutboundMessage], stem: str) -> list[Sending]:
+    operations = [_START, *[_APPEND] * (len(messages) - 2), _COMMIT]
+    return [
+        (message, message.headers, f"{stem}.{number}.{operation}.$FI")
+        for number, (message, operation) in enumerate(zip(messages, operations, strict=True), start=1)
+    ]
 
 
 def _result(sent: int, wanted: int, progress: _Progress, stopped: str) -> Batched:

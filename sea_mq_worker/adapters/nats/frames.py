@@ -1,29 +1,33 @@
-"""Publish frames, encoded here and handed to nats-py whole.
+"""Publish frames, encoded here and handed to nats-py whole, many at a time.
 
-Its own encoding, header by header, costs more than all the rest of a publish. The two methods that take a
-whole frame are not in its public API, which the pinned version and a test guard; a release without them
+Its own encoding, header by header, costs more than all the rest of a publish. The two methods that take
+whole frames are not in its public API, which the pinned version and a test guard; a release without them
 is met with ``publish``.
 """
 
-from collections.abc import Mapping
-from typing import cast
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
 from nats.aio.client import Client
 
 from sea_mq_worker.domain.messages import OutboundMessage
 
+TURN_MESSAGES = 64
+"""As many are sent before others may run."""
+
+Sending: TypeAlias = tuple[OutboundMessage, Mapping[str, str], str]
+"""A message that was found sendable (domain/wire.py), the headers to send, and where an answer goes."""
+
 _TAKES_FRAMES = hasattr(Client, "_send_command") and hasattr(Client, "_flush_pending")
 
 
-async def send_one(
-    client: Client, message: OutboundMessage, reply: str, extra: Mapping[str, str] | None = None
-) -> None:
-    """Publish a message that was found sendable (domain/wire.py); an answer goes to ``reply``."""
-    headers = {**message.headers, **extra} if extra else message.headers
+async def send_all(client: Client, sendings: Sequence[Sending]) -> None:
+    """Publish in order, in one piece."""
     if not _TAKES_FRAMES:
-        await client.publish(message.subject, message.payload, reply, headers=cast("dict[str, str]", headers))
+        for message, headers, reply in sendings:
+            await client.publish(message.subject, message.payload, reply, headers=dict(headers))
         return
-    await client._send_command(frame(message, headers, reply))  # noqa: SLF001
+    await client._send_command(b"".join([frame(*sending) for sending in sendings]))  # noqa: SLF001
     queue = client._flush_queue  # noqa: SLF001
     if queue is not None and queue.empty():
         await client._flush_pending()  # noqa: SLF001

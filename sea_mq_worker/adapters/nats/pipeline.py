@@ -8,7 +8,7 @@ from nats.aio.msg import Msg
 
 from sea_mq_worker.adapters.nats.connection import PENDING_BYTES_MAX, NatsConnection
 from sea_mq_worker.adapters.nats.errors import plain
-from sea_mq_worker.adapters.nats.frames import send_one
+from sea_mq_worker.adapters.nats.frames import TURN_MESSAGES, send_all
 from sea_mq_worker.adapters.nats.replies import Exchange, Replies, stop_at
 from sea_mq_worker.domain.messages import OutboundMessage
 from sea_mq_worker.domain.outcomes import PublishOutcome, Unknown, Unsent
@@ -18,7 +18,6 @@ NOT_CONNECTED = "not connected to NATS"
 WINDOW_MESSAGES = 1000
 WINDOW_BYTES = 4 * 1024 * 1024
 _BUFFERED_BYTES_MAX = PENDING_BYTES_MAX - WINDOW_BYTES
-_TURN_MESSAGES = 64
 _STALLED_SECONDS = 0.02
 _TIMED_OUT = "the deadline passed without an acknowledgement"
 BROKEN = (nats.errors.Error, OSError, UnicodeError)
@@ -67,20 +66,21 @@ class Flight:
             self._in_flight_bytes -= self._sizes[index]
             self._notify()
 
-    def sending(self, index: int) -> None:
-        """Count a message as sent."""
-        self._sent = index + 1
-        self._in_flight += 1
-        self._in_flight_bytes += self._sizes[index]
-
-    async def room(self, index: int) -> None:
-        """Wait until the window has room for a message, or the flight is stopped."""
-        size = self._sizes[index]
-        while not self.stopped and (
-            self._in_flight >= WINDOW_MESSAGES
-            or (self._in_flight and self._in_flight_bytes + size > WINDOW_BYTES)
-        ):
+    async def room(self) -> bool:
+        """Wait until the window has room; false: all are sent, or the flight is stopped."""
+        unsent = self._sent < len(self._messages)
+        while unsent and not self.stopped and not self._has_room():
             await self._change()
+        return unsent and not self.stopped
+
+    def take(self) -> range:
+        """Count the next messages that the window has room for as sent; return their numbers."""
+        start = self._sent
+        while self._sent < min(start + TURN_MESSAGES, len(self._messages)) and self._has_room():
+            self._in_flight += 1
+            self._in_flight_bytes += self._sizes[self._sent]
+            self._sent += 1
+        return range(start, self._sent)
 
     async def landed(self) -> None:
         """Wait until everything that was sent is answered, or the flight is stopped."""
@@ -94,6 +94,10 @@ class Flight:
             outcome or (unknown if index < self._sent else unsent)
             for index, outcome in enumerate(self._outcomes)
         ]
+
+    def _has_room(self) -> bool:
+        fits = self._in_flight_bytes + self._sizes[self._sent] <= WINDOW_BYTES
+        return self._in_flight < WINDOW_MESSAGES and (fits or not self._in_flight)
 
     async def _change(self) -> None:
         self._wake = asyncio.get_running_loop().create_future()
@@ -120,14 +124,12 @@ class Pipeline:
         prefix = self._replies.open(flight)
         timer = stop_at(deadline, flight, _TIMED_OUT)
         try:
-            for index, message in enumerate(messages):
-                if index % _TURN_MESSAGES == 0:
-                    await drained(self._connection, flight)
-                await flight.room(index)
-                if flight.stopped or not self._connection.is_connected:
-                    break
-                flight.sending(index)
-                await send_one(self._connection.client, message, f"{prefix}{index}")
+            while await self._may_send(flight):
+                run = flight.take()
+                await send_all(
+                    self._connection.client,
+                    [(messages[index], messages[index].headers, f"{prefix}{index}") for index in run],
+                )
             await flight.landed()
         except BROKEN as error:
             flight.stop(plain(error))
@@ -135,6 +137,10 @@ class Pipeline:
             timer.cancel()
             self._replies.close(prefix)
         return flight.outcomes()
+
+    async def _may_send(self, flight: Flight) -> bool:
+        await drained(self._connection, flight)
+        return await flight.room() and self._connection.is_connected
 
 
 async def drained(connection: NatsConnection, exchange: Exchange) -> None:
