@@ -8,7 +8,14 @@ from typing import TypeVar
 from sea_mq_worker.application.gate import Gate
 from sea_mq_worker.domain.errors import StoreUnavailableError
 from sea_mq_worker.domain.events import Claim
-from sea_mq_worker.domain.facts import BatchRelayed, EventBuried, EventPostponed, EventPublished, LeasesLost
+from sea_mq_worker.domain.facts import (
+    BatchRelayed,
+    EventBuried,
+    EventPostponed,
+    EventPublished,
+    EventsPublished,
+    LeasesLost,
+)
 from sea_mq_worker.domain.outcomes import Buried, Postponed, Published, Released, Verdict
 from sea_mq_worker.domain.subjects import event_subject
 from sea_mq_worker.ports.observer import Observer
@@ -75,32 +82,38 @@ class Settlement:
 
     def _report(self, verdicts: Sequence[Verdict], kept: frozenset[str], seconds: float) -> None:
         mine = [verdict for verdict in verdicts if verdict.event.id in kept]
+        published = [verdict for verdict in mine if isinstance(verdict, Published)]
+        if published:
+            self.observer.observe(EventsPublished(events=self._told(published, seconds)))
         for verdict in mine:
-            self._report_one(verdict, seconds)
+            self._report_one(verdict)
         if len(mine) < len(verdicts):
             self.observer.observe(LeasesLost(side="outbox", count=len(verdicts) - len(mine)))
         self.observer.observe(
             BatchRelayed(
                 claimed=len(verdicts),
-                published=sum(isinstance(verdict, Published) for verdict in mine),
+                published=len(published),
                 released=sum(isinstance(verdict, Released) for verdict in mine),
                 seconds=seconds,
             )
         )
 
-    def _report_one(self, verdict: Verdict, seconds: float) -> None:
-        event = verdict.event
+    def _told(self, published: Sequence[Published], seconds: float) -> list[EventPublished]:
+        return [
+            EventPublished(
+                outbox_id=event.id,
+                event_type=event.event_type,
+                subject=event_subject(self.context, event.event_type, event.event_version),
+                duplicate=verdict.stored.duplicate,
+                latency_seconds=event.age_seconds + seconds,
+            )
+            for verdict in published
+            for event in (verdict.event,)
+        ]
+
+    def _report_one(self, verdict: Verdict) -> None:
         match verdict:
-            case Published(_, stored):
-                fact = EventPublished(
-                    outbox_id=event.id,
-                    event_type=event.event_type,
-                    subject=event_subject(self.context, event.event_type, event.event_version),
-                    duplicate=stored.duplicate,
-                    latency_seconds=event.age_seconds + seconds,
-                )
-                self.observer.observe(fact)
-            case Postponed(_, error, delay_seconds):
+            case Postponed(event, error, delay_seconds):
                 self.observer.observe(
                     EventPostponed(
                         outbox_id=event.id,
@@ -110,11 +123,11 @@ class Settlement:
                         attempts=event.attempts,
                     )
                 )
-            case Buried(_, error):
+            case Buried(event, error):
                 self.observer.observe(
                     EventBuried(
                         outbox_id=event.id, event_type=event.event_type, error=error, attempts=event.attempts
                     )
                 )
-            case Released():
+            case Published() | Released():
                 pass

@@ -3,6 +3,7 @@
 Facts carry ids, counts, sizes and reasons, never payloads or credentials.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -17,6 +18,13 @@ class EventPublished:
     duplicate: bool
     latency_seconds: float
     """From the event's creation to the broker's acknowledgement."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventsPublished:
+    """Events of one claim were published: told together, because they are what the worker does most."""
+
+    events: Sequence[EventPublished]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +164,7 @@ class Progressed:
 
 
 Fact: TypeAlias = (
-    EventPublished
+    EventsPublished
     | EventPostponed
     | EventBuried
     | BatchRelayed

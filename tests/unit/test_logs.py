@@ -17,6 +17,7 @@ from sea_mq_worker.domain.facts import (
     EventBuried,
     EventPostponed,
     EventPublished,
+    EventsPublished,
     Fact,
     GatePaused,
     GateResumed,
@@ -31,6 +32,7 @@ PUBLISHED = EventPublished(
     duplicate=False,
     latency_seconds=0.25,
 )
+BATCH = EventsPublished(events=(PUBLISHED,))
 FORGED = 'x\r\n{"event": "forged"}\x1b[31m\u2028\x9b'
 
 
@@ -65,7 +67,7 @@ def lines(stream: io.StringIO) -> list[dict[str, Any]]:
 @pytest.mark.clause("EVT-047-001")
 def test_a_published_event_is_a_record_with_the_events_fields(stream: io.StringIO) -> None:
     configure(level="debug", format="json", stream=stream)
-    LogObserver().observe(PUBLISHED)
+    LogObserver().observe(BATCH)
     (line,) = lines(stream)
     assert line["event"] == "event_published"
     assert line["level"] == "debug"
@@ -78,18 +80,19 @@ def test_a_published_event_is_a_record_with_the_events_fields(stream: io.StringI
 def test_every_fact_has_a_level_and_an_event_key_in_the_past_tense(stream: io.StringIO) -> None:
     configure(level="debug", format="json", stream=stream)
     observer = LogObserver()
-    for kind in get_args(Fact):
+    observer.observe(BATCH)
+    for kind in set(get_args(Fact)) - {EventsPublished}:
         names = kind.__dataclass_fields__
         observer.observe(kind(**dict.fromkeys(names, "x")))
     keys = [line["event"] for line in lines(stream)]
     assert len(keys) == len(get_args(Fact))
-    assert keys[-1] == "x"
+    assert "x" in keys
     assert set(keys) >= {"event_published", "message_dead_lettered", "gate_paused", "worker_stopped"}
 
 
 def test_at_info_the_hot_path_writes_nothing(stream: io.StringIO) -> None:
     configure(level="info", format="json", stream=stream)
-    LogObserver().observe(PUBLISHED)
+    LogObserver().observe(BATCH)
     LogObserver().observe(GateResumed(gate="handler", paused_seconds=1.5))
     assert [line["event"] for line in lines(stream)] == ["gate_resumed"]
 
@@ -198,7 +201,7 @@ def test_a_listener_that_raises_is_told_once_and_harms_no_other(caplog: pytest.L
     recorder = RecordingObserver()
     everyone = FanOut([Broken(), recorder])
     for _ in range(3):
-        everyone.observe(PUBLISHED)
+        everyone.observe(BATCH)
     assert recorder.facts == [PUBLISHED] * 3
     assert len(caplog.records) == 1
 

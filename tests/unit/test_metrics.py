@@ -13,6 +13,7 @@ from sea_mq_worker.domain.facts import (
     EventBuried,
     EventPostponed,
     EventPublished,
+    EventsPublished,
     GatePaused,
     GateResumed,
     LeasesLost,
@@ -27,10 +28,11 @@ from sea_mq_worker.domain.facts import (
 )
 
 
-def published(*, duplicate: bool = False, event_type: str = "t", latency: float = 0.02) -> EventPublished:
-    return EventPublished(
+def published(*, duplicate: bool = False, event_type: str = "t", latency: float = 0.02) -> EventsPublished:
+    event = EventPublished(
         outbox_id="i", event_type=event_type, subject="s", duplicate=duplicate, latency_seconds=latency
     )
+    return EventsPublished(events=(event,))
 
 
 EVERY_FACT = (

@@ -2,11 +2,12 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import TypeVar, cast
+from typing import TypeAlias, TypeVar, cast
 
-from sea_mq_worker.domain.facts import Fact
+from sea_mq_worker.domain.facts import EventPublished, EventsPublished, Fact
 
-FactT = TypeVar("FactT", bound=Fact)
+Told: TypeAlias = Fact | EventPublished
+FactT = TypeVar("FactT", bound=Told)
 
 
 def _any(_fact: object) -> bool:
@@ -14,18 +15,19 @@ def _any(_fact: object) -> bool:
 
 
 class RecordingObserver:
-    """Keeps every fact in ``facts``, in order."""
+    """Keeps every fact in ``facts``, in order, and those that are told together one by one."""
 
     def __init__(self) -> None:
-        self.facts: list[Fact] = []
-        self._waiting: list[tuple[Callable[[Fact], bool], asyncio.Future[Fact]]] = []
+        self.facts: list[Told] = []
+        self._waiting: list[tuple[Callable[[Told], bool], asyncio.Future[Told]]] = []
 
     def observe(self, fact: Fact) -> None:
         """Remember ``fact`` and wake those who wait for it."""
-        self.facts.append(fact)
-        for wanted, found in self._waiting:
-            if not found.done() and wanted(fact):
-                found.set_result(fact)
+        for told in fact.events if isinstance(fact, EventsPublished) else (fact,):
+            self.facts.append(told)
+            for wanted, found in self._waiting:
+                if not found.done() and wanted(told):
+                    found.set_result(told)
 
     def of(self, kind: type[FactT]) -> list[FactT]:
         """Return the facts of one kind, in order."""
@@ -49,7 +51,7 @@ class RecordingObserver:
             return matching[count - 1]
         remaining = count - len(matching)
 
-        def wanted(fact: Fact) -> bool:
+        def wanted(fact: Told) -> bool:
             nonlocal remaining
             if isinstance(fact, kind) and predicate(fact):
                 remaining -= 1

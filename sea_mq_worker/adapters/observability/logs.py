@@ -28,6 +28,7 @@ from sea_mq_worker.domain.facts import (
     EventBuried,
     EventPostponed,
     EventPublished,
+    EventsPublished,
     Fact,
     GatePaused,
     GateResumed,
@@ -48,7 +49,7 @@ LIBRARIES = ("asyncio", "asyncpg", "httpcore2", "httpx2", "nats", "opentelemetry
 Format = Literal["json", "text"]
 
 _LEVELS: Mapping[type[Fact], int] = {
-    EventPublished: logging.DEBUG,
+    EventsPublished: logging.DEBUG,
     EventPostponed: logging.WARNING,
     EventBuried: logging.ERROR,
     BatchRelayed: logging.DEBUG,
@@ -172,6 +173,10 @@ class LogObserver:
         level = _LEVELS[type(fact)]
         if not self._logger.isEnabledFor(level):
             return
+        for told in fact.events if isinstance(fact, EventsPublished) else (fact,):
+            self._write(told, level)
+
+    def _write(self, fact: Fact | EventPublished, level: int) -> None:
         event, values = described(fact)
         if level >= logging.WARNING:
             left_out = self._left_out(fact, event)
@@ -181,7 +186,7 @@ class LogObserver:
                 values["suppressed"] = left_out
         self._logger.log(level, "", extra={"event": event, "fields": values})
 
-    def _left_out(self, fact: Fact, event: str) -> int:
+    def _left_out(self, fact: Fact | EventPublished, event: str) -> int:
         """Tell how many lines of this kind were left out since its last one; -1: leave this one out too."""
         key = f"{event} {fact.gate}" if isinstance(fact, GatePaused) else event
         if key not in self._kinds and len(self._kinds) >= _KINDS_MAX:
@@ -209,15 +214,16 @@ class _Kind:
         return before
 
 
-_EVENTS: Mapping[type[Fact], str] = {
-    kind: re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).lower() for kind in get_args(Fact)
+_TOLD = (*get_args(Fact), EventPublished)
+_EVENTS: Mapping[type[object], str] = {
+    kind: re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).lower() for kind in _TOLD
 }
-_NAMES: Mapping[type[Fact], tuple[str, ...]] = {
-    kind: tuple(field.name for field in fields(kind)) for kind in get_args(Fact)
+_NAMES: Mapping[type[object], tuple[str, ...]] = {
+    kind: tuple(field.name for field in fields(kind)) for kind in _TOLD
 }
 
 
-def described(fact: Fact) -> tuple[str, dict[str, object]]:
+def described(fact: Fact | EventPublished) -> tuple[str, dict[str, object]]:
     """Return the stable event key of a fact, its name in snake case, and its fields.
 
     EVT-047-001's ``published_at`` is the moment of the broker's acknowledgement by this worker's clock; the

@@ -41,7 +41,7 @@ from sea_mq_worker.domain.facts import (
     BatchRelayed,
     EventBuried,
     EventPostponed,
-    EventPublished,
+    EventsPublished,
     Fact,
     GatePaused,
     GateResumed,
@@ -102,8 +102,8 @@ class MetricsObserver:
 
     def observe(self, fact: Fact) -> None:  # noqa: C901, PLR0912  (one line a fact: the list is the point)
         match fact:
-            case EventPublished():
-                self._event_published(fact)
+            case EventsPublished():
+                self._events_published(fact)
             case MessageProcessed():
                 self._message_processed(fact)
             case BatchRelayed():
@@ -167,12 +167,13 @@ class MetricsObserver:
             },
         }
 
-    def _event_published(self, fact: EventPublished) -> None:
-        self._count("published", self._published)
-        self._rates["published"].add()
-        self._latency.observe(fact.latency_seconds)
-        if fact.duplicate:
-            self._count("duplicates", self._duplicates)
+    def _events_published(self, fact: EventsPublished) -> None:
+        self._count("published", self._published, len(fact.events))
+        self._rates["published"].add(len(fact.events))
+        for event in fact.events:
+            self._latency.observe(event.latency_seconds)
+        if duplicates := sum(event.duplicate for event in fact.events):
+            self._count("duplicates", self._duplicates, duplicates)
 
     def _batch_relayed(self, fact: BatchRelayed) -> None:
         self._batch.observe(fact.seconds)

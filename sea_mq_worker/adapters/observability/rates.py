@@ -15,11 +15,11 @@ class Rate:
         self._second = int(clock())
         self._buckets = [0] * (_RATE_SECONDS + 1)
 
-    def add(self) -> None:
+    def add(self, count: int = 1) -> None:
         second = int(self._clock())
         if second != self._second:
             self._turn(second)
-        self._buckets[second % len(self._buckets)] += 1
+        self._buckets[second % len(self._buckets)] += count
 
     def per_second(self) -> float:
         second = int(self._clock())
