@@ -13,7 +13,7 @@ from benchmarks.report import WORKER, Round, document, tables
 from benchmarks.stage import open_stage
 from benchmarks.workloads import Workload, workloads
 
-_QUICK = {"rounds": 1, "events": 1_000, "messages": 200}
+_QUICK = {"rounds": 1, "events": 1_000, "messages": 200, "rate": 50, "seconds": 3, "idle": 1.0}
 
 
 def main() -> None:
@@ -41,6 +41,9 @@ def _parser() -> argparse.ArgumentParser:
         "--events", type=int, default=50_000, help="events in a backlog of the outbox (50000)"
     )
     parser.add_argument("--messages", type=int, default=10_000, help="messages for the inbox (10000)")
+    parser.add_argument("--rate", type=int, default=500, help="events a second at the steady rate (500)")
+    parser.add_argument("--seconds", type=int, default=20, help="how long they come, from 2 (20)")
+    parser.add_argument("--idle", type=float, default=10.0, help="seconds without any, before (10)")
     parser.add_argument("--json", type=Path, default=Path("benchmarks.json"), help="file to write")
     parser.add_argument("--quick", action="store_true", help="one small round, to see that all of it works")
     return parser

@@ -8,6 +8,7 @@ from benchmarks.counters import Figure
 from benchmarks.drain import drain
 from benchmarks.inbox import inbox
 from benchmarks.stage import Stage
+from benchmarks.steady import steady
 
 Workload: TypeAlias = Callable[[Stage], Awaitable[dict[str, Figure]]]
 """One round of it: what each program did."""
@@ -18,6 +19,9 @@ def workloads(options: Namespace) -> Mapping[str, Workload]:
     return {
         "drain, no keys": lambda stage: drain(stage, count=options.events, per_key=0),
         "drain, 10 to a key": lambda stage: drain(stage, count=options.events, per_key=10),
+        "steady rate": lambda stage: steady(
+            stage, per_second=options.rate, seconds=options.seconds, idle_seconds=options.idle
+        ),
         "inbox, FastAPI": lambda stage: inbox(
             stage, count=options.messages, handler_url=f"{stage.handler.url}/handle"
         ),

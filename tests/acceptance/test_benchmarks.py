@@ -11,6 +11,7 @@ ROOT = Path(__file__).parents[2]
 FLOORS = {
     "drain, no keys": {"floor: database", "floor: broker, acknowledged", "floor: broker, batched"},
     "drain, 10 to a key": {"floor: database", "floor: broker, acknowledged", "floor: broker, batched"},
+    "steady rate": set(),
     "inbox, FastAPI": {"floor: load generator"},
     "inbox, bare handler": {"floor: load generator"},
 }
@@ -36,3 +37,4 @@ async def test_the_quick_round_measures_every_workload(tmp_path: Path) -> None:
         assert all(found["rate"] > 0 for found in programs.values())
         worker = programs["worker"]
         assert min(worker["statements_per_1000"], worker["wal_bytes_each"], worker["peak_bytes"]) > 0
+    assert workloads["steady rate"]["worker"]["more"]["stored after COMMIT sent, p50 ms"] > 0

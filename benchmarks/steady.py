@@ -1,0 +1,165 @@
+"""Workload: a whole worker, first with nothing to do, then with events that come at a steady rate."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from statistics import quantiles
+
+import asyncpg
+from nats.js.api import AckPolicy, ConsumerConfig
+
+from benchmarks.counters import Cost, Figure
+from benchmarks.drain import STREAM
+from benchmarks.stage import Run, Stage, Worker
+from sea_mq_worker.domain.headers import MSG_ID
+from sea_mq_worker.producer import Event, enqueue
+
+_PRODUCERS = 16
+_SETTLE_SECONDS = 3.0
+_LOOK_SECONDS = 0.25
+_WARM_UP_SECONDS = 1.0
+_BACKLOG_SECONDS = 1.0
+"""A rate is sustained while no more waits than comes in this time."""
+_FETCH = 1_000
+_WAITING = "SELECT count(*) FROM outbox_events WHERE published_at IS NULL"
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """When an event was committed, by the wall clock in nanoseconds: between these two moments."""
+
+    asked_ns: int
+    told_ns: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Production:
+    """What the producers did.
+
+    Attributes:
+        commits: by the event's id, those of the warm-up left out.
+        backlog_max: most events that waited at once.
+    """
+
+    commits: dict[str, Commit] = field(default_factory=dict)
+    seconds: float = 0.0
+    backlog_max: int = 0
+
+
+async def steady(stage: Stage, *, per_second: int, seconds: int, idle_seconds: float) -> dict[str, Figure]:
+    """Measure what a worker costs when idle, and its latency at a rate."""
+    async with stage.run() as run, run.worker({}) as worker:
+        await asyncio.sleep(min(_SETTLE_SECONDS, idle_seconds))
+        idle = await _idle(worker, idle_seconds)
+        count = per_second * seconds
+        before = await worker.read()
+        production = await _produce(run, count, per_second)
+
+        async def is_done() -> bool:
+            return (await run.stream.stream_info(STREAM)).state.messages >= count
+
+        await worker.until(is_done)
+        cost = Cost.between(before, await worker.read())
+        rate = count / production.seconds
+        more = idle | await _latencies(run, production, count) | _backlog(production, rate, per_second)
+        return {
+            "worker": Figure(count=count, rate=rate, cost=cost, peak_bytes=worker.peak_bytes(), more=more)
+        }
+
+
+async def _idle(worker: Worker, seconds: float) -> dict[str, float]:
+    before = await worker.read()
+    await asyncio.sleep(seconds)
+    cost = Cost.between(before, await worker.read())
+    return {
+        "idle, % of a core": cost.cpu_seconds["client"] / cost.wall_seconds * 100,
+        "idle, statements/s": cost.statements / cost.wall_seconds,
+    }
+
+
+async def _produce(run: Run, count: int, per_second: int) -> Production:
+    """Commit one event at a time, each when it is due, however long the earlier ones take."""
+    production = Production()
+    dsn = run.settings["SEA_MQ_DATABASE_URL"]
+    async with contextlib.AsyncExitStack() as stack:
+        connections = [await asyncpg.connect(dsn) for _ in range(_PRODUCERS)]
+        for connection in connections:
+            stack.push_async_callback(connection.close)
+        watching = asyncio.create_task(_watch(run, production))
+        numbers = iter(range(count))
+        began = time.perf_counter()
+        async with asyncio.TaskGroup() as group:
+            for connection in connections:
+                group.create_task(_commit_in_time(connection, numbers, began, per_second, production))
+        production.seconds = time.perf_counter() - began
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+    return production
+
+
+async def _commit_in_time(
+    connection: asyncpg.Connection, numbers: Iterator[int], began: float, per_second: int, to: Production
+) -> None:
+    for number in numbers:
+        due_seconds = number / per_second
+        await asyncio.sleep(began + due_seconds - time.perf_counter())
+        event = Event(
+            aggregate_type="order",
+            aggregate_id=str(number),
+            event_type="order.created",
+            payload={"order": number, "customer": f"customer-{number % 997}", "total": number * 1.25},
+        )
+        transaction = connection.transaction()
+        await transaction.start()
+        await enqueue(connection, event)
+        asked_ns = time.time_ns()
+        await transaction.commit()
+        if due_seconds >= _WARM_UP_SECONDS:
+            to.commits[str(event.id)] = Commit(asked_ns, time.time_ns())
+
+
+async def _watch(run: Run, production: Production) -> None:
+    while True:
+        await asyncio.sleep(_LOOK_SECONDS)
+        production.backlog_max = max(production.backlog_max, await run.database.fetchval(_WAITING))
+
+
+async def _latencies(run: Run, production: Production, count: int) -> dict[str, float]:
+    """Compare with the stream's own time stamps; the true latency is between the two."""
+    stored = await _stored_ns(run, count)
+    commits = production.commits.items()
+    since = {
+        "COMMIT sent": [stored[identity] - commit.asked_ns for identity, commit in commits],
+        "COMMIT returned": [stored[identity] - commit.told_ns for identity, commit in commits],
+    }
+    return {
+        f"stored after {name}, p{percent} ms": quantiles(ns, n=100, method="inclusive")[percent - 1] / 1e6
+        for name, ns in since.items()
+        for percent in (50, 95, 99)
+    }
+
+
+async def _stored_ns(run: Run, count: int) -> Mapping[str, int]:
+    """Return when the stream stored each event, by the event's id."""
+    config = ConsumerConfig(ack_policy=AckPolicy.NONE)
+    consumer = await run.stream.pull_subscribe("", stream=STREAM, config=config)
+    found: dict[str, int] = {}
+    read = 0
+    while read < count:
+        for message in await consumer.fetch(_FETCH):
+            read += 1
+            stored_at = message.metadata.timestamp.timestamp()
+            found[(message.headers or {})[MSG_ID]] = int(stored_at * 1e9)
+    if read != len(found):
+        raise RuntimeError(f"{read} messages of {len(found)} events are in the stream")
+    return found
+
+
+def _backlog(production: Production, rate: float, per_second: int) -> dict[str, float]:
+    bounded = production.backlog_max <= per_second * _BACKLOG_SECONDS
+    return {
+        "backlog, most at once": production.backlog_max,
+        "sustained (1) or not (0)": float(bounded and rate >= 0.99 * per_second),
+    }
