@@ -25,7 +25,7 @@ from tests.support.servers import unique
 from tests.support.waiting import eventually
 
 MAX_PAYLOAD = 1024 * 1024
-WINDOW_SECONDS = 0.2
+WINDOW_SECONDS = 1.5
 TIMEOUT_SECONDS = 5.0
 
 Row = tuple[int, str, bytes, dict[str, str]]

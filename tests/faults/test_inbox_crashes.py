@@ -230,12 +230,12 @@ async def test_a_worker_that_stalls_in_a_call_is_succeeded_after_its_lease_and_t
 @pytest.mark.fault("N09")
 async def test_a_call_that_outlasts_its_lease_is_kept_alive_and_made_once(site_with: SiteWith) -> None:
     async def work_long(call: Call, writer: asyncio.StreamWriter) -> None:
-        await asyncio.sleep(1.6)
+        await asyncio.sleep(3.2)
         at.effects.taken[call.message_id] += 1
         await answer(200)(call, writer)
 
-    short: dict[str, Any] = {"inbox_lease_seconds": 0.5, "handler_timeout_seconds": 1.9}
-    consumer = {"ack_wait": 2 * SECOND}
+    short: dict[str, Any] = {"inbox_lease_seconds": 1, "handler_timeout_seconds": 3.9}
+    consumer = {"ack_wait": 4 * SECOND}
     async with site_with(consumer=consumer, **short) as at:
         [message] = await at.send()
         at.effects.script[message] = work_long

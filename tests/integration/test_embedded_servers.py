@@ -25,7 +25,7 @@ from tests.support.waiting import eventually
 
 STRANGER = Account(uid=os.geteuid() + 54_321, gid=os.getegid() + 54_321)
 OWNER_SCRIPT = """
-import asyncio, sys
+import asyncio, signal, sys
 from pathlib import Path
 from sea_mq_worker.embedded import EmbeddedNats, EmbeddedPostgres
 
@@ -35,6 +35,7 @@ async def main():
         print(postgres.port, nats.port, flush=True)
         await asyncio.Event().wait()
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it in what runs in the background
 asyncio.run(main())
 """
 
