@@ -11,9 +11,18 @@ import uvloop
 
 from benchmarks.report import WORKER, Round, document, tables
 from benchmarks.stage import open_stage
-from benchmarks.workloads import Workload, workloads
+from benchmarks.workloads import Workload, long_workloads, workloads
 
-_QUICK = {"rounds": 1, "events": 1_000, "messages": 200, "rate": 50, "seconds": 3, "idle": 1.0}
+_QUICK = {
+    "rounds": 1,
+    "events": 1_000,
+    "messages": 200,
+    "rate": 50,
+    "seconds": 3,
+    "idle": 1.0,
+    "history": 5_000,
+    "churn": 5_000,
+}
 
 
 def main() -> None:
@@ -22,12 +31,12 @@ def main() -> None:
     options = parser.parse_args()
     if options.quick:
         vars(options).update(_QUICK)
-    chosen = workloads(options)
-    unknown = set(options.workload or ()) - chosen.keys()
+    usual, long = workloads(options), long_workloads(options)
+    names = options.workload or [*usual, *(long if options.all else ())]
+    unknown = set(names) - {*usual, *long}
     if unknown:
-        parser.error(f"no workload {', '.join(sorted(unknown))}; there are: {'; '.join(chosen)}")
-    if options.workload:
-        chosen = {name: chosen[name] for name in options.workload}
+        parser.error(f"no workload {', '.join(sorted(unknown))}; there are: {'; '.join([*usual, *long])}")
+    chosen = {name: workload for name, workload in {**usual, **long}.items() if name in names}
     report = document(uvloop.run(measure(chosen, rounds=options.rounds)))
     options.json.write_text(json.dumps(report, indent=2) + "\n")
     print(tables(report))
@@ -36,6 +45,7 @@ def main() -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--workload", action="append", metavar="NAME", help="only this one; may be repeated")
+    parser.add_argument("--all", action="store_true", help="also those that take minutes")
     parser.add_argument("--rounds", type=int, default=5, help="rounds, each of every workload (5)")
     parser.add_argument(
         "--events", type=int, default=50_000, help="events in a backlog of the outbox (50000)"
@@ -44,6 +54,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rate", type=int, default=500, help="events a second at the steady rate (500)")
     parser.add_argument("--seconds", type=int, default=20, help="how long they come, from 2 (20)")
     parser.add_argument("--idle", type=float, default=10.0, help="seconds without any, before (10)")
+    parser.add_argument(
+        "--history", type=int, default=5_000_000, help="published events beside a drain (5000000)"
+    )
+    parser.add_argument(
+        "--churn", type=int, default=1_800_000, help="events of the churn, --events at a time (1800000)"
+    )
     parser.add_argument("--json", type=Path, default=Path("benchmarks.json"), help="file to write")
     parser.add_argument("--quick", action="store_true", help="one small round, to see that all of it works")
     return parser

@@ -1,7 +1,6 @@
 """What a program costs: CPU time and memory from /proc (Linux only), statements and WAL from PostgreSQL."""
 
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,8 +8,6 @@ from typing import Any, Self
 
 PROGRAMS = ("client", "postgres", "nats", "handler")
 """Whose CPU time is counted; the client is the worker, or the loop in its place."""
-
-_MEMORY = re.compile(r"^VmHWM:\s+(\d+) kB$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,5 +79,14 @@ def cpu_seconds(pid: int) -> float:
 
 def peak_bytes(pid: int) -> int:
     """Most resident memory that a process has had so far."""
-    found = _MEMORY.search(Path(f"/proc/{pid}/status").read_text())
-    return int(found[1]) * 1024 if found else 0
+    return _status_bytes(pid, "VmHWM")
+
+
+def resident_bytes(pid: int) -> int:
+    """Resident memory of a process."""
+    return _status_bytes(pid, "VmRSS")
+
+
+def _status_bytes(pid: int, key: str) -> int:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{key}:"))

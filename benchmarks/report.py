@@ -59,9 +59,9 @@ def tables(report: Mapping[str, Any]) -> str:
     """Write the medians for people: what all workloads have, then what is a workload's own."""
     medians = {name: results["median"] for name, results in report["workloads"].items()}
     own = [
-        f"{workload:24}{program:30}{name:36}{value:>12,.2f}"
+        f"{workload:24}{name:48}{value:>12,.2f}"
         for workload, programs in medians.items()
-        for program, found in programs.items()
+        for found in programs.values()
         for name, value in found["more"].items()
     ]
     return "\n".join([*_common(medians), *([""] if own else []), *own])

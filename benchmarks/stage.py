@@ -11,7 +11,7 @@ import asyncpg
 import nats
 from nats.js import JetStreamContext
 
-from benchmarks.counters import Cost, Figure, Reading, cpu_seconds, peak_bytes
+from benchmarks.counters import Cost, Figure, Reading, cpu_seconds, peak_bytes, resident_bytes
 from benchmarks.handlers import BareHandler
 from sea_mq_worker.bootstrap.operator import apply_topology, migrate_schema
 from sea_mq_worker.cli.demo.children import SampleHandler, WorkerProcess
@@ -160,6 +160,10 @@ class Worker:
     def peak_bytes(self) -> int:
         """Most memory that it has had so far."""
         return peak_bytes(self.process.pid)
+
+    def resident_bytes(self) -> int:
+        """Memory that it has now."""
+        return resident_bytes(self.process.pid)
 
     async def until(self, is_done: Callable[[], Awaitable[bool]]) -> None:
         """Let it work until done; the servers are asked, which wake nobody here."""

@@ -4,8 +4,10 @@ from argparse import Namespace
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeAlias
 
+from benchmarks.churn import churn
 from benchmarks.counters import Figure
 from benchmarks.drain import drain
+from benchmarks.history import history
 from benchmarks.inbox import inbox
 from benchmarks.stage import Stage
 from benchmarks.steady import steady
@@ -27,5 +29,15 @@ def workloads(options: Namespace) -> Mapping[str, Workload]:
         ),
         "inbox, bare handler": lambda stage: inbox(
             stage, count=options.messages, handler_url=f"{stage.bare.url}/handle"
+        ),
+    }
+
+
+def long_workloads(options: Namespace) -> Mapping[str, Workload]:
+    """Return what takes minutes and is measured on request."""
+    return {
+        "drain, history": lambda stage: history(stage, count=options.events, published=options.history),
+        "churn": lambda stage: churn(
+            stage, count=options.events, cycles=max(1, options.churn // options.events)
         ),
     }

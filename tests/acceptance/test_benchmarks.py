@@ -14,6 +14,8 @@ FLOORS = {
     "steady rate": set(),
     "inbox, FastAPI": {"floor: load generator"},
     "inbox, bare handler": {"floor: load generator"},
+    "drain, history": {"worker, no history"},
+    "churn": set(),
 }
 
 
@@ -23,7 +25,7 @@ FLOORS = {
 async def test_the_quick_round_measures_every_workload(tmp_path: Path) -> None:
     file = tmp_path / "results.json"
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "benchmarks", "--quick", "--json", str(file),
+        sys.executable, "-m", "benchmarks", "--all", "--quick", "--json", str(file),
         cwd=ROOT, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
     output, errors = await asyncio.wait_for(process.communicate(), 220)
@@ -37,4 +39,5 @@ async def test_the_quick_round_measures_every_workload(tmp_path: Path) -> None:
         assert all(found["rate"] > 0 for found in programs.values())
         worker = programs["worker"]
         assert min(worker["statements_per_1000"], worker["wal_bytes_each"], worker["peak_bytes"]) > 0
+    assert workloads["churn"]["worker"]["more"]["table, MB, last fifth"] > 0
     assert workloads["steady rate"]["worker"]["more"]["stored after COMMIT sent, p50 ms"] > 0
