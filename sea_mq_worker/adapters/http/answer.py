@@ -1,0 +1,132 @@
+"""An answer read from bytes as they come: llhttp parses, this keeps what matters and sets the bounds.
+
+Bytes behind an answer never count as the next one's: they end the connection, see ``AnswerReader.reusable``.
+"""
+
+from dataclasses import dataclass
+
+import httptools
+import httpx2
+
+_HEAD_BYTES_MAX = 65536
+_HEADER_BYTES = 32
+"""Counted for each header besides its text, as HTTP/2 does: so the bound is one of their number, too."""
+_SUCCESS = 200
+_SWITCHING_PROTOCOLS = 101
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One answer; ``body`` is as it came over the wire, but not all of it if it was too long."""
+
+    status: int
+    headers: list[tuple[bytes, bytes]]
+    body: bytes
+
+
+class AnswerReader:
+    """Reads one answer after another from a connection's bytes; ``begin`` before each.
+
+    Args:
+        body_bytes_max: a longer body is not read to its end.
+
+    Attributes:
+        answer: none until it is whole, or all of it that is read.
+        interim: how many 1xx came before it.
+        reusable: the connection can take another request.
+    """
+
+    __slots__ = (
+        "_body_bytes",
+        "_body_bytes_max",
+        "_chunks",
+        "_head_bytes",
+        "_headers",
+        "_other_bytes",
+        "_parser",
+        "_status",
+        "answer",
+        "interim",
+        "reusable",
+    )
+
+    def __init__(self, body_bytes_max: int) -> None:
+        self._body_bytes_max = body_bytes_max
+        self._parser = httptools.HttpResponseParser(self)
+        self.begin()
+
+    def begin(self) -> None:
+        self.answer: Answer | None = None
+        self.interim = 0
+        self.reusable = False
+        self._head_bytes = self._other_bytes = self._body_bytes = 0
+        self.on_message_begin()
+
+    def feed(self, data: bytes) -> None:
+        """Read on.
+
+        Raises:
+            httpx2.RemoteProtocolError: it is not HTTP, or its head is too long.
+        """
+        self._other_bytes += len(data)
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            self.reusable = False
+            if self.answer is None:
+                raise httpx2.RemoteProtocolError(str(error)) from error
+        if self.answer is None:
+            self._stop_at_bounds()
+
+    def feed_eof(self) -> None:
+        """Take the connection's end for the end of an answer that tells no other."""
+        if self._status is not None and self.answer is None:
+            told = {name.lower() for name, _ in self._headers}
+            if told.isdisjoint((b"content-length", b"transfer-encoding")):
+                self._finish(self._status)
+
+    def _stop_at_bounds(self) -> None:
+        """What comes after the status changes nothing, so there is an answer even if it is too long."""
+        if self._body_bytes > self._body_bytes_max or self._other_bytes > _HEAD_BYTES_MAX:
+            if self._status is None:
+                raise httpx2.RemoteProtocolError("the head is too long")
+            self._finish(self._status)
+
+    def _finish(self, status: int) -> None:
+        self.answer = Answer(status, self._headers, b"".join(self._chunks))
+
+    # Called by the parser.
+
+    def on_message_begin(self) -> None:
+        if self.answer is not None:
+            self.reusable = False
+        self._status: int | None = None
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._chunks: list[bytes] = []
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._head_bytes += len(name) + len(value) + _HEADER_BYTES
+        if self._head_bytes > _HEAD_BYTES_MAX:
+            raise ValueError("too many headers")
+        if self._status is None:  # otherwise a trailer
+            self._headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        self._status = self._parser.get_status_code()
+
+    def on_body(self, body: bytes) -> None:
+        self._other_bytes -= len(body)
+        self._body_bytes += len(body)
+        self._chunks.append(body)
+
+    def on_message_complete(self) -> None:
+        status = self._status
+        if status is None or self.answer is not None:
+            return
+        if status < _SUCCESS and status != _SWITCHING_PROTOCOLS:
+            self.interim += 1
+            self._status = None
+            self._other_bytes = 0
+            return
+        self._finish(status)
+        self.reusable = status != _SWITCHING_PROTOCOLS and self._parser.should_keep_alive()

@@ -1,0 +1,92 @@
+"""Connections to one handler: so many at most, and the one used last is used first."""
+
+import asyncio
+from collections import deque
+from typing import Self
+
+import httpx2
+
+from sea_mq_worker.adapters.http.connection import Connection
+
+
+class ConnectionPool:
+    """Places for calls, entered by ``async with``, and connections that wait for the next one.
+
+    No timer runs beside it: what has been idle for too long is found when connections come and go.
+
+    Args:
+        size: how many places there are.
+        wait_seconds: for a place.
+        keepalive_seconds: an idle connection is not used again after this long.
+    """
+
+    def __init__(self, *, size: int, wait_seconds: float, keepalive_seconds: float) -> None:
+        self._places = asyncio.Semaphore(size)
+        self._wait_seconds = wait_seconds
+        self._keepalive_seconds = keepalive_seconds
+        self._active = self._queued = 0
+        self._idle: deque[Connection] = deque()
+        self._open: set[Connection] = set()
+        self.closed = False
+
+    def __repr__(self) -> str:
+        connections = f"{len(self._open)} open, {len(self._idle)} idle"
+        return f"<ConnectionPool [Requests: {self._active} active, {self._queued} queued | {connections}]>"
+
+    async def __aenter__(self) -> Self:
+        if self._places.locked():
+            await self._queue()
+        else:
+            await self._places.acquire()
+        self._active += 1
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._active -= 1
+        self._places.release()
+
+    async def _queue(self) -> None:
+        self._queued += 1
+        try:
+            async with asyncio.timeout(self._wait_seconds):
+                await self._places.acquire()
+        except TimeoutError:
+            raise httpx2.PoolTimeout("all connections are in use") from None
+        finally:
+            self._queued -= 1
+
+    def add(self, connection: Connection) -> None:
+        """Look after a new one until it is lost."""
+        self._open.add(connection)
+        connection.lost.add_done_callback(lambda _: self._open.discard(connection))
+
+    def take(self) -> Connection | None:
+        """Return the one used last, if any is still good."""
+        while self._idle:
+            connection = self._idle.pop()
+            if self._is_fresh(connection) and connection.is_quiet:
+                return connection
+            connection.abort()
+        return None
+
+    def put(self, connection: Connection) -> None:
+        """Keep one for the next call if it is good for that."""
+        if self.closed or not connection.is_reusable:
+            connection.abort()
+            return
+        while self._idle and not self._is_fresh(self._idle[0]):
+            self._idle.popleft().abort()
+        connection.idle_since = asyncio.get_running_loop().time()
+        self._idle.append(connection)
+
+    def _is_fresh(self, connection: Connection) -> bool:
+        now = asyncio.get_running_loop().time()
+        return now - connection.idle_since < self._keepalive_seconds
+
+    async def aclose(self) -> None:
+        """End all; safe twice."""
+        self.closed = True
+        connections = tuple(self._open)
+        for connection in connections:
+            connection.abort()
+        await asyncio.gather(*(connection.lost for connection in connections))

@@ -1,0 +1,185 @@
+"""The handler's transport alone: which connection takes a request, and what ends one."""
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import httpx2
+import pytest
+
+from sea_mq_worker.adapters.http.pool import ConnectionPool
+from sea_mq_worker.adapters.http.transport import HandlerTransport
+from tests.support.handlers import Call, HandlerServer, answer, handler_server, hang, in_turn, raw
+from tests.support.waiting import eventually
+
+OK = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
+
+MakeTransport = Callable[..., HandlerTransport]
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[HandlerServer]:
+    async with handler_server() as running:
+        yield running
+
+
+@pytest.fixture
+async def make() -> AsyncIterator[MakeTransport]:
+    made: list[HandlerTransport] = []
+
+    def make_transport(*, size: int = 4, keepalive_seconds: float = 60.0, **changes: Any) -> HandlerTransport:
+        pool = ConnectionPool(size=size, wait_seconds=1.0, keepalive_seconds=keepalive_seconds)
+        arguments: dict[str, Any] = {
+            "deadline_seconds": 5.0,
+            "connect_seconds": 1.0,
+            "body_bytes_max": 1000,
+            "tls": ssl.create_default_context(),
+            "uds": "",
+            "forbidden": lambda _address: False,
+        }
+        made.append(HandlerTransport(pool, **arguments | changes))
+        return made[-1]
+
+    yield make_transport
+    for transport in made:
+        await transport.aclose()
+
+
+def post(server: HandlerServer, content: bytes = b"{}", **headers: str) -> httpx2.Request:
+    return httpx2.Request("POST", server.url, content=content, headers=headers)
+
+
+async def status(transport: HandlerTransport, request: httpx2.Request) -> int:
+    return (await transport.handle_async_request(request)).status_code
+
+
+async def test_it_is_a_transport_for_the_stock_client(server: HandlerServer, make: MakeTransport) -> None:
+    server.default = answer(200, b"ok", x_answer="1")
+    async with httpx2.AsyncClient(transport=make(), trust_env=False) as client:
+        response = await client.post(server.url, content=b"body")
+    assert (response.text, response.headers["x-answer"], server.calls[0].body) == ("ok", "1", b"body")
+
+
+async def test_the_connection_used_last_is_used_first(server: HandlerServer, make: MakeTransport) -> None:
+    transport = make(size=4)
+    await asyncio.gather(*(status(transport, post(server)) for _ in range(4)))
+    server.calls.clear()
+    for _ in range(3):
+        await status(transport, post(server))
+    assert len({call.connection for call in server.calls}) == 1
+
+
+async def test_a_connection_that_was_idle_for_too_long_is_not_used(
+    server: HandlerServer, make: MakeTransport
+) -> None:
+    transport = make(keepalive_seconds=0.0)
+    for _ in range(3):
+        await status(transport, post(server))
+    assert [call.connection for call in server.calls] == [1, 2, 3]
+    await eventually(lambda: server.open_connections == 1)
+
+
+async def test_a_connection_that_its_server_ended_while_idle_is_not_used(
+    server: HandlerServer, make: MakeTransport
+) -> None:
+    server.default = in_turn(raw(OK, close=True), answer(200))
+    transport = make(size=1)
+    await status(transport, post(server))
+    await eventually(lambda: server.open_connections == 0)
+    assert await status(transport, post(server)) == 200
+    assert len(server.calls) == 2
+
+
+async def test_an_answer_is_not_taken_for_the_next_one_although_the_loop_has_not_read_it(
+    server: HandlerServer, make: MakeTransport
+) -> None:
+    writers: list[asyncio.StreamWriter] = []
+
+    async def keep_the_line(_call: Call, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+        writer.write(OK)
+
+    server.default = in_turn(keep_the_line, answer(422))
+    transport = make(size=1)
+    await status(transport, post(server))
+    writers[0].write(OK)
+    assert await status(transport, post(server)) == 422
+
+
+async def test_a_connection_with_half_a_request_on_it_is_not_used_again(
+    server: HandlerServer, make: MakeTransport
+) -> None:
+    """The rest of it would otherwise come before the next request."""
+    early = await asyncio.start_server(_answers_the_head_alone, "127.0.0.1", 0)
+    server.port = early.sockets[0].getsockname()[1]
+    transport = make(size=1)
+    async with early:
+        for _ in range(2):
+            assert await status(transport, post(server, b"x" * 20_000_000)) == 413
+
+
+async def _answers_the_head_alone(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    try:
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"POST /handle ")
+        writer.write(b"HTTP/1.1 413 X\r\ncontent-length: 0\r\n\r\n")
+        await asyncio.Event().wait()
+    finally:
+        writer.transport.abort()
+
+
+async def test_a_server_that_hangs_up_at_once_is_told_by_httpx2s_errors(make: MakeTransport) -> None:
+    """The server, perhaps a proxy without anybody behind it, takes connections and ends them."""
+
+    def hang_up(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.transport.abort()
+
+    transport = make()
+    async with await asyncio.start_server(hang_up, "127.0.0.1", 0) as listening:
+        url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}/"
+        calls = [transport.handle_async_request(httpx2.Request("POST", url)) for _ in range(50)]
+        ended = await asyncio.gather(*calls, return_exceptions=True)
+    told = (httpx2.ConnectError, httpx2.ReadError, httpx2.RemoteProtocolError)
+    assert all(isinstance(error, told) for error in ended)
+
+
+@pytest.mark.parametrize("value", ["a\r\nb: c", "a\nb: c", "a\rb", "a\0b"])
+async def test_a_header_that_would_make_another_is_not_sent(
+    server: HandlerServer, make: MakeTransport, value: str
+) -> None:
+    with pytest.raises(httpx2.LocalProtocolError):
+        await make().handle_async_request(post(server, tracestate=value))
+    assert server.connections == 0
+
+
+@pytest.mark.fault("S08")
+async def test_a_forbidden_address_gets_not_even_a_handshake(make: MakeTransport) -> None:
+    got: list[bytes] = []
+
+    async def note(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        got.append(await reader.read())
+        writer.close()
+
+    async with await asyncio.start_server(note, "127.0.0.1", 0) as listening:
+        url = f"https://127.0.0.1:{listening.sockets[0].getsockname()[1]}/"
+        transport = make(forbidden=lambda address: address == "127.0.0.1")
+        with pytest.raises(httpx2.ConnectError, match="link-local"):
+            await transport.handle_async_request(httpx2.Request("POST", url))
+        await eventually(lambda: got)
+    assert got == [b""]
+
+
+async def test_closing_ends_calls_and_connections(server: HandlerServer, make: MakeTransport) -> None:
+    transport = make(size=2)
+    await status(transport, post(server))
+    server.default = hang
+    call = asyncio.create_task(status(transport, post(server)))
+    await server.called(2)
+    await transport.aclose()
+    await transport.aclose()
+    with pytest.raises((httpx2.ReadError, httpx2.RemoteProtocolError)):
+        await call
+    assert server.connections == 1
+    with pytest.raises(httpx2.ConnectError):
+        await status(transport, post(server))
