@@ -149,8 +149,10 @@ class _Run:
             raise DrainError(
                 f"after {patience:g} s {seen} of {events} events were stored{self._last_words()}"
             ) from None
+        if first == events:
+            raise DrainError(f"all of {events} events were stored at the first look: take more of them")
         after = self._cpu()
-        share = 1e5 / max(events - first, 1)
+        share = 1e5 / (events - first)
         return {name: (after[name] - spent) * share for name, spent in before.items()}
 
     async def _grown_to(self, count: int) -> int:

@@ -11,7 +11,7 @@ from pgqueuer import PgQueuer
 from pgqueuer.db import AsyncpgDriver
 from pgqueuer.models import Job
 
-_BATCH = 200
+_BATCH = 500
 
 
 async def main() -> None:

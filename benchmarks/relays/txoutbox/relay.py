@@ -20,7 +20,7 @@ async def main() -> None:
     async def publish(message: OutboxMessage) -> None:
         await stream.publish(message.topic, message.payload, headers=dict(message.headers))
 
-    config = RelayConfig(batch_size=500, concurrency=100)
+    config = RelayConfig(batch_size=1_000, concurrency=200)
     await Relay(storage, publish, config=config).run(handle_signals=True)
     await client.close()
     await storage.close()
