@@ -9,9 +9,11 @@ from pathlib import Path
 
 import uvloop
 
+from benchmarks import peers
 from benchmarks.report import WORKER, Round, document, tables
 from benchmarks.stage import open_stage
 from benchmarks.workloads import Workload, long_workloads, workloads
+from kit.description import DescriptionError
 
 _QUICK = {
     "rounds": 1,
@@ -37,15 +39,28 @@ def main() -> None:
     if unknown:
         parser.error(f"no workload {', '.join(sorted(unknown))}; there are: {'; '.join([*usual, *long])}")
     chosen = {name: workload for name, workload in {**usual, **long}.items() if name in names}
+    try:
+        relays = None if options.peers is None else peers.descriptions(options.peers)
+    except DescriptionError as error:
+        parser.error(str(error))
     report = document(uvloop.run(measure(chosen, rounds=options.rounds)))
-    options.json.write_text(json.dumps(report, indent=2) + "\n")
     print(tables(report))
+    if relays:
+        comparing = peers.drain_peers(
+            relays, events=options.events, rounds=options.rounds, work=peers.WORK.expanduser()
+        )
+        report["peers"] = uvloop.run(comparing).document()
+        print("", peers.table(report["peers"]), sep="\n")
+    options.json.write_text(json.dumps(report, indent=2) + "\n")
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--workload", action="append", metavar="NAME", help="only this one; may be repeated")
     parser.add_argument("--all", action="store_true", help="also those that take minutes")
+    parser.add_argument(
+        "--peers", nargs="*", metavar="RELAY", help="also other relays' drains: those named, or all"
+    )
     parser.add_argument("--rounds", type=int, default=5, help="rounds, each of every workload (5)")
     parser.add_argument(
         "--events", type=int, default=50_000, help="events in a backlog of the outbox (50000)"

