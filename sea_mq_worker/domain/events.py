@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+from typing import NamedTuple
 
 
 class EventState(StrEnum):
@@ -14,12 +15,12 @@ class EventState(StrEnum):
     DEAD = "DEAD"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClaimedEvent:
+class ClaimedEvent(NamedTuple):
     """An event leased to one relay for one publish attempt.
 
     ``payload`` is the JSON text exactly as PostgreSQL renders the column, so that no number passes
     through a float. ``headers`` and ``metadata`` are JSON texts, or empty where the column is null.
+    A tuple, because it is made for every event and takes a third of the time of a frozen dataclass.
     """
 
     id: str
@@ -30,12 +31,6 @@ class ClaimedEvent:
     event_version: int
     payload: bytes
     occurred_at: datetime
-    correlation_id: str = ""
-    causation_id: str = ""
-    partition_key: str = ""
-    ordering_key: str | None = None
-    headers: str = ""
-    metadata: str = ""
     attempts: int
     """Claims in this lifecycle, this one included; counted before the attempt."""
     failures: int
@@ -44,6 +39,12 @@ class ClaimedEvent:
     """Since the event was created, by the database's clock."""
     attempted_seconds_ago: float
     """Since the first attempt of this lifecycle; 0 on the first attempt."""
+    correlation_id: str = ""
+    causation_id: str = ""
+    partition_key: str = ""
+    ordering_key: str | None = None
+    headers: str = ""
+    metadata: str = ""
     earlier_stream_seq: int = 0
     """Stream sequence of the copy that an earlier lifecycle published; 0 where there was none."""
 
