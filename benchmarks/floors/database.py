@@ -41,7 +41,9 @@ class _Lane:
         self._batch_max = settings.outbox_batch_max
         self._places = asyncio.Semaphore(settings.outbox_batches_max)
         self._ordered = ordered
-        self._sql = load_queries("outbox", "claim", "claim_ordered", "settle", "reap", "reap_ordered")
+        self._sql = load_queries(
+            "outbox", "claim", "claim_ordered", "mark_published", "settle", "reap", "reap_ordered"
+        )
         self._position = _START
         self._keys: set[str] = set()
 
@@ -79,8 +81,7 @@ class _Lane:
             return
         size = len(rows)
         settled = await self._pool.fetch(
-            self._sql["settle"], _OWNER, rows[0]["claimed_at"], [row["id"] for row in rows],
-            ["PUBLISHED"] * size, [None] * size, [0] * size, [None] * size,
+            self._sql["mark_published"], _OWNER, rows[0]["claimed_at"], [row["id"] for row in rows],
             [self._stream] * size, [row["seq"] for row in rows],
         )  # fmt: skip
         if len(settled) != size:

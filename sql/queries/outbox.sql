@@ -44,8 +44,8 @@ WITH waiting AS MATERIALIZED (
               o.payload::text AS payload, o.occurred_at, o.correlation_id::text AS correlation_id,
               o.causation_id::text AS causation_id, o.partition_key, o.ordering_key, o.headers::text AS headers,
               o.metadata::text AS metadata, o.publish_attempts, o.failures,
-              extract(epoch FROM o.claimed_at - o.created_at)::float8 AS age_seconds,
-              extract(epoch FROM o.claimed_at - o.first_attempt_at)::float8 AS attempted_seconds_ago,
+              date_part('epoch', o.claimed_at - o.created_at) AS age_seconds,
+              date_part('epoch', o.claimed_at - o.first_attempt_at) AS attempted_seconds_ago,
               o.stream_seq
 )
 SELECT now() AS at, claimed.*
@@ -132,8 +132,8 @@ WITH gate AS MATERIALIZED (
               o.payload::text AS payload, o.occurred_at, o.correlation_id::text AS correlation_id,
               o.causation_id::text AS causation_id, o.partition_key, o.ordering_key, o.headers::text AS headers,
               o.metadata::text AS metadata, o.publish_attempts, o.failures,
-              extract(epoch FROM o.claimed_at - o.created_at)::float8 AS age_seconds,
-              extract(epoch FROM o.claimed_at - o.first_attempt_at)::float8 AS attempted_seconds_ago,
+              date_part('epoch', o.claimed_at - o.created_at) AS age_seconds,
+              date_part('epoch', o.claimed_at - o.first_attempt_at) AS attempted_seconds_ago,
               o.stream_seq
 )
 SELECT now() AS at, gate.mine AS my_turn,
@@ -163,24 +163,35 @@ SELECT now() AS at, gate.mine AS my_turn,
   ) retry_next ON true
   LEFT JOIN claimed ON true;
 
+-- name: mark_published
+-- Writes down leased events that the stream has, and only those that the lease still covers: the others are not
+-- returned.
+-- Index: the primary key.
+-- $1 claimed_by and $2 claimed_at of the claim; then one element for each event: $3 id, $4 stream and $5 sequence
+-- that the broker named.
+UPDATE outbox_events o
+   SET state = 'PUBLISHED', claimed_at = NULL, claimed_by = NULL,
+       published_at = clock_timestamp(), publish_error = NULL,
+       stream = v.stream, stream_seq = v.stream_seq
+  FROM unnest($3::uuid[], $4::text[], $5::bigint[]) AS v (id, stream, stream_seq)
+ WHERE o.id = v.id AND o.state = 'CLAIMED' AND o.claimed_by = $1::text AND o.claimed_at = $2::timestamptz
+RETURNING o.id::text AS id, o.ordering_key;
+
 -- name: settle
--- Writes what became of leased events, and only of those that the lease still covers: the others are not returned.
+-- The same for what became of all others.
 -- Index: the primary key.
 -- $1 claimed_by and $2 claimed_at of the claim; then one element for each event: $3 id, $4 new state,
--- $5 error (null: none to tell), $6 failures to add, $7 seconds until due (null: unchanged),
--- $8 stream and $9 sequence that the broker named (null: none).
+-- $5 error (null: none to tell), $6 failures to add, $7 seconds until due (null: unchanged).
 -- An event that comes back without an error was never attempted, and its first attempt is still to come.
 UPDATE outbox_events o
    SET state = v.state, claimed_at = NULL, claimed_by = NULL,
-       published_at = CASE WHEN v.state = 'PUBLISHED' THEN clock_timestamp() END,
-       publish_error = CASE WHEN v.state = 'PUBLISHED' THEN NULL ELSE coalesce(left(v.error, 2000), o.publish_error) END,
+       publish_error = coalesce(left(v.error, 2000), o.publish_error),
        failures = o.failures + v.failed,
        available_at = coalesce(clock_timestamp() + v.delay_seconds * interval '1 second', o.available_at),
        first_attempt_at = CASE WHEN v.state = 'PENDING' AND v.error IS NULL AND o.first_attempt_at = o.claimed_at
-                               THEN NULL ELSE o.first_attempt_at END,
-       stream = coalesce(v.stream, o.stream), stream_seq = coalesce(v.stream_seq, o.stream_seq)
-  FROM unnest($3::uuid[], $4::text[], $5::text[], $6::int[], $7::float8[], $8::text[], $9::bigint[])
-       AS v (id, state, error, failed, delay_seconds, stream, stream_seq)
+                               THEN NULL ELSE o.first_attempt_at END
+  FROM unnest($3::uuid[], $4::text[], $5::text[], $6::int[], $7::float8[])
+       AS v (id, state, error, failed, delay_seconds)
  WHERE o.id = v.id AND o.state = 'CLAIMED' AND o.claimed_by = $1::text AND o.claimed_at = $2::timestamptz
 RETURNING o.id::text AS id, o.ordering_key;
 

@@ -20,7 +20,7 @@ from sea_mq_worker.domain.outcomes import Postponed, Published, Released, Stored
 from tests.support.servers import Database
 from tests.support.waiting import eventually
 
-STATEMENTS = ("claim", "claim_ordered", "settle", "reap", "reap_ordered")
+STATEMENTS = ("claim", "claim_ordered", "mark_published", "settle", "reap", "reap_ordered")
 
 
 @asynccontextmanager

@@ -64,9 +64,10 @@ def _settle_without_fence() -> None:
     def init(self: Any, **given: Any) -> None:
         honest(self, **given)
         fence = "o.state = 'CLAIMED' AND o.claimed_by = $1::text AND o.claimed_at = $2::timestamptz"
-        assert fence in self._sql["settle"]
         unfenced = "$1::text IS NOT NULL AND $2::timestamptz IS NOT NULL"
-        self._sql = {**self._sql, "settle": self._sql["settle"].replace(fence, unfenced)}
+        for name in ("mark_published", "settle"):
+            assert fence in self._sql[name]
+            self._sql = {**self._sql, name: self._sql[name].replace(fence, unfenced)}
 
     in_time = Settlement._persist
 

@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any, assert_never
 
@@ -13,7 +13,7 @@ from sea_mq_worker.adapters.postgres.connection import fetch
 from sea_mq_worker.adapters.postgres.cursor import START, Cursor, Read
 from sea_mq_worker.adapters.postgres.queries import load_queries
 from sea_mq_worker.domain.events import Claim, ClaimedEvent
-from sea_mq_worker.domain.outcomes import Buried, Postponed, Published, Released, Verdict
+from sea_mq_worker.domain.outcomes import Buried, Postponed, Published, Released
 
 _REFUSALS_MAX = 20
 _REFUSAL_SECONDS = 0.005
@@ -59,7 +59,9 @@ class PostgresOutboxAdapter:
         self._failures_max = failures_max
         self._run_max = run_max
         self._take_turns = take_turns
-        self._sql = load_queries("outbox", "claim", "claim_ordered", "settle", "reap", "reap_ordered")
+        self._sql = load_queries(
+            "outbox", "claim", "claim_ordered", "mark_published", "settle", "reap", "reap_ordered"
+        )
         self._fresh = Cursor()
         self._retries = Cursor()
         self._retries_first = False
@@ -71,17 +73,21 @@ class PostgresOutboxAdapter:
 
     async def mark_published(self, claim: Claim, verdicts: Sequence[Published]) -> frozenset[str]:
         """CLAIMED -> PUBLISHED (CMD-050); the attempt was counted by the claim."""
-        return await self._settle(claim, verdicts)
+        return await self._settle("mark_published", claim, map(_published, verdicts))
 
     async def increment_attempts(
         self, claim: Claim, verdicts: Sequence[Postponed | Buried]
     ) -> frozenset[str]:
         """CLAIMED -> PENDING or DEAD, with the error; errors are cut to 2000 characters."""
-        return await self._settle(claim, verdicts)
+        return await self._settle("settle", claim, map(_changes, verdicts))
 
     async def release(self, claim: Claim, verdicts: Sequence[Released]) -> frozenset[str]:
         """CLAIMED -> PENDING, as if the claim had not been, but for its count."""
-        return await self._settle(claim, verdicts)
+        released = await self._settle("settle", claim, map(_changes, verdicts))
+        if verdicts and not self._ordered:
+            self._fresh.rewind()
+            self._retries.rewind()
+        return released
 
     async def reap(self) -> int:
         """End up to 500 leases of each lane that ran out; what is left over waits for the next call."""
@@ -155,19 +161,19 @@ class PostgresOutboxAdapter:
             await asyncio.sleep(_REFUSAL_SECONDS)
         return await fetch(self._pool, statement, *args, False, self._hold_dead_keys)
 
-    async def _settle(self, claim: Claim, verdicts: Sequence[Verdict]) -> frozenset[str]:
-        if not verdicts:
+    async def _settle(
+        self, statement: str, claim: Claim, changes: Iterable[tuple[object, ...]]
+    ) -> frozenset[str]:
+        """Run a statement that takes a claim and a list for each column of ``changes``."""
+        columns = list(map(list, zip(*changes, strict=True)))
+        if not columns:
             return frozenset()
         claimed_at, owner = claim.token.split(" ", 1)
-        columns = zip(*map(_changes, verdicts), strict=True)
         rows = await fetch(
-            self._pool, self._sql["settle"], owner, datetime.fromisoformat(claimed_at), *map(list, columns)
+            self._pool, self._sql[statement], owner, datetime.fromisoformat(claimed_at), *columns
         )
         if self._ordered:
             self._hints.update(row["ordering_key"] for row in rows)
-        elif any(isinstance(verdict, Released) for verdict in verdicts):
-            self._fresh.rewind()
-            self._retries.rewind()
         return frozenset(row["id"] for row in rows)
 
     def _owner(self) -> str:
@@ -206,16 +212,19 @@ def _event(row: Any) -> ClaimedEvent:
     )
 
 
-def _changes(verdict: Verdict) -> tuple[object, ...]:
-    """Return id, state, error, failures to add, delay, stream and sequence as ``settle`` takes them."""
+def _published(verdict: Published) -> tuple[object, ...]:
+    """Return id, stream and sequence as ``mark_published`` takes them."""
+    return verdict.event.id, verdict.stored.stream, verdict.stored.seq
+
+
+def _changes(verdict: Postponed | Buried | Released) -> tuple[object, ...]:
+    """Return id, state, error, failures to add and delay as ``settle`` takes them."""
     match verdict:
-        case Published(event, stored):
-            return event.id, "PUBLISHED", None, 0, None, stored.stream, stored.seq
         case Postponed(event, error, delay_seconds, failed):
-            return event.id, "PENDING", error, int(failed), delay_seconds, None, None
+            return event.id, "PENDING", error, int(failed), delay_seconds
         case Buried(event, error):
-            return event.id, "DEAD", error, 1, None, None, None
+            return event.id, "DEAD", error, 1, None
         case Released(event):
-            return event.id, "PENDING", None, 0, None, None, None
+            return event.id, "PENDING", None, 0, None
         case _:
             assert_never(verdict)
