@@ -5,6 +5,7 @@ A NATS server closes the connection on a body with headers over max_payload and 
 """
 
 import re
+from collections.abc import Mapping
 from functools import lru_cache
 
 from sea_mq_worker.domain.messages import OutboundMessage
@@ -22,10 +23,11 @@ _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 
 def problem(message: OutboundMessage, max_payload: int) -> str:
     """Say why a message can never be sent unaltered; empty where it can."""
-    found = subject_problem(message.subject)
-    for name, value in message.headers.items():
-        found = found or header_problem(name, value)
-    return found or _size_problem(message, max_payload)
+    return (
+        subject_problem(message.subject)
+        or _headers_problem(message.headers)
+        or _size_problem(message, max_payload)
+    )
 
 
 def encoded_bytes(message: OutboundMessage) -> int:
@@ -34,6 +36,16 @@ def encoded_bytes(message: OutboundMessage) -> int:
     text = "".join(headers) + "".join(headers.values())
     characters = len(text) if text.isascii() else len(text.encode())
     return _FRAME_BYTES + characters + _LINE_BYTES * len(headers) + len(message.payload)
+
+
+def _headers_problem(headers: Mapping[str, str]) -> str:
+    """Look at all of them at once, and one by one only where something is wrong."""
+    values = list(headers.values())
+    text = "".join(values)
+    breaks = "\r" in text or "\n" in text or "\0" in text
+    if not breaks and _are_tokens(tuple(headers)) and list(map(str.strip, values)) == values:
+        return ""
+    return next(filter(None, map(header_problem, headers, values)))
 
 
 def _size_problem(message: OutboundMessage, max_payload: int) -> str:
@@ -65,6 +77,11 @@ def subject_problem(subject: str) -> str:
     if len(subject.encode(errors="replace")) > SUBJECT_BYTES_MAX:
         return f"the subject is longer than {SUBJECT_BYTES_MAX} bytes"
     return "" if subject.encode(errors="ignore").decode() == subject else "the subject is not UTF-8"
+
+
+@lru_cache(maxsize=1024)
+def _are_tokens(names: tuple[str, ...]) -> bool:
+    return all(map(_is_token, names))
 
 
 @lru_cache(maxsize=1024)
