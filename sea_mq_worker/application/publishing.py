@@ -136,9 +136,10 @@ class Publishing:
     def _judge_broker(self, outcomes: Sequence[PublishOutcome], ledger: "_Ledger") -> None:
         """Close the gate when nothing got through, except where that lay with the messages themselves."""
         judged = outcomes[: _held_back_from(outcomes)]
-        trouble = [outcome for outcome in judged if isinstance(outcome, Unknown | Unsent)]
+        stored = any(isinstance(outcome, Stored) for outcome in judged)
+        trouble = [] if stored else [outcome for outcome in judged if isinstance(outcome, Unknown | Unsent)]
         answered = all(isinstance(outcome, Unknown) and outcome.answered for outcome in trouble)
-        if any(isinstance(outcome, Stored) for outcome in judged) or not trouble:
+        if not trouble:
             self.broker_gate.resume()
         elif not (answered and any(isinstance(verdict, Published) for verdict in ledger.verdicts)):
             self.broker_gate.pause(trouble[0].reason, answered=answered)

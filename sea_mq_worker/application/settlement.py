@@ -46,8 +46,9 @@ class Settlement:
         """Record every verdict; what was taken over meanwhile is reported as lost."""
         lease_ends = claimed_at + self.lease_seconds
         published = [v for v in verdicts if isinstance(v, Published)]
-        failed = [v for v in verdicts if isinstance(v, Postponed | Buried)]
-        released = [v for v in verdicts if isinstance(v, Released)]
+        others = [v for v in verdicts if not isinstance(v, Published)]
+        failed = [v for v in others if isinstance(v, Postponed | Buried)]
+        released = [v for v in others if isinstance(v, Released)]
         kept = await self._persist(outbox.mark_published, claim, published, lease_ends)
         kept |= await self._persist(outbox.increment_attempts, claim, failed, lease_ends)
         kept |= await self._persist(outbox.release, claim, released, lease_ends)
@@ -85,7 +86,8 @@ class Settlement:
         published = [verdict for verdict in mine if isinstance(verdict, Published)]
         if published:
             self.observer.observe(EventsPublished(events=self._told(published, seconds)))
-        for verdict in mine:
+        others = [verdict for verdict in mine if not isinstance(verdict, Published)]
+        for verdict in others:
             self._report_one(verdict)
         if len(mine) < len(verdicts):
             self.observer.observe(LeasesLost(side="outbox", count=len(verdicts) - len(mine)))
@@ -93,7 +95,7 @@ class Settlement:
             BatchRelayed(
                 claimed=len(verdicts),
                 published=len(published),
-                released=sum(isinstance(verdict, Released) for verdict in mine),
+                released=sum(isinstance(verdict, Released) for verdict in others),
                 seconds=seconds,
             )
         )
@@ -111,7 +113,7 @@ class Settlement:
             for event in (verdict.event,)
         ]
 
-    def _report_one(self, verdict: Verdict) -> None:
+    def _report_one(self, verdict: Postponed | Buried | Released) -> None:
         match verdict:
             case Postponed(event, error, delay_seconds):
                 self.observer.observe(
@@ -129,5 +131,5 @@ class Settlement:
                         outbox_id=event.id, event_type=event.event_type, error=error, attempts=event.attempts
                     )
                 )
-            case Published() | Released():
+            case Released():
                 pass

@@ -182,7 +182,8 @@ class NatsJetStreamPublisher:
     def _learn(self, outcomes: Sequence[PublishOutcome], known: int) -> None:
         """Ask about the stream anew when it may have changed; batch nothing while messages are refused."""
         stored = [outcome for outcome in outcomes if isinstance(outcome, Stored)]
-        if any(isinstance(outcome, Refused | Failed | Unknown) for outcome in outcomes):
+        others = [outcome for outcome in outcomes if not isinstance(outcome, Stored)]
+        if any(isinstance(outcome, Refused | Failed | Unknown) for outcome in others):
             self._apart_at = asyncio.get_running_loop().time()
             self._facts_are_old = self._facts_are_old or not stored
         if self._ordered.last_seq < known or any(o.seq <= known and not o.duplicate for o in stored):
