@@ -23,8 +23,8 @@ STATEMENTS_PER_BATCH = Budget(
 STATEMENTS_PER_MESSAGE = Budget(
     "statements to PostgreSQL per inbound message, 50 in hand",
     0.2,
-    "a batch is recorded by one and closed by one, which makes 0.04; but what the handler answers one by one is"
-    " closed, and made up for, in smaller parts",
+    "a batch is recorded by one and closed by one, which makes 0.04; but what the handler answers one by one"
+    " is closed, and made up for, in smaller parts",
 )
 OTHER_STATEMENTS_OF_INBOX = Budget(
     "other statements while a thousand messages are taken in",
