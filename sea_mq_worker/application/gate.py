@@ -78,6 +78,8 @@ class Gate:
         A caller let through as the probe must answer with pause, resume or skip. Callers probe in the order
         in which they came, so that one with nothing but bad news does not keep the others from their turn.
         """
+        if self.is_open:
+            return Passage.FREE
         place = object()
         self._queue[place] = None
         try:

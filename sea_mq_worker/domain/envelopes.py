@@ -85,7 +85,7 @@ def _request(message: InboundMessage, headers: Mapping[str, str], message_id: st
 def _check_json(payload: bytes) -> None:
     """Only check: the bytes go on untouched, so that no digit is lost on the way."""
     try:
-        json.loads(payload.decode(), parse_int=_keep, parse_float=_keep, parse_constant=_refuse)
+        _JSON.decode(payload.decode())
     except (ValueError, RecursionError) as error:
         raise InvalidMessageError("INVALID_PAYLOAD", "the body is not JSON") from error
 
@@ -96,6 +96,9 @@ def _keep(text: str) -> str:
 
 def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is not JSON")
+
+
+_JSON = json.JSONDecoder(parse_int=_keep, parse_float=_keep, parse_constant=_refuse)
 
 
 def _occurred_at(headers: Mapping[str, str], message: InboundMessage) -> str:

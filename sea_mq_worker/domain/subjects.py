@@ -47,6 +47,7 @@ def event_subject(context: str, event_type: str, event_version: int) -> str:
     return subject
 
 
+@lru_cache(maxsize=256)  # of a stream's many messages, few have a subject of their own
 def parse_subject(subject: str) -> EventSubject:
     """Take a subject apart.
 

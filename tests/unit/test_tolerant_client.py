@@ -1,5 +1,7 @@
 """Messages that are malformed on the wire, as the client reads them."""
 
+from hypothesis import given
+from hypothesis import strategies as st
 from nats.aio.client import Client
 from nats.protocol.parser import Parser
 
@@ -11,6 +13,7 @@ def test_this_nats_py_calls_what_is_overridden() -> None:
     assert hasattr(Client, "_process_op_err")
     assert hasattr(Client, "_process_headers")
     assert hasattr(Client, "_build_message")
+    assert "_parse_header_lines" in Client._process_headers.__code__.co_names
     assert {"MSG_RE", "HMSG_RE"} <= set(Parser.parse.__code__.co_names)
 
 
@@ -34,6 +37,13 @@ async def test_header_blocks_that_cannot_be_read_are_no_headers() -> None:
     assert await client._process_headers(b"NATS/1.0") == {}
     assert await client._process_headers(b"NATS/1.0 \xff\xff\xff\r\n\r\n") == {}
     assert await client._process_headers(b"NATS/1.0\r\na: b\r\n\r\n") == {"a": "b"}
+
+
+@given(lines=st.lists(st.one_of(st.binary(max_size=20), st.from_regex(rb"[a-c \x1c]+: ?[a-c ]*"))))
+def test_headers_are_read_as_nats_py_reads_them(lines: list[bytes]) -> None:
+    block = b"\r\n".join(lines)
+    stock = {name: value for name, value in Client._parse_header_lines(block).items() if name}
+    assert TolerantClient._parse_header_lines(block) == stock
 
 
 def test_bytes_that_are_no_utf8_are_replaced_in_a_subject() -> None:

@@ -68,5 +68,16 @@ class TolerantClient(Client):
         except (IndexError, UnicodeDecodeError):
             return {}
 
+    @staticmethod
+    def _parse_header_lines(raw: bytes) -> dict[str, str]:
+        """Read as nats-py does, but for its look at each name's every character, which costs most of it."""
+        headers = {}
+        for line in raw.split(b"\r\n"):
+            name, colon, value = line.partition(b":")
+            key = name.strip().decode("ascii", "replace")
+            if colon and key.isascii() and key.split() == [key]:
+                headers[key] = value.strip().decode("utf-8", "replace")
+        return headers
+
     def _build_message(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: Any) -> Any:
         return super()._build_message(sid, subject.decode(errors="replace").encode(), reply, data, headers)

@@ -96,6 +96,7 @@ class MetricsObserver:
         self._gates: dict[str, tuple[str, float]] = {}
         self._backlogs: dict[Side, tuple[Backlog, float]] = {}
         self._known: dict[str, set[str]] = {}
+        self._processed_labels: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
         self._make_outbox_metrics()
         self._make_inbox_metrics()
         self._make_worker_metrics()
@@ -181,10 +182,19 @@ class MetricsObserver:
             self._count("released", self._released, fact.released)
 
     def _message_processed(self, fact: MessageProcessed) -> None:
-        consumer = self._bounded("consumer", fact.consumer)
-        self._count("processed", self._processed.labels(consumer, self._bounded("status", str(fact.status))))
+        processed, seconds = self._processed_by(fact.consumer, fact.status)
+        self._count("processed", processed)
         self._rates["processed"].add()
-        self._message.labels(consumer).observe(fact.seconds)
+        seconds.observe(fact.seconds)
+
+    def _processed_by(self, consumer: str, status: int) -> tuple[Counter, Histogram]:
+        """Look the labels up once: there are few, and this is asked for each message."""
+        found = self._processed_labels.get((consumer, status))
+        if found is None:
+            label = self._bounded("consumer", consumer)
+            counter = self._processed.labels(label, self._bounded("status", str(status)))
+            found = self._processed_labels[consumer, status] = (counter, self._message.labels(label))
+        return found
 
     def _message_dead_lettered(self, fact: MessageDeadLettered) -> None:
         consumer, reason = self._bounded("consumer", fact.consumer), self._bounded("reason", fact.reason)
