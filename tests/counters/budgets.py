@@ -33,9 +33,9 @@ OTHER_STATEMENTS_OF_INBOX = Budget(
 )
 STATEMENTS_AT_START = Budget(
     "statements of a start, until idle lanes have slowed down",
-    40,
+    50,
     "each connection asks once for what its statements need, the schema is checked, and an idle lane looks"
-    " eight times in its first three seconds",
+    " eleven times in its first three seconds",
 )
 IDLE_STATEMENTS_PER_SECOND = Budget(
     "statements per second of a worker with nothing to do",

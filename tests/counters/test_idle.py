@@ -12,8 +12,8 @@ from tests.counters.meters import Meters, Statements
 from tests.support.waiting import eventually
 from tests.support.worker import running
 
-LOOKS_UNTIL_SLOW = 8
-"""The waits of an idle lane double from 20 ms on to two seconds."""
+LOOKS_UNTIL_SLOW = 11
+"""The waits of an idle lane double from 3 ms on to two seconds."""
 LOOKS = 2
 LANES = (
     "ordering_key IS NULL AND o.publish_error IS NULL\n       AND o.state = $",
