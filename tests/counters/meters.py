@@ -1,6 +1,5 @@
 """Servers of the tests' own that count what a worker asks of them: figures that no machine changes."""
 
-import asyncio
 import json
 import uuid
 from collections.abc import AsyncIterator, Mapping
@@ -16,7 +15,7 @@ from sea_mq_worker.adapters.nats.connection import NatsConnection, api
 from sea_mq_worker.adapters.postgres.migrations import migrate
 from sea_mq_worker.embedded import EmbeddedNats, EmbeddedPostgres
 from tests.support.handlers import HandlerServer, handler_server
-from tests.support.jetstream import connected, store
+from tests.support.jetstream import connected
 from tests.support.servers import ROOMY, PostgresAddress, scratch_database, unique
 from tests.support.waiting import eventually
 from tests.support.worker import Deployment, apply_streams, deployment
@@ -126,15 +125,18 @@ class Meters:
     async def send(self, count: int) -> None:
         """Store messages in the upstream stream."""
         subject = f"{self.target.upstream}.event.made.v1"
-        async with asyncio.TaskGroup() as group:
-            for number in range(count):
-                body = json.dumps({"order": number}).encode()
-                headers = {"Nats-Msg-Id": str(uuid.uuid4())}
-                group.create_task(store(self.broker, subject, body, headers))
+        for number in range(count):
+            body, headers = json.dumps({"order": number}).encode(), {"Nats-Msg-Id": str(uuid.uuid4())}
+            await self.broker.client.publish(subject, body, headers=headers)
+
+        async def there() -> bool:
+            return await self._messages(self.target.upstream_stream) == count
+
+        await eventually(there, within=30, what="the upstream stream has what was sent")
 
     async def stored(self) -> int:
         """Count the messages of the own stream; the tables are left alone."""
-        return int((await api(self.broker, f"STREAM.INFO.{self.target.stream}"))["state"]["messages"])
+        return await self._messages(self.target.stream)
 
     async def statements(self) -> Statements:
         """Return what the worker has asked the database so far, at the top level."""
@@ -158,6 +160,9 @@ class Meters:
 
             [traffic] = await eventually(found, what=f"the server knows of {name}")
         return traffic
+
+    async def _messages(self, stream: str) -> int:
+        return int((await api(self.broker, f"STREAM.INFO.{stream}"))["state"]["messages"])
 
 
 @asynccontextmanager
