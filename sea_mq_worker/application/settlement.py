@@ -50,8 +50,9 @@ class Settlement:
         failed = [v for v in others if isinstance(v, Postponed | Buried)]
         released = [v for v in others if isinstance(v, Released)]
         kept = await self._persist(outbox.mark_published, claim, published, lease_ends)
-        kept |= await self._persist(outbox.increment_attempts, claim, failed, lease_ends)
+        # What a head held back goes first: while this worker has it, no other gets the head.
         kept |= await self._persist(outbox.release, claim, released, lease_ends)
+        kept |= await self._persist(outbox.increment_attempts, claim, failed, lease_ends)
         self._report(verdicts, kept, self.clock() - claimed_at)
 
     async def _persist(
