@@ -86,7 +86,7 @@ class Settlement:
         mine = [verdict for verdict in verdicts if verdict.event.id in kept]
         published = [verdict for verdict in mine if isinstance(verdict, Published)]
         if published:
-            self.observer.observe(EventsPublished(events=self._told(published, seconds)))
+            self.observer.observe(self._told(published, seconds))
         others = [verdict for verdict in mine if not isinstance(verdict, Published)]
         for verdict in others:
             self._report_one(verdict)
@@ -101,18 +101,22 @@ class Settlement:
             )
         )
 
-    def _told(self, published: Sequence[Published], seconds: float) -> list[EventPublished]:
-        return [
-            EventPublished(
-                outbox_id=event.id,
-                event_type=event.event_type,
-                subject=event_subject(self.context, event.event_type, event.event_version),
-                duplicate=verdict.stored.duplicate,
-                latency_seconds=event.age_seconds + seconds,
-            )
-            for verdict in published
-            for event in (verdict.event,)
-        ]
+    def _told(self, published: Sequence[Published], seconds: float) -> EventsPublished:
+        return EventsPublished(
+            latencies=[verdict.event.age_seconds + seconds for verdict in published],
+            duplicates=sum(verdict.stored.duplicate for verdict in published),
+            each=lambda: [self._told_of(verdict, seconds) for verdict in published],
+        )
+
+    def _told_of(self, verdict: Published, seconds: float) -> EventPublished:
+        event, stored = verdict.event, verdict.stored
+        return EventPublished(
+            outbox_id=event.id,
+            event_type=event.event_type,
+            subject=event_subject(self.context, event.event_type, event.event_version),
+            duplicate=stored.duplicate,
+            latency_seconds=event.age_seconds + seconds,
+        )
 
     def _report_one(self, verdict: Postponed | Buried | Released) -> None:
         match verdict:

@@ -3,9 +3,9 @@
 Facts carry ids, counts, sizes and reasons, never payloads or credentials.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,9 +22,17 @@ class EventPublished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventsPublished:
-    """Events of one claim were published: told together, because they are what the worker does most."""
+    """Events of one claim were published: told together, because they are what the worker does most.
 
-    events: Sequence[EventPublished]
+    Attributes:
+        latencies: of each event, in seconds.
+        duplicates: how many of them the stream already had.
+        each: makes one fact an event, for who wants them that exactly.
+    """
+
+    latencies: Sequence[float]
+    duplicates: int
+    each: Callable[[], Iterable[EventPublished]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,9 +81,8 @@ class LeasesReaped:
     count: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MessageProcessed:
-    """The handler has the effect and the inbox knows it."""
+class MessageProcessed(NamedTuple):
+    """The handler has the effect and the inbox knows it; a tuple, because it is made for every message."""
 
     message_id: str
     consumer: str

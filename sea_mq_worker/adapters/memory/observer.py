@@ -23,7 +23,7 @@ class RecordingObserver:
 
     def observe(self, fact: Fact) -> None:
         """Remember ``fact`` and wake those who wait for it."""
-        for told in fact.events if isinstance(fact, EventsPublished) else (fact,):
+        for told in fact.each() if isinstance(fact, EventsPublished) else (fact,):
             self.facts.append(told)
             for wanted, found in self._waiting:
                 if not found.done() and wanted(told):

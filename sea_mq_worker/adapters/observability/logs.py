@@ -17,9 +17,9 @@ import re
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Literal, TextIO, get_args
+from typing import Literal, TextIO, get_args, get_type_hints
 
 from sea_mq_worker.adapters.observability.outlet import Outlet
 from sea_mq_worker.domain.errors import WorkerError
@@ -173,7 +173,7 @@ class LogObserver:
         level = _LEVELS[type(fact)]
         if not self._logger.isEnabledFor(level):
             return
-        for told in fact.events if isinstance(fact, EventsPublished) else (fact,):
+        for told in fact.each() if isinstance(fact, EventsPublished) else (fact,):
             self._write(told, level)
 
     def _write(self, fact: Fact | EventPublished, level: int) -> None:
@@ -218,9 +218,7 @@ _TOLD = (*get_args(Fact), EventPublished)
 _EVENTS: Mapping[type[object], str] = {
     kind: re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).lower() for kind in _TOLD
 }
-_NAMES: Mapping[type[object], tuple[str, ...]] = {
-    kind: tuple(field.name for field in fields(kind)) for kind in _TOLD
-}
+_NAMES: Mapping[type[object], tuple[str, ...]] = {kind: tuple(get_type_hints(kind)) for kind in _TOLD}
 
 
 def described(fact: Fact | EventPublished) -> tuple[str, dict[str, object]]:

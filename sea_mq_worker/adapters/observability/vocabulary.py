@@ -1,0 +1,215 @@
+"""Every metric there is: the worker can count nothing else, and docs/telemetry.md is made of it."""
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One metric.
+
+    Attributes:
+        unit: as UCUM or, in braces, what is counted.
+        meaning: what is counted or measured; also the exposition's help.
+        conclusion: what an operator makes of it.
+        labels: none holds an id, an event type or free text.
+    """
+
+    name: str
+    kind: Kind
+    unit: str
+    meaning: str
+    conclusion: str
+    labels: tuple[str, ...] = ()
+
+
+METRICS = (
+    Metric(
+        "sea_mq_outbox_published_total",
+        "counter",
+        "{event}",
+        "Events that the stream acknowledged (EVT-047-001).",
+        "The outbound rate; none while depth grows: look at the gates.",
+    ),
+    Metric(
+        "sea_mq_outbox_duplicates_total",
+        "counter",
+        "{event}",
+        "Published events that the stream already had.",
+        "Answers were lost, or a worker died between publish and settlement; no second copy was made.",
+    ),
+    Metric(
+        "sea_mq_outbox_postponed_total",
+        "counter",
+        "{attempt}",
+        "Publish attempts without an acknowledgement.",
+        "The broker refuses or answers late; each event is tried again.",
+    ),
+    Metric(
+        "sea_mq_outbox_buried_total",
+        "counter",
+        "{event}",
+        "Events that went DEAD.",
+        "Never tried again by themselves: `outbox list --state DEAD`.",
+    ),
+    Metric(
+        "sea_mq_outbox_released_total",
+        "counter",
+        "{event}",
+        "Claimed events given back without an attempt.",
+        "Claims that an outage, a stop or a head of their key cut short; they cost nothing else.",
+    ),
+    Metric(
+        "sea_mq_outbox_leases_reaped_total",
+        "counter",
+        "{event}",
+        "Leases of events ended because they had run out.",
+        "A worker died or stalled while it had events in hand.",
+    ),
+    Metric(
+        "sea_mq_outbox_latency_seconds",
+        "histogram",
+        "s",
+        "From an event's creation to its acknowledgement by the stream.",
+        "What a reader of the stream waits for; high with a low batch time: events wait to be claimed.",
+    ),
+    Metric(
+        "sea_mq_outbox_batch_seconds",
+        "histogram",
+        "s",
+        "From a claim to its settlement.",
+        "The broker's and the database's speed; near the lease: leases are going to be lost.",
+    ),
+    Metric(
+        "sea_mq_outbox_depth",
+        "gauge",
+        "{event}",
+        "Events that are not finished (QRY-050), counted up to 100,000.",
+        "What waits; growing: producers are faster than the worker, or it pauses.",
+    ),
+    Metric(
+        "sea_mq_outbox_oldest_seconds",
+        "gauge",
+        "s",
+        "Age of the oldest unfinished event.",
+        "How far the stream is behind the database.",
+    ),
+    Metric(
+        "sea_mq_outbox_dead",
+        "gauge",
+        "{event}",
+        "DEAD events in the table.",
+        "Above 0 an operator has to decide: replay or leave them.",
+    ),
+    Metric(
+        "sea_mq_inbox_processed_total",
+        "counter",
+        "{message}",
+        "Messages that the handler has taken, by its status.",
+        "The inbound rate; 409 says that the handler had the effect before.",
+        ("consumer", "status"),
+    ),
+    Metric(
+        "sea_mq_inbox_skipped_total",
+        "counter",
+        "{message}",
+        "Messages settled before and acknowledged without asking the handler.",
+        "Redeliveries: acknowledgements are lost or late.",
+        ("consumer",),
+    ),
+    Metric(
+        "sea_mq_inbox_retried_total",
+        "counter",
+        "{attempt}",
+        "Handlings without an effect, to be repeated.",
+        "The handler fails; the log's message_retried has its errors.",
+        ("consumer",),
+    ),
+    Metric(
+        "sea_mq_inbox_dead_lettered_total",
+        "counter",
+        "{message}",
+        "Messages put into the dead-letter stream (EVT-047-002), by reason.",
+        "Never handled by themselves again: `dlq list`.",
+        ("consumer", "reason"),
+    ),
+    Metric(
+        "sea_mq_inbox_message_seconds",
+        "histogram",
+        "s",
+        "From a message's receipt to its recorded effect.",
+        "The handler's speed and the wait for a place.",
+        ("consumer",),
+    ),
+    Metric(
+        "sea_mq_inbox_depth",
+        "gauge",
+        "{message}",
+        "Messages received and not finished (QRY-051), counted up to 100,000.",
+        "What the handler owes; what still waits in the stream is the consumer's num_pending.",
+    ),
+    Metric(
+        "sea_mq_inbox_oldest_seconds",
+        "gauge",
+        "s",
+        "Age of the oldest unfinished message since its receipt.",
+        "Growing: one message is retried again and again, `inbox list` names it.",
+    ),
+    Metric(
+        "sea_mq_inbox_dead",
+        "gauge",
+        "{message}",
+        "Dead-lettered messages in the table.",
+        "Above 0 an operator has to decide: `dlq redrive` or leave them.",
+    ),
+    Metric(
+        "sea_mq_backlog_sample_age_seconds",
+        "gauge",
+        "s",
+        "Age of depth, oldest and dead of a side, which are sampled every 15 s.",
+        "Above a minute: the database does not answer, and the six numbers are old.",
+        ("side",),
+    ),
+    Metric(
+        "sea_mq_leases_lost_total",
+        "counter",
+        "{lease}",
+        "Settled too late: another worker had taken over.",
+        "This worker stalls, or its lease is too short; nothing is lost, but work is done twice.",
+        ("side",),
+    ),
+    Metric(
+        "sea_mq_gate_paused",
+        "gauge",
+        "1",
+        "1 while work pauses for a dependency.",
+        "The dependency is away or answers wrongly; `/readyz` has the reason.",
+        ("gate",),
+    ),
+    Metric(
+        "sea_mq_gate_pauses_total",
+        "counter",
+        "{pause}",
+        "How often work began to pause for a dependency.",
+        "Rising by the minute: the dependency comes and goes.",
+        ("gate",),
+    ),
+    Metric(
+        "sea_mq_notices_total",
+        "counter",
+        "{notice}",
+        "Whatever else an operator should look at, by its key in the log.",
+        "Search the log for that `event`.",
+        ("event",),
+    ),
+    Metric(
+        "sea_mq_worker_info",
+        "gauge",
+        "1",
+        "Always 1; the labels tell the worker and its version.",
+        "Which versions run; absent: none does.",
+        ("name", "version"),
+    ),
+)
