@@ -7,7 +7,18 @@ forced by a second signal.
 
 import typer
 
-from sea_mq_worker.cli import database, dead_letters, dev, doctor, inbox, outbox, pipeline, run, streams
+from sea_mq_worker.cli import (
+    database,
+    dead_letters,
+    dev,
+    doctor,
+    inbox,
+    outbox,
+    pipeline,
+    run,
+    streams,
+    where,
+)
 
 app = typer.Typer(
     name="sea_mq_worker",
@@ -20,6 +31,7 @@ app.command("dev")(dev.dev)
 app.command("migrate")(database.migrate)
 app.add_typer(streams.app, name="streams")
 app.command("doctor")(doctor.doctor)
+app.command("where")(where.where)
 app.command("depth")(database.depth)
 app.add_typer(outbox.app, name="outbox")
 app.add_typer(inbox.app, name="inbox")

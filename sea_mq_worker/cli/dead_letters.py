@@ -36,10 +36,11 @@ def list_(
     """List dead letters, the oldest first, without their content."""
 
     async def work(settings: Settings) -> None:
+        from sea_mq_worker.adapters.nats.dead_letters import LetterFilter
         from sea_mq_worker.bootstrap.operator import dead_letters
 
         async with dead_letters(settings) as letters:
-            found = await letters.list(limit=limit, reason=reason or "", after_seq=after)
+            found = await letters.list(LetterFilter(reason=reason or "", after_seq=after), limit=limit)
         if json:
             entries = [asdict(entry) for entry in found]
             print_json([{k: v for k, v in entry.items() if k not in _CONTENT} for entry in entries])

@@ -6,11 +6,11 @@ import shutil
 import sys
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import asdict
-from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 
 import typer
 
+from sea_mq_worker.cli.tables import cell, plain, table
 from sea_mq_worker.settings import Settings, SettingsError, load_settings
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def fail(text: str, code: int) -> NoReturn:
 
 def say(text: str, *, err: bool = False) -> None:
     """Print lines for people; what in them came from outside must not speak to the terminal."""
-    typer.echo("\n".join(map(_plain, text.split("\n"))), err=err)
+    typer.echo("\n".join(map(plain, text.split("\n"))), err=err)
 
 
 def settings_for(*needs: str) -> Settings:
@@ -90,34 +90,17 @@ def print_json(data: object) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, empty: str) -> None:
-    """Print rows for people; ``empty`` where there are none.
-
-    A terminal cuts what is wider than itself, so what names a row stands first; a file or a pipe gets all.
-    """
+    """Print rows for people, as wide as the terminal; whole to a file or a pipe; ``empty`` without rows."""
     if not rows:
         typer.echo(empty)
         return
-    cells = [tuple(columns), *(tuple(map(_cell, row)) for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    width_max = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    for row in cells:
-        line = "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
-        typer.echo(line.rstrip()[:width_max])
-
-
-def _cell(value: object) -> str:
-    if isinstance(value, datetime):
-        return value.isoformat(sep=" ", timespec="seconds")
-    return _plain("" if value is None else str(value))
-
-
-def _plain(text: str) -> str:
-    """Escape what a terminal would act upon."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    for line in table(columns, rows, width=width):
+        typer.echo(line)
 
 
 def print_fields(fields: Mapping[str, Any]) -> None:
     """Print one thing, a field a line."""
     width = max(map(len, fields))
     for name, value in fields.items():
-        typer.echo(f"{name:<{width}}  {_cell(value)}".rstrip())
+        typer.echo(f"{name:<{width}}  {cell(value)}".rstrip())

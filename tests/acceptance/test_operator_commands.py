@@ -1,95 +1,27 @@
 """The operator's commands as they are typed, against real servers: what they print and how they exit."""
 
-import asyncio
-import json
 import uuid
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-import asyncpg
 import pytest
-from typer.testing import CliRunner
 
-from sea_mq_worker.adapters.nats.connection import NatsConnection, api
-from sea_mq_worker.adapters.postgres.connection import NO_HINTS
-from sea_mq_worker.cli import app
-from sea_mq_worker.domain.dead_letters import Reason, dead_letter_message
-from sea_mq_worker.domain.messages import DeadLetter
-from tests.support.builders import inbound_message
+from sea_mq_worker.adapters.nats.connection import api
 from tests.support.handlers import answer, handler_server
-from tests.support.jetstream import SECOND, connected, create_stream, shipped_files, store
-from tests.support.rows import add_event, add_message, opened
+from tests.support.jetstream import SECOND, create_stream, shipped_files, store
+from tests.support.operators import WHY, Answer, World, world_of
+from tests.support.rows import add_event, add_message
 from tests.support.servers import Database, PostgresAddress, scratch_database
 from tests.support.waiting import eventually
-
-WHY = ("--reason", "the handler was broken", "--actor", "ann")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Answer:
-    """What a command left behind."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-
-@dataclass(kw_only=True)
-class World:
-    """Settings, and the servers that they name."""
-
-    env: dict[str, str]
-    pool: asyncpg.Pool
-    connection: NatsConnection
-    name: str
-
-    async def run(self, *arguments: str, **env: str) -> Answer:
-        """Run a command with these settings on top."""
-        result = await asyncio.to_thread(CliRunner().invoke, app, arguments, env=self.env | env)
-        return Answer(code=result.exit_code, out=result.stdout, err=result.stderr)
-
-    async def streams(self, *, duplicate_window_seconds: int = 120) -> None:
-        """Create the two streams that operators' commands ask."""
-        upper = self.name.upper()
-        window = duplicate_window_seconds * SECOND
-        await create_stream(
-            self.connection, f"{upper}_EVENTS", f"{self.name}.event.>", duplicate_window=window
-        )
-        await create_stream(self.connection, f"{upper}_DLQ", f"{self.name}.dlq.>")
-
-    async def dead_letter(self, message_id: UUID) -> int:
-        """Put a message of the inbox into the dead-letter stream."""
-        source = inbound_message(
-            subject="a.event.b.v1", payload=b'{"vibe": 1.00}', headers={"Nats-Msg-Id": str(message_id)}
-        )
-        letter = DeadLetter(
-            message_id=str(message_id),
-            original_subject=source.subject,
-            reason=Reason.REJECTED,
-            attempts=3,
-            detail="the handler answered 422",
-            source=source,
-        )
-        message = dead_letter_message(letter, context=self.name)
-        return await store(self.connection, message.subject, message.payload, dict(message.headers))
-
-    async def state_of(self, message_id: UUID) -> str:
-        return str((await self.run("inbox", "show", str(message_id), "--json")).json["state"])
 
 
 @pytest.fixture
 async def world(database: Database, nats_url: str, names: str) -> AsyncIterator[World]:
-    env = {"SEA_MQ_CONTEXT": names, "SEA_MQ_DATABASE_URL": database.dsn, "SEA_MQ_NATS_URL": nats_url}
-    async with opened(database, hints=NO_HINTS) as pool, connected(nats_url) as connection:
-        yield World(env=env, pool=pool, connection=connection, name=names)
+    async with world_of(database, nats_url, names) as made:
+        yield made
 
 
 # --- outbox
@@ -254,6 +186,20 @@ async def test_a_redrive_does_not_repeat_an_effect_that_is_there(world: World) -
 
 
 # --- both sides
+
+
+async def test_where_tells_of_one_event_in_words_and_as_json(world: World) -> None:
+    await world.streams()
+    dead = await add_event(world.pool, "DEAD", error="too large")
+    told = await world.run("where", str(dead)[:13])
+    assert told.code == 0
+    assert told.out.splitlines()[:2] == [str(dead), "  it is DEAD and will not be published: too large"]
+    assert f"-> sea-mq-worker outbox replay {dead}" in told.out
+    found = (await world.run("where", str(dead), "--json")).json
+    assert (found["found"]["event"]["state"], found["next"][0].split()[1]) == ("DEAD", "outbox")
+    nowhere = await world.run("where", str(uuid.uuid4()), "--since", "1h")
+    assert (nowhere.code, "not here" in nowhere.out) == (1, True)
+    assert (await world.run("where", "order-17")).code == 2
 
 
 @pytest.mark.clause("QRY-050")

@@ -16,6 +16,7 @@ from pydantic import SecretStr
 from sea_mq_worker.adapters.nats.connection import NatsConnection, api, connect
 from sea_mq_worker.adapters.nats.consumer import NatsJetStreamConsumer
 from sea_mq_worker.adapters.nats.publisher import NatsJetStreamPublisher
+from sea_mq_worker.adapters.nats.traces import readers, trace
 from sea_mq_worker.bootstrap.operator import apply_topology, check_topology, dead_letters
 from sea_mq_worker.domain.errors import ContractError
 from sea_mq_worker.producer import enqueue
@@ -171,6 +172,16 @@ async def test_operators_see_streams_and_dead_letters(server: ConfiguredNats) ->
         await letters.remove(seq)
 
 
+async def test_operators_see_where_an_event_is(server: ConfiguredNats) -> None:
+    message_id = str(uuid.uuid4())
+    async with user_of(server, "sea_worker") as connection:
+        seq = await store(connection, "sea.event.made.v1", b"{}", headers={"Nats-Msg-Id": message_id})
+    async with user_of(server, "sea_operator") as connection:
+        found = await trace(connection, "SEA_EVENTS", seq, message_id)
+        assert found
+        assert await readers(connection, found) == ()
+
+
 async def test_applying_the_definitions_again_changes_nothing(server: ConfiguredNats) -> None:
     assert await apply_topology(settings(server, "sea_topology")) == []
 
@@ -202,7 +213,7 @@ DENIED = {
         "$JS.API.STREAM.PURGE.SEA_DLQ",
         "$JS.API.STREAM.DELETE.SEA_DLQ",
         "$JS.API.STREAM.MSG.DELETE.SEA_EVENTS",
-        "$JS.API.STREAM.MSG.GET.SEA_EVENTS",
+        "$JS.API.CONSUMER.CREATE.SEA_EVENTS.x",
     ),
     "sea_dlq_reader": (
         "sea.dlq.x",

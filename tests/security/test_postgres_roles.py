@@ -154,19 +154,16 @@ async def test_a_reader_can_look_at_everything(roles: Roles, place: Site) -> Non
 
 NEEDS = {
     "producer": ("producer.",),
-    "relay": ("outbox.", "inbox.", "context.", "pipeline_drain.", "operations.outbox_depth_capped"),
+    "relay": ("outbox.", "inbox.", "context.", "pipeline_drain.", "inspection.outbox_depth_capped"),
     "operator": (
-        *("operations.list", "operations.show", "operations.begin", "operations.replay", "operations.bury"),
-        *("operations.redriven", "operations.audit", "pipeline_replay.", "inbox.", "context.owner"),
+        *("inspection.", "operations.begin", "operations.replay", "operations.bury"),
+        *("operations.redriven", "pipeline_replay.", "inbox.", "context.owner"),
     ),
     "janitor": (
         *("operations.begin", "operations.outbox_pages", "operations.prune", "operations.inbox_pages"),
         *("pipeline_archive.", "context.owner"),
     ),
-    "reader": (
-        *("depth.", "operations.list", "operations.show", "operations.audit", "pipeline_reconcile."),
-        *("pipeline_drain.backlog", "operations.outbox_depth", "operations.inbox_depth", "context.owner"),
-    ),
+    "reader": (*("depth.", "inspection.", "pipeline_reconcile.", "pipeline_drain.backlog", "context.owner"),),
 }
 
 

@@ -48,6 +48,31 @@ class DeadLetterEntry:
     headers_omitted: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LetterFilter:
+    """Which dead letters; empty or None means any.
+
+    Attributes:
+        subject: the original's, exactly.
+        since: dead-lettered at this time or later.
+        until: dead-lettered before this time.
+        error: part of the detail, capitals and small letters alike.
+        after_seq: behind this one.
+    """
+
+    reason: str = ""
+    message_id: str = ""
+    subject: str = ""
+    consumer: str = ""
+    error: str = ""
+    since: datetime | None = None
+    until: datetime | None = None
+    after_seq: int = 0
+
+
+_ALL = LetterFilter()
+
+
 class NatsDeadLetters:
     """Reads and prunes one dead-letter stream; reading changes nothing."""
 
@@ -56,21 +81,30 @@ class NatsDeadLetters:
         self._stream = stream
 
     async def list(
-        self, *, limit: int = 100, reason: str = "", message_id: str = "", after_seq: int = 0
+        self, which: LetterFilter = _ALL, *, limit: int = 100, read_max: int | None = None
     ) -> list[DeadLetterEntry]:
-        """Return up to ``limit`` entries, oldest first; an empty ``reason`` or ``message_id`` takes all.
+        """Return up to ``limit`` entries, oldest first, of the first ``read_max`` that are looked at.
 
         Raises:
             BrokerUnavailableError: the server did not answer.
             ContractError: the stream is missing or reading it is forbidden.
         """
-        found: list[DeadLetterEntry] = []
-        async for entry in self._after(after_seq):
-            if reason in {"", entry.reason} and message_id in {"", entry.message_id}:
-                found.append(entry)
-                if len(found) == limit:
-                    break
-        return found
+        return [entry async for entry in self.walk(which, limit=limit, read_max=read_max)]
+
+    async def walk(
+        self, which: LetterFilter = _ALL, *, limit: int | None = None, read_max: int | None = None
+    ) -> AsyncIterator[DeadLetterEntry]:
+        """Yield them one by one, and raise, as ``list`` does."""
+        found = read = 0
+        async for entry in self._after(await self._start(which)):
+            read += 1
+            if which.until and entry.stored_at >= which.until:
+                return
+            if _matches(entry, which):
+                yield entry
+                found += 1
+            if found == limit or read == read_max:
+                return
 
     async def show(self, seq: int) -> DeadLetterEntry:
         """Return one entry.
@@ -118,17 +152,34 @@ class NatsDeadLetters:
         found = await self._get(entry.stream, entry.stream_sequence)
         return stored(found, stream=entry.stream, consumer=entry.consumer, deliveries=entry.attempts)
 
+    async def _start(self, which: LetterFilter) -> int:
+        """Return a sequence behind which all that match are: times grow with sequences."""
+        if which.since is None:
+            return which.after_seq
+        state = (await api(self._connection, f"STREAM.INFO.{self._stream}"))["state"]
+        low, high = max(which.after_seq, state["first_seq"] - 1), state["last_seq"]
+        while low < high:
+            middle = (low + high) // 2
+            message = await self._next(middle)
+            if message is not None and datetime.fromisoformat(message["time"]) < which.since:
+                low = message["seq"]
+            else:
+                high = middle
+        return int(low)
+
     async def _after(self, seq: int) -> AsyncIterator[DeadLetterEntry]:
         """Walk the stream, over the gaps that removals left."""
-        while True:
-            try:
-                message = await self._ask(self._stream, {"seq": seq + 1, "next_by_subj": ">"})
-            except ApiRefusedError as error:
-                if error.err_code != _NO_MESSAGE:
-                    raise
-                return
+        while message := await self._next(seq):
             seq = message["seq"]
             yield _entry(message)
+
+    async def _next(self, seq: int) -> dict[str, Any] | None:
+        try:
+            return await self._ask(self._stream, {"seq": seq + 1, "next_by_subj": ">"})
+        except ApiRefusedError as error:
+            if error.err_code != _NO_MESSAGE:
+                raise
+            return None
 
     async def _get(self, stream: str, seq: int) -> dict[str, Any]:
         try:
@@ -166,6 +217,18 @@ def _entry(message: Mapping[str, Any]) -> DeadLetterEntry:
         body_omitted=bool(omitted),
         headers_omitted=_number(headers.get("Dlq-Headers-Omitted", "")),
     )
+
+
+def _matches(entry: DeadLetterEntry, which: LetterFilter) -> bool:
+    """Look at what only the headers tell."""
+    exact = (
+        (entry.reason, which.reason),
+        (entry.message_id, which.message_id),
+        (entry.original_subject, which.subject),
+        (entry.consumer, which.consumer),
+    )
+    is_exact = all(wanted in {"", found} for found, wanted in exact)
+    return is_exact and which.error.lower() in entry.detail.lower()
 
 
 def _number(text: str) -> int:

@@ -1,27 +1,21 @@
-"""PostgresOperations: what operators see of outbox and inbox, and do to them."""
+"""PostgresOperations: what operators do to outbox and inbox."""
 
 import asyncio
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime
-from typing import Any, TypeAlias
+from typing import TypeAlias
 from uuid import UUID
 
 import asyncpg
 
 from sea_mq_worker.adapters.postgres.connection import fetch
 from sea_mq_worker.adapters.postgres.errors import translated
+from sea_mq_worker.adapters.postgres.inspection import PostgresInspection
 from sea_mq_worker.adapters.postgres.queries import load_queries
 from sea_mq_worker.adapters.postgres.records import (
-    Depth,
-    InboxFilter,
-    InboxRecord,
-    InboxState,
-    OperatorAction,
-    OutboxDetail,
     OutboxFilter,
-    OutboxSummary,
     Redrive,
     ReplayResult,
 )
@@ -40,8 +34,8 @@ def _nobody(_done: int, _total: int, _changed: int) -> None:
     pass
 
 
-class PostgresOperations:
-    """Inspection and intervention (Open Outbox, operator). Inspection changes nothing.
+class PostgresOperations(PostgresInspection):
+    """Inspection and intervention (Open Outbox, operator).
 
     Every change names who makes it and why, and leaves a record in ``operator_actions`` of what was selected
     and how much was changed, also when it was cut short. Each method raises what ``translated`` raises.
@@ -49,77 +43,12 @@ class PostgresOperations:
 
     def __init__(self, *, pool: asyncpg.Pool) -> None:
         """Use a pool opened with ``NO_HINTS``: these statements read much, and seldom."""
-        self._pool = pool
-        self._depth = load_queries("depth", "outbox_depth", "inbox_depth")
+        super().__init__(pool=pool)
         self._sql = load_queries(
             "operations",
-            *("outbox_depth_capped", "inbox_depth_capped"),
-            *("list_outbox", "show_outbox", "list_inbox", "audit"),
             *("begin_action", "replay", "bury_due", "bury_claim", "bury", "redriven"),
             *("outbox_pages", "prune_outbox", "inbox_pages", "prune_inbox"),
         )
-
-    async def outbox_depth(self) -> Depth:
-        """QRY-050, exactly."""
-        return _depth_of(await fetch(self._pool, self._depth["outbox_depth"]))
-
-    async def inbox_depth(self) -> Depth:
-        """QRY-051, exactly."""
-        return _depth_of(await fetch(self._pool, self._depth["inbox_depth"]))
-
-    async def outbox_depth_capped(self, *, limit: int) -> Depth:
-        """QRY-050 with every number up to ``limit``; its cost does not grow with the backlog."""
-        return _depth_of(await fetch(self._pool, self._sql["outbox_depth_capped"], limit))
-
-    async def inbox_depth_capped(self, *, limit: int) -> Depth:
-        """QRY-051 with every number up to ``limit``; its cost does not grow with the backlog."""
-        return _depth_of(await fetch(self._pool, self._sql["inbox_depth_capped"], limit))
-
-    async def list_outbox(self, which: OutboxFilter) -> Sequence[OutboxSummary]:
-        """Return events, the latest first."""
-        rows = await fetch(
-            self._pool,
-            self._sql["list_outbox"],
-            list(which.states),
-            EventState.PUBLISHED not in which.states,
-            which.ids,
-            which.event_type,
-            which.ordering_key,
-            which.correlation_id,
-            which.since,
-            which.until,
-            which.error_like,
-            which.before_seq,
-            which.limit,
-        )
-        return [OutboxSummary(**row) for row in rows]
-
-    async def show_outbox(self, event_id: UUID) -> OutboxDetail | None:
-        """Return all of an event, in whatever state it is; None: there is no such event."""
-        rows = await fetch(self._pool, self._sql["show_outbox"], event_id)
-        return OutboxDetail(**rows[0]) if rows else None
-
-    async def list_inbox(self, which: InboxFilter) -> Sequence[InboxRecord]:
-        """Return messages, the latest first."""
-        rows = await fetch(
-            self._pool,
-            self._sql["list_inbox"],
-            list(which.states),
-            InboxState.PROCESSED not in which.states,
-            which.ids,
-            which.consumer,
-            which.subject,
-            which.since,
-            which.until,
-            which.error_like,
-            which.before_id,
-            which.limit,
-        )
-        return [InboxRecord(**row) for row in rows]
-
-    async def show_inbox(self, message_id: UUID) -> InboxRecord | None:
-        """Return what is known of a message; None: it was never received, or is pruned."""
-        return next(iter(await self.list_inbox(InboxFilter(ids=(message_id,)))), None)
 
     async def replay(
         self,
@@ -213,10 +142,6 @@ class PostgresOperations:
         action = await self._begin("prune_inbox", actor, reason, _before(processed_before))
         return await self._prune("inbox", processed_before, action, on_progress)
 
-    async def audit(self, *, limit: int) -> Sequence[OperatorAction]:
-        """Return what operators did, the latest first."""
-        return [OperatorAction(**row) for row in await fetch(self._pool, self._sql["audit"], limit)]
-
     async def _begin(self, action: str, actor: str, reason: str, selection: str) -> int:
         args = _action_args(action, actor, reason, selection)
         rows = await fetch(self._pool, self._sql["begin_action"], *args)
@@ -251,7 +176,3 @@ def _selection(which: OutboxFilter) -> str:
     given = {name: value for name, value in asdict(which).items() if value is not None and name != "limit"}
     return json.dumps(given, default=str)
 
-
-def _depth_of(rows: Sequence[Any]) -> Depth:
-    values = dict(rows[0])
-    return Depth(**values | {"waiting_seconds": max(0.0, values["waiting_seconds"] or 0.0)})

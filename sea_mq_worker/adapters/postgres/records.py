@@ -88,6 +88,26 @@ class OutboxDetail(OutboxSummary):
     metadata: str | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EarlierEvent:
+    """An unfinished event that another one of its ordering key waits for."""
+
+    id: UUID
+    state: str
+    last_error: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Match:
+    """An event or message that an id may mean: its side, what it is of, and since when it is there."""
+
+    side: str
+    id: UUID
+    state: str
+    name: str
+    at: datetime
+
+
 class InboxState(StrEnum):
     """Where a message is."""
 

@@ -1,0 +1,120 @@
+"""PostgresInspection: what operators see of outbox and inbox."""
+
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+
+from sea_mq_worker.adapters.postgres.connection import fetch
+from sea_mq_worker.adapters.postgres.queries import load_queries
+from sea_mq_worker.adapters.postgres.records import (
+    Depth,
+    EarlierEvent,
+    InboxFilter,
+    InboxRecord,
+    InboxState,
+    Match,
+    OperatorAction,
+    OutboxDetail,
+    OutboxFilter,
+    OutboxSummary,
+)
+from sea_mq_worker.domain.events import EventState
+
+
+class PostgresInspection:
+    """Inspection (Open Outbox, operator), which changes nothing; raises what ``translated`` raises."""
+
+    def __init__(self, *, pool: asyncpg.Pool) -> None:
+        """Use a pool opened with ``NO_HINTS``: these statements read much, and seldom."""
+        self._pool = pool
+        self._depth = load_queries("depth", "outbox_depth", "inbox_depth")
+        self._asked = load_queries(
+            "inspection",
+            *("outbox_depth_capped", "inbox_depth_capped"),
+            *("list_outbox", "show_outbox", "list_inbox", "audit", "ids_between", "earlier_of_key"),
+        )
+
+    async def outbox_depth(self) -> Depth:
+        """QRY-050, exactly."""
+        return _depth_of(await fetch(self._pool, self._depth["outbox_depth"]))
+
+    async def inbox_depth(self) -> Depth:
+        """QRY-051, exactly."""
+        return _depth_of(await fetch(self._pool, self._depth["inbox_depth"]))
+
+    async def outbox_depth_capped(self, *, limit: int) -> Depth:
+        """QRY-050 with every number up to ``limit``; its cost does not grow with the backlog."""
+        return _depth_of(await fetch(self._pool, self._asked["outbox_depth_capped"], limit))
+
+    async def inbox_depth_capped(self, *, limit: int) -> Depth:
+        """QRY-051 with every number up to ``limit``; its cost does not grow with the backlog."""
+        return _depth_of(await fetch(self._pool, self._asked["inbox_depth_capped"], limit))
+
+    async def list_outbox(self, which: OutboxFilter) -> Sequence[OutboxSummary]:
+        """Return events, the latest first."""
+        rows = await fetch(
+            self._pool,
+            self._asked["list_outbox"],
+            list(which.states),
+            EventState.PUBLISHED not in which.states,
+            which.ids,
+            which.event_type,
+            which.ordering_key,
+            which.correlation_id,
+            which.since,
+            which.until,
+            which.error_like,
+            which.before_seq,
+            which.limit,
+        )
+        return [OutboxSummary(**row) for row in rows]
+
+    async def show_outbox(self, event_id: UUID) -> OutboxDetail | None:
+        """Return all of an event, in whatever state it is; None: there is no such event."""
+        rows = await fetch(self._pool, self._asked["show_outbox"], event_id)
+        return OutboxDetail(**rows[0]) if rows else None
+
+    async def list_inbox(self, which: InboxFilter) -> Sequence[InboxRecord]:
+        """Return messages, the latest first."""
+        rows = await fetch(
+            self._pool,
+            self._asked["list_inbox"],
+            list(which.states),
+            InboxState.PROCESSED not in which.states,
+            which.ids,
+            which.consumer,
+            which.subject,
+            which.since,
+            which.until,
+            which.error_like,
+            which.before_id,
+            which.limit,
+        )
+        return [InboxRecord(**row) for row in rows]
+
+    async def show_inbox(self, message_id: UUID) -> InboxRecord | None:
+        """Return what is known of a message; None: it was never received, or is pruned."""
+        return next(iter(await self.list_inbox(InboxFilter(ids=(message_id,)))), None)
+
+    async def audit(self, *, limit: int) -> Sequence[OperatorAction]:
+        """Return what operators did, the latest first."""
+        return [OperatorAction(**row) for row in await fetch(self._pool, self._asked["audit"], limit)]
+
+    async def ids_between(self, first: UUID, last: UUID, *, limit: int) -> Sequence[Match]:
+        """Return events and messages with an id from ``first`` to ``last``, up to ``limit`` of each."""
+        rows = await fetch(self._pool, self._asked["ids_between"], first, last, limit)
+        return [Match(**row) for row in rows]
+
+    async def earlier_of_key(self, event: OutboxSummary, *, limit: int) -> Sequence[EarlierEvent]:
+        """Return the unfinished events of its ordering key before this one, the earliest first."""
+        if event.ordering_key is None:
+            return []
+        rows = await fetch(self._pool, self._asked["earlier_of_key"], event.ordering_key, event.seq, limit)
+        return [EarlierEvent(**row) for row in rows]
+
+
+def _depth_of(rows: Sequence[Any]) -> Depth:
+    values = dict(rows[0])
+    return Depth(**values | {"waiting_seconds": max(0.0, values["waiting_seconds"] or 0.0)})

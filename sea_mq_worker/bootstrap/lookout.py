@@ -1,0 +1,247 @@
+"""Where an event or a message is: outbox, stream, inbox and dead letters asked for one id."""
+
+import re
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import TypeVar
+from uuid import UUID
+
+from sea_mq_worker.adapters.nats.connection import NatsConnection
+from sea_mq_worker.adapters.nats.dead_letters import LetterFilter, NatsDeadLetters
+from sea_mq_worker.adapters.nats.search import find_ids
+from sea_mq_worker.adapters.nats.traces import Trace, readers, trace
+from sea_mq_worker.adapters.postgres.inspection import PostgresInspection
+from sea_mq_worker.adapters.postgres.records import (
+    EarlierEvent,
+    InboxRecord,
+    Match,
+    OutboxFilter,
+    OutboxSummary,
+)
+from sea_mq_worker.bootstrap.operator import broker, operations
+from sea_mq_worker.domain.errors import WorkerError
+from sea_mq_worker.settings import Settings
+
+_PREFIX = re.compile(r"[0-9a-f]{4,32}")
+_HEX_DIGITS = 32
+_MATCHES_MAX = 20
+_EARLIER_MAX = 100
+_LETTERS_READ_MAX = 10_000
+_MARGIN = timedelta(minutes=5)
+"""How far the broker's clock may be from the database's."""
+
+_T = TypeVar("_T")
+
+
+class NoIdError(WorkerError):
+    """What was given can be no id."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Letter:
+    """A dead letter of the message, without its content."""
+
+    seq: int
+    stored_at: datetime
+    reason: str
+    detail: str
+    consumer: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """All that is known of one id.
+
+    Attributes:
+        event: its row in the outbox.
+        earlier: unfinished events of its ordering key that go first, as far as they were counted.
+        message: its row in the inbox.
+        traces: what the streams have, that of the event first.
+        letters: what the dead-letter stream has.
+        unseen: where it could not be looked, and why.
+    """
+
+    id: str
+    event: OutboxSummary | None
+    earlier: tuple[EarlierEvent, ...]
+    message: InboxRecord | None
+    traces: tuple[Trace, ...]
+    letters: tuple[Letter, ...]
+    unseen: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lookout:
+    """Where it is looked; without ``connection`` in the tables alone, for ``absent`` says why.
+
+    Attributes:
+        streams: searched by their headers where a time is given to search back to.
+    """
+
+    tables: PostgresInspection
+    connection: NatsConnection | None
+    dlq_stream: str
+    streams: tuple[str, ...]
+    absent: str = ""
+
+    async def matches(self, text: str) -> Sequence[Match]:
+        """Return what an id, its beginning (4 hexadecimal digits or more) or a correlation id may mean.
+
+        Raises:
+            NoIdError: it is none of these.
+        """
+        digits = text.strip().lower().removeprefix("urn:uuid:").replace("-", "")
+        if not _PREFIX.fullmatch(digits):
+            raise NoIdError(f"{text!r} is no id: give a UUID, or 4 or more of its first digits")
+        first, last = UUID(digits.ljust(_HEX_DIGITS, "0")), UUID(digits.ljust(_HEX_DIGITS, "f"))
+        found = await self.tables.ids_between(first, last, limit=_MATCHES_MAX)
+        if found or first != last:
+            return found
+        events = await self.tables.list_outbox(OutboxFilter(correlation_id=first, limit=_MATCHES_MAX))
+        return [
+            Match(side="outbox", id=one.id, state=one.state, name=one.event_type, at=one.created_at)
+            for one in events
+        ]
+
+    async def find(self, wanted: UUID, *, since: datetime | None = None) -> Found:
+        """Look for one id everywhere; with ``since`` also in the headers of all that the streams got since.
+
+        Raises:
+            WorkerError: the tables cannot be asked. What else cannot be asked is told in ``unseen``.
+        """
+        event = next(iter(await self.tables.list_outbox(OutboxFilter(ids=(wanted,), limit=1))), None)
+        message = await self.tables.show_inbox(wanted)
+        unseen: list[str] = []
+        traces, letters = await self._at_broker(str(wanted), event, message, since, unseen)
+        return Found(
+            id=str(wanted),
+            event=event,
+            earlier=tuple(await self.tables.earlier_of_key(event, limit=_EARLIER_MAX)) if event else (),
+            message=message,
+            traces=traces,
+            letters=letters,
+            unseen=tuple(dict.fromkeys(unseen)),
+        )
+
+    async def _at_broker(
+        self,
+        wanted: str,
+        event: OutboxSummary | None,
+        message: InboxRecord | None,
+        since: datetime | None,
+        unseen: list[str],
+    ) -> tuple[tuple[Trace, ...], tuple[Letter, ...]]:
+        """Ask the streams; what one cannot be asked is added to ``unseen``, and the others are asked."""
+        if self.connection is None:
+            unseen.append(self.absent)
+            return (), ()
+        broker = _Broker(self.connection, self.dlq_stream, unseen)
+        traces = [await broker.trace(wanted, place) for place in _places(event, message)]
+        if since is not None and not any(traces):
+            traces = [await broker.search(wanted, stream, since) for stream in self.streams]
+        letters = await broker.letters(wanted, message) if message or not event else []
+        return tuple(one for one in traces if one), tuple(letters)
+
+
+@asynccontextmanager
+async def lookout(settings: Settings) -> AsyncIterator[Lookout]:
+    """Connect to what can be looked at.
+
+    Raises:
+        WorkerError: the tables cannot be asked; without a broker it is looked in them alone.
+    """
+    async with AsyncExitStack() as stack:
+        tables = await stack.enter_async_context(operations(settings))
+        connection, absent = None, "streams: SEA_MQ_NATS_URL is not set"
+        if settings.nats_url.get_secret_value():
+            try:
+                connection = await stack.enter_async_context(broker(settings))
+            except WorkerError as error:
+                absent = f"streams: {error}"
+        yield Lookout(
+            tables=tables,
+            connection=connection,
+            dlq_stream=settings.dlq_stream,
+            streams=tuple(dict.fromkeys([settings.stream, *(each.stream for each in settings.consumers)])),
+            absent=absent,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    stream: str
+    seq: int
+    consumer: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Broker:
+    """Asks one thing after the other, and notes what could not be asked."""
+
+    connection: NatsConnection
+    dlq_stream: str
+    unseen: list[str]
+
+    async def trace(self, wanted: str, place: _Place) -> Trace | None:
+        found = await self._try(
+            f"stream {place.stream}", trace(self.connection, place.stream, place.seq, wanted)
+        )
+        if found is None:
+            return None
+        what = f"consumers of {place.stream}"
+        return replace(
+            found,
+            readers=await self._try(what, readers(self.connection, found, consumer=place.consumer)) or (),
+        )
+
+    async def search(self, wanted: str, stream: str, since: datetime) -> Trace | None:
+        """Read the headers of all that a stream got since."""
+        seconds = (datetime.now(UTC) - since + _MARGIN).total_seconds()
+        ids = frozenset({wanted})
+        stored = await self._try(
+            f"stream {stream}", find_ids(self.connection, stream, ids, since_seconds=seconds)
+        )
+        if not stored:
+            return None
+        return await self.trace(wanted, _Place(stream, stored[wanted].seq))
+
+    async def letters(self, wanted: str, message: InboxRecord | None) -> list[Letter]:
+        """Look for dead letters: where the inbox says when there was one, only around that time."""
+        if message and not message.dead_letter_begun_at:
+            return []
+        which = LetterFilter(message_id=wanted)
+        if message and message.dead_letter_begun_at:
+            which = replace(which, since=message.dead_letter_begun_at - _MARGIN)
+        letters = NatsDeadLetters(connection=self.connection, stream=self.dlq_stream)
+        found = await self._try(f"stream {self.dlq_stream}", letters.list(which, read_max=_LETTERS_READ_MAX))
+        return [
+            Letter(
+                seq=one.seq,
+                stored_at=one.stored_at,
+                reason=one.reason,
+                detail=one.detail,
+                consumer=one.consumer,
+            )
+            for one in found or ()
+        ]
+
+    async def _try(self, what: str, asked: Awaitable[_T]) -> _T | None:
+        try:
+            return await asked
+        except WorkerError as error:
+            self.unseen.append(f"{what}: {error}")
+            return None
+
+
+def _places(event: OutboxSummary | None, message: InboxRecord | None) -> list[_Place]:
+    """Return where the rows say that the message is stored."""
+    places = []
+    if event and event.stream and event.stream_seq:
+        places.append(_Place(event.stream, event.stream_seq))
+    if message and message.stream and message.stream_seq:
+        place = _Place(message.stream, message.stream_seq, message.consumer or "")
+        if (place.stream, place.seq) not in {(known.stream, known.seq) for known in places}:
+            places.append(place)
+    return places

@@ -1,0 +1,68 @@
+"""``where``: what became of one event or message."""
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sea_mq_worker.cli.arguments import SinceOption
+from sea_mq_worker.cli.support import (
+    EXIT_FAILED,
+    EXIT_USAGE,
+    JsonOption,
+    act,
+    fail,
+    print_json,
+    print_records,
+    say,
+)
+from sea_mq_worker.cli.tables import cell
+from sea_mq_worker.settings import Settings
+
+if TYPE_CHECKING:
+    from sea_mq_worker.bootstrap.whereabouts import Whereabouts
+
+_MATCHES = ("id", "side", "state", "name", "at")
+
+
+def where(
+    wanted: Annotated[
+        str, typer.Argument(metavar="ID", help="An id, 4 or more of its first digits, or a correlation id.")
+    ],
+    since: SinceOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Tell where an event or message is, what happened to it and what to do next; exit 1 if it is nowhere.
+
+    With --since, what no table knows is looked for in the streams, by the headers of all that they got since.
+    """
+
+    async def work(settings: Settings) -> None:
+        from sea_mq_worker.bootstrap.lookout import NoIdError, lookout
+        from sea_mq_worker.bootstrap.whereabouts import whereabouts
+
+        async with lookout(settings) as place:
+            try:
+                found = await whereabouts(wanted, place, since=since)
+            except NoIdError as error:
+                fail(str(error), EXIT_USAGE)
+        if json:
+            print_json(asdict(found))
+        else:
+            _tell(found)
+        if not found.known:
+            raise typer.Exit(EXIT_FAILED)
+
+    act(work, needs=("database_url",))
+
+
+def _tell(found: "Whereabouts") -> None:
+    say("\n".join([found.id, *(f"  {sentence}" for sentence in found.answer)]))
+    if found.matches:
+        print_records(found.matches, _MATCHES, json=False, empty="")
+    if found.steps:
+        say("\n" + "\n".join(f"  {cell(step.at)}  {step.text}" for step in found.steps))
+    if found.unseen:
+        say("\n" + "\n".join(f"  not looked in {reason}" for reason in found.unseen))
+    if found.next:
+        say("\n" + "\n".join(f"  -> {command}" for command in found.next))

@@ -1,0 +1,93 @@
+"""Operators' commands as they are typed, in this process, against real servers."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+from typer.testing import CliRunner
+
+from sea_mq_worker.adapters.nats.connection import NatsConnection
+from sea_mq_worker.adapters.postgres.connection import NO_HINTS
+from sea_mq_worker.adapters.postgres.operations import PostgresOperations
+from sea_mq_worker.cli import app
+from sea_mq_worker.domain.dead_letters import Reason, dead_letter_message
+from sea_mq_worker.domain.messages import DeadLetter
+from tests.support.builders import inbound_message
+from tests.support.jetstream import SECOND, connected, create_stream, store
+from tests.support.rows import opened
+from tests.support.servers import Database
+
+WHY = ("--reason", "the handler was broken", "--actor", "ann")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What a command left behind."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+@dataclass(kw_only=True)
+class World:
+    """Settings, and the servers that they name."""
+
+    env: dict[str, str]
+    pool: asyncpg.Pool
+    connection: NatsConnection
+    name: str
+
+    @property
+    def operations(self) -> PostgresOperations:
+        return PostgresOperations(pool=self.pool)
+
+    async def run(self, *arguments: str, **env: str) -> Answer:
+        """Run a command with these settings on top."""
+        result = await asyncio.to_thread(CliRunner().invoke, app, arguments, env=self.env | env)
+        return Answer(code=result.exit_code, out=result.stdout, err=result.stderr)
+
+    async def streams(self, *, duplicate_window_seconds: int = 120) -> None:
+        """Create the two streams that operators' commands ask."""
+        upper = self.name.upper()
+        window = duplicate_window_seconds * SECOND
+        await create_stream(
+            self.connection, f"{upper}_EVENTS", f"{self.name}.event.>", duplicate_window=window
+        )
+        await create_stream(self.connection, f"{upper}_DLQ", f"{self.name}.dlq.>")
+
+    async def dead_letter(self, message_id: UUID) -> int:
+        """Put a message of the inbox into the dead-letter stream."""
+        source = inbound_message(
+            subject="a.event.b.v1", payload=b'{"vibe": 1.00}', headers={"Nats-Msg-Id": str(message_id)}
+        )
+        letter = DeadLetter(
+            message_id=str(message_id),
+            original_subject=source.subject,
+            reason=Reason.REJECTED,
+            attempts=3,
+            detail="the handler answered 422",
+            source=source,
+        )
+        message = dead_letter_message(letter, context=self.name)
+        return await store(self.connection, message.subject, message.payload, dict(message.headers))
+
+    async def state_of(self, message_id: UUID) -> str:
+        return str((await self.run("inbox", "show", str(message_id), "--json")).json["state"])
+
+
+@asynccontextmanager
+async def world_of(database: Database, nats_url: str, names: str) -> AsyncIterator[World]:
+    """Connect to what commands are tried on."""
+    env = {"SEA_MQ_CONTEXT": names, "SEA_MQ_DATABASE_URL": database.dsn, "SEA_MQ_NATS_URL": nats_url}
+    async with opened(database, hints=NO_HINTS) as pool, connected(nats_url) as connection:
+        yield World(env=env, pool=pool, connection=connection, name=names)
