@@ -8,6 +8,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from sea_mq_worker.adapters.http.connection import Connection
 from sea_mq_worker.adapters.http.pool import ConnectionPool
 from sea_mq_worker.adapters.http.transport import HandlerTransport
 from tests.support.handlers import Call, HandlerServer, answer, handler_server, hang, in_turn, raw
@@ -28,9 +29,12 @@ async def server() -> AsyncIterator[HandlerServer]:
 async def make() -> AsyncIterator[MakeTransport]:
     made: list[HandlerTransport] = []
 
-    def make_transport(*, size: int = 4, keepalive_seconds: float = 60.0, **changes: Any) -> HandlerTransport:
+    def make_transport(
+        url: str, *, size: int = 4, keepalive_seconds: float = 60.0, **changes: Any
+    ) -> HandlerTransport:
         pool = ConnectionPool(size=size, wait_seconds=1.0, keepalive_seconds=keepalive_seconds)
         arguments: dict[str, Any] = {
+            "headers": [(b"host", b"handler")],
             "deadline_seconds": 5.0,
             "connect_seconds": 1.0,
             "body_bytes_max": 1000,
@@ -38,7 +42,7 @@ async def make() -> AsyncIterator[MakeTransport]:
             "uds": "",
             "forbidden": lambda _address: False,
         }
-        made.append(HandlerTransport(pool, **arguments | changes))
+        made.append(HandlerTransport(httpx2.URL(url), pool, **arguments | changes))
         return made[-1]
 
     yield make_transport
@@ -46,48 +50,65 @@ async def make() -> AsyncIterator[MakeTransport]:
         await transport.aclose()
 
 
-def post(server: HandlerServer, content: bytes = b"{}", **headers: str) -> httpx2.Request:
-    return httpx2.Request("POST", server.url, content=content, headers=headers)
+async def status(transport: HandlerTransport, body: bytes = b"{}") -> int:
+    return (await transport.post([], body)).status
 
 
-async def status(transport: HandlerTransport, request: httpx2.Request) -> int:
-    return (await transport.handle_async_request(request)).status_code
-
-
-async def test_it_is_a_transport_for_the_stock_client(server: HandlerServer, make: MakeTransport) -> None:
+async def test_a_request_is_one_head_with_its_body(server: HandlerServer, make: MakeTransport) -> None:
     server.default = answer(200, b"ok", x_answer="1")
-    async with httpx2.AsyncClient(transport=make(), trust_env=False) as client:
-        response = await client.post(server.url, content=b"body")
-    assert (response.text, response.headers["x-answer"], server.calls[0].body) == ("ok", "1", b"body")
+    transport = make(f"{server.url}?a=b", headers=[(b"host", b"handler"), (b"x-every", b"1")])
+    answered = await transport.post([(b"x-this", b"2")], b"body")
+    assert (answered.body, dict(answered.headers)[b"x-answer"]) == (b"ok", b"1")
+    call = server.calls[0]
+    assert (call.method, call.path, call.body) == ("POST", "/handle?a=b", b"body")
+    assert (call.headers["x-every"], call.headers["x-this"]) == ("1", "2")
 
 
 async def test_the_connection_used_last_is_used_first(server: HandlerServer, make: MakeTransport) -> None:
-    transport = make(size=4)
-    await asyncio.gather(*(status(transport, post(server)) for _ in range(4)))
+    transport = make(server.url, size=4)
+    await asyncio.gather(*(status(transport) for _ in range(4)))
     server.calls.clear()
     for _ in range(3):
-        await status(transport, post(server))
+        await status(transport)
     assert len({call.connection for call in server.calls}) == 1
 
 
 async def test_a_connection_that_was_idle_for_too_long_is_not_used(
     server: HandlerServer, make: MakeTransport
 ) -> None:
-    transport = make(keepalive_seconds=0.0)
+    transport = make(server.url, keepalive_seconds=0.0)
     for _ in range(3):
-        await status(transport, post(server))
+        await status(transport)
     assert [call.connection for call in server.calls] == [1, 2, 3]
     await eventually(lambda: server.open_connections == 1)
+
+
+async def test_each_request_on_a_connection_has_its_own_deadline(server: HandlerServer) -> None:
+    loop = asyncio.get_running_loop()
+    first_deadline = loop.time() + 0.1
+
+    async def answer_later(call: Call, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(first_deadline + 0.1 - loop.time())
+        await answer(200)(call, writer)
+
+    server.default = in_turn(answer(200), answer_later, hang)
+    port = httpx2.URL(server.url).port
+    _, connection = await loop.create_connection(lambda: Connection(body_bytes_max=0), "127.0.0.1", port)
+    request = b"POST / HTTP/1.1\r\ncontent-length: 0\r\n\r\n"
+    assert (await connection.exchange(request, first_deadline)).status == 200
+    assert (await connection.exchange(request, loop.time() + 60)).status == 200
+    with pytest.raises(httpx2.ReadTimeout):
+        await connection.exchange(request, loop.time() + 0.1)
 
 
 async def test_a_connection_that_its_server_ended_while_idle_is_not_used(
     server: HandlerServer, make: MakeTransport
 ) -> None:
     server.default = in_turn(raw(OK, close=True), answer(200))
-    transport = make(size=1)
-    await status(transport, post(server))
+    transport = make(server.url, size=1)
+    await status(transport)
     await eventually(lambda: server.open_connections == 0)
-    assert await status(transport, post(server)) == 200
+    assert await status(transport) == 200
     assert len(server.calls) == 2
 
 
@@ -101,10 +122,10 @@ async def test_an_answer_is_not_taken_for_the_next_one_although_the_loop_has_not
         writer.write(OK)
 
     server.default = in_turn(keep_the_line, answer(422))
-    transport = make(size=1)
-    await status(transport, post(server))
+    transport = make(server.url, size=1)
+    await status(transport)
     writers[0].write(OK)
-    assert await status(transport, post(server)) == 422
+    assert await status(transport) == 422
 
 
 async def test_a_connection_with_half_a_request_on_it_is_not_used_again(
@@ -113,10 +134,10 @@ async def test_a_connection_with_half_a_request_on_it_is_not_used_again(
     """The rest of it would otherwise come before the next request."""
     early = await asyncio.start_server(_answers_the_head_alone, "127.0.0.1", 0)
     server.port = early.sockets[0].getsockname()[1]
-    transport = make(size=1)
+    transport = make(server.url, size=1)
     async with early:
         for _ in range(2):
-            assert await status(transport, post(server, b"x" * 20_000_000)) == 413
+            assert await status(transport, b"x" * 20_000_000) == 413
 
 
 async def _answers_the_head_alone(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -135,10 +156,9 @@ async def test_a_server_that_hangs_up_at_once_is_told_by_httpx2s_errors(make: Ma
     def hang_up(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.transport.abort()
 
-    transport = make()
     async with await asyncio.start_server(hang_up, "127.0.0.1", 0) as listening:
-        url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}/"
-        calls = [transport.handle_async_request(httpx2.Request("POST", url)) for _ in range(50)]
+        transport = make(f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}/")
+        calls = [transport.post([], b"") for _ in range(50)]
         ended = await asyncio.gather(*calls, return_exceptions=True)
     told = (httpx2.ConnectError, httpx2.ReadError, httpx2.RemoteProtocolError)
     assert all(isinstance(error, told) for error in ended)
@@ -149,7 +169,7 @@ async def test_a_header_that_would_make_another_is_not_sent(
     server: HandlerServer, make: MakeTransport, value: str
 ) -> None:
     with pytest.raises(httpx2.LocalProtocolError):
-        await make().handle_async_request(post(server, tracestate=value))
+        await make(server.url).post([(b"tracestate", value.encode())], b"{}")
     assert server.connections == 0
 
 
@@ -163,18 +183,18 @@ async def test_a_forbidden_address_gets_not_even_a_handshake(make: MakeTransport
 
     async with await asyncio.start_server(note, "127.0.0.1", 0) as listening:
         url = f"https://127.0.0.1:{listening.sockets[0].getsockname()[1]}/"
-        transport = make(forbidden=lambda address: address == "127.0.0.1")
+        transport = make(url, forbidden=lambda address: address == "127.0.0.1")
         with pytest.raises(httpx2.ConnectError, match="link-local"):
-            await transport.handle_async_request(httpx2.Request("POST", url))
+            await transport.post([], b"")
         await eventually(lambda: got)
     assert got == [b""]
 
 
 async def test_closing_ends_calls_and_connections(server: HandlerServer, make: MakeTransport) -> None:
-    transport = make(size=2)
-    await status(transport, post(server))
+    transport = make(server.url, size=2)
+    await status(transport)
     server.default = hang
-    call = asyncio.create_task(status(transport, post(server)))
+    call = asyncio.create_task(status(transport))
     await server.called(2)
     await transport.aclose()
     await transport.aclose()
@@ -182,4 +202,4 @@ async def test_closing_ends_calls_and_connections(server: HandlerServer, make: M
         await call
     assert server.connections == 1
     with pytest.raises(httpx2.ConnectError):
-        await status(transport, post(server))
+        await status(transport)

@@ -22,11 +22,14 @@ class Connection(asyncio.Protocol):
     """
 
     def __init__(self, *, body_bytes_max: int) -> None:
-        self.lost = asyncio.get_running_loop().create_future()
+        self._loop = asyncio.get_running_loop()
+        self.lost = self._loop.create_future()
         self.heard = False
         self.idle_since = 0.0
         self._reader = AnswerReader(body_bytes_max)
         self._waiter: asyncio.Future[Answer | httpx2.TransportError] | None = None
+        self._deadline = 0.0
+        self._timer: asyncio.TimerHandle | None = None
 
     def use(self, transport: asyncio.Transport) -> None:
         """Talk over this: what it was made with, or TLS over that."""
@@ -57,12 +60,11 @@ class Connection(asyncio.Protocol):
         """
         if self._transport.is_closing():
             raise httpx2.ConnectError("the connection has ended")
-        loop = asyncio.get_running_loop()
         self.heard = False
         self._reader.begin()
-        waiter: asyncio.Future[Answer | httpx2.TransportError] = loop.create_future()
+        waiter: asyncio.Future[Answer | httpx2.TransportError] = self._loop.create_future()
         self._waiter = waiter
-        timer = loop.call_at(deadline, self._give_up)
+        self._watch(deadline)
         try:
             self._transport.write(request)
             outcome = await waiter
@@ -70,15 +72,29 @@ class Connection(asyncio.Protocol):
             self.abort()
             raise
         finally:
-            timer.cancel()
             self._waiter = None
         if isinstance(outcome, httpx2.TransportError):
             self.abort()
             raise outcome
         return outcome
 
-    def _give_up(self) -> None:
-        self._end(httpx2.ReadTimeout("no whole answer before the deadline"))
+    def _watch(self, deadline: float) -> None:
+        """Set the timer, unless it rings before anyway: it serves many requests, most of which need none."""
+        self._deadline = deadline
+        if self._timer is not None:
+            if self._timer.when() <= deadline:
+                return
+            self._timer.cancel()
+        self._timer = self._loop.call_at(deadline, self._ring)
+
+    def _ring(self) -> None:
+        self._timer = None
+        if self._waiter is None:
+            return
+        if self._loop.time() < self._deadline:
+            self._watch(self._deadline)
+        else:
+            self._end(httpx2.ReadTimeout("no whole answer before the deadline"))
 
     def _end(self, outcome: Answer | httpx2.TransportError) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -108,6 +124,8 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.lost.set_result(None)
+        if self._timer is not None:
+            self._timer.cancel()
         if exc is not None:
             self._end(httpx2.ReadError(str(exc)))
             return

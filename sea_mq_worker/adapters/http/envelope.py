@@ -9,22 +9,27 @@ from email.utils import parsedate_to_datetime
 from sea_mq_worker.domain.messages import HandlerRequest
 
 _SECONDS = re.compile(r"[0-9]{1,9}")
+_text = json.JSONEncoder().encode
+"""For texts alone: all else takes it ten times as long."""
 
 
 def request_body(request: HandlerRequest) -> bytes:
     """Write SDS-047's JSON in its order; the payload's bytes go in untouched, so no digit is lost."""
-    head = json.dumps(
-        {
-            "message_id": request.message_id,
-            "subject": request.subject,
-            "event_type": request.event_type,
-            "event_version": request.event_version,
-            "occurred_at": request.occurred_at,
-            "correlation_id": request.correlation_id,
-            "causation_id": request.causation_id,
-        }
+    head = (
+        f'{{"message_id": {_text(request.message_id)}'
+        f', "subject": {_text(request.subject)}'
+        f', "event_type": {_text(request.event_type)}'
+        f', "event_version": {request.event_version}'
+        f', "occurred_at": {_text(request.occurred_at)}'
+        f', "correlation_id": {_text_or_null(request.correlation_id)}'
+        f', "causation_id": {_text_or_null(request.causation_id)}'
+        ', "payload": '
     )
-    return b"".join((head[:-1].encode(), b', "payload": ', request.payload, b"}"))
+    return b"".join((head.encode(), request.payload, b"}"))
+
+
+def _text_or_null(text: str | None) -> str:
+    return "null" if text is None else _text(text)
 
 
 def retry_after_seconds(value: str, *, date: str, max_seconds: float) -> float:

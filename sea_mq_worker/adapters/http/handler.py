@@ -1,12 +1,9 @@
-"""HttpEventHandler: PORT-047-005 over HTTP, on a transport of httpx2's kind.
+"""HttpEventHandler: PORT-047-005 over HTTP.
 
 One total deadline covers everything from the connection to the answer's last byte. Three kinds of trouble
 are kept apart: nothing was sent (NotDelivered), the outcome is unknown (Retry) and an answer that is no
 success (see domain/answers.py). Texts name the status and the place, never the handler's words, which may
 repeat the payload.
-
-The client layer of httpx2 is left out: it would cost more than the rest of the call and brings only what
-is not wanted here, redirects, cookies and proxies from the environment.
 """
 
 import ssl
@@ -14,9 +11,10 @@ from collections.abc import Callable
 
 import httpx2
 
+from sea_mq_worker.adapters.http.answer import Answer
 from sea_mq_worker.adapters.http.envelope import request_body, retry_after_seconds
 from sea_mq_worker.adapters.http.pool import ConnectionPool
-from sea_mq_worker.adapters.http.transport import HandlerTransport
+from sea_mq_worker.adapters.http.transport import HandlerTransport, Header
 from sea_mq_worker.domain.answers import ACCEPT_STATUSES, result_of
 from sea_mq_worker.domain.forbidden_hosts import is_metadata_host
 from sea_mq_worker.domain.messages import HandlerRequest
@@ -27,8 +25,6 @@ _STEP_SHARE = 1 / 3
 """A free slot and the connection come to an end, each of its own, before the deadline."""
 _UNREACHABLE = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
 _BROKEN = (httpx2.HTTPError, OSError, ValueError)
-
-_Headers = list[tuple[bytes, bytes]]
 
 
 class HttpEventHandler:
@@ -69,21 +65,21 @@ class HttpEventHandler:
         verify: ssl.SSLContext | None = None,
         forbidden: Callable[[str], bool] = is_metadata_host,
     ) -> None:
-        self._forbidden = forbidden
-        self._url = _checked_url(url)
-        self._where = f"{self._url.scheme}://{self._url.netloc.decode()}"
+        parsed = _checked_url(url)
+        self._where = f"{parsed.scheme}://{parsed.netloc.decode()}"
         self._timeout_seconds = timeout_seconds
         self._accept_statuses = accept_statuses
         self._response_bytes_max = response_bytes_max
         self._retry_after_max_seconds = retry_after_max_seconds
-        self._headers = _constant_headers(self._url, token)
         step_seconds = min(connect_timeout_seconds, timeout_seconds * _STEP_SHARE)
         self._transport = HandlerTransport(
+            parsed,
             ConnectionPool(size=concurrency, wait_seconds=step_seconds, keepalive_seconds=keepalive_seconds),
+            headers=_constant_headers(parsed, token),
             deadline_seconds=timeout_seconds,
             connect_seconds=step_seconds,
             body_bytes_max=response_bytes_max,
-            tls=verify or _trust(self._url.scheme),
+            tls=verify or _trust(parsed.scheme),
             uds=uds,
             forbidden=forbidden,
         )
@@ -95,37 +91,24 @@ class HttpEventHandler:
     async def handle(self, request: HandlerRequest) -> HandlerResult:
         """Ask the handler once; see ports/handler.py."""
         try:
-            response = await self._transport.handle_async_request(self._http_request(request))
+            answer = await self._transport.post(_headers(request), request_body(request))
         except _UNREACHABLE as error:
             return NotDelivered(f"the handler at {self._where} cannot be reached: {_one_line(error)}")
         except httpx2.TimeoutException:
             return Retry(f"the handler gave no whole answer within {self._timeout_seconds:g} s")
         except _BROKEN as error:
             return Retry(_broken(error))
-        return await self._result(response)
+        return self._result(answer)
 
-    async def _result(self, response: httpx2.Response) -> HandlerResult:
-        status = response.status_code
-        if status in self._accept_statuses:  # nothing else of it matters
-            return result_of(status, accept_statuses=self._accept_statuses)
+    def _result(self, answer: Answer) -> HandlerResult:
+        if answer.status in self._accept_statuses:  # nothing else of it matters
+            return result_of(answer.status, accept_statuses=self._accept_statuses)
         return result_of(
-            status,
+            answer.status,
             accept_statuses=self._accept_statuses,
-            after_seconds=self._wait_asked(response.headers),
-            detail=await self._size(response),
+            after_seconds=self._wait_asked(httpx2.Headers(answer.headers)),
+            detail=self._size(answer.body),
         )
-
-    def _http_request(self, request: HandlerRequest) -> httpx2.Request:
-        body = request_body(request)
-        message_id = request.message_id.encode()
-        headers = [
-            *self._headers,
-            (b"content-length", b"%d" % len(body)),
-            (b"idempotency-key", message_id),
-            (b"x-message-id", message_id),
-        ]
-        headers += [(name.encode(), value.encode()) for name, value in request.trace_headers.items()]
-        return httpx2.Request("POST", self._url, headers=headers, stream=httpx2.ByteStream(body))
 
     def _wait_asked(self, headers: httpx2.Headers) -> float:
         value = headers.get("retry-after", "")
@@ -135,12 +118,18 @@ class HttpEventHandler:
             value, date=headers.get("date", ""), max_seconds=self._retry_after_max_seconds
         )
 
-    async def _size(self, response: httpx2.Response) -> str:
+    def _size(self, body: bytes) -> str:
         """Describe the body's size as it came over the wire."""
-        size = sum([len(chunk) async for chunk in response.aiter_raw()])
-        if size > self._response_bytes_max:
+        if len(body) > self._response_bytes_max:
             return f" (with more than {self._response_bytes_max} bytes)"
-        return f" (with {size} bytes)"
+        return f" (with {len(body)} bytes)"
+
+
+def _headers(request: HandlerRequest) -> list[Header]:
+    message_id = request.message_id.encode()
+    headers = [(b"idempotency-key", message_id), (b"x-message-id", message_id)]
+    headers += [(name.encode(), value.encode()) for name, value in request.trace_headers.items()]
+    return headers
 
 
 def _hung_up(error: httpx2.HTTPError) -> bool:
@@ -148,7 +137,7 @@ def _hung_up(error: httpx2.HTTPError) -> bool:
     return isinstance(error, httpx2.NetworkError) or "disconnected" in str(error)
 
 
-def _constant_headers(url: httpx2.URL, token: str) -> _Headers:
+def _constant_headers(url: httpx2.URL, token: str) -> list[Header]:
     headers = [
         (b"host", url.netloc),
         (b"content-type", b"application/json"),

@@ -21,6 +21,7 @@ class ConnectionPool:
     """
 
     def __init__(self, *, size: int, wait_seconds: float, keepalive_seconds: float) -> None:
+        self._size = size
         self._places = asyncio.Semaphore(size)
         self._wait_seconds = wait_seconds
         self._keepalive_seconds = keepalive_seconds
@@ -34,10 +35,10 @@ class ConnectionPool:
         return f"<ConnectionPool [Requests: {self._active} active, {self._queued} queued | {connections}]>"
 
     async def __aenter__(self) -> Self:
-        if self._places.locked():
-            await self._queue()
-        else:
+        if self._active + self._queued < self._size:
             await self._places.acquire()
+        else:
+            await self._queue()
         self._active += 1
         return self
 
@@ -62,9 +63,10 @@ class ConnectionPool:
 
     def take(self) -> Connection | None:
         """Return the one used last, if any is still good."""
+        fresh_since = asyncio.get_running_loop().time() - self._keepalive_seconds
         while self._idle:
             connection = self._idle.pop()
-            if self._is_fresh(connection) and connection.is_quiet:
+            if connection.idle_since > fresh_since and connection.is_quiet:
                 return connection
             connection.abort()
         return None
@@ -74,14 +76,11 @@ class ConnectionPool:
         if self.closed or not connection.is_reusable:
             connection.abort()
             return
-        while self._idle and not self._is_fresh(self._idle[0]):
-            self._idle.popleft().abort()
-        connection.idle_since = asyncio.get_running_loop().time()
-        self._idle.append(connection)
-
-    def _is_fresh(self, connection: Connection) -> bool:
         now = asyncio.get_running_loop().time()
-        return now - connection.idle_since < self._keepalive_seconds
+        while self._idle and self._idle[0].idle_since <= now - self._keepalive_seconds:
+            self._idle.popleft().abort()
+        connection.idle_since = now
+        self._idle.append(connection)
 
     async def aclose(self) -> None:
         """End all; safe twice."""

@@ -1,13 +1,15 @@
-"""HandlerTransport: an httpx2 transport for many small requests to one server.
+"""HandlerTransport: many small requests to one URL, told in httpx2's terms.
 
 It does HTTP/1.1 over TCP, TLS or a Unix socket, and what a handler's calls need of it: one write for a
-request, one deadline for an exchange, bounds for an answer. The stock transport costs several times as much
-CPU for a request, and reads answers that nobody asked for as the next one's.
+request, one deadline for an exchange, bounds for an answer. httpx2's own transport costs several times as
+much CPU for a request, its request and response objects as much again, and it reads answers that nobody
+asked for as the next one's. URL, TLS context and errors are httpx2's.
 """
 
 import asyncio
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import TypeAlias
 
 import httpx2
 
@@ -17,15 +19,19 @@ from sea_mq_worker.adapters.http.pool import ConnectionPool
 
 _PORTS = {"http": 80, "https": 443}
 
+Header: TypeAlias = tuple[bytes, bytes]
 
-class HandlerTransport(httpx2.AsyncBaseTransport):
-    """Asks one server.
+
+class HandlerTransport:
+    """Posts to one URL.
 
     ``ConnectError``, ``ConnectTimeout`` and ``PoolTimeout`` tell that nothing of a request was sent,
     ``ReadTimeout``, ``ReadError`` and ``RemoteProtocolError`` that its outcome is unknown.
 
     Args:
+        url: where to POST.
         pool: bounds the calls and keeps the connections.
+        headers: of every request.
         deadline_seconds: from the call to the answer's last byte.
         connect_seconds: of these for a new connection, with its TLS handshake.
         body_bytes_max: an answer's body is not read any further.
@@ -36,8 +42,10 @@ class HandlerTransport(httpx2.AsyncBaseTransport):
 
     def __init__(
         self,
+        url: httpx2.URL,
         pool: ConnectionPool,
         *,
+        headers: Iterable[Header],
         deadline_seconds: float,
         connect_seconds: float,
         body_bytes_max: int,
@@ -45,7 +53,9 @@ class HandlerTransport(httpx2.AsyncBaseTransport):
         uds: str,
         forbidden: Callable[[str], bool],
     ) -> None:
+        self._url = url
         self._pool = pool
+        self._head = b"POST %b HTTP/1.1\r\n" % url.raw_path + _lines(headers)
         self._deadline_seconds = deadline_seconds
         self._connect_seconds = connect_seconds
         self._body_bytes_max = body_bytes_max
@@ -54,21 +64,24 @@ class HandlerTransport(httpx2.AsyncBaseTransport):
         self._uds = uds
         self._forbidden = forbidden
 
-    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        """Send a request with a body in hand; the response has been read."""
+    async def post(self, headers: Iterable[Header], body: bytes) -> Answer:
+        """Send a request, in one write, and return its answer, read to its end.
+
+        Raises:
+            httpx2.TransportError: there is no answer; see the class.
+            httpx2.LocalProtocolError: a header would not end where it should.
+        """
         deadline = asyncio.get_running_loop().time() + self._deadline_seconds
-        wire = _wire(request, await request.aread())
+        length = b"content-length: %d\r\n\r\n" % len(body)
+        request = b"".join((self._head, _lines(headers), length, body))
         async with self._pool:
-            answer = await self._ask(request.url, wire, deadline)
-        return httpx2.Response(
-            answer.status, headers=answer.headers, stream=httpx2.ByteStream(answer.body), request=request
-        )
+            return await self._ask(request, deadline)
 
     async def aclose(self) -> None:
         """Close all connections; safe twice."""
         await self._pool.aclose()
 
-    async def _ask(self, url: httpx2.URL, wire: bytes, deadline: float) -> Answer:
+    async def _ask(self, request: bytes, deadline: float) -> Answer:
         """Ask again, once, if the connection was an idle one that the server was just closing.
 
         Then the handler most probably saw nothing; if it did, it knows the message id. A second try that
@@ -76,40 +89,41 @@ class HandlerTransport(httpx2.AsyncBaseTransport):
         """
         idle = self._pool.take()
         if idle is None:
-            return await self._ask_anew(url, wire, deadline)
+            return await self._ask_anew(request, deadline)
         try:
-            return await self._ask_over(idle, wire, deadline)
+            answer = await idle.exchange(request, deadline)
         except (httpx2.ReadError, httpx2.RemoteProtocolError) as closed:
             if idle.heard:
                 raise
             try:
-                return await self._ask_anew(url, wire, deadline)
+                return await self._ask_anew(request, deadline)
             except (httpx2.ConnectError, httpx2.ConnectTimeout):
                 raise closed from None
+        self._pool.put(idle)
+        return answer
 
-    async def _ask_anew(self, url: httpx2.URL, wire: bytes, deadline: float) -> Answer:
-        return await self._ask_over(await self._connect(url, deadline), wire, deadline)
-
-    async def _ask_over(self, connection: Connection, wire: bytes, deadline: float) -> Answer:
-        answer = await connection.exchange(wire, deadline)
+    async def _ask_anew(self, request: bytes, deadline: float) -> Answer:
+        connection = await self._connect(deadline)
+        answer = await connection.exchange(request, deadline)
         self._pool.put(connection)
         return answer
 
-    async def _connect(self, url: httpx2.URL, deadline: float) -> Connection:
+    async def _connect(self, deadline: float) -> Connection:
         if self._pool.closed:
             raise httpx2.ConnectError("the transport is closed")
         now = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout_at(min(now + self._connect_seconds, deadline)):
-                return await self._open(url)
+                return await self._open()
         except TimeoutError:
             raise httpx2.ConnectTimeout("no connection in time") from None
         except (OSError, UnicodeError) as error:
             raise httpx2.ConnectError(str(error)) from error
 
-    async def _open(self, url: httpx2.URL) -> Connection:
+    async def _open(self) -> Connection:
         loop = asyncio.get_running_loop()
         connection = Connection(body_bytes_max=self._body_bytes_max)
+        url = self._url
         host = url.raw_host.decode("ascii")
         if self._uds:
             transport, _ = await loop.create_unix_connection(lambda: connection, self._uds)
@@ -145,17 +159,14 @@ class HandlerTransport(httpx2.AsyncBaseTransport):
         connection.use(secured)
 
 
-def _wire(request: httpx2.Request, body: bytes) -> bytes:
-    """Encode head and body, for one write.
+def _lines(headers: Iterable[Header]) -> bytes:
+    """Encode headers.
 
     Raises:
-        httpx2.LocalProtocolError: a header would not end where it should.
+        httpx2.LocalProtocolError: one would not end where it should.
     """
-    headers = request.headers.raw
-    lines = [b"%b %b HTTP/1.1\r\n" % (request.method.encode("ascii"), request.url.raw_path)]
-    lines += [b"%b: %b\r\n" % header for header in headers]
-    lines.append(b"\r\n")
-    head = b"".join(lines)
-    if not head.count(b"\r") == head.count(b"\n") == len(lines) or b"\0" in head:
+    lines = [b"%b: %b\r\n" % header for header in headers]
+    encoded = b"".join(lines)
+    if not encoded.count(b"\r") == encoded.count(b"\n") == len(lines) or b"\0" in encoded:
         raise httpx2.LocalProtocolError("a header holds a control character")
-    return head + body
+    return encoded
