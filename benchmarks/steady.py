@@ -23,6 +23,8 @@ _WARM_UP_SECONDS = 1.0
 _BACKLOG_SECONDS = 1.0
 """A rate is sustained while no more waits than comes in this time."""
 _FETCH = 1_000
+ASKED, TOLD = "stored after COMMIT sent", "stored after COMMIT returned"
+PERCENTS = (50, 90, 99, 99.9)
 _WAITING = "SELECT count(*) FROM outbox_events WHERE published_at IS NULL"
 
 
@@ -131,13 +133,13 @@ async def _latencies(run: Run, production: Production, count: int) -> dict[str, 
     stored = await _stored_ns(run, count)
     commits = production.commits.items()
     since = {
-        "COMMIT sent": [stored[identity] - commit.asked_ns for identity, commit in commits],
-        "COMMIT returned": [stored[identity] - commit.told_ns for identity, commit in commits],
+        ASKED: [stored[identity] - commit.asked_ns for identity, commit in commits],
+        TOLD: [stored[identity] - commit.told_ns for identity, commit in commits],
     }
     return {
-        f"stored after {name}, p{percent} ms": quantiles(ns, n=100, method="inclusive")[percent - 1] / 1e6
+        f"{name}, p{percent:g} ms": quantiles(ns, n=1_000, method="inclusive")[round(percent * 10) - 1] / 1e6
         for name, ns in since.items()
-        for percent in (50, 95, 99)
+        for percent in PERCENTS
     }
 
 

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.comparison import OURS, Comparison, Lane, table, times
 from benchmarks.peer_drain import Drained, backlog
-from benchmarks.peers import KEYED, OURS, RELAYS, UNKEYED, Comparison, Lane, descriptions, table, times
+from benchmarks.peers import KEYED, RELAYS, UNKEYED, Size, descriptions
 from kit.description import Description, filled
 from kit.ledger import positional
 
@@ -27,7 +28,7 @@ def drained(rate: float, relay: float = 1.0) -> Drained:
 
 def lane(*rates: float, failures: dict[int, str] | None = None) -> Lane:
     rounds = {number: drained(rate) for number, rate in enumerate(rates, 1)}
-    return Lane(about="x", rounds=rounds, failures=failures or {})
+    return Lane(about="x", events=10, rounds=rounds, failures=failures or {})
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
@@ -60,20 +61,25 @@ def test_our_own_worker_is_always_there_and_comes_first() -> None:
     assert len(everything) == len(FILES)
 
 
+def test_a_slow_relay_gets_a_smaller_backlog_but_never_too_small_a_one() -> None:
+    size = Size(events=20_000, seconds=4)
+    assert [size.at(rate) for rate in (100, 2_100, 90_000)] == [5_000, 8_000, 20_000]
+    assert Size(events=2_000, seconds=4).at(90_000) == 2_000
+
+
 def test_the_ratio_is_the_median_of_the_rounds_own_ratios() -> None:
     ours = {1: drained(400), 2: drained(900), 3: drained(100)}
     theirs = {1: drained(100), 2: drained(300), 3: drained(100)}
-    assert times(ours, theirs) == 3.0
+    assert times(ours, theirs) == [3.0, 1.0, 4.0]
 
 
 def test_rounds_that_only_one_of_them_finished_are_no_part_of_the_ratio() -> None:
-    assert times({1: drained(400), 2: drained(900)}, {2: drained(300), 3: drained(1)}) == 3.0
-    assert times({1: drained(400)}, {2: drained(300)}) is None
+    assert times({1: drained(400), 2: drained(900)}, {2: drained(300), 3: drained(1)}) == [3.0, 3.0, 3.0]
+    assert times({1: drained(400)}, {2: drained(300)}) == []
 
 
 def test_the_table_has_the_fastest_first_and_tells_what_failed_or_is_missing() -> None:
     comparison = Comparison(
-        events=10,
         lanes={
             UNKEYED: {"slow": lane(100, 300, failures={3: "it ended\n  because"}), OURS: lane(600, 600)},
             KEYED: {OURS: lane(500), "never": lane(failures={1: "no word"})},

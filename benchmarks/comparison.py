@@ -1,0 +1,105 @@
+"""What relays did with the same backlogs, as medians and ratios."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from statistics import median
+from typing import Any
+
+from benchmarks.peer_drain import Drained
+
+OURS = "sea_mq_worker"
+PROGRAMS = ("relay", "postgres", "nats")
+
+
+@dataclass(slots=True, kw_only=True)
+class Lane:
+    """What a relay did with one workload, by the number of the round; ``events`` are in each backlog."""
+
+    about: str
+    events: int
+    rounds: dict[int, Drained] = field(default_factory=dict)
+    failures: dict[int, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True, kw_only=True)
+class Comparison:
+    """All lanes by workload and relay; ``skipped`` tells why a relay was left out."""
+
+    lanes: dict[str, dict[str, Lane]] = field(default_factory=dict)
+    skipped: dict[str, str] = field(default_factory=dict)
+
+    def document(self) -> dict[str, Any]:
+        """Return the medians and every round."""
+        return {
+            "relays": {
+                workload: {name: _summary(lane, lanes.get(OURS)) for name, lane in lanes.items()}
+                for workload, lanes in self.lanes.items()
+            },
+            "skipped": self.skipped,
+        }
+
+
+def _summary(lane: Lane, ours: Lane | None) -> dict[str, Any]:
+    rounds = lane.rounds
+    found: dict[str, Any] = {
+        "about": lane.about,
+        "events": lane.events,
+        "rounds": {str(number): asdict(drained) for number, drained in rounds.items()},
+        "failures": {str(number): text for number, text in lane.failures.items()},
+    }
+    if rounds:
+        found["rate"] = median(each.rate for each in rounds.values())
+        found["cpu_seconds_per_100000"] = {
+            program: median(each.cpu_seconds_per_100000[program] for each in rounds.values())
+            for program in PROGRAMS
+        }
+        found["ours_is_times"] = times(ours.rounds, rounds) if ours else []
+    return found
+
+
+def times(ours: Mapping[int, Drained], theirs: Mapping[int, Drained]) -> list[float]:
+    """Return the median, least and largest of the rounds' own ratios; nothing where no round has both."""
+    ratios = [ours[number].rate / theirs[number].rate for number in ours.keys() & theirs.keys()]
+    return [median(ratios), min(ratios), max(ratios)] if ratios else []
+
+
+def table(report: Mapping[str, Any]) -> str:
+    """Write the medians for people, the fastest first, and below them what failed or was left out."""
+    rows = [["workload", "relay", "events/s", "ours is", *PROGRAMS]]
+    for workload, lanes in report["relays"].items():
+        for name, lane in fastest_first(lanes):
+            ratio = f"{lane['ours_is_times'][0]:.2f} x" if lane["ours_is_times"] else "-"
+            costs = [f"{lane['cpu_seconds_per_100000'][program]:.1f}" for program in PROGRAMS]
+            rows.append([workload, name, f"{lane['rate']:,.0f}", ratio, *costs])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        "  ".join(
+            cell.ljust(width) if place < 2 else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]
+    lines.append("CPU seconds of relay, postgres and nats per 100,000 events")
+    return "\n".join([*lines, *notes(report)])
+
+
+def fastest_first(lanes: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Return the lanes that have a rate."""
+    measured = [(name, lane) for name, lane in lanes.items() if "rate" in lane]
+    return sorted(measured, key=lambda item: -item[1]["rate"])
+
+
+def notes(report: Mapping[str, Any]) -> list[str]:
+    """Tell what was left out and what failed."""
+    return [f"{name} left out: {_line(reason)}" for name, reason in report["skipped"].items()] + [
+        f"{workload}, {name}, round {number} failed: {_line(text)}"
+        for workload, lanes in report["relays"].items()
+        for name, lane in lanes.items()
+        for number, text in lane["failures"].items()
+    ]
+
+
+def _line(text: str) -> str:
+    """Return the first and the last line: what was tried, and what came of it."""
+    lines = text.strip().splitlines()
+    return lines[0] if len(lines) < 2 else f"{lines[0]} {lines[-1].strip()}"

@@ -1,0 +1,149 @@
+"""``python -m benchmarks.results``: write the figures of docs/benchmarks/*.json into documents and pictures.
+
+``worker.json``, ``long.json`` and ``churn.json`` come from ``python -m benchmarks``, ``peers.json`` from
+``python -m benchmarks.peers``; of the first three there need not be all.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from textwrap import fill
+from typing import Any
+
+from benchmarks.comparison import OURS, fastest_first, notes
+from benchmarks.comparison import PROGRAMS as RELAY_PROGRAMS
+from benchmarks.counters import PROGRAMS
+from benchmarks.pictures import costs_of_relays, latency, rates_beside_floors, rates_of_relays
+from benchmarks.report import WORKER
+
+DOCS = Path(__file__).parents[1] / "docs"
+FOLDER = DOCS / "benchmarks"
+BEGIN, END = "<!-- results -->\n", "<!-- end of results -->"
+
+
+def texts() -> dict[Path, str]:
+    """Return everything that follows from the JSON files, by the file that it belongs to."""
+    own = [_loaded(name) for name in ("worker", "long", "churn") if _file(name).exists()]
+    peers = _loaded("peers")
+    workloads = {name: found for report in own for name, found in report["workloads"].items()}
+    return {
+        DOCS / "benchmarks.md": _rewritten(DOCS / "benchmarks.md", _own(own)),
+        DOCS / "benchmarks-peers.md": _rewritten(DOCS / "benchmarks-peers.md", _peers(peers)),
+        FOLDER / "rates.svg": rates_beside_floors(workloads),
+        FOLDER / "latency.svg": latency(workloads),
+        FOLDER / "peers.svg": rates_of_relays(peers["relays"]),
+        FOLDER / "peers-cpu.svg": costs_of_relays(peers["relays"]),
+    }
+
+
+def _file(name: str) -> Path:
+    return FOLDER / f"{name}.json"
+
+
+def _loaded(name: str) -> Any:
+    return json.loads(_file(name).read_text())
+
+
+def _rewritten(document: Path, lines: Iterable[str]) -> str:
+    head, _, rest = document.read_text().partition(BEGIN)
+    _, _, tail = rest.partition(END)
+    return "".join([head, BEGIN, *(f"{line}\n" for line in lines), END, tail])
+
+
+def _own(reports: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    yield "![The worker's rates beside their floors](benchmarks/rates.svg)"
+    yield ""
+    yield "![From the commit of an event to its place in the stream](benchmarks/latency.svg)"
+    for report in reports:
+        rounds = max(len(found["rounds"]) for found in report["workloads"].values())
+        yield ""
+        yield _measured_on(report["machine"], rounds)
+        yield ""
+        yield from _medians(report["workloads"])
+        yield ""
+        yield from _more(report["workloads"])
+
+
+def _measured_on(machine: Mapping[str, Any], rounds: int) -> str:
+    packages = ", ".join(f"{name} {version}" for name, version in machine["packages"].items())
+    return fill(
+        f"Measured on {machine['date']} at commit {machine['commit']}, on"
+        f" {machine['cpus']} processors ({machine['processor']}), {machine['platform']},"
+        f" Python {machine['python']}, {packages}: medians of all rounds ({rounds}), and their range."
+        " CPU seconds are for 100,000 events or messages.",
+        width=120,
+        break_on_hyphens=False,
+    )
+
+
+def _medians(workloads: Mapping[str, Any]) -> Iterator[str]:
+    yield from _head(
+        *("workload", "program", "rate/s", "worker's rate over it", f"CPU s: {', '.join(PROGRAMS)}"),
+        *("statements per 1,000", "WAL bytes each", "peak MB"),
+    )
+    for name, found in workloads.items():
+        for program, median in found["median"].items():
+            ratios = [median["worker_ratio"], *median["worker_ratios"]]
+            cpu = median["cpu_seconds_per_100000"]
+            yield _row(
+                *(name, program, _ranged(median["rate"], *median["rates"], shape=",.0f")),
+                "" if program == WORKER else _ranged(*ratios, shape=".2f"),
+                " + ".join(f"{cpu[each]:.1f}" for each in PROGRAMS),
+                f"{median['statements_per_1000']:.1f}",
+                f"{median['wal_bytes_each']:,.0f}",
+                f"{median['peak_bytes'] / 1e6:,.0f}" if median["peak_bytes"] else "",
+            )
+
+
+def _more(workloads: Mapping[str, Any]) -> Iterator[str]:
+    """Tell what one workload alone measures."""
+    yield from _head("workload", "what else", "median")
+    for name, found in workloads.items():
+        for median in found["median"].values():
+            for what, value in median["more"].items():
+                yield _row(name, what, f"{value:,.0f}" if abs(value) >= 1_000 else f"{value:.3g}")
+
+
+def _peers(report: Mapping[str, Any]) -> Iterator[str]:
+    yield "![Events a second of every relay](benchmarks/peers.svg)"
+    yield ""
+    yield "![Processor time of every relay and its servers](benchmarks/peers-cpu.svg)"
+    yield ""
+    rounds = max(len(lane["rounds"]) for lanes in report["relays"].values() for lane in lanes.values())
+    yield _measured_on(report["machine"], rounds)
+    yield ""
+    yield from _head(
+        *("workload", "relay", "backlog", "events/s", "ours over it"),
+        *(f"CPU s, {name}" for name in RELAY_PROGRAMS),
+    )
+    for workload, lanes in report["relays"].items():
+        for name, lane in fastest_first(lanes):
+            rates = [drained["rate"] for drained in lane["rounds"].values()]
+            yield _row(
+                *(workload, name, f"{lane['events']:,}"),
+                _ranged(lane["rate"], min(rates), max(rates), shape=",.0f"),
+                _ranged(*lane["ours_is_times"], shape=".2f")
+                if name != OURS and lane["ours_is_times"]
+                else "",
+                *(f"{lane['cpu_seconds_per_100000'][program]:.1f}" for program in RELAY_PROGRAMS),
+            )
+    if told := notes(report):
+        yield ""
+        yield from (f"- {note}" for note in told)
+
+
+def _head(*cells: str) -> list[str]:
+    return [_row(*cells), "|" + "---|" * len(cells)]
+
+
+def _row(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _ranged(median: float, least: float, most: float, *, shape: str) -> str:
+    return f"{median:{shape}} ({least:{shape}} to {most:{shape}})"
+
+
+if __name__ == "__main__":
+    for path, text in texts().items():
+        path.write_text(text)
