@@ -9,7 +9,7 @@ from sea_mq_worker.adapters.nats.dead_letters import NatsDeadLetters
 from sea_mq_worker.adapters.nats.definitions import Definition, definitions
 from sea_mq_worker.adapters.nats.facts import stream_facts
 from sea_mq_worker.adapters.postgres.connection import NO_HINTS
-from sea_mq_worker.adapters.postgres.migrations import check_version, migrate
+from sea_mq_worker.adapters.postgres.migrations import Plan, check_version, migrate, plan
 from sea_mq_worker.adapters.postgres.operations import PostgresOperations
 from sea_mq_worker.bootstrap.connections import open_nats, open_pool
 from sea_mq_worker.resources import resource_folder
@@ -22,6 +22,11 @@ _CONNECT_SECONDS = 3.0
 async def migrate_schema(settings: Settings) -> Sequence[str]:
     """Apply the migrations that are missing; return their names."""
     return await migrate(settings.database_url.get_secret_value(), schema=settings.database_schema)
+
+
+async def plan_migration(settings: Settings) -> Plan:
+    """Tell which migrations are missing."""
+    return await plan(settings.database_url.get_secret_value(), schema=settings.database_schema)
 
 
 @asynccontextmanager

@@ -4,13 +4,16 @@ from collections.abc import Callable
 from dataclasses import asdict
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from sea_mq_worker.cli.arguments import ActorOption, ReasonOption, moment
 from sea_mq_worker.cli.support import EXIT_USAGE, JsonOption, act, fail, print_json, print_table
 from sea_mq_worker.settings import Settings
+
+if TYPE_CHECKING:
+    from sea_mq_worker.adapters.postgres.migrations import Plan
 
 
 class Side(StrEnum):
@@ -20,17 +23,40 @@ class Side(StrEnum):
     INBOX = "inbox"
 
 
-def migrate() -> None:
+def migrate(
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Only tell what is missing, and what it does to workers that run."),
+    ] = False,
+) -> None:
     """Bring the database schema to this version; safe to run again, and by several at once."""
 
     async def work(settings: Settings) -> None:
-        from sea_mq_worker.bootstrap.operator import migrate_schema
+        from sea_mq_worker.bootstrap.operator import migrate_schema, plan_migration
 
+        if dry_run:
+            _tell_plan(await plan_migration(settings))
+            return
         for name in await migrate_schema(settings):
             typer.echo(f"applied {name}")
         typer.echo(f"schema {settings.database_schema} is up to date")
 
     act(work, needs=("database_url",))
+
+
+def _tell_plan(plan: "Plan") -> None:
+    for name in plan.missing:
+        typer.echo(f"would apply {name}")
+    if not plan.missing:
+        typer.echo("nothing to apply: old and new workers can run side by side")
+    elif not plan.version:
+        typer.echo("the schema is not there: nothing runs on it yet")
+    elif plan.serves_running:
+        typer.echo("workers that run can go on: replace them one after the other afterwards")
+    else:
+        typer.echo(
+            f"workers that know version {plan.version} end with exit code 3 then: replace them at once"
+        )
 
 
 def depth(

@@ -40,10 +40,16 @@ def of_next_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable
     return begin
 
 
-async def migrated(shared: Site) -> None:
+async def migrated(shared: Site, *, announced: str) -> None:
+    async with shared.worker("migrate", "--dry-run", name="migrate --dry-run") as command:
+        assert await command.ended() == 0
+    assert (f"would apply {KNOWN + 1:04}_next" in command.written, announced in command.written) == (
+        True,
+        True,
+    )
     async with shared.worker("migrate", name="migrate") as command:
         assert await command.ended() == 0
-    assert "applied" in command.written
+    assert f"applied {KNOWN + 1:04}_next" in command.written
 
 
 @pytest.mark.fault("L14")
@@ -54,7 +60,7 @@ async def test_two_versions_work_together_on_a_schema_that_serves_both(
         await old.ready()
         await shared.both_ways()
         of_next_version(f"-- Serves workers from version {KNOWN}.\n{ADDITIONS}")
-        await migrated(shared)
+        await migrated(shared, announced="workers that run can go on")
         async with shared.worker(name="new", outbox_batch_max=3) as new:
             await new.ready()
             for _ in range(5):
@@ -76,7 +82,7 @@ async def test_a_migration_that_does_not_serve_it_stops_a_worker_that_runs(
     async with shared.worker() as worker:
         await worker.ready()
         of_next_version(ADDITIONS)
-        await migrated(shared)
+        await migrated(shared, announced=f"workers that know version {KNOWN} end with exit code 3")
         assert await worker.ended(within=20) == 3
     assert f"version {KNOWN + 1}, this worker knows only {KNOWN}" in worker.written
 

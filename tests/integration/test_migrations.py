@@ -12,7 +12,7 @@ import pytest
 
 from sea_mq_worker.adapters.postgres import connection as postgres_connection
 from sea_mq_worker.adapters.postgres.connection import connect_pool
-from sea_mq_worker.adapters.postgres.migrations import check_version, migrate
+from sea_mq_worker.adapters.postgres.migrations import Plan, check_version, migrate, plan
 from sea_mq_worker.adapters.postgres.ownership import take_schema
 from sea_mq_worker.domain.errors import ContractError, StoreUnavailableError
 from sea_mq_worker.resources import resource_folder
@@ -79,6 +79,13 @@ async def run_psql(dsn: str, *arguments: str, schema: str = "public") -> str:
 async def test_each_migration_is_applied_once(empty: Database) -> None:
     assert list(await migrate(empty.dsn)) == NAMES
     assert list(await migrate(empty.dsn)) == []
+
+
+async def test_a_plan_names_what_is_missing_and_changes_nothing(empty: Database) -> None:
+    first = Plan(version=0, missing=NAMES, serves_running=False)
+    assert [await plan(empty.dsn), await plan(empty.dsn)] == [first, first]
+    await migrate(empty.dsn)
+    assert await plan(empty.dsn) == Plan(version=len(NAMES), missing=[], serves_running=True)
 
 
 async def test_a_missing_schema_is_created_beside_others(empty: Database) -> None:

@@ -2,7 +2,9 @@
 
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,41 @@ _SERVES = "SELECT bool_and(coalesce(serves_from, version) <= $1) FROM sea_mq_mig
 _SERVES_FROM = re.compile(r"^-- Serves workers from version (\d+)\.$", re.MULTILINE)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What ``migrate`` would do.
+
+    Attributes:
+        version: that of the schema; 0 where it is not there.
+        missing: names of the migrations that would be applied, in order.
+        serves_running: workers that know ``version`` may go on afterwards.
+    """
+
+    version: int
+    missing: Sequence[str]
+    serves_running: bool
+
+
+async def plan(dsn: str, *, schema: str = "public") -> Plan:
+    """Tell what ``migrate`` would do, changing nothing.
+
+    Raises:
+        StoreUnavailableError: PostgreSQL cannot serve now.
+        ContractError: the schema is newer than this worker, or the server is too old.
+    """
+    async with _connected(dsn, schema) as connection:
+        found: int = await connection.fetchval(_VERSION) if await connection.fetchval(_HAS_VERSIONS) else 0
+        if found > len(_migrations()):
+            await _check_newer(connection, found, len(_migrations()))
+        scripts = _migrations()[found:]
+        serving = (_SERVES_FROM.search(script.read_text(encoding="utf-8")) for script in scripts)
+        return Plan(
+            version=found,
+            missing=[script.stem for script in scripts],
+            serves_running=all(serves and int(serves[1]) <= found for serves in serving),
+        )
+
+
 async def migrate(dsn: str, *, schema: str = "public") -> Sequence[str]:
     """Apply the missing migrations in order and return their names; none where all are there.
 
@@ -41,9 +78,17 @@ async def migrate(dsn: str, *, schema: str = "public") -> Sequence[str]:
         ContractError: the user may not create what is needed, the schema is newer than this worker, or the
             server is too old.
     """
+    applied = []
+    async with _connected(dsn, schema) as connection:
+        while name := await _apply_next(connection, schema):
+            applied.append(name)
+    return applied
+
+
+@asynccontextmanager
+async def _connected(dsn: str, schema: str) -> AsyncIterator[asyncpg.Connection]:
     settings = session_settings(schema, "sea_mq_worker migrate")
     check_tls_files(dsn)
-    applied = []
     with connecting():
         connection = await asyncpg.connect(
             dsn, timeout=_CONNECT_SECONDS, server_settings=settings, target_session_attrs="read-write"
@@ -52,11 +97,9 @@ async def migrate(dsn: str, *, schema: str = "public") -> Sequence[str]:
         try:
             await check_server(connection)
             await check_settings(connection, settings)
-            while name := await _apply_next(connection, schema):
-                applied.append(name)
+            yield connection
         finally:
             await connection.close(timeout=_CONNECT_SECONDS)
-    return applied
 
 
 async def check_version(database: Any) -> None:
