@@ -184,6 +184,7 @@ class Settings(BaseSettings):
         "", description="The lake of `pipeline` jobs: a folder, or an object store as s3://bucket/path."
     )
     tracing: bool = Field(False, description="OpenTelemetry spans, exported as OTEL_* variables say.")
+    otlp_metrics: bool = Field(False, description="Metrics over OTLP, too, exported as OTEL_* variables say.")
 
     @classmethod
     def settings_customise_sources(

@@ -16,7 +16,7 @@ from sea_mq_worker.application.rescue import Rescuer
 from sea_mq_worker.application.supervisor import Loop
 from sea_mq_worker.bootstrap.base import Base
 from sea_mq_worker.bootstrap.connections import open_handler, open_pool, wait_for
-from sea_mq_worker.bootstrap.tracing import traced_handler
+from sea_mq_worker.bootstrap.telemetry import traced_handler
 from sea_mq_worker.domain.facts import Noticed
 from sea_mq_worker.ports.inbox import InboxRepository
 from sea_mq_worker.settings import ConsumerSettings, SettingsError
@@ -146,7 +146,7 @@ def _handle(base: Base, burial: Burial) -> Handle:
     s = base.settings
     http = open_handler(s, concurrency=s.handler_concurrency * len(s.consumers))
     base.stack.push_async_callback(http.close)
-    handler = traced_handler(http) if s.tracing else http
+    handler = traced_handler(base, http) if s.tracing else http
     gate = base.gate("handler", cap_seconds=_SICK_PROBE_MAX_SECONDS)
     return Handle(
         handler=handler,

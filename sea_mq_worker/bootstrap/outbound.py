@@ -15,7 +15,7 @@ from sea_mq_worker.application.supervisor import Loop
 from sea_mq_worker.application.upkeep import Periodic, Reaper
 from sea_mq_worker.bootstrap.base import Base
 from sea_mq_worker.bootstrap.connections import open_pool, wait_for
-from sea_mq_worker.bootstrap.tracing import traced_publisher
+from sea_mq_worker.bootstrap.telemetry import traced_publisher
 from sea_mq_worker.domain.facts import Noticed
 from sea_mq_worker.domain.retry import RetryPolicy
 from sea_mq_worker.ports.jetstream import JetStreamPublisher
@@ -58,7 +58,7 @@ async def _publisher(base: Base, connection: NatsConnection) -> JetStreamPublish
     )
     await wait_for(publisher.start, what=f"stream {s.stream}", observer=base.observer, stop=base.stop)
     _check_window(base, publisher.duplicate_window_seconds)
-    return traced_publisher(publisher) if s.tracing else publisher
+    return traced_publisher(base, publisher) if s.tracing else publisher
 
 
 def _search_seconds(s: Settings) -> float:

@@ -29,7 +29,7 @@ from sea_mq_worker.bootstrap.exposure import exposures
 from sea_mq_worker.bootstrap.inbound import inbound_loops
 from sea_mq_worker.bootstrap.operator import check_topology
 from sea_mq_worker.bootstrap.outbound import outbound_loops
-from sea_mq_worker.bootstrap.tracing import start_tracing
+from sea_mq_worker.bootstrap.telemetry import metrics_export, start_tracing
 from sea_mq_worker.domain.errors import ContractError, WorkerError
 from sea_mq_worker.domain.facts import Noticed, Progressed
 from sea_mq_worker.settings import Settings, SettingsError
@@ -57,7 +57,7 @@ async def run_worker(settings: Settings, stop: asyncio.Event) -> ExitCode:
             stack=stack,
         )
         if settings.tracing:
-            stack.push_async_callback(asyncio.to_thread, start_tracing(settings.context))
+            start_tracing(base)
         for exposure in exposures(settings):
             base.observer.observe(exposure)
         started = await _serve_admin(base)
@@ -81,6 +81,8 @@ async def run_worker(settings: Settings, stop: asyncio.Event) -> ExitCode:
 
 async def _loops(base: Base) -> dict[str, Loop]:
     loops = await _sampling(base)
+    if base.settings.otlp_metrics:
+        loops["metrics export"] = metrics_export(base)
     if base.settings.outbox_enabled:
         loops |= await outbound_loops(base)
     if base.settings.consumers:

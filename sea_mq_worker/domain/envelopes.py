@@ -79,6 +79,8 @@ def _request(message: InboundMessage, headers: Mapping[str, str], message_id: st
         causation_id=_uuid_or_none(headers.get("ce-causationid")),
         payload=message.payload,
         trace_headers=valid_trace_context(headers),
+        consumer=message.consumer,
+        stored_at=message.stored_at,
     )
 
 

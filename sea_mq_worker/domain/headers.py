@@ -61,6 +61,7 @@ def outbound_message(event: ClaimedEvent, *, context: str, source: str) -> Outbo
         payload=event.payload,
         headers=headers,
         repeated=event.attempts > 1 or event.earlier_stream_seq > 0,
+        waited_seconds=event.age_seconds,
     )
 
 

@@ -16,6 +16,8 @@ class OutboundMessage:
     headers: Mapping[str, str]
     repeated: bool = False
     """An earlier attempt or lifecycle may have stored it: it needs an answer of its own."""
+    waited_seconds: float = 0.0
+    """In the outbox, from its creation to its claim; 0 for what comes from elsewhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +44,10 @@ class InboundMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandlerRequest:
-    """What the handler is sent (SDS-047, handler contract); ``payload`` is the JSON text as received."""
+    """What the handler is sent (SDS-047, handler contract); ``payload`` is the JSON text as received.
+
+    ``consumer`` and ``stored_at``, of the message, are for traces.
+    """
 
     message_id: str
     subject: str
@@ -53,6 +58,8 @@ class HandlerRequest:
     causation_id: str | None
     payload: bytes
     trace_headers: Mapping[str, str] = field(default_factory=dict)
+    consumer: str = ""
+    stored_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,27 +1,27 @@
 """Traces: linked across the queue, carried on, and absent where the producer did not sample."""
 
-import asyncio
-import gzip
-import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import SpanKind, StatusCode
 
 from sea_mq_worker.adapters.memory.handler import Answer, InMemoryHandler
-from sea_mq_worker.adapters.observability.tracing import TracedHandler, TracedPublisher, configure_tracing
-from sea_mq_worker.domain.errors import WorkerError
+from sea_mq_worker.adapters.observability.exemplars import RecentSpans
+from sea_mq_worker.adapters.observability.tracing import TracedHandler, TracedPublisher
 from sea_mq_worker.domain.messages import HandlerRequest, OutboundMessage
 from sea_mq_worker.domain.outcomes import Accepted, PublishOutcome, Stored, Unknown
-from tests.support.handlers import handler_server
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 SAMPLED = {"traceparent": f"00-{TRACE}-b7ad6b7169203331-01", "tracestate": "vendor=1"}
 UNSAMPLED = {"traceparent": f"00-{TRACE}-b7ad6b7169203331-00", "tracestate": "vendor=1"}
+URL = "http://user:secret@handler.internal/handle?key=secret"
 REQUEST = HandlerRequest(
     message_id="m",
     subject="sea.event.t.v1",
@@ -86,6 +86,12 @@ def traceparent(span: ReadableSpan) -> str:
     return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
 
 
+def seconds(span: ReadableSpan) -> float:
+    assert span.start_time is not None
+    assert span.end_time is not None
+    return (span.end_time - span.start_time) / 1e9
+
+
 def linked_traces(span: ReadableSpan) -> list[str]:
     return [f"{link.context.trace_id:032x}" for link in span.links]
 
@@ -128,7 +134,7 @@ async def test_what_the_producer_did_not_sample_passes_untouched(traces: Traces)
     await TracedPublisher(inner=inner, tracer=traces.tracer).publish("s", b"{}", UNSAMPLED)
     handler = InMemoryHandler()
     request = replace(REQUEST, trace_headers=UNSAMPLED)
-    await TracedHandler(inner=handler, tracer=traces.tracer).handle(request)
+    await TracedHandler(inner=handler, url=URL, tracer=traces.tracer).handle(request)
     assert traces.spans == ()
     assert inner.sent[0].headers == UNSAMPLED
     assert handler.requests == [request]
@@ -136,7 +142,7 @@ async def test_what_the_producer_did_not_sample_passes_untouched(traces: Traces)
 
 async def test_a_handler_call_is_a_client_span_inside_a_linked_consumer_span(traces: Traces) -> None:
     inner = InMemoryHandler()
-    handler = TracedHandler(inner=inner, tracer=traces.tracer)
+    handler = TracedHandler(inner=inner, url=URL, tracer=traces.tracer)
     assert await handler.handle(replace(REQUEST, trace_headers=SAMPLED)) == Accepted(200)
     consumer, client = traces.of(SpanKind.CONSUMER), traces.of(SpanKind.CLIENT)
     assert linked_traces(consumer) == [TRACE]
@@ -148,9 +154,11 @@ async def test_a_handler_call_is_a_client_span_inside_a_linked_consumer_span(tra
 
 async def test_a_failed_call_marks_its_spans(traces: Traces) -> None:
     inner = InMemoryHandler(lambda _request, _call: Answer(status=500))
-    await TracedHandler(inner=inner, tracer=traces.tracer).handle(REQUEST)
+    await TracedHandler(inner=inner, url=URL, tracer=traces.tracer).handle(REQUEST)
     assert {span.status.status_code for span in traces.spans} == {StatusCode.ERROR}
-    assert traces.of(SpanKind.CLIENT).attributes == {"sea_mq.outcome": "Retry"}
+    told = traces.of(SpanKind.CLIENT).attributes
+    assert told is not None
+    assert (told["sea_mq.outcome"], told["error.type"]) == ("Retry", "Retry")
 
 
 async def test_everything_else_of_a_publisher_passes_through(traces: Traces) -> None:
@@ -161,24 +169,68 @@ async def test_everything_else_of_a_publisher_passes_through(traces: Traces) -> 
     assert await publisher.find(frozenset({"i"}), since_seconds=9.0) == {"i": Stored("S", 9)}
 
 
-def test_without_the_exporter_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
-    with pytest.raises(WorkerError, match=r"sea-mq-worker\[otel\]"):
-        configure_tracing(service_name="s", endpoint="http://127.0.0.1:4318")
+async def test_a_publish_follows_the_wait_in_the_outbox(traces: Traces) -> None:
+    message = OutboundMessage(id="i", subject="s", payload=b"1", headers=SAMPLED, waited_seconds=90.0)
+    publisher = TracedPublisher(inner=RecordingPublisher([Stored("S", 1)]), tracer=traces.tracer)
+    await publisher.publish_batch([message], timeout_seconds=1.0)
+    wait, publish = traces.of(SpanKind.INTERNAL), traces.of(SpanKind.PRODUCER)
+    assert seconds(wait) == pytest.approx(90.0)
+    assert wait.parent is None
+    assert publish.parent == wait.get_span_context()
+    assert linked_traces(wait) == linked_traces(publish) == [TRACE]
+    assert wait.end_time is not None
+    assert publish.start_time is not None
+    assert wait.end_time <= publish.start_time
 
 
-async def test_spans_reach_the_collector_when_tracing_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    providers: list[TracerProvider] = []
-    monkeypatch.setattr("opentelemetry.trace.set_tracer_provider", providers.append)
-    async with handler_server() as collector:
-        shutdown = configure_tracing(
-            service_name="orders-service", endpoint=f"http://127.0.0.1:{collector.port}"
-        )
-        handler = TracedHandler(InMemoryHandler(), providers[0].get_tracer("test"))
-        await handler.handle(REQUEST)
-        await asyncio.to_thread(shutdown)
-    (export,) = collector.calls
-    body = gzip.decompress(export.body) if export.headers.get("content-encoding") == "gzip" else export.body
-    assert export.path == "/v1/traces"
-    assert b"orders-service" in body
-    assert b"inbox process" in body
+async def test_a_handling_follows_the_wait_in_the_stream(traces: Traces) -> None:
+    stored_at = datetime.fromtimestamp(time.time() - 30.0, UTC)
+    handler = TracedHandler(inner=InMemoryHandler(), url=URL, tracer=traces.tracer)
+    await handler.handle(replace(REQUEST, trace_headers=SAMPLED, stored_at=stored_at))
+    wait, process = traces.of(SpanKind.INTERNAL), traces.of(SpanKind.CONSUMER)
+    assert 30.0 <= seconds(wait) < 60.0
+    assert process.parent == wait.get_span_context()
+    assert linked_traces(wait) == [TRACE]
+
+
+async def test_a_server_whose_clock_is_ahead_makes_no_wait(traces: Traces) -> None:
+    stored_at = datetime.fromtimestamp(time.time() + 3600.0, UTC)
+    handler = TracedHandler(inner=InMemoryHandler(), url=URL, tracer=traces.tracer)
+    await handler.handle(replace(REQUEST, stored_at=stored_at))
+    assert [span.kind for span in traces.spans] == [SpanKind.CLIENT, SpanKind.CONSUMER]
+
+
+async def test_the_handlers_address_is_told_without_its_secrets(traces: Traces) -> None:
+    await TracedHandler(inner=InMemoryHandler(), url=URL, tracer=traces.tracer).handle(REQUEST)
+    told = traces.of(SpanKind.CLIENT).attributes
+    assert told is not None
+    assert told["url.full"] == "http://handler.internal:80/handle"
+    assert told["server.address"] == "handler.internal"
+    assert "secret" not in str([span.attributes for span in traces.spans])
+
+
+async def test_the_span_of_an_effect_is_remembered_and_of_a_failure_is_not(traces: Traces) -> None:
+    recent = RecentSpans()
+    publisher = TracedPublisher(
+        RecordingPublisher([Stored("S", 1), Unknown("timeout")]), recent, traces.tracer
+    )
+    messages = [OutboundMessage(id=i, subject="s", payload=b"1", headers={}) for i in ("stored", "unknown")]
+    await publisher.publish_batch(messages, timeout_seconds=1.0)
+    assert recent.take("stored") == traces.spans[0].get_span_context()
+    assert recent.take("unknown") is None
+
+
+async def test_what_is_not_sampled_is_not_remembered() -> None:
+    tracer = TracerProvider(sampler=ALWAYS_OFF).get_tracer("test")
+    recent = RecentSpans()
+    await TracedHandler(InMemoryHandler(), URL, recent, tracer).handle(REQUEST)
+    assert not recent
+
+
+def test_spans_that_nobody_asks_for_are_forgotten(traces: Traces) -> None:
+    recent = RecentSpans()
+    span = traces.tracer.start_span("s").get_span_context()
+    for number in range(20_000):
+        recent.note(str(number), span)
+    assert recent.take("0") is None
+    assert recent.take("10000") == span

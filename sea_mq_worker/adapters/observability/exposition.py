@@ -2,14 +2,18 @@
 
 from collections.abc import Iterator
 from itertools import accumulate
+from typing import TypeAlias
 
-from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client import CollectorRegistry, ProcessCollector, exposition
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric as Exposed
+from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Exemplar
 
 from sea_mq_worker.adapters.observability.series import BOUNDS_SECONDS, Families, Family, Histogram, Number
 
+_Bucket: TypeAlias = tuple[str, float] | tuple[str, float, Exemplar]
 _BOUNDS = (*map(str, BOUNDS_SECONDS), "+Inf")
 
 
@@ -27,8 +31,12 @@ class Exposition(Collector):
         yield from map(_number, self._families.numbers.values())
         yield from map(_histogram, self._families.histograms.values())
 
-    def render(self) -> bytes:
-        return generate_latest(self._registry)
+    def render(self, *, open_metrics: bool) -> bytes:
+        """Write it as OpenMetrics, which alone has exemplars, or as the older text."""
+        if open_metrics:
+            text: bytes = openmetrics.generate_latest(self._registry)  # type: ignore[no-untyped-call]
+            return text
+        return exposition.generate_latest(self._registry)
 
 
 def _number(family: Family[Number]) -> Exposed:
@@ -44,6 +52,14 @@ def _histogram(family: Family[Histogram]) -> Exposed:
     metric = family.metric
     exposed = HistogramMetricFamily(metric.name, metric.meaning, labels=metric.labels)
     for values, histogram in family.series.items():
-        buckets = list(zip(_BOUNDS, accumulate(histogram.counts), strict=True))
-        exposed.add_metric(values, buckets, histogram.sum)
+        exposed.add_metric(values, list(_buckets(histogram)), histogram.sum)
     return exposed
+
+
+def _buckets(histogram: Histogram) -> Iterator[_Bucket]:
+    for place, (bound, count) in enumerate(zip(_BOUNDS, accumulate(histogram.counts), strict=True)):
+        if found := histogram.exemplars.get(place):
+            labels = {"trace_id": f"{found.span.trace_id:032x}", "span_id": f"{found.span.span_id:016x}"}
+            yield bound, count, Exemplar(labels, found.value, found.at)
+        else:
+            yield bound, count

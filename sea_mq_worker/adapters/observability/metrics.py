@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Literal, TypeAlias, assert_never
 
+from sea_mq_worker.adapters.observability.exemplars import RecentSpans
 from sea_mq_worker.adapters.observability.exposition import Exposition
 from sea_mq_worker.adapters.observability.rates import Rate
 from sea_mq_worker.adapters.observability.series import Families, Histogram, Number
@@ -50,14 +51,17 @@ class MetricsObserver:
 
     Args:
         clock: monotonic seconds.
+
+    Attributes:
+        spans: of messages in hand, noted by whoever traces; they become exemplars.
     """
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._families = Families()
         self._exposition = Exposition(self._families)
-        self._rendered = b""
-        self._rendered_at = float("-inf")
+        self.spans = RecentSpans()
+        self._rendered: dict[bool, tuple[bytes, float]] = {}
         self._rates = {"published": Rate(clock), "processed": Rate(clock)}
         self._gates: dict[str, tuple[str, float]] = {}
         self._backlogs: dict[Side, tuple[Backlog, float]] = {}
@@ -110,14 +114,21 @@ class MetricsObserver:
         self._number(f"{side}_oldest_seconds").value = backlog.oldest_seconds
         self._number(f"{side}_dead").value = backlog.dead
 
-    def render(self) -> bytes:
+    def render(self, *, open_metrics: bool = False) -> bytes:
         """Return the exposition; made anew at most once a second, because it takes milliseconds."""
         now = self._clock()
-        if now - self._rendered_at >= _RENDER_SECONDS:
-            for side, (_, at) in self._backlogs.items():
-                self._number("backlog_sample_age_seconds", side).value = now - at
-            self._rendered, self._rendered_at = self._exposition.render(), now
-        return self._rendered
+        rendered, at = self._rendered.get(open_metrics, (b"", float("-inf")))
+        if now - at >= _RENDER_SECONDS:
+            self.measure()
+            rendered = self._exposition.render(open_metrics=open_metrics)
+            self._rendered[open_metrics] = (rendered, now)
+        return rendered
+
+    def measure(self) -> Families:
+        """Return all numbers as they are now."""
+        for side, (_, at) in self._backlogs.items():
+            self._number("backlog_sample_age_seconds", side).value = self._clock() - at
+        return self._families
 
     def numbers(self) -> Mapping[str, object]:
         """Return totals since the start, recent rates, backlogs and paused gates, as JSON data."""
@@ -141,12 +152,21 @@ class MetricsObserver:
         self._rates["published"].add(count)
         self._latency.observe_all(fact.latencies)
         self._count("outbox_duplicates_total", amount=fact.duplicates)
+        if self.spans:
+            for event in fact.each():
+                self._exemplify(self._latency, event.latency_seconds, event.outbox_id)
 
     def _message_processed(self, fact: MessageProcessed) -> None:
         processed, seconds = self._processed_by(fact.consumer, fact.status)
         processed.value += 1
         self._rates["processed"].add()
         seconds.observe(fact.seconds)
+        if self.spans:
+            self._exemplify(seconds, fact.seconds, fact.message_id)
+
+    def _exemplify(self, histogram: Histogram, value: float, message_id: str) -> None:
+        if span := self.spans.take(message_id):
+            histogram.exemplify(value, span)
 
     def _processed_by(self, consumer: str, status: int) -> tuple[Number, Histogram]:
         """Look the labels up once: there are few, and this is asked for each message."""

@@ -1,11 +1,13 @@
 """Numbers kept in plain ints and lists: to count is a tenth of a microsecond, all else is a scrape's."""
 
+import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from sea_mq_worker.adapters.observability.vocabulary import METRICS, Metric
+from sea_mq_worker.adapters.observability.exemplars import SpanName
+from sea_mq_worker.adapters.observability.vocabulary.metrics import METRICS, Metric
 
 BOUNDS_SECONDS = (
     *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
@@ -30,6 +32,8 @@ class Histogram:
 
     counts: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS_SECONDS) + 1))
     sum: float = 0.0
+    exemplars: dict[int, "Exemplar"] = field(default_factory=dict)
+    """By the place of their bucket, the latest of each."""
 
     def observe(self, value: float) -> None:
         self.counts[bisect_left(BOUNDS_SECONDS, value)] += 1
@@ -40,6 +44,19 @@ class Histogram:
         for value in values:
             counts[bisect_left(BOUNDS_SECONDS, value)] += 1
         self.sum += sum(values)
+
+    def exemplify(self, value: float, span: SpanName) -> None:
+        """Let a value that was observed lead to its trace."""
+        self.exemplars[bisect_left(BOUNDS_SECONDS, value)] = Exemplar(value, span, time.time())
+
+
+@dataclass(frozen=True, slots=True)
+class Exemplar:
+    """One value out of a bucket, and the span that tells of it; ``at`` is in seconds since 1970."""
+
+    value: float
+    span: SpanName
+    at: float
 
 
 class Family(Generic[SeriesT]):

@@ -1,60 +1,33 @@
 """Traces with OpenTelemetry: decorators of two ports, used only where tracing is switched on.
 
 Across a queue spans are linked, not nested: a message may wait for days, so each side begins a trace of its
-own with a link to the context that it was given. That context's sampled bit decides first: what the producer
-did not sample passes through untouched and costs a look at one header. Without a context the SDK's sampler
-decides alone.
+own with a link to the context that it was given. That trace begins with the wait, so it shows where the time
+went. The given context's sampled bit decides first: what the producer did not sample passes through untouched
+and costs a look at one header. Without a context the SDK's sampler decides alone.
 """
 
-import os
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from urllib.parse import urlsplit
 
-from opentelemetry import context as otel_context
 from opentelemetry import trace
+from opentelemetry.context import Context
 from opentelemetry.trace import Link, Span, SpanContext, SpanKind, StatusCode, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from opentelemetry.util.types import AttributeValue
 
-from sea_mq_worker.domain.errors import WorkerError
+from sea_mq_worker.adapters.observability.exemplars import RecentSpans
+from sea_mq_worker.adapters.observability.vocabulary import spans as v
+from sea_mq_worker.domain.headers import MSG_ID
 from sea_mq_worker.domain.messages import HandlerRequest, OutboundMessage
-from sea_mq_worker.domain.outcomes import Accepted, HandlerResult, PublishOutcome, Stored
+from sea_mq_worker.domain.outcomes import Accepted, HandlerResult, Poison, PublishOutcome, Stored
 from sea_mq_worker.ports.handler import EventHandler
 from sea_mq_worker.ports.jetstream import JetStreamPublisher
 
 _PROPAGATOR = TraceContextTextMapPropagator()
 _TRACE_HEADERS = frozenset({"traceparent", "tracestate"})
-
-
-def configure_tracing(*, service_name: str, endpoint: str = "") -> Callable[[], None]:
-    """Export spans over OTLP/HTTP; the returned function sends the last ones and ends it.
-
-    Args:
-        service_name: the resource's ``service.name``, unless ``OTEL_SERVICE_NAME`` says otherwise.
-        endpoint: base URL of the collector; empty: as the ``OTEL_EXPORTER_OTLP_*`` variables say.
-
-    Raises:
-        WorkerError: the exporter is not installed.
-    """
-    from opentelemetry.sdk.resources import Resource  # noqa: PLC0415  (a tenth of a second)
-    from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
-    from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
-
-    try:
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import (  # noqa: PLC0415
-            OTLPSpanExporter,
-        )
-    except ImportError as error:
-        raise WorkerError(
-            "tracing needs the OTLP exporter: install sea-mq-worker[otel] or switch tracing off"
-        ) from error
-    if endpoint and urlsplit(endpoint).path in {"", "/"}:
-        endpoint = f"{endpoint.rstrip('/')}/v1/traces"
-    name = os.environ.get("OTEL_SERVICE_NAME", service_name)
-    provider = TracerProvider(resource=Resource.create({"service.name": name}))
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint or None)))
-    trace.set_tracer_provider(provider)
-    return provider.shutdown
+_REJECTED = 422
 
 
 def _tracer() -> Tracer:
@@ -66,6 +39,7 @@ class TracedPublisher:
     """A JetStreamPublisher that makes a PRODUCER span of each message and sends its context along."""
 
     inner: JetStreamPublisher
+    recent: RecentSpans = field(default_factory=RecentSpans)
     tracer: Tracer = field(default_factory=_tracer)
 
     @property
@@ -81,10 +55,13 @@ class TracedPublisher:
         return self.inner.duplicate_window_seconds
 
     async def publish(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> PublishOutcome:
-        span, headers = self._begin(subject, headers)
+        message = OutboundMessage(
+            id=headers.get(MSG_ID, ""), subject=subject, payload=payload, headers=headers
+        )
+        span, message = self._begin(message)
         try:
-            outcome = await self.inner.publish(subject, payload, headers)
-            _note_publish(span, outcome)
+            outcome = await self.inner.publish(subject, payload, message.headers)
+            self._note(message, span, outcome)
         finally:
             span.end()
         return outcome
@@ -92,81 +69,142 @@ class TracedPublisher:
     async def publish_batch(
         self, messages: Sequence[OutboundMessage], *, timeout_seconds: float
     ) -> Sequence[PublishOutcome]:
-        spans, traced = [], []
-        for message in messages:
-            span, headers = self._begin(message.subject, message.headers)
-            spans.append(span)
-            traced.append(message if headers is message.headers else replace(message, headers=headers))
+        begun = [self._begin(message) for message in messages]
+        traced = [message for _, message in begun]
         try:
             outcomes = await self.inner.publish_batch(traced, timeout_seconds=timeout_seconds)
-            for span, outcome in zip(spans, outcomes, strict=True):
-                _note_publish(span, outcome)
+            for (span, message), outcome in zip(begun, outcomes, strict=True):
+                self._note(message, span, outcome)
         finally:
-            for span in spans:
+            for span, _ in begun:
                 span.end()
         return outcomes
 
     async def find(self, ids: frozenset[str], *, since_seconds: float) -> Mapping[str, Stored]:
         return await self.inner.find(ids, since_seconds=since_seconds)
 
-    def _begin(self, subject: str, headers: Mapping[str, str]) -> tuple[Span, Mapping[str, str]]:
-        attributes = {
-            "messaging.system": "nats",
-            "messaging.operation.name": "publish",
-            "messaging.destination.name": subject,
-            "messaging.message.id": headers.get("Nats-Msg-Id", ""),
+    def _begin(self, message: OutboundMessage) -> tuple[Span, OutboundMessage]:
+        origin = _span_context(message.headers)
+        if _is_unsampled(origin):
+            return trace.INVALID_SPAN, message
+        about = _about(message.subject, message.id)
+        parent = _waited(self.tracer, v.OUTBOX_WAIT, message.waited_seconds, origin, about)
+        about |= {
+            v.OPERATION: "publish",
+            v.OPERATION_TYPE: "send",
+            v.BODY_SIZE: len(message.payload),
+            v.REPEATED: message.repeated,
         }
-        span = _linked_span(self.tracer, "outbox publish", SpanKind.PRODUCER, headers, attributes)
-        return span, _carrying(span, headers)
+        name = v.PUBLISH.name.format(subject=message.subject)
+        span = self.tracer.start_span(name, parent, SpanKind.PRODUCER, about, _links(origin))
+        headers = _carrying(span, message.headers)
+        return span, message if headers is message.headers else replace(message, headers=headers)
+
+    def _note(self, message: OutboundMessage, span: Span, outcome: PublishOutcome) -> None:
+        if isinstance(outcome, Stored):
+            span.set_attributes({v.STREAM: outcome.stream, v.STREAM_SEQ: outcome.seq})
+            _remember(self.recent, message.id, span)
+        _judge(span, outcome, good=isinstance(outcome, Stored))
 
 
 @dataclass(frozen=True, slots=True)
 class TracedHandler:
-    """An EventHandler that makes a CONSUMER span of each message, with a CLIENT span for the call."""
+    """An EventHandler that makes a CONSUMER span of each message, with a CLIENT span for the call.
+
+    Attributes:
+        url: the handler's; its user, password and query are left out of spans.
+    """
 
     inner: EventHandler
+    url: str
+    recent: RecentSpans = field(default_factory=RecentSpans)
     tracer: Tracer = field(default_factory=_tracer)
 
     async def handle(self, request: HandlerRequest) -> HandlerResult:
-        attributes = {
-            "messaging.system": "nats",
-            "messaging.operation.name": "process",
-            "messaging.destination.name": request.subject,
-            "messaging.message.id": request.message_id,
-        }
-        consumer = _linked_span(
-            self.tracer, "inbox process", SpanKind.CONSUMER, request.trace_headers, attributes
-        )
-        parent = trace.set_span_in_context(consumer, otel_context.Context())
-        client = (
-            self.tracer.start_span("POST", parent, SpanKind.CLIENT) if consumer.is_recording() else consumer
-        )
+        origin = _span_context(request.trace_headers)
+        if _is_unsampled(origin):
+            return await self.inner.handle(request)
+        consumer = self._consumer_span(request, origin)
+        inside = trace.set_span_in_context(consumer, Context())
+        client = self.tracer.start_span(v.POST.name, inside, SpanKind.CLIENT, _about_call(self.url))
         headers = _carrying(client, request.trace_headers)
         try:
             result = await self.inner.handle(replace(request, trace_headers=headers))
-            for span in (consumer, client):
-                _note(span, result, good=isinstance(result, Accepted))
+            self._note(request, consumer, client, result)
         finally:
             client.end()
             consumer.end()
         return result
 
+    def _consumer_span(self, request: HandlerRequest, origin: SpanContext) -> Span:
+        about = _about(request.subject, request.message_id)
+        waited_seconds = time.time() - request.stored_at.timestamp() if request.stored_at else 0.0
+        parent = _waited(self.tracer, v.STREAM_WAIT, waited_seconds, origin, about)
+        about |= {
+            v.OPERATION: "process",
+            v.OPERATION_TYPE: "process",
+            v.GROUP: request.consumer,
+            v.BODY_SIZE: len(request.payload),
+        }
+        name = v.PROCESS.name.format(subject=request.subject)
+        return self.tracer.start_span(name, parent, SpanKind.CONSUMER, about, _links(origin))
 
-def _linked_span(
-    tracer: Tracer, name: str, kind: SpanKind, headers: Mapping[str, str], attributes: Mapping[str, str]
-) -> Span:
-    """Begin a trace with a link to the context in ``headers``; a span that records nothing if unsampled."""
-    origin = _span_context(headers)
-    if origin.is_valid and not origin.trace_flags.sampled:
-        return trace.INVALID_SPAN
-    links = (Link(origin),) if origin.is_valid else ()
-    return tracer.start_span(name, otel_context.Context(), kind, dict(attributes), links)
+    def _note(self, request: HandlerRequest, consumer: Span, client: Span, result: HandlerResult) -> None:
+        if isinstance(result, Accepted):
+            client.set_attribute(v.STATUS, result.status)
+            _remember(self.recent, request.message_id, consumer)
+        elif isinstance(result, Poison):
+            client.set_attribute(v.STATUS, _REJECTED)
+        for span in (consumer, client):
+            _judge(span, result, good=isinstance(result, Accepted))
+
+
+def _waited(
+    tracer: Tracer,
+    kind: v.SpanKind,
+    seconds: float,
+    origin: SpanContext,
+    about: Mapping[str, AttributeValue],
+) -> Context:
+    """Begin a trace with a wait that is over; without one the next span begins it."""
+    if seconds <= 0.0:
+        return Context()
+    now = time.time_ns()
+    began = now - int(seconds * 1e9)
+    span = tracer.start_span(kind.name, Context(), attributes=about, links=_links(origin), start_time=began)
+    span.end(now)
+    return trace.set_span_in_context(span, Context())
+
+
+def _about(subject: str, message_id: str) -> dict[str, AttributeValue]:
+    return {v.SYSTEM: "nats", v.DESTINATION: subject, v.MESSAGE_ID: message_id}
+
+
+def _about_call(url: str) -> dict[str, AttributeValue]:
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    address = f"[{host}]" if ":" in host else host
+    return {
+        v.METHOD: "POST",
+        v.SERVER: host,
+        v.PORT: port,
+        v.URL: f"{parts.scheme}://{address}:{port}{parts.path}",
+    }
+
+
+def _links(origin: SpanContext) -> tuple[Link, ...]:
+    return (Link(origin),) if origin.is_valid else ()
+
+
+def _is_unsampled(origin: SpanContext) -> bool:
+    return origin.is_valid and not origin.trace_flags.sampled
 
 
 def _span_context(headers: Mapping[str, str]) -> SpanContext:
     if "traceparent" not in headers:
         return trace.INVALID_SPAN_CONTEXT
-    extracted = _PROPAGATOR.extract(headers, otel_context.Context())
+    extracted = _PROPAGATOR.extract(headers, Context())
     return trace.get_current_span(extracted).get_span_context()
 
 
@@ -175,17 +213,18 @@ def _carrying(span: Span, headers: Mapping[str, str]) -> Mapping[str, str]:
     if not span.is_recording():
         return headers
     carrier = {name: value for name, value in headers.items() if name not in _TRACE_HEADERS}
-    _PROPAGATOR.inject(carrier, trace.set_span_in_context(span, otel_context.Context()))
+    _PROPAGATOR.inject(carrier, trace.set_span_in_context(span, Context()))
     return carrier
 
 
-def _note_publish(span: Span, outcome: PublishOutcome) -> None:
-    if isinstance(outcome, Stored):
-        span.set_attribute("messaging.nats.stream.sequence", outcome.seq)
-    _note(span, outcome, good=isinstance(outcome, Stored))
+def _remember(recent: RecentSpans, message_id: str, span: Span) -> None:
+    if span.is_recording():
+        recent.note(message_id, span.get_span_context())
 
 
-def _note(span: Span, outcome: PublishOutcome | HandlerResult, *, good: bool) -> None:
-    span.set_attribute("sea_mq.outcome", type(outcome).__name__)
+def _judge(span: Span, outcome: PublishOutcome | HandlerResult, *, good: bool) -> None:
+    name = type(outcome).__name__
+    span.set_attribute(v.OUTCOME, name)
     if not good:
+        span.set_attribute(v.ERROR_TYPE, name)
         span.set_status(StatusCode.ERROR)

@@ -1,4 +1,4 @@
-"""Every metric there is: the worker can count nothing else, and docs/telemetry.md is made of it."""
+"""Every metric of the worker; it can count nothing else."""
 
 from dataclasses import dataclass
 from typing import Literal, TypeAlias

@@ -1,0 +1,1 @@
+"""What the worker can tell, by name: docs/telemetry.md is made of these tables."""

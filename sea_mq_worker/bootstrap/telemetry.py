@@ -1,0 +1,70 @@
+"""OpenTelemetry, imported and set up only where it is switched on."""
+
+import asyncio
+import os
+import time
+
+from sea_mq_worker.application.pacing import pause
+from sea_mq_worker.application.supervisor import Loop
+from sea_mq_worker.bootstrap.base import Base
+from sea_mq_worker.ports.handler import EventHandler
+from sea_mq_worker.ports.jetstream import JetStreamPublisher
+from sea_mq_worker.settings import SettingsError
+
+_INTERVAL = "OTEL_METRIC_EXPORT_INTERVAL"
+_INTERVAL_MS = "60000"
+
+
+def start_tracing(base: Base) -> None:
+    """Export spans as the OTEL_* variables say, the last ones when the worker ends."""
+    from sea_mq_worker.adapters.observability.otlp import described, export_spans  # noqa: PLC0415
+
+    shutdown = export_spans(described(context=base.settings.context, worker=base.name))
+    base.stack.push_async_callback(asyncio.to_thread, shutdown)
+
+
+def metrics_export(base: Base) -> Loop:
+    """Make the loop that exports metrics as the OTEL_* variables say, and once more when the worker ends.
+
+    Raises:
+        SettingsError: the interval is no number.
+    """
+    from sea_mq_worker.adapters.observability.otlp import (  # noqa: PLC0415
+        described,
+        metrics_data,
+        metrics_exporter,
+    )
+
+    export = metrics_exporter()
+    resource = described(context=base.settings.context, worker=base.name)
+    since_ns = time.time_ns()
+    seconds = _interval_seconds()
+
+    async def run(stop: asyncio.Event) -> None:
+        while not stop.is_set():
+            await pause(stop, seconds=seconds)
+            data = metrics_data(base.metrics.measure(), resource=resource, since_ns=since_ns)
+            await asyncio.to_thread(export, data)
+
+    return run
+
+
+def _interval_seconds() -> float:
+    given = os.environ.get(_INTERVAL, _INTERVAL_MS)
+    if not given.isdecimal() or int(given) == 0:
+        raise SettingsError(f"{_INTERVAL}: expected milliseconds, a whole number above 0")
+    return int(given) / 1000
+
+
+def traced_publisher(base: Base, inner: JetStreamPublisher) -> JetStreamPublisher:
+    """Make a span of every publish."""
+    from sea_mq_worker.adapters.observability.tracing import TracedPublisher  # noqa: PLC0415
+
+    return TracedPublisher(inner, base.metrics.spans)
+
+
+def traced_handler(base: Base, inner: EventHandler) -> EventHandler:
+    """Make spans of every message handled."""
+    from sea_mq_worker.adapters.observability.tracing import TracedHandler  # noqa: PLC0415
+
+    return TracedHandler(inner, base.settings.handler_url, base.metrics.spans)
