@@ -4,6 +4,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import asyncpg
 
@@ -37,6 +38,7 @@ async def history(stage: Stage, *, count: int, published: int) -> dict[str, Figu
             await _fill(run, published)
         async with _old_snapshot(run):
             beside = await _drain(run, count)
+    beside = replace(beside, more={"published events beside it": published})
     return {"worker": beside, "worker, no history": alone}
 
 

@@ -60,7 +60,6 @@ def _own(reports: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield _measured_on(report["machine"], rounds)
         yield ""
         yield from _medians(report["workloads"])
-        yield ""
         yield from _more(report["workloads"])
 
 
@@ -95,13 +94,15 @@ def _medians(workloads: Mapping[str, Any]) -> Iterator[str]:
             )
 
 
-def _more(workloads: Mapping[str, Any]) -> Iterator[str]:
+def _more(workloads: Mapping[str, Any]) -> list[str]:
     """Tell what one workload alone measures."""
-    yield from _head("workload", "what else", "median")
-    for name, found in workloads.items():
-        for median in found["median"].values():
-            for what, value in median["more"].items():
-                yield _row(name, what, f"{value:,.0f}" if abs(value) >= 1_000 else f"{value:.3g}")
+    rows = [
+        _row(name, what, f"{value:,.0f}" if abs(value) >= 1_000 else f"{value:.3g}")
+        for name, found in workloads.items()
+        for median in found["median"].values()
+        for what, value in median["more"].items()
+    ]
+    return ["", *_head("workload", "what else", "median"), *rows] if rows else []
 
 
 def _peers(report: Mapping[str, Any]) -> Iterator[str]:
