@@ -77,7 +77,7 @@ def _measured_on(machine: Mapping[str, Any], rounds: int) -> str:
 
 def _medians(workloads: Mapping[str, Any]) -> Iterator[str]:
     yield from _head(
-        *("workload", "program", "rate/s", "worker's rate over it", f"CPU s: {', '.join(PROGRAMS)}"),
+        *("workload", "program", "count", "rate/s", "worker's rate over it", f"CPU s: {', '.join(PROGRAMS)}"),
         *("statements per 1,000", "WAL bytes each", "peak MB"),
     )
     for name, found in workloads.items():
@@ -85,7 +85,8 @@ def _medians(workloads: Mapping[str, Any]) -> Iterator[str]:
             ratios = [median["worker_ratio"], *median["worker_ratios"]]
             cpu = median["cpu_seconds_per_100000"]
             yield _row(
-                *(name, program, _ranged(median["rate"], *median["rates"], shape=",.0f")),
+                *(name, program, f"{median['count']:,}"),
+                _ranged(median["rate"], *median["rates"], shape=",.0f"),
                 "" if program == WORKER else _ranged(*ratios, shape=".2f"),
                 " + ".join(f"{cpu[each]:.1f}" for each in PROGRAMS),
                 f"{median['statements_per_1000']:.1f}",
