@@ -52,38 +52,39 @@ class _Lane:
         async with asyncio.TaskGroup() as group:
             while claimed < count:
                 await self._places.acquire()
-                rows = await (self._claim_ordered() if self._ordered else self._claim())
-                claimed += len(rows)
-                group.create_task(self._settle(rows)).add_done_callback(lambda _: self._places.release())
+                head, events = _split(await (self._claim_ordered() if self._ordered else self._claim()))
+                if head["fresh_at"] is not None:
+                    self._position = head["fresh_at"], head["fresh_seq"]
+                self._keys.update(head.get("leftover", ()))
+                claimed += len(events)
+                task = group.create_task(self._settle(head["claimed_at"], events))
+                task.add_done_callback(lambda _: self._places.release())
 
     async def _claim(self) -> Sequence[Any]:
-        rows = await self._pool.fetch(
+        return await self._pool.fetch(
             self._sql["claim"], self._batch_max, _OWNER, *self._position, *_START, self._batch_max // 4
         )
-        claimed = [row for row in rows if row["id"] is not None]
-        self._position = max([self._position, *((row["available_at"], row["seq"]) for row in claimed)])
-        return claimed
 
     async def _claim_ordered(self) -> Sequence[Any]:
         hints, self._keys = list(self._keys), set()
-        rows = await self._pool.fetch(
+        return await self._pool.fetch(
             self._sql["claim_ordered"], self._batch_max, _OWNER, *self._position, *_START,
             self._batch_max // 4, 2 * self._batch_max, _RUN_MAX, hints, False, False,
         )  # fmt: skip
-        head = rows[0]
-        if head["fresh_at"] is not None:
-            self._position = head["fresh_at"], head["fresh_seq"]
-        self._keys.update(head["leftover"])
-        return [row for row in rows if row["id"] is not None]
 
-    async def _settle(self, rows: Sequence[Any]) -> None:
-        if not rows:
+    async def _settle(self, claimed_at: datetime, events: Sequence[Any]) -> None:
+        if not events:
             return
-        size = len(rows)
-        settled = await self._pool.fetch(
-            self._sql["mark_published"], _OWNER, rows[0]["claimed_at"], [row["id"] for row in rows],
-            [self._stream] * size, [row["seq"] for row in rows],
+        size = len(events)
+        kept = await self._pool.fetchval(
+            self._sql["mark_published"], _OWNER, claimed_at, [event["id"] for event in events],
+            [self._stream] * size, [event["seq"] for event in events],
         )  # fmt: skip
-        if len(settled) != size:
-            raise RuntimeError(f"of {size} claimed events, {len(settled)} were settled")
-        self._keys.update(row["ordering_key"] for row in settled if row["ordering_key"])
+        if kept is not None:
+            raise RuntimeError(f"of {size} claimed events, {len(kept)} were settled")
+        self._keys.update(event["ordering_key"] for event in events if event["ordering_key"])
+
+
+def _split(rows: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
+    [head] = [row for row in rows if row["id"] is None]
+    return head, [row for row in rows if row is not head]

@@ -19,8 +19,9 @@ class ClaimedEvent(NamedTuple):
     """An event leased to one relay for one publish attempt.
 
     ``payload`` is the JSON text exactly as PostgreSQL renders the column, so that no number passes
-    through a float. ``headers`` and ``metadata`` are JSON texts, or empty where the column is null.
-    A tuple, because it is made for every event and takes a third of the time of a frozen dataclass.
+    through a float. ``headers`` and ``metadata`` are JSON texts.
+    A tuple, because it is made for every event and takes a third of the time of a frozen dataclass; the
+    database's rows have its fields in their order.
     """
 
     id: str
@@ -39,12 +40,12 @@ class ClaimedEvent(NamedTuple):
     """Since the event was created, by the database's clock."""
     attempted_seconds_ago: float
     """Since the first attempt of this lifecycle; 0 on the first attempt."""
-    correlation_id: str = ""
-    causation_id: str = ""
-    partition_key: str = ""
+    correlation_id: str | None = None
+    causation_id: str | None = None
+    partition_key: str | None = None
     ordering_key: str | None = None
-    headers: str = ""
-    metadata: str = ""
+    headers: str | None = None
+    metadata: str | None = None
     earlier_stream_seq: int = 0
     """Stream sequence of the copy that an earlier lifecycle published; 0 where there was none."""
 

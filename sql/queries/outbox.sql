@@ -6,7 +6,9 @@
 -- Indexes: idx_outbox_due, idx_outbox_retry.
 -- $1 limit, $2 claimed_by, $3 $4 cursor (available_at, seq) of first tries, $5 $6 cursor of retries,
 -- $7 places kept for retries; what either side leaves free the other one takes.
--- The first column tells the time and stands even where nothing is claimed (id is null).
+-- One row (id is null) tells the time, claimed_at and where the next claim goes on; each other is an event, from id
+-- on with the columns of ClaimedEvent in their order. Neither has what the other has, which would be sent and read
+-- for each event.
 WITH waiting AS MATERIALIZED (
     SELECT o.ctid AS tid
       FROM outbox_events o
@@ -39,17 +41,28 @@ WITH waiting AS MATERIALIZED (
            first_attempt_at = coalesce(o.first_attempt_at, statement_timestamp())
       FROM pick
      WHERE o.ctid = pick.tid AND o.state = 'PENDING'
-    RETURNING o.claimed_at, o.available_at, o.publish_error IS NOT NULL AS retried,
-              o.id::text AS id, o.seq, o.aggregate_type, o.aggregate_id, o.event_type, o.event_version,
-              o.payload::text AS payload, o.occurred_at, o.correlation_id::text AS correlation_id,
-              o.causation_id::text AS causation_id, o.partition_key, o.ordering_key, o.headers::text AS headers,
-              o.metadata::text AS metadata, o.publish_attempts, o.failures,
-              date_part('epoch', o.claimed_at - o.created_at) AS age_seconds,
-              date_part('epoch', o.claimed_at - o.first_attempt_at) AS attempted_seconds_ago,
-              o.stream_seq
+    RETURNING o.*
+), head AS MATERIALIZED (
+    SELECT now() AS at, statement_timestamp() AS claimed_at, fresh_last.available_at AS fresh_at,
+           fresh_last.seq AS fresh_seq, retry_last.available_at AS retry_at, retry_last.seq AS retry_seq
+      FROM (SELECT 1) one
+      LEFT JOIN (
+        SELECT available_at, seq FROM claimed WHERE publish_error IS NULL
+         ORDER BY available_at DESC, seq DESC LIMIT 1
+      ) fresh_last ON true
+      LEFT JOIN (
+        SELECT available_at, seq FROM claimed WHERE publish_error IS NOT NULL
+         ORDER BY available_at DESC, seq DESC LIMIT 1
+      ) retry_last ON true
 )
-SELECT now() AS at, claimed.*
-  FROM (SELECT 1) one LEFT JOIN claimed ON true;
+SELECT head.*, o.id::text AS id, o.seq, o.aggregate_type, o.aggregate_id, o.event_type, o.event_version,
+       convert_to(o.payload::text, 'UTF8') AS payload, o.occurred_at, o.publish_attempts AS attempts, o.failures,
+       greatest(0, date_part('epoch', o.claimed_at - o.created_at)) AS age_seconds,
+       greatest(0, date_part('epoch', o.claimed_at - o.first_attempt_at)) AS attempted_seconds_ago,
+       o.correlation_id::text AS correlation_id, o.causation_id::text AS causation_id, o.partition_key,
+       o.ordering_key, o.headers::text AS headers, o.metadata::text AS metadata,
+       coalesce(o.stream_seq, 0) AS earlier_stream_seq
+  FROM head FULL JOIN claimed o ON false;
 
 -- name: claim_ordered
 -- Leases due events that have an ordering key, each with every earlier unfinished event of its key: the unbroken
@@ -59,9 +72,9 @@ SELECT now() AS at, claimed.*
 -- idx_outbox_dead what holds them.
 -- $1 .. $6 as in claim; $7 retried events looked at for keys ($1 where first tries are few), $8 first tries looked
 -- at, $9 longest run of a key, $10 keys to look at besides, $11 take turns with other relays, $12 a dead event holds its key.
--- The first columns always stand: my_turn false: another relay is claiming, nothing was looked at;
--- fresh_* and retry_*: how many were looked at and where the next claim goes on; leftover: keys of $10 or behind
--- the cursor that have more to claim.
+-- Rows as in claim. my_turn false: another relay is claiming, nothing was looked at; fresh_* and retry_*: how many
+-- were looked at and where the next claim goes on; leftover: keys of $10 or behind the cursor that have more to
+-- claim.
 WITH gate AS MATERIALIZED (
     SELECT CASE WHEN $11::boolean
                 THEN pg_try_advisory_xact_lock(7178, hashtext(current_schema()::text)) ELSE true END AS mine
@@ -127,55 +140,59 @@ WITH gate AS MATERIALIZED (
            first_attempt_at = coalesce(o.first_attempt_at, statement_timestamp())
       FROM pick
      WHERE o.ctid = pick.tid AND o.state = 'PENDING'
-    RETURNING o.claimed_at, o.available_at, o.publish_error IS NOT NULL AS retried,
-              o.id::text AS id, o.seq, o.aggregate_type, o.aggregate_id, o.event_type, o.event_version,
-              o.payload::text AS payload, o.occurred_at, o.correlation_id::text AS correlation_id,
-              o.causation_id::text AS causation_id, o.partition_key, o.ordering_key, o.headers::text AS headers,
-              o.metadata::text AS metadata, o.publish_attempts, o.failures,
-              date_part('epoch', o.claimed_at - o.created_at) AS age_seconds,
-              date_part('epoch', o.claimed_at - o.first_attempt_at) AS attempted_seconds_ago,
-              o.stream_seq
+    RETURNING o.*
+), head AS MATERIALIZED (
+    SELECT now() AS at, statement_timestamp() AS claimed_at, gate.mine AS my_turn,
+           (SELECT count(*) FROM fresh) AS fresh_count, fresh_next.available_at AS fresh_at, fresh_next.seq AS fresh_seq,
+           (SELECT count(*) FROM retried) AS retry_count, retry_next.available_at AS retry_at, retry_next.seq AS retry_seq,
+           ARRAY(SELECT DISTINCT e.key FROM eligible e
+                  WHERE e.pos > $1::int
+                    AND (NOT e.retried AND (e.available_at, e.seq) <= ($3::timestamptz, $4::bigint)
+                         OR e.retried AND (e.available_at, e.seq) <= ($5::timestamptz, $6::bigint))) AS leftover
+      FROM gate
+      LEFT JOIN (
+        (SELECT available_at, seq FROM fresh ORDER BY available_at DESC, seq DESC LIMIT 1)
+        UNION ALL
+        (SELECT available_at, seq - 1 FROM eligible e
+          WHERE e.pos > $1::int AND NOT e.retried AND (e.available_at, e.seq) > ($3::timestamptz, $4::bigint)
+          ORDER BY available_at, seq LIMIT 1)
+        ORDER BY available_at, seq LIMIT 1
+      ) fresh_next ON true
+      LEFT JOIN (
+        (SELECT available_at, seq FROM retried ORDER BY available_at DESC, seq DESC LIMIT 1)
+        UNION ALL
+        (SELECT available_at, seq - 1 FROM eligible e
+          WHERE e.pos > $1::int AND e.retried AND (e.available_at, e.seq) > ($5::timestamptz, $6::bigint)
+          ORDER BY available_at, seq LIMIT 1)
+        ORDER BY available_at, seq LIMIT 1
+      ) retry_next ON true
 )
-SELECT now() AS at, gate.mine AS my_turn,
-       (SELECT count(*) FROM fresh) AS fresh_count, fresh_next.available_at AS fresh_at, fresh_next.seq AS fresh_seq,
-       (SELECT count(*) FROM retried) AS retry_count, retry_next.available_at AS retry_at, retry_next.seq AS retry_seq,
-       ARRAY(SELECT DISTINCT e.key FROM eligible e
-              WHERE e.pos > $1::int
-                AND (NOT e.retried AND (e.available_at, e.seq) <= ($3::timestamptz, $4::bigint)
-                     OR e.retried AND (e.available_at, e.seq) <= ($5::timestamptz, $6::bigint))) AS leftover,
-       claimed.*
-  FROM gate
-  LEFT JOIN (
-    (SELECT available_at, seq FROM fresh ORDER BY available_at DESC, seq DESC LIMIT 1)
-    UNION ALL
-    (SELECT available_at, seq - 1 FROM eligible e
-      WHERE e.pos > $1::int AND NOT e.retried AND (e.available_at, e.seq) > ($3::timestamptz, $4::bigint)
-      ORDER BY available_at, seq LIMIT 1)
-    ORDER BY available_at, seq LIMIT 1
-  ) fresh_next ON true
-  LEFT JOIN (
-    (SELECT available_at, seq FROM retried ORDER BY available_at DESC, seq DESC LIMIT 1)
-    UNION ALL
-    (SELECT available_at, seq - 1 FROM eligible e
-      WHERE e.pos > $1::int AND e.retried AND (e.available_at, e.seq) > ($5::timestamptz, $6::bigint)
-      ORDER BY available_at, seq LIMIT 1)
-    ORDER BY available_at, seq LIMIT 1
-  ) retry_next ON true
-  LEFT JOIN claimed ON true;
+SELECT head.*, o.id::text AS id, o.seq, o.aggregate_type, o.aggregate_id, o.event_type, o.event_version,
+       convert_to(o.payload::text, 'UTF8') AS payload, o.occurred_at, o.publish_attempts AS attempts, o.failures,
+       greatest(0, date_part('epoch', o.claimed_at - o.created_at)) AS age_seconds,
+       greatest(0, date_part('epoch', o.claimed_at - o.first_attempt_at)) AS attempted_seconds_ago,
+       o.correlation_id::text AS correlation_id, o.causation_id::text AS causation_id, o.partition_key,
+       o.ordering_key, o.headers::text AS headers, o.metadata::text AS metadata,
+       coalesce(o.stream_seq, 0) AS earlier_stream_seq
+  FROM head FULL JOIN claimed o ON false;
 
 -- name: mark_published
--- Writes down leased events that the stream has, and only those that the lease still covers: the others are not
--- returned.
+-- Writes down leased events that the stream has, and only those that the lease still covers: kept names them, and is
+-- null where it covers all.
 -- Index: the primary key.
 -- $1 claimed_by and $2 claimed_at of the claim; then one element for each event: $3 id, $4 stream and $5 sequence
 -- that the broker named.
-UPDATE outbox_events o
-   SET state = 'PUBLISHED', claimed_at = NULL, claimed_by = NULL,
-       published_at = clock_timestamp(), publish_error = NULL,
-       stream = v.stream, stream_seq = v.stream_seq
-  FROM unnest($3::uuid[], $4::text[], $5::bigint[]) AS v (id, stream, stream_seq)
- WHERE o.id = v.id AND o.state = 'CLAIMED' AND o.claimed_by = $1::text AND o.claimed_at = $2::timestamptz
-RETURNING o.id::text AS id, o.ordering_key;
+WITH settled AS (
+    UPDATE outbox_events o
+       SET state = 'PUBLISHED', claimed_at = NULL, claimed_by = NULL,
+           published_at = clock_timestamp(), publish_error = NULL,
+           stream = v.stream, stream_seq = v.stream_seq
+      FROM unnest($3::uuid[], $4::text[], $5::bigint[]) AS v (id, stream, stream_seq)
+     WHERE o.id = v.id AND o.state = 'CLAIMED' AND o.claimed_by = $1::text AND o.claimed_at = $2::timestamptz
+    RETURNING o.id
+)
+SELECT CASE WHEN count(*) < cardinality($3::uuid[]) THEN coalesce(array_agg(id::text), '{}') END AS kept
+  FROM settled;
 
 -- name: settle
 -- The same for what became of all others.
@@ -183,17 +200,21 @@ RETURNING o.id::text AS id, o.ordering_key;
 -- $1 claimed_by and $2 claimed_at of the claim; then one element for each event: $3 id, $4 new state,
 -- $5 error (null: none to tell), $6 failures to add, $7 seconds until due (null: unchanged).
 -- An event that comes back without an error was never attempted, and its first attempt is still to come.
-UPDATE outbox_events o
-   SET state = v.state, claimed_at = NULL, claimed_by = NULL,
-       publish_error = coalesce(left(v.error, 2000), o.publish_error),
-       failures = o.failures + v.failed,
-       available_at = coalesce(clock_timestamp() + v.delay_seconds * interval '1 second', o.available_at),
-       first_attempt_at = CASE WHEN v.state = 'PENDING' AND v.error IS NULL AND o.first_attempt_at = o.claimed_at
-                               THEN NULL ELSE o.first_attempt_at END
-  FROM unnest($3::uuid[], $4::text[], $5::text[], $6::int[], $7::float8[])
-       AS v (id, state, error, failed, delay_seconds)
- WHERE o.id = v.id AND o.state = 'CLAIMED' AND o.claimed_by = $1::text AND o.claimed_at = $2::timestamptz
-RETURNING o.id::text AS id, o.ordering_key;
+WITH settled AS (
+    UPDATE outbox_events o
+       SET state = v.state, claimed_at = NULL, claimed_by = NULL,
+           publish_error = coalesce(left(v.error, 2000), o.publish_error),
+           failures = o.failures + v.failed,
+           available_at = coalesce(clock_timestamp() + v.delay_seconds * interval '1 second', o.available_at),
+           first_attempt_at = CASE WHEN v.state = 'PENDING' AND v.error IS NULL AND o.first_attempt_at = o.claimed_at
+                                   THEN NULL ELSE o.first_attempt_at END
+      FROM unnest($3::uuid[], $4::text[], $5::text[], $6::int[], $7::float8[])
+           AS v (id, state, error, failed, delay_seconds)
+     WHERE o.id = v.id AND o.state = 'CLAIMED' AND o.claimed_by = $1::text AND o.claimed_at = $2::timestamptz
+    RETURNING o.id
+)
+SELECT CASE WHEN count(*) < cardinality($3::uuid[]) THEN coalesce(array_agg(id::text), '{}') END AS kept
+  FROM settled;
 
 -- name: reap
 -- Ends leases that ran out, in the lane of events without an ordering key. Each spends a failure of its event; the

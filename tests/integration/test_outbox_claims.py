@@ -15,7 +15,7 @@ from sea_mq_worker.adapters.postgres.connection import connect_pool
 from sea_mq_worker.adapters.postgres.outbox import PostgresOutboxAdapter
 from sea_mq_worker.adapters.postgres.queries import load_queries
 from sea_mq_worker.domain.errors import ContractError, StoreUnavailableError
-from sea_mq_worker.domain.events import Claim
+from sea_mq_worker.domain.events import Claim, ClaimedEvent
 from sea_mq_worker.domain.outcomes import Postponed, Published, Released, Stored
 from tests.support.servers import Database
 from tests.support.waiting import eventually
@@ -190,6 +190,14 @@ async def test_a_claim_reads_only_its_indexes(pool: asyncpg.Pool) -> None:
         assert "Bitmap" not in plan, plan
         lane = "_ordered" if name.endswith("_ordered") else ""
         assert f"idx_outbox_due{lane} " in plan, plan
+
+
+@pytest.mark.parametrize("name", ["claim", "claim_ordered"])
+async def test_a_claim_returns_the_fields_of_an_event_in_their_order(pool: asyncpg.Pool, name: str) -> None:
+    async with pool.acquire() as connection:
+        prepared = await connection.prepare(load_queries("outbox", *STATEMENTS)[name])
+        names = [attribute.name for attribute in prepared.get_attributes()]
+    assert names[names.index("id") :] == list(ClaimedEvent._fields)
 
 
 async def test_a_claim_stays_a_heap_only_update(pool: asyncpg.Pool) -> None:

@@ -3,21 +3,24 @@
 import asyncio
 import secrets
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
+from operator import attrgetter
 from typing import Any, assert_never
 
 import asyncpg
 
 from sea_mq_worker.adapters.postgres.connection import fetch
-from sea_mq_worker.adapters.postgres.cursor import START, Cursor, Read
+from sea_mq_worker.adapters.postgres.cursor import START, Cursor, Position, Read
 from sea_mq_worker.adapters.postgres.queries import load_queries
 from sea_mq_worker.domain.events import Claim, ClaimedEvent
-from sea_mq_worker.domain.outcomes import Buried, Postponed, Published, Released
+from sea_mq_worker.domain.outcomes import Buried, Postponed, Published, Released, Verdict
 
 _REFUSALS_MAX = 20
 _REFUSAL_SECONDS = 0.005
 _REAP_MAX = 500
+_EVENT = slice(-len(ClaimedEvent._fields), None)
+"""Where a row of a claim holds the event."""
 
 
 class PostgresOutboxAdapter:
@@ -73,17 +76,17 @@ class PostgresOutboxAdapter:
 
     async def mark_published(self, claim: Claim, verdicts: Sequence[Published]) -> frozenset[str]:
         """CLAIMED -> PUBLISHED (CMD-050); the attempt was counted by the claim."""
-        return await self._settle("mark_published", claim, map(_published, verdicts))
+        return await self._settle("mark_published", claim, verdicts)
 
     async def increment_attempts(
         self, claim: Claim, verdicts: Sequence[Postponed | Buried]
     ) -> frozenset[str]:
         """CLAIMED -> PENDING or DEAD, with the error; errors are cut to 2000 characters."""
-        return await self._settle("settle", claim, map(_changes, verdicts))
+        return await self._settle("settle", claim, verdicts)
 
     async def release(self, claim: Claim, verdicts: Sequence[Released]) -> frozenset[str]:
         """CLAIMED -> PENDING, as if the claim had not been, but for its count."""
-        released = await self._settle("settle", claim, map(_changes, verdicts))
+        released = await self._settle("settle", claim, verdicts)
         if verdicts and not self._ordered:
             self._fresh.rewind()
             self._retries.rewind()
@@ -105,13 +108,12 @@ class PostgresOutboxAdapter:
         kept = self._places_kept(batch_max)
         rows = await fetch(self._pool, self._sql["claim"], batch_max, owner, *positions, kept)
         seconds = time.monotonic() - began
-        claimed = [row for row in rows if row["id"] is not None]
-        full = len(claimed) == batch_max
-        for cursor, retried in ((self._fresh, False), (self._retries, True)):
-            places = [(row["available_at"], row["seq"]) for row in claimed if row["retried"] is retried]
-            read = Read(max(places, default=START), now=rows[0]["at"], full=full, fruitful=bool(claimed))
+        head, events = _split(rows)
+        full = len(events) == batch_max
+        for cursor, name in ((self._fresh, "fresh"), (self._retries, "retry")):
+            read = Read(_position(head, name), now=head["at"], full=full, fruitful=bool(events))
             cursor.advance(read, seconds=seconds)
-        return _claim_of(owner, claimed, more=full)
+        return _claim_of(owner, head, events, more=full)
 
     async def _claim_ordered(self, batch_max: int) -> Claim:
         owner = self._owner()
@@ -121,105 +123,86 @@ class PostgresOutboxAdapter:
         positions = *self._fresh.next(), *self._retries.next()
         kept = self._places_kept(batch_max)
         try:
-            rows = await self._take_turn(
+            head, events = await self._take_turn(
                 batch_max, owner, *positions, kept, window, self._run_max, list(hints)
             )
         except BaseException:
             self._hints |= hints
             raise
         seconds = time.monotonic() - began
-        head = rows[0]
         self._hints.update(head["leftover"])
-        claimed = [row for row in rows if row["id"] is not None]
-        cut = len(claimed) == batch_max
+        cut = len(events) == batch_max
         fresh_full = head["fresh_count"] == window
         retries_full = head["retry_count"] == (kept if fresh_full else batch_max)
         for cursor, name, full in (
             (self._fresh, "fresh", fresh_full),
             (self._retries, "retry", retries_full),
         ):
-            position = START if head[f"{name}_at"] is None else (head[f"{name}_at"], head[f"{name}_seq"])
-            read = Read(position, now=head["at"], full=full or cut, fruitful=bool(claimed))
+            read = Read(_position(head, name), now=head["at"], full=full or cut, fruitful=bool(events))
             cursor.advance(read, seconds=seconds)
-        return _claim_of(owner, claimed, more=cut or fresh_full or (retries_full and kept > 0))
+        return _claim_of(owner, head, events, more=cut or fresh_full or (retries_full and kept > 0))
 
     def _places_kept(self, batch_max: int) -> int:
         """Keep a quarter of the places for retries; of a batch too small to divide, every other one."""
         self._retries_first = not self._retries_first
         return batch_max // 4 or int(self._retries_first)
 
-    async def _take_turn(self, *args: object) -> Sequence[Any]:
+    async def _take_turn(self, *args: object) -> tuple[Any, list[ClaimedEvent]]:
         """Claim in turn with other relays; after a bounded number of refusals, out of turn.
 
         Two claims at once are correct, but the second one walks over what the first has locked.
         """
         statement = self._sql["claim_ordered"]
         for _ in range(_REFUSALS_MAX if self._take_turns else 0):
-            rows = await fetch(self._pool, statement, *args, True, self._hold_dead_keys)
-            if rows[0]["my_turn"]:
-                return rows
+            head, events = _split(await fetch(self._pool, statement, *args, True, self._hold_dead_keys))
+            if head["my_turn"]:
+                return head, events
             await asyncio.sleep(_REFUSAL_SECONDS)
-        return await fetch(self._pool, statement, *args, False, self._hold_dead_keys)
+        return _split(await fetch(self._pool, statement, *args, False, self._hold_dead_keys))
 
-    async def _settle(
-        self, statement: str, claim: Claim, changes: Iterable[tuple[object, ...]]
-    ) -> frozenset[str]:
-        """Run a statement that takes a claim and a list for each column of ``changes``."""
-        columns = list(map(list, zip(*changes, strict=True)))
-        if not columns:
+    async def _settle(self, statement: str, claim: Claim, verdicts: Sequence[Verdict]) -> frozenset[str]:
+        """Run a statement that takes a claim and a list for each column of ``_changes``."""
+        if not verdicts:
             return frozenset()
         claimed_at, owner = claim.token.split(" ", 1)
-        rows = await fetch(
+        columns = map(list, zip(*map(_changes, verdicts), strict=True))
+        [row] = await fetch(
             self._pool, self._sql[statement], owner, datetime.fromisoformat(claimed_at), *columns
         )
+        kept = frozenset(v.event.id for v in verdicts) if row["kept"] is None else frozenset(row["kept"])
         if self._ordered:
-            self._hints.update(row["ordering_key"] for row in rows)
-        return frozenset(row["id"] for row in rows)
+            self._hints.update(v.event.ordering_key or "" for v in verdicts if v.event.id in kept)
+        return kept
 
     def _owner(self) -> str:
         """Name one claim: two claims of one worker in the same microsecond stay apart."""
         return f"{self._worker}#{secrets.token_hex(4)}"
 
 
-def _claim_of(owner: str, rows: Sequence[Any], *, more: bool) -> Claim:
-    if not rows:
-        return Claim(token="", events=(), more=more)
-    events = sorted(map(_event, rows), key=lambda event: event.seq)
-    return Claim(token=f"{rows[0]['claimed_at'].isoformat()} {owner}", events=tuple(events), more=more)
+def _split(rows: Sequence[Any]) -> tuple[Any, list[ClaimedEvent]]:
+    """Return the row that tells of the claim as a whole, and the events in insert order."""
+    [head] = [row for row in rows if row["id"] is None]
+    events = [ClaimedEvent._make(row[_EVENT]) for row in rows if row is not head]
+    return head, sorted(events, key=attrgetter("seq"))
 
 
-def _event(row: Any) -> ClaimedEvent:
-    return ClaimedEvent(
-        id=row["id"],
-        seq=row["seq"],
-        aggregate_type=row["aggregate_type"],
-        aggregate_id=row["aggregate_id"],
-        event_type=row["event_type"],
-        event_version=row["event_version"],
-        payload=row["payload"].encode(),
-        occurred_at=row["occurred_at"],
-        correlation_id=row["correlation_id"] or "",
-        causation_id=row["causation_id"] or "",
-        partition_key=row["partition_key"] or "",
-        ordering_key=row["ordering_key"],
-        headers=row["headers"] or "",
-        metadata=row["metadata"] or "",
-        attempts=row["publish_attempts"],
-        failures=row["failures"],
-        age_seconds=max(0.0, row["age_seconds"]),
-        attempted_seconds_ago=max(0.0, row["attempted_seconds_ago"]),
-        earlier_stream_seq=row["stream_seq"] or 0,
-    )
+def _position(head: Any, name: str) -> Position:
+    return START if head[f"{name}_at"] is None else (head[f"{name}_at"], head[f"{name}_seq"])
 
 
-def _published(verdict: Published) -> tuple[object, ...]:
-    """Return id, stream and sequence as ``mark_published`` takes them."""
-    return verdict.event.id, verdict.stored.stream, verdict.stored.seq
+def _claim_of(owner: str, head: Any, events: Sequence[ClaimedEvent], *, more: bool) -> Claim:
+    token = f"{head['claimed_at'].isoformat()} {owner}" if events else ""
+    return Claim(token=token, events=tuple(events), more=more)
 
 
-def _changes(verdict: Postponed | Buried | Released) -> tuple[object, ...]:
-    """Return id, state, error, failures to add and delay as ``settle`` takes them."""
+def _changes(verdict: Verdict) -> tuple[object, ...]:
+    """Return what ``mark_published`` takes of an event: id, stream, sequence; or what ``settle`` takes.
+
+    That is id, state, error, failures to add and delay.
+    """
     match verdict:
+        case Published(event, stored):
+            return event.id, stored.stream, stored.seq
         case Postponed(event, error, delay_seconds, failed):
             return event.id, "PENDING", error, int(failed), delay_seconds
         case Buried(event, error):
