@@ -4,7 +4,7 @@ Facts carry ids, counts, sizes and reasons, never payloads or credentials.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
 
@@ -32,7 +32,7 @@ class EventsPublished:
 
     latencies: Sequence[float]
     duplicates: int
-    each: Callable[[], Iterable[EventPublished]]
+    each: Callable[[], Iterable[EventPublished]] = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
