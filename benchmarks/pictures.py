@@ -9,7 +9,7 @@ from benchmarks.report import WORKER
 from benchmarks.steady import ASKED, PERCENTS, TOLD
 
 _STEADY = "steady rate"
-_BETWEEN = "from the moment COMMIT was answered to the moment it was sent"
+_BETWEEN = "between the time since COMMIT was answered and the time since it was sent"
 _PROGRAM_NAMES = {"relay": "relay", "postgres": "PostgreSQL", "nats": "nats-server"}
 
 
