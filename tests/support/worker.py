@@ -130,6 +130,11 @@ class WorkerProcess:
         except TimeoutError:
             raise AssertionError(f"still running after {within:g} s: {self.written[-2000:]}") from None
 
+    async def stopped(self) -> None:
+        """Stop it as a supervisor would, and wait for a graceful end."""
+        self.send(signal.SIGTERM)
+        assert await self.ended() == 0, self.written[-2000:]
+
     @property
     def written(self) -> str:
         """What it wrote so far."""
@@ -146,10 +151,15 @@ class WorkerProcess:
 
     async def metrics(self) -> dict[str, float]:
         """Return what it counts, by the name of the series with its labels: ``name{label="x"}``."""
-        status, text = await self._get("metrics")
-        assert status == 200, text
+        text = await self.exposition()
         samples = [line.rpartition(" ") for line in text.splitlines() if not line.startswith("#")]
         return {series: float(value) for series, _, value in samples}
+
+    async def exposition(self) -> str:
+        """Return /metrics as it is."""
+        status, text = await self._get("metrics")
+        assert status == 200, text
+        return text
 
     async def _readiness(self) -> tuple[int, str]:
         return await self._get("readyz")

@@ -13,59 +13,32 @@ Nobody waits for whoever reads the log: what a full pipe does not take is lost, 
 import contextlib
 import json
 import logging
-import re
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Literal, TextIO, get_args, get_type_hints
+from typing import Literal, TextIO
 
 from sea_mq_worker.adapters.observability.outlet import Outlet
+from sea_mq_worker.adapters.observability.vocabulary.log_events import FACTS, LEVELS
 from sea_mq_worker.domain.errors import WorkerError
 from sea_mq_worker.domain.facts import (
-    BatchRelayed,
     EventBuried,
-    EventPostponed,
     EventPublished,
     EventsPublished,
     Fact,
     GatePaused,
-    GateResumed,
-    LeasesLost,
-    LeasesReaped,
     MessageDeadLettered,
-    MessageProcessed,
-    MessageRetried,
-    MessageSkipped,
     Noticed,
     Progressed,
-    WorkerStarted,
-    WorkerStopped,
 )
 
 LOGGER = "sea_mq_worker"
 LIBRARIES = ("asyncio", "asyncpg", "httpcore2", "httpx2", "nats", "opentelemetry", "uvicorn")
 Format = Literal["json", "text"]
 
-_LEVELS: Mapping[type[Fact], int] = {
-    EventsPublished: logging.DEBUG,
-    EventPostponed: logging.WARNING,
-    EventBuried: logging.ERROR,
-    BatchRelayed: logging.DEBUG,
-    LeasesLost: logging.WARNING,
-    LeasesReaped: logging.WARNING,
-    MessageProcessed: logging.DEBUG,
-    MessageSkipped: logging.DEBUG,
-    MessageRetried: logging.WARNING,
-    MessageDeadLettered: logging.ERROR,
-    GatePaused: logging.WARNING,
-    GateResumed: logging.INFO,
-    WorkerStarted: logging.INFO,
-    WorkerStopped: logging.INFO,
-    Noticed: logging.WARNING,
-    Progressed: logging.INFO,
-}
+_LEVELS = {kind: logging.getLevelNamesMapping()[level.upper()] for kind, level in LEVELS.items()}
 _WINDOW_SECONDS = 10.0
 _LINES_MAX = 2
 """Of one kind in a window; five kinds of trouble at once make 60 lines a minute."""
@@ -214,26 +187,19 @@ class _Kind:
         return before
 
 
-_TOLD = (*get_args(Fact), EventPublished)
-_EVENTS: Mapping[type[object], str] = {
-    kind: re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).lower() for kind in _TOLD
-}
-_NAMES: Mapping[type[object], tuple[str, ...]] = {kind: tuple(get_type_hints(kind)) for kind in _TOLD}
-
-
 def described(fact: Fact | EventPublished) -> tuple[str, dict[str, object]]:
     """Return the stable event key of a fact, its name in snake case, and its fields.
 
     EVT-047-001's ``published_at`` is the moment of the broker's acknowledgement by this worker's clock; the
     row keeps the database's.
     """
-    values: dict[str, object] = {name: getattr(fact, name) for name in _NAMES[type(fact)]}
     if isinstance(fact, Noticed | Progressed):
-        del values["event"]
-        return fact.event, values
+        return fact.event, {"text": fact.text}
+    event = FACTS[type(fact)]
+    values = {name: getattr(fact, name, None) for name in event.fields}
     if isinstance(fact, EventPublished):
         values["published_at"] = _moment(time.time())
-    return _EVENTS[type(fact)], values
+    return event.key, values
 
 
 def _fields(record: logging.LogRecord) -> Mapping[str, object]:

@@ -1,0 +1,135 @@
+"""Every ``event`` of the log: facts by their type, all else by name."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_type_hints
+
+from sea_mq_worker.domain.facts import (
+    BatchRelayed,
+    EventBuried,
+    EventPostponed,
+    EventPublished,
+    EventsPublished,
+    Fact,
+    GatePaused,
+    GateResumed,
+    LeasesLost,
+    LeasesReaped,
+    MessageDeadLettered,
+    MessageProcessed,
+    MessageRetried,
+    MessageSkipped,
+    Noticed,
+    Progressed,
+    WorkerStarted,
+    WorkerStopped,
+)
+
+Told: TypeAlias = Fact | EventPublished
+Level: TypeAlias = Literal["debug", "info", "warning", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class LogEvent:
+    """One kind of line.
+
+    Attributes:
+        meaning: what happened, and what an operator does about it.
+        fields: beside those of every line.
+    """
+
+    key: str
+    level: Level
+    meaning: str
+    fields: tuple[str, ...] = ("text",)
+
+
+_FACTS: tuple[tuple[type[Told], Level, str], ...] = (
+    (EventPublished, "debug", "EVT-047-001: the stream acknowledged an event."),
+    (EventPostponed, "warning", "A publish brought no acknowledgement; it is repeated after the delay."),
+    (EventBuried, "error", "An event is DEAD: `outbox show` it, mend the cause, `outbox replay`."),
+    (BatchRelayed, "debug", "One claim was worked off."),
+    (LeasesLost, "warning", "Settled too late: another worker had taken over. Often: this one stalls."),
+    (LeasesReaped, "warning", "A worker died or stalled with events in hand; they are due again."),
+    (MessageProcessed, "debug", "The handler has the effect, and the inbox knows it."),
+    (MessageSkipped, "debug", "A duplicate was acknowledged without asking the handler."),
+    (MessageRetried, "warning", "The handler did not take a message; it comes again after the delay."),
+    (
+        MessageDeadLettered,
+        "error",
+        "EVT-047-002: a message is in the dead-letter stream: `dlq show` it, mend the cause, `dlq redrive`.",
+    ),
+    (GatePaused, "warning", "Work pauses for a dependency; it is probed until it works again."),
+    (GateResumed, "info", "The dependency works again."),
+    (WorkerStarted, "info", "All loops run."),
+    (WorkerStopped, "info", "All loops ended; `unfinished` names those that the grace period cut off."),
+)
+
+
+def _line(kind: type[Told], level: Level, meaning: str) -> LogEvent:
+    key = re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).lower()
+    own = ("published_at",) if kind is EventPublished else ()
+    return LogEvent(key, level, meaning, (*get_type_hints(kind), *own))
+
+
+FACTS: Mapping[type[Told], LogEvent] = {kind: _line(kind, level, text) for kind, level, text in _FACTS}
+
+LEVELS: Mapping[type[Told], Level] = {kind: event.level for kind, event in FACTS.items()} | {
+    EventsPublished: FACTS[EventPublished].level,
+    Noticed: "warning",
+    Progressed: "info",
+}
+
+NOTICES = tuple(
+    LogEvent(key, "warning", meaning)
+    for key, meaning in (
+        ("waiting", "At the start: a server is not there yet; the worker waits for it."),
+        ("contract_broken", "A schema, stream, consumer or permission is not as it must be: exit code 3."),
+        ("streams_differ", "Streams or consumers differ from their definitions: `streams check`."),
+        ("duplicate_window_short", "The stream forgets ids sooner than a lease ends: lengthen its window."),
+        ("plaintext_connection", "A connection leaves the machine unencrypted: use TLS."),
+        ("secret_file_exposed", "Every user of the machine may read a file with a secret."),
+        ("loop_died", "A loop of the worker died; the worker ends, so that it is started anew."),
+        ("message_left_behind", "A message whose delivery nothing would bring again is handled after all."),
+        ("message_lost", "A message had no effect, and its stream no longer holds it: send it again."),
+        ("leftovers_not_readable", "The worker may not read the stream: what was left behind is not found."),
+        ("advisory_unreadable", "The stream of advisories holds something else; it is passed over."),
+        ("stranded_message_lost", "The server gave a message up, and the stream has dropped it since."),
+        ("consumer_paused", "Somebody paused the consumer: it delivers nothing until it is resumed."),
+        ("nats_disconnected", "The connection is down; it is made again by itself."),
+        ("nats_error", "The server or the connection told an error."),
+        ("nats_denied", "The server denied a subject: give the user the permission."),
+        ("nats_lost", "The connection is lost for good; the worker ends, so that it is started anew."),
+        ("nats_stream", "The stream was made anew, lost acknowledged messages, or cannot be published to."),
+    )
+)
+PROGRESS = tuple(
+    LogEvent(key, "info", meaning)
+    for key, meaning in (
+        ("admin_listening", "Health, metrics and the page are at this address."),
+        ("nats_connected", "A side is connected, to this server."),
+        ("nats_reconnected", "A side is connected again."),
+        ("streams_not_compared", "The definitions could not be compared with what the server has."),
+    )
+)
+RECORDS = (
+    LogEvent(
+        "log_lines_lost", "warning", "Whoever reads the log is too slow: so many are missing.", ("count",)
+    ),
+    LogEvent(
+        "observer_failed",
+        "error",
+        "Logs, metrics or status could not take a fact; told once each.",
+        ("message", "exception"),
+    ),
+    LogEvent(
+        "admin_request_failed",
+        "error",
+        "A page of the admin server could not be made.",
+        ("message", "exception"),
+    ),
+    LogEvent("logged", "warning", "A line of a library, whose name is the `logger`.", ("message",)),
+)
+LOG_EVENTS = (*FACTS.values(), *NOTICES, *PROGRESS, *RECORDS)
+"""All of them, by what they are about."""

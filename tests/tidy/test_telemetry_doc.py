@@ -1,0 +1,152 @@
+"""docs/telemetry.md lists the metrics, spans and log events as the worker's vocabulary has them."""
+
+import ast
+import json
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import get_args
+
+from sea_mq_worker.adapters.observability.vocabulary.log_events import (
+    FACTS,
+    LOG_EVENTS,
+    NOTICES,
+    PROGRESS,
+    RECORDS,
+)
+from sea_mq_worker.adapters.observability.vocabulary.metrics import METRICS
+from sea_mq_worker.adapters.observability.vocabulary.spans import RESOURCE, SPANS
+from sea_mq_worker.domain.facts import EventPublished, EventsPublished, Fact, Noticed, Progressed
+
+ROOT = Path(__file__).parents[2]
+DOCUMENT = ROOT / "docs" / "telemetry.md"
+REGENERATE = "docs/telemetry.md differs from the vocabulary: run python -m tests.tidy.test_telemetry_doc"
+EXAMPLES = re.compile(r"```json\n(.*?)```", re.DOTALL)
+OF_EVERY_LINE = {"ts", "level", "event", "logger"}
+NATS = "nats_"
+
+
+def table(heads: Sequence[str], rows: Iterator[Sequence[str]]) -> str:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+
+
+def code(names: Sequence[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def tables() -> dict[str, str]:
+    """Write each table of the document."""
+    return {
+        "metrics": table(
+            ("metric", "type", "unit", "labels", "what", "what to make of it"),
+            ((f"`{m.name}`", m.kind, m.unit, code(m.labels), m.meaning, m.conclusion) for m in METRICS),
+        ),
+        "spans": table(
+            ("span", "kind", "inside", "link", "time", "attributes"),
+            (
+                (
+                    f"`{span.name}`",
+                    span.kind,
+                    f"`{span.parent}`" if span.parent else "",
+                    "yes" if span.linked else "",
+                    span.meaning,
+                    code(span.attributes) + (f" [{code(span.sometimes)}]" if span.sometimes else ""),
+                )
+                for span in SPANS
+            ),
+        ),
+        "resource": table(("attribute", "value"), ((f"`{k}`", value) for k, value in RESOURCE.items())),
+        "events": table(
+            ("event", "level", "fields", "what, and what to do"),
+            ((f"`{e.key}`", e.level, code(e.fields), e.meaning) for e in LOG_EVENTS),
+        ),
+    }
+
+
+def completed(text: str) -> str:
+    """Write the tables into the document."""
+    for name, written in tables().items():
+        before, begin, rest = text.partition(f"<!-- {name} -->\n")
+        _, end, behind = rest.partition(f"<!-- end of {name} -->")
+        text = f"{before}{begin}{written}{end}{behind}"
+    return text
+
+
+def examples() -> list[dict[str, object]]:
+    """Read the lines of log that the document shows."""
+    (block,) = EXAMPLES.findall(DOCUMENT.read_text())
+    return [json.loads(line) for line in block.splitlines()]
+
+
+def called(tree: ast.AST) -> Iterator[tuple[str, str]]:
+    """Yield each call that makes an event by its name: what is called, and the name."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        function = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        given = [*node.args[:1], *(keyword.value for keyword in node.keywords if keyword.arg == "event")]
+        for value in given:
+            if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                yield function, value.value
+
+
+def told_by_the_code() -> set[str]:
+    """Collect the keys of notices and of progress that stand in the worker's sources."""
+    kinds = {"Noticed", "Progressed", "_tell", "_on_event"}
+    found = set()
+    for path in sorted((ROOT / "sea_mq_worker").rglob("*.py")):
+        tree = ast.parse(path.read_text())
+        in_connection = path.parent.name == "nats"
+        for function, name in called(tree):
+            if function in kinds and re.fullmatch(r"[a-z_]+", name):
+                found.add(name)
+            elif in_connection and function in {"tell", "on_event"}:
+                found.add(NATS + name)
+    return found
+
+
+def test_the_document_has_the_vocabulary_as_it_is() -> None:
+    assert DOCUMENT.read_text() == completed(DOCUMENT.read_text()), REGENERATE
+
+
+def test_names_are_used_once() -> None:
+    for names in ([m.name for m in METRICS], [s.name for s in SPANS], [e.key for e in LOG_EVENTS]):
+        assert len(set(names)) == len(names)
+
+
+def test_metrics_are_named_as_prometheus_asks() -> None:
+    for metric in METRICS:
+        assert re.fullmatch(r"sea_mq_[a-z_]+", metric.name)
+        assert metric.name.endswith("_total") == (metric.kind == "counter")
+        assert metric.name.endswith("_seconds") == (metric.unit == "s")
+
+
+def test_every_fact_has_its_line() -> None:
+    without = {EventsPublished, Noticed, Progressed}
+    assert FACTS.keys() == (set(get_args(Fact)) | {EventPublished}) - without
+
+
+def test_the_code_notices_what_the_vocabulary_has_and_nothing_else() -> None:
+    """A new one belongs into vocabulary/log_events.py."""
+    assert told_by_the_code() == {event.key for event in (*NOTICES, *PROGRESS)}
+
+
+def test_records_that_are_no_facts_are_written_somewhere() -> None:
+    sources = "".join(path.read_text() for path in (ROOT / "sea_mq_worker").rglob("*.py"))
+    written = set(re.findall(r'"event"[:,] "(\w+)"', sources))
+    assert written == {event.key for event in RECORDS}
+
+
+def test_the_lines_that_are_shown_are_such_lines() -> None:
+    known = {event.key: event for event in LOG_EVENTS}
+    shown = examples()
+    assert len(shown) > 5
+    for line in shown:
+        event = known[str(line["event"])]
+        assert line["level"] == event.level
+        assert line.keys() - {"suppressed"} == OF_EVERY_LINE | set(event.fields)
+
+
+if __name__ == "__main__":
+    DOCUMENT.write_text(completed(DOCUMENT.read_text()))
