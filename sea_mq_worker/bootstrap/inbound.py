@@ -28,8 +28,11 @@ _LEFTOVERS_SECONDS = 60.0
 """How often messages without a delivery are looked for, at the rarest."""
 
 
-async def inbound_loops(base: Base) -> dict[str, Loop]:
-    """Put one consumer loop together for each durable, and one loop that rescues what was given up on."""
+async def inbound_loops(base: Base) -> tuple[NatsConnection, dict[str, Loop]]:
+    """Put one consumer loop together for each durable, and one loop that rescues what was given up on.
+
+    Returns the loops, and the connection that they share.
+    """
     s = base.settings
     pool = await wait_for(
         lambda: open_pool(s, purpose="inbox"), what="PostgreSQL", observer=base.observer, stop=base.stop
@@ -52,7 +55,7 @@ async def inbound_loops(base: Base) -> dict[str, Loop]:
         broker_gate=base.gate("stranded messages", cap_seconds=_PROBE_MAX_SECONDS),
         clock=base.clock,
     )
-    return loops | {"rescue": rescuer.run}
+    return connection, loops | {"rescue": rescuer.run}
 
 
 def _inbox_loop(

@@ -7,36 +7,30 @@ import secrets
 import socket
 import sys
 
-import asyncpg
-
-from sea_mq_worker.adapters.http.admin import AdminServer
+from sea_mq_worker.adapters.http.admin.server import AdminServer
 from sea_mq_worker.adapters.nats.topology import EXISTENCE
 from sea_mq_worker.adapters.observability.fanout import FanOut
 from sea_mq_worker.adapters.observability.logs import LogObserver, configure
-from sea_mq_worker.adapters.observability.metrics import Backlog, MetricsObserver
-from sea_mq_worker.adapters.postgres.connection import NO_HINTS, leave_former_primary
-from sea_mq_worker.adapters.postgres.migrations import check_version
-from sea_mq_worker.adapters.postgres.operations import PostgresOperations
-from sea_mq_worker.adapters.postgres.ownership import take_schema
-from sea_mq_worker.adapters.postgres.records import Depth
+from sea_mq_worker.adapters.observability.metrics import MetricsObserver
+from sea_mq_worker.adapters.status.board import Board
+from sea_mq_worker.adapters.status.standing import Standing
 from sea_mq_worker.application.pacing import StoppedError
 from sea_mq_worker.application.supervisor import ExitCode, Loop, Supervisor
-from sea_mq_worker.application.upkeep import Periodic
 from sea_mq_worker.bootstrap.base import Base
 from sea_mq_worker.bootstrap.closing import bounded_stack
-from sea_mq_worker.bootstrap.connections import open_pool, read_secret, wait_for
+from sea_mq_worker.bootstrap.connections import read_secret
+from sea_mq_worker.bootstrap.desk import WorkerDesk
 from sea_mq_worker.bootstrap.exposure import exposures
 from sea_mq_worker.bootstrap.inbound import inbound_loops
 from sea_mq_worker.bootstrap.operator import check_topology
 from sea_mq_worker.bootstrap.outbound import outbound_loops
+from sea_mq_worker.bootstrap.sampling import DEPTH_MAX, consumer_sampling, sampling
 from sea_mq_worker.bootstrap.telemetry import metrics_export, start_tracing
 from sea_mq_worker.domain.errors import ContractError, WorkerError
 from sea_mq_worker.domain.facts import Noticed, Progressed
 from sea_mq_worker.settings import Settings, SettingsError
 
-_SAMPLE_SECONDS = 15.0
-_PROBE_MAX_SECONDS = 5.0
-_DEPTH_MAX = 100_000
+_VERSION = importlib.metadata.version("sea-mq-worker")
 
 
 async def run_worker(settings: Settings, stop: asyncio.Event) -> ExitCode:
@@ -46,12 +40,12 @@ async def run_worker(settings: Settings, stop: asyncio.Event) -> ExitCode:
         SettingsError: a setting contradicts what a server reports.
     """
     configure(level=settings.log_level, format=settings.log_format, stream=sys.stderr)
-    metrics = MetricsObserver()
+    metrics, board = MetricsObserver(), Board()
     async with bounded_stack() as stack:
         base = Base(
             settings=settings,
             name=settings.worker_name or _own_name(),
-            observer=FanOut([LogObserver(), metrics]),
+            observer=FanOut([LogObserver(), metrics, board]),
             metrics=metrics,
             stop=stop,
             stack=stack,
@@ -60,9 +54,10 @@ async def run_worker(settings: Settings, stop: asyncio.Event) -> ExitCode:
             start_tracing(base)
         for exposure in exposures(settings):
             base.observer.observe(exposure)
-        started = await _serve_admin(base)
+        standing = _standing(base, board)
+        started = await _serve_admin(base, standing)
         try:
-            loops = await _loops(base)
+            loops = await _loops(base, standing)
         except StoppedError:
             return ExitCode.DONE
         except ContractError as error:
@@ -72,21 +67,22 @@ async def run_worker(settings: Settings, stop: asyncio.Event) -> ExitCode:
         started.set()
         return await Supervisor(
             name=base.name,
-            version=importlib.metadata.version("sea-mq-worker"),
+            version=_VERSION,
             loops=loops,
             observer=base.observer,
             grace_seconds=settings.grace_seconds,
         ).run(stop)
 
 
-async def _loops(base: Base) -> dict[str, Loop]:
-    loops = await _sampling(base)
+async def _loops(base: Base, standing: Standing) -> dict[str, Loop]:
+    loops = await sampling(base, standing)
     if base.settings.otlp_metrics:
         loops["metrics export"] = metrics_export(base)
     if base.settings.outbox_enabled:
         loops |= await outbound_loops(base)
     if base.settings.consumers:
-        loops |= await inbound_loops(base)
+        connection, inbound = await inbound_loops(base)
+        loops |= inbound | consumer_sampling(base, standing, connection)
     return loops
 
 
@@ -102,7 +98,26 @@ async def _tell_differences(base: Base) -> None:
         base.observer.observe(Noticed(event="streams_differ", text=told))
 
 
-async def _serve_admin(base: Base) -> asyncio.Event:
+def _standing(base: Base, board: Board) -> Standing:
+    s = base.settings
+    offered = "all" if s.admin_token_file else "numbers"
+    sides = [side for side, works in (("outbox", s.outbox_enabled), ("inbox", s.consumers)) if works]
+    return Standing(
+        about={
+            "worker": base.name,
+            "context": s.context,
+            "version": _VERSION,
+            "offers": offered,
+            "depth_max": DEPTH_MAX,
+        },
+        sides=sides,
+        numbers=base.metrics.numbers,
+        reasons=base.readiness.reasons,
+        board=board,
+    )
+
+
+async def _serve_admin(base: Base, standing: Standing) -> asyncio.Event:
     """Answer probes from the first moment on; not ready until the returned event is set."""
     started = asyncio.Event()
     base.readiness.check("start", lambda: "" if started.is_set() else "the worker is starting")
@@ -113,8 +128,10 @@ async def _serve_admin(base: Base) -> asyncio.Event:
         port=s.admin_port,
         ready=base.readiness.reasons,
         metrics=base.metrics.render,
-        status=lambda: {"worker": base.name, "context": s.context, **base.metrics.numbers()},
+        status=standing.status,
+        history=standing.history,
         token=read_secret(s.admin_token_file, key="admin_token_file"),
+        desk=WorkerDesk(s),
     )
     try:
         await admin.start()
@@ -123,33 +140,6 @@ async def _serve_admin(base: Base) -> asyncio.Event:
     base.stack.push_async_callback(admin.close)
     base.observer.observe(Progressed(event="admin_listening", text=f"http://{s.admin_host}:{admin.port}/"))
     return started
-
-
-async def _sampling(base: Base) -> dict[str, Loop]:
-    """Check the schema's version, and measure depth now and then."""
-
-    async def connect() -> asyncpg.Pool:
-        pool = await open_pool(base.settings, purpose="upkeep", hints=NO_HINTS)
-        base.stack.push_async_callback(pool.close)
-        await check_version(pool)
-        await take_schema(pool, base.settings.context)
-        return pool
-
-    pool = await wait_for(connect, what="PostgreSQL", observer=base.observer, stop=base.stop)
-    operations = PostgresOperations(pool=pool)
-
-    async def sample() -> None:
-        await leave_former_primary(pool)
-        base.metrics.set_backlog("outbox", _backlog(await operations.outbox_depth_capped(limit=_DEPTH_MAX)))
-        base.metrics.set_backlog("inbox", _backlog(await operations.inbox_depth_capped(limit=_DEPTH_MAX)))
-        await check_version(pool)  # a migration may have come that this worker cannot live with
-
-    gate = base.gate("upkeep database", cap_seconds=_PROBE_MAX_SECONDS)
-    return {"depth": Periodic(work=sample, store_gate=gate, seconds=_SAMPLE_SECONDS).run}
-
-
-def _backlog(depth: Depth) -> Backlog:
-    return Backlog(depth=depth.waiting, oldest_seconds=depth.waiting_seconds, dead=depth.dead)
 
 
 def _own_name() -> str:

@@ -2,14 +2,19 @@
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sea_mq_worker.adapters.http.admin import AdminServer
+from sea_mq_worker.adapters.http.admin import routes
+from sea_mq_worker.adapters.http.admin.server import AdminServer
 from sea_mq_worker.domain.errors import WorkerError
+
+PAGE = Path(routes.__file__).with_name("page")
 
 
 @dataclass
@@ -110,10 +115,19 @@ async def test_the_page_needs_nothing_from_elsewhere(server: AdminServer) -> Non
     reply = await get(server, "/")
     assert reply.status == 200
     assert reply.headers["content-type"] == "text/html; charset=utf-8"
-    assert "default-src 'none'" in reply.headers["content-security-policy"]
-    assert b"http://" not in reply.body
-    assert b"https://" not in reply.body
-    assert b"color-scheme: light dark" in reply.body
+    policy = reply.headers["content-security-policy"]
+    assert policy.startswith("default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'")
+    assert "unsafe" not in policy
+    named = set(re.findall(r'(?:src|href)="([^"]+)"', reply.body.decode())) - {"data:,"}
+    scripts = [path for path in PAGE.glob("*.js") if "import" in path.read_text()]
+    named |= set(re.findall(r'from "\./([^"]+)"', "".join(path.read_text() for path in scripts)))
+    assert {path.name for path in PAGE.iterdir()} == named | {"index.html"}
+    for name in named:
+        part = await get(server, f"/{name}")
+        assert (part.status, b"//" in part.body.replace(b"http://www.w3.org", b"").replace(b"// ", b"")) == (
+            200,
+            False,
+        )
 
 
 async def test_head_gets_the_head_alone(server: AdminServer) -> None:
@@ -127,7 +141,9 @@ async def test_head_gets_the_head_alone(server: AdminServer) -> None:
         ("POST /status HTTP/1.1", 405),
         ("DELETE / HTTP/1.1", 405),
         ("GET /nothing HTTP/1.1", 404),
-        ("GET /../page.html HTTP/1.1", 404),
+        ("GET /../page.js HTTP/1.1", 404),
+        ("POST /healthz HTTP/1.1", 405),
+        ("PUT /api/actions HTTP/1.1", 405),
         ("GET /", 400),
         ("what?", 400),
         ("GET / SMTP", 400),
@@ -144,7 +160,7 @@ async def test_a_head_without_end_is_refused(server: AdminServer) -> None:
 async def test_a_head_that_never_comes_is_given_up(
     server: AdminServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sea_mq_worker.adapters.http.admin._HEAD_SECONDS_MAX", 0.05)
+    monkeypatch.setattr("sea_mq_worker.adapters.http.admin.requests._SECONDS_MAX", 0.05)
     assert (await send(server, b"GET / HT")).status == 408
 
 

@@ -154,7 +154,7 @@ async def test_a_reader_can_look_at_everything(roles: Roles, place: Site) -> Non
 
 NEEDS = {
     "producer": ("producer.",),
-    "relay": ("outbox.", "inbox.", "context.", "pipeline_drain.", "inspection.outbox_depth_capped"),
+    "relay": ("outbox.", "inbox.", "context.", "pipeline_drain.", "inspection.outbox_depth_capped", "page."),
     "operator": (
         *("inspection.", "operations.begin", "operations.replay", "operations.bury"),
         *("operations.redriven", "pipeline_replay.", "inbox.", "context.owner"),

@@ -1,0 +1,63 @@
+"""Who may see and do what: a bearer token, compared in constant time, and few wrong guesses a minute."""
+
+import hmac
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from http import HTTPStatus
+
+from sea_mq_worker.adapters.http.admin.answers import Answer, refusal
+from sea_mq_worker.adapters.http.admin.requests import Request
+
+_WRONG_MAX = 10
+_WINDOW_SECONDS = 60.0
+_PEERS_MAX = 64
+
+UNAUTHORIZED = Answer(HTTPStatus.UNAUTHORIZED, headers=("www-authenticate: Bearer",))
+_CLOSED = "set SEA_MQ_ADMIN_TOKEN_FILE and restart the worker: without a token it only shows numbers"
+
+
+@dataclass(slots=True)
+class Access:
+    """Judges requests by the token; an empty one means that there is none, so that numbers are for everybody.
+
+    Guesses are counted by the peer's address, so that one who guesses keeps nobody else out.
+    """
+
+    token: str = field(repr=False)
+    clock: Callable[[], float] = time.monotonic
+    _wrong: dict[str, tuple[int, float]] = field(default_factory=dict)
+
+    def to_numbers(self, request: Request) -> Answer | None:
+        """Return why numbers are not for whoever asks; None: they are."""
+        return self._judged(request) if self.token else None
+
+    def to_desk(self, request: Request) -> Answer | None:
+        """Return why single events, and changes, are not for whoever asks; None: they are."""
+        if not self.token:
+            return refusal(HTTPStatus.FORBIDDEN, _CLOSED)
+        if request.is_from_another_origin:
+            return refusal(HTTPStatus.FORBIDDEN, "this comes from a page of another origin")
+        return self._judged(request)
+
+    def _judged(self, request: Request) -> Answer | None:
+        given = request.headers.get("authorization", "")
+        if not given:
+            return UNAUTHORIZED
+        wrong, since = self._wrong.get(request.peer, (0, self.clock()))
+        if self.clock() - since >= _WINDOW_SECONDS:
+            wrong, since = 0, self.clock()
+        if wrong >= _WRONG_MAX:
+            wait = max(1, round(_WINDOW_SECONDS - (self.clock() - since)))
+            return refusal(HTTPStatus.TOO_MANY_REQUESTS, "too many wrong tokens", f"retry-after: {wait}")
+        if self._is_token(given):
+            return None
+        self._wrong.pop(request.peer, None)
+        while len(self._wrong) >= _PEERS_MAX:
+            del self._wrong[next(iter(self._wrong))]
+        self._wrong[request.peer] = (wrong + 1, since)
+        return UNAUTHORIZED
+
+    def _is_token(self, authorization: str) -> bool:
+        scheme, _, given = authorization.partition(" ")
+        return scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), self.token.encode())

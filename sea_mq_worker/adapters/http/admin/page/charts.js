@@ -1,0 +1,81 @@
+// One line over what is remembered, up to an hour: enough to see since when, and whether it grows.
+
+import { atClock, element, whole, write } from "./words.js";
+
+const NAMESPACE = "http://www.w3.org/2000/svg";
+const HEIGHT = 40;
+const SAMPLES_MIN = 20;
+
+/** Make a chart; `told` turns a value into words. */
+export function chart(name, told) {
+  const area = part("path", { class: "area" });
+  const line = part("path", { class: "line" });
+  const mark = part("line", { class: "mark", y1: 0, y2: HEIGHT, x1: -1, x2: -1 });
+  const drawn = part("svg", { preserveAspectRatio: "none", role: "img" });
+  drawn.append(area, line, mark);
+  const left = element("span");
+  const right = element("span", {}, "now");
+  const shown = element("figure", {}, drawn, element("figcaption", { "aria-hidden": "true" }, left, right));
+  const made = { shown, drawn, area, line, left, right, name, told, series: [], size: 0, history: null };
+  drawn.addEventListener("pointermove", (event) => point(made, mark, event));
+  drawn.addEventListener("pointerleave", () => rest(made, mark));
+  return made;
+}
+
+export function draw(made, history, series) {
+  const size = Math.max(series.length, SAMPLES_MIN);
+  Object.assign(made, { history, series, size });
+  const known = series.filter((value) => value !== null);
+  const top = Math.max(...known, 0) || 1;
+  const first = size - series.length;
+  made.drawn.setAttribute("viewBox", `0 0 ${size - 1} ${HEIGHT}`);
+  const y = (value) => HEIGHT - 1 - (value / top) * (HEIGHT - 4);
+  let line = "";
+  let area = "";
+  let begun = null;
+  series.forEach((value, place) => {
+    const x = first + place;
+    if (value !== null) {
+      line += `${begun === null ? "M" : "L"}${x} ${y(value).toFixed(2)}${begun === null ? "h0" : ""}`; // even one shows
+      area += begun === null ? `M${x} ${HEIGHT}L${x} ${y(value).toFixed(2)}` : `L${x} ${y(value).toFixed(2)}`;
+      begun ??= x;
+    }
+    if (begun !== null && (value === null || place === series.length - 1)) {
+      area += `L${value === null ? x - 1 : x} ${HEIGHT}Z`;
+      begun = null;
+    }
+  });
+  made.line.setAttribute("d", line || "M0 0");
+  made.area.setAttribute("d", area || "M0 0");
+  const most = known.length ? Math.max(...known) : null;
+  made.drawn.setAttribute(
+    "aria-label",
+    most === null ? `${made.name}: nothing counted yet` : `${made.name}, last ${whole(size * history.step_seconds)}: now ${made.told(series.at(-1))}, at most ${made.told(most)}`,
+  );
+  write(made.left, most === null ? "no samples yet" : `${whole(size * history.step_seconds)}, at most ${made.told(most)}`);
+}
+
+function point(made, mark, event) {
+  if (!made.history) return;
+  const box = made.drawn.getBoundingClientRect();
+  const size = made.size;
+  const x = Math.round(((event.clientX - box.left) / box.width) * (size - 1));
+  const value = made.series[x - (size - made.series.length)];
+  if (value === null || value === undefined) return rest(made, mark);
+  mark.setAttribute("x1", x);
+  mark.setAttribute("x2", x);
+  const at = made.history.at - (size - 1 - x) * made.history.step_seconds;
+  write(made.right, `${atClock(at)}: ${made.told(value)}`);
+}
+
+function rest(made, mark) {
+  mark.setAttribute("x1", -1);
+  mark.setAttribute("x2", -1);
+  write(made.right, "now");
+}
+
+function part(tag, attributes) {
+  const made = document.createElementNS(NAMESPACE, tag);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  return made;
+}

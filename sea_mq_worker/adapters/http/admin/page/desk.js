@@ -1,0 +1,267 @@
+// What is asked with the token: where an event is, what stopped for good, and sending it again.
+
+import { count, command, element, moment, row, table, write } from "./words.js";
+
+const at = (id) => document.getElementById(id);
+const dialog = () => at("detail");
+
+const TABS = {
+  events: {
+    heads: ["Created", "Type", "Ordering key", "Failures", "Last error", ""],
+    empty: "No event is DEAD.",
+    filters: [["type", "Type, exactly"], ["error", "Part of the error"]],
+    path: (filters, last) => query("api/events", { ...filters, below: last?.seq }),
+    cells: (item) => [moment(item.created_at), item.event_type, item.ordering_key ?? "–", count(item.failures),
+      item.last_error ?? "–", opener(`Show event ${item.id}`, () => showEvent(item.id))],
+  },
+  letters: {
+    heads: ["Since", "Reason", "Subject", "Attempts", "Detail", ""],
+    empty: "There are no dead letters.",
+    filters: [["reason", "Reason, exactly"]],
+    path: (filters, last) => query("api/dead-letters", { ...filters, after: last?.seq }),
+    cells: (item) => [moment(item.stored_at), item.reason, item.original_subject, count(item.attempts),
+      item.detail || "–", opener(`Show dead letter ${item.seq}`, () => showLetter(item.seq))],
+  },
+  actions: {
+    heads: ["When", "Who", "What", "Why", "Changed"],
+    empty: "Nobody has changed anything by hand.",
+    filters: [],
+    path: () => "api/actions",
+    cells: (item) => [moment(item.at), item.actor, item.action, item.reason, count(item.affected)],
+  },
+};
+let selected = "events";
+let filters = {};
+
+export function headers() {
+  const token = sessionStorage.getItem("token");
+  return token ? { authorization: `Bearer ${token}` } : {};
+}
+
+/** Make the desk's controls work; they are shown once the worker offers them. */
+export function openDesk() {
+  at("search").addEventListener("submit", (event) => {
+    event.preventDefault();
+    find(at("wanted").value.trim());
+  });
+  const tabs = [...document.querySelectorAll("[role=tab]")];
+  tabs.forEach((tab, place) => {
+    tab.addEventListener("click", () => select(tab));
+    tab.addEventListener("keydown", (event) => {
+      const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+      if (step) select(tabs.at((place + step) % tabs.length)).focus();
+    });
+  });
+  dialog().addEventListener("click", (event) => event.target === dialog() && dialog().close());
+}
+
+export function loadList() {
+  filters = {};
+  const tab = TABS[selected];
+  const form = filterForm(tab);
+  const body = element("div", { class: "wide" });
+  at("list").replaceChildren(...(form ? [form] : []), body);
+  return fill(tab, body);
+}
+
+function select(tab) {
+  for (const each of document.querySelectorAll("[role=tab]")) {
+    each.setAttribute("aria-selected", String(each === tab));
+    each.tabIndex = each === tab ? 0 : -1;
+  }
+  selected = tab.id.replace("tab-", "");
+  at("list").setAttribute("aria-labelledby", tab.id);
+  loadList();
+  return tab;
+}
+
+function filterForm(tab) {
+  if (!tab.filters.length) return null;
+  const inputs = tab.filters.map(([name, text]) => element("input", { name, placeholder: text, "aria-label": text, maxlength: 200 }));
+  return element("form", { class: "filter", onsubmit: (event) => {
+    event.preventDefault();
+    filters = Object.fromEntries(inputs.filter((input) => input.value).map((input) => [input.name, input.value]));
+    fill(tab, at("list").querySelector(".wide"));
+  } }, ...inputs, element("button", {}, "Filter"));
+}
+
+/** Show the first page of a list; each further one is added below. */
+async function fill(tab, body) {
+  try {
+    const page = await ask(tab.path(filters));
+    if (!page.items.length) return body.replaceChildren(element("p", { class: "soft" }, tab.empty));
+    const shown = table("", tab.heads, page.items.map(tab.cells));
+    body.replaceChildren(shown);
+    addMore(tab, body, shown, page);
+  } catch (error) {
+    body.replaceChildren(element("p", { class: "warn" }, error.message));
+  }
+}
+
+function addMore(tab, body, shown, page) {
+  if (!page.more) return;
+  const button = element("button", { type: "button", onclick: async () => {
+    button.disabled = true;
+    try {
+      const next = await ask(tab.path(filters, page.items.at(-1)));
+      const rows = next.items.map((item) => row(tab.heads, tab.cells(item)));
+      shown.tBodies[0].append(...rows);
+      button.remove();
+      addMore(tab, body, shown, next);
+      rows[0]?.querySelector("button")?.focus();
+    } catch (error) {
+      button.disabled = false;
+      write(button, `More (${error.message})`);
+    }
+  } }, "More");
+  body.append(button);
+}
+
+async function find(text) {
+  const place = at("found");
+  if (!text) return;
+  place.hidden = false;
+  place.replaceChildren(element("h2", { id: "found-title" }, text), element("p", { class: "soft" }, "Looking …"));
+  try {
+    showFound(place, await ask(query("api/where", { id: text })));
+  } catch (error) {
+    place.replaceChildren(element("h2", { id: "found-title" }, text), element("p", { class: "warn", role: "alert" }, error.message), closer(place));
+  }
+  place.focus();
+}
+
+function showFound(place, found) {
+  const buttons = [];
+  if (found.event) buttons.push(opener(`Show event ${found.id}`, () => showEvent(found.id), "Show the event"));
+  for (const letter of found.letters) {
+    buttons.push(opener(`Show dead letter ${letter.seq}`, () => showLetter(letter.seq), `Show dead letter ${letter.seq}`));
+  }
+  const matches = found.matches.map((match) => element("li", {}, element("button", { type: "button", class: "link", onclick: () => {
+    at("wanted").value = match.id;
+    find(match.id);
+  } }, match.id), ` ${match.side}, ${match.state}: ${match.name} `, moment(match.at)));
+  place.replaceChildren(
+    element("h2", { id: "found-title" }, found.id),
+    ...found.answer.map((text, number) => element("p", number ? {} : { class: "answer" }, text)),
+    ...(matches.length ? [element("ul", {}, ...matches)] : []),
+    element("ol", { class: "steps" }, ...found.steps.map((step) => element("li", {}, moment(step.at), ` ${step.text}`))),
+    ...found.unseen.map((text) => element("p", { class: "warn" }, `Not looked at: ${text}`)),
+    ...found.next.map(command),
+    element("p", { class: "buttons" }, ...buttons, closer(place)),
+  );
+}
+
+function closer(place) {
+  return element("button", { type: "button", onclick: () => {
+    place.hidden = true;
+    at("wanted").focus();
+  } }, "Close");
+}
+
+async function showEvent(id) {
+  const event = await open(`Event ${id}`, `api/events/${id}`);
+  if (!event) return;
+  const again = event.state === "DEAD" || event.state === "PUBLISHED";
+  const { payload, payload_encoding, payload_bytes, payload_cut, headers: sent, metadata, ...fields } = event;
+  describe(fields, { headers: sent, metadata, payload }, { payload_bytes, payload_cut, payload_encoding });
+  if (again) dialog().append(actForm("Publish it again", `api/events/${id}/replay`));
+}
+
+async function showLetter(seq) {
+  const letter = await open(`Dead letter ${seq}`, `api/dead-letters/${seq}`);
+  if (!letter) return;
+  const { payload, payload_encoding, payload_bytes, payload_cut, headers: sent, ...fields } = letter;
+  describe(fields, { headers: JSON.stringify(sent, null, 2), payload }, { payload_bytes, payload_cut, payload_encoding });
+  dialog().append(actForm("Hand it to the handler again", `api/dead-letters/${seq}/redrive`));
+}
+
+async function open(title, path) {
+  const close = element("button", { type: "button", class: "close", onclick: () => dialog().close() }, "Close");
+  dialog().replaceChildren(element("div", { class: "head" }, element("h2", { id: "detail-title" }, title), close));
+  if (!dialog().open) dialog().showModal();
+  try {
+    return await ask(path);
+  } catch (error) {
+    dialog().append(element("p", { class: "warn", role: "alert" }, error.message));
+    return null;
+  }
+}
+
+function describe(fields, texts, about) {
+  const list = element("dl", { class: "fields" });
+  for (const [name, value] of Object.entries(fields)) {
+    if (value === null || value === "" || value === false) continue;
+    const isTime = typeof value === "string" && /^\d{4}-\d\d-\d\dT/.test(value);
+    list.append(element("dt", {}, name.replaceAll("_", " ")), element("dd", {}, isTime ? moment(value) : String(value)));
+  }
+  dialog().append(list);
+  for (const [name, text] of Object.entries(texts)) {
+    if (text === null || text === undefined || text === "{}") continue;
+    const note = name === "payload" ? payloadNote(about) : "";
+    dialog().append(element("h3", {}, name, element("small", {}, note)), element("pre", { tabindex: 0, "aria-label": name }, pretty(text)));
+  }
+}
+
+function payloadNote(about) {
+  const size = `${count(about.payload_bytes)} bytes`;
+  return [size, about.payload_cut && "cut here", about.payload_encoding === "base64" && "no text: base64"].filter(Boolean).join(", ");
+}
+
+function pretty(text) {
+  try {
+    return JSON.stringify(JSON.parse(text), null, 2);
+  } catch {
+    return text;
+  }
+}
+
+function actForm(title, path) {
+  const actor = element("input", { id: "actor", required: true, maxlength: 80, autocomplete: "username" });
+  actor.value = sessionStorage.getItem("actor") ?? "";
+  const reason = element("input", { id: "reason", required: true, maxlength: 500, autocomplete: "off" });
+  const button = element("button", { class: "act" }, title);
+  const result = element("p", { role: "status" });
+  return element("form", { class: "again", onsubmit: async (event) => {
+    event.preventDefault();
+    sessionStorage.setItem("actor", actor.value);
+    button.disabled = true;
+    write(result, "Doing it …");
+    result.className = "";
+    try {
+      const outcome = await ask(path, { actor: actor.value, reason: reason.value });
+      write(result, `${outcome.done ? "Done" : "Not done"}: ${outcome.text}.`);
+      result.className = outcome.done ? "good" : "warn";
+      button.disabled = outcome.done;
+      loadList();
+    } catch (error) {
+      write(result, error.message);
+      result.className = "warn";
+      button.disabled = false;
+    }
+  } },
+  element("p", {}, "Name and reason are kept in the audit."),
+  element("label", { for: "actor" }, "Your name"), actor,
+  element("label", { for: "reason" }, "Reason"), reason,
+  button, result);
+}
+
+function opener(label, show, text = "Show") {
+  return element("button", { type: "button", "aria-label": label, onclick: show }, text);
+}
+
+function query(path, given) {
+  const known = Object.entries(given).filter(([, value]) => value !== undefined && value !== "");
+  return known.length ? `${path}?${new URLSearchParams(known)}` : path;
+}
+
+/** Ask the worker; with a body it changes something. */
+async function ask(path, body) {
+  const sent = body === undefined ? {} : { method: "POST", body: JSON.stringify(body) };
+  const type = body === undefined ? {} : { "content-type": "application/json" };
+  const answer = await fetch(path, { ...sent, headers: { ...headers(), ...type } }).catch(() => {
+    throw new Error("The worker does not answer");
+  });
+  const data = await answer.json().catch(() => ({}));
+  if (!answer.ok) throw new Error(data.error ?? `The worker answers ${answer.status}`);
+  return data;
+}

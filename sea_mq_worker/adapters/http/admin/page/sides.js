@@ -1,0 +1,113 @@
+// A card for each side: what waits, how old, how fast, and what came of it since the start.
+
+import { chart, draw } from "./charts.js";
+import { count, duration, element, rate, rough, write } from "./words.js";
+
+const SIDES = {
+  outbox: {
+    title: "Outbox",
+    says: "database → stream",
+    flow: "Published per second",
+    took: "From commit to stream",
+    dead: "dead events",
+    counts: [
+      ["published", "published"],
+      ["duplicates", "duplicates suppressed by the stream"],
+      ["postponed", "attempts that failed and are repeated"],
+      ["buried", "gave up (DEAD)"],
+      ["leases_reaped", "leases ended because they had run out"],
+    ],
+  },
+  inbox: {
+    title: "Inbox",
+    says: "stream → handler",
+    flow: "Processed per second",
+    took: "From receipt to effect",
+    dead: "dead letters",
+    counts: [
+      ["processed", "processed"],
+      ["skipped", "duplicates suppressed by the inbox"],
+      ["retried", "attempts that failed and are repeated"],
+      ["dead_lettered", "dead-lettered"],
+      ["leases_lost", "leases lost, on both sides"],
+    ],
+  },
+};
+const cards = new Map();
+
+export function showSides(status) {
+  for (const [name, side] of Object.entries(status.sides)) {
+    if (!cards.has(name)) add(name);
+    show(cards.get(name), side, status, name);
+  }
+}
+
+export function drawSides(history) {
+  for (const [name, card] of cards) {
+    for (const [kind, tile] of Object.entries(card.tiles)) {
+      draw(tile.chart, history, history.series[`${name}_${kind}`] ?? []);
+    }
+  }
+}
+
+function add(name) {
+  const words = SIDES[name];
+  const tiles = {
+    depth: tile("Waiting", count),
+    oldest: tile("Oldest waits for", duration),
+    rate: tile(words.flow, rate),
+  };
+  const card = { tiles, took: element("p"), dead: element("p"), reasons: element("ul", { class: "reasons" }), counts: {}, words };
+  const list = element("dl");
+  for (const [key, text] of words.counts) {
+    card.counts[key] = element("dd");
+    list.append(element("dt", {}, text), card.counts[key]);
+  }
+  const head = element("h2", {}, words.title, element("small", {}, words.says));
+  const shown = element(
+    "section",
+    { class: "side", "aria-label": words.title },
+    head,
+    element("div", { class: "tiles" }, ...Object.values(tiles).map((each) => each.shown)),
+    card.took,
+    element("div", { class: "dead" }, card.dead, card.reasons),
+    element("h3", {}, "By this worker, since its start"),
+    list,
+  );
+  document.getElementById("sides").append(shown);
+  cards.set(name, card);
+}
+
+function tile(title, told) {
+  const value = element("b", {}, "–");
+  const made = chart(title, told);
+  return { value, chart: made, shown: element("div", { class: "tile" }, element("h3", {}, title), value, made.shown) };
+}
+
+function show(card, side, status, name) {
+  const sample = side.sample;
+  const capped = (number) => (number >= status.depth_max ? `≥ ${count(number)}` : count(number));
+  write(card.tiles.depth.value, sample ? capped(sample.depth) : "–");
+  write(card.tiles.oldest.value, sample ? (sample.depth ? duration(sample.oldest_seconds) : "none") : "–");
+  write(card.tiles.rate.value, rate(side.per_second));
+  write(card.took, side.latency ? `${card.words.took} ${percentiles(side.latency)}, in the last minute` : "Nothing came through in the last minute");
+  for (const [key, shown] of Object.entries(card.counts)) {
+    const total = status.totals[key] ?? 0;
+    write(shown, count(total));
+    shown.classList.toggle("warn", total > 0 && (key === "buried" || key === "dead_lettered" || key === "leases_lost"));
+  }
+  write(card.dead, sample ? (sample.dead ? `${capped(sample.dead)} ${card.words.dead} stopped for good` : `No ${card.words.dead}`) : "–");
+  card.dead.classList.toggle("warn", Boolean(sample?.dead));
+  showReasons(card.reasons, sample?.dead ? (status.overview?.reasons[name] ?? []) : []);
+}
+
+function percentiles(latency) {
+  return ["p50", "p95", "p99"].map((name) => `${rough(latency[name])} (${name})`).join(", ");
+}
+
+function showReasons(shown, reasons) {
+  const told = JSON.stringify(reasons);
+  if (shown.dataset.told === told) return;
+  shown.dataset.told = told;
+  shown.replaceChildren(...reasons.map((each) => element("li", {}, element("b", {}, count(each.count)), ` ${each.text}`)));
+}

@@ -1,0 +1,73 @@
+"""PostgresOverview: what the worker's page asks the tables, each time at the same small cost."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from uuid import UUID
+
+import asyncpg
+
+from sea_mq_worker.adapters.postgres.connection import fetch
+from sea_mq_worker.adapters.postgres.queries import load_queries
+
+_ROWS_MAX = 10_000
+"""So many dead events and dead letters are looked at; there are more only where nobody looks after them."""
+_REASONS_MAX = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reason:
+    """Why so many stopped for good."""
+
+    text: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overview:
+    """Attributes: the reasons by side, the most frequent first; how many workers use the database."""
+
+    reasons: Mapping[str, Sequence[Reason]]
+    workers: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadEvent:
+    """A DEAD event without its content."""
+
+    id: UUID
+    seq: int
+    event_type: str
+    ordering_key: str | None
+    failures: int
+    created_at: datetime
+    last_error: str | None
+
+
+class PostgresOverview:
+    """Reads only; raises what ``translated`` raises."""
+
+    def __init__(self, *, pool: asyncpg.Pool) -> None:
+        """Use a pool opened with ``NO_HINTS``."""
+        self._pool = pool
+        self._sql = load_queries("page", "overview", "dead_events")
+
+    async def overview(self, *, sessions: str) -> Overview:
+        """Count reasons, and workers by the application name of a session that each keeps open."""
+        rows = await fetch(self._pool, self._sql["overview"], _ROWS_MAX, _REASONS_MAX, sessions)
+        reasons: dict[str, list[Reason]] = {"outbox": [], "inbox": []}
+        workers = 0
+        for row in rows:
+            if row["kind"] == "workers":
+                workers = row["count"]
+            else:
+                text = row["name"] or "no error is noted"
+                reasons[row["kind"]].append(Reason(text=text, count=row["count"]))
+        return Overview(reasons=reasons, workers=workers)
+
+    async def dead_events(
+        self, *, event_type: str | None, error: str | None, below: int | None, limit: int
+    ) -> Sequence[DeadEvent]:
+        """Return events that are DEAD, the latest first."""
+        args = (event_type, error, below, _ROWS_MAX, limit)
+        return [DeadEvent(**row) for row in await fetch(self._pool, self._sql["dead_events"], *args)]

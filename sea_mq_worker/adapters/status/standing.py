@@ -1,0 +1,157 @@
+"""Standing: the page's data, put together from what was told and sampled last, with the age of each."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from sea_mq_worker.adapters.status.board import Board
+from sea_mq_worker.adapters.status.history import STEP_SECONDS, History
+from sea_mq_worker.adapters.status.verdict import Side, Situation, Verdict, judge
+
+_TREND_SAMPLES = 300 // STEP_SECONDS
+_TROUBLES_SHOWN = 8
+_FLOWS = {"outbox": "published", "inbox": "processed"}
+_SERIES = ("depth", "oldest", "rate")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """Of one side's table: what waits, the age of the oldest in seconds, and what stopped for good."""
+
+    depth: int
+    oldest_seconds: float
+    dead: int
+
+
+@dataclass(slots=True)
+class _Kept:
+    """Something sampled, and when, in seconds since 1970."""
+
+    value: Any
+    at: float
+
+
+@dataclass(kw_only=True)
+class Standing:
+    """What the page shows.
+
+    Attributes:
+        about: what stays as it is: names, version, what the page offers.
+        sides: those that this worker works on.
+        numbers: totals and rates.
+        reasons: why the worker is not ready, by part.
+    """
+
+    about: Mapping[str, object]
+    sides: Sequence[str]
+    numbers: Callable[[], Mapping[str, Any]]
+    reasons: Callable[[], Mapping[str, str]]
+    now: Callable[[], float] = time.time
+    board: Board = field(default_factory=Board)
+
+    def __post_init__(self) -> None:
+        names = (f"{side}_{series}" for side in self.sides for series in _SERIES)
+        self._history = History(*names, clock=self.now)
+        self._samples: dict[str, _Kept] = {}
+        self._consumers: dict[str, _Kept] = {}
+        self._overview: _Kept | None = None
+        self._started = self.now()
+        self._state = ("", self._started)
+        self._done: dict[str, float] = {}
+
+    def set_sample(self, side: str, sample: Sample) -> None:
+        """Take what was counted in a table."""
+        self._samples[side] = _Kept(sample, self.now())
+
+    def set_overview(self, overview: Mapping[str, Any]) -> None:
+        """Take what stopped for good and why, and who else works."""
+        self._overview = _Kept(overview, self.now())
+
+    def set_consumer(self, name: str, state: Mapping[str, Any]) -> None:
+        """Take how a durable stands."""
+        self._consumers[name] = _Kept(state, self.now())
+
+    def tick(self) -> None:
+        """Keep one sample of the history, once there is any; to be called every ``STEP_SECONDS``."""
+        if not self._samples:
+            return
+        totals = self.numbers()["totals"]
+        kept: dict[str, float | None] = {}
+        for side in self.sides:
+            sample = self._fresh(side)
+            done = float(totals.get(_FLOWS[side], 0))
+            kept[f"{side}_depth"] = sample.depth if sample else None
+            kept[f"{side}_oldest"] = sample.oldest_seconds if sample else None
+            kept[f"{side}_rate"] = (done - self._done[side]) / STEP_SECONDS if side in self._done else None
+            self._done[side] = done
+        self._history.add(kept)
+        self._judged()
+
+    def history(self) -> Mapping[str, object]:
+        """Return the last hour, as JSON data."""
+        return self._history.data()
+
+    def status(self) -> Mapping[str, object]:
+        """Return how it stands now, as JSON data."""
+        numbers = self.numbers()
+        verdict, since = self._judged()
+        now = self.now()
+        return {
+            **self.about,
+            **numbers,
+            "now": now,
+            "started": self._started,
+            "verdict": asdict(verdict) | {"since": since},
+            "sides": {side: self._side(side, numbers) for side in self.sides},
+            "consumers": [kept.value | {"at": kept.at} for kept in self._consumers.values()],
+            "overview": self._overview.value | {"at": self._overview.at} if self._overview else None,
+            "troubles": [asdict(trouble) for trouble in self.board.troubles()[:_TROUBLES_SHOWN]],
+            "news": self.board.news(),
+        }
+
+    def _side(self, side: str, numbers: Mapping[str, Any]) -> Mapping[str, object]:
+        kept = self._samples.get(side)
+        return {
+            "sample": asdict(kept.value) if kept else None,
+            "at": kept.at if kept else None,
+            "per_second": numbers["per_second"].get(_FLOWS[side], 0.0),
+            "latency": self.board.latencies[side].percentiles(),
+        }
+
+    def _fresh(self, side: str) -> Sample | None:
+        kept = self._samples.get(side)
+        return kept.value if kept and self.now() - kept.at < 2 * STEP_SECONDS else None
+
+    def _judged(self) -> tuple[Verdict, float]:
+        """Judge, and tell since when that has been so: since its cause, or since it was first seen."""
+        verdict = judge(self._situation())
+        state = f"{verdict.state} {verdict.level}"
+        if state != self._state[0]:
+            self._state = (state, self.now())
+        causes = [cause.since for cause in verdict.causes if cause.since is not None]
+        return verdict, min(causes, default=self._state[1])
+
+    def _situation(self) -> Situation:
+        totals = self.numbers()["totals"]
+        return Situation(
+            reasons=self.reasons(),
+            since={gate: pause.since for gate, pause in self.board.paused.items()},
+            waiting_for=self.board.waiting_for,
+            sides=[self._judged_side(side, totals) for side in self.sides],
+        )
+
+    def _judged_side(self, side: str, totals: Mapping[str, float]) -> Side:
+        kept = self._samples.get(side)
+        done = int(totals.get(_FLOWS[side], 0))
+        if kept is None:
+            return Side(name=side, done=done)
+        return Side(
+            name=side,
+            depth=kept.value.depth,
+            oldest_seconds=kept.value.oldest_seconds,
+            dead=kept.value.dead,
+            sample_age_seconds=self.now() - kept.at,
+            before=self._history.before(f"{side}_depth", samples=_TREND_SAMPLES),
+            done=done,
+        )

@@ -1,0 +1,201 @@
+"""The page's first line: how it stands, in words, since when, and what helps. Decides only."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+BEHIND_SECONDS = 60.0
+"""Nothing that works leaves an event waiting for so long."""
+STALE_SECONDS = 60.0
+_DOCTOR = "python -m sea_mq_worker doctor"
+_LISTS = {
+    "outbox": "python -m sea_mq_worker outbox list --state DEAD",
+    "inbox": "python -m sea_mq_worker dlq list",
+}
+_FIRST_EVENT = """\
+INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload)
+VALUES (gen_random_uuid(), 'order', '1', 'order.paid', '{}');"""
+
+
+class Level(StrEnum):
+    """How urgent it is; the page's colours."""
+
+    GOOD = "good"
+    IDLE = "idle"
+    WARN = "warn"
+    BAD = "bad"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """How one side stands; None: not counted yet, or not for this side."""
+
+    name: str
+    depth: int | None = None
+    oldest_seconds: float | None = None
+    dead: int | None = None
+    sample_age_seconds: float | None = None
+    before: float | None = None
+    """The depth five minutes ago."""
+    done: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """One thing that is in the way; ``since`` in seconds since 1970."""
+
+    part: str
+    reason: str
+    since: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """``state`` is a word or two, ``text`` a sentence, ``helps`` commands or steps."""
+
+    level: Level
+    state: str
+    text: str
+    causes: Sequence[Cause] = ()
+    helps: Sequence[str] = field(default=())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Situation:
+    """All that the verdict is made of; ``reasons`` is why the worker is not ready, by part."""
+
+    reasons: Mapping[str, str]
+    since: Mapping[str, float]
+    sides: Sequence[Side]
+    waiting_for: str = ""
+
+
+def judge(situation: Situation) -> Verdict:
+    """Return the first that holds, the most urgent first."""
+    rules = (_stopping, _starting, _paused, _stale, _behind, _dead, _empty)
+    return next((verdict for rule in rules if (verdict := rule(situation))), _working(situation))
+
+
+def _working(situation: Situation) -> Verdict:
+    busy = any(side.depth for side in situation.sides)
+    return Verdict(level=Level.GOOD, state="Working", text="Nothing is late." if busy else "Nothing waits.")
+
+
+def _stopping(situation: Situation) -> Verdict | None:
+    if "stop" not in situation.reasons:
+        return None
+    return Verdict(level=Level.WARN, state="Stopping", text="What is in hand is finished first.")
+
+
+def _starting(situation: Situation) -> Verdict | None:
+    if "start" not in situation.reasons:
+        return None
+    return Verdict(
+        level=Level.BAD if situation.waiting_for else Level.IDLE,
+        state="Starting",
+        text=situation.waiting_for or "Servers are being connected to.",
+        helps=(_DOCTOR,) if situation.waiting_for else (),
+    )
+
+
+def _paused(situation: Situation) -> Verdict | None:
+    if not situation.reasons:
+        return None
+    causes = [
+        Cause(part=part, reason=reason, since=situation.since.get(part))
+        for part, reason in sorted(situation.reasons.items(), key=lambda each: _rank(each[0]))
+    ]
+    first = causes[0]
+    return Verdict(
+        level=Level.BAD,
+        state="Paused",
+        text=f"{_subject(first.part)}: {first.reason}",
+        causes=causes,
+        helps=(_DOCTOR, *_steps(first.part)),
+    )
+
+
+def _rank(part: str) -> tuple[int, str]:
+    """A database or broker that is away takes the others along: tell it first."""
+    order = ("database", "nats", "stream", "consumer", "handler")
+    return next((place for place, word in enumerate(order) if word in part), len(order)), part
+
+
+def _subject(part: str) -> str:
+    if "database" in part:
+        return "PostgreSQL does not serve"
+    if part.startswith("nats "):
+        return "NATS does not serve"
+    if part == "handler":
+        return "The handler takes no messages"
+    return f"{part[:1].upper()}{part[1:]} does not serve"
+
+
+def _steps(part: str) -> tuple[str, ...]:
+    if part.startswith(("stream", "consumer", "stranded")):
+        return ("python -m sea_mq_worker streams check",)
+    return ()
+
+
+def _stale(situation: Situation) -> Verdict | None:
+    sides = [side for side in situation.sides if (side.sample_age_seconds or 0.0) > STALE_SECONDS]
+    if not sides:
+        return None
+    named = " and ".join(side.name for side in sides)
+    oldest = max(side.sample_age_seconds or 0.0 for side in sides)
+    return Verdict(
+        level=Level.WARN,
+        state="Not sure",
+        text=f"The {named} could not be counted for {_duration(oldest)}: the numbers below are older.",
+        helps=(_DOCTOR,),
+    )
+
+
+def _behind(situation: Situation) -> Verdict | None:
+    sides = [side for side in situation.sides if (side.oldest_seconds or 0.0) > BEHIND_SECONDS]
+    if not sides:
+        return None
+    told = "; ".join(
+        f"{side.name}: the oldest of {side.depth or 0:,} waits for {_duration(side.oldest_seconds or 0.0)}"
+        f"{_trend(side)}"
+        for side in sides
+    )
+    return Verdict(level=Level.WARN, state="Behind", text=f"{told[:1].upper()}{told[1:]}.", helps=(_DOCTOR,))
+
+
+def _trend(side: Side) -> str:
+    if side.before is None or side.depth is None or side.before == side.depth:
+        return ""
+    return ", getting fewer" if side.depth < side.before else ", getting more"
+
+
+def _dead(situation: Situation) -> Verdict | None:
+    sides = [side for side in situation.sides if side.dead]
+    if not sides:
+        return None
+    nouns = {"outbox": ("dead event", "dead events"), "inbox": ("dead letter", "dead letters")}
+    told = " and ".join(f"{side.dead:,} {nouns[side.name][side.dead != 1]}" for side in sides)
+    return Verdict(
+        level=Level.WARN,
+        state="Working",
+        text=f"{told} stopped for good, until somebody sends them again.",
+        helps=tuple(_LISTS[side.name] for side in sides),
+    )
+
+
+def _empty(situation: Situation) -> Verdict | None:
+    if any(side.done or side.depth for side in situation.sides):
+        return None
+    return Verdict(
+        level=Level.IDLE,
+        state="Ready",
+        text="Nothing has come through yet. Write an event, and it appears here.",
+        helps=(_FIRST_EVENT,),
+    )
+
+
+def _duration(seconds: float) -> str:
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit}" if seconds >= 10 * size else f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.0f} s"

@@ -1,0 +1,109 @@
+"""What is measured now and then for metrics and page; checks of the schema go along."""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import asyncpg
+
+from sea_mq_worker.adapters.nats.connection import NatsConnection
+from sea_mq_worker.adapters.nats.consumer_state import consumer_state
+from sea_mq_worker.adapters.observability.metrics import Backlog, Side
+from sea_mq_worker.adapters.postgres.connection import NO_HINTS, leave_former_primary
+from sea_mq_worker.adapters.postgres.inspection import PostgresInspection
+from sea_mq_worker.adapters.postgres.migrations import check_version
+from sea_mq_worker.adapters.postgres.overview import PostgresOverview
+from sea_mq_worker.adapters.postgres.ownership import take_schema
+from sea_mq_worker.adapters.postgres.records import Depth
+from sea_mq_worker.adapters.status.history import STEP_SECONDS
+from sea_mq_worker.adapters.status.standing import Sample, Standing
+from sea_mq_worker.application.pacing import pause
+from sea_mq_worker.application.supervisor import Loop
+from sea_mq_worker.application.upkeep import Periodic
+from sea_mq_worker.bootstrap.base import Base
+from sea_mq_worker.bootstrap.connections import open_pool, wait_for
+from sea_mq_worker.domain.errors import WorkerError
+
+_PROBE_MAX_SECONDS = 5.0
+DEPTH_MAX = 100_000
+_OVERVIEW_EVERY = 4
+"""Samples of the depth; sooner where something stopped for good, or was sent again."""
+_PURPOSE = "upkeep"
+
+
+async def sampling(base: Base, standing: Standing) -> dict[str, Loop]:
+    """Check the schema's version, and measure depth now and then."""
+
+    async def connect() -> asyncpg.Pool:
+        pool = await open_pool(base.settings, purpose=_PURPOSE, hints=NO_HINTS)
+        base.stack.push_async_callback(pool.close)
+        await check_version(pool)
+        await take_schema(pool, base.settings.context)
+        return pool
+
+    pool = await wait_for(connect, what="PostgreSQL", observer=base.observer, stop=base.stop)
+    sampler = _Sampler(base, standing, pool)
+    gate = base.gate("upkeep database", cap_seconds=_PROBE_MAX_SECONDS)
+
+    async def remember(stop: asyncio.Event) -> None:
+        while not stop.is_set():
+            standing.tick()
+            await pause(stop, seconds=STEP_SECONDS)
+
+    depth = Periodic(work=sampler.sample, store_gate=gate, seconds=STEP_SECONDS)
+    return {"depth": depth.run, "history": remember}
+
+
+def consumer_sampling(base: Base, standing: Standing, connection: NatsConnection) -> dict[str, Loop]:
+    """Ask now and then how the durables stand; what cannot be asked keeps its age on the page."""
+
+    async def watch(stop: asyncio.Event) -> None:
+        while not stop.is_set():
+            for durable in base.settings.consumers:
+                name = f"{durable.stream}/{durable.durable}"
+                standing.set_consumer(name, await _state(connection, durable.stream, durable.durable))
+            await pause(stop, seconds=STEP_SECONDS)
+
+    return {"consumer states": watch}
+
+
+async def _state(connection: NatsConnection, stream: str, durable: str) -> Mapping[str, Any]:
+    try:
+        return asdict(await consumer_state(connection, stream, durable))
+    except WorkerError as error:
+        return {"stream": stream, "durable": durable, "error": str(error)}
+
+
+class _Sampler:
+    """Asks for the dear part only now and then, and when the cheap part shows that it has changed."""
+
+    def __init__(self, base: Base, standing: Standing, pool: asyncpg.Pool) -> None:
+        self._base = base
+        self._standing = standing
+        self._pool = pool
+        self._tables = PostgresInspection(pool=pool)
+        self._overview = PostgresOverview(pool=pool)
+        self._count = 0
+        self._dead = (0, 0)
+
+    async def sample(self) -> None:
+        await leave_former_primary(self._pool)
+        outbox = await self._tables.outbox_depth_capped(limit=DEPTH_MAX)
+        inbox = await self._tables.inbox_depth_capped(limit=DEPTH_MAX)
+        self._take("outbox", outbox)
+        self._take("inbox", inbox)
+        dead = (outbox.dead, inbox.dead)
+        if self._count % _OVERVIEW_EVERY == 0 or dead != self._dead:
+            found = await self._overview.overview(sessions=f"sea_mq_worker {_PURPOSE}")
+            self._standing.set_overview(asdict(found))
+        self._count, self._dead = self._count + 1, dead
+        await check_version(self._pool)  # a migration may have come that this worker cannot live with
+
+    def _take(self, side: Side, depth: Depth) -> None:
+        oldest = depth.waiting_seconds
+        self._base.metrics.set_backlog(
+            side, Backlog(depth=depth.waiting, oldest_seconds=oldest, dead=depth.dead)
+        )
+        sample = Sample(depth=depth.waiting, oldest_seconds=oldest, dead=depth.dead)
+        self._standing.set_sample(side, sample)

@@ -1,0 +1,35 @@
+-- What the worker's page shows beside the depth. Reading changes nothing, and costs the same whatever the backlog is.
+
+-- name: overview
+-- What stopped for good and why, the most frequent reasons first, of so many events and messages at most; and how many
+-- workers there are, by the session that each of them keeps open for its upkeep.
+-- Indexes: idx_outbox_dead, idx_inbox_dead_lettered.
+-- $1 limit of rows, $2 limit of reasons, $3 name of the sessions.
+(SELECT 'outbox' AS kind, left(o.publish_error, 200) AS name, count(*) AS count
+   FROM (SELECT d.publish_error FROM outbox_events d
+          WHERE NOT d.is_open AND d.published_at IS NULL LIMIT $1::int) o
+  GROUP BY left(o.publish_error, 200) ORDER BY count(*) DESC LIMIT $2::int)
+ UNION ALL
+(SELECT 'inbox', i.dead_letter_reason, count(*)
+   FROM (SELECT d.dead_letter_reason FROM inbox_messages d
+          WHERE d.dead_lettered_at IS NOT NULL LIMIT $1::int) i
+  GROUP BY i.dead_letter_reason ORDER BY count(*) DESC LIMIT $2::int)
+ UNION ALL
+SELECT 'workers', NULL, count(*)
+  FROM pg_catalog.pg_stat_activity a
+ WHERE a.datname = current_database() AND a.application_name = $3::text;
+
+-- name: dead_events
+-- Events that are DEAD, the latest first, of so many at most.
+-- Index: idx_outbox_dead.
+-- $1 event type, $2 part of the error, $3 seq below, $4 limit of rows, $5 limit; null means any.
+SELECT *
+  FROM (SELECT o.id, o.seq, o.event_type, o.ordering_key, o.failures, o.created_at, o.publish_error AS last_error
+          FROM outbox_events o
+         WHERE NOT o.is_open AND o.published_at IS NULL
+           AND ($1::text IS NULL OR o.event_type = $1)
+           AND ($2::text IS NULL OR strpos(lower(o.publish_error), lower($2)) > 0)
+           AND ($3::bigint IS NULL OR o.seq < $3)
+         LIMIT $4::int) dead
+ ORDER BY dead.seq DESC
+ LIMIT $5::int;

@@ -1,0 +1,237 @@
+"""What is asked and done through the admin server with its token, and who is refused."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from sea_mq_worker.adapters.http.admin.access import Access
+from sea_mq_worker.adapters.http.admin.desk import DeskBusyError, DeskTimeoutError
+from sea_mq_worker.adapters.http.admin.requests import Request
+from sea_mq_worker.adapters.http.admin.server import AdminServer
+from sea_mq_worker.domain.errors import ContractError, StoreUnavailableError
+
+ID = "0198c3a2-5f7e-7c31-9f0e-3b8a4d2e6c10"
+WHY = {"actor": "Ann", "reason": "mended"}
+TOKEN = {"authorization": "Bearer s3cret"}
+
+
+@dataclass
+class ScriptedDesk:
+    """Notes what it is asked, and fails as it is told."""
+
+    asked: list[tuple[object, ...]] = field(default_factory=list)
+    error: Exception | None = None
+
+    def _note(self, *asked: object) -> dict[str, Any]:
+        self.asked.append(asked)
+        if self.error:
+            raise self.error
+        return {"items": [], "more": False}
+
+    async def whereabouts(self, text: str) -> Mapping[str, Any]:
+        return self._note("where", text)
+
+    async def dead_events(self, *, event_type: str, error: str, below: int | None) -> Mapping[str, Any]:
+        return self._note("events", event_type, error, below)
+
+    async def event(self, id_: UUID) -> Mapping[str, Any] | None:
+        self._note("event", id_)
+        return None
+
+    async def dead_letters(self, *, reason: str, after: int) -> Mapping[str, Any]:
+        return self._note("letters", reason, after)
+
+    async def dead_letter(self, seq: int) -> Mapping[str, Any]:
+        return self._note("letter", seq)
+
+    async def actions(self) -> Mapping[str, Any]:
+        return self._note("actions")
+
+    async def replay(self, id_: UUID, *, actor: str, reason: str) -> Mapping[str, Any]:
+        return self._note("replay", id_, actor, reason)
+
+    async def redrive(self, seq: int, *, actor: str, reason: str) -> Mapping[str, Any]:
+        return self._note("redrive", seq, actor, reason)
+
+
+@dataclass
+class Served:
+    """A server with a desk, and how it is asked."""
+
+    desk: ScriptedDesk
+    server: AdminServer
+
+    async def ask(
+        self, method: str, path: str, body: bytes | None = None, **headers: str
+    ) -> tuple[int, dict[str, Any]]:
+        """Send one request; header names are written with underscores."""
+        given = {"host": "x:1", **headers}
+        if body is not None:
+            given = {"content_type": "application/json", "content_length": str(len(body)), **given}
+        lines = [f"{method} {path} HTTP/1.1", *(f"{k.replace('_', '-')}: {v}" for k, v in given.items() if v)]
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.server.port)
+        writer.write("\r\n".join([*lines, "", ""]).encode() + (body or b""))
+        async with asyncio.timeout(10):
+            head, _, text = (await reader.read()).partition(b"\r\n\r\n")
+        writer.close()
+        data = json.loads(text) if b"application/json" in head else {}
+        return int(head.split(b" ")[1]), data
+
+    async def act(self, path: str, given: object, **headers: str) -> tuple[int, dict[str, Any]]:
+        return await self.ask("POST", path, json.dumps(given).encode(), **{**TOKEN, **headers})
+
+
+async def serve(token: str) -> AsyncIterator[Served]:
+    desk = ScriptedDesk()
+    server = AdminServer(
+        host="127.0.0.1", port=0, ready=dict, metrics=lambda: b"", status=dict, token=token, desk=desk
+    )
+    await server.start()
+    yield Served(desk, server)
+    await server.close()
+
+
+@pytest.fixture
+async def served() -> AsyncIterator[Served]:
+    async for each in serve("s3cret"):
+        yield each
+
+
+@pytest.fixture
+async def open_to_all() -> AsyncIterator[Served]:
+    async for each in serve(""):
+        yield each
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "asked"),
+    [
+        ("GET", "/api/where?id=0198", ("where", "0198")),
+        ("GET", "/api/events", ("events", "", "", None)),
+        ("GET", "/api/events?type=a.b&error=x%20y&below=7", ("events", "a.b", "x y", 7)),
+        ("GET", "/api/dead-letters?reason=REJECTED&after=50", ("letters", "REJECTED", 50)),
+        ("GET", "/api/dead-letters/9", ("letter", 9)),
+        ("GET", "/api/actions", ("actions",)),
+        ("POST", f"/api/events/{ID}/replay", ("replay", UUID(ID), "Ann", "mended")),
+        ("POST", "/api/dead-letters/9/redrive", ("redrive", 9, "Ann", "mended")),
+    ],
+)
+async def test_a_path_with_its_arguments_becomes_one_question(
+    served: Served, method: str, path: str, asked: tuple[object, ...]
+) -> None:
+    body = json.dumps(WHY).encode() if method == "POST" else None
+    assert (await served.ask(method, path, body, **TOKEN))[0] == 200
+    assert served.desk.asked == [asked]
+
+
+async def test_what_is_not_there_is_told(served: Served) -> None:
+    assert (await served.ask("GET", f"/api/events/{ID}", **TOKEN))[0] == 404
+    assert (await served.ask("GET", "/api/nothing", **TOKEN))[0] == 404
+    assert (await served.ask("GET", f"/api/events/{ID}/replay", **TOKEN))[0] == 405
+    assert (await served.act("/api/actions", WHY))[0] == 405
+
+
+@pytest.mark.fault("S10")
+async def test_without_a_token_set_nothing_is_listed_and_nothing_changed(open_to_all: Served) -> None:
+    for method, path in (("GET", "/api/where?id=0198"), ("POST", f"/api/events/{ID}/replay")):
+        status, told = await open_to_all.ask(method, path, json.dumps(WHY).encode())
+        assert (status, "SEA_MQ_ADMIN_TOKEN_FILE" in told["error"]) == (403, True)
+    assert open_to_all.desk.asked == []
+
+
+@pytest.mark.fault("S10")
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"authorization": ""}, 401),
+        ({"authorization": "Bearer wrong"}, 401),
+        ({"authorization": "", "cookie": "token=s3cret"}, 401),
+        ({"origin": "http://evil.example"}, 403),
+        ({"origin": "null"}, 403),
+        ({"sec_fetch_site": "cross-site"}, 403),
+        ({"content_type": "text/plain"}, 415),
+        ({"content_type": "application/x-www-form-urlencoded"}, 415),
+        ({"content_length": ""}, 411),
+        ({"content_length": "-1"}, 411),
+        ({"content_length": "4097"}, 413),
+        ({"content_length": "9" * 50}, 413),
+        ({"transfer_encoding": "chunked"}, 411),
+    ],
+)
+async def test_a_change_that_the_page_did_not_send_is_refused(
+    served: Served, headers: dict[str, str], status: int
+) -> None:
+    assert (await served.act(f"/api/events/{ID}/replay", WHY, **headers))[0] == status
+    assert served.desk.asked == []
+    own = {"origin": "http://x:1", "sec_fetch_site": "same-origin"}
+    assert (await served.act(f"/api/events/{ID}/replay", WHY, **own))[0] == 200
+
+
+@pytest.mark.fault("S10")
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (f"/api/events/{ID}/replay", {}),
+        (f"/api/events/{ID}/replay", {"actor": "Ann", "reason": " "}),
+        (f"/api/events/{ID}/replay", {"actor": "Ann", "reason": "a\nb"}),
+        (f"/api/events/{ID}/replay", {"actor": "x" * 81, "reason": "mended"}),
+        (f"/api/events/{ID}/replay", {"actor": 7, "reason": "mended"}),
+        (f"/api/events/{ID}/replay", [WHY]),
+        ("/api/events/first/replay", WHY),
+        ("/api/dead-letters/-1/redrive", WHY),
+        (f"/api/dead-letters/{2**63}/redrive", WHY),
+    ],
+)
+async def test_a_change_without_its_reason_or_object_is_refused(
+    served: Served, path: str, body: object
+) -> None:
+    status, told = await served.act(path, body)
+    assert (status, bool(told["error"])) == (400, True)
+    assert served.desk.asked == []
+
+
+async def test_a_body_that_is_no_json_is_refused(served: Served) -> None:
+    for body in (b"", b"{", b"\xff", b"[" * 4000):
+        assert (await served.ask("POST", "/api/dead-letters/1/redrive", body, **TOKEN))[0] == 400
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (ValueError("no id"), 400),
+        (DeskBusyError(), 429),
+        (DeskTimeoutError("no answer within 8 s"), 504),
+        (StoreUnavailableError("PostgreSQL cannot be reached"), 503),
+        (ContractError("grant it"), 409),
+    ],
+)
+async def test_what_is_in_the_way_is_told_in_words(served: Served, error: Exception, status: int) -> None:
+    served.desk.error = error
+    found, told = await served.ask("GET", "/api/actions", **TOKEN)
+    assert (found, str(error) in told["error"]) == (status, True)
+
+
+@pytest.mark.fault("S10")
+def test_guesses_are_few_and_keep_nobody_else_out() -> None:
+    now = 0.0
+    access = Access("s3cret", clock=lambda: now)
+
+    def status(peer: str, token: str) -> int:
+        request = Request(
+            method="GET", path="/status", headers={"authorization": f"Bearer {token}"}, peer=peer
+        )
+        refused = access.to_numbers(request)
+        return refused.status if refused else 200
+
+    assert [status("a", "x") for _ in range(10)] == [401] * 10
+    assert (status("a", "x"), status("a", "s3cret"), status("b", "s3cret")) == (429, 429, 200)
+    for number in range(1000):
+        status(f"peer{number}", "x")
+    assert len(access._wrong) == 64
+    now = 61.0
+    assert status("a", "s3cret") == 200

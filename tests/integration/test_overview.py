@@ -1,0 +1,70 @@
+"""What the page asks the tables: reasons and counts, within bounds."""
+
+from collections.abc import AsyncIterator
+
+import asyncpg
+import pytest
+
+from sea_mq_worker.adapters.postgres.connection import NO_HINTS
+from sea_mq_worker.adapters.postgres.overview import PostgresOverview, Reason
+from tests.support.rows import add_event, add_message, opened
+from tests.support.servers import Database
+
+
+@pytest.fixture
+async def pool(database: Database) -> AsyncIterator[asyncpg.Pool]:
+    async with opened(database, hints=NO_HINTS) as made:
+        yield made
+
+
+async def test_reasons_are_counted_the_most_frequent_first_and_workers_by_their_sessions(
+    pool: asyncpg.Pool, database: Database
+) -> None:
+    for error in ("too large", None, "too large", *map(str, range(8))):
+        await add_event(pool, "DEAD", error=error)
+    await add_event(pool, "PUBLISHED")
+    await add_event(pool, error="failed once")
+    for _ in range(2):
+        await add_message(pool, dead=True)
+    await add_message(pool)
+    other = await asyncpg.connect(database.dsn, server_settings={"application_name": "upkeep"})
+    found = await PostgresOverview(pool=pool).overview(sessions="upkeep")
+    await other.close()
+    assert found.reasons["outbox"][0] == Reason(text="too large", count=2)
+    assert len(found.reasons["outbox"]) == 5
+    assert found.reasons["inbox"] == [Reason(text="REJECTED", count=2)]
+    assert found.workers == 1
+
+
+async def test_dead_events_are_listed_page_by_page_and_by_type_and_error(pool: asyncpg.Pool) -> None:
+    dead = [await add_event(pool, "DEAD", error=f"too LARGE {n}", event_type=f"t{n % 2}") for n in range(5)]
+    await add_event(pool)
+    overview = PostgresOverview(pool=pool)
+
+    async def listed(**given: object) -> list[object]:
+        filters = {"event_type": None, "error": None, "below": None, "limit": 10, **given}
+        return [event.id for event in await overview.dead_events(**filters)]  # type: ignore[arg-type]
+
+    assert await listed() == dead[::-1]
+    assert await listed(event_type="t1") == [dead[3], dead[1]]
+    assert await listed(error="large 4") == [dead[4]]
+    assert await listed(limit=2) == [dead[4], dead[3]]
+    last = (await overview.dead_events(event_type=None, error=None, below=None, limit=2))[-1]
+    assert await listed(below=last.seq) == dead[2::-1]
+
+
+async def test_a_backlog_makes_neither_statement_dearer(pool: asyncpg.Pool) -> None:
+    """Whatever waits or is published, what is dead is found by an index of its own."""
+    await add_event(pool, "DEAD")
+    await pool.execute(
+        "INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload)"
+        " SELECT gen_random_uuid(), 'order', 'o', 't', '{}' FROM generate_series(1, 5000)"
+    )
+    await pool.execute("VACUUM ANALYZE outbox_events")
+    statements = PostgresOverview(pool=pool)._sql
+    arguments = {"overview": (100, 5, "upkeep"), "dead_events": (None, None, None, 100, 10)}
+    for name, given in arguments.items():
+        plan = await pool.fetch(f"EXPLAIN {statements[name]}", *given)
+        text = "\n".join(row[0] for row in plan)
+        assert "idx_outbox_dead" in text
+        assert "Seq Scan on outbox_events" not in text
