@@ -24,6 +24,7 @@ REGENERATE = "docs/telemetry.md differs from the vocabulary: run python -m tests
 EXAMPLES = re.compile(r"```json\n(.*?)```", re.DOTALL)
 OF_EVERY_LINE = {"ts", "level", "event", "logger"}
 NATS = "nats_"
+TELLERS = {("application", "_tell")}
 
 
 def table(heads: Sequence[str], rows: Iterator[Sequence[str]]) -> str:
@@ -87,21 +88,19 @@ def called(tree: ast.AST) -> Iterator[tuple[str, str]]:
         function = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
         given = [*node.args[:1], *(keyword.value for keyword in node.keywords if keyword.arg == "event")]
         for value in given:
-            if isinstance(value, ast.Constant) and isinstance(value.value, str):
+            if isinstance(value, ast.Constant) and re.fullmatch(r"[a-z_]+", str(value.value)):
                 yield function, value.value
 
 
 def told_by_the_code() -> set[str]:
     """Collect the keys of notices and of progress that stand in the worker's sources."""
-    kinds = {"Noticed", "Progressed", "_tell", "_on_event"}
     found = set()
     for path in sorted((ROOT / "sea_mq_worker").rglob("*.py")):
-        tree = ast.parse(path.read_text())
-        in_connection = path.parent.name == "nats"
-        for function, name in called(tree):
-            if function in kinds and re.fullmatch(r"[a-z_]+", name):
+        folder = path.parent.name
+        for function, name in called(ast.parse(path.read_text())):
+            if function in {"Noticed", "Progressed", "_on_event"} or (folder, function) in TELLERS:
                 found.add(name)
-            elif in_connection and function in {"tell", "on_event"}:
+            elif folder == "nats" and function in {"tell", "on_event"}:
                 found.add(NATS + name)
     return found
 
