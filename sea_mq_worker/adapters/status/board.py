@@ -87,18 +87,18 @@ class Board:
             case MessageDeadLettered():
                 self._trouble("inbox", "dead letter", fact.reason)
             case LeasesLost():
-                self._tell("warn", f"{fact.side}: {fact.count} leases lost to another worker")
+                self._add_news("warn", f"{fact.side}: {fact.count} leases lost to another worker")
             case GatePaused():
                 self._pause(fact)
             case GateResumed():
                 self.paused.pop(fact.gate, None)
-                self._tell("good", f"{fact.gate}: works again, after {fact.paused_seconds:.1f} s")
+                self._add_news("good", f"{fact.gate}: works again, after {fact.paused_seconds:.1f} s")
             case Noticed():
                 self._notice(fact)
             case Progressed():
-                self._tell("good", _named(fact))
+                self._add_news("good", _named(fact))
             case WorkerStarted():
-                self._tell("good", "all loops run")
+                self._add_news("good", "all loops run")
             case _:
                 pass
 
@@ -114,12 +114,12 @@ class Board:
         before = self.paused.get(fact.gate)
         since = before.since if before else self._now()
         self.paused[fact.gate] = Pause(reason=fact.reason, since=since)
-        self._tell("bad", f"{fact.gate}: {fact.reason}")
+        self._add_news("bad", f"{fact.gate}: {fact.reason}")
 
     def _notice(self, fact: Noticed) -> None:
         if fact.event == "waiting":
             self.waiting_for = _cut(fact.text)
-        self._tell("warn", _named(fact))
+        self._add_news("warn", _named(fact))
 
     def _trouble(self, side: str, what: str, text: str) -> None:
         key = (side, what, _cut(text))
@@ -130,7 +130,7 @@ class Board:
         if len(self._troubles) > _TROUBLES_MAX:
             self._troubles.popitem(last=False)
 
-    def _tell(self, level: str, text: str) -> None:
+    def _add_news(self, level: str, text: str) -> None:
         """What is told again and again, such as a server that is waited for, stays one line."""
         text = _cut(text)
         known = next((one for one in self._news if one["text"] == text), None)
