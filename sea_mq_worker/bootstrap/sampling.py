@@ -62,7 +62,10 @@ def consumer_sampling(base: Base, standing: Standing, connection: NatsConnection
         while not stop.is_set():
             for durable in base.settings.consumers:
                 name = f"{durable.stream}/{durable.durable}"
-                standing.set_consumer(name, await _state(connection, durable.stream, durable.durable))
+                state = await _state(connection, durable.stream, durable.durable)
+                standing.set_consumer(name, state)
+                if "pending" in state:
+                    base.metrics.set_consumer(durable.durable, state["pending"], state["ack_pending"])
             await pause(stop, seconds=STEP_SECONDS)
 
     return {"consumer states": watch}

@@ -89,7 +89,7 @@ class Served:
 async def serve(token: str) -> AsyncIterator[Served]:
     desk = ScriptedDesk()
     server = AdminServer(
-        host="127.0.0.1", port=0, ready=dict, metrics=lambda: b"", status=dict, token=token, desk=desk
+        host="127.0.0.1", port=0, ready=dict, metrics=lambda _: b"", status=dict, token=token, desk=desk
     )
     await server.start()
     yield Served(desk, server)

@@ -23,7 +23,7 @@ class Parts:
 
     dead: dict[str, str] = field(default_factory=dict)
     unready: dict[str, str] = field(default_factory=dict)
-    exposition: Callable[[], bytes] = lambda: b"sea_mq_up 1\n"
+    exposition: Callable[[bool], bytes] = lambda _: b"sea_mq_up 1\n"
     numbers: Callable[[], dict[str, object]] = lambda: {"totals": {"published": 3}}
 
     def server(self, **changes: Any) -> AdminServer:
@@ -36,8 +36,8 @@ class Parts:
             **arguments,
         )
 
-    def metrics(self) -> bytes:
-        return self.exposition()
+    def metrics(self, open_metrics: bool) -> bytes:
+        return self.exposition(open_metrics)
 
     def status(self) -> dict[str, object]:
         return self.numbers()
@@ -100,6 +100,17 @@ async def test_health_and_readiness_are_told_with_reasons(server: AdminServer, p
     assert (await get(server, "/healthz")).status == 200
     parts.dead["relay"] = "ended"
     assert (await get(server, "/healthz")).status == 503
+
+
+async def test_openmetrics_is_served_to_whoever_asks_for_it(server: AdminServer, parts: Parts) -> None:
+    parts.exposition = lambda open_metrics: b"open" if open_metrics else b"plain"
+    asked = {"accept": "application/openmetrics-text;version=1.0.0;q=0.8,text/plain;version=0.0.4;q=0.5"}
+    reply = await get(server, "/metrics", **asked)
+    assert reply.body == b"open"
+    assert reply.headers["content-type"] == "application/openmetrics-text; version=1.0.0; charset=utf-8"
+    reply = await get(server, "/metrics", accept="text/plain")
+    assert reply.body == b"plain"
+    assert reply.headers["content-type"].startswith("text/plain; version=0.0.4")
 
 
 async def test_metrics_and_status_are_served_as_they_are(server: AdminServer) -> None:

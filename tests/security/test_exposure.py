@@ -140,7 +140,7 @@ def test_the_admin_pages_leave_the_machine_only_with_a_token(
 async def test_by_default_nobody_else_can_connect() -> None:
     """127.0.0.2 is this machine too, and not the address that is listened on."""
     admin = AdminServer(
-        host=Settings().admin_host, port=0, ready=dict, metrics=lambda: b"", status=lambda: {"worker": "w"}
+        host=Settings().admin_host, port=0, ready=dict, metrics=lambda _: b"", status=lambda: {"worker": "w"}
     )
     await admin.start()
     _, writer = await asyncio.open_connection("127.0.0.1", admin.port)

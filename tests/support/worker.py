@@ -155,22 +155,22 @@ class WorkerProcess:
         samples = [line.rpartition(" ") for line in text.splitlines() if not line.startswith("#")]
         return {series: float(value) for series, _, value in samples}
 
-    async def exposition(self) -> str:
+    async def exposition(self, **headers: str) -> str:
         """Return /metrics as it is."""
-        status, text = await self._get("metrics")
+        status, text = await self._get("metrics", headers)
         assert status == 200, text
         return text
 
     async def _readiness(self) -> tuple[int, str]:
         return await self._get("readyz")
 
-    async def _get(self, page: str) -> tuple[int, str]:
+    async def _get(self, page: str, headers: Mapping[str, str] = _NOTHING) -> tuple[int, str]:
         found = _ADMIN.search(self.written)
         if found is None:
             return 0, "not listening"
         async with httpx2.AsyncClient(trust_env=False) as client:
             try:
-                answer = await client.get(f"{found[0]}{page}")
+                answer = await client.get(f"{found[0]}{page}", headers=dict(headers))
             except httpx2.TransportError as error:
                 return 0, repr(error)
         return answer.status_code, answer.text

@@ -167,6 +167,15 @@ def test_backlogs_are_gauges_that_tell_their_age(metrics: MetricsObserver, clock
     }
 
 
+def test_what_waits_in_the_stream_is_told_for_each_durable(metrics: MetricsObserver) -> None:
+    metrics.set_consumer("c", pending=7, ack_pending=2)
+    metrics.set_consumer("d", pending=0, ack_pending=0)
+    found = samples(metrics)
+    assert found["sea_mq_consumer_pending{consumer=c}"] == 7
+    assert found["sea_mq_consumer_ack_pending{consumer=c}"] == 2
+    assert found["sea_mq_consumer_pending{consumer=d}"] == 0
+
+
 def test_a_latency_leads_to_its_trace_where_openmetrics_is_asked_for(metrics: MetricsObserver) -> None:
     metrics.spans.note("i", Span(trace_id=0xABC, span_id=0xDEF))
     event = EventPublished(outbox_id="i", event_type="t", subject="s", duplicate=False, latency_seconds=0.02)

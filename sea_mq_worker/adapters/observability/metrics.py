@@ -114,7 +114,12 @@ class MetricsObserver:
         self._number(f"{side}_oldest_seconds").value = backlog.oldest_seconds
         self._number(f"{side}_dead").value = backlog.dead
 
-    def render(self, *, open_metrics: bool = False) -> bytes:
+    def set_consumer(self, consumer: str, pending: int, ack_pending: int) -> None:
+        """Take a sample of what waits in the stream for a durable."""
+        self._number("consumer_pending", consumer).value = pending
+        self._number("consumer_ack_pending", consumer).value = ack_pending
+
+    def render(self, open_metrics: bool = False) -> bytes:
         """Return the exposition; made anew at most once a second, because it takes milliseconds."""
         now = self._clock()
         rendered, at = self._rendered.get(open_metrics, (b"", float("-inf")))

@@ -20,6 +20,8 @@ Reasons: TypeAlias = Mapping[str, str]
 """What is wrong, by the name of the part; empty: nothing is."""
 
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_OPEN_METRICS = "application/openmetrics-text"
+_OPEN_METRICS_TYPE = f"{_OPEN_METRICS}; version=1.0.0; charset=utf-8"
 _FOLDER = Path(__file__).with_name("page")
 _SCRIPTS = ("charts", "desk", "page", "sides", "words")
 _FILES = {
@@ -40,7 +42,7 @@ class Routes:
 
     live: Callable[[], Reasons]
     ready: Callable[[], Reasons]
-    metrics: Callable[[], bytes]
+    metrics: Callable[[bool], bytes]
     status: Callable[[], Mapping[str, object]]
     history: Callable[[], Mapping[str, object]]
     access: Access
@@ -64,13 +66,19 @@ class Routes:
             case "/readyz":
                 return health(self.ready(), authorized=refused is None)
             case "/metrics":
-                return refused or Answer(HTTPStatus.OK, self.metrics(), _METRICS_TYPE)
+                return refused or self._metrics(request)
             case "/status":
                 return refused or json_answer(self.status())
             case "/history":
                 return refused or json_answer(self.history())
             case _:
                 return Answer(HTTPStatus.NOT_FOUND)
+
+    def _metrics(self, request: Request) -> Answer:
+        """OpenMetrics alone leads from a latency to its trace; Prometheus asks for it."""
+        open_metrics = _OPEN_METRICS in request.headers.get("accept", "")
+        content_type = _OPEN_METRICS_TYPE if open_metrics else _METRICS_TYPE
+        return Answer(HTTPStatus.OK, self.metrics(open_metrics), content_type)
 
     async def _desk(self, request: Request) -> Answer:
         refused = self.access.to_desk(request)

@@ -30,7 +30,7 @@ class AdminServer:
     Attributes:
         port: 0 takes a free one; after ``start`` it is the port in use.
         ready: why it cannot work now.
-        metrics: the Prometheus exposition.
+        metrics: the Prometheus exposition; told True it is OpenMetrics.
         status: what the page shows; JSON data.
         history: how that went during the last hour; JSON data.
         live: why the process should be restarted, beyond a loop that is stuck and so does not answer at all.
@@ -42,7 +42,7 @@ class AdminServer:
     host: str
     port: int
     ready: Callable[[], Reasons]
-    metrics: Callable[[], bytes]
+    metrics: Callable[[bool], bytes]
     status: Callable[[], Mapping[str, object]]
     history: Callable[[], Mapping[str, object]] = dict
     live: Callable[[], Reasons] = dict

@@ -148,7 +148,7 @@ METRICS = (
         "gauge",
         "{message}",
         "Messages received and not finished (QRY-051), counted up to 100,000.",
-        "What the handler owes; what still waits in the stream is the consumer's num_pending.",
+        "What the handler owes; what still waits in the stream is `sea_mq_consumer_pending`.",
     ),
     Metric(
         "sea_mq_inbox_oldest_seconds",
@@ -163,6 +163,22 @@ METRICS = (
         "{message}",
         "Dead-lettered messages in the table.",
         "Above 0 an operator has to decide: `dlq redrive` or leave them.",
+    ),
+    Metric(
+        "sea_mq_consumer_pending",
+        "gauge",
+        "{message}",
+        "Messages that the stream has still to deliver to the durable, asked every 15 s.",
+        "What waits inbound; growing: the handler is slower than the producers, or pulling pauses.",
+        ("consumer",),
+    ),
+    Metric(
+        "sea_mq_consumer_ack_pending",
+        "gauge",
+        "{message}",
+        "Messages delivered to workers and not acknowledged yet, asked every 15 s.",
+        "In hand; at max_ack_pending for long: the handler is the bottleneck.",
+        ("consumer",),
     ),
     Metric(
         "sea_mq_backlog_sample_age_seconds",
