@@ -11,6 +11,7 @@ from sea_mq_worker.adapters.nats.facts import stream_facts
 from sea_mq_worker.adapters.postgres.connection import NO_HINTS
 from sea_mq_worker.adapters.postgres.migrations import Plan, check_version, migrate, plan
 from sea_mq_worker.adapters.postgres.operations import PostgresOperations
+from sea_mq_worker.adapters.postgres.replays import PostgresReplays
 from sea_mq_worker.bootstrap.connections import open_nats, open_pool
 from sea_mq_worker.resources import resource_folder
 from sea_mq_worker.settings import Settings
@@ -36,6 +37,17 @@ async def operations(settings: Settings) -> AsyncIterator[PostgresOperations]:
     try:
         await check_version(pool)
         yield PostgresOperations(pool=pool)
+    finally:
+        await pool.close()
+
+
+@asynccontextmanager
+async def replays(settings: Settings) -> AsyncIterator[PostgresReplays]:
+    """Connect to the tables to put events back."""
+    pool = await open_pool(settings, purpose="operator", hints=NO_HINTS)
+    try:
+        await check_version(pool)
+        yield PostgresReplays(pool=pool)
     finally:
         await pool.close()
 

@@ -1,4 +1,4 @@
-"""``inbox list|show``: messages that were received."""
+"""``inbox list|summary|show``: messages that were received."""
 
 from dataclasses import asdict
 from typing import Annotated
@@ -8,6 +8,7 @@ import typer
 
 from sea_mq_worker.adapters.postgres.records import InboxFilter, InboxState
 from sea_mq_worker.cli.arguments import ErrorOption, LimitOption, SinceOption, UntilOption
+from sea_mq_worker.cli.summary import GroupsOption, print_groups
 from sea_mq_worker.cli.support import (
     EXIT_FAILED,
     JsonOption,
@@ -15,12 +16,17 @@ from sea_mq_worker.cli.support import (
     fail,
     print_fields,
     print_json,
-    print_records,
+    print_page,
 )
+from sea_mq_worker.domain.dead_letters import Reason
 
 app = typer.Typer(help="Messages in the inbox: look.", no_args_is_help=True)
 
 _UNFINISHED = (InboxState.WAITING, InboxState.HANDLING, InboxState.DEAD_LETTERED)
+_TOO_LONG = (
+    "PROCESSED messages are found by id (`where`): by anything else the whole table is read; leave PROCESSED "
+    "out, or raise SEA_MQ_DATABASE_TIMEOUT_SECONDS"
+)
 _COLUMNS = ("message_id", "state", "subject", "consumer", "attempts", "received_at", "last_error")
 
 
@@ -33,9 +39,11 @@ def list_(
     ] = None,
     consumer: Annotated[str | None, typer.Option(help="Received by this durable consumer.")] = None,
     subject: Annotated[str | None, typer.Option(help="Exact subject.")] = None,
+    reason: Annotated[Reason | None, typer.Option(help="Dead-lettered for this reason.")] = None,
     since: SinceOption = None,
     until: UntilOption = None,
     error: ErrorOption = None,
+    after: Annotated[UUID | None, typer.Option(metavar="ID", help="Behind this one, the next page.")] = None,
     limit: LimitOption = 100,
     json: JsonOption = False,
 ) -> None:
@@ -44,14 +52,27 @@ def list_(
         states=tuple(state or _UNFINISHED),
         consumer=consumer,
         subject=subject,
+        reason=reason,
         since=since,
         until=until,
         error_like=error,
+        before_id=after,
         limit=limit,
     )
 
-    found = ask(lambda tables: tables.list_inbox(which))
-    print_records(found, _COLUMNS, json=json, empty="no messages")
+    found = ask(lambda tables: tables.list_inbox(which), too_long=_TOO_LONG)
+    more = found[-1].message_id if len(found) == limit else None
+    print_page(found, _COLUMNS, json=json, empty="no messages", more=more)
+
+
+@app.command("summary")
+def summary(groups: GroupsOption = 5, json: JsonOption = False) -> None:
+    """Count unprocessed messages by state, subject, consumer and error, the most frequent first."""
+    print_groups(
+        lambda tables, read_max: tables.inbox_summary(read_max=read_max, groups_max=groups),
+        what="unprocessed messages",
+        json=json,
+    )
 
 
 @app.command("show")

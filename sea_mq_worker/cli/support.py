@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 
 import typer
 
+from sea_mq_worker.cli.arguments import WITHOUT_YES_MAX
 from sea_mq_worker.cli.tables import cell, plain, table
 from sea_mq_worker.settings import Settings, SettingsError, load_settings
 
@@ -44,6 +45,16 @@ def settings_for(*needs: str) -> Settings:
         fail(str(error), EXIT_USAGE)
 
 
+def confirm(count: int, what: str, *, yes: bool) -> None:
+    """Ask before more than a handful is changed; where nobody can answer, ``yes`` has to be given."""
+    if yes or count <= WITHOUT_YES_MAX:
+        return
+    if not sys.stdin.isatty():
+        fail(f"{count} {what}; look with --dry-run, then say --yes", EXIT_USAGE)
+    if not typer.confirm(f"{count} {what}. Go on?", err=True):
+        fail("nothing was changed", EXIT_FAILED)
+
+
 def act(work: Callable[[Settings], Awaitable[_T]], *, needs: Collection[str]) -> _T:
     """Do an operator's work and translate its errors into exit codes."""
     from sea_mq_worker.domain.errors import ContractError, WorkerError
@@ -63,25 +74,36 @@ def act(work: Callable[[Settings], Awaitable[_T]], *, needs: Collection[str]) ->
         fail(str(error), EXIT_FAILED)
 
 
-def ask(question: "Callable[[PostgresOperations], Awaitable[_T]]") -> _T:
-    """Ask the tables something, and translate errors into exit codes."""
+def ask(question: "Callable[[PostgresOperations], Awaitable[_T]]", *, too_long: str = "") -> _T:
+    """Ask the tables something, and translate errors into exit codes; ``too_long`` says what is quicker."""
 
     async def work(settings: Settings) -> _T:
+        from sea_mq_worker.adapters.postgres.errors import StatementTooLongError
         from sea_mq_worker.bootstrap.operator import operations
 
         async with operations(settings) as tables:
-            return await question(tables)
+            try:
+                return await question(tables)
+            except StatementTooLongError as error:
+                fail(f"{error}; {too_long}" if too_long else str(error), EXIT_FAILED)
 
     return act(work, needs=("database_url",))
 
 
-def print_records(records: Sequence[object], columns: Sequence[str], *, json: bool, empty: str) -> None:
-    """Print dataclasses: whole as JSON for programs, some columns of them for people."""
+def print_page(
+    records: Sequence[object], columns: Sequence[str], *, json: bool, empty: str, more: object = None
+) -> None:
+    """Print dataclasses: whole as JSON for programs, some columns of them for people.
+
+    ``more``: what ``--after`` takes for the next page; None where this is the last one.
+    """
     fields = [asdict(record) for record in records]  # type: ignore[call-overload]
     if json:
         print_json(fields)
     else:
         print_table(columns, [[each[column] for column in columns] for each in fields], empty=empty)
+    if more is not None:
+        say(f"perhaps more: --after {more}", err=True)
 
 
 def print_json(data: object) -> None:

@@ -13,7 +13,7 @@ from sea_mq_worker.cli.support import (
     act,
     fail,
     print_json,
-    print_records,
+    print_page,
     say,
 )
 from sea_mq_worker.cli.tables import cell
@@ -59,7 +59,7 @@ def where(
 def _tell(found: "Whereabouts") -> None:
     say("\n".join([found.id, *(f"  {sentence}" for sentence in found.answer)]))
     if found.matches:
-        print_records(found.matches, _MATCHES, json=False, empty="")
+        print_page(found.matches, _MATCHES, json=False, empty="")
     if found.steps:
         say("\n" + "\n".join(f"  {cell(step.at)}  {step.text}" for step in found.steps))
     if found.unseen:

@@ -8,26 +8,6 @@ INSERT INTO operator_actions (actor, action, reason, selection, affected)
 VALUES ($1::text, $2::text, $3::text, $4::text::jsonb, 0)
 RETURNING id;
 
--- name: replay
--- PUBLISHED or DEAD -> PENDING: a new lifecycle, with the same id and the same place in the order of its key.
--- An event that the stream may still remember is due when its duplicate window is over; stream and stream_seq stay,
--- so that the relay can tell the earlier copy from the new one.
--- Index: the primary key.
--- $1 ids, $2 duplicate window in seconds, $3 action.
-WITH replayed AS (
-    UPDATE outbox_events o
-       SET state = 'PENDING', published_at = NULL, publish_attempts = 0, failures = 0, publish_error = NULL,
-           first_attempt_at = NULL,
-           available_at = GREATEST(now(), o.published_at + $2::float8 * interval '1 second')
-     WHERE o.id = ANY ($1::uuid[]) AND o.state IN ('PUBLISHED', 'DEAD')
-    RETURNING 1
-), counted AS (
-    UPDATE operator_actions a
-       SET affected = a.affected + (SELECT count(*) FROM replayed)
-     WHERE a.id = $3::bigint
-)
-SELECT count(*) AS count FROM replayed;
-
 -- name: bury_due
 -- First of three steps by which an operator ends events that wait: the lifecycle knows no PENDING -> DEAD, and only
 -- what is due can be claimed. Locks them. Index: the primary key.

@@ -43,9 +43,34 @@ async def test_outbox_list_leaves_published_out_unless_asked(world: World) -> No
     assert await listed("--until", "1h") == []
     assert await listed("--since", "1h", "--type", "order.created") == [dead, pending]
     assert await listed("--type", "other") == []
+    assert await listed("--aggregate", "order/o-1", "--limit", "1") == [dead]
+    assert await listed("--aggregate", "order/o-2") == await listed("--correlation", str(uuid.uuid4())) == []
+    assert await listed("--after", dead) == [pending]
+    page = await world.run("outbox", "list", "--limit", "1")
+    assert f"--after {dead}" in page.err
     text = (await world.run("outbox", "list")).out
     assert "PENDING" in text
     assert "total" not in text
+
+
+async def test_a_summary_tells_why_the_queue_grows(world: World) -> None:
+    for n in range(3):
+        await add_event(world.pool, "DEAD", error=f"too large: {n} MB", ordering_key="k")
+    await add_event(world.pool, event_type="order.paid")
+    await add_event(world.pool, "PUBLISHED")
+    told = (await world.run("outbox", "summary", "--groups", "1", "--json")).json
+    assert [(group["kind"], group["name"], group["count"]) for group in told["groups"]] == [
+        ("error", "too large: # MB", 3),
+        ("key", "k", 3),
+        ("state", "DEAD", 3),
+        ("state", "PENDING", 1),
+        ("type", "order.created", 3),
+    ]
+    assert told["read"] == 4
+    await add_message(world.pool, dead=True)
+    inbox = (await world.run("inbox", "summary")).out
+    assert "REJECTED: #" in inbox
+    assert (await world.run("outbox", "summary", "--groups", "0")).code == 2
 
 
 async def test_outbox_show_tells_the_payload_as_it_is_stored(world: World) -> None:
@@ -253,72 +278,6 @@ async def test_prune_keeps_what_a_stream_can_still_deliver(world: World) -> None
     assert (await prune("--deliverable")).out == "inbox: deleted 1\n"
 
 
-# --- doctor
-
-
-async def test_doctor_names_what_is_wrong_and_what_mends_it(
-    world: World, unused_tcp_port: int, tmp_path: Path
-) -> None:
-    upstream, upper = f"{world.name}v", world.name.upper()
-    env = {
-        "SEA_MQ_STREAMS_FOLDER": str(shipped_files(tmp_path, upstream=upstream)),
-        "SEA_MQ_STREAM_REPLICAS": "1",
-        "SEA_MQ_STREAM_MAX_BYTES": "1000000",
-        "SEA_MQ_CONSUMERS": f"{upstream.upper()}_EVENTS/{world.name}__from_{upstream}",
-        "SEA_MQ_HANDLER_URL": f"http://127.0.0.1:{unused_tcp_port}/handle",
-    }
-    missing = (await world.run("doctor", "--json", **env)).json
-    assert "sea-mq-worker streams apply" in {finding["mend"] for finding in missing}
-    assert (await world.run("streams", "apply", **env)).code == 0
-    handler = await world.run("doctor", "--json", **env)
-    assert (handler.code, [finding["where"] for finding in handler.json]) == (1, ["handler"])
-    async with handler_server() as server:
-        env["SEA_MQ_HANDLER_URL"] = server.url
-        healthy = await world.run("doctor", **env)
-        assert (healthy.code, healthy.out) == (0, "nothing found\n")
-        slow = env | {"SEA_MQ_OUTBOX_LEASE_SECONDS": "90000", "SEA_MQ_HANDLER_TIMEOUT_SECONDS": "3600"}
-        findings = (await world.run("doctor", "--json", **slow)).json
-        await eventually(
-            lambda: (server.connections, server.open_connections) == (2, 0), what="both probes hang up"
-        )
-    assert {finding["where"].split()[0]: finding["why"].split()[0] for finding in findings} == {
-        "stream": "duplicate_window",
-        "consumer": "ack_wait",
-    }
-    assert (await api(world.connection, f"STREAM.INFO.{upper}_EVENTS"))["state"]["messages"] == 0
-
-
-@pytest.mark.parametrize(
-    ("config", "told"),
-    [
-        ({"storage": "memory"}, "acknowledges before it stores"),
-        ({"persist_mode": "async"}, "acknowledges before it stores"),
-        ({"no_ack": True}, "acknowledges nothing"),
-        ({"duplicate_window": 5 * SECOND}, "not longer than the publish time-out"),
-    ],
-)
-async def test_doctor_names_a_stream_that_confirms_too_little(
-    world: World, config: dict[str, Any], told: str
-) -> None:
-    upper = world.name.upper()
-    await create_stream(world.connection, f"{upper}_EVENTS", f"{world.name}.event.>", **config)
-    found = (await world.run("doctor", "--json")).json
-    reasons = [finding["why"] for finding in found if finding["where"] == f"stream {upper}_EVENTS"]
-    assert any(told in why for why in reasons), found
-
-
-async def test_doctor_looks_at_each_dependency_apart_from_the_others(
-    world: World, unused_tcp_port: int
-) -> None:
-    nowhere = f"127.0.0.1:{unused_tcp_port}"
-    env = {"SEA_MQ_NATS_URL": f"nats://{nowhere}", "SEA_MQ_DATABASE_URL": f"postgresql://u@{nowhere}/d"}
-    found = await world.run("doctor", "--json", **env)
-    assert (found.code, [finding["where"] for finding in found.json]) == (
-        1,
-        ["database", "broker", "handler"],
-    )
-
-
 # --- what is missing
 
 
@@ -334,7 +293,7 @@ async def test_a_missing_schema_says_migrate(world: World, postgres_server: Post
         refused = await world.run("depth", SEA_MQ_DATABASE_URL=empty.dsn)
         assert (refused.code, "migrate" in refused.err) == (3, True)
         found = await world.run("doctor", "--json", SEA_MQ_DATABASE_URL=empty.dsn)
-    assert "sea-mq-worker migrate" in {finding["mend"] for finding in found.json}
+    assert "sea-mq-worker migrate" in {finding["command"] for finding in found.json}
 
 
 async def test_a_missing_stream_says_streams_apply(world: World) -> None:

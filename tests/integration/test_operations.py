@@ -16,6 +16,7 @@ from sea_mq_worker.adapters.postgres.connection import NO_HINTS
 from sea_mq_worker.adapters.postgres.operations import PostgresOperations
 from sea_mq_worker.adapters.postgres.outbox import PostgresOutboxAdapter
 from sea_mq_worker.adapters.postgres.records import Depth, OutboxFilter, ReplayResult
+from sea_mq_worker.adapters.postgres.replays import PostgresReplays
 from sea_mq_worker.domain.events import EventState
 from tests.support.rows import add_event, add_message, opened
 from tests.support.servers import Database
@@ -130,7 +131,7 @@ async def test_pages_follow_each_other(operations: PostgresOperations, add: Add)
     added = [await add() for _ in range(5)]
 
     first = await operations.list_outbox(OutboxFilter(limit=2))
-    second = await operations.list_outbox(OutboxFilter(limit=9, before_seq=first[-1].seq))
+    second = await operations.list_outbox(OutboxFilter(limit=9, before_id=first[-1].id))
 
     assert [event.id for event in [*first, *second]] == added[::-1]
 
@@ -264,23 +265,26 @@ async def test_a_large_replay_goes_in_batches_the_earliest_first_and_is_recorded
     operations: PostgresOperations, add: Add, pool: asyncpg.Pool
 ) -> None:
     added = [await add("DEAD") for _ in range(7)]
-    seen: list[tuple[int, int, int]] = []
-    order: list[UUID] = []
+    replays = PostgresReplays(pool=pool)
+    which = OutboxFilter(event_type="order.created")
+    chosen = await replays.choose(which, limit=9)
+    replay = await replays.begin(which, **WHO)
 
-    result = await operations.replay(
-        OutboxFilter(event_type="order.created"), **REPLAY | {"cap": 7},
-        per_second=3, on_progress=lambda *step: seen.append(step),
-    )  # fmt: skip
+    steps = replays.feed(replay, chosen, duplicate_window_seconds=120.0, per_second=3, ahead=9)
+    seen = [(step.done, step.total, step.replayed) async for step in steps]
 
     order = [row["id"] for row in await pool.fetch("SELECT id FROM outbox_events ORDER BY available_at, seq")]
-    assert result == ReplayResult(matched=7, replayed=7)
-    assert seen == [(3, 7, 3), (6, 7, 6), (7, 7, 7)]
     assert order == added
+    assert seen == [(3, 7, 3), (6, 7, 6), (7, 7, 7)]
     [action] = await operations.audit(limit=9)
     assert (action.actor, action.action, action.reason, action.affected) == (
         "ann", "replay", "the stream lost them", 7,
     )  # fmt: skip
-    assert json.loads(action.selection) == {"event_type": "order.created", "states": ["PUBLISHED", "DEAD"]}
+    assert json.loads(action.selection) == {
+        "event_type": "order.created",
+        "states": ["PUBLISHED", "DEAD"],
+        "progress": {"through": chosen[-1].seq, "finished": True},
+    }
 
 
 async def test_two_operators_who_replay_at_once_replay_each_event_once(
@@ -289,9 +293,7 @@ async def test_two_operators_who_replay_at_once_replay_each_event_once(
     for _ in range(6):
         await add("DEAD")
 
-    results = await asyncio.gather(
-        *(operations.replay(OutboxFilter(), **REPLAY, per_second=rate) for rate in (3, 6))
-    )
+    results = await asyncio.gather(*(operations.replay(OutboxFilter(), **REPLAY) for _ in range(2)))
 
     assert sum(result.replayed for result in results) == 6
     assert sum(action.affected for action in await operations.audit(limit=9)) == 6

@@ -156,8 +156,8 @@ NEEDS = {
     "producer": ("producer.",),
     "relay": ("outbox.", "inbox.", "context.", "pipeline_drain.", "inspection.outbox_depth_capped", "page."),
     "operator": (
-        *("inspection.", "operations.begin", "operations.replay", "operations.bury"),
-        *("operations.redriven", "pipeline_replay.", "inbox.", "context.owner"),
+        *("inspection.", "replay.", "operations.begin", "operations.bury", "operations.redriven"),
+        *("pipeline_replay.", "inbox.", "context.owner"),
     ),
     "janitor": (
         *("operations.begin", "operations.outbox_pages", "operations.prune", "operations.inbox_pages"),

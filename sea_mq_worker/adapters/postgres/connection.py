@@ -15,8 +15,8 @@ from sea_mq_worker.domain.errors import ContractError
 
 _SCHEMA = re.compile(r"(?!pg_)[A-Za-z_][A-Za-z0-9_]{0,62}")
 
-NO_HINTS: Mapping[str, str] = MappingProxyType({})
-"""For statements that operators ask for: the planner decides."""
+NO_HINTS: Mapping[str, str] = MappingProxyType({"plan_cache_mode": "force_custom_plan"})
+"""For statements that operators ask for: the planner decides, and knows which filters are given."""
 
 WORKER_HINTS: Mapping[str, str] = MappingProxyType(
     {
@@ -36,6 +36,9 @@ SERVER_MIN = 14
 
 _CLIENT_PATIENCE_SECONDS = 2.0
 """How much later than the server the client gives a statement up."""
+
+_SLOW_SECONDS_MAX = 600
+"""Longest for a statement of which an operator knows that it takes long."""
 
 _TCP = MappingProxyType(
     {
@@ -183,6 +186,14 @@ async def fetch(pool: asyncpg.Pool, statement: str, *args: object) -> Sequence[A
             # The server lives but is no primary any more: only a new connection looks for another one.
             await pool.expire_connections()
             raise
+
+
+async def fetch_slowly(pool: asyncpg.Pool, statement: str, *args: object) -> Sequence[Any]:
+    """Do as ``fetch`` does for a statement that may read a whole table while somebody waits for it."""
+    with translated():
+        async with pool.acquire() as connection, connection.transaction():
+            await connection.execute(f"SET LOCAL statement_timeout = {_SLOW_SECONDS_MAX * 1000}")
+            return list(await connection.fetch(statement, *args, timeout=_SLOW_SECONDS_MAX))
 
 
 async def leave_former_primary(pool: asyncpg.Pool) -> None:

@@ -40,6 +40,8 @@ _NO_TLS = "rejected SSL upgrade"
 POOLER = "a pooler is in between; set SEA_MQ_DATABASE_POOLER=true, or connect directly, as `migrate` must"
 _REFUSED_BY_POOLER = "unsupported startup parameter"
 
+_CANCELLED, _TIMEOUT = "57014", "statement timeout"
+
 _STOP = {
     "26000": POOLER,
     "42P05": POOLER,
@@ -55,6 +57,10 @@ _STOP = {
     "42P07": "a table is there that `migrate` has not made; move it away, then migrate again",
 }
 """SQLSTATEs, by prefix, that somebody has to mend, and how."""
+
+
+class StatementTooLongError(StoreUnavailableError):
+    """A statement took longer than the settings allow."""
 
 
 @contextmanager
@@ -107,6 +113,8 @@ def _from_server(error: asyncpg.PostgresError) -> WorkerError:
         mend = POOLER
     if mend:
         return ContractError(f"PostgreSQL: {text}: {mend}")
+    if state == _CANCELLED and _TIMEOUT in said:
+        return StatementTooLongError(f"PostgreSQL: {text}")
     if state.startswith(_TRY_LATER):
         return StoreUnavailableError(f"PostgreSQL: {text}")
     return ContractError(f"PostgreSQL refused a statement: {text}")

@@ -9,8 +9,10 @@ import asyncpg
 from sea_mq_worker.adapters.postgres.connection import fetch
 from sea_mq_worker.adapters.postgres.queries import load_queries
 from sea_mq_worker.adapters.postgres.records import (
+    AuditFilter,
     Depth,
     EarlierEvent,
+    Group,
     InboxFilter,
     InboxRecord,
     InboxState,
@@ -21,6 +23,8 @@ from sea_mq_worker.adapters.postgres.records import (
     OutboxSummary,
 )
 from sea_mq_worker.domain.events import EventState
+
+_ALL = AuditFilter()
 
 
 class PostgresInspection:
@@ -33,7 +37,8 @@ class PostgresInspection:
         self._asked = load_queries(
             "inspection",
             *("outbox_depth_capped", "inbox_depth_capped"),
-            *("list_outbox", "show_outbox", "list_inbox", "audit", "ids_between", "earlier_of_key"),
+            *("list_outbox", "show_outbox", "outbox_summary", "list_inbox", "inbox_summary"),
+            *("audit", "ids_between", "earlier_of_key"),
         )
 
     async def outbox_depth(self) -> Depth:
@@ -62,11 +67,13 @@ class PostgresInspection:
             which.ids,
             which.event_type,
             which.ordering_key,
+            which.aggregate_type,
+            which.aggregate_id,
             which.correlation_id,
             which.since,
             which.until,
             which.error_like,
-            which.before_seq,
+            which.before_id,
             which.limit,
         )
         return [OutboxSummary(**row) for row in rows]
@@ -86,6 +93,7 @@ class PostgresInspection:
             which.ids,
             which.consumer,
             which.subject,
+            which.reason,
             which.since,
             which.until,
             which.error_like,
@@ -98,9 +106,20 @@ class PostgresInspection:
         """Return what is known of a message; None: it was never received, or is pruned."""
         return next(iter(await self.list_inbox(InboxFilter(ids=(message_id,)))), None)
 
-    async def audit(self, *, limit: int) -> Sequence[OperatorAction]:
+    async def outbox_summary(self, *, read_max: int, groups_max: int) -> Sequence[Group]:
+        """Group the oldest ``read_max`` unfinished events, the largest groups of each kind first."""
+        rows = await fetch(self._pool, self._asked["outbox_summary"], read_max, groups_max)
+        return [Group(**row) for row in rows]
+
+    async def inbox_summary(self, *, read_max: int, groups_max: int) -> Sequence[Group]:
+        """Group the oldest ``read_max`` unprocessed messages in the same way."""
+        rows = await fetch(self._pool, self._asked["inbox_summary"], read_max, groups_max)
+        return [Group(**row) for row in rows]
+
+    async def audit(self, which: AuditFilter = _ALL, *, limit: int) -> Sequence[OperatorAction]:
         """Return what operators did, the latest first."""
-        return [OperatorAction(**row) for row in await fetch(self._pool, self._asked["audit"], limit)]
+        given = (which.actor_like, which.action, which.since, which.until, which.before_id)
+        return [OperatorAction(**row) for row in await fetch(self._pool, self._asked["audit"], *given, limit)]
 
     async def ids_between(self, first: UUID, last: UUID, *, limit: int) -> Sequence[Match]:
         """Return events and messages with an id from ``first`` to ``last``, up to ``limit`` of each."""

@@ -1,9 +1,7 @@
 """PostgresOperations: what operators do to outbox and inbox."""
 
-import asyncio
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
 from datetime import datetime
 from typing import TypeAlias
 from uuid import UUID
@@ -18,11 +16,10 @@ from sea_mq_worker.adapters.postgres.records import (
     OutboxFilter,
     Redrive,
     ReplayResult,
+    check_accountable,
 )
-from sea_mq_worker.domain.events import EventState
+from sea_mq_worker.adapters.postgres.replays import PostgresReplays
 
-_TERMINAL = (EventState.PUBLISHED, EventState.DEAD)
-_BATCH_MAX = 1000
 _PAGES = 500
 
 
@@ -46,7 +43,7 @@ class PostgresOperations(PostgresInspection):
         super().__init__(pool=pool)
         self._sql = load_queries(
             "operations",
-            *("begin_action", "replay", "bury_due", "bury_claim", "bury", "redriven"),
+            *("begin_action", "bury_due", "bury_claim", "bury", "redriven"),
             *("outbox_pages", "prune_outbox", "inbox_pages", "prune_inbox"),
         )
 
@@ -59,37 +56,19 @@ class PostgresOperations(PostgresInspection):
         cap: int,
         dry_run: bool,
         duplicate_window_seconds: float,
-        per_second: int = 1000,
-        on_progress: OnProgress = _nobody,
     ) -> ReplayResult:
-        """PUBLISHED or DEAD -> PENDING, the earliest first, so that each ordering key keeps its order.
-
-        Args:
-            which: states besides PUBLISHED and DEAD, and the limit, do not matter.
-            actor: who asks for it.
-            reason: why.
-            cap: if more than this many match, none is replayed.
-            dry_run: only count.
-            duplicate_window_seconds: the stream's; a replay waits until it has forgotten the earlier copy.
-            per_second: pace, so that a large replay does not delay what is new.
-            on_progress: is called after each batch.
-        """
-        states = tuple(state for state in _TERMINAL if state in which.states)
-        found = await self.list_outbox(replace(which, states=states, limit=cap + 1))
-        if dry_run or not 0 < len(found) <= cap:
-            return ReplayResult(matched=len(found), replayed=0)
-        ids = [event.id for event in reversed(found)]
-        action = await self._begin("replay", actor, reason, _selection(replace(which, states=states)))
+        """Put back what matches, without waiting for workers; of more than ``cap``, or in a dry run, none."""
+        replays = PostgresReplays(pool=self._pool)
+        chosen = await replays.choose(which, limit=cap + 1)
         replayed = 0
-        size = max(1, min(_BATCH_MAX, per_second))
-        for start in range(0, len(ids), size):
-            if start:
-                await asyncio.sleep(size / per_second)
-            batch = ids[start : start + size]
-            rows = await fetch(self._pool, self._sql["replay"], batch, duplicate_window_seconds, action)
-            replayed += rows[0]["count"]
-            on_progress(start + len(batch), len(ids), replayed)
-        return ReplayResult(matched=len(found), replayed=replayed)
+        if not dry_run and 0 < len(chosen) <= cap:
+            replay = await replays.begin(which, actor=actor, reason=reason)
+            steps = replays.feed(
+                replay, chosen, duplicate_window_seconds=duplicate_window_seconds, ahead=len(chosen)
+            )
+            async for step in steps:
+                replayed = step.replayed
+        return ReplayResult(matched=len(chosen), replayed=replayed)
 
     async def bury(self, ids: Sequence[UUID], *, actor: str, reason: str) -> frozenset[UUID]:
         """PENDING -> DEAD, by way of CLAIMED (Open Outbox, explicit operator intervention).
@@ -110,7 +89,7 @@ class PostgresOperations(PostgresInspection):
 
     async def redriven(self, message_id: UUID, *, actor: str, reason: str) -> Redrive:
         """Open a dead-lettered message, before it is sent again: one that came first would be skipped."""
-        _check_who_and_why(actor, reason)
+        check_accountable(actor, reason)
         rows = await fetch(self._pool, self._sql["redriven"], message_id, actor, reason)
         return Redrive(open=rows[0]["open"], reopened=rows[0]["reopened"])
 
@@ -163,16 +142,5 @@ def _before(moment: datetime) -> str:
 
 
 def _action_args(action: str, actor: str, reason: str, selection: str) -> tuple[str, str, str, str]:
-    _check_who_and_why(actor, reason)
+    check_accountable(actor, reason)
     return actor, action, reason, selection
-
-
-def _check_who_and_why(actor: str, reason: str) -> None:
-    if not (actor.strip() and reason.strip()):
-        raise ValueError("a change needs an actor and a reason, for the audit")
-
-
-def _selection(which: OutboxFilter) -> str:
-    given = {name: value for name, value in asdict(which).items() if value is not None and name != "limit"}
-    return json.dumps(given, default=str)
-

@@ -8,6 +8,16 @@ from uuid import UUID
 from sea_mq_worker.domain.events import EventState
 
 
+def check_accountable(actor: str, reason: str) -> None:
+    """Make sure that a change names who makes it and why.
+
+    Raises:
+        ValueError: it does not.
+    """
+    if not (actor.strip() and reason.strip()):
+        raise ValueError("a change needs an actor and a reason, for the audit")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Depth:
     """QRY-050 or QRY-051, and the backlog without what nobody works on any more.
@@ -35,18 +45,20 @@ class OutboxFilter:
         since: created at this time or later.
         until: created before this time.
         error_like: part of the last error, capitals and small letters alike.
-        before_seq: the last ``seq`` of the page before.
+        before_id: the last event's id of the page before.
     """
 
     states: tuple[EventState, ...] = tuple(EventState)
     ids: tuple[UUID, ...] | None = None
     event_type: str | None = None
     ordering_key: str | None = None
+    aggregate_type: str | None = None
+    aggregate_id: str | None = None
     correlation_id: UUID | None = None
     since: datetime | None = None
     until: datetime | None = None
     error_like: str | None = None
-    before_seq: int | None = None
+    before_id: UUID | None = None
     limit: int = 100
 
 
@@ -98,6 +110,16 @@ class EarlierEvent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Unfinished events or messages that have something in common: ``kind`` says what, ``name`` which."""
+
+    kind: str
+    name: str
+    count: int
+    oldest_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Match:
     """An event or message that an id may mean: its side, what it is of, and since when it is there."""
 
@@ -124,6 +146,7 @@ class InboxFilter:
     """Which messages; None means any.
 
     Attributes:
+        reason: dead-lettered for this reason.
         since: received at this time or later.
         until: received before this time.
         error_like: part of the last error, capitals and small letters alike.
@@ -134,6 +157,7 @@ class InboxFilter:
     ids: tuple[UUID, ...] | None = None
     consumer: str | None = None
     subject: str | None = None
+    reason: str | None = None
     since: datetime | None = None
     until: datetime | None = None
     error_like: str | None = None
@@ -176,6 +200,24 @@ class ReplayResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayStep:
+    """How far a replay is.
+
+    Attributes:
+        action: its record in ``operator_actions``.
+        done: events of ``total`` that are behind it in this run.
+        replayed: events that it has put back, those of the runs before too.
+        waiting: put back and taken by no worker yet, which the replay waits for; 0: it goes on.
+    """
+
+    action: int
+    done: int
+    total: int
+    replayed: int
+    waiting: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Redrive:
     """Whether a message is handled when it comes again.
 
@@ -186,6 +228,22 @@ class Redrive:
 
     open: bool
     reopened: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditFilter:
+    """Which records of the audit; None means any.
+
+    Attributes:
+        actor_like: part of who did it, capitals and small letters alike.
+        before_id: the last record's id of the page before.
+    """
+
+    actor_like: str | None = None
+    action: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+    before_id: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

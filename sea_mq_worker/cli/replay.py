@@ -1,0 +1,183 @@
+"""``outbox replay``: events that were published, or ended, are published again."""
+
+import sys
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Annotated
+from uuid import UUID
+
+import typer
+
+from sea_mq_worker.adapters.postgres.records import OutboxFilter, ReplayResult, ReplayStep
+from sea_mq_worker.cli.arguments import (
+    ActorOption,
+    AggregateOption,
+    CorrelationOption,
+    ErrorOption,
+    KeyOption,
+    SinceOption,
+    TypeOption,
+    UntilOption,
+    YesOption,
+    event_filter,
+)
+from sea_mq_worker.cli.support import EXIT_FAILED, EXIT_USAGE, JsonOption, act, confirm, fail, print_json
+from sea_mq_worker.domain.events import EventState
+from sea_mq_worker.settings import Settings
+
+_TERMINAL = (EventState.PUBLISHED, EventState.DEAD)
+_EXIT_INTERRUPTED = 130
+
+
+IdsArgument = Annotated[list[UUID] | None, typer.Argument(metavar="[ID]...")]
+ReasonOption = Annotated[str, typer.Option("--reason", help="Why; kept for the audit. Required.")]
+StateOption = Annotated[
+    list[EventState] | None, typer.Option("--state", help="PUBLISHED or DEAD; both unless given.")
+]
+ResumeOption = Annotated[
+    int | None, typer.Option("--resume", metavar="ACTION", help="Go on with a replay that was cut short.")
+]
+CapOption = Annotated[int, typer.Option("--cap", min=1, help="If more match, none is replayed.")]
+RateOption = Annotated[int, typer.Option("--rate", min=1, help="Put back at most so many a second.")]
+AheadOption = Annotated[
+    int, typer.Option("--ahead", min=1, help="At most so many put back that no worker has taken yet.")
+]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only count.")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Order:
+    """What was asked for."""
+
+    which: OutboxFilter
+    actor: str
+    reason: str
+    resume: int | None
+    cap: int
+    per_second: int
+    ahead: int
+    dry_run: bool
+    yes: bool
+
+
+def replay(
+    *,
+    ids: IdsArgument = None,
+    reason: ReasonOption = "",
+    actor: ActorOption,
+    state: StateOption = None,
+    type_: TypeOption = None,
+    key: KeyOption = None,
+    aggregate: AggregateOption = None,
+    correlation: CorrelationOption = None,
+    since: SinceOption = None,
+    until: UntilOption = None,
+    error: ErrorOption = None,
+    resume: ResumeOption = None,
+    cap: CapOption = 1000,
+    rate: RateOption = 500,
+    ahead: AheadOption = 1000,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Publish PUBLISHED or DEAD events again, chosen by id or by filters, the earliest first.
+
+    What the stream may still remember waits until its duplicate window is over. A large replay is fed in
+    portions, so that new events never wait for more than --ahead old ones. Stopped by Ctrl-C or killed, it
+    has put back what it has told; that is published, and --resume goes on with the rest.
+    """
+    which = event_filter(_replayable(state), type_, key, aggregate, correlation, since, until, error)
+    chosen_by = any((ids, state, type_, key, aggregate, correlation, since, until, error))
+    _check_choice(chosen_by=chosen_by, resume=resume, reason=reason)
+    order = _Order(
+        which=replace(which, ids=tuple(ids) if ids else None), actor=actor, reason=reason, resume=resume,
+        cap=cap, per_second=rate, ahead=ahead, dry_run=dry_run, yes=yes,
+    )  # fmt: skip
+    result = act(lambda settings: _carry_out(order, settings), needs=("database_url", "nats_url"))
+    _tell(result, dry_run=dry_run, json=json)
+    if len(set(ids or ())) > result.matched:
+        fail("the others are not there, or neither PUBLISHED nor DEAD", EXIT_FAILED)
+
+
+async def _carry_out(order: _Order, settings: Settings) -> ReplayResult:
+    """Count first, so that a slip of the filters is seen before it has an effect."""
+    from sea_mq_worker.bootstrap.operator import duplicate_window_seconds, replays
+
+    window = await duplicate_window_seconds(settings)
+    async with replays(settings) as tables:
+        old = await tables.load(order.resume) if order.resume else None
+        which = old.which if old else order.which
+        chosen = await tables.choose(which, limit=order.cap + 1, goes_on=old)
+        if len(chosen) > order.cap:
+            fail(f"more than {order.cap} events match; narrow the filters, or raise --cap", EXIT_USAGE)
+        if order.dry_run or not chosen:
+            return ReplayResult(matched=len(chosen), replayed=0)
+        confirm(len(chosen), "events will be published again", yes=order.yes)
+        begun = old or await tables.begin(which, actor=order.actor, reason=order.reason)
+        steps = tables.feed(
+            begun,
+            chosen,
+            duplicate_window_seconds=window,
+            per_second=order.per_second,
+            ahead=order.ahead,
+        )
+        replayed = await _watched(steps, begun.id, len(chosen))
+        return ReplayResult(matched=len(chosen), replayed=replayed - begun.replayed)
+
+
+async def _watched(steps: AsyncIterator[ReplayStep], action: int, total: int) -> int:
+    """Return how many the replay has put back altogether; cut short, say how it goes on."""
+    from asyncio import CancelledError
+
+    try:
+        return await _show(steps, total)
+    except CancelledError:
+        goes_on = f"sea-mq-worker outbox replay --resume {action}"
+        fail(f"\nstopped: what was put back is published; the rest: {goes_on}", _EXIT_INTERRUPTED)
+
+
+async def _show(steps: AsyncIterator[ReplayStep], total: int) -> int:
+    """Draw a bar where somebody looks at it; return how many the replay has put back altogether."""
+    replayed = done = 0
+    with typer.progressbar(length=total, label=_label(0), file=sys.stderr) as bar:
+        async for step in steps:
+            bar.label = _label(step.waiting)
+            bar.update(step.done - done)
+            done, replayed = step.done, step.replayed
+    return replayed
+
+
+def _label(waiting: int) -> str:
+    return "replay (waits for workers to take what is put back)" if waiting else "replay"
+
+
+def _replayable(state: Sequence[EventState] | None) -> tuple[EventState, ...]:
+    states = tuple(state or _TERMINAL)
+    if not set(states) <= set(_TERMINAL):
+        fail(
+            "--state: only PUBLISHED and DEAD events can be replayed, the others are on their way", EXIT_USAGE
+        )
+    return states
+
+
+def _check_choice(*, chosen_by: bool, resume: int | None, reason: str) -> None:
+    if resume is not None and chosen_by:
+        fail("--resume: goes on with what was chosen then; leave ids and filters out", EXIT_USAGE)
+    if resume is None and not chosen_by:
+        fail(
+            "say which events: ids, or --state, --type, --key, --aggregate, --correlation, --since, --until, "
+            "--error",
+            EXIT_USAGE,
+        )
+    if resume is None and not reason.strip():
+        fail("--reason: is required and must not be blank, it is kept for the audit", EXIT_USAGE)
+
+
+def _tell(result: ReplayResult, *, dry_run: bool, json: bool) -> None:
+    if json:
+        print_json(asdict(result) | {"dry_run": dry_run})
+    elif dry_run:
+        typer.echo(f"{result.matched} would be replayed")
+    else:
+        typer.echo(f"replayed {result.replayed} of {result.matched}")

@@ -1,0 +1,33 @@
+"""``summary`` of outbox and inbox: what the unfinished have in common."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sea_mq_worker.adapters.postgres.records import Group
+from sea_mq_worker.cli.support import ask, print_json, print_table
+
+if TYPE_CHECKING:
+    from sea_mq_worker.adapters.postgres.operations import PostgresOperations
+
+_READ_MAX = 50_000
+"""The oldest of a queue tell why it grows, and are counted in a moment."""
+
+GroupsOption = Annotated[int, typer.Option("--groups", min=1, help="Show at most so many of each kind.")]
+
+
+def print_groups(
+    question: "Callable[[PostgresOperations, int], Awaitable[Sequence[Group]]]", *, what: str, json: bool
+) -> None:
+    """Ask for groups and print them, with how many were looked at."""
+    groups = ask(lambda tables: question(tables, _READ_MAX))
+    read = sum(group.count for group in groups if group.kind == "state")
+    if json:
+        print_json({"read": read, "read_max": _READ_MAX, "groups": [asdict(group) for group in groups]})
+        return
+    rows = [(group.name, group.kind, group.count, group.oldest_at) for group in groups]
+    print_table(("name", "of", "count", "oldest"), rows, empty=f"no {what}")
+    if read >= _READ_MAX:
+        typer.echo(f"of the oldest {_READ_MAX} {what}; `sea-mq-worker depth` counts all", err=True)
