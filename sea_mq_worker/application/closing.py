@@ -18,10 +18,13 @@ from sea_mq_worker.ports.observer import Observer
 
 _Closed: TypeAlias = tuple[InHand, Run, Ending]
 
+_LINGER_SECONDS = 0.005
+"""How long an ending waits for others at most."""
+
 
 @dataclass(slots=True, kw_only=True)
 class Closing:
-    """Collects endings while one round trip is under way, and records them together in the next."""
+    """Lets endings gather while others are to be expected, and records them together."""
 
     consumer: JetStreamConsumer
     inbox: InboxRepository
@@ -29,35 +32,56 @@ class Closing:
     store_gate: Gate
     clock: Callable[[], float]
     _waiting: list[_Closed] = field(default_factory=list)
-    _added: asyncio.Event = field(default_factory=asyncio.Event)
+    _enough: Callable[[], int] = lambda: 1
+    _due: asyncio.Event = field(default_factory=asyncio.Event)
+    _timer: asyncio.TimerHandle | None = None
     _idle: asyncio.Event = field(default_factory=asyncio.Event)
 
     def add(self, item: InHand, run: Run, ending: Ending) -> None:
         """Take an ending; it is recorded soon."""
         self._waiting.append((item, run, ending))
         self._idle.clear()
-        self._added.set()
+        self._consider()
 
     async def drained(self) -> None:
         """Wait until every ending that was added is recorded."""
         await self._idle.wait()
 
     async def run(
-        self, over: asyncio.Event, stop: asyncio.Event, let_go: Callable[[Sequence[InHand]], None]
+        self,
+        over: asyncio.Event,
+        stop: asyncio.Event,
+        let_go: Callable[[Sequence[InHand]], None],
+        enough: Callable[[], int],
     ) -> None:
-        """Record endings until ``over``."""
+        """Record endings until ``over``; ``enough`` tells for how many nobody needs to wait for more."""
+        self._enough = enough
         while not over.is_set():
-            self._added.clear()
-            batch, self._waiting = self._waiting, []
-            if batch:
-                await self._close(batch, stop)
-                let_go([item for item, _, _ in batch])
-                continue
-            self._idle.set()
+            if self._waiting:
+                self._consider()
+            else:
+                self._idle.set()
             try:
-                await unless_stopped(over, self._added.wait())
+                await unless_stopped(over, self._due.wait())
             except StoppedError:
                 return
+            batch = self._take()
+            await self._close(batch, stop)
+            let_go([item for item, _, _ in batch])
+
+    def _consider(self) -> None:
+        if len(self._waiting) >= self._enough():
+            self._due.set()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(_LINGER_SECONDS, self._due.set)
+
+    def _take(self) -> Sequence[_Closed]:
+        self._due.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        batch, self._waiting = self._waiting, []
+        return batch
 
     async def _close(self, batch: Sequence[_Closed], stop: asyncio.Event) -> None:
         try:

@@ -27,8 +27,10 @@ from sea_mq_worker.ports.observer import Observer
 
 _LARGE_BYTES = 65_536
 """After a body of this size others get a turn: to read one takes time, and there may be many."""
+_TURNS = 2
+"""So many batches share the places under load: one is with the handler while another is closed or fetched."""
 _LINGER_SECONDS = 0.005
-"""How long a fetch waits for more free places, so that batches form under load."""
+"""How long a fetch waits for a whole batch of free places, so that batches form under load."""
 _BUSY_MAX_SECONDS = 600.0
 _DOUBLINGS_MAX = 10
 
@@ -65,7 +67,7 @@ class InboxConsumer:
         async with asyncio.TaskGroup() as background:
             background.create_task(self._regularly(self._claim_time_of_the_server, over))
             background.create_task(self._regularly(self._extend_leases, over))
-            background.create_task(self.closing.run(over, stop, self._let_go))
+            background.create_task(self.closing.run(over, stop, self._let_go, self._enough))
             try:
                 async with asyncio.TaskGroup() as working:
                     working.create_task(self._take_leftovers(stop, working))
@@ -120,7 +122,7 @@ class InboxConsumer:
                 await self._answer(item, receipt)
 
     async def _room(self) -> int:
-        """Wait for free places: for half of them, but not for long once there is one.
+        """Wait for free places: for a batch of them, but not for long once there is one.
 
         While the handler is sick one more message is let in after each probe, so that a good one among
         bad ones can open its gate.
@@ -135,7 +137,7 @@ class InboxConsumer:
             return 1
         try:
             async with asyncio.timeout(_LINGER_SECONDS):
-                while self._free * 2 < self.concurrency:
+                while self._free * _TURNS < self.concurrency:
                     await self._next_freed()
         except TimeoutError:
             pass
@@ -144,6 +146,10 @@ class InboxConsumer:
     @property
     def _free(self) -> int:
         return self.concurrency - len(self._in_hand)
+
+    def _enough(self) -> int:
+        """Tell how many endings are a batch: all of them, where fewer are in hand."""
+        return min(len(self._in_hand), -(-self.concurrency // _TURNS))
 
     async def _next_freed(self) -> None:
         self._freed.clear()

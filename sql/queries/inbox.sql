@@ -1,6 +1,8 @@
 -- The inbox consumer's statements. Several workers may run all of them at once; each is one transaction.
 -- Time is the database's. A lease is a pair of message id and token: whoever has a row's token holds its lease,
 -- even after it ran out, until somebody else takes it.
+-- What asks for a row without an ending by its id says so by coalesce: from two IS NULL the planner concludes that it
+-- could as well read idx_inbox_unprocessed, which is small as a rule, and compare all of it with each lease.
 
 -- name: insert
 -- Records a batch and leases what is to be handled (CMD-051). A known row that is neither processed nor
@@ -74,7 +76,7 @@ UPDATE inbox_messages i
    SET locked_until = GREATEST(i.locked_until, clock_timestamp() + $3::float8 * interval '1 second')
   FROM unnest($1::uuid[], $2::text[]) AS held (message_id, token)
  WHERE i.message_id = held.message_id AND i.locked_by = held.token
-   AND i.processed_at IS NULL AND i.dead_lettered_at IS NULL
+   AND coalesce(i.processed_at, i.dead_lettered_at) IS NULL
 RETURNING i.message_id::text AS message_id;
 
 -- name: mark_processed
@@ -85,7 +87,7 @@ UPDATE inbox_messages i
        locked_until = NULL, locked_by = NULL
   FROM unnest($1::uuid[], $2::text[]) AS held (message_id, token)
  WHERE i.message_id = held.message_id AND i.locked_by = held.token
-   AND i.processed_at IS NULL AND i.dead_lettered_at IS NULL
+   AND coalesce(i.processed_at, i.dead_lettered_at) IS NULL
 RETURNING i.message_id::text AS message_id;
 
 -- name: record_error
@@ -96,7 +98,7 @@ UPDATE inbox_messages i
        locked_until = NULL, locked_by = NULL
   FROM unnest($1::uuid[], $2::text[], $3::text[], $4::int[]) AS held (message_id, token, error, given_back)
  WHERE i.message_id = held.message_id AND i.locked_by = held.token
-   AND i.processed_at IS NULL AND i.dead_lettered_at IS NULL
+   AND coalesce(i.processed_at, i.dead_lettered_at) IS NULL
 RETURNING i.message_id::text AS message_id;
 
 -- name: begin_dead_letter
@@ -106,7 +108,7 @@ UPDATE inbox_messages i
    SET dead_letter_reason = $3::text, last_error = left($3::text || ': ' || $4::text, 2000),
        dead_letter_begun_at = coalesce(i.dead_letter_begun_at, clock_timestamp())
  WHERE i.message_id = $1::uuid AND i.locked_by = $2::text
-   AND i.processed_at IS NULL AND i.dead_lettered_at IS NULL
+   AND coalesce(i.processed_at, i.dead_lettered_at) IS NULL
 RETURNING i.message_id::text AS message_id;
 
 -- name: mark_dead_lettered
@@ -116,5 +118,5 @@ UPDATE inbox_messages i
    SET dead_lettered_at = clock_timestamp(), locked_until = NULL, locked_by = NULL
   FROM unnest($1::uuid[], $2::text[]) AS held (message_id, token)
  WHERE i.message_id = held.message_id AND i.locked_by = held.token
-   AND i.processed_at IS NULL AND i.dead_lettered_at IS NULL AND i.dead_letter_begun_at IS NOT NULL
+   AND coalesce(i.processed_at, i.dead_lettered_at) IS NULL AND i.dead_letter_begun_at IS NOT NULL
 RETURNING i.message_id::text AS message_id;

@@ -13,6 +13,8 @@ def test_this_nats_py_calls_what_is_overridden() -> None:
     assert hasattr(Client, "_process_op_err")
     assert hasattr(Client, "_process_headers")
     assert hasattr(Client, "_build_message")
+    assert hasattr(Client, "_send_command")
+    assert hasattr(Client, "_flush_pending")
     assert "_parse_header_lines" in Client._process_headers.__code__.co_names
     assert {"MSG_RE", "HMSG_RE"} <= set(Parser.parse.__code__.co_names)
 

@@ -27,6 +27,12 @@ parser.HMSG_RE = re.compile(rf"\AHMSG[ \t]+{_BEGINNING}(\d+)[ \t]+(\d+)\r\n".enc
 class TolerantClient(Client):
     """Reads malformed messages too: a bad header block as no headers, bad UTF-8 in a subject as U+FFFD."""
 
+    async def say(self, subject: str, word: bytes) -> None:
+        """Publish a word to a subject that came from a server: as ``publish``, without its checks."""
+        await self._send_command(b"PUB %b %d\r\n%b\r\n" % (subject.encode(), len(word), word))
+        if self._flush_queue is not None and self._flush_queue.empty():
+            await self._flush_pending()
+
     def _setup_nkeys_connect(self) -> None:
         path, with_jwt = self._user_credentials or self._nkeys_seed, self._user_credentials is not None
         login = FileLogin(str(path), with_jwt=with_jwt)

@@ -153,7 +153,7 @@ class NatsJetStreamConsumer:
         """
         if reply and self._connection.is_connected:
             with contextlib.suppress(nats.errors.Error):
-                await self._connection.client.publish(reply, verb)
+                await self._connection.client.say(reply, verb)
 
     async def _return(self, msg: Msg) -> None:
         await self._say(msg.reply, _nak(_STRAY_DELAY_SECONDS))

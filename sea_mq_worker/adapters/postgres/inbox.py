@@ -22,6 +22,16 @@ from sea_mq_worker.domain.receipts import (
     with_repeats,
 )
 
+STATEMENTS = (
+    "insert",
+    "overdue",
+    "extend",
+    "mark_processed",
+    "record_error",
+    "begin_dead_letter",
+    "mark_dead_lettered",
+)
+
 _REFUSALS: Mapping[str, Receipt] = {"done": Done(), "conflict": Conflict()}
 
 
@@ -46,16 +56,7 @@ class PostgresInboxAdapter:
         self._pool = pool
         self._worker = worker
         self._unanswered: dict[tuple[str, ...], str] = {}
-        self._sql = load_queries(
-            "inbox",
-            "insert",
-            "overdue",
-            "extend",
-            "mark_processed",
-            "record_error",
-            "begin_dead_letter",
-            "mark_dead_lettered",
-        )
+        self._sql = load_queries("inbox", *STATEMENTS)
 
     async def insert(self, entries: Sequence[InboxEntry], *, lease_seconds: float) -> Sequence[Receipt]:
         """Record and lease a batch (CMD-051); the primary key decides who is first (POL-047-003)."""
