@@ -111,7 +111,8 @@ class Publishing:
         return [
             event
             for event in events
-            if may_be_forgotten(event.attempted_seconds_ago, window_seconds=window, sending_seconds=sending)
+            if event.attempted_seconds_ago  # no call for what nearly all are
+            and may_be_forgotten(event.attempted_seconds_ago, window_seconds=window, sending_seconds=sending)
         ]
 
     async def _look_up(

@@ -1,7 +1,6 @@
 """Dead letters: CMD-052 and EVT-047-002, and back again for a redrive."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from enum import StrEnum
 from urllib.parse import quote
 
@@ -63,7 +62,7 @@ def dead_letter_message(letter: DeadLetter, *, context: str) -> OutboundMessage:
 def anew(message: OutboundMessage, *, removed_seq: int) -> OutboundMessage:
     """Give a dead letter an id that the removed one at ``removed_seq`` does not hide; always the same one."""
     message_id = f"{message.id}:{removed_seq}"
-    return replace(message, id=message_id, headers={**message.headers, MSG_ID: message_id})
+    return message._replace(id=message_id, headers={**message.headers, MSG_ID: message_id})
 
 
 def without_body(message: OutboundMessage) -> OutboundMessage:

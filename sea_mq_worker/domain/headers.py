@@ -34,16 +34,13 @@ def outbound_message(event: ClaimedEvent, *, context: str, source: str) -> Outbo
     Raises:
         InvalidEventError: the row can never be published as it is.
     """
-    subject = event_subject(context, event.event_type, event.event_version)
+    subject, common = _of_type(event.event_type, event.event_version, context, source)
     headers = {
         MSG_ID: event.id,
-        "ce-specversion": "1.0",
         "ce-id": event.id,
-        "ce-source": source,
-        "ce-type": _ce(event.event_type),
         "ce-time": rfc3339(event.occurred_at),
         "ce-subject": _ce(f"{event.aggregate_type}/{event.aggregate_id}"),
-        "ce-eventversion": str(event.event_version),
+        **common,
     }
     if event.correlation_id:
         headers["ce-correlationid"] = event.correlation_id
@@ -63,6 +60,17 @@ def outbound_message(event: ClaimedEvent, *, context: str, source: str) -> Outbo
         repeated=event.attempts > 1 or event.earlier_stream_seq > 0,
         waited_seconds=event.age_seconds,
     )
+
+
+@lru_cache(maxsize=1024)
+def _of_type(event_type: str, version: int, context: str, source: str) -> tuple[str, Mapping[str, str]]:
+    """Return the subject, and the headers that all events of a type and version share."""
+    return event_subject(context, event_type, version), {
+        "ce-specversion": "1.0",
+        "ce-source": source,
+        "ce-type": _ce(event_type),
+        "ce-eventversion": str(version),
+    }
 
 
 def tells_the_same(message: OutboundMessage, payload: bytes, headers: Mapping[str, str]) -> bool:

@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OutboundMessage:
-    """One publish: subject, body and headers, ready for the wire."""
+class OutboundMessage(NamedTuple):
+    """One publish: subject, body and headers, ready for the wire; a tuple for the same reason as an event."""
 
     id: str
     """``Nats-Msg-Id``, by which the stream drops a repeat inside its duplicate window."""

@@ -1,18 +1,18 @@
 """Closed unions: what became of a publish, of an event, of a handler call, of a message.
 
 Matched whole with ``assert_never``, so that a new outcome is a type error until every loop decides on it.
+What becomes of nearly every event is a tuple, which is made in half the time of a frozen dataclass.
 """
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from sea_mq_worker.domain.events import ClaimedEvent
 
 # --- a publish attempt, as the broker answered it
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
+class Stored(NamedTuple):
     """The stream has it. ``duplicate``: it already knew the id, so ``seq`` is an earlier copy's."""
 
     stream: str
@@ -57,8 +57,7 @@ PublishOutcome: TypeAlias = Stored | Refused | Failed | Unknown | Unsent
 # --- what to do with a claimed event
 
 
-@dataclass(frozen=True, slots=True)
-class Published:
+class Published(NamedTuple):
     """CLAIMED -> PUBLISHED."""
 
     event: ClaimedEvent

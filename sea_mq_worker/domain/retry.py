@@ -63,8 +63,10 @@ class RetryPolicy:
     def judge(self, event: ClaimedEvent, outcome: PublishOutcome) -> Verdict:
         """Decide what becomes of ``event`` after a publish attempt."""
         match outcome:
+            case Stored(duplicate=False):
+                return Published(event, outcome)
             case Stored():
-                return self._stored(event, outcome)
+                return self._known(event, outcome)
             case Refused(reason):
                 return Buried(event, reason)
             case Failed(reason):
@@ -78,9 +80,9 @@ class RetryPolicy:
             case _:
                 assert_never(outcome)
 
-    def _stored(self, event: ClaimedEvent, stored: Stored) -> Verdict:
+    def _known(self, event: ClaimedEvent, stored: Stored) -> Verdict:
         """A replay that the duplicate window swallowed has not arrived: it waits for the window's end."""
-        if stored.duplicate and 0 < stored.seq <= event.earlier_stream_seq:
+        if 0 < stored.seq <= event.earlier_stream_seq:
             return Postponed(
                 event,
                 "the replay waits until the stream's duplicate window has forgotten the earlier copy",

@@ -7,6 +7,7 @@ A NATS server closes the connection on a body with headers over max_payload and 
 import re
 from collections.abc import Mapping
 from functools import lru_cache
+from typing import NamedTuple
 
 from sea_mq_worker.domain.messages import OutboundMessage
 
@@ -15,27 +16,57 @@ SUBJECT_BYTES_MAX = 3072
 
 HEADER_BYTES_MAX = 65_535
 """Of a stored message's whole header block."""
-_FRAME_BYTES = len(b"NATS/1.0\r\n\r\n")
-_LINE_BYTES = len(b": \r\n")
 _BAD_SUBJECT = re.compile(r"[\s\x00-\x1f\x7f*>]|\.\.|^\.|\.$|^$")
 _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 
 
+class Sendable(NamedTuple):
+    """A message that can be sent unaltered, its headers encoded once for all that needs them."""
+
+    subject: str
+    headers: Mapping[str, str]
+    head: bytes
+    """The header block, the blank line behind it included."""
+    payload: bytes
+    size: int
+    """Of header block and payload."""
+    repeated: bool
+
+
+def sendable(message: OutboundMessage, max_payload: int) -> Sendable | str:
+    """Encode a message, or say why it can never be sent unaltered."""
+    why = subject_problem(message.subject) or _headers_problem(message.headers)
+    if why:
+        return why
+    try:
+        head = header_block(message.headers)
+    except UnicodeEncodeError:
+        return "a header has a character that UTF-8 cannot encode"
+    size = len(head) + len(message.payload)
+    if size > max_payload:
+        return f"{size} bytes with headers are more than the server's max_payload of {max_payload}"
+    if len(head) > HEADER_BYTES_MAX:
+        return f"{len(head)} bytes of headers are more than {HEADER_BYTES_MAX}"
+    return Sendable(message.subject, message.headers, head, message.payload, size, message.repeated)
+
+
 def problem(message: OutboundMessage, max_payload: int) -> str:
     """Say why a message can never be sent unaltered; empty where it can."""
-    return (
-        subject_problem(message.subject)
-        or _headers_problem(message.headers)
-        or _size_problem(message, max_payload)
-    )
+    ready = sendable(message, max_payload)
+    return ready if isinstance(ready, str) else ""
 
 
-def encoded_bytes(message: OutboundMessage) -> int:
-    """Return the size of headers and body on the wire."""
-    headers = message.headers
-    text = "".join(headers) + "".join(headers.values())
-    characters = len(text) if text.isascii() else len(text.encode())
-    return _FRAME_BYTES + characters + _LINE_BYTES * len(headers) + len(message.payload)
+def with_headers(message: Sendable, own: Mapping[str, str]) -> Sendable:
+    """Add headers that the limits leave room for."""
+    headers = {**message.headers, **own}
+    head = header_block(headers)
+    return message._replace(headers=headers, head=head, size=len(head) + len(message.payload))
+
+
+def header_block(headers: Mapping[str, str]) -> bytes:
+    """Encode headers that were found fit to be sent."""
+    lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+    return f"NATS/1.0\r\n{lines}\r\n".encode()
 
 
 def _headers_problem(headers: Mapping[str, str]) -> str:
@@ -46,18 +77,6 @@ def _headers_problem(headers: Mapping[str, str]) -> str:
     if not breaks and _are_tokens(tuple(headers)) and list(map(str.strip, values)) == values:
         return ""
     return next(filter(None, map(header_problem, headers, values)))
-
-
-def _size_problem(message: OutboundMessage, max_payload: int) -> str:
-    try:
-        size = encoded_bytes(message)
-    except UnicodeEncodeError:
-        return "a header has a character that UTF-8 cannot encode"
-    if size > max_payload:
-        return f"{size} bytes with headers are more than the server's max_payload of {max_payload}"
-    if size - len(message.payload) > HEADER_BYTES_MAX:
-        return f"{size - len(message.payload)} bytes of headers are more than {HEADER_BYTES_MAX}"
-    return ""
 
 
 def header_problem(name: str, value: str) -> str:

@@ -5,7 +5,6 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from typing import Literal, Protocol
 
 import pytest
@@ -168,7 +167,7 @@ async def publish(
 
 
 def again(batch: Sequence[OutboundMessage]) -> list[OutboundMessage]:
-    return [replace(each, repeated=True) for each in batch]
+    return [each._replace(repeated=True) for each in batch]
 
 
 async def publish_until_sent(world: World, batch: Sequence[OutboundMessage]) -> list[PublishOutcome]:
@@ -233,7 +232,7 @@ async def test_an_unmarked_repeat_in_the_middle_of_a_batch_is_told_from_the_new_
 @pytest.mark.fault("S14")
 async def test_an_id_that_another_message_has_is_refused_at_the_first_attempt(world: World) -> None:
     batch = messages(world, 5)
-    await publish(world, [replace(batch[2], payload=b"not the event")])
+    await publish(world, [batch[2]._replace(payload=b"not the event")])
 
     outcomes = await publish(world, batch)
 
@@ -289,7 +288,7 @@ async def test_a_message_that_can_never_be_sent_is_refused_alone(
 ) -> None:
     """P20, P23, P25, P39: the 99 others are stored, and the connection lives."""
     batch = messages(world, 100)
-    batch[37] = replace(batch[37], **bad)
+    batch[37] = batch[37]._replace(**bad)
 
     outcomes = await publish_until_sent(world, batch)
 
@@ -302,7 +301,7 @@ async def test_a_message_that_can_never_be_sent_is_refused_alone(
 
 async def test_where_order_is_kept_nothing_goes_out_behind_a_refused_message(world: World) -> None:
     batch = messages(world, 10)
-    batch[4] = replace(batch[4], headers={"bad name": "x"})
+    batch[4] = batch[4]._replace(headers={"bad name": "x"})
 
     outcomes = await publish(world, batch)
 

@@ -4,7 +4,6 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -130,7 +129,7 @@ async def test_what_the_stream_finds_too_large_is_refused_alone(
     await create_stream(connection, names, f"{names}.>", max_msg_size=1000, **BATCHES)
     publisher = await started(connection, names, mode)
     batch = [message(names) for _ in range(50)]
-    batch[place] = replace(batch[place], payload=b"x" * 2000)
+    batch[place] = batch[place]._replace(payload=b"x" * 2000)
 
     outcomes = list(await publisher.publish_batch(batch, timeout_seconds=5))
 
@@ -154,7 +153,7 @@ async def test_where_order_is_kept_a_stop_in_one_chunk_stops_the_next(
     await create_stream(connection, names, f"{names}.>", max_msg_size=1000, **BATCHES)
     publisher = await started(connection, names, mode)
     batch = [message(names) for _ in range(1500)]
-    batch[300] = replace(batch[300], payload=b"x" * 2000)
+    batch[300] = batch[300]._replace(payload=b"x" * 2000)
 
     outcomes = list(await publisher.publish_batch(batch, timeout_seconds=20))
 
@@ -178,14 +177,14 @@ async def test_a_forbidden_subject_is_explained_long_before_the_deadline(tmp_pat
         await create_stream(admin, "SEA", "sea.>", **BATCHES)
         publisher = await started(own, "SEA", mode)
         begun = time.monotonic()
-        batch = [replace(message("sea"), subject="sea.event.Closed.v1") for _ in range(3)]
+        batch = [message("sea")._replace(subject="sea.event.Closed.v1") for _ in range(3)]
 
         outcomes = list(await publisher.publish_batch(batch, timeout_seconds=30))
 
         assert time.monotonic() - begun < 5.0
         assert isinstance(outcomes[0], Unknown)
         assert "permission" in outcomes[0].reason
-        open_ones = [replace(message("sea"), subject="sea.event.open.v1") for _ in range(3)]
+        open_ones = [message("sea")._replace(subject="sea.event.open.v1") for _ in range(3)]
         stored(list(await publisher.publish_batch(open_ones, timeout_seconds=5)))
 
 

@@ -4,7 +4,7 @@ import asyncio
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -162,7 +162,7 @@ class World:
 def without_message_id(message: OutboundMessage) -> OutboundMessage:
     """Let the stream take it once more, however long it remembers ids."""
     headers = {name: value for name, value in message.headers.items() if name != "Nats-Msg-Id"}
-    return replace(message, headers=headers)
+    return message._replace(headers=headers)
 
 
 async def make_world(

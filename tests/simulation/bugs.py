@@ -157,13 +157,13 @@ async def _(real: Any, self: OutboxPublisher, claim: Claim, *rest: Any) -> None:
 def _(real: Any, event: ClaimedEvent, **given: Any) -> OutboundMessage:
     message: OutboundMessage = real(event, **given)
     fresh = str(uuid.UUID(int=random.getrandbits(128)))
-    return dataclasses.replace(message, id=fresh, headers={**message.headers, MSG_ID: fresh})
+    return message._replace(id=fresh, headers={**message.headers, MSG_ID: fresh})
 
 
 @_bug(publishing, "outbound_message", called="numbers of the payload become floats")
 def _(real: Any, event: ClaimedEvent, **given: Any) -> OutboundMessage:
     message: OutboundMessage = real(event, **given)
-    return dataclasses.replace(message, payload=json.dumps(json.loads(message.payload)).encode())
+    return message._replace(payload=json.dumps(json.loads(message.payload)).encode())
 
 
 @_bug(Publishing, "publish", called="a bad event ends its batch")
@@ -185,7 +185,7 @@ async def _(real: Any, self: Settlement, write: Any, claim: Claim, verdicts: Any
     return await real(self, write, claim, verdicts, *rest)
 
 
-@_bug(RetryPolicy, "_stored", called="a replay trusts the duplicate's acknowledgement")
+@_bug(RetryPolicy, "_known", called="a replay trusts the duplicate's acknowledgement")
 def _(_real: Any, _self: RetryPolicy, event: ClaimedEvent, stored: Stored) -> Verdict:
     return Published(event, stored)
 
@@ -243,4 +243,4 @@ async def _(
 def _(_real: Any, letter: DeadLetter, **given: Any) -> OutboundMessage:
     message = dead_letter_message(letter, **given)
     fresh = f"dlq:{random.getrandbits(64)}"
-    return dataclasses.replace(message, id=fresh, headers={**message.headers, MSG_ID: fresh})
+    return message._replace(id=fresh, headers={**message.headers, MSG_ID: fresh})

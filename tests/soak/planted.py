@@ -1,6 +1,5 @@
 """Bugs for the negative control: mistakes that such workers have had, each has to turn the soak red."""
 
-import dataclasses
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -87,7 +86,7 @@ def _new_id_for_each_attempt() -> None:
     def message(event: Any, *, context: str, source: str) -> Any:
         made = honest(event, context=context, source=source)
         other = str(uuid.uuid4())
-        return dataclasses.replace(made, id=other, headers={**made.headers, "Nats-Msg-Id": other})
+        return made._replace(id=other, headers={**made.headers, "Nats-Msg-Id": other})
 
     publishing.__dict__["outbound_message"] = message
 

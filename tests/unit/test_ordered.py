@@ -7,8 +7,8 @@ import pytest
 
 from sea_mq_worker.adapters.nats.batch import Batched
 from sea_mq_worker.adapters.nats.ordered import Ordered
-from sea_mq_worker.domain.messages import OutboundMessage
 from sea_mq_worker.domain.outcomes import Stored
+from sea_mq_worker.domain.wire import Sendable
 
 DEADLINE = 1e9
 
@@ -21,7 +21,7 @@ class Stream:
         self._taken = list(taken)
         self.asked = 0
 
-    async def send(self, messages: Sequence[OutboundMessage], _deadline: float) -> Any:
+    async def send(self, messages: Sequence[Sendable], _deadline: float) -> Any:
         if self._taken[0] == 0:
             self.asked += 1
             return [Stored("S", seq, duplicate=True) for seq in self._taken[1:]]
@@ -39,7 +39,8 @@ async def test_sequences_are_asked_for_where_others_wrote_since_the_batch_began(
 ) -> None:
     stream = Stream(places)
     stream.ordered = Ordered(stream, last_seq=known)  # type: ignore[arg-type]
-    messages = [OutboundMessage(id=str(n), subject="s", payload=b"", headers={}) for n in range(len(places))]
+    message = Sendable(subject="s", headers={}, head=b"", payload=b"", size=0, repeated=False)
+    messages = [message] * len(places)
     outcomes = await stream.ordered.send(stream, messages, DEADLINE)
     assert [outcome.seq for outcome in outcomes if isinstance(outcome, Stored)] == places
     assert stream.asked == 1

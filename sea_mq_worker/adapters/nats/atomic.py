@@ -14,8 +14,8 @@ from sea_mq_worker.adapters.nats.errors import plain
 from sea_mq_worker.adapters.nats.frames import TURN_MESSAGES, Sending, send_all
 from sea_mq_worker.adapters.nats.pipeline import BROKEN, NOT_CONNECTED, drained
 from sea_mq_worker.adapters.nats.replies import Replies, stop_at
-from sea_mq_worker.domain.messages import OutboundMessage
 from sea_mq_worker.domain.outcomes import Stored
+from sea_mq_worker.domain.wire import Sendable, with_headers
 
 _BAD_REQUEST = 400
 _TIMED_OUT = "the deadline passed before the batch was acknowledged"
@@ -29,7 +29,7 @@ class Atomic:
         self._replies = replies
         self._stream = stream
 
-    async def send(self, messages: Sequence[OutboundMessage], deadline: float) -> Batched:
+    async def send(self, messages: Sequence[Sendable], deadline: float) -> Batched:
         """Send one batch; unless its last message left, nothing of it can ever be stored."""
         talk = Conversation(messages)
         prefix = self._replies.open(talk)
@@ -66,13 +66,13 @@ class Atomic:
         return Batched(sent=doubtful, trouble=stopped or reason, disabled=says_disabled(answer))
 
 
-def _sendings(messages: Sequence[OutboundMessage], batch: str, reply: str) -> list[Sending]:
+def _sendings(messages: Sequence[Sendable], batch: str, reply: str) -> list[Sending]:
     sendings: list[Sending] = []
     for number, message in enumerate(messages, start=1):
         own = {"Nats-Batch-Id": batch, "Nats-Batch-Sequence": str(number)}
         if number == len(messages):
             own["Nats-Batch-Commit"] = "1"
-        sendings.append((message, {**message.headers, **own}, reply if number == len(messages) else ""))
+        sendings.append((with_headers(message, own), reply if number == len(messages) else ""))
     return sendings
 
 

@@ -9,8 +9,7 @@ from nats.aio.msg import Msg
 
 from sea_mq_worker.adapters.nats.acks import NOT_BATCHED, error_code, parse
 from sea_mq_worker.adapters.nats.pipeline import WINDOW_BYTES, WINDOW_MESSAGES, forbidden
-from sea_mq_worker.domain.messages import OutboundMessage
-from sea_mq_worker.domain.wire import encoded_bytes
+from sea_mq_worker.domain.wire import Sendable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +38,7 @@ class Batched:
 class Batcher(Protocol):
     """Sends messages as one batch that keeps its order."""
 
-    async def send(self, messages: Sequence[OutboundMessage], deadline: float) -> Batched:
+    async def send(self, messages: Sequence[Sendable], deadline: float) -> Batched:
         """Send up to a chunk of messages; ``deadline`` is in the loop's time."""
         ...
 
@@ -47,7 +46,7 @@ class Batcher(Protocol):
 class Conversation:
     """The answers to one batch, taken one by one."""
 
-    def __init__(self, messages: Sequence[OutboundMessage]) -> None:
+    def __init__(self, messages: Sequence[Sendable]) -> None:
         self.stopped = ""
         self._messages = messages
         self._answers: list[tuple[str, dict[str, Any]]] = []
@@ -91,18 +90,17 @@ def says_disabled(answer: dict[str, Any]) -> bool:
     return bool(answer.get("error")) and error_code(answer["error"]) in NOT_BATCHED
 
 
-def chunks(messages: Sequence[OutboundMessage]) -> Iterator[Sequence[OutboundMessage]]:
+def chunks(messages: Sequence[Sendable]) -> Iterator[Sequence[Sendable]]:
     """Split messages into batches that server and buffers can take; a repeated one goes alone.
 
     The server refuses an atomic batch for one known id, and skips a known id in a fast one without notice.
     """
     start, size = 0, 0
     for index, message in enumerate(messages):
-        own = encoded_bytes(message)
-        full = index - start == WINDOW_MESSAGES or size + own > WINDOW_BYTES
+        full = index - start == WINDOW_MESSAGES or size + message.size > WINDOW_BYTES
         if index > start and (full or message.repeated or messages[index - 1].repeated):
             yield messages[start:index]
             start, size = index, 0
-        size += own
+        size += message.size
     if start < len(messages):
         yield messages[start:]

@@ -16,8 +16,8 @@ from sea_mq_worker.adapters.nats.errors import plain
 from sea_mq_worker.adapters.nats.frames import TURN_MESSAGES, Sending, send_all
 from sea_mq_worker.adapters.nats.pipeline import BROKEN, NOT_CONNECTED, drained
 from sea_mq_worker.adapters.nats.replies import Replies, stop_at
-from sea_mq_worker.domain.messages import OutboundMessage
 from sea_mq_worker.domain.outcomes import Stored
+from sea_mq_worker.domain.wire import Sendable
 
 _FLOW = 250
 _START, _APPEND, _COMMIT = 0, 1, 2
@@ -88,7 +88,7 @@ class Fast:
         self._replies = replies
         self._stream = stream
 
-    async def send(self, messages: Sequence[OutboundMessage], deadline: float) -> Batched:
+    async def send(self, messages: Sequence[Sendable], deadline: float) -> Batched:
         """Send one batch of two or more messages."""
         talk = Conversation(messages)
         prefix = self._replies.open(talk)
@@ -123,10 +123,10 @@ class Fast:
         return min(progress.room(sent), TURN_MESSAGES) if goes_on else 0
 
 
-def _sendings(messages: Sequence[OutboundMessage], stem: str) -> list[Sending]:
+def _sendings(messages: Sequence[Sendable], stem: str) -> list[Sending]:
     operations = [_START, *[_APPEND] * (len(messages) - 2), _COMMIT]
     return [
-        (message, message.headers, f"{stem}.{number}.{operation}.$FI")
+        (message, f"{stem}.{number}.{operation}.$FI")
         for number, (message, operation) in enumerate(zip(messages, operations, strict=True), start=1)
     ]
 

@@ -5,18 +5,18 @@ whole frames are not in its public API, which the pinned version and a test guar
 is met with ``publish``.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TypeAlias
 
 from nats.aio.client import Client
 
-from sea_mq_worker.domain.messages import OutboundMessage
+from sea_mq_worker.domain.wire import Sendable
 
 TURN_MESSAGES = 64
 """As many are sent before others may run."""
 
-Sending: TypeAlias = tuple[OutboundMessage, Mapping[str, str], str]
-"""A message that was found sendable (domain/wire.py), the headers to send, and where an answer goes."""
+Sending: TypeAlias = tuple[Sendable, str]
+"""A message and where an answer goes."""
 
 _TAKES_FRAMES = hasattr(Client, "_send_command") and hasattr(Client, "_flush_pending")
 
@@ -24,8 +24,8 @@ _TAKES_FRAMES = hasattr(Client, "_send_command") and hasattr(Client, "_flush_pen
 async def send_all(client: Client, sendings: Sequence[Sending]) -> None:
     """Publish in order, in one piece."""
     if not _TAKES_FRAMES:
-        for message, headers, reply in sendings:
-            await client.publish(message.subject, message.payload, reply, headers=dict(headers))
+        for message, reply in sendings:
+            await client.publish(message.subject, message.payload, reply, headers=dict(message.headers))
         return
     await client._send_command(b"".join([frame(*sending) for sending in sendings]))  # noqa: SLF001
     queue = client._flush_queue  # noqa: SLF001
@@ -33,10 +33,7 @@ async def send_all(client: Client, sendings: Sequence[Sending]) -> None:
         await client._flush_pending()  # noqa: SLF001
 
 
-def frame(message: OutboundMessage, headers: Mapping[str, str], reply: str) -> bytes:
+def frame(message: Sendable, reply: str) -> bytes:
     """Encode HPUB: control line, headers, body."""
-    lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
-    head = f"NATS/1.0\r\n{lines}\r\n".encode()
-    size = len(head) + len(message.payload)
-    control = f"HPUB {message.subject} {reply} {len(head)} {size}\r\n".encode()
-    return b"".join((control, head, message.payload, b"\r\n"))
+    control = f"HPUB {message.subject} {reply} {len(message.head)} {message.size}\r\n".encode()
+    return b"".join((control, message.head, message.payload, b"\r\n"))

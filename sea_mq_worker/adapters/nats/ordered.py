@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from sea_mq_worker.adapters.nats.batch import Batched, Batcher, chunks
 from sea_mq_worker.adapters.nats.pipeline import Pipeline
-from sea_mq_worker.domain.messages import OutboundMessage
 from sea_mq_worker.domain.outcomes import PublishOutcome, Stored, Unknown, Unsent
+from sea_mq_worker.domain.wire import Sendable
 
 _BEHIND = Unsent("held back behind a message that was not stored")
 
@@ -32,7 +32,7 @@ class Ordered:
         self._turn = asyncio.Lock()
 
     async def send(
-        self, batcher: Batcher, messages: Sequence[OutboundMessage], deadline: float
+        self, batcher: Batcher, messages: Sequence[Sendable], deadline: float
     ) -> list[PublishOutcome]:
         """Make one attempt for each message, as far as they get."""
         try:
@@ -51,7 +51,7 @@ class Ordered:
         return outcomes + [_BEHIND] * (len(messages) - len(outcomes))
 
     async def _chunk(
-        self, batcher: Batcher, chunk: Sequence[OutboundMessage], deadline: float
+        self, batcher: Batcher, chunk: Sequence[Sendable], deadline: float
     ) -> list[PublishOutcome]:
         if len(chunk) == 1:
             return await self._one_by_one(chunk, deadline)
@@ -69,7 +69,7 @@ class Ordered:
         ]
 
     async def _numbered(
-        self, stored: Sequence[OutboundMessage], result: Batched, known: int, deadline: float
+        self, stored: Sequence[Sendable], result: Batched, known: int, deadline: float
     ) -> list[PublishOutcome]:
         """Give stored messages their sequences: by counting where the run is unbroken, else by asking.
 
@@ -92,7 +92,7 @@ class Ordered:
             for answer in answers
         ]
 
-    async def _one_by_one(self, messages: Sequence[OutboundMessage], deadline: float) -> list[PublishOutcome]:
+    async def _one_by_one(self, messages: Sequence[Sendable], deadline: float) -> list[PublishOutcome]:
         outcomes: list[PublishOutcome] = []
         for message in messages:
             outcomes += await self._pipeline.send([message], deadline)

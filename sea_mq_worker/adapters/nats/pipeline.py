@@ -10,9 +10,8 @@ from sea_mq_worker.adapters.nats.connection import PENDING_BYTES_MAX, NatsConnec
 from sea_mq_worker.adapters.nats.errors import plain
 from sea_mq_worker.adapters.nats.frames import TURN_MESSAGES, send_all
 from sea_mq_worker.adapters.nats.replies import Exchange, Replies, stop_at
-from sea_mq_worker.domain.messages import OutboundMessage
 from sea_mq_worker.domain.outcomes import PublishOutcome, Unknown, Unsent
-from sea_mq_worker.domain.wire import encoded_bytes
+from sea_mq_worker.domain.wire import Sendable
 
 NOT_CONNECTED = "not connected to NATS"
 WINDOW_MESSAGES = 1000
@@ -31,10 +30,9 @@ def forbidden(subject: str) -> str:
 class Flight:
     """The messages of one call: sent in order, answered in any."""
 
-    def __init__(self, messages: Sequence[OutboundMessage], read: Callable[[Msg], PublishOutcome]) -> None:
+    def __init__(self, messages: Sequence[Sendable], read: Callable[[Msg], PublishOutcome]) -> None:
         self._messages = messages
         self._read = read
-        self._sizes = [encoded_bytes(message) for message in messages]
         self._outcomes: list[PublishOutcome | None] = [None] * len(messages)
         self._sent = 0
         self._in_flight = 0
@@ -63,7 +61,7 @@ class Flight:
         if self._outcomes[index] is None:
             self._outcomes[index] = outcome
             self._in_flight -= 1
-            self._in_flight_bytes -= self._sizes[index]
+            self._in_flight_bytes -= self._messages[index].size
             self._notify()
 
     async def room(self) -> bool:
@@ -78,7 +76,7 @@ class Flight:
         start = self._sent
         while self._sent < min(start + TURN_MESSAGES, len(self._messages)) and self._has_room():
             self._in_flight += 1
-            self._in_flight_bytes += self._sizes[self._sent]
+            self._in_flight_bytes += self._messages[self._sent].size
             self._sent += 1
         return range(start, self._sent)
 
@@ -96,7 +94,7 @@ class Flight:
         ]
 
     def _has_room(self) -> bool:
-        fits = self._in_flight_bytes + self._sizes[self._sent] <= WINDOW_BYTES
+        fits = self._in_flight_bytes + self._messages[self._sent].size <= WINDOW_BYTES
         return self._in_flight < WINDOW_MESSAGES and (fits or not self._in_flight)
 
     async def _change(self) -> None:
@@ -118,7 +116,7 @@ class Pipeline:
         self._replies = replies
         self._read = read
 
-    async def send(self, messages: Sequence[OutboundMessage], deadline: float) -> list[PublishOutcome]:
+    async def send(self, messages: Sequence[Sendable], deadline: float) -> list[PublishOutcome]:
         """Make one attempt for each message; ``deadline`` is in the loop's time."""
         flight = Flight(messages, self._read)
         prefix = self._replies.open(flight)
@@ -128,7 +126,7 @@ class Pipeline:
                 run = flight.take()
                 await send_all(
                     self._connection.client,
-                    [(messages[index], messages[index].headers, f"{prefix}{index}") for index in run],
+                    [(messages[index], f"{prefix}{index}") for index in run],
                 )
             await flight.landed()
         except BROKEN as error:

@@ -20,7 +20,7 @@ from sea_mq_worker.domain.errors import BrokerUnavailableError, ContractError, W
 from sea_mq_worker.domain.headers import MSG_ID
 from sea_mq_worker.domain.messages import OutboundMessage
 from sea_mq_worker.domain.outcomes import Failed, PublishOutcome, Refused, Stored, Unknown, Unsent
-from sea_mq_worker.domain.wire import problem
+from sea_mq_worker.domain.wire import Sendable, sendable
 
 Mode: TypeAlias = Literal["auto", "pipeline", "fast", "atomic"]
 
@@ -126,12 +126,12 @@ class NatsJetStreamPublisher:
             self._facts_are_old = True
             return [Unsent(self._facts.useless)] * len(messages)
         limit = self._connection.client.max_payload
-        problems = [problem(message, limit) for message in messages]
+        ready = [sendable(message, limit) for message in messages]
         known = self._ordered.last_seq
         if route == "pipeline":
-            outcomes = await self._publish_each(messages, problems, deadline)
+            outcomes = await self._publish_each(ready, deadline)
         else:
-            outcomes = await self._publish_ordered(self._batchers[route], messages, problems, deadline)
+            outcomes = await self._publish_ordered(self._batchers[route], ready, deadline)
         self._learn(outcomes, known)
         return await refuse_taken_ids(self._connection, self._stream, messages, outcomes, deadline)
 
@@ -155,28 +155,30 @@ class NatsJetStreamPublisher:
         return "pipeline" if apart and self._mode == "auto" else "fast"
 
     async def _publish_each(
-        self, messages: Sequence[OutboundMessage], problems: Sequence[str], deadline: float
+        self, messages: Sequence[Sendable | str], deadline: float
     ) -> list[PublishOutcome]:
-        sendable = [message for message, bad in zip(messages, problems, strict=True) if not bad]
-        sent = iter(await self._pipeline.send(sendable, deadline))
-        outcomes = [Refused(bad) if bad else next(sent) for bad in problems]
+        good = [message for message in messages if isinstance(message, Sendable)]
+        sent = iter(await self._pipeline.send(good, deadline))
+        outcomes = [Refused(each) if isinstance(each, str) else next(sent) for each in messages]
         stored = [outcome.seq for outcome in outcomes if isinstance(outcome, Stored)]
         self._ordered.last_seq = max([self._ordered.last_seq, *stored])
         return outcomes
 
     async def _publish_ordered(
-        self,
-        batcher: Batcher,
-        messages: Sequence[OutboundMessage],
-        problems: Sequence[str],
-        deadline: float,
+        self, batcher: Batcher, messages: Sequence[Sendable | str], deadline: float
     ) -> list[PublishOutcome]:
         """A message that cannot be sent holds back those behind it, like one that is not stored."""
-        good = next((index for index, bad in enumerate(problems) if bad), len(messages))
-        outcomes = await self._ordered.send(batcher, messages[:good], deadline)
+        good: list[Sendable] = []
+        bad = ""
+        for message in messages:
+            if isinstance(message, str):
+                bad = message
+                break
+            good.append(message)
+        outcomes = await self._ordered.send(batcher, good, deadline)
         self._facts_are_old = self._facts_are_old or self._ordered.disabled
-        if good < len(messages) and all(isinstance(outcome, Stored) for outcome in outcomes):
-            outcomes.append(Refused(problems[good]))
+        if bad and all(isinstance(outcome, Stored) for outcome in outcomes):
+            outcomes.append(Refused(bad))
         return outcomes + [_BEHIND] * (len(messages) - len(outcomes))
 
     def _learn(self, outcomes: Sequence[PublishOutcome], known: int) -> None:

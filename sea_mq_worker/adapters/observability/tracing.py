@@ -98,7 +98,7 @@ class TracedPublisher:
         name = v.PUBLISH.name.format(subject=message.subject)
         span = self.tracer.start_span(name, parent, SpanKind.PRODUCER, about, _links(origin))
         headers = _carrying(span, message.headers)
-        return span, message if headers is message.headers else replace(message, headers=headers)
+        return span, message if headers is message.headers else message._replace(headers=headers)
 
     def _note(self, message: OutboundMessage, span: Span, outcome: PublishOutcome) -> None:
         if isinstance(outcome, Stored):

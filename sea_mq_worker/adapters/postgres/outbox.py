@@ -76,17 +76,20 @@ class PostgresOutboxAdapter:
 
     async def mark_published(self, claim: Claim, verdicts: Sequence[Published]) -> frozenset[str]:
         """CLAIMED -> PUBLISHED (CMD-050); the attempt was counted by the claim."""
-        return await self._settle("mark_published", claim, verdicts)
+        streams = [verdict.stored.stream for verdict in verdicts]
+        seqs = [verdict.stored.seq for verdict in verdicts]
+        return await self._settle("mark_published", claim, verdicts, streams, seqs)
 
     async def increment_attempts(
         self, claim: Claim, verdicts: Sequence[Postponed | Buried]
     ) -> frozenset[str]:
         """CLAIMED -> PENDING or DEAD, with the error; errors are cut to 2000 characters."""
-        return await self._settle("settle", claim, verdicts)
+        return await self._settle("settle", claim, verdicts, *zip(*map(_changes, verdicts), strict=True))
 
     async def release(self, claim: Claim, verdicts: Sequence[Released]) -> frozenset[str]:
         """CLAIMED -> PENDING, as if the claim had not been, but for its count."""
-        released = await self._settle("settle", claim, verdicts)
+        changes = zip(*map(_changes, verdicts), strict=True)
+        released = await self._settle("settle", claim, verdicts, *changes)
         if verdicts and not self._ordered:
             self._fresh.rewind()
             self._retries.rewind()
@@ -160,16 +163,18 @@ class PostgresOutboxAdapter:
             await asyncio.sleep(_REFUSAL_SECONDS)
         return _split(await fetch(self._pool, statement, *args, False, self._hold_dead_keys))
 
-    async def _settle(self, statement: str, claim: Claim, verdicts: Sequence[Verdict]) -> frozenset[str]:
-        """Run a statement that takes a claim and a list for each column of ``_changes``."""
+    async def _settle(
+        self, statement: str, claim: Claim, verdicts: Sequence[Verdict], *columns: Sequence[object]
+    ) -> frozenset[str]:
+        """Run a statement that takes a claim, the events' ids and more columns, one value for each event."""
         if not verdicts:
             return frozenset()
         claimed_at, owner = claim.token.split(" ", 1)
-        columns = map(list, zip(*map(_changes, verdicts), strict=True))
+        ids = [verdict.event.id for verdict in verdicts]
         [row] = await fetch(
-            self._pool, self._sql[statement], owner, datetime.fromisoformat(claimed_at), *columns
+            self._pool, self._sql[statement], owner, datetime.fromisoformat(claimed_at), ids, *columns
         )
-        kept = frozenset(v.event.id for v in verdicts) if row["kept"] is None else frozenset(row["kept"])
+        kept = frozenset(ids if row["kept"] is None else row["kept"])
         if self._ordered:
             self._hints.update(v.event.ordering_key or "" for v in verdicts if v.event.id in kept)
         return kept
@@ -195,19 +200,14 @@ def _claim_of(owner: str, head: Any, events: Sequence[ClaimedEvent], *, more: bo
     return Claim(token=token, events=tuple(events), more=more)
 
 
-def _changes(verdict: Verdict) -> tuple[object, ...]:
-    """Return what ``mark_published`` takes of an event: id, stream, sequence; or what ``settle`` takes.
-
-    That is id, state, error, failures to add and delay.
-    """
+def _changes(verdict: Postponed | Buried | Released) -> tuple[object, ...]:
+    """Return state, error, failures to add and delay as ``settle`` takes them."""
     match verdict:
-        case Published(event, stored):
-            return event.id, stored.stream, stored.seq
-        case Postponed(event, error, delay_seconds, failed):
-            return event.id, "PENDING", error, int(failed), delay_seconds
-        case Buried(event, error):
-            return event.id, "DEAD", error, 1, None
-        case Released(event):
-            return event.id, "PENDING", None, 0, None
+        case Postponed(_, error, delay_seconds, failed):
+            return "PENDING", error, int(failed), delay_seconds
+        case Buried(_, error):
+            return "DEAD", error, 1, None
+        case Released():
+            return "PENDING", None, 0, None
         case _:
             assert_never(verdict)
