@@ -1,8 +1,10 @@
 """``pipeline archive``: move old published events from the outbox to the lake."""
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,6 +15,7 @@ from sea_mq_worker.cli.pipeline.support import (
     LakeOption,
     MasterOption,
     lake_of,
+    look,
     run_job,
     say,
 )
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from sea_mq_worker.pipeline.jobs.archive.job import ArchiveProgress, ArchiveResult
+
+_NEEDS = ("database_url",)
 
 BeforeOption = Annotated[
     datetime,
@@ -59,29 +64,30 @@ def archive(
     if before > datetime.now(UTC):
         fail("--before: must be past, or events would leave as soon as they are published", EXIT_USAGE)
     where = lake_of(lake)
-
-    def job(spark: "SparkSession", settings: Settings) -> "ArchiveResult":
-        from sea_mq_worker.pipeline.jobs.archive import job as jobs
-
-        if dry_run:
-            return jobs.count(settings, where, before=before)
-        return jobs.archive(
-            spark,
-            settings,
-            where,
-            before=before,
-            actor=actor,
-            reason=reason,
-            on_progress=_tell,
-            batch_rows=batch_rows,
-            per_second=per_second,
-        )
-
-    result = run_job("archive", job, needs=("database_url",), master=master, conf=conf)
+    if dry_run:
+        result = look(partial(_count, where, before), needs=_NEEDS)
+    else:
+        given = {"before": before, "actor": actor, "reason": reason}
+        given |= {"batch_rows": batch_rows, "per_second": per_second}
+        result = run_job("archive", partial(_archive, where, given), needs=_NEEDS, master=master, conf=conf)
     if json:
         print_json(asdict(result) | {"dry_run": dry_run})
     else:
         typer.echo(_summary(result, dry_run=dry_run))
+
+
+def _count(lake: str, before: datetime, settings: Settings) -> "ArchiveResult":
+    from sea_mq_worker.pipeline.jobs.archive.job import count
+
+    return count(settings, lake, before=before)
+
+
+def _archive(
+    lake: str, given: Mapping[str, Any], spark: "SparkSession", settings: Settings
+) -> "ArchiveResult":
+    from sea_mq_worker.pipeline.jobs.archive.job import archive
+
+    return archive(spark, settings, lake, on_progress=_tell, **given)
 
 
 def _tell(progress: "ArchiveProgress") -> None:

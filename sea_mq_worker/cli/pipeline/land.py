@@ -14,6 +14,7 @@ from sea_mq_worker.cli.pipeline.support import (
     LakeOption,
     MasterOption,
     lake_of,
+    look,
     run_job,
     say,
 )
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from sea_mq_worker.pipeline.jobs.land.job import LandProgress, LandResult
 
+_NEEDS = ("nats_url",)
 _POLL_SECONDS = 0.2
 
 
@@ -93,14 +95,17 @@ def land(
         "vacuum_hours": vacuum_hours,
     }
 
+    def left(settings: Settings) -> None:
+        _show_left(settings, where, stream or _streams(settings), json=json)
+
     def job(spark: "SparkSession", settings: Settings) -> None:
         streams = stream or _streams(settings)
-        if dry_run:
-            _show_left(settings, where, streams, json=json)
-            return
         _work(spark, settings, lake=where, streams=streams, given=given, every=every, json=json)
 
-    run_job("land", job, needs=("nats_url",), master=master, conf=conf)
+    if dry_run:
+        look(left, needs=_NEEDS)
+    else:
+        run_job("land", job, needs=_NEEDS, master=master, conf=conf)
 
 
 def _work(

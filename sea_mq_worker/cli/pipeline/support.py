@@ -1,7 +1,8 @@
 """What the pipeline's commands share: options, a session, progress, errors as exit codes."""
 
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
@@ -48,18 +49,34 @@ def run_job(
     """Run a job in a session of its own, and translate its errors into exit codes."""
     properties = _properties(conf or ())
     settings = settings_for(*needs)
-    try:
+    with _exit_codes():
         from sea_mq_worker.pipeline.session import spark_session
+
+        with spark_session(f"sea_mq_worker {name}", master=master, conf=properties) as spark:
+            return job(spark, settings)
+
+
+def look(job: Callable[[Settings], _T], *, needs: Collection[str]) -> _T:
+    """Run what needs no session, such as telling what a job would do; else as ``run_job``."""
+    settings = settings_for(*needs)
+    with _exit_codes():
+        return job(settings)
+
+
+@contextmanager
+def _exit_codes() -> Iterator[None]:
+    """Leave by the exit code that an error stands for, or where Spark is not installed."""
+    try:
+        from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+        from pyspark.errors import PySparkException
+
+        import sea_mq_worker.pipeline.session  # noqa: F401 - all that the jobs import
     except ImportError as error:
         fail(f"`pipeline` needs {error.name}: install it with {_INSTALL}", EXIT_CONTRACT)
-    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
-    from pyspark.errors import PySparkException
-
     from sea_mq_worker.domain.errors import ContractError, WorkerError
 
     try:
-        with spark_session(f"sea_mq_worker {name}", master=master, conf=properties) as spark:
-            return job(spark, settings)
+        yield
     except SettingsError as error:
         fail(str(error), EXIT_USAGE)
     except ContractError as error:
