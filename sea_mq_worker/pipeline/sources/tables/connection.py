@@ -1,19 +1,24 @@
-"""Connections that read much of PostgreSQL as Arrow, by the same DSN as the worker's."""
+"""Connections that read much of PostgreSQL as Arrow, by the same DSN as the worker's.
+
+The driver is imported where it connects: it brings pandas, which takes longer to import than all the rest,
+and most processes of a job read no table.
+"""
 
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 import pyarrow as pa
-from adbc_driver_manager import dbapi as adbc
-from adbc_driver_postgresql import dbapi
 
 from sea_mq_worker.adapters.postgres.connection import session_settings
 from sea_mq_worker.domain.errors import ContractError, StoreUnavailableError, WorkerError
 from sea_mq_worker.pipeline.errors import PipelineError
 from sea_mq_worker.settings import Settings
+
+if TYPE_CHECKING:
+    from adbc_driver_manager import dbapi as adbc
 
 Cursor: TypeAlias = Any
 """A cursor of ADBC's, which are not typed."""
@@ -68,6 +73,8 @@ def connected(settings: Settings, *, purpose: str) -> Iterator[Cursor]:
     uri = libpq_uri(
         settings.database_url.get_secret_value(), schema=settings.database_schema, purpose=purpose
     )
+    from adbc_driver_postgresql import dbapi  # noqa: PLC0415 - see above
+
     with _translated():
         connection = dbapi.connect(uri)
         try:
@@ -153,13 +160,15 @@ def _escaped(value: str) -> str:
 @contextmanager
 def _translated() -> Iterator[None]:
     """Raise the domain's errors; of the driver's texts only what shows neither rows nor the DSN is kept."""
+    from adbc_driver_manager import dbapi as adbc  # noqa: PLC0415 - see above
+
     try:
         yield
     except adbc.Error as error:
         raise _meaning(error) from None
 
 
-def _meaning(error: adbc.Error) -> WorkerError:
+def _meaning(error: "adbc.Error") -> WorkerError:
     state = error.sqlstate or ""
     said = _SAID.search(str(error))
     text = said[1].strip() if said else ""
