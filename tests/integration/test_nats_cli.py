@@ -1,12 +1,10 @@
 """The definitions as they are, three replicas and all: by the worker, and by the nats CLI."""
 
-import asyncio
 import json
 import os
 import shutil
 import subprocess
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +14,12 @@ import pytest_asyncio
 from sea_mq_worker.adapters.nats.connection import api
 from sea_mq_worker.adapters.nats.definitions import definitions
 from sea_mq_worker.adapters.nats.topology import apply, check
-from sea_mq_worker.embedded import EmbeddedNats
-from sea_mq_worker.embedded.process import free_port
 from sea_mq_worker.resources import resource_folder
 from tests.support.jetstream import DAY, SECOND, connected
+from tests.support.nats_cluster import nats_cluster
 
 STREAMS = resource_folder("streams")
-NODES = 3
-ROOM = {"max_file_store": 64 * 2**30}
+ROOM_BYTES = 64 * 2**30
 """max_bytes is reserved when a stream is made; nothing near it is written."""
 
 Cli = Callable[..., str]
@@ -32,21 +28,7 @@ Cli = Callable[..., str]
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
     """Run three servers as a cluster on loopback, and give the URL of one."""
-    ports = [free_port() for _ in range(NODES)]
-    routes = [f"nats://127.0.0.1:{port}" for port in ports]
-    nodes = [
-        EmbeddedNats(
-            tmp_path_factory.mktemp(f"node{number}"),
-            config={
-                "server_name": f"node{number}",
-                "cluster": {"name": "test", "host": "127.0.0.1", "port": port, "routes": routes},
-                "jetstream": ROOM,
-            },
-        )
-        for number, port in enumerate(ports)
-    ]
-    async with AsyncExitStack() as stack:
-        await asyncio.gather(*(stack.enter_async_context(node) for node in nodes))
+    async with nats_cluster(tmp_path_factory.mktemp, room_bytes=ROOM_BYTES) as nodes:
         yield nodes[0].url
 
 

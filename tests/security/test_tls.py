@@ -16,9 +16,9 @@ import pytest_asyncio
 from pydantic import SecretStr
 
 from sea_mq_worker.adapters.postgres.errors import translated
-from sea_mq_worker.bootstrap import doctor
 from sea_mq_worker.bootstrap.connections import nats_tls as demanded
 from sea_mq_worker.bootstrap.connections import open_handler, open_nats, open_pool
+from sea_mq_worker.bootstrap.doctor.handler import handler_findings
 from sea_mq_worker.domain.envelopes import Valid, open_envelope
 from sea_mq_worker.domain.errors import ContractError, StoreUnavailableError
 from sea_mq_worker.domain.outcomes import Accepted, NotDelivered
@@ -247,7 +247,7 @@ async def test_doctor_tells_a_handler_that_cannot_be_trusted(pki: Pki) -> None:
         async with handler_server(tls=context) as server:
             url = f"https://127.0.0.1:{server.port}/handle"
             given = settings(handler_url=url, handler_tls_ca_file=pki.authority.ca)
-            found = [finding.why async for finding in doctor._handler(given)]
+            found = [finding.what async for finding in handler_findings(given)]
         assert len(found) == bool(kind)
         assert not kind or re.search(f"cannot be trusted .*({UNTRUSTED[kind]})", found[0])
 

@@ -18,6 +18,7 @@ _TRACKED = frozenset({"user", "database", "client_encoding", "application_name",
 _SSL_REQUEST = 80877103
 _PROTOCOL_3 = 196608
 _IDLE = b"I"
+_TERMINATE = b"X"
 
 
 class _Session:
@@ -51,8 +52,8 @@ class TransactionPooler:
         """Serve one client to its end."""
         with contextlib.suppress(asyncio.IncompleteReadError, OSError):
             if await self._welcome(reader, writer):
-                while True:
-                    await self._transaction(reader, writer)
+                while (first := await _message(reader))[0] != _TERMINATE:
+                    await self._transaction(first, reader, writer)
         writer.close()
 
     async def _welcome(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
@@ -70,8 +71,9 @@ class TransactionPooler:
         writer.write(_frame(b"R", struct.pack("!i", 0)) + self._greeting + key + _frame(b"Z", _IDLE))
         return True
 
-    async def _transaction(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        first = await _message(reader)
+    async def _transaction(
+        self, first: tuple[bytes, bytes], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         async with self._changed:
             await self._changed.wait_for(lambda: self._idle)
             session = self._idle.popleft()

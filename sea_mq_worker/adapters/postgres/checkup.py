@@ -1,0 +1,218 @@
+"""The facts about PostgreSQL that doctor judges; asking changes nothing."""
+
+import asyncio
+import contextlib
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import asyncpg
+
+from sea_mq_worker.adapters.postgres.connection import fetch, session_settings
+from sea_mq_worker.adapters.postgres.errors import connecting, translated
+from sea_mq_worker.adapters.postgres.promised import TABLES
+from sea_mq_worker.adapters.postgres.queries import load_queries
+
+_SETTINGS = (
+    *("fsync", "synchronous_commit", "session_replication_role", "autovacuum"),
+    *("max_connections", "superuser_reserved_connections", "reserved_connections"),
+    *("transaction_timeout", "idle_session_timeout"),
+)
+_CONNECT_SECONDS = 5.0
+_HEAR_SECONDS = 3.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """A server's setting, as this session has it."""
+
+    name: str
+    setting: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connections:
+    """How many connections there are, and may be (-1: no limit of its own)."""
+
+    used: int
+    database_used: int
+    role_used: int
+    own: int
+    relays: int
+    database_max: int
+    role_max: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenTransaction:
+    """A transaction that has been open for long."""
+
+    pid: int
+    state: str
+    name: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A prepared transaction that has been waiting for long."""
+
+    name: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slot:
+    """An inactive replication slot, and how much WAL it keeps."""
+
+    name: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """A table; ``vacuum_from`` dead rows on it is vacuumed."""
+
+    name: str
+    unlogged: bool
+    vacuumed: bool
+    vacuum_from: float
+    dead: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trigger:
+    """A trigger of one of the tables."""
+
+    name: str
+    relation: str
+    enabled: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lack:
+    """A privilege that the login does not have; no columns: on the table."""
+
+    relation: str
+    privilege: str
+    columns: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutboxFacts:
+    """How the outbox fares."""
+
+    due_seconds: float
+    dead: int
+    largest_bytes: int
+    published_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InboxWaiting:
+    """Messages of one consumer without an ending that nobody holds."""
+
+    stream: str
+    consumer: str
+    count: int
+    seconds: float
+    first_seq: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatabaseFacts:
+    """All of it; ``clock_offset_seconds``: its clock minus this machine's."""
+
+    role: str
+    database: str
+    schema: str
+    context: str | None
+    clock_offset_seconds: float
+    settings: Mapping[str, Setting]
+    connections: Connections
+    transactions: Sequence[OpenTransaction]
+    prepared: Sequence[Prepared]
+    slots: Sequence[Slot]
+    tables: Sequence[Table]
+    indexes: Mapping[str, bool]
+    triggers: Mapping[str, Trigger]
+    lacks: Sequence[Lack]
+    outbox: OutboxFacts
+    inbox: Sequence[InboxWaiting]
+    inbox_pruned_before: datetime | None
+
+
+async def database_facts(pool: asyncpg.Pool, *, long_seconds: float) -> DatabaseFacts:
+    """Ask for everything once; transactions count as long from ``long_seconds`` on.
+
+    Raises:
+        StoreUnavailableError: PostgreSQL cannot serve now.
+        ContractError: a question is not permitted.
+    """
+    sql = load_queries(
+        "doctor",
+        *("identity", "settings", "connections", "transactions", "prepared", "slots"),
+        *("tables", "indexes", "triggers", "rights", "outbox", "inbox", "may_read_audit", "inbox_pruned"),
+    )
+
+    async def ask(name: str, *args: object) -> Sequence[dict[str, Any]]:
+        return [dict(row) for row in await fetch(pool, sql[name], *args)]
+
+    began = time.time()
+    [identity] = await ask("identity")
+    here = (began + time.time()) / 2
+    tables = list(TABLES)
+    [audited] = await ask("may_read_audit")
+    pruned = (await ask("inbox_pruned"))[0]["before"] if audited["may"] else None
+    epoch = identity.pop("epoch")
+    return DatabaseFacts(
+        **identity,
+        clock_offset_seconds=epoch - here,
+        settings={row["name"]: Setting(**row) for row in await ask("settings", list(_SETTINGS))},
+        connections=Connections(**(await ask("connections"))[0]),
+        transactions=[OpenTransaction(**row) for row in await ask("transactions", long_seconds)],
+        prepared=[Prepared(**row) for row in await ask("prepared", long_seconds)],
+        slots=[Slot(**row) for row in await ask("slots")],
+        tables=[Table(**row) for row in await ask("tables", tables)],
+        indexes={row["name"]: row["valid"] for row in await ask("indexes", tables)},
+        triggers={row["name"]: Trigger(**row) for row in await ask("triggers", tables)},
+        lacks=[Lack(**row) for row in await ask("rights")],
+        outbox=OutboxFacts(**(await ask("outbox"))[0]),
+        inbox=[InboxWaiting(**row) for row in await ask("inbox")],
+        inbox_pruned_before=pruned,
+    )
+
+
+async def hears_itself(dsn: str, pool: asyncpg.Pool, *, schema: str) -> bool:
+    """Tell whether a notification that ``pool`` sends arrives on a connection of its own by the same DSN.
+
+    Raises:
+        StoreUnavailableError: PostgreSQL cannot serve now.
+        ContractError: it refuses the connection.
+    """
+    settings = session_settings(schema, "sea_mq_worker doctor")
+    with connecting():
+        connection = await asyncpg.connect(
+            dsn,
+            timeout=_CONNECT_SECONDS,
+            command_timeout=_CONNECT_SECONDS,
+            server_settings=settings,
+            target_session_attrs="read-write",
+        )
+    channel, heard = f"sea_mq_doctor.{uuid.uuid4().hex}", asyncio.Event()
+    try:
+        with translated():
+            if await connection.fetchval("SELECT pg_backend_pid()") != connection.get_server_pid():
+                return False
+            await connection.add_listener(channel, lambda *_: heard.set())
+            await fetch(pool, "SELECT pg_notify($1, '')", channel)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_HEAR_SECONDS):
+                await heard.wait()
+        return heard.is_set()
+    finally:
+        connection.terminate()

@@ -1,0 +1,47 @@
+"""What waits in the tables for longer than it should, and what stays there for ever."""
+
+from collections.abc import Iterator
+
+from sea_mq_worker.adapters.postgres.checkup import DatabaseFacts
+from sea_mq_worker.bootstrap.doctor.database import long_seconds
+from sea_mq_worker.bootstrap.doctor.database_kinds import DatabaseKind
+from sea_mq_worker.bootstrap.doctor.finding import Finding
+from sea_mq_worker.settings import Settings
+
+_UNATTENDED_SECONDS = 60.0
+_PUBLISHED_SECONDS = 30 * 86_400.0
+
+
+def backlog_findings(facts: DatabaseFacts, s: Settings) -> Iterator[Finding]:
+    """Judge the rows of both tables."""
+    if s.outbox_enabled:
+        yield from _outbox(facts, s)
+    configured = {(consumer.stream, consumer.durable) for consumer in s.consumers}
+    for waiting in facts.inbox:
+        where = f"inbox, by consumer {waiting.consumer} of stream {waiting.stream}"
+        what = f"{waiting.count}, the oldest for {waiting.seconds:.0f} s"
+        if (waiting.stream, waiting.consumer) not in configured:
+            yield DatabaseKind.INBOX_ORPHANS.found(where, what, command="sea-mq-worker inbox list")
+        elif waiting.seconds > retries_seconds(s):
+            yield DatabaseKind.INBOX_STUCK.found(where, what, command="sea-mq-worker inbox list")
+
+
+def retries_seconds(s: Settings) -> float:
+    """How long all attempts of a message may take."""
+    return s.inbox_attempts_max * (s.inbox_backoff_max_seconds + s.handler_timeout_seconds)
+
+
+def _outbox(facts: DatabaseFacts, s: Settings) -> Iterator[Finding]:
+    outbox, relays = facts.outbox, facts.connections.relays
+    due = f"the oldest event has been due for {outbox.due_seconds:.0f} s, {relays} workers are connected"
+    if not relays and outbox.due_seconds > _UNATTENDED_SECONDS:
+        yield DatabaseKind.OUTBOX_UNATTENDED.found("outbox", due, command="sea-mq-worker run")
+    elif outbox.due_seconds > long_seconds(s):
+        yield DatabaseKind.OUTBOX_BEHIND.found("outbox", due)
+    if outbox.dead:
+        command = "sea-mq-worker outbox list --state DEAD"
+        yield DatabaseKind.OUTBOX_DEAD.found("outbox", f"{outbox.dead} events are DEAD", command=command)
+    if outbox.published_seconds > _PUBLISHED_SECONDS:
+        what = f"the oldest was published {outbox.published_seconds / 86_400:.0f} days ago"
+        command = "sea-mq-worker prune --before 30d --reason 'doctor' --side outbox"
+        yield DatabaseKind.OUTBOX_UNPRUNED.found("outbox", what, command=command)

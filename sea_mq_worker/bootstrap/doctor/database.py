@@ -1,0 +1,186 @@
+"""What is wrong with PostgreSQL by itself."""
+
+from collections.abc import Iterator
+
+from sea_mq_worker.adapters.postgres.checkup import DatabaseFacts, Lack
+from sea_mq_worker.adapters.postgres.connection import quoted_schema
+from sea_mq_worker.adapters.postgres.promised import Promised, promised
+from sea_mq_worker.bootstrap.doctor.database_kinds import DatabaseKind
+from sea_mq_worker.bootstrap.doctor.finding import Finding
+from sea_mq_worker.settings import Settings
+
+CLOCK_SECONDS = 60.0
+"""The tolerance of POL-047-002."""
+
+_LEASES = 5
+_DEAD_TIMES = 5
+_IDLE_MILLISECONDS = 60_000
+"""The worker's quietest connection says something every 30 s."""
+_READS = "SELECT"
+
+
+def long_seconds(s: Settings) -> float:
+    """From which age on a transaction is too old, or an event late."""
+    return _LEASES * s.outbox_lease_seconds
+
+
+def database_findings(facts: DatabaseFacts, s: Settings) -> Iterator[Finding]:
+    """Judge the server, the login and the tables."""
+    if facts.context not in {None, s.context}:
+        yield DatabaseKind.SCHEMA_OWNER.found(
+            f"schema {facts.schema}", f"it belongs to {facts.context}, not to {s.context}"
+        )
+    if abs(facts.clock_offset_seconds) > CLOCK_SECONDS:
+        offset = f"{facts.clock_offset_seconds:+.0f} s against this machine's"
+        yield DatabaseKind.DATABASE_CLOCK.found("PostgreSQL's clock", offset)
+    yield from _rights(facts)
+    yield from _server(facts, s)
+    yield from _connections(facts, s)
+    yield from _tables(facts)
+    yield from _indexes(facts)
+    yield from _triggers(facts)
+    yield from _holding_back(facts)
+
+
+def _rights(facts: DatabaseFacts) -> Iterator[Finding]:
+    where = f"role {facts.role}"
+    lacks = {lack.privilege for lack in facts.lacks}
+    writes = [lack for lack in facts.lacks if lack.privilege != _READS]
+    if _READS not in lacks and len(writes) == _WRITES:
+        yield DatabaseKind.RIGHTS_OF_A_READER.found(where, "it may read all of the tables and write none")
+        return
+    for lack in facts.lacks:
+        yield DatabaseKind.RIGHTS_MISSING.found(
+            where, f"no {_privilege(lack)} on {lack.relation}", sql=_grant(lack, facts)
+        )
+
+
+_WRITES = 4
+"""How many of the needed privileges are no reads."""
+
+
+def _privilege(lack: Lack) -> str:
+    return f"{lack.privilege} ({', '.join(lack.columns)})" if lack.columns else lack.privilege
+
+
+def _grant(lack: Lack, facts: DatabaseFacts) -> str:
+    return f"GRANT {_privilege(lack)} ON {_table(facts, lack.relation)} TO {_quoted(facts.role)}"
+
+
+def _server(facts: DatabaseFacts, s: Settings) -> Iterator[Finding]:
+    wrong = (
+        (DatabaseKind.FSYNC_OFF, "fsync", {"off"}),
+        (DatabaseKind.SYNCHRONOUS_COMMIT_OFF, "synchronous_commit", {"off"}),
+        (DatabaseKind.TRIGGERS_OFF, "session_replication_role", {"replica"}),
+        (DatabaseKind.AUTOVACUUM_OFF, "autovacuum", {"off"}),
+    )
+    for kind, name, values in wrong:
+        if facts.settings[name].setting in values:
+            yield _setting(kind, facts, name)
+    for name, least in (
+        ("transaction_timeout", s.database_timeout_seconds * 1000),
+        ("idle_session_timeout", _IDLE_MILLISECONDS),
+    ):
+        if name in facts.settings and 0 < int(facts.settings[name].setting) < least:
+            yield _setting(DatabaseKind.SESSION_TIMEOUTS, facts, name)
+
+
+def _setting(kind: DatabaseKind, facts: DatabaseFacts, name: str) -> Finding:
+    found = facts.settings[name]
+    role, database = _quoted(facts.role), _quoted(facts.database)
+    reset = {
+        "database": f"ALTER DATABASE {database} RESET {name}",
+        "user": f"ALTER ROLE {role} RESET {name}",
+        "database user": f"ALTER ROLE {role} IN DATABASE {database} RESET {name}",
+    }.get(found.source, f"ALTER SYSTEM RESET {name}")
+    return kind.found("PostgreSQL's settings", f"{name} is {found.setting}, by {found.source}", sql=reset)
+
+
+def _connections(facts: DatabaseFacts, s: Settings) -> Iterator[Finding]:
+    needed = 2 * s.database_pool_max + 2
+    c = facts.connections
+    reserved = ("superuser_reserved_connections", "reserved_connections")
+    kept = sum(int(facts.settings[name].setting) for name in reserved if name in facts.settings)
+    ceilings = (
+        ("the server", int(facts.settings["max_connections"].setting) - kept, c.used),
+        (f"database {facts.database}", c.database_max, c.database_used),
+        (f"role {facts.role}", c.role_max, c.role_used),
+    )
+    for where, most, used in ceilings:
+        free = most - used + c.own
+        if most >= 0 and free < needed:
+            what = f"{free} of {most} are left, a worker may open {needed}"
+            yield DatabaseKind.CONNECTIONS_SHORT.found(where, what)
+
+
+def _tables(facts: DatabaseFacts) -> Iterator[Finding]:
+    for table in facts.tables:
+        where, name = f"table {table.name}", _table(facts, table.name)
+        if table.unlogged:
+            yield DatabaseKind.TABLE_UNLOGGED.found(
+                where, "it is unlogged", sql=f"ALTER TABLE {name} SET LOGGED"
+            )
+        if not table.vacuumed:
+            sql = f"ALTER TABLE {name} RESET (autovacuum_enabled)"
+            yield DatabaseKind.AUTOVACUUM_OFF.found(where, "autovacuum_enabled is false", sql=sql)
+        if table.dead > _DEAD_TIMES * table.vacuum_from:
+            what = f"{table.dead} dead rows; autovacuum begins at {table.vacuum_from:.0f}"
+            yield DatabaseKind.DEAD_ROWS.found(where, what, sql=f"VACUUM {name}")
+
+
+def _indexes(facts: DatabaseFacts) -> Iterator[Finding]:
+    for name, index in promised("INDEX").items():
+        where = f"table {index.relation}"
+        if name not in facts.indexes:
+            what = f"index {name} is missing"
+            yield DatabaseKind.INDEX_MISSING.found(where, what, sql=_made(facts, index))
+        elif not facts.indexes[name]:
+            sql = f"REINDEX INDEX {_table(facts, name)}"
+            yield DatabaseKind.INDEX_INVALID.found(where, f"index {name} is invalid", sql=sql)
+
+
+def _triggers(facts: DatabaseFacts) -> Iterator[Finding]:
+    for name, trigger in promised("TRIGGER").items():
+        where = f"table {trigger.relation}"
+        if name not in facts.triggers:
+            what = f"trigger {name} is missing"
+            yield DatabaseKind.TRIGGER_MISSING.found(where, what, sql=_made(facts, trigger))
+        elif not facts.triggers[name].enabled:
+            sql = f"ALTER TABLE {_table(facts, trigger.relation)} ENABLE TRIGGER {name}"
+            yield DatabaseKind.TRIGGER_DISABLED.found(where, f"trigger {name} is disabled", sql=sql)
+
+
+def _holding_back(facts: DatabaseFacts) -> Iterator[Finding]:
+    for one in facts.transactions:
+        what = f"{one.seconds:.0f} s old, {one.state}, of {one.name or 'somebody without a name'}"
+        yield DatabaseKind.TRANSACTION_OPEN_LONG.found(
+            f"session {one.pid}", what, sql=f"SELECT pg_terminate_backend({one.pid})"
+        )
+    for waiting in facts.prepared:
+        yield DatabaseKind.TRANSACTION_PREPARED_LONG.found(
+            f"prepared transaction {waiting.name}",
+            f"{waiting.seconds:.0f} s old",
+            sql=f"ROLLBACK PREPARED {_literal(waiting.name)}",
+        )
+    for slot in facts.slots:
+        yield DatabaseKind.SLOT_INACTIVE.found(
+            f"replication slot {slot.name}",
+            f"it keeps {slot.bytes} bytes of WAL",
+            sql=f"SELECT pg_drop_replication_slot({_literal(slot.name)})",
+        )
+
+
+def _made(facts: DatabaseFacts, lacking: Promised) -> str:
+    return f"SET search_path = {quoted_schema(facts.schema)}, pg_temp; {lacking.sql.rstrip(';')}"
+
+
+def _table(facts: DatabaseFacts, name: str) -> str:
+    return f"{quoted_schema(facts.schema)}.{name}"
+
+
+def _quoted(name: str) -> str:
+    return '"{}"'.format(name.replace('"', '""'))
+
+
+def _literal(text: str) -> str:
+    return "'{}'".format(text.replace("'", "''"))

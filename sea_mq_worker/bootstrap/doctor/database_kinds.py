@@ -1,0 +1,196 @@
+"""The words for what can be wrong with PostgreSQL."""
+
+from sea_mq_worker.bootstrap.doctor.finding import Severity
+from sea_mq_worker.bootstrap.doctor.kinds import REFUSES, Kind
+
+
+class DatabaseKind(Kind):
+    """Found by PostgreSQL alone."""
+
+    # reaching it
+    DATABASE_UNREACHABLE = (
+        Severity.ERROR,
+        "PostgreSQL does not answer",
+        "nothing is published or received",
+        "start PostgreSQL, or correct SEA_MQ_DATABASE_URL",
+    )
+    DATABASE_REFUSES = (
+        Severity.ERROR,
+        "PostgreSQL refuses the login, TLS or a statement",
+        REFUSES,
+        "do what the server's own words ask for, or correct SEA_MQ_DATABASE_URL",
+    )
+    SCHEMA_VERSION = (
+        Severity.ERROR,
+        "the schema is missing, too old, or newer than this worker can work on",
+        REFUSES,
+        "migrate, or run the worker that the schema belongs to",
+    )
+    SCHEMA_OWNER = (
+        Severity.ERROR,
+        "the tables belong to another context",
+        f"{REFUSES}: it would publish under the wrong subjects",
+        "correct SEA_MQ_CONTEXT, or give this context a schema of its own by SEA_MQ_DATABASE_SCHEMA",
+    )
+    POOLER_UNDECLARED = (
+        Severity.ERROR,
+        "a pooler in transaction mode is in between, and SEA_MQ_DATABASE_POOLER is not set",
+        "prepared statements and the settings of a session get lost between two transactions",
+        "set SEA_MQ_DATABASE_POOLER=true, or connect directly",
+    )
+    NOTIFY_LOST = (
+        Severity.WARNING,
+        "a notification does not come back on the same URL",
+        "events are found by polling, up to SEA_MQ_OUTBOX_POLL_SECONDS late",
+        "connect directly, or set SEA_MQ_OUTBOX_NOTIFY=false if that delay is meant",
+    )
+    DATABASE_CLOCK = (
+        Severity.WARNING,
+        "PostgreSQL's clock and this machine's differ by more than a minute",
+        "events of this machine's producers are refused as FUTURE_EVENT or come late, and logs mislead",
+        "let both machines follow the same time server",
+    )
+    # what was granted and set
+    RIGHTS_MISSING = (
+        Severity.ERROR,
+        "the login lacks a privilege that the worker needs",
+        "the worker ends with exit code 3 as soon as it needs it",
+        "grant it, best by sql/roles.sql",
+    )
+    RIGHTS_OF_A_READER = (
+        Severity.WARNING,
+        "the login may change nothing, as the reader's of sql/roles.sql",
+        "the worker could not run with it, and the rights of its own login were not examined",
+        "run doctor with the worker's login, too",
+    )
+    FSYNC_OFF = (
+        Severity.ERROR,
+        "PostgreSQL does not write through to the disk",
+        "a crash of its machine loses committed events, and may ruin the database",
+        "switch it on; after a crash meanwhile, restore a backup",
+    )
+    SYNCHRONOUS_COMMIT_OFF = (
+        Severity.WARNING,
+        "commits are confirmed before they are on the disk",
+        (
+            "a crash of the server forgets the latest effects and marks: they are repeated, perhaps later "
+            "than the stream remembers"
+        ),
+        "switch it on for the worker, and for the service, whose latest events a crash would lose",
+    )
+    TRIGGERS_OFF = (
+        Severity.ERROR,
+        "session_replication_role keeps triggers from running",
+        "no rule of the lifecycle is enforced, and no insert wakes the worker",
+        "set it back",
+    )
+    SESSION_TIMEOUTS = (
+        Severity.WARNING,
+        "the role's time-outs end sessions or transactions that the worker needs",
+        "connections break while nothing is wrong",
+        "set them back for the worker's role; it brings time-outs of its own",
+    )
+    CONNECTIONS_SHORT = (
+        Severity.WARNING,
+        "fewer connections are left than a worker may open",
+        "under load statements wait for a connection and fail",
+        "raise the limit, or lower SEA_MQ_DATABASE_POOL_MAX",
+    )
+    # the tables
+    TABLE_UNLOGGED = (
+        Severity.ERROR,
+        "a table is unlogged",
+        "PostgreSQL empties it after a crash",
+        "make it a logged one",
+    )
+    INDEX_MISSING = (
+        Severity.ERROR,
+        "an index of the schema is missing",
+        "statements that count on it read the whole table",
+        "make it again",
+    )
+    INDEX_INVALID = (
+        Severity.ERROR,
+        "an index is invalid, as a failed CREATE INDEX CONCURRENTLY leaves it",
+        "it costs every write and serves no statement",
+        "build it again",
+    )
+    TRIGGER_MISSING = (
+        Severity.ERROR,
+        "a trigger of the schema is missing",
+        "a rule of the lifecycle is not enforced, or no insert wakes the worker",
+        "make it again",
+    )
+    TRIGGER_DISABLED = (
+        Severity.ERROR,
+        "a trigger is disabled",
+        "a rule of the lifecycle is not enforced, or no insert wakes the worker",
+        "enable it",
+    )
+    AUTOVACUUM_OFF = (
+        Severity.WARNING,
+        "autovacuum is off, for a table or altogether",
+        "dead rows stay, and each claim walks over them",
+        "switch it on",
+    )
+    DEAD_ROWS = (
+        Severity.WARNING,
+        "a table has more than five times the dead rows that start an autovacuum",
+        "claims slow down and the table grows; something holds vacuum back or it is too slow",
+        "vacuum it, and look for old transactions",
+    )
+    TRANSACTION_OPEN_LONG = (
+        Severity.WARNING,
+        "a transaction has been open for more than five leases",
+        "no row that died since can be removed: claims slow down and the tables grow",
+        "end it where it was begun; as a last resort, end its session",
+    )
+    TRANSACTION_PREPARED_LONG = (
+        Severity.WARNING,
+        "a prepared transaction has been waiting for more than five leases",
+        "no row that died since can be removed, and its locks stay through a restart",
+        "commit it or roll it back in its database",
+    )
+    SLOT_INACTIVE = (
+        Severity.WARNING,
+        "a replication slot keeps WAL that nobody fetches",
+        "the disk fills up, and PostgreSQL stops; a slot may hold vacuum back, too",
+        "start what uses it; drop it if nothing does any more",
+    )
+    # the rows
+    OUTBOX_UNATTENDED = (
+        Severity.ERROR,
+        "an event has been due for a minute, and no worker is connected",
+        "nothing is published",
+        "start the worker",
+    )
+    OUTBOX_BEHIND = (
+        Severity.WARNING,
+        "an event has been due for more than five leases, although a worker is connected",
+        "events come late",
+        "look at the worker's /readyz for what it waits for",
+    )
+    OUTBOX_DEAD = (
+        Severity.WARNING,
+        "events are DEAD",
+        "nobody publishes them any more",
+        "look at their errors, then `outbox replay` or `outbox bury` them; `prune` leaves them",
+    )
+    OUTBOX_UNPRUNED = (
+        Severity.WARNING,
+        "events that were published more than 30 days ago are still there",
+        "the table grows without end",
+        "prune or archive regularly",
+    )
+    INBOX_ORPHANS = (
+        Severity.WARNING,
+        "messages wait that came by a consumer which is not in SEA_MQ_CONSUMERS",
+        "this worker handles them no more",
+        "add the consumer to SEA_MQ_CONSUMERS until it has none left",
+    )
+    INBOX_STUCK = (
+        Severity.WARNING,
+        "a message waits for longer than all its attempts can take",
+        "its effect is missing",
+        "look at its error, and at whether a worker is running",
+    )

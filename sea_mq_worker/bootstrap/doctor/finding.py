@@ -1,0 +1,36 @@
+"""What a finding says, and to whom it matters."""
+
+import enum
+from dataclasses import dataclass
+
+
+class Severity(enum.StrEnum):
+    """``error``: something does not work or may be lost; ``warning``: it will hurt; ``info``: to be known."""
+
+    ERROR = "error"
+    WARNING = "warning"
+    INFO = "info"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """Something that is wrong.
+
+    Attributes:
+        slug: which kind of finding it is; stays the same from version to version.
+        where: the table, stream, consumer or server.
+        what: what was found there.
+        why: what follows from it.
+        mend: what to do, in words.
+        command: the command that does it, where one does.
+        sql: the statement that does it, for whoever owns the tables, where one does.
+    """
+
+    slug: str
+    severity: Severity
+    where: str
+    what: str
+    why: str
+    mend: str
+    command: str = ""
+    sql: str = ""

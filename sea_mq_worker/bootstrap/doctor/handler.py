@@ -1,0 +1,100 @@
+"""Whether the handler can be reached, trusted, and found under its path; it is sent no event."""
+
+import asyncio
+import contextlib
+import ssl
+from collections.abc import AsyncIterator
+from urllib.parse import SplitResult, urlsplit
+
+from sea_mq_worker.bootstrap.connections import handler_tls
+from sea_mq_worker.bootstrap.doctor.finding import Finding, Severity
+from sea_mq_worker.bootstrap.doctor.kinds import REFUSES, Kind
+from sea_mq_worker.domain.forbidden_hosts import is_metadata_host
+from sea_mq_worker.settings import Settings
+
+_SECONDS = 3.0
+_NOT_FOUND = 404
+_SERVER_ERRORS = range(500, 600)
+
+
+class HandlerKind(Kind):
+    """Found by knocking at the handler's door."""
+
+    HANDLER_MISSING = (
+        Severity.ERROR,
+        "there are consumers and no handler",
+        REFUSES,
+        "set SEA_MQ_HANDLER_URL, or SEA_MQ_CONSUMERS= to receive nothing",
+    )
+    HANDLER_UNREACHABLE = (
+        Severity.ERROR,
+        "the handler takes no connection",
+        "receiving pauses",
+        "start the handler, or correct SEA_MQ_HANDLER_URL",
+    )
+    HANDLER_UNTRUSTED = (
+        Severity.ERROR,
+        "the handler's certificate cannot be trusted",
+        "receiving pauses",
+        "check its certificate and host name, SEA_MQ_HANDLER_TLS_* and both clocks",
+    )
+    HANDLER_FORBIDDEN = (
+        Severity.ERROR,
+        "the handler's name leads to a link-local address or a metadata service",
+        "nothing is sent there",
+        "correct SEA_MQ_HANDLER_URL, or set SEA_MQ_HANDLER_ALLOW_LINK_LOCAL if that is meant",
+    )
+    HANDLER_PATH = (
+        Severity.WARNING,
+        "the handler answers OPTIONS on its path with 404 or 5xx, or not at all; it is sent no event",
+        "messages are tried again and again, and then dead-lettered",
+        "correct the path of SEA_MQ_HANDLER_URL, or mend the handler",
+    )
+
+
+async def handler_findings(s: Settings) -> AsyncIterator[Finding]:
+    """Connect, and ask by OPTIONS whether there is something under the path."""
+    if not s.handler_url:
+        yield HandlerKind.HANDLER_MISSING.found("handler", "SEA_MQ_HANDLER_URL is not set")
+        return
+    url = urlsplit(s.handler_url)
+    where = f"handler {url.hostname}:{_port(url)}"
+    trust = (handler_tls(s) or ssl.create_default_context()) if url.scheme == "https" else None
+    try:
+        async with asyncio.timeout(_SECONDS):
+            reader, writer = await asyncio.open_connection(url.hostname, _port(url), ssl=trust)
+    except ssl.SSLError as error:
+        reason = getattr(error, "verify_message", "") or error.reason
+        yield HandlerKind.HANDLER_UNTRUSTED.found(where, f"it cannot be trusted ({reason})")
+        return
+    except OSError as error:
+        yield HandlerKind.HANDLER_UNREACHABLE.found(where, str(error) or "no answer")
+        return
+    try:
+        address = str(writer.get_extra_info("peername")[0])
+        if is_metadata_host(address) and not s.handler_allow_link_local:
+            yield HandlerKind.HANDLER_FORBIDDEN.found(where, f"it is at {address}")
+        elif trouble := await _asked(url, reader, writer):
+            yield HandlerKind.HANDLER_PATH.found(where, trouble)
+    finally:
+        writer.close()
+
+
+def _port(url: SplitResult) -> int:
+    return url.port or (443 if url.scheme == "https" else 80)
+
+
+async def _asked(url: SplitResult, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> str:
+    """Return what is wrong with the answer; without a token, a refusal of the asker is none."""
+    path = url.path or "/"
+    host = url.netloc.rpartition("@")[2]
+    writer.write(f"OPTIONS {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+    line = b""
+    with contextlib.suppress(OSError, ValueError):
+        async with asyncio.timeout(_SECONDS):
+            line = await reader.readline()
+    status = line.split(b" ")[1:2]
+    if not (status and status[0].isdigit()):
+        return "no answer to OPTIONS"
+    code = int(status[0])
+    return f"{code} to OPTIONS" if code == _NOT_FOUND or code in _SERVER_ERRORS else ""

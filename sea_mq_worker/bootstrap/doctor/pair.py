@@ -1,0 +1,89 @@
+"""What does not fit together, although each system by itself is well."""
+
+from collections.abc import Iterator
+from datetime import datetime
+
+from sea_mq_worker.adapters.nats.checkup import StreamSeen
+from sea_mq_worker.adapters.postgres.checkup import DatabaseFacts
+from sea_mq_worker.bootstrap.doctor.backlog import retries_seconds
+from sea_mq_worker.bootstrap.doctor.broker import BrokerFacts
+from sea_mq_worker.bootstrap.doctor.broker_kinds import PairKind
+from sea_mq_worker.bootstrap.doctor.database import CLOCK_SECONDS
+from sea_mq_worker.bootstrap.doctor.finding import Finding
+from sea_mq_worker.bootstrap.doctor.kinds import APPLY
+from sea_mq_worker.settings import Settings
+
+_DAY_SECONDS = 86_400.0
+_MINUTE = "%Y-%m-%d %H:%M"
+
+
+def fit_findings(broker: BrokerFacts, s: Settings) -> Iterator[Finding]:
+    """Compare streams with settings."""
+    if stream := broker.streams.get(s.stream):
+        yield from _window(stream, s)
+    for name in sorted({consumer.stream for consumer in s.consumers}):
+        stream = broker.streams.get(name)
+        if stream and 0 < stream.max_age_seconds < retries_seconds(s):
+            what = f"max_age is {stream.max_age_seconds:g} s, the attempts may take {retries_seconds(s):g} s"
+            yield PairKind.RETRIES_OUTLIVE_STREAM.found(f"stream {name}", what)
+
+
+def pair_findings(database: DatabaseFacts, broker: BrokerFacts, s: Settings) -> Iterator[Finding]:
+    """Compare tables with streams."""
+    if stream := broker.streams.get(s.stream):
+        offset = stream.clock_offset_seconds - database.clock_offset_seconds
+        if abs(offset) > CLOCK_SECONDS:
+            yield PairKind.BROKER_CLOCK.found("NATS's clock", f"{offset:+.0f} s against PostgreSQL's")
+        largest, most = database.outbox.largest_bytes, _bytes_max(stream, broker)
+        if largest > most:
+            yield PairKind.EVENT_TOO_LARGE.found(
+                f"stream {s.stream}", f"{largest} bytes wait, {most} are taken"
+            )
+    yield from _lost(database, broker)
+    yield from _pruned(database, broker, s)
+
+
+def _window(stream: StreamSeen, s: Settings) -> Iterator[Finding]:
+    window, where = stream.duplicate_window_seconds, f"stream {stream.name}"
+    lease = s.outbox_lease_seconds + s.outbox_publish_timeout_seconds
+    backoff = lease + s.outbox_backoff_max_seconds
+    if window <= s.outbox_publish_timeout_seconds:
+        what = f"{window:g} s, the publish time-out is {s.outbox_publish_timeout_seconds:g} s"
+        yield PairKind.WINDOW_BELOW_PUBLISH.found(where, what, command=APPLY)
+    elif window < lease:
+        what = f"{window:g} s, lease and publish time-out are {lease:g} s"
+        yield PairKind.WINDOW_BELOW_LEASE.found(where, what, command=APPLY)
+    elif window < backoff:
+        what = f"{window:g} s, backoff, lease and publish time-out are {backoff:g} s"
+        yield PairKind.WINDOW_BELOW_BACKOFF.found(where, what, command=APPLY)
+    if window > _DAY_SECONDS:
+        yield PairKind.WINDOW_DELAYS_REPLAY.found(where, f"{window:g} s", command=APPLY)
+
+
+def _bytes_max(stream: StreamSeen, broker: BrokerFacts) -> int:
+    limit = stream.config.get("max_msg_size", -1)
+    return min(limit, broker.max_payload) if limit > 0 else broker.max_payload
+
+
+def _lost(database: DatabaseFacts, broker: BrokerFacts) -> Iterator[Finding]:
+    for waiting in database.inbox:
+        stream = broker.streams.get(waiting.stream)
+        if stream is None or waiting.first_seq is None:
+            continue
+        first = stream.state["first_seq"]
+        if waiting.first_seq < first:
+            what = f"message {waiting.first_seq} waits in the inbox, the stream begins at {first}"
+            where = f"stream {stream.name}"
+            yield PairKind.MESSAGE_LOST.found(where, what, command="sea-mq-worker inbox list")
+
+
+def _pruned(database: DatabaseFacts, broker: BrokerFacts, s: Settings) -> Iterator[Finding]:
+    before = database.inbox_pruned_before
+    for name in sorted({consumer.stream for consumer in s.consumers}):
+        stream = broker.streams.get(name)
+        if before is None or stream is None or not stream.state["messages"]:
+            continue
+        since = datetime.fromisoformat(stream.state["first_ts"])
+        if since < before:
+            what = f"inbox rows before {before:{_MINUTE}} are gone, it has messages since {since:{_MINUTE}}"
+            yield PairKind.INBOX_PRUNED_EARLY.found(f"stream {name}", what)

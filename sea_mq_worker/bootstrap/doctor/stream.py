@@ -1,0 +1,82 @@
+"""What is wrong with the streams."""
+
+from collections.abc import Iterator, Mapping
+
+from sea_mq_worker.adapters.nats.checkup import StreamSeen
+from sea_mq_worker.adapters.nats.subject_sets import covers
+from sea_mq_worker.bootstrap.doctor.broker import BrokerFacts
+from sea_mq_worker.bootstrap.doctor.broker_kinds import BrokerKind
+from sea_mq_worker.bootstrap.doctor.finding import Finding
+from sea_mq_worker.bootstrap.doctor.kinds import APPLY
+from sea_mq_worker.settings import Settings
+
+_FULL = 0.8
+_WEEK_SECONDS = 7 * 86_400.0
+
+
+def stream_findings(facts: BrokerFacts, s: Settings) -> Iterator[Finding]:
+    """Judge the streams that the worker publishes to, takes messages from or reads."""
+    for difference in facts.differences:
+        yield BrokerKind.TOPOLOGY_DIFFERS.found(difference.name, str(difference), command=APPLY)
+    for name in (s.stream, s.dlq_stream, s.advisory_stream):
+        if name not in facts.streams and name not in facts.defined:
+            yield BrokerKind.STREAM_MISSING.found(f"stream {name}", "it does not exist")
+    for name, subject in own_subjects(s).items():
+        if stream := facts.streams.get(name):
+            yield from _own(stream, subject, facts)
+    for stream in facts.streams.values():
+        yield from _kept(stream)
+    single = [stream.name for stream in facts.streams.values() if stream.replicas == 1]
+    if single:
+        yield BrokerKind.SYNC_UNKNOWN.found(f"streams {', '.join(single)}", "num_replicas is 1")
+    yield from _dead_letters(facts.streams, s)
+
+
+def own_subjects(s: Settings) -> Mapping[str, str]:
+    """Return what the worker publishes, by the stream that has to take it."""
+    return {s.stream: f"{s.context}.event.>", s.dlq_stream: f"{s.context}.dlq.>"}
+
+
+def _own(stream: StreamSeen, subject: str, facts: BrokerFacts) -> Iterator[Finding]:
+    where = f"stream {stream.name}"
+    config = stream.config
+    if config.get("storage") == "memory" or config.get("persist_mode") == "async":
+        what = f"storage {config.get('storage')}, persist_mode {config.get('persist_mode') or 'default'}"
+        yield BrokerKind.STREAM_FORGETFUL.found(where, what)
+    if config.get("sealed") or config.get("no_ack"):
+        what = "it is sealed" if config.get("sealed") else "it acknowledges nothing (no_ack)"
+        yield BrokerKind.STREAM_USELESS.found(where, what, command=APPLY)
+    if config.get("discard") != "new":
+        yield BrokerKind.STREAM_DISCARDS_OLD.found(where, "discard is old", command=APPLY)
+    if not any(covers(pattern, subject) for pattern in stream.subjects):
+        what = f"it takes {', '.join(stream.subjects) or 'nothing'}, {subject} is published"
+        yield BrokerKind.SUBJECTS_UNCOVERED.found(where, what, command=APPLY)
+    others = [name for name in facts.takers.get(subject, ()) if name != stream.name]
+    if others:
+        yield BrokerKind.SUBJECTS_ELSEWHERE.found(where, f"{', '.join(others)} takes of {subject}")
+
+
+def _kept(stream: StreamSeen) -> Iterator[Finding]:
+    where, state = f"stream {stream.name}", stream.state
+    if stream.replicas == 1 and stream.cluster.get("name"):
+        yield BrokerKind.STREAM_SINGLE_COPY.found(where, "num_replicas is 1 in a cluster")
+    away = [peer["name"] for peer in stream.cluster.get("replicas") or () if peer.get("offline")]
+    if away or (stream.cluster.get("name") and not stream.cluster.get("leader")):
+        yield BrokerKind.STREAM_REPLICA_OFFLINE.found(where, f"offline: {', '.join(away) or 'the leader'}")
+    for limit, used in (("max_bytes", state["bytes"]), ("max_msgs", state["messages"])):
+        most = stream.config.get(limit, -1)
+        if most > 0 and used >= _FULL * most and stream.config.get("discard") == "new":
+            yield BrokerKind.STREAM_NEARLY_FULL.found(where, f"{used} of {most} ({limit})")
+
+
+def _dead_letters(streams: Mapping[str, StreamSeen], s: Settings) -> Iterator[Finding]:
+    stream = streams.get(s.dlq_stream)
+    if stream is None:
+        return
+    where = f"stream {stream.name}"
+    if 0 < stream.max_age_seconds < _WEEK_SECONDS:
+        what = f"max_age is {stream.max_age_seconds:g} s"
+        yield BrokerKind.DEAD_LETTERS_SHORT_LIVED.found(where, what, command=APPLY)
+    if stream.state["messages"]:
+        what = f"{stream.state['messages']} of them"
+        yield BrokerKind.DEAD_LETTERS.found(where, what, command="sea-mq-worker dlq list")

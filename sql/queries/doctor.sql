@@ -1,0 +1,155 @@
+-- What `doctor` asks: facts for a judgement, as cheap on millions of rows as on none. Nothing is changed.
+
+-- name: identity
+-- Who asks, where, and what time it is.
+SELECT current_user::text AS role, current_database()::text AS database, current_schema()::text AS schema,
+       (SELECT context FROM sea_mq_context) AS context,
+       extract(epoch FROM clock_timestamp())::float8 AS epoch;
+
+-- name: settings
+-- Settings as they are in this session, in their own units, and where they come from.
+-- $1 names.
+SELECT s.name, s.setting, s.source FROM pg_settings s WHERE s.name = ANY ($1::text[]);
+
+-- name: connections
+-- How many there are and may be: on the server, in this database, by this role; own: a running worker's.
+SELECT count(a.pid) AS used,
+       count(*) FILTER (WHERE a.datid = d.oid) AS database_used,
+       count(*) FILTER (WHERE a.usesysid = r.oid) AS role_used,
+       count(*) FILTER (WHERE a.datid = d.oid AND a.application_name LIKE 'sea_mq_worker %') AS own,
+       count(*) FILTER (WHERE a.datid = d.oid AND a.application_name = 'sea_mq_worker outbox') AS relays,
+       d.datconnlimit AS database_max, r.rolconnlimit AS role_max
+  FROM pg_database d
+  JOIN pg_roles r ON r.rolname = current_user
+  LEFT JOIN pg_stat_activity a ON a.datid IS NOT NULL AND a.usesysid IS NOT NULL
+ WHERE d.datname = current_database()
+ GROUP BY d.datconnlimit, r.rolconnlimit;
+
+-- name: transactions
+-- Transactions of this database that hold vacuum back. Who may see little sees only its own.
+-- $1 least age in seconds.
+SELECT a.pid, coalesce(a.state, '') AS state, a.application_name AS name,
+       extract(epoch FROM clock_timestamp() - a.xact_start)::float8 AS seconds
+  FROM pg_stat_activity a
+ WHERE a.datname = current_database() AND a.usesysid IS NOT NULL AND a.pid <> pg_backend_pid()
+   AND (a.backend_xid IS NOT NULL OR a.backend_xmin IS NOT NULL)
+   AND a.xact_start < clock_timestamp() - $1::float8 * interval '1 second'
+ ORDER BY a.xact_start
+ LIMIT 5;
+
+-- name: prepared
+-- Prepared transactions of this database. $1 least age in seconds.
+SELECT p.gid AS name, extract(epoch FROM clock_timestamp() - p.prepared)::float8 AS seconds
+  FROM pg_prepared_xacts p
+ WHERE p.database = current_database() AND p.prepared < clock_timestamp() - $1::float8 * interval '1 second'
+ ORDER BY p.prepared
+ LIMIT 5;
+
+-- name: slots
+-- Replication slots that keep WAL for nobody.
+SELECT s.slot_name::text AS name, pg_wal_lsn_diff(pg_current_wal_lsn(), s.restart_lsn)::bigint AS bytes
+  FROM pg_replication_slots s
+ WHERE NOT s.active AND s.restart_lsn IS NOT NULL
+ ORDER BY s.restart_lsn
+ LIMIT 5;
+
+-- name: tables
+-- $1 tables.
+SELECT c.relname::text AS name, c.relpersistence = 'u' AS unlogged,
+       coalesce((SELECT o.option_value::boolean FROM pg_options_to_table(c.reloptions) o
+                  WHERE o.option_name = 'autovacuum_enabled'), true) AS vacuumed,
+       coalesce((SELECT o.option_value FROM pg_options_to_table(c.reloptions) o
+                  WHERE o.option_name = 'autovacuum_vacuum_threshold'),
+                current_setting('autovacuum_vacuum_threshold'))::float8
+       + GREATEST(c.reltuples, 0)::float8
+         * coalesce((SELECT o.option_value FROM pg_options_to_table(c.reloptions) o
+                      WHERE o.option_name = 'autovacuum_vacuum_scale_factor'),
+                    current_setting('autovacuum_vacuum_scale_factor'))::float8 AS vacuum_from,
+       coalesce(pg_stat_get_dead_tuples(c.oid), 0) AS dead
+  FROM unnest($1::text[]) AS wanted (name)
+  JOIN pg_class c ON c.oid = to_regclass(wanted.name);
+
+-- name: indexes
+-- $1 tables.
+SELECT i.indexrelid::regclass::text AS name, i.indisvalid AND i.indisready AS valid
+  FROM pg_index i
+  JOIN unnest($1::text[]) AS wanted (name) ON i.indrelid = to_regclass(wanted.name);
+
+-- name: triggers
+-- $1 tables.
+SELECT t.tgname::text AS name, t.tgrelid::regclass::text AS relation, t.tgenabled <> 'D' AS enabled
+  FROM pg_trigger t
+  JOIN unnest($1::text[]) AS wanted (name) ON t.tgrelid = to_regclass(wanted.name)
+ WHERE NOT t.tgisinternal;
+
+-- name: rights
+-- What of the relay's rights in sql/roles.sql this login lacks; no columns: the whole table's.
+SELECT needed.relation, needed.privilege,
+       coalesce(array_agg(single.name) FILTER (WHERE single.name IS NOT NULL), '{}') AS columns
+  FROM (VALUES
+        ('sea_mq_migrations', 'SELECT', '{}'::text[]),
+        ('sea_mq_context', 'SELECT', '{}'),
+        ('sea_mq_context', 'INSERT', '{context}'),
+        ('outbox_events', 'SELECT', '{}'),
+        ('outbox_events', 'UPDATE',
+         '{state,available_at,publish_attempts,failures,first_attempt_at,stream,stream_seq,claimed_at,claimed_by,'
+         'published_at,publish_error}'),
+        ('inbox_messages', 'SELECT', '{}'),
+        ('inbox_messages', 'INSERT',
+         '{message_id,subject,attempts,consumer,stream,stream_seq,content_hash,locked_until,locked_by}'),
+        ('inbox_messages', 'UPDATE',
+         '{processed_at,attempts,last_error,consumer,stream,stream_seq,content_hash,locked_until,locked_by,'
+         'dead_letter_reason,dead_letter_begun_at,dead_lettered_at}')
+       ) AS needed (relation, privilege, columns)
+  LEFT JOIN LATERAL unnest(needed.columns) AS single (name) ON true
+ WHERE NOT CASE WHEN single.name IS NULL THEN has_table_privilege(needed.relation, needed.privilege)
+                ELSE has_column_privilege(needed.relation, single.name, needed.privilege) END
+ GROUP BY needed.relation, needed.privilege
+ ORDER BY needed.relation, needed.privilege;
+
+-- name: outbox
+-- Since when the oldest open event is due, how many are DEAD (up to 10000), the largest of the 1000 oldest open ones,
+-- and how old the oldest published one in the table's first 100 pages is.
+-- Indexes: idx_outbox_due, idx_outbox_retry, both again for keys, idx_outbox_dead, idx_outbox_unpublished.
+WITH due AS MATERIALIZED (
+    (SELECT available_at FROM outbox_events WHERE is_open AND ordering_key IS NULL AND publish_error IS NULL
+      ORDER BY available_at LIMIT 1)
+    UNION ALL
+    (SELECT available_at FROM outbox_events WHERE is_open AND ordering_key IS NULL AND publish_error IS NOT NULL
+      ORDER BY available_at LIMIT 1)
+    UNION ALL
+    (SELECT available_at FROM outbox_events WHERE is_open AND ordering_key IS NOT NULL AND publish_error IS NULL
+      ORDER BY available_at LIMIT 1)
+    UNION ALL
+    (SELECT available_at FROM outbox_events WHERE is_open AND ordering_key IS NOT NULL AND publish_error IS NOT NULL
+      ORDER BY available_at LIMIT 1)
+)
+SELECT GREATEST(0, (SELECT extract(epoch FROM clock_timestamp() - min(available_at)) FROM due))::float8 AS due_seconds,
+       (SELECT count(*) FROM (SELECT FROM outbox_events
+                               WHERE NOT is_open AND published_at IS NULL LIMIT 10000) x) AS dead,
+       (SELECT coalesce(max(octet_length(x.payload::text)), 0)
+          FROM (SELECT payload FROM outbox_events WHERE published_at IS NULL AND is_open
+                 ORDER BY occurred_at LIMIT 1000) x) AS largest_bytes,
+       (SELECT coalesce(extract(epoch FROM now() - min(published_at)), 0)
+          FROM outbox_events WHERE ctid < '(100,0)'::tid)::float8 AS published_seconds;
+
+-- name: inbox
+-- Messages without an ending that nobody holds, the 10000 oldest, by the consumer that they came by.
+-- Index: idx_inbox_unprocessed.
+SELECT coalesce(x.stream, '') AS stream, coalesce(x.consumer, '') AS consumer, count(*) AS count,
+       extract(epoch FROM clock_timestamp() - min(x.received_at))::float8 AS seconds, min(x.stream_seq) AS first_seq
+  FROM (SELECT stream, consumer, received_at, stream_seq
+          FROM inbox_messages
+         WHERE processed_at IS NULL AND dead_lettered_at IS NULL
+           AND (locked_until IS NULL OR locked_until <= now())
+         ORDER BY received_at LIMIT 10000) x
+ GROUP BY x.stream, x.consumer;
+
+-- name: may_read_audit
+SELECT has_table_privilege('operator_actions', 'SELECT') AS may;
+
+-- name: inbox_pruned
+-- Up to when inbox rows were pruned; null: never, or nothing was there.
+SELECT max((selection->>'before'::text)::timestamptz) AS before
+  FROM operator_actions
+ WHERE action = 'prune_inbox' AND affected > 0;

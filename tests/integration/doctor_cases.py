@@ -1,0 +1,382 @@
+"""How each of doctor's findings is provoked, on the session's servers."""
+
+import contextlib
+import time
+import types
+import uuid
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from urllib.parse import urlsplit
+
+import asyncpg
+import pytest
+
+from sea_mq_worker.adapters.nats import checkup as nats_checkup
+from sea_mq_worker.adapters.postgres import checkup as postgres_checkup
+from sea_mq_worker.adapters.postgres.operations import PostgresOperations
+from sea_mq_worker.bootstrap.doctor import Finding, consumer, database, handler
+from tests.support.checkups import Mend, Patient
+from tests.support.handlers import answer
+from tests.support.jetstream import DAY, SECOND, create_consumer, create_stream, store
+from tests.support.rows import add_event, add_message
+from tests.support.waiting import eventually
+
+LONG_AGO = datetime.now(UTC) - timedelta(days=40)
+UNUSED = "127.0.0.1:1"
+
+Provoke = Callable[[Patient, pytest.MonkeyPatch], Awaitable[Mend | None]]
+"""Makes something wrong. What it returns mends it; None: the finding's own SQL does, if it has any."""
+
+CASES: dict[str, Provoke] = {}
+
+
+def provokes(provoke: Provoke) -> Provoke:
+    """Enter a case; its name is the slug of what doctor has to find."""
+    CASES[provoke.__name__] = provoke
+    return provoke
+
+
+def by_sql(slug: str, statement: str) -> None:
+    async def provoke(p: Patient, _patch: pytest.MonkeyPatch) -> None:
+        await p.sql(statement.format(database=p.database.name))
+
+    CASES[slug] = provoke
+
+
+def by_definition(slug: str, file: str, **fields: object) -> None:
+    async def provoke(p: Patient, _patch: pytest.MonkeyPatch) -> Mend:
+        return await p.define(file, **fields)
+
+    CASES[slug] = provoke
+
+
+def by_setting(slug: str, **given: object) -> None:
+    async def provoke(p: Patient, _patch: pytest.MonkeyPatch) -> Mend:
+        right = {key: p.given.get(key, "") for key in given}
+        p.given.update(given)
+        return p.changing(**right)
+
+    CASES[slug] = provoke
+
+
+# --- PostgreSQL
+
+by_setting("database_unreachable", database_url=f"postgresql://u@{UNUSED}/d")
+by_sql("schema_owner", "INSERT INTO sea_mq_context (context) VALUES ('other')")
+by_sql("synchronous_commit_off", "ALTER DATABASE {database} SET synchronous_commit = off")
+by_sql("triggers_off", "ALTER DATABASE {database} SET session_replication_role = replica")
+by_sql("session_timeouts", "ALTER DATABASE {database} SET idle_session_timeout = '5 s'")
+by_sql("table_unlogged", "ALTER TABLE inbox_messages SET UNLOGGED")
+by_sql("index_missing", "DROP INDEX idx_outbox_due")
+by_sql("trigger_missing", "DROP TRIGGER outbox_immutable ON outbox_events")
+by_sql("trigger_disabled", "ALTER TABLE outbox_events DISABLE TRIGGER outbox_wakeup")
+by_sql("autovacuum_off", "ALTER TABLE outbox_events SET (autovacuum_enabled = false)")
+by_sql("slot_inactive", "SELECT pg_create_physical_replication_slot('{database}', true)")
+
+
+@provokes
+async def database_refuses(p: Patient, _patch: pytest.MonkeyPatch) -> Mend:
+    right = p.given["database_url"]
+    parts = urlsplit(p.database.dsn)
+    p.given["database_url"] = parts._replace(netloc=f"nobody:wrong@{parts.hostname}:{parts.port}").geturl()
+    return p.changing(database_url=right)
+
+
+@provokes
+async def database_clock(_p: Patient, patch: pytest.MonkeyPatch) -> Mend:
+    """Both servers agree; this machine's clock is behind."""
+    for module in (postgres_checkup, nats_checkup):
+        patch.setattr(module, "time", types.SimpleNamespace(time=lambda: time.time() - 120))
+    return _undo(patch)
+
+
+@provokes
+async def broker_clock(_p: Patient, patch: pytest.MonkeyPatch) -> Mend:
+    """While NATS is asked, this machine's clock is another: so the servers' clocks seem to differ."""
+    patch.setattr(nats_checkup, "time", types.SimpleNamespace(time=lambda: time.time() - 120))
+    return _undo(patch)
+
+
+def _undo(patch: pytest.MonkeyPatch) -> Mend:
+    async def undo(_finding: Finding) -> None:
+        patch.undo()
+
+    return undo
+
+
+@provokes
+async def connections_short(p: Patient, _patch: pytest.MonkeyPatch) -> Mend:
+    await p.sql(f"ALTER DATABASE {p.database.name} CONNECTION LIMIT 12")
+    return p.changing(database_pool_max=1)
+
+
+@provokes
+async def index_invalid(p: Patient, _patch: pytest.MonkeyPatch) -> None:
+    """Building it waits for a transaction, and is given up."""
+    making = await p.session()
+    await p.sql("DROP INDEX idx_outbox_correlation")
+    await making.execute("SET statement_timeout = '200 ms'")
+    writing = await p.session()
+    await writing.execute("BEGIN; LOCK TABLE outbox_events IN ROW EXCLUSIVE MODE")
+    with contextlib.suppress(asyncpg.QueryCanceledError):
+        await making.execute(
+            "CREATE INDEX CONCURRENTLY idx_outbox_correlation ON outbox_events (correlation_id)"
+        )
+    await writing.execute("ROLLBACK")
+
+
+@provokes
+async def dead_rows(p: Patient, _patch: pytest.MonkeyPatch) -> Mend:
+    """Autovacuum leaves alone what somebody has locked."""
+    await p.sql("ALTER TABLE inbox_messages SET (autovacuum_vacuum_threshold = 1)")
+    locking = await p.session()
+    await locking.execute("BEGIN; LOCK TABLE inbox_messages IN SHARE UPDATE EXCLUSIVE MODE")
+    await p.sql(
+        "INSERT INTO inbox_messages (message_id, subject)"
+        " SELECT gen_random_uuid(), 's' FROM generate_series(1, 50)"
+    )
+    await p.sql("DELETE FROM inbox_messages")
+    counted = "SELECT pg_stat_get_dead_tuples('inbox_messages'::regclass) > 5"
+    await eventually(lambda: p.pool.fetchval(counted), what="the deleted rows are counted")
+
+    async def mend(finding: Finding) -> None:
+        await locking.execute("ROLLBACK")
+        await p.sql(finding.sql)
+
+    return mend
+
+
+@provokes
+async def transaction_open_long(p: Patient, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(database, "_LEASES", 0)
+    forgotten = await p.session()
+    await forgotten.execute("BEGIN; CREATE TEMPORARY TABLE x ()")
+
+
+@provokes
+async def outbox_unattended(p: Patient, _patch: pytest.MonkeyPatch) -> Mend:
+    await add_event(p.pool, occurred_at=LONG_AGO, available_at=LONG_AGO)
+    return p.changing(outbox_enabled=False)
+
+
+@provokes
+async def outbox_behind(p: Patient, _patch: pytest.MonkeyPatch) -> Mend:
+    await add_event(p.pool, occurred_at=LONG_AGO, available_at=LONG_AGO, ordering_key="k")
+    await p.session("sea_mq_worker outbox")
+    return p.changing(outbox_enabled=False)
+
+
+@provokes
+async def outbox_dead(p: Patient, _patch: pytest.MonkeyPatch) -> Mend:
+    await add_event(p.pool, "DEAD")
+
+    async def replay(finding: Finding) -> None:
+        command = "sea-mq-worker outbox replay --state DEAD --reason mended --actor ann"
+        await p.command(replace(finding, command=command))
+
+    return replay
+
+
+@provokes
+async def outbox_unpruned(p: Patient, _patch: pytest.MonkeyPatch) -> Mend:
+    published = await add_event(p.pool, "CLAIMED")
+    done = "state = 'PUBLISHED', claimed_at = NULL, claimed_by = NULL, published_at = $2"
+    await p.pool.execute(f"UPDATE outbox_events SET {done} WHERE id = $1", published, LONG_AGO)
+    return p.command
+
+
+@provokes
+async def inbox_orphans(p: Patient, _patch: pytest.MonkeyPatch) -> Mend:
+    await p.received(seq=1, hours=0, consumer="another")
+    await another_consumer(p, "another")
+    return p.changing(consumers=f"{p.given['consumers']},{p.upstream_stream}/another")
+
+
+async def another_consumer(p: Patient, name: str, **config: object) -> None:
+    right = {"ack_wait": 120 * SECOND, "max_ack_pending": 50}
+    await create_consumer(p.broker, p.upstream_stream, name, **right, **config)
+
+
+@provokes
+async def inbox_stuck(p: Patient, _patch: pytest.MonkeyPatch) -> Mend:
+    await p.received(seq=1, hours=48)
+    return p.changing(inbox_backoff_max_seconds=15_000)
+
+
+# --- NATS
+
+by_setting("broker_unreachable", nats_url=f"nats://{UNUSED}")
+by_setting("stream_missing", advisory_stream="NOWHERE")
+by_definition("stream_useless", "SEA_EVENTS", no_ack=True)
+by_definition("stream_discards_old", "SEA_EVENTS", discard="old")
+by_definition("subjects_uncovered", "SEA_EVENTS", subjects=["sea.event.order.>"])
+by_definition("dead_letters_short_lived", "SEA_DLQ", max_age=2 * DAY)
+
+
+@provokes
+async def stream_forgetful(p: Patient, _patch: pytest.MonkeyPatch) -> Mend:
+    """What a stream is stored in cannot be changed."""
+    delete = f"STREAM.DELETE.{p.name.upper()}_EVENTS"
+    await p.ask(delete)
+    mend = await p.define("SEA_EVENTS", storage="memory")
+
+    async def make_anew(finding: Finding) -> None:
+        await p.ask(delete)
+        await mend(finding)
+
+    return make_anew
+
+
+@provokes
+async def topology_differs(p: Patient, _patch: pytest.MonkeyPatch) -> Mend:
+    own = p.name.upper() + "_EVENTS"
+    config = (await p.ask(f"STREAM.INFO.{own}"))["config"]
+    await p.ask(f"STREAM.UPDATE.{own}", config | {"max_age": 8 * DAY})
+    return p.command
+
+
+@provokes
+async def subjects_elsewhere(p: Patient, _patch: pytest.MonkeyPatch) -> Mend:
+    """The own stream takes every subject that it is asked about, and the other one some of them."""
+    mend = await p.define("SEA_EVENTS", subjects=["sea.event.order.>"])
+    other = f"{p.name.upper()}_OTHER"
+    await create_stream(p.broker, other, f"{p.name}.event.user.>")
+
+    async def remove(finding: Finding) -> None:
+        await p.ask(f"STREAM.DELETE.{other}")
+        await mend(finding)
+
+    return remove
+
+
+@provokes
+async def stream_nearly_full(p: Patient, _patch: pytest.MonkeyPatch) -> Mend:
+    mend = await p.define("SEA_EVENTS", max_msgs=5)
+    for _ in range(4):
+        await store(p.broker, f"{p.name}.event.made.v1", headers={"Nats-Msg-Id": str(uuid.uuid4())})
+    return mend
+
+
+@provokes
+async def dead_letters(p: Patient, _patch: pytest.MonkeyPatch) -> Mend:
+    await store(p.broker, f"{p.name}.dlq.made.v1")
+
+    async def purge(_finding: Finding) -> None:
+        await p.ask(f"STREAM.PURGE.{p.name.upper()}_DLQ")
+
+    return purge
+
+
+@provokes
+async def consumer_missing(p: Patient, _patch: pytest.MonkeyPatch) -> Mend:
+    right = p.given["consumers"]
+    p.given["consumers"] = f"{p.upstream_stream}/nobody"
+    return p.changing(consumers=right)
+
+
+@provokes
+async def consumer_filter(p: Patient, _patch: pytest.MonkeyPatch) -> None:
+    await another_consumer(p, "astray", filter_subject="nothing.of.it")
+    p.given["consumers"] = f"{p.given['consumers']},{p.upstream_stream}/astray"
+
+
+@provokes
+async def consumer_paused(p: Patient, _patch: pytest.MonkeyPatch) -> Mend:
+    pause = f"CONSUMER.PAUSE.{p.upstream_stream}.{p.durable}"
+    if p.broker.server_version < (2, 11):
+        pytest.skip("this nats-server knows no pause")
+    await p.ask(pause, {"pause_until": (datetime.now(UTC) + timedelta(hours=1)).isoformat()})
+
+    async def resume(finding: Finding) -> None:
+        assert finding.command == f"nats consumer resume {p.upstream_stream} {p.durable}"
+        await p.ask(pause, {})
+
+    return resume
+
+
+@provokes
+async def consumer_stuck(p: Patient, patch: pytest.MonkeyPatch) -> Mend:
+    patch.setattr(consumer, "_ACK_WAITS", 0)
+    await p.define("consumer", max_ack_pending=1)
+    p.given["handler_concurrency"] = 1
+    await p.send()
+    acknowledge = await p.take()
+
+    async def mend(_finding: Finding) -> None:
+        await acknowledge()
+
+    return mend
+
+
+@provokes
+async def consumer_unattended(p: Patient, patch: pytest.MonkeyPatch) -> Mend:
+    patch.setattr(consumer, "_ACK_WAITS", 0)
+    await p.send()
+
+    async def mend(_finding: Finding) -> None:
+        await p.take()
+
+    return mend
+
+
+# --- the handler
+
+by_setting("handler_missing", handler_url="")
+by_setting("handler_unreachable", handler_url=f"http://{UNUSED}/handle")
+
+
+@provokes
+async def handler_path(p: Patient, _patch: pytest.MonkeyPatch) -> Mend:
+    p.handler.default = answer(404)
+
+    async def mend(_finding: Finding) -> None:
+        p.handler.default = answer(405)
+
+    return mend
+
+
+@provokes
+async def handler_forbidden(_p: Patient, patch: pytest.MonkeyPatch) -> Mend:
+    """No machine has a route to a metadata service of its own: loopback is taken for one."""
+    patch.setattr(handler, "is_metadata_host", lambda address: address == "127.0.0.1")
+    return _undo(patch)
+
+
+# --- what must fit together
+
+by_definition("window_below_publish", "SEA_EVENTS", duplicate_window=5 * SECOND)
+by_definition("window_below_lease", "SEA_EVENTS", duplicate_window=30 * SECOND)
+by_definition("window_below_backoff", "SEA_EVENTS", duplicate_window=120 * SECOND)
+by_definition("window_delays_replay", "SEA_EVENTS", duplicate_window=2 * DAY)
+by_definition("ack_wait_short", "consumer", ack_wait=30 * SECOND)
+by_definition("max_deliver_low", "consumer", max_deliver=10)
+by_definition("max_ack_pending_low", "consumer", max_ack_pending=10)
+by_definition("retries_outlive_stream", "upstream", max_age=3600 * SECOND)
+
+
+@provokes
+async def event_too_large(p: Patient, _patch: pytest.MonkeyPatch) -> Mend:
+    await add_event(p.pool, payload='{{"text": "{}"}}'.format("x" * 2000))
+    return await p.define("SEA_EVENTS", max_msg_size=1000)
+
+
+@provokes
+async def message_lost(p: Patient, _patch: pytest.MonkeyPatch) -> None:
+    seq = await p.send()
+    await p.ask(f"STREAM.PURGE.{p.upstream_stream}")
+    await p.received(seq=seq, hours=0)
+
+
+@provokes
+async def inbox_pruned_early(p: Patient, _patch: pytest.MonkeyPatch) -> Mend:
+    await p.send()
+    await p.take()
+    await add_message(p.pool, processed=True)
+    soon = datetime.now(UTC) + timedelta(minutes=1)
+    await PostgresOperations(pool=p.pool).prune_inbox(soon, actor="ann", reason="a test")
+
+    async def purge(_finding: Finding) -> None:
+        await p.ask(f"STREAM.PURGE.{p.upstream_stream}")
+
+    return purge

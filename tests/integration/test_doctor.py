@@ -1,0 +1,170 @@
+"""Doctor finds nothing where all is well, and whatever is wrong; each finding is provoked for real."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import asyncpg
+import pytest
+import pytest_asyncio
+
+from sea_mq_worker.adapters.postgres.migrations import migrate
+from sea_mq_worker.adapters.postgres.promised import promised
+from sea_mq_worker.bootstrap.doctor import KINDS, Severity, examine
+from sea_mq_worker.bootstrap.doctor import database as judging
+from sea_mq_worker.embedded import EmbeddedPostgres
+from tests.integration.doctor_cases import CASES
+from tests.support.checkups import Patient, patient
+from tests.support.nats_cluster import nats_cluster
+from tests.support.pooler import transaction_pooler
+from tests.support.servers import Database, PostgresAddress, scratch_database
+from tests.support.waiting import eventually
+
+ALSO = {"subjects_elsewhere": {"subjects_uncovered"}}
+"""What cannot be provoked without something else."""
+
+ELSEWHERE = {
+    "rights_missing": "tests/security/test_postgres_roles.py",
+    "rights_of_a_reader": "tests/security/test_postgres_roles.py",
+    "broker_refuses": "tests/security/test_nats_permissions.py",
+    "handler_untrusted": "tests/security/test_tls.py",
+}
+HERE = {
+    *("fsync_off", "sync_unknown", "schema_version", "transaction_prepared_long", "pooler_undeclared"),
+    *("notify_lost", "stream_single_copy", "stream_replica_offline"),
+}
+
+
+@pytest.fixture
+async def well(database: Database, nats_url: str, names: str, tmp_path: Path) -> AsyncIterator[Patient]:
+    """A system that is healthy yet."""
+    async with patient(database, nats_url, names, tmp_path) as made:
+        yield made
+
+
+@pytest.mark.parametrize("slug", CASES)
+async def test_what_is_wrong_is_found_and_ends_by_what_mends_it(
+    slug: str, well: Patient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mend = await CASES[slug](well, monkeypatch)
+    found = await well.examined()
+    assert set(found) == {slug} | ALSO.get(slug, set()), found
+    finding = found[slug]
+    if mend:
+        await mend(finding)
+    elif finding.sql:
+        await well.sql(finding.sql)
+    if mend or finding.sql:
+        assert await well.examined() == {}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def durable(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[EmbeddedPostgres]:
+    """A server with its own settings, not the quick ones of tests."""
+    folder = tmp_path_factory.mktemp("durable")
+    async with EmbeddedPostgres(folder, settings={"max_prepared_transactions": "2"}) as server:
+        await migrate(server.dsn)
+        yield server
+
+
+@pytest.fixture
+async def sound(
+    durable: EmbeddedPostgres, nats_url: str, names: str, tmp_path: Path
+) -> AsyncIterator[Patient]:
+    """A system on a server whose commits are durable."""
+    async with patient(Database(durable.dsn, "postgres"), nats_url, names, tmp_path) as made:
+        yield made
+
+
+async def test_a_healthy_system_has_no_finding_but_what_cannot_be_known(sound: Patient) -> None:
+    found = await examine(sound.settings())
+    assert [(finding.slug, finding.severity) for finding in found] == [("sync_unknown", Severity.INFO)]
+
+
+async def test_a_prepared_transaction_is_found(sound: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judging, "_LEASES", 0)
+    await sound.sql("BEGIN; CREATE TABLE x (); PREPARE TRANSACTION 'half of it'")
+    found = await sound.examined()
+    assert set(found) == {"transaction_prepared_long"}
+    await sound.sql(found["transaction_prepared_long"].sql)
+    assert await sound.examined() == {}
+
+
+async def test_a_pooler_that_is_not_declared_is_found(sound: Patient, durable: EmbeddedPostgres) -> None:
+    async with transaction_pooler(durable) as url:
+        sound.given["database_url"] = url
+        assert set(await sound.examined()) == {"pooler_undeclared"}
+        sound.given["database_pooler"] = True
+        assert await sound.examined() == {}
+
+
+async def test_a_proxy_that_keeps_notifications_back_is_found(
+    sound: Patient, durable: EmbeddedPostgres
+) -> None:
+    """With one session, and settings that stand in the database, all else works through it."""
+    await sound.sql("ALTER DATABASE postgres SET search_path = public, pg_temp")
+    async with transaction_pooler(durable, sessions=1, refuses=False) as url:
+        sound.given["database_url"] = url
+        assert set(await sound.examined()) == {"notify_lost"}
+        sound.given["outbox_notify"] = False
+        assert await sound.examined() == {}
+
+
+async def test_a_server_that_does_not_sync_is_found(well: Patient) -> None:
+    found = {finding.slug for finding in await examine(well.settings())}
+    assert ("fsync_off" in found) == (await well.pool.fetchval("SHOW fsync") == "off")
+
+
+async def test_a_missing_schema_is_found_and_made(well: Patient, postgres_server: PostgresAddress) -> None:
+    async with scratch_database(postgres_server, prefix="empty_") as empty:
+        well.given["database_url"] = empty.dsn
+        found = await well.examined()
+        assert set(found) == {"schema_version"}
+        await well.command(found["schema_version"])
+        assert await well.examined() == {}
+
+
+async def test_copies_of_a_stream_are_counted(
+    database: Database, names: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp
+    async with (
+        nats_cluster(folder, room_bytes=2**30) as nodes,
+        patient(database, nodes[0].url, names, folder("files"), stream_replicas=3) as made,
+    ):
+        await finds(made)
+        await nodes[2].stop()
+        await finds(made, "stream_replica_offline")
+        await nodes[2].start()
+        await finds(made)
+        made.given["stream_replicas"] = 1
+        await made.apply()
+        await finds(made, "stream_single_copy")
+
+
+async def finds(made: Patient, *slugs: str) -> None:
+    """Wait until doctor finds just these: a cluster takes its time to elect leaders."""
+
+    async def found() -> bool:
+        return set(await made.examined()) == set(slugs)
+
+    await eventually(found, within=60, what=f"doctor finds {slugs}")
+
+
+@pytest.mark.parametrize("kind", ["INDEX", "TRIGGER"])
+async def test_a_fresh_schema_has_what_the_migrations_promise_and_nothing_else(
+    kind: str, database: Database
+) -> None:
+    catalogue = {
+        "INDEX": "SELECT indexrelid::regclass::text FROM pg_index i JOIN pg_class c ON c.oid = i.indrelid"
+        " WHERE c.relnamespace = 'public'::regnamespace"
+        " AND NOT EXISTS (SELECT FROM pg_constraint WHERE conindid = i.indexrelid)",
+        "TRIGGER": "SELECT tgname::text FROM pg_trigger WHERE NOT tgisinternal",
+    }
+    connection = await asyncpg.connect(database.dsn)
+    names = [name for (name,) in await connection.fetch(catalogue[kind])]
+    await connection.close()
+    assert sorted(names) == sorted(promised(kind))
+
+
+def test_every_finding_is_provoked() -> None:
+    assert set(CASES) | set(ELSEWHERE) | HERE == {kind.slug for kind in KINDS}

@@ -1,0 +1,74 @@
+"""Doctor names each right that the worker's login lacks, and asks for none that its own does not have."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+
+from sea_mq_worker.bootstrap.doctor import examine
+from tests.security import test_nats_permissions, test_postgres_roles
+from tests.security.test_nats_permissions import settings
+from tests.security.test_postgres_roles import Roles
+from tests.support.checkups import Patient, patient
+from tests.support.configured_nats import ConfiguredNats
+from tests.support.servers import Database
+
+GRANTED = """
+SELECT column_name FROM information_schema.column_privileges
+ WHERE grantee = $1 AND table_name = $2 AND privilege_type = $3
+ ORDER BY column_name
+"""
+
+prefix, roles = test_postgres_roles.prefix, test_postgres_roles.roles
+server = test_nats_permissions.server
+
+
+@pytest.fixture
+async def well(roles: Roles, nats_url: str, names: str, tmp_path: Path) -> AsyncIterator[Patient]:
+    """A healthy system whose worker has a role of its own."""
+    async with patient(roles.database, nats_url, names, tmp_path) as made:
+        made.given["database_url"] = roles.dsn("relay")
+        yield made
+
+
+@pytest.mark.parametrize("kind", ["relay", "operator"])
+async def test_with_the_rights_of_the_worker_nothing_is_found(kind: str, well: Patient, roles: Roles) -> None:
+    well.given["database_url"] = roles.dsn(kind)
+    assert await well.examined() == {}
+
+
+async def test_with_the_rights_of_a_reader_that_is_all_that_is_found(well: Patient, roles: Roles) -> None:
+    well.given["database_url"] = roles.dsn("reader")
+    assert set(await well.examined()) == {"rights_of_a_reader"}
+
+
+@pytest.mark.parametrize(
+    ("privilege", "table"),
+    [
+        ("INSERT", "sea_mq_context"),
+        ("UPDATE", "outbox_events"),
+        ("INSERT", "inbox_messages"),
+        ("UPDATE", "inbox_messages"),
+    ],
+)
+async def test_what_the_worker_may_no_longer_do_is_found_and_granted_by_what_is_printed(
+    privilege: str, table: str, well: Patient, roles: Roles
+) -> None:
+    columns = await well.pool.fetch(GRANTED, f"{roles.prefix}_relay", table, privilege)
+    await well.sql(f"REVOKE {privilege} ON {table} FROM {roles.prefix}_relay")
+    found = await well.examined()
+    assert set(found) == {"rights_missing"}
+    named = found["rights_missing"].what.removeprefix(f"no {privilege} (").removesuffix(f") on {table}")
+    assert sorted(named.split(", ")) == [column for (column,) in columns]
+    await well.sql(found["rights_missing"].sql)
+    assert await well.examined() == {}
+
+
+@pytest.mark.parametrize(("user", "refused"), [("sea_worker", 0), ("sea_operator", 0), ("sea_dlq_reader", 1)])
+async def test_the_users_of_the_worker_and_of_operators_may_ask_all_of_it(
+    user: str, refused: int, server: ConfiguredNats, database: Database
+) -> None:
+    own = settings(server, user).model_copy(update={"database_url": SecretStr(database.dsn)})
+    found = [finding.slug for finding in await examine(own)]
+    assert found.count("broker_refuses") == refused

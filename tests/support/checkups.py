@@ -1,0 +1,179 @@
+"""A whole system for doctor to look at, and the ways to break it."""
+
+import asyncio
+import json
+import shlex
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+from typer.testing import CliRunner
+
+from sea_mq_worker.adapters.nats.connection import NatsConnection, api
+from sea_mq_worker.adapters.postgres.connection import NO_HINTS
+from sea_mq_worker.bootstrap.doctor import Finding, examine
+from sea_mq_worker.bootstrap.operator import apply_topology
+from sea_mq_worker.cli import app
+from sea_mq_worker.settings import Settings
+from tests.support.handlers import HandlerServer, handler_server
+from tests.support.jetstream import connected, shipped_files, store
+from tests.support.rows import opened
+from tests.support.servers import Database
+
+OF_TEST_SERVERS = frozenset({"fsync_off", "sync_unknown"})
+"""True of the session's own servers: they need not outlive the machine, and have no cluster."""
+
+
+Mend = Callable[[Finding], Awaitable[None]]
+
+
+@dataclass(kw_only=True)
+class Patient:
+    """A healthy system that a test may break; ``given`` are its settings."""
+
+    database: Database
+    pool: asyncpg.Pool
+    broker: NatsConnection
+    handler: HandlerServer
+    files: Path
+    name: str
+    given: dict[str, object]
+    stack: AsyncExitStack = field(default_factory=AsyncExitStack)
+
+    @property
+    def upstream(self) -> str:
+        return f"{self.name}up"
+
+    @property
+    def upstream_stream(self) -> str:
+        return f"{self.upstream.upper()}_EVENTS"
+
+    @property
+    def durable(self) -> str:
+        return f"{self.name}__from_{self.upstream}"
+
+    def settings(self) -> Settings:
+        return Settings.model_validate(self.given)
+
+    async def apply(self) -> None:
+        """Make streams and consumers as the files say."""
+        await apply_topology(self.settings())
+
+    async def define(self, file: str, **fields: Any) -> Mend:
+        """Change a definition, SEA_EVENTS, SEA_DLQ, upstream or consumer, and the server by it.
+
+        Returns what corrects the file, and the server by the command that the finding names.
+        """
+        own = f"consumers/{self.upstream_stream}.sea__from_{self.upstream}"
+        path = self.files / f"{ {'upstream': self.upstream_stream, 'consumer': own}.get(file, file) }.json"
+        was = path.read_text()
+        path.write_text(json.dumps(json.loads(was) | fields))
+        await self.apply()
+
+        async def correct(finding: Finding) -> None:
+            path.write_text(was)
+            await self.command(finding)
+
+        return correct
+
+    async def examined(self) -> Mapping[str, Finding]:
+        """Return what doctor finds, by slug, without what is true of the test's servers."""
+        found = await examine(self.settings())
+        return {finding.slug: finding for finding in found if finding.slug not in OF_TEST_SERVERS}
+
+    async def sql(self, statement: str, *args: object) -> None:
+        """Do something as the owner of the tables, in a session of its own."""
+        connection = await asyncpg.connect(self.database.dsn)
+        try:
+            await connection.execute(statement, *args)
+        finally:
+            await connection.close()
+
+    async def command(self, finding: Finding) -> None:
+        """Run the command that a finding names."""
+        program, *arguments = shlex.split(finding.command or "sea-mq-worker streams apply")
+        assert program == "sea-mq-worker"
+        env = {f"SEA_MQ_{key.upper()}": str(value) for key, value in self.given.items()}
+        done = await asyncio.to_thread(CliRunner().invoke, app, arguments, env=env)
+        assert done.exit_code == 0, done.output
+
+    def changing(self, **given: object) -> Mend:
+        """Return what mends by other settings."""
+
+        async def change(_finding: Finding) -> None:
+            self.given.update(given)
+
+        return change
+
+    async def send(self) -> int:
+        """Store a message upstream; return its sequence."""
+        return await store(
+            self.broker, f"{self.upstream}.event.made.v1", headers={"Nats-Msg-Id": str(uuid.uuid4())}
+        )
+
+    async def take(self) -> Callable[[], Awaitable[object]]:
+        """Fetch a message as the durable; return what acknowledges it."""
+        subject = f"$JS.API.CONSUMER.MSG.NEXT.{self.upstream_stream}.{self.durable}"
+        inbox = self.broker.client.new_inbox()
+        pulling = await self.broker.client.subscribe(inbox)
+        await self.broker.client.publish(subject, b'{"batch": 1}', inbox)
+        message = await pulling.next_msg(timeout=10)
+        await pulling.unsubscribe()
+        return lambda: self.broker.client.request(message.reply, b"+ACK")
+
+    async def received(self, *, seq: int, hours: int, stream: str = "", consumer: str = "") -> None:
+        """Record a message that came so long ago and has no ending."""
+        await self.sql(
+            "INSERT INTO inbox_messages (message_id, subject, consumer, stream, stream_seq, received_at)"
+            " VALUES (gen_random_uuid(), 's', $1, $2, $3, now() - $4 * interval '1 hour')",
+            consumer or self.durable, stream or self.upstream_stream, seq, hours,
+        )  # fmt: skip
+
+    async def session(self, name: str = "test") -> asyncpg.Connection:
+        """Open a session that lasts as long as the test."""
+        connection = await asyncpg.connect(self.database.dsn, server_settings={"application_name": name})
+        self.stack.callback(connection.terminate)
+        return connection
+
+    async def ask(self, subject: str, request: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Ask the JetStream API for something."""
+        return await api(self.broker, subject, request)
+
+
+@asynccontextmanager
+async def patient(
+    database: Database, nats_url: str, name: str, folder: Path, *, stream_replicas: int = 1
+) -> AsyncIterator[Patient]:
+    """Set up streams, a durable and a handler beside the tables."""
+    async with (
+        opened(database, hints=NO_HINTS) as pool,
+        connected(nats_url) as broker,
+        handler_server() as handler,
+    ):
+        upstream = f"{name}up"
+        given = {
+            "context": name,
+            "database_url": database.dsn,
+            "nats_url": nats_url,
+            "handler_url": handler.url,
+            "consumers": f"{upstream.upper()}_EVENTS/{name}__from_{upstream}",
+            "streams_folder": str(shipped_files(folder / "streams", upstream=upstream)),
+            "stream_replicas": stream_replicas,
+            "stream_max_bytes": 2**26,
+        }
+        made = Patient(
+            database=database,
+            pool=pool,
+            broker=broker,
+            handler=handler,
+            files=folder / "streams",
+            name=name,
+            given=given,
+        )
+        await made.apply()
+        async with made.stack:
+            yield made
