@@ -1,0 +1,163 @@
+"""The page in a real browser, on a real worker: what it shows, and what it does to the database."""
+
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from sea_mq_worker.adapters.nats.connection import api
+from tests.page.stage import HOSTILE, TOKEN, add_dead_event, staged, url_of
+from tests.support.browser import PROGRAM, Browser, Page, chromium
+from tests.support.handlers import answer
+from tests.support.servers import Database
+from tests.support.site import Site
+from tests.support.worker import WorkerProcess
+
+pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no Chromium on PATH")
+
+PHONE = 390
+
+
+@pytest.fixture
+async def browser() -> AsyncIterator[Browser]:
+    async with chromium() as running:
+        yield running
+
+
+@pytest.fixture
+async def site(database: Database, nats_url: str, names: str, tmp_path: Path) -> AsyncIterator[Site]:
+    async with staged(database.dsn, nats_url, names, tmp_path) as made:
+        yield made
+
+
+@asynccontextmanager
+async def unlocked(browser: Browser, site: Site) -> AsyncIterator[Page]:
+    """Open the page of a worker that has a token, and give it."""
+    async with site.worker(admin_token_file=site.folder / "token") as worker:
+        await worker.ready()
+        page = await browser.page(url_of(worker))
+        await page.says("This worker asks for its token")
+        page.troubles.clear()  # the answer 401 is told on the console
+        await page.write("#token", TOKEN)
+        await page.press("Enter")
+        await page.until("document.querySelector('#login').hidden")
+        yield page
+
+
+async def fits(page: Page, width: int) -> bool:
+    await page.resize(width, 844)
+    return bool(await page.evaluate(f"document.documentElement.scrollWidth <= {width}"))
+
+
+@pytest.mark.fault("S10")
+async def test_without_a_token_it_shows_numbers_alone_and_says_what_to_do_first(
+    browser: Browser, site: Site
+) -> None:
+    async with site.worker() as worker:
+        await worker.ready()
+        page = await browser.page(url_of(worker))
+        await page.says("Nothing has come through yet")
+        first = await page.text("#helps code")
+        await site.database.execute(first)
+        await page.says("Working", "#state", within=30)
+        await page.until("document.querySelector('.side dd').innerText === '1'")
+        await page.says("SEA_MQ_ADMIN_TOKEN_FILE")
+        assert not await page.evaluate("document.querySelector('#search').checkVisibility()")
+        assert await page.evaluate("fetch('api/events').then((answer) => answer.status)") == 403
+        page.troubles = [trouble for trouble in page.troubles if "api/events" not in trouble]
+        assert await fits(page, PHONE)
+        assert page.troubles == []
+
+
+@pytest.mark.fault("S10")
+async def test_with_the_token_an_event_is_found_shown_and_replayed(browser: Browser, site: Site) -> None:
+    event = await add_dead_event(site.database, event_type=f"no {HOSTILE}")
+    async with unlocked(browser, site) as page:
+        await page.press("/")
+        await page.send("Input.insertText", text=event[:12])
+        await page.press("Enter")
+        await page.says("it is DEAD and will not be published", "#found")
+        assert await page.evaluate("document.activeElement.id") == "found"
+        await page.click("Show the event")
+        await page.says('"text": "<img src=x onerror=alert(1)>"', "dialog")
+        await page.write("#actor", "Ann")
+        await page.write("#reason", "the type is allowed now")
+        await page.press("Enter")
+        await page.says("Done: it is PENDING again", "dialog")
+        await page.press("Escape")
+        assert not await page.evaluate("document.querySelector('#detail').open")
+        await page.click("What operators did")
+        await page.says("the type is allowed now", "#list")
+        assert page.troubles == []
+    row = await site.database.fetchrow("SELECT actor, action, reason, affected FROM operator_actions")
+    assert tuple(row) == ("Ann (page)", "replay", "the type is allowed now", 1)
+    assert await site.database.fetchval("SELECT publish_attempts FROM outbox_events") <= 1
+
+
+@pytest.mark.fault("S10")
+async def test_many_dead_letters_are_shown_in_pages_and_one_is_redriven(browser: Browser, site: Site) -> None:
+    site.handler.default = answer(422)
+    sent = await site.send(120, b'{"vibe": "calm"}')
+    async with site.worker(handler_sick_after=1000) as worker:
+        await worker.ready()
+        await site.quiet()
+    site.handler.default = answer(200)
+    async with unlocked(browser, site) as page:
+        await page.says("120 dead letters stopped for good", "#verdict")
+        await page.until("document.querySelector('#tab-letters').innerText.includes('120')")
+        await page.evaluate("document.querySelector('#tab-events').focus()")
+        await page.press("ArrowRight")
+        await page.says("REJECTED", "#list")
+        rows = "document.querySelectorAll('#list tbody tr').length"
+        for shown in (50, 100, 120):
+            await page.until(f"{rows} === {shown}")
+            if shown < len(sent):
+                await page.click("More", "#list")
+        assert await page.evaluate("!document.querySelector('#list > .wide > button')")
+        assert await fits(page, PHONE)
+        await page.prefer(dark=True)
+        assert await fits(page, 320)
+        await page.click("Show dead letter 7", "#list")
+        await page.says('"vibe": "calm"', "dialog")
+        await page.write("#actor", "Ann")
+        await page.write("#reason", "the handler is mended")
+        await page.press("Enter")
+        await page.says("Done: processed, the handler answered 200", "dialog")
+        assert page.troubles == []
+    counted = "SELECT count(*) FROM inbox_messages WHERE processed_at IS NOT NULL"
+    assert await site.database.fetchval(counted) == 1
+    letters = await api(site.broker, f"STREAM.INFO.{site.target.context.upper()}_DLQ")
+    assert letters["state"]["messages"] == len(sent) - 1
+
+
+async def test_an_outage_is_told_with_its_cause_and_numbers_still_come(browser: Browser, site: Site) -> None:
+    async with site.worker() as worker:
+        await worker.ready()
+        page = await browser.page(url_of(worker))
+        await page.says("Nothing has come through yet")
+        site.to_handler.refuse()
+        await site.send(12)
+        await page.says("The handler takes no messages", "#verdict", within=30)
+        assert re.search(r"since \d\d:\d\d, for", await page.text("#since"))
+        assert await page.text("#helps code") == "python -m sea_mq_worker doctor"
+        site.to_database.stall()
+        assert await numbers_come(page)
+        site.to_database.heal()
+        site.to_database.refuse()
+        await page.says("PostgreSQL does not serve", "#verdict", within=30)
+        assert await numbers_come(page)
+        assert page.troubles == []
+        await end(worker)
+        await page.says("The worker does not answer", "#verdict")
+
+
+async def numbers_come(page: Page) -> bool:
+    asked = "fetch('status', {signal: AbortSignal.timeout(3000)}).then((answer) => answer.ok)"
+    return bool(await page.evaluate(asked))
+
+
+async def end(worker: WorkerProcess) -> None:
+    worker.process.kill()
+    await worker.process.wait()
