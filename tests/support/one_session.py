@@ -1,0 +1,23 @@
+"""Runs commands of the pipeline in one Spark session, whose start is most of what each takes.
+
+Each argument is a command as one types it, ``python -m sea_mq_worker`` in front.
+"""
+
+import shlex
+import sys
+from contextlib import nullcontext
+
+from typer.testing import CliRunner
+
+from sea_mq_worker.cli import app
+from sea_mq_worker.pipeline import session
+
+if __name__ == "__main__":
+    with session.spark_session("tests") as spark:
+        session.spark_session = lambda *_, **__: nullcontext(spark)  # type: ignore[assignment]
+        for command in sys.argv[1:]:
+            ended = CliRunner().invoke(app, shlex.split(command.removeprefix("python -m sea_mq_worker ")))
+            sys.stderr.write(ended.stderr)
+            sys.stdout.write(ended.stdout)
+            if ended.exit_code:
+                sys.exit(f"{command}: {ended.exit_code} {ended.exception!r}")
