@@ -9,6 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from sea_mq_worker.adapters.observability import metrics as module
 from sea_mq_worker.adapters.observability.metrics import Backlog, MetricsObserver
+from sea_mq_worker.adapters.observability.vocabulary.log_events import NOTICES
 from sea_mq_worker.adapters.observability.vocabulary.metrics import METRICS
 from sea_mq_worker.domain.facts import (
     BatchRelayed,
@@ -133,7 +134,7 @@ def test_hostile_values_make_no_endless_series(metrics: MetricsObserver) -> None
             )
         )
     assert len(samples(metrics)) < 500
-    assert samples(metrics)["sea_mq_notices_total{event=other}"] == 1000 - 64
+    assert samples(metrics)["sea_mq_notices_total{event=other}"] == 1000 - (64 - len(NOTICES))
 
 
 def test_a_gate_is_one_while_paused_and_zero_after(metrics: MetricsObserver, clock: Clock) -> None:
@@ -165,6 +166,13 @@ def test_backlogs_are_gauges_that_tell_their_age(metrics: MetricsObserver, clock
         "dead": 0,
         "sample_age_seconds": 30.0,
     }
+
+
+def test_what_can_be_named_beforehand_begins_at_zero(metrics: MetricsObserver) -> None:
+    """A rise from nothing to 1 is none for PromQL's increase()."""
+    found = samples(metrics)
+    assert found["sea_mq_leases_lost_total{side=outbox}"] == 0
+    assert found["sea_mq_notices_total{event=message_lost}"] == 0
 
 
 def test_what_waits_in_the_stream_is_told_for_each_durable(metrics: MetricsObserver) -> None:

@@ -4,12 +4,13 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Literal, TypeAlias, assert_never
+from typing import Literal, TypeAlias, assert_never, get_args
 
 from sea_mq_worker.adapters.observability.exemplars import RecentSpans
 from sea_mq_worker.adapters.observability.exposition import Exposition
 from sea_mq_worker.adapters.observability.rates import Rate
 from sea_mq_worker.adapters.observability.series import Families, Histogram, Number
+from sea_mq_worker.adapters.observability.vocabulary.log_events import NOTICES
 from sea_mq_worker.domain.facts import (
     BatchRelayed,
     EventBuried,
@@ -66,9 +67,17 @@ class MetricsObserver:
         self._gates: dict[str, tuple[str, float]] = {}
         self._backlogs: dict[Side, tuple[Backlog, float]] = {}
         self._processed: dict[tuple[str, int], tuple[Number, Histogram]] = {}
+        self._begin_at_zero()
         self._published = self._number("outbox_published_total")
         self._latency = self._families.histograms["sea_mq_outbox_latency_seconds"].of()
         self._batch = self._families.histograms["sea_mq_outbox_batch_seconds"].of()
+
+    def _begin_at_zero(self) -> None:
+        """Show what can be named beforehand from the start: nobody sees the rise of what begins at 1."""
+        for side in get_args(Side):
+            self._number("leases_lost_total", side)
+        for event in NOTICES:
+            self._number("notices_total", event.key)
 
     def observe(self, fact: Fact) -> None:  # noqa: C901, PLR0912  (one line a fact: the list is the point)
         match fact:
