@@ -13,8 +13,8 @@ from sea_mq_worker.adapters.postgres.records import OutboxFilter
 from sea_mq_worker.domain.events import EventState
 
 _AGE = re.compile(r"(\d{1,6})([smhd])")
-WITHOUT_YES_MAX = 10
-"""So many can be changed without being asked first."""
+FEW = 10
+"""So many are changed without a question, and told one by one."""
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 
@@ -97,4 +97,4 @@ TypeOption = Annotated[str | None, typer.Option("--type", help="Event type.")]
 KeyOption = Annotated[str | None, typer.Option("--key", help="Ordering key.")]
 AggregateOption = Annotated[str | None, typer.Option("--aggregate", metavar="TYPE[/ID]", help="Aggregate.")]
 CorrelationOption = Annotated[UUID | None, typer.Option("--correlation", help="Correlation id.")]
-YesOption = Annotated[bool, typer.Option("--yes", help=f"Do not ask, with more than {WITHOUT_YES_MAX}.")]
+YesOption = Annotated[bool, typer.Option("--yes", help=f"Do not ask, with more than {FEW}.")]

@@ -1,4 +1,4 @@
-"""``dlq list|show|redrive``: dead letters."""
+"""``dlq list|summary|show|redrive|purge``: dead letters."""
 
 import base64
 from dataclasses import asdict
@@ -6,7 +6,10 @@ from typing import Annotated, Any
 
 import typer
 
-from sea_mq_worker.cli.arguments import ActorOption, LimitOption, ReasonOption
+from sea_mq_worker.cli import letters
+from sea_mq_worker.cli.arguments import LimitOption, SinceOption, UntilOption
+from sea_mq_worker.cli.letters import ConsumerOption, DetailOption, SubjectOption, letter_filter
+from sea_mq_worker.cli.summary import READ_MAX, GroupsOption, tell_groups
 from sea_mq_worker.cli.support import (
     EXIT_FAILED,
     JsonOption,
@@ -20,7 +23,9 @@ from sea_mq_worker.cli.support import (
 from sea_mq_worker.domain.dead_letters import Reason
 from sea_mq_worker.settings import Settings
 
-app = typer.Typer(help="Dead letters: look, hand to the handler again.", no_args_is_help=True)
+app = typer.Typer(help="Dead letters: look, count, hand to the handler again, delete.", no_args_is_help=True)
+app.command("redrive")(letters.redrive)
+app.command("purge")(letters.purge)
 
 _COLUMNS = ("seq", "stored_at", "reason", "message_id", "original_subject", "attempts", "detail")
 _CONTENT = ("headers", "payload")
@@ -28,25 +33,57 @@ _CONTENT = ("headers", "payload")
 
 @app.command("list")
 def list_(
-    reason: Annotated[Reason | None, typer.Option(help="Dead-lettered for this reason.")] = None,
-    after: Annotated[int, typer.Option(min=0, metavar="SEQ", help="Behind this one.")] = 0,
+    *,
+    reason: Annotated[
+        Reason | None, typer.Option("--reason", "--dlq-reason", help="Dead-lettered for this reason.")
+    ] = None,
+    subject: SubjectOption = None,
+    consumer: ConsumerOption = None,
+    since: SinceOption = None,
+    until: UntilOption = None,
+    error: DetailOption = None,
+    after: Annotated[int, typer.Option(min=0, metavar="SEQ", help="Behind this one, the next page.")] = 0,
     limit: LimitOption = 100,
     json: JsonOption = False,
 ) -> None:
     """List dead letters, the oldest first, without their content."""
+    which = letter_filter(reason, subject, consumer, since, until, error, after_seq=after)
 
     async def work(settings: Settings) -> None:
-        from sea_mq_worker.adapters.nats.dead_letters import LetterFilter
         from sea_mq_worker.bootstrap.operator import dead_letters
 
-        async with dead_letters(settings) as letters:
-            found = await letters.list(LetterFilter(reason=reason or "", after_seq=after), limit=limit)
+        async with dead_letters(settings) as stream:
+            found = await stream.list(which, limit=limit)
         if json:
             entries = [asdict(entry) for entry in found]
             print_json([{k: v for k, v in entry.items() if k not in _CONTENT} for entry in entries])
         else:
             rows = [[getattr(entry, column) for column in _COLUMNS] for entry in found]
             print_table(_COLUMNS, rows, empty="no dead letters")
+        if len(found) == limit:
+            say(f"perhaps more: --after {found[-1].seq}", err=True)
+
+    act(work, needs=("nats_url",))
+
+
+@app.command("summary")
+def summary(
+    *,
+    since: SinceOption = None,
+    until: UntilOption = None,
+    groups: GroupsOption = 5,
+    json: JsonOption = False,
+) -> None:
+    """Count dead letters by reason, subject, consumer and detail, the most frequent first."""
+    which = letter_filter(None, None, None, since, until, None)
+
+    async def work(settings: Settings) -> None:
+        from sea_mq_worker.bootstrap.letters import letter_groups
+        from sea_mq_worker.bootstrap.operator import dead_letters
+
+        async with dead_letters(settings) as stream:
+            read, found = await letter_groups(stream, which, read_max=READ_MAX, groups_max=groups)
+        tell_groups(found, read, what="dead letters", json=json)
 
     act(work, needs=("nats_url",))
 
@@ -59,42 +96,15 @@ def show(seq: Annotated[int, typer.Argument(min=1, metavar="SEQ")], json: JsonOp
         from sea_mq_worker.bootstrap.operator import dead_letters
         from sea_mq_worker.domain.errors import ContractError
 
-        async with dead_letters(settings) as letters:
+        async with dead_letters(settings) as stream:
             try:
-                entry = await letters.show(seq)
+                entry = await stream.show(seq)
             except ContractError as error:
                 fail(f"{error}; `sea-mq-worker dlq list` shows which are", EXIT_FAILED)
         fields = asdict(entry) | _readable(entry.payload)
         (print_json if json else print_fields)(fields)
 
     act(work, needs=("nats_url",))
-
-
-@app.command("redrive")
-def redrive(
-    seqs: Annotated[list[int], typer.Argument(min=1, metavar="SEQ...")],
-    reason: ReasonOption,
-    actor: ActorOption,
-    json: JsonOption = False,
-) -> None:
-    """Hand dead letters to the handler again, here and now; exit 1 where one has no effect and stays."""
-
-    async def work(settings: Settings) -> None:
-        from sea_mq_worker.bootstrap.redrive import redriver
-
-        outcomes = []
-        async with redriver(settings) as again:
-            for seq in dict.fromkeys(seqs):
-                outcome = await again.redrive(seq, actor=actor, reason=reason)
-                outcomes.append(outcome)
-                if not json:
-                    say(f"{seq}: {'done' if outcome.done else 'failed'}: {outcome.text}")
-        if json:
-            print_json([asdict(outcome) for outcome in outcomes])
-        if not all(outcome.done for outcome in outcomes):
-            raise typer.Exit(EXIT_FAILED)
-
-    act(work, needs=("database_url", "nats_url", "handler_url"))
 
 
 def _readable(payload: bytes) -> dict[str, Any]:

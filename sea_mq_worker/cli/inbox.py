@@ -1,4 +1,4 @@
-"""``inbox list|summary|show``: messages that were received."""
+"""``inbox list|summary|show|close``: messages that were received."""
 
 from dataclasses import asdict
 from typing import Annotated
@@ -7,20 +7,28 @@ from uuid import UUID
 import typer
 
 from sea_mq_worker.adapters.postgres.records import InboxFilter, InboxState
-from sea_mq_worker.cli.arguments import ErrorOption, LimitOption, SinceOption, UntilOption
+from sea_mq_worker.cli.arguments import (
+    ActorOption,
+    ErrorOption,
+    LimitOption,
+    ReasonOption,
+    SinceOption,
+    UntilOption,
+)
 from sea_mq_worker.cli.summary import GroupsOption, print_groups
 from sea_mq_worker.cli.support import (
     EXIT_FAILED,
     JsonOption,
+    act,
     ask,
     fail,
     print_fields,
     print_json,
     print_page,
 )
-from sea_mq_worker.domain.dead_letters import Reason
+from sea_mq_worker.settings import Settings
 
-app = typer.Typer(help="Messages in the inbox: look.", no_args_is_help=True)
+app = typer.Typer(help="Messages in the inbox: look, count, give up.", no_args_is_help=True)
 
 _UNFINISHED = (InboxState.WAITING, InboxState.HANDLING, InboxState.DEAD_LETTERED)
 _TOO_LONG = (
@@ -39,7 +47,9 @@ def list_(
     ] = None,
     consumer: Annotated[str | None, typer.Option(help="Received by this durable consumer.")] = None,
     subject: Annotated[str | None, typer.Option(help="Exact subject.")] = None,
-    reason: Annotated[Reason | None, typer.Option(help="Dead-lettered for this reason.")] = None,
+    reason: Annotated[
+        str | None, typer.Option(help="Dead-lettered for this reason; CLOSED: given up by an operator.")
+    ] = None,
     since: SinceOption = None,
     until: UntilOption = None,
     error: ErrorOption = None,
@@ -82,3 +92,32 @@ def show(message_id: Annotated[UUID, typer.Argument(metavar="ID")], json: JsonOp
     if message is None:
         fail(f"message {message_id} was never received, or is pruned", EXIT_FAILED)
     (print_json if json else print_fields)(asdict(message))
+
+
+@app.command("close")
+def close(
+    ids: Annotated[list[UUID], typer.Argument(metavar="ID...")],
+    reason: ReasonOption,
+    actor: ActorOption,
+    json: JsonOption = False,
+) -> None:
+    """Give up WAITING messages, such as lost ones, so that nothing waits for them; exit 1 where one is not.
+
+    They count as dead-lettered (CLOSED) without a dead letter, and are not handled if they come again.
+    """
+
+    async def work(settings: Settings) -> None:
+        from sea_mq_worker.bootstrap.operator import operations
+
+        async with operations(settings) as tables:
+            closed = await tables.close(ids, actor=actor, reason=reason)
+        left = sorted(str(message_id) for message_id in set(ids) - closed)
+        if json:
+            print_json({"closed": sorted(map(str, closed)), "left": left})
+        else:
+            typer.echo(f"closed {len(closed)} of {len(set(ids))}")
+        if left:
+            text = "not WAITING: unknown, ended, or in a worker's hands just now; see `sea-mq-worker where`"
+            fail("\n".join(f"{message_id}: {text}" for message_id in left), EXIT_FAILED)
+
+    act(work, needs=("database_url",))

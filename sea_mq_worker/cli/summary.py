@@ -12,7 +12,7 @@ from sea_mq_worker.cli.support import ask, print_json, print_table
 if TYPE_CHECKING:
     from sea_mq_worker.adapters.postgres.operations import PostgresOperations
 
-_READ_MAX = 50_000
+READ_MAX = 50_000
 """The oldest of a queue tell why it grows, and are counted in a moment."""
 
 GroupsOption = Annotated[int, typer.Option("--groups", min=1, help="Show at most so many of each kind.")]
@@ -21,13 +21,17 @@ GroupsOption = Annotated[int, typer.Option("--groups", min=1, help="Show at most
 def print_groups(
     question: "Callable[[PostgresOperations, int], Awaitable[Sequence[Group]]]", *, what: str, json: bool
 ) -> None:
-    """Ask for groups and print them, with how many were looked at."""
-    groups = ask(lambda tables: question(tables, _READ_MAX))
-    read = sum(group.count for group in groups if group.kind == "state")
+    """Ask the tables for groups and print them."""
+    groups = ask(lambda tables: question(tables, READ_MAX))
+    tell_groups(groups, sum(group.count for group in groups if group.kind == "state"), what=what, json=json)
+
+
+def tell_groups(groups: Sequence[Group], read: int, *, what: str, json: bool) -> None:
+    """Print groups, and say where not everything was looked at."""
     if json:
-        print_json({"read": read, "read_max": _READ_MAX, "groups": [asdict(group) for group in groups]})
+        print_json({"read": read, "read_max": READ_MAX, "groups": [asdict(group) for group in groups]})
         return
     rows = [(group.name, group.kind, group.count, group.oldest_at) for group in groups]
     print_table(("name", "of", "count", "oldest"), rows, empty=f"no {what}")
-    if read >= _READ_MAX:
-        typer.echo(f"of the oldest {_READ_MAX} {what}; `sea-mq-worker depth` counts all", err=True)
+    if read >= READ_MAX:
+        typer.echo(f"of the oldest {READ_MAX} {what}; `sea-mq-worker depth` counts all", err=True)

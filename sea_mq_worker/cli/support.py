@@ -4,13 +4,14 @@ import asyncio
 import json as json_
 import shutil
 import sys
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 
 import typer
 
-from sea_mq_worker.cli.arguments import WITHOUT_YES_MAX
+from sea_mq_worker.cli.arguments import FEW
 from sea_mq_worker.cli.tables import cell, plain, table
 from sea_mq_worker.settings import Settings, SettingsError, load_settings
 
@@ -47,7 +48,7 @@ def settings_for(*needs: str) -> Settings:
 
 def confirm(count: int, what: str, *, yes: bool) -> None:
     """Ask before more than a handful is changed; where nobody can answer, ``yes`` has to be given."""
-    if yes or count <= WITHOUT_YES_MAX:
+    if yes or count <= FEW:
         return
     if not sys.stdin.isatty():
         fail(f"{count} {what}; look with --dry-run, then say --yes", EXIT_USAGE)
@@ -88,6 +89,14 @@ def ask(question: "Callable[[PostgresOperations], Awaitable[_T]]", *, too_long: 
                 fail(f"{error}; {too_long}" if too_long else str(error), EXIT_FAILED)
 
     return act(work, needs=("database_url",))
+
+
+@contextmanager
+def progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
+    """Draw a bar with the time left of work that takes a while, where somebody looks; yield what moves it."""
+    hidden = total <= FEW or not sys.stderr.isatty()
+    with typer.progressbar(length=total, label=label, file=sys.stderr, hidden=hidden) as bar:
+        yield bar.update
 
 
 def print_page(

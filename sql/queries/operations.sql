@@ -58,6 +58,47 @@ SELECT NOT EXISTS (SELECT FROM inbox_messages i
                     WHERE i.message_id = $1::uuid AND i.processed_at IS NOT NULL) AS open,
        EXISTS (SELECT FROM reopened) AS reopened;
 
+-- name: close_messages
+-- Ends messages without an effect that nobody has in hand: CLOSED stands for the reason of a dead letter, and there is
+-- none. They are not handled again, whatever is delivered. Index: the primary key.
+-- $1 ids, $2 note, $3 action.
+WITH closed AS (
+    UPDATE inbox_messages i
+       SET dead_letter_reason = 'CLOSED', dead_lettered_at = clock_timestamp(),
+           dead_letter_begun_at = coalesce(i.dead_letter_begun_at, clock_timestamp()),
+           last_error = left(pg_catalog.concat_ws('; ', $2::text, i.last_error), 2000),
+           locked_until = NULL, locked_by = NULL
+     WHERE i.message_id = ANY ($1::uuid[]) AND i.processed_at IS NULL AND i.dead_lettered_at IS NULL
+       AND (i.locked_until IS NULL OR i.locked_until <= now())
+    RETURNING i.message_id
+), counted AS (
+    UPDATE operator_actions a
+       SET affected = a.affected + (SELECT count(*) FROM closed)
+     WHERE a.id = $3::bigint
+)
+SELECT message_id FROM closed;
+
+-- name: letter_purged
+-- Notes of a dead letter, before it is deleted, that its message is given up. may_go is false, and nothing is noted,
+-- where the message is open again, as during a redrive. Index: the primary key.
+-- $1 message id, $2 note, $3 action.
+WITH known AS MATERIALIZED (
+    SELECT i.message_id, i.processed_at IS NULL AND i.dead_lettered_at IS NULL AS is_open
+      FROM inbox_messages i
+     WHERE i.message_id = $1::uuid
+       FOR UPDATE
+), noted AS (
+    UPDATE inbox_messages i
+       SET dead_letter_reason = 'CLOSED', last_error = left(pg_catalog.concat_ws('; ', $2::text, i.last_error), 2000)
+      FROM known
+     WHERE i.message_id = known.message_id AND i.dead_lettered_at IS NOT NULL
+), counted AS (
+    UPDATE operator_actions a
+       SET affected = a.affected + 1
+     WHERE a.id = $3::bigint AND NOT EXISTS (SELECT FROM known WHERE is_open)
+)
+SELECT NOT EXISTS (SELECT FROM known WHERE is_open) AS may_go;
+
 -- name: outbox_pages
 -- How many pages the table has.
 SELECT pg_relation_size('outbox_events'::regclass) / current_setting('block_size')::bigint AS count;
@@ -83,13 +124,14 @@ WITH pruned AS (
 SELECT count(*) AS count FROM pruned;
 
 -- name: prune_inbox
--- Deletes processed messages in the same way; dead-lettered ones and those still to be handled stay.
+-- Deletes processed and closed messages in the same way; dead-lettered ones and those still to be handled stay.
 -- $1 first page, $2 page behind the last, $3 processed before, $4 action.
 WITH pruned AS (
     DELETE FROM inbox_messages i
      WHERE i.ctid >= pg_catalog.format('(%s,0)', $1::bigint)::tid
        AND i.ctid < pg_catalog.format('(%s,0)', $2::bigint)::tid
-       AND i.processed_at < $3::timestamptz
+       AND (i.processed_at < $3::timestamptz
+            OR i.dead_letter_reason = 'CLOSED' AND i.dead_lettered_at < $3::timestamptz)
     RETURNING 1
 ), counted AS (
     UPDATE operator_actions a

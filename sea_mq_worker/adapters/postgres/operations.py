@@ -1,9 +1,9 @@
 """PostgresOperations: what operators do to outbox and inbox."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import TypeAlias
+from typing import Any, TypeAlias
 from uuid import UUID
 
 import asyncpg
@@ -44,6 +44,7 @@ class PostgresOperations(PostgresInspection):
         self._sql = load_queries(
             "operations",
             *("begin_action", "bury_due", "bury_claim", "bury", "redriven"),
+            *("close_messages", "letter_purged"),
             *("outbox_pages", "prune_outbox", "inbox_pages", "prune_inbox"),
         )
 
@@ -92,6 +93,24 @@ class PostgresOperations(PostgresInspection):
         check_accountable(actor, reason)
         rows = await fetch(self._pool, self._sql["redriven"], message_id, actor, reason)
         return Redrive(open=rows[0]["open"], reopened=rows[0]["reopened"])
+
+    async def close(self, ids: Sequence[UUID], *, actor: str, reason: str) -> frozenset[UUID]:
+        """End messages without an effect that nobody has in hand; return which were ended."""
+        selection = json.dumps({"ids": [str(message_id) for message_id in ids]})
+        action = await self._begin("close", actor, reason, selection)
+        note = f"closed by {actor}: {reason}"
+        rows = await fetch(self._pool, self._sql["close_messages"], ids, note, action)
+        return frozenset(row["message_id"] for row in rows)
+
+    async def begin_purge(self, selection: Mapping[str, Any], *, actor: str, reason: str) -> int:
+        """Open the record of a purge of dead letters; return it."""
+        return await self._begin("purge", actor, reason, json.dumps(selection, default=str))
+
+    async def letter_purged(self, message_id: UUID | None, *, action: int, actor: str, reason: str) -> bool:
+        """Note that a dead letter's message is given up; False: it is open again, the letter must stay."""
+        note = f"purged by {actor}: {reason}"
+        rows = await fetch(self._pool, self._sql["letter_purged"], message_id, note, action)
+        return bool(rows[0]["may_go"])
 
     async def prune_outbox(
         self,

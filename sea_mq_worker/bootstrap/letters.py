@@ -1,0 +1,43 @@
+"""What dead letters have in common."""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from itertools import groupby, islice
+
+from sea_mq_worker.adapters.nats.dead_letters import DeadLetterEntry, LetterFilter, NatsDeadLetters
+from sea_mq_worker.adapters.postgres.records import Group
+
+_NUMBER = re.compile(r"[0-9a-f]{8}-[0-9a-f-]{27}|[0-9]+")
+
+
+async def letter_groups(
+    letters: NatsDeadLetters, which: LetterFilter, *, read_max: int, groups_max: int
+) -> tuple[int, Sequence[Group]]:
+    """Count dead letters by reason, subject, consumer and detail, the most frequent first.
+
+    Returns how many were looked at, and the groups. Numbers in details count as alike.
+    """
+    counts: Counter[tuple[str, str]] = Counter()
+    first: dict[tuple[str, str], DeadLetterEntry] = {}
+    read = 0
+    async for entry in letters.walk(which, limit=read_max):
+        read += 1
+        for name in _names(entry):
+            counts[name] += 1
+            first.setdefault(name, entry)
+    groups = [
+        Group(kind=kind, name=name, count=count, oldest_at=first[kind, name].stored_at)
+        for (kind, name), count in sorted(counts.items(), key=lambda item: (item[0][0], -item[1], item[0]))
+    ]
+    of_a_kind = groupby(groups, key=lambda group: group.kind)
+    return read, [group for _, same in of_a_kind for group in islice(same, groups_max)]
+
+
+def _names(entry: DeadLetterEntry) -> Sequence[tuple[str, str]]:
+    return [
+        ("reason", entry.reason),
+        ("subject", entry.original_subject),
+        ("consumer", entry.consumer),
+        ("detail", _NUMBER.sub("#", entry.detail)),
+    ]

@@ -1,0 +1,63 @@
+"""Purge: dead letters deleted for good, and their messages given up."""
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from sea_mq_worker.adapters.nats.dead_letters import NatsDeadLetters
+from sea_mq_worker.adapters.postgres.operations import PostgresOperations
+from sea_mq_worker.bootstrap.operator import dead_letters, operations
+from sea_mq_worker.bootstrap.redrive import Outcome
+from sea_mq_worker.domain.errors import ContractError
+from sea_mq_worker.settings import Settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Purger:
+    """Deletes dead letters, each after the inbox has noted it: cut short, it can be done again."""
+
+    tables: PostgresOperations
+    letters: NatsDeadLetters
+    actor: str
+    reason: str
+
+    async def begin(self, selection: Mapping[str, Any]) -> int:
+        """Open the record of all that is deleted now."""
+        return await self.tables.begin_purge(selection, actor=self.actor, reason=self.reason)
+
+    async def purge(self, seq: int, *, action: int) -> Outcome:
+        """Delete one dead letter; where its message is being handled again, both stay."""
+        try:
+            entry = await self.letters.show(seq)
+            may_go = await self.tables.letter_purged(
+                _uuid(entry.message_id), action=action, actor=self.actor, reason=self.reason
+            )
+            if not may_go:
+                text = "its message is open again, as during a redrive; see `inbox show`"
+                return Outcome(seq=seq, message_id=entry.message_id, done=False, text=text)
+            await self.letters.remove(seq)
+        except ContractError as error:
+            return Outcome(seq=seq, message_id="", done=False, text=str(error))
+        return Outcome(seq=seq, message_id=entry.message_id, done=True, text="deleted")
+
+
+@asynccontextmanager
+async def purger(settings: Settings, *, actor: str, reason: str) -> AsyncIterator[Purger]:
+    """Connect all that a purge needs."""
+    async with AsyncExitStack() as stack:
+        yield Purger(
+            tables=await stack.enter_async_context(operations(settings)),
+            letters=await stack.enter_async_context(dead_letters(settings)),
+            actor=actor,
+            reason=reason,
+        )
+
+
+def _uuid(text: str) -> UUID | None:
+    """Somebody else may have put into the stream what is no dead letter."""
+    try:
+        return UUID(text)
+    except ValueError:
+        return None

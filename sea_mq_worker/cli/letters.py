@@ -1,0 +1,202 @@
+"""``dlq redrive|purge``: dead letters chosen by sequence or by filters, one after the other."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sea_mq_worker.cli.arguments import FEW, ActorOption, ReasonOption, SinceOption, UntilOption, YesOption
+from sea_mq_worker.cli.support import (
+    EXIT_FAILED,
+    EXIT_USAGE,
+    JsonOption,
+    act,
+    confirm,
+    fail,
+    print_json,
+    progress,
+    say,
+)
+from sea_mq_worker.domain.dead_letters import Reason
+from sea_mq_worker.settings import Settings
+
+if TYPE_CHECKING:
+    from sea_mq_worker.adapters.nats.dead_letters import LetterFilter
+    from sea_mq_worker.bootstrap.redrive import Outcome
+
+SeqsArgument = Annotated[list[int] | None, typer.Argument(min=1, metavar="[SEQ]...")]
+DlqReasonOption = Annotated[
+    Reason | None, typer.Option("--dlq-reason", help="Dead-lettered for this reason.")
+]
+SubjectOption = Annotated[str | None, typer.Option("--subject", help="Original subject, exactly.")]
+ConsumerOption = Annotated[str | None, typer.Option("--consumer", help="Received by this durable consumer.")]
+DetailOption = Annotated[str | None, typer.Option("--error", help="Part of the detail.")]
+AllOption = Annotated[bool, typer.Option("--all", help="Every dead letter.")]
+CapOption = Annotated[int, typer.Option("--cap", min=1, help="If more match, nothing is done.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only count.")]
+
+
+def redrive(
+    *,
+    seqs: SeqsArgument = None,
+    reason: ReasonOption,
+    actor: ActorOption,
+    dlq_reason: DlqReasonOption = None,
+    subject: SubjectOption = None,
+    consumer: ConsumerOption = None,
+    since: SinceOption = None,
+    until: UntilOption = None,
+    error: DetailOption = None,
+    every: AllOption = False,
+    cap: CapOption = 1000,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Hand dead letters to the handler again, here and now; exit 1 where one has no effect and stays.
+
+    It stops after ten in a row without an effect. Cut short, the same command goes on: what was done is gone.
+    """
+    which = letter_filter(dlq_reason, subject, consumer, since, until, error)
+
+    async def work(settings: Settings) -> None:
+        from sea_mq_worker.bootstrap.redrive import redriver
+
+        chosen = await _chosen(settings, seqs or (), which, every=every, cap=cap)
+        if dry_run:
+            _tell_count(chosen, "handed to the handler again", json=json)
+            return
+        confirm(len(chosen), "dead letters will be handed to the handler again", yes=yes)
+        async with redriver(settings) as again:
+            await _each(chosen, lambda seq: again.redrive(seq, actor=actor, reason=reason), json=json)
+
+    act(work, needs=("database_url", "nats_url", "handler_url"))
+
+
+def purge(
+    *,
+    seqs: SeqsArgument = None,
+    reason: ReasonOption,
+    actor: ActorOption,
+    dlq_reason: DlqReasonOption = None,
+    subject: SubjectOption = None,
+    consumer: ConsumerOption = None,
+    since: SinceOption = None,
+    until: UntilOption = None,
+    error: DetailOption = None,
+    every: AllOption = False,
+    cap: CapOption = 1000,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Delete dead letters for good; the inbox notes that their messages are given up (CLOSED)."""
+    which = letter_filter(dlq_reason, subject, consumer, since, until, error)
+
+    async def work(settings: Settings) -> None:
+        from sea_mq_worker.bootstrap.purge import purger
+
+        chosen = await _chosen(settings, seqs or (), which, every=every, cap=cap)
+        if dry_run:
+            _tell_count(chosen, "deleted", json=json)
+            return
+        confirm(len(chosen), "dead letters will be deleted for good", yes=yes)
+        async with purger(settings, actor=actor, reason=reason) as tool:
+            action = await tool.begin({"seqs": seqs} if seqs else asdict(which))
+            await _each(chosen, lambda seq: tool.purge(seq, action=action), json=json)
+
+    act(work, needs=("database_url", "nats_url"))
+
+
+def letter_filter(  # noqa: PLR0917 - in the order in which commands take them
+    reason: Reason | None,
+    subject: str | None,
+    consumer: str | None,
+    since: datetime | None,
+    until: datetime | None,
+    error: str | None,
+    after_seq: int = 0,
+) -> "LetterFilter":
+    """Make a filter of what several commands take."""
+    from sea_mq_worker.adapters.nats.dead_letters import LetterFilter
+
+    return LetterFilter(
+        reason=reason or "",
+        subject=subject or "",
+        consumer=consumer or "",
+        since=since,
+        until=until,
+        error=error or "",
+        after_seq=after_seq,
+    )
+
+
+async def _chosen(
+    settings: Settings, seqs: Sequence[int], which: "LetterFilter", *, every: bool, cap: int
+) -> list[int]:
+    """Return the sequences; by filters no more than ``cap``, or leave."""
+    from sea_mq_worker.adapters.nats.dead_letters import LetterFilter
+    from sea_mq_worker.bootstrap.operator import dead_letters
+
+    filtered = which != LetterFilter()
+    if bool(seqs) + filtered + every != 1:
+        fail(
+            "say which dead letters: sequences, or --dlq-reason, --subject, --consumer, --since, --until, "
+            "--error, or --all",
+            EXIT_USAGE,
+        )
+    if seqs:
+        return list(dict.fromkeys(seqs))
+    async with dead_letters(settings) as letters:
+        found = [entry.seq async for entry in letters.walk(which, limit=cap + 1)]
+    if len(found) > cap:
+        fail(f"more than {cap} dead letters match; narrow the filters, or raise --cap", EXIT_USAGE)
+    return found
+
+
+async def _each(seqs: Sequence[int], do: "Callable[[int], Awaitable[Outcome]]", *, json: bool) -> None:
+    """Do it to one after the other; tell each, or only those that stay where they are many."""
+    from sea_mq_worker.domain.errors import UnavailableError
+
+    outcomes: list[Outcome] = []
+    in_a_row = 0
+    with progress("dead letters", len(seqs)) as step:
+        for seq in seqs:
+            try:
+                outcome = await do(seq)
+            except UnavailableError as error:
+                done = sum(outcome.done for outcome in outcomes)
+                fail(f"{error}; {done} of {len(seqs)} are done, the same command goes on", EXIT_FAILED)
+            outcomes.append(outcome)
+            in_a_row = 0 if outcome.done else in_a_row + 1
+            if not json and not (outcome.done and len(seqs) > FEW):
+                say(f"{outcome.seq}: {'done' if outcome.done else 'failed'}: {outcome.text}")
+            step(1)
+            if in_a_row == FEW and len(seqs) > FEW:
+                break
+    if json:
+        print_json([asdict(outcome) for outcome in outcomes])
+    _end(outcomes, len(seqs), json=json)
+
+
+def _end(outcomes: "Sequence[Outcome]", asked: int, *, json: bool) -> None:
+    done = sum(outcome.done for outcome in outcomes)
+    if asked > FEW and not json:
+        say(f"done {done} of {asked}, {len(outcomes) - done} failed and stay")
+    if len(outcomes) < asked:
+        fail(
+            f"stopped after {FEW} failures in a row, no accident: mend what they say, then the same "
+            f"command goes on",
+            EXIT_FAILED,
+        )
+    if done < len(outcomes):
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _tell_count(chosen: Sequence[int], what: str, *, json: bool) -> None:
+    if json:
+        print_json({"matched": len(chosen), "dry_run": True})
+    else:
+        typer.echo(f"{len(chosen)} would be {what}")

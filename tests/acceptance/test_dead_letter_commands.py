@@ -1,0 +1,120 @@
+"""`dlq` and `inbox close` as they are typed: many dead letters at once, deleted ones, messages given up."""
+
+import uuid
+from collections.abc import AsyncIterator
+from uuid import UUID
+
+import pytest
+
+from tests.support.handlers import answer, handler_server
+from tests.support.jetstream import stored_messages
+from tests.support.operators import WHY, World, world_of
+from tests.support.rows import add_message
+from tests.support.servers import Database
+
+AFFECTED = "SELECT affected FROM operator_actions WHERE action = 'purge' ORDER BY id"
+
+
+@pytest.fixture
+async def world(database: Database, nats_url: str, names: str) -> AsyncIterator[World]:
+    async with world_of(database, nats_url, names) as made:
+        await made.streams()
+        yield made
+
+
+async def dead(world: World, count: int) -> list[UUID]:
+    """Make so many dead letters, each with its row."""
+    messages = [await add_message(world.pool, dead=True) for _ in range(count)]
+    for message in messages:
+        await world.dead_letter(message)
+    return messages
+
+
+async def left(world: World) -> int:
+    return len(await stored_messages(world.connection, f"{world.name.upper()}_DLQ"))
+
+
+async def test_dead_letters_are_found_by_each_part_of_a_filter(world: World) -> None:
+    await dead(world, 3)
+
+    async def listed(*options: str) -> list[int]:
+        return [entry["seq"] for entry in (await world.run("dlq", "list", "--json", *options)).json]
+
+    assert await listed() == await listed("--dlq-reason", "REJECTED") == [1, 2, 3]
+    assert await listed("--subject", "a.event.b.v1", "--error", "ANSWERED 422") == [1, 2, 3]
+    assert await listed("--subject", "a.event.b") == await listed("--consumer", "other") == []
+    assert await listed("--after", "1", "--limit", "1") == [2]
+    assert await listed("--since", "1h") == [1, 2, 3]
+    assert await listed("--until", "1h") == await listed("--since", "2100-01-01") == []
+    later = (await world.run("dlq", "show", "2", "--json")).json["stored_at"]
+    assert await listed("--since", later) == [2, 3]
+    assert await listed("--until", later) == [1]
+    counted = (await world.run("dlq", "summary", "--json")).json
+    assert ("reason", "REJECTED", 3) in {(g["kind"], g["name"], g["count"]) for g in counted["groups"]}
+
+
+@pytest.mark.fault("S18")
+async def test_a_redrive_of_many_is_counted_first_and_goes_on_where_it_was_cut_short(world: World) -> None:
+    messages = await dead(world, 12)
+    chosen = ("dlq", "redrive", "--dlq-reason", "REJECTED", *WHY)
+    async with handler_server() as server:
+        url = {"SEA_MQ_HANDLER_URL": server.url}
+        assert (await world.run("dlq", "redrive", *WHY, **url)).code == 2
+        assert "12 would be" in (await world.run(*chosen, "--dry-run", **url)).out
+        unasked = await world.run(*chosen, **url)
+        assert (unasked.code, "--yes" in unasked.err) == (2, True)
+        assert (await world.run(*chosen, "--yes", "--cap", "11", **url)).code == 2
+        assert (len(server.calls), await left(world)) == (0, 12)
+        server.script[str(messages[1])] = answer(422)
+        most = await world.run(*chosen, "--yes", **url)
+        assert (most.code, "done 11 of 12, 1 failed and stay" in most.out) == (1, True)
+        assert "2: failed" in most.out
+        server.script.clear()
+        assert (await world.run(*chosen, **url)).out == "2: done: processed, the handler answered 200\n"
+    assert (await left(world), await world.state_of(messages[1])) == (0, "PROCESSED")
+
+
+async def test_a_redrive_that_fails_again_and_again_stops(world: World) -> None:
+    await dead(world, 12)
+    async with handler_server(answer(500)) as server:
+        url = {"SEA_MQ_HANDLER_URL": server.url}
+        stopped = await world.run("dlq", "redrive", "--all", "--yes", *WHY, **url)
+        assert (stopped.code, len(server.calls)) == (1, 10)
+    assert "10 failures in a row" in stopped.err
+    assert await left(world) == 12
+
+
+@pytest.mark.fault("S18")
+async def test_a_purge_deletes_dead_letters_and_gives_their_messages_up(world: World) -> None:
+    messages = await dead(world, 12)
+    opened = await add_message(world.pool)
+    kept = await world.dead_letter(opened)
+    assert "13 would be deleted" in (await world.run("dlq", "purge", "--all", *WHY, "--dry-run")).out
+    assert (await world.run("dlq", "purge", "--all", *WHY)).code == 2
+    assert await left(world) == 13
+    one = await world.run("dlq", "purge", "1", *WHY)
+    assert (one.code, one.out) == (0, "1: done: deleted\n")
+    rest = await world.run("dlq", "purge", "--all", "--yes", *WHY)
+    assert (rest.code, f"{kept}: failed: its message is open" in rest.out) == (1, True)
+    assert await left(world) == 1
+    shown = (await world.run("inbox", "show", str(messages[0]), "--json")).json
+    assert (shown["state"], shown["dead_letter_reason"]) == ("DEAD_LETTERED", "CLOSED")
+    assert shown["last_error"] == "purged by ann: the handler was broken; REJECTED: 422"
+    affected = await world.pool.fetch(
+        "SELECT affected FROM operator_actions WHERE action = 'purge' ORDER BY id"
+    )
+    assert [row["affected"] for row in affected] == [1, 11]
+
+
+async def test_messages_that_wait_in_vain_are_closed_and_pruned_in_time(world: World) -> None:
+    lost, processed = await add_message(world.pool), await add_message(world.pool, processed=True)
+    closed = await world.run("inbox", "close", str(lost), str(processed), str(uuid.uuid4()), *WHY)
+    assert (closed.code, closed.out) == (1, "closed 1 of 3\n")
+    assert f"{processed}: not WAITING" in closed.err
+    shown = (await world.run("inbox", "list", "--reason", "CLOSED", "--json")).json
+    assert [(one["message_id"], one["last_error"]) for one in shown] == [
+        (str(lost), "closed by ann: the handler was broken")
+    ]
+    assert (await world.run("inbox", "close", str(lost), *WHY)).code == 1
+    pruned = await world.run("prune", "--before", "0s", "--side", "inbox", *WHY)
+    assert "deleted 2" in pruned.out
