@@ -1,0 +1,154 @@
+"""deploy/kubernetes is valid, grants no more than is needed, and agrees with the worker's settings."""
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from sea_mq_worker.settings import ENV_PREFIX, Settings
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "deploy" / "kubernetes"
+VERSIONS = ("1.29", "1.37")
+KUSTOMIZE = "kustomization.yaml"
+NOT_KUBERNETES_OWN = {"ServiceMonitor"}
+
+FILES: Mapping[str, dict[str, Any]] = {
+    str(path.relative_to(FOLDER)): yaml.safe_load(path.read_text())
+    for path in sorted(FOLDER.rglob("*.yaml"))
+    if path.name != KUSTOMIZE
+}
+DEPLOYMENT = FILES["deployment.yaml"]
+JOB = FILES["migrate/job.yaml"]
+PODS = {"deployment": DEPLOYMENT["spec"]["template"]["spec"], "migrate": JOB["spec"]["template"]["spec"]}
+
+
+def kustomization(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load((folder / KUSTOMIZE).read_text())
+    return found
+
+
+def containers(pod: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [*pod.get("initContainers", ()), *pod["containers"]]
+
+
+def literals() -> dict[str, str]:
+    [generated] = kustomization(FOLDER)["configMapGenerator"]
+    return dict(literal.split("=", 1) for literal in generated["literals"])
+
+
+def references(node: object, name: str) -> Iterator[str]:
+    """Find the keys that are read from the Secret of this name."""
+    if isinstance(node, dict):
+        if node.get("name") == name and "key" in node:
+            yield node["key"]
+        if node.get("secretName") == name:
+            yield from (item["key"] for item in node["items"])
+        for child in node.values():
+            yield from references(child, name)
+    elif isinstance(node, list):
+        for child in node:
+            yield from references(child, name)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize(
+    "file", [file for file, text in FILES.items() if text["kind"] not in NOT_KUBERNETES_OWN]
+)
+def test_every_object_is_what_kubernetes_takes(file: str, version: str) -> None:
+    kubernetes_validate.validate(FILES[file], version, strict=True)
+
+
+def test_an_object_with_a_misspelt_field_is_none() -> None:
+    wrong = DEPLOYMENT | {"spec": DEPLOYMENT["spec"] | {"replica": 2}}
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(wrong, VERSIONS[-1], strict=True)
+
+
+@pytest.mark.parametrize("folder", sorted(path.parent for path in FOLDER.rglob(KUSTOMIZE)))
+def test_a_kustomization_names_every_file_beside_it(folder: Path) -> None:
+    beside = {path.name for path in folder.glob("*.yaml")} - {KUSTOMIZE}
+    assert set(kustomization(folder)["resources"]) == beside
+
+
+@pytest.mark.skipif(not shutil.which("kubectl"), reason="no kubectl is here")
+@pytest.mark.parametrize("folder", [FOLDER, FOLDER / "migrate"])
+def test_kustomize_builds_it(folder: Path) -> None:
+    built = subprocess.run(["kubectl", "kustomize", folder], check=True, capture_output=True, text=True)
+    kinds = [document["kind"] for document in yaml.safe_load_all(built.stdout)]
+    assert len(kinds) >= len(kustomization(folder)["resources"])
+
+
+@pytest.mark.fault("S16")
+@pytest.mark.parametrize("name", PODS)
+def test_a_pod_has_no_more_rights_than_it_needs(name: str) -> None:
+    pod = PODS[name]
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert pod["automountServiceAccountToken"] is False
+    for container in containers(pod):
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+        assert "memory" in container["resources"]["limits"]
+
+
+@pytest.mark.parametrize("name", PODS)
+def test_a_pod_runs_as_the_user_of_the_image(name: str) -> None:
+    users = re.findall(r"^USER (\d+):(\d+)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    context = PODS[name]["securityContext"]
+    assert (str(context["runAsUser"]), str(context["runAsGroup"])) == users[-1]
+
+
+def test_the_kubelet_waits_longer_than_the_worker_needs_to_stop() -> None:
+    grace = float(literals()["SEA_MQ_GRACE_SECONDS"])
+    assert PODS["deployment"]["terminationGracePeriodSeconds"] >= grace + 10
+
+
+def test_a_new_worker_is_ready_before_an_old_one_ends() -> None:
+    assert DEPLOYMENT["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
+    assert DEPLOYMENT["spec"]["replicas"] > FILES["poddisruptionbudget.yaml"]["spec"]["minAvailable"]
+
+
+def test_everything_means_the_same_pods() -> None:
+    labels = DEPLOYMENT["spec"]["template"]["metadata"]["labels"]
+    assert DEPLOYMENT["spec"]["selector"]["matchLabels"] == labels
+    assert FILES["poddisruptionbudget.yaml"]["spec"]["selector"]["matchLabels"] == labels
+    assert FILES["networkpolicy.yaml"]["spec"]["podSelector"]["matchLabels"] == labels
+    assert FILES["service.yaml"]["spec"]["selector"] == labels
+    assert FILES["monitoring/servicemonitor.yaml"]["spec"]["selector"]["matchLabels"] == labels
+
+
+def test_the_settings_are_right_and_the_ports_agree() -> None:
+    secrets = {"database_url": "postgresql://u@postgres/d", "nats_url": "nats://nats"}
+    given = {key.removeprefix(ENV_PREFIX).lower(): value for key, value in literals().items()}
+    settings = Settings.model_validate(given | secrets)
+    [worker] = PODS["deployment"]["containers"]
+    assert worker["ports"] == [{"name": "admin", "containerPort": settings.admin_port}]
+    [mount] = worker["volumeMounts"]
+    [item] = PODS["deployment"]["volumes"][0]["secret"]["items"]
+    assert str(settings.admin_token_file) == f"{mount['mountPath']}/{item['path']}"
+    names = [entry["name"] for pod in PODS.values() for c in containers(pod) for entry in c["env"]]
+    assert {name.removeprefix(ENV_PREFIX).lower() for name in names} <= Settings.model_fields.keys()
+
+
+@pytest.mark.parametrize("secret", ["sea-mq-worker", "sea-mq-worker-migrate"])
+def test_the_document_makes_the_secrets_that_are_read(secret: str) -> None:
+    text = (ROOT / "docs" / "deploying.md").read_text()
+    [made] = re.findall(rf"create secret generic {secret} \\\n((?:  --from.*\n)+)", text)
+    assert set(re.findall(r"--from-\w+=([\w-]+)=", made)) == set(references(list(FILES.values()), secret))
+
+
+def test_inbox_prefixes_are_those_of_the_users() -> None:
+    users = (ROOT / "deploy" / "nats-permissions.conf").read_text()
+    environment = {entry["name"]: entry.get("value") for entry in containers(PODS["migrate"])[0]["env"]}
+    for prefix in (literals()["SEA_MQ_NATS_INBOX_PREFIX"], environment["SEA_MQ_NATS_INBOX_PREFIX"]):
+        assert f'"{prefix}.>"' in users

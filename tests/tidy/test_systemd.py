@@ -1,0 +1,86 @@
+"""deploy/systemd is a unit that systemd takes, with no more rights than the worker needs."""
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+UNIT = ROOT / "deploy" / "systemd" / "sea-mq-worker@.service"
+EXPOSURE_MAX = 1.5
+"""Of 10, as `systemd-analyze security` counts; what is left is that it uses the network."""
+
+needs_systemd = pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="no systemd is here")
+
+
+def values(key: str) -> list[str]:
+    """Return what the unit sets ``key`` to, in order."""
+    return re.findall(rf"^{key}=(.*)$", UNIT.read_text(), re.MULTILINE)
+
+
+def environment() -> dict[str, str]:
+    return dict(pair.split("=", 1) for line in values("Environment") for pair in line.split())
+
+
+@pytest.fixture
+def instance(tmp_path: Path) -> Iterator[Path]:
+    """The first instance, with a program that is here."""
+    path = tmp_path / "sea-mq-worker@1.service"
+    path.write_text(UNIT.read_text().replace("/opt/sea-mq-worker/bin/python", sys.executable))
+    return path
+
+
+def analyzed(*arguments: object) -> str:
+    done = subprocess.run(
+        ["systemd-analyze", *map(str, arguments)], check=False, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+@needs_systemd
+def test_systemd_takes_the_unit_without_a_word(instance: Path) -> None:
+    assert analyzed("verify", "--man=no", instance) == ""
+
+
+@needs_systemd
+@pytest.mark.fault("S16")
+def test_systemd_finds_it_little_exposed(instance: Path) -> None:
+    told = analyzed(
+        "security", "--offline=true", "--no-pager", f"--threshold={EXPOSURE_MAX * 10:.0f}", instance
+    )
+    assert "Overall exposure level" in told
+
+
+@pytest.mark.fault("S16")
+def test_the_unit_gives_up_what_the_worker_does_not_need() -> None:
+    for key, value in (
+        ("DynamicUser", "yes"),
+        ("CapabilityBoundingSet", ""),
+        ("NoNewPrivileges", "yes"),
+        ("ProtectSystem", "strict"),
+        ("ProtectHome", "yes"),
+        ("MemoryDenyWriteExecute", "yes"),
+    ):
+        assert values(key) == [value], key
+
+
+def test_systemd_waits_longer_than_the_worker_needs_to_stop() -> None:
+    [timeout] = values("TimeoutStopSec")
+    assert float(timeout) >= float(environment()["SEA_MQ_GRACE_SECONDS"]) + 10
+
+
+def test_what_starting_again_does_not_mend_is_not_started_again() -> None:
+    assert (values("Restart"), values("RestartPreventExitStatus")) == (["always"], ["2 3"])
+
+
+def test_secrets_come_by_a_credential_and_not_by_the_environment() -> None:
+    [credential] = values("LoadCredential")
+    name, _, path = credential.partition(":")
+    assert environment()["SEA_MQ_CONFIG"] == f"%d/{name}"
+    assert path in (ROOT / "docs" / "deploying.md").read_text()
+    assert not {"SEA_MQ_DATABASE_URL", "SEA_MQ_NATS_URL"} & environment().keys()
