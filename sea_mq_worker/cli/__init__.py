@@ -8,6 +8,7 @@ forced by a second signal.
 import typer
 
 from sea_mq_worker.cli import (
+    audit,
     database,
     dead_letters,
     dev,
@@ -15,6 +16,7 @@ from sea_mq_worker.cli import (
     inbox,
     outbox,
     pipeline,
+    prune,
     run,
     streams,
     where,
@@ -36,5 +38,6 @@ app.command("depth")(database.depth)
 app.add_typer(outbox.app, name="outbox")
 app.add_typer(inbox.app, name="inbox")
 app.add_typer(dead_letters.app, name="dlq")
-app.command("prune")(database.prune)
+app.command("prune")(prune.prune)
+app.command("audit")(audit.audit)
 app.add_typer(pipeline.app, name="pipeline")

@@ -1,26 +1,15 @@
-"""``migrate``, ``depth`` and ``prune``: the database as a whole."""
+"""``migrate`` and ``depth``: the database as a whole."""
 
-from collections.abc import Callable
 from dataclasses import asdict
-from datetime import datetime
-from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sea_mq_worker.cli.arguments import ActorOption, ReasonOption, moment
 from sea_mq_worker.cli.support import EXIT_USAGE, JsonOption, act, fail, print_json, print_table
 from sea_mq_worker.settings import Settings
 
 if TYPE_CHECKING:
     from sea_mq_worker.adapters.postgres.migrations import Plan
-
-
-class Side(StrEnum):
-    """A side of the worker."""
-
-    OUTBOX = "outbox"
-    INBOX = "inbox"
 
 
 def migrate(
@@ -89,70 +78,3 @@ def depth(
         print_table(columns, rows, empty="")
 
     act(work, needs=("database_url",))
-
-
-def prune(
-    *,
-    before: Annotated[
-        datetime, typer.Option("--before", parser=moment, metavar="TIME", help="ISO 8601, or an age: 30d.")
-    ],
-    reason: ReasonOption,
-    actor: ActorOption,
-    side: Annotated[Side | None, typer.Option("--side", help="Only this side.")] = None,
-    deliverable: Annotated[
-        bool, typer.Option("--deliverable", help="Inbox rows too whose message a stream can still deliver.")
-    ] = False,
-    json: JsonOption = False,
-) -> None:
-    """Delete what was published or processed before a time; all else stays, whatever its age.
-
-    There is no dry run: the tables are read once, page by page, while deleting. A message that comes again
-    after its row is gone has its effect again: so the rows of what the consumed streams still hold stay too.
-    """
-
-    async def work(settings: Settings) -> None:
-        from sea_mq_worker.bootstrap.operator import operations
-
-        deleted: dict[str, int] = {}
-        async with operations(settings) as tables:
-            prunes = {Side.OUTBOX: tables.prune_outbox, Side.INBOX: tables.prune_inbox}
-            for one in [side] if side else Side:
-                until = before if one is Side.OUTBOX or deliverable else await _forgotten(settings, before)
-                deleted[one] = await prunes[one](until, actor=actor, reason=reason, on_progress=_tell(one))
-        if json:
-            print_json({"before": before, "deleted": deleted})
-            return
-        for name, count in deleted.items():
-            typer.echo(f"{name}: deleted {count}")
-
-    act(work, needs=("database_url",))
-
-
-async def _forgotten(settings: Settings, before: datetime) -> datetime:
-    """Return up to when no consumed stream has a message any more, at most ``before``."""
-    from sea_mq_worker.bootstrap.retention import deliverable
-
-    if not settings.consumers:
-        return before
-    if not settings.nats_url.get_secret_value():
-        fail(
-            "SEA_MQ_NATS_URL: is required to ask what the consumed streams can still deliver; "
-            "--deliverable does not ask",
-            EXIT_USAGE,
-        )
-    kept = await deliverable(settings)
-    if kept is None or before <= kept.since:
-        return before
-    typer.echo(
-        f"inbox: rows since {kept.since:%Y-%m-%d %H:%M} stay, {kept.stream} can still deliver", err=True
-    )
-    return kept.since
-
-
-def _tell(side: Side) -> Callable[[int, int, int], None]:
-    """Show progress where it is in nobody's way."""
-
-    def tell(done: int, total: int, deleted: int) -> None:
-        typer.echo(f"{side}: page {done} of {total}, {deleted} deleted", err=True)
-
-    return tell

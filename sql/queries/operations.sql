@@ -139,3 +139,22 @@ WITH pruned AS (
      WHERE a.id = $4::bigint AND EXISTS (SELECT FROM pruned)
 )
 SELECT count(*) AS count FROM pruned;
+
+-- name: count_outbox
+-- How many events `prune_outbox` would delete from the same range of pages.
+-- $1 first page, $2 page behind the last, $3 published before.
+SELECT count(*) AS count
+  FROM outbox_events o
+ WHERE o.ctid >= pg_catalog.format('(%s,0)', $1::bigint)::tid
+   AND o.ctid < pg_catalog.format('(%s,0)', $2::bigint)::tid
+   AND o.published_at < $3::timestamptz;
+
+-- name: count_inbox
+-- The same for `prune_inbox`.
+-- $1 first page, $2 page behind the last, $3 processed before.
+SELECT count(*) AS count
+  FROM inbox_messages i
+ WHERE i.ctid >= pg_catalog.format('(%s,0)', $1::bigint)::tid
+   AND i.ctid < pg_catalog.format('(%s,0)', $2::bigint)::tid
+   AND (i.processed_at < $3::timestamptz
+        OR i.dead_letter_reason = 'CLOSED' AND i.dead_lettered_at < $3::timestamptz);

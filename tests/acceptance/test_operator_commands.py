@@ -240,12 +240,33 @@ async def test_depth_counts_both_sides_of_the_configured_context(world: World) -
     assert (other.code, "SEA_MQ_CONTEXT" in other.err) == (2, True)
 
 
+async def test_the_audit_tells_who_did_what_and_why(world: World) -> None:
+    event = await add_event(world.pool)
+    await world.run("outbox", "bury", str(event), *WHY)
+    await world.run("prune", "--before", "0s", "--reason", "monthly", "--actor", "Bob")
+
+    async def listed(*options: str) -> list[str]:
+        return [action["action"] for action in (await world.run("audit", "--json", *options)).json]
+
+    assert await listed() == ["prune_inbox", "prune_outbox", "bury"]
+    assert await listed("--actor", "bob", "--limit", "1") == ["prune_inbox"]
+    assert await listed("--action", "bury") == await listed("--after", "2") == ["bury"]
+    assert await listed("--until", "1h") == []
+    told = (await world.run("audit", "--action", "bury")).out
+    assert "ann" in told
+    assert "the handler was broken" in told
+    assert str(event) in told
+
+
 async def test_prune_deletes_what_is_finished_and_old_on_the_side_asked_for(world: World) -> None:
     old = datetime.now(UTC) - timedelta(days=40)
     await add_message(world.pool, received_at=old, processed=True)
     young = await add_message(world.pool, processed=True)
     kept = await add_message(world.pool, received_at=old, dead=True)
     await add_event(world.pool, "PUBLISHED")
+    dry = await world.run("prune", "--before", "30d", *WHY, "--dry-run")
+    assert dry.out == "outbox: would delete 0\ninbox: would delete 1\n"
+    assert await world.pool.fetchval("SELECT count(*) FROM operator_actions") == 0
     pruned = await world.run("prune", "--before", "30d", *WHY, "--json")
     assert pruned.json["deleted"] == {"outbox": 0, "inbox": 1}
     assert {await world.state_of(young), await world.state_of(kept)} == {"PROCESSED", "DEAD_LETTERED"}

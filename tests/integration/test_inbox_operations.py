@@ -176,11 +176,17 @@ async def test_pruning_reads_range_after_range_of_pages_and_nothing_else(
     plan = await pool.fetch(f"EXPLAIN {operations._sql['prune_inbox']}", 0, 500, ago(0), 1)
     assert any("Tid Range Scan" in row[0] for row in plan)
 
-    deleted = await operations.prune_inbox(
-        datetime.now(UTC) + timedelta(days=1), **WHO, on_progress=lambda *step: steps.append(step)
-    )
+    soon = datetime.now(UTC) + timedelta(days=1)
+    turns = iter([True, False])
+    part = await operations.count_prunable("inbox", soon, go_on=lambda: next(turns))
+    assert (part.pages, part.pages < part.pages_of) == (500, True)
+    assert (await operations.count_prunable("inbox", soon, go_on=lambda: True)).count == 1300
+    first = await operations.prune_inbox(soon, **WHO, cap=1)
+    assert 1 <= first == part.count
 
-    assert deleted == 1300
+    deleted = await operations.prune_inbox(soon, **WHO, on_progress=lambda *step: steps.append(step))
+
+    assert deleted == 1300 - first
     assert [done for done, _, _ in steps[:2]] == [500, 1000]
     assert steps[-1][0] == steps[-1][1]
-    assert (await operations.audit(limit=1))[0].affected == 1300
+    assert (await operations.audit(limit=1))[0].affected == deleted

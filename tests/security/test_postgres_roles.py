@@ -157,10 +157,12 @@ NEEDS = {
     "relay": ("outbox.", "inbox.", "context.", "pipeline_drain.", "inspection.outbox_depth_capped", "page."),
     "operator": (
         *("inspection.", "replay.", "operations.begin", "operations.bury", "operations.redriven"),
+        *("operations.close", "operations.letter"),
         *("pipeline_replay.", "inbox.", "context.owner"),
     ),
     "janitor": (
         *("operations.begin", "operations.outbox_pages", "operations.prune", "operations.inbox_pages"),
+        "operations.count",
         *("pipeline_archive.", "context.owner"),
     ),
     "reader": (*("depth.", "inspection.", "pipeline_reconcile.", "pipeline_drain.backlog", "context.owner"),),

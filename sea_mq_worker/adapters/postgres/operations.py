@@ -14,6 +14,7 @@ from sea_mq_worker.adapters.postgres.inspection import PostgresInspection
 from sea_mq_worker.adapters.postgres.queries import load_queries
 from sea_mq_worker.adapters.postgres.records import (
     OutboxFilter,
+    Prunable,
     Redrive,
     ReplayResult,
     check_accountable,
@@ -45,7 +46,8 @@ class PostgresOperations(PostgresInspection):
             "operations",
             *("begin_action", "bury_due", "bury_claim", "bury", "redriven"),
             *("close_messages", "letter_purged"),
-            *("outbox_pages", "prune_outbox", "inbox_pages", "prune_inbox"),
+            *("outbox_pages", "prune_outbox", "count_outbox"),
+            *("inbox_pages", "prune_inbox", "count_inbox"),
         )
 
     async def replay(
@@ -118,11 +120,15 @@ class PostgresOperations(PostgresInspection):
         *,
         actor: str,
         reason: str,
+        cap: int | None = None,
         on_progress: OnProgress = _nobody,
     ) -> int:
-        """Delete events published before a time; return how many. Others stay, whatever their age."""
+        """Delete events published before a time; return how many. Others stay, whatever their age.
+
+        ``cap``: stop after so many, and at most a range of pages more.
+        """
         action = await self._begin("prune_outbox", actor, reason, _before(published_before))
-        return await self._prune("outbox", published_before, action, on_progress)
+        return await self._prune("outbox", published_before, action, cap, on_progress)
 
     async def prune_inbox(
         self,
@@ -130,29 +136,49 @@ class PostgresOperations(PostgresInspection):
         *,
         actor: str,
         reason: str,
+        cap: int | None = None,
         on_progress: OnProgress = _nobody,
     ) -> int:
-        """Delete messages processed before a time; return how many. Others stay, whatever their age.
+        """Delete messages processed or closed before a time; return how many. Others stay, however old.
 
         A message that is delivered again after its row is gone has its effect again: keep rows longer than
         the streams keep messages.
         """
         action = await self._begin("prune_inbox", actor, reason, _before(processed_before))
-        return await self._prune("inbox", processed_before, action, on_progress)
+        return await self._prune("inbox", processed_before, action, cap, on_progress)
+
+    async def count_prunable(
+        self, side: str, before: datetime, *, go_on: Callable[[], bool], on_progress: OnProgress = _nobody
+    ) -> Prunable:
+        """Count what a prune of ``outbox`` or ``inbox`` would delete, for as long as ``go_on`` says."""
+        total = await self._pages(side)
+        done = count = 0
+        while done < total and go_on():
+            rows = await fetch(self._pool, self._sql[f"count_{side}"], done, done + _PAGES, before)
+            count += rows[0]["count"]
+            done = min(done + _PAGES, total)
+            on_progress(done, total, count)
+        return Prunable(count=count, pages=done, pages_of=total)
 
     async def _begin(self, action: str, actor: str, reason: str, selection: str) -> int:
         args = _action_args(action, actor, reason, selection)
         rows = await fetch(self._pool, self._sql["begin_action"], *args)
         return int(rows[0]["id"])
 
-    async def _prune(self, side: str, before: datetime, action: int, on_progress: OnProgress) -> int:
-        rows = await fetch(self._pool, self._sql[f"{side}_pages"])
-        total = rows[0]["count"]
+    async def _pages(self, side: str) -> int:
+        return int((await fetch(self._pool, self._sql[f"{side}_pages"]))[0]["count"])
+
+    async def _prune(
+        self, side: str, before: datetime, action: int, cap: int | None, on_progress: OnProgress
+    ) -> int:
+        total = await self._pages(side)
         deleted = 0
         for first in range(0, total, _PAGES):
             rows = await fetch(self._pool, self._sql[f"prune_{side}"], first, first + _PAGES, before, action)
             deleted += rows[0]["count"]
             on_progress(min(first + _PAGES, total), total, deleted)
+            if cap is not None and deleted >= cap:
+                break
         return deleted
 
 

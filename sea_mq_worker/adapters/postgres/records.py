@@ -218,6 +218,15 @@ class ReplayStep:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Prunable:
+    """What a prune would delete, as far as was looked: ``pages`` of the table's ``pages_of``."""
+
+    count: int
+    pages: int
+    pages_of: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Redrive:
     """Whether a message is handled when it comes again.
 

@@ -1,0 +1,34 @@
+"""``audit``: what operators did."""
+
+from typing import Annotated
+
+import typer
+
+from sea_mq_worker.adapters.postgres.records import AuditFilter
+from sea_mq_worker.cli.arguments import LimitOption, SinceOption, UntilOption
+from sea_mq_worker.cli.support import JsonOption, ask, print_page
+
+_COLUMNS = ("id", "at", "actor", "action", "affected", "reason", "selection")
+
+
+def audit(
+    *,
+    actor: Annotated[str | None, typer.Option("--actor", help="Part of who did it.")] = None,
+    action: Annotated[
+        str | None,
+        typer.Option("--action", help="replay, bury, redrive, purge, close, prune_outbox or prune_inbox."),
+    ] = None,
+    since: SinceOption = None,
+    until: UntilOption = None,
+    after: Annotated[
+        int | None, typer.Option("--after", metavar="ID", help="Behind this one, the next page.")
+    ] = None,
+    limit: LimitOption = 100,
+    json: JsonOption = False,
+) -> None:
+    """List what operators did, the latest first: who, when, what, to how many, why, and what they chose."""
+    which = AuditFilter(actor_like=actor, action=action, since=since, until=until, before_id=after)
+    found = ask(lambda tables: tables.audit(which, limit=limit))
+    print_page(
+        found, _COLUMNS, json=json, empty="no actions", more=found[-1].id if len(found) == limit else None
+    )

@@ -1,0 +1,138 @@
+"""``prune``: what is finished and old is deleted."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import datetime
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sea_mq_worker.cli.arguments import ActorOption, ReasonOption, moment
+from sea_mq_worker.cli.support import EXIT_USAGE, JsonOption, act, fail, print_json
+from sea_mq_worker.settings import Settings
+
+if TYPE_CHECKING:
+    from sea_mq_worker.adapters.postgres.operations import OnProgress
+    from sea_mq_worker.adapters.postgres.records import Prunable
+
+_COUNT_SECONDS_MAX = 30.0
+
+
+class Side(StrEnum):
+    """A side of the worker."""
+
+    OUTBOX = "outbox"
+    INBOX = "inbox"
+
+
+BeforeOption = Annotated[
+    datetime, typer.Option("--before", parser=moment, metavar="TIME", help="ISO 8601, or an age: 30d.")
+]
+SideOption = Annotated[Side | None, typer.Option("--side", help="Only this side.")]
+DeliverableOption = Annotated[
+    bool, typer.Option("--deliverable", help="Inbox rows too whose message a stream can still deliver.")
+]
+CapOption = Annotated[int | None, typer.Option("--cap", min=1, help="Stop after about so many on each side.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only count, for half a minute at most.")]
+
+
+def prune(
+    *,
+    before: BeforeOption,
+    reason: ReasonOption,
+    actor: ActorOption,
+    side: SideOption = None,
+    deliverable: DeliverableOption = False,
+    cap: CapOption = None,
+    dry_run: DryRunOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Delete what was published, processed or closed before a time; all else stays, whatever its age.
+
+    A message that comes again after its row is gone has its effect again: so the rows of what the consumed
+    streams still hold stay too. Tables are read once, page by page; cut short, it can be done again.
+    """
+
+    async def work(settings: Settings) -> None:
+        from sea_mq_worker.bootstrap.operator import operations
+
+        counted: dict[Side, Prunable] = {}
+        deleted: dict[Side, int] = {}
+        async with operations(settings) as tables:
+            prunes = {Side.OUTBOX: tables.prune_outbox, Side.INBOX: tables.prune_inbox}
+            for one in [side] if side else Side:
+                until = before if one is Side.OUTBOX or deliverable else await _forgotten(settings, before)
+                with _watched(one) as tell:
+                    if dry_run:
+                        counted[one] = await tables.count_prunable(
+                            one, until, go_on=_for(_COUNT_SECONDS_MAX), on_progress=tell
+                        )
+                    else:
+                        deleted[one] = await prunes[one](
+                            until, actor=actor, reason=reason, cap=cap, on_progress=tell
+                        )
+        if dry_run:
+            _tell_counts(before, counted, json=json)
+        elif json:
+            print_json({"before": before, "deleted": deleted})
+        else:
+            typer.echo("\n".join(f"{name}: deleted {count}" for name, count in deleted.items()))
+
+    act(work, needs=("database_url",))
+
+
+def _for(seconds: float) -> Callable[[], bool]:
+    end = time.monotonic() + seconds
+    return lambda: time.monotonic() < end
+
+
+def _tell_counts(before: datetime, counted: "Mapping[Side, Prunable]", *, json: bool) -> None:
+    if json:
+        found = {str(side): asdict(one) for side, one in counted.items()}
+        print_json({"before": before, "dry_run": True, "would_delete": found})
+        return
+    for side, one in counted.items():
+        part = f" in {one.pages} of {one.pages_of} pages, counted no further" * (one.pages < one.pages_of)
+        typer.echo(f"{side}: would delete {one.count}{part}")
+
+
+@contextmanager
+def _watched(side: Side) -> "Iterator[OnProgress]":
+    """Show progress where it is in nobody's way: a bar to people, ten lines to a log."""
+    seen = 0
+    with typer.progressbar(length=100, label=side, file=sys.stderr, hidden=not sys.stderr.isatty()) as bar:
+
+        def tell(done: int, total: int, changed: int) -> None:
+            nonlocal seen
+            percent = 100 * done // total
+            bar.update(percent - seen)
+            if not sys.stderr.isatty() and percent // 10 > seen // 10:
+                typer.echo(f"{side}: page {done} of {total}, {changed} rows", err=True)
+            seen = percent
+
+        yield tell
+
+
+async def _forgotten(settings: Settings, before: datetime) -> datetime:
+    """Return up to when no consumed stream has a message any more, at most ``before``."""
+    from sea_mq_worker.bootstrap.retention import deliverable
+
+    if not settings.consumers:
+        return before
+    if not settings.nats_url.get_secret_value():
+        fail(
+            "SEA_MQ_NATS_URL: is required to ask what the consumed streams can still deliver; "
+            "--deliverable does not ask",
+            EXIT_USAGE,
+        )
+    kept = await deliverable(settings)
+    if kept is None or before <= kept.since:
+        return before
+    typer.echo(
+        f"inbox: rows since {kept.since:%Y-%m-%d %H:%M} stay, {kept.stream} can still deliver", err=True
+    )
+    return kept.since
