@@ -140,6 +140,15 @@ async def test_what_the_producer_did_not_sample_passes_untouched(traces: Traces)
     assert handler.requests == [request]
 
 
+async def test_a_context_that_cannot_be_read_is_none(traces: Traces) -> None:
+    inner = RecordingPublisher([Stored("S", 1)])
+    malformed = {"traceparent": f"00-{TRACE}-b7ad6b716920333-00"}
+    await TracedPublisher(inner=inner, tracer=traces.tracer).publish("s", b"{}", malformed)
+    span = traces.of(SpanKind.PRODUCER)
+    assert span.links == ()
+    assert inner.sent[0].headers == {"traceparent": traceparent(span)}
+
+
 async def test_a_handler_call_is_a_client_span_inside_a_linked_consumer_span(traces: Traces) -> None:
     inner = InMemoryHandler()
     handler = TracedHandler(inner=inner, url=URL, tracer=traces.tracer)

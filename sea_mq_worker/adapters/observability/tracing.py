@@ -6,6 +6,7 @@ went. The given context's sampled bit decides first: what the producer did not s
 and costs a look at one header. Without a context the SDK's sampler decides alone.
 """
 
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,6 +28,7 @@ from sea_mq_worker.ports.jetstream import JetStreamPublisher
 
 _PROPAGATOR = TraceContextTextMapPropagator()
 _TRACE_HEADERS = frozenset({"traceparent", "tracestate"})
+_UNSAMPLED = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f][02468ace]")
 _REJECTED = 422
 
 
@@ -84,9 +86,9 @@ class TracedPublisher:
         return await self.inner.find(ids, since_seconds=since_seconds)
 
     def _begin(self, message: OutboundMessage) -> tuple[Span, OutboundMessage]:
-        origin = _span_context(message.headers)
-        if _is_unsampled(origin):
+        if _is_unsampled(message.headers):
             return trace.INVALID_SPAN, message
+        origin = _span_context(message.headers)
         about = _about(message.subject, message.id)
         parent = _waited(self.tracer, v.OUTBOX_WAIT, message.waited_seconds, origin, about)
         about |= {
@@ -121,10 +123,9 @@ class TracedHandler:
     tracer: Tracer = field(default_factory=_tracer)
 
     async def handle(self, request: HandlerRequest) -> HandlerResult:
-        origin = _span_context(request.trace_headers)
-        if _is_unsampled(origin):
+        if _is_unsampled(request.trace_headers):
             return await self.inner.handle(request)
-        consumer = self._consumer_span(request, origin)
+        consumer = self._consumer_span(request, _span_context(request.trace_headers))
         inside = trace.set_span_in_context(consumer, Context())
         client = self.tracer.start_span(v.POST.name, inside, SpanKind.CLIENT, _about_call(self.url))
         headers = _carrying(client, request.trace_headers)
@@ -197,8 +198,9 @@ def _links(origin: SpanContext) -> tuple[Link, ...]:
     return (Link(origin),) if origin.is_valid else ()
 
 
-def _is_unsampled(origin: SpanContext) -> bool:
-    return origin.is_valid and not origin.trace_flags.sampled
+def _is_unsampled(headers: Mapping[str, str]) -> bool:
+    """Look at the sampled bit alone, which is a tenth of the work of parsing: most events are not sampled."""
+    return _UNSAMPLED.fullmatch(headers.get("traceparent", "")) is not None
 
 
 def _span_context(headers: Mapping[str, str]) -> SpanContext:
