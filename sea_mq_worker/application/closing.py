@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias, assert_never
 
 from sea_mq_worker.application.gate import Gate
-from sea_mq_worker.application.pacing import AT_ONCE_SECONDS, StoppedError, unless_stopped
+from sea_mq_worker.application.pacing import AT_ONCE_SECONDS, StoppedError
 from sea_mq_worker.application.patience import patiently
 from sea_mq_worker.application.reception import InHand
 from sea_mq_worker.domain.facts import LeasesLost, MessageProcessed, MessageRetried
@@ -49,22 +49,18 @@ class Closing:
 
     async def run(
         self,
-        over: asyncio.Event,
         stop: asyncio.Event,
         let_go: Callable[[Sequence[InHand]], None],
         enough: Callable[[], int],
     ) -> None:
-        """Record endings until ``over``; ``enough`` tells for how many nobody needs to wait for more."""
+        """Record endings until cancelled; ``enough`` tells how many need not wait for more."""
         self._enough = enough
-        while not over.is_set():
+        while True:
             if self._waiting:
                 self._consider()
             else:
                 self._idle.set()
-            try:
-                await unless_stopped(over, self._due.wait())
-            except StoppedError:
-                return
+            await self._due.wait()
             batch = self._take()
             await self._close(batch, stop)
             let_go([item for item, _, _ in batch])

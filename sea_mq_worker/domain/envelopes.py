@@ -61,9 +61,10 @@ def _message_id(headers: Mapping[str, str]) -> str:
     found = headers.get(MSG_ID.lower()) or headers.get("ce-id")
     if not found:
         raise InvalidMessageError("INVALID_MESSAGE_ID", "neither Nats-Msg-Id nor ce-id is there")
-    if not _UUID.fullmatch(found.lower()):
+    message_id = found.lower()
+    if not _UUID.fullmatch(message_id):
         raise InvalidMessageError("INVALID_MESSAGE_ID", "Nats-Msg-Id or ce-id is not a UUID")
-    return found.lower()
+    return message_id
 
 
 def _request(message: InboundMessage, headers: Mapping[str, str], message_id: str) -> HandlerRequest:
@@ -104,7 +105,9 @@ _JSON = json.JSONDecoder(parse_int=_keep, parse_float=_keep, parse_constant=_ref
 
 
 def _occurred_at(headers: Mapping[str, str], message: InboundMessage) -> str:
-    given = headers.get("ce-time", "")
+    given = headers.get("ce-time")
+    if not given:
+        return rfc3339(message.stored_at)
     try:
         moment = datetime.fromisoformat(given)
         return rfc3339(moment if moment.tzinfo else message.stored_at)

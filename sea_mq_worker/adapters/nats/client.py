@@ -6,6 +6,7 @@ meets such bytes is not in its public API, which the pinned version and a test g
 """
 
 import re
+from functools import lru_cache
 from typing import Any
 
 import nats.errors
@@ -22,6 +23,13 @@ _BEGINNING = rf"{_WORD}[ \t]+{_WORD}[ \t]+({_WORD}[ \t]+)?"
 # a subject, and then takes the rest for a breach of the protocol.
 parser.MSG_RE = re.compile(rf"\AMSG[ \t]+{_BEGINNING}(\d+)\r\n".encode())
 parser.HMSG_RE = re.compile(rf"\AHMSG[ \t]+{_BEGINNING}(\d+)[ \t]+(\d+)\r\n".encode())
+
+
+@lru_cache(maxsize=256)  # a stream's messages have the same few
+def _header_name(raw: bytes) -> str:
+    """Read a header's name; empty where it is none."""
+    name = raw.strip().decode("ascii", "replace")
+    return name if name.isascii() and name.split() == [name] else ""
 
 
 class TolerantClient(Client):
@@ -80,8 +88,7 @@ class TolerantClient(Client):
         headers = {}
         for line in raw.split(b"\r\n"):
             name, colon, value = line.partition(b":")
-            key = name.strip().decode("ascii", "replace")
-            if colon and key.isascii() and key.split() == [key]:
+            if colon and (key := _header_name(name)):
                 headers[key] = value.strip().decode("utf-8", "replace")
         return headers
 

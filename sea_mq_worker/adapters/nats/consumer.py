@@ -1,7 +1,6 @@
 """Adapter of PORT-047-004: one durable pull consumer, bound to and never made or changed here."""
 
 import asyncio
-import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -152,8 +151,7 @@ class NatsJetStreamConsumer:
         A message that was read back and not delivered has nobody to say it to.
         """
         if reply and self._connection.is_connected:
-            with contextlib.suppress(nats.errors.Error):
-                await self._connection.client.say(reply, verb)
+            await self._connection.client.say(reply, verb)
 
     async def _return(self, msg: Msg) -> None:
         await self._say(msg.reply, _nak(_STRAY_DELAY_SECONDS))
