@@ -10,8 +10,7 @@ from uuid import UUID
 
 from sea_mq_worker.adapters.http.admin.desk import DeskBusyError, DeskTimeoutError
 from sea_mq_worker.adapters.nats.dead_letters import DeadLetterEntry, LetterFilter
-from sea_mq_worker.adapters.postgres.connection import NO_HINTS
-from sea_mq_worker.adapters.postgres.overview import PostgresOverview
+from sea_mq_worker.adapters.postgres.overview import BY_INDEX, PostgresOverview
 from sea_mq_worker.adapters.postgres.records import OutboxFilter
 from sea_mq_worker.bootstrap.connections import open_pool
 from sea_mq_worker.bootstrap.lookout import NoIdError, lookout
@@ -69,7 +68,7 @@ class WorkerDesk:
         """Ask for one more than a page, to tell whether there are more."""
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._question())
-            pool = await open_pool(self._settings, purpose="page", hints=NO_HINTS)
+            pool = await open_pool(self._settings, purpose="page", hints=BY_INDEX)
             stack.push_async_callback(pool.close)
             found = await PostgresOverview(pool=pool).dead_events(
                 event_type=event_type or None, error=error or None, below=below, limit=_PAGE + 1

@@ -10,10 +10,10 @@ import asyncpg
 from sea_mq_worker.adapters.nats.connection import NatsConnection
 from sea_mq_worker.adapters.nats.consumer_state import consumer_state
 from sea_mq_worker.adapters.observability.metrics import Backlog, Side
-from sea_mq_worker.adapters.postgres.connection import NO_HINTS, leave_former_primary
+from sea_mq_worker.adapters.postgres.connection import leave_former_primary
 from sea_mq_worker.adapters.postgres.inspection import PostgresInspection
 from sea_mq_worker.adapters.postgres.migrations import check_version
-from sea_mq_worker.adapters.postgres.overview import PostgresOverview
+from sea_mq_worker.adapters.postgres.overview import BY_INDEX, PostgresOverview
 from sea_mq_worker.adapters.postgres.ownership import take_schema
 from sea_mq_worker.adapters.postgres.records import Depth
 from sea_mq_worker.adapters.status.history import STEP_SECONDS
@@ -36,7 +36,7 @@ async def sampling(base: Base, standing: Standing) -> dict[str, Loop]:
     """Check the schema's version, and measure depth now and then."""
 
     async def connect() -> asyncpg.Pool:
-        pool = await open_pool(base.settings, purpose=_PURPOSE, hints=NO_HINTS)
+        pool = await open_pool(base.settings, purpose=_PURPOSE, hints=BY_INDEX)
         base.stack.push_async_callback(pool.close)
         await check_version(pool)
         await take_schema(pool, base.settings.context)

@@ -3,12 +3,17 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from types import MappingProxyType
 from uuid import UUID
 
 import asyncpg
 
 from sea_mq_worker.adapters.postgres.connection import fetch
 from sea_mq_worker.adapters.postgres.queries import load_queries
+
+BY_INDEX: Mapping[str, str] = MappingProxyType({"enable_seqscan": "off", "enable_bitmapscan": "off"})
+"""Settings for sessions that sample: the planner takes what is open and what is unpublished for independent,
+and would read through millions of published events to find the few others."""
 
 _ROWS_MAX = 10_000
 """So many dead events and dead letters are looked at; there are more only where nobody looks after them."""
@@ -48,7 +53,7 @@ class PostgresOverview:
     """Reads only; raises what ``translated`` raises."""
 
     def __init__(self, *, pool: asyncpg.Pool) -> None:
-        """Use a pool opened with ``NO_HINTS``."""
+        """Use a pool opened with ``BY_INDEX``."""
         self._pool = pool
         self._sql = load_queries("page", "overview", "dead_events")
 

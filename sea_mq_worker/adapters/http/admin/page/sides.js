@@ -1,13 +1,13 @@
 // A card for each side: what waits, how old, how fast, and what came of it since the start.
 
 import { chart, draw } from "./charts.js";
-import { count, duration, element, rate, rough, write } from "./words.js";
+import { count, duration, element, moment, rate, rough, write } from "./words.js";
 
 const SIDES = {
   outbox: {
     title: "Outbox",
     says: "database → stream",
-    flow: "Published per second",
+    flow: "Published / s",
     took: "From commit to stream",
     dead: "dead events",
     counts: [
@@ -21,7 +21,7 @@ const SIDES = {
   inbox: {
     title: "Inbox",
     says: "stream → handler",
-    flow: "Processed per second",
+    flow: "Processed / s",
     took: "From receipt to effect",
     dead: "dead letters",
     counts: [
@@ -33,6 +33,7 @@ const SIDES = {
     ],
   },
 };
+const OLD_SECONDS = 60;
 const cards = new Map();
 
 export function showSides(status) {
@@ -63,7 +64,8 @@ function add(name) {
     card.counts[key] = element("dd");
     list.append(element("dt", {}, text), card.counts[key]);
   }
-  const head = element("h2", {}, words.title, element("small", {}, words.says));
+  card.counted = element("small", { class: "counted" });
+  const head = element("h2", {}, words.title, element("small", {}, words.says), card.counted);
   const shown = element(
     "section",
     { class: "side", "aria-label": words.title },
@@ -87,6 +89,8 @@ function tile(title, told) {
 function show(card, side, status, name) {
   const sample = side.sample;
   const capped = (number) => (number >= status.depth_max ? `≥ ${count(number)}` : count(number));
+  if (card.at !== side.at) card.counted.replaceChildren("counted ", moment((card.at = side.at)));
+  card.counted.classList.toggle("warn", status.now - side.at > OLD_SECONDS);
   write(card.tiles.depth.value, sample ? capped(sample.depth) : "–");
   write(card.tiles.oldest.value, sample ? (sample.depth ? duration(sample.oldest_seconds) : "none") : "–");
   write(card.tiles.rate.value, rate(side.per_second));
