@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 
 from sea_mq_worker.adapters.nats.frames import frame
 from sea_mq_worker.domain.messages import OutboundMessage
+from sea_mq_worker.domain.wire import Sendable, sendable
 
 _INBOX = "_INBOX.floor"
 _CONNECT = b'CONNECT {"verbose":false,"pedantic":false,"headers":true,"no_responders":true}\r\n'
@@ -15,20 +16,28 @@ _CHUNK = 100
 _FLOW = 1_000
 _START, _APPEND, _COMMIT = 0, 1, 2
 _READ_BYTES = 1 << 18
+_PAYLOAD_MAX = 1 << 20
 
 
 def frames_to_acknowledge(messages: Sequence[OutboundMessage]) -> list[bytes]:
     """Encode messages that the stream acknowledges one by one."""
-    return [frame(message, message.headers, _INBOX) for message in messages]
+    return [frame(ready, _INBOX) for ready in map(_ready, messages)]
 
 
 def frames_of_a_batch(messages: Sequence[OutboundMessage]) -> list[bytes]:
     """Encode messages as one fast-ingest batch, which the stream acknowledges in strides."""
     operations = [_START, *[_APPEND] * (len(messages) - 2), _COMMIT]
     return [
-        frame(message, message.headers, f"{_INBOX}.floor.{_FLOW}.fail.{number}.{operation}.$FI")
+        frame(_ready(message), f"{_INBOX}.floor.{_FLOW}.fail.{number}.{operation}.$FI")
         for number, (message, operation) in enumerate(zip(messages, operations, strict=True), start=1)
     ]
+
+
+def _ready(message: OutboundMessage) -> Sendable:
+    ready = sendable(message, _PAYLOAD_MAX)
+    if isinstance(ready, str):
+        raise TypeError(ready)
+    return ready
 
 
 async def publish_acknowledged(url: str, frames: Sequence[bytes]) -> None:
