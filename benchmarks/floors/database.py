@@ -69,7 +69,7 @@ class _Lane:
         hints, self._keys = list(self._keys), set()
         return await self._pool.fetch(
             self._sql["claim_ordered"], self._batch_max, _OWNER, *self._position, *_START,
-            self._batch_max // 4, 2 * self._batch_max, _RUN_MAX, hints, False, False,
+            self._batch_max // 4, _RUN_MAX, hints, False, False,
         )  # fmt: skip
 
     async def _settle(self, claimed_at: datetime, events: Sequence[Any]) -> None:

@@ -70,13 +70,14 @@ SELECT head.*, o.id::text AS id, o.seq, o.aggregate_type, o.aggregate_id, o.even
 -- The whole prefix of a key is locked and looked at again, so that an old snapshot can only claim less.
 -- Indexes: idx_outbox_due_ordered and idx_outbox_retry_ordered find the keys, idx_outbox_ordering their runs,
 -- idx_outbox_dead what holds them.
--- $1 .. $6 as in claim; $7 retried events looked at for keys ($1 where first tries are few), $8 first tries looked
--- at, $9 longest run of a key, $10 keys to look at besides, $11 take turns with other relays, $12 a dead event holds its key.
+-- $1 .. $6 as in claim, $1 also first tries looked at for keys; $7 retried events looked at ($1 where first tries are
+-- few), $8 longest run of a key, $9 keys to look at besides, $10 take turns with other relays, $11 a dead event holds
+-- its key.
 -- Rows as in claim. my_turn false: another relay is claiming, nothing was looked at; fresh_* and retry_*: how many
--- were looked at and where the next claim goes on; leftover: keys of $10 or behind the cursor that have more to
+-- were looked at and where the next claim goes on; leftover: keys of $9 or behind the cursor that have more to
 -- claim.
 WITH gate AS MATERIALIZED (
-    SELECT CASE WHEN $11::boolean
+    SELECT CASE WHEN $10::boolean
                 THEN pg_try_advisory_xact_lock(7178, hashtext(current_schema()::text)) ELSE true END AS mine
 ), fresh AS MATERIALIZED (
     SELECT o.available_at, o.seq, o.ordering_key AS key
@@ -86,7 +87,7 @@ WITH gate AS MATERIALIZED (
        AND o.state = 'PENDING' AND o.available_at <= now()
        AND (o.available_at, o.seq) > ($3::timestamptz, $4::bigint)
      ORDER BY o.available_at, o.seq
-     LIMIT $8::int
+     LIMIT $1::int
 ), retried AS MATERIALIZED (
     SELECT o.available_at, o.seq, o.ordering_key AS key
       FROM outbox_events o
@@ -95,11 +96,11 @@ WITH gate AS MATERIALIZED (
        AND o.state = 'PENDING' AND o.available_at <= now()
        AND (o.available_at, o.seq) > ($5::timestamptz, $6::bigint)
      ORDER BY o.available_at, o.seq
-     LIMIT CASE WHEN (SELECT count(*) FROM fresh) < $8::int THEN $1::int ELSE $7::int END
+     LIMIT CASE WHEN (SELECT count(*) FROM fresh) < $1::int THEN $1::int ELSE $7::int END
 ), keys AS MATERIALIZED (
     SELECT key FROM retried
      UNION SELECT key FROM fresh
-     UNION SELECT hint FROM pg_catalog.unnest($10::text[]) hint WHERE (SELECT mine FROM gate)
+     UNION SELECT hint FROM pg_catalog.unnest($9::text[]) hint WHERE (SELECT mine FROM gate)
 ), run AS MATERIALIZED (
     SELECT due.tid, due.seq, due.available_at, due.retried, due.nth, keys.key
       FROM keys CROSS JOIN LATERAL (
@@ -110,14 +111,14 @@ WITH gate AS MATERIALIZED (
           FROM (
             SELECT o.ctid AS tid, o.seq, o.available_at, o.publish_error IS NOT NULL AS retried,
                    o.state = 'PENDING' AND o.available_at <= now()
-                   AND NOT ($12::boolean AND EXISTS (
+                   AND NOT ($11::boolean AND EXISTS (
                        SELECT FROM outbox_events dead
                         WHERE NOT dead.is_open AND dead.published_at IS NULL
                           AND dead.ordering_key = keys.key AND dead.seq < o.seq)) AS ready
               FROM outbox_events o
              WHERE o.is_open AND o.ordering_key IS NOT NULL AND o.ordering_key = keys.key
              ORDER BY o.seq
-             LIMIT $9::int
+             LIMIT $8::int
           ) seen
         WINDOW in_order AS (ORDER BY seen.seq ROWS UNBOUNDED PRECEDING)
       ) due

@@ -178,7 +178,7 @@ async def test_a_claim_reads_only_its_indexes(pool: asyncpg.Pool) -> None:
     at = "'2000-01-01', 0, '2000-01-01', 0"
     for name, arguments in [
         ("claim", f"10, 'w', {at}, 2"),
-        ("claim_ordered", f"10, 'w', {at}, 2, 20, 10, '{{}}', false, false"),
+        ("claim_ordered", f"10, 'w', {at}, 2, 10, '{{}}', false, false"),
         ("reap", "30, 10, 5"),
         ("reap_ordered", "30, 10, 5"),
     ]:

@@ -120,14 +120,13 @@ class PostgresOutboxAdapter:
 
     async def _claim_ordered(self, batch_max: int) -> Claim:
         owner = self._owner()
-        window = 2 * batch_max
         hints, self._hints = self._hints, set()
         began = time.monotonic()
         positions = *self._fresh.next(), *self._retries.next()
         kept = self._places_kept(batch_max)
         try:
             head, events = await self._take_turn(
-                batch_max, owner, *positions, kept, window, self._run_max, list(hints)
+                batch_max, owner, *positions, kept, self._run_max, list(hints)
             )
         except BaseException:
             self._hints |= hints
@@ -135,7 +134,7 @@ class PostgresOutboxAdapter:
         seconds = time.monotonic() - began
         self._hints.update(head["leftover"])
         cut = len(events) == batch_max
-        fresh_full = head["fresh_count"] == window
+        fresh_full = head["fresh_count"] == batch_max
         retries_full = head["retry_count"] == (kept if fresh_full else batch_max)
         for cursor, name, full in (
             (self._fresh, "fresh", fresh_full),
