@@ -12,7 +12,7 @@ from nats.aio.client import Client
 
 from sea_mq_worker.domain.wire import Sendable
 
-TURN_MESSAGES = 64
+TURN_MESSAGES = 256
 """As many are sent before others may run."""
 
 Sending: TypeAlias = tuple[Sendable, str]
