@@ -83,6 +83,11 @@ CALLS_PER_MESSAGE = Budget(
     600,
     "40 % above what it takes in whole batches; in smaller ones it takes more",
 )
+PAGES_OF_A_LOOK = Budget(
+    "pages that a question of an operator reads, beside 50,000 finished rows and 200 others",
+    400,
+    "by an index, each of the others once or twice; without one all 2,600 of the outbox or 880 of the inbox",
+)
 MODULES_OF_HELP = Budget(
     "modules that `python -m sea_mq_worker --help` imports",
     600,

@@ -1,0 +1,147 @@
+"""What operators ask reads few pages of large tables, whatever the machine: indexes are used."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+from uuid import UUID
+
+import asyncpg
+import pytest
+import pytest_asyncio
+
+from sea_mq_worker.adapters.postgres.connection import NO_HINTS
+from sea_mq_worker.adapters.postgres.inspection import PostgresInspection
+from sea_mq_worker.adapters.postgres.migrations import migrate
+from sea_mq_worker.adapters.postgres.overview import PostgresOverview
+from sea_mq_worker.adapters.postgres.records import InboxFilter, InboxState, OutboxFilter
+from sea_mq_worker.bootstrap.lookout import Lookout
+from sea_mq_worker.bootstrap.whereabouts import whereabouts
+from sea_mq_worker.domain.events import EventState
+from tests.counters import budgets
+from tests.counters.meters import Servers
+from tests.support.rows import opened
+from tests.support.servers import scratch_database
+
+LIMIT = 100_000
+"""Of all that a sample of the depth counts."""
+UNFINISHED = (EventState.PENDING, EventState.CLAIMED, EventState.DEAD)
+UNPROCESSED = (InboxState.WAITING, InboxState.HANDLING, InboxState.DEAD_LETTERED)
+# Of 50,000 of each, 200 are unfinished. Only triggers let no event begin as a published one.
+FILL = """
+SET LOCAL session_replication_role = replica;
+CREATE TEMPORARY TABLE made ON COMMIT DROP AS
+SELECT n, now() - n * interval '1 second' AS at,
+       CASE WHEN n % 250 > 0 THEN 'DONE' WHEN n % 500 > 0 THEN 'DEAD' ELSE 'OPEN' END AS state
+  FROM generate_series(0, 49999) n;
+INSERT INTO outbox_events
+       (id, aggregate_type, aggregate_id, event_type, payload, correlation_id, ordering_key, occurred_at,
+        created_at, state, published_at, publish_error)
+SELECT gen_random_uuid(), 'order', n::text, 'order.created', '{}', gen_random_uuid(), 'order-' || n / 10, at,
+       at, CASE state WHEN 'DONE' THEN 'PUBLISHED' WHEN 'OPEN' THEN 'PENDING' ELSE state END,
+       CASE state WHEN 'DONE' THEN at END, CASE state WHEN 'DEAD' THEN 'no acknowledgement' END
+  FROM made;
+INSERT INTO inbox_messages
+       (message_id, subject, received_at, processed_at, dead_letter_reason, dead_letter_begun_at,
+        dead_lettered_at)
+SELECT gen_random_uuid(), 'vibespro.event.made.v1', at, CASE state WHEN 'DONE' THEN at END,
+       CASE state WHEN 'DEAD' THEN 'REJECTED' END, CASE state WHEN 'DEAD' THEN at END,
+       CASE state WHEN 'DEAD' THEN at END
+  FROM made;
+"""
+EXAMPLES = """
+SELECT e.id AS event, e.correlation_id AS correlation, d.id AS dead, d.ordering_key AS key,
+       m.message_id AS message
+  FROM (SELECT * FROM outbox_events WHERE state = 'PUBLISHED' LIMIT 1) e,
+       (SELECT * FROM outbox_events WHERE state = 'DEAD' ORDER BY occurred_at LIMIT 1 OFFSET 50) d,
+       (SELECT * FROM inbox_messages WHERE processed_at IS NOT NULL LIMIT 1) m
+"""
+PAGES = """
+SELECT sum(shared_blks_hit + shared_blks_read)::bigint
+  FROM pg_stat_statements s JOIN pg_database d ON d.oid = s.dbid WHERE d.datname = $1
+"""
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Desk:
+    """Large tables, rows to ask for, and who asks."""
+
+    database: str
+    tables: PostgresInspection
+    overview: PostgresOverview
+    place: Lookout
+    event: UUID
+    correlation: UUID
+    dead: UUID
+    key: str
+    message: UUID
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def desk(servers: Servers) -> AsyncIterator[Desk]:
+    async with scratch_database(servers.postgres, prefix="looks_") as own:
+        await migrate(own.dsn)
+        connection = await asyncpg.connect(own.dsn)
+        try:
+            async with connection.transaction():
+                await connection.execute(FILL)
+            await connection.execute("VACUUM ANALYZE outbox_events, inbox_messages")
+            examples = await connection.fetchrow(EXAMPLES)
+        finally:
+            await connection.close()
+        async with opened(own, hints=NO_HINTS) as pool:
+            tables = PostgresInspection(pool=pool)
+            place = Lookout(tables=tables, connection=None, dlq_stream="", streams=())
+            overview = PostgresOverview(pool=pool)
+            yield Desk(database=own.name, tables=tables, overview=overview, place=place, **examples)
+
+
+Question: TypeAlias = Callable[[Desk], Awaitable[object]]
+
+
+def events(**which: Any) -> Question:
+    return lambda desk: desk.tables.list_outbox(OutboxFilter(states=UNFINISHED, **which))
+
+
+def messages(**which: Any) -> Question:
+    return lambda desk: desk.tables.list_inbox(InboxFilter(states=UNPROCESSED, **which))
+
+
+QUESTIONS: dict[str, Question] = {
+    "depth": lambda desk: desk.tables.outbox_depth(),
+    "depth of the inbox": lambda desk: desk.tables.inbox_depth(),
+    "a sample of the depth": lambda desk: desk.tables.outbox_depth_capped(limit=LIMIT),
+    "a sample of the inbox's depth": lambda desk: desk.tables.inbox_depth_capped(limit=LIMIT),
+    "a sample of reasons": lambda desk: desk.overview.overview(sessions="sea_mq_worker upkeep"),
+    "outbox list": events(),
+    "outbox list --type": events(event_type="order.created"),
+    "outbox list --key": lambda desk: events(ordering_key=desk.key)(desk),
+    "outbox list --error": events(error_like="nothing says this"),
+    "outbox list --after": lambda desk: events(before_id=desk.dead)(desk),
+    "outbox list --correlation": lambda desk: desk.tables.list_outbox(
+        OutboxFilter(correlation_id=desk.correlation)
+    ),
+    "outbox summary": lambda desk: desk.tables.outbox_summary(read_max=LIMIT, groups_max=5),
+    "outbox show": lambda desk: desk.tables.show_outbox(desk.event),
+    "inbox list": messages(),
+    "inbox list --error": messages(error_like="nothing says this"),
+    "inbox summary": lambda desk: desk.tables.inbox_summary(read_max=LIMIT, groups_max=5),
+    "inbox show": lambda desk: desk.tables.show_inbox(desk.message),
+    "where, an event": lambda desk: whereabouts(str(desk.event), desk.place),
+    "where, a dead event": lambda desk: whereabouts(str(desk.dead), desk.place),
+    "where, a message": lambda desk: whereabouts(str(desk.message), desk.place),
+    "where, the beginning of an id": lambda desk: whereabouts(str(desk.event)[:8], desk.place),
+    "where, a correlation id": lambda desk: whereabouts(str(desk.correlation), desk.place),
+}
+
+
+@pytest.mark.parametrize("question", QUESTIONS.values(), ids=QUESTIONS)
+async def test_what_operators_ask_reads_few_pages(servers: Servers, desk: Desk, question: Question) -> None:
+    async def pages() -> int:
+        return int(await servers.admin.fetchval(PAGES, desk.database))
+
+    await question(desk)  # the first time the driver asks for types, too
+    before = await pages()
+    await question(desk)
+    budgets.PAGES_OF_A_LOOK.check(await pages() - before)
