@@ -1,4 +1,4 @@
-"""Counts facts, for Prometheus and the status page; the metrics there are stand in ``vocabulary``."""
+"""Counts facts, for Prometheus, OTLP and the status page; every metric stands in ``vocabulary``."""
 
 import re
 import time
@@ -71,13 +71,6 @@ class MetricsObserver:
         self._published = self._number("outbox_published_total")
         self._latency = self._families.histograms["sea_mq_outbox_latency_seconds"].of()
         self._batch = self._families.histograms["sea_mq_outbox_batch_seconds"].of()
-
-    def _begin_at_zero(self) -> None:
-        """Show what can be named beforehand from the start: nobody sees the rise of what begins at 1."""
-        for side in get_args(Side):
-            self._number("leases_lost_total", side)
-        for event in NOTICES:
-            self._number("notices_total", event.key)
 
     def observe(self, fact: Fact) -> None:  # noqa: C901, PLR0912  (one line a fact: the list is the point)
         match fact:
@@ -159,6 +152,13 @@ class MetricsObserver:
                 for gate, (reason, since) in self._gates.items()
             },
         }
+
+    def _begin_at_zero(self) -> None:
+        """Show what can be named beforehand from the start: nobody sees the rise of what begins at 1."""
+        for side in get_args(Side):
+            self._number("leases_lost_total", side)
+        for event in NOTICES:
+            self._number("notices_total", event.key)
 
     def _events_published(self, fact: EventsPublished) -> None:
         count = len(fact.latencies)
