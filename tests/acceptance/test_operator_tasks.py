@@ -1,0 +1,233 @@
+"""Each task of docs/operations.md, done with the commands written there, on a system that needs it."""
+
+import re
+import uuid
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from sea_mq_worker.adapters.nats.connection import api
+from sea_mq_worker.adapters.postgres.records import OutboxFilter
+from sea_mq_worker.adapters.postgres.replays import PostgresReplays
+from tests.support.checkups import OF_TEST_SERVERS, Patient, patient
+from tests.support.operators import World
+from tests.support.rows import add_event, add_message
+from tests.support.servers import Database
+from tests.support.tasks import done, tasks
+
+DAY = timedelta(days=1)
+
+
+@pytest.fixture
+async def system(database: Database, nats_url: str, names: str, tmp_path: Path) -> AsyncIterator[Patient]:
+    async with patient(database, nats_url, names, tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+def world(system: Patient) -> World:
+    env = {f"SEA_MQ_{key.upper()}": str(value) for key, value in system.given.items()}
+    return World(env=env, pool=system.pool, connection=system.broker, name=system.name)
+
+
+async def states(world: World) -> dict[str, int]:
+    rows = await world.pool.fetch("SELECT state, count(*) AS events FROM outbox_events GROUP BY state")
+    return {row["state"]: row["events"] for row in rows}
+
+
+async def refused(world: World, messages: int = 1) -> dict[int, UUID]:
+    """Dead-letter messages; return their ids by the sequence of the dead letter."""
+    ids = [await add_message(world.pool, dead=True) for _ in range(messages)]
+    return {await world.dead_letter(message): message for message in ids}
+
+
+def test_there_are_twenty_tasks_of_two_commands_at_most() -> None:
+    assert len(tasks()) == 20
+    assert {title: lines for title, lines in tasks().items() if len(lines) not in {1, 2}} == {}
+
+
+def test_every_task_is_done_by_a_test() -> None:
+    named = re.findall(r'done\(\s*world, "(.+?)"', Path(__file__).read_text())
+    assert sorted(set(named)) == sorted(tasks())
+
+
+# --- looking
+
+
+async def test_is_anything_wrong(world: World, system: Patient) -> None:
+    await system.sql("DROP INDEX idx_outbox_due")
+    [found] = await done(world, "Is anything wrong?")
+    assert found.code == 1
+    assert "idx_outbox_due" in found.out
+
+
+async def test_why_is_the_queue_growing(world: World) -> None:
+    for error in ("subject is taken", "subject is taken", None):
+        await add_event(world.pool, error=error, ordering_key="order-42")
+    depth, summary = await done(world, "Why is the queue growing?")
+    assert re.search(r"outbox\s+3\b", depth.out)
+    assert [said in summary.out for said in ("order.created", "order-42", "subject is taken")] == [True] * 3
+
+
+async def test_where_is_my_event(world: World) -> None:
+    event = await add_event(world.pool, "DEAD", error="too large")
+    [told] = await done(world, "Where is my event?", EVENT=str(event)[:8])
+    assert "it is DEAD and will not be published: too large" in told.out
+    assert f"outbox replay {event}" in told.out
+
+
+async def test_what_became_of_all_that_one_request_caused(world: World) -> None:
+    request = uuid.uuid4()
+    caused = [
+        await add_event(world.pool, state, correlation_id=request) for state in ("PUBLISHED", "PENDING")
+    ]
+    other = await add_event(world.pool)
+    [listed] = await done(world, "What became of all that one request caused?", CORRELATION=request)
+    assert [str(event) in listed.out for event in (*caused, other)] == [True, True, False]
+
+
+async def test_which_events_will_not_be_published_and_why(world: World) -> None:
+    dead = await add_event(world.pool, "DEAD", error="the subject has a space")
+    alive = await add_event(world.pool)
+    [listed] = await done(world, "Which events will not be published, and why?")
+    assert (str(dead) in listed.out, str(alive) in listed.out) == (True, False)
+    assert "the subject has a space" in listed.out
+
+
+async def test_what_is_in_an_event(world: World) -> None:
+    [shown] = await done(world, "What is in an event?", EVENT=await add_event(world.pool))
+    assert '{"total": 1.00}' in shown.out
+
+
+async def test_what_did_the_handler_refuse(world: World) -> None:
+    [(seq, message)] = (await refused(world)).items()
+    listed, shown = await done(world, "What did the handler refuse?", SEQ=seq)
+    assert str(message) in listed.out
+    assert '{"vibe": 1.00}' in shown.out
+
+
+async def test_did_the_handler_ever_get_a_message(world: World) -> None:
+    [shown] = await done(
+        world, "Did the handler ever get a message?", MESSAGE=await add_message(world.pool, processed=True)
+    )
+    assert ("PROCESSED" in shown.out, re.search(r"attempts\s+3\b", shown.out) is not None) == (True, True)
+
+
+async def test_who_changed_something_last_night(world: World) -> None:
+    await world.run(
+        "outbox", "bury", str(await add_event(world.pool)), "--reason", "sent twice", "--actor", "ann"
+    )
+    [listed] = await done(world, "Who changed something last night?")
+    assert [said in listed.out for said in ("ann", "bury", "sent twice")] == [True] * 3
+
+
+# --- sending again
+
+
+async def test_publish_again_what_died_of_one_error(world: World) -> None:
+    for error in ("too large for the server", "too large for the server", "no subject"):
+        await add_event(world.pool, "DEAD", error=error)
+    counted, replayed = await done(world, "Publish again what died of one error")
+    assert (counted.out, replayed.out) == ("2 would be replayed\n", "replayed 2 of 2\n")
+    assert await states(world) == {"PENDING": 2, "DEAD": 1}
+
+
+async def test_replay_yesterdays_events_of_one_type_and_key(world: World) -> None:
+    yesterday = datetime.now(UTC) - 1.5 * DAY
+    wanted = {"event_type": "order.updated", "ordering_key": "order-42", "created_at": yesterday}
+    chosen = [await add_event(world.pool, "PUBLISHED", **wanted) for _ in range(2)]
+    for other in (
+        {"created_at": datetime.now(UTC)},
+        {"event_type": "order.created"},
+        {"ordering_key": "order-43"},
+    ):
+        await add_event(world.pool, "PUBLISHED", **wanted | other)
+    [replayed] = await done(world, "Replay yesterday's events of one type and key")
+    assert replayed.out == "replayed 2 of 2\n"
+    waiting = await world.pool.fetch("SELECT id FROM outbox_events WHERE state = 'PENDING' ORDER BY seq")
+    assert [row["id"] for row in waiting] == chosen
+
+
+async def test_go_on_with_a_replay_that_was_cut_short(world: World) -> None:
+    """It was begun, and killed before it had put anything back."""
+    dead = [await add_event(world.pool, "DEAD") for _ in range(3)]
+    begun = await PostgresReplays(pool=world.pool).begin(
+        OutboxFilter(ids=tuple(dead)), actor="ann", reason="handler fixed"
+    )
+    listed, resumed = await done(world, "Go on with a replay that was cut short", ACTION=begun.id)
+    assert re.search(rf"^\s*{begun.id}\b.*ann", listed.out, re.MULTILINE)
+    assert resumed.out == "replayed 3 of 3\n"
+    assert await states(world) == {"PENDING": 3}
+
+
+async def test_redrive_all_dead_letters_of_one_reason(world: World, system: Patient) -> None:
+    messages = (await refused(world, 2)).values()
+    counted, redriven = await done(world, "Redrive all dead letters of one reason, after a fix")
+    assert (counted.code, "2" in counted.out, redriven.code) == (0, True, 0)
+    assert {call.message_id for call in system.handler.calls} == {str(message) for message in messages}
+    assert (await world.run("dlq", "list", "--json")).json == []
+
+
+async def test_redrive_one_dead_letter(world: World, system: Patient) -> None:
+    letters = await refused(world, 2)
+    seq = min(letters)
+    [redriven] = await done(world, "Redrive one dead letter", SEQ=seq)
+    assert redriven.code == 0
+    assert [call.message_id for call in system.handler.calls] == [str(letters[seq])]
+
+
+# --- ending
+
+
+async def test_keep_an_event_from_being_published(world: World) -> None:
+    [buried] = await done(world, "Keep an event from being published", EVENT=await add_event(world.pool))
+    assert (buried.code, await states(world)) == (0, {"DEAD": 1})
+
+
+async def test_throw_dead_letters_away(world: World) -> None:
+    """What has just come stays: only those older than 30 days go."""
+    await refused(world)
+    counted, purged = await done(world, "Throw dead letters away")
+    assert (counted.code, purged.code) == (0, 0)
+    assert len((await world.run("dlq", "list", "--json")).json) == 1
+    gone = await world.run("dlq", "purge", "--dlq-reason", "REJECTED", "--reason", "nobody needs them")
+    assert gone.code == 0
+    assert (await world.run("dlq", "list", "--json")).json == []
+
+
+async def test_give_up_a_message_that_will_not_come_again(world: World) -> None:
+    message = await add_message(world.pool, received_at=datetime.now(UTC) - 2 * DAY)
+    listed, closed = await done(world, "Give up a message that will not come again", MESSAGE=message)
+    assert (str(message) in listed.out, closed.code) == (True, 0)
+    assert (await world.run("depth", "--json")).json["inbox"]["waiting"] == 0
+
+
+async def test_make_room_in_the_database(world: World) -> None:
+    old = await add_message(world.pool, received_at=datetime.now(UTC) - 40 * DAY, processed=True)
+    young = await add_message(world.pool, processed=True)
+    counted, pruned = await done(world, "Make room in the database")
+    assert [re.search(r"inbox: .*\b1\b", told.out) is not None for told in (counted, pruned)] == [True, True]
+    assert (await world.run("inbox", "show", str(old))).code == 1
+    assert await world.state_of(young) == "PROCESSED"
+
+
+# --- changing
+
+
+async def test_is_it_safe_to_upgrade(world: World) -> None:
+    found, planned = await done(world, "Is it safe to upgrade?")
+    slugs = {finding["slug"] for finding in (await world.run("doctor", "--json")).json}
+    assert (found.code in {0, 1}, slugs <= OF_TEST_SERVERS) == (True, True)
+    assert (planned.code, "side by side" in planned.out) == (0, True)
+
+
+async def test_a_stream_was_changed_by_hand(world: World, system: Patient) -> None:
+    stream = f"{system.name.upper()}_EVENTS"
+    config = (await api(system.broker, f"STREAM.INFO.{stream}"))["config"]
+    await api(system.broker, f"STREAM.UPDATE.{stream}", config | {"max_msgs": 10})
+    checked, applied = await done(world, "A stream or consumer was changed by hand")
+    assert (checked.code, "max_msgs" in checked.out + checked.err, applied.code) == (1, True, 0)
+    assert (await world.run("streams", "check")).code == 0
