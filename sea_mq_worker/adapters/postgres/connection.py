@@ -26,10 +26,12 @@ WORKER_HINTS: Mapping[str, str] = MappingProxyType(
         "enable_sort": "off",
         "enable_hashjoin": "off",
         "enable_mergejoin": "off",
+        "enable_memoize": "off",
         "plan_cache_mode": "force_generic_plan",
     }
 )
-"""Keep a small or never analysed table from being read whole, or sorted, at every call."""
+"""Keep a small or never analysed table from being read whole, or sorted, at every call, and keep no rows in
+mind that are asked for once."""
 
 SERVER_MIN = 14
 """The oldest PostgreSQL that the statements are written for."""
