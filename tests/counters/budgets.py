@@ -22,9 +22,9 @@ STATEMENTS_PER_BATCH = Budget(
 )
 STATEMENTS_PER_MESSAGE = Budget(
     "statements to PostgreSQL per inbound message, 50 in hand",
-    0.2,
-    "a batch is recorded by one and closed by one, which makes 0.04; but what the handler answers one by one"
-    " is closed, and made up for, in smaller parts",
+    0.15,
+    "half of them at a time are recorded by one and closed by one, which makes 0.08; what a busy machine answers"
+    " late is closed, and made up for, in smaller parts",
 )
 OTHER_STATEMENTS_OF_INBOX = Budget(
     "other statements while a thousand messages are taken in",
@@ -80,8 +80,8 @@ CALLS_PER_EVENT = Budget(
 )
 CALLS_PER_MESSAGE = Budget(
     "calls of functions per inbound message, Python's and C's",
-    600,
-    "40 % above what it takes in whole batches; in smaller ones it takes more",
+    400,
+    "a third above what it takes in whole batches; in smaller ones it takes more",
 )
 PAGES_OF_A_LOOK = Budget(
     "pages that a question of an operator reads, beside 50,000 finished rows and 200 others",
