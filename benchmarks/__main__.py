@@ -23,6 +23,7 @@ _QUICK = {
     "seconds": 3,
     "idle": 1.0,
     "history": 5_000,
+    "looks": 2,
     "churn": 5_000,
     "memory": 5_000,
 }
@@ -62,8 +63,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seconds", type=int, default=20, help="how long they come, from 2 (20)")
     parser.add_argument("--idle", type=float, default=10.0, help="seconds without any, before (10)")
     parser.add_argument(
-        "--history", type=int, default=5_000_000, help="published events beside a drain (5000000)"
+        "--history", type=int, default=5_000_000, help="published events beside a drain and looks (5000000)"
     )
+    parser.add_argument("--looks", type=int, default=15, help="how often each question is asked (15)")
     parser.add_argument(
         "--churn", type=int, default=1_800_000, help="events of the churn, --events at a time (1800000)"
     )

@@ -110,8 +110,10 @@ def _median(results: Sequence[Round], program: str) -> dict[str, Any]:
 def tables(workloads: Mapping[str, Any]) -> str:
     """Write the medians for people: what all workloads have, then what is a workload's own."""
     medians = {name: results["median"] for name, results in workloads.items()}
+    names = [name for programs in medians.values() for found in programs.values() for name in found["more"]]
+    width = max(map(len, names), default=0)
     own = [
-        f"{workload:24}{name:48}{value:>12,.2f}"
+        f"{workload:24}{name:{width}}{value:>12,.2f}"
         for workload, programs in medians.items()
         for found in programs.values()
         for name, value in found["more"].items()

@@ -1,7 +1,7 @@
 """``python -m benchmarks.results``: write the figures of docs/benchmarks/*.json into documents and pictures.
 
-``worker.json``, ``long.json`` and ``churn.json`` come from ``python -m benchmarks``, ``peers.json`` from
-``python -m benchmarks.peers``; of the first three there need not be all.
+``peers.json`` comes from ``python -m benchmarks.peers``; ``worker.json``, ``long.json``, ``churn.json`` and
+``looks.json`` from ``python -m benchmarks``, and there need not be all of them.
 """
 
 import json
@@ -13,17 +13,19 @@ from typing import Any
 from benchmarks.comparison import OURS, fastest_first, notes
 from benchmarks.comparison import PROGRAMS as RELAY_PROGRAMS
 from benchmarks.counters import PROGRAMS
+from benchmarks.looks import MEASURES, PROCESSED, PUBLISHED, by_question
 from benchmarks.pictures import costs_of_relays, latency, rates_beside_floors, rates_of_relays
 from benchmarks.report import WORKER
 
 DOCS = Path(__file__).parents[1] / "docs"
 FOLDER = DOCS / "benchmarks"
+_LOOKS = "looks"
 BEGIN, END = "<!-- results -->\n", "<!-- end of results -->"
 
 
 def texts() -> dict[Path, str]:
     """Return everything that follows from the JSON files, by the file that it belongs to."""
-    own = [_loaded(name) for name in ("worker", "long", "churn") if _file(name).exists()]
+    own = [_loaded(name) for name in ("worker", "long", "churn", "looks") if _file(name).exists()]
     peers = _loaded("peers")
     workloads = {name: found for report in own for name, found in report["workloads"].items()}
     return {
@@ -59,8 +61,15 @@ def _own(reports: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield ""
         yield _measured_on(report["machine"], rounds)
         yield ""
-        yield from _medians(report["workloads"])
-        yield from _more(report["workloads"])
+        looks = report["workloads"].get(_LOOKS)
+        others = {name: found for name, found in report["workloads"].items() if name != _LOOKS}
+        if others:
+            yield from _medians(others)
+            yield from _more(others)
+        if others and looks:
+            yield ""
+        if looks:
+            yield from _looks(looks["median"][WORKER]["more"])
 
 
 def _measured_on(machine: Mapping[str, Any], rounds: int) -> str:
@@ -104,6 +113,15 @@ def _more(workloads: Mapping[str, Any]) -> list[str]:
         for what, value in median["more"].items()
     ]
     return ["", *_head("workload", "what else", "median"), *rows] if rows else []
+
+
+def _looks(more: Mapping[str, float]) -> Iterator[str]:
+    """Tell of each question how long it took, and what it read."""
+    yield f"Looks, beside {more[PUBLISHED]:,.0f} {PUBLISHED} and {more[PROCESSED]:,.0f} {PROCESSED}:"
+    yield ""
+    yield from _head("asked", *MEASURES)
+    for question, found in by_question(more).items():
+        yield _row(f"`{question}`", *(f"{found[measure]:,.0f}" for measure in MEASURES))
 
 
 def _peers(report: Mapping[str, Any]) -> Iterator[str]:

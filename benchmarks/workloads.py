@@ -9,6 +9,7 @@ from benchmarks.counters import Figure
 from benchmarks.drain import drain
 from benchmarks.history import history
 from benchmarks.inbox import inbox
+from benchmarks.looks import looks
 from benchmarks.memory import memory
 from benchmarks.stage import Stage
 from benchmarks.steady import steady
@@ -38,6 +39,7 @@ def long_workloads(options: Namespace) -> Mapping[str, Workload]:
     """Return what takes minutes and is measured on request."""
     return {
         "drain, history": lambda stage: history(stage, count=options.events, published=options.history),
+        "looks": lambda stage: looks(stage, published=options.history, times=options.looks),
         "memory": lambda stage: memory(stage, count=options.memory),
         "churn": lambda stage: churn(
             stage, count=options.events, cycles=max(1, options.churn // options.events)

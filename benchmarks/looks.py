@@ -1,0 +1,65 @@
+"""Workload: what operators ask, beside millions of published events and processed messages."""
+
+import time
+from collections.abc import Mapping
+from statistics import median
+
+from benchmarks.counters import Cost, Figure
+from benchmarks.past import DATABASE, publish_past, receive_past, unfinished_events
+from benchmarks.questions import Question, questions
+from benchmarks.stage import Run, Stage
+
+MEASURES = ("first, ms", "median, ms", "worst, ms", "pages")
+"""The first look finds PostgreSQL's cache empty; median and worst are of those after it."""
+PUBLISHED, PROCESSED = "published events", "processed messages"
+_PUBLISHED_PER_RECEIVED = 5
+_ENOUGH_SECONDS = 2.0
+"""After so long a question is asked no more, but once for the first look and once after it."""
+_PAGES = """
+SELECT coalesce(sum(shared_blks_hit + shared_blks_read), 0)::bigint
+  FROM pg_stat_statements WHERE dbid = (SELECT oid FROM pg_database WHERE datname = $1)
+"""
+
+
+async def looks(stage: Stage, *, published: int, times: int) -> dict[str, Figure]:
+    """Ask each question so many times, after once with a cold cache; all rounds have the tables in common."""
+    received = published // _PUBLISHED_PER_RECEIVED
+    more: dict[str, float] = {PUBLISHED: published, PROCESSED: received}
+    count = 0
+    async with stage.run(keep=DATABASE) as run:
+        await publish_past(run, published)
+        await receive_past(run, received)
+        async with unfinished_events(run), questions(run) as asked:
+            await run.server.execute("CREATE EXTENSION IF NOT EXISTS pg_buffercache")
+            before = await run.read(time.process_time())
+            for name, question in asked.items():
+                (first, *warm), pages = await _look(run, question, times)
+                count += 1 + len(warm)
+                figures = (first, median(warm), max(warm), pages)
+                found = zip(MEASURES, figures, strict=True)
+                more |= {f"{name}: {measure}": figure for measure, figure in found}
+            cost = Cost.between(before, await run.read(time.process_time()))
+    return {"worker": Figure(count=count, rate=count / cost.wall_seconds, cost=cost, more=more)}
+
+
+def by_question(more: Mapping[str, float]) -> Mapping[str, Mapping[str, float]]:
+    """Return what was measured of each question, by the measure's name."""
+    found: dict[str, dict[str, float]] = {}
+    for key, value in more.items():
+        question, asked, measure = key.rpartition(": ")
+        if asked:
+            found.setdefault(question, {})[measure] = value
+    return found
+
+
+async def _look(run: Run, question: Question, times: int) -> tuple[list[float], float]:
+    """Return milliseconds of each look, the cold one first, and pages that one of them reads."""
+    await run.server.execute("SELECT pg_buffercache_evict_all()")
+    before = await run.server.fetchval(_PAGES, run.name)
+    taken: list[float] = []
+    while len(taken) < 2 or (len(taken) <= times and sum(taken) < _ENOUGH_SECONDS * 1e3):
+        began = time.perf_counter()
+        await question()
+        taken.append((time.perf_counter() - began) * 1e3)
+    after = await run.server.fetchval(_PAGES, run.name)
+    return taken, (after - before) / len(taken)

@@ -1,0 +1,139 @@
+"""What operators ask, by the names that the table has: commands, and what the worker's page asks."""
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import TypeAlias
+from uuid import UUID
+
+from typer.testing import CliRunner
+
+from benchmarks.past import DEAD_TYPE
+from benchmarks.stage import Run
+from sea_mq_worker.adapters.postgres.connection import NO_HINTS
+from sea_mq_worker.adapters.postgres.inspection import PostgresInspection
+from sea_mq_worker.adapters.postgres.overview import PostgresOverview
+from sea_mq_worker.bootstrap.connections import open_pool
+from sea_mq_worker.bootstrap.desk import WorkerDesk
+from sea_mq_worker.bootstrap.sampling import DEPTH_MAX
+from sea_mq_worker.cli import app
+
+Question: TypeAlias = Callable[[], Awaitable[object]]
+
+_COMMANDS = (
+    "depth",
+    "outbox list",
+    "outbox list --state PENDING",
+    "outbox list --state DEAD",
+    "outbox list --state DEAD --type {type}",
+    "outbox list --state DEAD --error acknowledgement",
+    "outbox list --state DEAD --since 1h --until 10m",
+    "outbox list --after {dead}",
+    "outbox list --key {key}",
+    "outbox list --aggregate order/{aggregate}",
+    "outbox list --type {type} --key {key} --error acknowledgement --since 3h",
+    "outbox list --error nothing-says-this",
+    "outbox list --correlation {correlation}",
+    "outbox summary",
+    "outbox show {event}",
+    "inbox list",
+    "inbox list --state DEAD_LETTERED --reason REJECTED --since 1h",
+    "inbox list --state WAITING --consumer sea-inbox --error 503",
+    "inbox list --subject nobody.event.sends.v1",
+    "inbox list --after {waiting}",
+    "inbox summary",
+    "inbox show {message}",
+    "where {event}",
+    "where {dead}",
+    "where {message}",
+    "where {beginning}",
+    "where {correlation}",
+    "outbox list --state PUBLISHED",
+    "outbox list --state PUBLISHED --since 10m",
+    "outbox list --state PUBLISHED --type order.created",
+    "outbox list --state PUBLISHED --key {key}",
+    "outbox list --state PUBLISHED --aggregate order/{aggregate}",
+    "inbox list --state PROCESSED",
+    "inbox list --state PROCESSED --since 10m",
+)
+"""Last stand those that ask for finished rows by something that no index has."""
+_EXAMPLES = """
+SELECT p.id::text AS event, left(p.id::text, 8) AS beginning, p.correlation_id::text AS correlation,
+       d.id::text AS dead, d.ordering_key AS key, d.aggregate_id AS aggregate,
+       i.message_id::text AS message, w.message_id::text AS waiting
+  FROM (SELECT * FROM outbox_events WHERE published_at IS NOT NULL ORDER BY id LIMIT 1) p,
+       (SELECT * FROM outbox_events WHERE state = 'DEAD' AND ordering_key IS NOT NULL
+         ORDER BY occurred_at LIMIT 1 OFFSET 100) d,
+       (SELECT * FROM inbox_messages WHERE processed_at IS NOT NULL ORDER BY message_id LIMIT 1) i,
+       (SELECT * FROM inbox_messages WHERE processed_at IS NULL ORDER BY received_at LIMIT 1 OFFSET 5000) w
+"""
+_PATIENCE = {"SEA_MQ_DATABASE_TIMEOUT_SECONDS": "60", "SEA_MQ_OUTBOX_LEASE_SECONDS": "120"}
+"""For what reads a whole table: a slow machine might need longer than a command waits by default."""
+
+
+@asynccontextmanager
+async def questions(run: Run) -> AsyncIterator[Mapping[str, Question]]:
+    """Choose rows to ask for; what a worker keeps open for its samples is open meanwhile."""
+    examples = {**await run.database.fetchrow(_EXAMPLES), "type": DEAD_TYPE}
+    names = {name: name.upper() for name in examples} | {"type": DEAD_TYPE}
+    environment = {**run.settings, **_PATIENCE}
+    commands: dict[str, Question] = {
+        command.format_map(names): partial(_command, command.format_map(examples).split(), environment)
+        for command in _COMMANDS
+    }
+    pool = await open_pool(run.own, purpose="upkeep", hints=NO_HINTS)
+    try:
+        yield {
+            "python -m sea_mq_worker depth": partial(_process, ["depth"], environment),
+            **_page(WorkerDesk(run.own), examples),
+            **_samples(PostgresInspection(pool=pool), PostgresOverview(pool=pool)),
+            **commands,
+        }
+    finally:
+        await pool.close()
+
+
+async def _process(args: list[str], environment: Mapping[str, str]) -> None:
+    """Run a command as anybody does, Python's start included."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "sea_mq_worker", *args),
+        env={**os.environ, **environment},
+        stdout=asyncio.subprocess.DEVNULL,
+    )
+    if await process.wait():
+        raise RuntimeError(f"{args}: exit code {process.returncode}")
+
+
+async def _command(args: list[str], environment: Mapping[str, str]) -> None:
+    """Run a command in this process: it connects, asks and prints, as it does in one of its own."""
+    result = await asyncio.to_thread(CliRunner().invoke, app, args, env=environment)
+    if result.exit_code:
+        raise RuntimeError(f"{args}: exit code {result.exit_code}: {result.output}")
+
+
+def _page(desk: WorkerDesk, examples: Mapping[str, str]) -> Mapping[str, Question]:
+    return {
+        "page: search EVENT": partial(desk.whereabouts, examples["event"]),
+        "page: search CORRELATION": partial(desk.whereabouts, examples["correlation"]),
+        "page: dead events": partial(desk.dead_events, event_type="", error="", below=None),
+        "page: dead events of a type and an error": partial(
+            desk.dead_events, event_type=DEAD_TYPE, error="acknowledgement", below=None
+        ),
+        "page: EVENT": partial(desk.event, UUID(examples["event"])),
+    }
+
+
+def _samples(tables: PostgresInspection, overview: PostgresOverview) -> Mapping[str, Question]:
+    """Return what the worker asks by itself: the depth every few seconds, reasons now and then."""
+
+    async def depth() -> None:
+        await tables.outbox_depth_capped(limit=DEPTH_MAX)
+        await tables.inbox_depth_capped(limit=DEPTH_MAX)
+
+    return {
+        "page: sample of the depth": depth,
+        "page: sample of reasons": partial(overview.overview, sessions="sea_mq_worker upkeep"),
+    }
