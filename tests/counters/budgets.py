@@ -23,8 +23,8 @@ STATEMENTS_PER_BATCH = Budget(
 STATEMENTS_PER_MESSAGE = Budget(
     "statements to PostgreSQL per inbound message, 50 in hand",
     0.15,
-    "half of them at a time are recorded by one and closed by one, which makes 0.08; what a busy machine answers"
-    " late is closed, and made up for, in smaller parts",
+    "half of them at a time are recorded by one and closed by one, which makes 0.08; what a busy machine"
+    " answers late is closed, and made up for, in smaller parts",
 )
 OTHER_STATEMENTS_OF_INBOX = Budget(
     "other statements while a thousand messages are taken in",
