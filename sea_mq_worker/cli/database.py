@@ -1,15 +1,25 @@
 """``migrate`` and ``depth``: the database as a whole."""
 
-from dataclasses import asdict
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sea_mq_worker.adapters.postgres.records import Depth
 from sea_mq_worker.cli.support import EXIT_USAGE, JsonOption, act, fail, print_json, print_table
 from sea_mq_worker.settings import Settings
 
 if TYPE_CHECKING:
     from sea_mq_worker.adapters.postgres.migrations import Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Depths:
+    """The answer of `depth`."""
+
+    context: str
+    outbox: Depth
+    inbox: Depth
 
 
 def migrate(
@@ -68,7 +78,7 @@ def depth(
         async with operations(settings) as tables:
             sides = {"outbox": await tables.outbox_depth(), "inbox": await tables.inbox_depth()}
         if json:
-            print_json({"context": settings.context} | {side: asdict(sides[side]) for side in sides})
+            print_json(Depths(context=settings.context, **sides))
             return
         columns = ("side", "count", "oldest", "waiting", "for", "dead")
         rows = [

@@ -1,7 +1,7 @@
 """``dlq list|summary|show|redrive|purge``: dead letters."""
 
 import base64
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Annotated, Any
 
 import typer
@@ -28,7 +28,6 @@ app.command("redrive")(letters.redrive)
 app.command("purge")(letters.purge)
 
 _COLUMNS = ("seq", "stored_at", "reason", "message_id", "original_subject", "attempts", "detail")
-_CONTENT = ("headers", "payload")
 
 
 @app.command("list")
@@ -50,13 +49,14 @@ def list_(
     which = letter_filter(reason, subject, consumer, since, until, error, after_seq=after)
 
     async def work(settings: Settings) -> None:
+        from sea_mq_worker.adapters.nats.dead_letters import DeadLetterSummary
         from sea_mq_worker.bootstrap.operator import dead_letters
 
         async with dead_letters(settings) as stream:
             found = await stream.list(which, limit=limit)
         if json:
-            entries = [asdict(entry) for entry in found]
-            print_json([{k: v for k, v in entry.items() if k not in _CONTENT} for entry in entries])
+            names = [each.name for each in fields(DeadLetterSummary)]
+            print_json([{name: getattr(entry, name) for name in names} for entry in found])
         else:
             rows = [[getattr(entry, column) for column in _COLUMNS] for entry in found]
             print_table(_COLUMNS, rows, empty="no dead letters")
@@ -101,8 +101,7 @@ def show(seq: Annotated[int, typer.Argument(min=1, metavar="SEQ")], json: JsonOp
                 entry = await stream.show(seq)
             except ContractError as error:
                 fail(f"{error}; `sea-mq-worker dlq list` shows which are", EXIT_FAILED)
-        fields = asdict(entry) | _readable(entry.payload)
-        (print_json if json else print_fields)(fields)
+        (print_json if json else print_fields)(asdict(entry) | _readable(entry.payload))
 
     act(work, needs=("nats_url",))
 

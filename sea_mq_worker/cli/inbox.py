@@ -1,6 +1,7 @@
 """``inbox list|summary|show|close``: messages that were received."""
 
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import Annotated
 from uuid import UUID
 
@@ -36,6 +37,14 @@ _TOO_LONG = (
     "out, or raise SEA_MQ_DATABASE_TIMEOUT_SECONDS"
 )
 _COLUMNS = ("message_id", "state", "subject", "consumer", "attempts", "received_at", "last_error")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Closed:
+    """The answer of `close`: which were given up, and which were not WAITING."""
+
+    closed: Sequence[str]
+    left: Sequence[str]
 
 
 @app.command("list")
@@ -113,7 +122,7 @@ def close(
             closed = await tables.close(ids, actor=actor, reason=reason)
         left = sorted(str(message_id) for message_id in set(ids) - closed)
         if json:
-            print_json({"closed": sorted(map(str, closed)), "left": left})
+            print_json(Closed(closed=sorted(map(str, closed)), left=left))
         else:
             typer.echo(f"closed {len(closed)} of {len(set(ids))}")
         if left:

@@ -1,7 +1,7 @@
 """``dlq redrive|purge``: dead letters chosen by sequence or by filters, one after the other."""
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
 
@@ -36,6 +36,14 @@ DetailOption = Annotated[str | None, typer.Option("--error", help="Part of the d
 AllOption = Annotated[bool, typer.Option("--all", help="Every dead letter.")]
 CapOption = Annotated[int, typer.Option("--cap", min=1, help="If more match, nothing is done.")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only count.")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counted:
+    """The answer of a dry run."""
+
+    matched: int
+    dry_run: bool = True
 
 
 def redrive(
@@ -197,6 +205,6 @@ def _end(outcomes: "Sequence[Outcome]", asked: int, *, json: bool) -> None:
 
 def _tell_count(chosen: Sequence[int], what: str, *, json: bool) -> None:
     if json:
-        print_json({"matched": len(chosen), "dry_run": True})
+        print_json(Counted(matched=len(chosen)))
     else:
         typer.echo(f"{len(chosen)} would be {what}")

@@ -1,6 +1,7 @@
 """``outbox list|summary|show|replay|bury``: events (Open Outbox, operator)."""
 
-from dataclasses import asdict, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Annotated
 from uuid import UUID
 
@@ -43,6 +44,14 @@ _TOO_LONG = (
     "PUBLISHED events are found by --correlation, or by id (`where`): by anything else the whole table is "
     "read; leave PUBLISHED out, or raise SEA_MQ_DATABASE_TIMEOUT_SECONDS"
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Buried:
+    """The answer of `bury`: which were ended, and which were not PENDING."""
+
+    buried: Sequence[str]
+    left: Sequence[str]
 
 
 @app.command("list")
@@ -110,7 +119,7 @@ def bury(
             buried = await tables.bury(ids, actor=actor, reason=reason)
         left = sorted(str(event_id) for event_id in set(ids) - buried)
         if json:
-            print_json({"buried": sorted(map(str, buried)), "left": left})
+            print_json(Buried(buried=sorted(map(str, buried)), left=left))
         else:
             typer.echo(f"buried {len(buried)} of {len(set(ids))}")
         if left:

@@ -4,20 +4,20 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sea_mq_worker.adapters.postgres.records import Prunable
 from sea_mq_worker.cli.arguments import ActorOption, ReasonOption, moment
 from sea_mq_worker.cli.support import EXIT_USAGE, JsonOption, act, fail, print_json
 from sea_mq_worker.settings import Settings
 
 if TYPE_CHECKING:
     from sea_mq_worker.adapters.postgres.operations import OnProgress
-    from sea_mq_worker.adapters.postgres.records import Prunable
 
 _COUNT_SECONDS_MAX = 30.0
 
@@ -38,6 +38,22 @@ DeliverableOption = Annotated[
 ]
 CapOption = Annotated[int | None, typer.Option("--cap", min=1, help="Stop after about so many on each side.")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only count, for half a minute at most.")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pruned:
+    """The answer: how many rows of each side are gone."""
+
+    before: datetime
+    deleted: Mapping[Side, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WouldPrune:
+    """The answer of a dry run."""
+
+    before: datetime
+    would_delete: Mapping[Side, Prunable]
 
 
 def prune(
@@ -78,7 +94,7 @@ def prune(
         if dry_run:
             _tell_counts(before, counted, json=json)
         elif json:
-            print_json({"before": before, "deleted": deleted})
+            print_json(Pruned(before=before, deleted=deleted))
         else:
             typer.echo("\n".join(f"{name}: deleted {count}" for name, count in deleted.items()))
 
@@ -92,8 +108,7 @@ def _for(seconds: float) -> Callable[[], bool]:
 
 def _tell_counts(before: datetime, counted: "Mapping[Side, Prunable]", *, json: bool) -> None:
     if json:
-        found = {str(side): asdict(one) for side, one in counted.items()}
-        print_json({"before": before, "dry_run": True, "would_delete": found})
+        print_json(WouldPrune(before=before, would_delete=counted))
         return
     for side, one in counted.items():
         part = f" in {one.pages} of {one.pages_of} pages, counted no further" * (one.pages < one.pages_of)

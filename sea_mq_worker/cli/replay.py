@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Annotated
 from uuid import UUID
 
@@ -58,6 +58,13 @@ class _Order:
     ahead: int
     dry_run: bool
     yes: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replayed(ReplayResult):
+    """The answer."""
+
+    dry_run: bool
 
 
 def replay(
@@ -176,7 +183,7 @@ def _check_choice(*, chosen_by: bool, resume: int | None, reason: str) -> None:
 
 def _tell(result: ReplayResult, *, dry_run: bool, json: bool) -> None:
     if json:
-        print_json(asdict(result) | {"dry_run": dry_run})
+        print_json(Replayed(matched=result.matched, replayed=result.replayed, dry_run=dry_run))
     elif dry_run:
         typer.echo(f"{result.matched} would be replayed")
     else:

@@ -1,7 +1,7 @@
 """``summary`` of outbox and inbox: what the unfinished have in common."""
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import asdict
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -18,6 +18,15 @@ READ_MAX = 50_000
 GroupsOption = Annotated[int, typer.Option("--groups", min=1, help="Show at most so many of each kind.")]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """The answer; ``read``: how many were looked at, the oldest, ``read_max`` at most."""
+
+    read: int
+    read_max: int
+    groups: Sequence[Group]
+
+
 def print_groups(
     question: "Callable[[PostgresOperations, int], Awaitable[Sequence[Group]]]", *, what: str, json: bool
 ) -> None:
@@ -29,7 +38,7 @@ def print_groups(
 def tell_groups(groups: Sequence[Group], read: int, *, what: str, json: bool) -> None:
     """Print groups, and say where not everything was looked at."""
     if json:
-        print_json({"read": read, "read_max": READ_MAX, "groups": [asdict(group) for group in groups]})
+        print_json(Summary(read=read, read_max=READ_MAX, groups=groups))
         return
     rows = [(group.name, group.kind, group.count, group.oldest_at) for group in groups]
     print_table(("name", "of", "count", "oldest"), rows, empty=f"no {what}")

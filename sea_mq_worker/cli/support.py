@@ -116,8 +116,10 @@ def print_page(
 
 
 def print_json(data: object) -> None:
-    """Print one JSON document; moments as ISO 8601."""
-    typer.echo(json_.dumps(data, default=str, indent=2))
+    """Print one JSON document, as docs/cli.schema.json describes it; moments as ISO 8601."""
+    from pydantic_core import to_jsonable_python
+
+    typer.echo(json_.dumps(to_jsonable_python(data), indent=2))
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, empty: str) -> None:

@@ -165,7 +165,10 @@ NEEDS = {
         "operations.count",
         *("pipeline_archive.", "context.owner"),
     ),
-    "reader": (*("depth.", "inspection.", "pipeline_reconcile.", "pipeline_drain.backlog", "context.owner"),),
+    "reader": (
+        *("depth.", "inspection.", "doctor.", "pipeline_reconcile.", "pipeline_drain.backlog"),
+        "context.owner",
+    ),
 }
 
 

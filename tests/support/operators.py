@@ -2,19 +2,21 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
 import asyncpg
+from pydantic import TypeAdapter
 from typer.testing import CliRunner
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection
 from sea_mq_worker.adapters.postgres.connection import NO_HINTS
 from sea_mq_worker.adapters.postgres.operations import PostgresOperations
 from sea_mq_worker.cli import app
+from sea_mq_worker.cli.outputs import OUTPUTS
 from sea_mq_worker.domain.dead_letters import Reason, dead_letter_message
 from sea_mq_worker.domain.messages import DeadLetter
 from tests.support.builders import inbound_message
@@ -52,8 +54,10 @@ class World:
         return PostgresOperations(pool=self.pool)
 
     async def run(self, *arguments: str, **env: str) -> Answer:
-        """Run a command with these settings on top."""
+        """Run a command with these settings on top; what it prints with --json is as documented."""
         result = await asyncio.to_thread(CliRunner().invoke, app, arguments, env=self.env | env)
+        if "--json" in arguments and result.stdout:
+            _check_json(arguments, result.stdout)
         return Answer(code=result.exit_code, out=result.stdout, err=result.stderr)
 
     async def streams(self, *, duplicate_window_seconds: int = 120) -> None:
@@ -83,6 +87,13 @@ class World:
 
     async def state_of(self, message_id: UUID) -> str:
         return str((await self.run("inbox", "show", str(message_id), "--json")).json["state"])
+
+
+def _check_json(arguments: Sequence[str], printed: str) -> None:
+    """Read the output as its type, and write it again: nothing is missing, nothing more is there."""
+    [output] = [OUTPUTS[name] for name in (arguments[0], " ".join(arguments[:2])) if name in OUTPUTS]
+    adapter: TypeAdapter[Any] = TypeAdapter(output)
+    assert adapter.dump_python(adapter.validate_json(printed), mode="json") == json.loads(printed)
 
 
 @asynccontextmanager

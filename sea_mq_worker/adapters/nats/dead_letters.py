@@ -17,15 +17,13 @@ _NO_MESSAGE = 10037
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeadLetterEntry:
-    """EVT-047-002 as it is stored.
+class DeadLetterSummary:
+    """EVT-047-002 as it is stored, without the original's content.
 
     Attributes:
         seq: where it is in the dead-letter stream.
         stored_at: since when.
         stream_sequence: where the original is, or was, in ``stream``.
-        headers: the original's.
-        payload: the original's body; empty where ``body_omitted``.
         body_bytes: size of the original's body.
         body_omitted: it was too large to be dead-lettered whole.
         headers_omitted: how many of the original's headers could not be dead-lettered.
@@ -41,11 +39,22 @@ class DeadLetterEntry:
     stream: str
     stream_sequence: int
     consumer: str
-    headers: Mapping[str, str]
-    payload: bytes = field(repr=False)
     body_bytes: int
     body_omitted: bool
     headers_omitted: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetterEntry(DeadLetterSummary):
+    """All of it.
+
+    Attributes:
+        headers: the original's.
+        payload: the original's body; empty where ``body_omitted``.
+    """
+
+    headers: Mapping[str, str]
+    payload: bytes = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,57 @@
+"""What each command prints with ``--json``; docs/cli.schema.json is made of it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
+
+from sea_mq_worker.adapters.nats.dead_letters import DeadLetterSummary
+from sea_mq_worker.adapters.nats.topology import Change, Difference
+from sea_mq_worker.adapters.postgres.records import InboxRecord, OperatorAction, OutboxDetail, OutboxSummary
+from sea_mq_worker.bootstrap.doctor import Finding
+from sea_mq_worker.bootstrap.redrive import Outcome
+from sea_mq_worker.bootstrap.whereabouts import Whereabouts
+from sea_mq_worker.cli.database import Depths
+from sea_mq_worker.cli.inbox import Closed
+from sea_mq_worker.cli.letters import Counted
+from sea_mq_worker.cli.outbox import Buried
+from sea_mq_worker.cli.prune import Pruned, WouldPrune
+from sea_mq_worker.cli.replay import Replayed
+from sea_mq_worker.cli.summary import Summary
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownLetter(DeadLetterSummary):
+    """All of a dead letter; ``payload`` in base64 where it is no UTF-8."""
+
+    headers: Mapping[str, str]
+    payload: str
+    payload_encoding: Literal["utf-8", "base64"]
+
+
+OUTPUTS: Mapping[str, object] = MappingProxyType(
+    {
+        "where": Whereabouts,
+        "depth": Depths,
+        "doctor": list[Finding],
+        "streams check": list[Difference],
+        "streams apply": list[Change],
+        "outbox list": list[OutboxSummary],
+        "outbox summary": Summary,
+        "outbox show": OutboxDetail,
+        "outbox replay": Replayed,
+        "outbox bury": Buried,
+        "inbox list": list[InboxRecord],
+        "inbox summary": Summary,
+        "inbox show": InboxRecord,
+        "inbox close": Closed,
+        "dlq list": list[DeadLetterSummary],
+        "dlq summary": Summary,
+        "dlq show": ShownLetter,
+        "dlq redrive": list[Outcome] | Counted,
+        "dlq purge": list[Outcome] | Counted,
+        "prune": Pruned | WouldPrune,
+        "audit": list[OperatorAction],
+    }
+)
+"""By command."""

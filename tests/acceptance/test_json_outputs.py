@@ -1,0 +1,45 @@
+"""What commands print with `--json` is as docs/cli.schema.json says; `World.run` compares it."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from sea_mq_worker.cli.outputs import OUTPUTS
+from tests.support.operators import WHY, World, world_of
+from tests.support.rows import add_event, add_message
+from tests.support.servers import Database
+
+NEED_MORE = {"doctor", "dlq redrive"}
+"""Tried where there is a handler."""
+
+
+@pytest.fixture
+async def world(database: Database, nats_url: str, names: str) -> AsyncIterator[World]:
+    async with world_of(database, nats_url, names) as made:
+        await made.streams()
+        yield made
+
+
+async def test_every_command_prints_what_is_documented(world: World) -> None:
+    pending, dead = await add_event(world.pool), await add_event(world.pool, "DEAD", error="too large")
+    lost, letter = await add_message(world.pool), await add_message(world.pool, dead=True)
+    seq = str(await world.dead_letter(letter))
+    settings = {"SEA_MQ_STREAM_REPLICAS": "1", "SEA_MQ_STREAM_MAX_BYTES": "1000000", "SEA_MQ_CONSUMERS": ""}
+    given = {
+        "where": (str(letter),),
+        "outbox show": (str(dead),),
+        "outbox replay": (str(dead), *WHY),
+        "outbox bury": (str(pending), *WHY),
+        "inbox show": (str(lost),),
+        "inbox close": (str(lost), *WHY),
+        "dlq show": (seq,),
+        "dlq purge": (seq, *WHY),
+        "prune": ("--before", "30d", *WHY),
+    }
+    later = ["outbox replay", "outbox bury", "inbox close", "dlq purge", "prune", "audit"]
+    looking = [name for name in OUTPUTS if name not in {*later, *NEED_MORE}]
+    assert (await world.run("prune", "--before", "30d", "--dry-run", *WHY, "--json")).code == 0
+    assert (await world.run("dlq", "purge", "--all", "--dry-run", *WHY, "--json")).json["matched"] == 1
+    for name in [*looking, *later]:
+        answer = await world.run(*name.split(), *given.get(name, ()), "--json", **settings)
+        assert answer.json != [], name
