@@ -1,4 +1,4 @@
--- What `doctor` asks: facts for a judgement, as cheap on millions of rows as on none. Nothing is changed.
+-- What `doctor` asks: facts for a judgement. No table is read whole, and nothing is changed.
 
 -- name: identity
 -- Who asks, where, and what time it is.
@@ -126,7 +126,8 @@ WITH due AS MATERIALIZED (
 )
 SELECT GREATEST(0, (SELECT extract(epoch FROM clock_timestamp() - min(available_at)) FROM due))::float8 AS due_seconds,
        (SELECT count(*) FROM (SELECT FROM outbox_events
-                               WHERE NOT is_open AND published_at IS NULL LIMIT 10000) x) AS dead,
+                               WHERE NOT is_open AND published_at IS NULL
+                               ORDER BY ordering_key, seq LIMIT 10000) x) AS dead,
        (SELECT coalesce(max(octet_length(x.payload::text)), 0)
           FROM (SELECT payload FROM outbox_events WHERE published_at IS NULL AND is_open
                  ORDER BY occurred_at LIMIT 1000) x) AS largest_bytes,

@@ -77,7 +77,8 @@ async def test_a_killed_dev_takes_its_servers_along(tmp_path: Path) -> None:
 async def test_a_command_runs_on_the_servers_when_the_traffic_has_arrived(tmp_path: Path) -> None:
     code = (
         "import os, subprocess, sys; print('python', sys.executable, flush=True);"
-        " subprocess.run(['python', '-m', 'sea_mq_worker', 'depth', '--json'], check=True); sys.exit(7)"
+        " run = ['python', '-m', 'sea_mq_worker']; subprocess.run([*run, 'depth', '--json'], check=True);"
+        " subprocess.run([*run, 'doctor', '--strict'], check=True, stdout=sys.stderr); sys.exit(7)"
     )
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "sea_mq_worker", "dev", "--folder", str(tmp_path / "dev"), "--events", "20",

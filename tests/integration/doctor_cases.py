@@ -29,6 +29,9 @@ Provoke = Callable[[Patient, pytest.MonkeyPatch], Awaitable[Mend | None]]
 """Makes something wrong. What it returns mends it; None: the finding's own SQL does, if it has any."""
 
 CASES: dict[str, Provoke] = {}
+"""What leaves the tables as they are."""
+CASES_OF_TABLES: dict[str, Provoke] = {}
+"""What needs tables of its own."""
 
 
 def provokes(provoke: Provoke) -> Provoke:
@@ -37,11 +40,17 @@ def provokes(provoke: Provoke) -> Provoke:
     return provoke
 
 
+def provokes_in_tables(provoke: Provoke) -> Provoke:
+    """Enter a case that changes the database."""
+    CASES_OF_TABLES[provoke.__name__] = provoke
+    return provoke
+
+
 def by_sql(slug: str, statement: str) -> None:
     async def provoke(p: Patient, _patch: pytest.MonkeyPatch) -> None:
         await p.sql(statement.format(database=p.database.name))
 
-    CASES[slug] = provoke
+    CASES_OF_TABLES[slug] = provoke
 
 
 def by_definition(slug: str, file: str, **fields: object) -> None:
@@ -105,13 +114,13 @@ def _undo(patch: pytest.MonkeyPatch) -> Mend:
     return undo
 
 
-@provokes
+@provokes_in_tables
 async def connections_short(p: Patient, _patch: pytest.MonkeyPatch) -> Mend:
     await p.sql(f"ALTER DATABASE {p.database.name} CONNECTION LIMIT 12")
     return p.changing(database_pool_max=1)
 
 
-@provokes
+@provokes_in_tables
 async def index_invalid(p: Patient, _patch: pytest.MonkeyPatch) -> None:
     """Building it waits for a transaction, and is given up."""
     making = await p.session()
@@ -126,7 +135,7 @@ async def index_invalid(p: Patient, _patch: pytest.MonkeyPatch) -> None:
     await writing.execute("ROLLBACK")
 
 
-@provokes
+@provokes_in_tables
 async def dead_rows(p: Patient, _patch: pytest.MonkeyPatch) -> Mend:
     """Autovacuum leaves alone what somebody has locked."""
     await p.sql("ALTER TABLE inbox_messages SET (autovacuum_vacuum_threshold = 1)")
@@ -147,27 +156,27 @@ async def dead_rows(p: Patient, _patch: pytest.MonkeyPatch) -> Mend:
     return mend
 
 
-@provokes
+@provokes_in_tables
 async def transaction_open_long(p: Patient, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(database, "_LEASES", 0)
     forgotten = await p.session()
     await forgotten.execute("BEGIN; CREATE TEMPORARY TABLE x ()")
 
 
-@provokes
+@provokes_in_tables
 async def outbox_unattended(p: Patient, _patch: pytest.MonkeyPatch) -> Mend:
     await add_event(p.pool, occurred_at=LONG_AGO, available_at=LONG_AGO)
     return p.changing(outbox_enabled=False)
 
 
-@provokes
+@provokes_in_tables
 async def outbox_behind(p: Patient, _patch: pytest.MonkeyPatch) -> Mend:
     await add_event(p.pool, occurred_at=LONG_AGO, available_at=LONG_AGO, ordering_key="k")
     await p.session("sea_mq_worker outbox")
     return p.changing(outbox_enabled=False)
 
 
-@provokes
+@provokes_in_tables
 async def outbox_dead(p: Patient, _patch: pytest.MonkeyPatch) -> Mend:
     await add_event(p.pool, "DEAD")
 
@@ -178,7 +187,7 @@ async def outbox_dead(p: Patient, _patch: pytest.MonkeyPatch) -> Mend:
     return replay
 
 
-@provokes
+@provokes_in_tables
 async def outbox_unpruned(p: Patient, _patch: pytest.MonkeyPatch) -> Mend:
     published = await add_event(p.pool, "CLAIMED")
     done = "state = 'PUBLISHED', claimed_at = NULL, claimed_by = NULL, published_at = $2"
@@ -186,7 +195,7 @@ async def outbox_unpruned(p: Patient, _patch: pytest.MonkeyPatch) -> Mend:
     return p.command
 
 
-@provokes
+@provokes_in_tables
 async def inbox_orphans(p: Patient, _patch: pytest.MonkeyPatch) -> Mend:
     await p.received(seq=1, hours=0, consumer="another")
     await another_consumer(p, "another")
@@ -198,7 +207,7 @@ async def another_consumer(p: Patient, name: str, **config: object) -> None:
     await create_consumer(p.broker, p.upstream_stream, name, **right, **config)
 
 
-@provokes
+@provokes_in_tables
 async def inbox_stuck(p: Patient, _patch: pytest.MonkeyPatch) -> Mend:
     await p.received(seq=1, hours=48)
     return p.changing(inbox_backoff_max_seconds=15_000)
@@ -355,20 +364,20 @@ by_definition("max_ack_pending_low", "consumer", max_ack_pending=10)
 by_definition("retries_outlive_stream", "upstream", max_age=3600 * SECOND)
 
 
-@provokes
+@provokes_in_tables
 async def event_too_large(p: Patient, _patch: pytest.MonkeyPatch) -> Mend:
     await add_event(p.pool, payload='{{"text": "{}"}}'.format("x" * 2000))
     return await p.define("SEA_EVENTS", max_msg_size=1000)
 
 
-@provokes
+@provokes_in_tables
 async def message_lost(p: Patient, _patch: pytest.MonkeyPatch) -> None:
     seq = await p.send()
     await p.ask(f"STREAM.PURGE.{p.upstream_stream}")
     await p.received(seq=seq, hours=0)
 
 
-@provokes
+@provokes_in_tables
 async def inbox_pruned_early(p: Patient, _patch: pytest.MonkeyPatch) -> Mend:
     await p.send()
     await p.take()

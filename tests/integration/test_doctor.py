@@ -7,15 +7,18 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
+from sea_mq_worker.adapters.postgres.connection import WORKER_HINTS
 from sea_mq_worker.adapters.postgres.migrations import migrate
 from sea_mq_worker.adapters.postgres.promised import promised
 from sea_mq_worker.bootstrap.doctor import KINDS, Severity, examine
 from sea_mq_worker.bootstrap.doctor import database as judging
 from sea_mq_worker.embedded import EmbeddedPostgres
-from tests.integration.doctor_cases import CASES
+from tests.integration.doctor_cases import CASES, CASES_OF_TABLES, Provoke
+from tests.security.test_sql import STATEMENTS
 from tests.support.checkups import Patient, patient
 from tests.support.nats_cluster import nats_cluster
 from tests.support.pooler import transaction_pooler
+from tests.support.rows import opened
 from tests.support.servers import Database, PostgresAddress, scratch_database
 from tests.support.waiting import eventually
 
@@ -41,20 +44,46 @@ async def well(database: Database, nats_url: str, names: str, tmp_path: Path) ->
         yield made
 
 
-@pytest.mark.parametrize("slug", CASES)
-async def test_what_is_wrong_is_found_and_ends_by_what_mends_it(
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def untouched(postgres_server: PostgresAddress, template_database: Database) -> AsyncIterator[Database]:
+    """Tables that nobody writes to."""
+    server, template = postgres_server, template_database.name
+    async with scratch_database(server, prefix="untouched_", template=template) as shared:
+        yield shared
+
+
+@pytest.fixture
+async def beside(untouched: Database, nats_url: str, names: str, tmp_path: Path) -> AsyncIterator[Patient]:
+    """A healthy system, too, whose tables are to stay as they are."""
+    async with patient(untouched, nats_url, names, tmp_path) as made:
+        yield made
+
+
+@pytest.mark.parametrize("slug", CASES_OF_TABLES)
+async def test_what_is_wrong_with_tables_is_found_and_ends_by_what_mends_it(
     slug: str, well: Patient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mend = await CASES[slug](well, monkeypatch)
-    found = await well.examined()
+    await provoked(slug, CASES_OF_TABLES[slug], well, monkeypatch)
+
+
+@pytest.mark.parametrize("slug", CASES)
+async def test_what_is_wrong_beside_tables_is_found_and_ends_by_what_mends_it(
+    slug: str, beside: Patient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await provoked(slug, CASES[slug], beside, monkeypatch)
+
+
+async def provoked(slug: str, provoke: Provoke, p: Patient, patch: pytest.MonkeyPatch) -> None:
+    """Make one thing wrong, see that doctor finds it alone, mend it, and see that nothing is left."""
+    mend = await provoke(p, patch)
+    found = await p.examined()
     assert set(found) == {slug} | ALSO.get(slug, set()), found
-    finding = found[slug]
     if mend:
-        await mend(finding)
-    elif finding.sql:
-        await well.sql(finding.sql)
-    if mend or finding.sql:
-        assert await well.examined() == {}
+        await mend(found[slug])
+    elif found[slug].sql:
+        await p.sql(found[slug].sql)
+    if mend or found[slug].sql:
+        assert await p.examined() == {}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -78,6 +107,16 @@ async def sound(
 async def test_a_healthy_system_has_no_finding_but_what_cannot_be_known(sound: Patient) -> None:
     found = await examine(sound.settings())
     assert [(finding.slug, finding.severity) for finding in found] == [("sync_unknown", Severity.INFO)]
+
+
+async def test_a_setting_of_the_server_is_found_and_mended_by_what_is_printed(sound: Patient) -> None:
+    await sound.sql("ALTER SYSTEM SET autovacuum = off")
+    await sound.sql("SELECT pg_reload_conf()")
+    off = await eventually(sound.examined, what="the server has read its settings")
+    assert set(off) == {"autovacuum_off"}
+    await sound.sql(off["autovacuum_off"].sql)
+    await sound.sql("SELECT pg_reload_conf()")
+    await finds(sound)
 
 
 async def test_a_prepared_transaction_is_found(sound: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,7 +181,7 @@ async def test_copies_of_a_stream_are_counted(
 
 
 async def finds(made: Patient, *slugs: str) -> None:
-    """Wait until doctor finds just these: a cluster takes its time to elect leaders."""
+    """Wait until doctor finds just these: servers take their time to read settings, or elect leaders."""
 
     async def found() -> bool:
         return set(await made.examined()) == set(slugs)
@@ -166,5 +205,11 @@ async def test_a_fresh_schema_has_what_the_migrations_promise_and_nothing_else(
     assert sorted(names) == sorted(promised(kind))
 
 
+async def test_dead_events_are_counted_without_reading_those_that_wait(database: Database) -> None:
+    async with opened(database, hints=WORKER_HINTS) as pool:
+        plan = "\n".join(line for (line,) in await pool.fetch(f"EXPLAIN {STATEMENTS['doctor.outbox']}"))
+    assert "idx_outbox_dead" in plan
+
+
 def test_every_finding_is_provoked() -> None:
-    assert set(CASES) | set(ELSEWHERE) | HERE == {kind.slug for kind in KINDS}
+    assert {*CASES, *CASES_OF_TABLES, *ELSEWHERE, *HERE} == {kind.slug for kind in KINDS}

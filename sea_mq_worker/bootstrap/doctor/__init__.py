@@ -9,7 +9,6 @@ from collections.abc import Sequence
 import asyncpg
 
 from sea_mq_worker.adapters.postgres.checkup import DatabaseFacts, database_facts, hears_itself
-from sea_mq_worker.adapters.postgres.connection import NO_HINTS
 from sea_mq_worker.adapters.postgres.errors import POOLER
 from sea_mq_worker.adapters.postgres.migrations import check_version
 from sea_mq_worker.bootstrap.connections import open_pool
@@ -56,7 +55,7 @@ async def examine(settings: Settings) -> Sequence[Finding]:
 async def _database(s: Settings, found: list[Finding]) -> DatabaseFacts | None:
     """Return the facts; what keeps them from being asked is ``found``."""
     try:
-        pool = await open_pool(s, purpose="doctor", hints=NO_HINTS)
+        pool = await open_pool(s, purpose="doctor")
     except UnavailableError as error:
         found.append(DatabaseKind.DATABASE_UNREACHABLE.found(_POSTGRES, str(error)))
         return None

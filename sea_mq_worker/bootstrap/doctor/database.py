@@ -17,6 +17,8 @@ _DEAD_TIMES = 5
 _IDLE_MILLISECONDS = 60_000
 """The worker's quietest connection says something every 30 s."""
 _READS = "SELECT"
+_WRITES = 4
+"""How many of the needed privileges are no reads."""
 
 
 def long_seconds(s: Settings) -> float:
@@ -55,10 +57,6 @@ def _rights(facts: DatabaseFacts) -> Iterator[Finding]:
         )
 
 
-_WRITES = 4
-"""How many of the needed privileges are no reads."""
-
-
 def _privilege(lack: Lack) -> str:
     return f"{lack.privilege} ({', '.join(lack.columns)})" if lack.columns else lack.privilege
 
@@ -68,32 +66,33 @@ def _grant(lack: Lack, facts: DatabaseFacts) -> str:
 
 
 def _server(facts: DatabaseFacts, s: Settings) -> Iterator[Finding]:
-    wrong = (
-        (DatabaseKind.FSYNC_OFF, "fsync", {"off"}),
-        (DatabaseKind.SYNCHRONOUS_COMMIT_OFF, "synchronous_commit", {"off"}),
-        (DatabaseKind.TRIGGERS_OFF, "session_replication_role", {"replica"}),
-        (DatabaseKind.AUTOVACUUM_OFF, "autovacuum", {"off"}),
-    )
-    for kind, name, values in wrong:
-        if facts.settings[name].setting in values:
-            yield _setting(kind, facts, name)
+    for kind, name, wrong, right in (
+        (DatabaseKind.FSYNC_OFF, "fsync", "off", "on"),
+        (DatabaseKind.SYNCHRONOUS_COMMIT_OFF, "synchronous_commit", "off", "on"),
+        (DatabaseKind.TRIGGERS_OFF, "session_replication_role", "replica", "origin"),
+        (DatabaseKind.AUTOVACUUM_OFF, "autovacuum", "off", "on"),
+    ):
+        if facts.settings[name].setting == wrong:
+            yield _setting(kind, facts, name, right)
     for name, least in (
         ("transaction_timeout", s.database_timeout_seconds * 1000),
         ("idle_session_timeout", _IDLE_MILLISECONDS),
     ):
         if name in facts.settings and 0 < int(facts.settings[name].setting) < least:
-            yield _setting(DatabaseKind.SESSION_TIMEOUTS, facts, name)
+            yield _setting(DatabaseKind.SESSION_TIMEOUTS, facts, name, "0")
 
 
-def _setting(kind: DatabaseKind, facts: DatabaseFacts, name: str) -> Finding:
+def _setting(kind: DatabaseKind, facts: DatabaseFacts, name: str, right: str) -> Finding:
+    """A setting ends where it was made; one of the command line cannot be ended by SQL."""
     found = facts.settings[name]
     role, database = _quoted(facts.role), _quoted(facts.database)
-    reset = {
+    sql = {
         "database": f"ALTER DATABASE {database} RESET {name}",
         "user": f"ALTER ROLE {role} RESET {name}",
         "database user": f"ALTER ROLE {role} IN DATABASE {database} RESET {name}",
-    }.get(found.source, f"ALTER SYSTEM RESET {name}")
-    return kind.found("PostgreSQL's settings", f"{name} is {found.setting}, by {found.source}", sql=reset)
+        "configuration file": f"ALTER SYSTEM SET {name} = {right}",
+    }.get(found.source, "")
+    return kind.found("PostgreSQL's settings", f"{name} is {found.setting}, by {found.source}", sql=sql)
 
 
 def _connections(facts: DatabaseFacts, s: Settings) -> Iterator[Finding]:
