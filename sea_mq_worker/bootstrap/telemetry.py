@@ -1,10 +1,13 @@
 """OpenTelemetry, imported and set up only where it is switched on."""
 
 import asyncio
+import contextlib
 import os
+import threading
 import time
+from collections.abc import Callable
 
-from sea_mq_worker.application.pacing import pause
+from sea_mq_worker.application.pacing import StoppedError, pause, unless_stopped
 from sea_mq_worker.application.supervisor import Loop
 from sea_mq_worker.bootstrap.base import Base
 from sea_mq_worker.ports.handler import EventHandler
@@ -20,7 +23,7 @@ def start_tracing(base: Base) -> None:
     from sea_mq_worker.adapters.observability.otlp import described, export_spans  # noqa: PLC0415
 
     shutdown = export_spans(described(context=base.settings.context, worker=base.name))
-    base.stack.push_async_callback(asyncio.to_thread, shutdown)
+    base.stack.push_async_callback(_aside, shutdown)
 
 
 def metrics_export(base: Base) -> Loop:
@@ -40,13 +43,34 @@ def metrics_export(base: Base) -> Loop:
     since_ns = time.time_ns()
     seconds = _interval_seconds()
 
+    async def export_now() -> None:
+        data = metrics_data(base.metrics.measure(), resource=resource, since_ns=since_ns)
+        await _aside(lambda: export(data))
+
     async def run(stop: asyncio.Event) -> None:
         while not stop.is_set():
             await pause(stop, seconds=seconds)
-            data = metrics_data(base.metrics.measure(), resource=resource, since_ns=since_ns)
-            await asyncio.to_thread(export, data)
+            with contextlib.suppress(StoppedError):
+                await unless_stopped(stop, export_now())
 
+    base.stack.push_async_callback(export_now)
     return run
+
+
+async def _aside(work: Callable[[], object]) -> None:
+    """Work on a thread that nobody waits for at the end: a collector may be away."""
+    loop = asyncio.get_running_loop()
+    done = asyncio.Event()
+
+    def run() -> None:
+        try:
+            work()
+        finally:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(done.set)
+
+    threading.Thread(target=run, name="otlp export", daemon=True).start()
+    await done.wait()
 
 
 def _interval_seconds() -> float:

@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from sea_mq_worker.adapters.observability.vocabulary.log_events import LOG_EVENTS
 from sea_mq_worker.adapters.observability.vocabulary.metrics import METRICS
 from sea_mq_worker.adapters.observability.vocabulary.spans import OUTCOME, RESOURCE, SPANS
-from tests.support.handlers import HandlerServer, answer, handler_server, in_turn
+from tests.support.handlers import HandlerServer, answer, handler_server, hang, in_turn
 from tests.support.jetstream import store
 from tests.support.rows import add_event
 from tests.support.servers import Database
@@ -57,11 +57,12 @@ async def test_what_a_worker_tells_is_what_is_documented(
         handler_server() as collector,
         site(dsn=database.dsn, nats_url=nats_url, name=names, folder=tmp_path) as here,
     ):
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{collector.port}")
+        export_often(monkeypatch, collector)
         async with here.worker(log_level="debug", tracing=True, otlp_metrics=True) as worker:
             await worker.ready()
             await work(here, worker)
             scraped = scraped_names(await worker.exposition())
+            await eventually(lambda: all_told(collector), what="spans and metrics are exported")
             exemplified = await worker.exposition(accept="application/openmetrics-text")
             await worker.stopped()
         check_exemplars(exemplified, collector)
@@ -70,6 +71,34 @@ async def test_what_a_worker_tells_is_what_is_documented(
         with_series = {name for name, series in scraped.items() if series}
         assert with_series <= exported_names(collector) <= scraped.keys()
         check_spans(collector)
+
+
+async def test_a_collector_that_never_answers_holds_nobody_up(
+    database: Database, nats_url: str, names: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with (
+        handler_server(hang) as collector,
+        site(dsn=database.dsn, nats_url=nats_url, name=names, folder=tmp_path) as here,
+    ):
+        export_often(monkeypatch, collector)
+        async with here.worker(tracing=True, otlp_metrics=True) as worker:
+            await worker.ready()
+            await collector.called(1, within=30.0)
+            await here.both_ways()
+            await here.quiet()
+            await worker.stopped()
+
+
+def export_often(monkeypatch: pytest.MonkeyPatch, collector: HandlerServer) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{collector.port}")
+    monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "500")
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "500")
+
+
+def all_told(collector: HandlerServer) -> bool:
+    """Tell whether what was asked for has been exported: four handlings and two events, with their waits."""
+    spans = [span for found in resources(collector) for span in found.scope_spans[0].spans]
+    return len(spans) >= 4 * 3 + 2 * 2 and "sea_mq_inbox_message_seconds" in exported_names(collector)
 
 
 def scraped_names(text: str) -> dict[str, int]:

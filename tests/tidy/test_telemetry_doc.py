@@ -119,6 +119,7 @@ def test_metrics_are_named_as_prometheus_asks() -> None:
         assert re.fullmatch(r"sea_mq_[a-z_]+", metric.name)
         assert metric.name.endswith("_total") == (metric.kind == "counter")
         assert metric.name.endswith("_seconds") == (metric.unit == "s")
+        assert metric.unit != "1"  # whoever turns OTLP into Prometheus' names would call it a ratio
 
 
 def test_every_fact_has_its_line() -> None:

@@ -1,6 +1,6 @@
 """Spans and metrics over OTLP/HTTP, by the exporters of the extra ``otel``, as ``OTEL_*`` variables say.
 
-Metrics keep the names that they have for Prometheus, so that dashboards and alerts hold for both ways.
+Metrics keep the names that they have for Prometheus.
 """
 
 import time
@@ -56,7 +56,7 @@ def export_spans(resource: Resource) -> Callable[[], None]:
         )
     except ImportError as error:
         raise _missing("tracing") from error
-    provider = TracerProvider(resource=resource)
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     trace.set_tracer_provider(provider)
     return provider.shutdown

@@ -129,7 +129,9 @@ RECORDS = (
         "A page of the admin server could not be made.",
         ("message", "exception"),
     ),
-    LogEvent("logged", "warning", "A line of a library, whose name is the `logger`.", ("message",)),
+    LogEvent(
+        "logged", "warning", "A line of a library, warning or error; its name is the `logger`.", ("message",)
+    ),
 )
 LOG_EVENTS = (*FACTS.values(), *NOTICES, *PROGRESS, *RECORDS)
 """All of them, by what they are about."""

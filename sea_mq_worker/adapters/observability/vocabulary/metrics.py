@@ -199,7 +199,7 @@ METRICS = (
     Metric(
         "sea_mq_gate_paused",
         "gauge",
-        "1",
+        "{gate}",
         "1 while work pauses for a dependency.",
         "The dependency is away or answers wrongly; `/readyz` has the reason.",
         ("gate",),
@@ -223,7 +223,7 @@ METRICS = (
     Metric(
         "sea_mq_worker_info",
         "gauge",
-        "1",
+        "{worker}",
         "Always 1; the labels tell the worker and its version.",
         "Which versions run; absent: none does.",
         ("name", "version"),
