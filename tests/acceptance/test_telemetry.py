@@ -73,6 +73,7 @@ async def test_what_a_worker_tells_is_what_is_documented(
         check_spans(collector)
 
 
+@pytest.mark.fault("L15")
 async def test_a_collector_that_never_answers_holds_nobody_up(
     database: Database, nats_url: str, names: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
