@@ -146,12 +146,13 @@ async def dead_rows(p: Patient, _patch: pytest.MonkeyPatch) -> Mend:
         " SELECT gen_random_uuid(), 's' FROM generate_series(1, 50)"
     )
     await p.sql("DELETE FROM inbox_messages")
-    counted = "SELECT pg_stat_get_dead_tuples('inbox_messages'::regclass) > 5"
-    await eventually(lambda: p.pool.fetchval(counted), what="the deleted rows are counted")
+    dead = "SELECT pg_stat_get_dead_tuples('inbox_messages'::regclass)"
+    await eventually(lambda: p.pool.fetchval(f"{dead} = 50"), what="the deleted rows are counted")
 
     async def mend(finding: Finding) -> None:
         await locking.execute("ROLLBACK")
         await p.sql(finding.sql)
+        await eventually(lambda: p.pool.fetchval(f"{dead} = 0"), what="the removed rows are counted")
 
     return mend
 
