@@ -5,9 +5,11 @@
 --
 --   {prefix}_producer  the service: puts events into the outbox, and can neither read nor change them
 --   {prefix}_relay     the worker (`run`, `pipeline drain`)
---   {prefix}_operator  `outbox replay|bury`, `dlq redrive`, `pipeline replay`; all of the relay's besides
+--   {prefix}_operator  `outbox replay|bury`, `inbox close`, `dlq redrive|purge`, `pipeline replay`; all of the relay's
+--                      besides
 --   {prefix}_janitor   `prune`, `pipeline archive`: may delete, and only what is finished
---   {prefix}_reader    `depth`, `doctor`, `outbox|inbox list|show`, `pipeline reconcile|report`; sees payloads
+--   {prefix}_reader    `where`, `depth`, `doctor`, `audit`, `outbox|inbox list|summary|show`,
+--                      `pipeline reconcile|report`; sees payloads
 --
 -- They cannot log in. Each user gets a login of its own that is a member of one of them:
 --

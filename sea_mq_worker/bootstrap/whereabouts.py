@@ -71,7 +71,7 @@ async def whereabouts(text: str, lookout: Lookout, *, since: datetime | None = N
     matches = await lookout.matches(text)
     ids = {match.id for match in matches}
     if len(ids) > 1:
-        said = f"{text} may mean {len(ids)} events or messages; name one of them"
+        said = f"{text} may mean any of these and perhaps others; name one"
         return Whereabouts(id=text, answer=(said,), matches=tuple(matches))
     wanted = ids.pop() if ids else _whole(text)
     if wanted is None:

@@ -80,6 +80,8 @@ def list_(
     )
 
     found = ask(lambda tables: tables.list_inbox(which), too_long=_TOO_LONG)
+    if after and not found and ask(lambda tables: tables.show_inbox(after)) is None:
+        fail(f"there is no message {after} (any more): begin again without --after", EXIT_FAILED)
     more = found[-1].message_id if len(found) == limit else None
     print_page(found, _COLUMNS, json=json, empty="no messages", more=more)
 

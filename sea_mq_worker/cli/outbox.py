@@ -80,6 +80,8 @@ def list_(
     which = event_filter(states, type_, key, aggregate, correlation, since, until, error)
     which = replace(which, before_id=after, limit=limit)
     found = ask(lambda tables: tables.list_outbox(which), too_long=_TOO_LONG)
+    if after and not found and ask(lambda tables: tables.show_outbox(after)) is None:
+        fail(f"there is no event {after} (any more): begin again without --after", EXIT_FAILED)
     more = found[-1].id if len(found) == limit else None
     print_page(found, _COLUMNS, json=json, empty="no events", more=more)
 

@@ -58,7 +58,7 @@ def confirm(count: int, what: str, *, yes: bool) -> None:
 
 def act(work: Callable[[Settings], Awaitable[_T]], *, needs: Collection[str]) -> _T:
     """Do an operator's work and translate its errors into exit codes."""
-    from sea_mq_worker.domain.errors import ContractError, WorkerError
+    from sea_mq_worker.domain.errors import ContractError, UnavailableError, WorkerError
 
     settings = settings_for(*needs)
 
@@ -71,6 +71,8 @@ def act(work: Callable[[Settings], Awaitable[_T]], *, needs: Collection[str]) ->
         fail(str(error), EXIT_USAGE)
     except ContractError as error:
         fail(str(error), EXIT_CONTRACT)
+    except UnavailableError as error:
+        fail(f"{error}; try again, or see what `sea-mq-worker doctor` says", EXIT_FAILED)
     except WorkerError as error:
         fail(str(error), EXIT_FAILED)
 

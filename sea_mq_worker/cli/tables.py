@@ -53,12 +53,19 @@ def _shrunk(widths: Sequence[int], room: int) -> list[int] | None:
 
 
 def _block(columns: Sequence[str], row: Sequence[str], width: int) -> Iterator[str]:
-    """Yield the name of a row, and below it what else there is, a column a line."""
+    """Yield the name of a row, and below it what else there is, as much on a line as there is room for."""
     yield row[0]
-    label = max(map(len, columns[1:]), default=0)
+    line = ""
     for column, text in zip(columns[1:], row[1:], strict=True):
-        if text:
-            yield f"  {column:<{label}}  {_cut(text, max(_NARROW, width - label - 4))}"
+        if not text:
+            continue
+        told = _cut(f"{column} {text}", width - len(_GAP))
+        if line and len(line) + len(_GAP) + len(told) > width:
+            yield line
+            line = ""
+        line += f"{_GAP}{told}"
+    if line:
+        yield line
 
 
 def _cut(text: str, width: int) -> str:

@@ -3,19 +3,15 @@
 import uuid
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
-from typing import Any
 from uuid import UUID
 
 import pytest
 
-from sea_mq_worker.adapters.nats.connection import api
 from tests.support.handlers import answer, handler_server
-from tests.support.jetstream import SECOND, create_stream, shipped_files, store
+from tests.support.jetstream import create_stream, store
 from tests.support.operators import WHY, Answer, World, world_of
 from tests.support.rows import add_event, add_message
 from tests.support.servers import Database, PostgresAddress, scratch_database
-from tests.support.waiting import eventually
 
 
 @pytest.fixture
@@ -48,6 +44,8 @@ async def test_outbox_list_leaves_published_out_unless_asked(world: World) -> No
     assert await listed("--after", dead) == [pending]
     page = await world.run("outbox", "list", "--limit", "1")
     assert f"--after {dead}" in page.err
+    gone = await world.run("outbox", "list", "--after", str(uuid.uuid4()))
+    assert (gone.code, "without --after" in gone.err) == (1, True)
     text = (await world.run("outbox", "list")).out
     assert "PENDING" in text
     assert "total" not in text
@@ -307,6 +305,19 @@ async def test_missing_settings_are_named(world: World) -> None:
     assert (refused.code, "SEA_MQ_DATABASE_URL" in refused.err) == (2, True)
     refused = await world.run("dlq", "redrive", "1", *WHY)
     assert (refused.code, "SEA_MQ_HANDLER_URL" in refused.err) == (2, True)
+
+
+async def test_a_database_that_is_away_or_slow_says_what_helps(world: World, unused_tcp_port: int) -> None:
+    away = await world.run("depth", SEA_MQ_DATABASE_URL=f"postgresql://u:p@127.0.0.1:{unused_tcp_port}/d")
+    assert (away.code, "sea-mq-worker doctor" in away.err) == (1, True)
+    await add_event(world.pool, "PUBLISHED")
+    await world.pool.execute("ALTER TABLE outbox_events RENAME TO quick")
+    await world.pool.execute(
+        "CREATE VIEW outbox_events AS SELECT * FROM quick WHERE pg_sleep(60) IS NOT NULL"
+    )
+    short = {"SEA_MQ_DATABASE_TIMEOUT_SECONDS": "1"}
+    slow = await world.run("outbox", "list", "--state", "PUBLISHED", **short)
+    assert (slow.code, "found by --correlation" in slow.err) == (1, True)
 
 
 async def test_a_missing_schema_says_migrate(world: World, postgres_server: PostgresAddress) -> None:

@@ -125,8 +125,12 @@ async def test_an_operator_can_replay_bury_and_redrive(roles: Roles, place: Site
             duplicate_window_seconds=1.0,
         )
         assert replayed.replayed == 1
+        assert await operations.close([uuid.uuid4()], actor="alice", reason="a test") == frozenset()
+        purge = await operations.begin_purge({"seqs": [1]}, actor="alice", reason="a test")
+        assert await operations.letter_purged(uuid.uuid4(), action=purge, actor="alice", reason="a test")
         assert (await operations.redriven(uuid.uuid4(), actor="alice", reason="a test")).open
-        assert [action.action for action in await operations.audit(limit=3)] == ["redrive", "replay", "bury"]
+        done = [action.action for action in await operations.audit(limit=9)]
+        assert done == ["redrive", "purge", "close", "replay", "bury"]
 
 
 async def test_a_janitor_deletes_what_is_finished_and_nothing_else(roles: Roles, place: Site) -> None:

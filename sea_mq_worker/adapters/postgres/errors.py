@@ -48,7 +48,7 @@ _STOP = {
     "28": "it refuses the user or password; check the DSN",
     "3D000": "the database does not exist; create it or correct the DSN",
     "3F000": f"the schema is missing; {_MIGRATE}",
-    "42501": "the user lacks a privilege; grant it",
+    "42501": "the user lacks a privilege; sql/roles.sql has a role for each purpose",
     "42P01": f"a table is missing; {_MIGRATE}",
     "42703": f"a column is missing; {_MIGRATE}",
     "42704": f"an object is missing; {_MIGRATE}",
