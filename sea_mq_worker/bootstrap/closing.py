@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
 
 _GOODBYE_SECONDS = 0.7
 _NEXT_SECONDS = 0.1
@@ -20,7 +21,12 @@ async def bounded_stack() -> AsyncIterator[AsyncExitStack]:
     finally:
         closing = asyncio.create_task(stack.aclose())
         await asyncio.wait({closing}, timeout=_GOODBYE_SECONDS)
-        while not closing.done():
-            closing.cancel()
-            await asyncio.wait({closing}, timeout=_NEXT_SECONDS)
-        await asyncio.gather(closing, return_exceptions=True)
+        await cut_off(closing)
+
+
+async def cut_off(task: asyncio.Task[Any]) -> None:
+    """End a task, and one after the other the goodbyes that it still waits for."""
+    while not task.done():
+        task.cancel()
+        await asyncio.wait({task}, timeout=_NEXT_SECONDS)
+    await asyncio.gather(task, return_exceptions=True)

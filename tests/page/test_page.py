@@ -42,7 +42,7 @@ async def unlocked(browser: Browser, site: Site) -> AsyncIterator[Page]:
         page.troubles.clear()  # the answer 401 is told on the console
         await page.write("#token", TOKEN)
         await page.press("Enter")
-        await page.until("document.querySelector('#login').hidden")
+        await page.until("document.querySelector('#search').checkVisibility()")
         yield page
 
 
@@ -141,7 +141,7 @@ async def test_an_outage_is_told_with_its_cause_and_numbers_still_come(browser: 
         await site.send(12)
         await page.says("The handler takes no messages", "#verdict", within=30)
         assert re.search(r"since \d\d:\d\d, for", await page.text("#since"))
-        assert await page.text("#helps code") == "python -m sea_mq_worker doctor"
+        assert await page.text("#helps code") == "sea-mq-worker doctor"
         site.to_database.stall()
         assert await numbers_come(page)
         site.to_database.heal()

@@ -58,7 +58,7 @@ def test_a_pause_names_every_cause_and_what_helps() -> None:
         ("stream SEA_EVENTS", None),
         ("handler", 5.0),
     ]
-    assert list(verdict.helps) == ["python -m sea_mq_worker doctor", "python -m sea_mq_worker streams check"]
+    assert list(verdict.helps) == ["sea-mq-worker doctor", "sea-mq-worker streams check"]
 
 
 class Clock:

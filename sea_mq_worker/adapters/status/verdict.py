@@ -7,10 +7,10 @@ from enum import StrEnum
 BEHIND_SECONDS = 60.0
 """Nothing that works leaves an event waiting for so long."""
 STALE_SECONDS = 60.0
-_DOCTOR = "python -m sea_mq_worker doctor"
+_DOCTOR = "sea-mq-worker doctor"
 _LISTS = {
-    "outbox": "python -m sea_mq_worker outbox list --state DEAD",
-    "inbox": "python -m sea_mq_worker dlq list",
+    "outbox": "sea-mq-worker outbox list --state DEAD",
+    "inbox": "sea-mq-worker dlq list",
 }
 _FIRST_EVENT = """\
 INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload)
@@ -133,7 +133,7 @@ def _subject(part: str) -> str:
 
 def _steps(part: str) -> tuple[str, ...]:
     if part.startswith(("stream", "consumer", "stranded")):
-        return ("python -m sea_mq_worker streams check",)
+        return ("sea-mq-worker streams check",)
     return ()
 
 

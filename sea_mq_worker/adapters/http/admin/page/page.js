@@ -114,10 +114,10 @@ async function poll() {
       write(at("state"), "Locked");
       write(at("text"), answer.status === 429 ? "Too many wrong tokens: wait a minute." : "The numbers are for who has the token.");
     } else {
-      fail("Broken", `The worker answers ${answer.status}.`, ["python -m sea_mq_worker doctor"]);
+      fail("Broken", `The worker answers ${answer.status}.`, ["sea-mq-worker doctor"]);
     }
   } catch {
-    fail("Gone", "The worker does not answer: it has ended, is stuck, or cannot be reached from here.", ["python -m sea_mq_worker doctor"]);
+    fail("Gone", "The worker does not answer: it has ended, is stuck, or cannot be reached from here.", ["sea-mq-worker doctor"]);
   }
   grow();
   write(at("fresh"), last ? `Numbers of ${atClock(last / 1000)}, asked for every ${STATUS_SECONDS} s` : "");

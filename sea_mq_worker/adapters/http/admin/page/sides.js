@@ -9,7 +9,7 @@ const SIDES = {
     says: "database → stream",
     flow: "Published / s",
     took: "From commit to stream",
-    dead: "dead events",
+    dead: "dead event",
     counts: [
       ["published", "published"],
       ["duplicates", "duplicates suppressed by the stream"],
@@ -23,7 +23,7 @@ const SIDES = {
     says: "stream → handler",
     flow: "Processed / s",
     took: "From receipt to effect",
-    dead: "dead letters",
+    dead: "dead letter",
     counts: [
       ["processed", "processed"],
       ["skipped", "duplicates suppressed by the inbox"],
@@ -100,9 +100,13 @@ function show(card, side, status, name) {
     write(shown, count(total));
     shown.classList.toggle("warn", total > 0 && (key === "buried" || key === "dead_lettered" || key === "leases_lost"));
   }
-  write(card.dead, sample ? (sample.dead ? `${capped(sample.dead)} ${card.words.dead} stopped for good` : `No ${card.words.dead}`) : "–");
+  write(card.dead, sample ? stopped(sample.dead, capped, card.words.dead) : "–");
   card.dead.classList.toggle("warn", Boolean(sample?.dead));
   showReasons(card.reasons, sample?.dead ? (status.overview?.reasons[name] ?? []) : []);
+}
+
+function stopped(number, capped, noun) {
+  return number ? `${capped(number)} ${noun}${number === 1 ? "" : "s"} stopped for good` : `No ${noun}s`;
 }
 
 function percentiles(latency) {

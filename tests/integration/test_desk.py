@@ -1,0 +1,98 @@
+"""The page's desk on real servers: one question at a time, bounded, and clear about missing rights."""
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from pydantic import SecretStr
+
+from sea_mq_worker.adapters.http.admin.desk import DeskBusyError, DeskTimeoutError
+from sea_mq_worker.bootstrap import desk as module
+from sea_mq_worker.bootstrap.desk import WorkerDesk
+from sea_mq_worker.domain.errors import ContractError
+from sea_mq_worker.settings import Settings
+from tests.page.stage import add_dead_event
+from tests.support.servers import Database, PostgresAddress, unique
+from tests.support.site import Site, site
+
+
+@pytest.fixture
+async def place(database: Database, nats_url: str, names: str, tmp_path: Path) -> AsyncIterator[Site]:
+    async with site(dsn=database.dsn, nats_url=nats_url, name=names, folder=tmp_path) as made:
+        yield made
+
+
+def desk(place: Site, *, database_url: str = "") -> WorkerDesk:
+    environment = place.target.environment
+    return WorkerDesk(
+        Settings(
+            context=place.target.context,
+            database_url=SecretStr(database_url or environment["SEA_MQ_DATABASE_URL"]),
+            nats_url=SecretStr(environment["SEA_MQ_NATS_URL"]),
+        )
+    )
+
+
+async def test_a_question_that_is_not_answered_ends_and_lets_the_next_one_come(
+    place: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_QUESTION_SECONDS", 0.4)
+    monkeypatch.setattr("sea_mq_worker.bootstrap.turn._TURN_SECONDS", 0.1)
+    asked = desk(place)
+    place.to_database.stall()
+    first = asyncio.create_task(asked.actions())
+    await asyncio.sleep(0)
+    with pytest.raises(DeskBusyError):
+        await asked.actions()
+    async with asyncio.timeout(5):
+        with pytest.raises(DeskTimeoutError, match=r"within 0\.4 s"):
+            await first
+    place.to_database.heal()
+    monkeypatch.setattr(module, "_QUESTION_SECONDS", 8.0)
+    assert await asked.actions() == {"items": []}
+
+
+async def test_a_change_without_the_right_names_the_grant_and_changes_nothing(
+    place: Site, database: Database, postgres_server: PostgresAddress
+) -> None:
+    event = await add_dead_event(place.database, event_type="no subject")
+    login = unique("page_")
+    await place.database.execute(f"CREATE ROLE {login} LOGIN PASSWORD 'p'")
+    await place.database.execute(
+        f"GRANT SELECT ON sea_mq_migrations, outbox_events TO {login};"
+        f"GRANT UPDATE (state, available_at) ON outbox_events TO {login}"
+    )
+    parts = urlsplit(database.dsn)
+    dsn = parts._replace(netloc=f"{login}:p@{parts.hostname}:{parts.port}").geturl()
+    try:
+        asked = desk(place, database_url=dsn)
+        listed = await asked.dead_events(event_type="", error="", below=None)
+        assert [str(found.id) for found in listed["items"]] == [event]
+        with pytest.raises(ContractError, match=r"operator_actions.*grant the operator's role.*roles\.sql"):
+            await asked.replay(uuid.UUID(event), actor="Ann", reason="try")
+        with pytest.raises(ContractError, match=r"roles\.sql"):
+            await asked.actions()
+    finally:
+        await place.database.execute(f"DROP OWNED BY {login}; DROP ROLE {login}")
+    assert (await place.row(event))["state"] == "DEAD"
+
+
+async def test_an_endless_payload_is_shown_up_to_a_bound(place: Site) -> None:
+    event = await add_dead_event(place.database, event_type="no subject", text="ä" * 100_000)
+    shown = await desk(place).event(uuid.UUID(event))
+    assert shown is not None
+    assert (shown["payload_cut"], shown["payload_bytes"], shown["payload_encoding"]) == (
+        True,
+        200_012,
+        "utf-8",
+    )
+    assert len(shown["payload"].encode()) <= 65_536
+    assert await desk(place).event(uuid.uuid4()) is None
+
+
+async def test_what_is_no_id_is_told_as_such(place: Site) -> None:
+    with pytest.raises(ValueError, match="no id"):
+        await desk(place).whereabouts("order 17")
