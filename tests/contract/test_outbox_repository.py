@@ -236,6 +236,16 @@ async def test_one_claim_cannot_settle_another_ones_events(world: World) -> None
     assert await relay.mark_published(second, published(second)) == set(ids(second))
 
 
+@pytest.mark.parametrize("end", ["mark_published", "increment_attempts"])
+async def test_a_settlement_tells_which_events_its_claim_still_had(world: World, end: str) -> None:
+    for _ in range(4):
+        await world.add()
+    relay = world.relay()
+    first, second = [await relay.find_unpublished(batch_max=2) for _ in range(2)]
+    verdicts = published if end == "mark_published" else buried
+    assert await getattr(relay, end)(first, verdicts(first) + verdicts(second)) == set(ids(first))
+
+
 # --- leases
 
 
