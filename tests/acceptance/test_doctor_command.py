@@ -69,8 +69,8 @@ async def test_the_handler_gets_no_event_and_no_token(well: Patient, tmp_path: P
     token = tmp_path / "token"
     token.write_text("secret")
     token.chmod(0o600)
-    well.given["handler_token_file"] = token
+    well.given |= {"handler_token_file": token, "handler_url": f"{well.handler.url}?of=orders"}
     await doctor(well)
     [call] = well.handler.calls
-    assert (call.method, call.path, call.body) == ("OPTIONS", "/handle", b"")
+    assert (call.method, call.path, call.body) == ("OPTIONS", "/handle?of=orders", b"")
     assert "authorization" not in call.headers

@@ -13,8 +13,8 @@ from sea_mq_worker.domain.forbidden_hosts import is_metadata_host
 from sea_mq_worker.settings import Settings
 
 _SECONDS = 3.0
-_NOT_FOUND = 404
-_SERVER_ERRORS = range(500, 600)
+_WRONG = {404, *range(500, 600)} - {501}
+"""A server that does not know OPTIONS says 405 or 501."""
 
 
 class HandlerKind(Kind):
@@ -86,9 +86,9 @@ def _port(url: SplitResult) -> int:
 
 async def _asked(url: SplitResult, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> str:
     """Return what is wrong with the answer; without a token, a refusal of the asker is none."""
-    path = url.path or "/"
+    target = SplitResult("", "", url.path or "/", url.query, "").geturl()
     host = url.netloc.rpartition("@")[2]
-    writer.write(f"OPTIONS {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+    writer.write(f"OPTIONS {target} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
     line = b""
     with contextlib.suppress(OSError, ValueError):
         async with asyncio.timeout(_SECONDS):
@@ -96,5 +96,4 @@ async def _asked(url: SplitResult, reader: asyncio.StreamReader, writer: asyncio
     status = line.split(b" ")[1:2]
     if not (status and status[0].isdigit()):
         return "no answer to OPTIONS"
-    code = int(status[0])
-    return f"{code} to OPTIONS" if code == _NOT_FOUND or code in _SERVER_ERRORS else ""
+    return f"{int(status[0])} to OPTIONS" if int(status[0]) in _WRONG else ""
