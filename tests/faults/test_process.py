@@ -54,7 +54,7 @@ async def test_an_error_that_nobody_foresaw_ends_the_whole_process(shared: Site)
             " VALUES (gen_random_uuid(), 'a', '1', 'made')"
         )
         assert await worker.ended() == 4
-    assert "outbox unordered died: AttributeError" in worker.written
+    assert "outbox unordered died: TypeError" in worker.written
 
 
 @pytest.mark.fault("L07")
