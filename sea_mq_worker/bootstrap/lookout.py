@@ -9,7 +9,7 @@ from typing import TypeVar
 from uuid import UUID
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection
-from sea_mq_worker.adapters.nats.dead_letters import LetterFilter, NatsDeadLetters
+from sea_mq_worker.adapters.nats.dead_letters import DeadLetterEntry, LetterFilter, NatsDeadLetters
 from sea_mq_worker.adapters.nats.search import find_ids
 from sea_mq_worker.adapters.nats.traces import Trace, readers, trace
 from sea_mq_worker.adapters.postgres.inspection import PostgresInspection
@@ -211,21 +211,24 @@ class _Broker:
         """Look for dead letters: where the inbox says when there was one, only around that time."""
         if message and not message.dead_letter_begun_at:
             return []
-        which = LetterFilter(message_id=wanted)
+        which = LetterFilter()
         if message and message.dead_letter_begun_at:
             which = replace(which, since=message.dead_letter_begun_at - _MARGIN)
+        if message and message.dead_lettered_at:
+            which = replace(which, until=message.dead_lettered_at + _MARGIN)
+        return await self._try(f"stream {self.dlq_stream}", self._read_letters(wanted, which)) or []
+
+    async def _read_letters(self, wanted: str, which: LetterFilter) -> list[Letter]:
         letters = NatsDeadLetters(connection=self.connection, stream=self.dlq_stream)
-        found = await self._try(f"stream {self.dlq_stream}", letters.list(which, read_max=_LETTERS_READ_MAX))
-        return [
-            Letter(
-                seq=one.seq,
-                stored_at=one.stored_at,
-                reason=one.reason,
-                detail=one.detail,
-                consumer=one.consumer,
-            )
-            for one in found or ()
-        ]
+        read = 0
+        found: list[Letter] = []
+        async for one in letters.walk(which, limit=_LETTERS_READ_MAX):
+            read += 1
+            if one.message_id == wanted:
+                found.append(_letter(one))
+        if read == _LETTERS_READ_MAX and not found:
+            self.unseen.append(f"stream {self.dlq_stream}: only its first {read} dead letters of that time")
+        return found
 
     async def _try(self, what: str, asked: Awaitable[_T]) -> _T | None:
         try:
@@ -233,6 +236,12 @@ class _Broker:
         except WorkerError as error:
             self.unseen.append(f"{what}: {error}")
             return None
+
+
+def _letter(one: DeadLetterEntry) -> Letter:
+    return Letter(
+        seq=one.seq, stored_at=one.stored_at, reason=one.reason, detail=one.detail, consumer=one.consumer
+    )
 
 
 def _places(event: OutboxSummary | None, message: InboxRecord | None) -> list[_Place]:

@@ -9,7 +9,7 @@ import typer
 from sea_mq_worker.cli import letters
 from sea_mq_worker.cli.arguments import LimitOption, SinceOption, UntilOption
 from sea_mq_worker.cli.letters import ConsumerOption, DetailOption, SubjectOption, letter_filter
-from sea_mq_worker.cli.summary import READ_MAX, GroupsOption, tell_groups
+from sea_mq_worker.cli.summary import GroupsOption, tell_groups
 from sea_mq_worker.cli.support import (
     EXIT_FAILED,
     JsonOption,
@@ -27,6 +27,8 @@ app = typer.Typer(help="Dead letters: look, count, hand to the handler again, de
 app.command("redrive")(letters.redrive)
 app.command("purge")(letters.purge)
 
+_READ_MAX = 10_000
+"""Each is asked for by itself."""
 _COLUMNS = ("seq", "stored_at", "reason", "message_id", "original_subject", "attempts", "detail")
 
 
@@ -82,8 +84,8 @@ def summary(
         from sea_mq_worker.bootstrap.operator import dead_letters
 
         async with dead_letters(settings) as stream:
-            read, found = await letter_groups(stream, which, read_max=READ_MAX, groups_max=groups)
-        tell_groups(found, read, what="dead letters", json=json)
+            read, found = await letter_groups(stream, which, read_max=_READ_MAX, groups_max=groups)
+        tell_groups(found, read, what="dead letters", json=json, read_max=_READ_MAX)
 
     act(work, needs=("nats_url",))
 

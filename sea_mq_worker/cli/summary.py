@@ -35,12 +35,14 @@ def print_groups(
     tell_groups(groups, sum(group.count for group in groups if group.kind == "state"), what=what, json=json)
 
 
-def tell_groups(groups: Sequence[Group], read: int, *, what: str, json: bool) -> None:
+def tell_groups(
+    groups: Sequence[Group], read: int, *, what: str, json: bool, read_max: int = READ_MAX
+) -> None:
     """Print groups, and say where not everything was looked at."""
     if json:
-        print_json(Summary(read=read, read_max=READ_MAX, groups=groups))
+        print_json(Summary(read=read, read_max=read_max, groups=groups))
         return
     rows = [(group.name, group.kind, group.count, group.oldest_at) for group in groups]
     print_table(("name", "of", "count", "oldest"), rows, empty=f"no {what}")
-    if read >= READ_MAX:
-        typer.echo(f"of the oldest {READ_MAX} {what}; `sea-mq-worker depth` counts all", err=True)
+    if read >= read_max:
+        typer.echo(f"of the oldest {read_max} {what}", err=True)

@@ -1,5 +1,6 @@
 """Large replays: they let new events pass, and go on where they were cut short."""
 
+import signal
 import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -125,7 +126,7 @@ async def test_only_a_replay_goes_on(replays: PostgresReplays, pool: asyncpg.Poo
         await replays.load(17)
     by_pipeline = await pool.fetchval(
         "INSERT INTO operator_actions (actor, action, reason, selection, affected)"
-        """ VALUES ('a', 'replay', 'r', '{"progress": {"finished": false, "as_given": {}}}', 0) RETURNING id"""
+        """ VALUES ('a', 'replay', '', '{"progress": {"finished": false, "as_given": {}}}', 0) RETURNING id"""
     )
     with pytest.raises(ContractError, match="pipeline replay"):
         await replays.load(by_pipeline)
@@ -175,3 +176,19 @@ async def test_a_killed_replay_resumed_publishes_each_event_once_more_and_new_on
     assert sorted(order) == sorted(old + new)
     assert max(map(order.index, new)) < min(map(order.index, old[20:]))
     assert await place.database.fetchval("SELECT affected FROM operator_actions") == 25
+
+
+async def test_a_replay_stopped_by_an_operator_says_how_it_goes_on(place: Site) -> None:
+    await place.commit(3)
+    await place.database.execute(END)
+    await place.database.execute(
+        "UPDATE outbox_events SET state = 'DEAD', claimed_at = NULL, claimed_by = NULL"
+    )
+    command = ("outbox", "replay", "--state", "DEAD", "--actor", "ann", "--reason", "a test", "--ahead", "1")
+    affected = "SELECT affected = 1 FROM operator_actions WHERE action = 'replay'"
+    async with place.worker(*command, name="replay") as replay:
+        await eventually(lambda: place.database.fetchval(affected), within=30, what="one is put back")
+        replay.send(signal.SIGINT)
+        assert await replay.ended() == 130
+    action = await place.database.fetchval("SELECT id FROM operator_actions")
+    assert f"sea-mq-worker outbox replay --resume {action}" in replay.written

@@ -1,9 +1,11 @@
 """The dead-letter stream as operators see it: list, show, take back, remove."""
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection, api
@@ -14,6 +16,7 @@ from sea_mq_worker.domain.errors import ContractError
 from sea_mq_worker.domain.messages import InboundMessage
 
 _NO_MESSAGE = 10037
+_AT_ONCE_MAX = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,14 +180,24 @@ class NatsDeadLetters:
         return int(low)
 
     async def _after(self, seq: int) -> AsyncIterator[DeadLetterEntry]:
-        """Walk the stream, over the gaps that removals left."""
+        """Walk the stream, over the gaps that removals left; the further it goes, the more at once."""
+        at_once = 1
         while message := await self._next(seq):
-            seq = message["seq"]
             yield _entry(message)
+            seq, at_once = message["seq"], min(2 * at_once, _AT_ONCE_MAX)
+            several = [self._at(n) for n in range(seq + 1, seq + at_once)]
+            for found in await asyncio.gather(*several):
+                if found:
+                    yield _entry(found)
+            seq += at_once - 1
 
     async def _next(self, seq: int) -> dict[str, Any] | None:
+        """Return the first message behind ``seq``."""
+        return await self._at(seq + 1, {"next_by_subj": ">"})
+
+    async def _at(self, seq: int, how: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any] | None:
         try:
-            return await self._ask(self._stream, {"seq": seq + 1, "next_by_subj": ">"})
+            return await self._ask(self._stream, {"seq": seq, **how})
         except ApiRefusedError as error:
             if error.err_code != _NO_MESSAGE:
                 raise
