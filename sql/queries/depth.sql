@@ -6,14 +6,20 @@
 -- the backlog without them, and dead tells them alone: count = waiting + dead.
 
 -- name: outbox_depth
--- QRY-050: events that are not published, and since when the oldest is.
--- Index: idx_outbox_unpublished. Exact; 0.1 ms for each 1000 events.
-SELECT count(*) AS count, min(occurred_at) AS oldest_at,
-       count(*) FILTER (WHERE is_open) AS waiting,
-       extract(epoch FROM clock_timestamp() - min(occurred_at) FILTER (WHERE is_open))::float8 AS waiting_seconds,
-       count(*) FILTER (WHERE NOT is_open) AS dead
-  FROM outbox_events
- WHERE published_at IS NULL;
+-- QRY-050: events that are not published, and since when the oldest is. Exact; 3 pages for each 1000 events, and
+-- besides the table's own of what came or changed since the last vacuum.
+-- Indexes: idx_outbox_unpublished, idx_outbox_dead.
+WITH counted AS MATERIALIZED (
+    SELECT (SELECT count(*) FROM outbox_events WHERE published_at IS NULL) AS count,
+           (SELECT count(*) FROM outbox_events WHERE NOT is_open AND published_at IS NULL) AS dead
+)
+SELECT count,
+       (SELECT occurred_at FROM outbox_events WHERE published_at IS NULL ORDER BY occurred_at LIMIT 1) AS oldest_at,
+       count - dead AS waiting,
+       (SELECT extract(epoch FROM clock_timestamp() - occurred_at)::float8 FROM outbox_events
+         WHERE published_at IS NULL AND is_open ORDER BY occurred_at LIMIT 1) AS waiting_seconds,
+       dead
+  FROM counted;
 
 -- name: inbox_depth
 -- QRY-051: messages that are not processed, and since when the oldest is.

@@ -83,6 +83,11 @@ CALLS_PER_MESSAGE = Budget(
     400,
     "a third above what it takes in whole batches; in smaller ones it takes more",
 )
+PAGES_OF_DEPTH = Budget(
+    "pages that the depth of the outbox reads, beside 50,000 published events and 200 others",
+    30,
+    "counted by indexes alone: each event's own page would make 200",
+)
 PAGES_OF_A_LOOK = Budget(
     "pages that a question of an operator reads, beside 50,000 finished rows and 200 others",
     400,
