@@ -1,6 +1,7 @@
 """What is measured now and then for metrics and page; checks of the schema go along."""
 
 import asyncio
+import contextlib
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
@@ -18,7 +19,7 @@ from sea_mq_worker.adapters.postgres.ownership import take_schema
 from sea_mq_worker.adapters.postgres.records import Depth
 from sea_mq_worker.adapters.status.history import STEP_SECONDS
 from sea_mq_worker.adapters.status.standing import Sample, Standing
-from sea_mq_worker.application.pacing import pause
+from sea_mq_worker.application.pacing import StoppedError, pause, unless_stopped
 from sea_mq_worker.application.supervisor import Loop
 from sea_mq_worker.application.upkeep import Periodic
 from sea_mq_worker.bootstrap.base import Base
@@ -58,15 +59,18 @@ async def sampling(base: Base, standing: Standing) -> dict[str, Loop]:
 def consumer_sampling(base: Base, standing: Standing, connection: NatsConnection) -> dict[str, Loop]:
     """Ask now and then how the durables stand; what cannot be asked keeps its age on the page."""
 
+    async def look() -> None:
+        for durable in base.settings.consumers:
+            state = await _state(connection, durable.stream, durable.durable)
+            standing.set_consumer(f"{durable.stream}/{durable.durable}", state)
+            if "pending" in state:
+                base.metrics.set_consumer(durable.durable, state["pending"], state["ack_pending"])
+
     async def watch(stop: asyncio.Event) -> None:
-        while not stop.is_set():
-            for durable in base.settings.consumers:
-                name = f"{durable.stream}/{durable.durable}"
-                state = await _state(connection, durable.stream, durable.durable)
-                standing.set_consumer(name, state)
-                if "pending" in state:
-                    base.metrics.set_consumer(durable.durable, state["pending"], state["ack_pending"])
-            await pause(stop, seconds=STEP_SECONDS)
+        with contextlib.suppress(StoppedError):
+            while not stop.is_set():
+                await unless_stopped(stop, look())
+                await pause(stop, seconds=STEP_SECONDS)
 
     return {"consumer states": watch}
 

@@ -32,6 +32,7 @@ const TABS = {
 };
 let selected = "events";
 let filters = {};
+let changed = false;
 
 export function headers() {
   const token = sessionStorage.getItem("token");
@@ -53,6 +54,12 @@ export function openDesk() {
     });
   });
   dialog().addEventListener("click", (event) => event.target === dialog() && dialog().close());
+  dialog().addEventListener("close", () => {
+    if (!changed) return;
+    changed = false;
+    loadList();
+    document.querySelector("[role=tab][aria-selected=true]").focus(); // the row that had the focus is gone
+  });
 }
 
 export function loadList() {
@@ -232,7 +239,7 @@ function actForm(title, path) {
       write(result, `${outcome.done ? "Done" : "Not done"}: ${outcome.text}.`);
       result.className = outcome.done ? "good" : "warn";
       button.disabled = outcome.done;
-      loadList();
+      changed = true;
     } catch (error) {
       write(result, error.message);
       result.className = "warn";

@@ -163,9 +163,9 @@ document.addEventListener("keydown", (event) => {
 document.addEventListener("visibilitychange", () => document.hidden || poll());
 openDesk();
 
-/** One question after the other: a slow answer is waited for, not asked again. */
+/** One question after the other: a slow answer is waited for, and nothing is asked while the token is. */
 async function run() {
-  if (!document.hidden) await poll();
+  if (!document.hidden && at("login").hidden) await poll();
   setTimeout(run, STATUS_SECONDS * 1000);
 }
 run();
