@@ -5,7 +5,7 @@ as well; one that is in both, or was archived twice, counts once. Messages that 
 are in no figure.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -18,7 +18,7 @@ from sea_mq_worker.pipeline.access import access_options
 from sea_mq_worker.pipeline.frames import first_of_each
 from sea_mq_worker.pipeline.jobs.report import queries
 from sea_mq_worker.pipeline.jobs.report.figures import Bin, Report, Totals
-from sea_mq_worker.pipeline.jobs.report.queries import Period
+from sea_mq_worker.pipeline.jobs.report.queries import Count, Period
 from sea_mq_worker.pipeline.lake.layouts import ARCHIVE, GOLD
 from sea_mq_worker.pipeline.lake.table import LakeTable
 from sea_mq_worker.pipeline.snapshot import Snapshot, read_inbox, read_outbox, snapshot
@@ -97,17 +97,15 @@ class _Tables:
 def _flow(tables: _Tables) -> dict[str, Any]:
     """Return the fields of the report that are about time."""
     events, messages, period = tables.events, tables.messages, tables.period
-    bins = _bins(events, messages, period)
-    published = queries.latencies(events, period, "outbox", "occurred_at", "published_at")
-    processed = queries.latencies(messages, period, "inbox", "received_at", "processed_at")
+    found = queries.counts(_moments(events, messages), period)
+    published = queries.ended(events, "outbox", "occurred_at", "published_at")
+    processed = queries.ended(messages, "inbox", "received_at", "processed_at")
+    ended = published.unionByName(processed)
     return {
-        "totals": _totals(events, messages, period, bins),
-        "bins": bins,
-        "latencies": [*published, *processed],
-        "attempts": [
-            *queries.attempts(events, period, "outbox", "published_at"),
-            *queries.attempts(messages, period, "inbox", "processed_at"),
-        ],
+        "totals": _totals(found),
+        "bins": [_bin(found, at) for at in period.begins()],
+        "latencies": queries.latencies(ended, period),
+        "attempts": queries.attempts(ended, period),
     }
 
 
@@ -121,15 +119,14 @@ def _ended(letters: DataFrame, period: Period) -> dict[str, Any]:
 def _standing(tables: _Tables) -> dict[str, Any]:
     """Return the fields of the report that are about what there is, whenever it came."""
     events, messages, period, at = tables.events, tables.messages, tables.period, tables.at
-    waiting = events.where(F.col("state").isin("PENDING", "CLAIMED"))
+    unsent = events.where(F.col("state").isin("PENDING", "CLAIMED")).select(
+        F.lit("outbox").alias("way"), "state", F.col("created_at").alias("begin")
+    )
     return {
         "dead": queries.dead_events(events, period),
         "keys": queries.shares(events, period, "ordering_key"),
         "types": queries.shares(events, period, "event_type"),
-        "backlog": [
-            *queries.backlog(waiting, "outbox", begin="created_at", at=at),
-            *queries.backlog(_open(messages), "inbox", begin="received_at", at=at),
-        ],
+        "backlog": queries.backlog(unsent.unionByName(_open(messages)), at),
     }
 
 
@@ -180,7 +177,9 @@ def _open(messages: DataFrame) -> DataFrame:
     state = F.when(F.col("dead_letter_begun_at").isNotNull(), "BECOMING A DEAD LETTER")
     state = state.when(F.col("attempts") > 1, "TRIED AGAIN").otherwise("RECEIVED")
     is_open = F.col("processed_at").isNull() & F.col("dead_lettered_at").isNull()
-    return messages.where(is_open).select(state.alias("state"), "received_at")
+    return messages.where(is_open).select(
+        F.lit("inbox").alias("way"), state.alias("state"), F.col("received_at").alias("begin")
+    )
 
 
 def _letters(spark: SparkSession, stream: str) -> DataFrame:
@@ -208,36 +207,41 @@ def _period(events: DataFrame, messages: DataFrame, since: datetime | None, unti
     return Period.of(first or until - timedelta(hours=1), until)
 
 
-def _bins(events: DataFrame, messages: DataFrame, period: Period) -> list[Bin]:
-    every, again = F.lit(True), F.col("attempts") > 1
-    parts = (
-        queries.counts(events, period, "created_at", written=every),
-        queries.counts(events, period, "published_at", published=every, outbox_retried=again),
-        queries.counts(messages, period, "received_at", received=every),
-        queries.counts(messages, period, "processed_at", processed=every, inbox_retried=again),
-    )
-    return [
-        Bin(at=at, **{name: count for part in parts for name, count in part.get(at, {}).items()})
-        for at in period.begins()
-    ]
+def _moments(events: DataFrame, messages: DataFrame) -> DataFrame:
+    """Return all that happened, of both ways in one frame: one pass counts it."""
+    none = {"size": F.lit(0), "dead": F.lit(False), "archived": F.lit(False)}
+    times = {"received": "received_at", "processed": "processed_at", "dead_lettered": "dead_lettered_at"}
+    inbox = queries.moments(messages, times, **none)
+    measures = {"size": F.col("size"), "dead": F.col("state") == "DEAD", "archived": F.col("archived")}
+    outbox = queries.moments(events, {"written": "created_at", "published": "published_at"}, **measures)
+    return outbox.unionByName(inbox)
 
 
-def _totals(events: DataFrame, messages: DataFrame, period: Period, bins: list[Bin]) -> Totals:
-    written = events.where(period.holds("created_at")).agg(
-        F.coalesce(F.sum("size"), F.lit(0)).alias("size"),
-        F.count_if(F.col("state") == "DEAD").alias("dead"),
-        F.count_if("archived").alias("archived"),
+def _bin(found: Mapping[tuple[str, datetime], Count], at: datetime) -> Bin:
+    def of(what: str) -> Count:
+        return found.get((what, at), Count())
+
+    return Bin(
+        at=at,
+        **{what: of(what).count for what in ("written", "published", "received", "processed")},
+        outbox_retried=of("published").again,
+        inbox_retried=of("processed").again,
     )
-    (row,) = written.collect()
+
+
+def _totals(found: Mapping[tuple[str, datetime], Count]) -> Totals:
+    def total(what: str, measure: str = "count") -> int:
+        return sum(getattr(count, measure) for (each, _), count in found.items() if each == what)
+
     return Totals(
-        written=sum(each.written for each in bins),
-        written_bytes=row["size"],
-        published=sum(each.published for each in bins),
-        outbox_retried=sum(each.outbox_retried for each in bins),
-        dead=row["dead"],
-        received=sum(each.received for each in bins),
-        processed=sum(each.processed for each in bins),
-        inbox_retried=sum(each.inbox_retried for each in bins),
-        dead_lettered=messages.where(period.holds("dead_lettered_at")).count(),
-        archived=row["archived"],
+        written=total("written"),
+        written_bytes=total("written", "size"),
+        published=total("published"),
+        outbox_retried=total("published", "again"),
+        dead=total("written", "dead"),
+        received=total("received"),
+        processed=total("processed"),
+        inbox_retried=total("processed", "again"),
+        dead_lettered=total("dead_lettered"),
+        archived=total("written", "archived"),
     )

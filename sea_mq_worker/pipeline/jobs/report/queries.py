@@ -1,9 +1,9 @@
 """Aggregates of events, messages and dead letters; what comes back is some thousand rows at most."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from functools import reduce
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentation has it
@@ -76,49 +76,80 @@ def seconds_between(begin: str, end: str) -> Column:
     return F.greatest(micros / F.lit(1e6), F.lit(0.0))
 
 
-def counts(
-    frame: DataFrame, period: Period, time: str, **conditions: Column
-) -> dict[datetime, dict[str, int]]:
-    """Count rows by bin of a time: those for which each condition holds, by its name."""
-    wanted = [F.count_if(condition).alias(name) for name, condition in conditions.items()]
-    found = frame.where(period.holds(time)).groupBy(period.bin(time).alias("bin")).agg(*wanted).collect()
-    return {moment(row["bin"]): {name: row[name] for name in conditions} for row in found}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Count:
+    """What happened in one bin; ``again``: after more than one attempt."""
+
+    count: int = 0
+    again: int = 0
+    size: int = 0
+    dead: int = 0
+    archived: int = 0
 
 
-def latencies(frame: DataFrame, period: Period, way: Way, begin: str, end: str) -> list[Latency]:
-    """Return percentiles of ``end - begin`` by the bin of the end, and of the whole period."""
-    timed = frame.where(period.holds(end)).select(
-        period.bin(end).alias("bin"), seconds_between(begin, end).alias("seconds")
+def moments(frame: DataFrame, times: Mapping[str, str], **measures: Column) -> DataFrame:
+    """Return a row for each of a row's times: what happened, when, and what is to be counted of it."""
+    pairs = [F.struct(F.lit(what).alias("what"), F.col(time)) for what, time in times.items()]
+    pair = F.explode(F.array(*(each.cast("struct<what: string, time: timestamp>") for each in pairs)))
+    given = [column.alias(name) for name, column in measures.items()]
+    return frame.select(pair.alias("moment"), "attempts", *given).select("moment.*", "attempts", *measures)
+
+
+def counts(moments: DataFrame, period: Period) -> dict[tuple[str, datetime], Count]:
+    """Count what happened (what, time, attempts, size, dead, archived) by kind and bin."""
+    inside = moments.where(period.holds("time")).groupBy("what", period.bin("time").alias("bin"))
+    found = inside.agg(
+        F.count("*").alias("count"),
+        F.count_if(F.col("attempts") > 1).alias("again"),
+        F.coalesce(F.sum("size"), F.lit(0)).alias("size"),
+        F.count_if("dead").alias("dead"),
+        F.count_if("archived").alias("archived"),
     )
+    names = [field.name for field in fields(Count)]
+    return {
+        (row["what"], moment(row["bin"])): Count(**{name: row[name] for name in names})
+        for row in found.collect()
+    }
+
+
+def ended(frame: DataFrame, way: Way, begin: str, end: str) -> DataFrame:
+    """Return what has come to its end: way, when, how long it took, in how many attempts."""
+    return frame.where(F.col(end).isNotNull()).select(
+        F.lit(way).alias("way"),
+        F.col(end).alias("end"),
+        seconds_between(begin, end).alias("seconds"),
+        "attempts",
+    )
+
+
+def latencies(ended: DataFrame, period: Period) -> list[Latency]:
+    """Return percentiles of each way by the bin of the end, and of the whole period."""
+    timed = ended.where(period.holds("end")).withColumn("bin", period.bin("end"))
     measures = (
         F.count("*").alias("count"),
         F.percentile_approx("seconds", _PERCENTILES, 10_000).alias("percentiles"),
         F.max("seconds").alias("most"),
     )
-    rows = timed.rollup("bin").agg(*measures).orderBy("bin").collect()
+    way, bin_ = F.col("way"), F.col("bin")
+    grouped = timed.groupingSets([(way, bin_), (way,)], way, bin_).agg(*measures)
     return [
         Latency(
-            way=way,
+            way=row["way"],
             at=None if row["bin"] is None else moment(row["bin"]),
             count=row["count"],
             **dict(zip(("p50", "p95", "p99"), row["percentiles"], strict=True)),
             most=row["most"],
         )
-        for row in rows
-        if row["count"]
+        for row in grouped.orderBy(F.desc("way"), "bin").collect()
     ]
 
 
-def attempts(frame: DataFrame, period: Period, way: Way, end: str) -> list[Attempts]:
-    """Count events that ended in the period by their attempts."""
-    rows = (
-        frame.where(period.holds(end))
-        .groupBy(F.least("attempts", F.lit(_ATTEMPTS_MAX)).alias("attempts"))
-        .count()
-        .orderBy("attempts")
-        .collect()
-    )
-    return [Attempts(way=way, attempts=row["attempts"], count=row["count"]) for row in rows]
+def attempts(ended: DataFrame, period: Period) -> list[Attempts]:
+    """Count what ended in the period by its way and attempts."""
+    number = F.least("attempts", F.lit(_ATTEMPTS_MAX)).alias("attempts")
+    grouped = ended.where(period.holds("end")).groupBy("way", number).count()
+    rows = grouped.orderBy(F.desc("way"), "attempts").collect()
+    return [Attempts(way=row["way"], attempts=row["attempts"], count=row["count"]) for row in rows]
 
 
 def shares(frame: DataFrame, period: Period, column: str) -> Shares:
@@ -181,20 +212,20 @@ def dead_letters(letters: DataFrame, period: Period) -> tuple[list[DeadLetters],
     return groups, over_time, sum(row["count"] for row in by_reason)
 
 
-def backlog(frame: DataFrame, way: Way, *, begin: str, at: datetime) -> list[Backlog]:
-    """Count rows (state, begin) by state and age at a moment."""
-    age = F.greatest(F.unix_seconds(F.lit(at)) - F.unix_seconds(F.col(begin)), F.lit(0))
+def backlog(waiting: DataFrame, at: datetime) -> list[Backlog]:
+    """Count rows (way, state, begin) by state and age at a moment."""
+    age = F.greatest(F.unix_seconds(F.lit(at)) - F.unix_seconds("begin"), F.lit(0))
     label = F.lit(AGES[-1])
     for limit, name in reversed(list(zip(_AGE_LIMITS, AGES, strict=False))):
         label = F.when(age < limit, name).otherwise(label)
     rows = (
-        frame.groupBy("state", label.alias("age"))
+        waiting.groupBy("way", "state", label.alias("age"))
         .agg(F.count("*").alias("count"), F.max(age).alias("oldest"))
         .collect()
     )
     found = [
         Backlog(
-            way=way,
+            way=row["way"],
             state=row["state"],
             age=row["age"],
             count=row["count"],
@@ -202,7 +233,7 @@ def backlog(frame: DataFrame, way: Way, *, begin: str, at: datetime) -> list[Bac
         )
         for row in rows
     ]
-    return sorted(found, key=lambda one: (one.state, AGES.index(one.age)))
+    return sorted(found, key=lambda one: (one.way != "outbox", one.state, AGES.index(one.age)))
 
 
 def stream_bins(gold: DataFrame, period: Period) -> list[StreamBin]:
@@ -219,9 +250,9 @@ def stream_bins(gold: DataFrame, period: Period) -> list[StreamBin]:
 
 def first_moment(frames: Sequence[tuple[DataFrame, str]], before: datetime) -> datetime | None:
     """Return the earliest time in these columns, if there is one before ``before``."""
-    found: list[Any] = [
-        frame.where(F.col(column) < F.lit(before)).agg(F.min(F.unix_seconds(column))).first()
-        for frame, column in frames
-    ]
-    seconds = [row[0] for row in found if row is not None and row[0] is not None]
-    return moment(min(seconds)) if seconds else None
+    times = reduce(
+        DataFrame.unionAll, [frame.select(F.col(column).alias("time")) for frame, column in frames]
+    )
+    earlier = times.where(F.col("time") < F.lit(before))
+    (row,) = earlier.agg(F.min(F.unix_seconds("time")).alias("first")).collect()
+    return None if row["first"] is None else moment(row["first"])
