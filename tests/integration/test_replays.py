@@ -87,16 +87,24 @@ async def test_a_replay_waits_for_no_event_behind_a_failing_one_of_its_key(
     assert [step.done async for step in steps] == [2, 3]
 
 
+@pytest.mark.parametrize("state", [EventState.PUBLISHED, EventState.DEAD])
 async def test_a_replay_that_was_cut_short_goes_on_with_what_it_has_not_done(
-    replays: PostgresReplays, pool: asyncpg.Pool
+    replays: PostgresReplays, pool: asyncpg.Pool, state: EventState
 ) -> None:
-    """What it had put back is published again by now, and what came later is none of it."""
-    added = [await add_event(pool, "PUBLISHED") for _ in range(4)]
-    which = OutboxFilter(states=(EventState.PUBLISHED,), event_type="order.created")
+    """What it had put back has ended again by now, and what was published later is none of it."""
+    added = [await add_event(pool, state) for _ in range(4)]
+    which = OutboxFilter(states=(EventState.PUBLISHED, EventState.DEAD), event_type="order.created")
     replay = await replays.begin(which, **WHO)
     steps = replays.feed(replay, await replays.choose(which, limit=9), **PACE, ahead=2)
     assert (await anext(steps)).replayed == 2
     await steps.aclose()
+    await pool.execute("UPDATE outbox_events SET available_at = now() WHERE state = 'PENDING'")
+    await pool.execute(f"{END} WHERE state = 'PENDING'")
+    await pool.execute(
+        "UPDATE outbox_events SET state = $1::text, claimed_at = NULL, claimed_by = NULL,"
+        " published_at = CASE WHEN $1 = 'PUBLISHED' THEN clock_timestamp() END WHERE state = 'CLAIMED'",
+        state,
+    )
     await add_event(pool, "PUBLISHED")
 
     old = await replays.load(replay.id)
@@ -114,11 +122,11 @@ async def test_of_two_runs_of_a_replay_only_one_goes_on(replays: PostgresReplays
         await add_event(pool, "DEAD")
     replay = await replays.begin(DEAD, **WHO)
     chosen = await replays.choose(DEAD, limit=9)
-    one, other = (replays.feed(replay, chosen, **PACE, ahead=2) for _ in range(2))
-    await anext(one)
+    await anext(replays.feed(replay, chosen, **PACE, ahead=2))
     with pytest.raises(ContractError, match="another run goes on"):
-        await anext(other)
+        await anext(replays.feed(replay, chosen[2:], **PACE, ahead=2))
     assert (await replays.load(replay.id)).replayed == 2
+    assert [one.id for one in await replays.choose(DEAD, limit=9)] == [chosen[2].id]
 
 
 async def test_only_a_replay_goes_on(replays: PostgresReplays, pool: asyncpg.Pool) -> None:
