@@ -12,6 +12,9 @@ from tests.support.operators import WHY, World, world_of
 from tests.support.rows import add_message
 from tests.support.servers import Database
 
+LEASE = """
+UPDATE inbox_messages SET locked_until = now() + interval '1 h', locked_by = 'w#1' WHERE message_id = $1
+"""
 AFFECTED = "SELECT affected FROM operator_actions WHERE action = 'purge' ORDER BY id"
 
 
@@ -108,8 +111,11 @@ async def test_a_purge_deletes_dead_letters_and_gives_their_messages_up(world: W
 
 async def test_messages_that_wait_in_vain_are_closed_and_pruned_in_time(world: World) -> None:
     lost, processed = await add_message(world.pool), await add_message(world.pool, processed=True)
-    closed = await world.run("inbox", "close", str(lost), str(processed), str(uuid.uuid4()), *WHY)
-    assert (closed.code, closed.out) == (1, "closed 1 of 3\n")
+    held = await add_message(world.pool)
+    await world.pool.execute(LEASE, held)
+    closed = await world.run("inbox", "close", *map(str, (lost, processed, held, uuid.uuid4())), *WHY)
+    assert (closed.code, closed.out) == (1, "closed 1 of 4\n")
+    assert await world.state_of(held) == "HANDLING"
     assert f"{processed}: not WAITING" in closed.err
     shown = (await world.run("inbox", "list", "--reason", "CLOSED", "--json")).json
     assert [(one["message_id"], one["last_error"]) for one in shown] == [
