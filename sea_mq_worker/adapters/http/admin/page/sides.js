@@ -58,18 +58,18 @@ function add(name) {
     oldest: tile("Oldest waits for", duration),
     rate: tile(words.flow, rate),
   };
-  const card = { tiles, took: element("p"), dead: element("p"), reasons: element("ul", { class: "reasons" }), counts: {}, words };
+  const card = { tiles, took: element("p", { class: "took" }), dead: element("p"), reasons: element("ul", { class: "reasons" }), counts: {}, words };
   const list = element("dl");
   for (const [key, text] of words.counts) {
     card.counts[key] = element("dd");
     list.append(element("dt", {}, text), card.counts[key]);
   }
   card.counted = element("small", { class: "counted" });
-  const head = element("h2", {}, words.title, element("small", {}, words.says), card.counted);
+  const title = element("h2", {}, words.title, element("small", {}, words.says));
   const shown = element(
     "section",
     { class: "side", "aria-label": words.title },
-    head,
+    element("div", { class: "head" }, title, card.counted),
     element("div", { class: "tiles" }, ...Object.values(tiles).map((each) => each.shown)),
     card.took,
     element("div", { class: "dead" }, card.dead, card.reasons),
