@@ -56,7 +56,7 @@ class Found:
 
     Attributes:
         event: its row in the outbox.
-        earlier: unfinished events of its ordering key that go first, as far as they were counted.
+        earlier: events of its ordering key that go first, as far as they were counted.
         message: its row in the inbox.
         traces: what the streams have, that of the event first.
         letters: what the dead-letter stream has.
@@ -78,12 +78,14 @@ class Lookout:
 
     Attributes:
         streams: searched by their headers where a time is given to search back to.
+        dead_hold: a DEAD event holds the later ones of its ordering key.
     """
 
     tables: PostgresInspection
     connection: NatsConnection | None
     dlq_stream: str
     streams: tuple[str, ...]
+    dead_hold: bool = False
     absent: str = ""
 
     async def matches(self, text: str) -> Sequence[Match]:
@@ -115,10 +117,13 @@ class Lookout:
         message = await self.tables.show_inbox(wanted)
         unseen: list[str] = []
         traces, letters = await self._at_broker(str(wanted), event, message, since, unseen)
+        earlier: Sequence[EarlierEvent] = ()
+        if event:
+            earlier = await self.tables.earlier_of_key(event, limit=_EARLIER_MAX, dead_hold=self.dead_hold)
         return Found(
             id=str(wanted),
             event=event,
-            earlier=tuple(await self.tables.earlier_of_key(event, limit=_EARLIER_MAX)) if event else (),
+            earlier=tuple(earlier),
             message=message,
             traces=traces,
             letters=letters,
@@ -165,6 +170,7 @@ async def lookout(settings: Settings) -> AsyncIterator[Lookout]:
             connection=connection,
             dlq_stream=settings.dlq_stream,
             streams=tuple(dict.fromkeys([settings.stream, *(each.stream for each in settings.consumers)])),
+            dead_hold=settings.outbox_dead_key == "hold",
             absent=absent,
         )
 

@@ -169,6 +169,8 @@ def _message(message: InboxRecord, found: Found) -> tuple[list[str], list[str]]:
 def _dead_lettered(
     message: InboxRecord, letters: Sequence[Letter], found: Found
 ) -> tuple[list[str], list[str]]:
+    if message.dead_letter_reason == "CLOSED":
+        return [f"an operator gave it up: {message.last_error}"], []
     said = f"it is dead-lettered: {message.last_error or message.dead_letter_reason}"
     if letters:
         return [said], [f"{_PROGRAM} dlq redrive {letters[-1].seq} {_WHY}"]

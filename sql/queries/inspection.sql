@@ -186,11 +186,24 @@ SELECT id, at, actor, action, reason, selection::text AS selection, affected
    FROM inbox_messages i WHERE i.message_id BETWEEN $1::uuid AND $2::uuid ORDER BY i.message_id LIMIT $3::bigint);
 
 -- name: earlier_of_key
--- The unfinished events of an ordering key that stand before one of them, the earliest first.
--- Index: idx_outbox_ordering.
--- $1 ordering key, $2 seq, $3 limit.
-SELECT o.id, o.state, o.publish_error AS last_error
-  FROM outbox_events o
- WHERE o.is_open AND o.ordering_key IS NOT NULL AND o.ordering_key = $1::text AND o.seq < $2::bigint
- ORDER BY o.seq
+-- The events of an ordering key that one of them waits for, the earliest first: unfinished ones, and dead ones where
+-- these hold their key.
+-- Indexes: idx_outbox_ordering, idx_outbox_dead.
+-- $1 ordering key, $2 seq, $3 limit, $4 dead ones hold their key.
+SELECT e.id, e.state, e.last_error
+  FROM (
+    (SELECT o.id, o.seq, o.state, o.publish_error AS last_error
+       FROM outbox_events o
+      WHERE o.is_open AND o.ordering_key IS NOT NULL AND o.ordering_key = $1::text AND o.seq < $2::bigint
+      ORDER BY o.seq
+      LIMIT $3::bigint)
+     UNION ALL
+    (SELECT o.id, o.seq, o.state, o.publish_error
+       FROM outbox_events o
+      WHERE $4::boolean AND NOT o.is_open AND o.published_at IS NULL
+        AND o.ordering_key = $1::text AND o.seq < $2::bigint
+      ORDER BY o.seq
+      LIMIT $3::bigint)
+  ) e
+ ORDER BY e.seq
  LIMIT $3::bigint;

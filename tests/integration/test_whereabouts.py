@@ -2,7 +2,7 @@
 
 import uuid
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -79,6 +79,15 @@ async def test_an_event_that_waits_names_what_it_waits_for(site: Site) -> None:
     assert (await site.ask(free)).answer[0].startswith("it waits for a worker since 20")
 
 
+async def test_an_event_behind_a_dead_one_waits_for_it_where_dead_ones_hold_their_key(site: Site) -> None:
+    dead = await add_event(site.world.pool, "DEAD", ordering_key="k", error="too large")
+    held = await add_event(site.world.pool, ordering_key="k")
+    assert "waits for a worker" in (await site.ask(held)).answer[0]
+    found = await whereabouts(str(held), replace(site.lookout, dead_hold=True))
+    assert found.answer == ("it waits for 1 earlier event of its ordering key, the first DEAD: too large",)
+    assert found.next == (f"sea-mq-worker where {dead}",)
+
+
 async def test_a_published_event_tells_how_far_each_consumer_is(site: Site) -> None:
     world, stream = site.world, f"{site.world.name.upper()}_EVENTS"
     event = await add_event(world.pool, "PUBLISHED")
@@ -143,6 +152,12 @@ async def test_a_message_without_an_ending_is_waiting_or_lost(site: Site) -> Non
     lost = await site.ask(waiting)
     assert lost.answer[0].startswith("it is lost: 3 attempts had no effect")
     assert f"inbox close {waiting}" in lost.next[0]
+
+
+async def test_a_message_that_was_given_up_says_by_whom(site: Site) -> None:
+    message = await add_message(site.world.pool)
+    await site.world.operations.close([message], actor="ann", reason="nobody has it")
+    assert (await site.ask(message)).answer == ("an operator gave it up: closed by ann: nobody has it",)
 
 
 async def test_a_processed_message_has_had_its_effect(site: Site) -> None:

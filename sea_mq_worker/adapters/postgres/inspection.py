@@ -126,11 +126,15 @@ class PostgresInspection:
         rows = await fetch(self._pool, self._asked["ids_between"], first, last, limit)
         return [Match(**row) for row in rows]
 
-    async def earlier_of_key(self, event: OutboxSummary, *, limit: int) -> Sequence[EarlierEvent]:
-        """Return the unfinished events of its ordering key before this one, the earliest first."""
+    async def earlier_of_key(
+        self, event: OutboxSummary, *, limit: int, dead_hold: bool
+    ) -> Sequence[EarlierEvent]:
+        """Return the events of its ordering key that this one waits for, the earliest first."""
         if event.ordering_key is None:
             return []
-        rows = await fetch(self._pool, self._asked["earlier_of_key"], event.ordering_key, event.seq, limit)
+        rows = await fetch(
+            self._pool, self._asked["earlier_of_key"], event.ordering_key, event.seq, limit, dead_hold
+        )
         return [EarlierEvent(**row) for row in rows]
 
 

@@ -102,7 +102,7 @@ class OutboxDetail(OutboxSummary):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EarlierEvent:
-    """An unfinished event that another one of its ordering key waits for."""
+    """An event that another one of its ordering key waits for."""
 
     id: UUID
     state: str
