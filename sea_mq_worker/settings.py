@@ -125,7 +125,11 @@ class Settings(BaseSettings):
     outbox_publish_mode: Literal["auto", "pipeline", "fast", "atomic"] = Field(
         "auto", description="How batches are sent; `auto` takes what the stream reports to support."
     )
-    outbox_batch_max: Annotated[int, Field(ge=1, le=1000)] = Field(500, description="Events in a claim.")
+    outbox_batch_max: Annotated[int, Field(ge=1, le=1000)] = Field(1000, description="Events in a claim.")
+    outbox_batch_bytes_max: PositiveInt = Field(
+        16 * 2**20,
+        description="What the payloads of a claim should come to; larger ones make smaller claims.",
+    )
     outbox_batches_max: Annotated[int, Field(ge=1, le=8)] = Field(4, description="Claims in hand, per lane.")
     outbox_lease_seconds: Patience = Field(60.0, description="Lease of a claim.")
     outbox_publish_timeout_seconds: Patience = Field(10.0, description="Deadline to publish a claim.")

@@ -14,6 +14,7 @@ from sea_mq_worker.application.gate import Gate, Passage
 from sea_mq_worker.application.pacing import StoppedError, unless_stopped
 from sea_mq_worker.application.publishing import Publishing
 from sea_mq_worker.application.settlement import Settlement
+from sea_mq_worker.application.sizing import BatchSize
 from sea_mq_worker.domain.errors import StoreUnavailableError
 from sea_mq_worker.domain.events import NOTHING_CLAIMED, Claim
 from sea_mq_worker.ports.outbox import OutboxRepository
@@ -31,6 +32,7 @@ class OutboxPublisher:
 
     Attributes:
         batch_max: events in a claim.
+        batch_bytes_max: what their payloads should come to.
         batches_max: claims worked on side by side, so that one is claimed while another is published.
         poll_seconds: longest wait between two claims of an idle lane.
     """
@@ -43,17 +45,20 @@ class OutboxPublisher:
     store_gate: Gate
     clock: Callable[[], float]
     batch_max: int
+    batch_bytes_max: int
     batches_max: int
     poll_seconds: float
 
     async def run(self, stop: asyncio.Event) -> None:
         """Work until asked to stop, then finish the claims in hand."""
         places = asyncio.Semaphore(self.batches_max)
+        size = BatchSize(self.batch_max, self.batch_bytes_max)
         idle_seconds = _POLL_FIRST_SECONDS
         async with asyncio.TaskGroup() as group:
             while not stop.is_set():
                 await places.acquire()
-                claim, claimed_at = await self._claim(stop)
+                claim, claimed_at = await self._claim(size.events, stop)
+                size.learn(claim.events)
                 if claim.events:
                     idle_seconds = _POLL_FIRST_SECONDS
                     task = group.create_task(self._work(claim, claimed_at, stop))
@@ -74,7 +79,7 @@ class OutboxPublisher:
         verdicts = await self.publishing.publish(claim.events, claimed_at=claimed_at, stop=stop)
         await self.settlement.settle(self.outbox, claim, verdicts, claimed_at=claimed_at)
 
-    async def _claim(self, stop: asyncio.Event) -> tuple[Claim, float]:
+    async def _claim(self, batch_max: int, stop: asyncio.Event) -> tuple[Claim, float]:
         """Claim through both gates: an outage uses up no attempts, and an unanswered probe a single one.
 
         The moment that comes with it is that of the claim itself: a lease does not run while a gate is shut.
@@ -89,8 +94,8 @@ class OutboxPublisher:
         if stop.is_set() or Passage.STOPPED in {broker, store}:
             return NOTHING_CLAIMED, self.clock()
         claimed_at = self.clock()
-        probe_max = min(self.batch_max, self.broker_gate.probe_max)
-        claim = await self._find_unpublished(probe_max if broker is Passage.PROBE else self.batch_max)
+        probe_max = min(batch_max, self.broker_gate.probe_max)
+        claim = await self._find_unpublished(probe_max if broker is Passage.PROBE else batch_max)
         if broker is Passage.PROBE and not claim.events:
             self._nothing_to_probe_with()
         return claim, claimed_at

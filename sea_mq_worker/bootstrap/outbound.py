@@ -103,6 +103,7 @@ def _lane(
         store_gate=store_gate,
         clock=base.clock,
         batch_max=s.outbox_batch_max,
+        batch_bytes_max=s.outbox_batch_bytes_max,
         batches_max=s.outbox_batches_max,
         poll_seconds=s.outbox_poll_seconds,
     )

@@ -134,6 +134,7 @@ def ordered_lane(
         store_gate=store,
         clock=time.monotonic,
         batch_max=100,
+        batch_bytes_max=2**20,
         batches_max=2,
         poll_seconds=0.05,
     )

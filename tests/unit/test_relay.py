@@ -123,6 +123,7 @@ class World:
             store_gate=store,
             clock=self.clock,
             batch_max=10,
+            batch_bytes_max=2**20,
             batches_max=1,
             poll_seconds=2.0,
         )
