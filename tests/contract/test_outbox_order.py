@@ -1,0 +1,99 @@
+"""The OutboxRepository contract (PORT-047-001) on the order of a key, over the twin and over PostgreSQL."""
+
+import pytest
+
+from tests.support.outboxes import (
+    World,
+    buried,
+    ids,
+    postponed,
+    published,
+    released,
+)
+
+SHORT_SECONDS = 0.1
+
+
+@pytest.mark.clause("event-model: events with the same ordering key MUST be processed in order")
+async def test_a_key_is_claimed_as_a_run_from_its_head(world: World) -> None:
+    a1, b1, a2, a3 = [await world.add(key=key) for key in "abaa"]
+    first, second = world.relay("w1", ordered=True), world.relay("w2", ordered=True)
+    got = await first.find_unpublished(batch_max=3)
+    assert ids(got) == [a1, b1, a2]
+    assert ids(await second.find_unpublished(batch_max=3)) == []
+    await first.mark_published(got, published(got))
+    assert ids(await first.find_unpublished(batch_max=3)) == [a3]
+
+
+@pytest.mark.clause("event-model: events with the same ordering key MUST be processed in order")
+async def test_a_postponed_head_blocks_its_key_and_no_other(world: World) -> None:
+    relay = world.relay(ordered=True)
+    head = await world.add(key="a")
+    claim = await relay.find_unpublished(batch_max=1)
+    await relay.increment_attempts(claim, postponed(claim, delay_seconds=SHORT_SECONDS))
+    follower, other = await world.add(key="a"), await world.add(key="b")
+
+    assert ids(await relay.find_unpublished(batch_max=9)) == [other]
+    await world.pass_time(SHORT_SECONDS * 2)
+    again = await relay.find_unpublished(batch_max=9)
+    assert ids(again) == [head]
+    await relay.mark_published(again, published(again))
+    assert ids(await relay.find_unpublished(batch_max=9)) == [follower]
+
+
+async def test_a_head_that_is_not_due_blocks_its_key(world: World) -> None:
+    relay = world.relay(ordered=True)
+    await world.add(key="a", delay_seconds=60)
+    await world.add(key="a")
+    assert ids(await relay.find_unpublished(batch_max=9)) == []
+
+
+async def test_a_released_rest_of_a_run_comes_again_in_order(world: World) -> None:
+    relay = world.relay(ordered=True)
+    added = [await world.add(key="a") for _ in range(3)]
+    claim = await relay.find_unpublished(batch_max=9)
+    await relay.increment_attempts(claim, postponed(claim)[:1])
+    await relay.release(claim, released(claim)[1:])
+    assert ids(await relay.find_unpublished(batch_max=9)) == added[:1]
+
+
+async def test_a_run_is_no_longer_than_allowed(world: World) -> None:
+    relay = world.relay(ordered=True, run_max=2)
+    added = [await world.add(key="a") for _ in range(3)]
+    claim = await relay.find_unpublished(batch_max=9)
+    assert ids(claim) == added[:2]
+    await relay.mark_published(claim, published(claim))
+    assert ids(await relay.find_unpublished(batch_max=9)) == added[2:]
+
+
+@pytest.mark.clause("design: a key whose head is dead goes on, or is held until an operator acts")
+@pytest.mark.parametrize("hold", [False, True])
+async def test_a_dead_head_holds_its_key_where_that_is_wanted(world: World, hold: bool) -> None:
+    relay = world.relay(ordered=True, hold_dead_keys=hold)
+    dead = await world.add(key="a")
+    claim = await relay.find_unpublished(batch_max=1)
+    await relay.increment_attempts(claim, buried(claim))
+    follower, other = await world.add(key="a"), await world.add(key="b")
+
+    assert ids(await relay.find_unpublished(batch_max=9)) == ([other] if hold else [follower, other])
+    if hold:
+        await world.replay(dead)
+        assert ids(await relay.find_unpublished(batch_max=9)) == [dead, follower]
+
+
+@pytest.mark.clause("event-model: events with the same ordering key MUST be processed in order")
+async def test_a_reaped_run_keeps_its_order(world: World) -> None:
+    relay = world.relay(ordered=True, lease_seconds=SHORT_SECONDS)
+    added = [await world.add(key="a") for _ in range(3)]
+    await relay.find_unpublished(batch_max=9)
+    await world.pass_time(SHORT_SECONDS * 2)
+    assert await relay.reap() == 3
+    for event_id in reversed(added):
+        assert ids(await relay.find_unpublished(batch_max=9)) == []
+        await world.make_due(event_id)
+    seen = []
+    for _ in added:
+        claim = await relay.find_unpublished(batch_max=9)
+        await relay.mark_published(claim, published(claim))
+        seen += ids(claim)
+    assert seen == added
