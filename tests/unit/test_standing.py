@@ -9,7 +9,14 @@ from sea_mq_worker.adapters.status.history import History
 from sea_mq_worker.adapters.status.latencies import Latencies
 from sea_mq_worker.adapters.status.standing import Sample, Standing
 from sea_mq_worker.adapters.status.verdict import Level, Side, Situation, judge
-from sea_mq_worker.domain.facts import EventsPublished, GatePaused, GateResumed, MessageRetried, Noticed
+from sea_mq_worker.domain.facts import (
+    EventsPublished,
+    GatePaused,
+    GateResumed,
+    MessageRetried,
+    Noticed,
+    Progressed,
+)
 
 
 def situation(*sides: Side, **given: Any) -> Situation:
@@ -111,6 +118,14 @@ def test_failures_are_kept_by_kind_and_within_bounds() -> None:
     assert len(news) == 40
     told = next(each for each in news if each["text"].startswith("nats error: refused"))
     assert (told["times"], len(told["text"])) == (200, 301)
+
+
+def test_what_was_waited_for_is_forgotten_at_the_next_step() -> None:
+    board = Board()
+    board.observe(Noticed(event="waiting", text="waiting for NATS: refused"))
+    assert board.waiting_for == "waiting for NATS: refused"
+    board.observe(Progressed(event="nats_connected", text="outbox"))
+    assert board.waiting_for == ""
 
 
 def retried(error: str) -> MessageRetried:

@@ -96,6 +96,7 @@ class Board:
             case Noticed():
                 self._notice(fact)
             case Progressed():
+                self.waiting_for = ""
                 self._add_news("good", _named(fact))
             case WorkerStarted():
                 self._add_news("good", "all loops run")

@@ -1,7 +1,7 @@
 """The page's first line: how it stands, in words, since when, and what helps. Decides only."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 
 BEHIND_SECONDS = 60.0
@@ -57,7 +57,7 @@ class Verdict:
     state: str
     text: str
     causes: Sequence[Cause] = ()
-    helps: Sequence[str] = field(default=())
+    helps: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
