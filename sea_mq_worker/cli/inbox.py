@@ -26,6 +26,7 @@ from sea_mq_worker.cli.support import (
     print_fields,
     print_json,
     print_page,
+    tell_ended,
 )
 from sea_mq_worker.settings import Settings
 
@@ -122,13 +123,8 @@ def close(
 
         async with operations(settings) as tables:
             closed = await tables.close(ids, actor=actor, reason=reason)
-        left = sorted(str(message_id) for message_id in set(ids) - closed)
-        if json:
-            print_json(Closed(closed=sorted(map(str, closed)), left=left))
-        else:
-            typer.echo(f"closed {len(closed)} of {len(set(ids))}")
-        if left:
-            text = "not WAITING: unknown, ended, or in a worker's hands just now; see `sea-mq-worker where`"
-            fail("\n".join(f"{message_id}: {text}" for message_id in left), EXIT_FAILED)
+        left_is = "not WAITING: unknown, ended, or in a worker's hands just now; see `sea-mq-worker where`"
+        output = (lambda ended, left: Closed(closed=ended, left=left)) if json else None
+        tell_ended(closed, ids, word="closed", left_is=left_is, output=output)
 
     act(work, needs=("database_url",))

@@ -31,6 +31,7 @@ from sea_mq_worker.cli.support import (
     print_fields,
     print_json,
     print_page,
+    tell_ended,
 )
 from sea_mq_worker.domain.events import EventState
 from sea_mq_worker.settings import Settings
@@ -119,13 +120,8 @@ def bury(
 
         async with operations(settings) as tables:
             buried = await tables.bury(ids, actor=actor, reason=reason)
-        left = sorted(str(event_id) for event_id in set(ids) - buried)
-        if json:
-            print_json(Buried(buried=sorted(map(str, buried)), left=left))
-        else:
-            typer.echo(f"buried {len(buried)} of {len(set(ids))}")
-        if left:
-            text = "not PENDING, or in a relay's hands just now; see `sea-mq-worker outbox show`"
-            fail("\n".join(f"{event_id}: {text}" for event_id in left), EXIT_FAILED)
+        left_is = "not PENDING, or in a relay's hands just now; see `sea-mq-worker outbox show`"
+        output = (lambda ended, left: Buried(buried=ended, left=left)) if json else None
+        tell_ended(buried, ids, word="buried", left_is=left_is, output=output)
 
     act(work, needs=("database_url",))

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 from uuid import UUID
 
 import typer
@@ -25,9 +25,11 @@ from sea_mq_worker.cli.support import EXIT_FAILED, EXIT_USAGE, JsonOption, act, 
 from sea_mq_worker.domain.events import EventState
 from sea_mq_worker.settings import Settings
 
+if TYPE_CHECKING:
+    from sea_mq_worker.adapters.postgres.replays import Replay
+
 _TERMINAL = (EventState.PUBLISHED, EventState.DEAD)
 _EXIT_INTERRUPTED = 130
-
 
 IdsArgument = Annotated[list[UUID] | None, typer.Argument(metavar="[ID]...")]
 ReasonOption = Annotated[str, typer.Option("--reason", help="Why; kept for the audit. Required.")]
@@ -118,7 +120,7 @@ async def _carry_out(order: _Order, settings: Settings) -> ReplayResult:
         chosen = await tables.choose(which, limit=order.cap + 1, goes_on=old)
         if len(chosen) > order.cap:
             fail(f"more than {order.cap} events match; narrow the filters, or raise --cap", EXIT_USAGE)
-        if order.dry_run or not chosen:
+        if order.dry_run or not (chosen or old):
             return ReplayResult(matched=len(chosen), replayed=0)
         confirm(len(chosen), "events will be published again", yes=order.yes)
         begun = old or await tables.begin(which, actor=order.actor, reason=order.reason)
@@ -129,29 +131,29 @@ async def _carry_out(order: _Order, settings: Settings) -> ReplayResult:
             per_second=order.per_second,
             ahead=order.ahead,
         )
-        replayed = await _watched(steps, begun.id, len(chosen))
-        return ReplayResult(matched=len(chosen), replayed=replayed - begun.replayed)
+        replayed = await _watched(steps, begun, len(chosen))
+        return ReplayResult(matched=len(chosen), replayed=replayed)
 
 
-async def _watched(steps: AsyncIterator[ReplayStep], action: int, total: int) -> int:
-    """Return how many the replay has put back altogether; cut short, say how it goes on."""
+async def _watched(steps: AsyncIterator[ReplayStep], begun: "Replay", total: int) -> int:
+    """Return how many this run has put back; cut short, say how it goes on."""
     from asyncio import CancelledError
 
     try:
-        return await _show(steps, total)
+        return await _show(steps, total, before=begun.replayed)
     except CancelledError:
-        goes_on = f"sea-mq-worker outbox replay --resume {action}"
+        goes_on = f"sea-mq-worker outbox replay --resume {begun.id}"
         fail(f"\nstopped: what was put back is published; the rest: {goes_on}", _EXIT_INTERRUPTED)
 
 
-async def _show(steps: AsyncIterator[ReplayStep], total: int) -> int:
-    """Draw a bar where somebody looks at it; return how many the replay has put back altogether."""
+async def _show(steps: AsyncIterator[ReplayStep], total: int, *, before: int) -> int:
+    """Draw a bar where somebody looks at it; return how many were put back besides those of earlier runs."""
     replayed = done = 0
     with typer.progressbar(length=total, label=_label(0), file=sys.stderr) as bar:
         async for step in steps:
             bar.label = _label(step.waiting)
             bar.update(step.done - done)
-            done, replayed = step.done, step.replayed
+            done, replayed = step.done, step.replayed - before
     return replayed
 
 

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, 
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
+from uuid import UUID
 
 import typer
 
@@ -99,6 +100,24 @@ def progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
     hidden = total <= FEW or not sys.stderr.isatty()
     with typer.progressbar(length=total, label=label, file=sys.stderr, hidden=hidden) as bar:
         yield bar.update
+
+
+def tell_ended(
+    ended: Collection[UUID],
+    asked: Collection[UUID],
+    *,
+    word: str,
+    left_is: str,
+    output: Callable[[Sequence[str], Sequence[str]], object] | None,
+) -> None:
+    """Tell how many were ended, as ``output`` makes JSON of it; leave with what the others are."""
+    left = sorted(str(one) for one in set(asked) - set(ended))
+    if output:
+        print_json(output(sorted(map(str, ended)), left))
+    else:
+        typer.echo(f"{word} {len(ended)} of {len(set(asked))}")
+    if left:
+        fail("\n".join(f"{one}: {left_is}" for one in left), EXIT_FAILED)
 
 
 def print_page(

@@ -102,6 +102,21 @@ async def test_a_replay_is_counted_first_then_done_and_audited(world: World) -> 
     ]
 
 
+async def test_a_replay_that_was_cut_short_at_its_end_is_finished(world: World) -> None:
+    await world.streams()
+    await world.run("outbox", "replay", str(await add_event(world.pool, "DEAD")), *WHY)
+    await world.pool.execute(
+        "UPDATE operator_actions SET selection = jsonb_set(selection, '{progress,finished}', 'false')"
+    )
+    action = str(await world.pool.fetchval("SELECT id FROM operator_actions"))
+    resumed = await world.run("outbox", "replay", "--resume", action, "--json")
+    assert resumed.json == {"matched": 0, "replayed": 0, "dry_run": False}
+    again = await world.run("outbox", "replay", "--resume", action)
+    assert (again.code, "is finished: it put back 1" in again.err) == (3, True)
+    unclear = await world.run("outbox", "replay", "--resume", action, "--state", "DEAD")
+    assert (unclear.code, "leave ids and filters out" in unclear.err) == (2, True)
+
+
 async def test_a_replay_waits_as_long_as_its_stream_remembers(world: World) -> None:
     await world.streams(duplicate_window_seconds=60)
     event = await add_event(world.pool, "PUBLISHED")

@@ -61,6 +61,21 @@ class OutboxFilter:
     before_id: UUID | None = None
     limit: int = 100
 
+    @property
+    def conditions(self) -> tuple[object, ...]:
+        """What an event has to be, besides its state, in the order in which statements take it."""
+        return (
+            self.ids,
+            self.event_type,
+            self.ordering_key,
+            self.aggregate_type,
+            self.aggregate_id,
+            self.correlation_id,
+            self.since,
+            self.until,
+            self.error_like,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutboxSummary:
