@@ -6,6 +6,7 @@ when the *thread* that started the server ends: start servers on a thread that o
 """
 
 import asyncio
+import itertools
 import os
 import random
 import signal
@@ -29,6 +30,9 @@ LOG_TAIL_LINES = 15
 # Below the ranges Linux and macOS take for outgoing connections. From within, a client that keeps
 # dialling a stopped server may be given the very port it dials, and so connect to itself.
 _PORTS = range(15_000, 32_000)
+# Each comes once, so that servers which start together get different ones, and in an order that no seed
+# repeats in another process.
+_ports = itertools.cycle(random.SystemRandom().sample(_PORTS, len(_PORTS)))
 
 
 class ServerStartError(Exception):
@@ -50,15 +54,17 @@ class Account:
 
 def free_port() -> int:
     """Return a TCP port nobody listens on at 127.0.0.1, clear of the ports of outgoing connections."""
-    while True:
-        port = random.choice(_PORTS)  # noqa: S311 - no secret
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
+    return next(filter(_is_free, _ports))
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
 
 
 def spawn(
