@@ -40,8 +40,9 @@ async def test_the_quick_round_measures_every_workload(tmp_path: Path) -> None:
         assert name in output.decode()
         assert all(found["rate"] > 0 for found in programs.values())
         worker = programs["worker"]
-        assert min(worker["statements_per_1000"], worker["wal_bytes_each"]) > 0
-        assert (worker["peak_bytes"] > 0) == (name != "looks"), "looks are the operator's, without a worker"
+        assert worker["statements_per_1000"] > 0
+        if name != "looks":  # these are the operator's, and change nothing
+            assert min(worker["wal_bytes_each"], worker["peak_bytes"]) > 0
     assert workloads["churn"]["worker"]["more"]["table, MB, last fifth"] > 0
     assert workloads["memory"]["worker"]["more"]["worker after 5,000 events, MB"] > 0
     assert workloads["steady rate"]["worker"]["more"]["stored after COMMIT sent, p50 ms"] > 0
