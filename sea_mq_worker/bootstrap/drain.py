@@ -21,8 +21,7 @@ import asyncpg
 from sea_mq_worker.adapters.observability.fanout import FanOut
 from sea_mq_worker.adapters.observability.logs import LogObserver, configure
 from sea_mq_worker.adapters.observability.metrics import MetricsObserver
-from sea_mq_worker.adapters.postgres.connection import NO_HINTS, WORKER_HINTS, fetch
-from sea_mq_worker.adapters.postgres.migrations import check_version
+from sea_mq_worker.adapters.postgres.connection import WORKER_HINTS, fetch
 from sea_mq_worker.adapters.postgres.ownership import take_schema
 from sea_mq_worker.adapters.postgres.queries import load_queries
 from sea_mq_worker.application.pacing import StoppedError, pause
@@ -30,6 +29,7 @@ from sea_mq_worker.application.patience import patiently
 from sea_mq_worker.application.supervisor import ExitCode, Loop, Supervisor
 from sea_mq_worker.bootstrap.base import Base
 from sea_mq_worker.bootstrap.connections import open_pool, wait_for
+from sea_mq_worker.bootstrap.operator import tables_pool
 from sea_mq_worker.bootstrap.outbound import outbound_loops
 from sea_mq_worker.domain.errors import ContractError, WorkerError
 from sea_mq_worker.domain.facts import BatchRelayed, EventBuried, Fact, GatePaused, GateResumed, Noticed
@@ -78,13 +78,9 @@ async def count_backlog(settings: Settings, *, since: datetime | None) -> Backlo
         ContractError: its schema is not the worker's.
     """
     patient = settings.model_copy(update={"database_timeout_seconds": _COUNT_SECONDS})
-    pool = await open_pool(patient, purpose="drain", hints=NO_HINTS)
-    try:
-        await check_version(pool)
+    async with tables_pool(patient, purpose="drain") as pool:
         await take_schema(pool, settings.context)
         return Backlog(**(await fetch(pool, _queries()["backlog"], since))[0])
-    finally:
-        await pool.close()
 
 
 async def is_backlog_left(settings: Settings, *, since: datetime | None) -> bool:

@@ -3,6 +3,8 @@
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
+import asyncpg
+
 from sea_mq_worker.adapters.nats import topology
 from sea_mq_worker.adapters.nats.connection import NatsConnection
 from sea_mq_worker.adapters.nats.dead_letters import NatsDeadLetters
@@ -31,25 +33,33 @@ async def plan_migration(settings: Settings) -> Plan:
 
 
 @asynccontextmanager
-async def operations(settings: Settings) -> AsyncIterator[PostgresOperations]:
-    """Connect to the tables."""
-    pool = await open_pool(settings, purpose="operator", hints=NO_HINTS)
+async def tables_pool(settings: Settings, *, purpose: str) -> AsyncIterator[asyncpg.Pool]:
+    """Connect to the tables, without the hints that the worker gives the planner.
+
+    Raises:
+        StoreUnavailableError: PostgreSQL cannot be reached.
+        ContractError: its schema is not the worker's.
+    """
+    pool = await open_pool(settings, purpose=purpose, hints=NO_HINTS)
     try:
         await check_version(pool)
-        yield PostgresOperations(pool=pool)
+        yield pool
     finally:
         await pool.close()
 
 
 @asynccontextmanager
+async def operations(settings: Settings) -> AsyncIterator[PostgresOperations]:
+    """Connect to the tables."""
+    async with tables_pool(settings, purpose="operator") as pool:
+        yield PostgresOperations(pool=pool)
+
+
+@asynccontextmanager
 async def replays(settings: Settings) -> AsyncIterator[PostgresReplays]:
     """Connect to the tables to put events back."""
-    pool = await open_pool(settings, purpose="operator", hints=NO_HINTS)
-    try:
-        await check_version(pool)
+    async with tables_pool(settings, purpose="operator") as pool:
         yield PostgresReplays(pool=pool)
-    finally:
-        await pool.close()
 
 
 @asynccontextmanager

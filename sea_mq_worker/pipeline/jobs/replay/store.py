@@ -11,11 +11,10 @@ from uuid import UUID
 import asyncpg
 from pyspark.sql import Row
 
-from sea_mq_worker.adapters.postgres.connection import NO_HINTS, fetch
+from sea_mq_worker.adapters.postgres.connection import fetch
 from sea_mq_worker.adapters.postgres.errors import translated
-from sea_mq_worker.adapters.postgres.migrations import check_version
 from sea_mq_worker.adapters.postgres.queries import load_queries
-from sea_mq_worker.bootstrap.connections import open_pool
+from sea_mq_worker.bootstrap.operator import tables_pool
 from sea_mq_worker.pipeline.errors import PipelineError
 from sea_mq_worker.settings import Settings
 
@@ -106,12 +105,8 @@ class ReplayStore:
 @asynccontextmanager
 async def replay_store(settings: Settings, *, duplicate_window_seconds: float) -> AsyncIterator[ReplayStore]:
     """Connect to the tables."""
-    pool = await open_pool(settings, purpose="replay", hints=NO_HINTS)
-    try:
-        await check_version(pool)
+    async with tables_pool(settings, purpose="replay") as pool:
         yield ReplayStore(pool, duplicate_window_seconds=duplicate_window_seconds)
-    finally:
-        await pool.close()
 
 
 def _action(row: Any) -> Action:
