@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from benchmarks.past import DEAD_TYPE
 from benchmarks.stage import Run
-from sea_mq_worker.adapters.postgres.connection import NO_HINTS
+from sea_mq_worker.adapters.postgres.connection import OPERATOR_HINTS
 from sea_mq_worker.adapters.postgres.inspection import PostgresInspection
 from sea_mq_worker.adapters.postgres.overview import PostgresOverview
 from sea_mq_worker.bootstrap.connections import open_pool
@@ -84,7 +84,7 @@ async def questions(run: Run) -> AsyncIterator[Mapping[str, Question]]:
         command.format_map(names): partial(_command, command.format_map(examples).split(), environment)
         for command in _COMMANDS
     }
-    pool = await open_pool(run.own, purpose="upkeep", hints=NO_HINTS)
+    pool = await open_pool(run.own, purpose="upkeep", hints=OPERATOR_HINTS)
     try:
         yield {
             "python -m sea_mq_worker depth": partial(_process, ["depth"], environment),

@@ -10,7 +10,7 @@ from sea_mq_worker.adapters.nats.connection import NatsConnection
 from sea_mq_worker.adapters.nats.dead_letters import NatsDeadLetters
 from sea_mq_worker.adapters.nats.definitions import Definition, definitions
 from sea_mq_worker.adapters.nats.facts import stream_facts
-from sea_mq_worker.adapters.postgres.connection import NO_HINTS
+from sea_mq_worker.adapters.postgres.connection import OPERATOR_HINTS
 from sea_mq_worker.adapters.postgres.migrations import Plan, check_version, migrate, plan
 from sea_mq_worker.adapters.postgres.operations import PostgresOperations
 from sea_mq_worker.adapters.postgres.replays import PostgresReplays
@@ -40,7 +40,7 @@ async def tables_pool(settings: Settings, *, purpose: str) -> AsyncIterator[asyn
         StoreUnavailableError: PostgreSQL cannot be reached.
         ContractError: its schema is not the worker's.
     """
-    pool = await open_pool(settings, purpose=purpose, hints=NO_HINTS)
+    pool = await open_pool(settings, purpose=purpose, hints=OPERATOR_HINTS)
     try:
         await check_version(pool)
         yield pool

@@ -9,7 +9,7 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
-from sea_mq_worker.adapters.postgres.connection import NO_HINTS
+from sea_mq_worker.adapters.postgres.connection import OPERATOR_HINTS
 from sea_mq_worker.adapters.postgres.inspection import PostgresInspection
 from sea_mq_worker.adapters.postgres.migrations import migrate
 from sea_mq_worker.adapters.postgres.overview import PostgresOverview
@@ -90,7 +90,7 @@ async def desk(servers: Servers) -> AsyncIterator[Desk]:
             examples = await connection.fetchrow(EXAMPLES)
         finally:
             await connection.close()
-        async with opened(own, hints=NO_HINTS) as pool:
+        async with opened(own, hints=OPERATOR_HINTS) as pool:
             tables = PostgresInspection(pool=pool)
             place = Lookout(tables=tables, connection=None, dlq_stream="", streams=())
             overview = PostgresOverview(pool=pool)

@@ -9,7 +9,7 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from sea_mq_worker.adapters.postgres.connection import NO_HINTS, leave_former_primary
+from sea_mq_worker.adapters.postgres.connection import OPERATOR_HINTS, leave_former_primary
 from sea_mq_worker.domain.errors import StoreUnavailableError
 from sea_mq_worker.embedded import EmbeddedPostgres
 from tests.support.processes import frozen
@@ -192,7 +192,7 @@ async def test_the_worker_follows_the_primary_to_another_server(
 
 async def test_a_pool_that_only_reads_leaves_a_former_primary_too(own_postgres: EmbeddedPostgres) -> None:
     database = Database(own_postgres.dsn, "postgres")
-    async with opened(database, hints=NO_HINTS) as pool:
+    async with opened(database, hints=OPERATOR_HINTS) as pool:
         await leave_former_primary(pool)
         await pool.execute("ALTER SYSTEM SET default_transaction_read_only = on")
         await pool.execute("SELECT pg_reload_conf()")

@@ -10,7 +10,7 @@ from uuid import UUID
 import asyncpg
 import pytest
 
-from sea_mq_worker.adapters.postgres.connection import NO_HINTS
+from sea_mq_worker.adapters.postgres.connection import OPERATOR_HINTS
 from sea_mq_worker.adapters.postgres.inbox import PostgresInboxAdapter
 from sea_mq_worker.adapters.postgres.operations import PostgresOperations
 from sea_mq_worker.adapters.postgres.records import InboxFilter, InboxState, Redrive
@@ -23,7 +23,7 @@ WHO: dict[str, Any] = {"actor": "ann", "reason": "the handler is fixed"}
 
 @pytest.fixture
 async def pool(database: Database) -> AsyncIterator[asyncpg.Pool]:
-    async with opened(database, hints=NO_HINTS) as pool:
+    async with opened(database, hints=OPERATOR_HINTS) as pool:
         yield pool
 
 

@@ -10,7 +10,7 @@ from uuid import UUID
 import asyncpg
 import pytest
 
-from sea_mq_worker.adapters.postgres.connection import NO_HINTS
+from sea_mq_worker.adapters.postgres.connection import OPERATOR_HINTS
 from sea_mq_worker.adapters.postgres.outbox import PostgresOutboxAdapter
 from sea_mq_worker.adapters.postgres.records import OutboxFilter
 from sea_mq_worker.adapters.postgres.replays import PostgresReplays
@@ -33,7 +33,7 @@ UPDATE outbox_events
 
 @pytest.fixture
 async def pool(database: Database) -> AsyncIterator[asyncpg.Pool]:
-    async with opened(database, hints=NO_HINTS) as pool:
+    async with opened(database, hints=OPERATOR_HINTS) as pool:
         yield pool
 
 

@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentation has it
 from typer.testing import CliRunner
 
-from sea_mq_worker.adapters.postgres.connection import NO_HINTS
+from sea_mq_worker.adapters.postgres.connection import OPERATOR_HINTS
 from sea_mq_worker.cli import app
 from sea_mq_worker.pipeline.errors import DataLossError, PipelineError
 from sea_mq_worker.pipeline.jobs.archive.digest import KEPT
@@ -44,7 +44,7 @@ def settings(database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 @pytest_asyncio.fixture
 async def pool(database: Database) -> AsyncIterator[asyncpg.Pool]:
     """A pool that may make rows that the lifecycle does not, as long ago as they like."""
-    async with opened(database, hints=NO_HINTS) as pool:
+    async with opened(database, hints=OPERATOR_HINTS) as pool:
         await pool.execute("ALTER TABLE outbox_events DISABLE TRIGGER USER")
         yield pool
 
@@ -139,7 +139,7 @@ async def test_an_event_that_is_replayed_meanwhile_stays_and_a_second_archive_is
     refused: list[str] = []
 
     async def meddle() -> None:
-        async with opened(database, hints=NO_HINTS) as other:
+        async with opened(database, hints=OPERATOR_HINTS) as other:
             await PostgresWorld(other).replay(replayed)
             await other.execute(
                 "UPDATE outbox_events SET headers = '{\"a\": 1}' WHERE id = $1::text::uuid", changed

@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentation has it
 
-from sea_mq_worker.adapters.postgres.connection import NO_HINTS
+from sea_mq_worker.adapters.postgres.connection import OPERATOR_HINTS
 from sea_mq_worker.pipeline.jobs.archive.job import archive
 from sea_mq_worker.pipeline.lake.layouts import ARCHIVE
 from sea_mq_worker.pipeline.lake.table import LakeTable
@@ -72,7 +72,7 @@ async def test_outbox_and_lake_stay_whole_when_the_archive_is_killed_as_it_write
 ) -> None:
     settings = write_settings(tmp_path / "settings.toml", monkeypatch, database_url=database.dsn)
     lake = tmp_path / "lake"
-    async with opened(database, hints=NO_HINTS) as pool:
+    async with opened(database, hints=OPERATOR_HINTS) as pool:
         await pool.execute("ALTER TABLE outbox_events DISABLE TRIGGER USER")
         await pool.execute(INSERT, EVENTS, RECENT)
         inserted = dict(await pool.fetch(FINGERPRINT))

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from sea_mq_worker.adapters.postgres.connection import NO_HINTS
+from sea_mq_worker.adapters.postgres.connection import OPERATOR_HINTS
 from sea_mq_worker.cli import app
 from sea_mq_worker.pipeline import session
 from tests.pipeline.landing import event, publish
@@ -30,7 +30,7 @@ async def test_what_an_archive_would_move_is_counted(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_settings(tmp_path / "settings.toml", monkeypatch, database_url=database.dsn)
-    async with opened(database, hints=NO_HINTS) as pool:
+    async with opened(database, hints=OPERATOR_HINTS) as pool:
         await add_event(pool, "PUBLISHED")
         await add_event(pool)
 

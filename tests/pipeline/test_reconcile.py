@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 from pyspark.sql import SparkSession
 
-from sea_mq_worker.adapters.postgres.connection import NO_HINTS
+from sea_mq_worker.adapters.postgres.connection import OPERATOR_HINTS
 from sea_mq_worker.domain.messages import OutboundMessage
 from sea_mq_worker.pipeline.jobs.reconcile.job import Wanted, reconcile
 from sea_mq_worker.pipeline.jobs.reconcile.outbox import Limits
@@ -32,7 +32,7 @@ async def world(
 ) -> AsyncIterator[World]:
     monkeypatch.setenv("SEA_MQ_CONFIG", "")
     given = {"database_url": database.dsn, "nats_url": nats_url, "consumers": f"{names.upper()}_EVENTS/own"}
-    async with opened(database, hints=NO_HINTS) as pool, connected(nats_url) as connection:
+    async with opened(database, hints=OPERATOR_HINTS) as pool, connected(nats_url) as connection:
         yield await make_world(pool, connection, names, tmp_path, given)
 
 

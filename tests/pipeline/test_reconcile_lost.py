@@ -20,7 +20,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from typer.testing import CliRunner
 
 from sea_mq_worker.adapters.nats.connection import api
-from sea_mq_worker.adapters.postgres.connection import NO_HINTS
+from sea_mq_worker.adapters.postgres.connection import OPERATOR_HINTS
 from sea_mq_worker.adapters.postgres.operations import PostgresOperations
 from sea_mq_worker.adapters.postgres.records import OutboxFilter
 from sea_mq_worker.cli import app
@@ -59,7 +59,7 @@ async def test_what_a_broker_lost_that_was_set_back_is_named_and_put_back(
     monkeypatch.setenv("SEA_MQ_CONFIG", "")
     server = EmbeddedNats(tmp_path / "nats")
     given = {"database_url": database.dsn, "nats_url": server.url}
-    async with opened(database, hints=NO_HINTS) as pool:
+    async with opened(database, hints=OPERATOR_HINTS) as pool:
         async with server, connected(server.url) as connection:
             world = await make_world(pool, connection, names, tmp_path, given)
             await world.publish(200)
@@ -155,7 +155,7 @@ async def test_lake_prune_replay_and_receiver_are_taken_into_account(
     monkeypatch.setenv("SEA_MQ_CONFIG", "")
     given = {"database_url": database.dsn, "nats_url": nats_url}
     lake = str(tmp_path / "lake")
-    async with opened(database, hints=NO_HINTS) as pool, connected(nats_url) as connection:
+    async with opened(database, hints=OPERATOR_HINTS) as pool, connected(nats_url) as connection:
         world = await make_world(pool, connection, names, tmp_path, given)
         tables = PostgresOperations(pool=pool)
         archived = await world.publish(50)
@@ -164,7 +164,7 @@ async def test_lake_prune_replay_and_receiver_are_taken_into_account(
         pruned = await world.publish(10)
         await tables.prune_outbox(datetime.now(UTC), actor="ada", reason="old")
         here = await world.publish(40)
-        async with opened(their_database, hints=NO_HINTS) as theirs:
+        async with opened(their_database, hints=OPERATOR_HINTS) as theirs:
             receiver = replace(world, pool=theirs)
             await receiver.receive(await world.contents(), "theirs", without=here[:3], start=61)
         await api(connection, f"STREAM.PURGE.{world.stream}", {"seq": 31})

@@ -14,7 +14,7 @@ import pytest_asyncio
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from sea_mq_worker.adapters.postgres.connection import NO_HINTS
+from sea_mq_worker.adapters.postgres.connection import OPERATOR_HINTS
 from sea_mq_worker.pipeline.jobs.report.figures import Report
 from sea_mq_worker.pipeline.jobs.report.job import report
 from sea_mq_worker.pipeline.jobs.report.page import page
@@ -57,7 +57,7 @@ FROM (
 
 @pytest_asyncio.fixture
 async def pool(database: Database) -> AsyncIterator[asyncpg.Pool]:
-    async with opened(database, hints=NO_HINTS) as pool, pool.acquire() as connection:
+    async with opened(database, hints=OPERATOR_HINTS) as pool, pool.acquire() as connection:
         await connection.execute("SET session_replication_role = replica")  # rows with a past, as they are
         await connection.execute(EVENTS, BEGIN, HOSTILE)
         await connection.execute(MESSAGES, BEGIN)

@@ -12,7 +12,7 @@ import pytest_asyncio
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from sea_mq_worker.adapters.postgres.connection import NO_HINTS
+from sea_mq_worker.adapters.postgres.connection import OPERATOR_HINTS
 from sea_mq_worker.domain.errors import ContractError, StoreUnavailableError, WorkerError
 from sea_mq_worker.domain.events import EventState
 from sea_mq_worker.pipeline.errors import PipelineError
@@ -36,7 +36,7 @@ def settings(database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 @pytest_asyncio.fixture
 async def pool(database: Database) -> Any:
-    async with opened(database, hints=NO_HINTS) as pool:
+    async with opened(database, hints=OPERATOR_HINTS) as pool:
         yield pool
 
 

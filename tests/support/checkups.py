@@ -14,7 +14,7 @@ import asyncpg
 from typer.testing import CliRunner
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection, api
-from sea_mq_worker.adapters.postgres.connection import NO_HINTS
+from sea_mq_worker.adapters.postgres.connection import OPERATOR_HINTS
 from sea_mq_worker.bootstrap.doctor import Finding, examine
 from sea_mq_worker.bootstrap.operator import apply_topology
 from sea_mq_worker.cli import app
@@ -150,7 +150,7 @@ async def patient(
 ) -> AsyncIterator[Patient]:
     """Set up streams, a durable and a handler beside the tables."""
     async with (
-        opened(database, hints=NO_HINTS) as pool,
+        opened(database, hints=OPERATOR_HINTS) as pool,
         connected(nats_url) as broker,
         handler_server() as handler,
     ):

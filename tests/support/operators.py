@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 from typer.testing import CliRunner
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection
-from sea_mq_worker.adapters.postgres.connection import NO_HINTS
+from sea_mq_worker.adapters.postgres.connection import OPERATOR_HINTS
 from sea_mq_worker.adapters.postgres.operations import PostgresOperations
 from sea_mq_worker.cli import app
 from sea_mq_worker.cli.outputs import OUTPUTS
@@ -100,5 +100,5 @@ def _check_json(arguments: Sequence[str], printed: str) -> None:
 async def world_of(database: Database, nats_url: str, names: str) -> AsyncIterator[World]:
     """Connect to what commands are tried on."""
     env = {"SEA_MQ_CONTEXT": names, "SEA_MQ_DATABASE_URL": database.dsn, "SEA_MQ_NATS_URL": nats_url}
-    async with opened(database, hints=NO_HINTS) as pool, connected(nats_url) as connection:
+    async with opened(database, hints=OPERATOR_HINTS) as pool, connected(nats_url) as connection:
         yield World(env=env, pool=pool, connection=connection, name=names)

@@ -15,8 +15,11 @@ from sea_mq_worker.domain.errors import ContractError
 
 _SCHEMA = re.compile(r"(?!pg_)[A-Za-z_][A-Za-z0-9_]{0,62}")
 
-NO_HINTS: Mapping[str, str] = MappingProxyType({"plan_cache_mode": "force_custom_plan"})
-"""For statements that operators ask for: the planner decides, and knows which filters are given."""
+OPERATOR_HINTS: Mapping[str, str] = MappingProxyType(
+    {"plan_cache_mode": "force_custom_plan", "enable_bitmapscan": "off"}
+)
+"""For statements that operators ask for: the planner knows which filters are given, and reads not all of a
+backlog to list the latest of it, as it would before the first ANALYZE."""
 
 WORKER_HINTS: Mapping[str, str] = MappingProxyType(
     {

@@ -31,7 +31,7 @@ class PostgresInspection:
     """Inspection (Open Outbox, operator), which changes nothing; raises what ``translated`` raises."""
 
     def __init__(self, *, pool: asyncpg.Pool) -> None:
-        """Use a pool opened with ``NO_HINTS``: these statements read much, and seldom."""
+        """Use a pool opened with ``OPERATOR_HINTS``: these statements read much, and seldom."""
         self._pool = pool
         self._depth = load_queries("depth", "outbox_depth", "inbox_depth")
         self._asked = load_queries(

@@ -40,7 +40,7 @@ class PostgresOperations(PostgresInspection):
     """
 
     def __init__(self, *, pool: asyncpg.Pool) -> None:
-        """Use a pool opened with ``NO_HINTS``: these statements read much, and seldom."""
+        """Use a pool opened with ``OPERATOR_HINTS``: these statements read much, and seldom."""
         super().__init__(pool=pool)
         self._sql = load_queries(
             "operations",

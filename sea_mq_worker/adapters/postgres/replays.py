@@ -56,7 +56,7 @@ class PostgresReplays:
     """
 
     def __init__(self, *, pool: asyncpg.Pool) -> None:
-        """Use a pool opened with ``NO_HINTS``."""
+        """Use a pool opened with ``OPERATOR_HINTS``."""
         self._pool = pool
         self._sql = load_queries(
             "replay", "choose", "begin_replay", "load_replay", "put_back", "not_taken", "finish_replay"
