@@ -1,4 +1,4 @@
-"""docs/configuration.md lists every setting as `sea_mq_worker/settings.py` has it."""
+"""docs/configuration.md lists every setting as `sea_mq_worker/settings/fields.py` has it."""
 
 from pathlib import Path
 from typing import Literal, get_args, get_origin
@@ -10,7 +10,9 @@ from sea_mq_worker.settings import ENV_PREFIX, ConsumerSettings, Settings
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "configuration.md"
 BEGIN, END = "<!-- settings -->\n", "<!-- end of settings -->"
-REGENERATE = "docs/configuration.md differs from settings.py: run python -m tests.tidy.test_configuration_doc"
+REGENERATE = (
+    "docs/configuration.md differs from settings/fields.py: run python -m tests.tidy.test_configuration_doc"
+)
 
 
 def table() -> str:

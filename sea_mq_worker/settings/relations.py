@@ -1,22 +1,19 @@
-"""Which settings go together; each is right by itself, as ``settings`` has checked before."""
+"""Which settings go together; each is right by itself, as ``fields`` has checked before."""
 
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from sea_mq_worker.domain.addresses import is_loopback
 from sea_mq_worker.domain.forbidden_hosts import is_metadata_host
-
-if TYPE_CHECKING:
-    from sea_mq_worker.settings import Settings
+from sea_mq_worker.settings.fields import Fields
 
 
-def contradictions(s: "Settings") -> list[tuple[str, str]]:
+def contradictions(s: Fields) -> list[tuple[str, str]]:
     """Name the settings that cannot go together, each by its key with what is wrong."""
     checks = (*_timing(s), *_access(s))
     return [(key, text) for wrong, key, text in checks if wrong]
 
 
-def _timing(s: "Settings") -> tuple[tuple[bool, str, str], ...]:
+def _timing(s: Fields) -> tuple[tuple[bool, str, str], ...]:
     return (
         (
             s.outbox_lease_seconds < s.outbox_publish_timeout_seconds + s.database_timeout_seconds,
@@ -41,7 +38,7 @@ def _timing(s: "Settings") -> tuple[tuple[bool, str, str], ...]:
     )
 
 
-def _access(s: "Settings") -> tuple[tuple[bool, str, str], ...]:
+def _access(s: Fields) -> tuple[tuple[bool, str, str], ...]:
     return (
         (
             bool(s.handler_url) and not _is_http_url(s.handler_url),

@@ -1,13 +1,12 @@
-"""Settings: read from ``SEA_MQ_*`` environment variables or a TOML file, checked with their relations.
+"""Every setting with its default and what is checked of it alone.
 
-The environment wins over the file. Every duration is in seconds, every size in bytes.
+Every duration is in seconds, every size in bytes.
 """
 
 import os
 import re
-from collections.abc import Collection
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import (
     BaseModel,
@@ -15,7 +14,6 @@ from pydantic import (
     Field,
     PositiveInt,
     SecretStr,
-    ValidationError,
     field_validator,
     model_validator,
 )
@@ -29,7 +27,6 @@ from pydantic_settings import (
 
 from sea_mq_worker.domain.addresses import nats_addresses, postgres_problem
 from sea_mq_worker.domain.subjects import is_context
-from sea_mq_worker.relations import contradictions
 
 ENV_PREFIX = "SEA_MQ_"
 CONFIG_VARIABLE = "SEA_MQ_CONFIG"
@@ -43,12 +40,6 @@ Patience: TypeAlias = Annotated[float, Field(ge=0.1, le=_YEAR_SECONDS)]
 Pause: TypeAlias = Annotated[float, Field(ge=0.001, le=_YEAR_SECONDS)]
 """Seconds between two things."""
 Count: TypeAlias = Annotated[int, Field(ge=1, le=1_000_000)]
-
-_REQUIRED = "is required (`python -m sea_mq_worker dev` runs on servers of its own and needs no settings)"
-
-
-class SettingsError(Exception):
-    """Settings are wrong, missing or contradictory; the text is one line a key, and names the key."""
 
 
 def _jetstream_name(value: str) -> str:
@@ -71,7 +62,7 @@ class ConsumerSettings(BaseModel):
         return _jetstream_name(value)
 
 
-class Settings(BaseSettings):
+class Fields(BaseSettings):
     """All settings of the worker; field names are the keys, ``SEA_MQ_`` + upper case the variables."""
 
     model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, frozen=True, extra="forbid")
@@ -273,53 +264,3 @@ class Settings(BaseSettings):
             "advisory_stream": f"{upper}_ADVISORIES",
         }
         return data | {key: data.get(key) or value for key, value in derived.items()}
-
-    @model_validator(mode="after")
-    def _check_relations(self) -> Self:
-        problems = contradictions(self)
-        if problems:
-            raise ValueError("\n".join(_line(key, text) for key, text in problems))
-        return self
-
-
-def _line(key: str, text: str) -> str:
-    return f"{ENV_PREFIX}{key.upper()}: {text}"
-
-
-def load_settings(*, needs: Collection[str] = ()) -> Settings:
-    """Read and check the settings.
-
-    Args:
-        needs: keys that must be given for the command at hand.
-
-    Raises:
-        SettingsError: names every key that is wrong or missing.
-    """
-    _refuse_unknown_variables()
-    try:
-        settings = Settings()
-    except ValidationError as error:
-        raise SettingsError("\n".join(_explain(problem) for problem in error.errors())) from None
-    except OSError as error:
-        raise SettingsError(f"{CONFIG_VARIABLE}: {error.strerror}: {error.filename}") from None
-    except ValueError as error:
-        raise SettingsError(f"{CONFIG_VARIABLE}: {error}") from None
-    missing = [key for key in needs if not getattr(settings, key)]
-    if missing:
-        raise SettingsError("\n".join(_line(key, _REQUIRED) for key in missing))
-    return settings
-
-
-def _refuse_unknown_variables() -> None:
-    """A misspelt variable would otherwise be a default nobody asked for."""
-    known = {f"{ENV_PREFIX}{name}".upper() for name in Settings.model_fields} | {CONFIG_VARIABLE}
-    ours = {name for name in os.environ if name.startswith(ENV_PREFIX) and "_TEST_" not in name}
-    unknown = sorted(ours - known)
-    if unknown:
-        raise SettingsError("\n".join(f"{name}: there is no such setting" for name in unknown))
-
-
-def _explain(problem: Any) -> str:
-    key = ".".join(str(part) for part in problem["loc"])
-    text = problem["msg"].removeprefix("Value error, ")
-    return _line(key, text) if key else text

@@ -1,0 +1,75 @@
+"""Settings: read from ``SEA_MQ_*`` environment variables or a TOML file, checked with their relations.
+
+The environment wins over the file.
+"""
+
+import os
+from collections.abc import Collection
+from typing import Any, Self
+
+from pydantic import ValidationError, model_validator
+
+from sea_mq_worker.settings.fields import CONFIG_VARIABLE, ENV_PREFIX, ConsumerSettings, Fields
+from sea_mq_worker.settings.relations import contradictions
+
+__all__ = ["CONFIG_VARIABLE", "ENV_PREFIX", "ConsumerSettings", "Settings", "SettingsError", "load_settings"]
+
+_REQUIRED = "is required (`python -m sea_mq_worker dev` runs on servers of its own and needs no settings)"
+
+
+class SettingsError(Exception):
+    """Settings are wrong, missing or contradictory; the text is one line a key, and names the key."""
+
+
+class Settings(Fields):
+    """All settings, each right by itself and together."""
+
+    @model_validator(mode="after")
+    def _check_relations(self) -> Self:
+        problems = contradictions(self)
+        if problems:
+            raise ValueError("\n".join(_line(key, text) for key, text in problems))
+        return self
+
+
+def _line(key: str, text: str) -> str:
+    return f"{ENV_PREFIX}{key.upper()}: {text}"
+
+
+def load_settings(*, needs: Collection[str] = ()) -> Settings:
+    """Read and check the settings.
+
+    Args:
+        needs: keys that must be given for the command at hand.
+
+    Raises:
+        SettingsError: names every key that is wrong or missing.
+    """
+    _refuse_unknown_variables()
+    try:
+        settings = Settings()
+    except ValidationError as error:
+        raise SettingsError("\n".join(_explain(problem) for problem in error.errors())) from None
+    except OSError as error:
+        raise SettingsError(f"{CONFIG_VARIABLE}: {error.strerror}: {error.filename}") from None
+    except ValueError as error:
+        raise SettingsError(f"{CONFIG_VARIABLE}: {error}") from None
+    missing = [key for key in needs if not getattr(settings, key)]
+    if missing:
+        raise SettingsError("\n".join(_line(key, _REQUIRED) for key in missing))
+    return settings
+
+
+def _refuse_unknown_variables() -> None:
+    """A misspelt variable would otherwise be a default nobody asked for."""
+    known = {f"{ENV_PREFIX}{name}".upper() for name in Settings.model_fields} | {CONFIG_VARIABLE}
+    ours = {name for name in os.environ if name.startswith(ENV_PREFIX) and "_TEST_" not in name}
+    unknown = sorted(ours - known)
+    if unknown:
+        raise SettingsError("\n".join(f"{name}: there is no such setting" for name in unknown))
+
+
+def _explain(problem: Any) -> str:
+    key = ".".join(str(part) for part in problem["loc"])
+    text = problem["msg"].removeprefix("Value error, ")
+    return _line(key, text) if key else text
