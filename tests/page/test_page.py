@@ -1,6 +1,8 @@
 """The page in a real browser, on a real worker: what it shows, and what it does to the database."""
 
+import asyncio
 import re
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -96,6 +98,24 @@ async def test_with_the_token_an_event_is_found_shown_and_replayed(browser: Brow
     assert await site.database.fetchval("SELECT publish_attempts FROM outbox_events") <= 1
 
 
+async def test_the_address_that_dev_prints_signs_in_and_keeps_no_token(
+    browser: Browser, tmp_path: Path
+) -> None:
+    async with dev(tmp_path) as printed:
+        page = await browser.page(printed)
+        await page.says("No event is DEAD", "#list")
+        await page.click("What operators did")
+        await page.says("Nobody has changed anything by hand", "#list")
+        token = printed.partition("#token=")[2]
+        assert len(token) > 40
+        assert token not in await page.evaluate("document.URL + document.documentElement.outerHTML")
+        visited = (await page.send("Page.getNavigationHistory"))["entries"]
+        assert not any(token in entry["url"] for entry in visited)
+        assert page.troubles == []
+        await page.evaluate("location.hash = '#token=wrong'")
+        await page.says("That is not its token")
+
+
 @pytest.mark.fault("S10")
 async def test_many_dead_letters_are_shown_in_pages_and_one_is_redriven(browser: Browser, site: Site) -> None:
     site.handler.default = answer(422)
@@ -161,3 +181,20 @@ async def numbers_come(page: Page) -> bool:
 async def end(worker: WorkerProcess) -> None:
     worker.process.kill()
     await worker.process.wait()
+
+
+@asynccontextmanager
+async def dev(folder: Path) -> AsyncIterator[str]:
+    """Run it for the length of a block; gives the page's address as it is printed."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "sea_mq_worker", "dev", "--folder", str(folder / "dev"), "--events", "20",
+        stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        told = await asyncio.wait_for(process.stdout.readuntil(b"until Ctrl-C"), 60)
+        [printed] = re.findall(r"http://127\.0\.0\.1:\d+/#\S+", told.decode())
+        yield printed
+    finally:
+        process.terminate()
+        await asyncio.wait_for(process.communicate(), 30)

@@ -82,6 +82,12 @@ class WorkerProcess(_Child):
         super().__init__(folder, port=0)
         self.settings = {**settings, "SEA_MQ_ADMIN_PORT": str(self.port)}
 
+    @property
+    def page(self) -> str:
+        """The page's address; what follows # stays in the browser, which signs in by it."""
+        token = Path(self.settings["SEA_MQ_ADMIN_TOKEN_FILE"]).read_text().strip()
+        return f"{self.url}/#token={token}"
+
     def _command(self) -> list[str]:
         return ["sea_mq_worker", "run"]
 

@@ -1,6 +1,7 @@
 """``dev`` from start to stop."""
 
 import asyncio
+import secrets
 import shlex
 import sys
 import time
@@ -86,6 +87,7 @@ async def _set(stack: AsyncExitStack, folder: Path) -> _Stage:
     handler = SampleHandler(folder / "handler", source=resource_folder("examples"))
     await stack.enter_async_context(handler)
     settings = {
+        "SEA_MQ_ADMIN_TOKEN_FILE": str(_private(folder / "admin-token", secrets.token_urlsafe())),
         "SEA_MQ_DATABASE_URL": postgres.dsn,
         "SEA_MQ_NATS_URL": nats.url,
         "SEA_MQ_HANDLER_URL": f"{handler.url}/handle",
@@ -140,13 +142,12 @@ dead letters          {figures.dead_letters} answered 422 by the handler, in SEA
 
 def _tell_where_to_look(stage: _Stage, folder: Path) -> None:
     exports = [f"export {name}={shlex.quote(value)}" for name, value in stage.worker.settings.items()]
-    environment = folder / "environment"
-    environment.touch(mode=0o600)
-    environment.write_text("\n".join(exports) + "\n")
+    environment = _private(folder / "environment", "\n".join(exports))
     typer.echo(
         f"""
 Where to look next
-  {stage.worker.url}/            the worker's page; /metrics and /readyz beside it
+  {stage.worker.page}
+                            the worker's page, signed in
   . {environment}    then, in this terminal or another:
     python -m sea_mq_worker depth
     python -m sea_mq_worker dlq list
@@ -154,3 +155,10 @@ Where to look next
     psql "$SEA_MQ_DATABASE_URL" -c 'TABLE outbox_events LIMIT 5'
   {stage.worker.log}    the worker's log"""
     )
+
+
+def _private(path: Path, text: str) -> Path:
+    """Write a file with secrets."""
+    path.touch(mode=0o600)
+    path.write_text(f"{text}\n")
+    return path

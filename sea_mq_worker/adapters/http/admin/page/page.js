@@ -131,6 +131,14 @@ async function pollHistory() {
   drawn = Date.now();
 }
 
+/** Sign in by `#token=…`, which no browser sends: then it is gone from the address and from the tab's history. */
+function takeToken() {
+  const token = new URLSearchParams(location.hash.slice(1)).get("token");
+  if (!token) return;
+  sessionStorage.setItem("token", token);
+  history.replaceState(null, "", location.pathname);
+}
+
 function lock(locked) {
   at("login").hidden = !locked;
   if (locked) {
@@ -161,6 +169,11 @@ document.addEventListener("keydown", (event) => {
   }
 });
 document.addEventListener("visibilitychange", () => document.hidden || poll());
+addEventListener("hashchange", () => {
+  takeToken();
+  poll();
+});
+takeToken();
 openDesk();
 
 /** One question after the other: a slow answer is waited for, and nothing is asked while the token is. */
