@@ -132,13 +132,16 @@ def retried(error: str) -> MessageRetried:
     return MessageRetried(message_id="m", consumer="c", error=error, attempts=1, delay_seconds=1.0)
 
 
-def standing(clock: Clock, reasons: dict[str, str], totals: dict[str, float]) -> Standing:
+def standing(
+    clock: Clock, reasons: dict[str, str], totals: dict[str, float], *, wall: Clock | None = None
+) -> Standing:
     return Standing(
         about={"worker": "w"},
         sides=("outbox",),
         numbers=lambda: {"totals": totals, "per_second": {"published": 2.0}},
         reasons=lambda: reasons,
-        now=clock,
+        now=wall or clock,
+        clock=clock,
         board=Board(clock=clock, now=clock),
     )
 
@@ -170,6 +173,18 @@ def test_what_could_not_be_counted_keeps_its_age_and_leaves_a_gap() -> None:
     assert series == {"outbox_depth": [5, None], "outbox_oldest": [1.0, None], "outbox_rate": [None, 2.0]}
     status: Any = shown.status()
     assert (status["sides"]["outbox"]["at"], status["verdict"]["state"]) == (1000.0, "Not sure")
+
+
+@pytest.mark.parametrize("set_by", [-3600, 3600])
+def test_a_clock_that_is_set_makes_nothing_older(set_by: float) -> None:
+    clock, wall = Clock(), Clock()
+    shown = standing(clock, {}, {"published": 30.0}, wall=wall)
+    shown.set_sample("outbox", Sample(depth=0, oldest_seconds=0.0, dead=0))
+    clock.now += 10
+    wall.now += 10 + set_by
+    status: Any = shown.status()
+    assert status["verdict"]["state"] == "Working"
+    assert status["now"] - status["sides"]["outbox"]["at"] == status["now"] - status["started"] == 10
 
 
 def test_a_claim_is_timed_by_some_of_its_events() -> None:

@@ -26,7 +26,7 @@ class Sample:
 
 @dataclass(slots=True)
 class _Kept:
-    """Something sampled, and when, in seconds since 1970."""
+    """Something sampled, and when, in monotonic seconds: a clock that is set must not make it older."""
 
     value: Any
     at: float
@@ -41,6 +41,8 @@ class Standing:
         sides: those that this worker works on.
         numbers: totals and rates.
         reasons: why the worker is not ready, by part.
+        now: seconds since 1970.
+        clock: monotonic seconds.
     """
 
     about: Mapping[str, object]
@@ -48,6 +50,7 @@ class Standing:
     numbers: Callable[[], Mapping[str, Any]]
     reasons: Callable[[], Mapping[str, str]]
     now: Callable[[], float] = time.time
+    clock: Callable[[], float] = time.monotonic
     board: Board = field(default_factory=Board)
 
     def __post_init__(self) -> None:
@@ -56,21 +59,21 @@ class Standing:
         self._samples: dict[str, _Kept] = {}
         self._consumers: dict[str, _Kept] = {}
         self._overview: _Kept | None = None
-        self._started = self.now()
+        self._started = self.clock()
         self._state = ("", self._started)
         self._done: dict[str, float] = {}
 
     def set_sample(self, side: str, sample: Sample) -> None:
         """Take what was counted in a table."""
-        self._samples[side] = _Kept(sample, self.now())
+        self._samples[side] = _Kept(sample, self.clock())
 
     def set_overview(self, overview: Mapping[str, Any]) -> None:
         """Take what stopped for good and why, and who else works."""
-        self._overview = _Kept(overview, self.now())
+        self._overview = _Kept(overview, self.clock())
 
     def set_consumer(self, name: str, state: Mapping[str, Any]) -> None:
         """Take how a durable stands."""
-        self._consumers[name] = _Kept(state, self.now())
+        self._consumers[name] = _Kept(state, self.clock())
 
     def tick(self) -> None:
         """Keep one sample of the history, once there is any; to be called every ``STEP_SECONDS``."""
@@ -101,11 +104,11 @@ class Standing:
             **self.about,
             **numbers,
             "now": now,
-            "started": self._started,
+            "started": self._told(self._started),
             "verdict": asdict(verdict) | {"since": since},
             "sides": {side: self._side(side, numbers) for side in self.sides},
-            "consumers": [kept.value | {"at": kept.at} for kept in self._consumers.values()],
-            "overview": self._overview.value | {"at": self._overview.at} if self._overview else None,
+            "consumers": [self._dated(kept) for kept in self._consumers.values()],
+            "overview": self._dated(self._overview) if self._overview else None,
             "troubles": [asdict(trouble) for trouble in self.board.troubles()[:_TROUBLES_SHOWN]],
             "news": self.board.news(),
         }
@@ -114,23 +117,23 @@ class Standing:
         kept = self._samples.get(side)
         return {
             "sample": asdict(kept.value) if kept else None,
-            "at": kept.at if kept else None,
+            "at": self._told(kept.at) if kept else None,
             "per_second": numbers["per_second"].get(_FLOWS[side], 0.0),
             "latency": self.board.latencies[side].percentiles(),
         }
 
     def _fresh(self, side: str) -> Sample | None:
         kept = self._samples.get(side)
-        return kept.value if kept and self.now() - kept.at < 2 * STEP_SECONDS else None
+        return kept.value if kept and self.clock() - kept.at < 2 * STEP_SECONDS else None
 
     def _judged(self) -> tuple[Verdict, float]:
         """Judge, and tell since when that has been so: since its cause, or since it was first seen."""
         verdict = judge(self._situation())
         state = f"{verdict.state} {verdict.level}"
         if state != self._state[0]:
-            self._state = (state, self.now())
+            self._state = (state, self.clock())
         causes = [cause.since for cause in verdict.causes if cause.since is not None]
-        return verdict, min(causes, default=self._state[1])
+        return verdict, min(causes, default=self._told(self._state[1]))
 
     def _situation(self) -> Situation:
         totals = self.numbers()["totals"]
@@ -151,7 +154,14 @@ class Standing:
             depth=kept.value.depth,
             oldest_seconds=kept.value.oldest_seconds,
             dead=kept.value.dead,
-            sample_age_seconds=self.now() - kept.at,
+            sample_age_seconds=self.clock() - kept.at,
             before=self._history.before(f"{side}_depth", samples=_TREND_SAMPLES),
             done=done,
         )
+
+    def _dated(self, kept: _Kept) -> Mapping[str, object]:
+        return {**kept.value, "at": self._told(kept.at)}
+
+    def _told(self, at: float) -> float:
+        """Return a monotonic moment in seconds since 1970, by what the clock says now."""
+        return round(self.now() - (self.clock() - at), 1)
