@@ -16,7 +16,7 @@ from benchmarks.stage import Run
 from sea_mq_worker.adapters.postgres.connection import OPERATOR_HINTS
 from sea_mq_worker.adapters.postgres.inspection import PostgresInspection
 from sea_mq_worker.adapters.postgres.overview import PostgresOverview
-from sea_mq_worker.bootstrap.connections import open_pool
+from sea_mq_worker.bootstrap.connections.postgres import open_pool
 from sea_mq_worker.bootstrap.desk import WorkerDesk
 from sea_mq_worker.bootstrap.sampling import DEPTH_MAX
 from sea_mq_worker.cli import app

@@ -13,7 +13,8 @@ from sea_mq_worker.application.gate import Gate
 from sea_mq_worker.application.pacing import StoppedError, unless_stopped
 from sea_mq_worker.application.readiness import Readiness
 from sea_mq_worker.application.supervisor import Loop
-from sea_mq_worker.bootstrap.connections import open_nats, wait_for
+from sea_mq_worker.bootstrap.connections.nats import open_nats
+from sea_mq_worker.bootstrap.connections.waiting import wait_for
 from sea_mq_worker.domain.errors import BrokerUnavailableError
 from sea_mq_worker.domain.facts import Noticed, Progressed
 from sea_mq_worker.domain.retry import Backoff

@@ -10,9 +10,10 @@ from uuid import UUID
 from sea_mq_worker.adapters.nats.dead_letters import DeadLetterEntry, LetterFilter
 from sea_mq_worker.adapters.postgres.overview import BY_INDEX, PostgresOverview
 from sea_mq_worker.adapters.postgres.records import OutboxFilter
-from sea_mq_worker.bootstrap.connections import open_pool
+from sea_mq_worker.bootstrap.connections.postgres import open_pool
 from sea_mq_worker.bootstrap.lookout import NoIdError, lookout
-from sea_mq_worker.bootstrap.operator import dead_letters, duplicate_window_seconds, operations
+from sea_mq_worker.bootstrap.operator.broker import dead_letters, duplicate_window_seconds
+from sea_mq_worker.bootstrap.operator.tables import operations
 from sea_mq_worker.bootstrap.redrive import redriver
 from sea_mq_worker.bootstrap.turn import Turn
 from sea_mq_worker.bootstrap.whereabouts import whereabouts

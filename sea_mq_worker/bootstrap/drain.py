@@ -28,8 +28,9 @@ from sea_mq_worker.application.pacing import StoppedError, pause
 from sea_mq_worker.application.patience import patiently
 from sea_mq_worker.application.supervisor import ExitCode, Loop, Supervisor
 from sea_mq_worker.bootstrap.base import Base
-from sea_mq_worker.bootstrap.connections import open_pool, wait_for
-from sea_mq_worker.bootstrap.operator import tables_pool
+from sea_mq_worker.bootstrap.connections.postgres import open_pool
+from sea_mq_worker.bootstrap.connections.waiting import wait_for
+from sea_mq_worker.bootstrap.operator.tables import tables_pool
 from sea_mq_worker.bootstrap.outbound import outbound_loops
 from sea_mq_worker.domain.errors import ContractError, WorkerError
 from sea_mq_worker.domain.facts import BatchRelayed, EventBuried, Fact, GatePaused, GateResumed, Noticed

@@ -9,7 +9,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from sea_mq_worker.bootstrap.connections import demands_nats_tls
+from sea_mq_worker.bootstrap.connections.nats import demands_nats_tls
 from sea_mq_worker.domain.addresses import is_http_exposed, is_loopback, is_postgres_exposed, nats_addresses
 from sea_mq_worker.domain.facts import Noticed
 from sea_mq_worker.settings import CONFIG_VARIABLE, ENV_PREFIX, Settings

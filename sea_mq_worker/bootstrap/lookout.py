@@ -20,7 +20,8 @@ from sea_mq_worker.adapters.postgres.records import (
     OutboxFilter,
     OutboxSummary,
 )
-from sea_mq_worker.bootstrap.operator import broker, operations
+from sea_mq_worker.bootstrap.operator.broker import broker
+from sea_mq_worker.bootstrap.operator.tables import operations
 from sea_mq_worker.domain.errors import WorkerError
 from sea_mq_worker.settings import Settings
 

@@ -14,7 +14,8 @@ from sea_mq_worker.application.settlement import Settlement
 from sea_mq_worker.application.supervisor import Loop
 from sea_mq_worker.application.upkeep import Periodic, Reaper
 from sea_mq_worker.bootstrap.base import Base
-from sea_mq_worker.bootstrap.connections import open_pool, wait_for
+from sea_mq_worker.bootstrap.connections.postgres import open_pool
+from sea_mq_worker.bootstrap.connections.waiting import wait_for
 from sea_mq_worker.bootstrap.telemetry import traced_publisher
 from sea_mq_worker.domain.facts import Noticed
 from sea_mq_worker.domain.retry import RetryPolicy

@@ -11,8 +11,10 @@ from sea_mq_worker.adapters.nats.dead_letters import DeadLetterEntry, NatsDeadLe
 from sea_mq_worker.adapters.postgres.inbox import PostgresInboxAdapter
 from sea_mq_worker.adapters.postgres.operations import PostgresOperations
 from sea_mq_worker.application.keeping import kept
-from sea_mq_worker.bootstrap.connections import open_handler, open_pool
-from sea_mq_worker.bootstrap.operator import dead_letters, operations
+from sea_mq_worker.bootstrap.connections.handler import open_handler
+from sea_mq_worker.bootstrap.connections.postgres import open_pool
+from sea_mq_worker.bootstrap.operator.broker import dead_letters
+from sea_mq_worker.bootstrap.operator.tables import operations
 from sea_mq_worker.domain.envelopes import Valid, content_hash, open_envelope
 from sea_mq_worker.domain.errors import ContractError
 from sea_mq_worker.domain.messages import InboundMessage

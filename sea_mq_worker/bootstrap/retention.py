@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection, api
 from sea_mq_worker.adapters.nats.errors import ApiRefusedError
-from sea_mq_worker.bootstrap.operator import broker
+from sea_mq_worker.bootstrap.operator.broker import broker
 from sea_mq_worker.settings import Settings
 
 _NOT_FOUND = 404

@@ -23,7 +23,8 @@ from sea_mq_worker.application.pacing import StoppedError, pause, unless_stopped
 from sea_mq_worker.application.supervisor import Loop
 from sea_mq_worker.application.upkeep import Periodic
 from sea_mq_worker.bootstrap.base import Base
-from sea_mq_worker.bootstrap.connections import open_pool, wait_for
+from sea_mq_worker.bootstrap.connections.postgres import open_pool
+from sea_mq_worker.bootstrap.connections.waiting import wait_for
 from sea_mq_worker.domain.errors import WorkerError
 
 _PROBE_MAX_SECONDS = 5.0

@@ -18,11 +18,11 @@ from sea_mq_worker.application.pacing import StoppedError
 from sea_mq_worker.application.supervisor import ExitCode, Loop, Supervisor
 from sea_mq_worker.bootstrap.base import Base
 from sea_mq_worker.bootstrap.closing import bounded_stack
-from sea_mq_worker.bootstrap.connections import read_secret
+from sea_mq_worker.bootstrap.connections.files import read_secret
 from sea_mq_worker.bootstrap.desk import WorkerDesk
 from sea_mq_worker.bootstrap.exposure import exposures
 from sea_mq_worker.bootstrap.inbound import inbound_loops
-from sea_mq_worker.bootstrap.operator import check_topology
+from sea_mq_worker.bootstrap.operator.broker import check_topology
 from sea_mq_worker.bootstrap.outbound import outbound_loops
 from sea_mq_worker.bootstrap.sampling import DEPTH_MAX, consumer_sampling, sampling
 from sea_mq_worker.bootstrap.telemetry import metrics_export, start_tracing

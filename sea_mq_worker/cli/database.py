@@ -31,7 +31,7 @@ def migrate(
     """Bring the database schema to this version; safe to run again, and by several at once."""
 
     async def work(settings: Settings) -> None:
-        from sea_mq_worker.bootstrap.operator import migrate_schema, plan_migration
+        from sea_mq_worker.bootstrap.operator.tables import migrate_schema, plan_migration
 
         if dry_run:
             _tell_plan(await plan_migration(settings))
@@ -67,7 +67,7 @@ def depth(
     """Count what is not published and what is not processed, with the oldest of each (QRY-050, QRY-051)."""
 
     async def work(settings: Settings) -> None:
-        from sea_mq_worker.bootstrap.operator import operations
+        from sea_mq_worker.bootstrap.operator.tables import operations
 
         if context not in {"", settings.context}:
             fail(

@@ -52,7 +52,7 @@ def list_(
 
     async def work(settings: Settings) -> None:
         from sea_mq_worker.adapters.nats.dead_letters import DeadLetterSummary
-        from sea_mq_worker.bootstrap.operator import dead_letters
+        from sea_mq_worker.bootstrap.operator.broker import dead_letters
 
         async with dead_letters(settings) as stream:
             found = await stream.list(which, limit=limit)
@@ -81,7 +81,7 @@ def summary(
 
     async def work(settings: Settings) -> None:
         from sea_mq_worker.bootstrap.letters import letter_groups
-        from sea_mq_worker.bootstrap.operator import dead_letters
+        from sea_mq_worker.bootstrap.operator.broker import dead_letters
 
         async with dead_letters(settings) as stream:
             read, found = await letter_groups(stream, which, read_max=_READ_MAX, groups_max=groups)
@@ -95,7 +95,7 @@ def show(seq: Annotated[int, typer.Argument(min=1, metavar="SEQ")], json: JsonOp
     """Show all of one dead letter, the original's headers and body too."""
 
     async def work(settings: Settings) -> None:
-        from sea_mq_worker.bootstrap.operator import dead_letters
+        from sea_mq_worker.bootstrap.operator.broker import dead_letters
         from sea_mq_worker.domain.errors import ContractError
 
         async with dead_letters(settings) as stream:

@@ -119,7 +119,7 @@ def close(
     """
 
     async def work(settings: Settings) -> None:
-        from sea_mq_worker.bootstrap.operator import operations
+        from sea_mq_worker.bootstrap.operator.tables import operations
 
         async with operations(settings) as tables:
             closed = await tables.close(ids, actor=actor, reason=reason)

@@ -146,7 +146,7 @@ async def _chosen(
 ) -> list[int]:
     """Return the sequences; by filters no more than ``cap``, or leave."""
     from sea_mq_worker.adapters.nats.dead_letters import LetterFilter
-    from sea_mq_worker.bootstrap.operator import dead_letters
+    from sea_mq_worker.bootstrap.operator.broker import dead_letters
 
     filtered = which != LetterFilter()
     if bool(seqs) + filtered + every != 1:

@@ -116,7 +116,7 @@ def bury(
     """End PENDING events as DEAD, so that they are not published; exit 1 where one was not PENDING."""
 
     async def work(settings: Settings) -> None:
-        from sea_mq_worker.bootstrap.operator import operations
+        from sea_mq_worker.bootstrap.operator.tables import operations
 
         async with operations(settings) as tables:
             buried = await tables.bury(ids, actor=actor, reason=reason)

@@ -17,7 +17,7 @@ from sea_mq_worker.cli.support import EXIT_USAGE, JsonOption, act, fail, print_j
 from sea_mq_worker.settings import Settings
 
 if TYPE_CHECKING:
-    from sea_mq_worker.adapters.postgres.operations import OnProgress
+    from sea_mq_worker.adapters.postgres.pruning import OnProgress
 
 _COUNT_SECONDS_MAX = 30.0
 
@@ -74,7 +74,7 @@ def prune(
     """
 
     async def work(settings: Settings) -> None:
-        from sea_mq_worker.bootstrap.operator import operations
+        from sea_mq_worker.bootstrap.operator.tables import operations
 
         counted: dict[Side, Prunable] = {}
         deleted: dict[Side, int] = {}

@@ -111,7 +111,8 @@ def replay(
 
 async def _carry_out(order: _Order, settings: Settings) -> ReplayResult:
     """Count first, so that a slip of the filters is seen before it has an effect."""
-    from sea_mq_worker.bootstrap.operator import duplicate_window_seconds, replays
+    from sea_mq_worker.bootstrap.operator.broker import duplicate_window_seconds
+    from sea_mq_worker.bootstrap.operator.tables import replays
 
     window = await duplicate_window_seconds(settings)
     async with replays(settings) as tables:

@@ -15,7 +15,7 @@ def check(json: JsonOption = False) -> None:
     """Report, field by field, what differs from the definitions; exit 1 where anything does."""
 
     async def work(settings: Settings) -> None:
-        from sea_mq_worker.bootstrap.operator import check_topology
+        from sea_mq_worker.bootstrap.operator.broker import check_topology
 
         differences = await check_topology(settings)
         if json:
@@ -35,7 +35,7 @@ def apply(json: JsonOption = False) -> None:
     """Create what is missing and update what differs; nothing is deleted."""
 
     async def work(settings: Settings) -> None:
-        from sea_mq_worker.bootstrap.operator import apply_topology
+        from sea_mq_worker.bootstrap.operator.broker import apply_topology
 
         changes = await apply_topology(settings)
         if json:

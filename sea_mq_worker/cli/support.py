@@ -83,7 +83,7 @@ def ask(question: "Callable[[PostgresOperations], Awaitable[_T]]", *, too_long: 
 
     async def work(settings: Settings) -> _T:
         from sea_mq_worker.adapters.postgres.errors import StatementTooLongError
-        from sea_mq_worker.bootstrap.operator import operations
+        from sea_mq_worker.bootstrap.operator.tables import operations
 
         async with operations(settings) as tables:
             try:

@@ -17,7 +17,7 @@ from sea_mq_worker.adapters.nats.connection import NatsConnection, api, connect
 from sea_mq_worker.adapters.nats.consumer import NatsJetStreamConsumer
 from sea_mq_worker.adapters.nats.publisher import NatsJetStreamPublisher
 from sea_mq_worker.adapters.nats.traces import readers, trace
-from sea_mq_worker.bootstrap.operator import apply_topology, check_topology, dead_letters
+from sea_mq_worker.bootstrap.operator.broker import apply_topology, check_topology, dead_letters
 from sea_mq_worker.domain.errors import ContractError
 from sea_mq_worker.producer import enqueue
 from sea_mq_worker.resources import resource_folder

@@ -16,7 +16,7 @@ from typing import Any
 import httpx2
 from pydantic import SecretStr
 
-from sea_mq_worker.bootstrap.operator import apply_topology
+from sea_mq_worker.bootstrap.operator.broker import apply_topology
 from sea_mq_worker.settings import Settings
 from tests.support.jetstream import shipped_files
 from tests.support.waiting import eventually

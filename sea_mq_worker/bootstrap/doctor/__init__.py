@@ -11,7 +11,7 @@ import asyncpg
 from sea_mq_worker.adapters.postgres.checkup import DatabaseFacts, database_facts, hears_itself
 from sea_mq_worker.adapters.postgres.errors import POOLER
 from sea_mq_worker.adapters.postgres.migrations import check_version
-from sea_mq_worker.bootstrap.connections import open_pool
+from sea_mq_worker.bootstrap.connections.postgres import open_pool
 from sea_mq_worker.bootstrap.doctor.backlog import backlog_findings
 from sea_mq_worker.bootstrap.doctor.broker import BrokerFacts, broker_facts
 from sea_mq_worker.bootstrap.doctor.broker_kinds import BrokerKind, PairKind
@@ -22,8 +22,8 @@ from sea_mq_worker.bootstrap.doctor.finding import Finding, Severity
 from sea_mq_worker.bootstrap.doctor.handler import HandlerKind, handler_findings
 from sea_mq_worker.bootstrap.doctor.kinds import MIGRATE, Kind
 from sea_mq_worker.bootstrap.doctor.pair import fit_findings, pair_findings
-from sea_mq_worker.bootstrap.doctor.stream import own_subjects, stream_findings
-from sea_mq_worker.bootstrap.operator import broker
+from sea_mq_worker.bootstrap.doctor.stream import stream_findings
+from sea_mq_worker.bootstrap.operator.broker import broker
 from sea_mq_worker.domain.errors import ContractError, UnavailableError
 from sea_mq_worker.settings import Settings
 
@@ -92,7 +92,7 @@ async def _broker(s: Settings, found: list[Finding]) -> BrokerFacts | None:
     """Return the facts; what keeps them from being asked is ``found``."""
     try:
         async with broker(s) as connection:
-            return await broker_facts(connection, s, list(own_subjects(s).values()))
+            return await broker_facts(connection, s, found)
     except UnavailableError as error:
         found.append(BrokerKind.BROKER_UNREACHABLE.found("NATS", str(error)))
     except ContractError as error:

@@ -13,7 +13,7 @@ from sea_mq_worker.adapters.nats.checkup import (
 )
 from sea_mq_worker.adapters.nats.connection import NatsConnection
 from sea_mq_worker.adapters.nats.definitions import ConsumerDefinition, StreamDefinition
-from sea_mq_worker.bootstrap.operator import wanted_topology
+from sea_mq_worker.bootstrap.operator.broker import wanted_topology
 from sea_mq_worker.settings import Settings
 
 

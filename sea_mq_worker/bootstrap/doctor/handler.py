@@ -6,7 +6,7 @@ import ssl
 from collections.abc import AsyncIterator
 from urllib.parse import SplitResult, urlsplit
 
-from sea_mq_worker.bootstrap.connections import handler_tls
+from sea_mq_worker.bootstrap.connections.handler import handler_tls
 from sea_mq_worker.bootstrap.doctor.finding import Finding, Severity
 from sea_mq_worker.bootstrap.doctor.kinds import REFUSES, Kind
 from sea_mq_worker.domain.forbidden_hosts import is_metadata_host

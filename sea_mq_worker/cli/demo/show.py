@@ -12,7 +12,8 @@ from pathlib import Path
 
 import typer
 
-from sea_mq_worker.bootstrap.operator import apply_topology, migrate_schema
+from sea_mq_worker.bootstrap.operator.broker import apply_topology
+from sea_mq_worker.bootstrap.operator.tables import migrate_schema
 from sea_mq_worker.cli.demo.children import SampleHandler, WorkerProcess
 from sea_mq_worker.cli.demo.command import run_command
 from sea_mq_worker.cli.demo.progress import Figures, follow

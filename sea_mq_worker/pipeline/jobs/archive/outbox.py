@@ -16,7 +16,7 @@ from sea_mq_worker.adapters.postgres.connection import WORKER_HINTS
 from sea_mq_worker.adapters.postgres.errors import translated
 from sea_mq_worker.adapters.postgres.migrations import check_version
 from sea_mq_worker.adapters.postgres.queries import load_queries
-from sea_mq_worker.bootstrap.connections import open_pool
+from sea_mq_worker.bootstrap.connections.postgres import open_pool
 from sea_mq_worker.pipeline.errors import PipelineError
 from sea_mq_worker.pipeline.jobs.archive.digest import Content, slices
 from sea_mq_worker.pipeline.snapshot import Snapshot

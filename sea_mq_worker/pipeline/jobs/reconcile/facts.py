@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from sea_mq_worker.adapters.nats.connection import NatsConnection, api
 from sea_mq_worker.adapters.nats.errors import ApiRefusedError
 from sea_mq_worker.adapters.postgres.queries import load_queries
-from sea_mq_worker.bootstrap.operator import broker
+from sea_mq_worker.bootstrap.operator.broker import broker
 from sea_mq_worker.domain.errors import ContractError
 from sea_mq_worker.pipeline.jobs.reconcile.replays import Replay
 from sea_mq_worker.pipeline.snapshot import Snapshot

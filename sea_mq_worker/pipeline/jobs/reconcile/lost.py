@@ -9,7 +9,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
 from sea_mq_worker.adapters.postgres.records import OutboxFilter
-from sea_mq_worker.bootstrap.operator import duplicate_window_seconds, operations
+from sea_mq_worker.bootstrap.operator.broker import duplicate_window_seconds
+from sea_mq_worker.bootstrap.operator.tables import operations
 from sea_mq_worker.domain.events import EventState
 from sea_mq_worker.pipeline.jobs.reconcile.outbox import StreamFacts
 from sea_mq_worker.pipeline.jobs.reconcile.reading import Messages

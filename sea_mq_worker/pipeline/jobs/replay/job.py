@@ -24,7 +24,7 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from sea_mq_worker.application.pacing import pause
-from sea_mq_worker.bootstrap.operator import duplicate_window_seconds
+from sea_mq_worker.bootstrap.operator.broker import duplicate_window_seconds
 from sea_mq_worker.pipeline.jobs.replay.filter import ReplayRules, Selection
 from sea_mq_worker.pipeline.jobs.replay.selection import Bounds, select
 from sea_mq_worker.pipeline.jobs.replay.store import Action, ReplayStore, replay_store

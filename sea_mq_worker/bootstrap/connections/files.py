@@ -1,0 +1,46 @@
+"""Secrets and certificates, from the files that settings name."""
+
+import ssl
+from pathlib import Path
+
+from sea_mq_worker.settings import SettingsError
+
+
+def read_secret(path: Path | None, *, key: str) -> str:
+    """Read a secret's file; no file, no secret.
+
+    Raises:
+        SettingsError: there is none to be read, or nothing in it, which would be no secret either.
+    """
+    if path is None:
+        return ""
+    try:
+        secret = path.read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise SettingsError(f"SEA_MQ_{key.upper()}: {error.strerror}: {path}") from None
+    except UnicodeDecodeError:
+        raise SettingsError(f"SEA_MQ_{key.upper()}: no text: {path}") from None
+    if not secret:
+        raise SettingsError(f"SEA_MQ_{key.upper()}: empty: {path}")
+    return secret
+
+
+def tls_context(side: str, *, ca: Path | None, cert: Path | None, key: Path | None) -> ssl.SSLContext:
+    """Return what a server is verified with; without ``ca``, the system's trust store.
+
+    Raises:
+        SettingsError: a file cannot be used; the text names the settings of ``side``.
+    """
+    try:
+        context = ssl.create_default_context(cafile=ca)
+        if cert:
+            context.load_cert_chain(cert, key, password=_no_passphrase)
+    except (OSError, ssl.SSLError, ValueError) as error:
+        where = f"SEA_MQ_{side}_TLS_CA_FILE, _CERT_FILE or _KEY_FILE"
+        raise SettingsError(f"{where}: {getattr(error, 'strerror', '') or error}") from None
+    return context
+
+
+def _no_passphrase() -> str:
+    """Without it OpenSSL would ask at the terminal."""
+    raise ValueError("the key is encrypted; it must not be")
