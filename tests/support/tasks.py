@@ -1,22 +1,22 @@
 """The operator's tasks of docs/operations.md, done with the commands that are written there."""
 
-import re
 import shlex
 from collections.abc import Mapping
-from pathlib import Path
 
+from tests.support.documents import commands
 from tests.support.operators import Answer, World
 
-_DOCUMENT = Path(__file__).parents[2] / "docs" / "operations.md"
-_TASK = re.compile(r"^### (\d+)\. (.+?)$(.*?)(?=^##|\Z)", re.MULTILINE | re.DOTALL)
-_COMMANDS = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
+DOCUMENT = "docs/operations.md"
 
 
 def tasks() -> Mapping[str, list[str]]:
     """Return the commands of each task by its title, in the document's order."""
-    found = _TASK.findall(_DOCUMENT.read_text())
-    assert [int(number) for number, _, _ in found] == list(range(1, len(found) + 1))
-    return {title: "".join(_COMMANDS.findall(text)).splitlines() for _, title, text in found}
+    found: dict[str, list[str]] = {}
+    for command in commands(DOCUMENT):
+        found.setdefault(command.heading, []).append(command.text)
+    numbers, titles = zip(*(heading.split(". ", 1) for heading in found), strict=True)
+    assert [int(number) for number in numbers] == list(range(1, len(found) + 1))
+    return dict(zip(titles, found.values(), strict=True))
 
 
 async def done(world: World, title: str, **named: object) -> list[Answer]:

@@ -1,0 +1,154 @@
+"""The commands of README.md, docs/cli.md and others, run as they are written and in their order."""
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+from uuid import UUID
+
+import asyncpg
+import pytest
+from typer.testing import CliRunner
+
+from sea_mq_worker.cli import app
+from sea_mq_worker.producer import enqueue
+from tests.integration.test_migrations import psql
+from tests.support import servers
+from tests.support.builders import enqueueable
+from tests.support.checkups import OF_TEST_SERVERS, Patient, patient
+from tests.support.documents import ROOT, commands, output
+from tests.support.jetstream import shipped_files
+from tests.support.operators import Answer
+from tests.support.programs import WORKER, own_programs
+from tests.support.rows import add_event, add_message
+from tests.support.servers import Database, PostgresAddress
+from tests.support.waiting import eventually
+from tests.support.worker import deployment, running
+
+PUBLISHED = "SELECT bool_and(state = 'PUBLISHED') FROM outbox_events"
+ROLES = "SELECT rolname::text FROM pg_roles WHERE rolname LIKE 'sea\\_mq\\_%' ORDER BY 1"
+
+
+@pytest.fixture
+async def system(database: Database, nats_url: str, names: str, tmp_path: Path) -> AsyncIterator[Patient]:
+    async with patient(database, nats_url, names, tmp_path) as made:
+        yield made
+
+
+def settings(system: Patient) -> dict[str, str]:
+    return {f"SEA_MQ_{key.upper()}": str(value) for key, value in system.given.items()}
+
+
+async def typed(line: str, environment: Mapping[str, str], **named: object) -> Answer:
+    """Run a command of the worker, with ``named`` words in place of its own."""
+    words = [str(named.get(word, word)) for word in words_of(line)]
+    done = await asyncio.to_thread(CliRunner().invoke, app, words, env=dict(environment))
+    return Answer(code=done.exit_code, out=done.stdout, err=done.stderr)
+
+
+def words_of(line: str) -> list[str]:
+    [(program, words)] = own_programs(line)
+    assert program == WORKER
+    return words
+
+
+def shell(line: str, **environment: str) -> str:
+    """Run any other command in the checkout, with this Python's programs; return what it prints."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), str(Path(psql()).parent), os.environ["PATH"]])
+    done = subprocess.run(
+        line, shell=True, cwd=ROOT, env=os.environ | {"PATH": path} | environment,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def of_psql(database: Database) -> dict[str, str]:
+    """Lead psql to a database by its own variables."""
+    url = urlsplit(database.dsn)
+    return {
+        "PGHOST": url.hostname or "", "PGPORT": str(url.port), "PGUSER": url.username or "",
+        "PGPASSWORD": unquote(url.password or ""), "PGDATABASE": database.name,
+    }  # fmt: skip
+
+
+async def test_the_readme_sets_a_worker_up(
+    postgres_server: PostgresAddress, nats_url: str, names: str, tmp_path: Path
+) -> None:
+    *before, run = (command.text for command in commands("README.md", "Running it"))
+    async with servers.scratch_database(postgres_server, prefix="test_") as empty:
+        target = deployment(
+            context=names, database_url=empty.dsn, nats_url=nats_url, handler_url="http://127.0.0.1:1/",
+            streams_folder=shipped_files(tmp_path / "streams", upstream=f"{names}up"),
+            stream_replicas=1, stream_max_bytes=2**26,
+        )  # fmt: skip
+        answers = [await typed(line, target.environment) for line in before]
+        assert [answer.code for answer in answers] == [0, 0], answers
+        async with running(target, tmp_path / "worker.log", *words_of(run)) as worker:
+            await worker.ready()
+            service = await asyncpg.connect(empty.dsn)
+            async with service.transaction():
+                await enqueue(service, enqueueable())
+            await eventually(lambda: service.fetchval(PUBLISHED), what="the event is PUBLISHED")
+            await service.close()
+            await worker.stopped()
+
+
+async def test_the_readme_looks_around(system: Patient) -> None:
+    event = await add_event(system.pool, "DEAD", error="too large")
+    message = await add_message(system.pool)
+    *lines, by_psql = (command.text for command in commands("README.md", "Operating it"))
+    told = {line: await typed(line, settings(system), ID=event) for line in lines}
+    where, depth, why, inbox, letters, doctor = told.values()
+    assert [answer.code for answer in (where, depth, why, inbox, letters)] == [0] * 5, told
+    assert "too large" in where.out
+    assert "inbox" in depth.out
+    assert "too large" in why.out
+    assert str(message) in inbox.out
+    assert "outbox_dead" in doctor.out
+    assert " 1 |" in shell(by_psql, **of_psql(system.database))
+
+
+async def test_what_to_ask_at_three_in_the_morning(system: Patient) -> None:
+    lines = [command.text for command in commands("docs/cli.md")]
+    [id_] = [words[1] for words in map(words_of, lines) if words[0] == "where"]
+    await add_event(system.pool, id=UUID(id_.ljust(32, "0")), error="no answer")
+    for line in lines:
+        answer = await typed(line, settings(system))
+        assert answer.code == 0 or words_of(line) == ["doctor"], (line, answer)
+        if id_ in line:
+            assert "no answer" in answer.out
+
+
+async def test_what_to_ask_before_an_upgrade(system: Patient) -> None:
+    migrate, doctor = [
+        await typed(command.text, settings(system)) for command in commands("docs/upgrading.md")
+    ]
+    assert (migrate.code, "side by side" in migrate.out) == (0, True)
+    assert {word for word in doctor.out.replace(":", "").split() if word in OF_TEST_SERVERS}
+
+
+async def test_doctor_prints_what_its_document_shows(system: Patient) -> None:
+    await system.sql("DROP INDEX idx_outbox_due")
+    [shown] = commands("docs/doctor.md")
+    assert output("docs/doctor.md") in (await typed(shown.text, settings(system))).out
+
+
+async def test_psql_makes_the_roles(system: Patient, database: Database) -> None:
+    make, login = (command.text for command in commands("docs/security.md", "Roles in PostgreSQL"))
+    shell(make, **of_psql(database))
+    made = [row[0] for row in await system.pool.fetch(ROLES)]
+    try:
+        shell(login, **of_psql(database))
+        assert await system.pool.fetchval("SELECT pg_has_role('orders_worker', 'sea_mq_relay', 'member')")
+    finally:
+        for role in ("orders_worker", *made):
+            await system.sql(f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+
+def test_a_seed_tells_its_trail() -> None:
+    [line] = [command.text for command in commands("docs/simulation.md") if "--trail" in command.text]
+    assert "DONE" in shell(line)
