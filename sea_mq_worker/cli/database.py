@@ -7,10 +7,10 @@ import typer
 
 from sea_mq_worker.adapters.postgres.records import Depth
 from sea_mq_worker.cli.support import EXIT_USAGE, JsonOption, act, fail, print_json, print_table
-from sea_mq_worker.settings import Settings
 
 if TYPE_CHECKING:
     from sea_mq_worker.adapters.postgres.migrations import Plan
+    from sea_mq_worker.settings import Settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ def migrate(
 ) -> None:
     """Bring the database schema to this version; safe to run again, and by several at once."""
 
-    async def work(settings: Settings) -> None:
+    async def work(settings: "Settings") -> None:
         from sea_mq_worker.bootstrap.operator.tables import migrate_schema, plan_migration
 
         if dry_run:
@@ -66,7 +66,7 @@ def depth(
 ) -> None:
     """Count what is not published and what is not processed, with the oldest of each (QRY-050, QRY-051)."""
 
-    async def work(settings: Settings) -> None:
+    async def work(settings: "Settings") -> None:
         from sea_mq_worker.bootstrap.operator.tables import operations
 
         if context not in {"", settings.context}:

@@ -2,7 +2,7 @@
 
 import base64
 from dataclasses import asdict, fields
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -21,7 +21,9 @@ from sea_mq_worker.cli.support import (
     say,
 )
 from sea_mq_worker.domain.dead_letters import Reason
-from sea_mq_worker.settings import Settings
+
+if TYPE_CHECKING:
+    from sea_mq_worker.settings import Settings
 
 app = typer.Typer(help="Dead letters: look, count, hand to the handler again, delete.", no_args_is_help=True)
 app.command("redrive")(letters.redrive)
@@ -50,7 +52,7 @@ def list_(
     """List dead letters, the oldest first, without their content."""
     which = letter_filter(reason, subject, consumer, since, until, error, after_seq=after)
 
-    async def work(settings: Settings) -> None:
+    async def work(settings: "Settings") -> None:
         from sea_mq_worker.adapters.nats.dead_letters import DeadLetterSummary
         from sea_mq_worker.bootstrap.operator.broker import dead_letters
 
@@ -79,7 +81,7 @@ def summary(
     """Count dead letters by reason, subject, consumer and detail, the most frequent first."""
     which = letter_filter(None, None, None, since, until, None)
 
-    async def work(settings: Settings) -> None:
+    async def work(settings: "Settings") -> None:
         from sea_mq_worker.bootstrap.letters import letter_groups
         from sea_mq_worker.bootstrap.operator.broker import dead_letters
 
@@ -94,7 +96,7 @@ def summary(
 def show(seq: Annotated[int, typer.Argument(min=1, metavar="SEQ")], json: JsonOption = False) -> None:
     """Show all of one dead letter, the original's headers and body too."""
 
-    async def work(settings: Settings) -> None:
+    async def work(settings: "Settings") -> None:
         from sea_mq_worker.bootstrap.operator.broker import dead_letters
         from sea_mq_worker.domain.errors import ContractError
 

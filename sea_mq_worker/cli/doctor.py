@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sea_mq_worker.cli.support import EXIT_FAILED, JsonOption, act, print_json, say
-from sea_mq_worker.settings import Settings
 
 if TYPE_CHECKING:
     from sea_mq_worker.bootstrap.doctor import Finding
+    from sea_mq_worker.settings import Settings
 
 
 def doctor(
@@ -18,7 +18,7 @@ def doctor(
 ) -> None:
     """Check database, streams, consumers, handler and how they fit together; exit 1 on errors."""
 
-    async def work(settings: Settings) -> None:
+    async def work(settings: "Settings") -> None:
         from sea_mq_worker.bootstrap.doctor import Severity, examine
 
         findings = await examine(settings)

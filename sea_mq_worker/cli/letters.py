@@ -20,11 +20,11 @@ from sea_mq_worker.cli.support import (
     say,
 )
 from sea_mq_worker.domain.dead_letters import Reason
-from sea_mq_worker.settings import Settings
 
 if TYPE_CHECKING:
     from sea_mq_worker.adapters.nats.dead_letters import LetterFilter
     from sea_mq_worker.bootstrap.redrive import Outcome
+    from sea_mq_worker.settings import Settings
 
 SeqsArgument = Annotated[list[int] | None, typer.Argument(min=1, metavar="[SEQ]...")]
 DlqReasonOption = Annotated[
@@ -69,7 +69,7 @@ def redrive(
     """
     which = letter_filter(dlq_reason, subject, consumer, since, until, error)
 
-    async def work(settings: Settings) -> None:
+    async def work(settings: "Settings") -> None:
         from sea_mq_worker.bootstrap.redrive import redriver
 
         chosen = await _chosen(settings, seqs or (), which, every=every, cap=cap)
@@ -103,7 +103,7 @@ def purge(
     """Delete dead letters for good; the inbox notes that their messages are given up (CLOSED)."""
     which = letter_filter(dlq_reason, subject, consumer, since, until, error)
 
-    async def work(settings: Settings) -> None:
+    async def work(settings: "Settings") -> None:
         from sea_mq_worker.bootstrap.purge import purger
 
         chosen = await _chosen(settings, seqs or (), which, every=every, cap=cap)
@@ -142,7 +142,7 @@ def letter_filter(  # noqa: PLR0917 - in the order in which commands take them
 
 
 async def _chosen(
-    settings: Settings, seqs: Sequence[int], which: "LetterFilter", *, every: bool, cap: int
+    settings: "Settings", seqs: Sequence[int], which: "LetterFilter", *, every: bool, cap: int
 ) -> list[int]:
     """Return the sequences; by filters no more than ``cap``, or leave."""
     from sea_mq_worker.adapters.nats.dead_letters import LetterFilter

@@ -14,10 +14,10 @@ import typer
 from sea_mq_worker.adapters.postgres.records import Prunable
 from sea_mq_worker.cli.arguments import ActorOption, ReasonOption, moment
 from sea_mq_worker.cli.support import EXIT_USAGE, JsonOption, act, fail, print_json
-from sea_mq_worker.settings import Settings
 
 if TYPE_CHECKING:
     from sea_mq_worker.adapters.postgres.pruning import OnProgress
+    from sea_mq_worker.settings import Settings
 
 _COUNT_SECONDS_MAX = 30.0
 
@@ -73,7 +73,7 @@ def prune(
     streams still hold stay too. Tables are read once, page by page; cut short, it can be done again.
     """
 
-    async def work(settings: Settings) -> None:
+    async def work(settings: "Settings") -> None:
         from sea_mq_worker.bootstrap.operator.tables import operations
 
         counted: dict[Side, Prunable] = {}
@@ -132,7 +132,7 @@ def _watched(side: Side) -> "Iterator[OnProgress]":
         yield tell
 
 
-async def _forgotten(settings: Settings, before: datetime) -> datetime:
+async def _forgotten(settings: "Settings", before: datetime) -> datetime:
     """Return up to when no consumed stream has a message any more, at most ``before``."""
     from sea_mq_worker.bootstrap.retention import deliverable
 

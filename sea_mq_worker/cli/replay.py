@@ -23,10 +23,10 @@ from sea_mq_worker.cli.arguments import (
 )
 from sea_mq_worker.cli.support import EXIT_FAILED, EXIT_USAGE, JsonOption, act, confirm, fail, print_json
 from sea_mq_worker.domain.events import EventState
-from sea_mq_worker.settings import Settings
 
 if TYPE_CHECKING:
     from sea_mq_worker.adapters.postgres.replays import Replay
+    from sea_mq_worker.settings import Settings
 
 _TERMINAL = (EventState.PUBLISHED, EventState.DEAD)
 _EXIT_INTERRUPTED = 130
@@ -109,7 +109,7 @@ def replay(
         fail("the others are not there, or neither PUBLISHED nor DEAD", EXIT_FAILED)
 
 
-async def _carry_out(order: _Order, settings: Settings) -> ReplayResult:
+async def _carry_out(order: _Order, settings: "Settings") -> ReplayResult:
     """Count first, so that a slip of the filters is seen before it has an effect."""
     from sea_mq_worker.bootstrap.operator.broker import duplicate_window_seconds
     from sea_mq_worker.bootstrap.operator.tables import replays

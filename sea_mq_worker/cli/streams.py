@@ -1,11 +1,14 @@
 """``streams check`` and ``streams apply``: the JetStream side."""
 
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import typer
 
 from sea_mq_worker.cli.support import EXIT_FAILED, JsonOption, act, print_json, say
-from sea_mq_worker.settings import Settings
+
+if TYPE_CHECKING:
+    from sea_mq_worker.settings import Settings
 
 app = typer.Typer(help="Streams and consumers against their definitions.", no_args_is_help=True)
 
@@ -14,7 +17,7 @@ app = typer.Typer(help="Streams and consumers against their definitions.", no_ar
 def check(json: JsonOption = False) -> None:
     """Report, field by field, what differs from the definitions; exit 1 where anything does."""
 
-    async def work(settings: Settings) -> None:
+    async def work(settings: "Settings") -> None:
         from sea_mq_worker.bootstrap.operator.broker import check_topology
 
         differences = await check_topology(settings)
@@ -34,7 +37,7 @@ def check(json: JsonOption = False) -> None:
 def apply(json: JsonOption = False) -> None:
     """Create what is missing and update what differs; nothing is deleted."""
 
-    async def work(settings: Settings) -> None:
+    async def work(settings: "Settings") -> None:
         from sea_mq_worker.bootstrap.operator.broker import apply_topology
 
         changes = await apply_topology(settings)

@@ -1,6 +1,5 @@
 """What commands share: settings, errors as exit codes, output for people and for programs."""
 
-import asyncio
 import json as json_
 import shutil
 import sys
@@ -14,10 +13,10 @@ import typer
 
 from sea_mq_worker.cli.arguments import FEW
 from sea_mq_worker.cli.tables import cell, plain, table
-from sea_mq_worker.settings import Settings, SettingsError, load_settings
 
 if TYPE_CHECKING:
     from sea_mq_worker.adapters.postgres.operations import PostgresOperations
+    from sea_mq_worker.settings import Settings
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -39,8 +38,10 @@ def say(text: str, *, err: bool = False) -> None:
     typer.echo("\n".join(map(plain, text.split("\n"))), err=err)
 
 
-def settings_for(*needs: str) -> Settings:
+def settings_for(*needs: str) -> "Settings":
     """Load the settings, or leave with what is wrong with them."""
+    from sea_mq_worker.settings import SettingsError, load_settings
+
     try:
         return load_settings(needs=needs)
     except SettingsError as error:
@@ -57,9 +58,12 @@ def confirm(count: int, what: str, *, yes: bool) -> None:
         fail("nothing was changed", EXIT_FAILED)
 
 
-def act(work: Callable[[Settings], Awaitable[_T]], *, needs: Collection[str]) -> _T:
+def act(work: "Callable[[Settings], Awaitable[_T]]", *, needs: Collection[str]) -> _T:
     """Do an operator's work and translate its errors into exit codes."""
+    import asyncio
+
     from sea_mq_worker.domain.errors import ContractError, UnavailableError, WorkerError
+    from sea_mq_worker.settings import SettingsError
 
     settings = settings_for(*needs)
 
@@ -81,7 +85,7 @@ def act(work: Callable[[Settings], Awaitable[_T]], *, needs: Collection[str]) ->
 def ask(question: "Callable[[PostgresOperations], Awaitable[_T]]", *, too_long: str = "") -> _T:
     """Ask the tables something, and translate errors into exit codes; ``too_long`` says what is quicker."""
 
-    async def work(settings: Settings) -> _T:
+    async def work(settings: "Settings") -> _T:
         from sea_mq_worker.adapters.postgres.errors import StatementTooLongError
         from sea_mq_worker.bootstrap.operator.tables import operations
 

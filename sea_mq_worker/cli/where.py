@@ -17,10 +17,10 @@ from sea_mq_worker.cli.support import (
     say,
 )
 from sea_mq_worker.cli.tables import cell
-from sea_mq_worker.settings import Settings
 
 if TYPE_CHECKING:
     from sea_mq_worker.bootstrap.whereabouts import Whereabouts
+    from sea_mq_worker.settings import Settings
 
 _MATCHES = ("id", "side", "state", "name", "at")
 
@@ -37,7 +37,7 @@ def where(
     With --since, what no table knows is looked for in the streams, by the headers of all that they got since.
     """
 
-    async def work(settings: Settings) -> None:
+    async def work(settings: "Settings") -> None:
         from sea_mq_worker.bootstrap.lookout import NoIdError, lookout
         from sea_mq_worker.bootstrap.whereabouts import whereabouts
 

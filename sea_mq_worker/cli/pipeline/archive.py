@@ -20,12 +20,12 @@ from sea_mq_worker.cli.pipeline.support import (
     say,
 )
 from sea_mq_worker.cli.support import EXIT_USAGE, JsonOption, fail, print_json
-from sea_mq_worker.settings import Settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from sea_mq_worker.pipeline.jobs.archive.job import ArchiveProgress, ArchiveResult
+    from sea_mq_worker.settings import Settings
 
 _NEEDS = ("database_url",)
 
@@ -76,14 +76,14 @@ def archive(
         typer.echo(_summary(result, dry_run=dry_run))
 
 
-def _count(lake: str, before: datetime, settings: Settings) -> "ArchiveResult":
+def _count(lake: str, before: datetime, settings: "Settings") -> "ArchiveResult":
     from sea_mq_worker.pipeline.jobs.archive.job import count
 
     return count(settings, lake, before=before)
 
 
 def _archive(
-    lake: str, given: Mapping[str, Any], spark: "SparkSession", settings: Settings
+    lake: str, given: Mapping[str, Any], spark: "SparkSession", settings: "Settings"
 ) -> "ArchiveResult":
     from sea_mq_worker.pipeline.jobs.archive.job import archive
 

@@ -7,12 +7,12 @@ import typer
 
 from sea_mq_worker.cli.pipeline.support import ConfOption, DryRunOption, MasterOption, run_job, say
 from sea_mq_worker.cli.support import EXIT_FAILED, JsonOption, print_json
-from sea_mq_worker.settings import Settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from sea_mq_worker.pipeline.jobs.drain import DrainProgress, DrainResult
+    from sea_mq_worker.settings import Settings
 
 
 TasksOption = Annotated[
@@ -44,7 +44,7 @@ def drain(
     Exit code 0: drained; 1: events are left, dead ones not counted.
     """
 
-    def job(spark: "SparkSession", settings: Settings) -> "DrainResult":
+    def job(spark: "SparkSession", settings: "Settings") -> "DrainResult":
         import asyncio
 
         from sea_mq_worker.cli.signals import stop_on_signals

@@ -19,12 +19,12 @@ from sea_mq_worker.cli.pipeline.support import (
     say,
 )
 from sea_mq_worker.cli.support import JsonOption, print_json
-from sea_mq_worker.settings import Settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from sea_mq_worker.pipeline.jobs.land.job import LandProgress, LandResult
+    from sea_mq_worker.settings import Settings
 
 _NEEDS = ("nats_url",)
 _POLL_SECONDS = 0.2
@@ -95,10 +95,10 @@ def land(
         "vacuum_hours": vacuum_hours,
     }
 
-    def left(settings: Settings) -> None:
+    def left(settings: "Settings") -> None:
         _show_left(settings, where, stream or _streams(settings), json=json)
 
-    def job(spark: "SparkSession", settings: Settings) -> None:
+    def job(spark: "SparkSession", settings: "Settings") -> None:
         streams = stream or _streams(settings)
         _work(spark, settings, lake=where, streams=streams, given=given, every=every, json=json)
 
@@ -110,7 +110,7 @@ def land(
 
 def _work(
     spark: "SparkSession",
-    settings: Settings,
+    settings: "Settings",
     *,
     lake: str,
     streams: list[str],
@@ -140,7 +140,7 @@ def _work(
             _repeat(once, every, is_stopping, json=json)
 
 
-def _show_left(settings: Settings, lake: str, streams: list[str], *, json: bool) -> None:
+def _show_left(settings: "Settings", lake: str, streams: list[str], *, json: bool) -> None:
     from sea_mq_worker.pipeline.jobs.land.job import count
 
     found = count(settings, lake=lake, streams=streams)
@@ -153,7 +153,7 @@ def _show_left(settings: Settings, lake: str, streams: list[str], *, json: bool)
         )
 
 
-def _streams(settings: Settings) -> list[str]:
+def _streams(settings: "Settings") -> list[str]:
     return list(dict.fromkeys([settings.stream, *(consumer.stream for consumer in settings.consumers)]))
 
 

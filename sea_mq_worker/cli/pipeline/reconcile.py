@@ -12,13 +12,13 @@ from sea_mq_worker.cli.arguments import ActorOption, SinceOption, UntilOption
 from sea_mq_worker.cli.pipeline.support import ConfOption, DryRunOption, MasterOption, run_job, say
 from sea_mq_worker.cli.support import EXIT_FAILED, EXIT_USAGE, JsonOption, fail, print_json, print_table
 from sea_mq_worker.pipeline.jobs.reconcile.verdicts import LOSS, Verdict
-from sea_mq_worker.settings import Settings, SettingsError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from sea_mq_worker.pipeline.jobs.reconcile.receiver import Receiver
     from sea_mq_worker.pipeline.jobs.reconcile.result import Hop, Reconciliation, Requeued
+    from sea_mq_worker.settings import Settings
 
 
 class Format(StrEnum):
@@ -114,7 +114,7 @@ def reconcile(
 def _job(
     wanted: Mapping[str, Any], limits: Mapping[str, Any], requeue: Mapping[str, Any] | None
 ) -> "Callable[[SparkSession, Settings], Reconciliation]":
-    def job(spark: "SparkSession", settings: Settings) -> "Reconciliation":
+    def job(spark: "SparkSession", settings: "Settings") -> "Reconciliation":
         from sea_mq_worker.pipeline.jobs.reconcile.job import Wanted, reconcile
         from sea_mq_worker.pipeline.jobs.reconcile.lost import Requeue
         from sea_mq_worker.pipeline.jobs.reconcile.outbox import Limits
@@ -141,6 +141,7 @@ def _receivers(paths: Iterable[Path]) -> "list[Receiver]":
     if not (chosen := list(paths)):
         return []
     from sea_mq_worker.pipeline.jobs.reconcile.receiver import load_receiver
+    from sea_mq_worker.settings import SettingsError
 
     try:
         return [load_receiver(path) for path in chosen]

@@ -13,13 +13,13 @@ from sea_mq_worker.cli.arguments import ActorOption, ReasonOption, moment
 from sea_mq_worker.cli.pipeline.support import ConfOption, DryRunOption, MasterOption, run_job, say
 from sea_mq_worker.cli.support import EXIT_FAILED, EXIT_USAGE, JsonOption, fail, print_json, print_table
 from sea_mq_worker.domain.events import EventState
-from sea_mq_worker.settings import Settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from sea_mq_worker.pipeline.jobs.replay.filter import Selection
     from sea_mq_worker.pipeline.jobs.replay.job import ReplayResult
+    from sea_mq_worker.settings import Settings
 
 _WITHOUT_YES_MAX = 10
 _TERMINAL = (EventState.PUBLISHED, EventState.DEAD)
@@ -126,7 +126,7 @@ def _run(
     master: str | None,
     conf: list[str] | None,
 ) -> "ReplayResult":
-    def job(spark: "SparkSession", settings: Settings) -> "ReplayResult":
+    def job(spark: "SparkSession", settings: "Settings") -> "ReplayResult":
         import asyncio
 
         from sea_mq_worker.cli.signals import stop_on_signals

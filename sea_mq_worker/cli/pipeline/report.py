@@ -9,12 +9,12 @@ import typer
 from sea_mq_worker.cli.arguments import SinceOption, UntilOption
 from sea_mq_worker.cli.pipeline.support import ConfOption, MasterOption, run_job, say
 from sea_mq_worker.cli.support import EXIT_USAGE, JsonOption, fail, print_json
-from sea_mq_worker.settings import Settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from sea_mq_worker.pipeline.jobs.report.figures import Report
+    from sea_mq_worker.settings import Settings
 
 
 def report(
@@ -46,7 +46,7 @@ def report(
         fail("--until: must be later than --since", EXIT_USAGE)
     _check_place(out)
 
-    def job(spark: "SparkSession", settings: Settings) -> "Report":
+    def job(spark: "SparkSession", settings: "Settings") -> "Report":
         from sea_mq_worker.pipeline.jobs.report.files import write_page
         from sea_mq_worker.pipeline.jobs.report.job import report as report_
         from sea_mq_worker.pipeline.jobs.report.page import page

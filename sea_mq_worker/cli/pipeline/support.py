@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from sea_mq_worker.cli.support import EXIT_CONTRACT, EXIT_FAILED, EXIT_USAGE, fail, settings_for
-from sea_mq_worker.settings import Settings, SettingsError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from sea_mq_worker.settings import Settings
 
 _INSTALL = "pip install 'sea-mq-worker[spark,spark-java]'"
 
@@ -56,7 +57,7 @@ def run_job(
             return job(spark, settings)
 
 
-def look(job: Callable[[Settings], _T], *, needs: Collection[str]) -> _T:
+def look(job: "Callable[[Settings], _T]", *, needs: Collection[str]) -> _T:
     """Run what needs no session, such as telling what a job would do; else as ``run_job``."""
     settings = settings_for(*needs)
     with _exit_codes():
@@ -74,6 +75,7 @@ def _exit_codes() -> Iterator[None]:
     except ImportError as error:
         fail(f"`pipeline` needs {error.name}: install it with {_INSTALL}", EXIT_CONTRACT)
     from sea_mq_worker.domain.errors import ContractError, WorkerError
+    from sea_mq_worker.settings import SettingsError
 
     try:
         yield
