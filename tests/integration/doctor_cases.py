@@ -247,6 +247,19 @@ async def topology_differs(p: Patient, _patch: pytest.MonkeyPatch) -> Mend:
 
 
 @provokes
+async def definitions_invalid(p: Patient, _patch: pytest.MonkeyPatch) -> Mend:
+    file = p.files / "SEA_DLQ.json"
+    right = file.read_text()
+    file.write_text(right[:-2])
+
+    async def correct(finding: Finding) -> None:
+        assert str(file) in finding.what
+        file.write_text(right)
+
+    return correct
+
+
+@provokes
 async def subjects_elsewhere(p: Patient, _patch: pytest.MonkeyPatch) -> Mend:
     """The own stream takes every subject that it is asked about, and the other one some of them."""
     mend = await p.define("SEA_EVENTS", subjects=["sea.event.order.>"])

@@ -1,5 +1,6 @@
 """Doctor finds nothing where all is well, and whatever is wrong; each finding is provoked for real."""
 
+import asyncio
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -28,7 +29,7 @@ ALSO = {"subjects_elsewhere": {"subjects_uncovered"}}
 
 BELOW = {
     *("fsync_off", "sync_unknown", "schema_version", "transaction_prepared_long", "pooler_undeclared"),
-    *("notify_lost", "stream_single_copy", "stream_replica_offline"),
+    *("notify_lost", "stream_single_copy", "stream_replica_offline", "stream_unavailable"),
 }
 ELSEWHERE = {
     "rights_missing": "security/test_doctor_rights.py",
@@ -164,7 +165,7 @@ async def test_a_missing_schema_is_found_and_made(well: Patient, postgres_server
         assert await well.examined() == {}
 
 
-async def test_copies_of_a_stream_are_counted(
+async def test_a_cluster_is_told_by_what_is_away_of_it(
     database: Database, names: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp
@@ -172,14 +173,33 @@ async def test_copies_of_a_stream_are_counted(
         nats_cluster(folder, room_bytes=2**30) as nodes,
         patient(database, nodes[0].url, names, folder("files"), stream_replicas=3) as made,
     ):
+        made.given["nats_url"] = ",".join(node.url for node in nodes)
         await finds(made)
-        await nodes[2].stop()
-        await finds(made, "stream_replica_offline")
-        await nodes[2].start()
+        assert "sync_unknown" not in {finding.slug for finding in await examine(made.settings())}
+        holder = nodes[await single_copy(made)]
+        await finds(made, "stream_single_copy", "topology_differs")
+        await holder.stop()
+        await finds(made, "stream_unavailable", "stream_replica_offline")
+        others = [node for node in nodes if node is not holder]
+        await others[0].stop()
+        await finds(made, "broker_unreachable")
+        await asyncio.gather(holder.start(), others[0].start())
+        await finds(made, "stream_single_copy", "topology_differs")
+        await made.command((await made.examined())["topology_differs"])
         await finds(made)
-        made.given["stream_replicas"] = 1
-        await made.apply()
-        await finds(made, "stream_single_copy")
+
+
+async def single_copy(made: Patient) -> int:
+    """Leave the own stream one copy; return the number of the node that has it."""
+    own = f"{made.name.upper()}_EVENTS"
+    config = (await made.ask(f"STREAM.INFO.{own}"))["config"]
+    await made.ask(f"STREAM.UPDATE.{own}", config | {"num_replicas": 1})
+
+    async def alone() -> str:
+        cluster = (await made.ask(f"STREAM.INFO.{own}"))["cluster"]
+        return "" if cluster.get("replicas") else str(cluster.get("leader", ""))
+
+    return int((await eventually(alone, what="the other copies are gone")).removeprefix("node"))
 
 
 async def finds(made: Patient, *slugs: str) -> None:

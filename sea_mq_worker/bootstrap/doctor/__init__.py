@@ -22,7 +22,7 @@ from sea_mq_worker.bootstrap.doctor.finding import Finding, Severity
 from sea_mq_worker.bootstrap.doctor.handler import HandlerKind, handler_findings
 from sea_mq_worker.bootstrap.doctor.kinds import MIGRATE, Kind
 from sea_mq_worker.bootstrap.doctor.pair import fit_findings, pair_findings
-from sea_mq_worker.bootstrap.doctor.stream import own_subjects, stream_findings
+from sea_mq_worker.bootstrap.doctor.stream import stream_findings
 from sea_mq_worker.bootstrap.operator.broker import broker
 from sea_mq_worker.domain.errors import ContractError, UnavailableError
 from sea_mq_worker.settings import Settings
@@ -49,7 +49,7 @@ async def examine(settings: Settings) -> Sequence[Finding]:
         found += pair_findings(database, seen, settings)
     if settings.consumers:
         found += [finding async for finding in handler_findings(settings)]
-    return sorted(found, key=lambda finding: list(Severity).index(finding.severity))
+    return sorted(dict.fromkeys(found), key=lambda finding: list(Severity).index(finding.severity))
 
 
 async def _database(s: Settings, found: list[Finding]) -> DatabaseFacts | None:
@@ -92,7 +92,7 @@ async def _broker(s: Settings, found: list[Finding]) -> BrokerFacts | None:
     """Return the facts; what keeps them from being asked is ``found``."""
     try:
         async with broker(s) as connection:
-            return await broker_facts(connection, s, list(own_subjects(s).values()))
+            return await broker_facts(connection, s, found)
     except UnavailableError as error:
         found.append(BrokerKind.BROKER_UNREACHABLE.found("NATS", str(error)))
     except ContractError as error:

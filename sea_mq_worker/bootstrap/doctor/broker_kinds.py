@@ -9,15 +9,27 @@ class BrokerKind(Kind):
 
     BROKER_UNREACHABLE = (
         Severity.ERROR,
-        "NATS or its JetStream does not answer",
+        "NATS or its JetStream does not answer, or has no leader",
         "nothing is published or received",
-        "start NATS with JetStream, or correct SEA_MQ_NATS_URL",
+        "start NATS with JetStream, of a cluster more than half of its servers, or correct SEA_MQ_NATS_URL",
     )
     BROKER_REFUSES = (
         Severity.ERROR,
         "NATS refuses the login, TLS or a question",
         "the worker refuses to start, or what was refused is not examined",
         "correct SEA_MQ_NATS_*, or grant what is missing as in deploy/nats-permissions.conf",
+    )
+    STREAM_UNAVAILABLE = (
+        Severity.ERROR,
+        "a stream or consumer does not answer: its servers are away, or it has no leader",
+        "nothing is published to it or received from it",
+        "start its servers; a new leader is there within seconds",
+    )
+    DEFINITIONS_INVALID = (
+        Severity.ERROR,
+        "a file of streams and consumers cannot be used",
+        "`streams apply` does nothing, and streams were not compared with their files",
+        "correct or remove the file that is named, or correct SEA_MQ_STREAMS_FOLDER",
     )
     TOPOLOGY_DIFFERS = (
         Severity.ERROR,

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from sea_mq_worker.adapters.nats.checkup import ConsumerSeen
 from sea_mq_worker.adapters.nats.subject_sets import covers
-from sea_mq_worker.bootstrap.doctor.broker import BrokerFacts
+from sea_mq_worker.bootstrap.doctor.broker import BrokerFacts, consumer_label, stream_label
 from sea_mq_worker.bootstrap.doctor.broker_kinds import BrokerKind, PairKind
 from sea_mq_worker.bootstrap.doctor.finding import Finding
 from sea_mq_worker.settings import Settings
@@ -15,10 +15,10 @@ _ACK_WAITS = 2
 def consumer_findings(facts: BrokerFacts, s: Settings) -> Iterator[Finding]:
     """Judge the durables that messages are taken from."""
     for wanted in s.consumers:
-        where = f"consumer {wanted.durable} of stream {wanted.stream}"
+        where = consumer_label(wanted.stream, wanted.durable)
         consumer = facts.consumers.get((wanted.stream, wanted.durable))
         if consumer is None:
-            if (wanted.stream, wanted.durable) not in facts.defined_consumers:
+            if not {where, stream_label(wanted.stream)} & facts.silent and where not in facts.defined:
                 yield BrokerKind.CONSUMER_MISSING.found(where, "it does not exist")
             continue
         yield from _filter(where, consumer, facts)

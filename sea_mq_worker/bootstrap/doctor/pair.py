@@ -6,7 +6,7 @@ from datetime import datetime
 from sea_mq_worker.adapters.nats.checkup import StreamSeen
 from sea_mq_worker.adapters.postgres.checkup import DatabaseFacts
 from sea_mq_worker.bootstrap.doctor.backlog import retries_seconds
-from sea_mq_worker.bootstrap.doctor.broker import BrokerFacts
+from sea_mq_worker.bootstrap.doctor.broker import BrokerFacts, stream_label
 from sea_mq_worker.bootstrap.doctor.broker_kinds import PairKind
 from sea_mq_worker.bootstrap.doctor.database import CLOCK_SECONDS
 from sea_mq_worker.bootstrap.doctor.finding import Finding
@@ -25,7 +25,7 @@ def fit_findings(broker: BrokerFacts, s: Settings) -> Iterator[Finding]:
         stream = broker.streams.get(name)
         if stream and 0 < stream.max_age_seconds < retries_seconds(s):
             what = f"max_age is {stream.max_age_seconds:g} s, the attempts may take {retries_seconds(s):g} s"
-            yield PairKind.RETRIES_OUTLIVE_STREAM.found(f"stream {name}", what)
+            yield PairKind.RETRIES_OUTLIVE_STREAM.found(stream_label(name), what)
 
 
 def pair_findings(database: DatabaseFacts, broker: BrokerFacts, s: Settings) -> Iterator[Finding]:
@@ -37,14 +37,14 @@ def pair_findings(database: DatabaseFacts, broker: BrokerFacts, s: Settings) -> 
         largest, most = database.outbox.largest_bytes, _bytes_max(stream, broker)
         if largest > most:
             yield PairKind.EVENT_TOO_LARGE.found(
-                f"stream {s.stream}", f"{largest} bytes wait, {most} are taken"
+                stream_label(s.stream), f"{largest} bytes wait, {most} are taken"
             )
     yield from _lost(database, broker)
     yield from _pruned(database, broker, s)
 
 
 def _window(stream: StreamSeen, s: Settings) -> Iterator[Finding]:
-    window, where = stream.duplicate_window_seconds, f"stream {stream.name}"
+    window, where = stream.duplicate_window_seconds, stream_label(stream.name)
     lease = s.outbox_lease_seconds + s.outbox_publish_timeout_seconds
     backoff = lease + s.outbox_backoff_max_seconds
     if window <= s.outbox_publish_timeout_seconds:
@@ -73,7 +73,7 @@ def _lost(database: DatabaseFacts, broker: BrokerFacts) -> Iterator[Finding]:
         first = stream.state["first_seq"]
         if waiting.first_seq < first:
             what = f"message {waiting.first_seq} waits in the inbox, the stream begins at {first}"
-            where = f"stream {stream.name}"
+            where = stream_label(stream.name)
             yield PairKind.MESSAGE_LOST.found(where, what, command="sea-mq-worker inbox list")
 
 
@@ -86,4 +86,4 @@ def _pruned(database: DatabaseFacts, broker: BrokerFacts, s: Settings) -> Iterat
         since = datetime.fromisoformat(stream.state["first_ts"])
         if since < before:
             what = f"inbox rows before {before:{_MINUTE}} are gone, it has messages since {since:{_MINUTE}}"
-            yield PairKind.INBOX_PRUNED_EARLY.found(f"stream {name}", what)
+            yield PairKind.INBOX_PRUNED_EARLY.found(stream_label(name), what)

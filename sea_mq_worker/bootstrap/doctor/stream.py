@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from sea_mq_worker.adapters.nats.checkup import StreamSeen
 from sea_mq_worker.adapters.nats.subject_sets import covers
-from sea_mq_worker.bootstrap.doctor.broker import BrokerFacts
+from sea_mq_worker.bootstrap.doctor.broker import BrokerFacts, own_subjects, stream_label
 from sea_mq_worker.bootstrap.doctor.broker_kinds import BrokerKind
 from sea_mq_worker.bootstrap.doctor.finding import Finding
 from sea_mq_worker.bootstrap.doctor.kinds import APPLY
@@ -19,8 +19,9 @@ def stream_findings(facts: BrokerFacts, s: Settings) -> Iterator[Finding]:
     for difference in facts.differences:
         yield BrokerKind.TOPOLOGY_DIFFERS.found(difference.name, str(difference), command=APPLY)
     for name in (s.stream, s.dlq_stream, s.advisory_stream):
-        if name not in facts.streams and name not in facts.defined:
-            yield BrokerKind.STREAM_MISSING.found(f"stream {name}", "it does not exist")
+        where = stream_label(name)
+        if name not in facts.streams and where not in facts.defined | facts.silent:
+            yield BrokerKind.STREAM_MISSING.found(where, "it does not exist")
     for name, subject in own_subjects(s).items():
         if stream := facts.streams.get(name):
             yield from _own(stream, subject, facts)
@@ -32,13 +33,8 @@ def stream_findings(facts: BrokerFacts, s: Settings) -> Iterator[Finding]:
     yield from _dead_letters(facts.streams, s)
 
 
-def own_subjects(s: Settings) -> Mapping[str, str]:
-    """Return what the worker publishes, by the stream that has to take it."""
-    return {s.stream: f"{s.context}.event.>", s.dlq_stream: f"{s.context}.dlq.>"}
-
-
 def _own(stream: StreamSeen, subject: str, facts: BrokerFacts) -> Iterator[Finding]:
-    where = f"stream {stream.name}"
+    where = stream_label(stream.name)
     config = stream.config
     if config.get("storage") == "memory" or config.get("persist_mode") == "async":
         what = f"storage {config.get('storage')}, persist_mode {config.get('persist_mode') or 'default'}"
@@ -57,7 +53,7 @@ def _own(stream: StreamSeen, subject: str, facts: BrokerFacts) -> Iterator[Findi
 
 
 def _kept(stream: StreamSeen) -> Iterator[Finding]:
-    where, state = f"stream {stream.name}", stream.state
+    where, state = stream_label(stream.name), stream.state
     if stream.replicas == 1 and stream.cluster.get("name"):
         yield BrokerKind.STREAM_SINGLE_COPY.found(where, "num_replicas is 1 in a cluster")
     away = [peer["name"] for peer in stream.cluster.get("replicas") or () if peer.get("offline")]
@@ -73,7 +69,7 @@ def _dead_letters(streams: Mapping[str, StreamSeen], s: Settings) -> Iterator[Fi
     stream = streams.get(s.dlq_stream)
     if stream is None:
         return
-    where = f"stream {stream.name}"
+    where = stream_label(stream.name)
     if 0 < stream.max_age_seconds < _WEEK_SECONDS:
         what = f"max_age is {stream.max_age_seconds:g} s"
         yield BrokerKind.DEAD_LETTERS_SHORT_LIVED.found(where, what, command=APPLY)
