@@ -1,5 +1,6 @@
 """Where an event or a message is: outbox, stream, inbox and dead letters asked for one id."""
 
+import asyncio
 import re
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -128,7 +129,7 @@ class Lookout:
             message=message,
             traces=traces,
             letters=letters,
-            unseen=tuple(dict.fromkeys(unseen)),
+            unseen=tuple(sorted(set(unseen))),
         )
 
     async def _at_broker(
@@ -139,15 +140,21 @@ class Lookout:
         since: datetime | None,
         unseen: list[str],
     ) -> tuple[tuple[Trace, ...], tuple[Letter, ...]]:
-        """Ask the streams; what one cannot be asked is added to ``unseen``, and the others are asked."""
+        """Ask the streams; what one cannot be asked is added to ``unseen``, and the others are asked.
+
+        All at once: a stream without a leader answers nothing, and whoever asks must not wait for one after
+        the other.
+        """
         if self.connection is None:
             unseen.append(self.absent)
             return (), ()
         broker = _Broker(self.connection, self.dlq_stream, unseen)
-        traces = [await broker.trace(wanted, place) for place in _places(event, message)]
+        traces, letters = await asyncio.gather(
+            asyncio.gather(*(broker.trace(wanted, place) for place in _places(event, message))),
+            broker.letters(wanted, event, message),
+        )
         if since is not None and not any(traces):
             traces = [await broker.search(wanted, stream, since) for stream in self.streams]
-        letters = await broker.letters(wanted, message) if message or not event else []
         return tuple(one for one in traces if one), tuple(letters)
 
 
@@ -185,7 +192,7 @@ class _Place:
 
 @dataclass(frozen=True, slots=True)
 class _Broker:
-    """Asks one thing after the other, and notes what could not be asked."""
+    """Asks, and notes what could not be asked."""
 
     connection: NatsConnection
     dlq_stream: str
@@ -214,9 +221,13 @@ class _Broker:
             return None
         return await self.trace(wanted, _Place(stream, stored[wanted].seq))
 
-    async def letters(self, wanted: str, message: InboxRecord | None) -> list[Letter]:
+    async def letters(
+        self, wanted: str, event: OutboxSummary | None, message: InboxRecord | None
+    ) -> list[Letter]:
         """Look for dead letters: where the inbox says when there was one, only around that time."""
         if message and not message.dead_letter_begun_at:
+            return []
+        if event and not message:
             return []
         which = LetterFilter()
         if message and message.dead_letter_begun_at:

@@ -1,11 +1,13 @@
 """Where an event or message is: what is said of it, against PostgreSQL and nats-server."""
 
+import asyncio
 import uuid
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import nats.errors
 import pytest
 
 from sea_mq_worker.bootstrap.lookout import Lookout, NoIdError
@@ -201,3 +203,29 @@ async def test_without_a_broker_the_tables_answer(site: Site) -> None:
     found = await whereabouts(str(event), alone)
     assert found.answer == ("it is published: SEA_EVENTS under sequence 5 was acknowledged",)
     assert found.unseen == ("streams: no server",)
+
+
+async def test_streams_without_a_leader_are_named_and_waited_for_together(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    message = await add_message(site.world.pool, dead=True)
+    await site.receive(message)
+    await site.world.dead_letter(message)
+    both, together = asyncio.Barrier(2), []
+
+    async def silence(subject: str, _body: bytes, *, timeout_seconds: float) -> bytes:
+        async with asyncio.timeout(timeout_seconds):
+            await both.wait()
+        together.append(subject)
+        raise nats.errors.TimeoutError
+
+    monkeypatch.setattr(site.world.connection, "request", silence)
+    found = await site.ask(message)
+    assert found.answer[0].startswith("it is dead-lettered")
+    name = site.world.name.upper()
+    assert [text.partition(": $JS.API.STREAM.")[0] for text in found.unseen] == [
+        f"stream {name}_DLQ",
+        f"stream {name}_EVENTS",
+    ]
+    assert all("no answer within 5 s: no leader now" in text for text in found.unseen)
+    assert len(together) == len(found.unseen)

@@ -309,7 +309,11 @@ async def api(
         raise BrokerUnavailableError(
             f"{full}: JetStream is not enabled here, or has no leader now"
         ) from error
-    except (nats.errors.Error, TimeoutError) as error:
+    except (nats.errors.TimeoutError, TimeoutError) as error:
+        raise BrokerUnavailableError(
+            f"{full}: no answer within {timeout_seconds:g} s: no leader now, or the server is slow"
+        ) from error
+    except nats.errors.Error as error:
         raise BrokerUnavailableError(f"{full}: {plain(error)}") from error
     parsed: dict[str, Any] = json.loads(answer)
     if "error" in parsed:
