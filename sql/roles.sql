@@ -72,6 +72,17 @@ GRANT INSERT (id, aggregate_type, aggregate_id, event_type, event_version, paylo
 
 GRANT DELETE ON outbox_events, inbox_messages TO :"janitor";
 
+-- Partitions, where the outbox has some: the worker makes them, and has no other right to change a table.
+REVOKE ALL ON FUNCTION outbox_make_partitions, outbox_drop_partition
+  FROM :"producer", :"relay", :"operator", :"janitor", :"reader";
+GRANT EXECUTE ON FUNCTION outbox_make_partitions TO :"relay";
+GRANT EXECUTE ON FUNCTION outbox_drop_partition TO :"janitor";
+DO $$
+BEGIN
+    PERFORM outbox_copy_rights('outbox_events', p.partition::regclass)
+       FROM outbox_partitions() p WHERE p.partition <> 'outbox_events';
+END $$;
+
 -- The audit grows and is counted up; nobody but the owner rewrites who did what, or deletes it.
 GRANT SELECT ON operator_actions TO :"operator", :"janitor", :"reader";
 GRANT INSERT (actor, action, reason, selection, affected), UPDATE (affected, selection)

@@ -14,3 +14,5 @@ INSERT INTO sea_mq_migrations (version, name) VALUES (4, '0004_context');
 INSERT INTO sea_mq_migrations (version, name) VALUES (5, '0005_search_path');
 \ir migrations/0006_serves_from.sql
 INSERT INTO sea_mq_migrations (version, name) VALUES (6, '0006_serves_from');
+\ir migrations/0007_partitions.sql
+INSERT INTO sea_mq_migrations (version, name, serves_from) VALUES (7, '0007_partitions', 6);

@@ -21,6 +21,7 @@ from sea_mq_worker.resources import resource_folder
 from tests.integration.test_migrations import run_psql
 from tests.security.test_sql import STATEMENTS
 from tests.support.builders import enqueueable
+from tests.support.partitions import partition_outbox
 from tests.support.servers import Database, PostgresAddress, unique
 from tests.support.site import Site, site
 
@@ -156,6 +157,25 @@ async def test_a_reader_can_look_at_everything(roles: Roles, place: Site) -> Non
         assert await operations.audit(limit=1) == []
 
 
+async def test_in_partitions_each_role_has_the_rights_that_it_had(roles: Roles) -> None:
+    """Those of the table move along; new partitions get them, and the file gives them again."""
+    await partition_outbox(roles.database.dsn)
+    relay = await asyncpg.connect(roles.dsn("relay"))
+    [made] = await relay.fetchrow("SELECT outbox_make_partitions(8)")
+    await relay.close()
+    await run_psql(roles.database.dsn, "-v", f"prefix={roles.prefix}", "-f", str(FILE))
+    producer = await asyncpg.connect(roles.dsn("producer"))
+    async with producer.transaction():
+        await enqueue(producer, enqueueable())
+    await producer.close()
+    janitor = await asyncpg.connect(roles.dsn("janitor"))
+    assert await janitor.fetchval("SELECT count(*) FROM outbox_events") == 1
+    await janitor.execute(f"DELETE FROM {made}")
+    dropped = await janitor.fetchrow("SELECT * FROM outbox_drop_partition($1, 'infinity')", made)
+    await janitor.close()
+    assert dropped["dropped"]
+
+
 NEEDS = {
     "producer": ("producer.",),
     "relay": ("outbox.", "inbox.", "context.", "pipeline_drain.", "inspection.outbox_depth_capped", "page."),
@@ -165,12 +185,11 @@ NEEDS = {
         *("pipeline_replay.", "inbox.", "context.owner"),
     ),
     "janitor": (
-        *("operations.begin", "operations.outbox_pages", "operations.prune", "operations.inbox_pages"),
-        "operations.count",
+        *("operations.begin", "prune.", "leaves."),
         *("pipeline_archive.", "context.owner"),
     ),
     "reader": (
-        *("depth.", "inspection.", "doctor.", "pipeline_reconcile.", "pipeline_drain.backlog"),
+        *("depth.", "inspection.", "doctor.", "pipeline_reconcile.", "pipeline_drain.backlog", "leaves."),
         "context.owner",
     ),
 }
@@ -254,12 +273,20 @@ DENIED_TO_ALL = (
     "CREATE TRIGGER t BEFORE INSERT ON outbox_events FOR EACH ROW EXECUTE FUNCTION outbox_reject()",
     "SET session_replication_role = replica",
     "SELECT FROM pg_authid",
+    "SELECT outbox_add_partition('p', 'DEFAULT', 'outbox_events')",
+    "SELECT outbox_copy_rights('outbox_events', 'inbox_messages')",
 )
-DENIED_TO_ALL_BUT_JANITORS = ("DELETE FROM outbox_events", "DELETE FROM inbox_messages")
+DENIED_TO_ALL_BUT_JANITORS = (
+    "DELETE FROM outbox_events",
+    "DELETE FROM inbox_messages",
+    "SELECT outbox_drop_partition('outbox_events_default', now())",
+)
+DENIED_TO_ALL_BUT_RELAYS = "SELECT outbox_make_partitions(1)"
 CASES = [
     *((kind, statement) for kind, statements in DENIED.items() for statement in statements),
     *((kind, statement) for kind in KINDS for statement in DENIED_TO_ALL),
     *((kind, statement) for kind in KINDS if kind != "janitor" for statement in DENIED_TO_ALL_BUT_JANITORS),
+    *((kind, DENIED_TO_ALL_BUT_RELAYS) for kind in ("producer", "janitor", "reader")),
 ]
 
 

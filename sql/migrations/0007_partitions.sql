@@ -1,0 +1,174 @@
+-- Serves workers from version 6.
+-- What keeps an outbox in partitions of a day each, for whom sql/partitions.sql has divided it. Ids are UUIDv7, so that a
+-- day is a range of ids and `id PRIMARY KEY` stays unique over all partitions. On the table as it is from the start
+-- these functions make and drop nothing.
+-- Those that make and drop run with the rights of their owner, whoever calls: they are for nobody until sql/roles.sql
+-- grants them, and look for nothing outside the system's schema and this one.
+
+CREATE FUNCTION outbox_id_from(at TIMESTAMPTZ) RETURNS UUID LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT (lpad(to_hex(floor(extract(epoch FROM at) * 1000)::bigint), 12, '0') || repeat('0', 20))::uuid
+$$;
+
+COMMENT ON FUNCTION outbox_id_from IS 'The lowest UUIDv7 of a moment.';
+
+CREATE FUNCTION outbox_id_time(id UUID) RETURNS TIMESTAMPTZ LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT to_timestamp(('x' || left(replace(id::text, '-', ''), 12))::bit(48)::bigint / 1000.0::float8)
+$$;
+
+COMMENT ON FUNCTION outbox_id_time IS 'The moment of a UUIDv7.';
+
+-- Where the rows are: the table itself, or each partition with the times of its ids from and until; null: no bound.
+-- The default partition takes what is of no other one's range.
+CREATE FUNCTION outbox_partitions()
+RETURNS TABLE (partition TEXT, from_at TIMESTAMPTZ, until_at TIMESTAMPTZ, is_default BOOLEAN) LANGUAGE sql STABLE AS $$
+    SELECT c.relname::text,
+           outbox_id_time(substring(b.bounds FROM 'FROM \(''([0-9a-f-]+)''')::uuid),
+           outbox_id_time(substring(b.bounds FROM 'TO \(''([0-9a-f-]+)''')::uuid),
+           b.bounds IS NULL OR b.bounds = 'DEFAULT'
+      FROM pg_class c
+     CROSS JOIN LATERAL (SELECT pg_get_expr(c.relpartbound, c.oid) AS bounds) b
+     WHERE c.oid = 'outbox_events'::regclass AND c.relkind <> 'p'
+        OR c.oid IN (SELECT i.inhrelid FROM pg_inherits i WHERE i.inhparent = 'outbox_events'::regclass)
+     ORDER BY 4, 2 NULLS FIRST
+$$;
+
+-- Gives whoever has rights on one table the same on another.
+CREATE FUNCTION outbox_copy_rights(source REGCLASS, target REGCLASS) RETURNS VOID LANGUAGE plpgsql AS $$
+DECLARE
+    granted TEXT;
+BEGIN
+    FOR granted IN
+        SELECT pg_catalog.format(
+                   'GRANT %s%s ON %s TO %s%s', one.privilege_type, held.columns, target,
+                   CASE one.grantee WHEN 0::oid THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(one.grantee)) END,
+                   CASE WHEN one.is_grantable THEN ' WITH GRANT OPTION' END)
+          FROM (SELECT '' AS columns, c.relacl AS rights FROM pg_class c WHERE c.oid = source
+                 UNION ALL
+                SELECT pg_catalog.format(' (%I)', a.attname), a.attacl FROM pg_attribute a
+                 WHERE a.attrelid = source AND NOT a.attisdropped) held
+         CROSS JOIN LATERAL aclexplode(held.rights) one
+    LOOP
+        EXECUTE granted;
+    END LOOP;
+END $$;
+
+-- Makes one partition, by name and bounds: columns, storage parameters, rights and owner are those of another one, indexes
+-- and triggers come from the table. It is made apart and then attached: that waits for no producer's transaction
+-- but one that wrote to the default partition, and makes none wait.
+CREATE FUNCTION outbox_add_partition(partition TEXT, bounds TEXT, alike REGCLASS) RETURNS VOID LANGUAGE plpgsql AS $$
+DECLARE
+    place TEXT;
+    parameters TEXT;
+    owner TEXT;
+BEGIN
+    SELECT pg_catalog.format('%s.%I', c.relnamespace::regnamespace, partition),
+           'WITH (' || array_to_string(c.reloptions, ', ') || ')', pg_get_userbyid(c.relowner)
+      INTO STRICT place, parameters, owner
+      FROM pg_class c WHERE c.oid = alike;
+    EXECUTE pg_catalog.format('CREATE TABLE %s (LIKE %s INCLUDING ALL EXCLUDING IDENTITY EXCLUDING INDEXES) %s',
+                              place, alike, parameters);
+    EXECUTE pg_catalog.format('CREATE TRIGGER outbox_keep_open_all BEFORE TRUNCATE ON %s'
+                              ' EXECUTE FUNCTION outbox_reject_truncate()', place);
+    PERFORM outbox_copy_rights('outbox_events'::regclass, place::regclass);
+    EXECUTE pg_catalog.format('ALTER TABLE %s OWNER TO %I', place, owner);
+    EXECUTE pg_catalog.format('ALTER TABLE outbox_events ATTACH PARTITION %s %s', place, bounds);
+END $$;
+
+-- Makes the partitions of today and so many days after it that are missing; returns their names. A day of which the default
+-- partition has an event stays with it. What is busy is left for the next call, and so is everything while
+-- another session is at it.
+CREATE FUNCTION outbox_make_partitions(days_ahead INT) RETURNS SETOF TEXT LANGUAGE plpgsql STRICT SECURITY DEFINER
+SET lock_timeout = '500ms' AS $$
+DECLARE
+    remainder REGCLASS := (
+        SELECT nullif(t.partdefid, 0::oid) FROM pg_partitioned_table t WHERE t.partrelid = 'outbox_events'::regclass);
+    day TIMESTAMPTZ;
+    name TEXT;
+    is_taken BOOLEAN;
+BEGIN
+    IF remainder IS NULL OR NOT pg_try_advisory_xact_lock(7180, 'outbox_events'::regclass::oid::int) THEN
+        RETURN;
+    END IF;
+    FOR ahead IN 0 .. days_ahead LOOP
+        day := date_trunc('day', now(), 'UTC') + ahead * interval '24 hours';
+        CONTINUE WHEN EXISTS (
+            SELECT FROM outbox_partitions() p
+             WHERE NOT p.is_default AND coalesce(p.from_at, '-infinity') < day + interval '24 hours'
+               AND coalesce(p.until_at, 'infinity') > day);
+        EXECUTE pg_catalog.format('SELECT EXISTS (SELECT FROM %s WHERE id >= $1 AND id < $2)', remainder)
+           INTO is_taken USING outbox_id_from(day), outbox_id_from(day + interval '24 hours');
+        CONTINUE WHEN is_taken;
+        name := 'outbox_events_' || to_char(day AT TIME ZONE 'UTC', 'YYYYMMDD');
+        BEGIN
+            PERFORM outbox_add_partition(
+                name, pg_catalog.format('FOR VALUES FROM (%L) TO (%L)', outbox_id_from(day),
+                                        outbox_id_from(day + interval '24 hours')), remainder);
+        EXCEPTION WHEN lock_not_available THEN
+            RETURN;
+        END;
+        RETURN NEXT name;
+    END LOOP;
+END $$;
+
+-- Drops a partition whose ids are all older than a moment and whose events were all published before it; else says why
+-- not, and drops nothing. It is read while everybody goes on working; under the lock an index tells that nothing in it
+-- has been put back or added meanwhile.
+CREATE FUNCTION outbox_drop_partition(partition TEXT, before TIMESTAMPTZ,
+                                      OUT dropped BOOLEAN, OUT reason TEXT, OUT events BIGINT, OUT bytes BIGINT)
+LANGUAGE plpgsql STRICT SECURITY DEFINER SET lock_timeout = '500ms' AS $$
+DECLARE
+    place REGCLASS;
+    until_at TIMESTAMPTZ;
+    unpublished BIGINT;
+    last_at TIMESTAMPTZ;
+BEGIN
+    dropped := false;
+    SELECT c.oid, p.until_at INTO place, until_at
+      FROM outbox_partitions() p
+      JOIN pg_inherits i ON i.inhparent = 'outbox_events'::regclass
+      JOIN pg_class c ON c.oid = i.inhrelid AND c.relname = p.partition
+     WHERE p.partition = outbox_drop_partition.partition AND NOT p.is_default;
+    IF place IS NULL THEN
+        reason := 'it is no partition of a range of ids';
+        RETURN;
+    END IF;
+    EXECUTE pg_catalog.format(
+        'SELECT count(*), count(*) FILTER (WHERE published_at IS NULL), max(published_at) FROM %s', place)
+       INTO events, unpublished, last_at;
+    bytes := pg_total_relation_size(place);
+    reason := CASE
+        WHEN coalesce(until_at, 'infinity') > before THEN 'its range of ids is not over by then'
+        WHEN unpublished > 0 THEN unpublished || ' of its events are not published'
+        WHEN last_at >= before THEN 'some of its events were published since' END;
+    IF reason IS NOT NULL THEN
+        RETURN;
+    END IF;
+    BEGIN
+        LOCK TABLE ONLY outbox_events IN ACCESS EXCLUSIVE MODE;
+        EXECUTE pg_catalog.format('LOCK TABLE %s IN ACCESS EXCLUSIVE MODE', place);
+        EXECUTE pg_catalog.format('SELECT count(*) FROM %s WHERE published_at IS NULL', place) INTO unpublished;
+        IF unpublished > 0 THEN
+            reason := 'some of its events have been put back meanwhile';
+            RETURN;
+        END IF;
+        EXECUTE pg_catalog.format('DROP TABLE %s', place);
+    EXCEPTION WHEN lock_not_available THEN
+        reason := 'other sessions are at work on the outbox; try again';
+        RETURN;
+    END;
+    dropped := true;
+END $$;
+
+DO $$
+DECLARE
+    one REGPROCEDURE;
+BEGIN
+    FOREACH one IN ARRAY ARRAY[
+        'outbox_partitions()', 'outbox_copy_rights(regclass, regclass)', 'outbox_add_partition(text, text, regclass)',
+        'outbox_make_partitions(int)', 'outbox_drop_partition(text, timestamptz)']::regprocedure[]
+    LOOP
+        EXECUTE pg_catalog.format('ALTER FUNCTION %s SET search_path = pg_catalog, %I, pg_temp', one, current_schema());
+    END LOOP;
+END $$;
+
+REVOKE ALL ON FUNCTION outbox_copy_rights, outbox_add_partition, outbox_make_partitions, outbox_drop_partition FROM PUBLIC;

@@ -1,0 +1,92 @@
+-- Keeps the outbox in partitions of a day each from now on. For whoever owns the tables, on PostgreSQL 17 or newer:
+--
+--   PGOPTIONS='-c search_path=orders' psql -v ON_ERROR_STOP=1 -1 -f sql/partitions.sql
+--
+-- The table becomes the partition outbox_events_before, of all ids up to a midnight to come, and a new table takes its name,
+-- with the same columns, constraints, indexes, triggers and rights. No row is copied. The old table is read once, to
+-- make sure of its ids, while whoever wants the outbox waits.
+-- Where the outbox has partitions already, it changes nothing.
+
+SET LOCAL lock_timeout = '5s';
+
+DO $$
+DECLARE
+    old_kind "char" := (SELECT relkind FROM pg_class WHERE oid = 'outbox_events'::regclass);
+    midnight TIMESTAMPTZ := date_trunc('day', now() + interval '25 hours', 'UTC');
+    owner TEXT;
+    told TEXT;
+    last_seq BIGINT;
+    indexes TEXT[];
+    triggers TEXT[];
+    old_index TEXT;
+    old_trigger TEXT;
+    definition TEXT;
+    beyond UUID;
+BEGIN
+    IF old_kind = 'p' THEN
+        RETURN;
+    END IF;
+    IF current_setting('server_version_num')::int < 170000 THEN
+        RAISE EXCEPTION 'an outbox in partitions needs PostgreSQL 17 or newer' USING ERRCODE = 'feature_not_supported';
+    END IF;
+    LOCK TABLE outbox_events IN ACCESS EXCLUSIVE MODE;
+
+    SELECT id INTO beyond FROM outbox_events WHERE id >= outbox_id_from(midnight) ORDER BY id DESC LIMIT 1;
+    IF beyond IS NOT NULL THEN
+        RAISE EXCEPTION 'event % has an id of a time to come, or no UUIDv7: it has no day to be put to', beyond
+            USING HINT = 'let producers use UUIDv7; prune events with other ids once they are published';
+    END IF;
+    SELECT string_agg(DISTINCT pg_describe_object(d.classid, d.objid, 0), ', ') INTO told
+      FROM pg_depend d
+      LEFT JOIN pg_constraint c ON d.classid = 'pg_constraint'::regclass AND c.oid = d.objid
+     WHERE d.refclassid = 'pg_class'::regclass AND d.refobjid = 'outbox_events'::regclass AND d.deptype IN ('n', 'a')
+       AND (d.classid IN ('pg_rewrite'::regclass, 'pg_publication_rel'::regclass)
+            OR c.contype = 'f' AND c.confrelid = d.refobjid);
+    IF told IS NOT NULL THEN
+        RAISE EXCEPTION 'others are bound to the table, and would stay with its old rows: %', told
+            USING HINT = 'drop them, and make them anew afterwards';
+    END IF;
+
+    SELECT pg_get_userbyid(relowner) INTO owner FROM pg_class WHERE oid = 'outbox_events'::regclass;
+    SELECT pg_sequence_last_value(pg_get_serial_sequence('outbox_events', 'seq')) INTO last_seq;
+    SELECT array_agg(pg_get_triggerdef(oid) ORDER BY tgname) INTO triggers
+      FROM pg_trigger WHERE tgrelid = 'outbox_events'::regclass AND NOT tgisinternal;
+    SELECT array_agg(pg_get_indexdef(indexrelid) ORDER BY indexrelid) INTO indexes
+      FROM pg_index WHERE indrelid = 'outbox_events'::regclass AND NOT indisprimary AND indisvalid;
+
+    -- Names are one per schema: those of the old table move aside. Its triggers come back with the new one's.
+    FOR old_index IN SELECT indexrelid::regclass FROM pg_index WHERE indrelid = 'outbox_events'::regclass LOOP
+        EXECUTE format('ALTER INDEX %s RENAME TO %I', old_index, left(trim('"' FROM old_index), 56) || '_before');
+    END LOOP;
+    FOR old_trigger IN
+        SELECT tgname FROM pg_trigger
+         WHERE tgrelid = 'outbox_events'::regclass AND NOT tgisinternal AND tgname <> 'outbox_keep_open_all'
+    LOOP
+        EXECUTE format('DROP TRIGGER %I ON outbox_events', old_trigger);
+    END LOOP;
+    ALTER TABLE outbox_events ALTER seq DROP IDENTITY;
+    ALTER TABLE outbox_events RENAME TO outbox_events_before;
+
+    CREATE TABLE outbox_events (LIKE outbox_events_before INCLUDING ALL EXCLUDING IDENTITY EXCLUDING INDEXES)
+        PARTITION BY RANGE (id);
+    ALTER TABLE outbox_events ADD CONSTRAINT outbox_events_pkey PRIMARY KEY (id);
+    EXECUTE format('ALTER TABLE outbox_events ALTER seq ADD GENERATED ALWAYS AS IDENTITY (START %s)',
+                   coalesce(last_seq, 0) + 1);
+    EXECUTE format('ALTER TABLE outbox_events OWNER TO %I', owner);
+    EXECUTE format('COMMENT ON TABLE outbox_events IS %L', obj_description('outbox_events_before'::regclass, 'pg_class'));
+    PERFORM outbox_copy_rights('outbox_events_before', 'outbox_events');
+    FOREACH definition IN ARRAY indexes || triggers LOOP
+        EXECUTE definition;
+    END LOOP;
+    -- A row's place in the table, by which workers find again what they have locked, is one of each partition's. A claim
+    -- that relies on it is refused, and its worker goes on by ids; eight hexadecimal digits are such a claim's mark.
+    CREATE TRIGGER outbox_claimed_by_place AFTER UPDATE OF publish_attempts ON outbox_events FOR EACH ROW
+        WHEN (OLD.state = 'PENDING' AND NEW.state = 'CLAIMED' AND NEW.claimed_by ~ '#[0-9a-f]{8}$')
+        EXECUTE FUNCTION outbox_reject('the table has partitions, of which this claim does not know');
+
+    EXECUTE format('ALTER TABLE outbox_events ATTACH PARTITION outbox_events_before FOR VALUES FROM (MINVALUE) TO (%L)',
+                   outbox_id_from(midnight));
+    PERFORM outbox_add_partition('outbox_events_default', 'DEFAULT', 'outbox_events_before');
+END $$;
+
+SELECT outbox_make_partitions(7);
