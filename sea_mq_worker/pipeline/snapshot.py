@@ -78,6 +78,7 @@ def read_outbox(
     event_types: Sequence[str] | None = None,
     ordering_keys: Sequence[str] | None = None,
     ids: Sequence[UUID | str] | None = None,
+    partition: str | None = None,
     pages: tuple[int, int] | None = None,
     pages_per_partition: int | None = None,
 ) -> DataFrame:
@@ -94,7 +95,8 @@ def read_outbox(
         event_types: of one of these.
         ordering_keys: of one of these.
         ids: some thousands at most; found by the primary key.
-        pages: only those of the table from the first on, the last not included.
+        partition: only this one of a partitioned table.
+        pages: only those of it from the first on, the last not included.
         pages_per_partition: how many of them a task reads.
     """
     options = {
@@ -105,6 +107,7 @@ def read_outbox(
         "eventTypes": event_types,
         "orderingKeys": ordering_keys,
         "ids": ids,
+        "partition": partition,
         "pagesPerPartition": pages_per_partition,
         "firstPage": pages[0] if pages else None,
         "endPage": pages[1] if pages else None,
@@ -157,9 +160,11 @@ def _read(
     return spark.read.format(source).options(**options).load()
 
 
-def _option(value: datetime | int | Sequence[Any]) -> str:
+def _option(value: datetime | int | str | Sequence[Any]) -> str:
     if isinstance(value, datetime):
         return value.isoformat()
+    if isinstance(value, str):
+        return value
     if isinstance(value, int):
         return str(value)
     return json.dumps([str(one) for one in value])

@@ -173,7 +173,7 @@ async def test_pruning_reads_range_after_range_of_pages_and_nothing_else(
         " FROM generate_series(1, 1300) n"
     )
     steps: list[tuple[int, int, int]] = []
-    plan = await pool.fetch(f"EXPLAIN {operations._sql['prune_inbox']}", 0, 500, ago(0), 1)
+    plan = await pool.fetch(f"EXPLAIN {operations._pruning._sql['inbox']}", 0, 500, ago(0), 1)
     assert any("Tid Range Scan" in row[0] for row in plan)
 
     soon = datetime.now(UTC) + timedelta(days=1)

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, TypeAlias
+from typing import Any
 from uuid import UUID
 
 import asyncpg
@@ -11,6 +11,7 @@ import asyncpg
 from sea_mq_worker.adapters.postgres.connection import fetch
 from sea_mq_worker.adapters.postgres.errors import translated
 from sea_mq_worker.adapters.postgres.inspection import PostgresInspection
+from sea_mq_worker.adapters.postgres.pruning import OnProgress, PostgresPruning, nobody
 from sea_mq_worker.adapters.postgres.queries import load_queries
 from sea_mq_worker.adapters.postgres.records import (
     OutboxFilter,
@@ -20,16 +21,6 @@ from sea_mq_worker.adapters.postgres.records import (
     check_accountable,
 )
 from sea_mq_worker.adapters.postgres.replays import PostgresReplays
-
-_PAGES = 500
-
-
-OnProgress: TypeAlias = Callable[[int, int, int], None]
-"""Is told how much is done, of how much, and how many rows were changed."""
-
-
-def _nobody(_done: int, _total: int, _changed: int) -> None:
-    pass
 
 
 class PostgresOperations(PostgresInspection):
@@ -46,9 +37,8 @@ class PostgresOperations(PostgresInspection):
             "operations",
             *("begin_action", "bury_due", "bury_claim", "bury", "redriven"),
             *("close_messages", "letter_purged"),
-            *("outbox_pages", "prune_outbox", "count_outbox"),
-            *("inbox_pages", "prune_inbox", "count_inbox"),
         )
+        self._pruning = PostgresPruning(pool=pool)
 
     async def replay(
         self,
@@ -121,14 +111,16 @@ class PostgresOperations(PostgresInspection):
         actor: str,
         reason: str,
         cap: int | None = None,
-        on_progress: OnProgress = _nobody,
+        on_progress: OnProgress = nobody,
     ) -> int:
         """Delete events published before a time; return how many. Others stay, whatever their age.
 
         ``cap``: stop after so many, and at most a range of pages more.
         """
         action = await self._begin("prune_outbox", actor, reason, _before(published_before))
-        return await self._prune("outbox", published_before, action, cap, on_progress)
+        return await self._pruning.prune(
+            "outbox", published_before, action=action, cap=cap, on_progress=on_progress
+        )
 
     async def prune_inbox(
         self,
@@ -137,7 +129,7 @@ class PostgresOperations(PostgresInspection):
         actor: str,
         reason: str,
         cap: int | None = None,
-        on_progress: OnProgress = _nobody,
+        on_progress: OnProgress = nobody,
     ) -> int:
         """Delete messages processed or closed before a time; return how many. Others stay, however old.
 
@@ -145,41 +137,20 @@ class PostgresOperations(PostgresInspection):
         the streams keep messages.
         """
         action = await self._begin("prune_inbox", actor, reason, _before(processed_before))
-        return await self._prune("inbox", processed_before, action, cap, on_progress)
+        return await self._pruning.prune(
+            "inbox", processed_before, action=action, cap=cap, on_progress=on_progress
+        )
 
     async def count_prunable(
-        self, side: str, before: datetime, *, go_on: Callable[[], bool], on_progress: OnProgress = _nobody
+        self, side: str, before: datetime, *, go_on: Callable[[], bool], on_progress: OnProgress = nobody
     ) -> Prunable:
         """Count what a prune of ``outbox`` or ``inbox`` would delete, for as long as ``go_on`` says."""
-        total = await self._pages(side)
-        done = count = 0
-        while done < total and go_on():
-            rows = await fetch(self._pool, self._sql[f"count_{side}"], done, done + _PAGES, before)
-            count += rows[0]["count"]
-            done = min(done + _PAGES, total)
-            on_progress(done, total, count)
-        return Prunable(count=count, pages=done, pages_of=total)
+        return await self._pruning.count(side, before, go_on=go_on, on_progress=on_progress)
 
     async def _begin(self, action: str, actor: str, reason: str, selection: str) -> int:
         args = _action_args(action, actor, reason, selection)
         rows = await fetch(self._pool, self._sql["begin_action"], *args)
         return int(rows[0]["id"])
-
-    async def _pages(self, side: str) -> int:
-        return int((await fetch(self._pool, self._sql[f"{side}_pages"]))[0]["count"])
-
-    async def _prune(
-        self, side: str, before: datetime, action: int, cap: int | None, on_progress: OnProgress
-    ) -> int:
-        total = await self._pages(side)
-        deleted = 0
-        for first in range(0, total, _PAGES):
-            rows = await fetch(self._pool, self._sql[f"prune_{side}"], first, first + _PAGES, before, action)
-            deleted += rows[0]["count"]
-            on_progress(min(first + _PAGES, total), total, deleted)
-            if cap is not None and deleted >= cap:
-                break
-        return deleted
 
 
 def _before(moment: datetime) -> str:

@@ -12,7 +12,6 @@ from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
-from sea_mq_worker.adapters.postgres.connection import quoted_schema
 from sea_mq_worker.domain.events import EventState
 from sea_mq_worker.pipeline.errors import PipelineError
 
@@ -23,7 +22,9 @@ LAST_TIME = datetime(9998, 12, 31, 23, 59, 59, 999999, tzinfo=UTC)
 """The latest moment that is told exactly."""
 
 _SNAPSHOT = re.compile(r"[0-9A-F]{1,16}(-[0-9A-F]{1,16}){1,3}")
-_COMMON = frozenset({"snapshot", "columns", "firstpage", "endpage", "pagesperpartition", "config"})
+_COMMON = frozenset(
+    {"snapshot", "columns", "partition", "firstpage", "endpage", "pagesperpartition", "config"}
+)
 _PAGES_PER_PARTITION = 4096
 
 
@@ -142,7 +143,8 @@ class TableQuery:
         columns: their names, in order.
         conditions: SQL, all of which must hold.
         snapshot: the exported snapshot; empty: none.
-        pages: the first page and the page behind the last; None: up to the end of the table.
+        partition: the only leaf of the table that is read; empty: all are.
+        pages: the first page and the page behind the last, of each leaf; None: up to its end.
         pages_per_partition: how many pages one task reads; None: one task reads all.
     """
 
@@ -150,6 +152,7 @@ class TableQuery:
     columns: tuple[str, ...]
     conditions: tuple[str, ...]
     snapshot: str
+    partition: str
     pages: tuple[int, int | None]
     pages_per_partition: int | None
 
@@ -158,11 +161,21 @@ class TableQuery:
         """The schema as Spark takes it."""
         return ", ".join(f"{name} {DDL[self.table.columns[name]]}" for name in self.columns)
 
-    def sql(self, schema: str, pages: tuple[int, int] | None) -> str:
-        """Return the statement that reads a range of pages, or all."""
+    @property
+    def is_whole(self) -> bool:
+        """Whether one statement reads all there is."""
+        return self.pages_per_partition is None and self.pages == (0, None) and not self.partition
+
+    def sql(self, relation: str, pages: tuple[int, int] | None) -> str:
+        """Return the statement that reads a range of pages of a leaf, or all of the table.
+
+        Args:
+            relation: the leaf or the table, as SQL takes its name.
+            pages: the first and the one behind the last; None: all.
+        """
         chosen = ", ".join(_shown(name, self.table.columns[name]) for name in self.columns)
         where = [*self.conditions, *(_between(*pages) if pages else ())]
-        source = f"SELECT {chosen} FROM {quoted_schema(schema)}.{self.table.name}"  # noqa: S608 - see above
+        source = f"SELECT {chosen} FROM {relation}"  # noqa: S608 - see above
         return f"{source} WHERE {' AND '.join(where)}" if where else source
 
 
@@ -188,6 +201,7 @@ def table_query(table: Table, options: Mapping[str, str]) -> TableQuery:
         columns=_columns(table, given.get("columns")),
         conditions=tuple(conditions),
         snapshot=snapshot,
+        partition=given.get("partition", ""),
         pages=(
             _number("firstPage", given.get("firstpage", "0")),
             None if end is None else _number("endPage", end),

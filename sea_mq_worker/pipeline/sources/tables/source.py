@@ -7,9 +7,9 @@ first or the last moment of these years.
 
 Options: ``snapshot``; ``columns``, comma-separated; ``states``, ``eventTypes``, ``orderingKeys``, ``ids`` and
 ``consumers``, each a JSON list; ``publishedBefore``, ``createdSince``, ``createdBefore``, ``receivedSince``
-and ``receivedBefore``, each an ISO 8601 time; ``firstPage``, ``endPage`` (not included) and
-``pagesPerPartition``; ``config``, a settings file. Server, user and schema come from the settings where a
-task runs.
+and ``receivedBefore``, each an ISO 8601 time; ``partition``, the name of one of a partitioned table;
+``firstPage``, ``endPage`` (not included) and ``pagesPerPartition``; ``config``, a settings file. Server, user
+and schema come from the settings where a task runs.
 """
 
 from collections.abc import Iterator
@@ -19,19 +19,22 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
+from sea_mq_worker.adapters.postgres.connection import quoted_schema
+from sea_mq_worker.adapters.postgres.leaves import LEAVES, Leaf
 from sea_mq_worker.pipeline.access import CONFIG, executor_settings
+from sea_mq_worker.pipeline.errors import PipelineError
 from sea_mq_worker.pipeline.sources.tables.connection import ONE_MOMENT, connected, record_batches
 from sea_mq_worker.pipeline.sources.tables.query import INBOX, OUTBOX, Table, TableQuery, table_query
 
 _NEEDS = ("database_url",)
-_PAGES = "SELECT pg_relation_size($1::text::regclass) / current_setting('block_size')::bigint"
 
 
 @dataclass(frozen=True)
 class PageRange(InputPartition):
-    """The pages that one task reads, the last not included; None: all."""
+    """What one task reads: pages of a leaf of the table, the last not included; None: the whole table."""
 
     pages: tuple[int, int] | None
+    leaf: str = ""
 
 
 class TableReader(DataSourceReader):
@@ -42,18 +45,33 @@ class TableReader(DataSourceReader):
         self._config = config
 
     def partitions(self) -> list[PageRange]:
-        """Part the table's pages; whatever the snapshot shows is in those that are there now."""
-        query = self._query
-        first, end = query.pages
-        if query.pages_per_partition is None and end is None and not first:
+        """Part the table's pages; whatever the snapshot shows is in those that are there now.
+
+        The holder of the snapshot has locked the table: no leaf goes, and one that comes is empty as of it.
+        """
+        if self._query.is_whole:
             return [PageRange(None)]
-        if end is None:
-            with connected(executor_settings(self._config, needs=_NEEDS), purpose="pipeline plan") as cursor:
-                cursor.execute(_PAGES, (query.table.name,))
-                end = cursor.fetchone()[0]
-        size = query.pages_per_partition or max(1, end - first)
-        ranges = [PageRange((start, min(start + size, end))) for start in range(first, end, size)]
-        return ranges or [PageRange((first, first))]  # without any, Spark would ask for one that is None
+        ranges = [pages for leaf in self._leaves() for pages in self._parted(leaf)]
+        return ranges or [PageRange((0, 0))]  # without any, Spark would ask for one that is None
+
+    def _leaves(self) -> list[Leaf]:
+        table, wanted = self._query.table.name, self._query.partition
+        with connected(executor_settings(self._config, needs=_NEEDS), purpose="pipeline plan") as cursor:
+            cursor.execute(LEAVES, (table,))
+            leaves = [Leaf(*row) for row in cursor.fetchall()]
+        chosen = [leaf for leaf in leaves if wanted in {"", leaf.name}]
+        if wanted and not chosen:
+            raise PipelineError(f"{table} has no partition {wanted!r}")
+        if len(chosen) > 1 and self._query.pages != (0, None):
+            raise PipelineError("option 'partition': name the one whose 'firstPage' and 'endPage' are meant")
+        return chosen
+
+    def _parted(self, leaf: Leaf) -> Iterator[PageRange]:
+        first, end = self._query.pages
+        end = leaf.pages if end is None else end
+        size = self._query.pages_per_partition or max(1, end - first)
+        for start in range(first, end, size):
+            yield PageRange((start, min(start + size, end)), leaf.name)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a range of pages."""
@@ -63,7 +81,8 @@ class TableReader(DataSourceReader):
             if self._query.snapshot:
                 cursor.execute(ONE_MOMENT)
                 cursor.execute(f"SET TRANSACTION SNAPSHOT '{self._query.snapshot}'")
-            cursor.execute(self._query.sql(settings.database_schema, partition.pages))
+            table = f"{quoted_schema(settings.database_schema)}.{self._query.table.name}"
+            cursor.execute(self._query.sql(partition.leaf or table, partition.pages))
             yield from record_batches(cursor)
 
 

@@ -1,0 +1,58 @@
+"""Leaves: the relations that hold a table's rows, which is the table itself unless it is partitioned.
+
+Pages, and the places of rows in them, are one relation's: who reads a table by them reads leaf after leaf.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from sea_mq_worker.adapters.postgres.queries import load_queries
+
+LEAVES = load_queries("leaves", "leaves")["leaves"]
+"""The statement that lists them; ``$1`` is the table."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A relation that holds rows.
+
+    Attributes:
+        name: as SQL takes it, by the search path of the worker's sessions.
+        pages: how many it has.
+    """
+
+    name: str
+    pages: int
+
+
+@dataclass(frozen=True, slots=True)
+class PageRange:
+    """Pages of a leaf, the last not included."""
+
+    leaf: str
+    first: int
+    end: int
+
+
+def leaf_of(row: Any) -> Leaf:
+    """Read a row of ``LEAVES``."""
+    return Leaf(row["name"], row["pages"])
+
+
+def in_leaf(statement: str, table: str, leaf: str) -> str:
+    """Return a statement about a table as one about a leaf of it alone.
+
+    Raises:
+        ValueError: it does not name the table once, followed by an alias.
+    """
+    if statement.count(f" {table} ") != 1:
+        raise ValueError(f"the statement does not name {table} once, with an alias")
+    return statement.replace(f" {table} ", f" {leaf} ")
+
+
+def ranges(leaves: Iterable[Leaf], pages: int) -> Iterator[PageRange]:
+    """Part all leaves into ranges of so many pages."""
+    for leaf in leaves:
+        for first in range(0, leaf.pages, pages):
+            yield PageRange(leaf.name, first, min(first + pages, leaf.pages))

@@ -1,0 +1,54 @@
+-- What is finished and old leaves the tables, range of pages after range of pages. A range is one relation's: where a
+-- table is partitioned, the name of one of its leaves stands in the place of the table's.
+
+-- name: outbox
+-- Deletes published events from a range of pages; reads no index and needs none.
+-- $1 first page, $2 page behind the last, $3 published before, $4 action.
+WITH pruned AS (
+    DELETE FROM outbox_events o
+     WHERE o.ctid >= pg_catalog.format('(%s,0)', $1::bigint)::tid
+       AND o.ctid < pg_catalog.format('(%s,0)', $2::bigint)::tid
+       AND o.published_at < $3::timestamptz
+    RETURNING 1
+), counted AS (
+    UPDATE operator_actions a
+       SET affected = a.affected + (SELECT count(*) FROM pruned)
+     WHERE a.id = $4::bigint AND EXISTS (SELECT FROM pruned)
+)
+SELECT count(*) AS count FROM pruned;
+
+-- name: inbox
+-- Deletes processed and closed messages in the same way; dead-lettered ones and those still to be handled stay.
+-- $1 first page, $2 page behind the last, $3 processed before, $4 action.
+WITH pruned AS (
+    DELETE FROM inbox_messages i
+     WHERE i.ctid >= pg_catalog.format('(%s,0)', $1::bigint)::tid
+       AND i.ctid < pg_catalog.format('(%s,0)', $2::bigint)::tid
+       AND (i.processed_at < $3::timestamptz
+            OR i.dead_letter_reason = 'CLOSED' AND i.dead_lettered_at < $3::timestamptz)
+    RETURNING 1
+), counted AS (
+    UPDATE operator_actions a
+       SET affected = a.affected + (SELECT count(*) FROM pruned)
+     WHERE a.id = $4::bigint AND EXISTS (SELECT FROM pruned)
+)
+SELECT count(*) AS count FROM pruned;
+
+-- name: count_outbox
+-- How many events `outbox` would delete from the same range of pages.
+-- $1 first page, $2 page behind the last, $3 published before.
+SELECT count(*) AS count
+  FROM outbox_events o
+ WHERE o.ctid >= pg_catalog.format('(%s,0)', $1::bigint)::tid
+   AND o.ctid < pg_catalog.format('(%s,0)', $2::bigint)::tid
+   AND o.published_at < $3::timestamptz;
+
+-- name: count_inbox
+-- The same for `inbox`.
+-- $1 first page, $2 page behind the last, $3 processed before.
+SELECT count(*) AS count
+  FROM inbox_messages i
+ WHERE i.ctid >= pg_catalog.format('(%s,0)', $1::bigint)::tid
+   AND i.ctid < pg_catalog.format('(%s,0)', $2::bigint)::tid
+   AND (i.processed_at < $3::timestamptz
+        OR i.dead_letter_reason = 'CLOSED' AND i.dead_lettered_at < $3::timestamptz);
