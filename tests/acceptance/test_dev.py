@@ -4,15 +4,21 @@ import asyncio
 import json
 import os
 import re
+import shutil
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.support.documents import ROOT, blocks, commands
 from tests.support.waiting import eventually
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, and only Linux signals orphans")
+
+
+HEADING = "Sixty seconds"
 
 
 async def start(folder: Path, *options: str) -> asyncio.subprocess.Process:
@@ -37,15 +43,47 @@ def children_of(folder: Path) -> list[str]:
 
 
 @linux
-async def test_sample_traffic_arrives_both_ways_once_each(tmp_path: Path) -> None:
-    folder = tmp_path / "dev"
-    process = await start(folder, "--events", "1000", "--exit")
-    output = (await asyncio.wait_for(process.communicate(), 90))[0].decode()
-    assert process.returncode == 0, output
-    assert "1000 events written, 1000 PUBLISHED, 1000 messages in SEA_EVENTS" in output
-    assert "1000 messages in VIBESPRO_EVENTS, 980 processed, 980 effects" in output
-    assert re.search(r"dead letters +20 ", output)
-    assert children_of(folder) == []
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+async def test_the_first_command_of_the_readme_works_in_a_fresh_checkout(tmp_path: Path) -> None:
+    """What it shows is what the README says; nothing of it stays behind."""
+    [command] = commands("README.md", HEADING)
+    install, _, show = command.text.rpartition(" && ")
+    checkout = fresh_checkout(tmp_path / "checkout")
+    code, said = await run(install, checkout)
+    if code:
+        pytest.fail(said) if os.environ.get("CI") else pytest.skip(f"pip cannot install here: {said}")
+
+    code, said = await run(f"{show} --folder {tmp_path / 'dev'} --exit", checkout)
+    assert code == 0, said
+    [shown] = [text for heading, kind, text in blocks("README.md") if (heading, kind) == (HEADING, "text")]
+    assert uncounted(shown) in uncounted(said)
+    assert children_of(tmp_path) == []
+
+
+def uncounted(said: str) -> str:
+    """Leave out how often the handler was called: that depends on what is repeated."""
+    return re.sub(r"\d+ calls", "N calls", said)
+
+
+def fresh_checkout(folder: Path) -> Path:
+    """Copy what is in the repository, as it is now."""
+    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(listed, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\0")
+    for name in filter(None, names):
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / name)
+    return folder
+
+
+async def run(line: str, folder: Path) -> tuple[int | None, str]:
+    """Run a line of a shell to its end; return its exit code, and what it said."""
+    process = await asyncio.create_subprocess_shell(
+        line, cwd=folder, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+    )
+    said, _ = await process.communicate()
+    return process.returncode, said.decode()
 
 
 @linux

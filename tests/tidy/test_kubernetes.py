@@ -1,6 +1,8 @@
 """deploy/kubernetes is valid, grants no more than is needed, and agrees with the worker's settings."""
 
+import os
 import re
+import shlex
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
@@ -12,12 +14,14 @@ import pytest
 import yaml
 
 from sea_mq_worker.settings import ENV_PREFIX, Settings
+from tests.support.documents import ROOT, blocks, commands
 
-ROOT = Path(__file__).parents[2]
+DOCUMENT = "docs/deploying.md"
 FOLDER = ROOT / "deploy" / "kubernetes"
 VERSIONS = ("1.29", "1.37")
 KUSTOMIZE = "kustomization.yaml"
 NOT_KUBERNETES_OWN = {"ServiceMonitor"}
+needs_kubectl = pytest.mark.skipif(not shutil.which("kubectl"), reason="no kubectl is here")
 
 FILES: Mapping[str, dict[str, Any]] = {
     str(path.relative_to(FOLDER)): yaml.safe_load(path.read_text())
@@ -77,12 +81,57 @@ def test_a_kustomization_names_every_file_beside_it(folder: Path) -> None:
     assert set(kustomization(folder)["resources"]) == beside
 
 
-@pytest.mark.skipif(not shutil.which("kubectl"), reason="no kubectl is here")
-@pytest.mark.parametrize("folder", [FOLDER, FOLDER / "migrate"])
-def test_kustomize_builds_it(folder: Path) -> None:
-    built = subprocess.run(["kubectl", "kustomize", folder], check=True, capture_output=True, text=True)
-    kinds = [document["kind"] for document in yaml.safe_load_all(built.stdout)]
-    assert len(kinds) >= len(kustomization(folder)["resources"])
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """The overlays of the document beside the checkout, and a cluster that nobody answers for."""
+    (tmp_path / "sea-mq-worker").symlink_to(ROOT)
+    for _, _, text in (block for block in blocks(DOCUMENT) if block[1] == "yaml"):
+        file = tmp_path / text.splitlines()[0].removeprefix("# ")
+        file.parent.mkdir(parents=True)
+        file.write_text(text)
+    (tmp_path / "admin-token").write_text("token")
+    (tmp_path / "config").write_text("""
+        {"apiVersion": "v1", "kind": "Config", "current-context": "none",
+          "clusters": [{"name": "none", "cluster": {"server": "http://127.0.0.1:1"}}],
+          "contexts": [{"name": "none", "context": {"cluster": "none"}}]}
+    """)
+    return tmp_path
+
+
+def kubectl(line: str, place: Path) -> subprocess.CompletedProcess[str]:
+    """Run a command there."""
+    program, *words = shlex.split(line)
+    assert program == "kubectl"
+    return subprocess.run(
+        [program, *words], cwd=place, env=os.environ | {"KUBECONFIG": str(place / "config")},
+        capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+
+
+@needs_kubectl
+@pytest.mark.parametrize("overlay", ["overlay", "overlay/migrate"])
+def test_kubectl_builds_the_overlays_of_the_document(overlay: str, place: Path) -> None:
+    built = list(yaml.safe_load_all(kubectl(f"kubectl kustomize {overlay}", place).stdout))
+    files = [path for path in FILES if path.startswith("migrate/") == (overlay != "overlay")]
+    kinds = [each["kind"] for each in built if each["kind"] != "ConfigMap"]
+    assert sorted(kinds) == sorted(FILES[path]["kind"] for path in files)
+    assert {each["metadata"]["namespace"] for each in built} == {"orders"}
+    for settings in (each["data"] for each in built if each["kind"] == "ConfigMap"):
+        assert settings == literals() | {"SEA_MQ_HANDLER_URL": "http://orders:8000/handle"}
+
+
+@needs_kubectl
+def test_kubectl_understands_every_command_of_the_document(place: Path) -> None:
+    """It makes the secrets; of the rest it reads all words before it finds that nobody answers."""
+    lines = [command.text for command in commands(DOCUMENT, "Kubernetes")]
+    for line in " && ".join(lines).split(" && "):
+        if line.startswith("kubectl create secret"):
+            made = kubectl(f"{line} --dry-run=client --output=yaml", place).stdout
+            kubernetes_validate.validate(yaml.safe_load(made), VERSIONS[-1], strict=True)
+        else:
+            done = kubectl(line, place)
+            assert done.returncode == 0 or "refused" in done.stderr, done
+    assert "refused" not in kubectl("kubectl rollout status deployment/d --until-done", place).stderr
 
 
 @pytest.mark.fault("S16")

@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -9,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.support.documents import ROOT, commands
+
+DOCUMENT = "docs/deploying.md"
 UNIT = ROOT / "deploy" / "systemd" / "sea-mq-worker@.service"
 EXPOSURE_MAX = 1.5
 """Of 10, as `systemd-analyze security` counts; what is left is that it uses the network."""
@@ -82,5 +85,30 @@ def test_secrets_come_by_a_credential_and_not_by_the_environment() -> None:
     [credential] = values("LoadCredential")
     name, _, path = credential.partition(":")
     assert environment()["SEA_MQ_CONFIG"] == f"%d/{name}"
-    assert path in (ROOT / "docs" / "deploying.md").read_text()
+    assert path in (ROOT / DOCUMENT).read_text()
     assert not {"SEA_MQ_DATABASE_URL", "SEA_MQ_NATS_URL"} & environment().keys()
+
+
+@pytest.mark.skipif(not shutil.which("systemctl"), reason="no systemd is here")
+def test_the_commands_of_the_document_install_the_unit(tmp_path: Path) -> None:
+    """Below a folder: it takes the place of the machine's root, where no systemd runs."""
+    (tmp_path / "etc" / "systemd" / "system").mkdir(parents=True)
+    (tmp_path / "worker.toml").write_text("")
+    (tmp_path / "deploy").symlink_to(ROOT / "deploy")
+    environment, *lines = (command.text for command in commands(DOCUMENT, "systemd"))
+    for line in (line for line in lines if line.startswith(("install", "systemctl"))):
+        below = re.sub(r" (?=/etc/)", f" {tmp_path}", line).replace("systemctl daemon-reload && ", "")
+        below = below.replace("systemctl enable --now", f"systemctl --root={tmp_path} enable")
+        subprocess.run(below, shell=True, cwd=tmp_path, check=True, capture_output=True, timeout=60)
+
+    [credential] = values("LoadCredential")
+    settings = tmp_path / credential.partition(":")[2].lstrip("/")
+    assert stat.S_IMODE(settings.stat().st_mode) == 0o600
+    installed = tmp_path / "etc" / "systemd" / "system"
+    assert (installed / UNIT.name).read_text() == UNIT.read_text()
+    assert {path.name for path in installed.glob("*.wants/*")} == {
+        "sea-mq-worker@1.service",
+        "sea-mq-worker@2.service",
+    }
+    [start] = values("ExecStart")
+    assert start.startswith(f"{environment.split()[-1]}/bin/python ")

@@ -1,0 +1,215 @@
+"""Each command that a document shows is run by a test, and each that it names is understood."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from tests.support.documents import ROOT, Command, blocks, commands, documents, inline
+from tests.support.programs import OPTIONS, WORKER, named_command, options_of, own_programs, refused
+from tests.tidy.test_conformance import collected
+
+ALL = [command for document in documents() for command in commands(document)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """Which test proves those commands of a document that begin so."""
+
+    document: str
+    heading: str = ""
+    begins: str = ""
+    test: str
+    less: str = ""
+    """Why the test does not run them as they are written, and what it does instead."""
+
+    def covers(self, command: Command) -> bool:
+        """Tell whether a command is among them."""
+        return (
+            command.document == self.document
+            and self.heading in {"", command.heading}
+            and command.text.startswith(self.begins)
+        )
+
+
+_DOCUMENTS = "tests/acceptance/test_documents.py"
+_PIPELINE = (
+    "tests/acceptance/test_pipeline_commands.py::test_the_commands_of_the_readme_run_on_the_traffic_of_dev"
+)
+_BENCHMARKS = "tests/acceptance/test_benchmarks.py::test_the_quick_round_measures_every_workload"
+_KIT = "tests/kit/test_kit.py::test_this_worker_keeps_what_it_promises"
+_SIMULATION = (
+    "tests/simulation/test_simulation.py::"
+    "test_every_seed_of_a_campaign_keeps_all_promises_and_all_faults_occur"
+)
+_SOAK = "tests/soak/test_soak.py::test_nothing_is_lost_or_doubled_while_everything_breaks"
+_RELAYS = "tests/unit/test_benchmark_peers.py::test_a_description_can_be_used"
+_CLUSTER = "tests/pipeline/test_clusters.py::test_a_job_is_submitted_to_a_standalone_master_with_two_workers"
+
+PROOFS = (
+    Proof(
+        document="README.md", heading="Sixty seconds",
+        test="tests/acceptance/test_dev.py::test_the_first_command_of_the_readme_works_in_a_fresh_checkout",
+    ),
+    Proof(document="README.md", heading="Running it", test=f"{_DOCUMENTS}::test_the_readme_sets_a_worker_up"),
+    Proof(document="README.md", heading="Operating it", test=f"{_DOCUMENTS}::test_the_readme_looks_around"),
+    Proof(document="README.md", heading="The data pipeline", test=_PIPELINE),
+    Proof(document="docs/cli.md", test=f"{_DOCUMENTS}::test_what_to_ask_at_three_in_the_morning"),
+    Proof(document="docs/doctor.md", test=f"{_DOCUMENTS}::test_doctor_prints_what_its_document_shows"),
+    Proof(
+        document="docs/operations.md",
+        test="tests/acceptance/test_operator_tasks.py::test_every_task_is_done_by_a_test",
+    ),
+    Proof(
+        document="docs/security.md", heading="Roles in PostgreSQL",
+        test=f"{_DOCUMENTS}::test_psql_makes_the_roles",
+    ),
+    Proof(
+        document="docs/simulation.md", begins="python -m tests.simulation --first",
+        test=f"{_DOCUMENTS}::test_a_seed_tells_its_trail",
+    ),
+    Proof(document="docs/upgrading.md", test=f"{_DOCUMENTS}::test_what_to_ask_before_an_upgrade"),
+)  # fmt: skip
+"""Those that are run as they are written."""
+
+LESSER_PROOFS = (
+    Proof(
+        document="README.md", heading="Running the tests", test=".ci/run",
+        less="it runs these tests; the gate takes it from the document",
+    ),
+    Proof(
+        document="docs/deploying.md", heading="Kubernetes",
+        test="tests/tidy/test_kubernetes.py::test_kubectl_understands_every_command_of_the_document",
+        less="there is no cluster: kubectl makes overlay and secrets, and reads the words of the rest",
+    ),
+    Proof(
+        document="docs/deploying.md", heading="systemd",
+        test="tests/tidy/test_systemd.py::test_the_commands_of_the_document_install_the_unit",
+        less="files and links are made below a folder; packages are not installed, nothing is started",
+    ),
+    Proof(
+        document="docs/pipeline.md", heading="The data pipeline", test=_PIPELINE,
+        less="half a gigabyte is not installed twice; the jobs run on what requirements/dev.lock installs",
+    ),
+    Proof(
+        document="docs/pipeline.md", heading="On a cluster", test=_CLUSTER,
+        less="other addresses and paths, and only with -m long",
+    ),
+    Proof(
+        document="docs/security.md", heading="Containers and dependencies", begins="docker",
+        test="tests/acceptance/test_compose.py::test_the_worker_runs_without_privileges",
+        less="without the pinned base, and only with -m compose",
+    ),
+    Proof(
+        document="docs/security.md", heading="Containers and dependencies", begins="pip-audit",
+        test=".ci/run",
+        less="the gate asks the advisory service the same, with another form of report",
+    ),
+    Proof(
+        document="docs/security.md", heading="Containers and dependencies", begins="uvx",
+        test="tests/tidy/test_lock.py::test_a_lock_is_made_of_pins_and_hashes_alone",
+        less="it fetches a tool that is not locked; the file that it reads is checked",
+    ),
+    Proof(
+        document="docs/simulation.md", begins="python -m tests.simulation --seeds", test=_SIMULATION,
+        less="fewer seeds",
+    ),
+    Proof(document="docs/soak.md", test=_SOAK, less="a minute instead of ten"),
+    Proof(document="docs/peers.md", test=_KIT, less="this worker's relay alone, under four faults"),
+    Proof(document="kit/README.md", test=_KIT, less="four of the faults"),
+    Proof(document="docs/benchmarks.md", test=_BENCHMARKS, less="one small round"),
+    Proof(
+        document="docs/benchmarks-peers.md", test=_RELAYS,
+        less="needs other relays from the network; their descriptions and what is reckoned are checked",
+    ),
+    Proof(
+        document="benchmarks/relays/README.md", test=_RELAYS,
+        less="needs other relays from the network; their descriptions and what is reckoned are checked",
+    ),
+    Proof(
+        document="benchmarks/README.md", heading="Benchmarks", test=_BENCHMARKS, less="one small round",
+    ),
+    Proof(
+        document="benchmarks/README.md", heading="The pipeline", test=_PIPELINE,
+        less="it takes an hour; the same jobs run on three hundred events",
+    ),
+)  # fmt: skip
+"""Those that no test runs as they are written; our own programs read their words all the same."""
+
+NOT_COMMANDS = {
+    "outbox wait": "a span",
+    "outbox list --after DEAD": "a benchmark puts an id there",
+    "inbox list --after WAITING": "a benchmark puts an id there",
+}
+OTHERS_OPTIONS = {
+    "--enable-feature=exemplar-storage": "of Prometheus",
+    "--processes": "said not to exist",
+}
+
+
+def named(document: str) -> Iterator[tuple[str, list[str]]]:
+    """Find our programs, and the worker's commands without it, in a document's blocks and sentences."""
+    for command in commands(document):
+        yield from own_programs(command.text)
+    for code in inline(document):
+        if code not in NOT_COMMANDS and (words := named_command(code)):
+            yield WORKER, words
+        yield from own_programs(code)
+
+
+def test_documents_show_commands_in_blocks_that_say_so() -> None:
+    unnamed = [(document, text) for document in documents() for _, name, text in blocks(document) if not name]
+    assert unnamed == []
+
+
+def test_every_command_of_a_document_is_run_by_one_test() -> None:
+    proofs = {
+        command: [proof.test for proof in (*PROOFS, *LESSER_PROOFS) if proof.covers(command)]
+        for command in ALL
+    }
+    assert len(ALL) > 70
+    assert {command: tests for command, tests in proofs.items() if len(tests) != 1} == {}
+
+
+def test_each_proof_exists_and_is_needed() -> None:
+    proofs, tests = (*PROOFS, *LESSER_PROOFS), collected()
+    assert [proof for proof in proofs if proof.test not in tests and not (ROOT / proof.test).is_file()] == []
+    assert [proof for proof in proofs if not any(map(proof.covers, ALL))] == []
+
+
+def test_what_is_run_as_it_is_written_is_read_from_the_document() -> None:
+    readers = {proof: (ROOT / proof.test.partition("::")[0]).read_text() for proof in PROOFS}
+    assert [proof for proof, text in readers.items() if proof.document not in text] == []
+
+
+def test_our_programs_understand_every_command_that_is_named() -> None:
+    found = [(document, module, words) for document in documents() for module, words in named(document)]
+    refusals = [(*one, refused(*one[1:])) for one in found]
+    assert len(found) > 150
+    assert [refusal for refusal in refusals if refusal[-1]] == []
+
+
+@pytest.mark.parametrize("document", documents())
+def test_every_option_that_is_named_exists(document: str) -> None:
+    programs = {module for module, _ in named(document)} - {WORKER}
+    known = OPTIONS.union(*map(options_of, programs), OTHERS_OPTIONS)
+    options = {code.split()[0] for code in inline(document) if re.match(r"--\w", code)}
+    assert options - known == set()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "sea-mq-worker outbox list --stat DEAD",
+        "sea-mq-worker outbox list --state DAED",
+        "python -m sea_mq_worker outbox lst",
+        ".venv/bin/python -m tests.soak --second 1",
+        ".venv/bin/python -m tests.soak --seconds long",
+        "kubectl exec d -- python -m sea_mq_worker doctor --strct",
+        "python -m benchmarks.nothing",
+    ],
+)
+def test_a_command_that_is_wrong_is_found(command: str) -> None:
+    [(module, words)] = own_programs(command)
+    assert refused(module, words)
