@@ -13,8 +13,8 @@ from sea_mq_worker.adapters.postgres.records import OutboxFilter
 from sea_mq_worker.bootstrap.connections.postgres import open_pool
 from sea_mq_worker.bootstrap.lookout import NoIdError, lookout
 from sea_mq_worker.bootstrap.operator.broker import dead_letters, duplicate_window_seconds
+from sea_mq_worker.bootstrap.operator.redrive import redriver
 from sea_mq_worker.bootstrap.operator.tables import operations
-from sea_mq_worker.bootstrap.redrive import redriver
 from sea_mq_worker.bootstrap.turn import Turn
 from sea_mq_worker.bootstrap.whereabouts import whereabouts
 from sea_mq_worker.domain.errors import ContractError

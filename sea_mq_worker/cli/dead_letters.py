@@ -82,8 +82,8 @@ def summary(
     which = letter_filter(None, None, None, since, until, None)
 
     async def work(settings: "Settings") -> None:
-        from sea_mq_worker.bootstrap.letters import letter_groups
         from sea_mq_worker.bootstrap.operator.broker import dead_letters
+        from sea_mq_worker.bootstrap.operator.letters import letter_groups
 
         async with dead_letters(settings) as stream:
             read, found = await letter_groups(stream, which, read_max=_READ_MAX, groups_max=groups)

@@ -23,7 +23,7 @@ from sea_mq_worker.domain.dead_letters import Reason
 
 if TYPE_CHECKING:
     from sea_mq_worker.adapters.nats.dead_letters import LetterFilter
-    from sea_mq_worker.bootstrap.redrive import Outcome
+    from sea_mq_worker.bootstrap.operator.letters import Outcome
     from sea_mq_worker.settings import Settings
 
 SeqsArgument = Annotated[list[int] | None, typer.Argument(min=1, metavar="[SEQ]...")]
@@ -70,7 +70,7 @@ def redrive(
     which = letter_filter(dlq_reason, subject, consumer, since, until, error)
 
     async def work(settings: "Settings") -> None:
-        from sea_mq_worker.bootstrap.redrive import redriver
+        from sea_mq_worker.bootstrap.operator.redrive import redriver
 
         chosen = await _chosen(settings, seqs or (), which, every=every, cap=cap)
         if dry_run:
@@ -104,7 +104,7 @@ def purge(
     which = letter_filter(dlq_reason, subject, consumer, since, until, error)
 
     async def work(settings: "Settings") -> None:
-        from sea_mq_worker.bootstrap.purge import purger
+        from sea_mq_worker.bootstrap.operator.purge import purger
 
         chosen = await _chosen(settings, seqs or (), which, every=every, cap=cap)
         if dry_run:

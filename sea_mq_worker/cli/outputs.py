@@ -9,7 +9,7 @@ from sea_mq_worker.adapters.nats.dead_letters import DeadLetterSummary
 from sea_mq_worker.adapters.nats.topology import Change, Difference
 from sea_mq_worker.adapters.postgres.records import InboxRecord, OperatorAction, OutboxDetail, OutboxSummary
 from sea_mq_worker.bootstrap.doctor import Finding
-from sea_mq_worker.bootstrap.redrive import Outcome
+from sea_mq_worker.bootstrap.operator.letters import Outcome
 from sea_mq_worker.bootstrap.whereabouts import Whereabouts
 from sea_mq_worker.cli.database import Depths
 from sea_mq_worker.cli.inbox import Closed

@@ -7,7 +7,7 @@ from uuid import UUID
 
 from sea_mq_worker.adapters.memory.inbox import InMemoryInbox
 from sea_mq_worker.adapters.nats.dead_letters import DeadLetterEntry
-from sea_mq_worker.bootstrap.redrive import Redriver
+from sea_mq_worker.bootstrap.operator.redrive import Redriver
 from sea_mq_worker.domain.dead_letters import original_headers
 from sea_mq_worker.domain.errors import ContractError, UnavailableError
 from sea_mq_worker.domain.events import EventState

@@ -9,8 +9,8 @@ from uuid import UUID
 from sea_mq_worker.adapters.nats.dead_letters import NatsDeadLetters
 from sea_mq_worker.adapters.postgres.operations import PostgresOperations
 from sea_mq_worker.bootstrap.operator.broker import dead_letters
+from sea_mq_worker.bootstrap.operator.letters import Outcome
 from sea_mq_worker.bootstrap.operator.tables import operations
-from sea_mq_worker.bootstrap.redrive import Outcome
 from sea_mq_worker.domain.errors import ContractError
 from sea_mq_worker.settings import Settings
 

@@ -1,14 +1,25 @@
-"""What dead letters have in common."""
+"""Dead letters: what they have in common, and what becomes of one."""
 
 import re
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import groupby, islice
 
 from sea_mq_worker.adapters.nats.dead_letters import DeadLetterEntry, LetterFilter, NatsDeadLetters
 from sea_mq_worker.adapters.postgres.records import Group
 
 _NUMBER = re.compile(r"[0-9a-f]{8}-[0-9a-f-]{27}|[0-9]+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What became of one dead letter; ``done``: the effect is there and the dead letter removed."""
+
+    seq: int
+    message_id: str
+    done: bool
+    text: str
 
 
 async def letter_groups(

@@ -14,6 +14,7 @@ from sea_mq_worker.application.keeping import kept
 from sea_mq_worker.bootstrap.connections.handler import open_handler
 from sea_mq_worker.bootstrap.connections.postgres import open_pool
 from sea_mq_worker.bootstrap.operator.broker import dead_letters
+from sea_mq_worker.bootstrap.operator.letters import Outcome
 from sea_mq_worker.bootstrap.operator.tables import operations
 from sea_mq_worker.domain.envelopes import Valid, content_hash, open_envelope
 from sea_mq_worker.domain.errors import ContractError
@@ -23,16 +24,6 @@ from sea_mq_worker.domain.receipts import InboxEntry, Run
 from sea_mq_worker.ports.handler import EventHandler
 from sea_mq_worker.ports.inbox import InboxRepository
 from sea_mq_worker.settings import Settings
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """What became of one dead letter; ``done``: the effect is there and the dead letter removed."""
-
-    seq: int
-    message_id: str
-    done: bool
-    text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
