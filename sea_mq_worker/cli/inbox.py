@@ -7,6 +7,7 @@ from uuid import UUID
 
 import typer
 
+from sea_mq_worker.adapters.postgres.pages import READ_MAX
 from sea_mq_worker.adapters.postgres.records import InboxFilter, InboxState
 from sea_mq_worker.cli.arguments import (
     ActorOption,
@@ -16,6 +17,7 @@ from sea_mq_worker.cli.arguments import (
     SinceOption,
     UntilOption,
 )
+from sea_mq_worker.cli.pages import AfterOption, ReadOption, print_list
 from sea_mq_worker.cli.summary import GroupsOption, print_groups
 from sea_mq_worker.cli.support import (
     EXIT_FAILED,
@@ -25,7 +27,6 @@ from sea_mq_worker.cli.support import (
     fail,
     print_fields,
     print_json,
-    print_page,
     tell_ended,
 )
 
@@ -36,8 +37,8 @@ app = typer.Typer(help="Messages in the inbox: look, count, give up.", no_args_i
 
 _UNFINISHED = (InboxState.WAITING, InboxState.HANDLING, InboxState.DEAD_LETTERED)
 _TOO_LONG = (
-    "PROCESSED messages are found by id (`where`): by anything else the whole table is read; leave PROCESSED "
-    "out, or raise SEA_MQ_DATABASE_TIMEOUT_SECONDS"
+    "PROCESSED messages are found by id (`where`): by anything else the whole table is read with --read 0, "
+    "or where ids are no UUIDv7; leave PROCESSED out, or raise SEA_MQ_DATABASE_TIMEOUT_SECONDS"
 )
 _COLUMNS = ("message_id", "state", "subject", "consumer", "attempts", "received_at", "last_error")
 
@@ -65,11 +66,16 @@ def list_(
     since: SinceOption = None,
     until: UntilOption = None,
     error: ErrorOption = None,
-    after: Annotated[UUID | None, typer.Option(metavar="ID", help="Behind this one, the next page.")] = None,
+    after: AfterOption = None,
     limit: LimitOption = 100,
+    read: ReadOption = READ_MAX,
     json: JsonOption = False,
 ) -> None:
-    """List messages, the latest first."""
+    """List messages, the latest first.
+
+    Where PROCESSED ones are asked for, the latest are those whose id was made last: --since and --until mean
+    that time, too.
+    """
     which = InboxFilter(
         states=tuple(state or _UNFINISHED),
         consumer=consumer,
@@ -81,12 +87,8 @@ def list_(
         before_id=after,
         limit=limit,
     )
-
-    found = ask(lambda tables: tables.list_inbox(which), too_long=_TOO_LONG)
-    if after and not found and ask(lambda tables: tables.show_inbox(after)) is None:
-        fail(f"there is no message {after} (any more): begin again without --after", EXIT_FAILED)
-    more = found[-1].message_id if len(found) == limit else None
-    print_page(found, _COLUMNS, json=json, empty="no messages", more=more)
+    page = ask(lambda tables: tables.inbox_page(which, read_max=read or None), too_long=_TOO_LONG)
+    print_list(page, _COLUMNS, what="messages", json=json)
 
 
 @app.command("summary")

@@ -7,6 +7,7 @@ from uuid import UUID
 
 import typer
 
+from sea_mq_worker.adapters.postgres.pages import READ_MAX
 from sea_mq_worker.cli import replay
 from sea_mq_worker.cli.arguments import (
     ActorOption,
@@ -21,6 +22,7 @@ from sea_mq_worker.cli.arguments import (
     UntilOption,
     event_filter,
 )
+from sea_mq_worker.cli.pages import AfterOption, ReadOption, print_list
 from sea_mq_worker.cli.summary import GroupsOption, print_groups
 from sea_mq_worker.cli.support import (
     EXIT_FAILED,
@@ -30,7 +32,6 @@ from sea_mq_worker.cli.support import (
     fail,
     print_fields,
     print_json,
-    print_page,
     tell_ended,
 )
 from sea_mq_worker.domain.events import EventState
@@ -45,7 +46,8 @@ _UNFINISHED = (EventState.PENDING, EventState.CLAIMED, EventState.DEAD)
 _COLUMNS = ("id", "state", "event_type", "ordering_key", "attempts", "failures", "created_at", "last_error")
 _TOO_LONG = (
     "PUBLISHED events are found by --correlation, or by id (`where`): by anything else the whole table is "
-    "read; leave PUBLISHED out, or raise SEA_MQ_DATABASE_TIMEOUT_SECONDS"
+    "read with --read 0, or where ids are no UUIDv7; leave PUBLISHED out, or raise "
+    "SEA_MQ_DATABASE_TIMEOUT_SECONDS"
 )
 
 
@@ -71,22 +73,23 @@ def list_(
     since: SinceOption = None,
     until: UntilOption = None,
     error: ErrorOption = None,
-    after: Annotated[UUID | None, typer.Option(metavar="ID", help="Behind this one, the next page.")] = None,
+    after: AfterOption = None,
     limit: LimitOption = 100,
+    read: ReadOption = READ_MAX,
     json: JsonOption = False,
 ) -> None:
     """List events, the latest first, without their content.
 
     With --correlation those of every state are listed, unless --state says which.
+
+    Where PUBLISHED ones are asked for by anything else, the latest are those whose id was made last, and
+    --since and --until mean that time, too.
     """
     states = tuple(state) if state else tuple(EventState) if correlation else _UNFINISHED
     which = event_filter(states, type_, key, aggregate, correlation, since, until, error)
     which = replace(which, before_id=after, limit=limit)
-    found = ask(lambda tables: tables.list_outbox(which), too_long=_TOO_LONG)
-    if after and not found and ask(lambda tables: tables.show_outbox(after)) is None:
-        fail(f"there is no event {after} (any more): begin again without --after", EXIT_FAILED)
-    more = found[-1].id if len(found) == limit else None
-    print_page(found, _COLUMNS, json=json, empty="no events", more=more)
+    page = ask(lambda tables: tables.outbox_page(which, read_max=read or None), too_long=_TOO_LONG)
+    print_list(page, _COLUMNS, what="events", json=json)
 
 
 @app.command("summary")

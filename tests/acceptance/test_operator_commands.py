@@ -7,6 +7,7 @@ from uuid import UUID
 
 import pytest
 
+from sea_mq_worker.producer import uuid7
 from tests.support.handlers import answer, handler_server
 from tests.support.jetstream import create_stream, store
 from tests.support.operators import WHY, Answer, World, world_of
@@ -49,6 +50,30 @@ async def test_outbox_list_leaves_published_out_unless_asked(world: World) -> No
     text = (await world.run("outbox", "list")).out
     assert "PENDING" in text
     assert "total" not in text
+
+
+async def test_a_list_of_finished_ones_says_how_far_back_it_has_looked(world: World) -> None:
+    for _ in range(3):
+        await add_event(world.pool, "PUBLISHED", id=uuid7())
+        await add_message(world.pool, message_id=uuid7(), processed=True)
+    [_, event, _] = await world.pool.fetch("SELECT id FROM outbox_events ORDER BY id")
+    [_, message, _] = await world.pool.fetch(
+        "SELECT message_id AS id FROM inbox_messages ORDER BY message_id"
+    )
+
+    for command, behind in (
+        (["outbox", "list", "--state", "PUBLISHED", "--key", "nobody's"], event["id"]),
+        (["inbox", "list", "--state", "PROCESSED", "--consumer", "nobody"], message["id"]),
+    ):
+        some = await world.run(*command, "--read", "2")
+        assert (some.code, some.out.split()[:3], f"--after {behind} goes on" in some.err) == (
+            0, ["none", "of", "2"], True,
+        )  # fmt: skip
+        same = await world.run(*command, "--read", "2", "--json")
+        assert (same.json, same.err) == ([], some.err)
+        for every in (["--read", "0"], ["--after", str(behind)], []):
+            rest = await world.run(*command, *every)
+            assert (rest.code, rest.out.split()[0], rest.err) == (0, "no", ""), every
 
 
 async def test_a_summary_tells_why_the_queue_grows(world: World) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any, TypeAlias
 from uuid import UUID
 
@@ -13,6 +14,7 @@ from sea_mq_worker.adapters.postgres.connection import OPERATOR_HINTS
 from sea_mq_worker.adapters.postgres.inspection import PostgresInspection
 from sea_mq_worker.adapters.postgres.migrations import migrate
 from sea_mq_worker.adapters.postgres.overview import PostgresOverview
+from sea_mq_worker.adapters.postgres.pages import READ_MAX
 from sea_mq_worker.adapters.postgres.records import InboxFilter, InboxState, OutboxFilter
 from sea_mq_worker.bootstrap.lookout import Lookout
 from sea_mq_worker.bootstrap.whereabouts import whereabouts
@@ -24,26 +26,29 @@ from tests.support.servers import scratch_database
 
 LIMIT = 100_000
 """Of all that a sample of the depth counts."""
+HOUR = timedelta(hours=1)
 UNFINISHED = (EventState.PENDING, EventState.CLAIMED, EventState.DEAD)
 UNPROCESSED = (InboxState.WAITING, InboxState.HANDLING, InboxState.DEAD_LETTERED)
-# Of 50,000 of each, 200 are unfinished. Only triggers let no event begin as a published one.
+# Of 50,000 of each, 200 are unfinished; ids are UUIDv7. Only triggers let no event begin as a published one.
 FILL = """
 SET LOCAL session_replication_role = replica;
 CREATE TEMPORARY TABLE made ON COMMIT DROP AS
 SELECT n, now() - n * interval '1 second' AS at,
+       ('0' || to_hex(floor(extract(epoch FROM now()) * 1000)::bigint - n * 1000)
+        || '70008' || lpad(to_hex(n), 15, '0'))::uuid AS id,
        CASE WHEN n % 250 > 0 THEN 'DONE' WHEN n % 500 > 0 THEN 'DEAD' ELSE 'OPEN' END AS state
   FROM generate_series(0, 49999) n;
 INSERT INTO outbox_events
        (id, aggregate_type, aggregate_id, event_type, payload, correlation_id, ordering_key, occurred_at,
         created_at, state, published_at, publish_error)
-SELECT gen_random_uuid(), 'order', n::text, 'order.created', '{}', gen_random_uuid(), 'order-' || n / 10, at,
+SELECT id, 'order', n::text, 'order.created', '{}', gen_random_uuid(), 'order-' || n / 10, at,
        at, CASE state WHEN 'DONE' THEN 'PUBLISHED' WHEN 'OPEN' THEN 'PENDING' ELSE state END,
        CASE state WHEN 'DONE' THEN at END, CASE state WHEN 'DEAD' THEN 'no acknowledgement' END
   FROM made;
 INSERT INTO inbox_messages
        (message_id, subject, received_at, processed_at, dead_letter_reason, dead_letter_begun_at,
         dead_lettered_at)
-SELECT gen_random_uuid(), 'vibespro.event.made.v1', at, CASE state WHEN 'DONE' THEN at END,
+SELECT id, 'vibespro.event.made.v1', at, CASE state WHEN 'DONE' THEN at END,
        CASE state WHEN 'DEAD' THEN 'REJECTED' END, CASE state WHEN 'DEAD' THEN at END,
        CASE state WHEN 'DEAD' THEN at END
   FROM made;
@@ -100,12 +105,14 @@ async def desk(servers: Servers) -> AsyncIterator[Desk]:
 Question: TypeAlias = Callable[[Desk], Awaitable[object]]
 
 
-def events(**which: Any) -> Question:
-    return lambda desk: desk.tables.list_outbox(OutboxFilter(states=UNFINISHED, **which))
+def events(*states: EventState, read_max: int = READ_MAX, **which: Any) -> Question:
+    asked = OutboxFilter(states=states or UNFINISHED, **which)
+    return lambda desk: desk.tables.outbox_page(asked, read_max=read_max)
 
 
-def messages(**which: Any) -> Question:
-    return lambda desk: desk.tables.list_inbox(InboxFilter(states=UNPROCESSED, **which))
+def messages(*states: InboxState, read_max: int = READ_MAX, **which: Any) -> Question:
+    asked = InboxFilter(states=states or UNPROCESSED, **which)
+    return lambda desk: desk.tables.inbox_page(asked, read_max=read_max)
 
 
 QUESTIONS: dict[str, Question] = {
@@ -119,13 +126,21 @@ QUESTIONS: dict[str, Question] = {
     "outbox list --key": lambda desk: events(ordering_key=desk.key)(desk),
     "outbox list --error": events(error_like="nothing says this"),
     "outbox list --after": lambda desk: events(before_id=desk.dead)(desk),
-    "outbox list --correlation": lambda desk: desk.tables.list_outbox(
-        OutboxFilter(correlation_id=desk.correlation)
+    "outbox list --correlation": lambda desk: events(*EventState, correlation_id=desk.correlation)(desk),
+    "outbox list --state PUBLISHED": events(EventState.PUBLISHED),
+    "outbox list --state PUBLISHED --until": events(EventState.PUBLISHED, until=datetime.now(UTC) - HOUR),
+    "outbox list --state PUBLISHED --key, --read": events(
+        EventState.PUBLISHED, ordering_key="nobody's", read_max=2000
     ),
     "outbox summary": lambda desk: desk.tables.outbox_summary(read_max=LIMIT, groups_max=5),
     "outbox show": lambda desk: desk.tables.show_outbox(desk.event),
     "inbox list": messages(),
     "inbox list --error": messages(error_like="nothing says this"),
+    "inbox list --state PROCESSED": messages(InboxState.PROCESSED),
+    "inbox list --state PROCESSED --since": messages(InboxState.PROCESSED, since=datetime.now(UTC) - HOUR),
+    "inbox list --state PROCESSED --consumer, --read": messages(
+        InboxState.PROCESSED, consumer="nobody", read_max=2000
+    ),
     "inbox summary": lambda desk: desk.tables.inbox_summary(read_max=LIMIT, groups_max=5),
     "inbox show": lambda desk: desk.tables.show_inbox(desk.message),
     "where, an event": lambda desk: whereabouts(str(desk.event), desk.place),

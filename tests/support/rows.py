@@ -68,10 +68,15 @@ async def add_event(
 
 
 async def add_message(
-    pool: asyncpg.Pool, *, received_at: datetime | None = None, processed: bool = False, dead: bool = False
+    pool: asyncpg.Pool,
+    *,
+    message_id: UUID | None = None,
+    received_at: datetime | None = None,
+    processed: bool = False,
+    dead: bool = False,
 ) -> UUID:
     """Insert a message that was received, and settled at the same time."""
-    message_id = uuid.uuid4()
+    message_id = message_id or uuid.uuid4()
     await pool.execute(
         "INSERT INTO inbox_messages (message_id, subject, consumer, attempts, received_at, processed_at,"
         " dead_letter_reason, dead_letter_begun_at, dead_lettered_at, last_error)"

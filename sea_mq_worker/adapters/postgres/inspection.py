@@ -7,38 +7,32 @@ from uuid import UUID
 import asyncpg
 
 from sea_mq_worker.adapters.postgres.connection import fetch
+from sea_mq_worker.adapters.postgres.lists import PostgresLists
 from sea_mq_worker.adapters.postgres.queries import load_queries
 from sea_mq_worker.adapters.postgres.records import (
     AuditFilter,
     Depth,
     EarlierEvent,
     Group,
-    InboxFilter,
-    InboxRecord,
-    InboxState,
     Match,
     OperatorAction,
-    OutboxDetail,
-    OutboxFilter,
     OutboxSummary,
 )
-from sea_mq_worker.domain.events import EventState
 
 _ALL = AuditFilter()
 
 
-class PostgresInspection:
+class PostgresInspection(PostgresLists):
     """Inspection (Open Outbox, operator), which changes nothing; raises what ``translated`` raises."""
 
     def __init__(self, *, pool: asyncpg.Pool) -> None:
         """Use a pool opened with ``OPERATOR_HINTS``: these statements read much, and seldom."""
-        self._pool = pool
+        super().__init__(pool=pool)
         self._depth = load_queries("depth", "outbox_depth", "inbox_depth")
         self._asked = load_queries(
             "inspection",
             *("outbox_depth_capped", "inbox_depth_capped"),
-            *("list_outbox", "show_outbox", "outbox_summary", "list_inbox", "inbox_summary"),
-            *("audit", "ids_between", "earlier_of_key"),
+            *("outbox_summary", "inbox_summary", "audit", "ids_between", "earlier_of_key"),
         )
 
     async def outbox_depth(self) -> Depth:
@@ -56,47 +50,6 @@ class PostgresInspection:
     async def inbox_depth_capped(self, *, limit: int) -> Depth:
         """QRY-051 with every number up to ``limit``; its cost does not grow with the backlog."""
         return _depth_of(await fetch(self._pool, self._asked["inbox_depth_capped"], limit))
-
-    async def list_outbox(self, which: OutboxFilter) -> Sequence[OutboxSummary]:
-        """Return events, the latest first."""
-        rows = await fetch(
-            self._pool,
-            self._asked["list_outbox"],
-            list(which.states),
-            EventState.PUBLISHED not in which.states,
-            *which.conditions,
-            which.before_id,
-            which.limit,
-        )
-        return [OutboxSummary(**row) for row in rows]
-
-    async def show_outbox(self, event_id: UUID) -> OutboxDetail | None:
-        """Return all of an event, in whatever state it is; None: there is no such event."""
-        rows = await fetch(self._pool, self._asked["show_outbox"], event_id)
-        return OutboxDetail(**rows[0]) if rows else None
-
-    async def list_inbox(self, which: InboxFilter) -> Sequence[InboxRecord]:
-        """Return messages, the latest first."""
-        rows = await fetch(
-            self._pool,
-            self._asked["list_inbox"],
-            list(which.states),
-            InboxState.PROCESSED not in which.states,
-            which.ids,
-            which.consumer,
-            which.subject,
-            which.reason,
-            which.since,
-            which.until,
-            which.error_like,
-            which.before_id,
-            which.limit,
-        )
-        return [InboxRecord(**row) for row in rows]
-
-    async def show_inbox(self, message_id: UUID) -> InboxRecord | None:
-        """Return what is known of a message; None: it was never received, or is pruned."""
-        return next(iter(await self.list_inbox(InboxFilter(ids=(message_id,)))), None)
 
     async def outbox_summary(self, *, read_max: int, groups_max: int) -> Sequence[Group]:
         """Group the oldest ``read_max`` unfinished events, the largest groups of each kind first."""

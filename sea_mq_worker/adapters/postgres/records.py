@@ -62,6 +62,12 @@ class OutboxFilter:
     limit: int = 100
 
     @property
+    def beyond_indexes(self) -> bool:
+        """Whether no index but the primary key has all that is asked for: published events, by content."""
+        by_index = self.ids is not None or self.correlation_id is not None
+        return EventState.PUBLISHED in self.states and not by_index
+
+    @property
     def conditions(self) -> tuple[object, ...]:
         """What an event has to be, besides its state, in the order in which statements take it."""
         return (
@@ -178,6 +184,11 @@ class InboxFilter:
     error_like: str | None = None
     before_id: UUID | None = None
     limit: int = 100
+
+    @property
+    def beyond_indexes(self) -> bool:
+        """Whether no index but the primary key has all that is asked for: processed messages, by content."""
+        return InboxState.PROCESSED in self.states and self.ids is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

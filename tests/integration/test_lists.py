@@ -1,0 +1,163 @@
+"""Pages of events and of messages, finished ones too, against PostgreSQL."""
+
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypeAlias
+from uuid import UUID
+
+import asyncpg
+import pytest
+
+from sea_mq_worker.adapters.postgres.connection import OPERATOR_HINTS
+from sea_mq_worker.adapters.postgres.lists import PostgresLists
+from sea_mq_worker.adapters.postgres.pages import RowGoneError
+from sea_mq_worker.adapters.postgres.records import InboxFilter, InboxState, OutboxFilter
+from sea_mq_worker.domain.events import EventState
+from sea_mq_worker.domain.ids import lowest_id
+from tests.support.rows import add_event, add_message, opened
+from tests.support.servers import Database
+
+NOW = datetime.now(UTC).replace(microsecond=0)
+
+Listed: TypeAlias = tuple[list[UUID], UUID | None, int | None]
+"""Ids of a page, behind which one it goes on, and how many rows were read where that ended it."""
+
+
+def ago(minutes: float) -> datetime:
+    return NOW - timedelta(minutes=minutes)
+
+
+def made(minutes_ago: float) -> UUID:
+    """Make an id of version 7 at a time."""
+    return UUID(int=lowest_id(ago(minutes_ago)).int | 7 << 76 | 2 << 62)
+
+
+@dataclass(frozen=True, slots=True)
+class Outbox:
+    pool: asyncpg.Pool
+
+    async def add(self, id_: UUID, *, finished: bool = True) -> UUID:
+        """Add an event that occurs now, whenever its id was made."""
+        return await add_event(self.pool, "PUBLISHED" if finished else "DEAD", id=id_)
+
+    async def listed(self, *, finished: bool = True, read_max: int | None = None, **which: Any) -> Listed:
+        states = (EventState.PUBLISHED if finished else EventState.DEAD,)
+        asked = OutboxFilter(states=states, **which)
+        page = await PostgresLists(pool=self.pool).outbox_page(asked, read_max=read_max)
+        return [row.id for row in page.rows], page.goes_on, page.read
+
+
+@dataclass(frozen=True, slots=True)
+class Inbox:
+    pool: asyncpg.Pool
+
+    async def add(self, id_: UUID, *, finished: bool = True) -> UUID:
+        """Add a message that is received now, whenever its id was made."""
+        return await add_message(self.pool, message_id=id_, processed=finished, dead=not finished)
+
+    async def listed(self, *, finished: bool = True, read_max: int | None = None, **which: Any) -> Listed:
+        states = (InboxState.PROCESSED if finished else InboxState.DEAD_LETTERED,)
+        asked = InboxFilter(states=states, **which)
+        page = await PostgresLists(pool=self.pool).inbox_page(asked, read_max=read_max)
+        return [row.message_id for row in page.rows], page.goes_on, page.read
+
+
+Side: TypeAlias = Outbox | Inbox
+
+
+@pytest.fixture
+async def pool(database: Database) -> AsyncIterator[asyncpg.Pool]:
+    async with opened(database, hints=OPERATOR_HINTS) as pool:
+        yield pool
+
+
+@pytest.fixture(params=[Outbox, Inbox])
+def side(request: pytest.FixtureRequest, pool: asyncpg.Pool) -> Side:
+    made_of: Side = request.param(pool)
+    return made_of
+
+
+async def test_finished_ones_come_in_the_order_in_which_their_ids_were_made(side: Side) -> None:
+    middle, earliest, latest = [await side.add(made(minutes)) for minutes in (2, 3, 1)]
+    await side.add(made(0), finished=False)
+
+    assert await side.listed() == ([latest, middle, earliest], None, None)
+    assert await side.listed(since=ago(2)) == ([latest, middle], None, None)
+    assert await side.listed(until=ago(2)) == ([earliest], None, None)
+    assert await side.listed(since=ago(2.5), until=ago(1.5)) == ([middle], None, None)
+
+
+async def test_pages_of_finished_ones_follow_each_other_by_id(side: Side) -> None:
+    first, second, third = [await side.add(made(minutes)) for minutes in (1, 2, 3)]
+
+    assert await side.listed(limit=2) == ([first, second], second, None)
+    assert await side.listed(limit=2, before_id=second) == ([third], None, None)
+    assert await side.listed(before_id=made(1.5)) == ([second, third], None, None), "of an event that is gone"
+    assert await side.listed(before_id=first, until=ago(2.5)) == ([third], None, None)
+
+
+async def test_no_more_are_read_than_asked_for_and_it_is_told_where_that_ends(side: Side) -> None:
+    unfinished = [await side.add(made(minutes), finished=False) for minutes in (1, 2, 3)]
+    found = await side.add(made(4))
+    last = await side.add(made(5), finished=False)
+
+    assert await side.listed(read_max=3) == ([], unfinished[2], 3)
+    assert await side.listed(read_max=3, before_id=unfinished[2]) == ([found], None, None)
+    assert await side.listed(read_max=4) == ([found], found, 4)
+    assert await side.listed(read_max=4, limit=1) == ([found], found, None), "the page is full"
+    assert await side.listed(read_max=5) == ([found], last, 5)
+    assert await side.listed(read_max=6) == ([found], None, None)
+    assert await side.listed(read_max=2, since=ago(2.5)) == ([], unfinished[1], 2)
+
+
+async def test_ids_that_tell_no_time_leave_the_order_to_the_rows_and_all_are_read(side: Side) -> None:
+    added = [await side.add(made(0)), *[await side.add(uuid.uuid4()) for _ in range(9)]]
+
+    assert await side.listed(read_max=1) == (added[::-1], None, None)
+    assert await side.listed(read_max=1, limit=4) == (added[:5:-1], added[6], None)
+    assert await side.listed(read_max=1, before_id=added[6]) == (added[5::-1], None, None)
+    assert await side.listed(until=ago(0)) == ([], None, None)
+
+
+async def test_unfinished_ones_are_listed_by_when_they_came_whatever_their_ids(side: Side) -> None:
+    early, late = [await side.add(made(minutes), finished=False) for minutes in (1, 2)]
+
+    assert await side.listed(finished=False, read_max=1) == ([late, early], None, None)
+    assert await side.listed(finished=False, limit=1) == ([late], late, None)
+    with pytest.raises(RowGoneError, match="begin again"):
+        await side.listed(finished=False, before_id=uuid.uuid4())
+
+
+async def test_published_events_are_found_by_each_part_of_a_filter(pool: asyncpg.Pool) -> None:
+    outbox = Outbox(pool)
+    plain = await outbox.add(made(1))
+    other = await add_event(
+        pool, "PUBLISHED", id=made(2), event_type="order.paid", ordering_key="k", aggregate_type="cart",
+        aggregate_id="c-1", correlation_id=uuid.UUID(int=5), error="Too LARGE: 2 MB",
+    )  # fmt: skip
+
+    for which in (
+        {"event_type": "order.paid"},
+        {"ordering_key": "k"},
+        {"aggregate_type": "cart"},
+        {"aggregate_id": "c-1"},
+        {"correlation_id": uuid.UUID(int=5)},
+        {"error_like": "too large"},
+        {"ids": (other,)},
+    ):
+        assert await outbox.listed(**which) == ([other], None, None), which
+    assert await outbox.listed(event_type="order.created", error_like=None) == ([plain], None, None)
+    assert await outbox.listed(error_like="%") == await outbox.listed(ids=()) == ([], None, None)
+
+
+async def test_processed_messages_are_found_by_each_part_of_a_filter(pool: asyncpg.Pool) -> None:
+    inbox = Inbox(pool)
+    message = await inbox.add(made(1))
+    await pool.execute("UPDATE inbox_messages SET last_error = 'HTTP 503'")
+
+    for which in ({"consumer": "durable"}, {"subject": "a.event.b.v1"}, {"error_like": "http"}):
+        assert await inbox.listed(**which) == ([message], None, None), which
+    for which in ({"consumer": "c"}, {"subject": "s"}, {"error_like": "%"}, {"reason": "REJECTED"}):
+        assert await inbox.listed(**which) == ([], None, None), which
