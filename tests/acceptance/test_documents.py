@@ -1,9 +1,11 @@
-"""The commands of README.md, docs/cli.md and others, run as they are written and in their order."""
+"""The commands and examples of README.md, docs/cli.md and others, used as they are written."""
 
+import ast
 import asyncio
 import os
 import subprocess
 import sys
+import tomllib
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -13,13 +15,15 @@ import asyncpg
 import pytest
 from typer.testing import CliRunner
 
+from kit.description import Description
 from sea_mq_worker.cli import app
 from sea_mq_worker.producer import enqueue
+from sea_mq_worker.settings import Settings
 from tests.integration.test_migrations import psql
 from tests.support import servers
 from tests.support.builders import enqueueable
 from tests.support.checkups import OF_TEST_SERVERS, Patient, patient
-from tests.support.documents import ROOT, commands, output
+from tests.support.documents import ROOT, blocks, commands, output
 from tests.support.jetstream import shipped_files
 from tests.support.operators import Answer
 from tests.support.programs import WORKER, own_programs
@@ -147,6 +151,32 @@ async def test_psql_makes_the_roles(system: Patient, database: Database) -> None
     finally:
         for role in ("orders_worker", *made):
             await system.sql(f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+
+async def test_the_readme_writes_an_event(system: Patient) -> None:
+    [example] = [text for _, language, text in blocks("README.md") if language == "python"]
+    code = compile(example, "README.md", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    async with system.pool.acquire() as connection:
+        await connection.execute("CREATE TABLE orders (id int, paid bool DEFAULT false)")
+        await connection.execute("INSERT INTO orders VALUES (42)")
+        await eval(code, {"connection": connection, "order": 42})
+        assert await connection.fetchval("SELECT paid FROM orders")
+        [event] = await connection.fetch("SELECT event_type, ordering_key, payload FROM outbox_events")
+    assert tuple(event) == ("order.paid", "order-42", '{"order": 42}')
+
+
+def test_a_settings_file_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    [example] = [text for _, language, text in blocks("docs/configuration.md") if language == "toml"]
+    (tmp_path / "worker.toml").write_text(example)
+    monkeypatch.setenv("SEA_MQ_CONFIG", str(tmp_path / "worker.toml"))
+    found = Settings().model_dump(mode="json", exclude_unset=True)
+    assert found.keys() >= tomllib.loads(example).keys()
+
+
+def test_a_relay_is_described(tmp_path: Path) -> None:
+    [example] = [text for _, language, text in blocks("kit/README.md") if language == "toml"]
+    (tmp_path / "mine.toml").write_text(example)
+    assert Description.load(tmp_path / "mine.toml").name == "mine"
 
 
 def test_a_seed_tells_its_trail() -> None:

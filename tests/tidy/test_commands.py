@@ -190,6 +190,15 @@ def test_our_programs_understand_every_command_that_is_named() -> None:
     assert [refusal for refusal in refusals if refusal[-1]] == []
 
 
+def test_what_pytest_is_told_to_run_is_there(pytestconfig: pytest.Config) -> None:
+    texts = [command.text for command in ALL] + [code for name in documents() for code in inline(name)]
+    told = [text.split("pytest ")[-1].split() for text in texts if re.search(r"(bin/|-m |^)pytest ", text)]
+    marks = {mark.partition(":")[0].partition("(")[0] for mark in pytestconfig.getini("markers")}
+    assert {words[1] for words in told if words[0] == "-m"} <= marks
+    assert [words for words in told if words[0].startswith("tests") and not (ROOT / words[0]).exists()] == []
+    assert len(told) > 5
+
+
 @pytest.mark.parametrize("document", documents())
 def test_every_option_that_is_named_exists(document: str) -> None:
     programs = {module for module, _ in named(document)} - {WORKER}
