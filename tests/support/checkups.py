@@ -4,6 +4,7 @@ import asyncio
 import json
 import shlex
 import uuid
+from asyncio.subprocess import PIPE, STDOUT
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -19,14 +20,16 @@ from sea_mq_worker.bootstrap.doctor import Finding, examine
 from sea_mq_worker.bootstrap.operator.broker import apply_topology
 from sea_mq_worker.cli import app
 from sea_mq_worker.settings import Settings
+from tests.integration.test_migrations import psql
 from tests.support.handlers import HandlerServer, handler_server
 from tests.support.jetstream import connected, shipped_files, store
 from tests.support.rows import opened
 from tests.support.servers import Database
+from tests.support.waiting import eventually
+from tests.support.worker import Deployment, running
 
 OF_TEST_SERVERS = frozenset({"fsync_off", "sync_unknown"})
 """True of the session's own servers: they need not outlive the machine, and have no cluster."""
-
 
 Mend = Callable[[Finding], Awaitable[None]]
 
@@ -42,6 +45,7 @@ class Patient:
     files: Path
     name: str
     given: dict[str, object]
+    known: frozenset[str] = OF_TEST_SERVERS
     stack: AsyncExitStack = field(default_factory=AsyncExitStack)
 
     @property
@@ -81,9 +85,24 @@ class Patient:
         return correct
 
     async def examined(self) -> Mapping[str, Finding]:
-        """Return what doctor finds, by slug, without what is true of the test's servers."""
+        """Return what doctor finds, by slug, without what is ``known`` of the test's servers."""
         found = await examine(self.settings())
-        return {finding.slug: finding for finding in found if finding.slug not in OF_TEST_SERVERS}
+        return {finding.slug: finding for finding in found if finding.slug not in self.known}
+
+    async def finds(self, *slugs: str) -> Mapping[str, Finding]:
+        """Wait until doctor finds just these, and return them: what is asked for grows old, or is elected."""
+        last: Mapping[str, Finding] = {}
+
+        async def found() -> bool:
+            nonlocal last
+            last = await self.examined()
+            return set(last) == set(slugs)
+
+        try:
+            await eventually(found, within=30)
+        except AssertionError:
+            raise AssertionError(f"doctor finds {last}, and not {slugs}") from None
+        return last
 
     async def sql(self, statement: str, *args: object) -> None:
         """Do something as the owner of the tables, in a session of its own."""
@@ -92,6 +111,24 @@ class Patient:
             await connection.execute(statement, *args)
         finally:
             await connection.close()
+
+    async def paste(self, finding: Finding) -> None:
+        """Give psql, as the owner of the tables, the statements that a finding prints."""
+        assert finding.sql
+        program = (psql(), "-X", "-q", "-v", "ON_ERROR_STOP=1", self.database.dsn)
+        done = await asyncio.create_subprocess_exec(*program, stdin=PIPE, stdout=PIPE, stderr=STDOUT)
+        told, _ = await done.communicate(finding.sql.encode())
+        assert done.returncode == 0, told.decode()
+
+    @asynccontextmanager
+    async def worker(self) -> AsyncIterator[None]:
+        """Run the worker until it can work, for the length of a block, and stop it in order."""
+        environment = {f"SEA_MQ_{key.upper()}": str(value) for key, value in self.given.items()}
+        target = Deployment(context=self.name, upstream=self.upstream, environment=environment)
+        async with running(target, self.files / "worker.log", admin_port=0) as started:
+            await started.ready()
+            yield
+            await started.stopped()
 
     async def command(self, finding: Finding) -> None:
         """Run the command that a finding names."""
@@ -109,11 +146,10 @@ class Patient:
 
         return change
 
-    async def send(self) -> int:
+    async def send(self, message_id: str = "") -> int:
         """Store a message upstream; return its sequence."""
-        return await store(
-            self.broker, f"{self.upstream}.event.made.v1", headers={"Nats-Msg-Id": str(uuid.uuid4())}
-        )
+        headers = {"Nats-Msg-Id": message_id or str(uuid.uuid4())}
+        return await store(self.broker, f"{self.upstream}.event.made.v1", headers=headers)
 
     async def take(self) -> Callable[[], Awaitable[object]]:
         """Fetch a message as the durable; return what acknowledges it."""

@@ -137,12 +137,12 @@ class TcpProxy:
 
 
 @asynccontextmanager
-async def proxied(url: str) -> AsyncIterator[tuple[TcpProxy, str]]:
+async def proxied(url: str, *, kind: type[TcpProxy] = TcpProxy) -> AsyncIterator[tuple[TcpProxy, str]]:
     """Put a proxy in front of a server; give it with the URL that leads through it."""
     parts = urlsplit(url)
     assert parts.hostname is not None
     assert parts.port is not None
-    proxy = TcpProxy(parts.hostname, parts.port)
+    proxy = kind(parts.hostname, parts.port)
     server = await asyncio.start_server(proxy.serve, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     host = parts.netloc.replace(f"{parts.hostname}:{parts.port}", f"127.0.0.1:{port}")

@@ -90,7 +90,7 @@ def _setting(kind: DatabaseKind, facts: DatabaseFacts, name: str, right: str) ->
         "database": f"ALTER DATABASE {database} RESET {name}",
         "user": f"ALTER ROLE {role} RESET {name}",
         "database user": f"ALTER ROLE {role} IN DATABASE {database} RESET {name}",
-        "configuration file": f"ALTER SYSTEM SET {name} = {right}",
+        "configuration file": f"ALTER SYSTEM SET {name} = {right};\nSELECT pg_reload_conf()",
     }.get(found.source, "")
     return kind.found("PostgreSQL's settings", f"{name} is {found.setting}, by {found.source}", sql=sql)
 
@@ -170,7 +170,7 @@ def _holding_back(facts: DatabaseFacts) -> Iterator[Finding]:
 
 
 def _made(facts: DatabaseFacts, lacking: Promised) -> str:
-    return f"SET search_path = {quoted_schema(facts.schema)}, pg_temp; {lacking.sql.rstrip(';')}"
+    return f"SET search_path = {quoted_schema(facts.schema)}, pg_temp;\n{lacking.sql.rstrip(';')}"
 
 
 def _table(facts: DatabaseFacts, name: str) -> str:

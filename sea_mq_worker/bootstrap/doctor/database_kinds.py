@@ -67,7 +67,7 @@ class DatabaseKind(Kind):
         Severity.ERROR,
         "PostgreSQL does not write through to the disk",
         "a crash of its machine loses committed events, and may ruin the database",
-        "switch it on and reload; after a crash meanwhile, restore a backup",
+        "switch it on; after a crash meanwhile, restore a backup",
     )
     SYNCHRONOUS_COMMIT_OFF = (
         Severity.WARNING,
@@ -76,7 +76,7 @@ class DatabaseKind(Kind):
             "a crash of the server forgets the latest effects and marks: they are repeated, perhaps later "
             "than the stream remembers"
         ),
-        "switch it on and reload, for the service too, whose latest events a crash would lose",
+        "switch it on, for the service too, whose latest events a crash would lose",
     )
     TRIGGERS_OFF = (
         Severity.ERROR,
@@ -131,7 +131,7 @@ class DatabaseKind(Kind):
         Severity.WARNING,
         "autovacuum is off, for a table or altogether",
         "dead rows stay, and each claim walks over them",
-        "switch it on; for the server, reload",
+        "switch it on",
     )
     DEAD_ROWS = (
         Severity.WARNING,

@@ -23,7 +23,7 @@ class Finding:
         why: what follows from it.
         mend: what to do, in words.
         command: the command that does it, where one does.
-        sql: the statement that does it, for whoever owns the tables, where one does.
+        sql: the statements that do it, as psql takes them from whoever owns the tables or the server.
     """
 
     slug: str

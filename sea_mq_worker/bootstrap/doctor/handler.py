@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import socket
 import ssl
 from collections.abc import AsyncIterator
 from urllib.parse import SplitResult, urlsplit
@@ -13,7 +14,7 @@ from sea_mq_worker.domain.forbidden_hosts import is_metadata_host
 from sea_mq_worker.settings import Settings
 
 _SECONDS = 3.0
-_WRONG = {404, *range(500, 600)} - {501}
+_WRONG = {404, *range(300, 400), *range(500, 600)} - {501}
 """A server that does not know OPTIONS says 405 or 501."""
 
 
@@ -46,9 +47,9 @@ class HandlerKind(Kind):
     )
     HANDLER_PATH = (
         Severity.WARNING,
-        "the handler answers OPTIONS on its path with 404 or 5xx, or not at all; it is sent no event",
+        "the handler answers OPTIONS with a redirect, 404 or 5xx, or not at all; it is sent no event",
         "messages are tried again and again, and then dead-lettered",
-        "correct the path of SEA_MQ_HANDLER_URL, or mend the handler",
+        "correct SEA_MQ_HANDLER_URL, whose path may be wrong or https missing, or mend the handler",
     )
 
 
@@ -56,28 +57,36 @@ async def handler_findings(s: Settings) -> AsyncIterator[Finding]:
     """Connect, and ask by OPTIONS whether there is something under the path."""
     if not s.handler_url:
         yield HandlerKind.HANDLER_MISSING.found("handler", "SEA_MQ_HANDLER_URL is not set")
-        return
-    url = urlsplit(s.handler_url)
+    elif finding := await _examined(urlsplit(s.handler_url), s):
+        yield finding
+
+
+async def _examined(url: SplitResult, s: Settings) -> Finding | None:
     where = f"handler {url.hostname}:{_port(url)}"
     trust = (handler_tls(s) or ssl.create_default_context()) if url.scheme == "https" else None
     try:
         async with asyncio.timeout(_SECONDS):
+            if not s.handler_allow_link_local and (address := await _forbidden(url)):
+                return HandlerKind.HANDLER_FORBIDDEN.found(where, f"it is at {address}")
             reader, writer = await asyncio.open_connection(url.hostname, _port(url), ssl=trust)
     except ssl.SSLError as error:
         reason = getattr(error, "verify_message", "") or error.reason
-        yield HandlerKind.HANDLER_UNTRUSTED.found(where, f"it cannot be trusted ({reason})")
-        return
-    except OSError as error:
-        yield HandlerKind.HANDLER_UNREACHABLE.found(where, str(error) or "no answer")
-        return
+        return HandlerKind.HANDLER_UNTRUSTED.found(where, f"it cannot be trusted ({reason})")
+    except (OSError, UnicodeError) as error:
+        what = str(error) or f"no answer within {_SECONDS:g} s"
+        return HandlerKind.HANDLER_UNREACHABLE.found(where, what)
     try:
-        address = str(writer.get_extra_info("peername")[0])
-        if is_metadata_host(address) and not s.handler_allow_link_local:
-            yield HandlerKind.HANDLER_FORBIDDEN.found(where, f"it is at {address}")
-        elif trouble := await _asked(url, reader, writer):
-            yield HandlerKind.HANDLER_PATH.found(where, trouble)
+        trouble = await _asked(url, reader, writer)
     finally:
         writer.close()
+    return HandlerKind.HANDLER_PATH.found(where, trouble) if trouble else None
+
+
+async def _forbidden(url: SplitResult) -> str:
+    """Return an address that the name leads to and that no connection is made to, if there is one."""
+    found = await asyncio.get_running_loop().getaddrinfo(url.hostname, _port(url), type=socket.SOCK_STREAM)
+    addresses = [str(place[0]) for *_, place in found]
+    return next(filter(is_metadata_host, addresses), "")
 
 
 def _port(url: SplitResult) -> int:

@@ -33,5 +33,5 @@ class Kind(enum.Enum):
             why=self.why,
             mend=self.mend,
             command=command,
-            sql=sql,
+            sql=f"{sql};" if sql else "",
         )
