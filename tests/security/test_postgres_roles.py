@@ -180,7 +180,7 @@ NEEDS = {
     "producer": ("producer.",),
     "relay": ("outbox.", "inbox.", "context.", "pipeline_drain.", "inspection.outbox_depth_capped", "page."),
     "operator": (
-        *("inspection.", "replay.", "operations.begin", "operations.bury", "operations.redriven"),
+        *("inspection.", "lists.", "replay.", "operations.begin", "operations.bury", "operations.redriven"),
         *("operations.close", "operations.letter"),
         *("pipeline_replay.", "inbox.", "context.owner"),
     ),
@@ -189,8 +189,8 @@ NEEDS = {
         *("pipeline_archive.", "context.owner"),
     ),
     "reader": (
-        *("depth.", "inspection.", "doctor.", "pipeline_reconcile.", "pipeline_drain.backlog", "leaves."),
-        "context.owner",
+        *("depth.", "inspection.", "lists.", "doctor.", "pipeline_reconcile.", "pipeline_drain.backlog"),
+        *("leaves.", "context.owner"),
     ),
 }
 
