@@ -3,16 +3,25 @@
 
 -- name: outbox_depth_capped
 -- QRY-050 for a gauge: as outbox_depth in depth.sql, but each number ends at a limit, whatever the backlog is.
--- Indexes: idx_outbox_unpublished, idx_outbox_dead.
+-- Indexes: idx_outbox_unpublished, idx_outbox_dead; only beside more dead events than the limit those that wait are
+-- counted one by one.
 -- $1 limit.
-SELECT (SELECT count(*) FROM (SELECT FROM outbox_events WHERE published_at IS NULL LIMIT $1::int) x) AS count,
+WITH counted AS MATERIALIZED (
+    SELECT d.dead,
+           (SELECT count(*) FROM (SELECT FROM outbox_events
+                                   WHERE published_at IS NULL LIMIT $1::int + d.dead) x) AS count
+      FROM (SELECT count(*) AS dead FROM (SELECT FROM outbox_events
+                                           WHERE NOT is_open AND published_at IS NULL LIMIT $1::int) x) d
+)
+SELECT LEAST(count, $1::int) AS count,
        (SELECT occurred_at FROM outbox_events WHERE published_at IS NULL ORDER BY occurred_at LIMIT 1) AS oldest_at,
-       (SELECT count(*) FROM (SELECT FROM outbox_events
-                               WHERE published_at IS NULL AND is_open LIMIT $1::int) x) AS waiting,
+       CASE WHEN dead < $1::int THEN count - dead
+            ELSE (SELECT count(*) FROM (SELECT FROM outbox_events
+                                         WHERE published_at IS NULL AND is_open LIMIT $1::int) x) END AS waiting,
        (SELECT extract(epoch FROM clock_timestamp() - occurred_at)::float8 FROM outbox_events
          WHERE published_at IS NULL AND is_open ORDER BY occurred_at LIMIT 1) AS waiting_seconds,
-       (SELECT count(*) FROM (SELECT FROM outbox_events
-                               WHERE NOT is_open AND published_at IS NULL LIMIT $1::int) x) AS dead;
+       dead
+  FROM counted;
 
 -- name: inbox_depth_capped
 -- QRY-051 for a gauge, in the same way.

@@ -74,6 +74,18 @@ async def test_outbox_depth_counts_what_is_not_published_and_tells_the_dead_apar
     assert capped.waiting_seconds == pytest.approx(3600, abs=30)
 
 
+async def test_dead_events_beyond_the_limit_are_not_counted_as_waiting(
+    operations: PostgresOperations, add: Add
+) -> None:
+    for _ in range(3):
+        await add("DEAD")
+
+    for waiting in (0, 1, 2, 2):
+        capped = await operations.outbox_depth_capped(limit=2)
+        assert (capped.count, capped.waiting, capped.dead) == (2, waiting, 2)
+        await add()
+
+
 @pytest.mark.clause("QRY-051")
 async def test_inbox_depth_counts_what_is_not_processed_and_tells_dead_letters_apart(
     operations: PostgresOperations, pool: asyncpg.Pool
