@@ -2,16 +2,17 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sea_mq_worker.adapters.postgres.records import Prunable
+from sea_mq_worker.adapters.postgres.records import DroppedPartition, KeptPartition, Prunable, PruneResult
 from sea_mq_worker.cli.arguments import ActorOption, ReasonOption, moment
 from sea_mq_worker.cli.support import EXIT_USAGE, JsonOption, act, fail, print_json
 
@@ -42,10 +43,11 @@ DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only count, for h
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pruned:
-    """The answer: how many rows of each side are gone."""
+    """The answer: how many rows of each side are gone, and in which whole partitions some of them."""
 
     before: datetime
     deleted: Mapping[Side, int]
+    dropped: Sequence[DroppedPartition]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,16 +72,20 @@ def prune(
     """Delete what was published, processed or closed before a time; all else stays, whatever its age.
 
     A message that comes again after its row is gone has its effect again: so the rows of what the consumed
-    streams still hold stay too. Tables are read once, page by page; cut short, it can be done again.
+    streams still hold stay too. A partition of the outbox all of whose events may go is dropped whole. Tables
+    are read once, page by page; cut short, it can be done again.
     """
 
     async def work(settings: "Settings") -> None:
         from sea_mq_worker.bootstrap.operator.tables import operations
 
         counted: dict[Side, Prunable] = {}
-        deleted: dict[Side, int] = {}
+        results: dict[Side, PruneResult] = {}
         async with operations(settings) as tables:
-            prunes = {Side.OUTBOX: tables.prune_outbox, Side.INBOX: tables.prune_inbox}
+            prunes: Mapping[Side, Callable[..., Awaitable[PruneResult]]] = {
+                Side.OUTBOX: partial(tables.prune_outbox, on_partition=_tell_partition),
+                Side.INBOX: tables.prune_inbox,
+            }
             for one in [side] if side else Side:
                 until = before if one is Side.OUTBOX or deliverable else await _forgotten(settings, before)
                 with _watched(one) as tell:
@@ -88,15 +94,13 @@ def prune(
                             one, until, go_on=_for(_COUNT_SECONDS_MAX), on_progress=tell
                         )
                     else:
-                        deleted[one] = await prunes[one](
+                        results[one] = await prunes[one](
                             until, actor=actor, reason=reason, cap=cap, on_progress=tell
                         )
         if dry_run:
             _tell_counts(before, counted, json=json)
-        elif json:
-            print_json(Pruned(before=before, deleted=deleted))
         else:
-            typer.echo("\n".join(f"{name}: deleted {count}" for name, count in deleted.items()))
+            _tell_pruned(before, results, json=json)
 
     act(work, needs=("database_url",))
 
@@ -112,7 +116,27 @@ def _tell_counts(before: datetime, counted: "Mapping[Side, Prunable]", *, json: 
         return
     for side, one in counted.items():
         part = f" in {one.pages} of {one.pages_of} pages, counted no further" * (one.pages < one.pages_of)
-        typer.echo(f"{side}: would delete {one.count}{part}")
+        whole = f", {', '.join(one.partitions)} whole" if one.partitions else ""
+        typer.echo(f"{side}: would delete {one.count}{whole}{part}")
+
+
+def _tell_pruned(before: datetime, results: Mapping[Side, PruneResult], *, json: bool) -> None:
+    deleted = {side: one.deleted for side, one in results.items()}
+    dropped = [partition for one in results.values() for partition in one.dropped]
+    if json:
+        print_json(Pruned(before=before, deleted=deleted, dropped=dropped))
+        return
+    for side, one in results.items():
+        whole = f", {', '.join(each.name for each in one.dropped)} whole" if one.dropped else ""
+        typer.echo(f"{side}: deleted {one.deleted}{whole}")
+
+
+def _tell_partition(told: DroppedPartition | KeptPartition) -> None:
+    match told:
+        case DroppedPartition(name=name, events=events):
+            typer.echo(f"dropped partition {name}, {events} events", err=True)
+        case KeptPartition(name=name, reason=reason):
+            typer.echo(f"partition {name} is not dropped: {reason}", err=True)
 
 
 @contextmanager

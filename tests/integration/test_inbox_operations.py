@@ -13,7 +13,7 @@ import pytest
 from sea_mq_worker.adapters.postgres.connection import OPERATOR_HINTS
 from sea_mq_worker.adapters.postgres.inbox import PostgresInboxAdapter
 from sea_mq_worker.adapters.postgres.operations import PostgresOperations
-from sea_mq_worker.adapters.postgres.records import InboxFilter, InboxState, Redrive
+from sea_mq_worker.adapters.postgres.records import InboxFilter, InboxState, PruneResult, Redrive
 from sea_mq_worker.domain.receipts import Done, InboxEntry, Run
 from tests.support.rows import add_event, add_message, opened
 from tests.support.servers import Database
@@ -139,7 +139,7 @@ async def test_only_published_events_older_than_asked_are_pruned(
 
     deleted = await operations.prune_outbox(between, **WHO, on_progress=lambda *step: steps.append(step))
 
-    assert deleted == len(gone)
+    assert deleted == PruneResult(deleted=len(gone), dropped=[])
     assert {row["id"] for row in await pool.fetch("SELECT id FROM outbox_events")} == set(kept)
     done, total, changed = steps[-1]
     assert (done, changed) == (total, 3)
@@ -158,7 +158,7 @@ async def test_only_processed_messages_older_than_asked_are_pruned(
         await add_message(pool, received_at=ago(48)),
     ]
 
-    assert await operations.prune_inbox(ago(24), **WHO) == 1
+    assert (await operations.prune_inbox(ago(24), **WHO)).deleted == 1
 
     assert {row["message_id"] for row in await pool.fetch("SELECT * FROM inbox_messages")} == set(kept)
 
@@ -181,12 +181,12 @@ async def test_pruning_reads_range_after_range_of_pages_and_nothing_else(
     part = await operations.count_prunable("inbox", soon, go_on=lambda: next(turns))
     assert (part.pages, part.pages < part.pages_of) == (500, True)
     assert (await operations.count_prunable("inbox", soon, go_on=lambda: True)).count == 1300
-    first = await operations.prune_inbox(soon, **WHO, cap=1)
+    first = (await operations.prune_inbox(soon, **WHO, cap=1)).deleted
     assert 1 <= first == part.count
 
-    deleted = await operations.prune_inbox(soon, **WHO, on_progress=lambda *step: steps.append(step))
+    rest = await operations.prune_inbox(soon, **WHO, on_progress=lambda *step: steps.append(step))
 
-    assert deleted == 1300 - first
+    assert rest.deleted == 1300 - first
     assert [done for done, _, _ in steps[:2]] == [500, 1000]
     assert steps[-1][0] == steps[-1][1]
-    assert (await operations.audit(limit=1))[0].affected == deleted
+    assert (await operations.audit(limit=1))[0].affected == rest.deleted

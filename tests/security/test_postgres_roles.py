@@ -140,8 +140,8 @@ async def test_a_janitor_deletes_what_is_finished_and_nothing_else(roles: Roles,
     async with asyncpg.create_pool(roles.dsn("janitor"), min_size=1, max_size=1) as pool:
         await check_version(pool)
         operations = PostgresOperations(pool=pool)
-        assert await operations.prune_outbox(soon, actor="alice", reason="a test") == 0
-        assert await operations.prune_inbox(soon, actor="alice", reason="a test") == 0
+        assert (await operations.prune_outbox(soon, actor="alice", reason="a test")).deleted == 0
+        assert (await operations.prune_inbox(soon, actor="alice", reason="a test")).deleted == 0
         with pytest.raises(asyncpg.CheckViolationError, match="not published or dead"):
             await pool.execute("DELETE FROM outbox_events")
 

@@ -1,5 +1,9 @@
 """An outbox in partitions, for tests that need one."""
 
+import secrets
+from datetime import UTC, date, datetime, timedelta
+from uuid import UUID
+
 import asyncpg
 import pytest
 
@@ -19,3 +23,31 @@ async def partition_outbox(dsn: str, *, schema: str = "public") -> None:
             await connection.execute(SCRIPT.read_text())
     finally:
         await connection.close()
+
+
+async def past_partition(connection: asyncpg.Connection, *, days_ago: int) -> str:
+    """Make a partition of a day that is over, as one has who divided the outbox long ago; return its name.
+
+    The old table, which has these days, must hold nothing.
+    """
+    await connection.execute("DROP TABLE IF EXISTS outbox_events_before")
+    day = datetime.now(UTC).date() - timedelta(days=days_ago)
+    name = f"outbox_events_{day:%Y%m%d}"
+    bounds = f"FOR VALUES FROM ('{id_at(_midnight(day))}') TO ('{id_at(_midnight(day + timedelta(days=1)))}')"
+    await connection.execute("SELECT outbox_add_partition($1, $2, 'outbox_events_default')", name, bounds)
+    return name
+
+
+def id_of_day(days_ago: int) -> UUID:
+    """Make an id as a producer made it about noon of a day that is over."""
+    noon = _midnight(datetime.now(UTC).date() - timedelta(days=days_ago)) + timedelta(hours=12)
+    return UUID(int=id_at(noon).int + secrets.randbits(62))
+
+
+def id_at(moment: datetime) -> UUID:
+    """Return the lowest UUIDv7 of a moment."""
+    return UUID(int=int(moment.timestamp() * 1000) << 80)
+
+
+def _midnight(day: date) -> datetime:
+    return datetime(day.year, day.month, day.day, tzinfo=UTC)

@@ -5,6 +5,7 @@ Pages, and the places of rows in them, are one relation's: who reads a table by 
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from sea_mq_worker.adapters.postgres.queries import load_queries
@@ -20,10 +21,16 @@ class Leaf:
     Attributes:
         name: as SQL takes it, by the search path of the worker's sessions.
         pages: how many it has.
+        until: when the range of its ids ends; None: it has none, or no end.
     """
 
     name: str
     pages: int
+    until: datetime | None = None
+
+    def is_over(self, before: datetime) -> bool:
+        """Tell whether all its ids are of the time before."""
+        return self.until is not None and self.until <= before
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +44,7 @@ class PageRange:
 
 def leaf_of(row: Any) -> Leaf:
     """Read a row of ``LEAVES``."""
-    return Leaf(row["name"], row["pages"])
+    return Leaf(row["name"], row["pages"], row["until_at"])
 
 
 def in_leaf(statement: str, table: str, leaf: str) -> str:

@@ -11,11 +11,12 @@ import asyncpg
 from sea_mq_worker.adapters.postgres.connection import fetch
 from sea_mq_worker.adapters.postgres.errors import translated
 from sea_mq_worker.adapters.postgres.inspection import PostgresInspection
-from sea_mq_worker.adapters.postgres.pruning import OnProgress, PostgresPruning, nobody
+from sea_mq_worker.adapters.postgres.pruning import OnPartition, OnProgress, PostgresPruning, nobody
 from sea_mq_worker.adapters.postgres.queries import load_queries
 from sea_mq_worker.adapters.postgres.records import (
     OutboxFilter,
     Prunable,
+    PruneResult,
     Redrive,
     ReplayResult,
     check_accountable,
@@ -112,14 +113,20 @@ class PostgresOperations(PostgresInspection):
         reason: str,
         cap: int | None = None,
         on_progress: OnProgress = nobody,
-    ) -> int:
-        """Delete events published before a time; return how many. Others stay, whatever their age.
+        on_partition: OnPartition = nobody,
+    ) -> PruneResult:
+        """Delete events published before a time. Others stay, whatever their age.
 
         ``cap``: stop after so many, and at most a range of pages more.
         """
         action = await self._begin("prune_outbox", actor, reason, _before(published_before))
         return await self._pruning.prune(
-            "outbox", published_before, action=action, cap=cap, on_progress=on_progress
+            "outbox",
+            published_before,
+            action=action,
+            cap=cap,
+            on_progress=on_progress,
+            on_partition=on_partition,
         )
 
     async def prune_inbox(
@@ -130,8 +137,8 @@ class PostgresOperations(PostgresInspection):
         reason: str,
         cap: int | None = None,
         on_progress: OnProgress = nobody,
-    ) -> int:
-        """Delete messages processed or closed before a time; return how many. Others stay, however old.
+    ) -> PruneResult:
+        """Delete messages processed or closed before a time. Others stay, however old.
 
         A message that is delivered again after its row is gone has its effect again: keep rows longer than
         the streams keep messages.

@@ -1,16 +1,17 @@
-"""PostgresPruning: deletes what is finished and old, range of pages after range of pages."""
+"""PostgresPruning: deletes what is finished and old, whole partitions or ranges of pages of the others."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import asyncpg
 
-from sea_mq_worker.adapters.postgres.connection import fetch
+from sea_mq_worker.adapters.postgres.connection import fetch, fetch_slowly
 from sea_mq_worker.adapters.postgres.leaves import LEAVES, Leaf, PageRange, in_leaf, leaf_of, ranges
 from sea_mq_worker.adapters.postgres.queries import load_queries
-from sea_mq_worker.adapters.postgres.records import Prunable
+from sea_mq_worker.adapters.postgres.records import DroppedPartition, KeptPartition, Prunable, PruneResult
 
 _PAGES = 500
 _TABLES = MappingProxyType({"outbox": "outbox_events", "inbox": "inbox_messages"})
@@ -18,9 +19,28 @@ _TABLES = MappingProxyType({"outbox": "outbox_events", "inbox": "inbox_messages"
 OnProgress: TypeAlias = Callable[[int, int, int], None]
 """Is told how much is done, of how much, and how many rows were changed."""
 
+OnPartition: TypeAlias = Callable[[DroppedPartition | KeptPartition], None]
+"""Is told what became of a partition whose time is over."""
 
-def nobody(_done: int, _total: int, _changed: int) -> None:
-    """Tell nobody of progress."""
+
+def nobody(*_told: object) -> None:
+    """Tell nobody."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Tally:
+    """How far a prune or its count has come."""
+
+    pages_of: int
+    on_progress: OnProgress
+    pages: int = 0
+    rows: int = 0
+    partitions: list[Any] = field(default_factory=list)
+
+    def add(self, pages: int, rows: int) -> None:
+        self.pages += pages
+        self.rows += rows
+        self.on_progress(self.pages, self.pages_of, self.rows)
 
 
 class PostgresPruning:
@@ -29,50 +49,90 @@ class PostgresPruning:
     def __init__(self, *, pool: asyncpg.Pool) -> None:
         """Use a pool opened with ``OPERATOR_HINTS``."""
         self._pool = pool
-        self._sql = load_queries("prune", "outbox", "inbox", "count_outbox", "count_inbox")
+        self._sql = load_queries("prune", "outbox", "inbox", "drop_outbox", "count_outbox", "count_inbox")
 
     async def prune(
-        self, side: str, before: datetime, *, action: int, cap: int | None, on_progress: OnProgress
-    ) -> int:
-        """Delete what ended before a time on the side of ``outbox`` or ``inbox``; return how many rows.
+        self,
+        side: str,
+        before: datetime,
+        *,
+        action: int,
+        cap: int | None,
+        on_progress: OnProgress,
+        on_partition: OnPartition = nobody,
+    ) -> PruneResult:
+        """Delete what ended before a time on the side of ``outbox`` or ``inbox``.
 
         Args:
             side: the table.
             before: published, processed or closed earlier.
             action: the audit's record, which counts them.
-            cap: stop after so many, and at most a range of pages more.
-            on_progress: is told after each range.
+            cap: stop after so many, and at most a range of pages more; no partition goes that has more.
+            on_progress: is told after each range and each partition.
+            on_partition: is told of each partition that was dropped, or might have been.
         """
         leaves = await self._leaves(side)
-        done, total, deleted = 0, _pages(leaves), 0
-        for pages in ranges(leaves, _PAGES):
-            deleted += await self._in(side, side, pages, before, action)
-            done += pages.end - pages.first
-            on_progress(done, total, deleted)
-            if cap is not None and deleted >= cap:
-                break
-        return deleted
+        tally = _Tally(pages_of=_pages(leaves), on_progress=on_progress)
+        for leaf in leaves:
+            room = None if cap is None else cap - tally.rows
+            if leaf.is_over(before) and await self._has_room(leaf, before, room):
+                told = await self._drop(leaf, before, action)
+                on_partition(told)
+                if isinstance(told, DroppedPartition):
+                    tally.partitions.append(told)
+                    tally.add(leaf.pages, told.events)
+                    continue
+            for pages in ranges([leaf], _PAGES):
+                if cap is not None and tally.rows >= cap:
+                    break
+                row = await self._in(side, side, pages, before, action)
+                tally.add(pages.end - pages.first, row["count"])
+        return PruneResult(deleted=tally.rows, dropped=tally.partitions)
 
     async def count(
         self, side: str, before: datetime, *, go_on: Callable[[], bool], on_progress: OnProgress
     ) -> Prunable:
         """Count what ``prune`` would delete, for as long as ``go_on`` says."""
         leaves = await self._leaves(side)
-        done, total, count = 0, _pages(leaves), 0
-        for pages in ranges(leaves, _PAGES):
-            if not go_on():
-                break
-            count += await self._in(side, f"count_{side}", pages, before)
-            done += pages.end - pages.first
-            on_progress(done, total, count)
-        return Prunable(count=count, pages=done, pages_of=total)
+        tally = _Tally(pages_of=_pages(leaves), on_progress=on_progress)
+        for leaf in leaves:
+            is_whole = leaf.is_over(before)
+            for pages in ranges([leaf], _PAGES):
+                if not go_on():
+                    is_whole = False
+                    break
+                row = await self._in(side, f"count_{side}", pages, before)
+                tally.add(pages.end - pages.first, row["count"])
+                is_whole = is_whole and row["count"] == row["rows"]
+            if is_whole:
+                tally.partitions.append(leaf.name)
+        return Prunable(
+            count=tally.rows, pages=tally.pages, pages_of=tally.pages_of, partitions=tally.partitions
+        )
+
+    async def _has_room(self, leaf: Leaf, before: datetime, room: int | None) -> bool:
+        if room is None:
+            return True
+        rows = 0
+        for pages in ranges([leaf], _PAGES):
+            rows += (await self._in("outbox", "count_outbox", pages, before))["rows"]
+            if rows > room:
+                return False
+        return room > 0
+
+    async def _drop(self, leaf: Leaf, before: datetime, action: int) -> DroppedPartition | KeptPartition:
+        """Have it dropped if all of it may go; reads it, which takes longer than a statement may else."""
+        [row] = await fetch_slowly(self._pool, self._sql["drop_outbox"], leaf.name, before, action)
+        if row["dropped"]:
+            return DroppedPartition(name=leaf.name, events=row["count"])
+        return KeptPartition(name=leaf.name, reason=row["reason"])
 
     async def _leaves(self, side: str) -> list[Leaf]:
         return [leaf_of(row) for row in await fetch(self._pool, LEAVES, _TABLES[side])]
 
-    async def _in(self, side: str, name: str, pages: PageRange, *args: object) -> int:
+    async def _in(self, side: str, name: str, pages: PageRange, *args: object) -> Any:
         statement = in_leaf(self._sql[name], _TABLES[side], pages.leaf)
-        return int((await fetch(self._pool, statement, pages.first, pages.end, *args))[0]["count"])
+        return (await fetch(self._pool, statement, pages.first, pages.end, *args))[0]
 
 
 def _pages(leaves: Sequence[Leaf]) -> int:

@@ -1,5 +1,6 @@
 """What operators ask for and are shown: filters, rows as records, results of actions."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -245,11 +246,46 @@ class ReplayStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prunable:
-    """What a prune would delete, as far as was looked: ``pages`` of the table's ``pages_of``."""
+    """What a prune would delete, as far as was looked: ``pages`` of the table's ``pages_of``.
+
+    Attributes:
+        count: rows.
+        partitions: that would be dropped whole, their rows among ``count``.
+    """
 
     count: int
     pages: int
     pages_of: int
+    partitions: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DroppedPartition:
+    """A partition that was dropped whole, with this many events."""
+
+    name: str
+    events: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptPartition:
+    """A partition that was not dropped, although its time is over, and why."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PruneResult:
+    """What a prune has deleted.
+
+    Attributes:
+        deleted: rows, those of dropped partitions among them.
+        dropped: partitions that went whole.
+    """
+
+    deleted: int
+    dropped: Sequence[DroppedPartition] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,125 @@
+"""Pruning an outbox in partitions: whole ones where all of their events may go, row by row elsewhere."""
+
+import json
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+import pytest
+
+from sea_mq_worker.adapters.postgres.connection import OPERATOR_HINTS
+from sea_mq_worker.adapters.postgres.operations import PostgresOperations
+from sea_mq_worker.adapters.postgres.records import DroppedPartition, KeptPartition, Prunable, PruneResult
+from tests.support.partitions import id_of_day, partition_outbox, past_partition
+from tests.support.rows import add_event, opened
+from tests.support.servers import Database
+
+WHO: dict[str, Any] = {"actor": "ann", "reason": "monthly"}
+
+
+@pytest.fixture
+async def pool(database: Database) -> AsyncIterator[asyncpg.Pool]:
+    """A pool to an outbox in partitions, whose rows may have a past."""
+    await partition_outbox(database.dsn)
+    async with opened(database, hints=OPERATOR_HINTS) as pool:
+        yield pool
+
+
+@pytest.fixture
+def operations(pool: asyncpg.Pool) -> PostgresOperations:
+    return PostgresOperations(pool=pool)
+
+
+def ago(days: float) -> datetime:
+    return datetime.now(UTC) - timedelta(days=days)
+
+
+async def published(pool: asyncpg.Pool, *, days_ago: int, of_day: int | None = None) -> UUID:
+    """Add an event published some days ago, with an id of that day unless another is given."""
+    event = id_of_day(days_ago if of_day is None else of_day)
+    await add_event(pool, "PUBLISHED", id=event)
+    async with pool.acquire() as connection, connection.transaction():
+        await connection.execute("SET LOCAL session_replication_role = replica")
+        await connection.execute(
+            "UPDATE outbox_events SET published_at = $2 WHERE id = $1", event, ago(days_ago)
+        )
+    return event
+
+
+async def held(pool: asyncpg.Pool) -> set[UUID]:
+    return {row["id"] for row in await pool.fetch("SELECT id FROM outbox_events")}
+
+
+async def test_a_partition_all_of_whose_events_may_go_is_dropped_and_the_others_lose_theirs(
+    operations: PostgresOperations, pool: asyncpg.Pool
+) -> None:
+    whole = await past_partition(pool, days_ago=40)
+    part = await past_partition(pool, days_ago=39)
+    empty = await past_partition(pool, days_ago=38)
+    for _ in range(3):
+        await published(pool, days_ago=40)
+    await published(pool, days_ago=39)
+    published_late = await published(pool, days_ago=2, of_day=39)
+    dead = id_of_day(39)
+    await add_event(pool, "DEAD", id=dead)
+    elsewhere = UUID("ffffffff-0000-4000-8000-000000000000")
+    await add_event(pool, "PUBLISHED", id=elsewhere)
+    kept = {published_late, dead, await add_event(pool, "PENDING")}
+    told: list[Any] = []
+    steps: list[tuple[int, int, int]] = []
+
+    counted = await operations.count_prunable("outbox", ago(30), go_on=lambda: True)
+    pruned = await operations.prune_outbox(
+        ago(30), **WHO, on_progress=lambda *step: steps.append(step), on_partition=told.append
+    )
+
+    assert (counted.count, counted.partitions) == (4, [whole, empty])
+    dropped = [DroppedPartition(name=whole, events=3), DroppedPartition(name=empty, events=0)]
+    assert pruned == PruneResult(deleted=4, dropped=dropped)
+    assert told == [
+        dropped[0],
+        KeptPartition(name=part, reason="1 of its events are not published"),
+        dropped[1],
+    ]
+    assert steps[-1] == (counted.pages_of, counted.pages_of, 4)
+    assert await held(pool) == kept | {elsewhere}
+    [action] = await operations.audit(limit=9)
+    assert action.affected == 4
+    assert json.loads(action.selection)["dropped"] == [whole, empty]
+    soon = datetime.now(UTC) + timedelta(hours=1)
+    assert (await operations.prune_outbox(soon, **WHO)).deleted == 2
+    assert await held(pool) == kept - {published_late}
+
+
+async def test_a_cap_drops_no_partition_that_holds_more(
+    operations: PostgresOperations, pool: asyncpg.Pool
+) -> None:
+    small = await past_partition(pool, days_ago=40)
+    large = await past_partition(pool, days_ago=39)
+    await published(pool, days_ago=40)
+    for _ in range(3):
+        await published(pool, days_ago=39)
+
+    pruned = await operations.prune_outbox(ago(30), **WHO, cap=3)
+
+    assert pruned.dropped == [DroppedPartition(name=small, events=1)]
+    assert pruned.deleted == 4, "a range of pages is deleted whole"
+    assert await pool.fetchval(f"SELECT count(*) FROM {large}") == 0
+
+
+async def test_every_page_of_every_partition_is_looked_at(
+    operations: PostgresOperations, pool: asyncpg.Pool
+) -> None:
+    """Partitions number their pages each from 0 on."""
+    for days_ago in (40, 39):
+        await past_partition(pool, days_ago=days_ago)
+        for _ in range(2):
+            await published(pool, days_ago=days_ago)
+        await add_event(pool, "DEAD", id=id_of_day(days_ago))
+
+    found = await operations.count_prunable("outbox", ago(30), go_on=lambda: True)
+
+    assert found == Prunable(count=4, pages=2, pages_of=2, partitions=[])
+    assert (await operations.prune_outbox(ago(30), **WHO)).deleted == 4
