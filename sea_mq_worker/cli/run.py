@@ -1,5 +1,7 @@
 """``run``: the worker itself."""
 
+from typing import Annotated
+
 import typer
 
 from sea_mq_worker.cli.support import EXIT_FAILED, EXIT_USAGE, fail, settings_for
@@ -7,7 +9,20 @@ from sea_mq_worker.cli.support import EXIT_FAILED, EXIT_USAGE, fail, settings_fo
 _ALLOCATIONS_PER_COLLECTION = 20_000
 
 
-def default(context: typer.Context) -> None:
+def _tell_version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        typer.echo(f"sea-mq-worker {version('sea-mq-worker')}")
+        raise typer.Exit
+
+
+VersionOption = Annotated[
+    bool, typer.Option("--version", help="Print the version.", callback=_tell_version, is_eager=True)
+]
+
+
+def default(context: typer.Context, *, _version: VersionOption = False) -> None:
     """Run the worker, unless a command is named."""
     if context.invoked_subcommand is None:
         run()

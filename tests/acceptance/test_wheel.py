@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -56,6 +57,11 @@ def test_the_installed_worker_finds_its_files_inside_itself(site: Path, name: st
 
 def test_the_installed_worker_answers_on_its_command_line(site: Path) -> None:
     assert "migrate" in run("-m", "sea_mq_worker", "--help", site=site)
+
+
+def test_the_installed_worker_tells_its_version(site: Path) -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert run("-m", "sea_mq_worker", "--version", site=site) == f"sea-mq-worker {version}\n"
 
 
 def test_the_wheel_holds_the_package_its_types_and_its_licence_and_nothing_else(wheel: Path) -> None:
