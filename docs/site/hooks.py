@@ -1,4 +1,4 @@
-"""What the site's build adds to MkDocs: README.md as front page, and links out of `docs/` as mere text."""
+"""What the site adds to MkDocs: README.md in front, titles as links, links out of `docs/` as mere text."""
 
 import re
 from pathlib import Path
@@ -19,11 +19,20 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
-    """Leave the text of a link to what is in the repository but not on the site; others are checked."""
+    """Show links by their documents' titles, and those that lead off the site as mere text; MkDocs checks."""
     base = _DOCS.parent if page.file.src_uri == "index.md" else _DOCS
 
-    def _text(match: re.Match[str]) -> str:
+    def _link(match: re.Match[str]) -> str:
         target = (base / match[2]).resolve()
-        return match[1] if target.exists() and not target.is_relative_to(_DOCS) else match[0]
+        if target.exists() and not target.is_relative_to(_DOCS):
+            return match[1]
+        shown = _DOCS / match[1].removeprefix("docs/")
+        if shown.suffix == ".md" and shown.is_file():
+            return match[0].replace(match[1], _title(shown), 1)
+        return match[0]
 
-    return _LINK.sub(_text, markdown)
+    return _LINK.sub(_link, markdown)
+
+
+def _title(document: Path) -> str:
+    return document.read_text().partition("\n")[0].removeprefix("# ")
