@@ -1,36 +1,36 @@
-"""The README's commands of the data pipeline, on a machine that has no Java."""
+"""The README's commands of the data pipeline, on a machine without Java, and what they print as JSON."""
 
 import json
 import os
-import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 
+from sea_mq_worker.cli.pipeline.outputs import PIPELINE_OUTPUTS
+from tests.support.documents import ROOT, commands
 from tests.support.machines import programs_without
 
-ROOT = Path(__file__).parents[2]
 ONE_SESSION = ROOT / "tests" / "support" / "one_session.py"
 EVENTS = 300
-
-
-def commands() -> list[str]:
-    """Return the pipeline's commands as the README has them, without comments."""
-    section = (ROOT / "README.md").read_text().partition("## The data pipeline")[2].partition("\n## ")[0]
-    blocks = "\n".join(re.findall(r"```sh\n(.*?)```", section, flags=re.DOTALL))
-    lines = [line.partition(" -- ")[2] or line.partition("  #")[0] for line in blocks.splitlines() if line]
-    return [line.strip() for line in lines]
+NOT_IN_THE_README = (
+    "pipeline replay --lake lake --state PUBLISHED --reason test --dry-run",
+    "pipeline drain --dry-run",
+)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_commands_of_the_readme_run_on_the_traffic_of_dev(tmp_path: Path) -> None:
     """The first, which shows a report, is a process of its own; the others share a session."""
-    first, *others = commands()
-    shared = [command.replace("reconcile --lake lake", "reconcile --lake lake --json") for command in others]
+    install_and_show, *others = (command.text for command in commands("README.md", "The data pipeline"))
+    first = install_and_show.partition(" -- ")[2]
+    shared = [f"{command} --json" for command in (*others, *NOT_IN_THE_README)]
     script = tmp_path / "commands"
     script.write_text(f"set -e\n{first}\n{shlex.join(['python', str(ONE_SESSION), *shared])}\n")
 
@@ -49,10 +49,28 @@ def test_the_commands_of_the_readme_run_on_the_traffic_of_dev(tmp_path: Path) ->
 
     assert ran.returncode == 0, ran.stderr
     assert len(others) == 4
-    assert f"landed {EVENTS} messages" in ran.stdout
     assert "<title>" in (tmp_path / "report.html").read_text()
-    verdicts, _ = json.JSONDecoder().raw_decode(ran.stdout[ran.stdout.index("{\n") :])
+    printed = dict(zip(map(name_of, shared), documents(ran.stdout), strict=True))
+    assert printed.keys() == PIPELINE_OUTPUTS.keys()
+    for name, document in printed.items():
+        as_described: TypeAdapter[Any] = TypeAdapter(PIPELINE_OUTPUTS[name])
+        assert as_described.dump_python(as_described.validate_python(document), mode="json") == document
+    assert {each["rows"] for each in printed["pipeline land"]["streams"]} == {EVENTS}
+    verdicts = printed["pipeline reconcile"]
     assert [(hop["verdicts"].get("delivered"), hop["verdicts"].get("dead")) for hop in verdicts["hops"]] == [
         (EVENTS, None),
         (EVENTS - EVENTS // 50, EVENTS // 50),
     ]
+
+
+def name_of(command: str) -> str:
+    """Return the two words that name a command."""
+    return " ".join(command.removeprefix("python -m sea_mq_worker ").split()[:2])
+
+
+def documents(text: str) -> Iterator[Any]:
+    """Find what was printed as JSON, in its order."""
+    while (at := text.find("{\n")) >= 0:
+        document, end = json.JSONDecoder().raw_decode(text[at:])
+        yield document
+        text = text[at + end :]

@@ -10,6 +10,7 @@ from pydantic import TypeAdapter
 
 from sea_mq_worker.cli import app
 from sea_mq_worker.cli.outputs import OUTPUTS
+from sea_mq_worker.cli.pipeline.outputs import PIPELINE_OUTPUTS
 
 DOCS = Path(__file__).parents[2] / "docs"
 DOCUMENT, SCHEMA = DOCS / "cli.md", DOCS / "cli.schema.json"
@@ -27,11 +28,8 @@ def commands(group: Any, name: str = "") -> Iterator[tuple[str, Any]]:
             yield full, command
 
 
-COMMANDS = {
-    name: command
-    for name, command in commands(typer.main.get_command(app))
-    if not name.startswith("pipeline ")  # docs/pipeline.md
-}
+COMMANDS = dict(commands(typer.main.get_command(app)))
+PRINTED = {**OUTPUTS, **PIPELINE_OUTPUTS}
 
 
 def table() -> str:
@@ -39,6 +37,7 @@ def table() -> str:
     rows = [
         f"| `{name}` | {' '.join(command.help.split(chr(10) * 2)[0].split())} | {options(command)} |"
         for name, command in COMMANDS.items()
+        if not name.startswith("pipeline ")  # docs/pipeline.md
     ]
     return "\n".join(["| command | | takes |", "|---|---|---|", *rows, ""])
 
@@ -55,7 +54,7 @@ def options(command: Any) -> str:
 
 def schema() -> str:
     """Write the schema of every command's output."""
-    adapters = [(name, "serialization", TypeAdapter(output)) for name, output in OUTPUTS.items()]
+    adapters = [(name, "serialization", TypeAdapter(output)) for name, output in PRINTED.items()]
     found, definitions = TypeAdapter.json_schemas(adapters)  # type: ignore[arg-type]
     document = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -83,11 +82,10 @@ def test_the_schema_is_that_of_the_types_that_are_printed() -> None:
 
 
 def test_every_command_that_prints_json_has_a_schema() -> None:
-    """Those of the pipeline are described with its jobs."""
     printing = {
         name for name, command in COMMANDS.items() if any("--json" in one.opts for one in command.params)
     }
-    assert {name for name in printing if not name.startswith("pipeline ")} == set(OUTPUTS)
+    assert printing == set(PRINTED)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,56 @@
+"""What each command of the pipeline prints with ``--json``; docs/cli.schema.json is made of it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from sea_mq_worker.pipeline.jobs.archive.job import ArchiveResult
+from sea_mq_worker.pipeline.jobs.drain import DrainResult
+from sea_mq_worker.pipeline.jobs.land.job import LandResult
+from sea_mq_worker.pipeline.jobs.reconcile.result import Reconciliation
+from sea_mq_worker.pipeline.jobs.reconcile.verdicts import Verdict
+from sea_mq_worker.pipeline.jobs.replay.job import ReplayResult
+from sea_mq_worker.pipeline.jobs.report.figures import Report
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArchiveOutput(ArchiveResult):
+    """``dry_run``: ``found`` would be archived, and nothing was done."""
+
+    dry_run: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainOutput(DrainResult):
+    """``left``: of the backlog, still to be published; ``dry_run``: nothing was done."""
+
+    left: int = field()
+    dry_run: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReconcileOutput(Reconciliation):
+    """``failed``: how many findings are of the kinds ``failed_on``; any makes the exit code 1."""
+
+    failed_on: Sequence[Verdict]
+    failed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayOutput(ReplayResult):
+    """``dry_run``: ``matched`` would be put back, and nothing was done."""
+
+    dry_run: bool
+
+
+PIPELINE_OUTPUTS: Mapping[str, object] = MappingProxyType(
+    {
+        "pipeline land": LandResult,
+        "pipeline archive": ArchiveOutput,
+        "pipeline reconcile": ReconcileOutput,
+        "pipeline replay": ReplayOutput,
+        "pipeline drain": DrainOutput,
+        "pipeline report": Report,
+    }
+)
+"""By command; ``land --every`` prints one for each run that found something."""
