@@ -6,6 +6,7 @@ from sea_mq_worker.adapters.memory.wakeup import PollingWakeup
 from sea_mq_worker.adapters.nats.connection import NatsConnection
 from sea_mq_worker.adapters.nats.publisher import NatsJetStreamPublisher
 from sea_mq_worker.adapters.postgres.outbox import PostgresOutboxAdapter
+from sea_mq_worker.adapters.postgres.partitions import PostgresPartitions
 from sea_mq_worker.adapters.postgres.wakeup import PostgresWakeup
 from sea_mq_worker.application.gate import Gate
 from sea_mq_worker.application.publishing import Publishing
@@ -38,7 +39,11 @@ async def outbound_loops(base: Base) -> dict[str, Loop]:
     publishing = _publishing(base, await _publisher(base, connection))
     store_gate = base.gate("outbox database", cap_seconds=_PROBE_MAX_SECONDS)
     wakeup = await _wakeup(base)
-    unordered, ordered = (_outbox(base, pool, ordered=ordered) for ordered in (False, True))
+    partitions = PostgresPartitions(pool=pool)
+    partitioned = await wait_for(partitions.exist, what="PostgreSQL", observer=base.observer, stop=base.stop)
+    unordered, ordered = (
+        _outbox(base, pool, ordered=ordered, partitioned=partitioned) for ordered in (False, True)
+    )
     reaper = Reaper(outbox=unordered, observer=base.observer)
     reaping = Periodic(work=reaper.reap, store_gate=store_gate, seconds=s.outbox_lease_seconds / 2)
     return loops | {
@@ -131,7 +136,7 @@ def _publishing(base: Base, publisher: JetStreamPublisher) -> Publishing:
     )
 
 
-def _outbox(base: Base, pool: asyncpg.Pool, *, ordered: bool) -> PostgresOutboxAdapter:
+def _outbox(base: Base, pool: asyncpg.Pool, *, ordered: bool, partitioned: bool) -> PostgresOutboxAdapter:
     s = base.settings
     return PostgresOutboxAdapter(
         pool=pool,
@@ -140,6 +145,7 @@ def _outbox(base: Base, pool: asyncpg.Pool, *, ordered: bool) -> PostgresOutboxA
         ordered=ordered,
         hold_dead_keys=s.outbox_dead_key == "hold",
         failures_max=s.outbox_failures_max,
+        partitioned=partitioned,
     )
 
 

@@ -4,14 +4,20 @@ import asyncio
 import uuid
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import asyncpg
 import pytest
 
+from sea_mq_worker.adapters.postgres.connection import connect_pool
+from sea_mq_worker.adapters.postgres.cursor import START
 from sea_mq_worker.adapters.postgres.migrations import migrate
 from tests.integration.test_migrations import run_psql
-from tests.support.partitions import SCRIPT, VERSION_MIN, partition_outbox
+from tests.security.test_sql import STATEMENTS
+from tests.support.outboxes import PostgresWorld
+from tests.support.partitions import SCRIPT, VERSION_MIN, ids_of_all_partitions, partition_outbox
 from tests.support.servers import Database
+from tests.support.site import site
 
 DAY = timedelta(days=1)
 INSERT = (
@@ -215,6 +221,52 @@ async def test_a_partition_guards_its_events_by_itself(owner: asyncpg.Connection
     ):
         with pytest.raises(asyncpg.CheckViolationError):
             await owner.execute(statement)
+
+
+# --- workers
+
+
+async def test_a_worker_goes_on_when_the_outbox_gets_partitions_under_it(
+    database: Database, nats_url: str, names: str, tmp_path: Path
+) -> None:
+    """What it has in hand it settles; by its old claims it would lease events that it has not looked at.
+
+    The later events stand in several partitions, each at the places of the other ones.
+    """
+    async with site(dsn=database.dsn, nats_url=nats_url, name=names, folder=tmp_path) as place:
+        async with place.worker() as worker:
+            await place.commit(1)
+            await place.published()
+            await place.commit(500)
+            await partition_outbox(database.dsn)
+            new_id = ids_of_all_partitions()
+            for n in range(60):
+                await place.commit(id=new_id(), ordering_key=None if n % 2 else f"k{n % 5}")
+            await place.quiet()
+            assert "loop_died" not in worker.written
+        claimed = await place.database.fetch("SELECT DISTINCT tableoid FROM outbox_events")
+        assert len(claimed) == 3
+        await place.audit()
+
+
+async def test_a_claim_by_place_in_partitions_is_refused_by_the_database(
+    owner: asyncpg.Connection, database: Database
+) -> None:
+    """As a worker makes it that knows nothing of partitions; one that does takes as many as it may."""
+    new_id = ids_of_all_partitions()
+    for _ in range(9):
+        await owner.execute(INSERT, new_id())
+    pool = await connect_pool(
+        database.dsn, schema="public", size_max=1, application_name="test",
+        statement_timeout_seconds=10, connect_timeout_seconds=10,
+    )  # fmt: skip
+    by_place = STATEMENTS["outbox.claim"]
+    with pytest.raises(asyncpg.CheckViolationError, match="has partitions"):
+        await pool.fetch(by_place, 2, "w#0123abcd", *START, *START, 0)
+    relay = PostgresWorld(pool).relay()
+    assert len((await relay.find_unpublished(batch_max=2)).events) == 2
+    assert await owner.fetchval("SELECT count(*) FROM outbox_events WHERE state = 'CLAIMED'") == 2
+    await pool.close()
 
 
 # --- days ahead

@@ -178,11 +178,14 @@ async def test_in_partitions_each_role_has_the_rights_that_it_had(roles: Roles) 
 
 NEEDS = {
     "producer": ("producer.",),
-    "relay": ("outbox.", "inbox.", "context.", "pipeline_drain.", "inspection.outbox_depth_capped", "page."),
+    "relay": (
+        *("outbox.", "inbox.", "context.", "pipeline_drain.", "inspection.outbox_depth_capped", "page."),
+        *("partitions.exist", "partitions.make"),
+    ),
     "operator": (
         *("inspection.", "lists.", "replay.", "operations.begin", "operations.bury", "operations.redriven"),
         *("operations.close", "operations.letter"),
-        *("pipeline_replay.", "inbox.", "context.owner"),
+        *("pipeline_replay.", "inbox.", "context.owner", "partitions.record"),
     ),
     "janitor": (
         *("operations.begin", "prune.", "leaves."),
@@ -190,7 +193,7 @@ NEEDS = {
     ),
     "reader": (
         *("depth.", "inspection.", "lists.", "doctor.", "pipeline_reconcile.", "pipeline_drain.backlog"),
-        *("leaves.", "context.owner"),
+        *("leaves.", "context.owner", "partitions.list"),
     ),
 }
 

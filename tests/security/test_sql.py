@@ -47,12 +47,13 @@ SELECT p.proname, bool_or(p.prokind = 'a') AS aggregate
 CALLED = """
 SELECT d.refobjid::regprocedure::text FROM pg_depend d
  WHERE d.classid = 'pg_proc'::regclass AND d.objid = 'public.probe'::regproc
-   AND d.refclassid = 'pg_proc'::regclass
+   AND d.refclassid = 'pg_proc'::regclass AND left(d.refobjid::regprocedure::text, 14) <> 'public.outbox_'
  UNION ALL
 SELECT d.refobjid::regoperator::text FROM pg_depend d
  WHERE d.classid = 'pg_proc'::regclass AND d.objid = 'public.probe'::regproc
    AND d.refclassid = 'pg_operator'::regclass
 """
+"""What is called besides the system's own and the functions of the migrations."""
 
 
 def statements() -> dict[str, str]:

@@ -1,6 +1,7 @@
 """The two worlds of the outbox contract: the in-memory twin and PostgreSQL."""
 
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -85,11 +86,16 @@ class MemoryWorld:
 
 
 class PostgresWorld:
-    def __init__(self, pool: asyncpg.Pool) -> None:
+    def __init__(
+        self, pool: asyncpg.Pool, *, new_id: Callable[[], uuid.UUID] = uuid.uuid4, **options: Any
+    ) -> None:
+        """``options``: of each relay."""
         self._pool = pool
+        self._new_id = new_id
+        self._options = OPTIONS | options
 
     async def add(self, *, key: str | None = None, delay_seconds: float = 0.0, payload: bytes = b"{}") -> str:
-        event_id = str(uuid.uuid4())
+        event_id = str(self._new_id())
         await self._pool.execute(
             "INSERT INTO outbox_events"
             " (id, aggregate_type, aggregate_id, event_type, payload, ordering_key, available_at)"
@@ -99,7 +105,7 @@ class PostgresWorld:
         return event_id
 
     def relay(self, worker: str = "w1", **options: Any) -> OutboxRepository:
-        return PostgresOutboxAdapter(pool=self._pool, worker=worker, **(OPTIONS | options))
+        return PostgresOutboxAdapter(pool=self._pool, worker=worker, **(self._options | options))
 
     async def row(self, event_id: str) -> Row:
         row = await self._pool.fetchrow("SELECT * FROM outbox_events WHERE id = $1", event_id)

@@ -1,12 +1,16 @@
 """An outbox in partitions, for tests that need one."""
 
+import itertools
 import secrets
+import uuid
+from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
 from uuid import UUID
 
 import asyncpg
 import pytest
 
+from sea_mq_worker.producer import uuid7
 from sea_mq_worker.resources import resource_folder
 
 SCRIPT = resource_folder("sql") / "partitions.sql"
@@ -23,6 +27,22 @@ async def partition_outbox(dsn: str, *, schema: str = "public") -> None:
             await connection.execute(SCRIPT.read_text())
     finally:
         await connection.close()
+
+
+def ids_of_all_partitions() -> Callable[[], uuid.UUID]:
+    """Return a maker of ids that belong to partitions in turn: of the past, of a day ahead, of no day."""
+    ahead = 3 * 86_400_000 << 80
+    makers = (
+        uuid7,
+        lambda: uuid.UUID(int=uuid7().int + ahead),
+        lambda: uuid.UUID(int=uuid.uuid4().int | 1 << 127),
+    )
+    turn = itertools.cycle(makers)
+
+    def new_id() -> uuid.UUID:
+        return next(turn)()
+
+    return new_id
 
 
 async def past_partition(connection: asyncpg.Connection, *, days_ago: int) -> str:

@@ -59,8 +59,16 @@ _STOP = {
 """SQLSTATEs, by prefix, that somebody has to mend, and how."""
 
 
+_CLAIMED_BY_PLACE = "outbox_claimed_by_place"
+"""The trigger of an outbox in partitions that refuses claims which join by ``ctid``."""
+
+
 class StatementTooLongError(StoreUnavailableError):
     """A statement took longer than the settings allow."""
+
+
+class PartitionedError(ContractError):
+    """The outbox has partitions, and rows were looked up by their place in a single table."""
 
 
 @contextmanager
@@ -115,6 +123,8 @@ def _from_server(error: asyncpg.PostgresError) -> WorkerError:
         return ContractError(f"PostgreSQL: {text}: {mend}")
     if state == _CANCELLED and _TIMEOUT in said:
         return StatementTooLongError(f"PostgreSQL: {text}")
+    if error.constraint_name == _CLAIMED_BY_PLACE:
+        return PartitionedError(f"PostgreSQL: {text}")
     if state.startswith(_TRY_LATER):
         return StoreUnavailableError(f"PostgreSQL: {text}")
     return ContractError(f"PostgreSQL refused a statement: {text}")

@@ -12,6 +12,7 @@ import asyncpg
 
 from sea_mq_worker.adapters.postgres.connection import fetch
 from sea_mq_worker.adapters.postgres.cursor import START, Cursor, Position, Read
+from sea_mq_worker.adapters.postgres.errors import PartitionedError
 from sea_mq_worker.adapters.postgres.queries import load_queries
 from sea_mq_worker.domain.events import Claim, ClaimedEvent
 from sea_mq_worker.domain.outcomes import Buried, Postponed, Published, Released, Verdict
@@ -19,6 +20,8 @@ from sea_mq_worker.domain.outcomes import Buried, Postponed, Published, Released
 _REFUSALS_MAX = 20
 _REFUSAL_SECONDS = 0.005
 _REAP_MAX = 500
+_BY_PLACE, _BY_ID = "#", "#id-"
+"""By what a claim joins; an outbox in partitions tells the two apart by this, before the digits."""
 _EVENT = slice(-len(ClaimedEvent._fields), None)
 """Where a row of a claim holds the event."""
 
@@ -28,6 +31,9 @@ class PostgresOutboxAdapter:
 
     One adapter claims the events that have an ordering key, another those that have none; either one reaps
     both. Safe to use from several tasks.
+
+    Where the outbox has partitions, rows are joined by id. That it has got them meanwhile is learned from the
+    next claim: the database refuses it.
     """
 
     def __init__(
@@ -41,6 +47,7 @@ class PostgresOutboxAdapter:
         failures_max: int,
         run_max: int = 100,
         take_turns: bool = True,
+        partitioned: bool = False,
     ) -> None:
         """Serve a lane; nothing is asked of the database yet.
 
@@ -53,6 +60,7 @@ class PostgresOutboxAdapter:
             failures_max: leases that run out and make an event dead, its failed attempts included.
             run_max: most events of one key in a claim.
             take_turns: claims of several relays in the ordered lane avoid each other.
+            partitioned: the outbox has partitions.
         """
         self._pool = pool
         self._worker = worker
@@ -65,6 +73,9 @@ class PostgresOutboxAdapter:
         self._sql = load_queries(
             "outbox", "claim", "claim_ordered", "mark_published", "settle", "reap", "reap_ordered"
         )
+        self._mark = _BY_PLACE
+        if partitioned:
+            self._join_by_id()
         self._fresh = Cursor()
         self._retries = Cursor()
         self._retries_first = False
@@ -72,7 +83,12 @@ class PostgresOutboxAdapter:
 
     async def find_unpublished(self, *, batch_max: int) -> Claim:
         """Lease due events; neither retries nor first tries can take all places of a full batch."""
-        return await (self._claim_ordered if self._ordered else self._claim)(batch_max)
+        claim = self._claim_ordered if self._ordered else self._claim
+        try:
+            return await claim(batch_max)
+        except PartitionedError:
+            self._join_by_id()
+            return await claim(batch_max)
 
     async def mark_published(self, claim: Claim, verdicts: Sequence[Published]) -> frozenset[str]:
         """CLAIMED -> PUBLISHED (CMD-050); the attempt was counted by the claim."""
@@ -178,9 +194,13 @@ class PostgresOutboxAdapter:
             self._hints.update(v.event.ordering_key or "" for v in verdicts if v.event.id in kept)
         return kept
 
+    def _join_by_id(self) -> None:
+        self._sql = {name: text.replace("o.ctid", "o.id") for name, text in self._sql.items()}
+        self._mark = _BY_ID
+
     def _owner(self) -> str:
         """Name one claim: two claims of one worker in the same microsecond stay apart."""
-        return f"{self._worker}#{secrets.token_hex(4)}"
+        return f"{self._worker}{self._mark}{secrets.token_hex(4)}"
 
 
 def _split(rows: Sequence[Any]) -> tuple[Any, list[ClaimedEvent]]:
