@@ -1,4 +1,4 @@
-"""Work that must be done now and then: ending leases that ran out, measuring depth."""
+"""Work that must be done now and then: ending leases that ran out, partitions ahead, measuring depth."""
 
 import asyncio
 import contextlib
@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from sea_mq_worker.application.gate import Gate
 from sea_mq_worker.application.pacing import StoppedError, pause
 from sea_mq_worker.application.patience import patiently
-from sea_mq_worker.domain.facts import LeasesReaped
+from sea_mq_worker.domain.errors import ContractError
+from sea_mq_worker.domain.facts import LeasesReaped, Noticed, Progressed
 from sea_mq_worker.ports.observer import Observer
 from sea_mq_worker.ports.outbox import OutboxRepository
+from sea_mq_worker.ports.partitions import Partitions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,3 +43,25 @@ class Reaper:
         count = await self.outbox.reap()
         if count:
             self.observer.observe(LeasesReaped(count=count))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionMaker:
+    """Makes the days ahead of an outbox in partitions.
+
+    A worker that may not make them publishes all the same: events of a day that nobody has made have a place.
+    """
+
+    partitions: Partitions
+    observer: Observer
+    days_ahead: int
+
+    async def make(self) -> None:
+        """Make what is missing now."""
+        try:
+            made = await self.partitions.make(days_ahead=self.days_ahead)
+        except ContractError as error:
+            self.observer.observe(Noticed(event="partitions_not_made", text=str(error)))
+            return
+        if made:
+            self.observer.observe(Progressed(event="partitions_made", text=", ".join(made)))

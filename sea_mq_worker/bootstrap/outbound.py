@@ -13,7 +13,7 @@ from sea_mq_worker.application.publishing import Publishing
 from sea_mq_worker.application.relay import OutboxPublisher
 from sea_mq_worker.application.settlement import Settlement
 from sea_mq_worker.application.supervisor import Loop
-from sea_mq_worker.application.upkeep import Periodic, Reaper
+from sea_mq_worker.application.upkeep import PartitionMaker, Periodic, Reaper
 from sea_mq_worker.bootstrap.base import Base
 from sea_mq_worker.bootstrap.connections.postgres import open_pool
 from sea_mq_worker.bootstrap.connections.waiting import wait_for
@@ -26,6 +26,7 @@ from sea_mq_worker.ports.wakeup import Wakeup
 from sea_mq_worker.settings import Settings, SettingsError
 
 _PROBE_MAX_SECONDS = 2.0
+_PARTITIONS_SECONDS = 3600.0
 
 
 async def outbound_loops(base: Base) -> dict[str, Loop]:
@@ -46,10 +47,13 @@ async def outbound_loops(base: Base) -> dict[str, Loop]:
     )
     reaper = Reaper(outbox=unordered, observer=base.observer)
     reaping = Periodic(work=reaper.reap, store_gate=store_gate, seconds=s.outbox_lease_seconds / 2)
+    maker = PartitionMaker(partitions=partitions, observer=base.observer, days_ahead=s.outbox_partition_days)
+    making = Periodic(work=maker.make, store_gate=store_gate, seconds=_PARTITIONS_SECONDS)
     return loops | {
         "outbox unordered": _lane(base, unordered, publishing, wakeup, store_gate).run,
         "outbox ordered": _lane(base, ordered, publishing, wakeup, store_gate).run,
         "reaper": reaping.run,
+        "partitions": making.run,
     }
 
 

@@ -134,6 +134,10 @@ class Fields(BaseSettings):
         "continue", description="Whether a DEAD event lets the later ones of its ordering key go on."
     )
 
+    outbox_partition_days: Annotated[int, Field(ge=1, le=365)] = Field(
+        7, description="Days ahead that partitions are made for, where the outbox has some."
+    )
+
     consumers: Annotated[tuple[ConsumerSettings, ...], NoDecode] = Field(
         (ConsumerSettings(stream="VIBESPRO_EVENTS", durable="sea__from_vibespro"),),
         description="Durable consumers, comma-separated, each STREAM/durable; empty: no inbox.",

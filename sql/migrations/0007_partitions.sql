@@ -75,8 +75,9 @@ BEGIN
 END $$;
 
 -- Makes the partitions of today and so many days after it that are missing; returns their names. A day of which the default
--- partition has an event stays with it. What is busy is left for the next call, and so is everything while
--- another session is at it.
+-- partition has an event stays with it. Each is attached after a look at all of that partition, while whoever wants the
+-- outbox waits: where it is not as good as empty, none is made. What is busy is left for the next call, and so is
+-- everything while another session is at it.
 CREATE FUNCTION outbox_make_partitions(days_ahead INT) RETURNS SETOF TEXT LANGUAGE plpgsql STRICT SECURITY DEFINER
 SET lock_timeout = '500ms' AS $$
 DECLARE
@@ -86,7 +87,8 @@ DECLARE
     name TEXT;
     is_taken BOOLEAN;
 BEGIN
-    IF remainder IS NULL OR NOT pg_try_advisory_xact_lock(7180, 'outbox_events'::regclass::oid::int) THEN
+    IF remainder IS NULL OR pg_relation_size(remainder) > 100 * 1024 * 1024
+       OR NOT pg_try_advisory_xact_lock(7180, 'outbox_events'::regclass::oid::int) THEN
         RETURN;
     END IF;
     FOR ahead IN 0 .. days_ahead LOOP

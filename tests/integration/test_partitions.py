@@ -18,6 +18,7 @@ from tests.support.outboxes import PostgresWorld
 from tests.support.partitions import SCRIPT, VERSION_MIN, ids_of_all_partitions, partition_outbox
 from tests.support.servers import Database
 from tests.support.site import site
+from tests.support.waiting import eventually
 
 DAY = timedelta(days=1)
 INSERT = (
@@ -297,6 +298,35 @@ async def test_a_day_waits_for_no_producer_and_is_put_off_while_the_default_part
         assert await owner.fetch("SELECT outbox_make_partitions(9)") == []
     assert len(await owner.fetch("SELECT outbox_make_partitions(9)")) == 1
     await producer.close()
+
+
+async def test_none_is_made_that_would_have_to_wait_for_a_full_default_partition(
+    owner: asyncpg.Connection,
+) -> None:
+    """One event a page makes it large without writing much."""
+    await owner.execute("ALTER TABLE outbox_events_default SET (fillfactor = 10)")
+    await owner.execute(
+        "INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload)"
+        " SELECT ('ffffffff' || substr(gen_random_uuid()::text, 9))::uuid, repeat('a', 400), 'o-1', 'x', '{}'"
+        " FROM generate_series(1, 13000)"
+    )
+    assert await owner.fetch("SELECT outbox_make_partitions(9)") == []
+
+
+async def test_a_worker_makes_days_ahead(
+    owner: asyncpg.Connection, database: Database, nats_url: str, names: str, tmp_path: Path
+) -> None:
+    last = f"outbox_events_{midnight() + 9 * DAY:%Y%m%d}"
+    async with (
+        site(dsn=database.dsn, nats_url=nats_url, name=names, folder=tmp_path) as place,
+        place.worker(outbox_partition_days=9) as worker,
+    ):
+
+        async def is_made() -> bool:
+            return last in await partitions(owner)
+
+        await eventually(is_made, within=30)
+        await eventually(lambda: "partitions_made" in worker.written)
 
 
 # --- when a partition goes

@@ -88,6 +88,10 @@ NOTICES = tuple(
         ("contract_broken", "A schema, stream, consumer or permission is not as it must be: exit code 3."),
         ("streams_differ", "Streams or consumers differ from their definitions: `streams check`."),
         ("duplicate_window_short", "The stream forgets ids sooner than a lease ends: lengthen its window."),
+        (
+            "partitions_not_made",
+            "The worker may not make partitions ahead: run `sql/roles.sql` again.",
+        ),
         ("plaintext_connection", "A connection leaves the machine unencrypted: use TLS."),
         ("secret_file_exposed", "Every user of the machine may read a file with a secret."),
         ("loop_died", "A loop of the worker died; the worker ends, so that it is started anew."),
@@ -110,6 +114,7 @@ PROGRESS = tuple(
         ("admin_listening", "Health, metrics and the page are at this address."),
         ("nats_connected", "A side is connected, to this server."),
         ("nats_reconnected", "A side is connected again."),
+        ("partitions_made", "The outbox has got partitions of these days."),
         ("streams_not_compared", "The definitions could not be compared with what the server has."),
     )
 )
