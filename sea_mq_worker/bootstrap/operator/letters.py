@@ -1,6 +1,5 @@
 """Dead letters: what they have in common, and what becomes of one."""
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,8 +7,7 @@ from itertools import groupby, islice
 
 from sea_mq_worker.adapters.nats.dead_letters import DeadLetterEntry, LetterFilter, NatsDeadLetters
 from sea_mq_worker.adapters.postgres.records import Group
-
-_NUMBER = re.compile(r"[0-9a-f]{8}-[0-9a-f-]{27}|[0-9]+")
+from sea_mq_worker.domain.likeness import without_numbers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,5 +48,5 @@ def _names(entry: DeadLetterEntry) -> Sequence[tuple[str, str]]:
         ("reason", entry.reason),
         ("subject", entry.original_subject),
         ("consumer", entry.consumer),
-        ("detail", _NUMBER.sub("#", entry.detail)),
+        ("detail", without_numbers(entry.detail)),
     ]
