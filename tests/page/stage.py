@@ -45,7 +45,8 @@ def url_of(worker: WorkerProcess) -> str:
 async def add_dead_event(database: Any, *, event_type: str, text: str = HOSTILE) -> str:
     """Put an event in the table that went DEAD; return its id."""
     event_id = str(uuid.uuid4())
-    await database.execute(_INSERT, event_id, event_type, text)
-    await database.execute(_CLAIM, event_id)
-    await database.execute(_BURY, event_id)
+    async with database.transaction():
+        await database.execute(_INSERT, event_id, event_type, text)
+        await database.execute(_CLAIM, event_id)
+        await database.execute(_BURY, event_id)
     return event_id

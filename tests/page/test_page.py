@@ -139,12 +139,18 @@ async def test_many_dead_letters_are_shown_in_pages_and_one_is_redriven(browser:
         assert await fits(page, PHONE)
         await page.prefer(dark=True)
         assert await fits(page, 320)
+        await page.write("#list input", "REJECTED")
+        await page.press("Enter")
+        await page.until(f"{rows} === 50")
         await page.click("Show dead letter 7", "#list")
         await page.says('"vibe": "calm"', "dialog")
         await page.write("#actor", "Ann")
         await page.write("#reason", "the handler is mended")
         await page.press("Enter")
         await page.says("Done: processed, the handler answered 200", "dialog")
+        await page.press("Escape")
+        await page.until("!document.querySelector('[aria-label=\"Show dead letter 7\"]')")
+        assert await page.evaluate("document.querySelector('#list input').value") == "REJECTED"
         assert page.troubles == []
     counted = "SELECT count(*) FROM inbox_messages WHERE processed_at IS NOT NULL"
     assert await site.database.fetchval(counted) == 1

@@ -47,7 +47,11 @@ def outbox(**given: Any) -> Side:
         ),
         (situation(outbox(), reasons={"stop": "stopping", "handler": "x"}), "warn", "Stopping", "in hand"),
         (
-            situation(outbox(dead=1), reasons={"handler": "503", "outbox database": "refused"}),
+            situation(
+                outbox(dead=1),
+                reasons={"handler": "503", "outbox database": "refused"},
+                since={"handler": 5.0, "outbox database": 6.0},
+            ),
             *("bad", "Paused", "PostgreSQL does not serve: refused"),
         ),
     ],
@@ -60,11 +64,8 @@ def test_the_most_urgent_is_said_first(given: Situation, level: str, state: str,
 
 def test_a_pause_names_every_cause_and_what_helps() -> None:
     reasons = {"handler": "503", "stream SEA_EVENTS": "no leader"}
-    verdict = judge(situation(outbox(), reasons=reasons, since={"handler": 5.0}))
-    assert [(cause.part, cause.since) for cause in verdict.causes] == [
-        ("stream SEA_EVENTS", None),
-        ("handler", 5.0),
-    ]
+    verdict = judge(situation(outbox(), reasons=reasons, since=dict.fromkeys(reasons, 5.0)))
+    assert [cause.part for cause in verdict.causes] == ["stream SEA_EVENTS", "handler"]
     assert list(verdict.helps) == ["sea-mq-worker doctor", "sea-mq-worker streams check"]
 
 
@@ -158,6 +159,23 @@ def test_a_pause_is_dated_from_its_beginning_however_often_its_reason_changes() 
     reasons.clear()
     verdict = shown.status()["verdict"]
     assert (verdict["level"], verdict["since"]) == (Level.IDLE, 1200.0)
+
+
+def test_a_pause_is_dated_by_its_first_cause_also_where_no_gate_dates_it() -> None:
+    clock, reasons = Clock(), {"handler": "503"}
+    shown = standing(clock, reasons, {})
+    shown.board.observe(GatePaused(gate="handler", reason="503", retry_seconds=1))
+    clock.now = 1200.0
+    reasons["nats outbox"] = "the connection is down"
+    verdict: Any = shown.status()["verdict"]
+    assert verdict["since"] == 1200.0
+    clock.now = 1300.0
+    verdict = shown.status()["verdict"]
+    assert [(cause["part"], cause["since"]) for cause in verdict["causes"]] == [
+        ("nats outbox", 1200.0),
+        ("handler", 1000.0),
+    ]
+    assert verdict["since"] == 1200.0
 
 
 def test_what_could_not_be_counted_keeps_its_age_and_leaves_a_gap() -> None:

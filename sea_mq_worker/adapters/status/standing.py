@@ -61,6 +61,7 @@ class Standing:
         self._overview: _Kept | None = None
         self._started = self.clock()
         self._state = ("", self._started)
+        self._seen: dict[str, float] = {}
         self._done: dict[str, float] = {}
 
     def set_sample(self, side: str, sample: Sample) -> None:
@@ -127,19 +128,19 @@ class Standing:
         return kept.value if kept and self.clock() - kept.at < 2 * STEP_SECONDS else None
 
     def _judged(self) -> tuple[Verdict, float]:
-        """Judge, and tell since when that has been so: since its cause, or since it was first seen."""
+        """Judge, and tell since when that has been so: since its first cause, or since it was seen."""
         verdict = judge(self._situation())
         state = f"{verdict.state} {verdict.level}"
         if state != self._state[0]:
             self._state = (state, self.clock())
-        causes = [cause.since for cause in verdict.causes if cause.since is not None]
-        return verdict, min(causes, default=self._told(self._state[1]))
+        return verdict, verdict.causes[0].since if verdict.causes else self._told(self._state[1])
 
     def _situation(self) -> Situation:
-        totals = self.numbers()["totals"]
+        totals, reasons = self.numbers()["totals"], self.reasons()
+        self._seen = {part: self._seen.get(part, self.now()) for part in reasons}
         return Situation(
-            reasons=self.reasons(),
-            since={gate: pause.since for gate, pause in self.board.paused.items()},
+            reasons=reasons,
+            since=self._seen | {gate: pause.since for gate, pause in self.board.paused.items()},
             waiting_for=self.board.waiting_for,
             sides=[self._judged_side(side, totals) for side in self.sides],
         )

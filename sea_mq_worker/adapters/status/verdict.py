@@ -46,7 +46,7 @@ class Cause:
 
     part: str
     reason: str
-    since: float | None = None
+    since: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +62,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
-    """All that the verdict is made of; ``reasons`` is why the worker is not ready, by part."""
+    """All that the verdict is made of; ``reasons``: why the worker is not ready, by part; ``since``: when."""
 
     reasons: Mapping[str, str]
     since: Mapping[str, float]
@@ -102,7 +102,7 @@ def _paused(situation: Situation) -> Verdict | None:
     if not situation.reasons:
         return None
     causes = [
-        Cause(part=part, reason=reason, since=situation.since.get(part))
+        Cause(part=part, reason=reason, since=situation.since[part])
         for part, reason in sorted(situation.reasons.items(), key=lambda each: _rank(each[0]))
     ]
     first = causes[0]

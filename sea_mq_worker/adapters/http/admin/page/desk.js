@@ -32,6 +32,7 @@ const TABS = {
 };
 let selected = "events";
 let filters = {};
+let paged = false;
 let changed = false;
 
 export function headers() {
@@ -57,7 +58,7 @@ export function openDesk() {
   dialog().addEventListener("close", () => {
     if (!changed) return;
     changed = false;
-    loadList();
+    showFirst();
     document.querySelector("[role=tab][aria-selected=true]").focus(); // the row that had the focus is gone
   });
 }
@@ -69,6 +70,18 @@ export function loadList() {
   const body = element("div", { class: "wide" });
   at("list").replaceChildren(...(form ? [form] : []), body);
   return fill(tab, body);
+}
+
+/** Bring the list up to date unless somebody is reading it; return whether that was done. */
+export function refreshList() {
+  const isRead = paged || at("list").contains(document.activeElement) || dialog().open;
+  if (!isRead) showFirst();
+  return !isRead;
+}
+
+/** Show the first page anew, filtered as before. */
+function showFirst() {
+  return fill(TABS[selected], at("list").querySelector(".wide"));
 }
 
 function select(tab) {
@@ -88,12 +101,13 @@ function filterForm(tab) {
   return element("form", { class: "filter", onsubmit: (event) => {
     event.preventDefault();
     filters = Object.fromEntries(inputs.filter((input) => input.value).map((input) => [input.name, input.value]));
-    fill(tab, at("list").querySelector(".wide"));
+    showFirst();
   } }, ...inputs, element("button", {}, "Filter"));
 }
 
 /** Show the first page of a list; each further one is added below. */
 async function fill(tab, body) {
+  paged = false;
   try {
     const page = await ask(tab.path(filters));
     if (!page.items.length) return body.replaceChildren(element("p", { class: "soft" }, tab.empty));
@@ -101,7 +115,8 @@ async function fill(tab, body) {
     body.replaceChildren(shown);
     addMore(tab, body, shown, page);
   } catch (error) {
-    body.replaceChildren(element("p", { class: "warn" }, error.message));
+    const again = element("button", { type: "button", onclick: () => fill(tab, body) }, "Try again");
+    body.replaceChildren(element("p", { class: "warn", role: "alert" }, error.message), again);
   }
 }
 
@@ -113,6 +128,7 @@ function addMore(tab, body, shown, page) {
       const next = await ask(tab.path(filters, page.items.at(-1)));
       const rows = next.items.map((item) => row(tab.heads, tab.cells(item)));
       shown.tBodies[0].append(...rows);
+      paged = true;
       button.remove();
       addMore(tab, body, shown, next);
       rows[0]?.querySelector("button")?.focus();

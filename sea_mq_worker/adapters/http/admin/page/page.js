@@ -1,6 +1,6 @@
 // Asks every two seconds how it stands. What is shown changes in place, so that nothing jumps.
 
-import { headers, loadList, openDesk } from "./desk.js";
+import { headers, loadList, openDesk, refreshList } from "./desk.js";
 import { drawSides, showSides } from "./sides.js";
 import { atClock, command, count, element, grow, moment, present, setClock, table, whole, write } from "./words.js";
 
@@ -40,8 +40,13 @@ function showVerdict(verdict) {
   write(at("since"), `since ${atClock(verdict.since)}, for ${whole(present() - verdict.since)}`);
   const others = verdict.causes.slice(1);
   at("causes").hidden = !others.length;
-  once(at("causes"), others, () => others.map((cause) => element("li", {}, element("b", {}, cause.part), `: ${cause.reason}`, cause.since ? " " : "", cause.since ? moment(cause.since) : "")));
+  once(at("causes"), others, () => others.map((cause) => element("li", {}, element("b", {}, cause.part), said(cause), " ", moment(cause.since))));
   once(at("helps"), verdict.helps, () => verdict.helps.map(command));
+}
+
+/** A reason that begins with its part does not name it twice. */
+function said({ part, reason }) {
+  return reason.startsWith(part) ? reason.slice(part.length) : `: ${reason}`;
 }
 
 function showConsumers(consumers) {
@@ -79,8 +84,8 @@ function offer(status) {
     const number = status.sides[side]?.sample?.dead;
     write(at(tab), number ? `${text} (${count(number)})` : text);
   }
-  if (offers && (first || (now !== dead && !at("list").contains(document.activeElement) && !at("detail").open))) loadList();
-  dead = now;
+  if (first) loadList();
+  if (offers && (first || (now !== dead && refreshList()))) dead = now;
 }
 
 /** Make children anew only where what they tell has changed. */
@@ -164,6 +169,7 @@ document.addEventListener("keydown", (event) => {
   if (event.key === "/" && !writes && !at("search").hidden && !at("detail").open) {
     event.preventDefault();
     at("wanted").focus();
+    at("wanted").select();
   } else if (event.key === "Escape" && !at("detail").open) {
     at("found").hidden = true;
   }
