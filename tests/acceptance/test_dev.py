@@ -6,13 +6,12 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support.documents import ROOT, blocks, commands
+from tests.support.documents import ROOT, blocks, commands, files
 from tests.support.waiting import eventually
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, and only Linux signals orphans")
@@ -68,12 +67,9 @@ def uncounted(said: str) -> str:
 
 def fresh_checkout(folder: Path) -> Path:
     """Copy what is in the repository, as it is now."""
-    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    names = subprocess.run(listed, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\0")
-    for name in filter(None, names):
-        if (ROOT / name).is_file():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, folder / name)
+    for file in files():
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / file, folder / file)
     return folder
 
 

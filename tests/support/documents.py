@@ -29,10 +29,16 @@ class Command:
 
 
 @cache
+def files(pattern: str = "*") -> tuple[str, ...]:
+    """List the files of the repository as it is now, by their paths in it."""
+    listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard", pattern]
+    names = subprocess.run(listed, cwd=ROOT, check=True, capture_output=True, text=True).stdout.splitlines()
+    return tuple(name for name in names if (ROOT / name).is_file())
+
+
 def documents() -> tuple[str, ...]:
-    """List all Markdown files, by their paths in the repository."""
-    listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.md"]
-    return tuple(subprocess.run(listed, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split())
+    """List all Markdown files."""
+    return files("*.md")
 
 
 @cache

@@ -1,0 +1,30 @@
+"""Documents name no file or folder that is not there."""
+
+import re
+
+import pytest
+
+from tests.support.documents import ROOT, documents, files, inline
+
+PACKAGE = ROOT / "sea_mq_worker"
+FOLDERS = frozenset(path.name for base in (ROOT, PACKAGE) for path in base.glob("[a-z]*/"))
+FILE = re.compile(r"[\w@.-]+\.(?:py|sql|toml|lock|yaml|yml|conf|svg|md|json)")
+MADE = frozenset({"benchmarks.json", "benchmarks-peers.json", "STREAM.durable.json"})
+"""Written by a command, or a pattern of names."""
+
+
+def paths(document: str) -> set[str]:
+    """Find what looks like a path: a folder of ours with something below it, or the name of a file alone."""
+    return {
+        code.rstrip("/")
+        for code in inline(document)
+        if (re.fullmatch(r"[\w@./-]+", code) and "/" in code and code.split("/")[0] in FOLDERS)
+        or FILE.fullmatch(code)
+    }
+
+
+@pytest.mark.parametrize("document", documents())
+def test_every_file_that_is_named_exists(document: str) -> None:
+    bases = [ROOT, PACKAGE, (ROOT / document).parent]
+    bare = {path for path in paths(document) - MADE if not any((base / path).exists() for base in bases)}
+    assert bare - {file.rpartition("/")[2] for file in files()} == set()
