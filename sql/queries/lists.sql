@@ -5,8 +5,8 @@
 
 -- name: list_outbox
 -- Events by state, time and content, the latest first by when they occurred.
--- Indexes: idx_outbox_unpublished where no published ones are asked for, idx_outbox_correlation, the primary key;
--- otherwise the whole table is read.
+-- Indexes: idx_outbox_dead where only dead ones are asked for, idx_outbox_unpublished where no published ones are,
+-- idx_outbox_correlation, the primary key; otherwise the whole table is read.
 -- $1 states, $2 no published ones are among them, $3 ids, $4 event type, $5 ordering key,
 -- $6 aggregate type, $7 aggregate id, $8 correlation id, $9 created since, $10 created before, $11 part of the error,
 -- $12 id that they come after, $13 limit.
@@ -17,6 +17,7 @@ SELECT o.id, o.seq, o.aggregate_type, o.aggregate_id, o.event_type, o.event_vers
   FROM outbox_events o
  WHERE o.state = ANY ($1::text[])
    AND (NOT $2::boolean OR o.published_at IS NULL)
+   AND ($1::text[] <> '{DEAD}' OR NOT o.is_open)
    AND ($3::uuid[] IS NULL OR o.id = ANY ($3))
    AND ($4::text IS NULL OR o.event_type = $4)
    AND ($5::text IS NULL OR o.ordering_key = $5)

@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any, TypeAlias
 from uuid import UUID
 
@@ -12,6 +13,7 @@ import pytest_asyncio
 
 from sea_mq_worker.adapters.postgres.connection import OPERATOR_HINTS
 from sea_mq_worker.adapters.postgres.inspection import PostgresInspection
+from sea_mq_worker.adapters.postgres.lists import PostgresLists
 from sea_mq_worker.adapters.postgres.migrations import migrate
 from sea_mq_worker.adapters.postgres.overview import PostgresOverview
 from sea_mq_worker.adapters.postgres.pages import READ_MAX
@@ -59,6 +61,14 @@ SELECT e.id AS event, e.correlation_id AS correlation, d.id AS dead, d.ordering_
   FROM (SELECT * FROM outbox_events WHERE state = 'PUBLISHED' LIMIT 1) e,
        (SELECT * FROM outbox_events WHERE state = 'DEAD' ORDER BY occurred_at LIMIT 1 OFFSET 50) d,
        (SELECT * FROM inbox_messages WHERE processed_at IS NOT NULL LIMIT 1) m
+"""
+# Of 20,000 unpublished events the oldest are dead.
+BACKLOG = """
+SET LOCAL session_replication_role = replica;
+INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload, occurred_at, state)
+SELECT gen_random_uuid(), 'order', n::text, 'order.created', '{}', now() - n * interval '1 second',
+       CASE WHEN n > 19980 THEN 'DEAD' ELSE 'PENDING' END
+  FROM generate_series(1, 20000) n;
 """
 PAGES = """
 SELECT sum(shared_blks_hit + shared_blks_read)::bigint
@@ -151,13 +161,34 @@ QUESTIONS: dict[str, Question] = {
 }
 
 
-async def test_what_operators_ask_reads_few_pages(servers: Servers, desk: Desk) -> None:
-    async def pages(question: Question) -> int:
-        await question(desk)  # the first time the driver asks for types, too
-        before = int(await servers.admin.fetchval(PAGES, desk.database))
-        await question(desk)
-        return int(await servers.admin.fetchval(PAGES, desk.database)) - before
+async def pages(servers: Servers, database: str, ask: Callable[[], Awaitable[object]]) -> int:
+    """Count the pages that a question reads."""
+    await ask()  # the first time the driver asks for types, too
+    before = int(await servers.admin.fetchval(PAGES, database))
+    await ask()
+    return int(await servers.admin.fetchval(PAGES, database)) - before
 
-    read = {asked: await pages(question) for asked, question in QUESTIONS.items()}
+
+async def test_what_operators_ask_reads_few_pages(servers: Servers, desk: Desk) -> None:
+    read = {
+        asked: await pages(servers, desk.database, partial(question, desk))
+        for asked, question in QUESTIONS.items()
+    }
     budgets.PAGES_OF_DEPTH.check(read["depth"])
     budgets.PAGES_OF_A_LOOK.check(max(read.values()), read)
+
+
+async def test_a_backlog_is_listed_by_index_before_it_is_analysed(servers: Servers) -> None:
+    async with scratch_database(servers.postgres, prefix="backlog_") as own:
+        await migrate(own.dsn)
+        async with opened(own, hints=OPERATOR_HINTS) as pool:
+            async with pool.acquire() as connection, connection.transaction():
+                await connection.execute(BACKLOG)
+            lists = PostgresLists(pool=pool)
+            read = {
+                states: await pages(
+                    servers, own.name, partial(lists.outbox_page, OutboxFilter(states=states))
+                )
+                for states in (UNFINISHED, (EventState.DEAD,))
+            }
+    budgets.PAGES_IN_A_BACKLOG.check(max(read.values()), read)
