@@ -4,6 +4,8 @@
 -- Who asks, where, and what time it is.
 SELECT current_user::text AS role, current_database()::text AS database, current_schema()::text AS schema,
        (SELECT context FROM sea_mq_context) AS context,
+       pg_encoding_to_char((SELECT encoding FROM pg_database WHERE datname = current_database()))::text AS encoding,
+       (SELECT count(*) FROM pg_stat_replication) AS standbys,
        extract(epoch FROM clock_timestamp())::float8 AS epoch;
 
 -- name: settings
@@ -53,9 +55,25 @@ SELECT s.slot_name::text AS name, pg_wal_lsn_diff(pg_current_wal_lsn(), s.restar
  ORDER BY s.restart_lsn
  LIMIT 5;
 
+-- name: locks
+-- Sessions that keep the worker from a table, or will once they have what they wait for. Who may see little sees no age.
+-- $1 tables, $2 least age in seconds; below 0: also those without an age.
+SELECT l.relation::regclass::text AS relation, l.pid, l.mode, l.granted, coalesce(a.application_name, '') AS name, x.seconds
+  FROM pg_locks l
+  JOIN unnest($1::text[]) AS wanted (name) ON l.relation = to_regclass(wanted.name)
+  JOIN pg_stat_activity a ON a.pid = l.pid
+ CROSS JOIN LATERAL (
+       SELECT coalesce(extract(epoch FROM clock_timestamp() - coalesce(l.waitstart, a.xact_start)), 0)::float8
+       ) AS x (seconds)
+ WHERE l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+   AND l.mode IN ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
+   AND x.seconds > $2::float8
+ ORDER BY x.seconds DESC
+ LIMIT 5;
+
 -- name: tables
 -- $1 tables.
-SELECT c.relname::text AS name, c.relpersistence = 'u' AS unlogged,
+SELECT c.relname::text AS name, c.relpersistence = 'u' AS unlogged, row_security_active(c.oid) AS filtered,
        coalesce((SELECT o.option_value::boolean FROM pg_options_to_table(c.reloptions) o
                   WHERE o.option_name = 'autovacuum_enabled'), true) AS vacuumed,
        coalesce((SELECT o.option_value FROM pg_options_to_table(c.reloptions) o

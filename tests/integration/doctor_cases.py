@@ -119,6 +119,25 @@ async def broker_clock(p: Patient) -> Mend:
 
 
 @provokes_in_tables
+async def database_read_only(p: Patient) -> Mend:
+    owner = await p.session()
+    await owner.execute(f"ALTER DATABASE {p.database.name} SET default_transaction_read_only = on")
+
+    async def allow(_finding: Finding) -> None:
+        await owner.execute(f"ALTER DATABASE {p.database.name} RESET default_transaction_read_only")
+
+    return allow
+
+
+@provokes_in_tables
+async def table_locked(p: Patient) -> None:
+    """As somebody leaves it who went to lunch in the middle of a change."""
+    p.given["database_timeout_seconds"] = 0.5
+    locking = await p.session()
+    await locking.execute("BEGIN; LOCK TABLE outbox_events")
+
+
+@provokes_in_tables
 async def connections_short(p: Patient) -> Mend:
     await p.sql(f"ALTER DATABASE {p.database.name} CONNECTION LIMIT 12")
     return p.changing(database_pool_max=1)

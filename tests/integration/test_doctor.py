@@ -30,12 +30,14 @@ ALSO = {
 """What cannot be provoked without something else."""
 
 BELOW = {
-    *("fsync_off", "sync_unknown", "schema_version", "transaction_prepared_long", "pooler_undeclared"),
-    *("notify_lost", "stream_single_copy", "stream_replica_offline", "stream_unavailable"),
+    *("fsync_off", "standby_missing", "database_encoding", "schema_version"),
+    *("transaction_prepared_long", "pooler_undeclared", "notify_lost"),
+    *("sync_unknown", "stream_single_copy", "stream_replica_offline", "stream_unavailable"),
 }
 ELSEWHERE = {
     "rights_missing": "security/test_doctor_rights.py",
     "rights_of_a_reader": "security/test_doctor_rights.py",
+    "row_security": "security/test_doctor_rights.py",
     "broker_refuses": "security/test_doctor_rights.py",
     "handler_untrusted": "security/test_tls.py",
 }
@@ -107,15 +109,46 @@ async def test_a_healthy_system_has_no_finding_but_what_cannot_be_known(sound: P
     assert [(finding.slug, finding.severity) for finding in found] == [("sync_unknown", Severity.INFO)]
 
 
-@pytest.mark.parametrize("name", ["autovacuum", "fsync"])
+@pytest.mark.parametrize(
+    ("setting", "slug"),
+    [
+        ("autovacuum = off", "autovacuum_off"),
+        ("track_counts = off", "autovacuum_off"),
+        ("fsync = off", "fsync_off"),
+        ("synchronous_standby_names = 'nobody'", "standby_missing"),
+    ],
+)
 async def test_a_setting_of_the_server_is_found_and_mended_by_what_is_printed(
-    name: str, sound: Patient
+    setting: str, slug: str, sound: Patient
 ) -> None:
-    await sound.sql(f"ALTER SYSTEM SET {name} = off")
+    await sound.sql(f"ALTER SYSTEM SET {setting}")
     await sound.sql("SELECT pg_reload_conf()")
-    off = await sound.finds(f"{name}_off")
-    await sound.paste(off[f"{name}_off"])
+    found = await sound.finds(slug)
+    await sound.paste(found[slug])
     await sound.finds()
+
+
+async def test_a_lock_that_leaves_reading_alone_is_found_once_changes_give_up(well: Patient) -> None:
+    well.given["database_timeout_seconds"] = 0.5
+    building = await well.session("somebody's")
+    await building.execute("BEGIN; CREATE INDEX x ON inbox_messages (subject)")
+    found = await well.finds("table_locked")
+    assert "ShareLock" in found["table_locked"].what
+    await well.paste(found["table_locked"])
+    await well.finds()
+
+
+async def test_a_database_that_lacks_characters_is_found(
+    well: Patient, postgres_server: PostgresAddress
+) -> None:
+    right = well.given["database_url"]
+    how = "ENCODING 'LATIN1' LOCALE_PROVIDER libc LOCALE 'C'"
+    async with scratch_database(postgres_server, prefix="latin_", template=f"template0 {how}") as latin:
+        await migrate(latin.dsn)
+        well.given["database_url"] = latin.dsn
+        await well.finds("database_encoding")
+    well.given["database_url"] = right
+    await well.finds()
 
 
 async def test_a_prepared_transaction_is_found(sound: Patient) -> None:

@@ -68,8 +68,17 @@ async def test_what_the_worker_may_no_longer_do_is_found_and_granted_by_what_is_
     assert set(found) == {"rights_missing"}
     named = found["rights_missing"].what.removeprefix(f"no {privilege} (").removesuffix(f") on {table}")
     assert sorted(named.split(", ")) == [column for (column,) in columns]
-    await well.sql(found["rights_missing"].sql)
+    await well.paste(found["rights_missing"])
     assert await well.examined() == {}
+
+
+async def test_rows_that_are_hidden_from_the_worker_are_found_and_shown_by_what_is_printed(
+    well: Patient,
+) -> None:
+    await well.sql("ALTER TABLE outbox_events ENABLE ROW LEVEL SECURITY")
+    found = await well.finds("row_security")
+    await well.paste(found["row_security"])
+    await well.finds()
 
 
 @pytest.mark.parametrize("user", ["sea_worker", "sea_operator"])

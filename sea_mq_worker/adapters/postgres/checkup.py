@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -17,9 +17,15 @@ from sea_mq_worker.adapters.postgres.promised import TABLES
 from sea_mq_worker.adapters.postgres.queries import load_queries
 
 _SETTINGS = (
-    *("fsync", "synchronous_commit", "session_replication_role", "autovacuum"),
+    *("fsync", "synchronous_commit", "session_replication_role", "autovacuum", "track_counts"),
+    "synchronous_standby_names",
     *("max_connections", "superuser_reserved_connections", "reserved_connections"),
     *("transaction_timeout", "idle_session_timeout"),
+)
+_STATEMENTS = (
+    *("identity", "settings", "connections", "transactions", "prepared", "slots"),
+    *("locks", "tables", "indexes", "triggers", "rights"),
+    *("outbox", "inbox", "may_read_audit", "inbox_pruned"),
 )
 _CONNECT_SECONDS = 5.0
 _HEAR_SECONDS = 3.0
@@ -74,11 +80,24 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TableLock:
+    """What a session holds of a table, or waits for; 0 seconds: since when cannot be seen."""
+
+    relation: str
+    pid: int
+    mode: str
+    granted: bool
+    name: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """A table; ``vacuum_from`` dead rows on it is vacuumed."""
+    """A table; ``filtered``: by row security for this login; ``vacuum_from`` dead rows on it is vacuumed."""
 
     name: str
     unlogged: bool
+    filtered: bool
     vacuumed: bool
     vacuum_from: float
     dead: int
@@ -124,13 +143,24 @@ class InboxWaiting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RowFacts:
+    """What the rows of the tables tell; ``inbox_pruned_before``: up to when inbox rows were deleted."""
+
+    outbox: OutboxFacts
+    inbox: Sequence[InboxWaiting]
+    inbox_pruned_before: datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DatabaseFacts:
-    """All of it; ``clock_offset_seconds``: its clock minus this machine's."""
+    """Server, login and tables; ``clock_offset_seconds``: its clock minus this machine's."""
 
     role: str
     database: str
     schema: str
     context: str | None
+    encoding: str
+    standbys: int
     clock_offset_seconds: float
     settings: Mapping[str, Setting]
     connections: Connections
@@ -141,33 +171,20 @@ class DatabaseFacts:
     indexes: Mapping[str, bool]
     triggers: Mapping[str, Trigger]
     lacks: Sequence[Lack]
-    outbox: OutboxFacts
-    inbox: Sequence[InboxWaiting]
-    inbox_pruned_before: datetime | None
 
 
 async def database_facts(pool: asyncpg.Pool, *, long_seconds: float) -> DatabaseFacts:
-    """Ask for everything once; transactions count as long from ``long_seconds`` on.
+    """Ask for everything but rows once; transactions count as long from ``long_seconds`` on.
 
     Raises:
         StoreUnavailableError: PostgreSQL cannot serve now.
         ContractError: a question is not permitted.
     """
-    sql = load_queries(
-        "doctor",
-        *("identity", "settings", "connections", "transactions", "prepared", "slots"),
-        *("tables", "indexes", "triggers", "rights", "outbox", "inbox", "may_read_audit", "inbox_pruned"),
-    )
-
-    async def ask(name: str, *args: object) -> Sequence[dict[str, Any]]:
-        return [dict(row) for row in await fetch(pool, sql[name], *args)]
-
+    ask = _questions(pool)
     began = time.time()
     [identity] = await ask("identity")
     here = (began + time.time()) / 2
     tables = list(TABLES)
-    [audited] = await ask("may_read_audit")
-    pruned = (await ask("inbox_pruned"))[0]["before"] if audited["may"] else None
     epoch = identity.pop("epoch")
     return DatabaseFacts(
         **identity,
@@ -181,10 +198,33 @@ async def database_facts(pool: asyncpg.Pool, *, long_seconds: float) -> Database
         indexes={row["name"]: row["valid"] for row in await ask("indexes", tables)},
         triggers={row["name"]: Trigger(**row) for row in await ask("triggers", tables)},
         lacks=[Lack(**row) for row in await ask("rights")],
+    )
+
+
+async def row_facts(pool: asyncpg.Pool) -> RowFacts:
+    """Ask what waits in the tables; who locks one keeps the answer back. Raises as ``database_facts``."""
+    ask = _questions(pool)
+    [audited] = await ask("may_read_audit")
+    return RowFacts(
         outbox=OutboxFacts(**(await ask("outbox"))[0]),
         inbox=[InboxWaiting(**row) for row in await ask("inbox")],
-        inbox_pruned_before=pruned,
+        inbox_pruned_before=(await ask("inbox_pruned"))[0]["before"] if audited["may"] else None,
     )
+
+
+async def table_locks(pool: asyncpg.Pool, *, longer_than_seconds: float) -> Sequence[TableLock]:
+    """Ask who keeps the worker from a table. Raises as ``database_facts``."""
+    ask = _questions(pool)
+    return [TableLock(**row) for row in await ask("locks", list(TABLES), longer_than_seconds)]
+
+
+def _questions(pool: asyncpg.Pool) -> Callable[..., Awaitable[Sequence[dict[str, Any]]]]:
+    sql = load_queries("doctor", *_STATEMENTS)
+
+    async def ask(name: str, *args: object) -> Sequence[dict[str, Any]]:
+        return [dict(row) for row in await fetch(pool, sql[name], *args)]
+
+    return ask
 
 
 async def hears_itself(dsn: str, pool: asyncpg.Pool, *, schema: str) -> bool:

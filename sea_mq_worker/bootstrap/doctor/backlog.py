@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from sea_mq_worker.adapters.postgres.checkup import DatabaseFacts
+from sea_mq_worker.adapters.postgres.checkup import DatabaseFacts, OutboxFacts, RowFacts
 from sea_mq_worker.bootstrap.doctor.database import long_seconds
 from sea_mq_worker.bootstrap.doctor.database_kinds import DatabaseKind
 from sea_mq_worker.bootstrap.doctor.finding import Finding
@@ -12,12 +12,12 @@ _UNATTENDED_SECONDS = 60.0
 _PUBLISHED_SECONDS = 30 * 86_400.0
 
 
-def backlog_findings(facts: DatabaseFacts, s: Settings) -> Iterator[Finding]:
+def backlog_findings(facts: DatabaseFacts, rows: RowFacts, s: Settings) -> Iterator[Finding]:
     """Judge the rows of both tables."""
     if s.outbox_enabled:
-        yield from _outbox(facts, s)
+        yield from _outbox(rows.outbox, facts.connections.relays, s)
     configured = {(consumer.stream, consumer.durable) for consumer in s.consumers}
-    for waiting in facts.inbox:
+    for waiting in rows.inbox:
         where = f"inbox, by consumer {waiting.consumer} of stream {waiting.stream}"
         what = f"{waiting.count}, the oldest for {waiting.seconds:.0f} s"
         if (waiting.stream, waiting.consumer) not in configured:
@@ -31,8 +31,7 @@ def retries_seconds(s: Settings) -> float:
     return s.inbox_attempts_max * (s.inbox_backoff_max_seconds + s.handler_timeout_seconds)
 
 
-def _outbox(facts: DatabaseFacts, s: Settings) -> Iterator[Finding]:
-    outbox, relays = facts.outbox, facts.connections.relays
+def _outbox(outbox: OutboxFacts, relays: int, s: Settings) -> Iterator[Finding]:
     due = f"the oldest event has been due for {outbox.due_seconds:.0f} s, {relays} workers are connected"
     if not relays and outbox.due_seconds > _UNATTENDED_SECONDS:
         yield DatabaseKind.OUTBOX_UNATTENDED.found("outbox", due, command="sea-mq-worker run")

@@ -1,8 +1,8 @@
 """What is wrong with PostgreSQL by itself."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from sea_mq_worker.adapters.postgres.checkup import DatabaseFacts, Lack
+from sea_mq_worker.adapters.postgres.checkup import DatabaseFacts, Lack, TableLock
 from sea_mq_worker.adapters.postgres.connection import quoted_schema
 from sea_mq_worker.adapters.postgres.promised import Promised, promised
 from sea_mq_worker.bootstrap.doctor.database_kinds import DatabaseKind
@@ -16,6 +16,7 @@ _LEASES = 5
 _DEAD_TIMES = 5
 _IDLE_MILLISECONDS = 60_000
 """The worker's quietest connection says something every 30 s."""
+_ENCODING = "UTF8"
 _READS = "SELECT"
 _WRITES = 4
 """How many of the needed privileges are no reads."""
@@ -35,6 +36,9 @@ def database_findings(facts: DatabaseFacts, s: Settings) -> Iterator[Finding]:
     if abs(facts.clock_offset_seconds) > CLOCK_SECONDS:
         offset = f"{facts.clock_offset_seconds:+.0f} s against this machine's"
         yield DatabaseKind.DATABASE_CLOCK.found("PostgreSQL's clock", offset)
+    if facts.encoding != _ENCODING:
+        where = f"database {facts.database}"
+        yield DatabaseKind.DATABASE_ENCODING.found(where, f"its encoding is {facts.encoding}")
     yield from _rights(facts)
     yield from _server(facts, s)
     yield from _connections(facts, s)
@@ -42,6 +46,22 @@ def database_findings(facts: DatabaseFacts, s: Settings) -> Iterator[Finding]:
     yield from _indexes(facts)
     yield from _triggers(facts)
     yield from _holding_back(facts)
+
+
+def waits_for_nobody(facts: DatabaseFacts) -> bool:
+    """Tell whether a commit waits for a standby that is not there."""
+    waits = facts.settings["synchronous_commit"].setting not in {"off", "local"}
+    return waits and bool(facts.settings["synchronous_standby_names"].setting) and not facts.standbys
+
+
+def lock_findings(locks: Sequence[TableLock]) -> Iterator[Finding]:
+    """Name who keeps the worker from a table."""
+    for lock in locks:
+        does = "holds" if lock.granted else "waits for"
+        since = f", for {lock.seconds:.0f} s" if lock.seconds else ""
+        what = f"session {lock.pid} {does} {lock.mode}{since}, of {lock.name or 'somebody without a name'}"
+        where, sql = f"table {lock.relation}", f"SELECT pg_terminate_backend({lock.pid})"
+        yield DatabaseKind.TABLE_LOCKED.found(where, what, sql=sql)
 
 
 def _rights(facts: DatabaseFacts) -> Iterator[Finding]:
@@ -71,9 +91,12 @@ def _server(facts: DatabaseFacts, s: Settings) -> Iterator[Finding]:
         (DatabaseKind.SYNCHRONOUS_COMMIT_OFF, "synchronous_commit", "off", "on"),
         (DatabaseKind.TRIGGERS_OFF, "session_replication_role", "replica", "origin"),
         (DatabaseKind.AUTOVACUUM_OFF, "autovacuum", "off", "on"),
+        (DatabaseKind.AUTOVACUUM_OFF, "track_counts", "off", "on"),
     ):
         if facts.settings[name].setting == wrong:
             yield _setting(kind, facts, name, right)
+    if waits_for_nobody(facts):
+        yield _setting(DatabaseKind.STANDBY_MISSING, facts, "synchronous_standby_names", "''")
     for name, least in (
         ("transaction_timeout", s.database_timeout_seconds * 1000),
         ("idle_session_timeout", _IDLE_MILLISECONDS),
@@ -119,6 +142,9 @@ def _tables(facts: DatabaseFacts) -> Iterator[Finding]:
             yield DatabaseKind.TABLE_UNLOGGED.found(
                 where, "it is unlogged", sql=f"ALTER TABLE {name} SET LOGGED"
             )
+        if table.filtered:
+            sql = f"ALTER TABLE {name} DISABLE ROW LEVEL SECURITY"
+            yield DatabaseKind.ROW_SECURITY.found(where, f"it applies to role {facts.role}", sql=sql)
         if not table.vacuumed:
             sql = f"ALTER TABLE {name} RESET (autovacuum_enabled)"
             yield DatabaseKind.AUTOVACUUM_OFF.found(where, "autovacuum_enabled is false", sql=sql)

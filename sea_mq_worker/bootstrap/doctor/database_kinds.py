@@ -10,9 +10,15 @@ class DatabaseKind(Kind):
     # reaching it
     DATABASE_UNREACHABLE = (
         Severity.ERROR,
-        "PostgreSQL does not answer",
+        "PostgreSQL does not answer, or not in time",
         "nothing is published or received",
-        "start PostgreSQL, or correct SEA_MQ_DATABASE_URL",
+        "start PostgreSQL, look at what it is busy with, or correct SEA_MQ_DATABASE_URL",
+    )
+    DATABASE_READ_ONLY = (
+        Severity.ERROR,
+        "PostgreSQL takes no changes: a standby, or default_transaction_read_only is on",
+        "nothing is published or received",
+        "name the primary in SEA_MQ_DATABASE_URL, or set default_transaction_read_only off for the login",
     )
     DATABASE_REFUSES = (
         Severity.ERROR,
@@ -78,6 +84,18 @@ class DatabaseKind(Kind):
         ),
         "switch it on, for the service too, whose latest events a crash would lose",
     )
+    STANDBY_MISSING = (
+        Severity.ERROR,
+        "commits wait for a standby, and none is connected",
+        "every change hangs, the service's too",
+        "start the standby, or take it out of synchronous_standby_names",
+    )
+    DATABASE_ENCODING = (
+        Severity.WARNING,
+        "the database is encoded other than in UTF8",
+        "what has other characters is refused: events, and errors, at which the worker ends with exit code 3",
+        "make a database WITH ENCODING 'UTF8', and restore a dump of this one into it",
+    )
     TRIGGERS_OFF = (
         Severity.ERROR,
         "session_replication_role keeps triggers from running",
@@ -97,6 +115,18 @@ class DatabaseKind(Kind):
         "raise the limit, or lower SEA_MQ_DATABASE_POOL_MAX",
     )
     # the tables
+    TABLE_LOCKED = (
+        Severity.ERROR,
+        "a session keeps the worker from a table for longer than its statements wait",
+        "nothing is published or received",
+        "end it where it was begun; as a last resort, end its session",
+    )
+    ROW_SECURITY = (
+        Severity.ERROR,
+        "row security decides which rows the login sees",
+        "what it hides is never published or handled, without a word",
+        "switch it off for the table, or give the login BYPASSRLS",
+    )
     TABLE_UNLOGGED = (
         Severity.ERROR,
         "a table is unlogged",
@@ -129,7 +159,7 @@ class DatabaseKind(Kind):
     )
     AUTOVACUUM_OFF = (
         Severity.WARNING,
-        "autovacuum is off, for a table or altogether",
+        "autovacuum is off, for a table or altogether, or track_counts, which it goes by",
         "dead rows stay, and each claim walks over them",
         "switch it on",
     )

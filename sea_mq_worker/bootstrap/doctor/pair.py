@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from datetime import datetime
 
 from sea_mq_worker.adapters.nats.checkup import StreamSeen
-from sea_mq_worker.adapters.postgres.checkup import DatabaseFacts
+from sea_mq_worker.adapters.postgres.checkup import DatabaseFacts, RowFacts
 from sea_mq_worker.bootstrap.doctor.backlog import retries_seconds
 from sea_mq_worker.bootstrap.doctor.broker import BrokerFacts, stream_label
 from sea_mq_worker.bootstrap.doctor.broker_kinds import PairKind
@@ -28,19 +28,24 @@ def fit_findings(broker: BrokerFacts, s: Settings) -> Iterator[Finding]:
             yield PairKind.RETRIES_OUTLIVE_STREAM.found(stream_label(name), what)
 
 
-def pair_findings(database: DatabaseFacts, broker: BrokerFacts, s: Settings) -> Iterator[Finding]:
-    """Compare tables with streams."""
+def clock_findings(database: DatabaseFacts, broker: BrokerFacts, s: Settings) -> Iterator[Finding]:
+    """Compare both servers' clocks."""
     if stream := broker.streams.get(s.stream):
         offset = stream.clock_offset_seconds - database.clock_offset_seconds
         if abs(offset) > CLOCK_SECONDS:
             yield PairKind.BROKER_CLOCK.found("NATS's clock", f"{offset:+.0f} s against PostgreSQL's")
-        largest, most = database.outbox.largest_bytes, _bytes_max(stream, broker)
+
+
+def pair_findings(rows: RowFacts, broker: BrokerFacts, s: Settings) -> Iterator[Finding]:
+    """Compare rows with streams."""
+    if stream := broker.streams.get(s.stream):
+        largest, most = rows.outbox.largest_bytes, _bytes_max(stream, broker)
         if largest > most:
             yield PairKind.EVENT_TOO_LARGE.found(
                 stream_label(s.stream), f"{largest} bytes wait, {most} are taken"
             )
-    yield from _lost(database, broker)
-    yield from _pruned(database, broker, s)
+    yield from _lost(rows, broker)
+    yield from _pruned(rows, broker, s)
 
 
 def _window(stream: StreamSeen, s: Settings) -> Iterator[Finding]:
@@ -65,8 +70,8 @@ def _bytes_max(stream: StreamSeen, broker: BrokerFacts) -> int:
     return min(limit, broker.max_payload) if limit > 0 else broker.max_payload
 
 
-def _lost(database: DatabaseFacts, broker: BrokerFacts) -> Iterator[Finding]:
-    for waiting in database.inbox:
+def _lost(rows: RowFacts, broker: BrokerFacts) -> Iterator[Finding]:
+    for waiting in rows.inbox:
         stream = broker.streams.get(waiting.stream)
         if stream is None or waiting.first_seq is None:
             continue
@@ -77,8 +82,8 @@ def _lost(database: DatabaseFacts, broker: BrokerFacts) -> Iterator[Finding]:
             yield PairKind.MESSAGE_LOST.found(where, what, command="sea-mq-worker inbox list")
 
 
-def _pruned(database: DatabaseFacts, broker: BrokerFacts, s: Settings) -> Iterator[Finding]:
-    before = database.inbox_pruned_before
+def _pruned(rows: RowFacts, broker: BrokerFacts, s: Settings) -> Iterator[Finding]:
+    before = rows.inbox_pruned_before
     for name in sorted({consumer.stream for consumer in s.consumers}):
         stream = broker.streams.get(name)
         if before is None or stream is None or not stream.state["messages"]:
