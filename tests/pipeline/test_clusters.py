@@ -19,7 +19,7 @@ from tests.support.jetstream import connected, create_stream
 from tests.support.spark_cluster import SPARK_HOME, standalone_cluster
 
 ENTRY = Path(sea_mq_worker.__path__[0]) / "__main__.py"
-MESSAGES = 3_000
+MESSAGES = 12_000  # more than one task reads
 CONF = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",

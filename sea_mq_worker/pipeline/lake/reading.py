@@ -31,7 +31,7 @@ def read_files(
     schema = from_arrow_schema(layout.schema)
     wanted = layout.chosen(columns)
     if not paths:
-        return spark.createDataFrame([], from_arrow_schema(wanted))
+        return spark.createDataFrame(wanted.empty_table())
     for_jvm = [path for path in paths if is_local(uri) and not _NON_ASCII.search(path)]
     for_tasks = sorted(set(paths).difference(for_jvm))
     frames = []
@@ -40,7 +40,7 @@ def read_files(
         reader = spark.read.schema(schema).option("basePath", uri).option("__globPaths__", "false")
         frames.append(reader.parquet(*(f"{uri}/{path}" for path in for_jvm)).select(*columns))
     if for_tasks:
-        files = spark.createDataFrame([(path,) for path in for_tasks], "path string")
+        files = spark.createDataFrame(pa.table({"path": for_tasks}))
         tasks = files.repartition(min(len(for_tasks), _TASKS_MAX))
         frames.append(tasks.mapInArrow(ReadFiles(uri, layout, tuple(columns)), from_arrow_schema(wanted)))
     return reduce(DataFrame.unionAll, frames)

@@ -23,6 +23,8 @@ from sea_mq_worker.settings import Settings
 _PROBED_SEQUENCES = 1000
 _PROBES = 5
 _ROWS_PER_TASK_MAX = 50_000
+_ROWS_PER_TASK_MIN = 10_000
+"""Fewer are read sooner than another Python worker has started."""
 
 
 def find_place(
@@ -100,7 +102,7 @@ def _write(
         "created": created,
         "startSeq": str(first),
         "endSeq": str(last),
-        "rowsPerPartition": str(min(share, _ROWS_PER_TASK_MAX)),
+        "rowsPerPartition": str(min(max(share, _ROWS_PER_TASK_MIN), _ROWS_PER_TASK_MAX)),
         "failOnDataLoss": "false",  # the caller looks for it afterwards
         **access_options(),
     }

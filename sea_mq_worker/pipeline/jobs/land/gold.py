@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from functools import reduce
 from typing import Any
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentation has it
 
@@ -79,11 +80,10 @@ def _minutes(
     spark: SparkSession, silver: LakeTable, touched: Sequence[Mapping[str, Any]], late_seconds: float
 ) -> DataFrame:
     dates = [partition["date"] for partition in touched]
-    which = F.broadcast(
-        spark.createDataFrame([(p["context"], p["date"]) for p in touched], "c string, d date")
-    )
+    by = silver.layout.chosen(silver.layout.partition_by)
+    which = F.broadcast(spark.createDataFrame(pa.Table.from_pylist(list(touched), schema=by)))
     rows = silver.read(spark, [("date", ">=", min(dates)), ("date", "<=", max(dates))])
-    same = (F.col("date") == F.col("d")) & F.col("context").eqNullSafe(F.col("c"))
+    same = (rows["date"] == which["date"]) & rows["context"].eqNullSafe(which["context"])
     delay = F.col("published_at").cast("double") - F.col("occurred_at").cast("double")
     events = rows.join(which, same, "left_semi").withColumn("delay", delay)
     counted = (

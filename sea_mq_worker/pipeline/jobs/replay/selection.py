@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
+import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentation has it
 
@@ -117,7 +118,7 @@ def _archive(spark: SparkSession, lake: str, context: str, selection: Selection)
 def _of_ids(spark: SparkSession, frame: DataFrame, ids: Sequence[UUID]) -> DataFrame:
     if not ids:
         return frame
-    wanted = spark.createDataFrame([(str(one),) for one in ids], "id string").distinct()
+    wanted = spark.createDataFrame(pa.table({"id": [str(one) for one in ids]})).distinct()
     return frame.join(wanted, "id", "left_semi")
 
 
