@@ -1,4 +1,5 @@
--- Keeps the outbox in partitions of a day each from now on. For whoever owns the tables, on PostgreSQL 17 or newer:
+-- Keeps the outbox in partitions of a day each from now on. For whoever owns the tables, on PostgreSQL 17 or newer;
+-- `partitions enable` runs it, and so does psql:
 --
 --   PGOPTIONS='-c search_path=orders' psql -v ON_ERROR_STOP=1 -1 -f sql/partitions.sql
 --
@@ -7,7 +8,7 @@
 -- make sure of its ids, while whoever wants the outbox waits.
 -- Where the outbox has partitions already, it changes nothing.
 
-SET LOCAL lock_timeout = '5s';
+SET LOCAL lock_timeout = '2s';
 
 DO $$
 DECLARE
@@ -27,14 +28,14 @@ BEGIN
         RETURN;
     END IF;
     IF current_setting('server_version_num')::int < 170000 THEN
-        RAISE EXCEPTION 'an outbox in partitions needs PostgreSQL 17 or newer' USING ERRCODE = 'feature_not_supported';
+        RAISE EXCEPTION 'an outbox in partitions needs PostgreSQL 17 or newer';
     END IF;
     LOCK TABLE outbox_events IN ACCESS EXCLUSIVE MODE;
 
     SELECT id INTO beyond FROM outbox_events WHERE id >= outbox_id_from(midnight) ORDER BY id DESC LIMIT 1;
     IF beyond IS NOT NULL THEN
-        RAISE EXCEPTION 'event % has an id of a time to come, or no UUIDv7: it has no day to be put to', beyond
-            USING HINT = 'let producers use UUIDv7; prune events with other ids once they are published';
+        RAISE EXCEPTION 'event % has an id of a time to come, or no UUIDv7: have producers use UUIDv7, and prune what'
+            ' has other ids', beyond;
     END IF;
     SELECT string_agg(DISTINCT pg_describe_object(d.classid, d.objid, 0), ', ') INTO told
       FROM pg_depend d
@@ -43,8 +44,8 @@ BEGIN
        AND (d.classid IN ('pg_rewrite'::regclass, 'pg_publication_rel'::regclass)
             OR c.contype = 'f' AND c.confrelid = d.refobjid);
     IF told IS NOT NULL THEN
-        RAISE EXCEPTION 'others are bound to the table, and would stay with its old rows: %', told
-            USING HINT = 'drop them, and make them anew afterwards';
+        RAISE EXCEPTION 'bound to the table, and would stay with its old rows: %; drop it, and make it anew afterwards',
+            told;
     END IF;
 
     SELECT pg_get_userbyid(relowner) INTO owner FROM pg_class WHERE oid = 'outbox_events'::regclass;

@@ -15,6 +15,7 @@ from sea_mq_worker.cli import (
     doctor,
     inbox,
     outbox,
+    partitions,
     pipeline,
     prune,
     run,
@@ -38,6 +39,7 @@ app.command("depth")(database.depth)
 app.add_typer(outbox.app, name="outbox")
 app.add_typer(inbox.app, name="inbox")
 app.add_typer(dead_letters.app, name="dlq")
+app.add_typer(partitions.app, name="partitions")
 app.command("prune")(prune.prune)
 app.command("audit")(audit.audit)
 app.add_typer(pipeline.app, name="pipeline")

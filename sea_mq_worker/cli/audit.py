@@ -16,7 +16,10 @@ def audit(
     actor: Annotated[str | None, typer.Option("--actor", help="Part of who did it.")] = None,
     action: Annotated[
         str | None,
-        typer.Option("--action", help="replay, bury, redrive, purge, close, prune_outbox or prune_inbox."),
+        typer.Option(
+            "--action",
+            help="replay, bury, redrive, purge, close, prune_outbox, prune_inbox or partition_outbox.",
+        ),
     ] = None,
     since: SinceOption = None,
     until: UntilOption = None,

@@ -7,6 +7,7 @@ from typing import Literal
 
 from sea_mq_worker.adapters.nats.dead_letters import DeadLetterSummary
 from sea_mq_worker.adapters.nats.topology import Change, Difference
+from sea_mq_worker.adapters.postgres.partitions import Partition
 from sea_mq_worker.adapters.postgres.records import InboxRecord, OperatorAction, OutboxDetail, OutboxSummary
 from sea_mq_worker.bootstrap.doctor import Finding
 from sea_mq_worker.bootstrap.operator.letters import Outcome
@@ -50,6 +51,7 @@ OUTPUTS: Mapping[str, object] = MappingProxyType(
         "dlq show": ShownLetter,
         "dlq redrive": list[Outcome] | Counted,
         "dlq purge": list[Outcome] | Counted,
+        "partitions list": list[Partition],
         "prune": Pruned | WouldPrune,
         "audit": list[OperatorAction],
     }

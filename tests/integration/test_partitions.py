@@ -12,8 +12,10 @@ import pytest
 from sea_mq_worker.adapters.postgres.connection import connect_pool
 from sea_mq_worker.adapters.postgres.cursor import START
 from sea_mq_worker.adapters.postgres.migrations import migrate
+from sea_mq_worker.application.supervisor import ExitCode
 from tests.integration.test_migrations import run_psql
 from tests.security.test_sql import STATEMENTS
+from tests.support.operators import WHY, world_of
 from tests.support.outboxes import PostgresWorld
 from tests.support.partitions import SCRIPT, VERSION_MIN, ids_of_all_partitions, partition_outbox
 from tests.support.servers import Database
@@ -163,14 +165,14 @@ async def test_what_would_stay_with_the_old_table_is_named(
     bound: str, plain: asyncpg.Connection, database: Database
 ) -> None:
     await plain.execute(bound)
-    with pytest.raises(asyncpg.RaiseError, match=r"others are bound to the table.*theirs"):
+    with pytest.raises(asyncpg.RaiseError, match=r"bound to the table.*theirs"):
         await partition_outbox(database.dsn)
 
 
 async def test_an_older_server_is_refused(plain: asyncpg.Connection) -> None:
     if plain.get_server_version().major >= VERSION_MIN:
         pytest.skip("this server has what it needs")
-    with pytest.raises(asyncpg.FeatureNotSupportedError, match="needs PostgreSQL 17"):
+    with pytest.raises(asyncpg.RaiseError, match="needs PostgreSQL 17"):
         async with plain.transaction():
             await plain.execute(SCRIPT.read_text())
 
@@ -181,6 +183,36 @@ async def test_psql_runs_the_script_as_it_is_and_in_any_schema(database: Databas
     await run_psql(database.dsn, "-1", "-f", str(SCRIPT), schema='"Orders"')
     listed = "SELECT count(*) FROM \"Orders\".outbox_partitions() WHERE partition LIKE 'outbox_events_2%'"
     assert (await run_psql(database.dsn, "-At", "-c", listed)).strip() in {"6", "7"}
+
+
+async def test_the_command_divides_the_outbox_once_and_leaves_a_record(
+    plain: asyncpg.Connection, database: Database, nats_url: str, names: str
+) -> None:
+    async with world_of(database, nats_url, names) as world:
+        assert (await world.run("partitions", "enable", *WHY, "--dry-run")).out == f"{SCRIPT.read_text()}\n"
+        [table] = (await world.run("partitions", "list", "--json")).json
+        assert (table["partition"], table["is_default"]) == ("outbox_events", True)
+        if plain.get_server_version().major < VERSION_MIN:
+            assert (await world.run("partitions", "enable", *WHY)).code == ExitCode.CONTRACT
+            return
+        assert "in partitions now" in (await world.run("partitions", "enable", *WHY)).out
+        assert "in partitions already" in (await world.run("partitions", "enable", *WHY)).out
+        listed = (await world.run("partitions", "list", "--json")).json
+        assert [one["partition"] for one in listed] == await partitions(plain)
+        assert listed[0]["from_at"] is None
+        assert listed[0]["until_at"] == listed[1]["from_at"]
+        done = (await world.run("audit", "--json")).json
+        assert [(one["actor"], one["action"]) for one in done] == [("ann", "partition_outbox")]
+
+
+async def test_the_command_changes_nothing_while_the_table_is_busy(
+    plain: asyncpg.Connection, database: Database, nats_url: str, names: str
+) -> None:
+    async with world_of(database, nats_url, names) as world, plain.transaction():
+        await add(plain, midnight())
+        answer = await world.run("partitions", "enable", *WHY)
+        assert (answer.code, "lock timeout" in answer.err) == (ExitCode.FAILED, True)
+    assert await partitions(plain) == ["outbox_events"]
 
 
 # --- what a partition is

@@ -54,7 +54,7 @@ async def plan(dsn: str, *, schema: str = "public") -> Plan:
         StoreUnavailableError: PostgreSQL cannot serve now.
         ContractError: the schema is newer than this worker, or the server is too old.
     """
-    async with _connected(dsn, schema) as connection:
+    async with owner_session(dsn, schema) as connection:
         found: int = await connection.fetchval(_VERSION) if await connection.fetchval(_HAS_VERSIONS) else 0
         if found > len(_migrations()):
             await _check_newer(connection, found, len(_migrations()))
@@ -79,14 +79,20 @@ async def migrate(dsn: str, *, schema: str = "public") -> Sequence[str]:
             server is too old.
     """
     applied = []
-    async with _connected(dsn, schema) as connection:
+    async with owner_session(dsn, schema) as connection:
         while name := await _apply_next(connection, schema):
             applied.append(name)
     return applied
 
 
 @asynccontextmanager
-async def _connected(dsn: str, schema: str) -> AsyncIterator[asyncpg.Connection]:
+async def owner_session(dsn: str, schema: str) -> AsyncIterator[asyncpg.Connection]:
+    """Connect directly, for changes of the schema; they may take as long as they take.
+
+    Raises:
+        StoreUnavailableError: PostgreSQL cannot serve now.
+        ContractError: it refuses the connection, or a statement in the block; or the server is too old.
+    """
     settings = session_settings(schema, "sea_mq_worker migrate")
     check_tls_files(dsn)
     with connecting():

@@ -8,6 +8,7 @@ import asyncpg
 from sea_mq_worker.adapters.postgres.connection import OPERATOR_HINTS
 from sea_mq_worker.adapters.postgres.migrations import Plan, check_version, migrate, plan
 from sea_mq_worker.adapters.postgres.operations import PostgresOperations
+from sea_mq_worker.adapters.postgres.partitions import PostgresPartitions, partition_outbox
 from sea_mq_worker.adapters.postgres.replays import PostgresReplays
 from sea_mq_worker.bootstrap.connections.postgres import open_pool
 from sea_mq_worker.settings import Settings
@@ -21,6 +22,16 @@ async def migrate_schema(settings: Settings) -> Sequence[str]:
 async def plan_migration(settings: Settings) -> Plan:
     """Tell which migrations are missing."""
     return await plan(settings.database_url.get_secret_value(), schema=settings.database_schema)
+
+
+async def divide_outbox(settings: Settings, *, actor: str, reason: str) -> bool:
+    """Keep the outbox in partitions from now on; False: it is in partitions already."""
+    return await partition_outbox(
+        settings.database_url.get_secret_value(),
+        schema=settings.database_schema,
+        actor=actor,
+        reason=reason,
+    )
 
 
 @asynccontextmanager
@@ -51,3 +62,10 @@ async def replays(settings: Settings) -> AsyncIterator[PostgresReplays]:
     """Connect to the tables to put events back."""
     async with tables_pool(settings, purpose="operator") as pool:
         yield PostgresReplays(pool=pool)
+
+
+@asynccontextmanager
+async def partitions(settings: Settings) -> AsyncIterator[PostgresPartitions]:
+    """Connect to the tables to look at the outbox's partitions."""
+    async with tables_pool(settings, purpose="operator") as pool:
+        yield PostgresPartitions(pool=pool)
