@@ -3,6 +3,8 @@
 import ast
 import asyncio
 import os
+import re
+import signal
 import subprocess
 import sys
 import tomllib
@@ -16,6 +18,7 @@ import pytest
 from typer.testing import CliRunner
 
 from kit.description import Description
+from sea_mq_worker.application.supervisor import ExitCode
 from sea_mq_worker.cli import app
 from sea_mq_worker.producer import enqueue
 from sea_mq_worker.settings import Settings
@@ -125,6 +128,12 @@ async def test_what_to_ask_at_three_in_the_morning(system: Patient) -> None:
         assert answer.code == 0 or words_of(line) == ["doctor"], (line, answer)
         if id_ in line:
             assert "no answer" in answer.out
+
+
+def test_every_exit_code_is_told() -> None:
+    rows = re.findall(r"^\| ([\d, ]+) \|", (ROOT / "docs" / "cli.md").read_text(), re.MULTILINE)
+    told = {int(code) for row in rows for code in row.split(", ")}
+    assert told == {*ExitCode, 128 + signal.SIGINT, 128 + signal.SIGTERM}
 
 
 async def test_what_to_ask_before_an_upgrade(system: Patient) -> None:

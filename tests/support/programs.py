@@ -20,6 +20,7 @@ from tests.support.documents import ROOT
 
 WORKER = "sea_mq_worker"
 _SCRIPT = "sea-mq-worker"
+_ASSIGNMENT = re.compile(r"[A-Z_]+=")
 _PYTHON = re.compile(r"(\S*/)?python3?")
 _COMMAND = re.compile(r"[a-z]+( [\w./=\"-]+)*")
 _AND_SO_ON = "…"
@@ -55,8 +56,10 @@ def own_programs(command: str) -> Iterator[tuple[str, list[str]]]:
 def _own(words: list[str]) -> Iterator[tuple[str, list[str]]]:
     if "--" in words:
         yield from _own(words[words.index("--") + 1 :])
+    while words and _ASSIGNMENT.match(words[0]):
+        words = words[1:]
     match words:
-        case [program, *rest] if program == _SCRIPT:
+        case [program, *rest] if program.rpartition("/")[2] == _SCRIPT:
             yield WORKER, rest
         case [program, "-m", module, *rest] if _PYTHON.fullmatch(program) and _is_own(module):
             yield module, rest
