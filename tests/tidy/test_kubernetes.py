@@ -1,5 +1,6 @@
 """deploy/kubernetes is valid, grants no more than is needed, and agrees with the worker's settings."""
 
+import json
 import os
 import re
 import shlex
@@ -20,7 +21,7 @@ DOCUMENT = "docs/deploying.md"
 FOLDER = ROOT / "deploy" / "kubernetes"
 VERSIONS = ("1.29", "1.37")
 KUSTOMIZE = "kustomization.yaml"
-NOT_KUBERNETES_OWN = {"ServiceMonitor"}
+NOT_KUBERNETES_OWN = {"PrometheusRule", "ServiceMonitor"}
 needs_kubectl = pytest.mark.skipif(not shutil.which("kubectl"), reason="no kubectl is here")
 
 FILES: Mapping[str, dict[str, Any]] = {
@@ -116,8 +117,11 @@ def test_kubectl_builds_the_overlays_of_the_document(overlay: str, place: Path) 
     kinds = [each["kind"] for each in built if each["kind"] != "ConfigMap"]
     assert sorted(kinds) == sorted(FILES[path]["kind"] for path in files)
     assert {each["metadata"]["namespace"] for each in built} == {"orders"}
-    for settings in (each["data"] for each in built if each["kind"] == "ConfigMap"):
-        assert settings == literals() | {"SEA_MQ_HANDLER_URL": "http://orders:8000/handle"}
+    for made in (each for each in built if each["kind"] == "ConfigMap"):
+        if made["metadata"].get("labels") == {"grafana_dashboard": "1"}:
+            assert json.loads(made["data"]["sea-mq-worker.json"])["panels"]
+        else:
+            assert made["data"] == literals() | {"SEA_MQ_HANDLER_URL": "http://orders:8000/handle"}
 
 
 @needs_kubectl
@@ -164,7 +168,8 @@ def test_the_kubelet_waits_longer_than_the_worker_needs_to_stop() -> None:
 
 def test_a_new_worker_is_ready_before_an_old_one_ends() -> None:
     assert DEPLOYMENT["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
-    assert DEPLOYMENT["spec"]["replicas"] > FILES["poddisruptionbudget.yaml"]["spec"]["minAvailable"]
+    assert DEPLOYMENT["spec"]["minReadySeconds"] > 0
+    assert DEPLOYMENT["spec"]["replicas"] > FILES["poddisruptionbudget.yaml"]["spec"]["maxUnavailable"]
 
 
 def test_everything_means_the_same_pods() -> None:
@@ -172,6 +177,8 @@ def test_everything_means_the_same_pods() -> None:
     assert DEPLOYMENT["spec"]["selector"]["matchLabels"] == labels
     assert FILES["poddisruptionbudget.yaml"]["spec"]["selector"]["matchLabels"] == labels
     assert FILES["networkpolicy.yaml"]["spec"]["podSelector"]["matchLabels"] == labels
+    of_the_job = FILES["migrate/networkpolicy.yaml"]["spec"]["podSelector"]["matchLabels"]
+    assert of_the_job == JOB["spec"]["template"]["metadata"]["labels"]
     assert FILES["service.yaml"]["spec"]["selector"] == labels
     assert FILES["monitoring/servicemonitor.yaml"]["spec"]["selector"]["matchLabels"] == labels
 
