@@ -13,9 +13,8 @@ from typer.testing import CliRunner
 
 from benchmarks.past import DEAD_TYPE
 from benchmarks.stage import Run
-from sea_mq_worker.adapters.postgres.connection import OPERATOR_HINTS
 from sea_mq_worker.adapters.postgres.inspection import PostgresInspection
-from sea_mq_worker.adapters.postgres.overview import PostgresOverview
+from sea_mq_worker.adapters.postgres.overview import BY_INDEX, PostgresOverview
 from sea_mq_worker.bootstrap.connections.postgres import open_pool
 from sea_mq_worker.bootstrap.desk import WorkerDesk
 from sea_mq_worker.bootstrap.sampling import DEPTH_MAX
@@ -53,11 +52,14 @@ _COMMANDS = (
     "where {correlation}",
     "outbox list --state PUBLISHED",
     "outbox list --state PUBLISHED --since 10m",
-    "outbox list --state PUBLISHED --type order.created",
-    "outbox list --state PUBLISHED --key {key}",
+    "outbox list --state PUBLISHED --until 1h --type order.created",
+    "outbox list --state PUBLISHED --after {event}",
     "outbox list --state PUBLISHED --aggregate order/{aggregate}",
+    "outbox list --state PUBLISHED --key {key}",
+    "outbox list --state PUBLISHED --key {key} --read 0",
     "inbox list --state PROCESSED",
     "inbox list --state PROCESSED --since 10m",
+    "inbox list --state PROCESSED --consumer nobody",
 )
 """Last stand those that ask for finished rows by something that no index has."""
 _EXAMPLES = """
@@ -84,7 +86,7 @@ async def questions(run: Run) -> AsyncIterator[Mapping[str, Question]]:
         command.format_map(names): partial(_command, command.format_map(examples).split(), environment)
         for command in _COMMANDS
     }
-    pool = await open_pool(run.own, purpose="upkeep", hints=OPERATOR_HINTS)
+    pool = await open_pool(run.own, purpose="upkeep", hints=BY_INDEX)
     try:
         yield {
             "python -m sea_mq_worker depth": partial(_process, ["depth"], environment),
