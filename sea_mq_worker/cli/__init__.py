@@ -10,8 +10,8 @@ import typer
 from sea_mq_worker.cli import (
     audit,
     database,
-    dead_letters,
     dev,
+    dlq,
     doctor,
     inbox,
     outbox,
@@ -38,7 +38,7 @@ app.command("where")(where.where)
 app.command("depth")(database.depth)
 app.add_typer(outbox.app, name="outbox")
 app.add_typer(inbox.app, name="inbox")
-app.add_typer(dead_letters.app, name="dlq")
+app.add_typer(dlq.app, name="dlq")
 app.add_typer(partitions.app, name="partitions")
 app.command("prune")(prune.prune)
 app.command("audit")(audit.audit)

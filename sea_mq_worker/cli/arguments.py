@@ -5,12 +5,8 @@ import os
 import re
 from datetime import UTC, datetime, timedelta
 from typing import Annotated
-from uuid import UUID
 
 import typer
-
-from sea_mq_worker.adapters.postgres.records import OutboxFilter
-from sea_mq_worker.domain.events import EventState
 
 _AGE = re.compile(r"(\d{1,6})([smhd])")
 FEW = 10
@@ -49,31 +45,6 @@ def _not_blank(text: str) -> str:
     return text
 
 
-def event_filter(  # noqa: PLR0917 - in the order in which commands take them
-    states: tuple[EventState, ...],
-    type_: str | None,
-    key: str | None,
-    aggregate: str | None,
-    correlation: UUID | None,
-    since: datetime | None,
-    until: datetime | None,
-    error: str | None,
-) -> OutboxFilter:
-    """Make a filter of what several commands take."""
-    aggregate_type, _, aggregate_id = (aggregate or "").partition("/")
-    return OutboxFilter(
-        states=states,
-        event_type=type_,
-        ordering_key=key,
-        aggregate_type=aggregate_type or None,
-        aggregate_id=aggregate_id or None,
-        correlation_id=correlation,
-        since=since,
-        until=until,
-        error_like=error,
-    )
-
-
 ReasonOption = Annotated[str, typer.Option("--reason", help="Why; kept for the audit.", callback=_not_blank)]
 ActorOption = Annotated[
     str,
@@ -92,9 +63,4 @@ SinceOption = Annotated[
 UntilOption = Annotated[
     datetime | None, typer.Option("--until", parser=moment, metavar="TIME", help="Before this time.")
 ]
-ErrorOption = Annotated[str | None, typer.Option("--error", help="Part of the last error.")]
-TypeOption = Annotated[str | None, typer.Option("--type", help="Event type.")]
-KeyOption = Annotated[str | None, typer.Option("--key", help="Ordering key.")]
-AggregateOption = Annotated[str | None, typer.Option("--aggregate", metavar="TYPE[/ID]", help="Aggregate.")]
-CorrelationOption = Annotated[UUID | None, typer.Option("--correlation", help="Correlation id.")]
 YesOption = Annotated[bool, typer.Option("--yes", help=f"Do not ask, with more than {FEW}.")]

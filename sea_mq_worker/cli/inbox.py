@@ -9,14 +9,8 @@ import typer
 
 from sea_mq_worker.adapters.postgres.pages import READ_MAX
 from sea_mq_worker.adapters.postgres.records import InboxFilter, InboxState
-from sea_mq_worker.cli.arguments import (
-    ActorOption,
-    ErrorOption,
-    LimitOption,
-    ReasonOption,
-    SinceOption,
-    UntilOption,
-)
+from sea_mq_worker.cli.arguments import ActorOption, LimitOption, ReasonOption, SinceOption, UntilOption
+from sea_mq_worker.cli.filters import ErrorOption
 from sea_mq_worker.cli.pages import AfterOption, ReadOption, print_list
 from sea_mq_worker.cli.summary import GroupsOption, print_groups
 from sea_mq_worker.cli.support import (

@@ -9,17 +9,13 @@ import typer
 
 from sea_mq_worker.adapters.postgres.pages import READ_MAX
 from sea_mq_worker.cli import replay
-from sea_mq_worker.cli.arguments import (
-    ActorOption,
+from sea_mq_worker.cli.arguments import ActorOption, LimitOption, ReasonOption, SinceOption, UntilOption
+from sea_mq_worker.cli.filters import (
     AggregateOption,
     CorrelationOption,
     ErrorOption,
     KeyOption,
-    LimitOption,
-    ReasonOption,
-    SinceOption,
     TypeOption,
-    UntilOption,
     event_filter,
 )
 from sea_mq_worker.cli.pages import AfterOption, ReadOption, print_list

@@ -14,9 +14,9 @@ from sea_mq_worker.bootstrap.operator.letters import Outcome
 from sea_mq_worker.bootstrap.whereabouts import Whereabouts
 from sea_mq_worker.cli.database import Depths
 from sea_mq_worker.cli.inbox import Closed
-from sea_mq_worker.cli.letters import Counted
 from sea_mq_worker.cli.outbox import Buried
 from sea_mq_worker.cli.prune import Pruned, WouldPrune
+from sea_mq_worker.cli.redrive import Counted
 from sea_mq_worker.cli.replay import Replayed
 from sea_mq_worker.cli.summary import Summary
 

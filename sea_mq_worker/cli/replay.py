@@ -9,16 +9,13 @@ from uuid import UUID
 import typer
 
 from sea_mq_worker.adapters.postgres.records import OutboxFilter, ReplayResult, ReplayStep
-from sea_mq_worker.cli.arguments import (
-    ActorOption,
+from sea_mq_worker.cli.arguments import ActorOption, SinceOption, UntilOption, YesOption
+from sea_mq_worker.cli.filters import (
     AggregateOption,
     CorrelationOption,
     ErrorOption,
     KeyOption,
-    SinceOption,
     TypeOption,
-    UntilOption,
-    YesOption,
     event_filter,
 )
 from sea_mq_worker.cli.support import EXIT_FAILED, EXIT_USAGE, JsonOption, act, confirm, fail, print_json

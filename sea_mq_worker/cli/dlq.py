@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sea_mq_worker.cli import letters
+from sea_mq_worker.cli import redrive
 from sea_mq_worker.cli.arguments import LimitOption, SinceOption, UntilOption
-from sea_mq_worker.cli.letters import ConsumerOption, DetailOption, SubjectOption, letter_filter
+from sea_mq_worker.cli.filters import ConsumerOption, DetailOption, SubjectOption, letter_filter
 from sea_mq_worker.cli.summary import GroupsOption, tell_groups
 from sea_mq_worker.cli.support import (
     EXIT_FAILED,
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from sea_mq_worker.settings import Settings
 
 app = typer.Typer(help="Dead letters: look, count, hand to the handler again, delete.", no_args_is_help=True)
-app.command("redrive")(letters.redrive)
-app.command("purge")(letters.purge)
+app.command("redrive")(redrive.redrive)
+app.command("purge")(redrive.purge)
 
 _READ_MAX = 10_000
 """Each is asked for by itself."""

@@ -2,12 +2,12 @@
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass
-from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from sea_mq_worker.cli.arguments import FEW, ActorOption, ReasonOption, SinceOption, UntilOption, YesOption
+from sea_mq_worker.cli.filters import ConsumerOption, DetailOption, SubjectOption, letter_filter
 from sea_mq_worker.cli.support import (
     EXIT_FAILED,
     EXIT_USAGE,
@@ -30,9 +30,6 @@ SeqsArgument = Annotated[list[int] | None, typer.Argument(min=1, metavar="[SEQ].
 DlqReasonOption = Annotated[
     Reason | None, typer.Option("--dlq-reason", help="Dead-lettered for this reason.")
 ]
-SubjectOption = Annotated[str | None, typer.Option("--subject", help="Original subject, exactly.")]
-ConsumerOption = Annotated[str | None, typer.Option("--consumer", help="Received by this durable consumer.")]
-DetailOption = Annotated[str | None, typer.Option("--error", help="Part of the detail.")]
 AllOption = Annotated[bool, typer.Option("--all", help="Every dead letter.")]
 CapOption = Annotated[int, typer.Option("--cap", min=1, help="If more match, nothing is done.")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only count.")]
@@ -116,29 +113,6 @@ def purge(
             await _each(chosen, lambda seq: tool.purge(seq, action=action), json=json)
 
     act(work, needs=("database_url", "nats_url"))
-
-
-def letter_filter(  # noqa: PLR0917 - in the order in which commands take them
-    reason: Reason | None,
-    subject: str | None,
-    consumer: str | None,
-    since: datetime | None,
-    until: datetime | None,
-    error: str | None,
-    after_seq: int = 0,
-) -> "LetterFilter":
-    """Make a filter of what several commands take."""
-    from sea_mq_worker.adapters.nats.dead_letters import LetterFilter
-
-    return LetterFilter(
-        reason=reason or "",
-        subject=subject or "",
-        consumer=consumer or "",
-        since=since,
-        until=until,
-        error=error or "",
-        after_seq=after_seq,
-    )
 
 
 async def _chosen(
