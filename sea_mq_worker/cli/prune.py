@@ -127,16 +127,20 @@ def _tell_pruned(before: datetime, results: Mapping[Side, PruneResult], *, json:
         print_json(Pruned(before=before, deleted=deleted, dropped=dropped))
         return
     for side, one in results.items():
-        whole = f", {', '.join(each.name for each in one.dropped)} whole" if one.dropped else ""
-        typer.echo(f"{side}: deleted {one.deleted}{whole}")
+        typer.echo("; ".join([f"{side}: deleted {one.deleted}", *map(partition_text, one.dropped)]))
+
+
+def partition_text(told: DroppedPartition | KeptPartition) -> str:
+    """Say what became of a partition whose time is over."""
+    match told:
+        case DroppedPartition(name=name, events=events):
+            return f"dropped partition {name}, {events:,} events"
+        case KeptPartition(name=name, reason=reason):
+            return f"partition {name} goes row by row: {reason}"
 
 
 def _tell_partition(told: DroppedPartition | KeptPartition) -> None:
-    match told:
-        case DroppedPartition(name=name, events=events):
-            typer.echo(f"dropped partition {name}, {events} events", err=True)
-        case KeptPartition(name=name, reason=reason):
-            typer.echo(f"partition {name} is not dropped: {reason}", err=True)
+    typer.echo(partition_text(told), err=True)
 
 
 @contextmanager

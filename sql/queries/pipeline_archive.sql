@@ -1,5 +1,6 @@
 -- The archive: published events that go to the lake and then leave the outbox. `:digest` and `:fit` in a statement
--- stand for the expressions of these names, as psql would take them from \set.
+-- stand for the expressions of these names, as psql would take them from \set. Pages are one relation's: where the
+-- outbox has partitions, the name of one of them stands in its place.
 
 -- name: digest
 -- All that the lake keeps of an event, as one number of 128 bits. Whoever reads the lake can compute the same, so the
@@ -61,6 +62,21 @@ SELECT count(*) AS rows,
            AND o.ctid < pg_catalog.format('(%s,0)', $5::bigint)::tid
            AND o.state = 'PUBLISHED' AND o.published_at < $1::timestamptz AND :fit
        ) AS d;
+
+-- name: others
+-- Whether anything is there besides what can be archived.
+-- $1 published before, $2 and $3 times.
+SELECT EXISTS (
+    SELECT FROM outbox_events o
+     WHERE (o.state = 'PUBLISHED' AND o.published_at < $1::timestamptz AND :fit) IS NOT TRUE
+) AS others;
+
+-- name: all_content
+-- What everything that is there holds, as `content`.
+SELECT count(*) AS rows,
+       coalesce(sum(('x' || left(d.digest, 15))::bit(60)::bigint), 0)::text AS left_sum,
+       coalesce(sum(('x' || right(d.digest, 15))::bit(60)::bigint), 0)::text AS right_sum
+  FROM (SELECT :digest AS digest FROM outbox_events o) AS d;
 
 -- name: lock
 -- One archive at a time; the lock ends with the session.

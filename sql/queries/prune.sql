@@ -34,24 +34,6 @@ WITH pruned AS (
 )
 SELECT count(*) AS count FROM pruned;
 
--- name: drop_outbox
--- Drops a partition of which every event was published before, and notes its name; else tells why it stays.
--- $1 partition, $2 published before, $3 action.
-WITH told AS MATERIALIZED (
-    SELECT d.dropped, d.reason, d.events
-      FROM pg_class c
-     CROSS JOIN LATERAL outbox_drop_partition(c.relname::text, $2::timestamptz) d
-     WHERE c.oid = $1::text::regclass
-), counted AS (
-    UPDATE operator_actions a
-       SET affected = a.affected + told.events::int,
-           selection = pg_catalog.jsonb_set(a.selection, '{dropped}'::text[], coalesce(
-               a.selection->'dropped'::text, '[]'::jsonb) || pg_catalog.to_jsonb($1::text))
-      FROM told
-     WHERE a.id = $3::bigint AND told.dropped
-)
-SELECT dropped, reason, events AS count FROM told;
-
 -- name: count_outbox
 -- How many events `outbox` would delete from the same range of pages, and how many are there.
 -- $1 first page, $2 page behind the last, $3 published before.

@@ -193,7 +193,7 @@ NEEDS = {
     ),
     "reader": (
         *("depth.", "inspection.", "lists.", "doctor.", "pipeline_reconcile.", "pipeline_drain.backlog"),
-        *("leaves.", "context.owner", "partitions.list"),
+        *("leaves.leaves", "context.owner", "partitions.list"),
     ),
 }
 

@@ -9,9 +9,15 @@ from datetime import datetime
 from typing import Any
 
 from sea_mq_worker.adapters.postgres.queries import load_queries
+from sea_mq_worker.adapters.postgres.records import DroppedPartition, KeptPartition
 
-LEAVES = load_queries("leaves", "leaves")["leaves"]
+_SQL = load_queries("leaves", "leaves", "drop_leaf")
+
+LEAVES = _SQL["leaves"]
 """The statement that lists them; ``$1`` is the table."""
+
+DROP_LEAF = _SQL["drop_leaf"]
+"""The statement that drops one of the outbox if all of it was published before ``$2``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +51,13 @@ class PageRange:
 def leaf_of(row: Any) -> Leaf:
     """Read a row of ``LEAVES``."""
     return Leaf(row["name"], row["pages"], row["until_at"])
+
+
+def dropped_leaf(name: str, row: Any) -> DroppedPartition | KeptPartition:
+    """Read the row of ``DROP_LEAF``."""
+    if row["dropped"]:
+        return DroppedPartition(name=name, events=row["count"])
+    return KeptPartition(name=name, reason=row["reason"])
 
 
 def in_leaf(statement: str, table: str, leaf: str) -> str:

@@ -9,7 +9,16 @@ from typing import Any, TypeAlias
 import asyncpg
 
 from sea_mq_worker.adapters.postgres.connection import fetch, fetch_slowly
-from sea_mq_worker.adapters.postgres.leaves import LEAVES, Leaf, PageRange, in_leaf, leaf_of, ranges
+from sea_mq_worker.adapters.postgres.leaves import (
+    DROP_LEAF,
+    LEAVES,
+    Leaf,
+    PageRange,
+    dropped_leaf,
+    in_leaf,
+    leaf_of,
+    ranges,
+)
 from sea_mq_worker.adapters.postgres.queries import load_queries
 from sea_mq_worker.adapters.postgres.records import DroppedPartition, KeptPartition, Prunable, PruneResult
 
@@ -49,7 +58,7 @@ class PostgresPruning:
     def __init__(self, *, pool: asyncpg.Pool) -> None:
         """Use a pool opened with ``OPERATOR_HINTS``."""
         self._pool = pool
-        self._sql = load_queries("prune", "outbox", "inbox", "drop_outbox", "count_outbox", "count_inbox")
+        self._sql = load_queries("prune", "outbox", "inbox", "count_outbox", "count_inbox")
 
     async def prune(
         self,
@@ -122,10 +131,8 @@ class PostgresPruning:
 
     async def _drop(self, leaf: Leaf, before: datetime, action: int) -> DroppedPartition | KeptPartition:
         """Have it dropped if all of it may go; reads it, which takes longer than a statement may else."""
-        [row] = await fetch_slowly(self._pool, self._sql["drop_outbox"], leaf.name, before, action)
-        if row["dropped"]:
-            return DroppedPartition(name=leaf.name, events=row["count"])
-        return KeptPartition(name=leaf.name, reason=row["reason"])
+        [row] = await fetch_slowly(self._pool, DROP_LEAF, leaf.name, before, action)
+        return dropped_leaf(leaf.name, row)
 
     async def _leaves(self, side: str) -> list[Leaf]:
         return [leaf_of(row) for row in await fetch(self._pool, LEAVES, _TABLES[side])]

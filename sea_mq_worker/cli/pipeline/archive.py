@@ -19,6 +19,7 @@ from sea_mq_worker.cli.pipeline.support import (
     run_job,
     say,
 )
+from sea_mq_worker.cli.prune import partition_text
 from sea_mq_worker.cli.support import EXIT_USAGE, JsonOption, fail, print_json
 
 if TYPE_CHECKING:
@@ -57,9 +58,10 @@ def archive(
     """Move published events from the outbox to the lake, each batch proved there before it is deleted here.
 
     Read back from the lake, a batch must have the number and the content that PostgreSQL tells; an event that
-    is replayed meanwhile stays in the outbox. May run beside workers, and again after whatever ended it: an
-    unfinished batch of an earlier run is finished first, whatever --before says. Exit code 0: done; 1: the
-    lake does not have what PostgreSQL has, or a server failed.
+    is replayed meanwhile stays in the outbox. A partition is dropped whole where all that it holds is proved.
+    May run beside workers, and again after whatever ended it: unfinished batches of an earlier run are done
+    first, whatever --before says. Exit code 0: done; 1: the lake does not have what PostgreSQL has, or a
+    server failed.
     """
     if before > datetime.now(UTC):
         fail("--before: must be past, or events would leave as soon as they are published", EXIT_USAGE)
@@ -91,6 +93,9 @@ def _archive(
 
 
 def _tell(progress: "ArchiveProgress") -> None:
+    if progress.partition:
+        say(partition_text(progress.partition))
+        return
     text = f"batch {progress.batch}: {progress.rows:,} events proved in the lake, {progress.gone:,} deleted"
     if progress.total:
         text += f"; {progress.done:,} of {progress.total:,}"
@@ -101,11 +106,13 @@ def _summary(result: "ArchiveResult", *, dry_run: bool) -> str:
     if dry_run:
         text = f"{result.found:,} events would be archived"
         if result.resumed is not None:
-            text += f", after the unfinished batch {result.resumed} is deleted from the outbox"
+            text += f", after what is unfinished from batch {result.resumed} on is deleted from the outbox"
     else:
         text = f"archived {result.archived:,} events in {result.batches} batches, deleted {result.deleted:,}"
         if result.resumed is not None:
-            text += f" (batch {result.resumed}, left unfinished by an earlier run, among them)"
+            text += f" (from batch {result.resumed} on, left unfinished by an earlier run, among them)"
+        for partition in result.dropped:
+            text += f"; {partition_text(partition)}"
         if result.stayed:
             text += f"; {result.stayed:,} stayed, replayed or changed meanwhile"
     if result.unfit:

@@ -30,10 +30,19 @@ class Content:
     left_sum: int
     right_sum: int
 
+    def __add__(self, other: "Content") -> "Content":
+        """Return what both sets hold."""
+        return Content(
+            self.rows + other.rows, self.left_sum + other.left_sum, self.right_sum + other.right_sum
+        )
+
     @property
     def digest(self) -> str:
         """Both sums, short."""
         return f"{self.left_sum:x}-{self.right_sum:x}"
+
+
+NOTHING = Content(0, 0, 0)
 
 
 def keys_of(frame: DataFrame) -> pa.Table:

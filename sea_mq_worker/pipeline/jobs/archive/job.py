@@ -4,13 +4,17 @@ Events go in batches. A batch is read under one snapshot and written to files; t
 compared with what PostgreSQL itself says of the same events (number and digest), then committed; what was
 committed is read once more, and only events that equal what was read are deleted. Two marks of the lake's
 table tell how far it came: ``archive <context>``, the last batch committed, and ``archived <context>``, the
-last one whose events were deleted. So a run that ended anywhere is taken up by the next one: a batch that is
-in the lake and not yet done with is compared with the outbox and deleted there first.
+last one whose events were deleted. So a run that ended anywhere is taken up by the next one: what is in the
+lake and not yet done with is compared with the outbox and deleted there first.
+
+Of a partition all of which is to go, every batch is committed before anything is deleted. It is dropped whole
+if it then holds, by number and digest, exactly what was compared, and else loses its events as any other.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 
 import pyarrow as pa
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
@@ -18,10 +22,12 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentation has it
 
+from sea_mq_worker.adapters.postgres.leaves import PageRange
+from sea_mq_worker.adapters.postgres.records import DroppedPartition, KeptPartition
 from sea_mq_worker.domain.events import EventState
 from sea_mq_worker.pipeline.errors import DataLossError, PipelineError
-from sea_mq_worker.pipeline.jobs.archive.digest import KEPT, TIMES, Content, content_of, keys_of
-from sea_mq_worker.pipeline.jobs.archive.outbox import Deletion, content, deletion, plan
+from sea_mq_worker.pipeline.jobs.archive.digest import KEPT, NOTHING, TIMES, Content, content_of, keys_of
+from sea_mq_worker.pipeline.jobs.archive.outbox import Deletion, LeafPlan, content, deletion, plan
 from sea_mq_worker.pipeline.lake.layouts import ARCHIVE
 from sea_mq_worker.pipeline.lake.reading import read_files
 from sea_mq_worker.pipeline.lake.table import NO_FILES, Files, LakeTable, Mark
@@ -45,9 +51,10 @@ class ArchiveResult:
         unfit: events that stay in the outbox, since a time of theirs is beyond the years 2 to 9998.
         batches: committed to the lake.
         archived: events in them.
-        deleted: events deleted from the outbox, those of the unfinished batch of an earlier run included.
+        deleted: events deleted from the outbox, those of unfinished batches of an earlier run included.
         stayed: events that are in the lake and were replayed or changed before they could be deleted.
-        resumed: the number of the unfinished batch, taken up; None: there was none.
+        resumed: the number of the first unfinished batch, taken up; None: there was none.
+        dropped: partitions that went whole, with their events among those deleted.
     """
 
     found: int = 0
@@ -57,6 +64,7 @@ class ArchiveResult:
     deleted: int = 0
     stayed: int = 0
     resumed: int | None = None
+    dropped: tuple[DroppedPartition, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +77,7 @@ class ArchiveProgress:
         gone: of these, done with in the outbox.
         done: events of this run's batches so far.
         total: events found; 0 while an unfinished batch is taken up.
+        partition: what has just become of one that could be dropped whole; None: nothing.
     """
 
     batch: int
@@ -76,6 +85,7 @@ class ArchiveProgress:
     gone: int
     done: int
     total: int
+    partition: DroppedPartition | KeptPartition | None = None
 
 
 OnProgress = Callable[[ArchiveProgress], None]
@@ -127,21 +137,22 @@ def archive(
         )
         run.resume()
         with snapshot(settings) as held:
-            found = plan(held, before, batch_rows)
-        run.result = replace(run.result, found=found.fit, unfit=found.unfit)
-        for pages in found.batches:
-            run.batch(pages)
+            leaves = plan(held, before, batch_rows)
+        fit, unfit = _sums(leaves)
+        run.result = replace(run.result, found=fit, unfit=unfit)
+        for leaf in leaves:
+            run.leaf(leaf)
     return run.result
 
 
 def count(settings: Settings, lake: str, *, before: datetime) -> ArchiveResult:
     """Tell what an archive would find, and change nothing."""
     table = LakeTable(lake, ARCHIVE)
-    committed = table.mark(_committed(settings))
-    is_unfinished = committed != table.mark(_finished(settings))
+    unfinished = _unfinished(table, settings)
     with snapshot(settings) as held:
-        found = plan(held, before, BATCH_ROWS)
-    return ArchiveResult(found=found.fit, unfit=found.unfit, resumed=committed if is_unfinished else None)
+        leaves = plan(held, before, BATCH_ROWS)
+    fit, unfit = _sums(leaves)
+    return ArchiveResult(found=fit, unfit=unfit, resumed=min(unfinished, default=None))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -157,10 +168,13 @@ class _Run:
     result: ArchiveResult = ArchiveResult()
 
     def resume(self) -> None:
-        """Finish the batch that an earlier run has left in the lake."""
-        number = self._table.mark(_committed(self.settings))
-        if number is None or number == self._table.mark(_finished(self.settings)):
-            return
+        """Finish the batches that an earlier run has left in the lake."""
+        unfinished = _unfinished(self._table, self.settings)
+        self.result = replace(self.result, resumed=min(unfinished, default=None))
+        for number in unfinished:
+            self._resume(number)
+
+    def _resume(self, number: int) -> None:
         keys = self._keys(number, self._committed_rows(number))
         if event := self.outbox.altered(keys):
             raise DataLossError(
@@ -168,16 +182,31 @@ class _Run:
                 " it is in the outbox. Nothing was deleted. Restore this batch's files; where that cannot be"
                 " done, take its events that are still in the outbox out of the lake"
             )
-        self.result = replace(self.result, resumed=number)
         self._delete(number, keys)
 
-    def batch(self, pages: tuple[int, int]) -> None:
-        """Archive the events in a range of pages."""
+    def leaf(self, leaf: LeafPlan) -> None:
+        """Archive what is to go of a leaf, and drop it if that is all of it."""
+        compared = NOTHING
+        for pages in leaf.batches:
+            if (batch := self._batch(pages)) is None:
+                continue
+            number, keys = batch
+            compared += content_of(keys)
+            if leaf.may_go:
+                self._tell(number, keys.num_rows)
+            else:
+                self._delete(number, keys)
+        if leaf.may_go and not self._drop(leaf.leaf, compared):
+            for number in _unfinished(self._table, self.settings):
+                self._delete(number, self._keys(number, self._committed_rows(number)))
+
+    def _batch(self, pages: PageRange) -> tuple[int, pa.Table] | None:
+        """Archive the events in a range of pages; return the batch's number and keys, None: none is left."""
         number = (self._table.mark(_committed(self.settings)) or 0) + 1
         with snapshot(self.settings) as held:
             wanted = content(held, self.before, pages)
             if not wanted.rows:
-                return
+                return None
             files = self._table.write(self._rows(held, pages, number))
         self._verify(number, wanted, self._keys(number, self._written_rows(files)))
         self.outbox.check_lock()
@@ -187,21 +216,40 @@ class _Run:
         self.result = replace(
             self.result, batches=self.result.batches + 1, archived=self.result.archived + wanted.rows
         )
-        self._delete(number, keys)
+        return number, keys
+
+    def _drop(self, leaf: str, compared: Content) -> bool:
+        """Drop a partition that holds what was compared, and nothing else."""
+        self.outbox.check_lock()
+        numbers = _unfinished(self._table, self.settings)
+        selection = {"before": self.before.isoformat(), "lake": self.lake, "batches": list(numbers)}
+        told = self.outbox.drop(leaf, self.before, compared, (*self.who, selection))
+        self._tell(max(numbers, default=0), compared.rows, partition=told)
+        if isinstance(told, KeptPartition):
+            return False
+        self.result = replace(
+            self.result,
+            deleted=self.result.deleted + told.events,
+            dropped=(*self.result.dropped, told),
+        )
+        for number in numbers:
+            self._finish(number)
+        return True
 
     @property
     def _table(self) -> LakeTable:
         return LakeTable(self.lake, ARCHIVE)
 
-    def _rows(self, held: Snapshot, pages: tuple[int, int], number: int) -> DataFrame:
-        share = -(-(pages[1] - pages[0]) // self.spark.sparkContext.defaultParallelism)
+    def _rows(self, held: Snapshot, pages: PageRange, number: int) -> DataFrame:
+        share = -(-(pages.end - pages.first) // self.spark.sparkContext.defaultParallelism)
         frame = read_outbox(
             self.spark,
             held,
             columns=KEPT,
             states=[EventState.PUBLISHED],
             published_before=self.before,
-            pages=pages,
+            partition=pages.leaf,
+            pages=(pages.first, pages.end),
             pages_per_partition=max(_TASK_PAGES_MIN, share),
         )
         is_fit = (F.least(*TIMES) > _moment(FIRST_TIME)) & (F.greatest(*TIMES) < _moment(LAST_TIME))
@@ -241,26 +289,38 @@ class _Run:
             )
 
     def _delete(self, number: int, keys: pa.Table) -> None:
-        def tell(gone: int) -> None:
-            self.on_progress(
-                ArchiveProgress(
-                    batch=number,
-                    rows=keys.num_rows,
-                    gone=gone,
-                    done=self.result.archived,
-                    total=self.result.found,
-                )
-            )
-
+        tell = partial(self._tell, number, keys.num_rows)
         tell(0)
         selection = {"before": self.before.isoformat(), "lake": self.lake, "batch": number}
         action = self.outbox.begin(*self.who, selection)
         deleted, stayed = self.outbox.delete(keys, action, per_second=self.per_second, on_deleted=tell)
-        self._commit(NO_FILES, Mark(_finished(self.settings), number, after=number - 1))
+        self._finish(number)
         self.result = replace(
             self.result,
             deleted=self.result.deleted + deleted,
             stayed=self.result.stayed + stayed,
+        )
+
+    def _finish(self, number: int) -> None:
+        self._commit(NO_FILES, Mark(_finished(self.settings), number, after=number - 1))
+
+    def _tell(
+        self,
+        number: int,
+        rows: int,
+        gone: int = 0,
+        *,
+        partition: DroppedPartition | KeptPartition | None = None,
+    ) -> None:
+        self.on_progress(
+            ArchiveProgress(
+                batch=number,
+                rows=rows,
+                gone=gone,
+                done=self.result.archived,
+                total=self.result.found,
+                partition=partition,
+            )
         )
 
     def _commit(self, files: Files, mark: Mark) -> None:
@@ -276,6 +336,16 @@ def _committed(settings: Settings) -> str:
 
 def _finished(settings: Settings) -> str:
     return f"archived {settings.context}"
+
+
+def _unfinished(table: LakeTable, settings: Settings) -> range:
+    """Return the numbers of the batches that are in the lake and not yet done with in the outbox."""
+    committed, finished = table.mark(_committed(settings)), table.mark(_finished(settings))
+    return range((finished or 0) + 1, (committed or 0) + 1)
+
+
+def _sums(leaves: Sequence[LeafPlan]) -> tuple[int, int]:
+    return sum(leaf.fit for leaf in leaves), sum(leaf.unfit for leaf in leaves)
 
 
 def _cause(error: Exception) -> str:

@@ -14,8 +14,18 @@ import pyarrow as pa
 
 from sea_mq_worker.adapters.postgres.connection import WORKER_HINTS
 from sea_mq_worker.adapters.postgres.errors import translated
+from sea_mq_worker.adapters.postgres.leaves import (
+    DROP_LEAF,
+    LEAVES,
+    Leaf,
+    PageRange,
+    dropped_leaf,
+    in_leaf,
+    leaf_of,
+)
 from sea_mq_worker.adapters.postgres.migrations import check_version
 from sea_mq_worker.adapters.postgres.queries import load_queries
+from sea_mq_worker.adapters.postgres.records import DroppedPartition, KeptPartition
 from sea_mq_worker.bootstrap.connections.postgres import open_pool
 from sea_mq_worker.pipeline.errors import PipelineError
 from sea_mq_worker.pipeline.jobs.archive.digest import Content, slices
@@ -30,27 +40,43 @@ _DELETE_BYTES = 8 * 2**20
 """Their content, since the server computes digests of it."""
 
 _CHUNK_PAGES = 256
+_TABLE = "outbox_events"
+
+_DROP_SECONDS_MAX = 3600
+"""Longest for reading a partition that is about to be dropped; nobody waits for it meanwhile."""
+
+_READ_ALL = f"SET LOCAL enable_seqscan = on; SET LOCAL statement_timeout = '{_DROP_SECONDS_MAX}s'"
 _TELL_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """What there is to archive.
+class LeafPlan:
+    """What there is to archive in a leaf of the outbox, which is all of it or one of its partitions.
 
     Attributes:
+        leaf: its name.
         fit: events.
         unfit: events that stay, since a time of theirs is beyond what the lake can hold.
-        batches: ranges of the table's pages, the last not included, each with a bounded number of events.
+        batches: each with a bounded number of events.
+        may_go: it is a partition whose time is over, and holds nothing else.
     """
 
+    leaf: str
     fit: int
     unfit: int
-    batches: tuple[tuple[int, int], ...]
+    batches: tuple[PageRange, ...]
+    may_go: bool
 
 
-def plan(held: Snapshot, before: datetime, batch_rows: int) -> Plan:
+def plan(held: Snapshot, before: datetime, batch_rows: int) -> list[LeafPlan]:
     """Look where the events are; they can only become fewer, as ``before`` is past."""
-    chunks = held.rows(_SQL["chunks"], before, FIRST_TIME, LAST_TIME, _CHUNK_PAGES)
+    leaves = [leaf_of(row) for row in held.rows(LEAVES, _TABLE)]
+    return [_plan_of(held, leaf, before, batch_rows) for leaf in leaves]
+
+
+def _plan_of(held: Snapshot, leaf: Leaf, before: datetime, batch_rows: int) -> LeafPlan:
+    statement = in_leaf(_SQL["chunks"], _TABLE, leaf.name)
+    chunks = held.rows(statement, before, FIRST_TIME, LAST_TIME, _CHUNK_PAGES)
     batches: list[list[int]] = []
     room = 0
     for chunk in chunks:
@@ -62,17 +88,25 @@ def plan(held: Snapshot, before: datetime, batch_rows: int) -> Plan:
             room = batch_rows
         batches[-1][1] = first + _CHUNK_PAGES
         room -= chunk["fit"]
-    return Plan(
+    return LeafPlan(
+        leaf=leaf.name,
         fit=sum(chunk["fit"] for chunk in chunks),
         unfit=sum(chunk["unfit"] for chunk in chunks),
-        batches=tuple((first, end) for first, end in batches),
+        batches=tuple(PageRange(leaf.name, first, end) for first, end in batches),
+        may_go=leaf.is_over(before) and not _has_others(held, leaf, before),
     )
 
 
-def content(held: Snapshot, before: datetime, pages: tuple[int, int]) -> Content:
+def _has_others(held: Snapshot, leaf: Leaf, before: datetime) -> bool:
+    (row,) = held.rows(in_leaf(_SQL["others"], _TABLE, leaf.name), before, FIRST_TIME, LAST_TIME)
+    return bool(row["others"])
+
+
+def content(held: Snapshot, before: datetime, pages: PageRange) -> Content:
     """Ask PostgreSQL itself what a batch must hold."""
-    (row,) = held.rows(_SQL["content"], before, FIRST_TIME, LAST_TIME, *pages)
-    return Content(row["rows"], int(row["left_sum"]), int(row["right_sum"]))
+    statement = in_leaf(_SQL["content"], _TABLE, pages.leaf)
+    (row,) = held.rows(statement, before, FIRST_TIME, LAST_TIME, pages.first, pages.end)
+    return _content_of(row)
 
 
 class Deletion:
@@ -92,8 +126,7 @@ class Deletion:
 
     def begin(self, actor: str, reason: str, selection: Mapping[str, Any]) -> int:
         """Open a record in the audit, and return its number."""
-        rows = self._runner.run(self._fetch(_SQL["begin"], actor, reason, json.dumps(selection, default=str)))
-        return int(rows[0]["id"])
+        return self._runner.run(self._begin(actor, reason, selection))
 
     def altered(self, keys: pa.Table) -> str | None:
         """Return the id of an event that is not what the lake has of it, though it is of the same time."""
@@ -111,6 +144,39 @@ class Deletion:
             on_deleted: is told how many keys are done, now and then.
         """
         return self._runner.run(self._delete(keys, action, per_second, on_deleted))
+
+    def drop(
+        self, leaf: str, before: datetime, compared: Content, action: tuple[str, str, Mapping[str, Any]]
+    ) -> DroppedPartition | KeptPartition:
+        """Drop a partition if it holds exactly what was compared with the lake, and all of it may go.
+
+        Args:
+            leaf: its name.
+            before: published before.
+            compared: what the lake has of it.
+            action: who asks for it, why, and the selection, for the audit.
+        """
+        return self._runner.run(self._drop(leaf, before, compared, action))
+
+    async def _drop(
+        self, leaf: str, before: datetime, compared: Content, action: tuple[str, str, Mapping[str, Any]]
+    ) -> DroppedPartition | KeptPartition:
+        # Each statement must see what was committed before it, above all the last, under its lock.
+        with translated():
+            async with self._connection.transaction(isolation="read_committed"):
+                await self._connection.execute(_READ_ALL)
+                content = in_leaf(_SQL["all_content"], _TABLE, leaf)
+                (row,) = await self._connection.fetch(content, timeout=_DROP_SECONDS_MAX)
+                if _content_of(row) != compared:
+                    return KeptPartition(name=leaf, reason="it holds other events than the lake has of it")
+                number = await self._begin(*action)
+                drop = (DROP_LEAF, leaf, before, number)
+                (row,) = await self._connection.fetch(*drop, timeout=_DROP_SECONDS_MAX)
+        return dropped_leaf(leaf, row)
+
+    async def _begin(self, actor: str, reason: str, selection: Mapping[str, Any]) -> int:
+        rows = await self._fetch(_SQL["begin"], actor, reason, json.dumps(selection, default=str))
+        return int(rows[0]["id"])
 
     async def _altered(self, keys: pa.Table) -> str | None:
         for part in slices(keys, rows=DELETE_ROWS, size=_DELETE_BYTES):
@@ -180,6 +246,10 @@ async def _release(pool: asyncpg.Pool, connection: asyncpg.Connection) -> None:
     await pool.release(connection)
 
 
+def _content_of(row: Any) -> Content:
+    return Content(row["rows"], int(row["left_sum"]), int(row["right_sum"]))
+
+
 def _lists(keys: pa.Table) -> tuple[list[Any], ...]:
     return tuple(keys.column(name).to_pylist() for name in ("id", "published_at", "digest"))
 
@@ -188,7 +258,9 @@ def _queries() -> Mapping[str, str]:
     """Load the statements, with the two expressions that several of them share put in."""
     shared = ("digest", "fit")
     found = load_queries(
-        "pipeline_archive", *shared, "chunks", "content", "lock", "begin", "altered", "delete"
+        "pipeline_archive",
+        *shared,
+        *("chunks", "content", "others", "all_content", "lock", "begin", "altered", "delete"),
     )
     whole = {name: statement for name, statement in found.items() if name not in shared}
     for name in shared:

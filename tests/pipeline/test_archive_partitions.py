@@ -1,0 +1,121 @@
+"""The archive drops a partition of the outbox whole, and only what the lake has of it as it was."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import asyncpg
+import pytest
+import pytest_asyncio
+from pyspark.sql import SparkSession
+
+from sea_mq_worker.adapters.postgres.connection import OPERATOR_HINTS
+from sea_mq_worker.adapters.postgres.records import DroppedPartition, KeptPartition
+from sea_mq_worker.pipeline.jobs.archive.job import ArchiveProgress, ArchiveResult
+from sea_mq_worker.pipeline.snapshot import read_outbox, snapshot
+from sea_mq_worker.settings import Settings
+from tests.pipeline.test_archive import DiedError, kept, run, table
+from tests.support.outboxes import PostgresWorld
+from tests.support.partitions import id_of_day, partition_outbox, past_partition
+from tests.support.pipeline_settings import write_settings
+from tests.support.rows import add_event, opened
+from tests.support.servers import Database
+
+
+@pytest.fixture
+def settings(database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    return write_settings(tmp_path / "settings.toml", monkeypatch, database_url=database.dsn)
+
+
+@pytest_asyncio.fixture
+async def pool(database: Database) -> AsyncIterator[asyncpg.Pool]:
+    """A pool to an outbox in partitions of past days, whose events may have a past."""
+    await partition_outbox(database.dsn)
+    async with opened(database, hints=OPERATOR_HINTS) as pool:
+        for days_ago in (9, 8, 7, 6):
+            await past_partition(pool, days_ago=days_ago)
+        await pool.execute("ALTER TABLE outbox_events DISABLE TRIGGER USER")
+        yield pool
+
+
+async def add(pool: asyncpg.Pool, state: str, *, days_ago: int) -> str:
+    """Add an event of a day, published on it."""
+    event = id_of_day(days_ago)
+    await add_event(pool, state, id=event)
+    at = datetime.now(UTC) - timedelta(days=days_ago)
+    await pool.execute(
+        "UPDATE outbox_events SET published_at = $2 WHERE id = $1 AND state = 'PUBLISHED'", event, at
+    )
+    return str(event)
+
+
+def name_of(days_ago: int) -> str:
+    return f"outbox_events_{datetime.now(UTC) - timedelta(days=days_ago):%Y%m%d}"
+
+
+def die_when(is_time: Callable[[ArchiveProgress], bool]) -> Callable[[ArchiveProgress], None]:
+    def die(progress: ArchiveProgress) -> None:
+        if is_time(progress):
+            raise DiedError
+
+    return die
+
+
+async def test_a_partition_goes_whole_once_the_lake_has_all_of_it_wherever_a_run_dies(
+    spark: SparkSession, settings: Settings, pool: asyncpg.Pool, tmp_path: Path, database: Database
+) -> None:
+    lake = str(tmp_path / "lake")
+    for days_ago in (9, 8, 7, 6):
+        for _ in range(2):
+            await add(pool, "PUBLISHED", days_ago=days_ago)
+    await add(pool, "DEAD", days_ago=7)
+    recent = await add_event(pool, "PUBLISHED")
+    before = await table(pool)
+    with snapshot(settings) as held:
+        read = [
+            row["id"] for row in read_outbox(spark, held, columns=["id"], pages_per_partition=1).collect()
+        ]
+    assert sorted(read) == sorted(before), "each partition is read, and once"
+
+    # in the lake, and not dropped yet
+    with pytest.raises(DiedError):
+        await run(spark, settings, lake, on_progress=die_when(lambda _: True))
+    assert (len(kept(spark, lake)), await table(pool)) == (2, before)
+
+    # the next one is dropped, and the lake does not know yet
+    is_dropped = die_when(lambda told: told.partition == DroppedPartition(name=name_of(8), events=2))
+    with pytest.raises(DiedError):
+        await run(spark, settings, lake, on_progress=is_dropped)
+    assert (await table(pool)).keys() == before.keys() - kept(spark, lake).keys()
+    assert await pool.fetchval("SELECT sum(affected) FROM operator_actions") == 4
+
+    told: list[object] = []
+    replayed: list[str] = []
+
+    async def meddle() -> None:
+        async with opened(database, hints=OPERATOR_HINTS) as other:
+            event = await other.fetchval(f"SELECT id::text FROM {name_of(6)} LIMIT 1")
+            await PostgresWorld(other).replay(event)
+            replayed.append(event)
+
+    def in_between(progress: ArchiveProgress) -> None:
+        told.append(progress.partition)
+        if progress.batch == 4 and not replayed:
+            asyncio.run(meddle())
+
+    result = await run(spark, settings, lake, on_progress=in_between)
+
+    assert result == ArchiveResult(found=4, batches=2, archived=4, deleted=3, stayed=1, resumed=2)
+    reason = "it holds other events than the lake has of it"
+    assert [one for one in told if one] == [KeptPartition(name=name_of(6), reason=reason)]
+    left = await table(pool)
+    assert kept(spark, lake).keys() | left.keys() == before.keys()
+    assert left.keys() & kept(spark, lake).keys() == set(replayed)
+    assert str(recent) in left
+    assert {name: row for name, row in (kept(spark, lake) | left).items() if name not in replayed} == {
+        name: row for name, row in before.items() if name not in replayed
+    }
+    partitions = [row[0] for row in await pool.fetch("SELECT partition FROM outbox_partitions()")]
+    assert [name_of(days) in partitions for days in (9, 8, 7, 6)] == [False, False, True, True]
+    assert await pool.fetchval("SELECT sum(affected) FROM operator_actions") == 7
