@@ -11,6 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentation has it
 
 from tests.pipeline.jetstream_support import PASSWORD, Stream, settings_file
+from tests.support.documents import blocks
 from tests.support.jetstream import connected
 
 Read: TypeAlias = Callable[..., DataFrame]
@@ -55,3 +56,15 @@ async def test_an_error_tells_what_to_do_and_nothing_shows_a_secret(
     shown = capfd.readouterr()
     assert "jetstream" in shown.out
     assert PASSWORD not in shown.out + shown.err + str(wrong.value)
+
+
+async def test_the_example_of_the_document_reads_a_stream_at_rest_and_live(
+    stream: Stream, spark: SparkSession, nats_url: str, tmp_path: Path
+) -> None:
+    await stream.store(3)
+    [example] = [text for _, language, text in blocks("docs/pipeline.md") if language == "python"]
+    config = f'"{stream.name}").option("config", "{settings_file(tmp_path, nats_url)}")'
+    found: dict[str, Any] = {"spark": spark}
+    exec(example.replace('"SEA_EVENTS")', config), found)
+    assert found["orders"].count() == 3
+    assert found["live"].isStreaming
