@@ -1,7 +1,7 @@
 -- The relay's statements. Several relays may run all of them at once; each is one transaction.
 -- Time is the database's: now() is the start of the statement, and unlike clock_timestamp() an index can use it.
 -- What a statement has locked it finds again by its place, o.ctid, which is the cheapest join. In partitions a place is
--- not of one row only: there the adapter puts o.id for o.ctid, in all of them, and the database refuses claims without it.
+-- not of one row only: there the adapter joins all of them by o.id, and the database refuses claims without it.
 
 -- name: claim
 -- Leases due events without an ordering key: the longest due first, a bounded share of them retried ones.
