@@ -62,6 +62,7 @@ async def test_without_a_token_it_shows_numbers_alone_and_says_what_to_do_first(
         page = await browser.page(url_of(worker))
         await page.says("Nothing has come through yet")
         first = await page.text("#helps code")
+        assert await fits(page, PHONE)
         await site.database.execute(first)
         await page.says("Working", "#state", within=30)
         await page.until("document.querySelector('.side dd').innerText === '1'")
@@ -69,7 +70,6 @@ async def test_without_a_token_it_shows_numbers_alone_and_says_what_to_do_first(
         assert not await page.evaluate("document.querySelector('#search').checkVisibility()")
         assert await page.evaluate("fetch('api/events').then((answer) => answer.status)") == 403
         page.troubles = [trouble for trouble in page.troubles if "api/events" not in trouble]
-        assert await fits(page, PHONE)
         assert page.troubles == []
 
 
