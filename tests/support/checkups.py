@@ -22,7 +22,7 @@ from sea_mq_worker.cli import app
 from sea_mq_worker.settings import Settings
 from tests.integration.test_migrations import psql
 from tests.support.handlers import HandlerServer, handler_server
-from tests.support.jetstream import connected, shipped_files, store
+from tests.support.jetstream import SECOND, connected, create_consumer, shipped_files, store
 from tests.support.rows import opened
 from tests.support.servers import Database
 from tests.support.waiting import eventually
@@ -145,6 +145,19 @@ class Patient:
             self.given.update(given)
 
         return change
+
+    async def consumer(self, name: str, **config: Any) -> None:
+        """Create a durable of the stream upstream."""
+        right = {"ack_wait": 120 * SECOND, "max_ack_pending": 50}
+        await create_consumer(self.broker, self.upstream_stream, name, **right, **config)
+
+    def expect_soon(self) -> None:
+        """Make five leases less than two seconds."""
+        self.given |= {
+            "database_timeout_seconds": 0.25,
+            "outbox_publish_timeout_seconds": 0.125,
+            "outbox_lease_seconds": 0.375,
+        }
 
     async def send(self, message_id: str = "") -> int:
         """Store a message upstream; return its sequence."""

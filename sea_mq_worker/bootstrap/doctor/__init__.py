@@ -12,6 +12,7 @@ from sea_mq_worker.bootstrap.doctor.broker_kinds import BrokerKind, PairKind
 from sea_mq_worker.bootstrap.doctor.consumer import consumer_findings
 from sea_mq_worker.bootstrap.doctor.database import database_findings
 from sea_mq_worker.bootstrap.doctor.database_kinds import DatabaseKind
+from sea_mq_worker.bootstrap.doctor.exposed import ExposureKind, exposure_findings
 from sea_mq_worker.bootstrap.doctor.finding import Finding, Severity
 from sea_mq_worker.bootstrap.doctor.handler import HandlerKind, handler_findings
 from sea_mq_worker.bootstrap.doctor.kinds import Kind
@@ -24,7 +25,7 @@ from sea_mq_worker.settings import Settings
 
 __all__ = ["KINDS", "Finding", "Severity", "examine"]
 
-KINDS: Sequence[Kind] = (*DatabaseKind, *BrokerKind, *HandlerKind, *PairKind)
+KINDS: Sequence[Kind] = (*DatabaseKind, *BrokerKind, *HandlerKind, *PairKind, *ExposureKind)
 """Every kind of finding there is."""
 
 
@@ -46,6 +47,7 @@ async def examine(settings: Settings) -> Sequence[Finding]:
         found += pair_findings(rows, seen, settings)
     if settings.consumers:
         found += [finding async for finding in handler_findings(settings)]
+    found += exposure_findings(settings)
     return sorted(dict.fromkeys(found), key=lambda finding: list(Severity).index(finding.severity))
 
 

@@ -96,9 +96,15 @@ class BrokerKind(Kind):
     )
     STREAM_DISCARDS_OLD = (
         Severity.WARNING,
-        "a full stream drops its oldest messages: discard is old",
+        "a full stream drops its oldest messages: discard is old, or max_msgs_per_subject is set",
         "events or dead letters go that nobody has seen",
-        "set discard to new and apply",
+        "set discard to new and max_msgs_per_subject to -1, and apply",
+    )
+    STREAM_DROPS_READ = (
+        Severity.ERROR,
+        "a stream drops what was read, or what nobody waits for: retention is not limits",
+        "events or dead letters go before others see them, or before anybody does",
+        "make the stream anew with retention limits",
     )
     DEAD_LETTERS_SHORT_LIVED = (
         Severity.WARNING,
@@ -117,6 +123,18 @@ class BrokerKind(Kind):
         "a consumer of SEA_MQ_CONSUMERS exists neither on the server nor as a file",
         "nothing is received",
         "add its file to SEA_MQ_STREAMS_FOLDER and apply, or correct SEA_MQ_CONSUMERS",
+    )
+    CONSUMER_UNFIT = (
+        Severity.ERROR,
+        "a consumer pushes, wants no acknowledgement of each message, or leaves bodies out",
+        "the worker refuses to start, or dead-letters every message",
+        "delete it and apply its file without deliver_subject and headers_only, with ack_policy explicit",
+    )
+    CONSUMER_PASSING = (
+        Severity.WARNING,
+        "a consumer does not outlast its worker or server: inactive_threshold or mem_storage is set",
+        "how far it was is forgotten: messages come again, or are passed over, as its deliver_policy says",
+        "set inactive_threshold to 0 in its file and apply; for mem_storage delete it first",
     )
     CONSUMER_FILTER = (
         Severity.ERROR,

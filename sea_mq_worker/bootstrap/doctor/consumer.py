@@ -7,6 +7,7 @@ from sea_mq_worker.adapters.nats.subject_sets import covers
 from sea_mq_worker.bootstrap.doctor.broker import BrokerFacts, consumer_label, stream_label
 from sea_mq_worker.bootstrap.doctor.broker_kinds import BrokerKind, PairKind
 from sea_mq_worker.bootstrap.doctor.finding import Finding
+from sea_mq_worker.bootstrap.doctor.kinds import APPLY
 from sea_mq_worker.settings import Settings
 
 _ACK_WAITS = 2
@@ -21,9 +22,24 @@ def consumer_findings(facts: BrokerFacts, s: Settings) -> Iterator[Finding]:
             if not {where, stream_label(wanted.stream)} & facts.silent and where not in facts.defined:
                 yield BrokerKind.CONSUMER_MISSING.found(where, "it does not exist")
             continue
+        yield from _nature(where, consumer)
         yield from _filter(where, consumer, facts)
         yield from _flow(where, consumer)
         yield from _fit(where, consumer, s)
+
+
+def _nature(where: str, consumer: ConsumerSeen) -> Iterator[Finding]:
+    config = consumer.config
+    wrong = [field for field in ("deliver_subject", "headers_only") if config.get(field)]
+    if config.get("ack_policy") != "explicit":
+        wrong.append("ack_policy")
+    if wrong:
+        what = ", ".join(f"{field} is {config[field]}" for field in wrong)
+        command = f"nats consumer rm {consumer.stream} {consumer.name}"
+        yield BrokerKind.CONSUMER_UNFIT.found(where, what, command=command)
+    passing = [field for field in ("inactive_threshold", "mem_storage") if config.get(field)]
+    if passing:
+        yield BrokerKind.CONSUMER_PASSING.found(where, f"{' and '.join(passing)} set", command=APPLY)
 
 
 def _filter(where: str, consumer: ConsumerSeen, facts: BrokerFacts) -> Iterator[Finding]:

@@ -44,6 +44,11 @@ def _own(stream: StreamSeen, subject: str, facts: BrokerFacts) -> Iterator[Findi
         yield BrokerKind.STREAM_USELESS.found(where, what, command=APPLY)
     if config.get("discard") != "new":
         yield BrokerKind.STREAM_DISCARDS_OLD.found(where, "discard is old", command=APPLY)
+    elif config.get("max_msgs_per_subject", -1) > 0 and not config.get("discard_new_per_subject"):
+        what = f"max_msgs_per_subject is {config['max_msgs_per_subject']}"
+        yield BrokerKind.STREAM_DISCARDS_OLD.found(where, what, command=APPLY)
+    if config.get("retention") != "limits":
+        yield BrokerKind.STREAM_DROPS_READ.found(where, f"retention is {config.get('retention')}")
     if not any(covers(pattern, subject) for pattern in stream.subjects):
         what = f"it takes {', '.join(stream.subjects) or 'nothing'}, {subject} is published"
         yield BrokerKind.SUBJECTS_UNCOVERED.found(where, what, command=APPLY)

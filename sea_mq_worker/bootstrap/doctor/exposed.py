@@ -1,0 +1,31 @@
+"""What the settings let others read, as the worker tells it at its start."""
+
+from collections.abc import Iterator
+
+from sea_mq_worker.bootstrap.doctor.finding import Finding, Severity
+from sea_mq_worker.bootstrap.doctor.kinds import Kind
+from sea_mq_worker.bootstrap.exposure import exposures
+from sea_mq_worker.settings import Settings
+
+
+class ExposureKind(Kind):
+    """Found in the settings; the names are the events that the worker logs."""
+
+    SECRET_FILE_EXPOSED = (
+        Severity.WARNING,
+        "every user of this machine may read a file with a secret",
+        "whoever reads it can do what the worker may",
+        "take the right away: chmod o-rwx",
+    )
+    PLAINTEXT_CONNECTION = (
+        Severity.INFO,
+        "a connection to another machine is not encrypted by the worker",
+        "who is in between reads events and passwords, unless the network encrypts by itself",
+        "set up TLS as in docs/security.md",
+    )
+
+
+def exposure_findings(s: Settings) -> Iterator[Finding]:
+    """Judge URLs and the modes of files."""
+    for notice in exposures(s):
+        yield ExposureKind[notice.event.upper()].found("settings", notice.text)

@@ -1,0 +1,167 @@
+"""How what doctor finds in NATS is provoked, on the session's server."""
+
+import uuid
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from sea_mq_worker.bootstrap.doctor import Finding
+from tests.integration.doctor_cases.registry import CASES, UNUSED, by_definition, by_setting, provokes
+from tests.support.checkups import Mend, Patient
+from tests.support.jetstream import DAY, SECOND, create_stream, store
+
+by_setting("broker_unreachable", nats_url=f"nats://{UNUSED}")
+by_setting("stream_missing", advisory_stream="NOWHERE")
+by_definition("stream_useless", "SEA_EVENTS", no_ack=True)
+by_definition("stream_discards_old", "SEA_EVENTS", discard="old")
+by_definition("stream_discards_old__of_a_subject", "SEA_EVENTS", max_msgs_per_subject=5)
+by_definition("subjects_uncovered", "SEA_EVENTS", subjects=["sea.event.order.>"])
+by_definition("dead_letters_short_lived", "SEA_DLQ", max_age=2 * DAY)
+
+
+@provokes
+async def stream_forgetful(p: Patient) -> Mend:
+    return await made_anew(p, storage="memory")
+
+
+@provokes
+async def stream_drops_read(p: Patient) -> Mend:
+    return await made_anew(p, retention="interest")
+
+
+async def made_anew(p: Patient, **fields: object) -> Mend:
+    """Define what cannot be changed of a stream that is there."""
+    delete = f"STREAM.DELETE.{p.name.upper()}_EVENTS"
+    await p.ask(delete)
+    mend = await p.define("SEA_EVENTS", **fields)
+
+    async def make_anew(finding: Finding) -> None:
+        await p.ask(delete)
+        await mend(finding)
+
+    return make_anew
+
+
+@provokes
+async def topology_differs(p: Patient) -> Mend:
+    own = p.name.upper() + "_EVENTS"
+    config = (await p.ask(f"STREAM.INFO.{own}"))["config"]
+    await p.ask(f"STREAM.UPDATE.{own}", config | {"max_age": 8 * DAY})
+    return p.command
+
+
+@provokes
+async def definitions_invalid(p: Patient) -> Mend:
+    file = p.files / "SEA_DLQ.json"
+    right = file.read_text()
+    file.write_text(right[:-2])
+
+    async def correct(finding: Finding) -> None:
+        assert str(file) in finding.what
+        file.write_text(right)
+
+    return correct
+
+
+@provokes
+async def subjects_elsewhere(p: Patient) -> Mend:
+    """The own stream takes every subject that it is asked about, and the other one some of them."""
+    mend = await p.define("SEA_EVENTS", subjects=["sea.event.order.>"])
+    other = f"{p.name.upper()}_OTHER"
+    await create_stream(p.broker, other, f"{p.name}.event.user.>")
+
+    async def remove(finding: Finding) -> None:
+        await p.ask(f"STREAM.DELETE.{other}")
+        await mend(finding)
+
+    return remove
+
+
+@provokes
+async def stream_nearly_full(p: Patient) -> Mend:
+    mend = await p.define("SEA_EVENTS", max_msgs=5)
+    for _ in range(4):
+        await store(p.broker, f"{p.name}.event.made.v1", headers={"Nats-Msg-Id": str(uuid.uuid4())})
+    return mend
+
+
+@provokes
+async def dead_letters(p: Patient) -> Mend:
+    await store(p.broker, f"{p.name}.dlq.made.v1")
+
+    async def purge(_finding: Finding) -> None:
+        await p.ask(f"STREAM.PURGE.{p.name.upper()}_DLQ")
+
+    return purge
+
+
+@provokes
+async def consumer_missing(p: Patient) -> Mend:
+    right = p.given["consumers"]
+    p.given["consumers"] = f"{p.upstream_stream}/nobody"
+    return p.changing(consumers=right)
+
+
+@provokes
+async def consumer_paused(p: Patient) -> Mend:
+    pause = f"CONSUMER.PAUSE.{p.upstream_stream}.{p.durable}"
+    if p.broker.server_version < (2, 11):
+        pytest.skip("this nats-server knows no pause")
+    await p.ask(pause, {"pause_until": (datetime.now(UTC) + timedelta(hours=1)).isoformat()})
+
+    async def resume(finding: Finding) -> None:
+        assert finding.command == f"nats consumer resume {p.upstream_stream} {p.durable}"
+        await p.ask(pause, {})
+
+    return resume
+
+
+def by_consumer(slug: str, **config: object) -> None:
+    async def provoke(p: Patient) -> Mend:
+        await p.consumer("another", **config)
+        p.given["consumers"] = f"{p.given['consumers']},{p.upstream_stream}/another"
+
+        async def make_anew(_finding: Finding) -> None:
+            await p.ask(f"CONSUMER.DELETE.{p.upstream_stream}.another")
+            await p.consumer("another")
+
+        return make_anew
+
+    CASES[slug] = provoke
+
+
+by_consumer("consumer_unfit__pushes", deliver_subject="nobody")
+by_consumer("consumer_unfit__without_acknowledgement", ack_policy="none")
+by_consumer("consumer_unfit__without_bodies", headers_only=True)
+by_consumer("consumer_passing__when_idle", inactive_threshold=3600 * SECOND)
+by_consumer("consumer_passing__with_its_server", mem_storage=True)
+
+
+async def short_of_patience(p: Patient, **config: object) -> None:
+    """Make two ack_waits less than a second."""
+    await p.define("consumer", ack_wait=SECOND * 3 // 10, **config)
+    p.given["handler_timeout_seconds"] = 0.2
+
+
+@provokes
+async def consumer_stuck(p: Patient) -> Mend:
+    await short_of_patience(p, max_ack_pending=1)
+    p.given["handler_concurrency"] = 1
+    await p.send()
+    acknowledge = await p.take()
+
+    async def mend(_finding: Finding) -> None:
+        await acknowledge()
+
+    return mend
+
+
+@provokes
+async def consumer_unattended(p: Patient) -> Mend:
+    await short_of_patience(p)
+    await p.send()
+
+    async def mend(_finding: Finding) -> None:
+        await p.take()
+
+    return mend

@@ -1,0 +1,183 @@
+"""How what doctor finds in PostgreSQL is provoked, on the session's server."""
+
+import contextlib
+from dataclasses import replace
+from urllib.parse import urlsplit
+
+import asyncpg
+
+from sea_mq_worker.bootstrap.doctor import Finding
+from tests.integration.doctor_cases.registry import (
+    LONG_AGO,
+    UNUSED,
+    by_setting,
+    by_sql,
+    provokes,
+    provokes_in_tables,
+)
+from tests.support.checkups import Mend, Patient
+from tests.support.other_clock import postgres_clock
+from tests.support.rows import add_event
+from tests.support.waiting import eventually
+
+PUBLISHED = "SELECT bool_and(state = 'PUBLISHED') FROM outbox_events"
+
+by_setting("database_unreachable", database_url=f"postgresql://u@{UNUSED}/d")
+by_sql("synchronous_commit_off", "ALTER DATABASE {database} SET synchronous_commit = off")
+by_sql("triggers_off", "ALTER DATABASE {database} SET session_replication_role = replica")
+by_sql("session_timeouts", "ALTER DATABASE {database} SET idle_session_timeout = '5 s'")
+by_sql("table_unlogged", "ALTER TABLE inbox_messages SET UNLOGGED")
+by_sql("index_missing", "DROP INDEX idx_outbox_due")
+by_sql("trigger_missing", "DROP TRIGGER outbox_immutable ON outbox_events")
+by_sql("trigger_disabled", "ALTER TABLE outbox_events DISABLE TRIGGER outbox_wakeup")
+by_sql("autovacuum_off", "ALTER TABLE outbox_events SET (autovacuum_enabled = false)")
+by_sql("slot_inactive", "SELECT pg_create_physical_replication_slot('{database}', true)")
+
+
+@provokes
+async def database_refuses(p: Patient) -> Mend:
+    right = p.given["database_url"]
+    parts = urlsplit(p.database.dsn)
+    p.given["database_url"] = parts._replace(netloc=f"nobody:wrong@{parts.hostname}:{parts.port}").geturl()
+    return p.changing(database_url=right)
+
+
+@provokes_in_tables
+async def schema_owner(p: Patient) -> Mend:
+    await p.sql("INSERT INTO sea_mq_context (context) VALUES ('other')")
+
+    async def move(finding: Finding) -> None:
+        p.given["database_schema"] = "of_its_own"
+        await p.command(replace(finding, command="sea-mq-worker migrate"))
+
+    return move
+
+
+@provokes_in_tables
+async def database_clock(p: Patient) -> Mend:
+    await p.sql(postgres_clock(right=False))
+
+    async def correct(_finding: Finding) -> None:
+        await p.sql(postgres_clock(right=True))
+
+    return correct
+
+
+@provokes_in_tables
+async def database_read_only(p: Patient) -> Mend:
+    owner = await p.session()
+    await owner.execute(f"ALTER DATABASE {p.database.name} SET default_transaction_read_only = on")
+
+    async def allow(_finding: Finding) -> None:
+        await owner.execute(f"ALTER DATABASE {p.database.name} RESET default_transaction_read_only")
+
+    return allow
+
+
+@provokes_in_tables
+async def table_locked(p: Patient) -> None:
+    """As somebody leaves it who went to lunch in the middle of a change."""
+    p.given["database_timeout_seconds"] = 0.5
+    locking = await p.session()
+    await locking.execute("BEGIN; LOCK TABLE outbox_events")
+
+
+@provokes_in_tables
+async def connections_short(p: Patient) -> Mend:
+    await p.sql(f"ALTER DATABASE {p.database.name} CONNECTION LIMIT 12")
+    return p.changing(database_pool_max=1)
+
+
+@provokes_in_tables
+async def index_invalid(p: Patient) -> None:
+    """Building it waits for a transaction, and is given up."""
+    making = await p.session()
+    await p.sql("DROP INDEX idx_outbox_correlation")
+    await making.execute("SET statement_timeout = '200 ms'")
+    writing = await p.session()
+    await writing.execute("BEGIN; LOCK TABLE outbox_events IN ROW EXCLUSIVE MODE")
+    with contextlib.suppress(asyncpg.QueryCanceledError):
+        await making.execute(
+            "CREATE INDEX CONCURRENTLY idx_outbox_correlation ON outbox_events (correlation_id)"
+        )
+    await writing.execute("ROLLBACK")
+
+
+@provokes_in_tables
+async def dead_rows(p: Patient) -> Mend:
+    """Autovacuum leaves alone what somebody has locked."""
+    await p.sql("ALTER TABLE inbox_messages SET (autovacuum_vacuum_threshold = 1)")
+    locking = await p.session()
+    await locking.execute("BEGIN; LOCK TABLE inbox_messages IN SHARE UPDATE EXCLUSIVE MODE")
+    await p.sql(
+        "INSERT INTO inbox_messages (message_id, subject)"
+        " SELECT gen_random_uuid(), 's' FROM generate_series(1, 50)"
+    )
+    await p.sql("DELETE FROM inbox_messages")
+    dead = "SELECT pg_stat_get_dead_tuples('inbox_messages'::regclass)"
+    await eventually(lambda: p.pool.fetchval(f"{dead} = 50"), what="the deleted rows are counted")
+
+    async def mend(finding: Finding) -> None:
+        await locking.execute("ROLLBACK")
+        await p.sql(finding.sql)
+        await eventually(lambda: p.pool.fetchval(f"{dead} = 0"), what="the removed rows are counted")
+
+    return mend
+
+
+@provokes_in_tables
+async def transaction_open_long(p: Patient) -> None:
+    p.expect_soon()
+    forgotten = await p.session()
+    await forgotten.execute("BEGIN; CREATE TEMPORARY TABLE x ()")
+
+
+@provokes_in_tables
+async def outbox_unattended(p: Patient) -> Mend:
+    await add_event(p.pool, occurred_at=LONG_AGO, available_at=LONG_AGO)
+
+    async def start(finding: Finding) -> None:
+        assert finding.command == "sea-mq-worker run"
+        async with p.worker():
+            await eventually(lambda: p.pool.fetchval(PUBLISHED), what="the event is published")
+
+    return start
+
+
+@provokes_in_tables
+async def outbox_behind(p: Patient) -> Mend:
+    await add_event(p.pool, occurred_at=LONG_AGO, available_at=LONG_AGO, ordering_key="k")
+    await p.session("sea_mq_worker outbox")
+    return p.changing(outbox_enabled=False)
+
+
+@provokes_in_tables
+async def outbox_dead(p: Patient) -> Mend:
+    await add_event(p.pool, "DEAD")
+
+    async def replay(finding: Finding) -> None:
+        command = "sea-mq-worker outbox replay --state DEAD --reason mended --actor ann"
+        await p.command(replace(finding, command=command))
+
+    return replay
+
+
+@provokes_in_tables
+async def outbox_unpruned(p: Patient) -> Mend:
+    published = await add_event(p.pool, "CLAIMED")
+    done = "state = 'PUBLISHED', claimed_at = NULL, claimed_by = NULL, published_at = $2"
+    await p.pool.execute(f"UPDATE outbox_events SET {done} WHERE id = $1", published, LONG_AGO)
+    return p.command
+
+
+@provokes_in_tables
+async def inbox_orphans(p: Patient) -> Mend:
+    await p.received(seq=1, hours=0, consumer="another")
+    await p.consumer("another")
+    return p.changing(consumers=f"{p.given['consumers']},{p.upstream_stream}/another")
+
+
+@provokes_in_tables
+async def inbox_stuck(p: Patient) -> Mend:
+    await p.received(seq=1, hours=48)
+    return p.changing(inbox_backoff_max_seconds=15_000)

@@ -1,0 +1,126 @@
+"""How what doctor finds in the handler, in the settings and between two systems is provoked."""
+
+from datetime import UTC, datetime, timedelta
+from urllib.parse import urlsplit
+
+from sea_mq_worker.adapters.postgres.operations import PostgresOperations
+from sea_mq_worker.bootstrap.doctor import Finding
+from tests.integration.doctor_cases.registry import (
+    CASES,
+    UNUSED,
+    by_definition,
+    by_setting,
+    provokes,
+    provokes_in_tables,
+)
+from tests.support.checkups import Mend, Patient
+from tests.support.handlers import answer
+from tests.support.jetstream import DAY, SECOND
+from tests.support.other_clock import nats_clock
+from tests.support.rows import add_event, add_message
+from tests.support.waiting import eventually
+
+PROCESSED = "SELECT bool_and(processed_at IS NOT NULL) FROM inbox_messages"
+
+# --- the handler
+
+by_setting("handler_missing", handler_url="")
+by_setting("handler_unreachable", handler_url=f"http://{UNUSED}/handle")
+
+
+def by_answer(slug: str, status: int) -> None:
+    async def provoke(p: Patient) -> Mend:
+        p.handler.default = answer(status)
+
+        async def mend(_finding: Finding) -> None:
+            p.handler.default = answer(405)
+
+        return mend
+
+    CASES[slug] = provoke
+
+
+by_answer("handler_path", 404)
+by_answer("handler_path__redirects", 308)
+
+# To the settings it is a name like any other; a resolver reads its digits.
+by_setting("handler_forbidden", handler_url="http://\uff11\uff16\uff19.254.169.254/handle")
+
+
+# --- what others may read
+
+
+@provokes
+async def secret_file_exposed(p: Patient) -> Mend:
+    file = p.files / "token"
+    file.write_text("secret")
+    file.chmod(0o644)
+    p.given["handler_token_file"] = file
+
+    async def close(_finding: Finding) -> None:
+        file.chmod(0o640)
+
+    return close
+
+
+@provokes
+async def plaintext_connection(p: Patient) -> Mend:
+    """This machine by another name, of which nobody can say that it is this machine's."""
+    right = str(p.given["nats_url"])
+    p.given["nats_url"] = f"nats://0.0.0.0:{urlsplit(right).port}"
+    return p.changing(nats_url=right)
+
+
+# --- what must fit together
+
+by_definition("window_below_publish", "SEA_EVENTS", duplicate_window=5 * SECOND)
+by_definition("window_below_lease", "SEA_EVENTS", duplicate_window=30 * SECOND)
+by_definition("window_below_backoff", "SEA_EVENTS", duplicate_window=120 * SECOND)
+by_definition("window_delays_replay", "SEA_EVENTS", duplicate_window=2 * DAY)
+by_definition("ack_wait_short", "consumer", ack_wait=30 * SECOND)
+by_definition("max_deliver_low", "consumer", max_deliver=10)
+by_definition("max_ack_pending_low", "consumer", max_ack_pending=10)
+by_definition("consumer_filter", "consumer", filter_subject="nothing.of.it")
+by_definition("retries_outlive_stream", "upstream", max_age=3600 * SECOND)
+
+
+@provokes
+async def broker_clock(p: Patient) -> Mend:
+    right = p.given["nats_url"]
+    _, p.given["nats_url"] = await p.stack.enter_async_context(nats_clock(str(right)))
+    return p.changing(nats_url=right)
+
+
+@provokes_in_tables
+async def event_too_large(p: Patient) -> Mend:
+    await add_event(p.pool, payload='{{"text": "{}"}}'.format("x" * 2000))
+    return await p.define("SEA_EVENTS", max_msg_size=1000)
+
+
+@provokes_in_tables
+async def message_lost(p: Patient) -> Mend:
+    seq = await p.send()
+    await p.ask(f"STREAM.PURGE.{p.upstream_stream}")
+    await p.received(seq=seq, hours=0)
+
+    async def send_again(finding: Finding) -> None:
+        await p.command(finding)
+        await p.send(await p.pool.fetchval("SELECT message_id::text FROM inbox_messages"))
+        async with p.worker():
+            await eventually(lambda: p.pool.fetchval(PROCESSED), what="the message has its effect")
+
+    return send_again
+
+
+@provokes_in_tables
+async def inbox_pruned_early(p: Patient) -> Mend:
+    await p.send()
+    await p.take()
+    await add_message(p.pool, processed=True)
+    soon = datetime.now(UTC) + timedelta(minutes=1)
+    await PostgresOperations(pool=p.pool).prune_inbox(soon, actor="ann", reason="a test")
+
+    async def purge(_finding: Finding) -> None:
+        await p.ask(f"STREAM.PURGE.{p.upstream_stream}")
+
+    return purge
