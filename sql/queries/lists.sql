@@ -34,6 +34,18 @@ SELECT o.id, o.seq, o.aggregate_type, o.aggregate_id, o.event_type, o.event_vers
  ORDER BY o.occurred_at DESC, o.seq DESC
  LIMIT $13::bigint;
 
+-- name: unfinished_of_key
+-- Ids of events of an ordering key that are not published. Indexes: idx_outbox_ordering, idx_outbox_dead.
+-- $1 ordering key, $2 limit.
+SELECT o.id
+  FROM outbox_events o
+ WHERE o.is_open AND o.ordering_key IS NOT NULL AND o.ordering_key = $1::text
+ UNION ALL
+SELECT o.id
+  FROM outbox_events o
+ WHERE NOT o.is_open AND o.published_at IS NULL AND o.ordering_key = $1::text
+ LIMIT $2::bigint;
+
 -- name: latest_outbox
 -- Events of every state, the latest first by id. The row at which the reading ends comes last, whether it fits or not,
 -- unless enough were found before.

@@ -65,8 +65,10 @@ SELECT e.id AS event, e.correlation_id AS correlation, d.id AS dead, d.ordering_
 # Of 20,000 unpublished events the oldest are dead.
 BACKLOG = """
 SET LOCAL session_replication_role = replica;
-INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload, occurred_at, state)
-SELECT gen_random_uuid(), 'order', n::text, 'order.created', '{}', now() - n * interval '1 second',
+INSERT INTO outbox_events
+       (id, aggregate_type, aggregate_id, event_type, payload, ordering_key, occurred_at, state)
+SELECT gen_random_uuid(), 'order', n::text, 'order.created', '{}', 'order-' || n / 10,
+       now() - n * interval '1 second',
        CASE WHEN n > 19980 THEN 'DEAD' ELSE 'PENDING' END
   FROM generate_series(1, 20000) n;
 """
@@ -185,10 +187,13 @@ async def test_a_backlog_is_listed_by_index_before_it_is_analysed(servers: Serve
             async with pool.acquire() as connection, connection.transaction():
                 await connection.execute(BACKLOG)
             lists = PostgresLists(pool=pool)
+            asked = {
+                "outbox list": OutboxFilter(states=UNFINISHED),
+                "outbox list --state DEAD": OutboxFilter(states=(EventState.DEAD,)),
+                "outbox list --key": OutboxFilter(states=UNFINISHED, ordering_key="order-7"),
+            }
             read = {
-                states: await pages(
-                    servers, own.name, partial(lists.outbox_page, OutboxFilter(states=states))
-                )
-                for states in (UNFINISHED, (EventState.DEAD,))
+                name: await pages(servers, own.name, partial(lists.outbox_page, which))
+                for name, which in asked.items()
             }
     budgets.PAGES_IN_A_BACKLOG.check(max(read.values()), read)

@@ -10,6 +10,7 @@ from uuid import UUID
 import asyncpg
 import pytest
 
+from sea_mq_worker.adapters.postgres import lists
 from sea_mq_worker.adapters.postgres.connection import OPERATOR_HINTS
 from sea_mq_worker.adapters.postgres.lists import PostgresLists
 from sea_mq_worker.adapters.postgres.pages import RowGoneError
@@ -128,6 +129,27 @@ async def test_unfinished_ones_are_listed_by_when_they_came_whatever_their_ids(s
     assert await side.listed(finished=False, limit=1) == ([late], late, None)
     with pytest.raises(RowGoneError, match="begin again"):
         await side.listed(finished=False, before_id=uuid.uuid4())
+
+
+@pytest.mark.parametrize("many", [4, 3])
+async def test_unfinished_events_of_a_key_are_listed_whether_they_are_few_or_many(
+    pool: asyncpg.Pool, monkeypatch: pytest.MonkeyPatch, many: int
+) -> None:
+    monkeypatch.setattr(lists, "_OF_A_KEY_MAX", many - 1)
+    pending, dead, claimed = [
+        await add_event(pool, state, ordering_key="k") for state in ("PENDING", "DEAD", "CLAIMED")
+    ]
+    for state, key in (("PUBLISHED", "k"), ("PENDING", "other"), ("DEAD", "other")):
+        await add_event(pool, state, ordering_key=key)
+
+    async def listed(*states: EventState, **which: Any) -> list[UUID]:
+        asked = OutboxFilter(states=states, ordering_key="k", **which)
+        return [row.id for row in (await PostgresLists(pool=pool).outbox_page(asked)).rows]
+
+    assert await listed(EventState.PENDING, EventState.CLAIMED, EventState.DEAD) == [claimed, dead, pending]
+    assert await listed(EventState.DEAD) == [dead]
+    assert await listed(EventState.PENDING, EventState.DEAD, before_id=dead) == [pending]
+    assert await listed(EventState.PENDING, event_type="order.paid") == []
 
 
 async def test_published_events_are_found_by_each_part_of_a_filter(pool: asyncpg.Pool) -> None:

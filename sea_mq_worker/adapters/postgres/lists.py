@@ -1,6 +1,7 @@
 """PostgresLists: events and messages, one by one or page by page, the latest first."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from operator import attrgetter
 from typing import Literal
 from uuid import UUID
@@ -21,6 +22,9 @@ from sea_mq_worker.adapters.postgres.records import (
 from sea_mq_worker.domain.events import EventState
 from sea_mq_worker.domain.ids import tells_time
 
+_OF_A_KEY_MAX = 2000
+"""A page of a key that has more is soon full without its indexes."""
+
 _event_id = attrgetter("id")
 _message_id = attrgetter("message_id")
 
@@ -38,7 +42,8 @@ class PostgresLists:
         self._pool = pool
         self._lists = load_queries(
             "lists",
-            *("list_outbox", "latest_outbox", "show_outbox", "list_inbox", "latest_inbox", "highest_ids"),
+            *("list_outbox", "unfinished_of_key", "latest_outbox", "show_outbox"),
+            *("list_inbox", "latest_inbox", "highest_ids"),
         )
 
     async def outbox_page(
@@ -51,7 +56,7 @@ class PostgresLists:
         """
         if which.beyond_indexes and await self._tells_time("outbox"):
             return await self._latest_outbox(which, read_max)
-        found = await self.list_outbox(which)
+        found = await self.list_outbox(await self._narrowed(which))
         if which.before_id and not found and await self.show_outbox(which.before_id) is None:
             raise RowGoneError(f"event {which.before_id}")
         return page_of(found, _event_id, limit=which.limit)
@@ -109,6 +114,14 @@ class PostgresLists:
     async def show_inbox(self, message_id: UUID) -> InboxRecord | None:
         """Return what is known of a message; None: it was never received, or is pruned."""
         return next(iter(await self.list_inbox(InboxFilter(ids=(message_id,)))), None)
+
+    async def _narrowed(self, which: OutboxFilter) -> OutboxFilter:
+        """Choose the unfinished events of an ordering key by id, as its indexes tell them, if not many."""
+        if which.ordering_key is None or which.ids is not None or EventState.PUBLISHED in which.states:
+            return which
+        of_key = self._lists["unfinished_of_key"]
+        rows = await fetch(self._pool, of_key, which.ordering_key, _OF_A_KEY_MAX + 1)
+        return which if len(rows) > _OF_A_KEY_MAX else replace(which, ids=tuple(row["id"] for row in rows))
 
     async def _tells_time(self, side: Literal["outbox", "inbox"]) -> bool:
         [highest] = await fetch(self._pool, self._lists["highest_ids"])
