@@ -8,6 +8,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 _DOCS = Path(__file__).parents[1]
+_NAME = re.compile(r"<code>[^<\n]*_[^<\n]*</code>")
 _LINK = re.compile(r"\[([^\]]+)\]\((?!https?:|#)([^)#]+)[^)]*\)")
 
 
@@ -32,6 +33,11 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
         return match[0]
 
     return _LINK.sub(_link, markdown)
+
+
+def on_page_content(html: str, **_: object) -> str:
+    """Let long names break where their words end."""
+    return _NAME.sub(lambda match: match[0].replace("_", "_<wbr>"), html)
 
 
 def _title(document: Path) -> str:
