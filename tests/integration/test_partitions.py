@@ -9,9 +9,10 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from sea_mq_worker.adapters.postgres.connection import connect_pool
+from sea_mq_worker.adapters.postgres.connection import WORKER_HINTS, connect_pool
 from sea_mq_worker.adapters.postgres.cursor import START
 from sea_mq_worker.adapters.postgres.migrations import migrate
+from sea_mq_worker.adapters.postgres.queries import joined_by_id
 from sea_mq_worker.application.supervisor import ExitCode
 from tests.integration.test_migrations import run_psql
 from tests.security.test_sql import STATEMENTS
@@ -300,6 +301,27 @@ async def test_a_claim_by_place_in_partitions_is_refused_by_the_database(
     assert len((await relay.find_unpublished(batch_max=2)).events) == 2
     assert await owner.fetchval("SELECT count(*) FROM outbox_events WHERE state = 'CLAIMED'") == 2
     await pool.close()
+
+
+@pytest.mark.parametrize(
+    "name", ["claim", "claim_ordered", "mark_published", "settle", "reap", "reap_ordered"]
+)
+async def test_no_partition_is_read_whole_even_by_a_plan_from_when_it_was_empty(
+    name: str, owner: asyncpg.Connection
+) -> None:
+    """A vacuumed partition is known to be empty: reading all of it seems to cost nothing."""
+    await owner.execute("VACUUM")
+    for setting, value in WORKER_HINTS.items():
+        await owner.execute(f"SET {setting} = {value}")
+    statement = joined_by_id(STATEMENTS[f"outbox.{name}"])
+    count = len((await owner.prepare(statement)).get_parameters())
+    await owner.execute(f"PREPARE p AS {statement}")
+    arguments = ", ".join(["NULL"] * count)
+    lines = [row[0] for row in await owner.fetch(f"EXPLAIN EXECUTE p({arguments})")]
+    by_id = [n for n, line in enumerate(lines) if "_pkey" in line]
+    assert len(by_id) >= len(await partitions(owner))
+    assert [lines[n] for n in by_id if "Index Cond: (id = ANY" not in lines[n + 1]] == []
+    assert [line for line in lines if "Seq Scan on outbox" in line or "Bitmap" in line] == []
 
 
 # --- days ahead

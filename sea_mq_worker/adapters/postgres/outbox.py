@@ -13,7 +13,7 @@ import asyncpg
 from sea_mq_worker.adapters.postgres.connection import fetch
 from sea_mq_worker.adapters.postgres.cursor import START, Cursor, Position, Read
 from sea_mq_worker.adapters.postgres.errors import PartitionedError
-from sea_mq_worker.adapters.postgres.queries import load_queries
+from sea_mq_worker.adapters.postgres.queries import joined_by_id, load_queries
 from sea_mq_worker.domain.events import Claim, ClaimedEvent
 from sea_mq_worker.domain.outcomes import Buried, Postponed, Published, Released, Verdict
 
@@ -195,7 +195,7 @@ class PostgresOutboxAdapter:
         return kept
 
     def _join_by_id(self) -> None:
-        self._sql = {name: text.replace("o.ctid", "o.id") for name, text in self._sql.items()}
+        self._sql = {name: joined_by_id(statement) for name, statement in self._sql.items()}
         self._mark = _BY_ID
 
     def _owner(self) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from sea_mq_worker.resources import resource_folder
 
 _NAME = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
+_JOIN = re.compile(r"\bo\.(?:ctid|id) = (\w+\.\w+)")
 
 
 def load_queries(file: str, *names: str) -> Mapping[str, str]:
@@ -20,6 +21,16 @@ def load_queries(file: str, *names: str) -> Mapping[str, str]:
     if len(parts) != 2 * len(names) or found.keys() != set(names):
         raise LookupError(f"sql/queries/{file}.sql holds {sorted(found)}, not {sorted(names)}")
     return found
+
+
+def joined_by_id(statement: str) -> str:
+    """Return a statement that finds rows of ``o`` again by their place so that it finds them by id.
+
+    The id is compared with an array of one: that can only be looked up, and leaves out the partitions that
+    cannot have it. A plan may be older than the rows of a partition, and by a plain comparison would read all
+    of its index, which cost nothing as long as there was none.
+    """
+    return _JOIN.sub(r"o.id = ANY (ARRAY[\1])", statement).replace("o.ctid", "o.id")
 
 
 def _statement(body: str) -> str:
