@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 from unittest.mock import patch
 
 from typer.core import TyperGroup
+from typer.exceptions import Exit, TyperException
 from typer.main import get_command
 
 from sea_mq_worker.cli import app
@@ -50,7 +51,8 @@ def named_command(code: str) -> list[str]:
 def own_programs(command: str) -> Iterator[tuple[str, list[str]]]:
     """Find the project's programs in a line of a shell: the module, and the words that it is given."""
     for simple in command.split(" && "):
-        yield from _own(shlex.split(simple))
+        if _SCRIPT in simple or "python" in simple:
+            yield from _own(shlex.split(simple))
 
 
 def _own(words: list[str]) -> Iterator[tuple[str, list[str]]]:
@@ -110,12 +112,10 @@ def _refused_by_worker(words: list[str]) -> str:
         return "".join(f"there is no option {word}" for word in rest if word not in OPTIONS)
     try:
         command.make_context(command.name, rest)
-    except Exception as error:
-        if type(error).__name__ == "MissingParameter":
-            return ""
-        if hasattr(error, "format_message"):
-            return str(error.format_message())
-        raise
+    except Exit:
+        return ""  # it was asked for help
+    except TyperException as error:
+        return "" if type(error).__name__ == "MissingParameter" else str(error)
     return ""
 
 
