@@ -5,14 +5,14 @@
 -- name: choose
 -- Events that a replay is for, in the order of seq. In filters, a null parameter means: any.
 -- Index: the primary key or idx_outbox_correlation where ids or a correlation are given; otherwise the whole table is
--- read, or idx_outbox_unpublished where only dead ones are asked for.
+-- read, or idx_outbox_dead where only dead ones are asked for.
 -- $1 states, $2 no published ones are among them, $3 ids, $4 event type, $5 ordering key, $6 aggregate type,
 -- $7 aggregate id, $8 correlation id, $9 created since, $10 created before, $11 part of the error, $12 seq above,
 -- $13 published before, $14 limit.
 SELECT o.id, o.seq
   FROM outbox_events o
  WHERE o.state = ANY ($1::text[])
-   AND (NOT $2::boolean OR o.published_at IS NULL)
+   AND (NOT $2::boolean OR NOT o.is_open AND o.published_at IS NULL)
    AND ($3::uuid[] IS NULL OR o.id = ANY ($3))
    AND ($4::text IS NULL OR o.event_type = $4)
    AND ($5::text IS NULL OR o.ordering_key = $5)

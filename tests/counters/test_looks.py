@@ -18,6 +18,7 @@ from sea_mq_worker.adapters.postgres.migrations import migrate
 from sea_mq_worker.adapters.postgres.overview import PostgresOverview
 from sea_mq_worker.adapters.postgres.pages import READ_MAX
 from sea_mq_worker.adapters.postgres.records import InboxFilter, InboxState, OutboxFilter
+from sea_mq_worker.adapters.postgres.replays import PostgresReplays
 from sea_mq_worker.bootstrap.lookout import Lookout
 from sea_mq_worker.bootstrap.whereabouts import whereabouts
 from sea_mq_worker.domain.events import EventState
@@ -186,14 +187,14 @@ async def test_a_backlog_is_listed_by_index_before_it_is_analysed(servers: Serve
         async with opened(own, hints=OPERATOR_HINTS) as pool:
             async with pool.acquire() as connection, connection.transaction():
                 await connection.execute(BACKLOG)
-            lists = PostgresLists(pool=pool)
+            page = PostgresLists(pool=pool).outbox_page
+            choose = partial(PostgresReplays(pool=pool).choose, limit=1000)
+            dead = OutboxFilter(states=(EventState.DEAD,))
             asked = {
-                "outbox list": OutboxFilter(states=UNFINISHED),
-                "outbox list --state DEAD": OutboxFilter(states=(EventState.DEAD,)),
-                "outbox list --key": OutboxFilter(states=UNFINISHED, ordering_key="order-7"),
+                "outbox list": partial(page, OutboxFilter(states=UNFINISHED)),
+                "outbox list --state DEAD": partial(page, dead),
+                "outbox list --key": partial(page, OutboxFilter(states=UNFINISHED, ordering_key="order-7")),
+                "outbox replay --state DEAD": partial(choose, dead),
             }
-            read = {
-                name: await pages(servers, own.name, partial(lists.outbox_page, which))
-                for name, which in asked.items()
-            }
+            read = {name: await pages(servers, own.name, question) for name, question in asked.items()}
     budgets.PAGES_IN_A_BACKLOG.check(max(read.values()), read)
