@@ -17,6 +17,7 @@ from sea_mq_worker.adapters.postgres.pages import RowGoneError
 from sea_mq_worker.adapters.postgres.records import InboxFilter, InboxState, OutboxFilter
 from sea_mq_worker.domain.events import EventState
 from sea_mq_worker.domain.ids import lowest_id
+from tests.support.partitions import partition_outbox
 from tests.support.rows import add_event, add_message, opened
 from tests.support.servers import Database
 
@@ -150,6 +151,17 @@ async def test_unfinished_events_of_a_key_are_listed_whether_they_are_few_or_man
     assert await listed(EventState.DEAD) == [dead]
     assert await listed(EventState.PENDING, EventState.DEAD, before_id=dead) == [pending]
     assert await listed(EventState.PENDING, event_type="order.paid") == []
+
+
+async def test_pages_go_on_from_one_partition_to_the_next(database: Database, pool: asyncpg.Pool) -> None:
+    await partition_outbox(database.dsn)
+    outbox = Outbox(pool)
+    now, ahead, earlier = [await outbox.add(made(days * 1440)) for days in (0, -3, 1)]
+
+    assert await outbox.listed() == ([ahead, now, earlier], None, None)
+    assert await outbox.listed(read_max=2, error_like="none") == ([], now, 2)
+    assert await outbox.listed(before_id=ahead, limit=1) == ([now], now, None)
+    assert await outbox.listed(finished=False, ordering_key="k") == ([], None, None)
 
 
 async def test_published_events_are_found_by_each_part_of_a_filter(pool: asyncpg.Pool) -> None:
