@@ -4,7 +4,9 @@ The environment wins over the file.
 """
 
 import os
+import tomllib
 from collections.abc import Collection
+from pathlib import Path
 from typing import Any, Self
 
 from pydantic import ValidationError, model_validator
@@ -47,7 +49,7 @@ def load_settings(*, needs: Collection[str] = ()) -> Settings:
     """
     _refuse_unknown_variables()
     try:
-        settings = Settings()
+        settings = Settings.model_validate(_file() | _environment())
     except ValidationError as error:
         raise SettingsError("\n".join(_explain(problem) for problem in error.errors())) from None
     except OSError as error:
@@ -58,6 +60,16 @@ def load_settings(*, needs: Collection[str] = ()) -> Settings:
     if missing:
         raise SettingsError("\n".join(_line(key, _REQUIRED) for key in missing))
     return settings
+
+
+def _file() -> dict[str, Any]:
+    path = os.environ.get(CONFIG_VARIABLE)
+    return tomllib.loads(Path(path).read_text(encoding="utf-8")) if path else {}
+
+
+def _environment() -> dict[str, str]:
+    names = {key: f"{ENV_PREFIX}{key.upper()}" for key in Settings.model_fields}
+    return {key: os.environ[name] for key, name in names.items() if name in os.environ}
 
 
 def _refuse_unknown_variables() -> None:

@@ -3,7 +3,6 @@
 Every duration is in seconds, every size in bytes.
 """
 
-import os
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
@@ -16,13 +15,6 @@ from pydantic import (
     SecretStr,
     field_validator,
     model_validator,
-)
-from pydantic_settings import (
-    BaseSettings,
-    NoDecode,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-    TomlConfigSettingsSource,
 )
 
 from sea_mq_worker.domain.addresses import nats_addresses, postgres_problem
@@ -62,10 +54,10 @@ class ConsumerSettings(BaseModel):
         return _jetstream_name(value)
 
 
-class Fields(BaseSettings):
+class Fields(BaseModel):
     """All settings of the worker; field names are the keys, ``SEA_MQ_`` + upper case the variables."""
 
-    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     context: str = Field("sea", description="Own bounded context: the first token of every own subject.")
     source: str = Field("", description="CloudEvents source; `/{context}` unless set.")
@@ -138,7 +130,7 @@ class Fields(BaseSettings):
         7, description="Days ahead that partitions are made for, where the outbox has some."
     )
 
-    consumers: Annotated[tuple[ConsumerSettings, ...], NoDecode] = Field(
+    consumers: tuple[ConsumerSettings, ...] = Field(
         (ConsumerSettings(stream="VIBESPRO_EVENTS", durable="sea__from_vibespro"),),
         description="Durable consumers, comma-separated, each STREAM/durable; empty: no inbox.",
     )
@@ -147,7 +139,7 @@ class Fields(BaseSettings):
     handler_concurrency: Annotated[int, Field(ge=1, le=1000)] = Field(
         50, description="Calls at once, per consumer."
     )
-    handler_accept_statuses: Annotated[frozenset[int], NoDecode] = Field(
+    handler_accept_statuses: frozenset[int] = Field(
         frozenset({200, 409}), description="Statuses that mean: the effect is there."
     )
     handler_token_file: Path | None = Field(None, description="File with a bearer token for the handler.")
@@ -184,20 +176,6 @@ class Fields(BaseSettings):
     )
     tracing: bool = Field(False, description="OpenTelemetry spans, exported as OTEL_* variables say.")
     otlp_metrics: bool = Field(False, description="Metrics over OTLP, too, exported as OTEL_* variables say.")
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
-        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Environment before file."""
-        path = os.environ.get(CONFIG_VARIABLE)
-        file = (TomlConfigSettingsSource(settings_cls, toml_file=path),) if path else ()
-        return (init_settings, env_settings, *file)
 
     @field_validator("database_schema")
     @classmethod

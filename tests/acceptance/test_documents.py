@@ -21,7 +21,7 @@ from kit.description import Description
 from sea_mq_worker.application.supervisor import ExitCode
 from sea_mq_worker.cli import app
 from sea_mq_worker.producer import enqueue
-from sea_mq_worker.settings import Settings
+from sea_mq_worker.settings import load_settings
 from tests.integration.test_migrations import psql
 from tests.support import servers
 from tests.support.builders import enqueueable
@@ -178,7 +178,7 @@ def test_a_settings_file_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     [example] = [text for _, language, text in blocks("docs/configuration.md") if language == "toml"]
     (tmp_path / "worker.toml").write_text(example)
     monkeypatch.setenv("SEA_MQ_CONFIG", str(tmp_path / "worker.toml"))
-    found = Settings().model_dump(mode="json", exclude_unset=True)
+    found = load_settings().model_dump(mode="json", exclude_unset=True)
     assert found.keys() >= tomllib.loads(example).keys()
 
 

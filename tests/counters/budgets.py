@@ -105,7 +105,7 @@ MODULES_OF_HELP = Budget(
 )
 MODULES_OF_A_COMMAND = Budget(
     "modules that a command such as `depth` or `streams check` imports",
-    530,
+    510,
     "a fifth above what the settings and one server's driver take; another server's take about 60",
 )
 

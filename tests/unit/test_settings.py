@@ -1,0 +1,81 @@
+"""Settings come from the environment, then from the file that it names; what cannot be read is refused."""
+
+from pathlib import Path
+
+import pytest
+
+from sea_mq_worker.settings import Settings, SettingsError, load_settings
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The settings file, not there yet."""
+    path = tmp_path / "worker.toml"
+    monkeypatch.setenv("SEA_MQ_CONFIG", str(path))
+    return path
+
+
+def refusal(*needs: str) -> str:
+    with pytest.raises(SettingsError) as refused:
+        load_settings(needs=needs)
+    return str(refused.value)
+
+
+def test_without_any_there_are_the_defaults() -> None:
+    assert load_settings() == Settings()
+
+
+def test_the_environment_wins_over_the_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file.write_text("context = 'crm'\ngrace_seconds = 5\noutbox_notify = false\n")
+    monkeypatch.setenv("SEA_MQ_GRACE_SECONDS", "7")
+    found = load_settings()
+    assert (found.context, found.grace_seconds, found.outbox_notify) == ("crm", 7.0, False)
+
+
+@pytest.mark.parametrize(
+    ("text", "consumers"),
+    [("", []), ("A/b", [("A", "b")]), (" A/b, C/d ,", [("A", "b"), ("C", "d")])],
+)
+def test_consumers_are_separated_by_commas(
+    text: str, consumers: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SEA_MQ_CONSUMERS", text)
+    assert [(one.stream, one.durable) for one in load_settings().consumers] == consumers
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (None, "No such file or directory"),
+        (b"context = ", "Invalid value"),
+        (b"context = '\xff'", "can't decode"),
+        (b"contxt = 'crm'", "SEA_MQ_CONTXT: Extra inputs"),
+    ],
+)
+def test_a_file_that_cannot_be_taken_is_refused(file: Path, content: bytes | None, why: str) -> None:
+    if content is not None:
+        file.write_bytes(content)
+    assert why in refusal()
+
+
+def test_a_folder_is_no_file(file: Path) -> None:
+    file.mkdir()
+    assert refusal() == f"SEA_MQ_CONFIG: Is a directory: {file}"
+
+
+def test_a_misspelt_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SEA_MQ_CONTXT", "crm")
+    assert refusal() == "SEA_MQ_CONTXT: there is no such setting"
+
+
+def test_all_that_is_wrong_or_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [line.partition(":")[0] for line in refusal("database_url", "nats_url").splitlines()] == [
+        "SEA_MQ_DATABASE_URL",
+        "SEA_MQ_NATS_URL",
+    ]
+    monkeypatch.setenv("SEA_MQ_ADMIN_PORT", "x")
+    monkeypatch.setenv("SEA_MQ_DATABASE_URL", "mysql://h/d")
+    assert [line.partition(":")[0] for line in refusal().splitlines()] == [
+        "SEA_MQ_DATABASE_URL",
+        "SEA_MQ_ADMIN_PORT",
+    ]
