@@ -139,6 +139,8 @@ BEGIN
        INTO events, unpublished, last_at;
     bytes := pg_total_relation_size(place);
     reason := CASE
+        WHEN current_setting('transaction_isolation') <> 'read committed'
+            THEN 'the transaction would not see what is put back meanwhile; it must be read committed'
         WHEN coalesce(until_at, 'infinity') > before THEN 'its range of ids is not over by then'
         WHEN unpublished > 0 THEN unpublished || ' of its events are not published'
         WHEN last_at >= before THEN 'some of its events were published since' END;

@@ -127,7 +127,7 @@ SELECT needed.relation, needed.privilege,
 
 -- name: outbox
 -- Since when the oldest open event is due, how many are DEAD (up to 10000), the largest of the 1000 oldest open ones,
--- and how old the oldest published one in the table's first 100 pages is.
+-- and how old the oldest published one in the first 100 pages is, of each partition where there are some.
 -- Indexes: idx_outbox_due, idx_outbox_retry, both again for keys, idx_outbox_dead, idx_outbox_unpublished.
 WITH due AS MATERIALIZED (
     (SELECT available_at FROM outbox_events WHERE is_open AND ordering_key IS NULL AND publish_error IS NULL

@@ -1,5 +1,6 @@
 """The operator's commands as they are typed, against real servers: what they print and how they exit."""
 
+import json
 import uuid
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
@@ -11,6 +12,7 @@ from sea_mq_worker.producer import uuid7
 from tests.support.handlers import answer, handler_server
 from tests.support.jetstream import create_stream, store
 from tests.support.operators import WHY, Answer, World, world_of
+from tests.support.partitions import id_of_day, partition_outbox, past_partition
 from tests.support.rows import add_event, add_message
 from tests.support.servers import Database, PostgresAddress, scratch_database
 
@@ -312,6 +314,24 @@ async def test_prune_deletes_what_is_finished_and_old_on_the_side_asked_for(worl
     assert now.out == "outbox: deleted 1\n"
     assert "page" in now.err
     assert await world.state_of(young) == "PROCESSED"
+
+
+async def test_prune_names_the_partitions_that_it_drops(world: World) -> None:
+    await partition_outbox(world.env["SEA_MQ_DATABASE_URL"])
+    async with world.pool.acquire() as connection:
+        partition = await past_partition(connection, days_ago=2)
+    for _ in range(2):
+        await add_event(world.pool, "PUBLISHED", id=id_of_day(2))
+    command = ("prune", "--before", "0s", "--side", "outbox", *WHY)
+
+    dry = await world.run(*command, "--dry-run")
+    assert dry.out == f"outbox: would delete 2, {partition} whole\n"
+    pruned = await world.run(*command)
+    assert pruned.out == f"outbox: deleted 2; dropped partition {partition}, 2 events\n"
+    assert f"dropped partition {partition}, 2 events\n" in pruned.err
+    assert (await world.run(*command, "--json")).json["dropped"] == []
+    [_, action] = (await world.run("audit", "--json")).json
+    assert json.loads(action["selection"])["dropped"] == [partition]
 
 
 @pytest.mark.fault("N38")

@@ -109,6 +109,23 @@ async def test_a_cap_drops_no_partition_that_holds_more(
     assert await pool.fetchval(f"SELECT count(*) FROM {large}") == 0
 
 
+async def test_where_the_lock_would_not_show_what_changed_before_it_events_go_row_by_row(
+    operations: PostgresOperations, pool: asyncpg.Pool, database: Database
+) -> None:
+    part = await past_partition(pool, days_ago=40)
+    await published(pool, days_ago=40)
+    await pool.execute(
+        f"ALTER DATABASE {database.name} SET default_transaction_isolation = 'repeatable read'"
+    )
+    await pool.expire_connections()
+    told: list[Any] = []
+
+    pruned = await operations.prune_outbox(ago(30), **WHO, on_partition=told.append)
+
+    assert pruned == PruneResult(deleted=1, dropped=[])
+    assert [(one.name, "must be read committed" in one.reason) for one in told] == [(part, True)]
+
+
 async def test_every_page_of_every_partition_is_looked_at(
     operations: PostgresOperations, pool: asyncpg.Pool
 ) -> None:
