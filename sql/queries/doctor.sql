@@ -72,6 +72,7 @@ SELECT l.relation::regclass::text AS relation, l.pid, l.mode, l.granted, coalesc
  LIMIT 5;
 
 -- name: tables
+-- Each partition counts for itself, and the table that they make up for nothing.
 -- $1 tables.
 SELECT c.relname::text AS name, c.relpersistence = 'u' AS unlogged, row_security_active(c.oid) AS filtered,
        coalesce((SELECT o.option_value::boolean FROM pg_options_to_table(c.reloptions) o
@@ -85,7 +86,9 @@ SELECT c.relname::text AS name, c.relpersistence = 'u' AS unlogged, row_security
                     current_setting('autovacuum_vacuum_scale_factor'))::float8 AS vacuum_from,
        coalesce(pg_stat_get_dead_tuples(c.oid), 0) AS dead
   FROM unnest($1::text[]) AS wanted (name)
-  JOIN pg_class c ON c.oid = to_regclass(wanted.name);
+  JOIN pg_class c ON c.relkind <> 'p'::"char"
+   AND (c.oid = to_regclass(wanted.name)
+        OR c.oid IN (SELECT i.inhrelid FROM pg_inherits i WHERE i.inhparent = to_regclass(wanted.name)));
 
 -- name: indexes
 -- $1 tables.
@@ -151,6 +154,16 @@ SELECT GREATEST(0, (SELECT extract(epoch FROM clock_timestamp() - min(available_
                  ORDER BY occurred_at LIMIT 1000) x) AS largest_bytes,
        (SELECT coalesce(extract(epoch FROM now() - min(published_at)), 0)
           FROM outbox_events WHERE ctid < '(100,0)'::tid)::float8 AS published_seconds;
+
+-- name: partitions
+-- Of an outbox in partitions: how far ahead it has some, and what its default one takes. No row: it has none.
+SELECT GREATEST(0, extract(epoch FROM max(p.until_at) - now()))::float8 AS ahead_seconds,
+       max(p.partition) FILTER (WHERE p.is_default) AS remainder,
+       coalesce(max(pg_relation_size(pg_catalog.format('%I', p.partition)::regclass)) FILTER (WHERE p.is_default), 0)
+           AS remainder_bytes
+  FROM outbox_partitions() p
+ WHERE p.partition <> 'outbox_events'
+HAVING count(*) > 0;
 
 -- name: inbox
 -- Messages without an ending that nobody holds, the 10000 oldest, by the consumer that they came by.

@@ -25,7 +25,7 @@ _SETTINGS = (
 _STATEMENTS = (
     *("identity", "settings", "connections", "transactions", "prepared", "slots"),
     *("locks", "tables", "indexes", "triggers", "rights"),
-    *("outbox", "inbox", "may_read_audit", "inbox_pruned"),
+    *("outbox", "partitions", "inbox", "may_read_audit", "inbox_pruned"),
 )
 _CONNECT_SECONDS = 5.0
 _HEAR_SECONDS = 3.0
@@ -132,6 +132,15 @@ class OutboxFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionFacts:
+    """How far ahead an outbox has partitions, and how large the default one, ``remainder``, is."""
+
+    ahead_seconds: float
+    remainder: str | None
+    remainder_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class InboxWaiting:
     """Messages of one consumer without an ending that nobody holds."""
 
@@ -147,6 +156,7 @@ class RowFacts:
     """What the rows of the tables tell; ``inbox_pruned_before``: up to when inbox rows were deleted."""
 
     outbox: OutboxFacts
+    partitions: PartitionFacts | None
     inbox: Sequence[InboxWaiting]
     inbox_pruned_before: datetime | None
 
@@ -207,6 +217,7 @@ async def row_facts(pool: asyncpg.Pool) -> RowFacts:
     [audited] = await ask("may_read_audit")
     return RowFacts(
         outbox=OutboxFacts(**(await ask("outbox"))[0]),
+        partitions=next((PartitionFacts(**row) for row in await ask("partitions")), None),
         inbox=[InboxWaiting(**row) for row in await ask("inbox")],
         inbox_pruned_before=(await ask("inbox_pruned"))[0]["before"] if audited["may"] else None,
     )

@@ -2,20 +2,24 @@
 
 from collections.abc import Iterator
 
-from sea_mq_worker.adapters.postgres.checkup import DatabaseFacts, OutboxFacts, RowFacts
+from sea_mq_worker.adapters.postgres.checkup import DatabaseFacts, OutboxFacts, PartitionFacts, RowFacts
+from sea_mq_worker.adapters.postgres.connection import quoted_schema
 from sea_mq_worker.bootstrap.doctor.database import long_seconds
 from sea_mq_worker.bootstrap.doctor.database_kinds import DatabaseKind
 from sea_mq_worker.bootstrap.doctor.finding import Finding
 from sea_mq_worker.settings import Settings
 
 _UNATTENDED_SECONDS = 60.0
-_PUBLISHED_SECONDS = 30 * 86_400.0
+_DAY_SECONDS = 86_400.0
+_PUBLISHED_SECONDS = 30 * _DAY_SECONDS
 
 
 def backlog_findings(facts: DatabaseFacts, rows: RowFacts, s: Settings) -> Iterator[Finding]:
     """Judge the rows of both tables."""
     if s.outbox_enabled:
         yield from _outbox(rows.outbox, facts.connections.relays, s)
+        if rows.partitions:
+            yield from _partitions(rows.partitions, facts, s)
     configured = {(consumer.stream, consumer.durable) for consumer in s.consumers}
     for waiting in rows.inbox:
         where = f"inbox, by consumer {waiting.consumer} of stream {waiting.stream}"
@@ -41,6 +45,19 @@ def _outbox(outbox: OutboxFacts, relays: int, s: Settings) -> Iterator[Finding]:
         command = "sea-mq-worker outbox list --state DEAD"
         yield DatabaseKind.OUTBOX_DEAD.found("outbox", f"{outbox.dead} events are DEAD", command=command)
     if outbox.published_seconds > _PUBLISHED_SECONDS:
-        what = f"the oldest was published {outbox.published_seconds / 86_400:.0f} days ago"
+        what = f"the oldest was published {outbox.published_seconds / _DAY_SECONDS:.0f} days ago"
         command = "sea-mq-worker prune --before 30d --reason 'doctor' --side outbox"
         yield DatabaseKind.OUTBOX_UNPRUNED.found("outbox", what, command=command)
+
+
+def _partitions(outbox: PartitionFacts, facts: DatabaseFacts, s: Settings) -> Iterator[Finding]:
+    days = outbox.ahead_seconds / _DAY_SECONDS
+    if days < s.outbox_partition_days / 2:
+        yield DatabaseKind.PARTITIONS_SHORT.found(
+            "outbox", f"{days:.1f} days ahead have one", command="sea-mq-worker run"
+        )
+    if outbox.remainder and outbox.remainder_bytes:
+        name = f"{quoted_schema(facts.schema)}.{outbox.remainder}"
+        what = f"{outbox.remainder} takes {outbox.remainder_bytes} bytes"
+        sql = f"VACUUM (TRUNCATE) {name}"
+        yield DatabaseKind.DEFAULT_PARTITION_USED.found("outbox", what, sql=sql)

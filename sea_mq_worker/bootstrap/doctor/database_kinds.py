@@ -212,6 +212,18 @@ class DatabaseKind(Kind):
         "the table grows without end",
         "prune or archive regularly",
     )
+    PARTITIONS_SHORT = (
+        Severity.WARNING,
+        "the outbox has partitions for less than half of SEA_MQ_OUTBOX_PARTITION_DAYS ahead",
+        "events of a day without one go to the default partition, and the day can have none any more",
+        "start a worker, or look for `partitions_not_made` in its log",
+    )
+    DEFAULT_PARTITION_USED = (
+        Severity.WARNING,
+        "the default partition of the outbox holds events, or has held some",
+        "it is read whole for each new partition, and above 100 MB none is made any more",
+        "let producers use UUIDv7; when `prune` has deleted the events, give the room back",
+    )
     INBOX_ORPHANS = (
         Severity.WARNING,
         "messages wait that came by a consumer which is not in SEA_MQ_CONSUMERS",

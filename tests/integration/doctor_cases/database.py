@@ -17,9 +17,11 @@ from tests.integration.doctor_cases.registry import (
 )
 from tests.support.checkups import Mend, Patient
 from tests.support.other_clock import postgres_clock
+from tests.support.partitions import partition_outbox
 from tests.support.rows import add_event
 from tests.support.waiting import eventually
 
+MADE = "SELECT count(*) > 30 FROM outbox_partitions()"
 PUBLISHED = "SELECT bool_and(state = 'PUBLISHED') FROM outbox_events"
 
 by_setting("database_unreachable", database_url=f"postgresql://u@{UNUSED}/d")
@@ -168,6 +170,34 @@ async def outbox_unpruned(p: Patient) -> Mend:
     done = "state = 'PUBLISHED', claimed_at = NULL, claimed_by = NULL, published_at = $2"
     await p.pool.execute(f"UPDATE outbox_events SET {done} WHERE id = $1", published, LONG_AGO)
     return p.command
+
+
+@provokes_in_tables
+async def partitions_short(p: Patient) -> Mend:
+    """As seen a week after the last worker made some."""
+    await partition_outbox(p.database.dsn)
+    p.given["outbox_partition_days"] = 30
+
+    async def start(finding: Finding) -> None:
+        assert finding.command == "sea-mq-worker run"
+        async with p.worker():
+            await eventually(lambda: p.pool.fetchval(MADE), what="partitions are made")
+
+    return start
+
+
+@provokes_in_tables
+async def autovacuum_off__of_a_partition(p: Patient) -> None:
+    await partition_outbox(p.database.dsn)
+    await p.sql("ALTER TABLE outbox_events_before SET (autovacuum_enabled = false)")
+
+
+@provokes_in_tables
+async def default_partition_used(p: Patient) -> None:
+    """By events with other ids, which have been pruned since."""
+    await partition_outbox(p.database.dsn)
+    event = await add_event(p.pool, "DEAD")
+    await p.pool.execute("DELETE FROM outbox_events WHERE id = $1", event)
 
 
 @provokes_in_tables
