@@ -1,18 +1,36 @@
 """The documentation as a site: each link leads somewhere, and the search knows every page."""
 
-import json
-import subprocess
+import asyncio
 import sys
 from pathlib import Path
 
-_ROOT = Path(__file__).parents[2]
+import httpx2
+
+from sea_mq_worker.embedded.process import free_port
+from tests.support.documents import ROOT
+from tests.support.waiting import eventually
+
+START_SECONDS = 60
 
 
-def test_the_site_is_built_without_a_warning_and_can_be_searched(tmp_path: Path) -> None:
-    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
-    done = subprocess.run(build, cwd=_ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    found = json.loads((tmp_path / "search" / "search_index.json").read_text())["docs"]
+async def test_the_site_is_served_without_a_warning_and_can_be_searched(tmp_path: Path) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    log = tmp_path / "log"
+    with log.open("w") as said:
+        serve = [sys.executable, "-m", "mkdocs", "serve", "--strict", "--dev-addr", address]
+        served = await asyncio.create_subprocess_exec(*serve, cwd=ROOT, stdout=said, stderr=said)
+    try:
+        await eventually(
+            lambda: served.returncode is not None or "Serving on" in log.read_text(),
+            within=START_SECONDS, what="it is built",
+        )  # fmt: skip
+        assert served.returncode is None, log.read_text()
+        async with httpx2.AsyncClient(trust_env=False) as client:
+            found = (await client.get(f"http://{address}/search/search_index.json")).json()["docs"]
+    finally:
+        if served.returncode is None:
+            served.terminate()
+        await served.wait()
     assert any("sixty seconds" in page["title"].lower() for page in found)
     pages = {page["location"].partition("#")[0] for page in found}
-    assert pages == {"", *(f"{document.stem}/" for document in (_ROOT / "docs").glob("*.md"))}
+    assert pages == {"", *(f"{document.stem}/" for document in (ROOT / "docs").glob("*.md"))}
