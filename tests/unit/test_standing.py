@@ -40,9 +40,9 @@ def outbox(**given: Any) -> Side:
         ),
         (situation(outbox(depth=2, oldest_seconds=90, before=1)), "warn", "Behind", "getting more"),
         (situation(outbox(sample_age_seconds=130)), "warn", "Not sure", "not be counted for 2.2 min"),
-        (situation(reasons={"start": "starting"}), "idle", "Starting", "being connected to"),
+        (situation(reasons={"start": "x"}, since={"start": 1.0}), "idle", "Starting", "being connected to"),
         (
-            situation(reasons={"start": "starting"}, waiting_for="waiting for NATS: refused"),
+            situation(reasons={"start": "x"}, since={"start": 1.0}, waiting_for="waiting for NATS: refused"),
             *("bad", "Starting", "waiting for NATS: refused"),
         ),
         (situation(outbox(), reasons={"stop": "stopping", "handler": "x"}), "warn", "Stopping", "in hand"),
@@ -176,6 +176,15 @@ def test_a_pause_is_dated_by_its_first_cause_also_where_no_gate_dates_it() -> No
         ("handler", 1000.0),
     ]
     assert verdict["since"] == 1200.0
+
+
+def test_a_start_is_dated_from_its_beginning_although_nobody_looked_then() -> None:
+    clock = Clock()
+    shown = standing(clock, {"start": "the worker is starting"}, {})
+    clock.now = 1060.0
+    shown.board.observe(Noticed(event="waiting", text="waiting for NATS: refused"))
+    verdict: Any = shown.status()["verdict"]
+    assert (verdict["state"], verdict["since"]) == ("Starting", 1000.0)
 
 
 def test_what_could_not_be_counted_keeps_its_age_and_leaves_a_gap() -> None:

@@ -61,7 +61,7 @@ class Standing:
         self._overview: _Kept | None = None
         self._started = self.clock()
         self._state = ("", self._started)
-        self._seen: dict[str, float] = {}
+        self._seen = {"start": self.now()}
         self._done: dict[str, float] = {}
 
     def set_sample(self, side: str, sample: Sample) -> None:

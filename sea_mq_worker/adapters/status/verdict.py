@@ -94,6 +94,7 @@ def _starting(situation: Situation) -> Verdict | None:
         level=Level.BAD if situation.waiting_for else Level.IDLE,
         state="Starting",
         text=situation.waiting_for or "Servers are being connected to.",
+        causes=(Cause(part="start", reason=situation.reasons["start"], since=situation.since["start"]),),
         helps=(_DOCTOR,) if situation.waiting_for else (),
     )
 

@@ -261,6 +261,7 @@ function actForm(title, path) {
       result.className = "warn";
       button.disabled = false;
     }
+    result.scrollIntoView({ block: "nearest" });
   } },
   element("p", {}, "Name and reason are kept in the audit."),
   element("label", { for: "actor" }, "Your name"), actor,

@@ -116,8 +116,9 @@ async function poll() {
       show(await answer.json());
       await pollHistory();
     } else if (locked) {
-      write(at("state"), "Locked");
-      write(at("text"), answer.status === 429 ? "Too many wrong tokens: wait a minute." : "The numbers are for who has the token.");
+      const text = answer.status === 429 ? "Too many wrong tokens: wait a minute." : "The numbers are for who has the token.";
+      at("main").classList.add("old");
+      showVerdict({ level: "idle", state: "Locked", text, since: present(), causes: [], helps: [] });
     } else {
       fail("Broken", `The worker answers ${answer.status}.`, ["sea-mq-worker doctor"]);
     }

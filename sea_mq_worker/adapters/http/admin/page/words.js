@@ -108,5 +108,6 @@ export function table(caption, heads, rows) {
 }
 
 export function row(heads, cells) {
-  return element("tr", {}, ...cells.map((cell, place) => element("td", { "data-head": heads[place] }, cell)));
+  const number = (cell) => /^[\d,]+( of [\d,]+)?$/.test(cell) && "number";
+  return element("tr", {}, ...cells.map((cell, place) => element("td", { "data-head": heads[place], class: number(cell) }, cell)));
 }
