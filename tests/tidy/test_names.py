@@ -1,9 +1,11 @@
-"""Documents name no file or folder that is not there."""
+"""Documents name no file, setting or extra that is not there."""
 
 import re
+import tomllib
 
 import pytest
 
+from sea_mq_worker.settings import CONFIG_VARIABLE, ENV_PREFIX, Settings
 from tests.support.documents import ROOT, documents, files, inline
 
 PACKAGE = ROOT / "sea_mq_worker"
@@ -28,3 +30,17 @@ def test_every_file_that_is_named_exists(document: str) -> None:
     bases = [ROOT, PACKAGE, (ROOT / document).parent]
     bare = {path for path in paths(document) - MADE if not any((base / path).exists() for base in bases)}
     assert bare - {file.rpartition("/")[2] for file in files()} == set()
+
+
+@pytest.mark.parametrize("document", documents())
+def test_every_setting_that_is_named_exists(document: str) -> None:
+    known = {f"{ENV_PREFIX}{name.upper()}" for name in Settings.model_fields} | {CONFIG_VARIABLE}
+    found = set(re.findall(rf"\b{ENV_PREFIX}\w*[A-Z]\b", (ROOT / document).read_text()))
+    assert found - known == set()
+
+
+def test_every_extra_that_is_named_exists() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    text = "".join((ROOT / document).read_text() for document in documents())
+    named = ",".join(re.findall(r"sea-mq-worker\[(.+?)\]", text)).split(",")
+    assert set(named) <= project["optional-dependencies"].keys()
