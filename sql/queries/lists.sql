@@ -18,7 +18,7 @@ SELECT o.id, o.seq, o.aggregate_type, o.aggregate_id, o.event_type, o.event_vers
  WHERE o.state = ANY ($1::text[])
    AND (NOT $2::boolean OR o.published_at IS NULL)
    AND ($1::text[] <> '{DEAD}' OR NOT o.is_open)
-   AND ($3::uuid[] IS NULL OR o.id = ANY ($3))
+   AND ($3::text[] IS NULL OR o.id = ANY ($3::uuid[]))
    AND ($4::text IS NULL OR o.event_type = $4)
    AND ($5::text IS NULL OR o.ordering_key = $5)
    AND ($6::text IS NULL OR o.aggregate_type = $6)
@@ -105,7 +105,7 @@ SELECT *
      WHERE NOT $2::boolean OR i.processed_at IS NULL
   ) i
  WHERE i.state = ANY ($1::text[])
-   AND ($3::uuid[] IS NULL OR i.message_id = ANY ($3))
+   AND ($3::text[] IS NULL OR i.message_id = ANY ($3::uuid[]))
    AND ($4::text IS NULL OR i.consumer = $4)
    AND ($5::text IS NULL OR i.subject = $5)
    AND ($6::text IS NULL OR i.dead_letter_reason = $6)

@@ -13,7 +13,7 @@ SELECT o.id, o.seq
   FROM outbox_events o
  WHERE o.state = ANY ($1::text[])
    AND (NOT $2::boolean OR NOT o.is_open AND o.published_at IS NULL)
-   AND ($3::uuid[] IS NULL OR o.id = ANY ($3))
+   AND ($3::text[] IS NULL OR o.id = ANY ($3::uuid[]))
    AND ($4::text IS NULL OR o.event_type = $4)
    AND ($5::text IS NULL OR o.ordering_key = $5)
    AND ($6::text IS NULL OR o.aggregate_type = $6)

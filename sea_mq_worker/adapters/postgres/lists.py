@@ -18,6 +18,7 @@ from sea_mq_worker.adapters.postgres.records import (
     OutboxDetail,
     OutboxFilter,
     OutboxSummary,
+    as_texts,
 )
 from sea_mq_worker.domain.events import EventState
 from sea_mq_worker.domain.ids import tells_time
@@ -99,7 +100,7 @@ class PostgresLists:
             self._lists["list_inbox"],
             list(which.states),
             InboxState.PROCESSED not in which.states,
-            which.ids,
+            as_texts(which.ids),
             which.consumer,
             which.subject,
             which.reason,

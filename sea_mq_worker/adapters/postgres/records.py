@@ -19,6 +19,14 @@ def check_accountable(actor: str, reason: str) -> None:
         raise ValueError("a change needs an actor and a reason, for the audit")
 
 
+def as_texts(ids: Sequence[UUID] | None) -> Sequence[str] | None:
+    """Write ids as statements of operators take them.
+
+    In each new connection the driver asks what an array of UUIDs is, and that takes longer than a list.
+    """
+    return None if ids is None else [str(one) for one in ids]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Depth:
     """QRY-050 or QRY-051, and the backlog without what nobody works on any more.
@@ -72,7 +80,7 @@ class OutboxFilter:
     def conditions(self) -> tuple[object, ...]:
         """What an event has to be, besides its state, in the order in which statements take it."""
         return (
-            self.ids,
+            as_texts(self.ids),
             self.event_type,
             self.ordering_key,
             self.aggregate_type,
