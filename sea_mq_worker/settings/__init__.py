@@ -7,11 +7,11 @@ import os
 import tomllib
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
-from pydantic import ValidationError, model_validator
+from pydantic import ValidationError
 
-from sea_mq_worker.settings.fields import CONFIG_VARIABLE, ENV_PREFIX, ConsumerSettings, Fields
+from sea_mq_worker.settings.fields import CONFIG_VARIABLE, ENV_PREFIX, ConsumerSettings, Settings
 from sea_mq_worker.settings.relations import contradictions
 
 __all__ = ["CONFIG_VARIABLE", "ENV_PREFIX", "ConsumerSettings", "Settings", "SettingsError", "load_settings"]
@@ -21,21 +21,6 @@ _REQUIRED = "is required (`python -m sea_mq_worker dev` runs on servers of its o
 
 class SettingsError(Exception):
     """Settings are wrong, missing or contradictory; the text is one line a key, and names the key."""
-
-
-class Settings(Fields):
-    """All settings, each right by itself and together."""
-
-    @model_validator(mode="after")
-    def _check_relations(self) -> Self:
-        problems = contradictions(self)
-        if problems:
-            raise ValueError("\n".join(_line(key, text) for key, text in problems))
-        return self
-
-
-def _line(key: str, text: str) -> str:
-    return f"{ENV_PREFIX}{key.upper()}: {text}"
 
 
 def load_settings(*, needs: Collection[str] = ()) -> Settings:
@@ -56,10 +41,14 @@ def load_settings(*, needs: Collection[str] = ()) -> Settings:
         raise SettingsError(f"{CONFIG_VARIABLE}: {error.strerror}: {error.filename}") from None
     except ValueError as error:
         raise SettingsError(f"{CONFIG_VARIABLE}: {error}") from None
-    missing = [key for key in needs if not getattr(settings, key)]
-    if missing:
-        raise SettingsError("\n".join(_line(key, _REQUIRED) for key in missing))
+    missing = [(key, _REQUIRED) for key in needs if not getattr(settings, key)]
+    if problems := contradictions(settings) + missing:
+        raise SettingsError("\n".join(_line(key, text) for key, text in problems))
     return settings
+
+
+def _line(key: str, text: str) -> str:
+    return f"{ENV_PREFIX}{key.upper()}: {text}"
 
 
 def _file() -> dict[str, Any]:

@@ -54,7 +54,7 @@ class ConsumerSettings(BaseModel):
         return _jetstream_name(value)
 
 
-class Fields(BaseModel):
+class Settings(BaseModel):
     """All settings of the worker; field names are the keys, ``SEA_MQ_`` + upper case the variables."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")

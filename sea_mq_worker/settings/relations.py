@@ -4,16 +4,16 @@ from urllib.parse import urlsplit
 
 from sea_mq_worker.domain.addresses import is_loopback
 from sea_mq_worker.domain.forbidden_hosts import is_metadata_host
-from sea_mq_worker.settings.fields import Fields
+from sea_mq_worker.settings.fields import Settings
 
 
-def contradictions(s: Fields) -> list[tuple[str, str]]:
+def contradictions(s: Settings) -> list[tuple[str, str]]:
     """Name the settings that cannot go together, each by its key with what is wrong."""
     checks = (*_timing(s), *_access(s))
     return [(key, text) for wrong, key, text in checks if wrong]
 
 
-def _timing(s: Fields) -> tuple[tuple[bool, str, str], ...]:
+def _timing(s: Settings) -> tuple[tuple[bool, str, str], ...]:
     return (
         (
             s.outbox_lease_seconds < s.outbox_publish_timeout_seconds + s.database_timeout_seconds,
@@ -38,7 +38,7 @@ def _timing(s: Fields) -> tuple[tuple[bool, str, str], ...]:
     )
 
 
-def _access(s: Fields) -> tuple[tuple[bool, str, str], ...]:
+def _access(s: Settings) -> tuple[tuple[bool, str, str], ...]:
     return (
         (
             bool(s.handler_url) and not _is_http_url(s.handler_url),

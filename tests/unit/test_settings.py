@@ -68,14 +68,20 @@ def test_a_misspelt_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
     assert refusal() == "SEA_MQ_CONTXT: there is no such setting"
 
 
-def test_all_that_is_wrong_or_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [line.partition(":")[0] for line in refusal("database_url", "nats_url").splitlines()] == [
-        "SEA_MQ_DATABASE_URL",
-        "SEA_MQ_NATS_URL",
-    ]
+def named(text: str) -> list[str]:
+    return [line.partition(":")[0] for line in text.splitlines()]
+
+
+def test_all_that_is_wrong_by_itself_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SEA_MQ_ADMIN_PORT", "x")
     monkeypatch.setenv("SEA_MQ_DATABASE_URL", "mysql://h/d")
-    assert [line.partition(":")[0] for line in refusal().splitlines()] == [
+    assert named(refusal()) == ["SEA_MQ_DATABASE_URL", "SEA_MQ_ADMIN_PORT"]
+
+
+def test_all_that_is_contradictory_or_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SEA_MQ_ADMIN_HOST", "0.0.0.0")
+    assert named(refusal("database_url", "nats_url")) == [
+        "SEA_MQ_ADMIN_TOKEN_FILE",
         "SEA_MQ_DATABASE_URL",
-        "SEA_MQ_ADMIN_PORT",
+        "SEA_MQ_NATS_URL",
     ]
