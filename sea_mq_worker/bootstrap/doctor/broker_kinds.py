@@ -86,7 +86,10 @@ class BrokerKind(Kind):
             "by default nats-server writes through every two minutes: a crash of its machine loses what was "
             "acknowledged since"
         ),
-        "see to it that sync_interval is always in nats-server's configuration",
+        (
+            "see to it that sync_interval is always in nats-server's configuration, or have three copies by "
+            "SEA_MQ_STREAM_REPLICAS"
+        ),
     )
     STREAM_NEARLY_FULL = (
         Severity.WARNING,
@@ -141,6 +144,12 @@ class BrokerKind(Kind):
         "a consumer's filter matches no subject of its stream",
         "nothing is received; the server takes such a filter without a word",
         "correct filter_subject",
+    )
+    MESSAGES_MISSED = (
+        Severity.ERROR,
+        "messages left their stream before a consumer was given them",
+        "they have no effect, and nothing delivers them",
+        "have their sender replay them, and raise max_age, max_bytes or max_msgs of the stream",
     )
     CONSUMER_PAUSED = (
         Severity.WARNING,

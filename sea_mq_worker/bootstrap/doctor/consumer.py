@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from sea_mq_worker.adapters.nats.checkup import ConsumerSeen
+from sea_mq_worker.adapters.nats.checkup import ConsumerSeen, StreamSeen
 from sea_mq_worker.adapters.nats.subject_sets import covers
 from sea_mq_worker.bootstrap.doctor.broker import BrokerFacts, consumer_label, stream_label
 from sea_mq_worker.bootstrap.doctor.broker_kinds import BrokerKind, PairKind
@@ -23,7 +23,9 @@ def consumer_findings(facts: BrokerFacts, s: Settings) -> Iterator[Finding]:
                 yield BrokerKind.CONSUMER_MISSING.found(where, "it does not exist")
             continue
         yield from _nature(where, consumer)
-        yield from _filter(where, consumer, facts)
+        if stream := facts.streams.get(wanted.stream):
+            yield from _filter(where, consumer, stream)
+            yield from _missed(where, consumer, stream)
         yield from _flow(where, consumer)
         yield from _fit(where, consumer, s)
 
@@ -42,10 +44,16 @@ def _nature(where: str, consumer: ConsumerSeen) -> Iterator[Finding]:
         yield BrokerKind.CONSUMER_PASSING.found(where, f"{' and '.join(passing)} set", command=APPLY)
 
 
-def _filter(where: str, consumer: ConsumerSeen, facts: BrokerFacts) -> Iterator[Finding]:
-    stream = facts.streams.get(consumer.stream)
-    if stream is None:
-        return
+def _missed(where: str, consumer: ConsumerSeen, stream: StreamSeen) -> Iterator[Finding]:
+    """Of a stream that it takes as a whole: what others' subjects leave out was never the consumer's."""
+    takes_all = all(any(covers(f, subject) for f in consumer.filters) for subject in stream.subjects)
+    delivered, first = consumer.info["delivered"]["stream_seq"], stream.state["first_seq"]
+    if (takes_all or not consumer.filters) and delivered + 1 < first:
+        what = f"up to {delivered} were delivered, the stream begins at {first}"
+        yield BrokerKind.MESSAGES_MISSED.found(where, what)
+
+
+def _filter(where: str, consumer: ConsumerSeen, stream: StreamSeen) -> Iterator[Finding]:
     for subject in consumer.filters:
         if not any(covers(p, subject) or covers(subject, p) for p in stream.subjects):
             what = f"{subject} is none of {', '.join(stream.subjects)}"

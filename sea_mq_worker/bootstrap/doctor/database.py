@@ -190,7 +190,7 @@ def _holding_back(facts: DatabaseFacts) -> Iterator[Finding]:
     for slot in facts.slots:
         yield DatabaseKind.SLOT_INACTIVE.found(
             f"replication slot {slot.name}",
-            f"it keeps {slot.bytes} bytes of WAL",
+            f"it keeps {slot.bytes / 2**20:.0f} MiB of WAL",
             sql=f"SELECT pg_drop_replication_slot({_literal(slot.name)})",
         )
 

@@ -15,7 +15,7 @@ class ExposureKind(Kind):
         Severity.WARNING,
         "every user of this machine may read a file with a secret",
         "whoever reads it can do what the worker may",
-        "take the right away: chmod o-rwx",
+        "take the right away",
     )
     PLAINTEXT_CONNECTION = (
         Severity.INFO,

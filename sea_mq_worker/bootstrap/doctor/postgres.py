@@ -17,7 +17,7 @@ from sea_mq_worker.bootstrap.doctor.database import lock_findings, long_seconds,
 from sea_mq_worker.bootstrap.doctor.database_kinds import DatabaseKind
 from sea_mq_worker.bootstrap.doctor.finding import Finding
 from sea_mq_worker.bootstrap.doctor.kinds import MIGRATE
-from sea_mq_worker.domain.errors import ContractError, UnavailableError
+from sea_mq_worker.domain.errors import ContractError, UnavailableError, WorkerError
 from sea_mq_worker.settings import Settings
 
 _POSTGRES = "PostgreSQL"
@@ -35,11 +35,15 @@ async def ask_database(s: Settings, found: list[Finding]) -> tuple[DatabaseFacts
         finally:
             await pool.close()
     except UnavailableError as error:
-        found.append(_unavailable(error).found(_POSTGRES, str(error)))
+        found.append(_unavailable(error).found(_POSTGRES, _told(error)))
     except ContractError as error:
         kind = DatabaseKind.POOLER_UNDECLARED if POOLER in str(error) else DatabaseKind.DATABASE_REFUSES
-        found.append(kind.found(_POSTGRES, str(error)))
+        found.append(kind.found(_POSTGRES, _told(error)))
     return facts, rows
+
+
+def _told(error: WorkerError) -> str:
+    return str(error).removeprefix(f"{_POSTGRES}: ")
 
 
 def _unavailable(error: UnavailableError) -> DatabaseKind:

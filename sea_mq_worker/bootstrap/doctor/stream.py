@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from sea_mq_worker.adapters.nats.checkup import StreamSeen
 from sea_mq_worker.adapters.nats.subject_sets import covers
+from sea_mq_worker.adapters.nats.topology import EXISTENCE, Difference
 from sea_mq_worker.bootstrap.doctor.broker import BrokerFacts, own_subjects, stream_label
 from sea_mq_worker.bootstrap.doctor.broker_kinds import BrokerKind
 from sea_mq_worker.bootstrap.doctor.finding import Finding
@@ -12,12 +13,13 @@ from sea_mq_worker.settings import Settings
 
 _FULL = 0.8
 _WEEK_SECONDS = 7 * 86_400.0
+_DURATIONS = frozenset({"ack_wait", "duplicate_window", "max_age"})
 
 
 def stream_findings(facts: BrokerFacts, s: Settings) -> Iterator[Finding]:
     """Judge the streams that the worker publishes to, takes messages from or reads."""
     for difference in facts.differences:
-        yield BrokerKind.TOPOLOGY_DIFFERS.found(difference.name, str(difference), command=APPLY)
+        yield BrokerKind.TOPOLOGY_DIFFERS.found(difference.name, _told(difference), command=APPLY)
     for name in (s.stream, s.dlq_stream, s.advisory_stream):
         where = stream_label(name)
         if name not in facts.streams and where not in facts.defined | facts.silent:
@@ -31,6 +33,15 @@ def stream_findings(facts: BrokerFacts, s: Settings) -> Iterator[Finding]:
     if single:
         yield BrokerKind.SYNC_UNKNOWN.found(f"streams {', '.join(single)}", "num_replicas is 1")
     yield from _dead_letters(facts.streams, s)
+
+
+def _told(difference: Difference) -> str:
+    if difference.field == EXISTENCE:
+        return "it is missing"
+    wanted, found = difference.wanted, difference.found
+    if difference.field in _DURATIONS:
+        wanted, found = (f"{nanoseconds / 1e9:g} s" for nanoseconds in (wanted, found))
+    return f"{difference.field} should be {wanted} and is {found}"
 
 
 def _own(stream: StreamSeen, subject: str, facts: BrokerFacts) -> Iterator[Finding]:

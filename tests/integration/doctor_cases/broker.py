@@ -144,6 +144,20 @@ async def short_of_patience(p: Patient, **config: object) -> None:
 
 
 @provokes
+async def messages_missed(p: Patient) -> Mend:
+    """A full stream, which drops what nobody has fetched."""
+    await p.define("upstream", max_msgs=2, discard="old")
+    for _ in range(3):
+        await p.send()
+
+    async def send_again(_finding: Finding) -> None:
+        await p.send()
+        await p.take()
+
+    return send_again
+
+
+@provokes
 async def consumer_stuck(p: Patient) -> Mend:
     await short_of_patience(p, max_ack_pending=1)
     p.given["handler_concurrency"] = 1
