@@ -7,6 +7,7 @@ _VERSION = 7
 _BITS_BEHIND = 80
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
+_MILLISECONDS_MAX = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // _MILLISECOND
 
 
 def tells_time(highest: UUID) -> bool:
@@ -23,5 +24,5 @@ def lowest_id(at: datetime) -> UUID:
 
 
 def made_at(id_: UUID) -> datetime:
-    """Return when an id of version 7 was made."""
-    return _EPOCH + (id_.int >> _BITS_BEHIND) * _MILLISECOND
+    """Return when an id of version 7 was made, or says so: whoever sends a message chooses its id."""
+    return _EPOCH + min(id_.int >> _BITS_BEHIND, _MILLISECONDS_MAX) * _MILLISECOND

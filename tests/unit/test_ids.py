@@ -16,6 +16,7 @@ EXAMPLE = UUID("017f22e2-79b0-7cc3-98c4-dc0c0c07398f")
 def test_an_id_of_version_7_tells_when_it_was_made() -> None:
     assert made_at(EXAMPLE) == datetime(2022, 2, 22, 19, 22, 22, tzinfo=UTC)
     assert abs(made_at(uuid7()) - datetime.now(UTC)) < timedelta(minutes=1)
+    assert made_at(UUID("ffffffff-ffff-7fff-bfff-ffffffffffff")).year == 9999
 
 
 def test_the_lowest_id_of_a_moment_divides_those_made_before_from_those_made_then() -> None:

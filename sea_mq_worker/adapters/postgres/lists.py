@@ -35,7 +35,7 @@ class PostgresLists:
 
     Unfinished rows have an index, finished ones none but the primary key. So a page with finished ones goes
     by id, where ids tell when they were made: those made last come first, ``since`` and ``until`` mean when
-    they were made, and no more than ``read_max`` rows are looked at (None: all). Elsewhere the table is read.
+    they were made, and no more than ``read_max`` rows are looked at (None: all). Elsewhere all are read.
     """
 
     def __init__(self, *, pool: asyncpg.Pool) -> None:
