@@ -71,7 +71,7 @@ async def publish(url: str, subject: bytes, headers: bytes, body: bytes) -> None
     sizes = (len(block), len(block) + len(body))
     writer.write(b"HPUB %s _INBOX.raw.%d %d %d\r\n" % (subject, id(writer), *sizes))
     writer.write(block + body + b"\r\n")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while b'"seq"' not in (answered := await reader.readline()):
             assert not answered.startswith(b"-ERR"), answered
     writer.close()

@@ -49,7 +49,7 @@ async def test_a_failing_event_holds_the_later_ones_of_its_key_and_no_other(shar
         async def beside_is_out() -> bool:
             return await states(shared, beside) == ["PUBLISHED"]
 
-        await eventually(beside_is_out, within=3, what="the other key goes on")
+        await eventually(beside_is_out, what="the other key goes on")
 
         async def tried_again() -> bool:
             return bool((await shared.row(failing))["publish_attempts"] > 2)

@@ -22,7 +22,7 @@ from tests.support.worker import WorkerProcess
 OUTAGE_SECONDS = 10.0
 LINES_PER_MINUTE = 60
 CPU_SHARE = 0.1
-SCRAPE_SECONDS = 1.0
+SCRAPE_SECONDS = 5.0
 WORKER = (sys.executable, "-m", "sea_mq_worker")
 
 

@@ -32,7 +32,7 @@ async def bound(connection: NatsConnection, stream: str, **config: Any) -> NatsJ
 
 
 def consumer_of(
-    connection: NatsConnection, stream: str, *, wait_seconds: float = 5.0
+    connection: NatsConnection, stream: str, *, wait_seconds: float = 30.0
 ) -> NatsJetStreamConsumer:
     return NatsJetStreamConsumer(
         connection=connection, stream=stream, durable=DURABLE, wait_seconds=wait_seconds
@@ -105,7 +105,7 @@ async def test_a_full_max_ack_pending_does_not_hold_back_what_came(
         await store(connection, f"{stream.lower()}.event.made.v1")
     before = time.monotonic()
     assert [message.seq for message in await consumer.fetch(50)] == [1, 2]
-    assert time.monotonic() - before < 2
+    assert time.monotonic() - before < 15
     assert (await consumer_info(connection, stream, DURABLE))["num_waiting"] == 0
 
 

@@ -43,7 +43,7 @@ async def test_a_row_of_an_open_transaction_is_busy_once_it_commits(world: Postg
 
 
 async def _blocked(pool: asyncpg.Pool, task: asyncio.Task[Any]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not await pool.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted"):
             assert not task.done()
 

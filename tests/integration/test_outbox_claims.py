@@ -233,7 +233,7 @@ async def test_another_relays_turn_is_waited_for_within_bounds(pool: asyncpg.Poo
     await add(pool, 1, keys=1)
     async with pool.acquire() as holder, holder.transaction():
         await holder.execute("SELECT pg_advisory_xact_lock(7178, hashtext('public'))")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             claim = await relay(pool, ordered=True).find_unpublished(batch_max=1)
     assert len(claim.events) == 1
 
@@ -254,7 +254,7 @@ async def test_a_pool_heals_after_its_connections_were_ended(database: Database,
         except StoreUnavailableError:
             return False
 
-    await eventually(claims, within=5)
+    await eventually(claims)
 
 
 async def add_by(connection: asyncpg.Connection) -> None:

@@ -15,8 +15,8 @@ from sea_mq_worker.adapters.postgres.wakeup import PostgresWakeup
 from tests.support.servers import Database
 from tests.support.waiting import eventually
 
-POLL_SECONDS = 5.0
-PROMPT_SECONDS = 1.0
+POLL_SECONDS = 60.0
+PROMPT_SECONDS = 10.0
 
 
 @asynccontextmanager

@@ -232,7 +232,7 @@ async def test_a_server_that_stays_away_or_refuses_ends_the_read(
         began = time.monotonic()
         with pytest.raises(ContractError, match="refused the worker") as refused:
             await rows_of(reader, stretches)
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 30
         assert "tahini" not in str(refused.value)
         monkeypatch.setenv("SEA_MQ_NATS_URL", own_url)
     with pytest.raises(UnavailableError, match="no server answers") as away:

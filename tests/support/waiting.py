@@ -15,7 +15,7 @@ POLL_SECONDS = 0.02
 async def eventually(probe: Callable[[], Awaitable[T]], *, within: float = ..., what: str = ...) -> T: ...
 @overload
 async def eventually(probe: Callable[[], T], *, within: float = ..., what: str = ...) -> T: ...
-async def eventually(probe: Callable[[], Any], *, within: float = 10.0, what: str = "") -> Any:
+async def eventually(probe: Callable[[], Any], *, within: float = 30.0, what: str = "") -> Any:
     """Return the probe's first truthy answer; fail after so many seconds, telling its last answer.
 
     What the probe raises is passed on at once.

@@ -24,7 +24,7 @@ from tests.support.waiting import eventually
 _ADMIN = re.compile(r"http://127\.0\.0\.1:\d+/")
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 _READY_SECONDS = 30.0
-_END_SECONDS = 15.0
+_END_SECONDS = 25.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
