@@ -56,6 +56,11 @@ PROOFS = (
     Proof(document="README.md", heading="Operating it", test=f"{_DOCUMENTS}::test_the_readme_looks_around"),
     Proof(document="README.md", heading="The data pipeline", test=_PIPELINE),
     Proof(document="docs/cli.md", test=f"{_DOCUMENTS}::test_what_to_ask_at_three_in_the_morning"),
+    Proof(
+        document="docs/partitions.md",
+        test="tests/integration/test_partitions.py::"
+        "test_the_commands_of_the_document_divide_the_outbox_once_and_leave_a_record",
+    ),
     Proof(document="docs/doctor.md", test=f"{_DOCUMENTS}::test_doctor_prints_what_its_document_shows"),
     Proof(
         document="docs/operations.md",
@@ -183,11 +188,21 @@ def test_what_is_run_as_it_is_written_is_read_from_the_document() -> None:
     assert [proof for proof, text in readers.items() if proof.document not in text] == []
 
 
-def test_our_programs_understand_every_command_that_is_named() -> None:
+def test_our_programs_understand_every_command_and_option_that_is_named() -> None:
+    """In one test, since all of their modules have to be imported."""
     found = [(document, module, words) for document in documents() for module, words in named(document)]
     refusals = [(*one, refused(*one[1:])) for one in found]
     assert len(found) > 150
     assert [refusal for refusal in refusals if refusal[-1]] == []
+    unknown = {document: unknown_options(document) for document in documents()}
+    assert {document: options for document, options in unknown.items() if options} == {}
+
+
+def unknown_options(document: str) -> set[str]:
+    """Return what stands alone as an option, and is one of none of the programs that the document names."""
+    programs = {module for module, _ in named(document)} - {WORKER}
+    known = OPTIONS.union(*map(options_of, programs), OTHERS_OPTIONS)
+    return {code.split()[0] for code in inline(document) if re.match(r"--\w", code)} - known
 
 
 def test_what_pytest_is_told_to_run_is_there(pytestconfig: pytest.Config) -> None:
@@ -197,14 +212,6 @@ def test_what_pytest_is_told_to_run_is_there(pytestconfig: pytest.Config) -> Non
     assert {words[1] for words in told if words[0] == "-m"} <= marks
     assert [words for words in told if words[0].startswith("tests") and not (ROOT / words[0]).exists()] == []
     assert len(told) > 5
-
-
-@pytest.mark.parametrize("document", documents())
-def test_every_option_that_is_named_exists(document: str) -> None:
-    programs = {module for module, _ in named(document)} - {WORKER}
-    known = OPTIONS.union(*map(options_of, programs), OTHERS_OPTIONS)
-    options = {code.split()[0] for code in inline(document) if re.match(r"--\w", code)}
-    assert options - known == set()
 
 
 @pytest.mark.parametrize(
