@@ -40,6 +40,10 @@ app.command("replay")(replay.replay)
 
 _UNFINISHED = (EventState.PENDING, EventState.CLAIMED, EventState.DEAD)
 _COLUMNS = ("id", "state", "event_type", "ordering_key", "attempts", "failures", "created_at", "last_error")
+_TOO_MANY = (
+    "of a large backlog --state DEAD, --key, --correlation and ids (`where`) find some at once; or raise "
+    "SEA_MQ_DATABASE_TIMEOUT_SECONDS"
+)
 _TOO_LONG = (
     "PUBLISHED events are found by --correlation, or by id (`where`): by anything else the whole table is "
     "read with --read 0, or where ids are no UUIDv7; leave PUBLISHED out, or raise "
@@ -84,7 +88,8 @@ def list_(
     states = tuple(state) if state else tuple(EventState) if correlation else _UNFINISHED
     which = event_filter(states, type_, key, aggregate, correlation, since, until, error)
     which = replace(which, before_id=after, limit=limit)
-    page = ask(lambda tables: tables.outbox_page(which, read_max=read or None), too_long=_TOO_LONG)
+    too_long = _TOO_LONG if EventState.PUBLISHED in states else _TOO_MANY
+    page = ask(lambda tables: tables.outbox_page(which, read_max=read or None), too_long=too_long)
     print_list(page, _COLUMNS, what="events", json=json)
 
 

@@ -378,6 +378,9 @@ async def test_a_database_that_is_away_or_slow_says_what_helps(world: World, unu
     short = {"SEA_MQ_DATABASE_TIMEOUT_SECONDS": "1"}
     slow = await world.run("outbox", "list", "--state", "PUBLISHED", **short)
     assert (slow.code, "found by --correlation" in slow.err) == (1, True)
+    await world.pool.execute("UPDATE quick SET state = 'PENDING', published_at = NULL")
+    slow = await world.run("outbox", "list", **short)
+    assert (slow.code, "of a large backlog" in slow.err) == (1, True)
 
 
 async def test_a_missing_schema_says_migrate(world: World, postgres_server: PostgresAddress) -> None:
