@@ -144,8 +144,8 @@ async def test_a_database_that_lacks_characters_is_found(
     well: Patient, postgres_server: PostgresAddress
 ) -> None:
     right = well.given["database_url"]
-    how = "ENCODING 'LATIN1' LOCALE_PROVIDER libc LOCALE 'C'"
-    async with scratch_database(postgres_server, prefix="latin_", template=f"template0 {how}") as latin:
+    template = "template0 ENCODING 'LATIN1' LOCALE 'C'"
+    async with scratch_database(postgres_server, prefix="latin_", template=template) as latin:
         await migrate(latin.dsn)
         well.given["database_url"] = latin.dsn
         await well.finds("database_encoding")

@@ -3,10 +3,15 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 
+from sea_mq_worker.adapters.nats.connection import NatsConnection, api
+from sea_mq_worker.domain.errors import WorkerError
 from sea_mq_worker.embedded import EmbeddedNats
 from sea_mq_worker.embedded.process import free_port
+from tests.support.jetstream import connected, create_stream
+from tests.support.waiting import eventually
 
 NODES = 3
 
@@ -31,4 +36,16 @@ async def nats_cluster(
     ]
     async with AsyncExitStack() as stack:
         await asyncio.gather(*(stack.enter_async_context(node) for node in nodes))
+        async with connected(nodes[0].url) as connection:
+            await eventually(partial(_places_copies, connection), what="each node knows the others' room")
         yield nodes
+
+
+async def _places_copies(connection: NatsConnection) -> bool:
+    """A node that is healthy has not yet heard of the room that the others have."""
+    try:
+        await create_stream(connection, "PROBE", "probe", num_replicas=NODES)
+    except WorkerError:
+        return False
+    await api(connection, "STREAM.DELETE.PROBE")
+    return True
