@@ -23,7 +23,8 @@ from sea_mq_worker.adapters.postgres.connection import OPERATOR_HINTS
 from sea_mq_worker.cli import app
 from sea_mq_worker.pipeline.errors import DataLossError, PipelineError
 from sea_mq_worker.pipeline.jobs.archive.digest import KEPT
-from sea_mq_worker.pipeline.jobs.archive.job import ArchiveProgress, ArchiveResult, archive, count
+from sea_mq_worker.pipeline.jobs.archive.job import archive, count
+from sea_mq_worker.pipeline.jobs.archive.result import ArchiveProgress, ArchiveResult
 from sea_mq_worker.pipeline.lake.layouts import ARCHIVE
 from sea_mq_worker.pipeline.lake.table import Files, LakeTable
 from sea_mq_worker.settings import Settings

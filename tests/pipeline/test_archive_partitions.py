@@ -12,15 +12,25 @@ from pyspark.sql import SparkSession
 
 from sea_mq_worker.adapters.postgres.connection import OPERATOR_HINTS
 from sea_mq_worker.adapters.postgres.records import DroppedPartition, KeptPartition
-from sea_mq_worker.pipeline.jobs.archive.job import ArchiveProgress, ArchiveResult
+from sea_mq_worker.pipeline.jobs.archive.result import ArchiveProgress, ArchiveResult
 from sea_mq_worker.pipeline.snapshot import read_outbox, snapshot
 from sea_mq_worker.settings import Settings
 from tests.pipeline.test_archive import DiedError, kept, run, table
 from tests.support.outboxes import PostgresWorld
-from tests.support.partitions import id_of_day, partition_outbox, past_partition
+from tests.support.partitions import id_of_day, partition_outbox, past_name, past_partition
 from tests.support.pipeline_settings import write_settings
 from tests.support.rows import add_event, opened
 from tests.support.servers import Database
+
+A_PAGE_EACH = """
+INSERT INTO outbox_events
+       (id, aggregate_type, aggregate_id, event_type, payload, publish_attempts, state, published_at)
+SELECT (left($1::text, 24) || lpad(to_hex(i), 12, '0'))::uuid, 'order', 'o', 'order.paid', p.payload, 1,
+       'PUBLISHED', $2::timestamptz
+  FROM generate_series(1, 300) i
+ CROSS JOIN LATERAL (
+       SELECT to_jsonb(string_agg(md5(i || '-' || n), '')) AS payload FROM generate_series(1, 55) n) p
+"""
 
 
 @pytest.fixture
@@ -50,10 +60,6 @@ async def add(pool: asyncpg.Pool, state: str, *, days_ago: int) -> str:
     return str(event)
 
 
-def name_of(days_ago: int) -> str:
-    return f"outbox_events_{datetime.now(UTC) - timedelta(days=days_ago):%Y%m%d}"
-
-
 def die_when(is_time: Callable[[ArchiveProgress], bool]) -> Callable[[ArchiveProgress], None]:
     def die(progress: ArchiveProgress) -> None:
         if is_time(progress):
@@ -66,9 +72,9 @@ async def test_a_partition_goes_whole_once_the_lake_has_all_of_it_wherever_a_run
     spark: SparkSession, settings: Settings, pool: asyncpg.Pool, tmp_path: Path, database: Database
 ) -> None:
     lake = str(tmp_path / "lake")
-    for days_ago in (9, 8, 7, 6):
-        for _ in range(2):
-            await add(pool, "PUBLISHED", days_ago=days_ago)
+    await pool.execute(A_PAGE_EACH, str(id_of_day(9)), datetime.now(UTC) - timedelta(days=9))
+    for days_ago in (8, 8, 7, 7, 6, 6):
+        await add(pool, "PUBLISHED", days_ago=days_ago)
     await add(pool, "DEAD", days_ago=7)
     recent = await add_event(pool, "PUBLISHED")
     before = await table(pool)
@@ -78,37 +84,37 @@ async def test_a_partition_goes_whole_once_the_lake_has_all_of_it_wherever_a_run
         ]
     assert sorted(read) == sorted(before), "each partition is read, and once"
 
-    # in the lake, and not dropped yet
+    # in the lake by two batches, and not dropped yet
     with pytest.raises(DiedError):
-        await run(spark, settings, lake, on_progress=die_when(lambda _: True))
-    assert (len(kept(spark, lake)), await table(pool)) == (2, before)
+        await run(spark, settings, lake, on_progress=die_when(lambda told: told.batch == 2), batch_rows=1)
+    assert (len(kept(spark, lake)), await table(pool)) == (300, before)
 
     # the next one is dropped, and the lake does not know yet
-    is_dropped = die_when(lambda told: told.partition == DroppedPartition(name=name_of(8), events=2))
+    is_dropped = die_when(lambda told: told.partition == DroppedPartition(name=past_name(8), events=2))
     with pytest.raises(DiedError):
         await run(spark, settings, lake, on_progress=is_dropped)
     assert (await table(pool)).keys() == before.keys() - kept(spark, lake).keys()
-    assert await pool.fetchval("SELECT sum(affected) FROM operator_actions") == 4
+    assert await pool.fetchval("SELECT sum(affected) FROM operator_actions") == 302
 
     told: list[object] = []
     replayed: list[str] = []
 
     async def meddle() -> None:
         async with opened(database, hints=OPERATOR_HINTS) as other:
-            event = await other.fetchval(f"SELECT id::text FROM {name_of(6)} LIMIT 1")
+            event = await other.fetchval(f"SELECT id::text FROM {past_name(6)} LIMIT 1")
             await PostgresWorld(other).replay(event)
             replayed.append(event)
 
     def in_between(progress: ArchiveProgress) -> None:
         told.append(progress.partition)
-        if progress.batch == 4 and not replayed:
+        if progress.batch == 5 and not replayed:
             asyncio.run(meddle())
 
     result = await run(spark, settings, lake, on_progress=in_between)
 
-    assert result == ArchiveResult(found=4, batches=2, archived=4, deleted=3, stayed=1, resumed=2)
+    assert result == ArchiveResult(found=4, batches=2, archived=4, deleted=3, stayed=1, resumed=3)
     reason = "it holds other events than the lake has of it"
-    assert [one for one in told if one] == [KeptPartition(name=name_of(6), reason=reason)]
+    assert [one for one in told if one] == [KeptPartition(name=past_name(6), reason=reason)]
     left = await table(pool)
     assert kept(spark, lake).keys() | left.keys() == before.keys()
     assert left.keys() & kept(spark, lake).keys() == set(replayed)
@@ -117,5 +123,5 @@ async def test_a_partition_goes_whole_once_the_lake_has_all_of_it_wherever_a_run
         name: row for name, row in before.items() if name not in replayed
     }
     partitions = [row[0] for row in await pool.fetch("SELECT partition FROM outbox_partitions()")]
-    assert [name_of(days) in partitions for days in (9, 8, 7, 6)] == [False, False, True, True]
-    assert await pool.fetchval("SELECT sum(affected) FROM operator_actions") == 7
+    assert [past_name(days) in partitions for days in (9, 8, 7, 6)] == [False, False, True, True]
+    assert await pool.fetchval("SELECT sum(affected) FROM operator_actions") == 305

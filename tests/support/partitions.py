@@ -15,6 +15,7 @@ from sea_mq_worker.resources import resource_folder
 
 SCRIPT = resource_folder("sql") / "partitions.sql"
 VERSION_MIN = 17
+_TODAY = datetime.now(UTC).date()
 
 
 async def partition_outbox(dsn: str, *, schema: str = "public") -> None:
@@ -51,16 +52,20 @@ async def past_partition(connection: asyncpg.Connection, *, days_ago: int) -> st
     The old table, which has these days, must hold nothing.
     """
     await connection.execute("DROP TABLE IF EXISTS outbox_events_before")
-    day = datetime.now(UTC).date() - timedelta(days=days_ago)
-    name = f"outbox_events_{day:%Y%m%d}"
+    day, name = _TODAY - timedelta(days=days_ago), past_name(days_ago)
     bounds = f"FOR VALUES FROM ('{id_at(_midnight(day))}') TO ('{id_at(_midnight(day + timedelta(days=1)))}')"
     await connection.execute("SELECT outbox_add_partition($1, $2, 'outbox_events_default')", name, bounds)
     return name
 
 
+def past_name(days_ago: int) -> str:
+    """Return the name of the partition of a day that is over."""
+    return f"outbox_events_{_TODAY - timedelta(days=days_ago):%Y%m%d}"
+
+
 def id_of_day(days_ago: int) -> UUID:
     """Make an id as a producer made it about noon of a day that is over."""
-    noon = _midnight(datetime.now(UTC).date() - timedelta(days=days_ago)) + timedelta(hours=12)
+    noon = _midnight(_TODAY - timedelta(days=days_ago)) + timedelta(hours=12)
     return UUID(int=id_at(noon).int + secrets.randbits(62))
 
 

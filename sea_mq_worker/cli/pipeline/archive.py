@@ -25,7 +25,7 @@ from sea_mq_worker.cli.support import EXIT_USAGE, JsonOption, fail, print_json
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from sea_mq_worker.pipeline.jobs.archive.job import ArchiveProgress, ArchiveResult
+    from sea_mq_worker.pipeline.jobs.archive.result import ArchiveProgress, ArchiveResult
     from sea_mq_worker.settings import Settings
 
 _NEEDS = ("database_url",)

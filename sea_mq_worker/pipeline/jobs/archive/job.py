@@ -11,8 +11,8 @@ Of a partition all of which is to go, every batch is committed before anything i
 if it then holds, by number and digest, exactly what was compared, and else loses its events as any other.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 
@@ -28,6 +28,7 @@ from sea_mq_worker.domain.events import EventState
 from sea_mq_worker.pipeline.errors import DataLossError, PipelineError
 from sea_mq_worker.pipeline.jobs.archive.digest import KEPT, NOTHING, TIMES, Content, content_of, keys_of
 from sea_mq_worker.pipeline.jobs.archive.outbox import Deletion, LeafPlan, content, deletion, plan
+from sea_mq_worker.pipeline.jobs.archive.result import ArchiveProgress, ArchiveResult, OnProgress
 from sea_mq_worker.pipeline.lake.layouts import ARCHIVE
 from sea_mq_worker.pipeline.lake.reading import read_files
 from sea_mq_worker.pipeline.lake.table import NO_FILES, Files, LakeTable, Mark
@@ -40,55 +41,6 @@ PER_SECOND = 20_000
 NEEDS = ("database_url",)
 
 _TASK_PAGES_MIN = 1024
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ArchiveResult:
-    """What an archive found and did.
-
-    Attributes:
-        found: events that were to be archived, after an unfinished batch was done with.
-        unfit: events that stay in the outbox, since a time of theirs is beyond the years 2 to 9998.
-        batches: committed to the lake.
-        archived: events in them.
-        deleted: events deleted from the outbox, those of unfinished batches of an earlier run included.
-        stayed: events that are in the lake and were replayed or changed before they could be deleted.
-        resumed: the number of the first unfinished batch, taken up; None: there was none.
-        dropped: partitions that went whole, with their events among those deleted.
-    """
-
-    found: int = 0
-    unfit: int = 0
-    batches: int = 0
-    archived: int = 0
-    deleted: int = 0
-    stayed: int = 0
-    resumed: int | None = None
-    dropped: tuple[DroppedPartition, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ArchiveProgress:
-    """Where an archive is.
-
-    Attributes:
-        batch: its number in the lake.
-        rows: events of the batch, all in the lake and verified.
-        gone: of these, done with in the outbox.
-        done: events of this run's batches so far.
-        total: events found; 0 while an unfinished batch is taken up.
-        partition: what has just become of one that could be dropped whole; None: nothing.
-    """
-
-    batch: int
-    rows: int
-    gone: int
-    done: int
-    total: int
-    partition: DroppedPartition | KeptPartition | None = None
-
-
-OnProgress = Callable[[ArchiveProgress], None]
 
 
 def archive(
@@ -165,7 +117,7 @@ class _Run:
     outbox: Deletion
     per_second: int
     on_progress: OnProgress
-    result: ArchiveResult = ArchiveResult()
+    result: ArchiveResult = field(default_factory=ArchiveResult)
 
     def resume(self) -> None:
         """Finish the batches that an earlier run has left in the lake."""
