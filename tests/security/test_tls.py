@@ -111,11 +111,8 @@ async def test_the_worker_runs_with_mutual_tls_on_all_three_sides(
     database: Database,
     names: str,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     files = {"ca": pki.authority.ca, "cert": pki.client.cert, "key": pki.client.key}
-    for part, path in files.items():
-        monkeypatch.setenv(f"SEA_MQ_NATS_TLS_{part.upper()}_FILE", str(path))
     effects = Effects()
     inward = pki.authority.for_servers(pki.server, verify_clients=ssl.CERT_REQUIRED)
     async with (

@@ -14,10 +14,9 @@ from types import MappingProxyType
 from typing import Any
 
 import httpx2
-from pydantic import SecretStr
 
 from sea_mq_worker.bootstrap.operator.broker import apply_topology
-from sea_mq_worker.settings import Settings
+from sea_mq_worker.settings import ENV_PREFIX, Settings
 from tests.support.jetstream import shipped_files
 from tests.support.waiting import eventually
 
@@ -81,14 +80,9 @@ async def apply_streams(
     _change(files / "consumers" / f"{target.upstream_stream}.sea__from_{target.upstream}.json", consumer)
     for name in ("SEA_EVENTS", "SEA_DLQ"):
         _change(files / f"{name}.json", stream)
-    settings = Settings(
-        context=target.context,
-        nats_url=SecretStr(target.environment["SEA_MQ_NATS_URL"]),
-        streams_folder=files,
-        stream_replicas=1,
-        stream_max_bytes=2**26,
-    )
-    await apply_topology(settings)
+    given = {name.removeprefix(ENV_PREFIX).lower(): value for name, value in target.environment.items()}
+    own = {"streams_folder": files, "stream_replicas": 1, "stream_max_bytes": 2**26}
+    await apply_topology(Settings.model_validate({**given, **own}))
 
 
 def _change(file: Path, entries: Mapping[str, Any]) -> None:
