@@ -56,11 +56,6 @@ PROOFS = (
     Proof(document="README.md", heading="Operating it", test=f"{_DOCUMENTS}::test_the_readme_looks_around"),
     Proof(document="README.md", heading="The data pipeline", test=_PIPELINE),
     Proof(document="docs/cli.md", test=f"{_DOCUMENTS}::test_what_to_ask_at_three_in_the_morning"),
-    Proof(
-        document="docs/partitions.md",
-        test="tests/integration/test_partitions.py::"
-        "test_the_commands_of_the_document_divide_the_outbox_once_and_leave_a_record",
-    ),
     Proof(document="docs/doctor.md", test=f"{_DOCUMENTS}::test_doctor_prints_what_its_document_shows"),
     Proof(
         document="docs/operations.md",
