@@ -72,9 +72,10 @@ SELECT l.relation::regclass::text AS relation, l.pid, l.mode, l.granted, coalesc
  LIMIT 5;
 
 -- name: tables
--- Each partition counts for itself, and the table that they make up for nothing.
+-- Each partition counts for itself; the table that they make up has no rows of its own.
 -- $1 tables.
-SELECT c.relname::text AS name, c.relpersistence = 'u' AS unlogged, row_security_active(c.oid) AS filtered,
+SELECT c.relname::text AS name, c.relkind = 'p' AS partitioned, c.relpersistence = 'u' AS unlogged,
+       row_security_active(c.oid) AS filtered,
        coalesce((SELECT o.option_value::boolean FROM pg_options_to_table(c.reloptions) o
                   WHERE o.option_name = 'autovacuum_enabled'), true) AS vacuumed,
        coalesce((SELECT o.option_value FROM pg_options_to_table(c.reloptions) o
@@ -86,9 +87,9 @@ SELECT c.relname::text AS name, c.relpersistence = 'u' AS unlogged, row_security
                     current_setting('autovacuum_vacuum_scale_factor'))::float8 AS vacuum_from,
        coalesce(pg_stat_get_dead_tuples(c.oid), 0) AS dead
   FROM unnest($1::text[]) AS wanted (name)
-  JOIN pg_class c ON c.relkind <> 'p'::"char"
-   AND (c.oid = to_regclass(wanted.name)
-        OR c.oid IN (SELECT i.inhrelid FROM pg_inherits i WHERE i.inhparent = to_regclass(wanted.name)));
+  JOIN pg_class c
+    ON c.oid = to_regclass(wanted.name)
+    OR c.oid IN (SELECT i.inhrelid FROM pg_inherits i WHERE i.inhparent = to_regclass(wanted.name));
 
 -- name: indexes
 -- $1 tables.

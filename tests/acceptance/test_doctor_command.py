@@ -33,7 +33,7 @@ async def test_a_finding_tells_where_what_why_and_what_mends_it(well: Patient) -
     text = (await doctor(well)).stdout
     assert "error index_missing: table outbox_events: index idx_outbox_due is missing\n" in text
     assert "-> make it again\n" in text
-    assert "CREATE INDEX idx_outbox_due ON outbox_events (available_at, seq)\n" in text
+    assert "CREATE INDEX CONCURRENTLY idx_outbox_due ON outbox_events (available_at, seq)\n" in text
 
 
 async def test_programs_get_every_key_of_every_finding_and_the_worst_first(well: Patient) -> None:

@@ -96,6 +96,7 @@ class Table:
     """A table; ``filtered``: by row security for this login; ``vacuum_from`` dead rows on it is vacuumed."""
 
     name: str
+    partitioned: bool
     unlogged: bool
     filtered: bool
     vacuumed: bool

@@ -6,7 +6,7 @@ from sea_mq_worker.adapters.postgres.checkup import DatabaseFacts, OutboxFacts, 
 from sea_mq_worker.adapters.postgres.connection import quoted_schema
 from sea_mq_worker.bootstrap.doctor.database import long_seconds
 from sea_mq_worker.bootstrap.doctor.database_kinds import DatabaseKind
-from sea_mq_worker.bootstrap.doctor.finding import Finding
+from sea_mq_worker.bootstrap.doctor.finding import Finding, lasting
 from sea_mq_worker.settings import Settings
 
 _UNATTENDED_SECONDS = 60.0
@@ -23,7 +23,7 @@ def backlog_findings(facts: DatabaseFacts, rows: RowFacts, s: Settings) -> Itera
     configured = {(consumer.stream, consumer.durable) for consumer in s.consumers}
     for waiting in rows.inbox:
         where = f"inbox, by consumer {waiting.consumer} of stream {waiting.stream}"
-        what = f"{waiting.count}, the oldest for {waiting.seconds:.0f} s"
+        what = f"{waiting.count}, the oldest for {lasting(waiting.seconds)}"
         if (waiting.stream, waiting.consumer) not in configured:
             yield DatabaseKind.INBOX_ORPHANS.found(where, what, command="sea-mq-worker inbox list")
         elif waiting.seconds > retries_seconds(s):
@@ -36,14 +36,16 @@ def retries_seconds(s: Settings) -> float:
 
 
 def _outbox(outbox: OutboxFacts, relays: int, s: Settings) -> Iterator[Finding]:
-    due = f"the oldest event has been due for {outbox.due_seconds:.0f} s, {relays} workers are connected"
+    due = f"the oldest event has been due for {lasting(outbox.due_seconds)}, {relays} workers are connected"
     if not relays and outbox.due_seconds > _UNATTENDED_SECONDS:
         yield DatabaseKind.OUTBOX_UNATTENDED.found("outbox", due, command="sea-mq-worker run")
     elif outbox.due_seconds > long_seconds(s):
         yield DatabaseKind.OUTBOX_BEHIND.found("outbox", due)
     if outbox.dead:
         command = "sea-mq-worker outbox list --state DEAD"
-        yield DatabaseKind.OUTBOX_DEAD.found("outbox", f"{outbox.dead} events are DEAD", command=command)
+        held = "; what comes after them in their keys waits" if s.outbox_dead_key == "hold" else ""
+        what = f"{outbox.dead} events are DEAD{held}"
+        yield DatabaseKind.OUTBOX_DEAD.found("outbox", what, command=command)
     if outbox.published_seconds > _PUBLISHED_SECONDS:
         what = f"the oldest was published {outbox.published_seconds / _DAY_SECONDS:.0f} days ago"
         command = "sea-mq-worker prune --before 30d --reason 'doctor' --side outbox"

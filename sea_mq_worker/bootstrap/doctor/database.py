@@ -6,7 +6,7 @@ from sea_mq_worker.adapters.postgres.checkup import DatabaseFacts, Lack, TableLo
 from sea_mq_worker.adapters.postgres.connection import quoted_schema
 from sea_mq_worker.adapters.postgres.promised import Promised, promised
 from sea_mq_worker.bootstrap.doctor.database_kinds import DatabaseKind
-from sea_mq_worker.bootstrap.doctor.finding import Finding
+from sea_mq_worker.bootstrap.doctor.finding import Finding, lasting
 from sea_mq_worker.settings import Settings
 
 CLOCK_SECONDS = 60.0
@@ -17,6 +17,8 @@ _DEAD_TIMES = 5
 _IDLE_MILLISECONDS = 60_000
 """The worker's quietest connection says something every 30 s."""
 _ENCODING = "UTF8"
+_ALONGSIDE = "INDEX CONCURRENTLY"
+"""Lets changes go on meanwhile; not to be had for a table in partitions."""
 _READS = "SELECT"
 _WRITES = 4
 """How many of the needed privileges are no reads."""
@@ -58,7 +60,7 @@ def lock_findings(locks: Sequence[TableLock]) -> Iterator[Finding]:
     """Name who keeps the worker from a table."""
     for lock in locks:
         does = "holds" if lock.granted else "waits for"
-        since = f", for {lock.seconds:.0f} s" if lock.seconds else ""
+        since = f", for {lasting(lock.seconds)}" if lock.seconds else ""
         what = f"session {lock.pid} {does} {lock.mode}{since}, of {lock.name or 'somebody without a name'}"
         where, sql = f"table {lock.relation}", f"SELECT pg_terminate_backend({lock.pid})"
         yield DatabaseKind.TABLE_LOCKED.found(where, what, sql=sql)
@@ -154,13 +156,16 @@ def _tables(facts: DatabaseFacts) -> Iterator[Finding]:
 
 
 def _indexes(facts: DatabaseFacts) -> Iterator[Finding]:
+    parts = {table.name for table in facts.tables if table.partitioned}
     for name, index in promised("INDEX").items():
         where = f"table {index.relation}"
         if name not in facts.indexes:
             what = f"index {name} is missing"
-            yield DatabaseKind.INDEX_MISSING.found(where, what, sql=_made(facts, index))
+            how = "INDEX" if index.relation in parts else _ALONGSIDE
+            sql = _made(facts, index).replace("INDEX", how, 1)
+            yield DatabaseKind.INDEX_MISSING.found(where, what, sql=sql)
         elif not facts.indexes[name]:
-            sql = f"REINDEX INDEX {_table(facts, name)}"
+            sql = f"REINDEX {_ALONGSIDE} {_table(facts, name)}"
             yield DatabaseKind.INDEX_INVALID.found(where, f"index {name} is invalid", sql=sql)
 
 
@@ -177,14 +182,14 @@ def _triggers(facts: DatabaseFacts) -> Iterator[Finding]:
 
 def _holding_back(facts: DatabaseFacts) -> Iterator[Finding]:
     for one in facts.transactions:
-        what = f"{one.seconds:.0f} s old, {one.state}, of {one.name or 'somebody without a name'}"
+        what = f"{lasting(one.seconds)} old, {one.state}, of {one.name or 'somebody without a name'}"
         yield DatabaseKind.TRANSACTION_OPEN_LONG.found(
             f"session {one.pid}", what, sql=f"SELECT pg_terminate_backend({one.pid})"
         )
     for waiting in facts.prepared:
         yield DatabaseKind.TRANSACTION_PREPARED_LONG.found(
             f"prepared transaction {waiting.name}",
-            f"{waiting.seconds:.0f} s old",
+            f"{lasting(waiting.seconds)} old",
             sql=f"ROLLBACK PREPARED {_literal(waiting.name)}",
         )
     for slot in facts.slots:

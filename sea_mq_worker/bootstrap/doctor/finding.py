@@ -34,3 +34,11 @@ class Finding:
     mend: str
     command: str = ""
     sql: str = ""
+
+
+def lasting(seconds: float) -> str:
+    """Word how long something has lasted, in the largest unit that it has twice."""
+    for unit, name in ((86_400, "days"), (3600, "hours"), (60, "minutes")):
+        if seconds >= 2 * unit:
+            return f"{seconds / unit:.0f} {name}"
+    return f"{seconds:.0f} s"

@@ -91,6 +91,12 @@ async def connections_short(p: Patient) -> Mend:
 
 
 @provokes_in_tables
+async def index_missing__in_partitions(p: Patient) -> None:
+    await partition_outbox(p.database.dsn)
+    await p.sql("DROP INDEX idx_outbox_due")
+
+
+@provokes_in_tables
 async def index_invalid(p: Patient) -> None:
     """Building it waits for a transaction, and is given up."""
     making = await p.session()
@@ -155,9 +161,11 @@ async def outbox_behind(p: Patient) -> Mend:
 
 @provokes_in_tables
 async def outbox_dead(p: Patient) -> Mend:
+    p.given["outbox_dead_key"] = "hold"
     await add_event(p.pool, "DEAD")
 
     async def replay(finding: Finding) -> None:
+        assert finding.what == "1 events are DEAD; what comes after them in their keys waits"
         command = "sea-mq-worker outbox replay --state DEAD --reason mended --actor ann"
         await p.command(replace(finding, command=command))
 
