@@ -15,6 +15,34 @@ from sea_mq_worker.resources import resource_folder
 
 SCRIPT = resource_folder("sql") / "partitions.sql"
 VERSION_MIN = 17
+DAY = timedelta(days=1)
+INSERT = (
+    "INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload)"
+    " VALUES ($1, 'order', 'o-1', 'order.created', '{}')"
+)
+PUBLISH = """
+UPDATE outbox_events SET state = 'CLAIMED', claimed_at = now(), claimed_by = 'w', publish_attempts = 1
+ WHERE state = 'PENDING';
+UPDATE outbox_events SET state = 'PUBLISHED', claimed_at = NULL, claimed_by = NULL, published_at = now()
+ WHERE state = 'CLAIMED';
+"""
+SHAPE = """
+SELECT 'column ' || attnum || attname || format_type(atttypid, atttypmod) || attnotnull
+       || attidentity::text || attgenerated::text || coalesce(pg_get_expr(adbin, adrelid), '')
+  FROM pg_attribute LEFT JOIN pg_attrdef ON adrelid = attrelid AND adnum = attnum
+ WHERE attrelid = $1::regclass AND attnum > 0
+UNION ALL SELECT 'index ' || replace(pg_get_indexdef(indexrelid), ' ON ONLY ', ' ON ') FROM pg_index
+ WHERE indrelid = $1::regclass
+UNION ALL SELECT 'trigger ' || pg_get_triggerdef(oid) FROM pg_trigger
+ WHERE tgrelid = $1::regclass AND NOT tgisinternal
+UNION ALL SELECT 'constraint ' || conname || pg_get_constraintdef(oid) FROM pg_constraint
+ WHERE conrelid = $1::regclass
+UNION ALL SELECT 'comment ' || objsubid || description FROM pg_description
+ WHERE classoid = 'pg_class'::regclass AND objoid = $1::regclass
+UNION ALL SELECT 'right ' || x::text FROM pg_class, aclexplode(relacl) x WHERE oid = $1::regclass
+UNION ALL SELECT 'right ' || attname || x::text FROM pg_attribute, aclexplode(attacl) x
+ WHERE attrelid = $1::regclass
+ ORDER BY 1"""
 _TODAY = datetime.now(UTC).date()
 
 
@@ -76,3 +104,36 @@ def id_at(moment: datetime) -> UUID:
 
 def _midnight(day: date) -> datetime:
     return datetime(day.year, day.month, day.day, tzinfo=UTC)
+
+
+def midnight() -> datetime:
+    """Return when today began."""
+    return _midnight(datetime.now(UTC).date())
+
+
+async def add(connection: asyncpg.Connection, at: datetime) -> str:
+    """Add an event with an id of that time; return the table that holds it."""
+    event_id = id_at(at)
+    await connection.execute(INSERT, event_id)
+    return str(
+        await connection.fetchval("SELECT tableoid::regclass FROM outbox_events WHERE id = $1", event_id)
+    )
+
+
+async def publish(connection: asyncpg.Connection) -> None:
+    await connection.execute(PUBLISH)
+
+
+async def partitions(connection: asyncpg.Connection) -> list[str]:
+    return [row[0] for row in await connection.fetch("SELECT partition FROM outbox_partitions()")]
+
+
+async def shape(connection: asyncpg.Connection, table: str) -> list[str]:
+    """Tell what a table is; the server sets parentheses in its own way when it repeats a condition."""
+    rows = await connection.fetch(SHAPE, table)
+    return sorted(row[0].replace(table, "").replace("(", "").replace(")", "") for row in rows)
+
+
+async def drop(connection: asyncpg.Connection, partition: str, before: datetime) -> tuple[bool, str | None]:
+    row = await connection.fetchrow("SELECT * FROM outbox_drop_partition($1, $2)", partition, before)
+    return row["dropped"], row["reason"]
