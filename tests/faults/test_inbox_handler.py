@@ -4,7 +4,6 @@ import asyncio
 import gzip
 import itertools
 import json
-import socket
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from sea_mq_worker.embedded.process import free_port
 from tests.support.handlers import Behaviour, Call, answer, drip, hang, in_turn, raw
 from tests.support.jetstream import SECOND, consumer_info
 from tests.support.site import Site, SiteWith
@@ -72,13 +72,6 @@ async def paused(worker: WorkerProcess, *, because: str) -> None:
         return because in await worker.answers(503)
 
     await eventually(told, within=20, what=f"/readyz tells: {because}")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @asynccontextmanager

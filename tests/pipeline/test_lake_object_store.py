@@ -1,7 +1,6 @@
 """A lake in an object store: the same table, with credentials from the environment alone."""
 
 import asyncio
-import socket
 import subprocess
 import sys
 import urllib.request
@@ -12,6 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentation has it
 
+from sea_mq_worker.embedded.process import free_port
 from sea_mq_worker.pipeline.errors import PipelineError
 from sea_mq_worker.pipeline.lake.layouts import BRONZE
 from sea_mq_worker.pipeline.lake.table import NO_FILES, ConflictError, LakeTable, Mark
@@ -25,9 +25,7 @@ KEY = "AKIDNOTTOBESEEN"
 @pytest.fixture
 def s3(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """An S3 server, whose address and credentials this process and the tasks have in their environment."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port = taken.getsockname()[1]
+    port = free_port()
     url = f"http://127.0.0.1:{port}"
     server = subprocess.Popen(
         [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
@@ -39,7 +37,7 @@ def s3(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         monkeypatch.setenv(f"AWS_{name}", value)
         monkeypatch.setitem(spark.sparkContext.environment, f"AWS_{name}", value)
     try:
-        asyncio.run(eventually(lambda: answers(url), within=30))
+        asyncio.run(eventually(lambda: answers(url), within=60))
         boto3.client("s3", endpoint_url=url, region_name="us-east-1").create_bucket(Bucket=BUCKET)
         yield f"s3://{BUCKET}/events"
     finally:
