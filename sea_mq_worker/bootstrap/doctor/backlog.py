@@ -23,7 +23,7 @@ def backlog_findings(facts: DatabaseFacts, rows: RowFacts, s: Settings) -> Itera
     configured = {(consumer.stream, consumer.durable) for consumer in s.consumers}
     for waiting in rows.inbox:
         where = f"inbox, by consumer {waiting.consumer} of stream {waiting.stream}"
-        what = f"{waiting.count}, the oldest for {lasting(waiting.seconds)}"
+        what = f"{waiting.count} waiting, the oldest for {lasting(waiting.seconds)}"
         if (waiting.stream, waiting.consumer) not in configured:
             yield DatabaseKind.INBOX_ORPHANS.found(where, what, command="sea-mq-worker inbox list")
         elif waiting.seconds > retries_seconds(s):
@@ -36,7 +36,7 @@ def retries_seconds(s: Settings) -> float:
 
 
 def _outbox(outbox: OutboxFacts, relays: int, s: Settings) -> Iterator[Finding]:
-    due = f"the oldest event has been due for {lasting(outbox.due_seconds)}, {relays} workers are connected"
+    due = f"the oldest event has been due for {lasting(outbox.due_seconds)}; workers connected: {relays}"
     if not relays and outbox.due_seconds > _UNATTENDED_SECONDS:
         yield DatabaseKind.OUTBOX_UNATTENDED.found("outbox", due, command="sea-mq-worker run")
     elif outbox.due_seconds > long_seconds(s):
@@ -44,7 +44,7 @@ def _outbox(outbox: OutboxFacts, relays: int, s: Settings) -> Iterator[Finding]:
     if outbox.dead:
         command = "sea-mq-worker outbox list --state DEAD"
         held = "; what comes after them in their keys waits" if s.outbox_dead_key == "hold" else ""
-        what = f"{outbox.dead} events are DEAD{held}"
+        what = f"DEAD events: {outbox.dead}{held}"
         yield DatabaseKind.OUTBOX_DEAD.found("outbox", what, command=command)
     if outbox.published_seconds > _PUBLISHED_SECONDS:
         what = f"the oldest was published {outbox.published_seconds / _DAY_SECONDS:.0f} days ago"
