@@ -3,9 +3,9 @@
 --
 --   PGOPTIONS='-c search_path=orders' psql -v ON_ERROR_STOP=1 -1 -f sql/partitions.sql
 --
--- The table becomes the partition outbox_events_before, of all ids up to a midnight to come, and a new table takes its name,
--- with the same columns, constraints, indexes, triggers and rights. No row is copied. The old table is read once, to
--- make sure of its ids, while whoever wants the outbox waits.
+-- The table becomes the partition outbox_events_before, of all ids up to a midnight to come, and a new table takes its
+-- name, with the same columns, constraints, indexes, triggers and rights. No row is copied. The old table is read
+-- once, to make sure of its ids, while whoever wants the outbox waits.
 -- Where the outbox has partitions already, it changes nothing.
 
 SET LOCAL lock_timeout = '2s';
@@ -79,8 +79,9 @@ BEGIN
     FOREACH definition IN ARRAY indexes || triggers LOOP
         EXECUTE definition;
     END LOOP;
-    -- A row's place in the table, by which workers find again what they have locked, is one of each partition's. A claim
-    -- that relies on it is refused, and its worker goes on by ids; eight hexadecimal digits are such a claim's mark.
+    -- A row's place in the table, by which workers find again what they have locked, is one of each partition's. A
+    -- claim that relies on it is refused, and its worker goes on by ids; eight hexadecimal digits are such a claim's
+    -- mark.
     CREATE TRIGGER outbox_claimed_by_place AFTER UPDATE OF publish_attempts ON outbox_events FOR EACH ROW
         WHEN (OLD.state = 'PENDING' AND NEW.state = 'CLAIMED' AND NEW.claimed_by ~ '#[0-9a-f]{8}$')
         EXECUTE FUNCTION outbox_reject('the table has partitions, of which this claim does not know');

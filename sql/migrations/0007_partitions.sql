@@ -1,17 +1,19 @@
 -- Serves workers from version 6.
--- What keeps an outbox in partitions of a day each, for whom sql/partitions.sql has divided it. Ids are UUIDv7, so that a
--- day is a range of ids and `id PRIMARY KEY` stays unique over all partitions. On the table as it is from the start
+-- What keeps an outbox in partitions of a day each, where sql/partitions.sql has divided it. Ids are UUIDv7, so that
+-- a day is a range of ids and `id PRIMARY KEY` stays unique over all partitions. On the table as it is from the start
 -- these functions make and drop nothing.
 -- Those that make and drop run with the rights of their owner, whoever calls: they are for nobody until sql/roles.sql
 -- grants them, and look for nothing outside the system's schema and this one.
 
-CREATE FUNCTION outbox_id_from(at TIMESTAMPTZ) RETURNS UUID LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
+CREATE FUNCTION outbox_id_from(at TIMESTAMPTZ) RETURNS UUID LANGUAGE sql IMMUTABLE
+SET search_path = pg_catalog, pg_temp AS $$
     SELECT (lpad(to_hex(floor(extract(epoch FROM at) * 1000)::bigint), 12, '0') || repeat('0', 20))::uuid
 $$;
 
 COMMENT ON FUNCTION outbox_id_from IS 'The lowest UUIDv7 of a moment.';
 
-CREATE FUNCTION outbox_id_time(id UUID) RETURNS TIMESTAMPTZ LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
+CREATE FUNCTION outbox_id_time(id UUID) RETURNS TIMESTAMPTZ LANGUAGE sql IMMUTABLE
+SET search_path = pg_catalog, pg_temp AS $$
     SELECT to_timestamp(('x' || left(replace(id::text, '-', ''), 12))::bit(48)::bigint / 1000.0::float8)
 $$;
 
@@ -52,9 +54,9 @@ BEGIN
     END LOOP;
 END $$;
 
--- Makes one partition, by name and bounds: columns, storage parameters, rights and owner are those of another one, indexes
--- and triggers come from the table. It is made apart and then attached: that waits for no producer's transaction
--- but one that wrote to the default partition, and makes none wait.
+-- Makes one partition, by name and bounds: columns, storage parameters and owner are those of another one, rights,
+-- indexes and triggers those of the table. It is made apart and then attached: that waits for no producer's
+-- transaction but one that wrote to the default partition, and makes none wait.
 CREATE FUNCTION outbox_add_partition(partition TEXT, bounds TEXT, alike REGCLASS) RETURNS VOID LANGUAGE plpgsql AS $$
 DECLARE
     place TEXT;
@@ -74,12 +76,12 @@ BEGIN
     EXECUTE pg_catalog.format('ALTER TABLE outbox_events ATTACH PARTITION %s %s', place, bounds);
 END $$;
 
--- Makes the partitions of today and so many days after it that are missing; returns their names. A day of which the default
--- partition has an event stays with it. Each is attached after a look at all of that partition, while whoever wants the
--- outbox waits: where it is not as good as empty, none is made. What is busy is left for the next call, and so is
+-- Makes the partitions of today and so many days after it that are missing; returns their names. A day of which the
+-- default partition has an event stays with it. Each is attached after a look at all of that partition, while whoever
+-- wants the outbox waits: none is made where that would take long. What is busy is left for the next call, and so is
 -- everything while another session is at it.
-CREATE FUNCTION outbox_make_partitions(days_ahead INT) RETURNS SETOF TEXT LANGUAGE plpgsql STRICT SECURITY DEFINER
-SET lock_timeout = '500ms' AS $$
+CREATE FUNCTION outbox_make_partitions(days_ahead INT, read_bytes_max BIGINT DEFAULT 1000000000)
+RETURNS SETOF TEXT LANGUAGE plpgsql STRICT SECURITY DEFINER SET lock_timeout = '500ms' AS $$
 DECLARE
     remainder REGCLASS := (
         SELECT nullif(t.partdefid, 0::oid) FROM pg_partitioned_table t WHERE t.partrelid = 'outbox_events'::regclass);
@@ -87,7 +89,7 @@ DECLARE
     name TEXT;
     is_taken BOOLEAN;
 BEGIN
-    IF remainder IS NULL OR pg_relation_size(remainder) > 100 * 1024 * 1024
+    IF remainder IS NULL OR pg_relation_size(remainder) > read_bytes_max
        OR NOT pg_try_advisory_xact_lock(7180, 'outbox_events'::regclass::oid::int) THEN
         RETURN;
     END IF;
@@ -114,10 +116,10 @@ END $$;
 
 -- Drops a partition whose ids are all older than a moment and whose events were all published before it; else says why
 -- not, and drops nothing. It is read while everybody goes on working; under the lock an index tells that nothing in it
--- has been put back or added meanwhile.
+-- has been put back or added meanwhile. The first lock ends an autovacuum, and makes nobody else wait for that.
 CREATE FUNCTION outbox_drop_partition(partition TEXT, before TIMESTAMPTZ,
                                       OUT dropped BOOLEAN, OUT reason TEXT, OUT events BIGINT, OUT bytes BIGINT)
-LANGUAGE plpgsql STRICT SECURITY DEFINER SET lock_timeout = '500ms' AS $$
+LANGUAGE plpgsql STRICT SECURITY DEFINER SET lock_timeout = '2s' AS $$
 DECLARE
     place REGCLASS;
     until_at TIMESTAMPTZ;
@@ -148,6 +150,8 @@ BEGIN
         RETURN;
     END IF;
     BEGIN
+        EXECUTE pg_catalog.format('LOCK TABLE %s IN SHARE UPDATE EXCLUSIVE MODE', place);
+        PERFORM set_config('lock_timeout', '500ms', true);
         LOCK TABLE ONLY outbox_events IN ACCESS EXCLUSIVE MODE;
         EXECUTE pg_catalog.format('LOCK TABLE %s IN ACCESS EXCLUSIVE MODE', place);
         EXECUTE pg_catalog.format('SELECT count(*) FROM %s WHERE published_at IS NULL', place) INTO unpublished;
@@ -169,10 +173,11 @@ DECLARE
 BEGIN
     FOREACH one IN ARRAY ARRAY[
         'outbox_partitions()', 'outbox_copy_rights(regclass, regclass)', 'outbox_add_partition(text, text, regclass)',
-        'outbox_make_partitions(int)', 'outbox_drop_partition(text, timestamptz)']::regprocedure[]
+        'outbox_make_partitions(int, bigint)', 'outbox_drop_partition(text, timestamptz)']::regprocedure[]
     LOOP
         EXECUTE pg_catalog.format('ALTER FUNCTION %s SET search_path = pg_catalog, %I, pg_temp', one, current_schema());
     END LOOP;
 END $$;
 
-REVOKE ALL ON FUNCTION outbox_copy_rights, outbox_add_partition, outbox_make_partitions, outbox_drop_partition FROM PUBLIC;
+REVOKE ALL ON FUNCTION outbox_copy_rights, outbox_add_partition, outbox_make_partitions, outbox_drop_partition
+  FROM PUBLIC;

@@ -125,17 +125,12 @@ async def test_a_day_waits_for_no_producer_and_is_put_off_while_the_default_part
     await producer.close()
 
 
-async def test_none_is_made_that_would_have_to_wait_for_a_full_default_partition(
+async def test_none_is_made_for_which_too_large_a_default_partition_would_be_read(
     owner: asyncpg.Connection,
 ) -> None:
-    """One event a page makes it large without writing much."""
-    await owner.execute("ALTER TABLE outbox_events_default SET (fillfactor = 10)")
-    await owner.execute(
-        "INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload)"
-        " SELECT ('ffffffff' || substr(gen_random_uuid()::text, 9))::uuid, repeat('a', 400), 'o-1', 'x', '{}'"
-        " FROM generate_series(1, 13000)"
-    )
-    assert await owner.fetch("SELECT outbox_make_partitions(9)") == []
+    await add(owner, midnight() + 99 * DAY)
+    assert await owner.fetch("SELECT outbox_make_partitions(9, 8000)") == []
+    assert len(await owner.fetch("SELECT outbox_make_partitions(9, 9000)")) == 2
 
 
 async def test_a_worker_makes_days_ahead(

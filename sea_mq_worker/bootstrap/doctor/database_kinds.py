@@ -221,7 +221,7 @@ class DatabaseKind(Kind):
     DEFAULT_PARTITION_USED = (
         Severity.WARNING,
         "the default partition of the outbox holds events, or has held some",
-        "it is read whole for each new partition, and above 100 MB none is made any more",
+        "it is read whole for each new partition, and above 1 GB none is made any more",
         "let producers use UUIDv7; when `prune` has deleted the events, give the room back",
     )
     INBOX_ORPHANS = (
