@@ -57,7 +57,7 @@ class ConsumerSettings(BaseModel):
 class Settings(BaseModel):
     """All settings of the worker; field names are the keys, ``SEA_MQ_`` + upper case the variables."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", str_strip_whitespace=True)
 
     context: str = Field("sea", description="Own bounded context: the first token of every own subject.")
     source: str = Field("", description="CloudEvents source; `/{context}` unless set.")

@@ -90,7 +90,8 @@ def place(tmp_path: Path) -> Path:
         file = tmp_path / text.splitlines()[0].removeprefix("# ")
         file.parent.mkdir(parents=True)
         file.write_text(text)
-    (tmp_path / "admin-token").write_text("token")
+    for secret in re.findall(r"--from-file=\S+=\./(\S+)", (ROOT / DOCUMENT).read_text()):
+        (tmp_path / secret).write_text("secret\n")
     (tmp_path / "config").write_text("""
         {"apiVersion": "v1", "kind": "Config", "current-context": "none",
           "clusters": [{"name": "none", "cluster": {"server": "http://127.0.0.1:1"}}],

@@ -32,6 +32,11 @@ def test_the_environment_wins_over_the_file(file: Path, monkeypatch: pytest.Monk
     assert (found.context, found.grace_seconds, found.outbox_notify) == ("crm", 7.0, False)
 
 
+def test_a_line_end_that_a_secret_was_stored_with_is_no_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SEA_MQ_DATABASE_URL", "postgresql://worker:word@db/orders\n")
+    assert load_settings().database_url.get_secret_value() == "postgresql://worker:word@db/orders"
+
+
 @pytest.mark.parametrize(
     ("text", "consumers"),
     [("", []), ("A/b", [("A", "b")]), (" A/b, C/d ,", [("A", "b"), ("C", "d")])],
