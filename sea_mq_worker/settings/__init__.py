@@ -17,6 +17,7 @@ from sea_mq_worker.settings.relations import contradictions
 __all__ = ["CONFIG_VARIABLE", "ENV_PREFIX", "ConsumerSettings", "Settings", "SettingsError", "load_settings"]
 
 _REQUIRED = "is required (`python -m sea_mq_worker dev` runs on servers of its own and needs no settings)"
+_VARIABLES = {key: f"{ENV_PREFIX}{key.upper()}" for key in Settings.model_fields}
 
 
 class SettingsError(Exception):
@@ -57,16 +58,13 @@ def _file() -> dict[str, Any]:
 
 
 def _environment() -> dict[str, str]:
-    names = {key: f"{ENV_PREFIX}{key.upper()}" for key in Settings.model_fields}
-    return {key: os.environ[name] for key, name in names.items() if name in os.environ}
+    return {key: os.environ[name] for key, name in _VARIABLES.items() if name in os.environ}
 
 
 def _refuse_unknown_variables() -> None:
     """A misspelt variable would otherwise be a default nobody asked for."""
-    known = {f"{ENV_PREFIX}{name}".upper() for name in Settings.model_fields} | {CONFIG_VARIABLE}
     ours = {name for name in os.environ if name.startswith(ENV_PREFIX) and "_TEST_" not in name}
-    unknown = sorted(ours - known)
-    if unknown:
+    if unknown := sorted(ours - {CONFIG_VARIABLE, *_VARIABLES.values()}):
         raise SettingsError("\n".join(f"{name}: there is no such setting" for name in unknown))
 
 

@@ -99,7 +99,7 @@ PAGES_IN_A_BACKLOG = Budget(
     "by an index, in its order: the whole backlog has 930",
 )
 MODULES_OF_HELP = Budget(
-    "modules that `sea-mq-worker --help` imports, or that of a command",
+    "modules that `sea-mq-worker --help` or the help of a command imports",
     550,
     "the command line alone, and what reads it and draws the answer: typer's own way",
 )

@@ -1,4 +1,4 @@
-"""The service's handler."""
+"""Connections to the service's handler."""
 
 import ssl
 

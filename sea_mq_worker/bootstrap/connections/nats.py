@@ -1,4 +1,4 @@
-"""NATS."""
+"""Connections to NATS."""
 
 import ssl
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""PostgreSQL."""
+"""Connections to PostgreSQL."""
 
 from collections.abc import Mapping
 
