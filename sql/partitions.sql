@@ -12,7 +12,6 @@ SET LOCAL lock_timeout = '2s';
 
 DO $$
 DECLARE
-    old_kind "char" := (SELECT relkind FROM pg_class WHERE oid = 'outbox_events'::regclass);
     midnight TIMESTAMPTZ := date_trunc('day', now() + interval '25 hours', 'UTC');
     owner TEXT;
     told TEXT;
@@ -24,13 +23,14 @@ DECLARE
     definition TEXT;
     beyond UUID;
 BEGIN
-    IF old_kind = 'p' THEN
-        RETURN;
-    END IF;
     IF current_setting('server_version_num')::int < 170000 THEN
         RAISE EXCEPTION 'an outbox in partitions needs PostgreSQL 17 or newer';
     END IF;
     LOCK TABLE outbox_events IN ACCESS EXCLUSIVE MODE;
+    SELECT pg_get_userbyid(relowner) INTO owner FROM pg_class WHERE oid = 'outbox_events'::regclass AND relkind = 'r';
+    IF owner IS NULL THEN
+        RETURN;
+    END IF;
 
     SELECT id INTO beyond FROM outbox_events WHERE id >= outbox_id_from(midnight) ORDER BY id DESC LIMIT 1;
     IF beyond IS NOT NULL THEN
@@ -48,7 +48,6 @@ BEGIN
             told;
     END IF;
 
-    SELECT pg_get_userbyid(relowner) INTO owner FROM pg_class WHERE oid = 'outbox_events'::regclass;
     SELECT pg_sequence_last_value(pg_get_serial_sequence('outbox_events', 'seq')) INTO last_seq;
     SELECT array_agg(pg_get_triggerdef(oid) ORDER BY tgname) INTO triggers
       FROM pg_trigger WHERE tgrelid = 'outbox_events'::regclass AND NOT tgisinternal;

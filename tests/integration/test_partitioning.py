@@ -1,5 +1,6 @@
 """How the outbox comes to partitions of a day each, and what workers make of it."""
 
+import asyncio
 import shlex
 import uuid
 from datetime import timedelta
@@ -75,6 +76,14 @@ async def test_done_again_it_changes_nothing(owner: asyncpg.Connection, database
     made = await partitions(owner)
     await partition_outbox(database.dsn)
     assert await partitions(owner) == made
+
+
+async def test_of_several_at_once_one_divides_the_outbox(
+    plain: asyncpg.Connection, database: Database
+) -> None:
+    await asyncio.gather(*(partition_outbox(database.dsn) for _ in range(3)))
+    leaves = await plain.fetch("SELECT relid::text FROM pg_partition_tree('outbox_events') WHERE isleaf")
+    assert sorted(row["relid"] for row in leaves) == sorted(await partitions(plain))
 
 
 async def test_an_event_whose_id_has_no_day_is_in_the_way(
