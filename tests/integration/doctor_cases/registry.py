@@ -8,7 +8,6 @@ from tests.support.checkups import Mend, Patient
 LONG_AGO = datetime.now(UTC) - timedelta(days=40)
 UNUSED = "127.0.0.1:1"
 
-
 VARIANT = "__"
 """Behind a slug: one of several ways to provoke the same."""
 
