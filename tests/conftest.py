@@ -5,6 +5,7 @@ The servers are embedded ones unless `SEA_MQ_TEST_POSTGRES` or `SEA_MQ_TEST_NATS
 """
 
 import os
+import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -27,8 +28,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure() -> None:
-    """Keep the developer's own settings out of the tests; let Java compile quickly rather than well."""
+    """Keep the developer's own settings out of the tests; let Java compile quickly rather than well.
+
+    Hundreds of processes are started: what one of them has compiled of Python is there for the next.
+    """
     os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
     for name in list(os.environ):
         if name.startswith("SEA_MQ_") and not name.startswith("SEA_MQ_TEST_"):
             del os.environ[name]
