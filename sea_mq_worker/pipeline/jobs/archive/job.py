@@ -131,7 +131,7 @@ class _Run:
         if event := self.outbox.altered(keys):
             raise DataLossError(
                 f"{self._table.uri}: batch {number} was left unfinished, and event {event} is not there what"
-                " it is in the outbox. Nothing was deleted. Restore this batch's files; where that cannot be"
+                " it is in the outbox. Nothing was deleted of it. Restore its files; where that cannot be"
                 " done, take its events that are still in the outbox out of the lake"
             )
         self._delete(number, keys)
@@ -227,7 +227,7 @@ class _Run:
             return keys_of(rows)
         except (PySparkException, Py4JError) as error:
             raise DataLossError(
-                f"{self._table.uri}: batch {number} cannot be read back, so nothing was deleted:"
+                f"{self._table.uri}: batch {number} cannot be read back, so nothing was deleted of it:"
                 f" {_cause(error)}"
             ) from error
 
