@@ -1,7 +1,7 @@
 """PostgresPruning: deletes what is finished and old, whole partitions or ranges of pages of the others."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -44,7 +44,6 @@ class _Tally:
     on_progress: OnProgress
     pages: int = 0
     rows: int = 0
-    partitions: list[Any] = field(default_factory=list)
 
     def add(self, pages: int, rows: int) -> None:
         self.pages += pages
@@ -82,13 +81,14 @@ class PostgresPruning:
         """
         leaves = await self._leaves(side)
         tally = _Tally(pages_of=_pages(leaves), on_progress=on_progress)
+        dropped: list[DroppedPartition] = []
         for leaf in leaves:
             room = None if cap is None else cap - tally.rows
             if leaf.is_over(before) and await self._has_room(leaf, before, room):
                 told = await self._drop(leaf, before, action)
                 on_partition(told)
                 if isinstance(told, DroppedPartition):
-                    tally.partitions.append(told)
+                    dropped.append(told)
                     tally.add(leaf.pages, told.events)
                     continue
             for pages in ranges([leaf], _PAGES):
@@ -96,7 +96,7 @@ class PostgresPruning:
                     break
                 row = await self._in(side, side, pages, before, action)
                 tally.add(pages.end - pages.first, row["count"])
-        return PruneResult(deleted=tally.rows, dropped=tally.partitions)
+        return PruneResult(deleted=tally.rows, dropped=dropped)
 
     async def count(
         self, side: str, before: datetime, *, go_on: Callable[[], bool], on_progress: OnProgress
@@ -104,6 +104,7 @@ class PostgresPruning:
         """Count what ``prune`` would delete, for as long as ``go_on`` says."""
         leaves = await self._leaves(side)
         tally = _Tally(pages_of=_pages(leaves), on_progress=on_progress)
+        whole: list[str] = []
         for leaf in leaves:
             is_whole = leaf.is_over(before)
             for pages in ranges([leaf], _PAGES):
@@ -114,10 +115,8 @@ class PostgresPruning:
                 tally.add(pages.end - pages.first, row["count"])
                 is_whole = is_whole and row["count"] == row["rows"]
             if is_whole:
-                tally.partitions.append(leaf.name)
-        return Prunable(
-            count=tally.rows, pages=tally.pages, pages_of=tally.pages_of, partitions=tally.partitions
-        )
+                whole.append(leaf.name)
+        return Prunable(count=tally.rows, pages=tally.pages, pages_of=tally.pages_of, partitions=whole)
 
     async def _has_room(self, leaf: Leaf, before: datetime, room: int | None) -> bool:
         if room is None:
