@@ -73,7 +73,8 @@ BEGIN
     EXECUTE format('ALTER TABLE outbox_events ALTER seq ADD GENERATED ALWAYS AS IDENTITY (START %s)',
                    coalesce(last_seq, 0) + 1);
     EXECUTE format('ALTER TABLE outbox_events OWNER TO %I', owner);
-    EXECUTE format('COMMENT ON TABLE outbox_events IS %L', obj_description('outbox_events_before'::regclass, 'pg_class'));
+    EXECUTE format('COMMENT ON TABLE outbox_events IS %L',
+                   obj_description('outbox_events_before'::regclass, 'pg_class'));
     PERFORM outbox_copy_rights('outbox_events_before', 'outbox_events');
     FOREACH definition IN ARRAY indexes || triggers LOOP
         EXECUTE definition;

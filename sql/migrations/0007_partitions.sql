@@ -76,10 +76,10 @@ BEGIN
     EXECUTE pg_catalog.format('ALTER TABLE outbox_events ATTACH PARTITION %s %s', place, bounds);
 END $$;
 
--- Makes the partitions of today and so many days after it that are missing; returns their names. A day of which the
--- default partition has an event stays with it. Each is attached after a look at all of that partition, while whoever
--- wants the outbox waits: none is made where that would take long. What is busy is left for the next call, and so is
--- everything while another session is at it.
+-- Makes the partitions of today and so many days after it, a year at most, that are missing; returns their names. A
+-- day of which the default partition has an event stays with it. Each is attached after a look at all of that
+-- partition, while whoever wants the outbox waits: none is made where that would take long. What is busy is left for
+-- the next call, and so is everything while another session is at it.
 CREATE FUNCTION outbox_make_partitions(days_ahead INT, read_bytes_max BIGINT DEFAULT 1000000000)
 RETURNS SETOF TEXT LANGUAGE plpgsql STRICT SECURITY DEFINER SET lock_timeout = '500ms' AS $$
 DECLARE
@@ -93,8 +93,8 @@ BEGIN
        OR NOT pg_try_advisory_xact_lock(7180, 'outbox_events'::regclass::oid::int) THEN
         RETURN;
     END IF;
-    FOR ahead IN 0 .. days_ahead LOOP
-        day := date_trunc('day', now(), 'UTC') + ahead * interval '24 hours';
+    FOR ahead IN 0 .. least(days_ahead, 365) LOOP
+        day := date_trunc('day', now(), 'UTC') + ahead::float8 * interval '24 hours';
         CONTINUE WHEN EXISTS (
             SELECT FROM outbox_partitions() p
              WHERE NOT p.is_default AND coalesce(p.from_at, '-infinity') < day + interval '24 hours'
@@ -144,7 +144,7 @@ BEGIN
         WHEN current_setting('transaction_isolation') <> 'read committed'
             THEN 'the transaction would not see what is put back meanwhile; it must be read committed'
         WHEN coalesce(until_at, 'infinity') > before THEN 'its range of ids is not over by then'
-        WHEN unpublished > 0 THEN unpublished || ' of its events are not published'
+        WHEN unpublished > 0 THEN pg_catalog.format('%s of its events are not published', unpublished)
         WHEN last_at >= before THEN 'some of its events were published since' END;
     IF reason IS NOT NULL THEN
         RETURN;
