@@ -1,7 +1,9 @@
 """Pruning an outbox in partitions: whole ones where all of their events may go, row by row elsewhere."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -107,6 +109,28 @@ async def test_a_cap_drops_no_partition_that_holds_more(
     assert pruned.dropped == [DroppedPartition(name=small, events=1)]
     assert pruned.deleted == 4, "a range of pages is deleted whole"
     assert await pool.fetchval(f"SELECT count(*) FROM {large}") == 0
+
+
+async def test_what_another_session_drops_meanwhile_is_passed_over(
+    operations: PostgresOperations, pool: asyncpg.Pool, database: Database
+) -> None:
+    await past_partition(pool, days_ago=40)
+    other = await past_partition(pool, days_ago=39)
+    await published(pool, days_ago=40)
+    await published(pool, days_ago=39)
+
+    async def drop() -> None:
+        connection = await asyncpg.connect(database.dsn)
+        await connection.execute(f"DROP TABLE IF EXISTS {other}")
+        await connection.close()
+
+    def drop_other(_told: object) -> None:
+        with ThreadPoolExecutor() as elsewhere:
+            elsewhere.submit(asyncio.run, drop()).result()
+
+    pruned = await operations.prune_outbox(ago(30), **WHO, on_partition=drop_other)
+
+    assert pruned.deleted == 1
 
 
 async def test_where_the_lock_would_not_show_what_changed_before_it_events_go_row_by_row(

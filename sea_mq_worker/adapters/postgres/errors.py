@@ -41,6 +41,7 @@ POOLER = "a pooler is in between; set SEA_MQ_DATABASE_POOLER=true, or connect di
 _REFUSED_BY_POOLER = "unsupported startup parameter"
 
 _CANCELLED, _TIMEOUT = "57014", "statement timeout"
+_TABLE_MISSING = "42P01"
 
 _STOP = {
     "26000": POOLER,
@@ -49,7 +50,7 @@ _STOP = {
     "3D000": "the database does not exist; create it or correct the DSN",
     "3F000": f"the schema is missing; {_MIGRATE}",
     "42501": "the user lacks a privilege; sql/roles.sql has a role for each purpose",
-    "42P01": f"a table is missing; {_MIGRATE}",
+    _TABLE_MISSING: f"a table is missing; {_MIGRATE}",
     "42703": f"a column is missing; {_MIGRATE}",
     "42704": f"an object is missing; {_MIGRATE}",
     "42883": f"a function is missing; {_MIGRATE}",
@@ -65,6 +66,10 @@ _CLAIMED_BY_PLACE = "outbox_claimed_by_place"
 
 class StatementTooLongError(StoreUnavailableError):
     """A statement took longer than the settings allow."""
+
+
+class TableMissingError(ContractError):
+    """A statement names a table that is not there."""
 
 
 class PartitionedError(ContractError):
@@ -120,7 +125,8 @@ def _from_server(error: asyncpg.PostgresError) -> WorkerError:
     if _REFUSED_BY_POOLER in said:
         mend = POOLER
     if mend:
-        return ContractError(f"PostgreSQL: {text}: {mend}")
+        kind = TableMissingError if state == _TABLE_MISSING else ContractError
+        return kind(f"PostgreSQL: {text}: {mend}")
     if state == _CANCELLED and _TIMEOUT in said:
         return StatementTooLongError(f"PostgreSQL: {text}")
     if error.constraint_name == _CLAIMED_BY_PLACE:

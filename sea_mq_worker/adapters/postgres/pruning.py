@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import asyncpg
 
 from sea_mq_worker.adapters.postgres.connection import fetch, fetch_slowly
+from sea_mq_worker.adapters.postgres.errors import TableMissingError
 from sea_mq_worker.adapters.postgres.leaves import (
     DROP_LEAF,
     LEAVES,
@@ -23,6 +24,8 @@ from sea_mq_worker.adapters.postgres.queries import load_queries
 from sea_mq_worker.adapters.postgres.records import DroppedPartition, KeptPartition, Prunable, PruneResult
 
 _PAGES = 500
+_GONE = MappingProxyType({"count": 0, "rows": 0})
+"""What is found in a partition that another session has dropped."""
 _TABLES = MappingProxyType({"outbox": "outbox_events", "inbox": "inbox_messages"})
 
 OnProgress: TypeAlias = Callable[[int, int, int], None]
@@ -130,7 +133,10 @@ class PostgresPruning:
 
     async def _drop(self, leaf: Leaf, before: datetime, action: int) -> DroppedPartition | KeptPartition:
         """Have it dropped if all of it may go; reads it, which takes longer than a statement may else."""
-        [row] = await fetch_slowly(self._pool, DROP_LEAF, leaf.name, before, action)
+        try:
+            [row] = await fetch_slowly(self._pool, DROP_LEAF, leaf.name, before, action)
+        except TableMissingError:
+            return KeptPartition(name=leaf.name, reason="another session has dropped it")
         return dropped_leaf(leaf.name, row)
 
     async def _leaves(self, side: str) -> list[Leaf]:
@@ -138,7 +144,12 @@ class PostgresPruning:
 
     async def _in(self, side: str, name: str, pages: PageRange, *args: object) -> Any:
         statement = in_leaf(self._sql[name], _TABLES[side], pages.leaf)
-        return (await fetch(self._pool, statement, pages.first, pages.end, *args))[0]
+        try:
+            return (await fetch(self._pool, statement, pages.first, pages.end, *args))[0]
+        except TableMissingError:
+            if pages.leaf == _TABLES[side]:
+                raise
+            return _GONE
 
 
 def _pages(leaves: Sequence[Leaf]) -> int:
