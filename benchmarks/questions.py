@@ -16,8 +16,8 @@ from benchmarks.stage import Run
 from sea_mq_worker.adapters.postgres.inspection import PostgresInspection
 from sea_mq_worker.adapters.postgres.overview import BY_INDEX, PostgresOverview
 from sea_mq_worker.bootstrap.connections.postgres import open_pool
-from sea_mq_worker.bootstrap.desk import WorkerDesk
-from sea_mq_worker.bootstrap.sampling import DEPTH_MAX
+from sea_mq_worker.bootstrap.worker.desk import WorkerDesk
+from sea_mq_worker.bootstrap.worker.sampling import DEPTH_MAX
 from sea_mq_worker.cli import app
 
 Question: TypeAlias = Callable[[], Awaitable[object]]

@@ -27,11 +27,11 @@ from sea_mq_worker.adapters.postgres.queries import load_queries
 from sea_mq_worker.application.pacing import StoppedError, pause
 from sea_mq_worker.application.patience import patiently
 from sea_mq_worker.application.supervisor import ExitCode, Loop, Supervisor
-from sea_mq_worker.bootstrap.base import Base
 from sea_mq_worker.bootstrap.connections.postgres import open_pool
 from sea_mq_worker.bootstrap.connections.waiting import wait_for
 from sea_mq_worker.bootstrap.operator.tables import tables_pool
-from sea_mq_worker.bootstrap.outbound import outbound_loops
+from sea_mq_worker.bootstrap.worker.base import Base
+from sea_mq_worker.bootstrap.worker.outbound import outbound_loops
 from sea_mq_worker.domain.errors import ContractError, WorkerError
 from sea_mq_worker.domain.facts import BatchRelayed, EventBuried, Fact, GatePaused, GateResumed, Noticed
 from sea_mq_worker.settings import Settings

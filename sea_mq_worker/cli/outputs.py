@@ -11,7 +11,7 @@ from sea_mq_worker.adapters.postgres.partitions import Partition
 from sea_mq_worker.adapters.postgres.records import InboxRecord, OperatorAction, OutboxDetail, OutboxSummary
 from sea_mq_worker.bootstrap.doctor import Finding
 from sea_mq_worker.bootstrap.operator.letters import Outcome
-from sea_mq_worker.bootstrap.whereabouts import Whereabouts
+from sea_mq_worker.bootstrap.operator.whereabouts import Whereabouts
 from sea_mq_worker.cli.database import Depths
 from sea_mq_worker.cli.inbox import Closed
 from sea_mq_worker.cli.outbox import Buried

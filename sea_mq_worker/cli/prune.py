@@ -162,7 +162,7 @@ def _watched(side: Side) -> "Iterator[OnProgress]":
 
 async def _forgotten(settings: "Settings", before: datetime) -> datetime:
     """Return up to when no consumed stream has a message any more, at most ``before``."""
-    from sea_mq_worker.bootstrap.retention import deliverable
+    from sea_mq_worker.bootstrap.operator.retention import deliverable
 
     if not settings.consumers:
         return before

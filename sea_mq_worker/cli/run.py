@@ -41,7 +41,7 @@ def run() -> None:
 
     import uvloop
 
-    from sea_mq_worker.bootstrap.worker import run_worker
+    from sea_mq_worker.bootstrap.worker.run import run_worker
     from sea_mq_worker.cli.signals import stop_on_signals
     from sea_mq_worker.domain.errors import WorkerError
     from sea_mq_worker.settings import SettingsError

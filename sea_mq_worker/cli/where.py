@@ -19,7 +19,7 @@ from sea_mq_worker.cli.support import (
 from sea_mq_worker.cli.tables import cell
 
 if TYPE_CHECKING:
-    from sea_mq_worker.bootstrap.whereabouts import Whereabouts
+    from sea_mq_worker.bootstrap.operator.whereabouts import Whereabouts
     from sea_mq_worker.settings import Settings
 
 _MATCHES = ("id", "side", "state", "name", "at")
@@ -38,8 +38,8 @@ def where(
     """
 
     async def work(settings: "Settings") -> None:
-        from sea_mq_worker.bootstrap.lookout import NoIdError, lookout
-        from sea_mq_worker.bootstrap.whereabouts import whereabouts
+        from sea_mq_worker.bootstrap.operator.lookout import NoIdError, lookout
+        from sea_mq_worker.bootstrap.operator.whereabouts import whereabouts
 
         async with lookout(settings) as place:
             try:

@@ -19,8 +19,8 @@ from sea_mq_worker.adapters.postgres.overview import PostgresOverview
 from sea_mq_worker.adapters.postgres.pages import READ_MAX
 from sea_mq_worker.adapters.postgres.records import InboxFilter, InboxState, OutboxFilter
 from sea_mq_worker.adapters.postgres.replays import PostgresReplays
-from sea_mq_worker.bootstrap.lookout import Lookout
-from sea_mq_worker.bootstrap.whereabouts import whereabouts
+from sea_mq_worker.bootstrap.operator.lookout import Lookout
+from sea_mq_worker.bootstrap.operator.whereabouts import whereabouts
 from sea_mq_worker.domain.events import EventState
 from tests.counters import budgets
 from tests.counters.meters import Servers

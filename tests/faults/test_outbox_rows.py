@@ -17,8 +17,8 @@ from sea_mq_worker.adapters.memory.observer import RecordingObserver
 from sea_mq_worker.adapters.nats.connection import api
 from sea_mq_worker.adapters.observability.metrics import MetricsObserver
 from sea_mq_worker.application.supervisor import Loop
-from sea_mq_worker.bootstrap.base import Base
-from sea_mq_worker.bootstrap.outbound import outbound_loops
+from sea_mq_worker.bootstrap.worker.base import Base
+from sea_mq_worker.bootstrap.worker.outbound import outbound_loops
 from sea_mq_worker.producer import enqueue
 from sea_mq_worker.settings import Settings
 from tests.support.builders import enqueueable

@@ -10,8 +10,8 @@ import pytest
 from pydantic import SecretStr
 
 from sea_mq_worker.adapters.http.admin.desk import DeskBusyError, DeskTimeoutError
-from sea_mq_worker.bootstrap import desk as module
-from sea_mq_worker.bootstrap.desk import WorkerDesk
+from sea_mq_worker.bootstrap.worker import desk as module
+from sea_mq_worker.bootstrap.worker.desk import WorkerDesk
 from sea_mq_worker.domain.errors import ContractError
 from sea_mq_worker.settings import Settings
 from tests.page.stage import add_dead_event
@@ -40,7 +40,7 @@ async def test_a_question_that_is_not_answered_ends_and_lets_the_next_one_come(
     place: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_QUESTION_SECONDS", 0.4)
-    monkeypatch.setattr("sea_mq_worker.bootstrap.turn._TURN_SECONDS", 0.1)
+    monkeypatch.setattr("sea_mq_worker.bootstrap.worker.turn._TURN_SECONDS", 0.1)
     asked = desk(place)
     place.to_database.stall()
     first = asyncio.create_task(asked.actions())

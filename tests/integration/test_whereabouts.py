@@ -10,8 +10,8 @@ from typing import Any
 import nats.errors
 import pytest
 
-from sea_mq_worker.bootstrap.lookout import Lookout, NoIdError
-from sea_mq_worker.bootstrap.whereabouts import Whereabouts, whereabouts
+from sea_mq_worker.bootstrap.operator.lookout import Lookout, NoIdError
+from sea_mq_worker.bootstrap.operator.whereabouts import Whereabouts, whereabouts
 from tests.support.jetstream import create_consumer, store
 from tests.support.operators import World, world_of
 from tests.support.rows import add_event, add_message

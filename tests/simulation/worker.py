@@ -17,9 +17,9 @@ from sea_mq_worker.application.reception import InHand, Reception
 from sea_mq_worker.application.rescue import Rescuer
 from sea_mq_worker.application.supervisor import Loop, Supervisor
 from sea_mq_worker.application.upkeep import Periodic, Reaper
-from sea_mq_worker.bootstrap.base import Base
-from sea_mq_worker.bootstrap.inbound import _inbox_loop
-from sea_mq_worker.bootstrap.outbound import _lane, _publishing
+from sea_mq_worker.bootstrap.worker.base import Base
+from sea_mq_worker.bootstrap.worker.inbound import _inbox_loop
+from sea_mq_worker.bootstrap.worker.outbound import _lane, _publishing
 from sea_mq_worker.domain.envelopes import open_envelope
 from sea_mq_worker.domain.facts import (
     Fact,

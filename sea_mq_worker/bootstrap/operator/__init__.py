@@ -1,1 +1,1 @@
-"""What operators' commands use: no waiting, one connection each, closed when the command is done."""
+"""What operators' commands and the page use: no waiting, one connection each, closed after the command."""

@@ -11,12 +11,12 @@ from sea_mq_worker.adapters.nats.dead_letters import DeadLetterEntry, LetterFilt
 from sea_mq_worker.adapters.postgres.overview import BY_INDEX, PostgresOverview
 from sea_mq_worker.adapters.postgres.records import OutboxFilter
 from sea_mq_worker.bootstrap.connections.postgres import open_pool
-from sea_mq_worker.bootstrap.lookout import NoIdError, lookout
 from sea_mq_worker.bootstrap.operator.broker import dead_letters, duplicate_window_seconds
+from sea_mq_worker.bootstrap.operator.lookout import NoIdError, lookout
 from sea_mq_worker.bootstrap.operator.redrive import redriver
 from sea_mq_worker.bootstrap.operator.tables import operations
-from sea_mq_worker.bootstrap.turn import Turn
-from sea_mq_worker.bootstrap.whereabouts import whereabouts
+from sea_mq_worker.bootstrap.operator.whereabouts import whereabouts
+from sea_mq_worker.bootstrap.worker.turn import Turn
 from sea_mq_worker.domain.errors import ContractError
 from sea_mq_worker.settings import Settings
 

@@ -22,9 +22,9 @@ from sea_mq_worker.adapters.status.standing import Sample, Standing
 from sea_mq_worker.application.pacing import StoppedError, pause, unless_stopped
 from sea_mq_worker.application.supervisor import Loop
 from sea_mq_worker.application.upkeep import Periodic
-from sea_mq_worker.bootstrap.base import Base
 from sea_mq_worker.bootstrap.connections.postgres import open_pool
 from sea_mq_worker.bootstrap.connections.waiting import wait_for
+from sea_mq_worker.bootstrap.worker.base import Base
 from sea_mq_worker.domain.errors import WorkerError
 
 _PROBE_MAX_SECONDS = 5.0

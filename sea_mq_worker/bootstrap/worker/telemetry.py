@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from sea_mq_worker.application.pacing import StoppedError, pause, unless_stopped
 from sea_mq_worker.application.supervisor import Loop
-from sea_mq_worker.bootstrap.base import Base
+from sea_mq_worker.bootstrap.worker.base import Base
 from sea_mq_worker.ports.handler import EventHandler
 from sea_mq_worker.ports.jetstream import JetStreamPublisher
 from sea_mq_worker.settings import SettingsError

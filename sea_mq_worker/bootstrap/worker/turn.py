@@ -5,7 +5,7 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from sea_mq_worker.adapters.http.admin.desk import DeskBusyError, DeskTimeoutError
-from sea_mq_worker.bootstrap.closing import cut_off
+from sea_mq_worker.bootstrap.worker.closing import cut_off
 
 _TURN_SECONDS = 4.0
 """How long one waits for the question before it to be answered."""

@@ -13,7 +13,7 @@ from sea_mq_worker.adapters.postgres.records import (
     Match,
     OutboxSummary,
 )
-from sea_mq_worker.bootstrap.lookout import Found, Letter, Lookout
+from sea_mq_worker.bootstrap.operator.lookout import Found, Letter, Lookout
 from sea_mq_worker.domain.events import EventState
 
 _PROGRAM = "sea-mq-worker"

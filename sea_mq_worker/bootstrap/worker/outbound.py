@@ -14,10 +14,10 @@ from sea_mq_worker.application.relay import OutboxPublisher
 from sea_mq_worker.application.settlement import Settlement
 from sea_mq_worker.application.supervisor import Loop
 from sea_mq_worker.application.upkeep import PartitionMaker, Periodic, Reaper
-from sea_mq_worker.bootstrap.base import Base
 from sea_mq_worker.bootstrap.connections.postgres import open_pool
 from sea_mq_worker.bootstrap.connections.waiting import wait_for
-from sea_mq_worker.bootstrap.telemetry import traced_publisher
+from sea_mq_worker.bootstrap.worker.base import Base
+from sea_mq_worker.bootstrap.worker.telemetry import traced_publisher
 from sea_mq_worker.domain.facts import Noticed
 from sea_mq_worker.domain.retry import RetryPolicy
 from sea_mq_worker.ports.jetstream import JetStreamPublisher

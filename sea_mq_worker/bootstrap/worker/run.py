@@ -16,16 +16,16 @@ from sea_mq_worker.adapters.status.board import Board
 from sea_mq_worker.adapters.status.standing import Standing
 from sea_mq_worker.application.pacing import StoppedError
 from sea_mq_worker.application.supervisor import ExitCode, Loop, Supervisor
-from sea_mq_worker.bootstrap.base import Base
-from sea_mq_worker.bootstrap.closing import bounded_stack
 from sea_mq_worker.bootstrap.connections.files import read_secret
-from sea_mq_worker.bootstrap.desk import WorkerDesk
 from sea_mq_worker.bootstrap.exposure import exposures
-from sea_mq_worker.bootstrap.inbound import inbound_loops
 from sea_mq_worker.bootstrap.operator.broker import check_topology
-from sea_mq_worker.bootstrap.outbound import outbound_loops
-from sea_mq_worker.bootstrap.sampling import DEPTH_MAX, consumer_sampling, sampling
-from sea_mq_worker.bootstrap.telemetry import metrics_export, start_tracing
+from sea_mq_worker.bootstrap.worker.base import Base
+from sea_mq_worker.bootstrap.worker.closing import bounded_stack
+from sea_mq_worker.bootstrap.worker.desk import WorkerDesk
+from sea_mq_worker.bootstrap.worker.inbound import inbound_loops
+from sea_mq_worker.bootstrap.worker.outbound import outbound_loops
+from sea_mq_worker.bootstrap.worker.sampling import DEPTH_MAX, consumer_sampling, sampling
+from sea_mq_worker.bootstrap.worker.telemetry import metrics_export, start_tracing
 from sea_mq_worker.domain.errors import ContractError, WorkerError
 from sea_mq_worker.domain.facts import Noticed, Progressed
 from sea_mq_worker.settings import Settings, SettingsError

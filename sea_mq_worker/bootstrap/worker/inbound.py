@@ -14,11 +14,11 @@ from sea_mq_worker.application.leftovers import Leftovers
 from sea_mq_worker.application.reception import Reception
 from sea_mq_worker.application.rescue import Rescuer
 from sea_mq_worker.application.supervisor import Loop
-from sea_mq_worker.bootstrap.base import Base
 from sea_mq_worker.bootstrap.connections.handler import open_handler
 from sea_mq_worker.bootstrap.connections.postgres import open_pool
 from sea_mq_worker.bootstrap.connections.waiting import wait_for
-from sea_mq_worker.bootstrap.telemetry import traced_handler
+from sea_mq_worker.bootstrap.worker.base import Base
+from sea_mq_worker.bootstrap.worker.telemetry import traced_handler
 from sea_mq_worker.domain.facts import Noticed
 from sea_mq_worker.ports.inbox import InboxRepository
 from sea_mq_worker.settings import ConsumerSettings, SettingsError
