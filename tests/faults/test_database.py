@@ -77,7 +77,7 @@ async def test_a_frozen_database_is_given_up_and_taken_up_again(
         sessions = [session["pid"] for session in await made.database.fetch(SESSIONS)]
         await made.both_ways()
         with frozen(*(sessions if frozen_part == "session" else [own_postgres.pid])):
-            assert "database" in await worker.answers(503)
+            await worker.answers(503, "database")
         await worker.ready()
         await made.quiet()
         await made.audit()
@@ -90,8 +90,7 @@ async def test_locks_of_another_session_are_outlasted(shared: Site) -> None:
         await shared.both_ways()
         async with shared.database.transaction():
             await shared.database.execute("LOCK TABLE outbox_events, inbox_messages")
-            told = await worker.answers(503)
-            assert "lock timeout" in told
+            await worker.answers(503, "lock timeout")
         await worker.ready()
         await shared.quiet()
     await shared.audit()
@@ -181,7 +180,7 @@ async def test_the_worker_follows_the_primary_to_another_server(
         else:
             await made.database.execute("ALTER SYSTEM SET default_transaction_read_only = on")
             await made.database.execute("SELECT pg_reload_conf()")
-        assert "database" in await worker.answers(503)
+        await worker.answers(503, "database")
         async with reconnected(dataclasses.replace(made, dsn=standby.dsn)) as there:
             await there.database.execute("SELECT pg_promote()")
             await there.both_ways()

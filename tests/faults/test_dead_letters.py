@@ -59,7 +59,7 @@ async def test_without_the_dead_letter_stream_nothing_is_acknowledged_and_readin
         await worker.ready()
         await api(shared.broker, f"STREAM.DELETE.{dlq}")
         message_id = await rejected(shared)
-        assert dlq in await worker.answers(503)
+        await worker.answers(503, dlq)
         await row_says(shared, message_id, "REJECTED")
         assert await unanswered(shared) == 1
         target = shared.target
@@ -90,7 +90,7 @@ async def test_a_forbidden_dead_letter_is_told_and_waits_for_the_permission(
         url = guarded.target.environment["SEA_MQ_NATS_URL"].replace("//", "//worker:w@")
         async with guarded.worker(name="forbidden", nats_url=url) as forbidden:
             await row_says(guarded, message_id, "REJECTED")
-            assert "no permission to publish" in await forbidden.answers(503)
+            await forbidden.answers(503, "no permission to publish")
             assert await unanswered(guarded) == 1
         async with guarded.worker():
             await guarded.quiet()

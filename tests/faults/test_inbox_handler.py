@@ -17,7 +17,6 @@ from tests.support.handlers import Behaviour, Call, answer, drip, hang, in_turn,
 from tests.support.jetstream import SECOND, consumer_info
 from tests.support.site import Site, SiteWith
 from tests.support.waiting import eventually
-from tests.support.worker import WorkerProcess
 
 BOMB = gzip.compress(bytes(5_000_000))
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
@@ -63,15 +62,6 @@ def takes(at: Site) -> Behaviour:
         await answer(200)(call, writer)
 
     return behave
-
-
-async def paused(worker: WorkerProcess, *, because: str) -> None:
-    """Wait until the worker says that it cannot work, and why."""
-
-    async def told() -> bool:
-        return because in await worker.answers(503)
-
-    await eventually(told, within=20, what=f"/readyz tells: {because}")
 
 
 @asynccontextmanager
@@ -134,7 +124,7 @@ async def test_a_handler_that_tells_everybody_to_wait_is_asked_about_nobody_soon
     shared.handler.default = busy_at_first
     messages = await shared.send(20)
     async with shared.worker(handler_sick_after=5) as worker:
-        await paused(worker, because="429")
+        await worker.answers(503, "429")
         await shared.quiet()
     await shared.audit()
     assert {len(moments) for moments in asked_at.values()} == {2}
@@ -167,7 +157,7 @@ async def test_a_deployment_that_rejects_everything_buries_next_to_nothing(share
     shared.handler.default = answer(422)
     messages = await shared.send(40)
     async with shared.worker(handler_sick_after=limit) as worker:
-        await paused(worker, because="rejects message after message")
+        await worker.answers(503, "rejects message after message")
         asked = len(shared.handler.calls)
         await eventually(lambda: len(shared.handler.calls) >= asked + 3, what="it probes")
         buried = frozenset(letter["Dlq-Message-Id"] for letter in await shared.dead_letters())
@@ -193,7 +183,7 @@ async def test_a_handler_that_is_down_costs_no_message_anything(site_with: SiteW
     ) as at:
         messages = await at.send(30)
         async with at.worker(handler_url=f"http://127.0.0.1:{port}/handle") as worker:
-            await paused(worker, because="cannot be reached")
+            await worker.answers(503, "cannot be reached")
             await asyncio.sleep(4.5)
             recorded = await at.database.fetchval("SELECT count(*) FROM inbox_messages")
             assert recorded <= 10
@@ -218,7 +208,7 @@ async def test_a_handler_that_takes_calls_and_answers_none_buries_nothing(shared
         "inbox_attempts_max": 3,
     }
     async with shared.worker(**impatient) as worker:
-        await paused(worker, because="no whole answer")
+        await worker.answers(503, "no whole answer")
         await asyncio.sleep(2.0)
         assert not await shared.dead_letters()
         shared.to_handler.heal()

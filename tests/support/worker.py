@@ -100,16 +100,16 @@ class WorkerProcess:
         """Wait until it answers that it can work."""
         await self.answers(200, within=_READY_SECONDS)
 
-    async def answers(self, status: int, *, within: float = _READY_SECONDS) -> str:
-        """Wait until /readyz answers ``status``; return its body."""
+    async def answers(self, status: int, because: str = "", *, within: float = _READY_SECONDS) -> str:
+        """Wait until /readyz answers ``status`` and its body has a text; return the body."""
 
         async def asked() -> str:
             assert self.process.returncode is None, self.written[-2000:]
             found, body = await self._readiness()
-            return body if found == status else ""
+            return body if found == status and because in body else ""
 
         return await eventually(
-            asked, within=within, what=f"/readyz answers {status}: {self.written[-2000:]}"
+            asked, within=within, what=f"/readyz answers {status} {because}: {self.written[-2000:]}"
         )
 
     def send(self, number: signal.Signals) -> None:

@@ -21,6 +21,7 @@ class Partition:
         from_at: the first moment of its ids; None: it begins with the lowest one.
         until_at: the moment behind the last.
         is_default: holds the events that no other partition is for.
+        bytes: on disk, indexes included.
     """
 
     partition: str
