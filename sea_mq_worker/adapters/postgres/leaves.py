@@ -3,7 +3,7 @@
 Pages, and the places of rows in them, are one relation's: who reads a table by them reads leaf after leaf.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -71,8 +71,7 @@ def in_leaf(statement: str, table: str, leaf: str) -> str:
     return statement.replace(f" {table} ", f" {leaf} ")
 
 
-def ranges(leaves: Iterable[Leaf], pages: int) -> Iterator[PageRange]:
-    """Part all leaves into ranges of so many pages."""
-    for leaf in leaves:
-        for first in range(0, leaf.pages, pages):
-            yield PageRange(leaf.name, first, min(first + pages, leaf.pages))
+def ranges(leaf: Leaf, pages: int) -> Iterator[PageRange]:
+    """Part a leaf into ranges of so many pages."""
+    for first in range(0, leaf.pages, pages):
+        yield PageRange(leaf.name, first, min(first + pages, leaf.pages))

@@ -94,7 +94,7 @@ class PostgresPruning:
                     dropped.append(told)
                     tally.add(leaf.pages, told.events)
                     continue
-            for pages in ranges([leaf], _PAGES):
+            for pages in ranges(leaf, _PAGES):
                 if cap is not None and tally.rows >= cap:
                     break
                 row = await self._in(side, side, pages, before, action)
@@ -110,7 +110,7 @@ class PostgresPruning:
         whole: list[str] = []
         for leaf in leaves:
             is_whole = leaf.is_over(before)
-            for pages in ranges([leaf], _PAGES):
+            for pages in ranges(leaf, _PAGES):
                 if not go_on():
                     is_whole = False
                     break
@@ -125,7 +125,7 @@ class PostgresPruning:
         if room is None:
             return True
         rows = 0
-        for pages in ranges([leaf], _PAGES):
+        for pages in ranges(leaf, _PAGES):
             rows += (await self._in("outbox", "count_outbox", pages, before))["rows"]
             if rows > room:
                 return False

@@ -140,16 +140,21 @@ async def transaction_open_long(p: Patient) -> None:
     await forgotten.execute("BEGIN; CREATE TEMPORARY TABLE x ()")
 
 
-@provokes_in_tables
-async def outbox_unattended(p: Patient) -> Mend:
-    await add_event(p.pool, occurred_at=LONG_AGO, available_at=LONG_AGO)
+def by_a_worker(p: Patient, *, until: str, what: str) -> Mend:
+    """Run the worker as the finding says, until a statement tells that it has done its part."""
 
     async def start(finding: Finding) -> None:
         assert finding.command == "sea-mq-worker run"
         async with p.worker():
-            await eventually(lambda: p.pool.fetchval(PUBLISHED), what="the event is published")
+            await eventually(lambda: p.pool.fetchval(until), what=what)
 
     return start
+
+
+@provokes_in_tables
+async def outbox_unattended(p: Patient) -> Mend:
+    await add_event(p.pool, occurred_at=LONG_AGO, available_at=LONG_AGO)
+    return by_a_worker(p, until=PUBLISHED, what="the event is published")
 
 
 @provokes_in_tables
@@ -185,13 +190,7 @@ async def partitions_short(p: Patient) -> Mend:
     """As seen a week after the last worker made some."""
     await partition_outbox(p.database.dsn)
     p.given["outbox_partition_days"] = 30
-
-    async def start(finding: Finding) -> None:
-        assert finding.command == "sea-mq-worker run"
-        async with p.worker():
-            await eventually(lambda: p.pool.fetchval(MADE), what="partitions are made")
-
-    return start
+    return by_a_worker(p, until=MADE, what="partitions are made")
 
 
 @provokes_in_tables
