@@ -22,6 +22,7 @@ from sea_mq_worker.embedded import EmbeddedPostgres
 STREAM = "KIT_EVENTS"
 _DATABASE = "kit"
 _WINDOW = 120 * 10**9
+_PATIENCE_SECONDS = 10.0
 
 
 def install(description: Description, work: Path) -> None:
@@ -66,7 +67,9 @@ async def put_stream(url: str, description: Description, verb: str, change: Mapp
     config = {"name": STREAM, "subjects": [SUBJECTS], "storage": "file", "num_replicas": 1}
     request = {**config, "duplicate_window": _WINDOW, **description.stream, **change}
     client = await nats.connect(url)
-    answer = await client.request(f"$JS.API.STREAM.{verb}.{STREAM}", json.dumps(request).encode())
+    answer = await client.request(
+        f"$JS.API.STREAM.{verb}.{STREAM}", json.dumps(request).encode(), _PATIENCE_SECONDS
+    )
     await client.close()
     refused = json.loads(answer.data).get("error")
     if refused:

@@ -13,7 +13,7 @@ from sea_mq_worker.domain.messages import OutboundMessage
 from sea_mq_worker.domain.outcomes import Stored
 from tests.contract.test_jetstream_publisher import again, message, stored
 from tests.integration.test_publisher_faults import BATCHES, Mode, every_mode, started, update
-from tests.support.jetstream import connected, create_stream, stored_messages
+from tests.support.jetstream import connected, create_stream, store, stored_messages
 from tests.support.proxy import proxied
 from tests.support.waiting import eventually
 
@@ -77,7 +77,7 @@ async def test_auto_leaves_fast_ingest_while_others_write_in_between(
     await publish(publisher, [message(names) for _ in range(3)])
     assert publisher.keeps_order
 
-    await connection.client.request(f"{names}.foreign", b"")
+    await store(connection, f"{names}.foreign")
     outcomes = await publish(publisher, [message(names) for _ in range(3)])
 
     assert [outcome.seq for outcome in outcomes] == [5, 6, 7]
@@ -92,7 +92,7 @@ async def test_a_known_id_cannot_hide_behind_a_foreign_message(
     publisher = await started(connection, names, "fast")
     old = [message(names) for _ in range(2)]
     await publish(publisher, old)
-    await connection.client.request(f"{names}.foreign", b"")
+    await store(connection, f"{names}.foreign")
     new = [message(names) for _ in range(2)]
 
     outcomes = await publish(publisher, [new[0], *again(old[:1]), new[1]])

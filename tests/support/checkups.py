@@ -22,7 +22,7 @@ from sea_mq_worker.cli import app
 from sea_mq_worker.settings import Settings
 from tests.integration.test_migrations import psql
 from tests.support.handlers import HandlerServer, handler_server
-from tests.support.jetstream import SECOND, connected, create_consumer, shipped_files, store
+from tests.support.jetstream import PATIENCE_SECONDS, SECOND, connected, create_consumer, shipped_files, store
 from tests.support.rows import opened
 from tests.support.servers import Database
 from tests.support.waiting import eventually
@@ -172,7 +172,7 @@ class Patient:
         await self.broker.client.publish(subject, b'{"batch": 1}', inbox)
         message = await pulling.next_msg(timeout=10)
         await pulling.unsubscribe()
-        return lambda: self.broker.client.request(message.reply, b"+ACK")
+        return lambda: self.broker.client.request(message.reply, b"+ACK", PATIENCE_SECONDS)
 
     async def received(self, *, seq: int, hours: int, stream: str = "", consumer: str = "") -> None:
         """Record a message that came so long ago and has no ending."""

@@ -13,6 +13,9 @@ from sea_mq_worker.resources import resource_folder
 SECOND = 10**9
 DAY = 86_400 * SECOND
 
+PATIENCE_SECONDS = 10.0
+"""For an answer from a server that writes to a busy disk."""
+
 _SINCE = {"allow_atomic": (2, 12), "allow_batched": (2, 14)}
 
 
@@ -54,7 +57,7 @@ async def store(
     connection: NatsConnection, subject: str, payload: bytes = b"{}", headers: dict[str, str] | None = None
 ) -> int:
     """Publish a message; return its stream sequence."""
-    answer = await connection.client.request(subject, payload, headers=headers)
+    answer = await connection.client.request(subject, payload, PATIENCE_SECONDS, headers=headers)
     return int(json.loads(answer.data)["seq"])
 
 
