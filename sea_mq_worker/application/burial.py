@@ -114,7 +114,6 @@ class Burial:
 
     async def _store(self, message: OutboundMessage, fresh_until: float) -> Stored:
         if self.clock() > fresh_until:
-            self.gate.skip()  # a probe that sent nothing has learnt nothing
             raise _StaleError
         outcome = await self.publisher.publish(message.subject, message.payload, message.headers)
         if isinstance(outcome, Refused):

@@ -22,6 +22,9 @@ async def patiently(call: Callable[[], Awaitable[_T]], *, gate: Gate, stop: asyn
             result = await call()
         except UnavailableError as error:
             gate.pause(str(error))
+        except BaseException:
+            gate.skip()  # a probe that has learnt nothing must not keep the others from theirs
+            raise
         else:
             gate.resume()
             return result

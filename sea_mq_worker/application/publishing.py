@@ -142,7 +142,9 @@ class Publishing:
         answered = all(isinstance(outcome, Unknown) and outcome.answered for outcome in trouble)
         if not trouble:
             self.broker_gate.resume()
-        elif not (answered and any(isinstance(verdict, Published) for verdict in ledger.verdicts)):
+        elif answered and any(isinstance(verdict, Published) for verdict in ledger.verdicts):
+            self.broker_gate.skip()  # where all good news is that an event was found, it is still shut
+        else:
             self.broker_gate.pause(trouble[0].reason, answered=answered)
 
 

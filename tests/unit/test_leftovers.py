@@ -118,3 +118,24 @@ async def test_who_may_not_read_the_stream_is_told_and_works_on() -> None:
         world.send()
         await world.observer.seen(MessageProcessed)
     assert set(told(world)) == {"leftovers_not_readable"}
+
+
+@in_virtual_time
+async def test_a_probe_that_may_not_read_the_stream_keeps_nobody_from_the_messages() -> None:
+    world = World()
+    await left_behind(world)
+    loop = world.loop()
+    loop.broker_gate.pause("the broker is away")
+
+    async def forbidden(_seqs: object) -> None:
+        raise ContractError("no permission")
+
+    world.consumer.left_behind = forbidden  # type: ignore[assignment, method-assign]
+    assert loop.leftovers is not None
+    await asyncio.sleep(2 * OVERDUE)
+    assert await loop.leftovers.find(world.stop) == []
+    world.send()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(loop.run(world.stop))
+        await world.observer.seen(MessageProcessed)
+        world.stop.set()
