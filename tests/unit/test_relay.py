@@ -446,18 +446,3 @@ async def test_a_doubtful_event_waits_while_the_stream_cannot_be_searched() -> N
         await world.published(1)
     assert world.sent == ["a"]
     assert world.row("a").failures == 0
-
-
-@in_virtual_time
-async def test_a_probe_whose_only_good_news_is_an_event_that_was_found_gives_others_their_turn() -> None:
-    world = World(window=10.0)
-    for event_id in ("barred", "barred too"):
-        world.table.add(event_id)
-        world.faults[event_id] = Fault.BARRED
-    world.table.add("doubtful")
-    world.faults["doubtful"] = Fault.ACK_LOST
-    async with world.relaying():
-        await world.published(1)
-        world.faults.clear()
-        await world.published(3)
-    assert world.stored() == ["doubtful", "barred", "barred too"]

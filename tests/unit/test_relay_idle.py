@@ -1,7 +1,8 @@
-"""A relay with nothing to publish does not stay paused for it."""
+"""A relay that has nothing to publish, or nothing that gets through, does not stay paused for it."""
 
 import asyncio
 
+from sea_mq_worker.adapters.memory.publisher import Fault
 from sea_mq_worker.domain.facts import GatePaused, GateResumed
 from tests.support.simulation import in_virtual_time
 from tests.unit.test_relay import World
@@ -31,3 +32,18 @@ async def test_a_stream_that_refused_stays_paused_until_it_takes_something() -> 
         world.table.add("a")
         await world.published(1)
         world.stop.set()
+
+
+@in_virtual_time
+async def test_a_probe_whose_only_good_news_is_an_event_that_was_found_gives_others_their_turn() -> None:
+    world = World(window=10.0)
+    for event_id in ("barred", "barred too"):
+        world.table.add(event_id)
+        world.faults[event_id] = Fault.BARRED
+    world.table.add("doubtful")
+    world.faults["doubtful"] = Fault.ACK_LOST
+    async with world.relaying():
+        await world.published(1)
+        world.faults.clear()
+        await world.published(3)
+    assert world.stored() == ["doubtful", "barred", "barred too"]
