@@ -129,7 +129,7 @@ class Publishing:
             settled = {event.id for event in doubtful}
         else:
             for event in doubtful:
-                if event.id in found and found[event.id].seq > event.earlier_stream_seq:
+                if event.id in found and found[event.id].seq != event.earlier_stream_seq:
                     ledger.add(Published(event, found[event.id]))
             settled = {verdict.event.id for verdict in ledger.verdicts}
         return [event for event in events if event.id not in settled]

@@ -82,7 +82,7 @@ class RetryPolicy:
 
     def _known(self, event: ClaimedEvent, stored: Stored) -> Verdict:
         """A replay that the duplicate window swallowed has not arrived: it waits for the window's end."""
-        if 0 < stored.seq <= event.earlier_stream_seq:
+        if stored.seq == event.earlier_stream_seq:
             return Postponed(
                 event,
                 "the replay waits until the stream's duplicate window has forgotten the earlier copy",
