@@ -116,13 +116,15 @@ END $$;
 
 -- Drops a partition whose ids are all older than a moment and whose events were all published before it; else says why
 -- not, and drops nothing. It is read while everybody goes on working; under the lock an index tells that nothing in it
--- has been put back or added meanwhile. The first lock ends an autovacuum, and makes nobody else wait for that.
+-- is open, and the records of replays that nothing has been put back since and published again. The first lock ends an
+-- autovacuum, and makes nobody else wait for that.
 CREATE FUNCTION outbox_drop_partition(partition TEXT, before TIMESTAMPTZ,
                                       OUT dropped BOOLEAN, OUT reason TEXT, OUT events BIGINT, OUT bytes BIGINT)
 LANGUAGE plpgsql STRICT SECURITY DEFINER SET lock_timeout = '2s' AS $$
 DECLARE
     place REGCLASS;
     until_at TIMESTAMPTZ;
+    replayed BIGINT := (SELECT sum(a.affected) FROM operator_actions a WHERE a.action = 'replay');
     unpublished BIGINT;
     last_at TIMESTAMPTZ;
 BEGIN
@@ -155,8 +157,9 @@ BEGIN
         LOCK TABLE ONLY outbox_events IN ACCESS EXCLUSIVE MODE;
         EXECUTE pg_catalog.format('LOCK TABLE %s IN ACCESS EXCLUSIVE MODE', place);
         EXECUTE pg_catalog.format('SELECT count(*) FROM %s WHERE published_at IS NULL', place) INTO unpublished;
-        IF unpublished > 0 THEN
-            reason := 'some of its events have been put back meanwhile';
+        IF unpublished > 0
+           OR replayed IS DISTINCT FROM (SELECT sum(a.affected) FROM operator_actions a WHERE a.action = 'replay') THEN
+            reason := 'events have been put back meanwhile';
             RETURN;
         END IF;
         EXECUTE pg_catalog.format('DROP TABLE %s', place);

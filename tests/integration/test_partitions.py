@@ -8,19 +8,26 @@ from pathlib import Path
 import asyncpg
 import pytest
 
+from sea_mq_worker.adapters.postgres.operations import PostgresOperations
+from sea_mq_worker.adapters.postgres.records import OutboxFilter
 from tests.support.partitions import (
     DAY,
+    INSERT,
     add,
     drop,
+    id_of_day,
     midnight,
     partition_outbox,
     partitions,
+    past_partition,
     publish,
     shape,
 )
 from tests.support.servers import Database
 from tests.support.site import site
 from tests.support.waiting import eventually
+
+WAITING = "SELECT EXISTS (SELECT FROM pg_locks WHERE relation = $1::text::regclass AND NOT granted)"
 
 
 @pytest.fixture
@@ -193,3 +200,26 @@ async def test_a_partition_is_not_dropped_while_others_are_at_work(
         dropped, reason = await drop(owner, name, day + DAY)
     await other.close()
     assert (dropped, reason) == (False, "other sessions are at work on the outbox; try again")
+
+
+async def test_a_partition_stays_where_an_event_is_published_again_between_the_look_at_it_and_its_lock(
+    owner: asyncpg.Connection, database: Database
+) -> None:
+    name = await past_partition(owner, days_ago=2)
+    await owner.execute(INSERT, id_of_day(2))
+    await publish(owner)
+    await owner.execute("ALTER TABLE outbox_events DISABLE TRIGGER outbox_transition")
+    await owner.execute("UPDATE outbox_events SET published_at = $1", midnight() - 1.5 * DAY)
+    other = await asyncpg.connect(database.dsn)
+    async with asyncpg.create_pool(database.dsn, min_size=1) as pool, other.transaction():
+        tables = PostgresOperations(pool=pool)
+        await other.execute(f"LOCK TABLE {name} IN SHARE UPDATE EXCLUSIVE MODE")
+        dropping = asyncio.create_task(drop(owner, name, midnight() - DAY))
+        await eventually(lambda: other.fetchval(WAITING, name))
+        await tables.replay(
+            OutboxFilter(), actor="ada", reason="again", cap=1, dry_run=False, duplicate_window_seconds=0
+        )
+        await publish(other)
+    assert await dropping == (False, "events have been put back meanwhile")
+    assert await other.fetchval("SELECT count(*) FROM outbox_events") == 1
+    await other.close()

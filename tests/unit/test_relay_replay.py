@@ -1,4 +1,4 @@
-"""A replay into a stream that was made anew, or set back: its sequences tell nothing of the earlier copy's."""
+"""A replay into a stream that was made anew, or set back: lower sequences than the earlier copy's are new."""
 
 import pytest
 
