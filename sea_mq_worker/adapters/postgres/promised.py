@@ -1,4 +1,4 @@
-"""Which indexes and triggers the migrations make, read from their scripts."""
+"""Which indexes and triggers the schema has, read from the scripts that make them."""
 
 import functools
 import re
@@ -9,7 +9,7 @@ from sea_mq_worker.resources import resource_folder
 
 TABLES = ("sea_mq_migrations", "sea_mq_context", "outbox_events", "inbox_messages", "operator_actions")
 
-_STATEMENT = re.compile(r"^(CREATE|DROP) (?:UNIQUE )?(INDEX|TRIGGER) (\w+)[^;]*;", re.MULTILINE)
+_STATEMENT = re.compile(r"^ *(CREATE|DROP) (?:UNIQUE )?(INDEX|TRIGGER) (\w+)[^;]*;", re.MULTILINE)
 _RELATION = re.compile(r"\bON (\w+)")
 
 
@@ -22,10 +22,11 @@ class Promised:
 
 
 @functools.cache
-def promised(kind: str) -> Mapping[str, Promised]:
-    """Return each ``INDEX`` or ``TRIGGER`` by its name, as the last migration leaves it."""
+def promised(kind: str, *, partitioned: bool = False) -> Mapping[str, Promised]:
+    """Return each ``INDEX`` or ``TRIGGER`` by its name, as the last migration leaves it, or the partitioning."""
     found: dict[str, Promised] = {}
-    for script in sorted((resource_folder("sql") / "migrations").glob("*.sql")):
+    sql = resource_folder("sql")
+    for script in [*sorted((sql / "migrations").glob("*.sql")), *[sql / "partitions.sql"] * partitioned]:
         for statement in _STATEMENT.finditer(script.read_text(encoding="utf-8")):
             verb, what, name = statement.groups()
             if what != kind:
@@ -33,5 +34,5 @@ def promised(kind: str) -> Mapping[str, Promised]:
             found.pop(name, None)
             relation = _RELATION.search(statement[0])
             if verb == "CREATE" and relation:
-                found[name] = Promised(relation=relation[1], sql=statement[0])
+                found[name] = Promised(relation=relation[1], sql=statement[0].lstrip())
     return found

@@ -170,7 +170,8 @@ def _indexes(facts: DatabaseFacts) -> Iterator[Finding]:
 
 
 def _triggers(facts: DatabaseFacts) -> Iterator[Finding]:
-    for name, trigger in promised("TRIGGER").items():
+    partitioned = any(table.partitioned for table in facts.tables)
+    for name, trigger in promised("TRIGGER", partitioned=partitioned).items():
         where = f"table {trigger.relation}"
         if name not in facts.triggers:
             what = f"trigger {name} is missing"
