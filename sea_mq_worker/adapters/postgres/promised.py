@@ -23,7 +23,7 @@ class Promised:
 
 @functools.cache
 def promised(kind: str, *, partitioned: bool = False) -> Mapping[str, Promised]:
-    """Return each ``INDEX`` or ``TRIGGER`` by its name, as the last migration leaves it, or the partitioning."""
+    """Return each ``INDEX`` or ``TRIGGER`` by its name, as the last script that ran leaves it."""
     found: dict[str, Promised] = {}
     sql = resource_folder("sql")
     for script in [*sorted((sql / "migrations").glob("*.sql")), *[sql / "partitions.sql"] * partitioned]:
