@@ -26,16 +26,17 @@ _SECRETS = (
 
 def exposures(settings: Settings) -> Iterator[Noticed]:
     """Tell what may be read by others, one notice a kind."""
-    plain = "; ".join(_plain(settings))
+    plain = "; ".join(in_plain_text(settings))
     if plain:
         yield Noticed(event="plaintext_connection", text=plain)
-    readable = ", ".join(_readable_by_all(settings))
+    readable = ", ".join(f"{key} ({path})" for key, path in readable_by_all(settings))
     if readable:
         text = f"every user of this machine may read {readable}; take the right away (chmod o-rwx)"
         yield Noticed(event="secret_file_exposed", text=text)
 
 
-def _plain(s: Settings) -> Iterator[str]:
+def in_plain_text(s: Settings) -> Iterator[str]:
+    """Tell of each URL by which others may read along what it should say."""
     mode = os.environ.get("PGSSLMODE", "prefer")
     if is_postgres_exposed(s.database_url.get_secret_value(), default_mode=mode):
         yield f"{ENV_PREFIX}DATABASE_URL: use sslmode=verify-full"
@@ -46,7 +47,8 @@ def _plain(s: Settings) -> Iterator[str]:
         yield f"{ENV_PREFIX}HANDLER_URL: use https://"
 
 
-def _readable_by_all(s: Settings) -> Iterator[str]:
+def readable_by_all(s: Settings) -> Iterator[tuple[str, Path]]:
+    """Return the files of secrets that every user may read, by the variable that names each."""
     named = [(key, getattr(s, key)) for key in _SECRETS]
     files = [(f"{ENV_PREFIX}{key.upper()}", Path(path)) for key, path in named if path]
     if config := os.environ.get(CONFIG_VARIABLE):
@@ -57,4 +59,4 @@ def _readable_by_all(s: Settings) -> Iterator[str]:
         except OSError:
             continue  # whoever needs it tells
         if mode & stat.S_IROTH:
-            yield f"{name} ({path})"
+            yield name, path

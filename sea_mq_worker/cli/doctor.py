@@ -1,5 +1,6 @@
 """``doctor``: find what is wrong before it hurts."""
 
+from collections import Counter
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
@@ -8,7 +9,7 @@ import typer
 from sea_mq_worker.cli.support import EXIT_FAILED, JsonOption, act, print_json, say
 
 if TYPE_CHECKING:
-    from sea_mq_worker.bootstrap.doctor import Finding
+    from sea_mq_worker.bootstrap.doctor import Checkup, Finding
     from sea_mq_worker.settings import Settings
 
 
@@ -21,13 +22,12 @@ def doctor(
     async def work(settings: "Settings") -> None:
         from sea_mq_worker.bootstrap.doctor import Severity, examine
 
-        findings = await examine(settings)
+        checkup = await examine(settings)
+        findings = checkup.findings
         if json:
             print_json([asdict(finding) for finding in findings])
-        for finding in () if json else findings:
-            say(_text(finding))
-        if not (json or findings):
-            typer.echo("nothing found")
+        else:
+            say("\n\n".join([*map(_text, findings), _sum(checkup)]))
         failing = {Severity.ERROR, Severity.WARNING} if strict else {Severity.ERROR}
         if any(finding.severity in failing for finding in findings):
             raise typer.Exit(EXIT_FAILED)
@@ -42,4 +42,16 @@ def _text(finding: "Finding") -> str:
         f"-> {finding.mend}",
         *(f"   {line}" for text in (finding.command, finding.sql) if text for line in text.splitlines()),
     ]
+    return "\n".join(lines)
+
+
+def _sum(checkup: "Checkup") -> str:
+    """Tell how it stands, and what that is worth: what could not be looked at may be wrong, too."""
+    counts = Counter(str(finding.severity) for finding in checkup.findings)
+    wrong = [f"{n} {word}{'s' * (n > 1)}" for word in ("error", "warning") if (n := counts[word])]
+    known = [f"{counts['info']} to know of"] if counts["info"] else []
+    lines = [", ".join([*(wrong or ["nothing is wrong"]), *known])]
+    lines.append(f"looked at {', '.join(checkup.seen)}")
+    if checkup.unseen:
+        lines.append(f"not looked at: {', '.join(checkup.unseen)}; mend the above, then run doctor again")
     return "\n".join(lines)

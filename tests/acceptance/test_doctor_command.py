@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import re
+from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import fields
 from pathlib import Path
@@ -74,3 +76,21 @@ async def test_the_handler_gets_no_event_and_no_token(well: Patient, tmp_path: P
     [call] = well.handler.calls
     assert (call.method, call.path, call.body) == ("OPTIONS", "/handle?of=orders", b"")
     assert "authorization" not in call.headers
+
+
+async def test_findings_stand_apart_and_the_last_lines_tell_what_they_come_to(well: Patient) -> None:
+    await well.sql("DROP INDEX idx_outbox_due; ALTER TABLE outbox_events DISABLE TRIGGER outbox_wakeup")
+    *parts, end = (await doctor(well)).stdout.split("\n\n")
+    severities = Counter(part.partition(" ")[0] for part in parts)
+    stands, seen = end.splitlines()
+    assert severities["error"] >= 2
+    assert stands == f"{severities['error']} errors, {severities['info']} to know of"
+    servers = r"PostgreSQL [\d.]+ \(schema public\), NATS [\d.]+ \(streams: 4, consumers: 1\)"
+    assert re.fullmatch(f"looked at {servers}, the handler, the settings", seen)
+
+
+async def test_what_could_not_be_looked_at_is_named(well: Patient) -> None:
+    well.given["nats_url"] = "nats://127.0.0.1:1"
+    lines = (await doctor(well)).stdout.splitlines()
+    assert lines[-1] == "not looked at: NATS; mend the above, then run doctor again"
+    assert "NATS" not in lines[-2]

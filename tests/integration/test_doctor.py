@@ -107,7 +107,7 @@ async def sound(
 
 
 async def test_a_healthy_system_has_no_finding_but_what_cannot_be_known(sound: Patient) -> None:
-    found = await examine(sound.settings())
+    found = (await examine(sound.settings())).findings
     assert [(finding.slug, finding.severity) for finding in found] == [("sync_unknown", Severity.INFO)]
 
 
@@ -200,7 +200,7 @@ async def test_a_cluster_is_told_by_what_is_away_of_it(
     ):
         made.given["nats_url"] = ",".join(node.url for node in nodes)
         await made.finds()
-        assert "sync_unknown" not in {finding.slug for finding in await examine(made.settings())}
+        assert "sync_unknown" not in {finding.slug for finding in (await examine(made.settings())).findings}
         holder = nodes[await single_copy(made)]
         await made.finds("stream_single_copy", "topology_differs")
         await holder.stop()

@@ -119,4 +119,5 @@ def denied(server: ConfiguredNats, subjects: Sequence[str]) -> Iterator[None]:
 
 async def refusals(own: Settings, database: Database) -> Sequence[str]:
     given = own.model_copy(update={"database_url": SecretStr(database.dsn)})
-    return [finding.what for finding in await examine(given) if finding.slug == "broker_refuses"]
+    findings = (await examine(given)).findings
+    return [finding.what for finding in findings if finding.slug == "broker_refuses"]

@@ -86,7 +86,7 @@ class Patient:
 
     async def examined(self) -> Mapping[str, Finding]:
         """Return what doctor finds, by slug, without what is ``known`` of the test's servers."""
-        found = await examine(self.settings())
+        found = (await examine(self.settings())).findings
         return {finding.slug: finding for finding in found if finding.slug not in self.known}
 
     async def finds(self, *slugs: str) -> Mapping[str, Finding]:

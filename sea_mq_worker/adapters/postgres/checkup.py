@@ -21,6 +21,7 @@ _SETTINGS = (
     "synchronous_standby_names",
     *("max_connections", "superuser_reserved_connections", "reserved_connections"),
     *("transaction_timeout", "idle_session_timeout"),
+    "server_version",
 )
 _STATEMENTS = (
     *("identity", "settings", "connections", "transactions", "prepared", "slots"),

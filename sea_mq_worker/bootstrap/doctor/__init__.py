@@ -4,8 +4,9 @@ Each dependency is looked at once and apart from the others, changing nothing; t
 each system by itself and the pair of them together.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+from sea_mq_worker.adapters.postgres.checkup import DatabaseFacts, RowFacts
 from sea_mq_worker.bootstrap.doctor.backlog import backlog_findings
 from sea_mq_worker.bootstrap.doctor.broker import BrokerFacts, broker_facts
 from sea_mq_worker.bootstrap.doctor.broker_kinds import BrokerKind, PairKind
@@ -13,7 +14,7 @@ from sea_mq_worker.bootstrap.doctor.consumer import consumer_findings
 from sea_mq_worker.bootstrap.doctor.database import database_findings
 from sea_mq_worker.bootstrap.doctor.database_kinds import DatabaseKind
 from sea_mq_worker.bootstrap.doctor.exposed import ExposureKind, exposure_findings
-from sea_mq_worker.bootstrap.doctor.finding import Finding, Severity
+from sea_mq_worker.bootstrap.doctor.finding import Checkup, Finding, Severity
 from sea_mq_worker.bootstrap.doctor.handler import HandlerKind, handler_findings
 from sea_mq_worker.bootstrap.doctor.kinds import Kind
 from sea_mq_worker.bootstrap.doctor.pair import clock_findings, fit_findings, pair_findings
@@ -23,14 +24,14 @@ from sea_mq_worker.bootstrap.operator.broker import broker
 from sea_mq_worker.domain.errors import ContractError, UnavailableError
 from sea_mq_worker.settings import Settings
 
-__all__ = ["KINDS", "Finding", "Severity", "examine"]
+__all__ = ["KINDS", "Checkup", "Finding", "Severity", "examine"]
 
 KINDS: Sequence[Kind] = (*DatabaseKind, *BrokerKind, *HandlerKind, *PairKind, *ExposureKind)
 """Every kind of finding there is."""
 
 
-async def examine(settings: Settings) -> Sequence[Finding]:
-    """Look at everything once; the worst first."""
+async def examine(settings: Settings) -> Checkup:
+    """Look at everything once."""
     found: list[Finding] = []
     database, rows = await ask_database(settings, found)
     seen = await _broker(settings, found)
@@ -48,7 +49,34 @@ async def examine(settings: Settings) -> Sequence[Finding]:
     if settings.consumers:
         found += [finding async for finding in handler_findings(settings)]
     found += exposure_findings(settings)
-    return sorted(dict.fromkeys(found), key=lambda finding: list(Severity).index(finding.severity))
+    looked = list(_looked(database, rows, seen, settings))
+    return Checkup(
+        findings=sorted(dict.fromkeys(found), key=lambda finding: list(Severity).index(finding.severity)),
+        seen=[name for name, was_seen in looked if was_seen],
+        unseen=[name for name, was_seen in looked if not was_seen],
+    )
+
+
+def _looked(
+    database: DatabaseFacts | None, rows: RowFacts | None, broker: BrokerFacts | None, s: Settings
+) -> Iterator[tuple[str, bool]]:
+    """Name each part, and tell whether it could be looked at."""
+    if database:
+        version = database.settings["server_version"].setting.partition(" ")[0]
+        yield f"PostgreSQL {version} (schema {database.schema})", True
+        if rows is None:
+            yield "what waits in its tables", False
+    else:
+        yield "PostgreSQL", False
+    if broker:
+        held = f"streams: {len(broker.streams)}, consumers: {len(broker.consumers)}"
+        yield f"NATS {broker.version} ({held})", True
+        yield from ((where, False) for where in sorted(broker.silent))
+    else:
+        yield "NATS", False
+    if s.consumers and s.handler_url:
+        yield "the handler", True
+    yield "the settings", True
 
 
 async def _broker(s: Settings, found: list[Finding]) -> BrokerFacts | None:

@@ -36,6 +36,7 @@ class BrokerFacts:
     consumers: Mapping[tuple[str, str], ConsumerSeen]
     takers: Mapping[str, Sequence[str]]
     max_payload: int
+    version: str
     silent: frozenset[str]
 
 
@@ -60,6 +61,7 @@ async def broker_facts(connection: NatsConnection, s: Settings, found: list[Find
         consumers={(seen.stream, seen.name): seen for seen in consumers if seen},
         takers=taken,
         max_payload=connection.client.max_payload,
+        version=".".join(map(str, connection.server_version)),
         silent=frozenset(ask.silent),
     )
 

@@ -87,7 +87,7 @@ class BrokerKind(Kind):
             "acknowledged since"
         ),
         (
-            "see to it that sync_interval is always in nats-server's configuration, or have three copies by "
+            "set `sync_interval: always` in nats-server's configuration, or have three copies by "
             "SEA_MQ_STREAM_REPLICAS"
         ),
     )

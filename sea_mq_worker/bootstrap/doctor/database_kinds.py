@@ -24,7 +24,7 @@ class DatabaseKind(Kind):
         Severity.ERROR,
         "PostgreSQL refuses the login, TLS or a statement",
         REFUSES,
-        "do what the server's own words ask for, or correct SEA_MQ_DATABASE_URL",
+        "correct SEA_MQ_DATABASE_URL, or what the server's own words name",
     )
     SCHEMA_VERSION = (
         Severity.ERROR,

@@ -1,10 +1,11 @@
 """What the settings let others read, as the worker tells it at its start."""
 
 from collections.abc import Iterator
+from shlex import quote
 
 from sea_mq_worker.bootstrap.doctor.finding import Finding, Severity
 from sea_mq_worker.bootstrap.doctor.kinds import Kind
-from sea_mq_worker.bootstrap.exposure import exposures
+from sea_mq_worker.bootstrap.exposure import in_plain_text, readable_by_all
 from sea_mq_worker.settings import Settings
 
 
@@ -27,5 +28,8 @@ class ExposureKind(Kind):
 
 def exposure_findings(s: Settings) -> Iterator[Finding]:
     """Judge URLs and the modes of files."""
-    for notice in exposures(s):
-        yield ExposureKind[notice.event.upper()].found("settings", notice.text)
+    if plain := "; ".join(in_plain_text(s)):
+        yield ExposureKind.PLAINTEXT_CONNECTION.found("settings", plain)
+    for key, path in readable_by_all(s):
+        what = f"its file {path} may be read by everybody"
+        yield ExposureKind.SECRET_FILE_EXPOSED.found(key, what, command=f"chmod o-rwx {quote(str(path))}")

@@ -1,6 +1,7 @@
 """What a finding says, and to whom it matters."""
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -34,6 +35,21 @@ class Finding:
     mend: str
     command: str = ""
     sql: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkup:
+    """What came of looking.
+
+    Attributes:
+        findings: the worst first.
+        seen: what was looked at.
+        unseen: what could not be: more may be wrong there.
+    """
+
+    findings: Sequence[Finding]
+    seen: Sequence[str]
+    unseen: Sequence[str]
 
 
 def lasting(seconds: float) -> str:

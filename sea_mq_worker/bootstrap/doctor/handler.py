@@ -73,7 +73,7 @@ async def _examined(url: SplitResult, s: Settings) -> Finding | None:
         reason = getattr(error, "verify_message", "") or error.reason
         return HandlerKind.HANDLER_UNTRUSTED.found(where, f"it cannot be trusted ({reason})")
     except (OSError, UnicodeError) as error:
-        what = str(error) or f"no answer within {_SECONDS:g} s"
+        what = getattr(error, "strerror", "") or str(error) or f"no answer within {_SECONDS:g} s"
         return HandlerKind.HANDLER_UNREACHABLE.found(where, what)
     try:
         trouble = await _asked(url, reader, writer)

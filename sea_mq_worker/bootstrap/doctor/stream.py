@@ -90,5 +90,5 @@ def _dead_letters(streams: Mapping[str, StreamSeen], s: Settings) -> Iterator[Fi
         what = f"max_age is {stream.max_age_seconds:g} s"
         yield BrokerKind.DEAD_LETTERS_SHORT_LIVED.found(where, what, command=APPLY)
     if stream.state["messages"]:
-        what = f"{stream.state['messages']} of them"
+        what = f"dead letters: {stream.state['messages']}"
         yield BrokerKind.DEAD_LETTERS.found(where, what, command="sea-mq-worker dlq list")
