@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from sea_mq_worker.settings.fields import CONFIG_VARIABLE, ENV_PREFIX, ConsumerSettings, Settings
 from sea_mq_worker.settings.relations import contradictions
+from sea_mq_worker.settings.words import reason, unknown
 
 __all__ = ["CONFIG_VARIABLE", "ENV_PREFIX", "ConsumerSettings", "Settings", "SettingsError", "load_settings"]
 
@@ -38,10 +39,6 @@ def load_settings(*, needs: Collection[str] = ()) -> Settings:
         settings = Settings.model_validate(_file() | _environment())
     except ValidationError as error:
         raise SettingsError("\n".join(_explain(problem) for problem in error.errors())) from None
-    except OSError as error:
-        raise SettingsError(f"{CONFIG_VARIABLE}: {error.strerror}: {error.filename}") from None
-    except ValueError as error:
-        raise SettingsError(f"{CONFIG_VARIABLE}: {error}") from None
     missing = [(key, _REQUIRED) for key in needs if not getattr(settings, key)]
     if problems := contradictions(settings) + missing:
         raise SettingsError("\n".join(_line(key, text) for key, text in problems))
@@ -54,7 +51,18 @@ def _line(key: str, text: str) -> str:
 
 def _file() -> dict[str, Any]:
     path = os.environ.get(CONFIG_VARIABLE)
-    return tomllib.loads(Path(path).read_text(encoding="utf-8")) if path else {}
+    if not path:
+        return {}
+    try:
+        entries = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingsError(f"{CONFIG_VARIABLE}: {path}: {error.strerror}") from None
+    except ValueError as error:
+        raise SettingsError(f"{CONFIG_VARIABLE}: {path}: {error}") from None
+    if strange := sorted(entries.keys() - _VARIABLES.keys()):
+        lines = (f"{CONFIG_VARIABLE}: {path}: {unknown(key, _VARIABLES)}" for key in strange)
+        raise SettingsError("\n".join(lines))
+    return entries
 
 
 def _environment() -> dict[str, str]:
@@ -64,11 +72,10 @@ def _environment() -> dict[str, str]:
 def _refuse_unknown_variables() -> None:
     """A misspelt variable would otherwise be a default nobody asked for."""
     ours = {name for name in os.environ if name.startswith(ENV_PREFIX) and "_TEST_" not in name}
-    if unknown := sorted(ours - {CONFIG_VARIABLE, *_VARIABLES.values()}):
-        raise SettingsError("\n".join(f"{name}: there is no such setting" for name in unknown))
+    known = {CONFIG_VARIABLE, *_VARIABLES.values()}
+    if strange := sorted(ours - known):
+        raise SettingsError("\n".join(unknown(name, known) for name in strange))
 
 
 def _explain(problem: Any) -> str:
-    key = ".".join(str(part) for part in problem["loc"])
-    text = problem["msg"].removeprefix("Value error, ")
-    return _line(key, text) if key else text
+    return _line(problem["loc"][0], reason(problem)) if problem["loc"] else reason(problem)

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     PositiveInt,
@@ -32,6 +33,16 @@ Patience: TypeAlias = Annotated[float, Field(ge=0.1, le=_YEAR_SECONDS)]
 Pause: TypeAlias = Annotated[float, Field(ge=0.001, le=_YEAR_SECONDS)]
 """Seconds between two things."""
 Count: TypeAlias = Annotated[int, Field(ge=1, le=1_000_000)]
+
+
+def _no_blank(value: object) -> object:
+    """An empty path would be this folder."""
+    if isinstance(value, str) and not value.strip():
+        raise ValueError("is empty: give a path, or leave it out")
+    return value
+
+
+MaybePath: TypeAlias = Annotated[Path | None, BeforeValidator(_no_blank)]
 
 
 def _jetstream_name(value: str) -> str:
@@ -81,11 +92,11 @@ class Settings(BaseModel):
     nats_url: SecretStr = Field(
         SecretStr(""), description="NATS server or servers, comma-separated, as nats://host:4222."
     )
-    nats_creds_file: Path | None = Field(None, description="Credentials file (JWT and seed).")
-    nats_nkey_seed_file: Path | None = Field(None, description="NKey seed file.")
-    nats_tls_ca_file: Path | None = Field(None, description="Authority that signed the server's certificate.")
-    nats_tls_cert_file: Path | None = Field(None, description="Own certificate, for mutual TLS.")
-    nats_tls_key_file: Path | None = Field(None, description="Key of the own certificate.")
+    nats_creds_file: MaybePath = Field(None, description="Credentials file (JWT and seed).")
+    nats_nkey_seed_file: MaybePath = Field(None, description="NKey seed file.")
+    nats_tls_ca_file: MaybePath = Field(None, description="Authority that signed the server's certificate.")
+    nats_tls_cert_file: MaybePath = Field(None, description="Own certificate, for mutual TLS.")
+    nats_tls_key_file: MaybePath = Field(None, description="Key of the own certificate.")
     nats_inbox_prefix: str = Field(
         "_INBOX",
         description="First tokens of the subjects that answers come to; each user's own.",
@@ -96,9 +107,7 @@ class Settings(BaseModel):
     advisory_stream: str = Field(
         "", description="Stream that keeps MAX_DELIVERIES advisories; `{CONTEXT}_ADVISORIES` unless set."
     )
-    streams_folder: Path | None = Field(
-        None, description="JetStream definitions; the bundled ones unless set."
-    )
+    streams_folder: MaybePath = Field(None, description="JetStream definitions; the bundled ones unless set.")
     stream_replicas: PositiveInt | None = Field(None, description="Replicas instead of the definitions' (3).")
     stream_max_bytes: PositiveInt | None = Field(
         None, description="Size limit of each stream instead of the definitions' (10 GiB)."
@@ -142,15 +151,15 @@ class Settings(BaseModel):
     handler_accept_statuses: frozenset[int] = Field(
         frozenset({200, 409}), description="Statuses that mean: the effect is there."
     )
-    handler_token_file: Path | None = Field(None, description="File with a bearer token for the handler.")
+    handler_token_file: MaybePath = Field(None, description="File with a bearer token for the handler.")
     handler_allow_link_local: bool = Field(
         False, description="Let the handler be at a link-local address or where a cloud serves its metadata."
     )
-    handler_tls_ca_file: Path | None = Field(
+    handler_tls_ca_file: MaybePath = Field(
         None, description="Authority that signed the handler's certificate; the system's unless set."
     )
-    handler_tls_cert_file: Path | None = Field(None, description="Own certificate, for mutual TLS.")
-    handler_tls_key_file: Path | None = Field(None, description="Key of the own certificate.")
+    handler_tls_cert_file: MaybePath = Field(None, description="Own certificate, for mutual TLS.")
+    handler_tls_key_file: MaybePath = Field(None, description="Key of the own certificate.")
     handler_sick_after: Count = Field(
         10, description="Different messages in a row without an effect after which pulling pauses."
     )
@@ -163,9 +172,7 @@ class Settings(BaseModel):
     admin_port: Annotated[int, Field(ge=0, le=65535)] = Field(
         8080, description="Port of the same; 0: any free."
     )
-    admin_token_file: Path | None = Field(
-        None, description="File with the token that the admin pages ask for."
-    )
+    admin_token_file: MaybePath = Field(None, description="File with the token that the admin pages ask for.")
     grace_seconds: Patience = Field(30.0, description="How long a graceful stop may take.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level logged.")
     log_format: Literal["json", "text"] = Field(

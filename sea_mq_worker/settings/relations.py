@@ -14,21 +14,22 @@ def contradictions(s: Settings) -> list[tuple[str, str]]:
 
 
 def _timing(s: Settings) -> tuple[tuple[bool, str, str], ...]:
+    least = s.outbox_publish_timeout_seconds + s.database_timeout_seconds
     return (
         (
-            s.outbox_lease_seconds < s.outbox_publish_timeout_seconds + s.database_timeout_seconds,
+            s.outbox_lease_seconds < least,
             "outbox_lease_seconds",
-            "must be at least outbox_publish_timeout_seconds + database_timeout_seconds",
+            f"must be at least outbox_publish_timeout_seconds + database_timeout_seconds, which is {least:g}",
         ),
         (
             s.outbox_backoff_seconds > s.outbox_backoff_max_seconds,
             "outbox_backoff_seconds",
-            "must not be above outbox_backoff_max_seconds",
+            f"must not be above outbox_backoff_max_seconds, which is {s.outbox_backoff_max_seconds:g}",
         ),
         (
             s.inbox_backoff_seconds > s.inbox_backoff_max_seconds,
             "inbox_backoff_seconds",
-            "must not be above inbox_backoff_max_seconds",
+            f"must not be above inbox_backoff_max_seconds, which is {s.inbox_backoff_max_seconds:g}",
         ),
         (
             not s.outbox_enabled and not s.consumers,

@@ -54,7 +54,8 @@ def test_consumers_are_separated_by_commas(
         (None, "No such file or directory"),
         (b"context = ", "Invalid value"),
         (b"context = '\xff'", "can't decode"),
-        (b"contxt = 'crm'", "SEA_MQ_CONTXT: Extra inputs"),
+        (b"contxt = 'crm'", "worker.toml: contxt: there is no such setting; is context meant?"),
+        (b"[worker]", "worker.toml: worker: there is no such setting"),
     ],
 )
 def test_a_file_that_cannot_be_taken_is_refused(file: Path, content: bytes | None, why: str) -> None:
@@ -65,12 +66,39 @@ def test_a_file_that_cannot_be_taken_is_refused(file: Path, content: bytes | Non
 
 def test_a_folder_is_no_file(file: Path) -> None:
     file.mkdir()
-    assert refusal() == f"SEA_MQ_CONFIG: Is a directory: {file}"
+    assert refusal() == f"SEA_MQ_CONFIG: {file}: Is a directory"
 
 
 def test_a_misspelt_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SEA_MQ_CONTXT", "crm")
-    assert refusal() == "SEA_MQ_CONTXT: there is no such setting"
+    assert refusal() == "SEA_MQ_CONTXT: there is no such setting; is SEA_MQ_CONTEXT meant?"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "why"),
+    [
+        ("OUTBOX_NOTIFY", "maybe", "expected true or false"),
+        ("GRACE_SECONDS", "ten", "expected a number"),
+        ("GRACE_SECONDS", "0", "expected at least 0.1"),
+        ("ADMIN_PORT", "x", "expected a whole number"),
+        ("ADMIN_PORT", "99999", "expected at most 65535"),
+        ("STREAM_REPLICAS", "0", "expected more than 0"),
+        ("LOG_LEVEL", "loud", "expected 'debug', 'info', 'warning' or 'error'"),
+        ("HANDLER_ACCEPT_STATUSES", "200,x", "item 2: expected a whole number"),
+        ("CONSUMERS", "A/b,C c/d", "item 2: stream: expected a name without spaces, dots, slashes, * and >"),
+        ("ADMIN_TOKEN_FILE", "", "is empty: give a path, or leave it out"),
+        (
+            "OUTBOX_LEASE_SECONDS",
+            "10",
+            "must be at least outbox_publish_timeout_seconds + database_timeout_seconds, which is 25",
+        ),
+    ],
+)
+def test_what_is_wrong_is_told_in_plain_words(
+    key: str, value: str, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(f"SEA_MQ_{key}", value)
+    assert refusal() == f"SEA_MQ_{key}: {why}"
 
 
 def named(text: str) -> list[str]:
