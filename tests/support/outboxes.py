@@ -9,6 +9,7 @@ import asyncpg
 
 from sea_mq_worker.adapters.memory.outbox import MemoryOutbox, OutboxTable
 from sea_mq_worker.adapters.postgres.outbox import PostgresOutboxAdapter
+from sea_mq_worker.adapters.postgres.partitions import PostgresPartitions
 from sea_mq_worker.domain.events import Claim
 from sea_mq_worker.domain.outcomes import Buried, Postponed, Published, Released, Stored
 from sea_mq_worker.ports.outbox import OutboxRepository
@@ -106,6 +107,9 @@ class PostgresWorld:
 
     def relay(self, worker: str = "w1", **options: Any) -> OutboxRepository:
         return PostgresOutboxAdapter(pool=self._pool, worker=worker, **(self._options | options))
+
+    def partitions(self) -> PostgresPartitions:
+        return PostgresPartitions(pool=self._pool)
 
     async def row(self, event_id: str) -> Row:
         row = await self._pool.fetchrow("SELECT * FROM outbox_events WHERE id = $1", event_id)
