@@ -7,7 +7,6 @@ import pytest
 
 from sea_mq_worker.adapters.memory.partitions import InMemoryPartitions
 from sea_mq_worker.ports.partitions import Partitions
-from tests.support.outboxes import PostgresWorld
 
 
 def today() -> date:
@@ -22,16 +21,16 @@ def days(*ahead: int) -> list[str]:
 def single_table(request: pytest.FixtureRequest) -> Partitions:
     if request.param == "memory":
         return InMemoryPartitions(today, None)
-    world: PostgresWorld = request.getfixturevalue("postgres_world")
-    return world.partitions()
+    real: Partitions = request.getfixturevalue("postgres_world").partitions()
+    return real
 
 
 @pytest.fixture(params=["memory", "postgres"])
 def partitions(request: pytest.FixtureRequest) -> Partitions:
     if request.param == "memory":
         return InMemoryPartitions(today)
-    world: PostgresWorld = request.getfixturevalue("partitions_world")
-    return world.partitions()
+    real: Partitions = request.getfixturevalue("partitions_world").partitions()
+    return real
 
 
 async def test_a_single_table_has_no_days_to_make(single_table: Partitions) -> None:
