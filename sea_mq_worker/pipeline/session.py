@@ -1,15 +1,23 @@
-"""Starts Spark as the jobs need it: quiet, on loopback unless a cluster is asked for, with our sources."""
+"""Starts Spark as the jobs need it: quiet, on loopback unless a cluster is asked for, with our sources.
+
+All that it writes besides results is in one folder, below TMPDIR if that is set, and goes with the session.
+"""
 
 import os
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
+from sea_mq_worker.pipeline.errors import PipelineError
 from sea_mq_worker.pipeline.java import find_java_home
+from sea_mq_worker.pipeline.signals import held
 from sea_mq_worker.pipeline.sources import register
 
 LOCAL = "local[*]"
@@ -33,6 +41,13 @@ appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n
 rootLogger.level = error
 rootLogger.appenderRef.stderr.ref = stderr
 """
+_ENDED = (
+    "Java, in which Spark runs, has ended by itself, perhaps for want of memory (see the kernel's log):"
+    " let it do less at a time (--master 'local[2]', --batch-rows), then run the job again"
+)
+_END_SECONDS = 30.0
+_LAST_SECONDS = 1.0
+"""Between the last that is heard of a JVM and its end."""
 
 
 @contextmanager
@@ -49,13 +64,24 @@ def spark_session(
     Raises:
         PipelineError: there is no Java.
     """
-    with tempfile.TemporaryDirectory(prefix="sea_mq_worker-spark-") as folder:
-        session = _start(name, master, conf or {}, Path(folder))
+    with tempfile.TemporaryDirectory(prefix="sea_mq_worker-spark-", ignore_cleanup_errors=True) as folder:
         try:
-            register(session)
-            yield session
+            with held():  # nothing leads to a JVM that has just been started
+                session = _start(name, master, conf or {}, Path(folder))
+            try:
+                register(session)
+                yield session
+            except (Py4JError, OSError) as error:
+                if _has_java_ended():
+                    raise PipelineError(_ENDED) from error
+                raise
+            finally:
+                # Java, still at work for who was interrupted, would hear of it only afterwards.
+                if not isinstance(sys.exception(), KeyboardInterrupt | SystemExit):
+                    with suppress(OSError):  # of a Java that is no more
+                        session.stop()
         finally:
-            session.stop()
+            _end_java()
 
 
 def _start(name: str, master: str | None, conf: Mapping[str, str], folder: Path) -> SparkSession:
@@ -66,7 +92,7 @@ def _start(name: str, master: str | None, conf: Mapping[str, str], folder: Path)
         return _with(builder, {**_CONF, **conf}).getOrCreate()
     os.environ["JAVA_HOME"] = str(find_java_home())
     where = master or LOCAL
-    defaults = _CONF | {"spark.sql.warehouse.dir": str(folder / "warehouse")} | _quiet(folder)
+    defaults = _CONF | {"spark.sql.warehouse.dir": str(folder / "warehouse")} | _java_options(folder)
     if where.startswith("local"):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         defaults |= _LOOPBACK
@@ -84,7 +110,39 @@ def _with(builder: SparkSession.Builder, conf: Mapping[str, str]) -> SparkSessio
     return builder
 
 
-def _quiet(folder: Path) -> dict[str, str]:
+def _java_options(folder: Path) -> dict[str, str]:
+    """Return what Java gets besides what ``spark.driver.extraJavaOptions`` adds."""
     path = folder / "log4j2.properties"
     path.write_text(_QUIET)
-    return {"spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{path}"}
+    options = (f"-Djava.io.tmpdir={folder}", f"-Dlog4j2.configurationFile=file:{path}")
+    return {"spark.driver.defaultJavaOptions": " ".join(f'"{option}"' for option in options)}
+
+
+def _has_java_ended() -> bool:
+    process = _java()
+    if process is None:
+        return False
+    try:
+        process.wait(_LAST_SECONDS)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def _end_java() -> None:
+    """End the JVM where it is ours, as it does when its input ends; it is done with its folder then."""
+    process = _java()
+    if process is None:
+        return
+    SparkContext._gateway = SparkContext._jvm = None  # noqa: SLF001 - the next session starts another
+    try:
+        process.communicate(timeout=_END_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _java() -> "subprocess.Popen[bytes] | None":
+    """Return the JVM; None: there is none, or it is spark-submit's."""
+    gateway = SparkContext._gateway  # noqa: SLF001 - nothing else leads to it
+    return gateway.proc if gateway else None

@@ -1,12 +1,24 @@
-"""Signals for jobs that look up between two steps whether they are to end."""
+"""Signals for jobs: some look up between two steps whether they are to end, others are left as they stand."""
 
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+from sea_mq_worker.pipeline.signals import handled
+
+
+@contextmanager
+def leaving_on_signals() -> Iterator[None]:
+    """Leave the block in order at SIGTERM or SIGHUP, as at SIGINT, with 128 + its number."""
+
+    def leave(number: int, _frame: FrameType | None) -> None:
+        sys.exit(128 + number)
+
+    with handled((signal.SIGTERM, signal.SIGHUP), leave):
+        yield
 
 
 @contextmanager
@@ -19,9 +31,5 @@ def stopping_on_signals() -> Iterator[Callable[[], bool]]:
             os._exit(128 + number)
         came.append(number)
 
-    former = {number: signal.signal(number, receive) for number in _SIGNALS}
-    try:
+    with handled((signal.SIGTERM, signal.SIGINT), receive):
         yield lambda: bool(came)
-    finally:
-        for number, handler in former.items():
-            signal.signal(number, handler)

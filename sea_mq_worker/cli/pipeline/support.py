@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, NoReturn, TypeVar
 
 import typer
 
@@ -51,9 +51,13 @@ def run_job(
     properties = _properties(conf or ())
     settings = settings_for(*needs)
     with _exit_codes():
+        from sea_mq_worker.cli.pipeline.stopping import leaving_on_signals
         from sea_mq_worker.pipeline.session import spark_session
 
-        with spark_session(f"sea_mq_worker {name}", master=master, conf=properties) as spark:
+        with (
+            leaving_on_signals(),
+            spark_session(f"sea_mq_worker {name}", master=master, conf=properties) as spark,
+        ):
             return job(spark, settings)
 
 
@@ -86,7 +90,7 @@ def _exit_codes() -> Iterator[None]:
     except WorkerError as error:
         fail(str(error), EXIT_FAILED)
     except (PySparkException, Py4JError) as error:
-        fail(f"Spark: {_brief(error)}", EXIT_FAILED)
+        _fail_as_told(error)
 
 
 def lake_of(given: str | None) -> str:
@@ -108,8 +112,13 @@ def _properties(given: Collection[str]) -> dict[str, str]:
     return {key: value for key, _, value in pairs}
 
 
-def _brief(error: Exception) -> str:
-    """Return what a task said of its failure, without the JVM's stack."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    told = [line for line in lines if line.partition(":")[0].startswith("sea_mq_worker.")]
-    return (told or lines or ["failed"])[-1 if told else 0]
+def _fail_as_told(error: Exception) -> NoReturn:
+    """Leave with what a task said of its failure as if it had failed here."""
+    from sea_mq_worker.pipeline.errors import cause
+
+    name, text = cause(error)
+    package, _, kind = name.rpartition(".")
+    if not package.startswith("sea_mq_worker"):
+        fail(f"Spark: {kind}: {text}", EXIT_FAILED)
+    codes = {"SettingsError": EXIT_USAGE, "ContractError": EXIT_CONTRACT}
+    fail(text, codes.get(kind, EXIT_FAILED))

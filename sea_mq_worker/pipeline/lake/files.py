@@ -14,7 +14,7 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from sea_mq_worker.pipeline.lake.layouts import Layout
-from sea_mq_worker.pipeline.lake.storage import filesystem, make_durable
+from sea_mq_worker.pipeline.lake.storage import filesystem, make_durable, reachable
 
 NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
 """Stands for null in the name of a partition's folder."""
@@ -111,10 +111,11 @@ class _File:
 
     def close(self) -> pa.RecordBatch:
         self._flush()
-        self.writer.close()
-        size = self.written
-        self.sink.close()
-        make_durable(self.uri, self.path)
+        with reachable(self.uri):
+            self.writer.close()
+            size = self.written
+            self.sink.close()
+            make_durable(self.uri, self.path)
         row = {
             "path": self.path,
             "size": size,
@@ -126,7 +127,8 @@ class _File:
 
     def _flush(self) -> None:
         if self.waiting:
-            self.writer.write_table(pa.concat_tables(self.waiting))
+            with reachable(self.uri):
+                self.writer.write_table(pa.concat_tables(self.waiting))
             self.waiting = []
 
     def _widen(self, name: str, column: pa.ChunkedArray) -> None:

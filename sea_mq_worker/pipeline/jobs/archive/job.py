@@ -25,7 +25,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentat
 from sea_mq_worker.adapters.postgres.leaves import PageRange
 from sea_mq_worker.adapters.postgres.records import DroppedPartition, KeptPartition
 from sea_mq_worker.domain.events import EventState
-from sea_mq_worker.pipeline.errors import DataLossError, PipelineError
+from sea_mq_worker.pipeline.errors import DataLossError, PipelineError, cause
 from sea_mq_worker.pipeline.jobs.archive.digest import KEPT, NOTHING, TIMES, Content, content_of, keys_of
 from sea_mq_worker.pipeline.jobs.archive.outbox import Deletion, LeafPlan, content, deletion, plan
 from sea_mq_worker.pipeline.jobs.archive.result import ArchiveProgress, ArchiveResult, OnProgress
@@ -228,7 +228,7 @@ class _Run:
         except (PySparkException, Py4JError) as error:
             raise DataLossError(
                 f"{self._table.uri}: batch {number} cannot be read back, so nothing was deleted of it:"
-                f" {_cause(error)}"
+                f" {cause(error)[1]}"
             ) from error
 
     def _verify(self, number: int, wanted: Content, keys: pa.Table) -> None:
@@ -298,13 +298,6 @@ def _unfinished(table: LakeTable, settings: Settings) -> range:
 
 def _sums(leaves: Sequence[LeafPlan]) -> tuple[int, int]:
     return sum(leaf.fit for leaf in leaves), sum(leaf.unfit for leaf in leaves)
-
-
-def _cause(error: Exception) -> str:
-    """Return the line that tells most of what the JVM says."""
-    lines = str(error).splitlines() or [type(error).__name__]
-    causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
-    return (causes or lines[:1])[-1]
 
 
 def _moment(at: datetime) -> Column:
