@@ -36,7 +36,9 @@ StateOption = Annotated[
 ResumeOption = Annotated[
     int | None, typer.Option("--resume", metavar="ACTION", help="Go on with a replay that was cut short.")
 ]
-CapOption = Annotated[int, typer.Option("--cap", min=1, help="If more match, none is replayed.")]
+CapOption = Annotated[
+    int, typer.Option("--cap", min=1, help="If more match, none is replayed, unless by --resume.")
+]
 RateOption = Annotated[int, typer.Option("--rate", min=1, help="Put back at most so many a second.")]
 AheadOption = Annotated[
     int, typer.Option("--ahead", min=1, help="At most so many put back that no worker has taken yet.")
@@ -115,8 +117,8 @@ async def _carry_out(order: _Order, settings: "Settings") -> ReplayResult:
     async with replays(settings) as tables:
         old = await tables.load(order.resume) if order.resume else None
         which = old.which if old else order.which
-        chosen = await tables.choose(which, limit=order.cap + 1, goes_on=old)
-        if len(chosen) > order.cap:
+        chosen = await tables.choose(which, limit=None if old else order.cap + 1, goes_on=old)
+        if not old and len(chosen) > order.cap:
             fail(f"more than {order.cap} events match; narrow the filters, or raise --cap", EXIT_USAGE)
         if order.dry_run or not (chosen or old):
             return ReplayResult(matched=len(chosen), replayed=0)
@@ -137,11 +139,15 @@ async def _watched(steps: AsyncIterator[ReplayStep], begun: "Replay", total: int
     """Return how many this run has put back; cut short, say how it goes on."""
     from asyncio import CancelledError
 
+    from sea_mq_worker.domain.errors import UnavailableError
+
+    left = f"what was put back is published; the rest: sea-mq-worker outbox replay --resume {begun.id}"
     try:
         return await _show(steps, total, before=begun.replayed)
     except CancelledError:
-        goes_on = f"sea-mq-worker outbox replay --resume {begun.id}"
-        fail(f"\nstopped: what was put back is published; the rest: {goes_on}", _EXIT_INTERRUPTED)
+        fail(f"\nstopped: {left}", _EXIT_INTERRUPTED)
+    except UnavailableError as error:
+        fail(f"\n{error}: {left}", EXIT_FAILED)
 
 
 async def _show(steps: AsyncIterator[ReplayStep], total: int, *, before: int) -> int:

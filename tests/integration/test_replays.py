@@ -186,7 +186,8 @@ async def test_a_killed_replay_resumed_publishes_each_event_once_more_and_new_on
     assert await place.database.fetchval("SELECT affected FROM operator_actions") == 25
 
 
-async def test_a_replay_stopped_by_an_operator_says_how_it_goes_on(place: Site) -> None:
+@pytest.mark.parametrize("stopped_by", ["its operator", "the database"])
+async def test_a_replay_that_is_stopped_says_how_it_goes_on(place: Site, stopped_by: str) -> None:
     await place.commit(3)
     await place.database.execute(END)
     await place.database.execute(
@@ -194,9 +195,18 @@ async def test_a_replay_stopped_by_an_operator_says_how_it_goes_on(place: Site) 
     )
     command = ("outbox", "replay", "--state", "DEAD", "--actor", "ann", "--reason", "a test", "--ahead", "1")
     affected = "SELECT affected = 1 FROM operator_actions WHERE action = 'replay'"
-    async with place.worker(*command, name="replay") as replay:
+    async with place.worker(*command, name="replay", database_timeout_seconds=1) as replay:
         await eventually(lambda: place.database.fetchval(affected), within=30, what="one is put back")
-        replay.send(signal.SIGINT)
-        assert await replay.ended() == 130
+        if stopped_by == "its operator":
+            replay.send(signal.SIGINT)
+            assert await replay.ended() == 130
+        else:
+            async with place.database.transaction():
+                await place.database.execute("LOCK TABLE outbox_events")
+                assert await replay.ended() == 1
     action = await place.database.fetchval("SELECT id FROM operator_actions")
     assert f"sea-mq-worker outbox replay --resume {action}" in replay.written
+    go_on = ("outbox", "replay", "--resume", str(action), "--cap", "1", "--actor", "ann")
+    async with place.worker(*go_on, name="again") as again:
+        assert await again.ended() == 0, again.written
+    assert "replayed 2 of 2" in again.written

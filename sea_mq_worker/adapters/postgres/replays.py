@@ -62,7 +62,9 @@ class PostgresReplays:
             "replay", "choose", "begin_replay", "load_replay", "put_back", "not_taken", "finish_replay"
         )
 
-    async def choose(self, which: OutboxFilter, *, limit: int, goes_on: Replay | None = None) -> list[Chosen]:
+    async def choose(
+        self, which: OutboxFilter, *, limit: int | None, goes_on: Replay | None = None
+    ) -> list[Chosen]:
         """Return what matches, in the order of seq; of a replay that goes on, what it has not done yet.
 
         The limit and states besides PUBLISHED and DEAD do not matter. What was published since the replay
