@@ -91,6 +91,21 @@ def test_marks_outlive_the_log_of_the_commits_that_made_them(tmp_path: Path) -> 
     assert (table.mark("early"), table.mark("land")) == (7, 19)
 
 
+def test_a_commit_and_all_that_it_stands_on_is_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: set[Path] = set()
+    monkeypatch.setattr(os, "fsync", lambda handle: synced.add(Path(f"/proc/self/fd/{handle}").readlink()))
+    table = LakeTable(str(tmp_path), BRONZE)
+
+    table.commit(NO_FILES, Mark("land", 1))
+
+    assert synced == {tmp_path, *tmp_path.rglob("*")}
+    synced.clear()
+    table.sync()
+    assert Path(table.uri, "_delta_log", f"{1:020}.json") in synced
+
+
 def test_of_two_processes_that_commit_one_step_exactly_one_does(spark: SparkSession, tmp_path: Path) -> None:
     table = LakeTable(str(tmp_path), BRONZE)
     written = table.write(messages(spark, 1, 400).repartition(2 * STEPS))

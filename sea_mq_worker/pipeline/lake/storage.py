@@ -54,7 +54,9 @@ def filesystem(uri: str) -> pafs.FileSystem:
 
 
 def make_durable(uri: str, path: str) -> None:
-    """Have a file of the table outlive a loss of power; object stores keep what they have acknowledged.
+    """Have a file of the table, and the table itself, outlive a loss of power.
+
+    Object stores keep what they have acknowledged.
 
     Raises:
         OSError: the disk cannot promise it.
@@ -68,7 +70,7 @@ def make_durable(uri: str, path: str) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
-        if each == Path(uri):
+        if each == Path(uri).parent:
             return
 
 

@@ -7,6 +7,7 @@ twice nor leave something out, whatever becomes of its own notes.
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 from urllib.parse import unquote
@@ -81,6 +82,17 @@ class LakeTable:
         """Return the last value committed under a mark's name; None: there is none."""
         table = self.open()
         return table.transaction_version(name) if table else None
+
+    def sync(self) -> None:
+        """Have the last commit outlive a loss of power, also where who made it was killed right afterwards.
+
+        Raises:
+            PipelineError: the disk cannot promise it.
+        """
+        table = self.open()
+        if table:
+            with reachable(self.uri), suppress(FileNotFoundError):  # a checkpoint has taken its place
+                self._sync(table.version())
 
     def read(
         self, spark: SparkSession, skip_unless: Conditions = (), *, columns: Sequence[str] = ()
@@ -206,7 +218,7 @@ class LakeTable:
                 except CommitFailedError as error:
                     refused = str(error)
                     continue
-                make_durable(self.uri, f"_delta_log/{table.version() + 1:020}.json")
+                self._sync(table.version() + 1)
             return True
         raise ConflictError(f"{self.uri}: other runs kept committing before this one; run again: {refused}")
 
@@ -225,9 +237,14 @@ class LakeTable:
         by = list(self.layout.partition_by)
         with reachable(self.uri):
             try:
-                return DeltaTable.create(self.uri, self.layout.schema, mode="ignore", partition_by=by)
+                table = DeltaTable.create(self.uri, self.layout.schema, mode="ignore", partition_by=by)
             except CommitFailedError:
-                return DeltaTable(self.uri)
+                table = DeltaTable(self.uri)
+            self._sync(0)
+        return table
+
+    def _sync(self, version: int) -> None:
+        make_durable(self.uri, f"_delta_log/{version:020}.json")
 
 
 def _files(table: DeltaTable) -> list[dict[str, Any]]:

@@ -121,6 +121,7 @@ class _Run:
 
     def resume(self) -> None:
         """Finish the batches that an earlier run has left in the lake."""
+        self._table.sync()
         unfinished = _unfinished(self._table, self.settings)
         self.result = replace(self.result, resumed=min(unfinished, default=None))
         for number in unfinished:
