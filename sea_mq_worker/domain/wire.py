@@ -5,8 +5,8 @@ A NATS server closes the connection on a body with headers over max_payload and 
 """
 
 import re
-from collections.abc import Mapping
-from functools import lru_cache
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 from sea_mq_worker.domain.messages import OutboundMessage
@@ -24,7 +24,6 @@ class Sendable(NamedTuple):
     """A message that can be sent unaltered, its headers encoded once for all that needs them."""
 
     subject: str
-    headers: Mapping[str, str]
     head: bytes
     """The header block, the blank line behind it included."""
     payload: bytes
@@ -33,21 +32,44 @@ class Sendable(NamedTuple):
     repeated: bool
 
 
+class HeaderBlock(Mapping[str, str]):
+    """Headers that whoever made them has encoded, of values that need no look before they are sent.
+
+    Made for nearly every event, and read by name for next to none.
+    """
+
+    def __init__(self, encoded: bytes) -> None:
+        self.encoded = encoded
+
+    def __getitem__(self, name: str) -> str:
+        return self._by_name[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._by_name)
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    @cached_property
+    def _by_name(self) -> Mapping[str, str]:
+        lines = self.encoded.decode().split("\r\n")[1:-2]
+        return dict(line.split(": ", 1) for line in lines)
+
+
 def sendable(message: OutboundMessage, max_payload: int) -> Sendable | str:
     """Encode a message, or say why it can never be sent unaltered."""
-    why = subject_problem(message.subject) or _headers_problem(message.headers)
-    if why:
+    if why := subject_problem(message.subject):
         return why
-    try:
-        head = header_block(message.headers)
-    except UnicodeEncodeError:
-        return "a header has a character that UTF-8 cannot encode"
+    headers = message.headers
+    head = headers.encoded if isinstance(headers, HeaderBlock) else _encoded(headers)
+    if isinstance(head, str):
+        return head
     size = len(head) + len(message.payload)
     if size > max_payload:
         return f"{size} bytes with headers are more than the server's max_payload of {max_payload}"
     if len(head) > HEADER_BYTES_MAX:
         return f"{len(head)} bytes of headers are more than {HEADER_BYTES_MAX}"
-    return Sendable(message.subject, message.headers, head, message.payload, size, message.repeated)
+    return Sendable(message.subject, head, message.payload, size, message.repeated)
 
 
 def problem(message: OutboundMessage, max_payload: int) -> str:
@@ -58,25 +80,31 @@ def problem(message: OutboundMessage, max_payload: int) -> str:
 
 def with_headers(message: Sendable, own: Mapping[str, str]) -> Sendable:
     """Add headers that the limits leave room for."""
-    headers = {**message.headers, **own}
-    head = header_block(headers)
-    return message._replace(headers=headers, head=head, size=len(head) + len(message.payload))
+    head = message.head.removesuffix(b"\r\n") + "\r\n".join([*header_lines(own), "\r\n"]).encode()
+    return message._replace(head=head, size=len(head) + len(message.payload))
 
 
-def header_block(headers: Mapping[str, str]) -> bytes:
-    """Encode headers that were found fit to be sent."""
-    lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
-    return f"NATS/1.0\r\n{lines}\r\n".encode()
+def header_block(lines: Sequence[str]) -> bytes:
+    """Encode lines of headers that are fit to be sent."""
+    return "\r\n".join(["NATS/1.0", *lines, "\r\n"]).encode()
 
 
-def _headers_problem(headers: Mapping[str, str]) -> str:
-    """Look at all of them at once, and one by one only where something is wrong."""
+def header_lines(headers: Mapping[str, str]) -> list[str]:
+    """Write headers, a line each."""
+    return [f"{name}: {value}" for name, value in headers.items()]
+
+
+def _encoded(headers: Mapping[str, str]) -> bytes | str:
+    """Encode headers, or say what is wrong: look at all at once, and one by one only where something is."""
     values = list(headers.values())
     text = "".join(values)
     breaks = "\r" in text or "\n" in text or "\0" in text
-    if not breaks and _are_tokens(tuple(headers)) and list(map(str.strip, values)) == values:
-        return ""
-    return next(filter(None, map(header_problem, headers, values)))
+    if breaks or not all(map(_is_token, headers)) or list(map(str.strip, values)) != values:
+        return next(filter(None, map(header_problem, headers, values)))
+    try:
+        return header_block(header_lines(headers))
+    except UnicodeEncodeError:
+        return "a header has a character that UTF-8 cannot encode"
 
 
 def header_problem(name: str, value: str) -> str:
@@ -96,11 +124,6 @@ def subject_problem(subject: str) -> str:
     if len(subject.encode(errors="replace")) > SUBJECT_BYTES_MAX:
         return f"the subject is longer than {SUBJECT_BYTES_MAX} bytes"
     return "" if subject.encode(errors="ignore").decode() == subject else "the subject is not UTF-8"
-
-
-@lru_cache(maxsize=1024)
-def _are_tokens(names: tuple[str, ...]) -> bool:
-    return all(map(_is_token, names))
 
 
 @lru_cache(maxsize=1024)

@@ -25,6 +25,7 @@ ENV_PREFIX = "SEA_MQ_"
 CONFIG_VARIABLE = "SEA_MQ_CONFIG"
 _SCHEMA = re.compile(r"(?!pg_)[A-Za-z_][A-Za-z0-9_]{0,62}")
 _JETSTREAM_NAME = re.compile(r"[^\s.*>/\\\x00-\x1f\x7f]{1,255}")
+_SOURCE = re.compile(r"[!-~]*")
 _INBOX_PREFIX = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 _YEAR_SECONDS = 31_536_000.0
 
@@ -191,6 +192,13 @@ class Settings(BaseModel):
             raise ValueError(
                 "expected letters, digits and underscores, at most 63, and not pg_ at the beginning"
             )
+        return value
+
+    @field_validator("source")
+    @classmethod
+    def _check_source(cls, value: str) -> str:
+        if not _SOURCE.fullmatch(value):
+            raise ValueError("expected visible ASCII without spaces; percent-encode everything else")
         return value
 
     @field_validator("database_url")

@@ -39,7 +39,7 @@ async def test_sequences_are_asked_for_where_others_wrote_since_the_batch_began(
 ) -> None:
     stream = Stream(places)
     stream.ordered = Ordered(stream, last_seq=known)  # type: ignore[arg-type]
-    message = Sendable(subject="s", headers={}, head=b"", payload=b"", size=0, repeated=False)
+    message = Sendable(subject="s", head=b"", payload=b"", size=0, repeated=False)
     messages = [message] * len(places)
     outcomes = await stream.ordered.send(stream, messages, DEADLINE)
     assert [outcome.seq for outcome in outcomes if isinstance(outcome, Stored)] == places

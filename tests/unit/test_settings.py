@@ -86,6 +86,7 @@ def test_a_misspelt_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
         ("LOG_LEVEL", "loud", "expected 'debug', 'info', 'warning' or 'error'"),
         ("HANDLER_ACCEPT_STATUSES", "200,x", "item 2: expected a whole number"),
         ("CONSUMERS", "A/b,C c/d", "item 2: stream: expected a name without spaces, dots, slashes, * and >"),
+        ("SOURCE", "/my shop", "expected visible ASCII without spaces; percent-encode everything else"),
         ("ADMIN_TOKEN_FILE", "", "is empty: give a path, or leave it out"),
         (
             "OUTBOX_LEASE_SECONDS",

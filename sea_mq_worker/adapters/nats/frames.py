@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from nats.aio.client import Client
 
-from sea_mq_worker.domain.wire import Sendable
+from sea_mq_worker.domain.wire import HeaderBlock, Sendable
 
 TURN_MESSAGES = 256
 """As many are sent before others may run."""
@@ -25,7 +25,8 @@ async def send_all(client: Client, sendings: Sequence[Sending]) -> None:
     """Publish in order, in one piece."""
     if not _TAKES_FRAMES:
         for message, reply in sendings:
-            await client.publish(message.subject, message.payload, reply, headers=dict(message.headers))
+            headers = dict(HeaderBlock(message.head))
+            await client.publish(message.subject, message.payload, reply, headers=headers)
         return
     await client._send_command(b"".join([frame(*sending) for sending in sendings]))  # noqa: SLF001
     queue = client._flush_queue  # noqa: SLF001
