@@ -11,6 +11,7 @@ import pytest
 import pytest_asyncio
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
+from pyspark.sql.datasource import InputPartition
 
 from sea_mq_worker.adapters.postgres.connection import OPERATOR_HINTS
 from sea_mq_worker.domain.errors import ContractError, StoreUnavailableError, WorkerError
@@ -19,7 +20,7 @@ from sea_mq_worker.pipeline.errors import PipelineError
 from sea_mq_worker.pipeline.snapshot import read_inbox, read_outbox, snapshot
 from sea_mq_worker.pipeline.sources.tables.connection import connected, libpq_uri
 from sea_mq_worker.pipeline.sources.tables.query import OUTBOX, table_query
-from sea_mq_worker.pipeline.sources.tables.source import PageRange, TableReader
+from sea_mq_worker.pipeline.sources.tables.source import TableReader
 from sea_mq_worker.settings import Settings
 from tests.support.pipeline_settings import write_settings
 from tests.support.rows import add_event, add_message, opened
@@ -204,7 +205,7 @@ async def test_a_read_that_loses_its_connection_fails(
     for _ in range(6):
         await add_event(pool, payload=json.dumps("x" * 10_000_000))
     reader = TableReader(table_query(OUTBOX, {}), {"config": str(tmp_path / "settings.toml")})
-    batches = reader.read(PageRange(None))
+    batches = reader.read(InputPartition(None))
     next(batches)
     await pool.execute(
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"

@@ -71,7 +71,8 @@ def in_leaf(statement: str, table: str, leaf: str) -> str:
     return statement.replace(f" {table} ", f" {leaf} ")
 
 
-def ranges(leaf: Leaf, pages: int) -> Iterator[PageRange]:
-    """Part a leaf into ranges of so many pages."""
-    for first in range(0, leaf.pages, pages):
-        yield PageRange(leaf.name, first, min(first + pages, leaf.pages))
+def ranges(leaf: Leaf, pages: int, *, first: int = 0, end: int | None = None) -> Iterator[PageRange]:
+    """Part a leaf, or what of it is from ``first`` on and before ``end``, into ranges of so many pages."""
+    behind = leaf.pages if end is None else end
+    for at in range(first, behind, pages):
+        yield PageRange(leaf.name, at, min(at + pages, behind))

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
+from sea_mq_worker.adapters.postgres.leaves import PageRange
 from sea_mq_worker.domain.events import EventState
 from sea_mq_worker.pipeline.errors import PipelineError
 
@@ -166,15 +167,11 @@ class TableQuery:
         """Whether one statement reads all there is."""
         return self.pages_per_partition is None and self.pages == (0, None) and not self.partition
 
-    def sql(self, relation: str, pages: tuple[int, int] | None) -> str:
-        """Return the statement that reads a range of pages of a leaf, or all of the table.
-
-        Args:
-            relation: the leaf or the table, as SQL takes its name.
-            pages: the first and the one behind the last; None: all.
-        """
+    def sql(self, table: str, pages: PageRange | None) -> str:
+        """Return the statement that reads a range of pages, None: all of the table, as SQL takes its name."""
         chosen = ", ".join(_shown(name, self.table.columns[name]) for name in self.columns)
-        where = [*self.conditions, *(_between(*pages) if pages else ())]
+        where = [*self.conditions, *(_within(pages) if pages else ())]
+        relation = pages.leaf if pages and pages.leaf else table
         source = f"SELECT {chosen} FROM {relation}"  # noqa: S608 - see above
         return f"{source} WHERE {' AND '.join(where)}" if where else source
 
@@ -268,8 +265,8 @@ def _time(value: Any) -> str:
 _LITERALS: Mapping[str, Callable[[Any], str]] = {"text": _text, "uuid": _uuid, "state": _state, "time": _time}
 
 
-def _between(first: int, end: int) -> tuple[str, str]:
-    return f"ctid >= '({first},0)'::tid", f"ctid < '({end},0)'::tid"
+def _within(pages: PageRange) -> tuple[str, str]:
+    return f"ctid >= '({pages.first},0)'::tid", f"ctid < '({pages.end},0)'::tid"
 
 
 def _shown(name: str, kind: str) -> str:

@@ -12,15 +12,15 @@ and ``receivedBefore``, each an ISO 8601 time; ``partition``, the name of one of
 and schema come from the settings where a task runs.
 """
 
+import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from sea_mq_worker.adapters.postgres.connection import quoted_schema
-from sea_mq_worker.adapters.postgres.leaves import LEAVES, Leaf
+from sea_mq_worker.adapters.postgres.leaves import LEAVES, Leaf, PageRange, ranges
 from sea_mq_worker.pipeline.access import CONFIG, executor_settings
 from sea_mq_worker.pipeline.errors import PipelineError
 from sea_mq_worker.pipeline.sources.tables.connection import ONE_MOMENT, connected, record_batches
@@ -29,30 +29,25 @@ from sea_mq_worker.pipeline.sources.tables.query import INBOX, OUTBOX, Table, Ta
 _NEEDS = ("database_url",)
 
 
-@dataclass(frozen=True)
-class PageRange(InputPartition):
-    """What one task reads: pages of a leaf of the table, the last not included; None: the whole table."""
-
-    pages: tuple[int, int] | None
-    leaf: str = ""
-
-
 class TableReader(DataSourceReader):
-    """Reads the rows of a table that its options choose."""
+    """Reads the rows of a table that its options choose; a partition is a PageRange, or None for all."""
 
     def __init__(self, query: TableQuery, config: dict[str, str]) -> None:
         self._query = query
         self._config = config
 
-    def partitions(self) -> list[PageRange]:
+    def partitions(self) -> list[InputPartition]:
         """Part the table's pages; whatever the snapshot shows is in those that are there now.
 
         The holder of the snapshot has locked the table: no leaf goes, and one that comes is empty as of it.
         """
         if self._query.is_whole:
-            return [PageRange(None)]
-        ranges = [pages for leaf in self._leaves() for pages in self._parted(leaf)]
-        return ranges or [PageRange((0, 0))]  # without any, Spark would ask for one that is None
+            return [InputPartition(None)]
+        first, end = self._query.pages
+        size = self._query.pages_per_partition or sys.maxsize
+        found = [pages for leaf in self._leaves() for pages in ranges(leaf, size, first=first, end=end)]
+        # Without any, Spark would ask for one that is None.
+        return [InputPartition(pages) for pages in found or [PageRange("", 0, 0)]]
 
     def _leaves(self) -> list[Leaf]:
         table, wanted = self._query.table.name, self._query.partition
@@ -66,23 +61,15 @@ class TableReader(DataSourceReader):
             raise PipelineError("option 'partition': name the one whose 'firstPage' and 'endPage' are meant")
         return chosen
 
-    def _parted(self, leaf: Leaf) -> Iterator[PageRange]:
-        first, end = self._query.pages
-        end = leaf.pages if end is None else end
-        size = self._query.pages_per_partition or max(1, end - first)
-        for start in range(first, end, size):
-            yield PageRange((start, min(start + size, end)), leaf.name)
-
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a range of pages."""
-        assert isinstance(partition, PageRange)  # noqa: S101 - Spark hands back what `partitions` made
         settings = executor_settings(self._config, needs=_NEEDS)
         with connected(settings, purpose="pipeline read") as cursor:
             if self._query.snapshot:
                 cursor.execute(ONE_MOMENT)
                 cursor.execute(f"SET TRANSACTION SNAPSHOT '{self._query.snapshot}'")
             table = f"{quoted_schema(settings.database_schema)}.{self._query.table.name}"
-            cursor.execute(self._query.sql(partition.leaf or table, partition.pages))
+            cursor.execute(self._query.sql(table, partition.value))
             yield from record_batches(cursor)
 
 
