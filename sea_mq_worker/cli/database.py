@@ -80,9 +80,9 @@ def depth(
         if json:
             print_json(Depths(context=settings.context, **sides))
             return
-        columns = ("side", "count", "oldest", "waiting", "for", "dead")
+        columns = ("side", "count", "oldest", "waiting", "for", "scheduled", "dead")
         rows = [
-            (side, d.count, d.oldest_at, d.waiting, f"{d.waiting_seconds:.0f} s", d.dead)
+            (side, d.count, d.oldest_at, d.waiting, f"{d.waiting_seconds:.0f} s", d.scheduled, d.dead)
             for side, d in sides.items()
         ]
         print_table(columns, rows, empty="")

@@ -67,8 +67,8 @@ def list_(
 ) -> None:
     """List messages, the latest first.
 
-    Where PROCESSED ones are asked for, the latest are those whose id was made last: --since and --until mean
-    that time, too.
+    The latest are those that were received last, and --since and --until mean that time; with PROCESSED ones
+    those whose id was made last.
     """
     which = InboxFilter(
         states=tuple(state or _UNFINISHED),

@@ -41,8 +41,8 @@ app.command("replay")(replay.replay)
 _UNFINISHED = (EventState.PENDING, EventState.CLAIMED, EventState.DEAD)
 _COLUMNS = ("id", "state", "event_type", "ordering_key", "attempts", "failures", "created_at", "last_error")
 _TOO_MANY = (
-    "of a large backlog --state DEAD, --key, --correlation and ids (`where`) find some at once; or raise "
-    "SEA_MQ_DATABASE_TIMEOUT_SECONDS"
+    "let it look at less with --read; --state DEAD, --key, --correlation and ids (`where`) find some of a "
+    "large backlog at once; or raise SEA_MQ_DATABASE_TIMEOUT_SECONDS"
 )
 _TOO_LONG = (
     "PUBLISHED events are found by --correlation, or by id (`where`): by anything else the whole table is "
@@ -82,8 +82,8 @@ def list_(
 
     With --correlation those of every state are listed, unless --state says which.
 
-    Where PUBLISHED ones are asked for by anything else, the latest are those whose id was made last, and
-    --since and --until mean that time, too.
+    The latest are those that occurred last, and --since and --until mean that time; with PUBLISHED ones that
+    are asked for by anything else, those whose id was made last.
     """
     states = tuple(state) if state else tuple(EventState) if correlation else _UNFINISHED
     which = event_filter(states, type_, key, aggregate, correlation, since, until, error)

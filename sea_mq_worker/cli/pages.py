@@ -9,13 +9,12 @@ import typer
 from sea_mq_worker.adapters.postgres.pages import Page
 from sea_mq_worker.cli.support import print_page, say
 from sea_mq_worker.cli.tables import cell
-from sea_mq_worker.domain.ids import made_at
 
 AfterOption = Annotated[
     UUID | None, typer.Option("--after", metavar="ID", help="Behind this one, the next page.")
 ]
 ReadOption = Annotated[
-    int, typer.Option("--read", min=0, help="Where finished ones are asked for, look at so many; 0: at all.")
+    int, typer.Option("--read", min=0, help="Look at so many, from the latest on; 0: at all.")
 ]
 
 
@@ -25,5 +24,5 @@ def print_list(page: Page[Any], columns: Sequence[str], *, what: str, json: bool
         print_page(page.rows, columns, json=json, empty=f"no {what}", more=page.goes_on)
         return
     print_page(page.rows, columns, json=json, empty=f"none of {page.read} {what}")
-    reached = f"looked at {page.read} {what}, back to {cell(made_at(page.goes_on))}"
+    reached = f"looked at {page.read} {what}, back to {cell(page.reached)}"
     say(f"{reached}: --after {page.goes_on} goes on, --read looks at more", err=True)

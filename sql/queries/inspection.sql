@@ -2,25 +2,53 @@
 -- In filters, a null parameter means: any. Lists are in lists.sql.
 
 -- name: outbox_depth_capped
--- QRY-050 for a gauge: as outbox_depth in depth.sql, but each number ends at a limit, whatever the backlog is.
--- Indexes: idx_outbox_unpublished, idx_outbox_dead; only beside more dead events than the limit those that wait are
--- counted one by one.
+-- QRY-050 for a gauge: as outbox_depth in depth.sql, but each number ends at a limit, whatever the backlog is, and of
+-- what has failed the age is that of the 1000 that are due first.
+-- Indexes: idx_outbox_unpublished, idx_outbox_dead, idx_outbox_due, idx_outbox_retry, both again for keys.
 -- $1 limit.
 WITH counted AS MATERIALIZED (
-    SELECT d.dead,
+    SELECT (SELECT count(*) FROM (
+                SELECT FROM outbox_events
+                 WHERE is_open AND ordering_key IS NULL AND publish_error IS NULL AND available_at <= now()
+                 UNION ALL
+                SELECT FROM outbox_events
+                 WHERE is_open AND ordering_key IS NOT NULL AND publish_error IS NULL AND available_at <= now()
+                 UNION ALL
+                SELECT FROM outbox_events WHERE is_open AND ordering_key IS NULL AND publish_error IS NOT NULL
+                 UNION ALL
+                SELECT FROM outbox_events WHERE is_open AND ordering_key IS NOT NULL AND publish_error IS NOT NULL
+                 LIMIT $1::int) x) AS waiting,
+           (SELECT count(*) FROM (
+                SELECT FROM outbox_events
+                 WHERE is_open AND ordering_key IS NULL AND publish_error IS NULL AND available_at > now()
+                 UNION ALL
+                SELECT FROM outbox_events
+                 WHERE is_open AND ordering_key IS NOT NULL AND publish_error IS NULL AND available_at > now()
+                 LIMIT $1::int) x) AS scheduled,
            (SELECT count(*) FROM (SELECT FROM outbox_events
-                                   WHERE published_at IS NULL LIMIT $1::int + d.dead) x) AS count
-      FROM (SELECT count(*) AS dead FROM (SELECT FROM outbox_events
-                                           WHERE NOT is_open AND published_at IS NULL LIMIT $1::int) x) d
+                                   WHERE NOT is_open AND published_at IS NULL LIMIT $1::int) x) AS dead
+), since AS (
+    (SELECT available_at AS at FROM outbox_events
+      WHERE is_open AND ordering_key IS NULL AND publish_error IS NULL AND available_at <= now()
+      ORDER BY available_at LIMIT 1)
+     UNION ALL
+    (SELECT available_at FROM outbox_events
+      WHERE is_open AND ordering_key IS NOT NULL AND publish_error IS NULL AND available_at <= now()
+      ORDER BY available_at LIMIT 1)
+     UNION ALL
+    (SELECT coalesce(first_attempt_at, occurred_at) FROM outbox_events
+      WHERE is_open AND ordering_key IS NULL AND publish_error IS NOT NULL
+      ORDER BY available_at LIMIT 1000)
+     UNION ALL
+    (SELECT coalesce(first_attempt_at, occurred_at) FROM outbox_events
+      WHERE is_open AND ordering_key IS NOT NULL AND publish_error IS NOT NULL
+      ORDER BY available_at LIMIT 1000)
 )
-SELECT LEAST(count, $1::int) AS count,
+SELECT LEAST(waiting + scheduled + dead, $1::int) AS count,
        (SELECT occurred_at FROM outbox_events WHERE published_at IS NULL ORDER BY occurred_at LIMIT 1) AS oldest_at,
-       CASE WHEN dead < $1::int THEN count - dead
-            ELSE (SELECT count(*) FROM (SELECT FROM outbox_events
-                                         WHERE published_at IS NULL AND is_open LIMIT $1::int) x) END AS waiting,
-       (SELECT extract(epoch FROM clock_timestamp() - occurred_at)::float8 FROM outbox_events
-         WHERE published_at IS NULL AND is_open ORDER BY occurred_at LIMIT 1) AS waiting_seconds,
-       dead
+       waiting,
+       (SELECT extract(epoch FROM clock_timestamp() - min(at))::float8 FROM since) AS waiting_seconds,
+       scheduled, dead
   FROM counted;
 
 -- name: inbox_depth_capped
@@ -33,6 +61,7 @@ SELECT (SELECT count(*) FROM (SELECT FROM inbox_messages WHERE processed_at IS N
                                WHERE processed_at IS NULL AND dead_lettered_at IS NULL LIMIT $1::int) x) AS waiting,
        (SELECT extract(epoch FROM clock_timestamp() - received_at)::float8 FROM inbox_messages
          WHERE processed_at IS NULL AND dead_lettered_at IS NULL ORDER BY received_at LIMIT 1) AS waiting_seconds,
+       0 AS scheduled,
        (SELECT count(*) FROM (SELECT FROM inbox_messages
                                WHERE dead_lettered_at IS NOT NULL LIMIT $1::int) x) AS dead;
 

@@ -58,7 +58,7 @@ SELECT id, 'vibespro.event.made.v1', at, CASE state WHEN 'DONE' THEN at END,
 """
 EXAMPLES = """
 SELECT e.id AS event, e.correlation_id AS correlation, d.id AS dead, d.ordering_key AS key,
-       m.message_id AS message
+       m.message_id AS message, pg_relation_size('outbox_events') / 8192 AS size
   FROM (SELECT * FROM outbox_events WHERE state = 'PUBLISHED' LIMIT 1) e,
        (SELECT * FROM outbox_events WHERE state = 'DEAD' ORDER BY occurred_at LIMIT 1 OFFSET 50) d,
        (SELECT * FROM inbox_messages WHERE processed_at IS NOT NULL LIMIT 1) m
@@ -94,6 +94,8 @@ class Desk:
     dead: UUID
     key: str
     message: UUID
+    size: int
+    """Pages of the outbox."""
 
 
 @pytest_asyncio.fixture(loop_scope="session")
@@ -118,7 +120,7 @@ async def desk(servers: Servers) -> AsyncIterator[Desk]:
 Question: TypeAlias = Callable[[Desk], Awaitable[object]]
 
 
-def events(*states: EventState, read_max: int = READ_MAX, **which: Any) -> Question:
+def events(*states: EventState, read_max: int | None = READ_MAX, **which: Any) -> Question:
     asked = OutboxFilter(states=states or UNFINISHED, **which)
     return lambda desk: desk.tables.outbox_page(asked, read_max=read_max)
 
@@ -180,6 +182,10 @@ async def test_what_operators_ask_reads_few_pages(servers: Servers, desk: Desk) 
     budgets.PAGES_OF_DEPTH.check(read["depth"])
     budgets.PAGES_OF_A_LOOK.check(max(read.values()), read)
 
+    every = events(EventState.PUBLISHED, event_type="nobody's", read_max=None)
+    all_read = await pages(servers, desk.database, partial(every, desk))
+    assert desk.size <= all_read < desk.size + 50, "in the table's order, and not by its primary key"
+
 
 async def test_a_backlog_is_listed_by_index_before_it_is_analysed(servers: Servers) -> None:
     async with scratch_database(servers.postgres, prefix="backlog_") as own:
@@ -194,6 +200,9 @@ async def test_a_backlog_is_listed_by_index_before_it_is_analysed(servers: Serve
                 "outbox list": partial(page, OutboxFilter(states=UNFINISHED)),
                 "outbox list --state DEAD": partial(page, dead),
                 "outbox list --key": partial(page, OutboxFilter(states=UNFINISHED, ordering_key="order-7")),
+                "outbox list --type, --read": partial(
+                    page, OutboxFilter(states=UNFINISHED, event_type="nobody's"), read_max=500
+                ),
                 "outbox replay --state DEAD": partial(choose, dead),
             }
             read = {name: await pages(servers, own.name, question) for name, question in asked.items()}

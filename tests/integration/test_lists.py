@@ -126,10 +126,52 @@ async def test_ids_that_tell_no_time_leave_the_order_to_the_rows_and_all_are_rea
 async def test_unfinished_ones_are_listed_by_when_they_came_whatever_their_ids(side: Side) -> None:
     early, late = [await side.add(made(minutes), finished=False) for minutes in (1, 2)]
 
-    assert await side.listed(finished=False, read_max=1) == ([late, early], None, None)
+    assert await side.listed(finished=False) == ([late, early], None, None)
     assert await side.listed(finished=False, limit=1) == ([late], late, None)
     with pytest.raises(RowGoneError, match="begin again"):
         await side.listed(finished=False, before_id=uuid.uuid4())
+
+
+async def test_of_unfinished_events_no_more_are_read_either(pool: asyncpg.Pool) -> None:
+    paid, *others = [
+        await add_event(pool, occurred_at=ago(minutes), event_type=type_)
+        for minutes, type_ in ((4, "paid"), (3, "made"), (2, "made"), (1, "made"))
+    ]
+    await add_event(pool, "PUBLISHED", event_type="paid")
+
+    async def listed(
+        *, read_max: int | None = 2, **which: Any
+    ) -> tuple[list[UUID], UUID | None, datetime | None]:
+        states = (EventState.PENDING, EventState.DEAD)
+        asked = OutboxFilter(states=states, event_type="paid", **which)
+        page = await PostgresLists(pool=pool).outbox_page(asked, read_max=read_max)
+        return [row.id for row in page.rows], page.goes_on, page.reached
+
+    assert await listed() == ([], others[1], ago(2))
+    assert await listed(before_id=others[1]) == ([paid], paid, ago(4))
+    assert await listed(read_max=None) == await listed(read_max=5) == ([paid], None, None)
+    assert await listed(until=ago(3)) == await listed(ids=(*others, paid)) == ([paid], None, None)
+
+
+async def test_of_unfinished_messages_no_more_are_read_either(pool: asyncpg.Pool) -> None:
+    first, second, third = [await add_message(pool, received_at=ago(minutes)) for minutes in (3, 2, 1)]
+
+    async def listed(read_max: int, **given: Any) -> Listed:
+        asked = InboxFilter(states=(InboxState.WAITING, InboxState.DEAD_LETTERED), **given)
+        page = await PostgresLists(pool=pool).inbox_page(asked, read_max=read_max)
+        return [row.message_id for row in page.rows], page.goes_on, page.read
+
+    assert await listed(2, consumer="nobody") == ([], second, 2)
+    assert await listed(2, before_id=second) == ([first], None, None)
+    assert await listed(3) == ([third, second, first], first, 3)
+    assert await listed(4) == ([third, second, first], None, None)
+
+
+async def test_dead_events_are_all_looked_at(pool: asyncpg.Pool) -> None:
+    dead = await add_event(pool, "DEAD", event_type="paid")
+    await add_event(pool, "DEAD")
+
+    assert await Outbox(pool).listed(finished=False, event_type="paid", read_max=1) == ([dead], None, None)
 
 
 @pytest.mark.parametrize("many", [4, 3])

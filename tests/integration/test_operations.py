@@ -60,9 +60,9 @@ async def test_outbox_depth_counts_what_is_not_published_and_tells_the_dead_apar
     operations: PostgresOperations, add: Add
 ) -> None:
     hours = [datetime.now(UTC) - timedelta(hours=n) for n in range(4)]
-    await add("PUBLISHED", occurred_at=hours[3])
-    await add("DEAD", occurred_at=hours[2])
-    await add("CLAIMED", occurred_at=hours[1])
+    await add("PUBLISHED", occurred_at=hours[3], available_at=hours[3])
+    await add("DEAD", occurred_at=hours[2], available_at=hours[2])
+    await add("CLAIMED", occurred_at=hours[1], available_at=hours[1])
     await add(occurred_at=hours[0])
 
     exact = await operations.outbox_depth()
@@ -72,6 +72,52 @@ async def test_outbox_depth_counts_what_is_not_published_and_tells_the_dead_apar
     assert exact.waiting_seconds == pytest.approx(3600, abs=30)
     assert (capped.count, capped.oldest_at, capped.waiting, capped.dead) == (2, hours[2], 2, 1)
     assert capped.waiting_seconds == pytest.approx(3600, abs=30)
+
+
+@pytest.mark.parametrize("key", [None, "k"])
+async def test_an_event_that_is_not_due_yet_is_scheduled_and_does_not_wait(
+    operations: PostgresOperations, add: Add, key: str | None
+) -> None:
+    long_ago, tomorrow = (datetime.now(UTC) + timedelta(days=days) for days in (-1, 1))
+    for _ in range(3):
+        await add(ordering_key=key, occurred_at=long_ago, available_at=tomorrow)
+
+    async def depths() -> list[tuple[float, ...]]:
+        asked = [await operations.outbox_depth(), await operations.outbox_depth_capped(limit=2)]
+        return [(d.count, d.waiting, round(d.waiting_seconds / 60), d.scheduled) for d in asked]
+
+    assert await depths() == [(3, 0, 0, 3), (2, 0, 0, 2)]
+    await add(ordering_key=key, occurred_at=long_ago)
+    assert await depths() == [(4, 1, 0, 3), (2, 1, 0, 2)], "it waits since it was due"
+    await add(ordering_key=key, occurred_at=long_ago, available_at=datetime.now(UTC) - timedelta(minutes=5))
+    assert await depths() == [(5, 2, 5, 3), (2, 2, 5, 2)]
+
+
+@pytest.mark.parametrize("key", [None, "k"])
+async def test_an_event_that_has_failed_waits_since_it_was_first_tried(
+    operations: PostgresOperations, pool: asyncpg.Pool, add: Add, key: str | None
+) -> None:
+    event = await add("CLAIMED", ordering_key=key, occurred_at=datetime.now(UTC) - timedelta(days=1))
+    await pool.execute(
+        "UPDATE outbox_events SET state = 'PENDING', claimed_at = NULL, claimed_by = NULL, failures = 1,"
+        " publish_error = 'no answer', available_at = now() + interval '1 hour',"
+        " first_attempt_at = now() - interval '1 hour' WHERE id = $1",
+        event,
+    )
+
+    for depth in (await operations.outbox_depth(), await operations.outbox_depth_capped(limit=9)):
+        assert (depth.count, depth.waiting, depth.scheduled) == (1, 1, 0)
+        assert depth.waiting_seconds == pytest.approx(3600, abs=30)
+
+
+async def test_a_replayed_event_that_the_stream_may_remember_is_scheduled(
+    operations: PostgresOperations, add: Add
+) -> None:
+    event = await add("PUBLISHED", occurred_at=datetime.now(UTC) - timedelta(days=1))
+    await operations.replay(OutboxFilter(ids=(event,)), **REPLAY)
+
+    depth = await operations.outbox_depth()
+    assert (depth.waiting, depth.waiting_seconds, depth.scheduled) == (0, 0.0, 1)
 
 
 async def test_dead_events_beyond_the_limit_are_not_counted_as_waiting(
@@ -105,7 +151,7 @@ async def test_inbox_depth_counts_what_is_not_processed_and_tells_dead_letters_a
 @pytest.mark.clause("QRY-050")
 @pytest.mark.clause("QRY-051")
 async def test_empty_tables_have_no_depth(operations: PostgresOperations) -> None:
-    empty = Depth(count=0, oldest_at=None, waiting=0, waiting_seconds=0.0, dead=0)
+    empty = Depth(count=0, oldest_at=None, waiting=0, waiting_seconds=0.0, scheduled=0, dead=0)
 
     assert await operations.outbox_depth() == await operations.inbox_depth() == empty
     assert await operations.outbox_depth_capped(limit=9) == empty

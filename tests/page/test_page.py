@@ -66,6 +66,12 @@ async def test_without_a_token_it_shows_numbers_alone_and_says_what_to_do_first(
         await site.database.execute(first)
         await page.says("Working", "#state", within=30)
         await page.until("document.querySelector('.side dd').innerText === '1'")
+        await site.database.execute(
+            first.replace("payload)", "payload, available_at)").replace(
+                "'{}')", "'{}', now() + interval '1 day')"
+            )
+        )
+        await page.says("1 scheduled for later", ".side .dead", within=30)
         await page.says("SEA_MQ_ADMIN_TOKEN_FILE")
         assert not await page.evaluate("document.querySelector('#search').checkVisibility()")
         assert await page.evaluate("fetch('api/events').then((answer) => answer.status)") == 403

@@ -151,19 +151,21 @@ def test_a_gate_is_one_while_paused_and_zero_after(metrics: MetricsObserver, clo
 @pytest.mark.clause("QRY-050")
 @pytest.mark.clause("QRY-051")
 def test_backlogs_are_gauges_that_tell_their_age(metrics: MetricsObserver, clock: Clock) -> None:
-    metrics.set_backlog("outbox", Backlog(depth=5, oldest_seconds=60.0, dead=2))
+    metrics.set_backlog("outbox", Backlog(depth=5, oldest_seconds=60.0, dead=2, scheduled=7))
     metrics.set_backlog("inbox", Backlog(depth=1, oldest_seconds=3.0, dead=0))
     clock.now += 30.0
     found = samples(metrics)
     assert found["sea_mq_outbox_depth"] == 5
     assert found["sea_mq_outbox_oldest_seconds"] == 60.0
     assert found["sea_mq_outbox_dead"] == 2
+    assert found["sea_mq_outbox_scheduled"] == 7
     assert found["sea_mq_inbox_depth"] == 1
     assert found["sea_mq_backlog_sample_age_seconds{side=outbox}"] == 30.0
     assert metrics.numbers()["backlog"]["inbox"] == {  # type: ignore[index]
         "depth": 1,
         "oldest_seconds": 3.0,
         "dead": 0,
+        "scheduled": 0,
         "sample_age_seconds": 30.0,
     }
 

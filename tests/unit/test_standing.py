@@ -32,6 +32,7 @@ def outbox(**given: Any) -> Side:
     [
         (situation(outbox()), "good", "Working", "Nothing waits."),
         (situation(outbox(depth=3, oldest_seconds=2.0)), "good", "Working", "Nothing is late."),
+        (situation(outbox(done=0, scheduled=1)), "good", "Working", "Nothing waits."),
         (situation(outbox(done=0)), "idle", "Ready", "Nothing has come through yet"),
         (situation(outbox(dead=1)), "warn", "Working", "1 dead event stopped for good"),
         (

@@ -45,6 +45,8 @@ class Backlog:
     oldest_seconds: float
     """0 where nothing waits."""
     dead: int
+    scheduled: int = 0
+    """Of the outbox alone."""
 
 
 class MetricsObserver:
@@ -115,6 +117,8 @@ class MetricsObserver:
         self._number(f"{side}_depth").value = backlog.depth
         self._number(f"{side}_oldest_seconds").value = backlog.oldest_seconds
         self._number(f"{side}_dead").value = backlog.dead
+        if side == "outbox":
+            self._number("outbox_scheduled").value = backlog.scheduled
 
     def set_consumer(self, consumer: str, pending: int, ack_pending: int) -> None:
         """Take a sample of what waits in the stream for a durable."""

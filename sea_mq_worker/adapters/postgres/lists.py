@@ -1,50 +1,77 @@
 """PostgresLists: events and messages, one by one or page by page, the latest first."""
 
 from collections.abc import Sequence
-from dataclasses import replace
-from operator import attrgetter
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Generic, Literal, TypeVar
 from uuid import UUID
 
 import asyncpg
 
 from sea_mq_worker.adapters.postgres.connection import fetch
-from sea_mq_worker.adapters.postgres.pages import READ_MAX, Page, RowGoneError, page_of, page_read, reach
+from sea_mq_worker.adapters.postgres.pages import READ_MAX, Page, RowGoneError, page_of, reach
 from sea_mq_worker.adapters.postgres.queries import load_queries
 from sea_mq_worker.adapters.postgres.records import (
     InboxFilter,
     InboxRecord,
-    InboxState,
     OutboxDetail,
     OutboxFilter,
     OutboxSummary,
-    as_texts,
 )
-from sea_mq_worker.domain.events import EventState
 from sea_mq_worker.domain.ids import tells_time
 
 _OF_A_KEY_MAX = 2000
 """A page of a key that has more is soon full without its indexes."""
 
-_event_id = attrgetter("id")
-_message_id = attrgetter("message_id")
+RowT = TypeVar("RowT", OutboxSummary, InboxRecord)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kind(Generic[RowT]):
+    """A table's rows, and how their list orders them by time and by id."""
+
+    side: Literal["outbox", "inbox"]
+    name: str
+    record: type[RowT]
+    id: str
+    time: str
+    by_time: str
+    by_id: str
+
+
+_EVENTS = _Kind(
+    side="outbox",
+    name="event",
+    record=OutboxSummary,
+    id="id",
+    time="occurred_at",
+    by_time="o.occurred_at DESC, o.seq DESC",
+    by_id="o.id DESC",
+)
+_MESSAGES = _Kind(
+    side="inbox",
+    name="message",
+    record=InboxRecord,
+    id="message_id",
+    time="received_at",
+    by_time="i.received_at DESC, i.message_id DESC",
+    by_id="i.message_id DESC",
+)
 
 
 class PostgresLists:
     """Lists of what is in outbox and inbox; raises what ``translated`` raises.
 
-    Unfinished rows have an index, finished ones none but the primary key. So a page with finished ones goes
-    by id, where ids tell when they were made: those made last come first, ``since`` and ``until`` mean when
-    they were made, and no more than ``read_max`` rows are looked at (None: all). Elsewhere all are read.
+    A page looks at ``read_max`` rows (None: all), unless an index has little more than what is asked for.
+    Unfinished rows have an index on their time, finished ones none but the primary key. So a page with
+    finished ones goes by id, where ids tell when they were made: those made last come first, and ``since``
+    and ``until`` mean when they were made. Where ids do not tell, the whole table is read.
     """
 
     def __init__(self, *, pool: asyncpg.Pool) -> None:
         """Use a pool opened with ``OPERATOR_HINTS``."""
         self._pool = pool
         self._lists = load_queries(
-            "lists",
-            *("list_outbox", "unfinished_of_key", "latest_outbox", "show_outbox"),
-            *("list_inbox", "latest_inbox", "highest_ids"),
+            "lists", "list_outbox", "unfinished_of_key", "show_outbox", "list_inbox", "highest_ids"
         )
 
     async def outbox_page(
@@ -55,12 +82,7 @@ class PostgresLists:
         Raises:
             RowGoneError: the event that they should come after is not there.
         """
-        if which.beyond_indexes and await self._tells_time("outbox"):
-            return await self._latest_outbox(which, read_max)
-        found = await self.list_outbox(await self._narrowed(which))
-        if which.before_id and not found and await self.show_outbox(which.before_id) is None:
-            raise RowGoneError(f"event {which.before_id}")
-        return page_of(found, _event_id, limit=which.limit)
+        return await self._page(_EVENTS, await self._narrowed(which), read_max)
 
     async def inbox_page(self, which: InboxFilter, *, read_max: int | None = READ_MAX) -> Page[InboxRecord]:
         """Return a page of messages.
@@ -68,25 +90,11 @@ class PostgresLists:
         Raises:
             RowGoneError: the message that they should come after is not there.
         """
-        if which.beyond_indexes and await self._tells_time("inbox"):
-            return await self._latest_inbox(which, read_max)
-        found = await self.list_inbox(which)
-        if which.before_id and not found and await self.show_inbox(which.before_id) is None:
-            raise RowGoneError(f"message {which.before_id}")
-        return page_of(found, _message_id, limit=which.limit)
+        return await self._page(_MESSAGES, which, read_max)
 
     async def list_outbox(self, which: OutboxFilter) -> Sequence[OutboxSummary]:
-        """Return events, those that occurred last first, however much has to be read for it."""
-        rows = await fetch(
-            self._pool,
-            self._lists["list_outbox"],
-            list(which.states),
-            EventState.PUBLISHED not in which.states,
-            *which.conditions,
-            which.before_id,
-            which.limit,
-        )
-        return [OutboxSummary(**row) for row in rows]
+        """Return the events of a page, however much has to be read for it."""
+        return (await self.outbox_page(which, read_max=None)).rows
 
     async def show_outbox(self, event_id: UUID) -> OutboxDetail | None:
         """Return all of an event, in whatever state it is; None: there is no such event."""
@@ -94,67 +102,52 @@ class PostgresLists:
         return OutboxDetail(**rows[0]) if rows else None
 
     async def list_inbox(self, which: InboxFilter) -> Sequence[InboxRecord]:
-        """Return messages, those that were received last first, however much has to be read for it."""
-        rows = await fetch(
-            self._pool,
-            self._lists["list_inbox"],
-            list(which.states),
-            InboxState.PROCESSED not in which.states,
-            as_texts(which.ids),
-            which.consumer,
-            which.subject,
-            which.reason,
-            which.since,
-            which.until,
-            which.error_like,
-            which.before_id,
-            which.limit,
-        )
-        return [InboxRecord(**row) for row in rows]
+        """Return the messages of a page, however much has to be read for it."""
+        return (await self.inbox_page(which, read_max=None)).rows
 
     async def show_inbox(self, message_id: UUID) -> InboxRecord | None:
         """Return what is known of a message; None: it was never received, or is pruned."""
         return next(iter(await self.list_inbox(InboxFilter(ids=(message_id,)))), None)
 
+    async def _page(
+        self, kind: _Kind[RowT], which: OutboxFilter | InboxFilter, read_max: int | None
+    ) -> Page[RowT]:
+        by_id = which.finished and not which.by_index and await self._tells_time(kind)
+        if which.by_index or (which.finished and not by_id):
+            read_max = None
+        statement = self._lists[f"list_{kind.side}"]
+        chosen = (*which.arguments, which.before_id, None, None)
+        if by_id:
+            statement = statement.replace(kind.by_time, kind.by_id)
+            chosen = (
+                *replace(which, since=None, until=None).arguments,
+                None,
+                *reach(which.since, which.until, which.before_id),
+            )
+        rows = await fetch(self._pool, statement, *chosen, read_max, which.limit)
+        if which.before_id and not rows and not by_id and not await self._is_there(kind, which.before_id):
+            raise RowGoneError(f"{kind.name} {which.before_id}")
+        return page_of(
+            rows,
+            kind.record,
+            id_of=kind.id,
+            time_of=None if by_id else kind.time,
+            limit=which.limit,
+            read_max=read_max,
+        )
+
+    async def _is_there(self, kind: _Kind[RowT], id_: UUID) -> bool:
+        shown = self.show_outbox(id_) if kind.side == "outbox" else self.show_inbox(id_)
+        return await shown is not None
+
     async def _narrowed(self, which: OutboxFilter) -> OutboxFilter:
         """Choose the unfinished events of an ordering key by id, as its indexes tell them, if not many."""
-        if which.ordering_key is None or which.ids is not None or EventState.PUBLISHED in which.states:
+        if which.ordering_key is None or which.ids is not None or which.finished:
             return which
         of_key = self._lists["unfinished_of_key"]
         rows = await fetch(self._pool, of_key, which.ordering_key, _OF_A_KEY_MAX + 1)
         return which if len(rows) > _OF_A_KEY_MAX else replace(which, ids=tuple(row["id"] for row in rows))
 
-    async def _tells_time(self, side: Literal["outbox", "inbox"]) -> bool:
+    async def _tells_time(self, kind: _Kind[RowT]) -> bool:
         [highest] = await fetch(self._pool, self._lists["highest_ids"])
-        return highest[side] is not None and tells_time(highest[side])
-
-    async def _latest_outbox(self, which: OutboxFilter, read_max: int | None) -> Page[OutboxSummary]:
-        rows = await fetch(
-            self._pool,
-            self._lists["latest_outbox"],
-            *reach(which.since, which.until, which.before_id),
-            read_max,
-            list(which.states),
-            which.event_type,
-            which.ordering_key,
-            which.aggregate_type,
-            which.aggregate_id,
-            which.error_like,
-            which.limit,
-        )
-        return page_read(rows, OutboxSummary, _event_id, limit=which.limit, read_max=read_max)
-
-    async def _latest_inbox(self, which: InboxFilter, read_max: int | None) -> Page[InboxRecord]:
-        rows = await fetch(
-            self._pool,
-            self._lists["latest_inbox"],
-            *reach(which.since, which.until, which.before_id),
-            read_max,
-            list(which.states),
-            which.consumer,
-            which.subject,
-            which.reason,
-            which.error_like,
-            which.limit,
-        )
-        return page_read(rows, InboxRecord, _message_id, limit=which.limit, read_max=read_max)
+        return highest[kind.side] is not None and tells_time(highest[kind.side])

@@ -7,7 +7,7 @@ from typing import Any, Generic, TypeVar
 from uuid import UUID
 
 from sea_mq_worker.domain.errors import WorkerError
-from sea_mq_worker.domain.ids import lowest_id
+from sea_mq_worker.domain.ids import lowest_id, made_at
 
 READ_MAX = 20_000
 """So many rows are looked at in some hundredths of a second."""
@@ -30,34 +30,35 @@ class Page(Generic[RowT]):
         rows: what fits, the latest first.
         goes_on: the id behind which the next page begins; None: the list ends here.
         read: so many rows were looked at without finding a page full; None: the page is full, or all were.
+        reached: the time back to which they go, where ``read`` is told.
     """
 
     rows: Sequence[RowT]
     goes_on: UUID | None
     read: int | None = None
+    reached: datetime | None = None
 
 
-def page_of(rows: Sequence[RowT], id_of: Callable[[RowT], UUID], *, limit: int) -> Page[RowT]:
-    """Make a page of up to ``limit`` rows that fit, where all were looked at that had to be."""
-    return Page(rows=rows, goes_on=id_of(rows[-1]) if len(rows) == limit else None)
-
-
-def page_read(
+def page_of(
     found: Sequence[Mapping[str, Any]],
     record: Callable[..., RowT],
-    id_of: Callable[[RowT], UUID],
     *,
+    id_of: str,
+    time_of: str | None,
     limit: int,
     read_max: int | None,
 ) -> Page[RowT]:
     """Make a page of rows of which the last may be the one at which the reading ended.
 
-    ``fits`` tells of each whether it belongs to the list, and ``place`` how many were looked at.
+    ``fits`` tells of each whether it belongs to the list, and ``place`` how many were looked at. ``id_of``
+    and ``time_of`` name columns; without the latter ids tell the time.
     """
     rows = [record(**_without_marks(row)) for row in found if row["fits"]]
-    if len(rows) < limit and found and found[-1]["place"] == read_max:
-        return Page(rows=rows, goes_on=id_of(record(**_without_marks(found[-1]))), read=read_max)
-    return page_of(rows, id_of, limit=limit)
+    last = found[-1] if found else {}
+    if len(rows) < limit and read_max and last.get("place") == read_max:
+        reached = last[time_of] if time_of else made_at(last[id_of])
+        return Page(rows=rows, goes_on=last[id_of], read=read_max, reached=reached)
+    return Page(rows=rows, goes_on=last[id_of] if len(rows) == limit else None)
 
 
 def reach(

@@ -29,13 +29,15 @@ def as_texts(ids: Sequence[UUID] | None) -> Sequence[str] | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Depth:
-    """QRY-050 or QRY-051, and the backlog without what nobody works on any more.
+    """QRY-050 or QRY-051, and the backlog without what no worker has anything to do with now.
 
     Attributes:
-        count: not published or not processed, dead events and dead-lettered messages included.
+        count: not published or not processed, whether waiting, scheduled or dead.
         oldest_at: when the oldest of them occurred or was received; None where there is none.
-        waiting: ``count`` without the dead.
-        waiting_seconds: age of the oldest waiting one, by the database's clock; 0 where there is none.
+        waiting: ``count`` without the scheduled and the dead.
+        waiting_seconds: for how long the oldest waiting one has, by the database's clock: an event since it
+            was due, or first tried where it has failed, a message since its receipt; 0 where there is none.
+        scheduled: events that are not due yet and have not failed; no message is ever.
         dead: dead events or dead-lettered messages.
     """
 
@@ -43,6 +45,7 @@ class Depth:
     oldest_at: datetime | None
     waiting: int
     waiting_seconds: float
+    scheduled: int
     dead: int
 
 
@@ -51,8 +54,8 @@ class OutboxFilter:
     """Which events; None means any.
 
     Attributes:
-        since: created at this time or later.
-        until: created before this time.
+        since: at this time or later: occurred, in a list, or created, where events are chosen for a replay.
+        until: before this time.
         error_like: part of the last error, capitals and small letters alike.
         before_id: the last event's id of the page before.
     """
@@ -71,10 +74,20 @@ class OutboxFilter:
     limit: int = 100
 
     @property
-    def beyond_indexes(self) -> bool:
-        """Whether no index but the primary key has all that is asked for: published events, by content."""
-        by_index = self.ids is not None or self.correlation_id is not None
-        return EventState.PUBLISHED in self.states and not by_index
+    def by_index(self) -> bool:
+        """Whether an index has little more than what is asked for: ids, a correlation, dead events."""
+        dead = self.states == (EventState.DEAD,)
+        return dead or self.ids is not None or self.correlation_id is not None
+
+    @property
+    def finished(self) -> bool:
+        """Whether published events are among them."""
+        return EventState.PUBLISHED in self.states
+
+    @property
+    def arguments(self) -> tuple[object, ...]:
+        """What a list takes first: the states, and what tells its statement which index has them."""
+        return (list(self.states), not self.finished, *self.conditions)
 
     @property
     def conditions(self) -> tuple[object, ...]:
@@ -195,9 +208,29 @@ class InboxFilter:
     limit: int = 100
 
     @property
-    def beyond_indexes(self) -> bool:
-        """Whether no index but the primary key has all that is asked for: processed messages, by content."""
-        return InboxState.PROCESSED in self.states and self.ids is None
+    def by_index(self) -> bool:
+        """Whether an index has little more than what is asked for: ids."""
+        return self.ids is not None
+
+    @property
+    def finished(self) -> bool:
+        """Whether processed messages are among them."""
+        return InboxState.PROCESSED in self.states
+
+    @property
+    def arguments(self) -> tuple[object, ...]:
+        """What a list takes first: the states, and what tells its statement which index has them."""
+        return (
+            list(self.states),
+            not self.finished,
+            as_texts(self.ids),
+            self.consumer,
+            self.subject,
+            self.reason,
+            self.since,
+            self.until,
+            self.error_like,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,11 +17,16 @@ _SERIES = ("depth", "oldest", "rate")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """Of one side's table: what waits, the age of the oldest in seconds, and what stopped for good."""
+    """Of one side's table: what waits, the age of the oldest in seconds, and what stopped for good.
+
+    Attributes:
+        scheduled: events that are not due yet, beside ``depth``.
+    """
 
     depth: int
     oldest_seconds: float
     dead: int
+    scheduled: int = 0
 
 
 @dataclass(slots=True)
@@ -155,6 +160,7 @@ class Standing:
             depth=kept.value.depth,
             oldest_seconds=kept.value.oldest_seconds,
             dead=kept.value.dead,
+            scheduled=kept.value.scheduled,
             sample_age_seconds=self.clock() - kept.at,
             before=self._history.before(f"{side}_depth", samples=_TREND_SAMPLES),
             done=done,

@@ -34,6 +34,7 @@ class Side:
     depth: int | None = None
     oldest_seconds: float | None = None
     dead: int | None = None
+    scheduled: int = 0
     sample_age_seconds: float | None = None
     before: float | None = None
     """The depth five minutes ago."""
@@ -185,7 +186,7 @@ def _dead(situation: Situation) -> Verdict | None:
 
 
 def _empty(situation: Situation) -> Verdict | None:
-    if any(side.done or side.depth for side in situation.sides):
+    if any(side.done or side.depth or side.scheduled for side in situation.sides):
         return None
     return Verdict(
         level=Level.IDLE,

@@ -109,9 +109,11 @@ class _Sampler:
         await check_version(self._pool)  # a migration may have come that this worker cannot live with
 
     def _take(self, side: Side, depth: Depth) -> None:
-        oldest = depth.waiting_seconds
-        self._base.metrics.set_backlog(
-            side, Backlog(depth=depth.waiting, oldest_seconds=oldest, dead=depth.dead)
-        )
-        sample = Sample(depth=depth.waiting, oldest_seconds=oldest, dead=depth.dead)
-        self._standing.set_sample(side, sample)
+        numbers: dict[str, Any] = {
+            "depth": depth.waiting,
+            "oldest_seconds": depth.waiting_seconds,
+            "scheduled": depth.scheduled,
+            "dead": depth.dead,
+        }
+        self._base.metrics.set_backlog(side, Backlog(**numbers))
+        self._standing.set_sample(side, Sample(**numbers))

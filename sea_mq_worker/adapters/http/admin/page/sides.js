@@ -58,7 +58,7 @@ function add(name) {
     oldest: tile("Oldest waits for", duration),
     rate: tile(words.flow, rate),
   };
-  const card = { tiles, took: element("p", { class: "took" }), dead: element("p"), reasons: element("ul", { class: "reasons" }), counts: {}, words };
+  const card = { tiles, took: element("p", { class: "took" }), scheduled: element("p"), dead: element("p"), reasons: element("ul", { class: "reasons" }), counts: {}, words };
   const list = element("dl");
   for (const [key, text] of words.counts) {
     card.counts[key] = element("dd");
@@ -72,7 +72,7 @@ function add(name) {
     element("div", { class: "head" }, title, card.counted),
     element("div", { class: "tiles" }, ...Object.values(tiles).map((each) => each.shown)),
     card.took,
-    element("div", { class: "dead" }, card.dead, card.reasons),
+    element("div", { class: "dead" }, card.scheduled, card.dead, card.reasons),
     element("h3", {}, "By this worker, since its start"),
     list,
   );
@@ -100,6 +100,8 @@ function show(card, side, status, name) {
     write(shown, count(total));
     shown.classList.toggle("warn", total > 0 && (key === "buried" || key === "dead_lettered" || key === "leases_lost"));
   }
+  write(card.scheduled, sample?.scheduled ? `${capped(sample.scheduled)} scheduled for later` : "");
+  card.scheduled.hidden = !sample?.scheduled;
   write(card.dead, sample ? stopped(sample.dead, capped, card.words.dead) : "–");
   card.dead.classList.toggle("warn", Boolean(sample?.dead));
   showReasons(card.reasons, sample?.dead ? (status.overview?.reasons[name] ?? []) : []);
