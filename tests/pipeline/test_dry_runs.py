@@ -1,6 +1,7 @@
 """What a job would do is told without a Spark session, where counting needs none."""
 
 import asyncio
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -63,3 +64,17 @@ async def test_a_server_that_is_away_is_told_as_by_the_job(
     found = await told("archive", "--lake", str(tmp_path), "--before", "1d", "--reason", "old")
 
     assert (found.exit_code, "PostgreSQL cannot be reached" in found.stderr) == (1, True)
+
+
+@pytest.mark.parametrize("command", ["report", "reconcile", "replay --state DEAD --reason test"])
+def test_a_lake_to_be_read_that_is_not_there_is_an_error(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "spark_session", lambda *_, **__: nullcontext())
+    monkeypatch.setenv("SEA_MQ_DATABASE_URL", "postgresql://nobody@127.0.0.1:1/none")
+    monkeypatch.setenv("SEA_MQ_NATS_URL", "nats://127.0.0.1:1")
+    monkeypatch.chdir(tmp_path)
+
+    found = CliRunner().invoke(app, ["pipeline", *command.split(), "--lake", "laek"])
+
+    assert (found.exit_code, found.stderr.startswith("laek: there is no lake")) == (1, True)

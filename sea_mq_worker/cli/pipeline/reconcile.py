@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sea_mq_worker.cli.arguments import ActorOption, SinceOption, UntilOption
-from sea_mq_worker.cli.pipeline.support import ConfOption, DryRunOption, MasterOption, run_job, say
+from sea_mq_worker.cli.pipeline.support import (
+    ConfOption,
+    DryRunOption,
+    MasterOption,
+    lake_to_read,
+    run_job,
+    say,
+)
 from sea_mq_worker.cli.support import EXIT_FAILED, EXIT_USAGE, JsonOption, fail, print_json, print_table
 from sea_mq_worker.pipeline.jobs.reconcile.verdicts import LOSS, Verdict
 
@@ -120,7 +127,7 @@ def _job(
         from sea_mq_worker.pipeline.jobs.reconcile.outbox import Limits
 
         how = Requeue(**requeue) if requeue else None
-        lake = wanted["lake"] or settings.pipeline_lake or None
+        lake = lake_to_read(wanted["lake"], settings)
         chosen = Wanted(limits=Limits(**limits), requeue=how, **{**wanted, "lake": lake})
         return reconcile(spark, settings, chosen, on_progress=say)
 

@@ -10,7 +10,14 @@ from uuid import UUID
 import typer
 
 from sea_mq_worker.cli.arguments import ActorOption, ReasonOption, moment
-from sea_mq_worker.cli.pipeline.support import ConfOption, DryRunOption, MasterOption, run_job, say
+from sea_mq_worker.cli.pipeline.support import (
+    ConfOption,
+    DryRunOption,
+    MasterOption,
+    lake_to_read,
+    run_job,
+    say,
+)
 from sea_mq_worker.cli.support import EXIT_FAILED, EXIT_USAGE, JsonOption, fail, print_json, print_table
 from sea_mq_worker.domain.events import EventState
 
@@ -137,7 +144,7 @@ def _run(
             stop = asyncio.Event()
             stop_on_signals(stop)
             asked = ReplayRules(**rules)
-            where = lake or settings.pipeline_lake or None
+            where = lake_to_read(lake, settings)
             return await replay_(
                 spark, settings, selection, asked, lake=where, stop=stop, on_progress=_tell_progress
             )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sea_mq_worker.cli.arguments import SinceOption, UntilOption
-from sea_mq_worker.cli.pipeline.support import ConfOption, MasterOption, run_job, say
+from sea_mq_worker.cli.pipeline.support import ConfOption, MasterOption, lake_to_read, run_job, say
 from sea_mq_worker.cli.support import EXIT_USAGE, JsonOption, fail, print_json
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def report(
         from sea_mq_worker.pipeline.jobs.report.job import report as report_
         from sea_mq_worker.pipeline.jobs.report.page import page
 
-        where = lake or settings.pipeline_lake or None
+        where = lake_to_read(lake, settings)
         figures = report_(spark, settings, since=since, until=until, lake=where, on_progress=_tell)
         write_page(page(figures, title=title), out)
         return figures

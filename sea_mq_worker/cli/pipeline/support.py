@@ -99,6 +99,20 @@ def lake_of(given: str | None) -> str:
     return lake or fail("SEA_MQ_PIPELINE_LAKE: is required, or --lake", EXIT_USAGE)
 
 
+def lake_to_read(given: str | None, settings: "Settings") -> str | None:
+    """Return the lake that a job reads besides, None where there is to be none.
+
+    Raises:
+        PipelineError: it is not there.
+    """
+    from sea_mq_worker.pipeline.lake.table import check_lake
+
+    lake = given or settings.pipeline_lake or None
+    if lake:
+        check_lake(lake)
+    return lake
+
+
 def say(text: str) -> None:
     """Tell how far a job is: on stderr, so that stdout is the result alone."""
     typer.echo(text, err=True)

@@ -149,3 +149,6 @@ ARCHIVE = Layout(
 columns hold PostgreSQL's text. ``batch`` counts the commits of a context, ``date`` is that of
 ``published_at``. An event that is inserted again after it was archived comes again: the latest
 ``published_at`` tells how it ended."""
+
+LAYOUTS = (BRONZE, SILVER, GOLD, ARCHIVE)
+"""All tables of a lake."""

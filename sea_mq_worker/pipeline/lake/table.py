@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from sea_mq_worker.pipeline.errors import PipelineError
 from sea_mq_worker.pipeline.lake.files import FILE_BYTES_MAX, RESULT_DDL, WriteFiles
-from sea_mq_worker.pipeline.lake.layouts import Layout
+from sea_mq_worker.pipeline.lake.layouts import LAYOUTS, Layout
 from sea_mq_worker.pipeline.lake.marks import ConflictError, Mark, is_reached
 from sea_mq_worker.pipeline.lake.reading import ReadFiles, read_files
 from sea_mq_worker.pipeline.lake.storage import filesystem, is_local, make_durable, reachable, table_uri
@@ -51,6 +51,19 @@ class Files:
 
 
 NO_FILES = Files((), 0)
+
+
+def check_lake(lake: str) -> None:
+    """Make sure that a lake to be read is there.
+
+    Raises:
+        PipelineError: none of its tables is.
+    """
+    if not any(LakeTable(lake, layout).open() for layout in LAYOUTS):
+        raise PipelineError(
+            f"{lake}: there is no lake; see whether the path is right, or begin one by `pipeline land` or"
+            " `pipeline archive`"
+        )
 
 
 class LakeTable:
