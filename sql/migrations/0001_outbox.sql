@@ -102,6 +102,13 @@ CREATE TRIGGER chk_occurred_not_future BEFORE INSERT ON outbox_events FOR EACH R
     WHEN (NEW.occurred_at > NOW() + INTERVAL '1 minute')
     EXECUTE FUNCTION outbox_reject('FUTURE_EVENT: occurred_at is in the future (POL-047-002)');
 
+-- A time that RFC 3339 cannot tell: it could never be published, and no driver of a relay could read it. Such is the
+-- zero of some languages, the first moment of year 1, east of Greenwich. An event may be put off for ever.
+CREATE TRIGGER outbox_calendar BEFORE INSERT ON outbox_events FOR EACH ROW
+    WHEN (LEAST(NEW.occurred_at, NEW.available_at, NEW.created_at) < '0001-01-01 00:00:00+00'
+          OR GREATEST(NEW.created_at, NULLIF(NEW.available_at, 'infinity')) >= '9999-12-31 00:00:00+00')
+    EXECUTE FUNCTION outbox_reject('INVALID_OUTBOX: a time is not within the years 1 to 9999');
+
 -- What is inside the tolerance is published when it has occurred.
 CREATE TRIGGER outbox_not_yet BEFORE INSERT ON outbox_events FOR EACH ROW
     WHEN (NEW.occurred_at > NEW.available_at)

@@ -114,6 +114,23 @@ async def test_an_event_of_the_future_is_refused_with_the_policys_code(store: as
         await add(store, occurred_in=61)
 
 
+async def test_a_time_that_nobody_could_read_is_refused(store: asyncpg.Connection) -> None:
+    insert = (
+        "INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload, {})"
+        " VALUES (gen_random_uuid(), 'order', 'o-1', 'order.created', '{{}}', '{}')"
+    )
+    before, behind = "0001-01-01 00:00:00+02", "10000-01-01"
+    times = [
+        ("occurred_at", before),
+        ("available_at", before),
+        ("available_at", behind),
+        ("created_at", behind),
+    ]
+    for column, moment in times:
+        with pytest.raises(asyncpg.CheckViolationError, match="INVALID_OUTBOX"):
+            await store.execute(insert.format(column, moment))
+
+
 @pytest.mark.clause("POL-047-002")
 async def test_an_event_inside_the_tolerance_is_due_when_it_has_occurred(store: asyncpg.Connection) -> None:
     event_id = await add(store, occurred_in=40)
