@@ -70,7 +70,7 @@ async def _is_ready(process: asyncio.subprocess.Process) -> None:
         assert line, "it ended before it listened"
         listening = re.search(r"http://127\.0\.0\.1:\d+/", line)
     url = f"{listening[0]}readyz"
-    async with httpx2.AsyncClient(trust_env=False) as client:
+    async with httpx2.AsyncClient(trust_env=False, verify=False) as client:
 
         async def ready() -> bool:
             return (await client.get(url)).is_success

@@ -1,6 +1,5 @@
 """Streams and consumers of a test's own on the session's server, and messages in them."""
 
-import base64
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,6 +11,7 @@ from sea_mq_worker.resources import resource_folder
 
 SECOND = 10**9
 DAY = 86_400 * SECOND
+_ANSWER_SECONDS = 30.0
 
 PATIENCE_SECONDS = 10.0
 """For an answer from a server that writes to a busy disk."""
@@ -81,12 +81,17 @@ def _renamed(text: str, upstream: str) -> str:
 async def stored_messages(
     connection: NatsConnection, stream: str
 ) -> list[tuple[int, str, bytes, dict[str, str]]]:
-    """Read a whole stream, message by message: sequence, subject, body, headers."""
-    state = (await api(connection, f"STREAM.INFO.{stream}"))["state"]
-    found = []
-    for seq in range(max(state["first_seq"], 1), state["last_seq"] + 1):
-        message = (await api(connection, f"STREAM.MSG.GET.{stream}", {"seq": seq}))["message"]
-        lines = base64.b64decode(message.get("hdrs", "")).decode().split("\r\n")[1:]
-        headers = dict(line.split(": ", 1) for line in lines if line)
-        found.append((seq, message["subject"], base64.b64decode(message.get("data", "")), headers))
-    return found
+    """Read a whole stream: sequence, subject, body, headers."""
+    left = (await api(connection, f"STREAM.INFO.{stream}"))["state"]["messages"]
+    if not left:
+        return []
+    inbox = connection.client.new_inbox()
+    coming = await connection.client.subscribe(inbox, pending_bytes_limit=0)
+    reader = {"deliver_subject": inbox, "ack_policy": "none", "inactive_threshold": SECOND}
+    await api(connection, f"CONSUMER.CREATE.{stream}", {"stream_name": stream, "config": reader})
+    messages = [await coming.next_msg(timeout=_ANSWER_SECONDS) for _ in range(left)]
+    await coming.unsubscribe()
+    return [
+        (message.metadata.sequence.stream, message.subject, message.data, dict(message.headers or {}))
+        for message in messages
+    ]
