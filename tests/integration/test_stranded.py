@@ -4,6 +4,7 @@ import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -144,6 +145,26 @@ async def test_a_sweep_finds_what_left_no_advisory(world: World) -> None:
     assert list(await stranded.fetch()) == [second]
     await stranded.settle(second)
     assert list(await stranded.fetch()) == []
+
+
+async def test_a_sweep_asks_for_nothing_that_its_consumer_does_not_want(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.give_up(b"a")
+    for _ in range(20):
+        await store(world.connection, f"{world.stream.lower()}.unrelated")
+    await world.give_up(b"b")
+    await api(world.connection, f"STREAM.PURGE.{world.advisories}")
+    asked: list[str] = []
+    request = world.connection.request
+
+    async def counted(subject: str, *args: Any, **given: Any) -> bytes:
+        asked.append(subject)
+        return await request(subject, *args, **given)
+
+    monkeypatch.setattr(world.connection, "request", counted)
+    assert [message.payload for message in await world.stranded().fetch()] == [b"a", b"b"]
+    assert sum("STREAM.MSG.GET" in subject for subject in asked) == 3
 
 
 async def test_a_sweep_waits_while_deliveries_are_unanswered(world: World) -> None:

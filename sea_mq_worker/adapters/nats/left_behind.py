@@ -31,16 +31,26 @@ async def left_behind(
 
 
 async def read_back(
-    connection: NatsConnection, stream: str, durable: str, seq: int, *, deliveries: int = 0, reply: str = ""
+    connection: NatsConnection,
+    stream: str,
+    durable: str,
+    seq: int,
+    *,
+    deliveries: int = 0,
+    reply: str = "",
+    next_of: str = "",
 ) -> InboundMessage | None:
     """Read one message as if it had been delivered, or None where the stream does not have it.
+
+    ``next_of``: the first of these subjects from the sequence on.
 
     Raises:
         BrokerUnavailableError: the server did not answer.
         ContractError: there is no such stream, or reading it is forbidden.
     """
     try:
-        answer = await api(connection, f"STREAM.MSG.GET.{stream}", {"seq": seq})
+        which = {"seq": seq} | ({"next_by_subj": next_of} if next_of else {})
+        answer = await api(connection, f"STREAM.MSG.GET.{stream}", which)
     except ApiRefusedError as error:
         if error.err_code != _NO_MESSAGE:
             raise

@@ -8,12 +8,12 @@ reads what is in between, and the inbox tells what of it was handled.
 import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection, api
 from sea_mq_worker.adapters.nats.consumer import NatsJetStreamConsumer
 from sea_mq_worker.adapters.nats.left_behind import read_back
-from sea_mq_worker.adapters.nats.subject_sets import covers
 from sea_mq_worker.domain.messages import InboundMessage
 
 _BATCH = 50
@@ -53,6 +53,7 @@ class NatsStrandedMessages:
         self._sweep_seconds = sweep_seconds
         self._sweep_at = 0.0
         self._accounted: dict[tuple[str, str], set[int]] = {name: set() for name in consumers}
+        self._through = dict.fromkeys(consumers, 0)  # accounted for up to this one without a gap
         self._created: dict[tuple[str, str], str] = {}
         self._paused: set[tuple[str, str]] = set()
 
@@ -105,39 +106,52 @@ class NatsStrandedMessages:
         if name not in self._consumers:
             await self._advisories.nak(advisory, delay_seconds=_FOREIGN_DELAY_SECONDS)
             return []
-        found = await self._read(*name, seq, deliveries=deliveries, reply=advisory.reply)
-        if not found or found[0].stored_at > advisory.stored_at:  # in its place in a stream made anew
+        found = await read_back(self._connection, *name, seq, deliveries=deliveries, reply=advisory.reply)
+        if found is None or found.stored_at > advisory.stored_at:  # in its place in a stream made anew
             text = f"consumer {name[1]} gave up message {seq} of stream {name[0]}, which has dropped it since"
             self._on_event("stranded_message_lost", text)
             await self._advisories.ack(advisory)
             return []
-        return found
+        return [found]
 
     async def _sweep(self, stream: str, durable: str) -> list[InboundMessage]:
         info = await api(self._connection, f"CONSUMER.INFO.{stream}.{durable}")
         self._tell_pause((stream, durable), info)
-        floor, delivered = info["ack_floor"]["stream_seq"], info["delivered"]["stream_seq"]
-        accounted = self._accounted[stream, durable]
-        if self._created.setdefault((stream, durable), info["created"]) != info["created"]:
-            self._created[stream, durable] = info["created"]
-            accounted.clear()
-        accounted.intersection_update(range(floor + 1, delivered + 1))
+        name = stream, durable
+        if self._created.setdefault(name, info["created"]) != info["created"]:
+            self._created[name] = info["created"]
+            self._accounted[name], self._through[name] = set(), 0
+        delivered = info["delivered"]["stream_seq"]
+        seq = max(info["ack_floor"]["stream_seq"], min(self._through[name], delivered))
+        accounted = {one for one in self._accounted[name] if seq < one <= delivered}
+        self._accounted[name], self._through[name] = accounted, seq
         if info["num_ack_pending"]:
             return []
-        config = info["config"]
-        filters = config.get("filter_subjects") or [config.get("filter_subject") or ">"]
         found: list[InboundMessage] = []
-        for seq in range(floor + 1, delivered + 1):
-            if len(found) == _BATCH:
+        while len(found) < _BATCH:
+            message = await self._next(stream, durable, seq + 1, info["config"])
+            if message is None or message.seq > delivered:
                 break
-            if seq in accounted:
-                continue
-            read = await self._read(stream, durable, seq, deliveries=config["max_deliver"])
-            if read and any(covers(pattern, read[0].subject) for pattern in filters):
-                found += read
-            else:
-                accounted.add(seq)
+            seq = message.seq
+            if seq not in accounted:
+                found.append(message)
+            elif not found:
+                self._through[name] = seq
         return found
+
+    async def _next(
+        self, stream: str, durable: str, seq: int, config: Mapping[str, Any]
+    ) -> InboundMessage | None:
+        """Read the first message from a sequence on that the consumer wants."""
+        filters = config.get("filter_subjects") or [config.get("filter_subject") or ">"]
+        reads = [
+            read_back(
+                self._connection, stream, durable, seq, deliveries=config["max_deliver"], next_of=subject
+            )
+            for subject in filters
+        ]
+        found = filter(None, await asyncio.gather(*reads))
+        return min(found, key=attrgetter("seq"), default=None)
 
     def _tell_pause(self, name: tuple[str, str], info: Mapping[str, Any]) -> None:
         """A consumer that an operator has paused looks like one that has nothing to deliver."""
@@ -147,10 +161,3 @@ class NatsStrandedMessages:
             self._paused.add(name)
         elif not info.get("paused"):
             self._paused.discard(name)
-
-    async def _read(
-        self, stream: str, durable: str, seq: int, *, deliveries: int, reply: str = ""
-    ) -> list[InboundMessage]:
-        """Read one message back, or nothing where the stream has dropped it."""
-        message = await read_back(self._connection, stream, durable, seq, deliveries=deliveries, reply=reply)
-        return [] if message is None else [message]
