@@ -8,8 +8,8 @@
 
 -- name: outbox_depth
 -- QRY-050: events that are not published, and since when the oldest is. Exact; 3 pages for each 1000 events, and
--- besides the table's own of what came or changed since the last vacuum, and of what has failed and is tried again.
--- waiting_seconds: since the oldest was due, or first tried where it has failed.
+-- besides the table's own of what came or changed since the last vacuum.
+-- waiting_seconds: since the oldest was due; one that has failed: since it was first tried, of the 1000 due first.
 -- Indexes: idx_outbox_unpublished, idx_outbox_dead, idx_outbox_due, idx_outbox_retry, both again for keys.
 WITH counted AS MATERIALIZED (
     SELECT (SELECT count(*) FROM outbox_events WHERE published_at IS NULL) AS count,
@@ -28,11 +28,13 @@ WITH counted AS MATERIALIZED (
       WHERE is_open AND ordering_key IS NOT NULL AND publish_error IS NULL AND available_at <= now()
       ORDER BY available_at LIMIT 1)
      UNION ALL
-    SELECT coalesce(first_attempt_at, occurred_at) FROM outbox_events
-     WHERE is_open AND ordering_key IS NULL AND publish_error IS NOT NULL
+    (SELECT coalesce(first_attempt_at, occurred_at) FROM outbox_events
+      WHERE is_open AND ordering_key IS NULL AND publish_error IS NOT NULL
+      ORDER BY available_at LIMIT 1000)
      UNION ALL
-    SELECT coalesce(first_attempt_at, occurred_at) FROM outbox_events
-     WHERE is_open AND ordering_key IS NOT NULL AND publish_error IS NOT NULL
+    (SELECT coalesce(first_attempt_at, occurred_at) FROM outbox_events
+      WHERE is_open AND ordering_key IS NOT NULL AND publish_error IS NOT NULL
+      ORDER BY available_at LIMIT 1000)
 )
 SELECT count,
        (SELECT occurred_at FROM outbox_events WHERE published_at IS NULL ORDER BY occurred_at LIMIT 1) AS oldest_at,

@@ -2,8 +2,7 @@
 -- In filters, a null parameter means: any. Lists are in lists.sql.
 
 -- name: outbox_depth_capped
--- QRY-050 for a gauge: as outbox_depth in depth.sql, but each number ends at a limit, whatever the backlog is, and of
--- what has failed the age is that of the 1000 that are due first.
+-- QRY-050 for a gauge: as outbox_depth in depth.sql, but each number ends at a limit, whatever the backlog is.
 -- Indexes: idx_outbox_unpublished, idx_outbox_dead, idx_outbox_due, idx_outbox_retry, both again for keys.
 -- $1 limit.
 WITH counted AS MATERIALIZED (
