@@ -153,7 +153,7 @@ async def postgres_with(kind: str, pki: Pki, database: Database) -> AsyncIterato
 
 POSTGRES = {
     **UNTRUSTED,
-    "no TLS": "offers no TLS, although sslmode in the DSN demands it",
+    "no TLS": "offers no TLS, although sslmode in SEA_MQ_DATABASE_URL demands it",
     "no certificate of its own": "requires a valid client certificate",
 }
 

@@ -46,8 +46,8 @@ _TABLE_MISSING = "42P01"
 _STOP = {
     "26000": POOLER,
     "42P05": POOLER,
-    "28": "it refuses the user or password; check the DSN",
-    "3D000": "the database does not exist; create it or correct the DSN",
+    "28": "it refuses the user or password; correct SEA_MQ_DATABASE_URL",
+    "3D000": "the database does not exist; create it or correct SEA_MQ_DATABASE_URL",
     "3F000": f"the schema is missing; {_MIGRATE}",
     "42501": "the user lacks a privilege; sql/roles.sql has a role for each purpose",
     _TABLE_MISSING: f"a table is missing; {_MIGRATE}",
@@ -145,14 +145,18 @@ def _from_network(error: OSError) -> WorkerError:
     if isinstance(error, ssl.SSLError) and not isinstance(error, _TLS_CUT):
         return ContractError(f"PostgreSQL: TLS failed ({error.reason}); check both sides' certificates")
     if _NO_TLS in str(error):
-        return ContractError("PostgreSQL: it offers no TLS, although sslmode in the DSN demands it")
+        return ContractError(
+            "PostgreSQL: it offers no TLS, although sslmode in SEA_MQ_DATABASE_URL demands it"
+        )
     return StoreUnavailableError(f"PostgreSQL cannot be reached: {error.strerror or type(error).__name__}")
 
 
 def _from_driver(error: Exception) -> WorkerError:
     if isinstance(error, asyncpg.exceptions.ClientConfigurationError):
         if "root certificate" in str(error):
-            return ContractError("PostgreSQL: sslmode in the DSN needs the CA's file, sslrootcert, too")
+            return ContractError(
+                "PostgreSQL: sslmode in SEA_MQ_DATABASE_URL needs the CA's file, sslrootcert, too"
+            )
         return ContractError("the PostgreSQL DSN is not valid")
     if isinstance(error, asyncpg.TargetServerAttributeNotMatched):
         return StoreUnavailableError("PostgreSQL is read-only: no primary is reachable")

@@ -6,6 +6,7 @@ desk's is made of what is at hand, so it comes at once even while a database or 
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -74,8 +75,8 @@ class AdminServer:
             self._server = await asyncio.start_server(self._serve, self.host, self.port, limit=HEAD_BYTES_MAX)
         except OSError as error:
             raise WorkerError(
-                f"the admin address {self.host}:{self.port} cannot be bound ({error.strerror}): "
-                f"choose another admin host or port, or stop what listens there"
+                f"{self.host}:{self.port} cannot be bound ({_reason(error)}): "
+                "choose another, or stop what listens there"
             ) from error
         self.port = self._server.sockets[0].getsockname()[1]
 
@@ -120,3 +121,9 @@ class AdminServer:
         except Exception:  # noqa: BLE001  (a callback that fails must not end the server)
             _log.exception("%s could not be answered", request.path, extra={"event": "admin_request_failed"})
             return Answer(HTTPStatus.INTERNAL_SERVER_ERROR)
+
+
+def _reason(error: OSError) -> str:
+    """Word it as the system does: asyncio's own text tells the address again."""
+    number = error.errno or 0
+    return os.strerror(number) if number > 0 else str(error.strerror)  # of a name that leads nowhere: below 0
