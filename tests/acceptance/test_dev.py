@@ -27,9 +27,9 @@ async def start(folder: Path, *options: str) -> asyncio.subprocess.Process:
     )  # fmt: skip
 
 
-def children_of(folder: Path) -> list[str]:
-    """Return the command lines of processes that have to do with the folder."""
-    found = []
+def children_of(folder: Path) -> dict[str, int]:
+    """Return the processes that have to do with the folder, by command line."""
+    found = {}
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             command = entry.read_bytes().replace(b"\0", b" ").decode()
@@ -37,7 +37,7 @@ def children_of(folder: Path) -> list[str]:
         except OSError:
             continue
         if str(folder) in command + where:
-            found.append(command)
+            found[command] = int(entry.parent.name)
     return found
 
 
@@ -57,7 +57,7 @@ async def test_the_first_command_of_the_readme_works_in_a_fresh_checkout(tmp_pat
     assert code == 0, said
     [shown] = [text for heading, kind, text in blocks("README.md") if (heading, kind) == (HEADING, "text")]
     assert uncounted(shown) in uncounted(said)
-    assert children_of(tmp_path) == []
+    assert not children_of(tmp_path)
 
 
 def uncounted(said: str) -> str:
@@ -90,9 +90,12 @@ async def test_ctrl_c_stops_everything_and_leaves_no_process(tmp_path: Path) -> 
     while b"until Ctrl-C" not in (line := await asyncio.wait_for(process.stdout.readline(), 60)):
         assert line, "dev ended before its traffic had arrived"
     assert len(children_of(folder)) >= 4
+    look = f". {folder}/environment && python -m sea_mq_worker depth && psql \"$SEA_MQ_DATABASE_URL\" -c ''"
+    code, told = await run(f"PATH=/usr/bin; {look}", tmp_path)
+    assert code == 0, told
     os.killpg(process.pid, signal.SIGINT)
     assert await asyncio.wait_for(process.wait(), 30) == 0
-    assert children_of(folder) == []
+    assert not children_of(folder)
 
 
 @linux
@@ -125,7 +128,7 @@ async def test_a_command_runs_on_the_servers_when_the_traffic_has_arrived(tmp_pa
     assert Path(interpreter.removeprefix("python ")).parent == Path(sys.executable).parent
     assert json.loads(depth)
     assert "20 events written, 20 PUBLISHED" in told
-    assert children_of(tmp_path / "dev") == []
+    assert not children_of(tmp_path / "dev")
 
 
 @linux
@@ -139,7 +142,7 @@ async def test_ctrl_c_ends_the_command_too(tmp_path: Path) -> None:
         assert line, "dev ended before its traffic had arrived"
     os.killpg(process.pid, signal.SIGINT)
     assert await asyncio.wait_for(process.wait(), 30) == 128 + signal.SIGINT
-    assert children_of(folder) == []
+    assert not children_of(folder)
 
 
 async def test_a_command_that_is_not_there_is_told_before_anything_starts(tmp_path: Path) -> None:
@@ -148,3 +151,37 @@ async def test_a_command_that_is_not_there_is_told_before_anything_starts(tmp_pa
     assert process.returncode == 2
     assert output == "no-such-program: there is no such program that can be run\n"
     assert not (tmp_path / "dev").exists()
+
+
+async def test_a_folder_that_cannot_be_used_is_told(tmp_path: Path) -> None:
+    (tmp_path / "dev").touch()
+    process = await start(tmp_path / "dev")
+    output = (await asyncio.wait_for(process.communicate(), 30))[0].decode()
+    assert process.returncode == 1
+    assert output == f"{tmp_path}/dev/postgres cannot be used: Not a directory\n"
+
+
+@linux
+async def test_ctrl_c_while_servers_start_stops_them_at_once(tmp_path: Path) -> None:
+    folder = tmp_path / "dev"
+    process = await start(folder)
+    await eventually((folder / "postgres" / "postgres.log").exists, within=30)
+    os.killpg(process.pid, signal.SIGINT)
+    output = (await asyncio.wait_for(process.communicate(), 30))[0].decode()
+    assert (process.returncode, output) == (1, "Stopped before any traffic was sent.\n")
+    assert not children_of(folder)
+
+
+@linux
+async def test_a_worker_that_ends_is_told_with_its_last_lines(tmp_path: Path) -> None:
+    folder = tmp_path / "dev"
+    process = await start(folder, "--events", "2000")
+    assert process.stdout is not None
+    while b"Sending" not in (line := await asyncio.wait_for(process.stdout.readline(), 60)):
+        assert line, "dev ended before it sent anything"
+    os.kill(children_of(folder / "worker").popitem()[1], signal.SIGKILL)
+    output = (await asyncio.wait_for(process.communicate(), 60))[0].decode()
+    assert process.returncode == 1
+    assert "the worker has ended; its last lines:" in output
+    assert "worker_started" in output
+    assert not children_of(folder)

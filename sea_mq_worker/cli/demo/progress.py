@@ -33,9 +33,14 @@ class Figures:
 
 
 async def follow(
-    *, dsn: str, nats_url: str, handler_url: str, show: Callable[[Figures], None], stop: asyncio.Event
+    *,
+    dsn: str,
+    nats_url: str,
+    handler_url: str,
+    show: Callable[[Figures], None],
+    ended: Callable[[], bool],
 ) -> Figures:
-    """Show figures until all is done or ``stop``; return the last."""
+    """Show figures until all is done, or ``ended`` says that no more will be; return the last."""
     database = await asyncpg.connect(dsn)
     broker = await nats.connect(nats_url)
     try:
@@ -43,7 +48,7 @@ async def follow(
             while True:
                 figures = await _look(database, broker.jetstream(), http, handler_url)
                 show(figures)
-                if figures.complete or stop.is_set():
+                if figures.complete or ended():
                     return figures
                 await asyncio.sleep(_LOOK_SECONDS)
     finally:

@@ -19,11 +19,14 @@ from sea_mq_worker.cli.demo.command import run_command
 from sea_mq_worker.cli.demo.progress import Figures, follow
 from sea_mq_worker.cli.demo.traffic import publish_vibes, write_orders
 from sea_mq_worker.cli.signals import stop_on_signals
-from sea_mq_worker.embedded import EmbeddedNats, EmbeddedPostgres
+from sea_mq_worker.embedded import EmbeddedNats, EmbeddedPostgres, ServerStartError
+from sea_mq_worker.embedded.process import log_tail
 from sea_mq_worker.resources import resource_folder
 from sea_mq_worker.settings import Settings
 
 _STREAM_BYTES = 256 * 1024 * 1024
+_SIGNAL_SECONDS = 0.1
+"""Ctrl-C may end a server that is only just being started before it is heard of here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,13 +45,13 @@ async def perform(folder: Path, *, events: int, leave: bool) -> bool:
     stop = asyncio.Event()
     stop_on_signals(stop)
     async with AsyncExitStack() as stack:
-        stage = await _set(stack, folder)
-        if stop.is_set():
+        stage = await _set_unless(stop, stack, folder)
+        if stage is None:
             return False
         figures = await _send(stage, events, stop)
         _tell_figures(figures)
-        _tell_where_to_look(stage, folder)
         if not leave and not stop.is_set():
+            _tell_where_to_look(stage, folder)
             typer.echo("\nThe worker goes on until Ctrl-C.")
             await stop.wait()
         typer.echo("Stopping.")
@@ -67,8 +70,8 @@ async def perform_for(command: Sequence[str], folder: Path, *, events: int) -> i
     stop_on_signals(stop)
     with redirect_stdout(sys.stderr):
         async with AsyncExitStack() as stack:
-            stage = await _set(stack, folder)
-            if stop.is_set():
+            stage = await _set_unless(stop, stack, folder)
+            if stage is None:
                 return None
             figures = await _send(stage, events, stop)
             _tell_figures(figures)
@@ -78,6 +81,21 @@ async def perform_for(command: Sequence[str], folder: Path, *, events: int) -> i
             code = await run_command(command, settings=stage.worker.settings, stop=stop)
             typer.echo(f"It ended with exit code {code}. Stopping.")
     return code
+
+
+async def _set_unless(stop: asyncio.Event, stack: AsyncExitStack, folder: Path) -> _Stage | None:
+    """Start everything; None where ``stop`` came first, and what was begun is given up."""
+    setting, stopped = asyncio.ensure_future(_set(stack, folder)), asyncio.ensure_future(stop.wait())
+    await asyncio.wait({setting, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    if setting.done() and setting.exception():
+        await asyncio.wait({stopped}, timeout=_SIGNAL_SECONDS)
+    stopped.cancel()
+    if stop.is_set():
+        setting.cancel()
+        await asyncio.gather(setting, return_exceptions=True)
+        typer.echo("Stopped before any traffic was sent.")
+        return None
+    return await setting
 
 
 async def _set(stack: AsyncExitStack, folder: Path) -> _Stage:
@@ -115,10 +133,13 @@ async def _send(stage: _Stage, events: int, stop: asyncio.Event) -> Figures:
         nats_url=stage.nats.url,
         handler_url=stage.handler.url,
         show=_show_progress,
-        stop=stop,
+        ended=lambda: stop.is_set() or not stage.worker.running,
     )
     if sys.stdout.isatty():
         typer.echo("")
+    if not stage.worker.running:
+        told = log_tail(stage.worker.log, since=0)
+        raise ServerStartError(f"the worker has ended; its last lines:\n{told}")
     typer.echo(f"Done in {time.monotonic() - began:.1f} s" if figures.complete else "Stopped before the end")
     return figures
 
@@ -143,13 +164,15 @@ dead letters          {figures.dead_letters} answered 422 by the handler, in SEA
 
 def _tell_where_to_look(stage: _Stage, folder: Path) -> None:
     exports = [f"export {name}={shlex.quote(value)}" for name, value in stage.worker.settings.items()]
+    places = Path(sys.executable).parent, stage.postgres.programs
+    exports.append('export PATH={}:"$PATH":{}'.format(*(shlex.quote(str(place)) for place in places)))
     environment = _private(folder / "environment", "\n".join(exports))
     typer.echo(
         f"""
 Where to look next
   {stage.worker.page}
                             the worker's page, signed in
-  . {environment}    then, in this terminal or another:
+  . {environment}    in another terminal; then, there:
     python -m sea_mq_worker depth
     python -m sea_mq_worker dlq list
     python -m sea_mq_worker outbox list --state PUBLISHED
