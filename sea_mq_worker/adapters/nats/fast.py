@@ -20,8 +20,8 @@ from sea_mq_worker.domain.outcomes import Stored
 from sea_mq_worker.domain.wire import Sendable
 
 _FLOW = 1000
-"""Messages that are to share an acknowledgement. The server may grant fewer: half are enough for a whole chunk
-to go at once behind its first message."""
+"""Messages that are to share an acknowledgement. The server may grant fewer: half are enough for a chunk to
+go at once behind its first message."""
 _START, _APPEND, _COMMIT = 0, 1, 2
 _LAST_WORD_SECONDS = 0.25
 """After an error the server still says how much it stored, if it does at all."""
