@@ -76,10 +76,7 @@ def spark_session(
                     raise PipelineError(_ENDED) from error
                 raise
             finally:
-                # Java, still at work for who was interrupted, would hear of it only afterwards.
-                if not isinstance(sys.exception(), KeyboardInterrupt | SystemExit):
-                    with suppress(OSError):  # of a Java that is no more
-                        session.stop()
+                _stop(session)
         finally:
             _end_java()
 
@@ -116,6 +113,16 @@ def _java_options(folder: Path) -> dict[str, str]:
     path.write_text(_QUIET)
     options = (f"-Djava.io.tmpdir={folder}", f"-Dlog4j2.configurationFile=file:{path}")
     return {"spark.driver.defaultJavaOptions": " ".join(f'"{option}"' for option in options)}
+
+
+def _stop(session: SparkSession) -> None:
+    """Stop a session, also one whose block was interrupted, and one whose Java is no more."""
+    if isinstance(sys.exception(), KeyboardInterrupt | SystemExit):
+        # Java, which may still be at work, would hear of a stop only afterwards; nobody is to miss it.
+        session.sparkContext._accumulatorServer.shutdown()  # noqa: SLF001
+    else:
+        with suppress(OSError):
+            session.stop()
 
 
 def _has_java_ended() -> bool:
