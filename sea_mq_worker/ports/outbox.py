@@ -26,7 +26,7 @@ class OutboxRepository(Protocol):
         ...
 
     async def mark_published(self, claim: Claim, verdicts: Sequence[Published]) -> frozenset[str]:
-        """Record what the broker has confirmed, with the stream and sequence it named (CMD-050)."""
+        """Record what the broker has confirmed, with the one stream and the sequences it named (CMD-050)."""
         ...
 
     async def increment_attempts(

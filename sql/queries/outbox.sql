@@ -183,14 +183,14 @@ SELECT head.*, o.id::text AS id, o.seq, o.aggregate_type, o.aggregate_id, o.even
 -- Writes down leased events that the stream has, and only those that the lease still covers: kept names them, and is
 -- null where it covers all.
 -- Index: the primary key.
--- $1 claimed_by and $2 claimed_at of the claim; then one element for each event: $3 id, $4 stream and $5 sequence
--- that the broker named.
+-- $1 claimed_by and $2 claimed_at of the claim, $4 stream that the broker named; then one element for each event:
+-- $3 id and $5 sequence.
 WITH settled AS (
     UPDATE outbox_events o
        SET state = 'PUBLISHED', claimed_at = NULL, claimed_by = NULL,
            published_at = clock_timestamp(), publish_error = NULL,
-           stream = v.stream, stream_seq = v.stream_seq
-      FROM unnest($3::uuid[], $4::text[], $5::bigint[]) AS v (id, stream, stream_seq)
+           stream = $4::text, stream_seq = v.stream_seq
+      FROM unnest($3::uuid[], $5::bigint[]) AS v (id, stream_seq)
      WHERE o.id = v.id AND o.state = 'CLAIMED' AND o.claimed_by = $1::text AND o.claimed_at = $2::timestamptz
     RETURNING o.id
 )

@@ -92,9 +92,9 @@ class PostgresOutboxAdapter:
 
     async def mark_published(self, claim: Claim, verdicts: Sequence[Published]) -> frozenset[str]:
         """CLAIMED -> PUBLISHED (CMD-050); the attempt was counted by the claim."""
-        streams = [verdict.stored.stream for verdict in verdicts]
+        [stream] = {verdict.stored.stream for verdict in verdicts} or {""}
         seqs = [verdict.stored.seq for verdict in verdicts]
-        return await self._settle("mark_published", claim, verdicts, streams, seqs)
+        return await self._settle("mark_published", claim, verdicts, stream, seqs)
 
     async def increment_attempts(
         self, claim: Claim, verdicts: Sequence[Postponed | Buried]
@@ -181,7 +181,7 @@ class PostgresOutboxAdapter:
     async def _settle(
         self, statement: str, claim: Claim, verdicts: Sequence[Verdict], *columns: Sequence[object]
     ) -> frozenset[str]:
-        """Run a statement that takes a claim, the events' ids and more columns, one value for each event."""
+        """Run a statement that takes a claim, the events' ids, and more for each event or for all."""
         if not verdicts:
             return frozenset()
         claimed_at, owner = claim.token.split(" ", 1)
