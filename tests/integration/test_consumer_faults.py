@@ -21,6 +21,8 @@ from tests.support.jetstream import SECOND, connected, consumer_info, create_con
 from tests.support.waiting import eventually
 
 STREAM, DURABLE = "FAULTS", "durable"
+WAIT_SECONDS, SOON_SECONDS = 30.0, 15.0
+"""How long a fetch waits, and what is well before that."""
 SUBJECT = "faults.event.made.v1"
 
 
@@ -32,7 +34,7 @@ async def bound(connection: NatsConnection, stream: str, **config: Any) -> NatsJ
 
 
 def consumer_of(
-    connection: NatsConnection, stream: str, *, wait_seconds: float = 30.0
+    connection: NatsConnection, stream: str, *, wait_seconds: float = WAIT_SECONDS
 ) -> NatsJetStreamConsumer:
     return NatsJetStreamConsumer(
         connection=connection, stream=stream, durable=DURABLE, wait_seconds=wait_seconds
@@ -88,7 +90,7 @@ async def test_deletion_ends_a_waiting_fetch(connection: NatsConnection, stream:
     await waiting(connection, stream)
     await api(connection, f"CONSUMER.DELETE.{stream}.{DURABLE}")
     with pytest.raises(ContractError, match="does not exist"):
-        await asyncio.wait_for(fetching, 2)
+        await asyncio.wait_for(fetching, SOON_SECONDS)
 
 
 async def test_a_request_that_the_consumer_forbids_is_told(connection: NatsConnection, stream: str) -> None:
@@ -105,7 +107,7 @@ async def test_a_full_max_ack_pending_does_not_hold_back_what_came(
         await store(connection, f"{stream.lower()}.event.made.v1")
     before = time.monotonic()
     assert [message.seq for message in await consumer.fetch(50)] == [1, 2]
-    assert time.monotonic() - before < 15
+    assert time.monotonic() - before < SOON_SECONDS
     assert (await consumer_info(connection, stream, DURABLE))["num_waiting"] == 0
 
 
@@ -218,7 +220,7 @@ async def test_a_forbidden_pull_is_named(tmp_path: Path) -> None:
             await bound(admin, STREAM)
         async with connected(server.url, user="worker", password="w") as connection:
             with pytest.raises(ContractError, match=r"no permission.*MSG\.NEXT\.FAULTS\.durable"):
-                await asyncio.wait_for(consumer_of(connection, STREAM).fetch(1), 2)
+                await asyncio.wait_for(consumer_of(connection, STREAM).fetch(1), SOON_SECONDS)
 
 
 async def test_no_more_than_a_few_megabytes_come_at_once_but_one_message_of_any_size(tmp_path: Path) -> None:
@@ -252,7 +254,7 @@ async def test_a_restart_ends_the_wait_and_the_next_fetch_delivers(tmp_path: Pat
         await waiting(connection, STREAM)
         await server.kill()
         with pytest.raises(BrokerUnavailableError):
-            await asyncio.wait_for(fetching, 5)
+            await asyncio.wait_for(fetching, SOON_SECONDS)
         with pytest.raises(BrokerUnavailableError, match="down"):
             await consumer.fetch(1)
         await consumer.ack(held)

@@ -246,7 +246,7 @@ class TestApi:
             proxy.refuse()
             await eventually(lambda: not connection.is_connected)
             with pytest.raises(BrokerUnavailableError):
-                await asyncio.wait_for(api(connection, "INFO", timeout_seconds=60.0), 1.0)
+                await asyncio.wait_for(api(connection, "INFO", timeout_seconds=60.0), 30.0)
 
     @pytest.fixture
     async def connection(self, nats_url: str) -> AsyncIterator[NatsConnection]:
