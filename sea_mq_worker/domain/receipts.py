@@ -2,12 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias, assert_never
+from typing import NamedTuple, TypeAlias, assert_never
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InboxEntry:
-    """What is recorded of a received message."""
+class InboxEntry(NamedTuple):
+    """What is recorded of a received message; a tuple, as all that is made for every message."""
 
     message_id: str
     subject: str
@@ -17,16 +16,14 @@ class InboxEntry:
     content_hash: bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lease:
+class Lease(NamedTuple):
     """The right to handle one message until it ends; ``token`` fences every later write."""
 
     message_id: str
     token: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class Run(NamedTuple):
     """Ours to handle.
 
     Attributes:

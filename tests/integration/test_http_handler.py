@@ -4,7 +4,6 @@ import asyncio
 import ssl
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from pathlib import Path
@@ -97,7 +96,7 @@ async def test_the_body_is_the_contracts_json_in_its_order(server: HandlerServer
 async def test_the_payload_goes_out_byte_for_byte(server: HandlerServer, make: MakeHandler) -> None:
     """A decimal of 40 digits would not survive a float."""
     for payload in (REQUEST.payload, b" [1.10, 1e400]\n", b"null", b'"\\u0000"'):
-        await make().handle(replace(REQUEST, payload=payload))
+        await make().handle(REQUEST._replace(payload=payload))
         assert server.calls[-1].body.endswith(b', "payload": ' + payload + b"}")
 
 
@@ -159,7 +158,7 @@ async def test_one_deadline_covers_the_whole_answer(
     handler = make(timeout_seconds=0.3, concurrency=1)
     result = await handler.handle(REQUEST)
     assert result == Retry("the handler gave no whole answer within 0.3 s")
-    assert await handler.handle(replace(REQUEST, message_id="another")) == Accepted(200)
+    assert await handler.handle(REQUEST._replace(message_id="another")) == Accepted(200)
     assert [call.connection for call in server.calls] == [1, 2]
 
 
@@ -338,7 +337,7 @@ async def test_cancelled_calls_leave_no_slot_taken(server: HandlerServer, make: 
     server.script["slow"] = hang
     handler = make(concurrency=4)
     for _ in range(5):
-        tasks = [asyncio.create_task(handler.handle(replace(REQUEST, message_id="slow"))) for _ in range(4)]
+        tasks = [asyncio.create_task(handler.handle(REQUEST._replace(message_id="slow"))) for _ in range(4)]
         await server.called(4)
         for task in tasks:
             task.cancel()

@@ -222,7 +222,7 @@ def _(real: Any, status: int, **given: Any) -> HandlerResult:
 
 @_bug(Handle, "handle", called="attempts are the server's deliveries")
 async def _(real: Any, self: Handle, item: Any, run: Run, *rest: Any, **given: Any) -> Any:
-    deliveries = dataclasses.replace(run, attempts=item.message.deliveries)
+    deliveries = run._replace(attempts=item.message.deliveries)
     return await real(self, item, deliveries, *rest, **given)
 
 

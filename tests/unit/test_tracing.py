@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 import pytest
@@ -133,7 +133,7 @@ async def test_what_the_producer_did_not_sample_passes_untouched(traces: Traces)
     inner = RecordingPublisher([Stored("S", 1)])
     await TracedPublisher(inner=inner, tracer=traces.tracer).publish("s", b"{}", UNSAMPLED)
     handler = InMemoryHandler()
-    request = replace(REQUEST, trace_headers=UNSAMPLED)
+    request = REQUEST._replace(trace_headers=UNSAMPLED)
     await TracedHandler(inner=handler, url=URL, tracer=traces.tracer).handle(request)
     assert traces.spans == ()
     assert inner.sent[0].headers == UNSAMPLED
@@ -152,7 +152,7 @@ async def test_a_context_that_cannot_be_read_is_none(traces: Traces) -> None:
 async def test_a_handler_call_is_a_client_span_inside_a_linked_consumer_span(traces: Traces) -> None:
     inner = InMemoryHandler()
     handler = TracedHandler(inner=inner, url=URL, tracer=traces.tracer)
-    assert await handler.handle(replace(REQUEST, trace_headers=SAMPLED)) == Accepted(200)
+    assert await handler.handle(REQUEST._replace(trace_headers=SAMPLED)) == Accepted(200)
     consumer, client = traces.of(SpanKind.CONSUMER), traces.of(SpanKind.CLIENT)
     assert linked_traces(consumer) == [TRACE]
     assert consumer.parent is None
@@ -195,7 +195,7 @@ async def test_a_publish_follows_the_wait_in_the_outbox(traces: Traces) -> None:
 async def test_a_handling_follows_the_wait_in_the_stream(traces: Traces) -> None:
     stored_at = datetime.fromtimestamp(time.time() - 30.0, UTC)
     handler = TracedHandler(inner=InMemoryHandler(), url=URL, tracer=traces.tracer)
-    await handler.handle(replace(REQUEST, trace_headers=SAMPLED, stored_at=stored_at))
+    await handler.handle(REQUEST._replace(trace_headers=SAMPLED, stored_at=stored_at))
     wait, process = traces.of(SpanKind.INTERNAL), traces.of(SpanKind.CONSUMER)
     assert 30.0 <= seconds(wait) < 60.0
     assert process.parent == wait.get_span_context()
@@ -205,7 +205,7 @@ async def test_a_handling_follows_the_wait_in_the_stream(traces: Traces) -> None
 async def test_a_server_whose_clock_is_ahead_makes_no_wait(traces: Traces) -> None:
     stored_at = datetime.fromtimestamp(time.time() + 3600.0, UTC)
     handler = TracedHandler(inner=InMemoryHandler(), url=URL, tracer=traces.tracer)
-    await handler.handle(replace(REQUEST, stored_at=stored_at))
+    await handler.handle(REQUEST._replace(stored_at=stored_at))
     assert [span.kind for span in traces.spans] == [SpanKind.CLIENT, SpanKind.CONSUMER]
 
 

@@ -9,7 +9,7 @@ and costs a look at one header. Without a context the SDK's sampler decides alon
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from opentelemetry import trace
@@ -130,7 +130,7 @@ class TracedHandler:
         client = self.tracer.start_span(v.POST.name, inside, SpanKind.CLIENT, _about_call(self.url))
         headers = _carrying(client, request.trace_headers)
         try:
-            result = await self.inner.handle(replace(request, trace_headers=headers))
+            result = await self.inner.handle(request._replace(trace_headers=headers))
             self._note(request, consumer, client, result)
         finally:
             client.end()

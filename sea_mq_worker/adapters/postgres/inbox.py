@@ -106,17 +106,17 @@ class PostgresInboxAdapter:
     async def _insert(self, entries: Sequence[InboxEntry], lease_seconds: float) -> dict[str, Receipt]:
         if not entries:
             return {}
-        ids = tuple(entry.message_id for entry in entries)
+        ids, subjects, *others = zip(*entries, strict=True)
         token = self._unanswered.pop(ids, "") or f"{self._worker}#{secrets.token_hex(4)}"
-        columns = zip(*map(_columns, entries), strict=True)
+        columns = ids, list(map(_storable, subjects)), *others  # in the statement's order, as an entry is
         try:
-            rows = await fetch(self._pool, self._sql["insert"], *map(list, columns), token, lease_seconds)
+            rows = await fetch(self._pool, self._sql["insert"], *columns, token, lease_seconds)
         except StoreUnavailableError:
             self._unanswered[ids] = token
             raise
         leased = {row["message_id"]: _run(row, token) for row in rows if row["verdict"] == "run"}
         known = {row["message_id"]: _refusal(row) for row in rows if row["verdict"] != "run"}
-        return {entry.message_id: Busy() for entry in entries} | known | leased
+        return dict.fromkeys(ids, Busy()) | known | leased
 
     async def _write(self, name: str, leases: Sequence[Lease], *more: object) -> frozenset[str]:
         """Run a statement over leases, in the order in which ``insert`` locks rows."""
@@ -126,17 +126,6 @@ class PostgresInboxAdapter:
         ids = [lease.message_id for lease in ordered]
         tokens = [lease.token for lease in ordered]
         return _ids(await fetch(self._pool, self._sql[name], ids, tokens, *more))
-
-
-def _columns(entry: InboxEntry) -> tuple[object, ...]:
-    return (
-        entry.message_id,
-        _storable(entry.subject),
-        entry.consumer,
-        entry.stream,
-        entry.stream_seq,
-        entry.content_hash,
-    )
 
 
 def _run(row: Any, token: str) -> Receipt:
