@@ -167,6 +167,14 @@ async def test_a_released_event_is_due_at_once_as_if_never_tried(world: World) -
     assert again.events[0].attempted_seconds_ago == 0.0
 
 
+async def test_an_error_that_a_broker_made_up_is_noted_as_far_as_it_can_be(world: World) -> None:
+    event_id = await world.add()
+    relay = world.relay()
+    claim = await relay.find_unpublished(batch_max=1)
+    assert await relay.increment_attempts(claim, buried(claim, "no\0 \ud800, never")) == {event_id}
+    assert "never" in ((await world.row(event_id)).error or "")
+
+
 async def test_a_publication_forgets_the_earlier_error(world: World) -> None:
     event_id = await world.add()
     relay = world.relay()

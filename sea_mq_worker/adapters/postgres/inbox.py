@@ -8,6 +8,7 @@ import asyncpg
 
 from sea_mq_worker.adapters.postgres.connection import fetch
 from sea_mq_worker.adapters.postgres.queries import load_queries
+from sea_mq_worker.adapters.postgres.texts import storable
 from sea_mq_worker.domain.errors import StoreUnavailableError
 from sea_mq_worker.domain.receipts import (
     Busy,
@@ -83,7 +84,7 @@ class PostgresInboxAdapter:
     async def record_error(self, failures: Sequence[FailedHandling]) -> frozenset[str]:
         """Keep the error, cut to 2000 characters; attempts never fall below 0."""
         ordered = sorted(failures, key=lambda failure: failure.lease.message_id)
-        errors = [_storable(failure.error) for failure in ordered]
+        errors = [storable(failure.error) for failure in ordered]
         given_back = [int(not failure.counted) for failure in ordered]
         return await self._write("record_error", [failure.lease for failure in ordered], errors, given_back)
 
@@ -95,7 +96,7 @@ class PostgresInboxAdapter:
             lease.message_id,
             lease.token,
             reason,
-            _storable(detail),
+            storable(detail),
         )
         return _ids(rows)
 
@@ -108,7 +109,7 @@ class PostgresInboxAdapter:
             return {}
         ids, subjects, *others = zip(*entries, strict=True)
         token = self._unanswered.pop(ids, "") or f"{self._worker}#{secrets.token_hex(4)}"
-        columns = ids, list(map(_storable, subjects)), *others  # in the statement's order, as an entry is
+        columns = ids, list(map(storable, subjects)), *others  # in the statement's order, as an entry is
         try:
             rows = await fetch(self._pool, self._sql["insert"], *columns, token, lease_seconds)
         except StoreUnavailableError:
@@ -138,11 +139,6 @@ def _run(row: Any, token: str) -> Receipt:
 
 def _refusal(row: Any) -> Receipt:
     return _REFUSALS.get(row["verdict"]) or Busy(row["attempts"])
-
-
-def _storable(text: str) -> str:
-    """Return what others have written as PostgreSQL can keep it: without NUL, and valid UTF-8."""
-    return text.replace("\0", "\ufffd").encode(errors="replace").decode()
 
 
 def _ids(rows: Sequence[Any]) -> frozenset[str]:

@@ -14,6 +14,7 @@ from sea_mq_worker.adapters.postgres.connection import fetch
 from sea_mq_worker.adapters.postgres.cursor import START, Cursor, Position, Read
 from sea_mq_worker.adapters.postgres.errors import PartitionedError
 from sea_mq_worker.adapters.postgres.queries import joined_by_id, load_queries
+from sea_mq_worker.adapters.postgres.texts import storable
 from sea_mq_worker.domain.events import Claim, ClaimedEvent
 from sea_mq_worker.domain.outcomes import Buried, Postponed, Published, Released, Verdict
 
@@ -223,9 +224,9 @@ def _changes(verdict: Postponed | Buried | Released) -> tuple[object, ...]:
     """Return state, error, failures to add and delay as ``settle`` takes them."""
     match verdict:
         case Postponed(_, error, delay_seconds, failed):
-            return "PENDING", error, int(failed), delay_seconds
+            return "PENDING", storable(error), int(failed), delay_seconds
         case Buried(_, error):
-            return "DEAD", error, 1, None
+            return "DEAD", storable(error), 1, None
         case Released():
             return "PENDING", None, 0, None
         case _:
