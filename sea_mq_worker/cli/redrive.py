@@ -165,12 +165,13 @@ async def _each(seqs: Sequence[int], do: "Callable[[int], Awaitable[Outcome]]", 
 
 def _end(outcomes: "Sequence[Outcome]", asked: int, *, json: bool) -> None:
     done = sum(outcome.done for outcome in outcomes)
+    if not asked and not json:
+        say("no dead letter matches")
     if asked > FEW and not json:
         say(f"done {done} of {asked}, {len(outcomes) - done} failed and stay")
     if len(outcomes) < asked:
         fail(
-            f"stopped after {FEW} failures in a row, no accident: mend what they say, then the same "
-            f"command goes on",
+            f"stopped after {FEW} failures in a row: mend what they say, then the same command goes on",
             EXIT_FAILED,
         )
     if done < len(outcomes):

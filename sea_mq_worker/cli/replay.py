@@ -104,8 +104,9 @@ def replay(
     )  # fmt: skip
     result = act(lambda settings: _carry_out(order, settings), needs=("database_url", "nats_url"))
     _tell(result, dry_run=dry_run, json=json)
-    if len(set(ids or ())) > result.matched:
-        fail("the others are not there, or neither PUBLISHED nor DEAD", EXIT_FAILED)
+    left = len(set(ids or ())) - result.matched
+    if left > 0:
+        fail(f"not there, or neither PUBLISHED nor DEAD: {left} of those named", EXIT_FAILED)
 
 
 async def _carry_out(order: _Order, settings: "Settings") -> ReplayResult:

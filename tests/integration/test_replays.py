@@ -14,7 +14,7 @@ from sea_mq_worker.adapters.postgres.connection import OPERATOR_HINTS
 from sea_mq_worker.adapters.postgres.outbox import PostgresOutboxAdapter
 from sea_mq_worker.adapters.postgres.records import OutboxFilter
 from sea_mq_worker.adapters.postgres.replays import PostgresReplays
-from sea_mq_worker.domain.errors import ContractError
+from sea_mq_worker.domain.errors import WorkerError
 from sea_mq_worker.domain.events import EventState
 from tests.support.jetstream import stored_messages
 from tests.support.rows import add_event, opened
@@ -113,7 +113,7 @@ async def test_a_replay_that_was_cut_short_goes_on_with_what_it_has_not_done(
     assert [one.id for one in left] == added[2:]
     [step] = [step async for step in replays.feed(old, left, **PACE, ahead=9)]
     assert (step.replayed, step.action) == (4, replay.id)
-    with pytest.raises(ContractError, match="is finished: it put back 4"):
+    with pytest.raises(WorkerError, match="is finished: it put back 4"):
         await replays.load(replay.id)
 
 
@@ -123,20 +123,20 @@ async def test_of_two_runs_of_a_replay_only_one_goes_on(replays: PostgresReplays
     replay = await replays.begin(DEAD, **WHO)
     chosen = await replays.choose(DEAD, limit=9)
     await anext(replays.feed(replay, chosen, **PACE, ahead=2))
-    with pytest.raises(ContractError, match="another run goes on"):
+    with pytest.raises(WorkerError, match="another run goes on"):
         await anext(replays.feed(replay, chosen[2:], **PACE, ahead=2))
     assert (await replays.load(replay.id)).replayed == 2
     assert [one.id for one in await replays.choose(DEAD, limit=9)] == [chosen[2].id]
 
 
 async def test_only_a_replay_goes_on(replays: PostgresReplays, pool: asyncpg.Pool) -> None:
-    with pytest.raises(ContractError, match="audit --action replay"):
+    with pytest.raises(WorkerError, match="audit --action replay"):
         await replays.load(17)
     by_pipeline = await pool.fetchval(
         "INSERT INTO operator_actions (actor, action, reason, selection, affected)"
         """ VALUES ('a', 'replay', '', '{"progress": {"finished": false, "as_given": {}}}', 0) RETURNING id"""
     )
-    with pytest.raises(ContractError, match="pipeline replay"):
+    with pytest.raises(WorkerError, match="pipeline replay"):
         await replays.load(by_pipeline)
 
 

@@ -13,7 +13,7 @@ import asyncpg
 from sea_mq_worker.adapters.postgres.connection import fetch, fetch_slowly
 from sea_mq_worker.adapters.postgres.queries import load_queries
 from sea_mq_worker.adapters.postgres.records import OutboxFilter, ReplayStep, check_accountable
-from sea_mq_worker.domain.errors import ContractError
+from sea_mq_worker.domain.errors import WorkerError
 from sea_mq_worker.domain.events import EventState
 
 _TERMINAL = (EventState.PUBLISHED, EventState.DEAD)
@@ -95,19 +95,19 @@ class PostgresReplays:
         """Return a replay that was cut short.
 
         Raises:
-            ContractError: there is none, it is finished, or the pipeline has begun it.
+            WorkerError: there is none, it is finished, or the pipeline has begun it.
         """
         rows = await fetch(self._pool, self._sql["load_replay"], action)
         if not rows:
-            raise ContractError(
+            raise WorkerError(
                 f"action {action} is no replay; `sea-mq-worker audit --action replay` lists them"
             )
         selection = json.loads(rows[0]["selection"])
         progress = selection.pop("progress", {"finished": True})
         if progress["finished"]:
-            raise ContractError(f"replay {action} is finished: it put back {rows[0]['affected']}")
+            raise WorkerError(f"replay {action} is finished: it put back {rows[0]['affected']}")
         if "as_given" in progress:
-            raise ContractError(f"replay {action} is the pipeline's: run the same `pipeline replay` again")
+            raise WorkerError(f"replay {action} is the pipeline's: run the same `pipeline replay` again")
         return Replay(
             id=action,
             which=_from_json(selection),
@@ -136,7 +136,7 @@ class PostgresReplays:
                 before an event that is new.
 
         Raises:
-            ContractError: another run goes on with the same replay.
+            WorkerError: another run goes on with the same replay.
         """
         size = max(1, min(_PORTION_MAX, per_second, ahead))
         through, replayed = replay.through, replay.replayed
@@ -157,7 +157,7 @@ class PostgresReplays:
             args = (ids, duplicate_window_seconds, replay.id, through, portion[-1].seq)
             [row] = await fetch(self._pool, self._sql["put_back"], *args)
             if not row["is_mine"]:
-                raise ContractError(f"another run goes on with replay {replay.id}; let it, or stop it first")
+                raise WorkerError(f"another run goes on with replay {replay.id}; let it, or stop it first")
             through, replayed = portion[-1].seq, replayed + row["count"]
             waiting += ids
             yield ReplayStep(
