@@ -23,7 +23,8 @@ def read(data: bytes, headers: dict[str, str] | None = None) -> PublishOutcome:
         (b'{"stream":"SEA_EVENTS", "seq":7}', Stored(STREAM, 7)),
         (b'{"stream":"SEA_EVENTS","seq":7,"duplicate":true}', Stored(STREAM, 7, duplicate=True)),
         (b'{"stream":"SEA_EVENTS","seq":7,"duplicate": true}', Stored(STREAM, 7, duplicate=True)),
-        (b'{"stream":"SEA_EVENTS","domain":"hub","seq":18446744073709551615}', Stored(STREAM, 2**64 - 1)),
+        (b'{"stream":"SEA_EVENTS","domain":"hub","seq":9223372036854775807}', Stored(STREAM, 2**63 - 1)),
+        (b'{"stream":"SEA_EVENTS","seq":9223372036854775807}', Stored(STREAM, 2**63 - 1)),
         (b'{"seq":7,"stream":"SEA_EVENTS","duplicate":false}', Stored(STREAM, 7)),
     ],
 )
@@ -43,6 +44,7 @@ def test_an_acknowledgement_in_any_form_is_read(data: bytes, expected: Stored) -
         b'{"stream":"SEA_EVENTS","seq":0}',
         b'{"stream":"SEA_EVENTS","seq":-1}',
         b'{"stream":"SEA_EVENTS","seq":"7"}',
+        b'{"stream":"SEA_EVENTS","seq":9223372036854775808}',
         b'{"stream":"SEA_EVENTS","seq":7',
         b'{"stream":"SEA_EVENTS","seq":}',
         b'{"stream":"sea_events","seq":7}',

@@ -12,6 +12,9 @@ NOT_BATCHED = frozenset({10174, 10205})
 
 _NEVER = frozenset({10054, 10097, 10165, 10166, *range(10186, 10194), 10203, 10212, 10223, 10227})
 """The message's own fault: too large, headers too large, per-message TTL, schedules, reserved headers."""
+_SEQ_MAX = 2**63 - 1
+"""The largest that a row can note; a stream that counts on from 1 never gets there."""
+_SEQ_DIGITS = len(str(_SEQ_MAX))
 _NOT_NOW = frozenset({10070, 10071, 10164})
 """An expectation about what the stream held last was not met."""
 
@@ -29,7 +32,7 @@ def judge_ack(answer: dict[str, Any], stream: str) -> PublishOutcome:
     if error:
         return judge_error(error if isinstance(error, dict) else {})
     named, seq = answer.get("stream"), answer.get("seq")
-    if not isinstance(seq, int) or seq < 1:
+    if not isinstance(seq, int) or not 1 <= seq <= _SEQ_MAX:
         return Unknown("the answer was no acknowledgement of a stream", answered=True)
     if named != stream:
         return Unknown(
@@ -84,6 +87,6 @@ class AckReader:
         usual = self._usual
         if data.startswith(usual) and data.endswith(b"}"):
             digits = data[len(usual) : -1].strip()
-            if digits.isdigit() and digits != b"0":
+            if digits.isdigit() and digits != b"0" and len(digits) < _SEQ_DIGITS:
                 return Stored(self.stream, int(digits))
         return read_ack(msg, self.stream)
