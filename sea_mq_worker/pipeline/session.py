@@ -16,6 +16,7 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from sea_mq_worker.pipeline.errors import PipelineError
+from sea_mq_worker.pipeline.failures import translated
 from sea_mq_worker.pipeline.java import find_java_home
 from sea_mq_worker.pipeline.signals import held
 from sea_mq_worker.pipeline.sources import register
@@ -62,21 +63,22 @@ def spark_session(
         conf: Spark properties; they win over the defaults here.
 
     Raises:
-        PipelineError: there is no Java.
+        PipelineError: there is no Java, or no session; and what ``translated`` raises of the block's errors.
     """
     with tempfile.TemporaryDirectory(prefix="sea_mq_worker-spark-", ignore_cleanup_errors=True) as folder:
         try:
-            with held():  # nothing leads to a JVM that has just been started
-                session = _start(name, master, conf or {}, Path(folder))
-            try:
-                register(session)
-                yield session
-            except (Py4JError, OSError) as error:
-                if _has_java_ended():
-                    raise PipelineError(_ENDED) from error
-                raise
-            finally:
-                _stop(session)
+            with translated():  # as long as there is a Java to ask for an error's text
+                with held():  # nothing leads to a JVM that has just been started
+                    session = _start(name, master, conf or {}, Path(folder))
+                try:
+                    register(session)
+                    yield session
+                except (Py4JError, OSError) as error:
+                    if _has_java_ended():
+                        raise PipelineError(_ENDED) from error
+                    raise
+                finally:
+                    _stop(session)
         finally:
             _end_java()
 

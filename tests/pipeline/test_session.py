@@ -7,9 +7,11 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from pyspark.errors import PythonException
 from pyspark.sql import SparkSession
 
-from sea_mq_worker.pipeline.errors import cause
+from sea_mq_worker.domain.errors import BrokerUnavailableError
+from sea_mq_worker.pipeline.failures import cause, translated
 from tests.support.waiting import eventually
 
 UNUSED = "postgresql://nobody@127.0.0.1:1/none"
@@ -79,3 +81,9 @@ def is_gone(group: int) -> bool:
 )  # fmt: skip
 def test_the_cause_of_sparks_error_is_told_without_stacks(text: str, name: str, told: str) -> None:
     assert cause(Exception(text)) == (name, told)
+
+
+def test_an_outage_that_a_task_has_met_is_one_here() -> None:
+    text = "By it:\nsea_mq_worker.domain.errors.BrokerUnavailableError: no server answers\n SQLSTATE: 38000"
+    with pytest.raises(BrokerUnavailableError, match=r"^no server answers$"), translated():
+        raise PythonException(text)

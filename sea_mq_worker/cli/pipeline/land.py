@@ -162,10 +162,12 @@ def _repeat(
 ) -> None:
     """Land again and again, through outages of NATS; show the runs that found something."""
     from sea_mq_worker.domain.errors import UnavailableError
+    from sea_mq_worker.pipeline.failures import translated
 
     while not is_stopping():
         try:
-            result = once()
+            with translated():
+                result = once()
         except UnavailableError as error:
             say(f"land: waits: {error}")
         else:

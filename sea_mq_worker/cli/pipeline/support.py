@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
@@ -72,9 +72,6 @@ def look(job: "Callable[[Settings], _T]", *, needs: Collection[str]) -> _T:
 def _exit_codes() -> Iterator[None]:
     """Leave by the exit code that an error stands for, or where Spark is not installed."""
     try:
-        from py4j.protocol import Py4JError  # type: ignore[import-untyped]
-        from pyspark.errors import PySparkException
-
         import sea_mq_worker.pipeline.session  # noqa: F401 - all that the jobs import
     except ImportError as error:
         fail(f"`pipeline` needs {error.name}: install it with {_INSTALL}", EXIT_CONTRACT)
@@ -89,8 +86,6 @@ def _exit_codes() -> Iterator[None]:
         fail(str(error), EXIT_CONTRACT)
     except WorkerError as error:
         fail(str(error), EXIT_FAILED)
-    except (PySparkException, Py4JError) as error:
-        _fail_as_told(error)
 
 
 def lake_of(given: str | None) -> str:
@@ -124,15 +119,3 @@ def _properties(given: Collection[str]) -> dict[str, str]:
     if wrong := [key for key, equals, _ in pairs if not (key and equals)]:
         fail(f"--conf {wrong[0]}: expected KEY=VALUE", EXIT_USAGE)
     return {key: value for key, _, value in pairs}
-
-
-def _fail_as_told(error: Exception) -> NoReturn:
-    """Leave with what a task said of its failure as if it had failed here."""
-    from sea_mq_worker.pipeline.errors import cause
-
-    name, text = cause(error)
-    package, _, kind = name.rpartition(".")
-    if not package.startswith("sea_mq_worker"):
-        fail(f"Spark: {kind}: {text}", EXIT_FAILED)
-    codes = {"SettingsError": EXIT_USAGE, "ContractError": EXIT_CONTRACT}
-    fail(text, codes.get(kind, EXIT_FAILED))

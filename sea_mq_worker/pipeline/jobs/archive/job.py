@@ -25,7 +25,8 @@ from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentat
 from sea_mq_worker.adapters.postgres.leaves import PageRange
 from sea_mq_worker.adapters.postgres.records import DroppedPartition, KeptPartition
 from sea_mq_worker.domain.events import EventState
-from sea_mq_worker.pipeline.errors import DataLossError, PipelineError, cause
+from sea_mq_worker.pipeline.errors import DataLossError, PipelineError
+from sea_mq_worker.pipeline.failures import cause
 from sea_mq_worker.pipeline.jobs.archive.digest import KEPT, NOTHING, TIMES, Content, content_of, keys_of
 from sea_mq_worker.pipeline.jobs.archive.outbox import Deletion, LeafPlan, content, deletion, plan
 from sea_mq_worker.pipeline.jobs.archive.result import ArchiveProgress, ArchiveResult, OnProgress
