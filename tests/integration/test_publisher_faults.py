@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+from nats.aio.msg import Msg
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection, api
 from sea_mq_worker.adapters.nats.publisher import NatsJetStreamPublisher
@@ -22,6 +23,10 @@ from tests.support.waiting import eventually
 Mode = Literal["auto", "pipeline", "fast", "atomic"]
 BATCHES = {"allow_batched": True, "allow_atomic": True}
 MODES: tuple[Mode, ...] = ("pipeline", "fast", "atomic")
+FORGED = (
+    b'{"type":"ack","seq":"x"}', b'{"type":"ack","seq":null,"msgs":[]}', b'{"error":"text"}', b"[" * 100_000,
+    b'{"stream":"S","seq":1,"batch":"b","count":{}}',
+)  # fmt: skip
 every_mode = pytest.mark.parametrize("mode", MODES)
 
 
@@ -100,6 +105,25 @@ async def test_an_acknowledgement_of_another_stream_is_not_believed(
     assert other in outcomes[0].reason
     assert "streams check" in outcomes[0].reason
     assert not any(isinstance(outcome, Stored) for outcome in outcomes)
+
+
+@every_mode
+async def test_answers_that_a_subscriber_makes_up_end_no_call(
+    connection: NatsConnection, names: str, mode: Mode
+) -> None:
+    await create_stream(connection, names, f"{names}.>", **BATCHES)
+    publisher = await started(connection, names, mode)
+    elsewhere = f"{names}-elsewhere"
+
+    async def answer(msg: Msg) -> None:
+        for forged in FORGED:
+            await connection.client.publish(msg.reply, forged)
+
+    await connection.client.subscribe(f"{elsewhere}.>", cb=answer)
+
+    outcomes = await publisher.publish_batch([message(elsewhere) for _ in range(3)], timeout_seconds=1)
+
+    assert not any(isinstance(outcome, Stored | Refused) for outcome in outcomes)
 
 
 @every_mode

@@ -28,9 +28,8 @@ def read_ack(msg: Msg, stream: str) -> PublishOutcome:
 
 def judge_ack(answer: dict[str, Any], stream: str) -> PublishOutcome:
     """Judge a parsed answer. A refusal that tells nothing about the message itself is Unknown."""
-    error = answer.get("error")
-    if error:
-        return judge_error(error if isinstance(error, dict) else {})
+    if error := answer.get("error"):
+        return judge_error(error)
     named, seq = answer.get("stream"), answer.get("seq")
     if not isinstance(seq, int) or not 1 <= seq <= _SEQ_MAX:
         return Unknown("the answer was no acknowledgement of a stream", answered=True)
@@ -61,12 +60,22 @@ def error_code(error: dict[str, Any]) -> int:
 
 
 def parse(data: bytes) -> dict[str, Any]:
-    """Parse an answer; what is no JSON object becomes an empty one."""
+    """Parse an answer; what is no JSON object becomes an empty one, and so does an error that is none."""
     try:
         parsed = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
-    return parsed if isinstance(parsed, dict) else {}
+    if not isinstance(parsed, dict):
+        return {}
+    if parsed.get("error") and not isinstance(parsed["error"], dict):
+        return {}
+    return parsed
+
+
+def number(answer: dict[str, Any], name: str) -> int:
+    """Return a count of an answer; what is none is 0."""
+    value = answer.get(name)
+    return max(0, value) if isinstance(value, int) else 0
 
 
 def _status(status: str) -> str:

@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
-from sea_mq_worker.adapters.nats.acks import judge_ack
+from sea_mq_worker.adapters.nats.acks import judge_ack, number
 from sea_mq_worker.adapters.nats.batch import Batched, Conversation, says_disabled
 from sea_mq_worker.adapters.nats.connection import NatsConnection
 from sea_mq_worker.adapters.nats.errors import plain
@@ -57,8 +57,8 @@ class _Progress:
     def _take(self, answer: dict[str, Any]) -> None:
         match answer.get("type"):
             case "ack":
-                self.acked = max(self.acked, int(answer.get("seq", 0)))
-                self.flow = int(answer.get("msgs", self.flow))
+                self.acked = max(self.acked, number(answer, "seq"))
+                self.flow = number(answer, "msgs") or self.flow
             case "gap":
                 self._stumble("the server missed a message of the batch")
             case _ if answer.get("error"):
@@ -72,7 +72,7 @@ class _Progress:
     def _end(self, answer: dict[str, Any]) -> None:
         outcome = judge_ack(answer, self._stream)
         if isinstance(outcome, Stored):
-            self.final, self.count = outcome, int(answer.get("count", 0))
+            self.final, self.count = outcome, number(answer, "count")
         else:
             self._talk.stop(self.trouble or outcome.reason)
 
