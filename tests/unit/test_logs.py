@@ -198,6 +198,13 @@ def test_configuring_twice_writes_once(stream: io.StringIO) -> None:
     assert [line["event"] for line in lines(stream)] == ["once"]
 
 
+def test_why_the_worker_ends_is_an_error_and_another_notice_a_warning(stream: io.StringIO) -> None:
+    configure(level="info", format="json", stream=stream)
+    for event in ("contract_broken", "loop_died", "nats_lost", "streams_differ"):
+        LogObserver().observe(Noticed(event=event, text=""))
+    assert [line["level"] for line in lines(stream)] == ["error", "error", "error", "warning"]
+
+
 def test_a_listener_that_raises_is_told_once_and_harms_no_other(caplog: pytest.LogCaptureFixture) -> None:
     class Broken:
         def observe(self, fact: Fact) -> None:

@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from typing import Literal, TextIO
 
 from sea_mq_worker.adapters.observability.outlet import Outlet
-from sea_mq_worker.adapters.observability.vocabulary.log_events import FACTS, LEVELS
+from sea_mq_worker.adapters.observability.vocabulary.log_events import ENDINGS, FACTS, LEVELS
 from sea_mq_worker.domain.errors import WorkerError
 from sea_mq_worker.domain.facts import (
     EventBuried,
@@ -143,7 +143,8 @@ class LogObserver:
         self._kinds: dict[str, _Kind] = {}
 
     def observe(self, fact: Fact) -> None:
-        level = _LEVELS[type(fact)]
+        ends = isinstance(fact, Noticed) and fact.event in ENDINGS
+        level = logging.ERROR if ends else _LEVELS[type(fact)]
         if not self._logger.isEnabledFor(level):
             return
         for told in fact.each() if isinstance(fact, EventsPublished) else (fact,):

@@ -81,8 +81,11 @@ LEVELS: Mapping[type[Told], Level] = {kind: event.level for kind, event in FACTS
     Progressed: "info",
 }
 
+ENDINGS = frozenset({"contract_broken", "loop_died", "nats_lost"})
+"""Notices that tell why the worker ends: errors, the others are warnings."""
+
 NOTICES = tuple(
-    LogEvent(key, "warning", meaning)
+    LogEvent(key, "error" if key in ENDINGS else "warning", meaning)
     for key, meaning in (
         ("waiting", "At the start: a server is not there yet; the worker waits for it."),
         ("contract_broken", "A schema, stream, consumer or permission is not as it must be: exit code 3."),
