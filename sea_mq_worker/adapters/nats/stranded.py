@@ -129,14 +129,16 @@ class NatsStrandedMessages:
             return []
         found: list[InboundMessage] = []
         while len(found) < _BATCH:
+            while seq + 1 in accounted:
+                seq += 1
+            if not found:
+                self._through[name] = seq
             message = await self._next(stream, durable, seq + 1, info["config"])
             if message is None or message.seq > delivered:
                 break
             seq = message.seq
             if seq not in accounted:
                 found.append(message)
-            elif not found:
-                self._through[name] = seq
         return found
 
     async def _next(
