@@ -30,6 +30,10 @@ def default(context: typer.Context, *, _version: VersionOption = False) -> None:
 
 def run() -> None:
     """Run the worker: publish the outbox, take messages into the inbox."""
+    import gc
+
+    # Modules stay, and batches are thousands of short-lived objects without cycles: seldom look for cycles.
+    gc.set_threshold(_ALLOCATIONS_PER_COLLECTION, 20, 20)
     settings = settings_for("database_url", "nats_url")
     if settings.consumers and not settings.handler_url:
         fail(
@@ -37,7 +41,6 @@ def run() -> None:
             EXIT_USAGE,
         )
     import asyncio
-    import gc
 
     import uvloop
 
@@ -47,8 +50,6 @@ def run() -> None:
     from sea_mq_worker.settings import SettingsError
 
     async def main() -> int:
-        # Batches are thousands of short-lived objects without cycles: look for cycles less often.
-        gc.set_threshold(_ALLOCATIONS_PER_COLLECTION, 20, 20)
         stop = asyncio.Event()
         stop_on_signals(stop)
         return await run_worker(settings, stop)
