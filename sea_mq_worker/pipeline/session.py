@@ -43,8 +43,8 @@ rootLogger.level = error
 rootLogger.appenderRef.stderr.ref = stderr
 """
 _ENDED = (
-    "Java, in which Spark runs, has ended by itself, perhaps for want of memory (see the kernel's log):"
-    " let it do less at a time (--master 'local[2]', --batch-rows), then run the job again"
+    "Java, in which Spark runs, has ended meanwhile ({}): run the job again; where it was killed for want of"
+    " memory (-9, see the kernel's log), let it do less at a time: --master 'local[2]', --batch-rows"
 )
 _END_SECONDS = 30.0
 _LAST_SECONDS = 1.0
@@ -74,8 +74,8 @@ def spark_session(
                     register(session)
                     yield session
                 except (Py4JError, OSError) as error:
-                    if _has_java_ended():
-                        raise PipelineError(_ENDED) from error
+                    if (code := _end_of_java()) is not None:
+                        raise PipelineError(_ENDED.format(code)) from error
                     raise
                 finally:
                     _stop(session)
@@ -127,15 +127,13 @@ def _stop(session: SparkSession) -> None:
             session.stop()
 
 
-def _has_java_ended() -> bool:
+def _end_of_java() -> int | None:
+    """Return the JVM's exit code; None: it has not ended, or is not ours."""
     process = _java()
-    if process is None:
-        return False
-    try:
-        process.wait(_LAST_SECONDS)
-    except subprocess.TimeoutExpired:
-        return False
-    return True
+    if process:
+        with suppress(subprocess.TimeoutExpired):
+            return process.wait(_LAST_SECONDS)
+    return None
 
 
 def _end_java() -> None:
