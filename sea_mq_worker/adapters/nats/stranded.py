@@ -115,9 +115,9 @@ class NatsStrandedMessages:
         return [found]
 
     async def _sweep(self, stream: str, durable: str) -> list[InboundMessage]:
-        info = await api(self._connection, f"CONSUMER.INFO.{stream}.{durable}")
-        self._tell_pause((stream, durable), info)
         name = stream, durable
+        info = await api(self._connection, f"CONSUMER.INFO.{stream}.{durable}")
+        self._tell_pause(name, info)
         if self._created.setdefault(name, info["created"]) != info["created"]:
             self._created[name] = info["created"]
             self._accounted[name], self._through[name] = set(), 0
