@@ -16,6 +16,11 @@ from xdist.scheduler import LoadScopeScheduling
 from tests.support import servers
 from tests.support.servers import Database, NatsAddress, PostgresAddress
 
+_JAVA_OPTIONS = (
+    "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+    # Spark's classes, ten thousand of them, would be verified at each start
+    " -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+)
 _COSTLY = ("tests/pipeline/", "tests/acceptance/test_pipeline_commands.py", "tests/soak/")
 
 
@@ -28,11 +33,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure() -> None:
-    """Keep the developer's own settings out of the tests; let Java compile quickly rather than well.
+    """Keep the developer's own settings out of the tests; let Java start quickly rather than run well.
 
     Hundreds of processes are started: what one of them has compiled of Python is there for the next.
     """
-    os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+    os.environ.setdefault("JDK_JAVA_OPTIONS", _JAVA_OPTIONS)
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
     for name in list(os.environ):
