@@ -86,7 +86,7 @@ LESSER_PROOFS = (
     ),
     Proof(
         document="README.md", heading="The data pipeline", begins="python3 -m venv", test=_PIPELINE,
-        less="half a gigabyte is not installed twice; what is behind `--` runs",
+        less="half a gigabyte is not installed twice; what is behind `--` runs, in a session with the rest",
     ),
     Proof(
         document="docs/deploying.md", heading="Kubernetes",
