@@ -254,6 +254,12 @@ async def test_what_a_user_does_not_need_is_denied(user: str, server: Configured
         await eventually(lambda: wanted <= set(told), what="every subject is denied")
 
 
+async def test_an_inbox_that_the_user_may_not_listen_to_is_named_at_once(server: ConfiguredNats) -> None:
+    own = settings(server, "sea_operator").model_copy(update={"nats_inbox_prefix": "_INBOX"})
+    with pytest.raises(ContractError, match=r"no answer through to _INBOX\.>; set SEA_MQ_NATS_INBOX_PREFIX"):
+        await check_topology(own)
+
+
 async def test_no_user_gets_in_with_anothers_password(server: ConfiguredNats) -> None:
     with pytest.raises(ContractError, match="check its credentials"):
         await asyncio.wait_for(

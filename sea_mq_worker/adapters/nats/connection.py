@@ -82,9 +82,10 @@ class NatsConnection:
         """Ask and return the answer's body; what the server forbids is told at once.
 
         Raises:
-            ContractError: the worker has no permission to ask.
+            ContractError: the worker has no permission to ask, or to receive answers.
             nats.errors.Error: as nats-py.
         """
+        self._check_ears()
         answer = asyncio.ensure_future(self.client.request(subject, body, timeout=timeout_seconds))
         denial: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._asked[denial] = subject.lower()
@@ -99,7 +100,25 @@ class NatsConnection:
         if answer.done():
             return (await answer).data
         answer.add_done_callback(_forget)  # nats-py tidies up after it when its time is over
-        raise ContractError(f"the worker has no permission to publish to {subject}; grant it")
+        self._check_ears()
+        raise ContractError(f"the user has no permission to publish to {subject}; grant it")
+
+    def _check_ears(self) -> None:
+        """Refuse to ask where the server keeps all answers back: they come to one subscription."""
+        if self._is_deaf:
+            raise ContractError(
+                f"the server lets no answer through to {self._inbox_prefix}.>; "
+                "set SEA_MQ_NATS_INBOX_PREFIX to what the user may subscribe to"
+            )
+
+    @property
+    def _is_deaf(self) -> bool:
+        own = f"{self._inbox_prefix.lower()}."
+        return any(subject.startswith(own) for subject in self._denied)
+
+    @property
+    def _inbox_prefix(self) -> str:
+        return self.client.new_inbox().rpartition(".")[0]
 
     def denied(self, subject: str) -> bool:
         """Tell whether the server has forbidden this connection the subject; it answers nothing else then."""
@@ -131,7 +150,7 @@ class NatsConnection:
         if len(self._denied) < _DENIALS_MAX:
             self._denied[denied[1]] = None
         for denial, subject in self._asked.items():
-            if subject == denied[1] and not denial.done():
+            if (subject == denied[1] or self._is_deaf) and not denial.done():
                 denial.set_result(None)
         return self.tell("denied", denied[1])
 
