@@ -1,7 +1,8 @@
-"""Signals in jobs, which run in the main thread."""
+"""Signals in jobs; in another thread than the main one they go unheeded, as Python has it."""
 
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -12,7 +13,8 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 @contextmanager
 def handled(numbers: Iterable[int], handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
     """Handle signals in the block; one that is ignored, as nohup has it, stays so."""
-    heeded = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+    is_main = threading.current_thread() is threading.main_thread()
+    heeded = [number for number in numbers if is_main and signal.getsignal(number) is not signal.SIG_IGN]
     former = {number: signal.signal(number, handler) for number in heeded}
     try:
         yield
