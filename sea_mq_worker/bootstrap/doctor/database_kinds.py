@@ -204,7 +204,7 @@ class DatabaseKind(Kind):
         Severity.WARNING,
         "events are DEAD",
         "nobody publishes them any more",
-        "look at their errors, then `outbox replay` or `outbox bury` them; `prune` leaves them",
+        "mend what their errors say, then `outbox replay` them; DELETE those that nobody needs, `prune` does not",
     )
     OUTBOX_UNPRUNED = (
         Severity.WARNING,
