@@ -204,7 +204,7 @@ class DatabaseKind(Kind):
         Severity.WARNING,
         "events are DEAD",
         "nobody publishes them any more",
-        "mend what their errors say, then `outbox replay` them; DELETE those that nobody needs, `prune` does not",
+        "mend what their errors say, then `outbox replay` them; what nobody needs DELETE ends, not `prune`",
     )
     OUTBOX_UNPRUNED = (
         Severity.WARNING,
