@@ -161,6 +161,13 @@ async def test_a_folder_that_cannot_be_used_is_told(tmp_path: Path) -> None:
     assert output == f"{tmp_path}/dev/postgres cannot be used: Not a directory\n"
 
 
+async def test_without_a_temporary_folder_it_asks_for_one(tmp_path: Path) -> None:
+    """As in a container whose root is read-only."""
+    code = "import tempfile; tempfile.tempdir = '/nowhere'; from sea_mq_worker.cli import app; app(['dev'])"
+    told = await run(f'{sys.executable} -c "{code}"', tmp_path)
+    assert told == (2, "there is no temporary folder (No such file or directory): give one by --folder\n")
+
+
 @linux
 async def test_ctrl_c_while_servers_start_stops_them_at_once(tmp_path: Path) -> None:
     folder = tmp_path / "dev"

@@ -204,7 +204,7 @@ class DatabaseKind(Kind):
         Severity.WARNING,
         "events are DEAD",
         "nobody publishes them any more",
-        "mend what their errors say, then `outbox replay` them; what nobody needs DELETE ends, not `prune`",
+        "mend what their errors say, then `outbox replay` them, or DELETE them: `prune` leaves them",
     )
     OUTBOX_UNPRUNED = (
         Severity.WARNING,
