@@ -1,9 +1,11 @@
 """What is wrong with a setting, in words; values are not quoted, since one may be a secret."""
 
+import re
 from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from typing import Any
 
+_NAME = re.compile(r"[A-Za-z_]{1,60}")
 _WORDS: Mapping[str, str] = {
     "bool_parsing": "expected true or false",
     "bool_type": "expected true or false",
@@ -27,6 +29,8 @@ _WORDS: Mapping[str, str] = {
 
 def unknown(name: str, known: Collection[str]) -> str:
     """Say that there is no such setting, and which may be meant."""
+    if not _NAME.fullmatch(name):
+        return "there is a key that no setting has, and that is not quoted: it may be a secret"
     near = get_close_matches(name, known, n=1, cutoff=0.7)
     return f"{name}: there is no such setting{f'; is {near[0]} meant?' if near else ''}"
 
