@@ -37,7 +37,7 @@ class ClaimedEvent(NamedTuple):
     failures: int
     """Attempts that failed by the event's own fault or ended with the process; they decide DEAD."""
     age_seconds: float
-    """Since the event was created, by the database's clock."""
+    """Since the event was due, or first tried if that was earlier; by the database's clock."""
     attempted_seconds_ago: float
     """Since the first attempt of this lifecycle; 0 on the first attempt."""
     correlation_id: str | None = None

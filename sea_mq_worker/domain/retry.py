@@ -51,7 +51,7 @@ class RetryPolicy:
 
     Attributes:
         failures_max: failed attempts that make an event dead.
-        age_max_seconds: an event that fails when older than this is dead.
+        age_max_seconds: an event that fails so long after its first attempt is dead.
         duplicate_window_seconds: how long the stream remembers a message id.
     """
 
@@ -94,8 +94,8 @@ class RetryPolicy:
     def _failed(self, event: ClaimedEvent, reason: str) -> Verdict:
         if event.failures + 1 >= self.failures_max:
             return Buried(event, f"{reason} (failed {event.failures + 1} times)")
-        if event.age_seconds > self.age_max_seconds:
-            return Buried(event, f"{reason} (older than {self.age_max_seconds:.0f} s)")
+        if event.attempted_seconds_ago > self.age_max_seconds:
+            return Buried(event, f"{reason} (for more than {self.age_max_seconds:.0f} s)")
         return Postponed(event, reason, self.backoff.delay_seconds(event.failures + 1), failed=True)
 
 

@@ -131,7 +131,9 @@ class Settings(BaseModel):
     outbox_backoff_seconds: Pause = Field(0.5, description="Bound of the first retry's delay.")
     outbox_backoff_max_seconds: Pause = Field(300.0, description="Bound of every retry's delay.")
     outbox_failures_max: Count = Field(10, description="Failed attempts after which an event is DEAD.")
-    outbox_age_max_seconds: Patience = Field(604800.0, description="Age after which a failing event is DEAD.")
+    outbox_age_max_seconds: Patience = Field(
+        604800.0, description="Age after its first attempt at which a failing event is DEAD."
+    )
     outbox_dead_key: Literal["continue", "hold"] = Field(
         "continue", description="Whether a DEAD event lets the later ones of its ordering key go on."
     )

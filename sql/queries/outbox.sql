@@ -59,7 +59,7 @@ WITH waiting AS MATERIALIZED (
 )
 SELECT head.*, o.id::text AS id, o.seq, o.aggregate_type, o.aggregate_id, o.event_type, o.event_version,
        convert_to(o.payload::text, 'UTF8') AS payload, o.occurred_at, o.publish_attempts AS attempts, o.failures,
-       greatest(0, date_part('epoch', o.claimed_at - o.created_at)) AS age_seconds,
+       greatest(0, date_part('epoch', o.claimed_at - least(o.available_at, o.first_attempt_at))) AS age_seconds,
        greatest(0, date_part('epoch', o.claimed_at - o.first_attempt_at)) AS attempted_seconds_ago,
        o.correlation_id::text AS correlation_id, o.causation_id::text AS causation_id, o.partition_key,
        o.ordering_key, o.headers::text AS headers, o.metadata::text AS metadata,
@@ -172,7 +172,7 @@ WITH gate AS MATERIALIZED (
 )
 SELECT head.*, o.id::text AS id, o.seq, o.aggregate_type, o.aggregate_id, o.event_type, o.event_version,
        convert_to(o.payload::text, 'UTF8') AS payload, o.occurred_at, o.publish_attempts AS attempts, o.failures,
-       greatest(0, date_part('epoch', o.claimed_at - o.created_at)) AS age_seconds,
+       greatest(0, date_part('epoch', o.claimed_at - least(o.available_at, o.first_attempt_at))) AS age_seconds,
        greatest(0, date_part('epoch', o.claimed_at - o.first_attempt_at)) AS attempted_seconds_ago,
        o.correlation_id::text AS correlation_id, o.causation_id::text AS causation_id, o.partition_key,
        o.ordering_key, o.headers::text AS headers, o.metadata::text AS metadata,

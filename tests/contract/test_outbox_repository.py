@@ -155,6 +155,13 @@ async def test_a_buried_event_is_dead_and_says_why_within_bounds(world: World) -
     )  # fmt: skip
 
 
+async def test_an_event_is_as_old_as_it_has_been_due(world: World) -> None:
+    """Neither a time that it was scheduled for nor a replay makes it late."""
+    await world.add(delay_seconds=-3600)
+    claim = await world.relay().find_unpublished(batch_max=1)
+    assert 3600 <= claim.events[0].age_seconds < 7200
+
+
 async def test_a_released_event_is_due_at_once_as_if_never_tried(world: World) -> None:
     event_id = await world.add()
     relay = world.relay()

@@ -99,8 +99,10 @@ class PostgresWorld:
         event_id = str(self._new_id())
         await self._pool.execute(
             "INSERT INTO outbox_events"
-            " (id, aggregate_type, aggregate_id, event_type, payload, ordering_key, available_at)"
-            " VALUES ($1, 'order', 'o-1', 'order.created', $2, $3, now() + $4 * interval '1 second')",
+            " (id, aggregate_type, aggregate_id, event_type, payload, ordering_key,"
+            " available_at, occurred_at)"
+            " SELECT $1, 'order', 'o-1', 'order.created', $2, $3, due.at, least(now(), due.at)"
+            " FROM (SELECT now() + $4 * interval '1 second' AS at) due",
             event_id, payload.decode(), key, delay_seconds,
         )  # fmt: skip
         return event_id

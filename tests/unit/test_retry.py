@@ -72,14 +72,14 @@ def test_a_failed_event_is_tried_again_with_backoff() -> None:
 
 
 @pytest.mark.clause("terminology: termination conditions")
-@pytest.mark.parametrize("given", [{"failures": 2}, {"age_seconds": 101.0}])
+@pytest.mark.parametrize("given", [{"failures": 2}, {"attempted_seconds_ago": 101.0}])
 def test_limits_by_attempts_and_by_age_end_dead(given: dict[str, float]) -> None:
     verdict = policy().judge(claimed_event(**given), Failed("no"))
     assert isinstance(verdict, Buried)
     assert verdict.error.startswith("no")
 
 
-@pytest.mark.parametrize("given", [{"failures": 99}, {"age_seconds": 1e9}, {"attempts": 999}])
+@pytest.mark.parametrize("given", [{"failures": 99}, {"attempted_seconds_ago": 1e9}, {"attempts": 999}])
 def test_no_answer_never_makes_an_event_dead(given: dict[str, float]) -> None:
     verdict = policy().judge(claimed_event(**given), Unknown("timeout"))
     assert isinstance(verdict, Postponed)

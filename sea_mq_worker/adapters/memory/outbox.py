@@ -225,7 +225,7 @@ class MemoryOutbox:
             metadata=row.metadata,
             attempts=row.attempts,
             failures=row.failures,
-            age_seconds=now - row.created_at,
+            age_seconds=now - min(row.available_at, row.first_attempt_at),
             attempted_seconds_ago=now - row.first_attempt_at,
             earlier_stream_seq=row.stream_seq,
         )

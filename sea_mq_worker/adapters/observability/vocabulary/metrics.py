@@ -72,7 +72,7 @@ METRICS = (
         "sea_mq_outbox_latency_seconds",
         "histogram",
         "s",
-        "From an event's creation to its acknowledgement by the stream.",
+        "From when an event was due, or first tried if that was earlier, to the stream's acknowledgement.",
         "What a reader of the stream waits for; high with a low batch time: events wait to be claimed.",
     ),
     Metric(
