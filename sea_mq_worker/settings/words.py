@@ -44,4 +44,6 @@ def reason(problem: Mapping[str, Any]) -> str:
 
 
 def _place(part: str | int) -> str:
-    return f"item {part + 1}" if isinstance(part, int) else part
+    if isinstance(part, int):
+        return f"item {part + 1}"
+    return part if _NAME.fullmatch(part) else "a key"

@@ -55,6 +55,7 @@ def test_consumers_are_separated_by_commas(
         (b"context = ", "Invalid value"),
         (b"context = '\xff'", "can't decode"),
         (b"contxt = 'crm'", "worker.toml: contxt: there is no such setting; is context meant?"),
+        (b"consumers = [{s3cret = 1}]", "SEA_MQ_CONSUMERS: item 1: a key: is not known here"),
         (b"'s3cret' = 1", "worker.toml: there is a key that no setting has, and that is not quoted"),
         (b"[worker]", "worker.toml: worker: there is no such setting"),
     ],
