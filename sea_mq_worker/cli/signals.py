@@ -8,7 +8,10 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def stop_on_signals(stop: asyncio.Event) -> None:
-    """Set ``stop`` at SIGTERM, SIGINT or SIGHUP; at another one leave with 128 + its number."""
+    """Set ``stop`` at SIGTERM, SIGINT or SIGHUP; at another one leave with 128 + its number.
+
+    Under nohup, which has SIGHUP ignored, it stays so.
+    """
 
     def receive(number: int) -> None:
         if stop.is_set():
@@ -17,4 +20,6 @@ def stop_on_signals(stop: asyncio.Event) -> None:
 
     loop = asyncio.get_running_loop()
     for number in _SIGNALS:
+        if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+            continue
         loop.add_signal_handler(number, receive, number)
