@@ -30,8 +30,7 @@ LOG_TAIL_LINES = 15
 # Below the ranges Linux and macOS take for outgoing connections. From within, a client that keeps
 # dialling a stopped server may be given the very port it dials, and so connect to itself.
 _PORTS = range(15_000, 32_000)
-# Each comes once, so that servers which start together get different ones, and in an order that no seed
-# repeats in another process.
+# Each comes once, so that servers which start together get different ones.
 _ports = itertools.cycle(random.SystemRandom().sample(_PORTS, len(_PORTS)))
 
 
@@ -53,17 +52,23 @@ class Account:
 
 
 def free_port() -> int:
-    """Return a TCP port nobody listens on at 127.0.0.1, clear of the ports of outgoing connections."""
-    return next(filter(_is_free, _ports))
+    """Return a TCP port nobody listens on at 127.0.0.1, clear of the ports of outgoing connections.
+
+    No other process is given it by this function as long as this one lives.
+    """
+    return next(filter(_take, _ports))
 
 
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
+def _take(port: int) -> bool:
+    """Take a free port; its twin of UDP, bound until the process ends, tells others that it is taken."""
+    with socket.socket() as probe, socket.socket(type=socket.SOCK_DGRAM) as mark:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
+            mark.bind(("127.0.0.1", port))
         except OSError:
             return False
+        mark.detach()
     return True
 
 

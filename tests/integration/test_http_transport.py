@@ -132,22 +132,24 @@ async def test_a_connection_with_half_a_request_on_it_is_not_used_again(
     server: HandlerServer, make: MakeTransport
 ) -> None:
     """The rest of it would otherwise come before the next request."""
-    early = await asyncio.start_server(_answers_the_head_alone, "127.0.0.1", 0)
+    done = asyncio.Event()
+
+    async def answer_the_head_alone(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert head.startswith(b"POST /handle ")
+            writer.write(b"HTTP/1.1 413 X\r\ncontent-length: 0\r\n\r\n")
+            await done.wait()
+        finally:
+            writer.transport.abort()
+
+    early = await asyncio.start_server(answer_the_head_alone, "127.0.0.1", 0)
     server.port = early.sockets[0].getsockname()[1]
     transport = make(server.url, size=1)
     async with early:
         for _ in range(2):
             assert await status(transport, b"x" * 20_000_000) == 413
-
-
-async def _answers_the_head_alone(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    try:
-        head = await reader.readuntil(b"\r\n\r\n")
-        assert head.startswith(b"POST /handle ")
-        writer.write(b"HTTP/1.1 413 X\r\ncontent-length: 0\r\n\r\n")
-        await asyncio.Event().wait()
-    finally:
-        writer.transport.abort()
+        done.set()
 
 
 async def test_a_server_that_hangs_up_at_once_is_told_by_httpx2s_errors(make: MakeTransport) -> None:
