@@ -28,8 +28,8 @@ QUICK = {"fsync": "off", "full_page_writes": "off", "max_connections": "200"}
 ROOMY = {"jetstream": {"max_file_store": 2**40}}
 
 _MEMORY = Path("/dev/shm")
-_MEMORY_BYTES = 4 * 2**30
-"""What must be free there; the servers of a session take a tenth of it."""
+_MEMORY_BYTES = 2 * 2**30
+"""What must be free there; the servers of four processes took half a GiB of it."""
 
 
 @dataclass(frozen=True, slots=True)
