@@ -27,6 +27,13 @@ async def start(folder: Path, *options: str) -> asyncio.subprocess.Process:
     )  # fmt: skip
 
 
+async def said(process: asyncio.subprocess.Process, text: bytes) -> None:
+    """Read what it says up to a line with the text."""
+    assert process.stdout is not None
+    while text not in (line := await asyncio.wait_for(process.stdout.readline(), 60)):
+        assert line, f"dev ended without a word of {text!r}"
+
+
 def children_of(folder: Path) -> dict[str, int]:
     """Return the processes that have to do with the folder, by command line."""
     found = {}
@@ -60,9 +67,9 @@ async def test_the_first_command_of_the_readme_works_in_a_fresh_checkout(tmp_pat
     assert not children_of(tmp_path)
 
 
-def uncounted(said: str) -> str:
+def uncounted(output: str) -> str:
     """Leave out how often the handler was called: that depends on what is repeated."""
-    return re.sub(r"\d+ calls", "N calls", said)
+    return re.sub(r"\d+ calls", "N calls", output)
 
 
 def fresh_checkout(folder: Path) -> Path:
@@ -86,9 +93,7 @@ async def run(line: str, folder: Path) -> tuple[int | None, str]:
 async def test_ctrl_c_stops_everything_and_leaves_no_process(tmp_path: Path) -> None:
     folder = tmp_path / "dev"
     process = await start(folder, "--events", "20")
-    assert process.stdout is not None
-    while b"until Ctrl-C" not in (line := await asyncio.wait_for(process.stdout.readline(), 60)):
-        assert line, "dev ended before its traffic had arrived"
+    await said(process, b"until Ctrl-C")
     assert len(children_of(folder)) >= 4
     look = f". {folder}/environment && python -m sea_mq_worker depth && psql \"$SEA_MQ_DATABASE_URL\" -c ''"
     code, told = await run(f"PATH=/usr/bin; {look}", tmp_path)
@@ -102,9 +107,7 @@ async def test_ctrl_c_stops_everything_and_leaves_no_process(tmp_path: Path) -> 
 async def test_a_killed_dev_takes_its_servers_along(tmp_path: Path) -> None:
     folder = tmp_path / "dev"
     process = await start(folder, "--events", "20")
-    assert process.stdout is not None
-    while b"until Ctrl-C" not in (line := await asyncio.wait_for(process.stdout.readline(), 60)):
-        assert line, "dev ended before its traffic had arrived"
+    await said(process, b"until Ctrl-C")
     process.kill()
     await process.wait()
     await eventually(lambda: not children_of(folder), within=30, what="the servers' end")
@@ -137,9 +140,7 @@ async def test_ctrl_c_ends_the_command_too(tmp_path: Path) -> None:
     process = await start(
         folder, "--events", "20", "--", "sh", "-c", f"cd {folder}; echo begun; exec sleep 60"
     )
-    assert process.stdout is not None
-    while b"begun" not in (line := await asyncio.wait_for(process.stdout.readline(), 60)).split():
-        assert line, "dev ended before its traffic had arrived"
+    await said(process, b"begun\n")
     os.killpg(process.pid, signal.SIGINT)
     assert await asyncio.wait_for(process.wait(), 30) == 128 + signal.SIGINT
     assert not children_of(folder)
@@ -183,9 +184,7 @@ async def test_ctrl_c_while_servers_start_stops_them_at_once(tmp_path: Path) -> 
 async def test_a_worker_that_ends_is_told_with_its_last_lines(tmp_path: Path) -> None:
     folder = tmp_path / "dev"
     process = await start(folder, "--events", "2000")
-    assert process.stdout is not None
-    while b"Sending" not in (line := await asyncio.wait_for(process.stdout.readline(), 60)):
-        assert line, "dev ended before it sent anything"
+    await said(process, b"Sending")
     os.kill(children_of(folder / "worker").popitem()[1], signal.SIGKILL)
     output = (await asyncio.wait_for(process.communicate(), 60))[0].decode()
     assert process.returncode == 1
