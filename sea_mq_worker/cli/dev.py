@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from sea_mq_worker.cli.support import EXIT_CONTRACT, EXIT_FAILED, EXIT_USAGE, fail
+from sea_mq_worker.cli.support import EXIT_FAILED, EXIT_USAGE, fail
 
 
 def dev(
@@ -45,16 +45,9 @@ def _perform(command: list[str], folder: Path, *, events: int, leave: bool) -> i
     import asyncio
 
     from sea_mq_worker.cli.demo.command import CommandStartError, check_command
+    from sea_mq_worker.cli.demo.show import perform, perform_for
+    from sea_mq_worker.embedded import ServerStartError
 
-    try:
-        from sea_mq_worker.cli.demo.show import perform, perform_for
-        from sea_mq_worker.embedded import ServerStartError
-    except ImportError as error:
-        fail(
-            f"`dev` needs {error.name}: install the extra `embedded`, in a checkout by "
-            "pip install -r requirements/embedded.lock",
-            EXIT_CONTRACT,
-        )
     try:
         if not command:
             return 0 if asyncio.run(perform(folder, events=events, leave=leave)) else EXIT_FAILED

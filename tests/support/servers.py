@@ -115,7 +115,8 @@ async def _execute(dsn: str, statement: str) -> None:
 def _folder() -> tempfile.TemporaryDirectory[str]:
     """Return a folder that pytest does not own: it shuts its own against other users, PostgreSQL's too.
 
-    In memory where there is room: to make and drop a database for each test takes a disk half of all time.
+    In memory where there is room: to make and drop a database for each test costs a disk up to half of the
+    time.
     """
     roomy = _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > _MEMORY_BYTES
     return tempfile.TemporaryDirectory(prefix="sea-mq-test-", dir=_MEMORY if roomy else None)
