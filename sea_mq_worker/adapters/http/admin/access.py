@@ -1,4 +1,4 @@
-"""Who may see and do what: a bearer token, compared in constant time, and few wrong guesses a minute."""
+"""Who may see and do what: a bearer token, compared in constant time."""
 
 import hmac
 import time
@@ -21,7 +21,9 @@ _CLOSED = "set SEA_MQ_ADMIN_TOKEN_FILE and restart the worker: without a token i
 class Access:
     """Judges requests by the token; an empty one means that there is none, so that numbers are for everybody.
 
-    Guesses are counted by the peer's address, so that one who guesses keeps nobody else out.
+    The token decides before anything is counted: many clients may share one address, as behind a proxy or on
+    loopback, and wrong tokens of one must not keep the others out. Wrong ones are counted by address, and
+    too many in a minute are answered 429.
     """
 
     token: str = field(repr=False)
@@ -44,19 +46,18 @@ class Access:
         given = request.headers.get("authorization", "")
         if not given:
             return UNAUTHORIZED
-        wrong, since = self._wrong.get(request.peer, (0, self.clock()))
-        if self.clock() - since >= _WINDOW_SECONDS:
-            wrong, since = 0, self.clock()
-        if wrong >= _WRONG_MAX:
-            wait = max(1, round(_WINDOW_SECONDS - (self.clock() - since)))
-            return refusal(HTTPStatus.TOO_MANY_REQUESTS, "too many wrong tokens", f"retry-after: {wait}")
         if self._is_token(given):
             return None
-        self._wrong.pop(request.peer, None)
+        wrong, since = self._wrong.pop(request.peer, (0, self.clock()))
+        if self.clock() - since >= _WINDOW_SECONDS:
+            wrong, since = 0, self.clock()
         while len(self._wrong) >= _PEERS_MAX:
             del self._wrong[next(iter(self._wrong))]
         self._wrong[request.peer] = (wrong + 1, since)
-        return UNAUTHORIZED
+        if wrong < _WRONG_MAX:
+            return UNAUTHORIZED
+        wait = max(1, round(_WINDOW_SECONDS - (self.clock() - since)))
+        return refusal(HTTPStatus.TOO_MANY_REQUESTS, "too many wrong tokens", f"retry-after: {wait}")
 
     def _is_token(self, authorization: str) -> bool:
         scheme, _, given = authorization.partition(" ")
