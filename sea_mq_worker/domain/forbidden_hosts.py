@@ -1,6 +1,7 @@
 """Where no handler is looked for unless asked: clouds hand out a machine's credentials there."""
 
 import socket
+from collections.abc import Iterator
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 
 _NAMES = frozenset(
@@ -9,8 +10,12 @@ _NAMES = frozenset(
 _BEYOND_LINK_LOCAL = frozenset(
     map(ip_address, ("100.100.100.200", "168.63.129.16", "192.0.0.192", "fd00:ec2::254", "fd20:ce::254"))
 )
-_TRANSLATED = ip_network("64:ff9b::/96")
-_IPV4_BITS = 0xFFFF_FFFF
+_LAST_BYTES = tuple(map(ip_network, ("::/96", "64:ff9b::/96", "64:ff9b:1::/48")))
+"""IPv4-compatible addresses, and NAT64's: the IPv4 address is in the last four bytes (RFC 4291, RFC 6052)."""
+
+_LOCAL_NAT64 = ip_network("64:ff9b:1::/48")
+_LOCAL_NAT64_PLACES = ((6, 7, 9, 10), (7, 9, 10, 11), (9, 10, 11, 12))
+"""The same with a prefix of 48, 56 or 64 bits: which bytes are the IPv4 address (RFC 6052, RFC 8215)."""
 
 
 def is_metadata_host(host: str) -> bool:
@@ -18,20 +23,30 @@ def is_metadata_host(host: str) -> bool:
     if host.lower().rstrip(".") in _NAMES:
         return True
     address = _address(host)
-    return address is not None and (address.is_link_local or address in _BEYOND_LINK_LOCAL)
+    return address is not None and any(
+        one.is_link_local or one in _BEYOND_LINK_LOCAL for one in (address, *_within(address))
+    )
 
 
 def _address(host: str) -> IPv4Address | IPv6Address | None:
-    """Read an address as a resolver would; one within IPv6 counts as the IPv4 address that it leads to."""
+    """Read an address as a resolver would."""
     try:
-        address = ip_address(host.strip("[]"))
+        return ip_address(host.strip("[]"))
     except ValueError:
         return _short_or_numeric(host)
+
+
+def _within(address: IPv4Address | IPv6Address) -> Iterator[IPv4Address]:
+    """Return every IPv4 address to which an IPv6 address may lead."""
     if isinstance(address, IPv4Address):
-        return address
-    if address in _TRANSLATED:
-        return IPv4Address(int(address) & _IPV4_BITS)
-    return address.ipv4_mapped or address.sixtofour or address
+        return
+    yield from filter(None, (address.ipv4_mapped, address.sixtofour, *(address.teredo or ())))
+    packed = address.packed
+    if any(address in network for network in _LAST_BYTES):
+        yield IPv4Address(packed[-4:])
+    if address in _LOCAL_NAT64:
+        for places in _LOCAL_NAT64_PLACES:
+            yield IPv4Address(bytes(packed[place] for place in places))
 
 
 def _short_or_numeric(host: str) -> IPv4Address | None:
