@@ -27,6 +27,8 @@ __all__ = ["Event", "InvalidEventError", "enqueue", "enqueue_sync", "uuid7"]
 
 _SCHEMA = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
 _VERSION_MAX = 2**31 - 1
+ORDERING_KEY_BYTES_MAX = 2048
+"""What the database takes: an index over the key has room for little more."""
 _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 _IDLE = 0
 """psycopg's TransactionStatus of a connection outside any transaction."""
@@ -51,7 +53,8 @@ class Event:
         payload: what ``json.dumps`` takes, or JSON text as ``str`` or ``bytes``, whose numbers keep every
             digit.
         occurred_at: not in the future; None: the start of the transaction.
-        ordering_key: events of one key are published in the order of their insertion; None: no order.
+        ordering_key: events of one key are published in the order of their insertion; of at most 2048 bytes
+            in UTF-8; None: no order.
         headers: delivered to consumers as they are.
         metadata: stays in the database; a trace context in it, given or of the span that is active, is
             delivered as headers.
@@ -218,6 +221,8 @@ def _check_values(event: Event) -> None:
     for name in ("aggregate_type", "aggregate_id"):
         if not getattr(event, name).strip():
             raise _invalid(f"{name} is blank")
+    if len((event.ordering_key or "").encode(errors="surrogatepass")) > ORDERING_KEY_BYTES_MAX:
+        raise _invalid(f"ordering_key is longer than {ORDERING_KEY_BYTES_MAX} bytes; use a hash of it")
     for name in ("occurred_at", "available_at"):
         moment = getattr(event, name)
         if moment is not None and moment.utcoffset() is None:

@@ -55,7 +55,7 @@ CREATE TABLE outbox_events (
 
 COMMENT ON TABLE outbox_events IS 'Events to publish (SDS-047 2.1); insert in the transaction of the change they tell of.';
 COMMENT ON COLUMN outbox_events.seq IS 'Insert order; the order of publishing within an ordering key.';
-COMMENT ON COLUMN outbox_events.ordering_key IS 'Events of one key are published in insert order; null: no order.';
+COMMENT ON COLUMN outbox_events.ordering_key IS 'Events of one key are published in insert order; at most 2048 bytes; null: no order.';
 COMMENT ON COLUMN outbox_events.publish_attempts IS 'Claims in this lifecycle, counted before the attempt.';
 COMMENT ON COLUMN outbox_events.failures IS 'Attempts that failed by the event''s own fault, or ended with their worker; decide DEAD.';
 COMMENT ON COLUMN outbox_events.stream_seq IS 'Where the stream stored it; kept by a replay to tell the new copy from the old.';
@@ -108,6 +108,11 @@ CREATE TRIGGER outbox_calendar BEFORE INSERT ON outbox_events FOR EACH ROW
     WHEN (LEAST(NEW.occurred_at, NEW.available_at, NEW.created_at) < '0001-01-01 00:00:00+00'
           OR GREATEST(NEW.created_at, NULLIF(NEW.available_at, 'infinity')) >= '9999-12-31 00:00:00+00')
     EXECUTE FUNCTION outbox_reject('INVALID_OUTBOX: a time is not within the years 1 to 9999');
+
+-- A page of an index has room for little more, and says so by an error of its own.
+CREATE TRIGGER outbox_key_length BEFORE INSERT ON outbox_events FOR EACH ROW
+    WHEN (octet_length(NEW.ordering_key) > 2048)
+    EXECUTE FUNCTION outbox_reject('INVALID_OUTBOX: ordering_key is longer than 2048 bytes; use a hash of it');
 
 -- What is inside the tolerance is published when it has occurred.
 CREATE TRIGGER outbox_not_yet BEFORE INSERT ON outbox_events FOR EACH ROW

@@ -1,6 +1,7 @@
 """What the database itself enforces, whoever writes the SQL."""
 
 import itertools
+import secrets
 import uuid
 from collections.abc import AsyncIterator
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import asyncpg
 import pytest
 
+from sea_mq_worker.producer import ORDERING_KEY_BYTES_MAX
 from tests.support.servers import Database
 
 STATES = ("PENDING", "CLAIMED", "PUBLISHED", "DEAD")
@@ -129,6 +131,20 @@ async def test_a_time_that_nobody_could_read_is_refused(store: asyncpg.Connectio
     for column, moment in times:
         with pytest.raises(asyncpg.CheckViolationError, match="INVALID_OUTBOX"):
             await store.execute(insert.format(column, moment))
+
+
+async def test_an_ordering_key_that_no_index_could_hold_is_refused_by_its_limit(
+    store: asyncpg.Connection,
+) -> None:
+    insert = (
+        "INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload, ordering_key)"
+        " VALUES (gen_random_uuid(), 'order', 'o-1', 'order.created', '{}', $1)"
+    )
+    incompressible = secrets.token_hex(ORDERING_KEY_BYTES_MAX // 2)
+    await store.execute(insert, incompressible)
+    for too_long in (incompressible + "x", "ä" * (ORDERING_KEY_BYTES_MAX // 2) + "x"):
+        with pytest.raises(asyncpg.CheckViolationError, match=r"INVALID_OUTBOX: ordering_key .*2048 bytes"):
+            await store.execute(insert, too_long)
 
 
 @pytest.mark.clause("POL-047-002")

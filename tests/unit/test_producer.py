@@ -48,6 +48,7 @@ def test_each_event_has_an_id_of_its_own_that_sorts_by_time() -> None:
         ({"payload": "plain text"}, "payload is text that is not JSON"),
         ({"payload": b"\xff"}, "payload is text that is not JSON"),
         ({"payload": {"a": "x\0y"}}, "NUL"),
+        ({"ordering_key": "ä" * 1024 + "x"}, "ordering_key is longer than 2048 bytes"),
         ({"headers": {"Nats-Msg-Id": "x"}}, "reserved"),
         ({"headers": {"x": 1}}, "not a string"),
         ({"headers": {"x": "a\r\nb"}}, "CR, LF or NUL"),
