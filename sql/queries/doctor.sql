@@ -14,12 +14,14 @@ SELECT current_user::text AS role, current_database()::text AS database, current
 SELECT s.name, s.setting, s.source FROM pg_settings s WHERE s.name = ANY ($1::text[]);
 
 -- name: connections
--- How many there are and may be: on the server, in this database, by this role; own: a running worker's.
+-- How many there are and may be: on the server, in this database, by this role; own: a running worker's; relays: those
+-- that publish, several of each worker; workers: the one that each worker keeps open for its upkeep.
 SELECT count(a.pid) AS used,
        count(*) FILTER (WHERE a.datid = d.oid) AS database_used,
        count(*) FILTER (WHERE a.usesysid = r.oid) AS role_used,
        count(*) FILTER (WHERE a.datid = d.oid AND a.application_name LIKE 'sea_mq_worker %') AS own,
        count(*) FILTER (WHERE a.datid = d.oid AND a.application_name = 'sea_mq_worker outbox') AS relays,
+       count(*) FILTER (WHERE a.datid = d.oid AND a.application_name = 'sea_mq_worker upkeep') AS workers,
        d.datconnlimit AS database_max, r.rolconnlimit AS role_max
   FROM pg_database d
   JOIN pg_roles r ON r.rolname = current_user

@@ -50,6 +50,7 @@ class Connections:
     role_used: int
     own: int
     relays: int
+    workers: int
     database_max: int
     role_max: int
 

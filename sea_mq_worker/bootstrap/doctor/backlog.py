@@ -2,7 +2,13 @@
 
 from collections.abc import Iterator
 
-from sea_mq_worker.adapters.postgres.checkup import DatabaseFacts, OutboxFacts, PartitionFacts, RowFacts
+from sea_mq_worker.adapters.postgres.checkup import (
+    Connections,
+    DatabaseFacts,
+    OutboxFacts,
+    PartitionFacts,
+    RowFacts,
+)
 from sea_mq_worker.adapters.postgres.connection import quoted_schema
 from sea_mq_worker.bootstrap.doctor.database import long_seconds
 from sea_mq_worker.bootstrap.doctor.database_kinds import DatabaseKind
@@ -17,7 +23,7 @@ _PUBLISHED_SECONDS = 30 * _DAY_SECONDS
 def backlog_findings(facts: DatabaseFacts, rows: RowFacts, s: Settings) -> Iterator[Finding]:
     """Judge the rows of both tables."""
     if s.outbox_enabled:
-        yield from _outbox(rows.outbox, facts.connections.relays, s)
+        yield from _outbox(rows.outbox, facts.connections, s)
         if rows.partitions:
             yield from _partitions(rows.partitions, facts, s)
     configured = {(consumer.stream, consumer.durable) for consumer in s.consumers}
@@ -35,9 +41,12 @@ def retries_seconds(s: Settings) -> float:
     return s.inbox_attempts_max * (s.inbox_backoff_max_seconds + s.handler_timeout_seconds)
 
 
-def _outbox(outbox: OutboxFacts, relays: int, s: Settings) -> Iterator[Finding]:
-    due = f"the oldest event has been due for {lasting(outbox.due_seconds)}; workers connected: {relays}"
-    if not relays and outbox.due_seconds > _UNATTENDED_SECONDS:
+def _outbox(outbox: OutboxFacts, connections: Connections, s: Settings) -> Iterator[Finding]:
+    due = f"the oldest event has been due for {lasting(outbox.due_seconds)}"
+    due = f"{due}; workers connected: {connections.workers}"
+    if connections.workers and not connections.relays:
+        due += ", none of which publishes"
+    if not connections.relays and outbox.due_seconds > _UNATTENDED_SECONDS:
         yield DatabaseKind.OUTBOX_UNATTENDED.found("outbox", due, command="sea-mq-worker run")
     elif outbox.due_seconds > long_seconds(s):
         yield DatabaseKind.OUTBOX_BEHIND.found("outbox", due)

@@ -166,8 +166,14 @@ async def outbox_unattended(p: Patient) -> Mend:
 @provokes_in_tables
 async def outbox_behind(p: Patient) -> Mend:
     await add_event(p.pool, occurred_at=LONG_AGO, available_at=LONG_AGO, ordering_key="k")
-    await p.session("sea_mq_worker outbox")
-    return p.changing(outbox_enabled=False)
+    for purpose in ("outbox", "outbox", "outbox", "upkeep"):
+        await p.session(f"sea_mq_worker {purpose}")
+
+    async def publish_elsewhere(finding: Finding) -> None:
+        assert finding.what.endswith("; workers connected: 1")
+        p.given["outbox_enabled"] = False
+
+    return publish_elsewhere
 
 
 @provokes_in_tables
