@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TypeVar
 
 from sea_mq_worker.application.gate import Gate
@@ -53,7 +54,7 @@ class Settlement:
         # What a head held back goes first: while this worker has it, no other gets the head.
         kept |= await self._persist(outbox.release, claim, released, lease_ends)
         kept |= await self._persist(outbox.increment_attempts, claim, failed, lease_ends)
-        self._report(verdicts, kept, self.clock() - claimed_at)
+        self._report(claim, verdicts, kept, self.clock() - claimed_at)
 
     async def _persist(
         self,
@@ -82,11 +83,13 @@ class Settlement:
                 return kept
         return frozenset()
 
-    def _report(self, verdicts: Sequence[Verdict], kept: frozenset[str], seconds: float) -> None:
+    def _report(
+        self, claim: Claim, verdicts: Sequence[Verdict], kept: frozenset[str], seconds: float
+    ) -> None:
         mine = [verdict for verdict in verdicts if verdict.event.id in kept]
         published = [verdict for verdict in mine if isinstance(verdict, Published)]
         if published:
-            self.observer.observe(self._told(published, seconds))
+            self.observer.observe(self._told(claim, published, seconds))
         others = [verdict for verdict in mine if not isinstance(verdict, Published)]
         for verdict in others:
             self._report_one(verdict)
@@ -101,19 +104,20 @@ class Settlement:
             )
         )
 
-    def _told(self, published: Sequence[Published], seconds: float) -> EventsPublished:
+    def _told(self, claim: Claim, published: Sequence[Published], seconds: float) -> EventsPublished:
         return EventsPublished(
             latencies=[verdict.event.age_seconds + seconds for verdict in published],
             duplicates=sum(verdict.stored.duplicate for verdict in published),
-            each=lambda: [self._told_of(verdict, seconds) for verdict in published],
+            each=lambda: [self._told_of(claim, verdict, seconds) for verdict in published],
         )
 
-    def _told_of(self, verdict: Published, seconds: float) -> EventPublished:
+    def _told_of(self, claim: Claim, verdict: Published, seconds: float) -> EventPublished:
         event, stored = verdict.event, verdict.stored
         return EventPublished(
             outbox_id=event.id,
             event_type=event.event_type,
             subject=event_subject(self.context, event.event_type, event.event_version),
+            published_at=claim.at + timedelta(seconds=seconds),
             duplicate=stored.duplicate,
             latency_seconds=event.age_seconds + seconds,
         )

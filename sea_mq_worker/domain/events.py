@@ -1,7 +1,7 @@
 """Outbox events as a relay sees them (SDS-047 2.1, Open Outbox event model)."""
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -56,13 +56,15 @@ class Claim:
 
     Attributes:
         token: fencing token; a settlement under another token changes nothing.
+        at: when the claim was made, by the database's clock.
         events: in insert order; events of one ordering key are an unbroken run from its head.
         more: another claim would probably find work at once.
     """
 
     token: str
+    at: datetime
     events: tuple[ClaimedEvent, ...]
     more: bool
 
 
-NOTHING_CLAIMED = Claim(token="", events=(), more=False)
+NOTHING_CLAIMED = Claim(token="", at=datetime.min.replace(tzinfo=UTC), events=(), more=False)

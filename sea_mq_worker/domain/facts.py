@@ -5,6 +5,7 @@ Facts carry ids, counts, sizes and reasons, never payloads or credentials.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import NamedTuple, TypeAlias
 
 
@@ -15,6 +16,8 @@ class EventPublished:
     outbox_id: str
     event_type: str
     subject: str
+    published_at: datetime
+    """By the database's clock: the moment of the claim there, and what passed until the settlement."""
     duplicate: bool
     latency_seconds: float
     """From the event's creation to the broker's acknowledgement."""

@@ -200,6 +200,13 @@ async def test_a_claim_returns_the_fields_of_an_event_in_their_order(pool: async
     assert names[names.index("id") :] == list(ClaimedEvent._fields)
 
 
+@pytest.mark.parametrize("ordered", [False, True])
+async def test_a_claim_tells_its_time_by_the_databases_clock(pool: asyncpg.Pool, ordered: bool) -> None:
+    await add(pool, 1, keys=int(ordered))
+    claim = await relay(pool, ordered=ordered).find_unpublished(batch_max=1)
+    assert claim.at == await pool.fetchval("SELECT claimed_at FROM outbox_events")
+
+
 async def test_a_claim_stays_a_heap_only_update(pool: asyncpg.Pool) -> None:
     await add(pool, 200)
     await relay(pool).find_unpublished(batch_max=200)

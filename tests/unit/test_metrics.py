@@ -1,6 +1,7 @@
 """Facts become numbers: a bounded vocabulary, cheap to keep and cheap to read."""
 
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -188,7 +189,14 @@ def test_what_waits_in_the_stream_is_told_for_each_durable(metrics: MetricsObser
 
 def test_a_latency_leads_to_its_trace_where_openmetrics_is_asked_for(metrics: MetricsObserver) -> None:
     metrics.spans.note("i", Span(trace_id=0xABC, span_id=0xDEF))
-    event = EventPublished(outbox_id="i", event_type="t", subject="s", duplicate=False, latency_seconds=0.02)
+    event = EventPublished(
+        outbox_id="i",
+        event_type="t",
+        subject="s",
+        published_at=datetime.now(UTC),
+        duplicate=False,
+        latency_seconds=0.02,
+    )
     metrics.observe(EventsPublished(latencies=(0.02,), duplicates=0, each=lambda: (event,)))
     metrics.spans.note("m", Span(trace_id=0x123, span_id=0x456))
     metrics.observe(MessageProcessed(message_id="m", consumer="c", subject="s", status=200, seconds=0.3))

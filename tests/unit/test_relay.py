@@ -3,12 +3,13 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from sea_mq_worker.adapters.memory.observer import RecordingObserver
-from sea_mq_worker.adapters.memory.outbox import MemoryOutbox, OutboxRow, OutboxTable
+from sea_mq_worker.adapters.memory.outbox import EPOCH, MemoryOutbox, OutboxRow, OutboxTable
 from sea_mq_worker.adapters.memory.publisher import Fault, InMemoryPublisher
 from sea_mq_worker.adapters.memory.stream import InMemoryStream
 from sea_mq_worker.adapters.memory.wakeup import PollingWakeup
@@ -169,6 +170,7 @@ async def test_events_reach_the_stream_and_their_rows_say_where() -> None:
     ]
     fact = world.observer.of(EventPublished)[0]
     assert (fact.outbox_id, fact.subject) == ("a", "sea.event.order.created.v1")
+    assert fact.published_at == EPOCH + timedelta(seconds=world.row("a").published_at or 0.0)
 
 
 @pytest.mark.clause("delivery: an outage of the broker uses up no attempts")

@@ -9,7 +9,9 @@ from typing import assert_never
 from sea_mq_worker.domain.events import NOTHING_CLAIMED, Claim, ClaimedEvent, EventState
 from sea_mq_worker.domain.outcomes import Buried, Postponed, Published, Released, Verdict
 
-_EPOCH = datetime(2025, 1, 1, tzinfo=UTC)
+EPOCH = datetime(2025, 1, 1, tzinfo=UTC)
+"""The moment at which the given clock says 0."""
+
 _ERROR_CHARS_MAX = 2000
 _REAP_MAX = 500
 _REAP_DELAY_MAX_SECONDS = 60.0
@@ -134,7 +136,8 @@ class MemoryOutbox:
             return NOTHING_CLAIMED
         owner = f"{self._worker}#{next(self._table.claims)}"
         events = tuple(self._lease(row, owner) for row in sorted(chosen, key=lambda row: row.seq))
-        return Claim(token=owner, events=events, more=len(chosen) == batch_max)
+        at = EPOCH + timedelta(seconds=self._table.clock())
+        return Claim(token=owner, at=at, events=events, more=len(chosen) == batch_max)
 
     async def mark_published(self, claim: Claim, verdicts: Sequence[Published]) -> frozenset[str]:
         """CLAIMED -> PUBLISHED."""
@@ -216,7 +219,7 @@ class MemoryOutbox:
             event_type=row.event_type,
             event_version=row.event_version,
             payload=row.payload,
-            occurred_at=_EPOCH + timedelta(seconds=row.created_at),
+            occurred_at=EPOCH + timedelta(seconds=row.created_at),
             correlation_id=row.correlation_id,
             causation_id=row.causation_id,
             partition_key=row.partition_key,

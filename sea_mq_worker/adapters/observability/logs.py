@@ -101,7 +101,7 @@ class JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, object] = {
-            "ts": _moment(record.created),
+            "ts": _moment(datetime.fromtimestamp(record.created, UTC)),
             "level": record.levelname.lower(),
             "event": getattr(record, "event", "logged"),
             "logger": record.name,
@@ -118,7 +118,7 @@ class TextFormatter(logging.Formatter):
     """Time, level, event, then name=value; an exception's frames follow on lines of their own."""
 
     def format(self, record: logging.LogRecord) -> str:
-        words = [_moment(record.created), f"{record.levelname:<7}"]
+        words = [_moment(datetime.fromtimestamp(record.created, UTC)), f"{record.levelname:<7}"]
         if event := getattr(record, "event", ""):
             words.append(event)
         if record.msg:
@@ -189,17 +189,13 @@ class _Kind:
 
 
 def described(fact: Fact | EventPublished) -> tuple[str, dict[str, object]]:
-    """Return the stable event key of a fact, its name in snake case, and its fields.
-
-    EVT-047-001's ``published_at`` is the moment of the broker's acknowledgement by this worker's clock; the
-    row keeps the database's.
-    """
+    """Return the stable event key of a fact, its name in snake case, and its fields."""
     if isinstance(fact, Noticed | Progressed):
         return fact.event, {"text": fact.text}
     event = FACTS[type(fact)]
     values = {name: getattr(fact, name, None) for name in event.fields}
     if isinstance(fact, EventPublished):
-        values["published_at"] = _moment(time.time())
+        values["published_at"] = _moment(fact.published_at)
     return event.key, values
 
 
@@ -208,8 +204,8 @@ def _fields(record: logging.LogRecord) -> Mapping[str, object]:
     return found
 
 
-def _moment(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+def _moment(at: datetime) -> str:
+    return at.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _shown(value: object) -> str:

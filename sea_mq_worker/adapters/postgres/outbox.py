@@ -217,7 +217,7 @@ def _position(head: Any, name: str) -> Position:
 
 def _claim_of(owner: str, head: Any, events: Sequence[ClaimedEvent], *, more: bool) -> Claim:
     token = f"{head['claimed_at'].isoformat()} {owner}" if events else ""
-    return Claim(token=token, events=tuple(events), more=more)
+    return Claim(token=token, at=head["claimed_at"], events=tuple(events), more=more)
 
 
 def _changes(verdict: Postponed | Buried | Released) -> tuple[object, ...]:

@@ -69,8 +69,7 @@ _FACTS: tuple[tuple[type[Told], Level, str], ...] = (
 
 def _line(kind: type[Told], level: Level, meaning: str) -> LogEvent:
     key = re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).lower()
-    own = ("published_at",) if kind is EventPublished else ()
-    return LogEvent(key, level, meaning, (*get_type_hints(kind), *own))
+    return LogEvent(key, level, meaning, tuple(get_type_hints(kind)))
 
 
 FACTS: Mapping[type[Told], LogEvent] = {kind: _line(kind, level, text) for kind, level, text in _FACTS}
