@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from urllib.parse import quote
 
-from sea_mq_worker.domain.headers import MSG_ID
+from sea_mq_worker.domain.headers import MSG_ID, speaks_to_broker
 from sea_mq_worker.domain.messages import DeadLetter, OutboundMessage
 from sea_mq_worker.domain.wire import HEADER_BYTES_MAX, header_problem, subject_problem
 
@@ -104,7 +104,7 @@ def _sendable(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 def _shelved(name: str) -> str:
-    reserved = name.lower().startswith(("nats-", "dlq-", _ORIGINAL.lower()))
+    reserved = speaks_to_broker(name) or name.lower().startswith(("dlq-", _ORIGINAL.lower()))
     return f"{_ORIGINAL}{name}" if reserved else name
 
 

@@ -20,9 +20,27 @@ from sea_mq_worker.domain.wire import HeaderBlock, header_block, header_lines
 
 MSG_ID = "Nats-Msg-Id"
 _TELLING = ("ce-type", "ce-subject")
+_OF_THE_EVENT = frozenset(
+    {
+        "ce-id",
+        "ce-type",
+        "ce-source",
+        "ce-specversion",
+        "ce-time",
+        "ce-subject",
+        "ce-eventversion",
+        "ce-correlationid",
+        "ce-causationid",
+        "ce-partitionkey",
+    }
+)
+"""Attributes that the event's own columns tell; a row's header could only contradict them."""
+_TRACE = frozenset({"traceparent", "tracestate"})
 _NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _TRACESTATE_CHARS_MAX = 512
 """As far as W3C asks everybody to pass it on; a longer one could be more than the handler takes."""
+_TRACESTATE = re.compile(r"[a-z0-9][a-z0-9_\-*/@]{0,255}=[ -+\--<>-~]{0,256}")
+"""One member of a list, W3C Trace Context 3.3.1."""
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 _PLAIN = re.compile(r"[!#$&-~]*")
 """Visible ASCII but for the quotation mark and the per cent sign."""
@@ -96,11 +114,16 @@ def valid_trace_context(carrier: Mapping[str, object]) -> dict[str, str]:
     if not isinstance(parent, str) or not _TRACEPARENT.fullmatch(parent):
         return {}
     state = carrier.get("tracestate")
-    if not isinstance(state, str) or not state.strip() or not (state.isascii() and state.isprintable()):
-        return {"traceparent": parent}
-    if len(state) > _TRACESTATE_CHARS_MAX:
+    if not isinstance(state, str) or not _is_tracestate(state):
         return {"traceparent": parent}
     return {"traceparent": parent, "tracestate": state.strip()}
+
+
+def _is_tracestate(state: str) -> bool:
+    if not state.strip() or len(state) > _TRACESTATE_CHARS_MAX:
+        return False
+    members = (member.strip(" \t") for member in state.split(","))
+    return all(not member or _TRACESTATE.fullmatch(member) for member in members)
 
 
 @lru_cache(maxsize=256)  # events of one transaction share their moment
@@ -140,8 +163,8 @@ def header_problem(name: str, value: object) -> str:
     """Tell why a row's own header cannot be delivered as it is; empty: it can."""
     if not _NAME.fullmatch(name):
         return "has a name that is blank or holds other than letters, digits and !#$%&'*+-.^_`|~"
-    if name.lower().startswith("nats-"):
-        return "is reserved for the broker"
+    if reserved := _reserved(name):
+        return reserved
     if not isinstance(value, str):
         return "has a value that is not a string"
     if any(c in value for c in "\r\n\0"):
@@ -151,7 +174,29 @@ def header_problem(name: str, value: object) -> str:
     return ""
 
 
-def _with_own(headers: Mapping[str, str], own: dict[str, str]) -> dict[str, str]:
-    """Add the row's own headers, which replace others of the same name in any case."""
-    replaced = {name.lower() for name in own}
-    return {name: value for name, value in headers.items() if name.lower() not in replaced} | own
+def _reserved(name: str) -> str:
+    if speaks_to_broker(name):
+        return "is reserved for the broker"
+    if name.lower() in _OF_THE_EVENT:
+        return "is reserved for the event's own attributes, which its columns tell"
+    return ""
+
+
+def speaks_to_broker(name: str) -> bool:
+    """Tell whether the server, or a client of it, would take a header for its own.
+
+    Clients read ``Status`` and ``Description`` as the server's word, and end a subscription at it.
+    """
+    lower = name.lower()
+    return lower.startswith("nats-") or lower in {"status", "description"}
+
+
+def _with_own(headers: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
+    """Add the row's own headers.
+
+    A valid trace context among them replaces that of the metadata, an invalid one is left out: no event is
+    worth less because its trace is broken.
+    """
+    trace = valid_trace_context({name.lower(): value for name, value in own.items()})
+    kept = {n: v for n, v in own.items() if n.lower() not in _TRACE or trace.get(n.lower()) == v}
+    return {n: v for n, v in headers.items() if not trace or n.lower() not in _TRACE} | kept

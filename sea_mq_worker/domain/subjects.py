@@ -12,7 +12,7 @@ SUBJECT_BYTES_MAX = 1024
 _CONTEXT = re.compile(r"[a-z0-9][a-z0-9_-]*")
 _VERSION = re.compile(r"v([1-9][0-9]{0,9})")
 _UNREADABLE = "\ufffd"
-"""What stands for bytes that are no UTF-8 in a received subject."""
+"""Stands for bytes that are no UTF-8 in a received subject, so that it may stand for nothing else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +54,13 @@ def parse_subject(subject: str) -> EventSubject:
     Raises:
         InvalidMessageError: BAD_SUBJECT, it does not follow the grammar.
     """
+    if _UNREADABLE in subject:
+        raise InvalidMessageError("BAD_SUBJECT", "the subject is not UTF-8, or holds U+FFFD")
     tokens = subject.split(".")
     version = _VERSION.fullmatch(tokens[-1])
     name = ".".join(tokens[2:-1])
     if len(tokens) < 4 or tokens[1] != "event" or version is None or _token_problem(name):  # noqa: PLR2004
         raise InvalidMessageError("BAD_SUBJECT", "expected {context}.event.{name}.v{n}")
-    if _UNREADABLE in subject:
-        raise InvalidMessageError("BAD_SUBJECT", "the subject is not UTF-8")
     return EventSubject(tokens[0], name, int(version[1]))
 
 
@@ -71,6 +71,8 @@ def _token_problem(name: str) -> str:
         return "contains a wildcard"
     if not name.isprintable() or any(map(str.isspace, name)):
         return "contains a space or control character"
+    if _UNREADABLE in name:
+        return "contains U+FFFD, which a receiver cannot tell from bytes that are no UTF-8"
     if name.startswith(".") or name.endswith(".") or ".." in name:
         return "has an empty token"
     return ""

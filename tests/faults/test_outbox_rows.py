@@ -59,6 +59,8 @@ NO_HEADERS = {
     '{"Nats-Rollup": "all"}': "reserved",
     '{"nats-msg-id": "another"}': "reserved",
     '{"Nats-Expected-Last-Sequence": "0"}': "reserved",
+    '{"Status": "503"}': "reserved",
+    '{"ce-id": "another"}': "reserved",
     json.dumps({"long": "x" * 70_000}): "bytes of headers",
 }
 FINE_PAYLOADS = [
@@ -71,7 +73,7 @@ FINE_PAYLOADS = [
 ]
 FINE_HEADERS: list[Mapping[str, str]] = [
     {"empty": "", "X-Own": "a=b; c:d", "x-own": "ß \u2028 中"},
-    {"ce-subject": "own", "traceparent": "whatever"},
+    {"ce-tenant": "own", "traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"},
     {f"h{number}": "v" for number in range(500)},
 ]
 FINE_COLUMNS: list[Mapping[str, Any]] = [

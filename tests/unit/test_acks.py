@@ -7,6 +7,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from sea_mq_worker.adapters.nats.acks import AckReader
+from sea_mq_worker.adapters.nats.errors import ApiRefusedError
 from sea_mq_worker.domain.outcomes import Failed, PublishOutcome, Refused, Stored, Unknown
 
 STREAM = "SEA_EVENTS"
@@ -44,6 +45,8 @@ def test_an_acknowledgement_in_any_form_is_read(data: bytes, expected: Stored) -
         b'{"stream":"SEA_EVENTS","seq":0}',
         b'{"stream":"SEA_EVENTS","seq":-1}',
         b'{"stream":"SEA_EVENTS","seq":"7"}',
+        b'{"stream":"SEA_EVENTS","seq":true}',
+        b'{"stream":"SEA_EVENTS","seq":7.0}',
         b'{"stream":"SEA_EVENTS","seq":9223372036854775808}',
         b'{"stream":"SEA_EVENTS","seq":7',
         b'{"stream":"SEA_EVENTS","seq":}',
@@ -114,5 +117,21 @@ def test_an_error_is_judged_by_whose_fault_it_is(code: int, status: int, kind: t
     assert outcome.reason == f"why ({status}/{code})"
 
 
-def test_an_error_without_numbers_is_unknown() -> None:
-    assert read(b'{"error":{"err_code":"x"}}') == Unknown("refused (0/0)", answered=True)
+@pytest.mark.parametrize("code", ['"x"', "true", "null", "[]", "10054.0"])
+def test_an_error_without_numbers_is_unknown(code: str) -> None:
+    error = b'{"error":{"err_code":%s}}' % code.encode()
+
+    assert read(error) == Unknown("refused (0/0)", answered=True)
+
+
+@pytest.mark.parametrize("told", ['"false"', "1", "[0]", "null"])
+def test_only_true_makes_an_acknowledgement_a_duplicates(told: str) -> None:
+    answer = b'{"stream":"SEA_EVENTS","seq":7,"duplicate":%s}' % told.encode()
+
+    assert read(answer) == Stored(STREAM, 7)
+
+
+def test_a_refusal_of_the_api_is_read_whatever_its_numbers_are() -> None:
+    refused = ApiRefusedError("STREAM.INFO.SEA_EVENTS", {"code": "x", "err_code": True})
+
+    assert (refused.code, refused.err_code) == (0, 0)

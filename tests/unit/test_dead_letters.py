@@ -90,6 +90,7 @@ def test_headers_that_cannot_be_sent_are_left_out_and_counted() -> None:
 
 
 def test_headers_that_look_shelved_come_back_as_they_were() -> None:
-    headers = {"Original-Nats-Msg-Id": "x", "Dlq-Reason": "y"}
+    headers = {"Original-Nats-Msg-Id": "x", "Dlq-Reason": "y", "Status": "503", "description": "z"}
     message = dead_letter_message(letter(source=inbound_message(headers=headers)), context="sea")
+    assert not {"Status", "description"} & message.headers.keys(), "clients end a subscription at them"
     assert original_headers(message.headers) == headers

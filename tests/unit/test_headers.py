@@ -102,7 +102,7 @@ def test_cloudevents_values_are_percent_encoded_and_decode_to_what_they_were(key
 
 @pytest.mark.clause("event-model: headers are delivered as they are")
 def test_the_rows_own_headers_are_delivered_as_they_are() -> None:
-    own = {"X-Tenant": "größe; a=b: c", "x-empty": "", "a!#$%&'*+-.^_`|~z": "1"}
+    own = {"X-Tenant": "größe; a=b: c", "ce-tenant": "7", "x-empty": "", "a!#$%&'*+-.^_`|~z": "1"}
 
     message = made(headers=json.dumps(own))
 
@@ -110,15 +110,29 @@ def test_the_rows_own_headers_are_delivered_as_they_are() -> None:
     assert isinstance(sendable(message, 1 << 20), Sendable)
 
 
-def test_an_own_header_replaces_the_workers_of_the_same_name_in_any_case() -> None:
-    own = {"CE-Type": "theirs", "Ce-Type": "theirs too", "TraceParent": PARENT}
+OTHER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
-    message = made(headers=json.dumps(own), metadata=json.dumps({"traceparent": PARENT}))
 
-    kept = {
-        name: value for name, value in message.headers.items() if name.lower() in {"ce-type", "traceparent"}
-    }
-    assert kept == own
+@pytest.mark.parametrize(
+    ("own", "expected"),
+    [
+        ({"TraceParent": OTHER}, {"TraceParent": OTHER}),
+        ({"traceparent": OTHER, "tracestate": "b=2"}, {"traceparent": OTHER, "tracestate": "b=2"}),
+        ({"traceparent": OTHER, "tracestate": "none"}, {"traceparent": OTHER}),
+        ({"traceparent": "none"}, {"traceparent": PARENT, "tracestate": "a=1"}),
+        ({"traceparent": "none", "tracestate": "b=2"}, {"traceparent": PARENT, "tracestate": "a=1"}),
+        ({"tracestate": "b=2"}, {"traceparent": PARENT, "tracestate": "a=1"}),
+    ],
+)
+def test_an_own_trace_context_replaces_that_of_the_metadata_only_where_it_is_well_formed(
+    own: dict[str, str], expected: dict[str, str]
+) -> None:
+    metadata = {"traceparent": PARENT, "tracestate": "a=1"}
+
+    message = made(headers=json.dumps({"x": "y", **own}), metadata=json.dumps(metadata))
+
+    assert {n: v for n, v in message.headers.items() if n.lower().startswith("trace")} == expected
+    assert message.headers["x"] == "y"
 
 
 BAD_HEADERS = {
@@ -147,6 +161,19 @@ BAD_HEADERS = {
     "message id in other letters": '{"nAtS-mSg-ID": "x"}',
     "rollup": '{"Nats-Rollup": "all"}',
     "expected stream": '{"nats-expected-stream": "x"}',
+    "the server's status": '{"Status": "503"}',
+    "the server's status in other letters": '{"status": "x"}',
+    "the server's description": '{"Description": "x"}',
+    "id": '{"ce-id": "x"}',
+    "type in other letters": '{"CE-Type": "x"}',
+    "source": '{"ce-source": "x"}',
+    "version of CloudEvents": '{"ce-specversion": "0.3"}',
+    "time": '{"ce-time": "x"}',
+    "subject": '{"ce-subject": "x"}',
+    "version": '{"ce-eventversion": "x"}',
+    "correlation": '{"ce-correlationid": "x"}',
+    "causation": '{"ce-causationid": "x"}',
+    "partition key": '{"ce-partitionkey": "x"}',
 }
 
 
@@ -181,6 +208,12 @@ def test_a_good_header_has_no_problem() -> None:
         ({"traceparent": PARENT, "tracestate": " "}, {"traceparent": PARENT}),
         ({"traceparent": PARENT, "tracestate": "a=\r\n1"}, {"traceparent": PARENT}),
         ({"traceparent": PARENT, "tracestate": "ä=1"}, {"traceparent": PARENT}),
+        ({"traceparent": PARENT, "tracestate": "none"}, {"traceparent": PARENT}),
+        ({"traceparent": PARENT, "tracestate": "A=1"}, {"traceparent": PARENT}),
+        (
+            {"traceparent": PARENT, "tracestate": "t@v=1 2, ,b=2"},
+            {"traceparent": PARENT, "tracestate": "t@v=1 2, ,b=2"},
+        ),
         ({"traceparent": PARENT, "tracestate": 5}, {"traceparent": PARENT}),
         ({"tracestate": "a=1"}, {}),
         ({"traceparent": PARENT.upper()}, {}),

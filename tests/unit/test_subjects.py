@@ -1,7 +1,7 @@
 """The subject grammar ``{context}.event.{name}.v{n}``."""
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sea_mq_worker.domain.errors import InvalidEventError, InvalidMessageError
@@ -47,6 +47,7 @@ def test_a_subject_is_built_and_taken_apart_again(event_type: str, version: int,
         "a\u2028b",
         "a\u200bb",
         "\ud800",
+        "a\ufffdb",
         "*",
         "a.*",
         "a.*.b",
@@ -103,6 +104,8 @@ def test_the_length_is_bounded_in_bytes() -> None:
         "sea.event..v1",
         "sea.event.a..b.v1",
         "sea.event.*.v1",
+        "sea.event.a\ufffdb.v1",
+        "\ufffd.event.a.v1",
     ],
 )
 def test_a_subject_outside_the_grammar_is_told(subject: str) -> None:
@@ -131,6 +134,7 @@ def test_a_context_is_one_lower_case_token(text: str, good: bool) -> None:
     assert is_context(text) is good
 
 
+@example(event_type="a\ufffdb", version=1)
 @given(event_type=st.text(max_size=60), version=st.integers(-2, 10**10))
 def test_whatever_is_built_is_taken_apart_to_the_same(event_type: str, version: int) -> None:
     try:

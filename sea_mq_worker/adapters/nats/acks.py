@@ -1,7 +1,8 @@
 """What the stream's answer to a publish means for the message."""
 
 import json
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeGuard
 
 from nats.aio.msg import Msg
 
@@ -31,7 +32,7 @@ def judge_ack(answer: dict[str, Any], stream: str) -> PublishOutcome:
     if error := answer.get("error"):
         return judge_error(error)
     named, seq = answer.get("stream"), answer.get("seq")
-    if not isinstance(seq, int) or not 1 <= seq <= _SEQ_MAX:
+    if not _is_number(seq) or not 1 <= seq <= _SEQ_MAX:
         return Unknown("the answer was no acknowledgement of a stream", answered=True)
     if named != stream:
         return Unknown(
@@ -39,7 +40,7 @@ def judge_ack(answer: dict[str, Any], stream: str) -> PublishOutcome:
             "run `python -m sea_mq_worker streams check`",
             answered=True,
         )
-    return Stored(stream, seq, duplicate=bool(answer.get("duplicate")))
+    return Stored(stream, seq, duplicate=answer.get("duplicate") is True)
 
 
 def judge_error(error: dict[str, Any]) -> PublishOutcome:
@@ -55,8 +56,8 @@ def judge_error(error: dict[str, Any]) -> PublishOutcome:
 
 def error_code(error: dict[str, Any]) -> int:
     """Return JetStream's own number of an error, or 0."""
-    code = error.get("err_code", 0)
-    return code if isinstance(code, int) else 0
+    code = error.get("err_code")
+    return code if _is_number(code) else 0
 
 
 def parse(data: bytes) -> dict[str, Any]:
@@ -72,10 +73,15 @@ def parse(data: bytes) -> dict[str, Any]:
     return parsed
 
 
-def number(answer: dict[str, Any], name: str) -> int:
+def number(answer: Mapping[str, Any], name: str) -> int:
     """Return a count of an answer; what is none is 0."""
     value = answer.get(name)
-    return max(0, value) if isinstance(value, int) else 0
+    return max(0, value) if _is_number(value) else 0
+
+
+def _is_number(value: object) -> TypeGuard[int]:
+    """Tell a whole number from all else; ``true`` is an int to Python."""
+    return type(value) is int
 
 
 def _status(status: str) -> str:

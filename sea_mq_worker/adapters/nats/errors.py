@@ -6,6 +6,7 @@ from typing import Any
 
 import nats.errors
 
+from sea_mq_worker.adapters.nats.acks import number
 from sea_mq_worker.domain.errors import BrokerUnavailableError, ContractError, WorkerError
 
 _REFUSALS = ("authorization", "authentication", "user jwt", "account", "nkey", "certificate", "no tls")
@@ -26,8 +27,8 @@ class ApiRefusedError(ContractError):
     """
 
     def __init__(self, subject: str, error: Mapping[str, Any]) -> None:
-        self.code = int(error.get("code", 0))
-        self.err_code = int(error.get("err_code", 0))
+        self.code = number(error, "code")
+        self.err_code = number(error, "err_code")
         super().__init__(f"{subject}: {error.get('description', 'refused')} ({self.code}/{self.err_code})")
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from sea_mq_worker.adapters.nats.acks import number
 from sea_mq_worker.adapters.nats.connection import NatsConnection, api
 from sea_mq_worker.adapters.nats.errors import ApiRefusedError
 from sea_mq_worker.domain.errors import ContractError
@@ -48,12 +49,12 @@ async def stream_facts(
         raise
     config, state = info["config"], info["state"]
     return StreamFacts(
-        duplicate_window_seconds=config.get("duplicate_window", 0) / 1e9,
+        duplicate_window_seconds=number(config, "duplicate_window") / 1e9,
         allow_batched=bool(config.get("allow_batched")),
         allow_atomic=bool(config.get("allow_atomic")),
         useless=_useless(stream, config),
         forgetful=config.get("storage") == "memory" or config.get("persist_mode") == "async",
-        last_seq=int(state["last_seq"]),
+        last_seq=number(state, "last_seq"),
         created=str(info["created"]),
         now=datetime.fromisoformat(str(info.get("ts", info["created"]))),
     )
