@@ -93,14 +93,16 @@ class Handle:
         stood still, or the database was away, may be another worker's by now, and handled.
         """
         try:
-            match item.envelope:
+            if (
+                item.refusal is None and run.attempts > self.attempts_max
+            ):  # not opened: that may be what kills
+                detail = "its attempts ended with the worker, not with an answer"
+                return await self._bury(item, run, Reason.EXHAUSTED, detail, stop)
+            match item.open():
                 case Invalid(_, reason, detail):
                     return await self._bury(item, run, reason, detail, stop)
-                case Valid(_, request) if run.attempts <= self.attempts_max:
+                case Valid(_, request):
                     return await self._conclude(item, run, await self._ask(request, stop, holds), stop)
-                case Valid():
-                    detail = "its attempts ended with the worker, not with an answer"
-                    return await self._bury(item, run, Reason.EXHAUSTED, detail, stop)
         except StoppedError as error:
             waited_for = str(error) or self.health.gate.reason
             return Retried(

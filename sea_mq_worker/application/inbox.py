@@ -27,7 +27,7 @@ from sea_mq_worker.ports.jetstream import JetStreamConsumer
 from sea_mq_worker.ports.observer import Observer
 
 _LARGE_BYTES = 65_536
-"""After a body of this size others get a turn: to read one takes time, and there may be many."""
+"""After a body of this size others get a turn: to hash or check one takes time, and there may be many."""
 _TURNS = 2
 """So many batches share the places under load: one is with the handler while another is closed or fetched."""
 _LINGER_SECONDS = 0.005
@@ -109,8 +109,7 @@ class InboxConsumer:
         items = []
         for message in messages:
             items.append(self.reception.take(message, received_at=self.clock()))
-            if len(message.payload) > _LARGE_BYTES:
-                await asyncio.sleep(0)
+            await _turn_after(message)
         self._in_hand.update(items)
         try:
             receipts = await self.reception.record(items, stop)
@@ -121,6 +120,7 @@ class InboxConsumer:
             if isinstance(receipt, Run):
                 item.leased_until = item.received_at + self.lease_seconds
                 working.create_task(self._work(item, receipt, stop))
+                await _turn_after(item.message)
             else:
                 await self._answer(item, receipt)
 
@@ -180,7 +180,7 @@ class InboxConsumer:
         match receipt:
             case Done():
                 await self.consumer.ack(item.message)
-                skipped = MessageSkipped(message_id=item.envelope.message_id, consumer=self.consumer.name)
+                skipped = MessageSkipped(message_id=item.entry.message_id, consumer=self.consumer.name)
                 self.observer.observe(skipped)
             case Busy(attempts):
                 await self.consumer.nak(
@@ -242,3 +242,8 @@ class InboxConsumer:
         kept = await self.inbox.extend([run.lease for _, run in held], lease_seconds=self.lease_seconds)
         for item, run in held:
             item.leased_until = began + self.lease_seconds if run.lease.message_id in kept else began
+
+
+async def _turn_after(message: InboundMessage) -> None:
+    if len(message.payload) > _LARGE_BYTES:
+        await asyncio.sleep(0)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from sea_mq_worker.application.gate import Gate
 from sea_mq_worker.application.pacing import pause
 from sea_mq_worker.application.patience import patiently
-from sea_mq_worker.domain.envelopes import content_hash, open_envelope, storage_id
+from sea_mq_worker.domain.envelopes import content_hash, recorded_as, storage_id
 from sea_mq_worker.domain.errors import ContractError
 from sea_mq_worker.domain.facts import Noticed
 from sea_mq_worker.domain.messages import InboundMessage
@@ -112,7 +112,7 @@ class Leftovers:
 
 def _is(message: InboundMessage, entry: InboxEntry) -> bool:
     """Tell the recorded message from another that a stream made anew has in its place."""
-    known_as = {open_envelope(message).message_id, storage_id(message)}
+    known_as = {recorded_as(message), storage_id(message)}
     return entry.message_id in known_as and entry.content_hash == content_hash(message)
 
 

@@ -3,11 +3,19 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 from sea_mq_worker.application.gate import Gate
 from sea_mq_worker.application.patience import patiently
 from sea_mq_worker.domain.dead_letters import Reason
-from sea_mq_worker.domain.envelopes import Invalid, Valid, content_hash, open_envelope, storage_id
+from sea_mq_worker.domain.envelopes import (
+    Invalid,
+    Valid,
+    content_hash,
+    identify,
+    open_envelope,
+    storage_id,
+)
 from sea_mq_worker.domain.messages import InboundMessage
 from sea_mq_worker.domain.receipts import Conflict, InboxEntry, Receipt, Run
 from sea_mq_worker.ports.inbox import InboxRepository
@@ -18,25 +26,53 @@ class InHand:
     """A message that was fetched and not yet settled; compared by identity."""
 
     message: InboundMessage
-    envelope: Valid | Invalid
+    entry: InboxEntry
+    """How it is recorded; known without a look at the body."""
     received_at: float
+    refusal: Invalid | None = None
+    """Why it cannot be handled, as far as that is known without a look at the body."""
     run: Run | None = None
     """The lease, once the inbox has given it to us."""
     leased_until: float = 0.0
     """Until then the lease is ours for certain."""
 
+    @classmethod
+    def of(cls, message: InboundMessage, *, received_at: float) -> Self:
+        """Take a message in hand."""
+        identity = identify(message)
+        refusal = identity if isinstance(identity, Invalid) else None
+        message_id = identity.message_id if isinstance(identity, Invalid) else identity
+        entry = InboxEntry(
+            message_id=message_id,
+            subject=message.subject,
+            consumer=message.consumer,
+            stream=message.stream,
+            stream_seq=message.seq,
+            content_hash=content_hash(message),
+        )
+        return cls(message=message, entry=entry, received_at=received_at, refusal=refusal)
+
+    def refuse(self, refusal: Invalid) -> None:
+        """Know it from now on under the refusal's id."""
+        self.refusal = refusal
+        self.entry = self.entry._replace(message_id=refusal.message_id)
+
+    def open(self) -> Valid | Invalid:
+        """Check the body too; call it only once the attempt is counted, for a body may kill the process."""
+        return self.refusal or open_envelope(self.message)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reception:
-    """Opens envelopes and leases the messages in one round trip a batch."""
+    """Leases messages in one round trip a batch, before anybody looks into their bodies."""
 
     inbox: InboxRepository
     store_gate: Gate
     lease_seconds: float
 
     def take(self, message: InboundMessage, *, received_at: float) -> InHand:
-        """Open a message's envelope."""
-        return InHand(message=message, envelope=open_envelope(message), received_at=received_at)
+        """Take a message in hand."""
+        return InHand.of(message, received_at=received_at)
 
     async def record(self, items: Sequence[InHand], stop: asyncio.Event) -> list[Receipt]:
         """Record a batch; a message whose id is known with another content is recorded under its own.
@@ -51,13 +87,13 @@ class Reception:
         if not conflicting:
             return receipts
         for item in conflicting:
-            detail = f"message id {item.envelope.message_id} is known with another content"
-            item.envelope = Invalid(storage_id(item.message), Reason.CONTENT_CONFLICT, detail)
+            detail = f"message id {item.entry.message_id} is known with another content"
+            item.refuse(Invalid(storage_id(item.message), Reason.CONTENT_CONFLICT, detail))
         again = iter(await self._insert(conflicting, stop))
         return [next(again) if isinstance(receipt, Conflict) else receipt for receipt in receipts]
 
     async def _insert(self, items: Sequence[InHand], stop: asyncio.Event) -> list[Receipt]:
-        entries = [_entry(item) for item in items]
+        entries = [item.entry for item in items]
         receipts = await patiently(
             lambda: self.inbox.insert(entries, lease_seconds=self.lease_seconds),
             gate=self.store_gate,
@@ -66,14 +102,3 @@ class Reception:
         for item, receipt in zip(items, receipts, strict=True):
             item.run = receipt if isinstance(receipt, Run) else None
         return list(receipts)
-
-
-def _entry(item: InHand) -> InboxEntry:
-    return InboxEntry(
-        message_id=item.envelope.message_id,
-        subject=item.message.subject,
-        consumer=item.message.consumer,
-        stream=item.message.stream,
-        stream_seq=item.message.seq,
-        content_hash=content_hash(item.message),
-    )

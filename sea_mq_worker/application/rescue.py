@@ -10,7 +10,6 @@ from sea_mq_worker.application.pacing import StoppedError, unless_stopped
 from sea_mq_worker.application.patience import patiently
 from sea_mq_worker.application.reception import InHand, Reception
 from sea_mq_worker.domain.dead_letters import Reason
-from sea_mq_worker.domain.envelopes import Invalid
 from sea_mq_worker.domain.messages import DeadLetter, InboundMessage
 from sea_mq_worker.domain.outcomes import DeadLettered
 from sea_mq_worker.domain.receipts import Busy, Conflict, Done, Receipt, Run
@@ -53,8 +52,8 @@ class Rescuer:
 
 def _letter(item: InHand, run: Run) -> DeadLetter:
     reason, detail = str(Reason.EXHAUSTED), "the server's max_deliver is spent"
-    if isinstance(item.envelope, Invalid):
-        reason, detail = item.envelope.reason, item.envelope.detail
+    if item.refusal is not None:
+        reason, detail = item.refusal.reason, item.refusal.detail
     return DeadLetter(
         message_id=run.lease.message_id,
         original_subject=item.message.subject,

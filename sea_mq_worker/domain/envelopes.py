@@ -1,7 +1,6 @@
 """From a received message to the handler's request (SDS-047, handler contract)."""
 
 import hashlib
-import json
 import re
 import uuid
 from collections.abc import Mapping
@@ -11,6 +10,7 @@ from typing import NamedTuple
 
 from sea_mq_worker.domain.errors import InvalidMessageError
 from sea_mq_worker.domain.headers import MSG_ID, rfc3339, valid_trace_context
+from sea_mq_worker.domain.json_text import is_json
 from sea_mq_worker.domain.messages import HandlerRequest, InboundMessage
 from sea_mq_worker.domain.subjects import parse_subject
 
@@ -34,15 +34,27 @@ class Invalid:
     detail: str
 
 
-def open_envelope(message: InboundMessage) -> Valid | Invalid:
-    """Check a message and make the handler's request of it."""
-    headers = {name.lower(): value for name, value in message.headers.items()}
+def identify(message: InboundMessage) -> str | Invalid:
+    """Return a message's own id, or why it has none that can be used; the body is not looked at."""
     try:
-        message_id = _message_id(headers)
+        return _message_id(_lower(message.headers))
     except InvalidMessageError as error:
         return Invalid(storage_id(message), error.reason, str(error))
+
+
+def recorded_as(message: InboundMessage) -> str:
+    """Return the id that a message is recorded under: its own, else one made from where it is stored."""
+    identity = identify(message)
+    return identity.message_id if isinstance(identity, Invalid) else identity
+
+
+def open_envelope(message: InboundMessage) -> Valid | Invalid:
+    """Check a message and make the handler's request of it."""
+    message_id = identify(message)
+    if isinstance(message_id, Invalid):
+        return message_id
     try:
-        return Valid(message_id, _request(message, headers, message_id))
+        return Valid(message_id, _request(message, _lower(message.headers), message_id))
     except InvalidMessageError as error:
         return Invalid(message_id, error.reason, str(error))
 
@@ -57,6 +69,10 @@ def content_hash(message: InboundMessage) -> bytes:
     return hashlib.sha256(message.subject.encode() + b"\0" + message.payload).digest()
 
 
+def _lower(headers: Mapping[str, str]) -> dict[str, str]:
+    return {name.lower(): value for name, value in headers.items()}
+
+
 def _message_id(headers: Mapping[str, str]) -> str:
     found = headers.get(MSG_ID.lower()) or headers.get("ce-id")
     if not found:
@@ -69,7 +85,8 @@ def _message_id(headers: Mapping[str, str]) -> str:
 
 def _request(message: InboundMessage, headers: Mapping[str, str], message_id: str) -> HandlerRequest:
     subject = parse_subject(message.subject)
-    _check_json(message.payload)
+    if not is_json(message.payload):  # only checked: the bytes go on untouched, so that no digit is lost
+        raise InvalidMessageError("INVALID_PAYLOAD", "the body is not JSON")
     return HandlerRequest(
         message_id=message_id,
         subject=message.subject,
@@ -83,25 +100,6 @@ def _request(message: InboundMessage, headers: Mapping[str, str], message_id: st
         consumer=message.consumer,
         stored_at=message.stored_at,
     )
-
-
-def _check_json(payload: bytes) -> None:
-    """Only check: the bytes go on untouched, so that no digit is lost on the way."""
-    try:
-        _JSON.decode(payload.decode())
-    except (ValueError, RecursionError) as error:
-        raise InvalidMessageError("INVALID_PAYLOAD", "the body is not JSON") from error
-
-
-def _keep(text: str) -> str:
-    return text
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is not JSON")
-
-
-_JSON = json.JSONDecoder(parse_int=_keep, parse_float=_keep, parse_constant=_refuse)
 
 
 def _occurred_at(headers: Mapping[str, str], message: InboundMessage) -> str:

@@ -20,7 +20,6 @@ from sea_mq_worker.application.upkeep import Periodic, Reaper
 from sea_mq_worker.bootstrap.worker.base import Base
 from sea_mq_worker.bootstrap.worker.inbound import _inbox_loop
 from sea_mq_worker.bootstrap.worker.outbound import _lane, _publishing
-from sea_mq_worker.domain.envelopes import open_envelope
 from sea_mq_worker.domain.facts import (
     Fact,
     GatePaused,
@@ -128,7 +127,7 @@ class _NumberingReception(Reception):
     numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def take(self, message: InboundMessage, *, received_at: float) -> InHand:
-        numbered = _NumberedInHand(message=message, envelope=open_envelope(message), received_at=received_at)
+        numbered = _NumberedInHand.of(message, received_at=received_at)
         numbered.number = next(self.numbers)
         return numbered
 

@@ -1,3 +1,4 @@
+import tracemalloc
 import uuid
 from datetime import timedelta
 
@@ -70,14 +71,59 @@ def test_a_recreated_stream_does_not_give_old_ids_again() -> None:
 
 
 @pytest.mark.parametrize(
-    "payload", [b"", b"{", b"\xff", b"NaN", b'{"a": Infinity}', b"[" * 100_000, b"{'a': 1}"]
+    "payload",
+    [
+        b"",
+        b"{",
+        b"\xff",
+        b'"\xff"',
+        b'{"\xc0\xaf": 1}',
+        b'"\xed\xa0\x80"',
+        b'"\xe2\x82"',
+        b"\xef\xbb\xbf{}",
+        b"NaN",
+        b'{"a": Infinity}',
+        b"[" * 100_000,
+        b"[" * 4_000_000 + b"]" * 4_000_000,
+        b"{'a': 1}",
+        b"[1,]",
+        b"01",
+        b"1 2",
+        b'"\\ud8"',
+        b'"a\nb"',
+    ],
+    ids=lambda payload: repr(payload[:12]),
 )
 def test_a_body_that_is_not_json_is_refused(payload: bytes) -> None:
     assert refused(payload=payload).reason == "INVALID_PAYLOAD"
 
 
-def test_numbers_of_any_length_are_json() -> None:
-    assert opened(payload=b"1" * 5000).request.payload == b"1" * 5000
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"1" * 5000,
+        b"1e999999",
+        b'{"a": 1, "a": 2}',
+        b'"\\ud800"',
+        b'["\\uDC00\\ud800", "\\\\ud800"]',
+        '"\U0001f41f"'.encode(),
+        b'"' + b"\xe2\x82\xac" * 50_000 + b'"',
+        b"[" * 500 + b"]" * 500,
+    ],
+    ids=lambda payload: repr(payload[:12]),
+)
+def test_every_json_goes_on_as_it_is(payload: bytes) -> None:
+    assert opened(payload=payload).request.payload == payload
+
+
+@pytest.mark.parametrize("payload", [b"[" + b"[]," * 700_000 + b"[]]", b"[" + b"1," * 1_000_000 + b"1]"])
+def test_a_body_is_checked_without_building_what_it_says(payload: bytes) -> None:
+    message = inbound_message(ID, payload=payload)
+    tracemalloc.start()
+    assert isinstance(open_envelope(message), Valid)
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_bytes < len(payload) / 10
 
 
 @pytest.mark.parametrize(

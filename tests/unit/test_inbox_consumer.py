@@ -16,7 +16,7 @@ from sea_mq_worker.domain.facts import (
     MessageSkipped,
 )
 from sea_mq_worker.domain.messages import HandlerRequest
-from tests.support.inbox_loop import ATTEMPTS_MAX, LEASE, SICK_AFTER, SUBJECT, World, always
+from tests.support.inbox_loop import ACK_WAIT, ATTEMPTS_MAX, LEASE, SICK_AFTER, SUBJECT, World, always
 from tests.support.simulation import in_virtual_time
 
 
@@ -195,6 +195,21 @@ async def test_a_message_whose_attempts_are_spent_is_dead_lettered() -> None:
     assert (fact.reason, fact.attempts) == ("EXHAUSTED", ATTEMPTS_MAX)
     assert world.handler.calls[bad] == ATTEMPTS_MAX
     assert world.buried() == [(bad, "EXHAUSTED")]
+
+
+@in_virtual_time
+async def test_the_body_of_a_message_whose_attempts_are_spent_is_not_looked_at() -> None:
+    """It may be what killed the worker each time."""
+    world = World()
+    deadly = world.send(body=b"{")
+    [message] = await world.consumer.fetch(1)
+    for _ in range(ATTEMPTS_MAX):
+        item = world.reception().take(message, received_at=world.clock())
+        await world.reception().record([item], world.stop)
+        await asyncio.sleep(LEASE)
+    async with world.consuming():
+        await world.observer.seen(MessageDeadLettered, within=2 * ACK_WAIT)
+    assert world.buried() == [(deadly, "EXHAUSTED")]
 
 
 @pytest.mark.clause("POL-047-006")

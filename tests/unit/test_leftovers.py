@@ -100,7 +100,7 @@ async def test_a_conflicting_message_is_found_under_the_id_of_its_own() -> None:
     await world.consumer.ack(message)
     async with world.consuming():
         await asyncio.sleep(2 * OVERDUE)
-    assert world.buried() == [(item.envelope.message_id, "CONTENT_CONFLICT")]
+    assert world.buried() == [(item.entry.message_id, "CONTENT_CONFLICT")]
     assert world.row(first).processed_at is not None
 
 

@@ -53,9 +53,9 @@ class World:
         )
         self.reception = Reception(inbox=self.inbox, store_gate=self._gate("store"), lease_seconds=LEASE)
 
-    async def give_up(self, *, body: bytes = b"{}") -> tuple[str, InHand]:
+    async def give_up(self, *, body: bytes = b"{}", message_id: str = "") -> tuple[str, InHand]:
         """Let the server give up a message after its last delivery; return its id and that delivery."""
-        message_id = str(uuid.uuid4())
+        message_id = message_id or str(uuid.uuid4())
         self.upstream.store(SUBJECT, body, {"Nats-Msg-Id": message_id})
         [message] = await self.consumer.fetch(1)
         await self.consumer.nak(message, delay_seconds=0)
@@ -124,12 +124,21 @@ async def test_a_message_that_was_given_up_is_dead_lettered_once() -> None:
 
 
 @in_virtual_time
-async def test_an_invalid_message_keeps_the_reason_that_is_its_own() -> None:
+async def test_a_message_without_an_id_keeps_the_reason_that_is_its_own() -> None:
+    world = World()
+    _, item = await world.give_up(message_id="42")
+    async with world.rescuing():
+        await world.observer.seen(MessageDeadLettered)
+    assert world.buried() == [(item.entry.message_id, "INVALID_MESSAGE_ID")]
+
+
+@in_virtual_time
+async def test_the_body_of_a_message_that_was_given_up_is_not_looked_at() -> None:
     world = World()
     message_id, _ = await world.give_up(body=b"{")
     async with world.rescuing():
         await world.observer.seen(MessageDeadLettered)
-    assert world.buried() == [(message_id, "INVALID_PAYLOAD")]
+    assert world.buried() == [(message_id, "EXHAUSTED")]
 
 
 @pytest.mark.clause("POL-047-003")

@@ -10,7 +10,7 @@ from sea_mq_worker.adapters.nats.connection import NatsConnection, api
 from sea_mq_worker.adapters.nats.errors import ApiRefusedError
 from sea_mq_worker.adapters.nats.left_behind import read_back
 from sea_mq_worker.adapters.nats.subject_sets import covers
-from sea_mq_worker.domain.envelopes import open_envelope, storage_id
+from sea_mq_worker.domain.envelopes import recorded_as, storage_id
 
 _NOT_FOUND = 404
 
@@ -61,7 +61,7 @@ async def trace(connection: NatsConnection, stream: str, seq: int, message_id: s
         if error.code != _NOT_FOUND:
             raise
         return None
-    if message is None or message_id not in {open_envelope(message).message_id, storage_id(message)}:
+    if message is None or message_id not in {recorded_as(message), storage_id(message)}:
         return None
     return Trace(stream=stream, seq=seq, subject=message.subject, stored_at=message.stored_at)
 
