@@ -23,7 +23,7 @@ def encode_requests(url: str, messages: Sequence[OutboundMessage]) -> list[bytes
 
 
 def _body(message: OutboundMessage) -> bytes:
-    return request_body(
+    parts = request_body(
         HandlerRequest(
             message_id=message.id,
             subject=message.subject,
@@ -35,6 +35,7 @@ def _body(message: OutboundMessage) -> bytes:
             payload=message.payload,
         )
     )
+    return b"".join(parts)
 
 
 async def ask(url: str, requests: Sequence[bytes], *, concurrency: int) -> None:

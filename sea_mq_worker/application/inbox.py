@@ -42,6 +42,7 @@ class InboxConsumer:
 
     Attributes:
         concurrency: messages in hand at most; not above the consumer's max_ack_pending.
+        bytes_max: what their bodies may come to; the last one may be larger than the room that it finds.
         heartbeat_seconds: how often messages in hand are kept alive, below a third of ack_wait and lease.
         lease_seconds: processing lease in the inbox.
         leftovers: finds what no delivery will bring again; None: nobody looks for it.
@@ -56,6 +57,7 @@ class InboxConsumer:
     broker_gate: Gate
     clock: Callable[[], float]
     concurrency: int
+    bytes_max: int
     heartbeat_seconds: float
     lease_seconds: float
     leftovers: Leftovers | None = None
@@ -138,7 +140,7 @@ class InboxConsumer:
         if not gate.is_open and self._in_hand:
             self._freed.clear()
             await gate.changed(unless=self._freed)
-        while not self._free:
+        while not self._free or self._free_bytes <= 0:
             await self._next_freed(stop)
         if not gate.is_open:
             return 1
@@ -151,6 +153,10 @@ class InboxConsumer:
     @property
     def _free(self) -> int:
         return self.concurrency - len(self._in_hand)
+
+    @property
+    def _free_bytes(self) -> int:
+        return self.bytes_max - sum(len(item.message.payload) for item in self._in_hand)
 
     def _enough(self) -> int:
         """Tell how many endings are a batch: all of them, where fewer are in hand."""
@@ -168,7 +174,9 @@ class InboxConsumer:
         self._freed.set()
 
     async def _fetch(self, room: int, stop: asyncio.Event) -> Sequence[InboundMessage]:
-        fetching = patiently(lambda: self.consumer.fetch(room), gate=self.broker_gate, stop=stop)
+        fetching = patiently(
+            lambda: self.consumer.fetch(room, bytes_max=self._free_bytes), gate=self.broker_gate, stop=stop
+        )
         return await unless_stopped(stop, fetching)
 
     async def _work(self, item: InHand, run: Run, stop: asyncio.Event) -> None:

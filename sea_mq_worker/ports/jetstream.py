@@ -70,10 +70,11 @@ class JetStreamConsumer(Protocol):
         """The stream's name."""
         ...
 
-    async def fetch(self, batch: int) -> Sequence[InboundMessage]:
+    async def fetch(self, batch: int, *, bytes_max: int | None = None) -> Sequence[InboundMessage]:
         """Wait for messages; return 1 to ``batch`` of them, or none when a bounded wait is over.
 
-        The server never hands out more than was asked for.
+        The server never hands out more than was asked for: no more than ``bytes_max``, save that a message
+        larger than that comes alone.
 
         Raises:
             BrokerUnavailableError: the connection or the consumer's leader is away.
@@ -97,7 +98,7 @@ class JetStreamConsumer(Protocol):
         """Of messages recorded before, tell those that will not be delivered (again), by stream sequence.
 
         Each as the stream has it now, with nobody to acknowledge it to, or None where the stream has it no
-        longer. What may still come is left out, and so is what cannot be told yet.
+        longer. What may still come is left out, and so is what cannot be told yet, or is behind a few MB.
 
         Raises:
             BrokerUnavailableError: as ``fetch``.

@@ -166,6 +166,9 @@ class Settings(BaseModel):
     handler_sick_after: Count = Field(
         10, description="Different messages in a row without an effect after which pulling pauses."
     )
+    inbox_bytes_max: PositiveInt = Field(
+        32 * 2**20, description="What the bodies of the messages in hand may come to, over all consumers."
+    )
     inbox_lease_seconds: Patience = Field(60.0, description="Processing lease of a message.")
     inbox_attempts_max: Count = Field(15, description="Attempts after which a message is dead-lettered.")
     inbox_backoff_seconds: Pause = Field(1.0, description="Bound of the first redelivery's delay.")

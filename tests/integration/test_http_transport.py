@@ -51,13 +51,13 @@ async def make() -> AsyncIterator[MakeTransport]:
 
 
 async def status(transport: HandlerTransport, body: bytes = b"{}") -> int:
-    return (await transport.post([], body)).status
+    return (await transport.post([], [body])).status
 
 
 async def test_a_request_is_one_head_with_its_body(server: HandlerServer, make: MakeTransport) -> None:
     server.default = answer(200, b"ok", x_answer="1")
     transport = make(f"{server.url}?a=b", headers=[(b"host", b"handler"), (b"x-every", b"1")])
-    answered = await transport.post([(b"x-this", b"2")], b"body")
+    answered = await transport.post([(b"x-this", b"2")], [b"bo", b"dy"])
     assert (answered.body, dict(answered.headers)[b"x-answer"]) == (b"ok", b"1")
     call = server.calls[0]
     assert (call.method, call.path, call.body) == ("POST", "/handle?a=b", b"body")
@@ -95,10 +95,10 @@ async def test_each_request_on_a_connection_has_its_own_deadline(server: Handler
     port = httpx2.URL(server.url).port
     _, connection = await loop.create_connection(lambda: Connection(body_bytes_max=0), "127.0.0.1", port)
     request = b"POST / HTTP/1.1\r\ncontent-length: 0\r\n\r\n"
-    assert (await connection.exchange(request, first_deadline)).status == 200
-    assert (await connection.exchange(request, loop.time() + 60)).status == 200
+    assert (await connection.exchange([request], first_deadline)).status == 200
+    assert (await connection.exchange([request], loop.time() + 60)).status == 200
     with pytest.raises(httpx2.ReadTimeout):
-        await connection.exchange(request, loop.time() + 0.1)
+        await connection.exchange([request], loop.time() + 0.1)
 
 
 async def test_a_connection_that_its_server_ended_while_idle_is_not_used(
@@ -160,7 +160,7 @@ async def test_a_server_that_hangs_up_at_once_is_told_by_httpx2s_errors(make: Ma
 
     async with await asyncio.start_server(hang_up, "127.0.0.1", 0) as listening:
         transport = make(f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}/")
-        calls = [transport.post([], b"") for _ in range(50)]
+        calls = [transport.post([], []) for _ in range(50)]
         ended = await asyncio.gather(*calls, return_exceptions=True)
     told = (httpx2.ConnectError, httpx2.ReadError, httpx2.RemoteProtocolError)
     assert all(isinstance(error, told) for error in ended)
@@ -171,7 +171,7 @@ async def test_a_header_that_would_make_another_is_not_sent(
     server: HandlerServer, make: MakeTransport, value: str
 ) -> None:
     with pytest.raises(httpx2.LocalProtocolError):
-        await make(server.url).post([(b"tracestate", value.encode())], b"{}")
+        await make(server.url).post([(b"tracestate", value.encode())], [b"{}"])
     assert server.connections == 0
 
 
@@ -187,7 +187,7 @@ async def test_a_forbidden_address_gets_not_even_a_handshake(make: MakeTransport
         url = f"https://127.0.0.1:{listening.sockets[0].getsockname()[1]}/"
         transport = make(url, forbidden=lambda address: address == "127.0.0.1")
         with pytest.raises(httpx2.ConnectError, match="link-local"):
-            await transport.post([], b"")
+            await transport.post([], [])
         await eventually(lambda: got)
     assert got == [b""]
 

@@ -68,6 +68,7 @@ class World:
             InMemoryInbox(table=self.table, worker="w1"), StoreUnavailableError("the database is away")
         )
         self.lease = lease
+        self.bytes_max = 2**20
 
     def send(self, *, message_id: str = "", body: bytes = b"{}", subject: str = SUBJECT) -> str:
         """Store a message upstream, as if far from any duplicate window; return its id."""
@@ -113,6 +114,7 @@ class World:
             broker_gate=broker_gate,
             clock=self.clock,
             concurrency=10,
+            bytes_max=self.bytes_max,
             heartbeat_seconds=LEASE / 3,
             lease_seconds=self.lease,
             leftovers=Leftovers(

@@ -60,7 +60,7 @@ def test_every_message_is_opened_or_refused(
     assert str(uuid.UUID(envelope.message_id)) == envelope.message_id
     assert len(content_hash(message)) == 32
     if isinstance(envelope, Valid):
-        body = json.loads(request_body(envelope.request))
+        body = json.loads(b"".join(request_body(envelope.request)))
         assert body["message_id"] == envelope.message_id
         assert datetime.fromisoformat(body["occurred_at"]).tzinfo is not None
     assert problem(_letter(message, envelope.message_id), MAX_PAYLOAD) == ""

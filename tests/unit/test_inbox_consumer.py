@@ -198,6 +198,19 @@ async def test_a_message_whose_attempts_are_spent_is_dead_lettered() -> None:
 
 
 @in_virtual_time
+async def test_messages_in_hand_are_bounded_by_their_bytes() -> None:
+    world = World()
+    world.bytes_max = 1000
+    world.handler.script = always(Answer(slow_seconds=10))
+    for _ in range(5):
+        world.send(body=b'"%s"' % (b"x" * 448))
+    async with world.consuming():
+        await asyncio.sleep(5)
+        assert len(world.handler.requests) == 3, "two make 900 bytes, and one may be larger than the rest"
+        await world.observer.seen(MessageProcessed, count=5, within=60)
+
+
+@in_virtual_time
 async def test_the_body_of_a_message_whose_attempts_are_spent_is_not_looked_at() -> None:
     """It may be what killed the worker each time."""
     world = World()

@@ -2,12 +2,14 @@
 
 import asyncio
 import select
+from collections.abc import Sequence
 from typing import cast
 
 import httpx2
 
 from sea_mq_worker.adapters.http.answer import Answer, AnswerReader
 
+_LARGE_BYTES = 65_536
 _INTERIM_MAX = 100
 """Whoever sends more 1xx than this is not listened to any more; the deadline ends the wait."""
 
@@ -50,8 +52,10 @@ class Connection(asyncio.Protocol):
         """End it at once."""
         self._transport.abort()
 
-    async def exchange(self, request: bytes, deadline: float) -> Answer:
+    async def exchange(self, request: Sequence[bytes], deadline: float) -> Answer:
         """Send one request, head and body, and return the answer; the connection ends if there is none.
+
+        A small one goes out in one write; a large one is not copied for that.
 
         Raises:
             httpx2.ConnectError: it has ended already; nothing was sent.
@@ -66,7 +70,10 @@ class Connection(asyncio.Protocol):
         self._waiter = waiter
         self._watch(deadline)
         try:
-            self._transport.write(request)
+            if sum(map(len, request)) > _LARGE_BYTES:
+                self._transport.writelines(request)
+            else:
+                self._transport.write(b"".join(request))
             outcome = await waiter
         except BaseException:
             self.abort()

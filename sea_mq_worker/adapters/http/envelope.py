@@ -13,8 +13,8 @@ _text = json.JSONEncoder().encode
 """For texts alone: all else takes it ten times as long."""
 
 
-def request_body(request: HandlerRequest) -> bytes:
-    """Write SDS-047's JSON in its order; the payload's bytes go in untouched, so no digit is lost."""
+def request_body(request: HandlerRequest) -> tuple[bytes, bytes, bytes]:
+    """Write SDS-047's JSON in its order; the payload is a part of its own, untouched and not copied."""
     head = (
         f'{{"message_id": {_text(request.message_id)}'
         f', "subject": {_text(request.subject)}'
@@ -25,7 +25,7 @@ def request_body(request: HandlerRequest) -> bytes:
         f', "causation_id": {_text_or_null(request.causation_id)}'
         ', "payload": '
     )
-    return b"".join((head.encode(), request.payload, b"}"))
+    return head.encode(), request.payload, b"}"
 
 
 def _text_or_null(text: str | None) -> str:

@@ -8,7 +8,7 @@ asked for as the next one's. URL, TLS context and errors are httpx2's.
 
 import asyncio
 import ssl
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
 import httpx2
@@ -64,16 +64,16 @@ class HandlerTransport:
         self._uds = uds
         self._forbidden = forbidden
 
-    async def post(self, headers: Iterable[Header], body: bytes) -> Answer:
-        """Send a request, in one write, and return its answer, read to its end.
+    async def post(self, headers: Iterable[Header], body: Sequence[bytes]) -> Answer:
+        """Send a request, whose body is given in parts, and return its answer, read to its end.
 
         Raises:
             httpx2.TransportError: there is no answer; see the class.
             httpx2.LocalProtocolError: a header would not end where it should.
         """
         deadline = asyncio.get_running_loop().time() + self._deadline_seconds
-        length = b"content-length: %d\r\n\r\n" % len(body)
-        request = b"".join((self._head, _lines(headers), length, body))
+        length = b"content-length: %d\r\n\r\n" % sum(map(len, body))
+        request = (self._head + _lines(headers) + length, *body)
         async with self._pool:
             return await self._ask(request, deadline)
 
@@ -81,7 +81,7 @@ class HandlerTransport:
         """Close all connections; safe twice."""
         await self._pool.aclose()
 
-    async def _ask(self, request: bytes, deadline: float) -> Answer:
+    async def _ask(self, request: Sequence[bytes], deadline: float) -> Answer:
         """Ask again, once, if the connection was an idle one that the server was just closing.
 
         Then the handler most probably saw nothing; if it did, it knows the message id. A second try that
@@ -102,7 +102,7 @@ class HandlerTransport:
         self._pool.put(idle)
         return answer
 
-    async def _ask_anew(self, request: bytes, deadline: float) -> Answer:
+    async def _ask_anew(self, request: Sequence[bytes], deadline: float) -> Answer:
         connection = await self._connect(deadline)
         answer = await connection.exchange(request, deadline)
         self._pool.put(connection)

@@ -23,6 +23,26 @@ class _Pending:
     due_at: float
 
 
+@dataclass(slots=True)
+class _Room:
+    """What a fetch may still take: so many messages of so many bytes, but a first one of any size."""
+
+    messages: int
+    bytes_: int | None
+    empty: bool = True
+
+    def takes(self, size: int) -> bool:
+        return self.messages > 0 and (self.empty or self.bytes_ is None or size <= self.bytes_)
+
+    def put(self, delivered: list[InboundMessage]) -> list[InboundMessage]:
+        for message in delivered:
+            self.messages -= 1
+            self.empty = False
+            if self.bytes_ is not None:
+                self.bytes_ -= len(message.payload)
+        return delivered
+
+
 class InMemoryConsumer:
     """What the server keeps of a durable consumer; several workers may share it.
 
@@ -71,12 +91,12 @@ class InMemoryConsumer:
         """The stream's name."""
         return self._stream.name
 
-    async def fetch(self, batch: int) -> Sequence[InboundMessage]:
+    async def fetch(self, batch: int, *, bytes_max: int | None = None) -> Sequence[InboundMessage]:
         """Return what is due, once something is; none after ``wait_seconds``."""
         deadline = self._clock() + self._wait_seconds
         while True:
-            taken = [*self._again(batch)]
-            taken += self._new(batch - len(taken))
+            room = _Room(batch, bytes_max)
+            taken = [*self._again(room), *self._new(room)]
             if taken or self._clock() >= deadline:
                 return taken
             soonest = min((pending.due_at for pending in self._pending.values()), default=deadline)
@@ -123,27 +143,33 @@ class InMemoryConsumer:
             self._pending[seq] = _Pending(self._pending[seq].deliveries, due_at)
             self._changed.set()
 
-    def _again(self, batch: int) -> list[InboundMessage]:
+    def _again(self, room: "_Room") -> list[InboundMessage]:
         """Deliver once more what was not answered in time."""
         now = self._clock()
         taken: list[InboundMessage] = []
         for seq, pending in sorted(self._pending.items(), key=lambda item: item[1].due_at):
-            if pending.due_at > now or len(taken) == batch:
+            if pending.due_at > now or not room.takes(self._size(seq)):
                 break
             del self._pending[seq]
             if pending.deliveries == self._max_deliver:
                 self.given_up[seq] = pending.deliveries
                 self.gave_up.set()
             else:
-                taken += self._deliver(seq, pending.deliveries + 1)
+                taken += room.put(self._deliver(seq, pending.deliveries + 1))
         return taken
 
-    def _new(self, batch: int) -> list[InboundMessage]:
+    def _new(self, room: "_Room") -> list[InboundMessage]:
         taken: list[InboundMessage] = []
-        while len(taken) < batch and self._has_room() and self._last_seq < self._stream.last_seq:
+        while self._has_room() and self._last_seq < self._stream.last_seq:
+            if not room.takes(self._size(self._last_seq + 1)):
+                break
             self._last_seq += 1
-            taken += self._deliver(self._last_seq, 1)
+            taken += room.put(self._deliver(self._last_seq, 1))
         return taken
+
+    def _size(self, seq: int) -> int:
+        entry = self._stream.get(seq)
+        return 0 if entry is None else len(entry.payload)
 
     def _deliver(self, seq: int, deliveries: int) -> list[InboundMessage]:
         message = self.message(seq, deliveries=deliveries)

@@ -108,13 +108,13 @@ class NatsJetStreamConsumer:
         )
         return self._terms
 
-    async def fetch(self, batch: int) -> Sequence[InboundMessage]:
+    async def fetch(self, batch: int, *, bytes_max: int | None = None) -> Sequence[InboundMessage]:
         """Return what is there, once something is; none after ``wait_seconds``."""
         async with self._turn:
             if not self._connection.is_connected:
                 raise BrokerUnavailableError(f"{self._label}: the connection is down")
             try:
-                pulled = await self._inbox.ask(batch, wait_seconds=self._wait_seconds)
+                pulled = await self._inbox.ask(batch, bytes_max=bytes_max, wait_seconds=self._wait_seconds)
             except nats.errors.Error as error:
                 raise BrokerUnavailableError(f"{self._label}: cannot be asked ({plain(error)})") from error
         if not pulled.messages:

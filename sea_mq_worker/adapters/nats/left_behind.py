@@ -1,12 +1,14 @@
 """Which recorded messages a consumer will not deliver again, and what the stream still has of them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection, api
 from sea_mq_worker.adapters.nats.deliveries import stored
 from sea_mq_worker.adapters.nats.errors import ApiRefusedError
 from sea_mq_worker.domain.messages import InboundMessage
 
+READ_BYTES_MAX = 4 * 1024 * 1024
+"""After so many bytes no more messages are read back at once."""
 _NO_MESSAGE = 10037
 
 
@@ -22,12 +24,19 @@ async def left_behind(
     delivered, waits_from = info["delivered"]["stream_seq"], info["ack_floor"]["stream_seq"] + 1
     found: dict[int, InboundMessage | None] = {}
     for seq in seqs:
+        if size_of(found.values()) >= READ_BYTES_MAX:
+            break
         if info["num_ack_pending"] and waits_from <= seq <= delivered:
             continue
         message = await read_back(connection, stream, durable, seq)
         if message is None or seq <= delivered or not info["num_pending"]:
             found[seq] = message
     return found
+
+
+def size_of(messages: Iterable[InboundMessage | None]) -> int:
+    """Add up the bodies of what was read."""
+    return sum(len(message.payload) for message in messages if message is not None)
 
 
 async def read_back(

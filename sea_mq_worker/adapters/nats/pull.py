@@ -85,13 +85,14 @@ class PullInbox:
         self._count = 0
         connection.listen(self._on_event)
 
-    async def ask(self, batch: int, *, wait_seconds: float) -> Pulled:
+    async def ask(self, batch: int, *, bytes_max: int | None = None, wait_seconds: float) -> Pulled:
         """Make one request and wait for its end, a little longer than ``wait_seconds`` at most.
 
-        Not more than a few MB come, but a single message of any size.
+        Not more than a few MB come, and not more than ``bytes_max``, but a single message of any size.
         """
-        bytes_max = max(_BYTES_MAX, 2 * self._connection.client.max_payload)
-        pulled = await self._ask(batch, wait_seconds, {"max_bytes": bytes_max})
+        at_once = max(_BYTES_MAX, 2 * self._connection.client.max_payload)
+        limit = at_once if bytes_max is None else min(at_once, bytes_max)
+        pulled = await self._ask(batch, wait_seconds, {"max_bytes": limit})
         if pulled.messages or _TOO_LARGE not in pulled.status:
             return pulled
         return await self._ask(1, wait_seconds, {})

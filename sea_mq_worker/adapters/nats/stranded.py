@@ -7,13 +7,14 @@ reads what is in between, and the inbox tells what of it was handled.
 
 import asyncio
 import json
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection, api
 from sea_mq_worker.adapters.nats.consumer import NatsJetStreamConsumer
-from sea_mq_worker.adapters.nats.left_behind import read_back
+from sea_mq_worker.adapters.nats.left_behind import READ_BYTES_MAX, read_back, size_of
 from sea_mq_worker.domain.messages import InboundMessage
 
 _BATCH = 50
@@ -52,6 +53,7 @@ class NatsStrandedMessages:
         self._on_event = on_event
         self._sweep_seconds = sweep_seconds
         self._sweep_at = 0.0
+        self._advised: deque[InboundMessage] = deque()  # advisories whose messages are not read yet
         self._accounted: dict[tuple[str, str], set[int]] = {name: set() for name in consumers}
         self._through = dict.fromkeys(consumers, 0)  # accounted for up to this one without a gap
         self._created: dict[tuple[str, str], str] = {}
@@ -73,13 +75,18 @@ class NatsStrandedMessages:
             BrokerUnavailableError: as NatsJetStreamConsumer.fetch; what was not returned comes again.
             ContractError: likewise.
         """
-        found = [await self._named_by(advisory) for advisory in await self._advisories.fetch(_BATCH)]
+        found: list[InboundMessage] = []
+        if not self._advised:
+            self._advised.extend(await self._advisories.fetch(_BATCH))
+        while self._advised and size_of(found) < READ_BYTES_MAX:
+            found += await self._named_by(self._advised.popleft())
         now = asyncio.get_running_loop().time()
-        if not any(found) and now >= self._sweep_at:
-            found = [await self._sweep(*consumer) for consumer in sorted(self._consumers)]
-            if not any(found):
+        if not found and now >= self._sweep_at:
+            for consumer in sorted(self._consumers):
+                found += await self._sweep(*consumer)
+            if not found:
                 self._sweep_at = now + self._sweep_seconds
-        return [message for messages in found for message in messages]
+        return found
 
     async def settle(self, msg: InboundMessage) -> None:
         """Forget a message: its advisory is acknowledged, the sweep passes over it."""
@@ -128,7 +135,7 @@ class NatsStrandedMessages:
         if info["num_ack_pending"]:
             return []
         found: list[InboundMessage] = []
-        while len(found) < _BATCH:
+        while len(found) < _BATCH and size_of(found) < READ_BYTES_MAX:
             while seq + 1 in accounted:
                 seq += 1
             if not found:

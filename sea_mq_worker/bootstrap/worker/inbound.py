@@ -86,6 +86,7 @@ def _inbox_loop(
         broker_gate=broker_gate,
         clock=base.clock,
         concurrency=min(s.handler_concurrency, consumer.max_ack_pending),
+        bytes_max=max(1, s.inbox_bytes_max // len(s.consumers)),
         heartbeat_seconds=min(consumer.ack_wait_seconds, s.inbox_lease_seconds) / _HEARTBEATS_PER_LEASE,
         lease_seconds=s.inbox_lease_seconds,
         leftovers=_leftovers(base, consumer, inbox, broker_gate, reception.store_gate),
