@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from sea_mq_worker.application.doubt import SEARCH_SLACK_SECONDS, may_be_forgotten
 from sea_mq_worker.application.gate import Gate
 from sea_mq_worker.application.patience import patiently
+from sea_mq_worker.application.piecewise import tell_refused
 from sea_mq_worker.domain.dead_letters import anew, dead_letter_message, without_body
-from sea_mq_worker.domain.errors import BrokerUnavailableError
+from sea_mq_worker.domain.errors import BrokerUnavailableError, RowsRefusedError
 from sea_mq_worker.domain.facts import MessageDeadLettered
 from sea_mq_worker.domain.messages import DeadLetter, OutboundMessage
 from sea_mq_worker.domain.outcomes import DeadLettered, LeaseLost, Refused, Stored
@@ -48,18 +49,29 @@ class Burial:
     lease_seconds: float
 
     async def bury(self, letter: DeadLetter, run: Run, stop: asyncio.Event) -> DeadLettered | LeaseLost:
-        """Dead-letter a leased message.
+        """Dead-letter a leased message; one whose row PostgreSQL refuses to change is left to come again.
 
         Raises:
             StoppedError: asked to stop while the stream or the inbox was away; it may be dead-lettered.
         """
+        try:
+            buried = await self._bury(letter, run, stop)
+        except RowsRefusedError as error:
+            tell_refused(self.observer, f"message {letter.message_id}", error)
+            return LeaseLost()
+        if buried:
+            self._report(letter)
+        return DeadLettered(letter.reason) if buried else LeaseLost()
+
+    async def _bury(self, letter: DeadLetter, run: Run, stop: asyncio.Event) -> bool:
+        """Bring it to the stream and note that; False: the lease is somebody else's."""
         message = dead_letter_message(letter, context=self.context)
         began_at = self.clock()
         stored = False
         while not stored:
             noted_at = self.clock()
             if not await self._note(letter, run, stop):
-                return LeaseLost()
+                return False
             begun_ago = run.dead_letter_begun_seconds_ago + noted_at - began_at
             with contextlib.suppress(_StaleError):
                 await self._bring(message, begun_ago, noted_at + self.lease_seconds, stop)
@@ -67,10 +79,7 @@ class Burial:
         kept = await patiently(
             lambda: self.inbox.mark_dead_lettered([run.lease]), gate=self.store_gate, stop=stop
         )
-        if not kept:
-            return LeaseLost()
-        self._report(letter)
-        return DeadLettered(letter.reason)
+        return bool(kept)
 
     async def _note(self, letter: DeadLetter, run: Run, stop: asyncio.Event) -> bool:
         """Note the intent; False: the lease is somebody else's."""

@@ -8,6 +8,7 @@ from typing import TypeAlias, assert_never
 from sea_mq_worker.application.gate import Gate
 from sea_mq_worker.application.pacing import AT_ONCE_SECONDS, StoppedError
 from sea_mq_worker.application.patience import patiently
+from sea_mq_worker.application.piecewise import Piecewise, tell_refused
 from sea_mq_worker.application.reception import InHand
 from sea_mq_worker.domain.facts import LeasesLost, MessageProcessed, MessageRetried
 from sea_mq_worker.domain.outcomes import DeadLettered, Ending, LeaseLost, Processed, Retried
@@ -81,7 +82,7 @@ class Closing:
 
     async def _close(self, batch: Sequence[_Closed], stop: asyncio.Event) -> None:
         try:
-            kept = await self._record(batch, stop)
+            kept, refused = await self._record(batch, stop)
         except StoppedError:
             for item, _, _ in batch:
                 await self.consumer.nak(item.message, delay_seconds=AT_ONCE_SECONDS)
@@ -89,14 +90,19 @@ class Closing:
         lost = 0
         for item, run, ending in batch:
             if isinstance(ending, LeaseLost) or run.lease.message_id not in kept:
-                lost += 1
+                lost += run.lease.message_id not in refused
             else:
                 await self._acknowledge(item, run, ending)
         if lost:
             self.observer.observe(LeasesLost(side="inbox", count=lost))
 
-    async def _record(self, batch: Sequence[_Closed], stop: asyncio.Event) -> frozenset[str]:
-        """Write to the inbox; return the message ids whose lease still held."""
+    async def _record(
+        self, batch: Sequence[_Closed], stop: asyncio.Event
+    ) -> tuple[frozenset[str], frozenset[str]]:
+        """Write to the inbox; return the message ids whose lease still held, and those that it refuses.
+
+        What it refuses is not acknowledged: it comes again, when that may be mended.
+        """
         processed = [run.lease for _, run, ending in batch if isinstance(ending, Processed)]
         failed = [
             FailedHandling(lease=run.lease, error=ending.error, counted=ending.counted)
@@ -104,13 +110,16 @@ class Closing:
             if isinstance(ending, Retried)
         ]
         kept = {run.lease.message_id for _, run, ending in batch if isinstance(ending, DeadLettered)}
-        if processed:
-            kept |= await patiently(
-                lambda: self.inbox.mark_processed(processed), gate=self.store_gate, stop=stop
-            )
-        if failed:
-            kept |= await patiently(lambda: self.inbox.record_error(failed), gate=self.store_gate, stop=stop)
-        return frozenset(kept)
+        done = Piecewise(processed, self.inbox.mark_processed)
+        undone = Piecewise(failed, self.inbox.record_error)
+        for pieces in (done, undone):
+            await patiently(pieces.run, gate=self.store_gate, stop=stop)
+            kept = kept.union(*(answer for _, answer in pieces.answers))
+        refused = [(lease.message_id, error) for lease, error in done.refused]
+        refused += [(failure.lease.message_id, error) for failure, error in undone.refused]
+        for message_id, error in refused:
+            tell_refused(self.observer, f"message {message_id}", error)
+        return frozenset(kept), frozenset(message_id for message_id, _ in refused)
 
     async def _acknowledge(self, item: InHand, run: Run, ending: Processed | Retried | DeadLettered) -> None:
         match ending:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from enum import Enum
 
 from sea_mq_worker.application.pacing import StoppedError, unless_stopped
+from sea_mq_worker.domain.errors import ContractError, DependencyError
 from sea_mq_worker.domain.facts import GatePaused, GateResumed
 from sea_mq_worker.domain.retry import Backoff
 from sea_mq_worker.ports.observer import Observer
@@ -49,6 +50,7 @@ class Gate:
         self._reason = ""
         self._tries = 0
         self._closed_at = 0.0
+        self._broken_at: float | None = None
         self._retry_at = 0.0
         self._probing = False
         self._answers = 0
@@ -63,6 +65,11 @@ class Gate:
     @property
     def is_open(self) -> bool:
         return not self._reason
+
+    @property
+    def broken_seconds(self) -> float:
+        """For how long it is closed by what somebody has to mend; 0 otherwise."""
+        return 0.0 if self._broken_at is None else self._clock() - self._broken_at
 
     @property
     def probe_max(self) -> int:
@@ -91,10 +98,11 @@ class Gate:
         """Wait until a probe has ended, well or badly, or until ``unless`` happens."""
         await self._wait_changed(unless, None)
 
-    def pause(self, reason: str, *, answered: bool = False) -> None:
+    def pause(self, reason: str, *, answered: bool = False, broken: bool = False) -> None:
         """The dependency does not work: close, or stay closed for longer after a failed probe.
 
-        ``answered``: it can be reached, but refuses what was asked of it.
+        ``answered``: it can be reached, but refuses what was asked of it. ``broken``: it does so until
+        somebody mends it.
         """
         if self.is_open:
             self._closed_at = self._clock()
@@ -102,12 +110,20 @@ class Gate:
         elif not self._probing:
             return
         self._tries += 1
+        if not broken:
+            self._broken_at = None
+        elif self._broken_at is None:
+            self._broken_at = self._clock()
         self._answers = self._answers + 1 if answered else 0
         delay = self._backoff.delay_seconds(self._tries)
         if reason != self._reason:
             self._observer.observe(GatePaused(gate=self.name, reason=reason, retry_seconds=delay))
         self._reason = reason
         self._schedule(delay)
+
+    def pause_for(self, error: DependencyError) -> None:
+        """Close for what a call has raised."""
+        self.pause(str(error), broken=isinstance(error, ContractError))
 
     def skip(self) -> None:
         """The probe found nothing to try: let another try after the same wait."""
@@ -119,7 +135,7 @@ class Gate:
         if self.is_open:
             return
         paused = self._clock() - self._closed_at
-        self._reason = ""
+        self._reason, self._broken_at = "", None
         self._observer.observe(GateResumed(gate=self.name, paused_seconds=paused))
         self._schedule(0.0)
 

@@ -17,11 +17,12 @@ from sea_mq_worker.application.handling import Handle
 from sea_mq_worker.application.leftovers import Leftovers
 from sea_mq_worker.application.pacing import AT_ONCE_SECONDS, StoppedError, pause, unless_stopped
 from sea_mq_worker.application.patience import patiently
+from sea_mq_worker.application.piecewise import Piecewise
 from sea_mq_worker.application.reception import InHand, Reception
-from sea_mq_worker.domain.errors import StoreUnavailableError
+from sea_mq_worker.domain.errors import DependencyError
 from sea_mq_worker.domain.facts import MessageSkipped
 from sea_mq_worker.domain.messages import InboundMessage
-from sea_mq_worker.domain.receipts import Busy, Conflict, Done, Run
+from sea_mq_worker.domain.receipts import Busy, Conflict, Done, Run, Unwritable
 from sea_mq_worker.ports.inbox import InboxRepository
 from sea_mq_worker.ports.jetstream import JetStreamConsumer
 from sea_mq_worker.ports.observer import Observer
@@ -183,7 +184,7 @@ class InboxConsumer:
         ending = await self.handle.handle(item, run, stop, holds=lambda: self._holds(item, run, stop))
         self.closing.add(item, run, ending)
 
-    async def _answer(self, item: InHand, receipt: Done | Busy | Conflict) -> None:
+    async def _answer(self, item: InHand, receipt: Done | Busy | Conflict | Unwritable) -> None:
         """Settle what is not ours to handle."""
         match receipt:
             case Done():
@@ -196,6 +197,8 @@ class InboxConsumer:
                 )
             case Conflict():
                 await self.consumer.nak(item.message, delay_seconds=self.lease_seconds / 2)
+            case Unwritable():
+                await self.consumer.nak(item.message, delay_seconds=self._busy_seconds(item.message, None))
             case _:
                 assert_never(receipt)
         self._let_go([item])
@@ -240,14 +243,19 @@ class InboxConsumer:
     async def _extend_leases(self) -> None:
         try:
             await self._extend([(item, item.run) for item in self._in_hand if item.run is not None])
-        except StoreUnavailableError as error:
-            self.reception.store_gate.pause(str(error))
+        except DependencyError as error:
+            self.reception.store_gate.pause_for(error)
 
     async def _extend(self, held: Sequence[tuple[InHand, Run]]) -> None:
         if not held:
             return
         began = self.clock()
-        kept = await self.inbox.extend([run.lease for _, run in held], lease_seconds=self.lease_seconds)
+        pieces = Piecewise(
+            [run.lease for _, run in held],
+            lambda part: self.inbox.extend(part, lease_seconds=self.lease_seconds),
+        )
+        await pieces.run()
+        kept = frozenset().union(*(answer for _, answer in pieces.answers))
         for item, run in held:
             item.leased_until = began + self.lease_seconds if run.lease.message_id in kept else began
 

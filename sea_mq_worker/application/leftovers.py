@@ -6,6 +6,7 @@ left, and it says where the message is stored.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -13,7 +14,7 @@ from sea_mq_worker.application.gate import Gate
 from sea_mq_worker.application.pacing import pause
 from sea_mq_worker.application.patience import patiently
 from sea_mq_worker.domain.envelopes import content_hash, recorded_as, storage_id
-from sea_mq_worker.domain.errors import ContractError
+from sea_mq_worker.domain.errors import ContractError, RowsRefusedError
 from sea_mq_worker.domain.facts import Noticed
 from sea_mq_worker.domain.messages import InboundMessage
 from sea_mq_worker.domain.receipts import FailedHandling, InboxEntry, Run
@@ -62,7 +63,8 @@ class Leftovers:
             self._after, self._lost, self._met = "", self._lost & self._met, set()
             return []
         self._after = entries[-1].message_id
-        stored = await self._left_behind([entry.stream_seq for entry in entries], stop)
+        seqs = [entry.stream_seq for entry in entries]
+        stored = await patiently(lambda: self._left_behind(seqs), gate=self.broker_gate, stop=stop)
         found = []
         for entry in entries:
             message = stored.get(entry.stream_seq)
@@ -73,11 +75,9 @@ class Leftovers:
                 await self._lose(entry, stop)
         return found
 
-    async def _left_behind(
-        self, seqs: Sequence[int], stop: asyncio.Event
-    ) -> Mapping[int, InboundMessage | None]:
+    async def _left_behind(self, seqs: Sequence[int]) -> Mapping[int, InboundMessage | None]:
         try:
-            return await patiently(lambda: self.consumer.left_behind(seqs), gate=self.broker_gate, stop=stop)
+            return await self.consumer.left_behind(seqs)
         except ContractError as error:  # who may not read the stream still consumes it
             self._tell("leftovers_not_readable", str(error))
             return {}
@@ -97,7 +97,8 @@ class Leftovers:
         if entry.message_id in self._lost:
             return
         text = f"{_name(entry)} had no effect and its stream no longer holds it: send it again, or give it up"
-        await patiently(lambda: self._note(entry, text), gate=self.store_gate, stop=stop)
+        with contextlib.suppress(RowsRefusedError):  # it is told all the same
+            await patiently(lambda: self._note(entry, text), gate=self.store_gate, stop=stop)
         self._lost.add(entry.message_id)
         self._tell("message_lost", text)
 

@@ -6,22 +6,30 @@ from typing import TypeVar
 
 from sea_mq_worker.application.gate import Gate, Passage
 from sea_mq_worker.application.pacing import StoppedError
-from sea_mq_worker.domain.errors import UnavailableError
+from sea_mq_worker.domain.errors import DependencyError, FinalError, RowsRefusedError
 
 _T = TypeVar("_T")
 
 
 async def patiently(call: Callable[[], Awaitable[_T]], *, gate: Gate, stop: asyncio.Event) -> _T:
-    """Call until the dependency serves, waiting at its gate in between; the call must bear repeating.
+    """Call until the dependency does it, waiting at its gate in between; the call must bear repeating.
 
     Raises:
-        StoppedError: asked to stop while the dependency was away.
+        StoppedError: asked to stop while the dependency was away, or was not what it must be.
+        RowsRefusedError: PostgreSQL serves, and refuses a row.
+        FinalError: waiting is of no use to this process.
     """
     while await gate.enter(stop) is not Passage.STOPPED:
         try:
             result = await call()
-        except UnavailableError as error:
-            gate.pause(str(error))
+        except RowsRefusedError:
+            gate.resume()
+            raise
+        except FinalError:
+            gate.skip()
+            raise
+        except DependencyError as error:
+            gate.pause_for(error)
         except BaseException:
             gate.skip()  # a probe that has learnt nothing must not keep the others from theirs
             raise

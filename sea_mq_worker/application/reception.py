@@ -7,6 +7,7 @@ from typing import Self
 
 from sea_mq_worker.application.gate import Gate
 from sea_mq_worker.application.patience import patiently
+from sea_mq_worker.application.piecewise import Piecewise, tell_refused
 from sea_mq_worker.domain.dead_letters import Reason
 from sea_mq_worker.domain.envelopes import (
     Invalid,
@@ -17,8 +18,9 @@ from sea_mq_worker.domain.envelopes import (
     storage_id,
 )
 from sea_mq_worker.domain.messages import InboundMessage
-from sea_mq_worker.domain.receipts import Conflict, InboxEntry, Receipt, Run
+from sea_mq_worker.domain.receipts import Conflict, InboxEntry, Receipt, Run, Unwritable
 from sea_mq_worker.ports.inbox import InboxRepository
+from sea_mq_worker.ports.observer import Observer
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -68,6 +70,7 @@ class Reception:
 
     inbox: InboxRepository
     store_gate: Gate
+    observer: Observer
     lease_seconds: float
 
     def take(self, message: InboundMessage, *, received_at: float) -> InHand:
@@ -93,12 +96,19 @@ class Reception:
         return [next(again) if isinstance(receipt, Conflict) else receipt for receipt in receipts]
 
     async def _insert(self, items: Sequence[InHand], stop: asyncio.Event) -> list[Receipt]:
-        entries = [item.entry for item in items]
-        receipts = await patiently(
-            lambda: self.inbox.insert(entries, lease_seconds=self.lease_seconds),
-            gate=self.store_gate,
-            stop=stop,
-        )
-        for item, receipt in zip(items, receipts, strict=True):
+        pieces = Piecewise(items, self._write)
+        await patiently(pieces.run, gate=self.store_gate, stop=stop)
+        receipts: dict[InHand, Receipt] = {
+            item: receipt
+            for part, answer in pieces.answers
+            for item, receipt in zip(part, answer, strict=True)
+        }
+        for item, error in pieces.refused:
+            tell_refused(self.observer, f"message {item.entry.message_id}", error)
+            receipts[item] = Unwritable()
+        for item, receipt in receipts.items():
             item.run = receipt if isinstance(receipt, Run) else None
-        return list(receipts)
+        return [receipts[item] for item in items]
+
+    async def _write(self, items: Sequence[InHand]) -> Sequence[Receipt]:
+        return await self.inbox.insert([item.entry for item in items], lease_seconds=self.lease_seconds)

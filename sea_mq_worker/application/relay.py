@@ -15,7 +15,7 @@ from sea_mq_worker.application.pacing import StoppedError, unless_stopped
 from sea_mq_worker.application.publishing import Publishing
 from sea_mq_worker.application.settlement import Settlement
 from sea_mq_worker.application.sizing import BatchSize
-from sea_mq_worker.domain.errors import StoreUnavailableError
+from sea_mq_worker.domain.errors import DependencyError
 from sea_mq_worker.domain.events import NOTHING_CLAIMED, Claim
 from sea_mq_worker.ports.outbox import OutboxRepository
 from sea_mq_worker.ports.wakeup import Wakeup
@@ -110,8 +110,8 @@ class OutboxPublisher:
     async def _find_unpublished(self, batch_max: int) -> Claim:
         try:
             claim = await self.outbox.find_unpublished(batch_max=batch_max)
-        except StoreUnavailableError as error:
-            self.store_gate.pause(str(error))
+        except DependencyError as error:
+            self.store_gate.pause_for(error)
             return NOTHING_CLAIMED
         self.store_gate.resume()
         return claim

@@ -12,7 +12,7 @@ from sea_mq_worker.application.reception import InHand, Reception
 from sea_mq_worker.domain.dead_letters import Reason
 from sea_mq_worker.domain.messages import DeadLetter, InboundMessage
 from sea_mq_worker.domain.outcomes import DeadLettered
-from sea_mq_worker.domain.receipts import Busy, Conflict, Done, Receipt, Run
+from sea_mq_worker.domain.receipts import Busy, Conflict, Done, Receipt, Run, Unwritable
 from sea_mq_worker.ports.jetstream import StrandedMessages
 
 
@@ -46,7 +46,7 @@ class Rescuer:
                     await self.stranded.settle(message)
             case Done():
                 await self.stranded.settle(message)
-            case Busy() | Conflict():
+            case Busy() | Conflict() | Unwritable():
                 pass  # somebody works on it now; it is found again if that comes to nothing
 
 

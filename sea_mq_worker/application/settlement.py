@@ -7,7 +7,8 @@ from datetime import timedelta
 from typing import TypeVar
 
 from sea_mq_worker.application.gate import Gate
-from sea_mq_worker.domain.errors import StoreUnavailableError
+from sea_mq_worker.application.piecewise import Piecewise, tell_refused
+from sea_mq_worker.domain.errors import DependencyError, RowsRefusedError
 from sea_mq_worker.domain.events import Claim
 from sea_mq_worker.domain.facts import (
     BatchRelayed,
@@ -50,10 +51,13 @@ class Settlement:
         others = [v for v in verdicts if not isinstance(v, Published)]
         failed = [v for v in others if isinstance(v, Postponed | Buried)]
         released = [v for v in others if isinstance(v, Released)]
-        kept = await self._persist(outbox.mark_published, claim, published, lease_ends)
+        refused: set[str] = set()
+        kept = await self._persist(outbox.mark_published, claim, published, lease_ends, refused)
         # What a head held back goes first: while this worker has it, no other gets the head.
-        kept |= await self._persist(outbox.release, claim, released, lease_ends)
-        kept |= await self._persist(outbox.increment_attempts, claim, failed, lease_ends)
+        kept |= await self._persist(outbox.release, claim, released, lease_ends, refused)
+        kept |= await self._persist(outbox.increment_attempts, claim, failed, lease_ends, refused)
+        if lost := len({verdict.event.id for verdict in verdicts} - kept - refused):
+            self.observer.observe(LeasesLost(side="outbox", count=lost))
         self._report(claim, verdicts, kept, self.clock() - claimed_at)
 
     async def _persist(
@@ -62,26 +66,35 @@ class Settlement:
         claim: Claim,
         verdicts: Sequence[_V],
         lease_ends: float,
+        refused: set[str],
     ) -> frozenset[str]:
         """Write until an answer comes or the lease is over; return the ids that are settled as wanted.
 
         Within the lease nobody else could settle them: what a repeat does not find was settled by an earlier
-        try, whose answer was lost.
+        try, whose answer was lost. ``refused`` gets the events that PostgreSQL does not let it settle: they
+        are left to their lease's end.
         """
+        pieces = Piecewise(verdicts, lambda part: write(claim, part))
         repeated = False
         while verdicts and self.clock() < lease_ends:
             try:
-                kept = await write(claim, verdicts)
-            except StoreUnavailableError as error:
+                await pieces.run()
+            except DependencyError as error:
                 repeated = True
-                self.store_gate.pause(str(error))
+                self.store_gate.pause_for(error)
                 await asyncio.sleep(_AGAIN_SECONDS)
             else:
                 self.store_gate.resume()
+                refused |= self._tell_refused(pieces.refused)
                 if repeated and self.clock() < lease_ends:
-                    return frozenset(verdict.event.id for verdict in verdicts)
-                return kept
+                    return frozenset(verdict.event.id for verdict in verdicts) - refused
+                return frozenset().union(*(kept for _, kept in pieces.answers))
         return frozenset()
+
+    def _tell_refused(self, refused: Sequence[tuple[Verdict, RowsRefusedError]]) -> frozenset[str]:
+        for verdict, error in refused:
+            tell_refused(self.observer, f"event {verdict.event.id}", error)
+        return frozenset(verdict.event.id for verdict, _ in refused)
 
     def _report(
         self, claim: Claim, verdicts: Sequence[Verdict], kept: frozenset[str], seconds: float
@@ -93,8 +106,6 @@ class Settlement:
         others = [verdict for verdict in mine if not isinstance(verdict, Published)]
         for verdict in others:
             self._report_one(verdict)
-        if len(mine) < len(verdicts):
-            self.observer.observe(LeasesLost(side="outbox", count=len(verdicts) - len(mine)))
         self.observer.observe(
             BatchRelayed(
                 claimed=len(verdicts),

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from sea_mq_worker.application.gate import Gate
 from sea_mq_worker.application.pacing import StoppedError, pause
 from sea_mq_worker.application.patience import patiently
-from sea_mq_worker.domain.errors import ContractError
+from sea_mq_worker.application.piecewise import tell_refused
+from sea_mq_worker.domain.errors import ContractError, RowsRefusedError
 from sea_mq_worker.domain.facts import LeasesReaped, Noticed, Progressed
 from sea_mq_worker.ports.observer import Observer
 from sea_mq_worker.ports.outbox import OutboxRepository
@@ -40,7 +41,11 @@ class Reaper:
 
     async def reap(self) -> None:
         """End what has run out now."""
-        count = await self.outbox.reap()
+        try:
+            count = await self.outbox.reap()
+        except RowsRefusedError as error:
+            tell_refused(self.observer, "a lease that ran out", error)
+            return
         if count:
             self.observer.observe(LeasesReaped(count=count))
 

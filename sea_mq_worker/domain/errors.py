@@ -5,11 +5,14 @@ class WorkerError(Exception):
     """Base of every error that this package raises on purpose; its text is for the operator."""
 
 
-class UnavailableError(WorkerError):
+class DependencyError(WorkerError):
+    """A dependency did not do what it was asked to; the call may or may not have taken effect."""
+
+
+class UnavailableError(DependencyError):
     """A dependency cannot be reached or cannot work now: pause, then try again.
 
-    Nobody's fault but the infrastructure's, so it never spends a row's or a message's life. The call
-    may or may not have taken effect.
+    Nobody's fault but the infrastructure's, so it never spends a row's or a message's life.
     """
 
 
@@ -21,10 +24,22 @@ class BrokerUnavailableError(UnavailableError):
     """NATS JetStream cannot serve now."""
 
 
-class ContractError(WorkerError):
-    """A dependency is not what the worker was promised: stop and tell the operator how to mend it.
+class ContractError(DependencyError):
+    """A dependency is not what the worker was promised, and the text tells the operator how to mend it.
 
-    A missing table, stream, consumer or permission, or a schema of another version.
+    A missing table, stream, consumer or permission. A worker does not start with it; in a worker that runs,
+    the loop that meets it pauses until it is mended.
+    """
+
+
+class FinalError(ContractError):
+    """Nothing that somebody mends lets this process go on: the schema has outgrown it."""
+
+
+class RowsRefusedError(ContractError):
+    """PostgreSQL refuses what a statement does to a row, as a trigger or a constraint of somebody else.
+
+    Nothing of the statement took effect. Its other rows may be good: write them without that one.
     """
 
 

@@ -57,7 +57,12 @@ class Conflict:
     """The id is known with another content."""
 
 
-Receipt: TypeAlias = Run | Done | Busy | Conflict
+@dataclass(frozen=True, slots=True)
+class Unwritable:
+    """PostgreSQL refuses to record it, as by somebody's trigger: it comes again when that may be mended."""
+
+
+Receipt: TypeAlias = Run | Done | Busy | Conflict | Unwritable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +102,7 @@ def _repeated(first: Receipt, *, same_content: bool) -> Receipt:
             return Busy() if same_content else Conflict()
         case Done() | Conflict():
             return first if same_content else Busy()
-        case Busy():
+        case Busy() | Unwritable():
             return first
         case _:
             assert_never(first)

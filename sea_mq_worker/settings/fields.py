@@ -179,6 +179,11 @@ class Settings(BaseModel):
         8080, description="Port of the same; 0: any free."
     )
     admin_token_file: MaybePath = Field(None, description="File with the token that the admin pages ask for.")
+    broken_seconds_max: Annotated[float, Field(ge=0, le=_YEAR_SECONDS)] = Field(
+        0.0,
+        description="How long a part may be paused by what somebody has to mend before the worker ends with "
+        "exit code 3; 0: it waits for ever.",
+    )
     grace_seconds: Patience = Field(30.0, description="How long a graceful stop may take.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level logged.")
     log_format: Literal["json", "text"] = Field(

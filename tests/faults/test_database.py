@@ -105,6 +105,7 @@ PASSING = (
     "55P03",  # lock not available
     "57014",  # cancelled
     "58030",  # input or output error
+    "XX000",  # what nobody has foreseen
 )
 
 
@@ -125,6 +126,68 @@ async def test_statements_that_fail_one_time_in_five_are_repeated(shared: Site) 
             await shared.both_ways()
         await shared.quiet()
     assert "gate_paused" in worker.events()
+    await shared.audit()
+
+
+REFUSALS = {
+    "event published": ("UPDATE ON outbox_events", "id", "NEW.state = 'PUBLISHED'"),
+    "message recorded": ("INSERT ON inbox_messages", "message_id", "true"),
+    "message processed": ("UPDATE ON inbox_messages", "message_id", "NEW.processed_at IS NOT NULL"),
+}
+
+
+async def refuse(shared: Site, what: str, row: str) -> None:
+    """Let a trigger of the service's own fail for one row."""
+    change, key, condition = REFUSALS[what]
+    await shared.database.execute(
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+        f" IF NEW.{key} = '{row}' AND {condition} THEN RAISE 'not this one'; END IF;"
+        " RETURN NEW; END $$;"
+        f" CREATE TRIGGER refuse BEFORE {change} FOR EACH ROW EXECUTE FUNCTION refuse()"
+    )
+
+
+@pytest.mark.fault("D16")
+@pytest.mark.parametrize("what", ["event published", "message recorded", "message processed"])
+async def test_a_row_that_a_trigger_refuses_is_named_and_keeps_no_other_waiting(
+    shared: Site, what: str
+) -> None:
+    ids = await (shared.commit(21) if what.startswith("event") else shared.send(21))
+    await refuse(shared, what, ids[7])
+    async with shared.worker() as worker:
+        await worker.ready()
+        await eventually(lambda: others_are_done(shared, what, ids[7]), what="the others have their ending")
+        await worker.tells(f"{ids[7]}: PostgreSQL refuses a row: not this one (SQLSTATE P0001)")
+        await worker.ready()
+        assert "leases_lost" not in worker.events()
+        await shared.database.execute("DROP FUNCTION refuse CASCADE")
+        await shared.quiet()
+    await shared.audit()
+
+
+async def others_are_done(shared: Site, what: str, refused: str) -> bool:
+    if what.startswith("event"):
+        done = "SELECT count(*) FROM outbox_events WHERE state = 'PUBLISHED' AND id::text <> $1"
+    else:
+        done = "SELECT count(*) FROM inbox_messages WHERE processed_at IS NOT NULL AND message_id::text <> $1"
+    return bool(await shared.database.fetchval(done, refused) == 20)
+
+
+@pytest.mark.fault("D16")
+async def test_a_statement_that_is_refused_for_every_row_pauses_its_side(shared: Site) -> None:
+    await shared.database.execute(
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'none'; END $$;"
+        " CREATE TRIGGER refuse BEFORE INSERT ON inbox_messages FOR EACH ROW EXECUTE FUNCTION refuse()"
+    )
+    await shared.send(40)
+    async with shared.worker() as worker:
+        await worker.answers(503, "PostgreSQL refuses a row: none (SQLSTATE P0001)")
+        assert "row_refused" not in worker.events()
+        await shared.commit()
+        await shared.published()
+        await shared.database.execute("DROP FUNCTION refuse CASCADE")
+        await worker.ready()
+        await shared.quiet()
     await shared.audit()
 
 

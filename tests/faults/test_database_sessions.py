@@ -7,11 +7,13 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import asyncpg
 import pytest
 
 from sea_mq_worker.embedded import EmbeddedNats, EmbeddedPostgres
 from tests.support.pooler import transaction_pooler
 from tests.support.processes import frozen
+from tests.support.servers import PostgresAddress
 from tests.support.site import Site, SiteWith, site
 from tests.support.waiting import eventually
 
@@ -113,12 +115,42 @@ async def test_sessions_that_the_server_ends_for_being_idle_are_replaced(shared:
     await shared.audit()
 
 
-async def test_a_privilege_that_is_taken_away_ends_the_worker_and_is_named(shared: Site, member: str) -> None:
+@pytest.mark.fault("D15")
+@pytest.mark.parametrize(
+    ("paused", "works"), [("outbox_events", "inbox_messages"), ("inbox_messages", "outbox_events")]
+)
+async def test_a_privilege_that_is_taken_away_pauses_its_side_alone(
+    shared: Site, member: str, paused: str, works: str
+) -> None:
     async with shared.worker(database_url=as_member(shared, member)) as worker:
         await worker.ready()
-        await shared.database.execute(f"REVOKE UPDATE ON outbox_events FROM {member}")
-        assert await worker.ended() == 3
-    assert "permission denied for table outbox_events (SQLSTATE 42501)" in worker.written
+        await shared.database.execute(f"REVOKE UPDATE ON {paused} FROM {member}")
+        await shared.both_ways()
+        await worker.answers(503, f"permission denied for table {paused} (SQLSTATE 42501)")
+        await (shared.published() if works == "outbox_events" else shared.answered())
+        await shared.database.execute(f"GRANT UPDATE ON {paused} TO {member}")
+        await worker.ready()
+        await shared.quiet()
+    await shared.audit()
+
+
+@pytest.mark.fault("D15")
+async def test_a_database_that_takes_no_connections_for_a_while_is_waited_for(
+    shared: Site, member: str, postgres_server: PostgresAddress
+) -> None:
+    admin = await asyncpg.connect(postgres_server.dsn)
+    name = await shared.database.fetchval("SELECT current_database()")
+    async with shared.worker(database_url=as_member(shared, member)) as worker:
+        await worker.ready()
+        await admin.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
+        await shared.database.execute(END)
+        await worker.answers(503, "not currently accepting connections")
+        await admin.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")
+        await admin.close()
+        await worker.ready()
+        await shared.both_ways()
+        await shared.quiet()
+    await shared.audit()
 
 
 async def test_a_name_that_cannot_be_resolved_is_waited_for(shared: Site) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+import uuid
 from collections.abc import AsyncIterator, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -92,20 +93,24 @@ async def test_a_restart_under_a_waiting_pull_costs_no_more_than_the_pull(
 
 
 @pytest.mark.fault("N34")
-async def test_a_deleted_consumer_ends_the_worker_and_a_new_one_repeats_no_effect(
+async def test_a_deleted_consumer_pauses_alone_and_goes_on_when_it_is_made_anew(
     shared: Site, nats_url: str
 ) -> None:
-    stream, durable = shared.target.upstream_stream, shared.target.durable
+    stream, durable, other = shared.target.upstream_stream, shared.target.durable, "other"
+    subject = f"{shared.target.upstream}.event.other.v1"
+    await create_consumer(shared.broker, stream, other, filter_subject=subject, ack_wait=3 * SECOND)
     await shared.send(3)
-    async with shared.worker(name="first") as worker:
+    async with shared.worker(consumers=f"{stream}/{durable},{stream}/{other}") as worker:
         await shared.quiet()
         await api(shared.broker, f"CONSUMER.DELETE.{stream}.{durable}")
-        assert await worker.ended(within=30) == 3
-        assert durable in worker.written
-        assert "streams apply" in worker.written
-    await shared.send(2)
-    await make_anew(shared, nats_url)
-    async with shared.worker():
+        assert "streams apply" in await worker.answers(503, f"{durable} of stream {stream} does not exist")
+        await shared.commit()
+        await shared.published()
+        await store(shared.broker, subject, b"{}", headers={"Nats-Msg-Id": str(uuid.uuid4())})
+        await shared.handler.called(4, within=15)
+        await shared.send(2)
+        await make_anew(shared, nats_url)
+        await worker.ready()
         await shared.quiet()
     await shared.audit()
     assert set(shared.handler.calls_of().values()) == {1}
@@ -116,10 +121,10 @@ async def test_a_stream_made_anew_is_consumed_from_its_beginning_and_mistaken_fo
     quick: Site, nats_url: str
 ) -> None:
     stream = quick.target.upstream_stream
+    await api(quick.broker, f"STREAM.DELETE.{stream}")
     async with quick.worker(name="first") as worker:
-        await worker.ready()
-        await api(quick.broker, f"STREAM.DELETE.{stream}")
         assert await worker.ended(within=30) == 3
+    assert "streams apply" in worker.written
     await make_anew(quick, nats_url, **QUICK_CONSUMER)
     lost = await killed_in_a_call(quick)
     await api(quick.broker, f"STREAM.DELETE.{stream}")

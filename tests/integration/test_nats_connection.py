@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from nats.aio.msg import Msg
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection, api, connect
 from sea_mq_worker.adapters.nats.errors import ApiRefusedError
@@ -141,18 +142,14 @@ async def test_a_peer_that_went_silent_is_noticed_by_pings(nats_url: str) -> Non
 
 
 @pytest.mark.fault("P12")
-async def test_an_end_for_good_is_told_so_that_somebody_can_act() -> None:
-    told: list[str] = []
-    async with _throws_out(b"User Authentication Revoked") as url:
-        connection = await connect(urls=url, name="test", on_event=lambda event, _text: told.append(event))
-        await asyncio.wait_for(connection.lost.wait(), 30)
-    assert "authentication revoked" in connection.lost_reason
-    assert "lost" in told
-    await connection.close()
-
-
-@pytest.mark.parametrize("error", [b"Maximum Payload Violation", b"Slow Consumer", b"Parser Error"])
-async def test_a_server_that_throws_a_client_out_for_what_it_sent_is_asked_again(error: bytes) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        *(b"Maximum Payload Violation", b"Slow Consumer", b"Parser Error"),
+        *(b"User Authentication Revoked", b"User Authentication Expired", b"Authorization Violation"),
+    ],
+)
+async def test_a_server_that_throws_a_client_out_is_asked_again(error: bytes) -> None:
     told: list[str] = []
     async with _throws_out(error) as url:
         connection = await connect(urls=url, name="test", on_event=lambda event, _text: told.append(event))
@@ -240,6 +237,19 @@ class TestApi:
         async with connected(guarded.url, user="few", password=SECRET) as connection:
             with pytest.raises(ContractError, match="permission"):
                 await api(connection, "STREAM.INFO.ANY", timeout_seconds=0.3)
+
+    @pytest.mark.fault("P45")
+    @pytest.mark.parametrize("answer", [b"", b"not JSON", b"[]", b"{}", b'{"error": "text"}'])
+    async def test_an_answer_of_somebody_else_is_unavailability(
+        self, connection: NatsConnection, names: str, answer: bytes
+    ) -> None:
+        async def reply(message: Msg) -> None:
+            await message.respond(answer)
+
+        subject = f"STREAM.INFO.{names}.own"
+        await connection.client.subscribe(f"$JS.API.{subject}", cb=reply)
+        with pytest.raises(BrokerUnavailableError, match="the answer"):
+            (await api(connection, subject))["config"]
 
     async def test_a_connection_that_is_down_is_unavailable_at_once(self, nats_url: str) -> None:
         async with proxied(nats_url) as (proxy, url), connected(url) as connection:

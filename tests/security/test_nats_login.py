@@ -83,6 +83,23 @@ async def test_a_file_that_changes_is_read_again_at_the_next_login(
 
 
 @pytest.mark.fault("S04")
+async def test_credentials_that_expire_are_read_again_from_their_file(tmp_path: Path) -> None:
+    account, file = Account(), tmp_path / "own"
+    file.write_text(account.creds(seconds=2))
+    async with (
+        serving(tmp_path / "nats", account.config) as server,
+        connected(server.url, creds_file=str(file)) as connection,
+    ):
+        told: list[str] = []
+        connection.listen(lambda event, text: told.append(f"{event} {text}"))
+        await eventually(lambda: "the server refuses the worker" in connection.trouble)
+        file.write_text(account.creds())
+        await eventually(lambda: connection.is_connected, what="it is let in again")
+        assert any("expired" in line for line in told)
+        assert not connection.lost.is_set()
+
+
+@pytest.mark.fault("S04")
 @WAYS
 @pytest.mark.parametrize("hide", [Path.unlink, lambda file: file.write_text("-----BEGIN")])
 async def test_a_file_that_is_gone_or_half_written_is_waited_for(

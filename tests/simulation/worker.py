@@ -218,7 +218,9 @@ class Assembly:
             clock=base.clock,
             lease_seconds=LEASE,
         )
-        reception = _NumberingReception(inbox=inbox, store_gate=store_gate, lease_seconds=LEASE)
+        reception = _NumberingReception(
+            inbox=inbox, store_gate=store_gate, observer=base.observer, lease_seconds=LEASE
+        )
         consumer = cast("Any", ConsumerWire(line, self.inbox_audit))
         rescuer = Rescuer(
             stranded=StrandedWire(line),

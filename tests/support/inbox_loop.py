@@ -93,7 +93,9 @@ class World:
             self.stop.set()
 
     def reception(self) -> Reception:
-        return Reception(inbox=self.inbox, store_gate=self._gate("store"), lease_seconds=self.lease)
+        return Reception(
+            inbox=self.inbox, store_gate=self._gate("store"), observer=self.observer, lease_seconds=self.lease
+        )
 
     def loop(self) -> InboxConsumer:
         reception, broker_gate = self.reception(), self._gate("broker")

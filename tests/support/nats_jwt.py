@@ -19,8 +19,8 @@ class Key:
         self._pair = nkeys.from_seed(bytearray(self.seed))
         self.public: str = self._pair.public_key.decode()
 
-    def sign(self, subject: "Key", kind: str, **claims: Any) -> str:
-        """Return the JWT in which this key vouches for ``subject``."""
+    def sign(self, subject: "Key", kind: str, seconds: int = 0, **claims: Any) -> str:
+        """Return the JWT in which this key vouches for ``subject``, for some seconds or for ever."""
         body = {
             "iat": int(time.time()),
             "iss": self.public,
@@ -28,6 +28,8 @@ class Key:
             "sub": subject.public,
             "nats": {"type": kind, "version": 2, **claims},
         }
+        if seconds:
+            body["exp"] = int(time.time()) + seconds
         body["jti"] = hashlib.sha256(json.dumps(body).encode()).hexdigest()
         head = {"typ": "JWT", "alg": "ed25519-nkey"}
         signed = ".".join(_coded(json.dumps(part).encode()) for part in (head, body))
@@ -59,11 +61,11 @@ class Account:
             "system_account": system.public,
         }
 
-    def creds(self) -> str:
-        """Let a new user in; return the content of its credentials file."""
+    def creds(self, seconds: int = 0) -> str:
+        """Let a new user in, for some seconds or for ever; return the content of its credentials file."""
         user = user_key()
         unlimited = {"subs": -1, "data": -1, "payload": -1, "pub": {}, "sub": {}}
-        token = self._account.sign(user, "user", **unlimited)
+        token = self._account.sign(user, "user", seconds, **unlimited)
         return (
             f"-----BEGIN NATS USER JWT-----\n{token}\n------END NATS USER JWT------\n\n"
             f"-----BEGIN USER NKEY SEED-----\n{user.seed.decode()}\n------END USER NKEY SEED------\n"

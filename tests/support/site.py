@@ -131,6 +131,10 @@ class Site:
     async def quiet(self, *, within: float = 30.0) -> None:
         """Wait until no event is unfinished and no message unanswered."""
         await self.published(within=within)
+        await self.answered(within=within)
+
+    async def answered(self, *, within: float = 30.0) -> None:
+        """Wait until no message is unanswered."""
         await eventually(self._all_answered, within=within, what="every message is acknowledged")
 
     async def audit(

@@ -57,5 +57,14 @@ def test_no_fault_is_without_a_proof_and_no_proof_without_a_fault() -> None:
     assert sorted(documented()) == sorted(proofs())
 
 
+def test_what_is_guaranteed_of_pauses_and_ends_is_proven() -> None:
+    text = (
+        (DOCUMENT.parent / "guarantees.md").read_text().partition("## What pauses")[2].partition("\n## ")[0]
+    )
+    named = re.findall(r"\b[A-Z]\d\d\b", text)
+    assert len(named) > 20
+    assert set(named) <= set(documented())
+
+
 if __name__ == "__main__":
     DOCUMENT.write_text(completed(DOCUMENT.read_text()))

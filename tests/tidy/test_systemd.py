@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from sea_mq_worker.application.supervisor import ExitCode
 from tests.support.documents import ROOT, commands
 
 DOCUMENT = "docs/deploying.md"
@@ -77,8 +78,9 @@ def test_systemd_waits_longer_than_the_worker_needs_to_stop() -> None:
     assert float(timeout) >= float(environment()["SEA_MQ_GRACE_SECONDS"]) + 10
 
 
-def test_what_starting_again_does_not_mend_is_not_started_again() -> None:
-    assert (values("Restart"), values("RestartPreventExitStatus")) == (["always"], ["2 3"])
+def test_only_wrong_settings_are_not_started_again() -> None:
+    assert (values("Restart"), values("RestartPreventExitStatus")) == (["always"], [str(ExitCode.USAGE)])
+    assert float(values("RestartSec")[0]) >= 10
 
 
 def test_secrets_come_by_a_credential_and_not_by_the_environment() -> None:

@@ -51,7 +51,9 @@ class World:
         self.inbox: Any = Interrupted(
             InMemoryInbox(table=self.table, worker="w1"), StoreUnavailableError("the database is away")
         )
-        self.reception = Reception(inbox=self.inbox, store_gate=self._gate("store"), lease_seconds=LEASE)
+        self.reception = Reception(
+            inbox=self.inbox, store_gate=self._gate("store"), observer=self.observer, lease_seconds=LEASE
+        )
 
     async def give_up(self, *, body: bytes = b"{}", message_id: str = "") -> tuple[str, InHand]:
         """Let the server give up a message after its last delivery; return its id and that delivery."""

@@ -14,7 +14,6 @@ from nats.aio.client import Client
 from nats.protocol import parser
 from nats.protocol.parser import PERMISSIONS_ERR, STALE_CONNECTION
 
-from sea_mq_worker.adapters.nats.errors import is_refusal
 from sea_mq_worker.adapters.nats.login import FileLogin
 
 _WORD = r"([^ \t\r\n]+)"
@@ -64,12 +63,13 @@ class TolerantClient(Client):
             raise
 
     async def _process_err(self, err_msg: str) -> None:
-        """Connect again where the server ends a connection, unless it refuses the worker as such.
+        """Connect again where the server ends a connection.
 
-        nats-py would end for good, for a message over a limit that was lowered as for a slow consumer.
+        nats-py would end for good, for a message over a limit that was lowered as for credentials that have
+        expired, although their file may hold new ones.
         """
         error = nats.errors.Error(f"nats: {err_msg.strip(chr(39))}")
-        if PERMISSIONS_ERR in err_msg or STALE_CONNECTION in err_msg or is_refusal(error):
+        if PERMISSIONS_ERR in err_msg or STALE_CONNECTION in err_msg:
             await super()._process_err(err_msg)
             return
         self._err = error

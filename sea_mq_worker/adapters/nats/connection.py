@@ -53,6 +53,7 @@ class NatsConnection:
         self._denied: dict[str, None] = {}
         self._asked: dict[asyncio.Future[None], str] = {}
         self._silence: asyncio.TimerHandle | None = None
+        self._refused_at: float | None = None
         self._closing = False
 
     @property
@@ -64,6 +65,21 @@ class NatsConnection:
     def last_error(self) -> Exception:
         """What nats-py last complained of."""
         return self._last_error
+
+    @property
+    def trouble(self) -> str:
+        """Why it is down, and what to do where it does not come back by itself; empty while it is up."""
+        if self.is_connected:
+            return ""
+        said = plain(self._last_error)
+        if is_refusal(self._last_error):
+            return f"the server refuses the worker ({said}): correct its credentials, or the server's"
+        return f"the connection is down ({said})"
+
+    @property
+    def refused_seconds(self) -> float:
+        """For how long the server has been refusing the worker; 0 while it does not."""
+        return 0.0 if self._refused_at is None else asyncio.get_running_loop().time() - self._refused_at
 
     @property
     def server_version(self) -> tuple[int, int, int]:
@@ -140,6 +156,10 @@ class NatsConnection:
 
     async def on_error(self, error: Exception) -> None:
         self._last_error = error
+        if not is_refusal(error):
+            self._refused_at = None
+        elif self._refused_at is None:
+            self._refused_at = asyncio.get_running_loop().time()
         if is_refusal(error) and not self.refused.done():
             self.refused.set_result(error)
         if self._silence:
@@ -161,6 +181,7 @@ class NatsConnection:
 
     async def on_reconnected(self) -> None:
         self._watch(stop=True)
+        self._refused_at = None
         self._denied.clear()
         self.tell("reconnected", "")
 
@@ -334,7 +355,26 @@ async def api(
         ) from error
     except nats.errors.Error as error:
         raise BrokerUnavailableError(f"{full}: {plain(error)}") from error
-    parsed: dict[str, Any] = json.loads(answer)
+    parsed = _Answer.read(full, answer)
     if "error" in parsed:
         raise api_failed(full, parsed["error"])
     return parsed
+
+
+class _Answer(dict[str, Any]):
+    """An object of the JetStream API. What it should hold and does not is the server's trouble."""
+
+    subject = ""
+
+    @classmethod
+    def read(cls, subject: str, text: bytes) -> "_Answer":
+        with contextlib.suppress(ValueError):
+            parsed = json.loads(text)
+            if isinstance(parsed, dict) and isinstance(parsed.get("error", {}), dict):
+                answer = cls(parsed)
+                answer.subject = subject
+                return answer
+        raise BrokerUnavailableError(f"{subject}: the answer is none of JetStream's API")
+
+    def __missing__(self, key: str) -> NoReturn:
+        raise BrokerUnavailableError(f"{self.subject}: the answer has no {key}")

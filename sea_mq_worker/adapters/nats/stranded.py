@@ -14,10 +14,12 @@ from typing import Any
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection, api
 from sea_mq_worker.adapters.nats.consumer import NatsJetStreamConsumer
+from sea_mq_worker.adapters.nats.errors import ApiRefusedError
 from sea_mq_worker.adapters.nats.left_behind import READ_BYTES_MAX, read_back, size_of
 from sea_mq_worker.domain.messages import InboundMessage
 
 _BATCH = 50
+_NOT_FOUND = 404
 _FOREIGN_DELAY_SECONDS = 300.0
 
 
@@ -123,7 +125,12 @@ class NatsStrandedMessages:
 
     async def _sweep(self, stream: str, durable: str) -> list[InboundMessage]:
         name = stream, durable
-        info = await api(self._connection, f"CONSUMER.INFO.{stream}.{durable}")
+        try:
+            info = await api(self._connection, f"CONSUMER.INFO.{stream}.{durable}")
+        except ApiRefusedError as error:
+            if error.code == _NOT_FOUND:  # it pauses at its own gate, and no other with it
+                return []
+            raise
         self._tell_pause(name, info)
         if self._created.setdefault(name, info["created"]) != info["created"]:
             self._created[name] = info["created"]

@@ -9,27 +9,25 @@ from contextlib import contextmanager
 
 import asyncpg
 
-from sea_mq_worker.domain.errors import ContractError, StoreUnavailableError, WorkerError
+from sea_mq_worker.domain.errors import (
+    ContractError,
+    RowsRefusedError,
+    StoreUnavailableError,
+    WorkerError,
+)
 
 _MIGRATE = "run `python -m sea_mq_worker migrate`"
 
-_TRY_LATER = (
-    "08",  # connection exceptions
-    "0A000",  # a prepared plan outlived a migration
-    "25006",  # read-only: a standby, or a primary that was demoted
-    "25P03",  # idle in transaction too long
-    "40001",  # serialisation failure
-    "40P01",  # deadlock
-    "53",  # out of connections, memory or disk
-    "55P03",  # lock time-out
-    "55006",  # object in use
-    "57",  # cancelled, shut down, starting up
-    "58",  # input or output error
-)
-"""SQLSTATEs, by prefix, that pass by themselves."""
+_OWN_MISTAKES = "42"
+"""Class of SQLSTATEs: a statement that does not fit the schema, or is not permitted."""
+
+_ROWS = ("21", "22", "23", "27", "2F", "38", "39", "44", "P0")
+"""Classes of SQLSTATEs that speak of a row, or come from somebody's trigger on it."""
 
 _TLS_CUT = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
 """The connection broke during TLS, or was ended in order: an outage like any other."""
+
+_MEND_ROW = "mend the trigger or the constraint that refuses it, or the row"
 
 _OWN_REFUSED = ("_CERTIFICATE", "_CERT_", "UNKNOWN_CA", "ACCESS_DENIED")
 """Parts of the alerts by which a server says so, once the client takes the handshake for done."""
@@ -127,13 +125,14 @@ def _from_server(error: asyncpg.PostgresError) -> WorkerError:
     if mend:
         kind = TableMissingError if state == _TABLE_MISSING else ContractError
         return kind(f"PostgreSQL: {text}: {mend}")
-    if state == _CANCELLED and _TIMEOUT in said:
-        return StatementTooLongError(f"PostgreSQL: {text}")
     if error.constraint_name == _CLAIMED_BY_PLACE:
         return PartitionedError(f"PostgreSQL: {text}")
-    if state.startswith(_TRY_LATER):
-        return StoreUnavailableError(f"PostgreSQL: {text}")
-    return ContractError(f"PostgreSQL refused a statement: {text}")
+    if state.startswith(_ROWS):
+        return RowsRefusedError(f"PostgreSQL refuses a row: {text}: {_MEND_ROW}")
+    if state.startswith(_OWN_MISTAKES):
+        return ContractError(f"PostgreSQL refused a statement: {text}")
+    too_long = state == _CANCELLED and _TIMEOUT in said
+    return (StatementTooLongError if too_long else StoreUnavailableError)(f"PostgreSQL: {text}")
 
 
 def _from_network(error: OSError) -> WorkerError:

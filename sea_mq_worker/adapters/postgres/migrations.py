@@ -18,7 +18,7 @@ from sea_mq_worker.adapters.postgres.connection import (
     session_settings,
 )
 from sea_mq_worker.adapters.postgres.errors import connecting, translated
-from sea_mq_worker.domain.errors import ContractError
+from sea_mq_worker.domain.errors import ContractError, FinalError
 from sea_mq_worker.resources import resource_folder
 
 _MIGRATE = "python -m sea_mq_worker migrate"
@@ -112,8 +112,8 @@ async def check_version(database: Any) -> None:
     """Make sure that the schema of ``database``, a connection or pool, is one that serves this worker.
 
     Raises:
-        ContractError: it is missing, older, or newer and does not serve this worker any more; the text names
-            both versions and what to do.
+        FinalError: it is newer and does not serve this worker any more; the text names both versions.
+        ContractError: it is missing or older; the text says what to do.
         StoreUnavailableError: PostgreSQL cannot serve now.
     """
     known = len(_migrations())
@@ -162,7 +162,7 @@ async def _prepare(connection: asyncpg.Connection, schema: str) -> None:
 
 async def _check_newer(database: Any, found: int, known: int) -> None:
     if not await database.fetchval(_SERVES, known):
-        raise ContractError(
+        raise FinalError(
             f"the schema has version {found}, this worker knows only {known}; run a newer worker"
         )
 

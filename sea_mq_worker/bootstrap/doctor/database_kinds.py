@@ -60,7 +60,7 @@ class DatabaseKind(Kind):
     RIGHTS_MISSING = (
         Severity.ERROR,
         "the login lacks a privilege that the worker needs",
-        "the worker ends with exit code 3 as soon as it needs it",
+        "the worker does not start, or pauses the side that needs it",
         "grant it, best by sql/roles.sql",
     )
     RIGHTS_OF_A_READER = (
@@ -93,7 +93,7 @@ class DatabaseKind(Kind):
     DATABASE_ENCODING = (
         Severity.WARNING,
         "the database is encoded other than in UTF8",
-        "what has other characters is refused: events, and errors, at which the worker ends with exit code 3",
+        "what has other characters is refused: events, and errors, whose rows cannot be settled",
         "make a database WITH ENCODING 'UTF8', and restore a dump of this one into it",
     )
     TRIGGERS_OFF = (

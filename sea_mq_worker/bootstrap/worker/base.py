@@ -58,7 +58,9 @@ class Base:
         )
         self.stack.push_async_callback(connection.close)
         self.readiness.check(
-            f"nats {purpose}", lambda: "" if connection.is_connected else "the connection is down"
+            f"nats {purpose}",
+            lambda: connection.trouble,
+            broken_seconds=lambda: connection.refused_seconds,
         )
 
         async def watch(stop: asyncio.Event) -> None:

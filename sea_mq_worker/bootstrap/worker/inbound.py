@@ -45,7 +45,9 @@ async def inbound_loops(base: Base) -> tuple[NatsConnection, dict[str, Loop]]:
     store_gate = base.gate("inbox database", cap_seconds=_PROBE_MAX_SECONDS)
     burial = await _burial(base, connection, inbox, store_gate)
     handle = _handle(base, burial)
-    reception = Reception(inbox=inbox, store_gate=store_gate, lease_seconds=s.inbox_lease_seconds)
+    reception = Reception(
+        inbox=inbox, store_gate=store_gate, observer=base.observer, lease_seconds=s.inbox_lease_seconds
+    )
     for durable in s.consumers:
         consumer = await _consumer(base, connection, durable)
         loop = _inbox_loop(base, consumer, inbox, reception, handle)

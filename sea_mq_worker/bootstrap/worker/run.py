@@ -6,6 +6,7 @@ import os
 import secrets
 import socket
 import sys
+from functools import partial
 
 from sea_mq_worker.adapters.http.admin.server import AdminServer
 from sea_mq_worker.adapters.nats.topology import EXISTENCE
@@ -78,6 +79,8 @@ async def _loops(base: Base, standing: Standing) -> dict[str, Loop]:
     loops = await sampling(base, standing)
     if base.settings.otlp_metrics:
         loops["metrics export"] = metrics_export(base)
+    if limit := base.settings.broken_seconds_max:
+        loops["patience"] = partial(base.readiness.give_up_after, limit)
     if base.settings.outbox_enabled:
         loops |= await outbound_loops(base)
     if base.settings.consumers:

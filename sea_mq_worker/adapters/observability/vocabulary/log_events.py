@@ -97,6 +97,10 @@ NOTICES = tuple(
         ("plaintext_connection", "A connection leaves the machine unencrypted: use TLS."),
         ("secret_file_exposed", "Every user of the machine may read a file with a secret."),
         ("loop_died", "A loop of the worker died; the worker ends, so that it is started anew."),
+        (
+            "row_refused",
+            "PostgreSQL refuses what the worker writes to one row; the others go on: mend what refuses it.",
+        ),
         ("message_left_behind", "A message whose delivery nothing would bring again is handled after all."),
         ("message_lost", "A message had no effect, and its stream no longer holds it: send it again."),
         ("leftovers_not_readable", "The worker may not read the stream: what was left behind is not found."),

@@ -1,0 +1,68 @@
+"""Statements about many rows of which PostgreSQL may refuse one: split until that row is alone."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from sea_mq_worker.domain.errors import ContractError, RowsRefusedError
+from sea_mq_worker.domain.facts import Noticed
+from sea_mq_worker.ports.observer import Observer
+
+_R = TypeVar("_R")
+_A = TypeVar("_A")
+
+_REFUSED_MAX = 16
+"""So many rows refused and none taken: it does not lie with the rows."""
+
+
+@dataclass(slots=True)
+class Piecewise(Generic[_R, _A]):
+    """Writes rows together, and by halves where one of them is refused.
+
+    Attributes:
+        write: one statement; each row stands in one statement that took effect, or in ``refused``.
+        answers: of the statements that took effect, each with its rows.
+        refused: rows that PostgreSQL refuses, each with the error.
+    """
+
+    rows: Sequence[_R]
+    write: Callable[[Sequence[_R]], Awaitable[_A]]
+    answers: list[tuple[Sequence[_R], _A]] = field(default_factory=list)
+    refused: list[tuple[_R, RowsRefusedError]] = field(default_factory=list)
+    _left: list[Sequence[_R]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._left = [self.rows] if self.rows else []
+
+    async def run(self) -> None:
+        """Write what is left to be written; called again after an outage it goes on where it was.
+
+        Raises:
+            ContractError: it refuses all of many rows, so that it does not lie with one of them.
+            UnavailableError: from ``write``.
+        """
+        while self._left:
+            part = self._left[0]
+            try:
+                answer = await self.write(part)
+            except RowsRefusedError as error:
+                self._left.pop(0)
+                self._split(part, error)
+            else:
+                self._left.pop(0)
+                self.answers.append((part, answer))
+
+    def _split(self, part: Sequence[_R], error: RowsRefusedError) -> None:
+        if len(part) > 1:
+            middle = len(part) // 2
+            self._left += [part[:middle], part[middle:]]
+            return
+        self.refused.append((part[0], error))
+        if len(self.refused) >= _REFUSED_MAX and not self.answers:
+            self._left, self.refused = [self.rows], []
+            raise ContractError(str(error)) from error
+
+
+def tell_refused(observer: Observer, row: str, error: RowsRefusedError) -> None:
+    """Tell an operator of a row that PostgreSQL refuses, by its kind and id."""
+    observer.observe(Noticed(event="row_refused", text=f"{row}: {error}"))

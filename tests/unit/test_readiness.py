@@ -1,0 +1,72 @@
+"""What somebody has to mend may last as long as it is set to, and no longer."""
+
+import asyncio
+
+import pytest
+
+from sea_mq_worker.adapters.memory.observer import RecordingObserver
+from sea_mq_worker.application.gate import Gate
+from sea_mq_worker.application.patience import patiently
+from sea_mq_worker.application.readiness import Readiness
+from sea_mq_worker.domain.errors import ContractError, DependencyError, StoreUnavailableError
+from sea_mq_worker.domain.retry import Backoff
+from tests.support.simulation import in_virtual_time
+
+LIMIT = 60.0
+
+
+class World:
+    def __init__(self, error: DependencyError) -> None:
+        clock = asyncio.get_running_loop().time
+        backoff = Backoff(base_seconds=0.2, cap_seconds=2.0, random=lambda: 1.0)
+        self.gate = Gate(name="inbox database", backoff=backoff, observer=RecordingObserver(), clock=clock)
+        self.readiness = Readiness()
+        self.readiness.watch(self.gate)
+        self.error: DependencyError | None = error
+        self.stop = asyncio.Event()
+
+    async def ask(self) -> None:
+        if self.error:
+            raise self.error
+
+    async def keep_asking(self) -> None:
+        while not self.stop.is_set():
+            await patiently(self.ask, gate=self.gate, stop=self.stop)
+            await asyncio.sleep(1)
+
+
+@pytest.mark.fault("D17")
+@in_virtual_time
+async def test_what_nobody_mends_ends_the_worker_when_the_time_is_over() -> None:
+    world = World(ContractError("permission denied"))
+    asking = asyncio.create_task(world.keep_asking())
+    with pytest.raises(
+        ContractError, match="inbox database: permission denied; nobody has mended it for 60 s"
+    ):
+        await world.readiness.give_up_after(LIMIT, world.stop)
+    assert LIMIT < asyncio.get_running_loop().time() < LIMIT + 5
+    asking.cancel()
+
+
+@in_virtual_time
+async def test_what_is_mended_in_time_or_passes_by_itself_ends_nothing() -> None:
+    world = World(ContractError("permission denied"))
+    async with asyncio.TaskGroup() as group:
+        group.create_task(world.keep_asking())
+        group.create_task(world.readiness.give_up_after(LIMIT, world.stop))
+        for error in (None, ContractError("again"), StoreUnavailableError("away")):
+            await asyncio.sleep(LIMIT - 5)
+            world.error = error
+        await asyncio.sleep(10 * LIMIT)
+        world.error = None
+        await asyncio.sleep(LIMIT)
+        world.stop.set()
+
+
+@in_virtual_time
+async def test_a_part_that_is_refused_is_given_up_with_its_reason() -> None:
+    world = World(StoreUnavailableError("away"))
+    clock = asyncio.get_running_loop().time
+    world.readiness.check("nats outbox", lambda: "refused", broken_seconds=clock)
+    with pytest.raises(ContractError, match="nats outbox: refused"):
+        await world.readiness.give_up_after(LIMIT, world.stop)
