@@ -13,7 +13,7 @@ from nats.js import JetStreamContext
 
 from benchmarks.counters import Cost, Figure, Reading, cpu_seconds, peak_bytes, resident_bytes
 from benchmarks.handlers import BareHandler
-from sea_mq_worker.bootstrap.operator.broker import apply_topology
+from sea_mq_worker.bootstrap.operator.broker import apply_topology, defined_streams
 from sea_mq_worker.bootstrap.operator.tables import migrate_schema
 from sea_mq_worker.cli.demo.children import SampleHandler, WorkerProcess
 from sea_mq_worker.embedded import EmbeddedNats, EmbeddedPostgres
@@ -66,7 +66,7 @@ class Stage:
             stream = broker.jetstream()
             for existing in await stream.streams_info():
                 await stream.delete_stream(existing.config.name or "")
-            await apply_topology(own)
+            await apply_topology(own, streams=defined_streams(own))
             await migrate_schema(own)
             connection = await asyncpg.connect(self.postgres.dsn_for(database))
             stack.push_async_callback(connection.close)
@@ -111,7 +111,7 @@ class Run:
     async def empty_stream(self, name: str) -> None:
         """Delete the stream and make it anew: purging alone would keep the message ids."""
         await self.stream.delete_stream(name)
-        await apply_topology(self.own)
+        await apply_topology(self.own, streams=defined_streams(self.own))
 
     async def read(self, client_cpu_seconds: float) -> Reading:
         """Read all counters; the client's CPU time is read by whoever knows the client."""

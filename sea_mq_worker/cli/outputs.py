@@ -6,10 +6,11 @@ from types import MappingProxyType
 from typing import Literal
 
 from sea_mq_worker.adapters.nats.dead_letters import DeadLetterSummary
-from sea_mq_worker.adapters.nats.topology import Change, Difference
+from sea_mq_worker.adapters.nats.topology import Difference
 from sea_mq_worker.adapters.postgres.partitions import Partition
 from sea_mq_worker.adapters.postgres.records import InboxRecord, OperatorAction, OutboxDetail, OutboxSummary
 from sea_mq_worker.bootstrap.doctor import Finding
+from sea_mq_worker.bootstrap.operator.broker import Applied
 from sea_mq_worker.bootstrap.operator.letters import Outcome
 from sea_mq_worker.bootstrap.operator.whereabouts import Whereabouts
 from sea_mq_worker.cli.database import Depths
@@ -36,7 +37,7 @@ OUTPUTS: Mapping[str, object] = MappingProxyType(
         "depth": Depths,
         "doctor": list[Finding],
         "streams check": list[Difference],
-        "streams apply": list[Change],
+        "streams apply": Applied,
         "outbox list": list[OutboxSummary],
         "outbox summary": Summary,
         "outbox show": OutboxDetail,

@@ -225,5 +225,5 @@ async def test_two_contexts_consume_one_stream_side_by_side(
 async def test_a_consumer_without_its_stream_is_refused_with_what_to_do(
     connection: NatsConnection, wanted: list[Definition]
 ) -> None:
-    with pytest.raises(ContractError, match="apply the definition of its stream first"):
+    with pytest.raises(ContractError, match="streams apply --stream"):
         await apply(connection, wanted[-1:])

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from sea_mq_worker.adapters.nats.connection import NatsConnection, api
 from sea_mq_worker.adapters.postgres.connection import OPERATOR_HINTS
 from sea_mq_worker.bootstrap.doctor import Finding, examine
-from sea_mq_worker.bootstrap.operator.broker import apply_topology
+from sea_mq_worker.bootstrap.operator.broker import apply_topology, defined_streams
 from sea_mq_worker.cli import app
 from sea_mq_worker.settings import Settings
 from tests.integration.test_migrations import psql
@@ -65,12 +65,14 @@ class Patient:
 
     async def apply(self) -> None:
         """Make streams and consumers as the files say."""
-        await apply_topology(self.settings())
+        settings = self.settings()
+        await apply_topology(settings, streams=defined_streams(settings))
 
     async def define(self, file: str, **fields: Any) -> Mend:
         """Change a definition, SEA_EVENTS, SEA_DLQ, upstream or consumer, and the server by it.
 
-        Returns what corrects the file, and the server by the command that the finding names.
+        Returns what corrects the file, and the server by the command that the finding names; the stream of
+        another context is corrected by that context.
         """
         own = f"consumers/{self.upstream_stream}.sea__from_{self.upstream}"
         path = self.files / f"{ {'upstream': self.upstream_stream, 'consumer': own}.get(file, file) }.json"
@@ -80,7 +82,7 @@ class Patient:
 
         async def correct(finding: Finding) -> None:
             path.write_text(was)
-            await self.command(finding)
+            await (self.apply() if file == "upstream" else self.command(finding))
 
         return correct
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx2
 
-from sea_mq_worker.bootstrap.operator.broker import apply_topology
+from sea_mq_worker.bootstrap.operator.broker import apply_topology, defined_streams
 from sea_mq_worker.settings import ENV_PREFIX, Settings
 from tests.support.jetstream import shipped_files
 from tests.support.waiting import eventually
@@ -82,7 +82,8 @@ async def apply_streams(
         _change(files / f"{name}.json", stream)
     given = {name.removeprefix(ENV_PREFIX).lower(): value for name, value in target.environment.items()}
     own = {"streams_folder": files, "stream_replicas": 1, "stream_max_bytes": 2**26}
-    await apply_topology(Settings.model_validate({**given, **own}))
+    settings = Settings.model_validate({**given, **own})
+    await apply_topology(settings, streams=defined_streams(settings))
 
 
 def _change(file: Path, entries: Mapping[str, Any]) -> None:

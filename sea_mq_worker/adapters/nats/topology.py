@@ -4,7 +4,7 @@ Raw JSON both ways: nats-py's dataclasses drop fields that they do not know, so 
 and writing it back through them would lose settings.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, assert_never
 
@@ -38,7 +38,10 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """What was done to a stream or consumer: ``created`` or ``updated``, and the differences that ended."""
+    """What was done to a stream or consumer: ``created`` or ``updated``, and the differences that ended.
+
+    In a dry run, what would be done.
+    """
 
     name: str
     action: str
@@ -46,8 +49,12 @@ class Change:
     by_setting: tuple[str, ...] = ()
 
 
-async def check(connection: NatsConnection, definitions: Sequence[Definition]) -> list[Difference]:
+async def check(
+    connection: NatsConnection, definitions: Sequence[Definition], *, advisories: bool = True
+) -> list[Difference]:
     """Compare field by field; what a file does not name may be anything.
+
+    ``advisories``: ask whether a stream keeps what the server says when it gives up a consumer's message.
 
     Raises:
         BrokerUnavailableError: the server did not answer.
@@ -59,15 +66,28 @@ async def check(connection: NatsConnection, definitions: Sequence[Definition]) -
         found += _differences(definition, _wanted(connection, definition), config)
         if isinstance(definition, ConsumerDefinition) and config:
             found += await _misplaced(connection, definition, config)
+            found += await _unheard(connection, definition, config) if advisories else []
     return found
 
 
-async def apply(connection: NatsConnection, definitions: Sequence[Definition]) -> list[Change]:
+def _nobody(_change: Change) -> None:
+    """Nobody is told of each change."""
+
+
+async def apply(
+    connection: NatsConnection,
+    definitions: Sequence[Definition],
+    *,
+    dry_run: bool = False,
+    on_change: Callable[[Change], None] = _nobody,
+) -> list[Change]:
     """Create what is missing, update what differs, delete nothing; doing it again changes nothing.
+
+    ``on_change`` is called with each change once it is made.
 
     Raises:
         BrokerUnavailableError: the server did not answer; what was done before stays.
-        ContractError: the server refuses; the text says what to do.
+        ContractError: the server refuses; the text says what to do. What was done before stays.
     """
     changes = []
     for definition in definitions:
@@ -76,15 +96,23 @@ async def apply(connection: NatsConnection, definitions: Sequence[Definition]) -
         differences = tuple(_differences(definition, wanted, config))
         if not differences:
             continue
-        try:
-            action = await _put(connection, definition, wanted, config)
-        except ApiRefusedError as error:
-            raise _refused(error, definition, differences) from error
-        by_setting = definition.by_setting if isinstance(definition, StreamDefinition) else ()
-        changes.append(
-            Change(name=_label(definition), action=action, differences=differences, by_setting=by_setting)
-        )
+        if not dry_run:
+            try:
+                await _put(connection, definition, wanted, config)
+            except ApiRefusedError as error:
+                raise _refused(error, definition, differences) from error
+        changes.append(_change(definition, differences, is_new=not config))
+        on_change(changes[-1])
     return changes
+
+
+def _change(definition: Definition, differences: tuple[Difference, ...], *, is_new: bool) -> Change:
+    return Change(
+        name=_label(definition),
+        action="created" if is_new else "updated",
+        differences=differences,
+        by_setting=definition.by_setting if isinstance(definition, StreamDefinition) else (),
+    )
 
 
 def _label(definition: Definition) -> str:
@@ -157,7 +185,7 @@ def _comparable(value: Any) -> Any:
 async def _misplaced(
     connection: NatsConnection, definition: ConsumerDefinition, config: Mapping[str, Any]
 ) -> list[Difference]:
-    """Find what the server accepts silently: a filter that matches nothing, advisories nobody keeps."""
+    """Find a filter that matches nothing, which the server accepts silently."""
     stream = await api(connection, f"STREAM.INFO.{definition.stream}")
     subjects = stream["config"].get("subjects", [])
     name = _label(definition)
@@ -166,18 +194,26 @@ async def _misplaced(
         if subject != ">" and not any(covers(pattern, subject) for pattern in subjects):
             within = f"within {', '.join(subjects)}"
             found.append(Difference(name=name, field="filter_subject", wanted=within, found=subject))
-    if config.get("max_deliver", -1) > 0:
-        advisory = f"{_MAX_DELIVERIES}.{definition.stream}.{definition.name}"
-        keepers = await api(connection, "STREAM.NAMES", {"subject": advisory})
-        if not keepers.get("streams"):
-            wanted = f"{advisory} kept by a stream"
-            found.append(Difference(name=name, field="advisories", wanted=wanted, found="not kept"))
     return found
+
+
+async def _unheard(
+    connection: NatsConnection, definition: ConsumerDefinition, config: Mapping[str, Any]
+) -> list[Difference]:
+    """Find a consumer whose advisories nobody keeps."""
+    if config.get("max_deliver", -1) <= 0:
+        return []
+    advisory = f"{_MAX_DELIVERIES}.{definition.stream}.{definition.name}"
+    keepers = await api(connection, "STREAM.NAMES", {"subject": advisory})
+    if keepers.get("streams"):
+        return []
+    wanted = f"{advisory} kept by a stream"
+    return [Difference(name=_label(definition), field="advisories", wanted=wanted, found="not kept")]
 
 
 async def _put(
     connection: NatsConnection, definition: Definition, wanted: Mapping[str, Any], found: Mapping[str, Any]
-) -> str:
+) -> None:
     """An update starts from what the server has, so that settings nobody named here stay."""
     config = {**found, **wanted}
     match definition:
@@ -195,7 +231,6 @@ async def _put(
             await api(connection, _create_subject(definition, config), request)
         case _:
             assert_never(definition)
-    return "updated" if found else "created"
 
 
 def _create_subject(definition: ConsumerDefinition, config: Mapping[str, Any]) -> str:
@@ -219,7 +254,7 @@ _MENDING: Mapping[int, str] = {
     10052: "; a stream's storage and retention cannot be changed: copy the stream, delete it with "
     "`nats stream rm` and apply again",
     10058: "; somebody else created it just now with other values: run `sea-mq-worker streams check`",
-    10059: "; apply the definition of its stream first",
+    10059: "; the stream is missing: its context makes it, or `streams apply --stream {stream}` does",
     10065: "; another stream takes these subjects already: give each context its own",
     10093: "; its filter_subject has to lie within the subjects of its stream",
     10148: "; somebody else created it just now with other values: run `sea-mq-worker streams check`",
@@ -230,4 +265,6 @@ def _refused(
     error: ApiRefusedError, definition: Definition, differences: Sequence[Difference]
 ) -> ContractError:
     what = "; ".join(f"{d.field} {d.found} -> {d.wanted}" for d in differences)
-    return ContractError(f"{_label(definition)} ({what}): {error}{_MENDING.get(error.err_code, '')}")
+    stream = definition.stream if isinstance(definition, ConsumerDefinition) else definition.name
+    mending = _MENDING.get(error.err_code, "").replace("{stream}", stream)
+    return ContractError(f"{_label(definition)} ({what}): {error}{mending}")

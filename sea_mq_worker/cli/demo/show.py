@@ -12,7 +12,7 @@ from pathlib import Path
 
 import typer
 
-from sea_mq_worker.bootstrap.operator.broker import apply_topology
+from sea_mq_worker.bootstrap.operator.broker import apply_topology, defined_streams
 from sea_mq_worker.bootstrap.operator.tables import migrate_schema
 from sea_mq_worker.cli.demo.children import SampleHandler, WorkerProcess
 from sea_mq_worker.cli.demo.command import run_command
@@ -117,7 +117,7 @@ async def _set(stack: AsyncExitStack, folder: Path) -> _Stage:
         {name.removeprefix("SEA_MQ_").lower(): value for name, value in settings.items()}
     )
     await migrate_schema(own)
-    await apply_topology(own)
+    await apply_topology(own, streams=defined_streams(own))
     typer.echo("Schema migrated, streams applied (1 replica and 256 MiB each, by setting)")
     worker = await stack.enter_async_context(WorkerProcess(folder / "worker", settings=settings))
     typer.echo(f"The worker is ready ({time.monotonic() - began:.1f} s)")

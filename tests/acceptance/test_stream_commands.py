@@ -1,0 +1,111 @@
+"""``streams apply`` and ``streams check``: a context changes what is its own, and says what it did."""
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from sea_mq_worker.adapters.nats.connection import api
+from tests.support.jetstream import consumer_info, create_consumer, create_stream, shipped_files
+from tests.support.operators import World, world_of
+from tests.support.servers import Database
+
+
+@pytest_asyncio.fixture
+async def world(database: Database, nats_url: str, names: str, tmp_path: Path) -> AsyncIterator[World]:
+    async with world_of(database, nats_url, names) as made:
+        made.env |= {
+            "SEA_MQ_STREAMS_FOLDER": str(shipped_files(tmp_path, upstream=f"{names}v")),
+            "SEA_MQ_CONSUMERS": f"{upstream(made)}/{durable(made)}",
+            "SEA_MQ_STREAM_REPLICAS": "1",
+            "SEA_MQ_STREAM_MAX_BYTES": str(2**20),
+        }
+        yield made
+
+
+def upstream(world: World) -> str:
+    return f"{world.name.upper()}V_EVENTS"
+
+
+def durable(world: World) -> str:
+    return f"{world.name}__from_{world.name}v"
+
+
+async def config(world: World, stream: str) -> dict[str, Any]:
+    return dict((await api(world.connection, f"STREAM.INFO.{stream}"))["config"])
+
+
+async def their_stream(world: World) -> dict[str, Any]:
+    """Let another context make its stream, other than the definition here says."""
+    await create_stream(world.connection, upstream(world), f"{world.name}v.event.>", max_bytes=2**22)
+    return await config(world, upstream(world))
+
+
+async def test_the_stream_of_another_context_is_left_as_it_is(world: World) -> None:
+    theirs = await their_stream(world)
+    applied = await world.run("streams", "apply")
+    assert (applied.code, applied.out.splitlines()[-1]) == (0, "as defined")
+    assert await config(world, upstream(world)) == theirs
+    assert (await consumer_info(world.connection, upstream(world), durable(world)))["name"] == durable(world)
+    assert (await world.run("streams", "check")).code == 0
+    assert f"{world.name.upper()}_EVENTS" in applied.out
+
+
+async def test_the_stream_of_another_context_is_changed_where_it_is_named(world: World) -> None:
+    await their_stream(world)
+    assert (await world.run("streams", "check", "--stream", upstream(world))).code == 1
+    applied = await world.run("streams", "apply", "--stream", upstream(world))
+    assert applied.code == 0
+    assert f"max_bytes: {2**22} -> {2**20}" in applied.out
+    assert f"{world.name.upper()}_EVENTS" not in applied.out.replace(upstream(world), "")
+    unknown = await world.run("streams", "apply", "--stream", "NOBODYS")
+    assert (unknown.code, "no file defines NOBODYS" in unknown.err) == (3, True)
+
+
+async def test_no_durable_is_made_that_no_setting_names(world: World) -> None:
+    await their_stream(world)
+    await create_consumer(world.connection, upstream(world), "mine", ack_wait=120 * 10**9)
+    applied = await world.run("streams", "apply", SEA_MQ_CONSUMERS=f"{upstream(world)}/mine")
+    assert applied.code == 0
+    found = await api(world.connection, f"CONSUMER.NAMES.{upstream(world)}")
+    assert found["consumers"] == ["mine"]
+
+
+async def test_a_dry_run_tells_each_difference_and_changes_nothing(world: World) -> None:
+    theirs = await their_stream(world)
+    own = f"{world.name.upper()}_EVENTS"
+    await create_stream(world.connection, own, f"{world.name}.event.>", max_bytes=2**22)
+    told = await world.run("streams", "apply", "--dry-run")
+    assert told.code == 0
+    assert f"would be updated stream {own}" in told.out
+    assert f"max_bytes: {2**22} -> {2**20}" in told.out
+    assert f"would be created consumer {durable(world)}" in told.out
+    assert (await config(world, own))["max_bytes"] == 2**22
+    assert await config(world, upstream(world)) == theirs
+    as_json = (await world.run("streams", "apply", "--dry-run", "--json")).json
+    assert len(as_json["changes"]) == 5
+
+
+@pytest.mark.parametrize("options", [(), ("--json",)])
+async def test_what_was_made_before_a_refusal_is_told(world: World, options: tuple[str, ...]) -> None:
+    """The other context has not made its stream yet."""
+    refused = await world.run("streams", "apply", *options)
+    assert refused.code == 3
+    assert f"streams apply --stream {upstream(world)}" in refused.err
+    made = [change["name"] for change in refused.json["changes"]] if options else refused.out
+    for name in ("EVENTS", "DLQ", "ADVISORIES"):
+        label = f"stream {world.name.upper()}_{name}"
+        assert label in made if options else f"created {label}" in made
+
+
+async def test_it_ends_with_the_verdict_of_check(world: World) -> None:
+    """A filter that nothing passes is accepted by the server, and is no change that applying could mend."""
+    await their_stream(world)
+    folder = Path(world.env["SEA_MQ_STREAMS_FOLDER"])
+    [file] = (folder / "consumers").glob("*__from_*")
+    file.write_text(json.dumps({**json.loads(file.read_text()), "filter_subject": "elsewhere.>"}))
+    applied = await world.run("streams", "apply")
+    assert (applied.code, "filter_subject should be within" in applied.out) == (1, True)
