@@ -16,6 +16,7 @@ from uuid import UUID, uuid4
 
 import nats
 import pytest
+from nats.aio.client import Client
 
 from tests.support.servers import unique
 from tests.support.waiting import eventually
@@ -103,9 +104,16 @@ def insert(count: int) -> str:
     """
 
 
+async def connected(stack: Stack, user: str, password: str) -> Client:
+    """Log in to NATS."""
+    return await nats.connect(
+        f"nats://{stack.address('nats', 4222)}", user=user, password=password, inbox_prefix=f"_INBOX_{user}"
+    )
+
+
 async def stored(stack: Stack, stream: str) -> int:
     """Count the messages of a stream."""
-    client = await nats.connect(f"nats://{stack.address('nats', 4222)}")
+    client = await connected(stack, "sea_operator", "sea")
     try:
         return (await client.jetstream().stream_info(stream)).state.messages
     finally:
@@ -133,8 +141,8 @@ async def test_a_message_takes_effect_once_in_the_sample_handler(stack: Stack) -
 
 
 async def publish(stack: Stack, ids: list[UUID]) -> None:
-    """Publish as another context would."""
-    client = await nats.connect(f"nats://{stack.address('nats', 4222)}")
+    """Publish as the other context does."""
+    client = await connected(stack, "vibespro_worker", "vibespro")
     for message_id in ids:
         await client.jetstream().publish(
             "vibespro.event.invoice.paid.v1", b'{"amount": 1}', headers={"Nats-Msg-Id": str(message_id)}

@@ -11,8 +11,8 @@ from pydantic import SecretStr
 
 from sea_mq_worker.bootstrap.doctor import examine
 from sea_mq_worker.settings import Settings
-from tests.security import test_nats_permissions, test_postgres_roles
-from tests.security.test_nats_permissions import FILE, settings
+from tests.security import test_nats_accounts, test_postgres_roles
+from tests.security.test_nats_accounts import FILE, settings
 from tests.security.test_postgres_roles import Roles
 from tests.support.checkups import Patient, patient
 from tests.support.configured_nats import ConfiguredNats
@@ -26,7 +26,7 @@ SELECT column_name FROM information_schema.column_privileges
 """
 
 prefix, roles = test_postgres_roles.prefix, test_postgres_roles.roles
-server = test_nats_permissions.server
+server = test_nats_accounts.server
 
 
 @pytest.fixture
@@ -92,14 +92,16 @@ async def test_each_question_that_is_refused_is_named_and_hides_no_other(
     server: ConfiguredNats, database: Database
 ) -> None:
     own = settings(server, "sea_operator")
-    subjects = ["$JS.API.STREAM.NAMES", "$JS.API.STREAM.INFO.VIBESPRO_EVENTS"]
+    subjects = ["$JS.API.STREAM.NAMES", "JS.VIBESPRO.API.STREAM.INFO.VIBESPRO_EVENTS"]
 
     async def all_granted() -> bool:
         return await refusals(own, database) == []
 
     with denied(server, subjects):
         found = await eventually(lambda: refusals(own, database), what="the server has read its permissions")
-    assert [next(subject for subject in subjects if subject in told) for told in found] == subjects
+    assert [
+        next(subject for subject in subjects if subject.lower() in told.lower()) for told in found
+    ] == subjects
     await eventually(all_granted, what="the server has read its permissions again")
 
 

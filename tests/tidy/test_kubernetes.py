@@ -205,7 +205,7 @@ def test_the_document_makes_the_secrets_that_are_read(secret: str) -> None:
 
 
 def test_inbox_prefixes_are_those_of_the_users() -> None:
-    users = (ROOT / "deploy" / "nats-permissions.conf").read_text()
+    users = (ROOT / "deploy" / "nats-accounts.conf").read_text()
     environment = {entry["name"]: entry.get("value") for entry in containers(PODS["migrate"])[0]["env"]}
     for prefix in (literals()["SEA_MQ_NATS_INBOX_PREFIX"], environment["SEA_MQ_NATS_INBOX_PREFIX"]):
         assert f'"{prefix}.>"' in users

@@ -51,7 +51,7 @@ class NatsConnection:
         self._last_error: Exception = TimeoutError("no answer")
         self._listeners: list[Listener] = [on_event]
         self._denied: dict[str, None] = {}
-        self._asked: dict[asyncio.Future[None], str] = {}
+        self._asked: dict[asyncio.Future[str], str] = {}
         self._silence: asyncio.TimerHandle | None = None
         self._refused_at: float | None = None
         self._closing = False
@@ -103,8 +103,8 @@ class NatsConnection:
         """
         self._check_ears()
         answer = asyncio.ensure_future(self.client.request(subject, body, timeout=timeout_seconds))
-        denial: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._asked[denial] = subject.lower()
+        denial: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._asked[denial] = _question(subject)
         try:
             either: set[asyncio.Future[Any]] = {answer, denial}
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
@@ -117,7 +117,9 @@ class NatsConnection:
             return (await answer).data
         answer.add_done_callback(_forget)  # nats-py tidies up after it when its time is over
         self._check_ears()
-        raise ContractError(f"the user has no permission to publish to {subject}; grant it")
+        mapped = denial.result()
+        where = subject if mapped == subject.lower() else f"{subject}, which the account maps to {mapped}"
+        raise ContractError(f"the user has no permission to publish to {where}; grant it")
 
     def _check_ears(self) -> None:
         """Refuse to ask where the server keeps all answers back: they come to one subscription."""
@@ -138,7 +140,7 @@ class NatsConnection:
 
     def denied(self, subject: str) -> bool:
         """Tell whether the server has forbidden this connection the subject; it answers nothing else then."""
-        return subject.lower() in self._denied
+        return _question(subject) in self._denied
 
     async def close(self) -> None:
         """Close for good; safe to call twice, and bounded where the socket takes no more bytes."""
@@ -168,10 +170,10 @@ class NatsConnection:
         if not denied:
             return self.tell("error", plain(error))
         if len(self._denied) < _DENIALS_MAX:
-            self._denied[denied[1]] = None
+            self._denied[_question(denied[1])] = None
         for denial, subject in self._asked.items():
-            if (subject == denied[1] or self._is_deaf) and not denial.done():
-                denial.set_result(None)
+            if (subject == _question(denied[1]) or self._is_deaf) and not denial.done():
+                denial.set_result(denied[1])
         return self.tell("denied", denied[1])
 
     async def on_disconnected(self) -> None:
@@ -203,6 +205,11 @@ class NatsConnection:
         self.lost_reason = reason
         self.lost.set()
         self.tell("lost", reason)
+
+
+def _question(subject: str) -> str:
+    """Name what is asked: an account may map requests about another account's stream to its own prefix."""
+    return subject.lower().partition(".api.")[2] or subject.lower()
 
 
 def _forget(answer: "asyncio.Future[Any]") -> None:

@@ -17,7 +17,7 @@ class BrokerKind(Kind):
         Severity.ERROR,
         "NATS refuses the login, TLS or a question",
         "the worker refuses to start, or what was refused is not examined",
-        "correct SEA_MQ_NATS_*, or grant what is missing as in deploy/nats-permissions.conf",
+        "correct SEA_MQ_NATS_*, or grant what is missing as in deploy/nats-accounts.conf",
     )
     STREAM_UNAVAILABLE = (
         Severity.ERROR,

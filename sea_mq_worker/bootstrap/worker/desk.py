@@ -33,7 +33,7 @@ _GRANT = (
 )
 _PERMIT = (
     "the worker's own NATS user may not do this: do it by the command, as sea_operator, or permit it "
-    "(deploy/nats-permissions.conf)"
+    "(deploy/nats-accounts.conf)"
 )
 
 _T = TypeVar("_T")

@@ -1,7 +1,6 @@
-"""deploy/nats-permissions.conf: each user can do its work, and what it lacks is denied."""
+"""deploy/nats-accounts.conf: each user can do its work and no more, and contexts are kept apart."""
 
 import asyncio
-import json
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -16,10 +15,9 @@ from sea_mq_worker.adapters.nats.connection import NatsConnection, api, connect
 from sea_mq_worker.adapters.nats.consumer import NatsJetStreamConsumer
 from sea_mq_worker.adapters.nats.publisher import NatsJetStreamPublisher
 from sea_mq_worker.adapters.nats.traces import readers, trace
-from sea_mq_worker.bootstrap.operator.broker import apply_topology, check_topology, dead_letters
+from sea_mq_worker.bootstrap.operator.broker import Applied, apply_topology, check_topology, dead_letters
 from sea_mq_worker.domain.errors import ContractError
 from sea_mq_worker.producer import enqueue
-from sea_mq_worker.resources import resource_folder
 from sea_mq_worker.settings import Settings
 from tests.support.builders import enqueueable
 from tests.support.configured_nats import ConfiguredNats
@@ -30,7 +28,7 @@ from tests.support.site import FAST, Effects
 from tests.support.waiting import eventually
 from tests.support.worker import Deployment, WorkerProcess, running
 
-FILE = Path(__file__).parents[2] / "deploy" / "nats-permissions.conf"
+FILE = Path(__file__).parents[2] / "deploy" / "nats-accounts.conf"
 USERS = (
     *("sea_worker", "sea_operator", "sea_dlq_reader", "sea_topology"),
     *("vibespro_worker", "vibespro_topology"),
@@ -48,10 +46,7 @@ async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Conf
     passwords = {f"{user.upper()}_PASSWORD": f"secret-of-{user}" for user in USERS}
     folder = tmp_path_factory.mktemp("permissions")
     async with ConfiguredNats(folder, included=FILE, environment=passwords) as started:
-        async with user_of(started, "vibespro_topology") as connection:
-            definition = json.loads((resource_folder("streams") / "VIBESPRO_EVENTS.json").read_text())
-            definition |= {"num_replicas": 1, "max_bytes": 2**26}
-            await api(connection, "STREAM.CREATE.VIBESPRO_EVENTS", definition)
+        await apply_topology(settings(started, "vibespro_topology"), streams=["VIBESPRO_EVENTS"])
         await apply_topology(settings(started, "sea_topology"))
         yield started
 
@@ -182,7 +177,7 @@ async def test_operators_see_where_an_event_is(server: ConfiguredNats) -> None:
 
 
 async def test_applying_the_definitions_again_changes_nothing(server: ConfiguredNats) -> None:
-    assert await apply_topology(settings(server, "sea_topology")) == []
+    assert await apply_topology(settings(server, "sea_topology")) == Applied()
 
 
 DENIED = {
@@ -226,6 +221,7 @@ DENIED = {
         "$JS.API.STREAM.UPDATE.VIBESPRO_EVENTS",
         "$JS.API.STREAM.MSG.GET.SEA_DLQ",
         "$JS.API.CONSUMER.CREATE.VIBESPRO_EVENTS.other.vibespro.event.>",
+        "$JS.API.CONSUMER.CREATE.VIBESPRO_EVENTS.sea__from_vibespro.vibespro.event.>",
     ),
     "vibespro_worker": (
         "sea.event.made.v1",
@@ -252,6 +248,43 @@ async def test_what_a_user_does_not_need_is_denied(user: str, server: Configured
             await connection.client.subscribe(subject)
         wanted = {f"denied {subject.lower()}" for subject in (*DENIED[user], *EARS, *others)}
         await eventually(lambda: wanted <= set(told), what="every subject is denied")
+
+
+async def next_seq(server: ConfiguredNats) -> int:
+    """Publish for the other context; what was stored before it has a lower sequence."""
+    async with user_of(server, "vibespro_worker") as connection:
+        return await store(connection, "vibespro.event.made.v1", headers={"Nats-Msg-Id": str(uuid.uuid4())})
+
+
+ASKED = {
+    "sea_worker": (
+        "$JS.API.STREAM.NAMES",
+        "$JS.API.STREAM.INFO.SEA_EVENTS",
+        "$JS.API.STREAM.INFO.VIBESPRO_EVENTS",
+        "$JS.API.STREAM.MSG.GET.VIBESPRO_EVENTS",
+        "$JS.API.CONSUMER.INFO.VIBESPRO_EVENTS.sea__from_vibespro",
+        "$JS.API.CONSUMER.MSG.NEXT.VIBESPRO_EVENTS.sea__from_vibespro",
+        "$JS.ACK.VIBESPRO_EVENTS.sea__from_vibespro.1.1.1.1.0",
+    ),
+    "sea_operator": ("$JS.API.STREAM.MSG.GET.SEA_DLQ", "$JS.API.STREAM.MSG.GET.VIBESPRO_EVENTS"),
+    "sea_dlq_reader": ("$JS.API.STREAM.INFO.SEA_DLQ",),
+}
+
+
+@pytest.mark.fault("S19")
+@pytest.mark.parametrize("user", ASKED)
+async def test_an_answer_cannot_be_stored_in_another_contexts_stream(
+    user: str, server: ConfiguredNats
+) -> None:
+    """Whoever may ask for something names the subject where the answer goes; nobody judges it."""
+    before = await next_seq(server)
+    async with user_of(server, user) as connection:
+        for subject in ASKED[user]:
+            await connection.client.publish(subject, b'{"seq": 1}', reply="vibespro.event.forged.v1")
+            await connection.client.publish(subject, b"+NXT", reply="vibespro.event.forged.v1")
+        answered = "$JS.API.STREAM.INFO.SEA_DLQ"  # after all that was asked before
+        await connection.request(answered, b"", timeout_seconds=10.0)
+    assert await next_seq(server) == before + 1
 
 
 async def test_an_inbox_that_the_user_may_not_listen_to_is_named_at_once(server: ConfiguredNats) -> None:
