@@ -195,13 +195,13 @@ async def test_a_cluster_is_told_by_what_is_away_of_it(
 ) -> None:
     folder = tmp_path_factory.mktemp
     async with (
-        nats_cluster(folder, room_bytes=2**30) as nodes,
-        patient(database, nodes[0].url, names, folder("files"), stream_replicas=3) as made,
+        nats_cluster(folder, room_bytes=2**30) as cluster,
+        patient(database, cluster.nodes[0].url, names, folder("files"), stream_replicas=3) as made,
     ):
-        made.given["nats_url"] = ",".join(node.url for node in nodes)
+        made.given["nats_url"] = cluster.urls
         await made.finds()
         assert "sync_unknown" not in {finding.slug for finding in (await examine(made.settings())).findings}
-        holder = nodes[await single_copy(made)]
+        holder = cluster.nodes[await single_copy(made)]
         await made.finds("stream_single_copy", "topology_differs")
         await holder.stop()
         await made.finds("stream_unavailable", "stream_replica_offline")

@@ -28,8 +28,8 @@ Cli = Callable[..., str]
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
     """Run three servers as a cluster on loopback, and give the URL of one."""
-    async with nats_cluster(tmp_path_factory.mktemp, room_bytes=ROOM_BYTES) as nodes:
-        yield nodes[0].url
+    async with nats_cluster(tmp_path_factory.mktemp, room_bytes=ROOM_BYTES) as cluster:
+        yield cluster.nodes[0].url
 
 
 @pytest.fixture

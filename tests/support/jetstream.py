@@ -6,6 +6,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from nats.aio.msg import Msg
+
 from sea_mq_worker.adapters.nats.connection import NatsConnection, api, connect
 from sea_mq_worker.resources import resource_folder
 
@@ -54,10 +56,15 @@ async def consumer_info(connection: NatsConnection, stream: str, name: str) -> d
 
 
 async def store(
-    connection: NatsConnection, subject: str, payload: bytes = b"{}", headers: dict[str, str] | None = None
+    connection: NatsConnection,
+    subject: str,
+    payload: bytes = b"{}",
+    headers: dict[str, str] | None = None,
+    *,
+    within: float = PATIENCE_SECONDS,
 ) -> int:
     """Publish a message; return its stream sequence."""
-    answer = await connection.client.request(subject, payload, PATIENCE_SECONDS, headers=headers)
+    answer = await connection.client.request(subject, payload, within, headers=headers)
     return int(json.loads(answer.data)["seq"])
 
 
@@ -82,6 +89,21 @@ async def stored_messages(
     connection: NatsConnection, stream: str
 ) -> list[tuple[int, str, bytes, dict[str, str]]]:
     """Read a whole stream: sequence, subject, body, headers."""
+    return [
+        (message.metadata.sequence.stream, message.subject, message.data, dict(message.headers or {}))
+        for message in await _read(connection, stream)
+    ]
+
+
+async def stored_at(connection: NatsConnection, stream: str) -> list[tuple[str, float]]:
+    """Read when each message of a stream was stored: message id, seconds since 1970."""
+    return [
+        ((message.headers or {})["Nats-Msg-Id"], message.metadata.timestamp.timestamp())
+        for message in await _read(connection, stream)
+    ]
+
+
+async def _read(connection: NatsConnection, stream: str) -> list[Msg]:
     left = (await api(connection, f"STREAM.INFO.{stream}"))["state"]["messages"]
     if not left:
         return []
@@ -91,7 +113,4 @@ async def stored_messages(
     await api(connection, f"CONSUMER.CREATE.{stream}", {"stream_name": stream, "config": reader})
     messages = [await coming.next_msg(timeout=_ANSWER_SECONDS) for _ in range(left)]
     await coming.unsubscribe()
-    return [
-        (message.metadata.sequence.stream, message.subject, message.data, dict(message.headers or {}))
-        for message in messages
-    ]
+    return messages

@@ -71,6 +71,7 @@ async def apply_streams(
     *,
     consumer: Mapping[str, Any] = _NOTHING,
     stream: Mapping[str, Any] = _NOTHING,
+    replicas: int = 1,
 ) -> None:
     """Create the streams and consumers that come with the worker.
 
@@ -81,7 +82,7 @@ async def apply_streams(
     for name in ("SEA_EVENTS", "SEA_DLQ"):
         _change(files / f"{name}.json", stream)
     given = {name.removeprefix(ENV_PREFIX).lower(): value for name, value in target.environment.items()}
-    own = {"streams_folder": files, "stream_replicas": 1, "stream_max_bytes": 2**26}
+    own = {"streams_folder": files, "stream_replicas": replicas, "stream_max_bytes": 2**26}
     settings = Settings.model_validate({**given, **own})
     await apply_topology(settings, streams=defined_streams(settings))
 

@@ -1,0 +1,227 @@
+"""What a failover of NATS or PostgreSQL costs, under traffic in both directions and on shipped settings."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import asyncpg
+import pytest
+
+from sea_mq_worker.adapters.nats.connection import api
+from sea_mq_worker.adapters.postgres.migrations import migrate
+from sea_mq_worker.domain.errors import BrokerUnavailableError
+from sea_mq_worker.embedded import EmbeddedPostgres
+from tests.failover.stage import Cost, Stage, cost_of, stage
+from tests.support.nats_cluster import NODES, NatsCluster, nats_cluster
+from tests.support.processes import frozen
+from tests.support.proxy import TcpProxy, proxied
+from tests.support.servers import QUICK, Database
+from tests.support.standby import either_of, standby_of
+from tests.support.waiting import eventually
+
+AWAY_SECONDS = 3.0
+"""How long a frozen node, a cut or a lost quorum lasts."""
+BEHIND_SECONDS = 0.4
+"""How far an asynchronous standby is behind when its primary dies."""
+MOVES_WITHIN_SECONDS = 10.0
+"""After the servers can serve again."""
+
+Fault = Callable[[NatsCluster, Stage], Awaitable[None]]
+
+
+async def leader(on: Stage, stream: str) -> str:
+    """Return the name of the node that leads a stream."""
+    found = await eventually(partial(_leader, on, stream), what=f"{stream} has a leader")
+    return str(found)
+
+
+async def _leader(on: Stage, stream: str) -> str:
+    with suppress(BrokerUnavailableError):
+        info = await api(on.broker, f"STREAM.INFO.{stream}")
+        return str(info["cluster"].get("leader", ""))
+    return ""
+
+
+async def kill_the_leader(cluster: NatsCluster, on: Stage) -> None:
+    node = cluster.nodes[cluster.named(await leader(on, on.target.stream))]
+    await node.kill()
+    await node.start()
+
+
+async def kill_the_upstream_leader(cluster: NatsCluster, on: Stage) -> None:
+    node = cluster.nodes[cluster.named(await leader(on, on.target.upstream_stream))]
+    await node.kill()
+    await node.start()
+
+
+async def freeze_the_leader(cluster: NatsCluster, on: Stage) -> None:
+    node = cluster.nodes[cluster.named(await leader(on, on.target.stream))]
+    with frozen(node.pid):
+        await asyncio.sleep(AWAY_SECONDS)
+
+
+async def cut_the_leader_off(cluster: NatsCluster, on: Stage) -> None:
+    cluster.cut_off(cluster.named(await leader(on, on.target.stream)))
+    await asyncio.sleep(AWAY_SECONDS)
+    cluster.join_again()
+
+
+async def let_the_leaders_step_down(_: NatsCluster, on: Stage) -> None:
+    upstream, durable = on.target.upstream_stream, on.target.durable
+    for what in (f"CONSUMER.LEADER.STEPDOWN.{upstream}.{durable}", f"STREAM.LEADER.STEPDOWN.{upstream}"):
+        await api(on.broker, what)
+    await api(on.broker, f"STREAM.LEADER.STEPDOWN.{on.target.stream}")
+
+
+async def bring_a_node_back_empty(cluster: NatsCluster, on: Stage) -> None:
+    await cluster.empty(cluster.named(await leader(on, on.target.stream)))
+
+
+async def lose_the_quorum(cluster: NatsCluster, on: Stage) -> None:
+    last = cluster.named(await leader(on, on.target.stream))
+    others = [node for number, node in enumerate(cluster.nodes) if number != last]
+    await asyncio.gather(*(node.kill() for node in others))
+    await asyncio.sleep(AWAY_SECONDS)
+    await asyncio.gather(*(node.start() for node in others))
+
+
+BROKER_FAULTS: dict[str, Fault] = {
+    "a leader is killed": kill_the_leader,
+    "the upstream's leader is killed": kill_the_upstream_leader,
+    "a leader is frozen for 3 s": freeze_the_leader,
+    "a leader is cut off for 3 s": cut_the_leader_off,
+    "all leaders step down": let_the_leaders_step_down,
+    "a leader comes back empty": bring_a_node_back_empty,
+    "the quorum is lost for 3 s": lose_the_quorum,
+}
+
+
+def judged(what: str, cost: Cost) -> None:
+    """Print a row of the table in docs/guarantees.md, and hold it against what is promised."""
+    print(f"\n{what}: {cost}")  # noqa: T201 - asked for with -s
+    assert cost.harmless, (what, cost)
+    assert cost.pause_in < AWAY_SECONDS + MOVES_WITHIN_SECONDS, (what, cost)
+
+
+@pytest.fixture
+async def clustered(
+    database: Database, names: str, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[tuple[NatsCluster, Stage]]:
+    """Three nodes, and a worker whose streams have a copy on each."""
+    folder = tmp_path_factory.mktemp
+    async with (
+        nats_cluster(folder, room_bytes=2**30, may_be_cut=True) as cluster,
+        stage(
+            database_url=database.dsn,
+            nats_url=cluster.urls,
+            name=names,
+            folder=folder("stage"),
+            replicas=NODES,
+        ) as on,
+    ):
+        yield cluster, on
+
+
+@pytest.mark.fault("P48")
+@pytest.mark.slow
+@pytest.mark.crash
+async def test_a_killed_leader_costs_time_alone(clustered: tuple[NatsCluster, Stage]) -> None:
+    judged("a leader is killed", await cost_of(partial(kill_the_leader, *clustered), clustered[1]))
+
+
+@pytest.mark.fault("P48")
+@pytest.mark.long
+@pytest.mark.timeout(900)
+async def test_every_failover_of_the_cluster_costs_time_alone(clustered: tuple[NatsCluster, Stage]) -> None:
+    for what, fault in BROKER_FAULTS.items():
+        judged(what, await cost_of(partial(fault, *clustered), clustered[1]))
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A primary, its standby, and the link from which the standby reads."""
+
+    primary: EmbeddedPostgres
+    standby: EmbeddedPostgres
+    link: TcpProxy
+
+    async def fail_over(self) -> None:
+        """Kill the primary and promote the standby."""
+        await self.primary.kill()
+        await run(self.standby.dsn, "SELECT pg_promote()")
+
+    async def fail_over_with_loss(self) -> None:
+        """Do so while the standby is behind."""
+        self.link.stall()
+        await asyncio.sleep(BEHIND_SECONDS)
+        await self.primary.kill()
+        self.link.cut()
+        await run(self.standby.dsn, "SELECT pg_promote()")
+
+    async def events(self) -> set[str]:
+        """Return the ids of the events that the standby has."""
+        return {str(row["id"]) for row in await run(self.standby.dsn, "SELECT id FROM outbox_events")}
+
+
+@asynccontextmanager
+async def replicated(*, waits_for_standby: bool) -> AsyncIterator[Pair]:
+    """Run a migrated primary and its standby; a commit waits for the standby or does not."""
+    with TemporaryDirectory(prefix="sea-mq-test-") as folder:
+        async with (
+            EmbeddedPostgres(Path(folder), settings=QUICK) as primary,
+            proxied(primary.dsn) as (link, url),
+        ):
+            await migrate(primary.dsn)
+            async with standby_of(primary, primary.folder / "standby", through=url) as standby:
+                names = "standby" if waits_for_standby else ""
+                await run(primary.dsn, f"ALTER SYSTEM SET synchronous_standby_names = '{names}'")
+                await run(primary.dsn, "SELECT pg_reload_conf()")
+                yield Pair(primary, standby, link)
+
+
+async def run(dsn: str, statement: str) -> list[asyncpg.Record]:
+    connection = await asyncpg.connect(dsn)
+    try:
+        return list(await connection.fetch(statement))
+    finally:
+        await connection.close()
+
+
+@asynccontextmanager
+async def staged(pair: Pair, nats_url: str, name: str, folder: Path) -> AsyncIterator[Stage]:
+    """Run a worker that knows both servers."""
+    both = either_of(pair.primary, pair.standby)
+    async with stage(database_url=both, nats_url=nats_url, name=name, folder=folder, replicas=1) as on:
+        yield on
+
+
+@pytest.mark.fault("D19")
+@pytest.mark.crash
+async def test_a_primary_that_dies_costs_time_alone_where_commits_wait_for_the_standby(
+    nats_url: str, names: str, tmp_path: Path
+) -> None:
+    async with (
+        replicated(waits_for_standby=True) as pair,
+        staged(pair, nats_url, names, tmp_path) as on,
+    ):
+        cost = await cost_of(pair.fail_over, on, rows=pair.events)
+    judged("the primary dies, synchronous standby", cost)
+    assert not cost.rows_lost
+
+
+@pytest.mark.fault("D19")
+@pytest.mark.long
+async def test_a_primary_that_dies_takes_with_it_what_an_asynchronous_standby_lacks_and_nothing_else(
+    nats_url: str, names: str, tmp_path: Path
+) -> None:
+    async with (
+        replicated(waits_for_standby=False) as pair,
+        staged(pair, nats_url, names, tmp_path) as on,
+    ):
+        cost = await cost_of(pair.fail_over_with_loss, on, rows=pair.events)
+    judged("the primary dies, asynchronous standby", cost)
+    assert cost.rows_lost
