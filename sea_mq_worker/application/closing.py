@@ -1,4 +1,9 @@
-"""Endings of messages, recorded in batches as they come: first the inbox, then the acknowledgement."""
+"""Endings of messages, recorded in batches as they come: first the inbox, then the acknowledgement.
+
+A lease that no longer holds can mean that somebody else has the message. It can also mean that a failover
+lost its row, or the answer to the note of its ending. So the message is recorded once more, and only where
+another worker holds it is the server told nothing.
+"""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -9,15 +14,23 @@ from sea_mq_worker.application.gate import Gate
 from sea_mq_worker.application.pacing import AT_ONCE_SECONDS, StoppedError
 from sea_mq_worker.application.patience import patiently
 from sea_mq_worker.application.piecewise import Piecewise, tell_refused
-from sea_mq_worker.application.reception import InHand
+from sea_mq_worker.application.reception import InHand, Reception
 from sea_mq_worker.domain.facts import LeasesLost, MessageProcessed, MessageRetried
 from sea_mq_worker.domain.outcomes import DeadLettered, Ending, LeaseLost, Processed, Retried
-from sea_mq_worker.domain.receipts import FailedHandling, Run
+from sea_mq_worker.domain.receipts import Busy, Conflict, Done, FailedHandling, Run, Unwritable
 from sea_mq_worker.ports.inbox import InboxRepository
 from sea_mq_worker.ports.jetstream import JetStreamConsumer
 from sea_mq_worker.ports.observer import Observer
 
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """The inbox has its ending already, whoever wrote it: acknowledge."""
+
+
+_Told: TypeAlias = Processed | Retried | DeadLettered | Known
 _Closed: TypeAlias = tuple[InHand, Run, Ending]
+_Settled: TypeAlias = tuple[InHand, Run, _Told]
 
 _LINGER_SECONDS = 0.005
 """How long an ending waits for others at most."""
@@ -29,6 +42,7 @@ class Closing:
 
     consumer: JetStreamConsumer
     inbox: InboxRepository
+    reception: Reception
     observer: Observer
     store_gate: Gate
     clock: Callable[[], float]
@@ -82,27 +96,60 @@ class Closing:
 
     async def _close(self, batch: Sequence[_Closed], stop: asyncio.Event) -> None:
         try:
-            kept, refused = await self._record(batch, stop)
+            recorded, lost = await self._record(batch, stop)
+            again, others = await self._record_again(lost, stop)
         except StoppedError:
             for item, _, _ in batch:
                 await self.consumer.nak(item.message, delay_seconds=AT_ONCE_SECONDS)
             return
-        lost = 0
-        for item, run, ending in batch:
-            if isinstance(ending, LeaseLost) or run.lease.message_id not in kept:
-                lost += run.lease.message_id not in refused
-            else:
-                await self._acknowledge(item, run, ending)
-        if lost:
-            self.observer.observe(LeasesLost(side="inbox", count=lost))
+        for item, run, ending in [*recorded, *again]:
+            await self._acknowledge(item, run, ending)
+        if others:
+            self.observer.observe(LeasesLost(side="inbox", count=others))
 
     async def _record(
         self, batch: Sequence[_Closed], stop: asyncio.Event
-    ) -> tuple[frozenset[str], frozenset[str]]:
-        """Write to the inbox; return the message ids whose lease still held, and those that it refuses.
+    ) -> tuple[Sequence[_Settled], Sequence[_Closed]]:
+        """Write to the inbox; return what is recorded now, and what had lost its lease.
 
-        What it refuses is not acknowledged: it comes again, when that may be mended.
+        What the inbox refuses is neither: it is not acknowledged, and comes again, when that may be mended.
         """
+        kept, refused = await self._write(batch, stop)
+        recorded: list[_Settled] = []
+        lost: list[_Closed] = []
+        for item, run, ending in batch:
+            if not isinstance(ending, LeaseLost) and run.lease.message_id in kept:
+                recorded.append((item, run, ending))
+            elif run.lease.message_id not in refused:
+                lost.append((item, run, ending))
+        return recorded, lost
+
+    async def _record_again(
+        self, lost: Sequence[_Closed], stop: asyncio.Event
+    ) -> tuple[Sequence[_Settled], int]:
+        """Record under a new lease what nobody holds; return what is settled and how many are lost."""
+        if not lost:
+            return (), 0
+        receipts = await self.reception.lease([item for item, _, _ in lost], stop)
+        known: list[_Settled] = []
+        leased: list[_Closed] = []
+        for (item, run, ending), receipt in zip(lost, receipts, strict=True):
+            match receipt:
+                case Run():
+                    leased.append((item, receipt, _anew(ending, run, receipt)))
+                case Done():
+                    known.append((item, run, Known()))
+                case Busy() | Conflict() | Unwritable():
+                    pass
+                case _:
+                    assert_never(receipt)
+        recorded, _ = await self._record(leased, stop)
+        return [*known, *recorded], len(lost) - len(recorded)
+
+    async def _write(
+        self, batch: Sequence[_Closed], stop: asyncio.Event
+    ) -> tuple[frozenset[str], frozenset[str]]:
+        """Write endings; return the message ids whose lease still held, and those that the inbox refuses."""
         processed = [run.lease for _, run, ending in batch if isinstance(ending, Processed)]
         failed = [
             FailedHandling(lease=run.lease, error=ending.error, counted=ending.counted)
@@ -121,12 +168,12 @@ class Closing:
             tell_refused(self.observer, f"message {message_id}", error)
         return frozenset(kept), frozenset(message_id for message_id, _ in refused)
 
-    async def _acknowledge(self, item: InHand, run: Run, ending: Processed | Retried | DeadLettered) -> None:
+    async def _acknowledge(self, item: InHand, run: Run, ending: _Told) -> None:
         match ending:
             case Processed(status):
                 await self.consumer.ack(item.message)
                 self._report_processed(item, run, status)
-            case DeadLettered():
+            case DeadLettered() | Known():
                 await self.consumer.ack(item.message)
             case Retried(error, delay_seconds):
                 await self.consumer.nak(item.message, delay_seconds=delay_seconds)
@@ -152,3 +199,16 @@ class Closing:
                 seconds=self.clock() - item.received_at,
             )
         )
+
+
+def _anew(ending: Ending, lost: Run, now: Run) -> Ending:
+    """Return the ending for a new lease, which has counted an attempt, unless the row had lost that."""
+    match ending:
+        case LeaseLost():
+            return Retried("its lease was lost, and nobody else had it", AT_ONCE_SECONDS, counted=False)
+        case Retried(error, delay_seconds, counted):
+            return Retried(error, delay_seconds, counted=counted and now.attempts <= lost.attempts)
+        case Processed() | DeadLettered():
+            return ending
+        case _:
+            assert_never(ending)

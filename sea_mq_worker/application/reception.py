@@ -83,7 +83,7 @@ class Reception:
         Raises:
             StoppedError: asked to stop while the database was away.
         """
-        receipts = await self._insert(items, stop)
+        receipts = await self.lease(items, stop)
         conflicting = [
             item for item, receipt in zip(items, receipts, strict=True) if isinstance(receipt, Conflict)
         ]
@@ -92,10 +92,15 @@ class Reception:
         for item in conflicting:
             detail = f"message id {item.entry.message_id} is known with another content"
             item.refuse(Invalid(storage_id(item.message), Reason.CONTENT_CONFLICT, detail))
-        again = iter(await self._insert(conflicting, stop))
+        again = iter(await self.lease(conflicting, stop))
         return [next(again) if isinstance(receipt, Conflict) else receipt for receipt in receipts]
 
-    async def _insert(self, items: Sequence[InHand], stop: asyncio.Event) -> list[Receipt]:
+    async def lease(self, items: Sequence[InHand], stop: asyncio.Event) -> list[Receipt]:
+        """Record messages as they are, and lease what is to be handled.
+
+        Raises:
+            StoppedError: asked to stop while the database was away.
+        """
         pieces = Piecewise(items, self._write)
         await patiently(pieces.run, gate=self.store_gate, stop=stop)
         receipts: dict[InHand, Receipt] = {

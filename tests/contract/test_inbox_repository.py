@@ -94,6 +94,20 @@ async def test_one_worker_does_not_take_its_own_message_twice(world: World) -> N
     assert await insert(inbox, one) == [Busy()]
 
 
+async def test_a_row_that_is_lost_takes_its_lease_along_and_is_recorded_anew(world: World) -> None:
+    inbox, one = world.inbox(), entry()
+    lost = await lease(inbox, one)
+    await world.lose(one.message_id)
+
+    assert await inbox.extend([lost.lease], lease_seconds=LEASE) == frozenset()
+    assert await inbox.mark_processed([lost.lease]) == frozenset()
+    assert await inbox.record_error([FailedHandling(lease=lost.lease, error="503")]) == frozenset()
+    again = await lease(inbox, one)
+
+    assert (again.attempts, again.lease != lost.lease) == (1, True)
+    assert await inbox.mark_processed([again.lease]) == {one.message_id}
+
+
 async def test_receipts_keep_the_order_of_their_entries(world: World) -> None:
     inbox = world.inbox()
     done, busy, conflicting = entry(), entry(), entry()

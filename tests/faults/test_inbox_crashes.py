@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.handlers import Call, answer, hang, in_turn
+from tests.support.handlers import Behaviour, Call, answer, hang, in_turn
 from tests.support.hold import held
 from tests.support.jetstream import SECOND, consumer_info
 from tests.support.site import FAST_CONSUMER, Site, SiteWith
@@ -190,6 +190,33 @@ async def test_a_message_that_kills_its_worker_each_time_ends_exhausted(site_wit
         assert at.effects.calls == {deadly: 2}
         [letter] = await at.dead_letters()
         assert letter["Dlq-Reason"] == "EXHAUSTED"
+
+
+@pytest.mark.fault("N33")
+async def test_messages_in_hand_whose_rows_a_failover_lost_are_recorded_anew(site_with: SiteWith) -> None:
+    """Promoted was a standby that lacked the last commits: the rows are gone, leases and all."""
+    lost: set[str] = set()
+
+    def lose_the_row_and(status: int) -> Behaviour:
+        async def behave(call: Call, writer: asyncio.StreamWriter) -> None:
+            if call.message_id not in lost:
+                lost.add(call.message_id)
+                await at.database.execute("DELETE FROM inbox_messages WHERE message_id = $1", call.message_id)
+                await answer(status)(call, writer)
+            else:
+                await answer(409)(call, writer)
+
+        return behave
+
+    async with site_with(consumer={"ack_wait": 120 * SECOND}) as at:
+        taken, refused, failed = await at.send(3)
+        at.effects.script = {taken: lose_the_row_and(200), refused: lose_the_row_and(422)}
+        at.effects.script[failed] = lose_the_row_and(500)
+        async with at.worker():
+            await at.quiet(within=10)
+        assert at.effects.calls == {taken: 1, refused: 2, failed: 2}
+        for message_id in (taken, refused, failed):
+            assert (await at.inbox_row(message_id))["processed_at"] is not None
 
 
 @pytest.mark.fault("N08")

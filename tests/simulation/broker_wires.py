@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from sea_mq_worker.adapters.memory.publisher import InMemoryPublisher
@@ -157,8 +158,9 @@ class ConsumerWire:
     def name(self) -> str:
         return self._durable.name
 
-    async def fetch(self, batch: int) -> Sequence[InboundMessage]:
-        return await _pull(self._line, lambda: self._durable.fetch(batch), self._audit.delivered)
+    async def fetch(self, batch: int, *, bytes_max: int | None = None) -> Sequence[InboundMessage]:
+        pull = partial(self._durable.fetch, batch, bytes_max=bytes_max)
+        return await _pull(self._line, pull, self._audit.delivered)
 
     @property
     def stream(self) -> str:

@@ -108,6 +108,7 @@ class World:
             closing=Closing(
                 consumer=self.consumer,
                 inbox=self.inbox,
+                reception=reception,
                 observer=self.observer,
                 store_gate=store_gate,
                 clock=self.clock,

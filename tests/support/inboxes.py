@@ -38,6 +38,10 @@ class World(Protocol):
         """Insert a row with SDS-047's required columns alone."""
         ...
 
+    async def lose(self, message_id: str) -> None:
+        """Lose a row, as a failover to a standby does that lacks the last commits."""
+        ...
+
     async def pass_time(self, seconds: float) -> None: ...
 
 
@@ -65,6 +69,9 @@ class MemoryWorld:
         self._table.rows[message_id] = InboxRow(
             entry=entry(message_id), received_at=self._now, content_hash=None
         )
+
+    async def lose(self, message_id: str) -> None:
+        del self._table.rows[message_id]
 
     async def pass_time(self, seconds: float) -> None:
         self._now += seconds
@@ -94,6 +101,9 @@ class PostgresWorld:
         await self.pool.execute(
             "INSERT INTO inbox_messages (message_id, subject) VALUES ($1, $2)", message_id, SUBJECT
         )
+
+    async def lose(self, message_id: str) -> None:
+        await self.pool.execute("DELETE FROM inbox_messages WHERE message_id = $1", message_id)
 
     async def pass_time(self, seconds: float) -> None:
         """Move every row into the past, which is the same to it."""

@@ -46,10 +46,11 @@ def in_virtual_time(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P,
 
 
 class Interrupted:
-    """A port whose calls raise ``error`` while ``down``."""
+    """A port whose calls raise ``error`` while ``down``, and once after ``loses_answer_of`` took effect."""
 
     def __init__(self, inner: object, error: Exception) -> None:
         self.down = False
+        self.loses_answer_of = ""
         self._inner = inner
         self._error = error
 
@@ -59,6 +60,10 @@ class Interrupted:
         async def call(*args: object, **given: object) -> object:
             if self.down:
                 raise self._error
-            return await method(*args, **given)
+            answer = await method(*args, **given)
+            if self.loses_answer_of == name:
+                self.loses_answer_of = ""
+                raise self._error
+            return answer
 
         return call

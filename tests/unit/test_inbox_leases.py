@@ -8,7 +8,9 @@ from sea_mq_worker.adapters.memory.handler import Answer, Behaviour, InMemoryHan
 from sea_mq_worker.domain.facts import (
     GatePaused,
     LeasesLost,
+    MessageDeadLettered,
     MessageProcessed,
+    MessageRetried,
 )
 from sea_mq_worker.domain.messages import HandlerRequest
 from tests.support.inbox_loop import ACK_WAIT, LEASE, World, always
@@ -46,7 +48,8 @@ async def test_a_message_that_somebody_took_over_while_it_waited_is_not_handed_t
         await world.observer.seen(GatePaused)
         world.inbox.down = True
         await asyncio.sleep(LEASE + 1)
-        world.row(message_id).locked_by = "w2#9"
+        row = world.row(message_id)
+        row.locked_by, row.locked_until = "w2#9", world.clock() + LEASE
         asked = world.handler.calls[message_id]
         world.handler.script = always(Answer())
         world.inbox.down = False
@@ -56,6 +59,72 @@ async def test_a_message_that_somebody_took_over_while_it_waited_is_not_handed_t
         other = world.send()
         await world.observer.seen(MessageProcessed)
         assert world.handler.calls[other] == 1, "the gate has to be open to others"
+
+
+@pytest.mark.parametrize("status", [200, 422])
+@in_virtual_time
+async def test_an_ending_whose_row_a_failover_lost_is_recorded_anew(status: int) -> None:
+    world = World()
+    message_id = world.send()
+
+    def lose_the_row(_request: HandlerRequest, call: int) -> Behaviour:
+        if call == 1:
+            del world.table.rows[message_id]
+        return Answer(status=status)
+
+    world.handler.script = lose_the_row
+    async with world.consuming():
+        await world.observer.seen(MessageProcessed if status == 200 else MessageDeadLettered, within=1)
+    row = world.row(message_id)
+    assert (row.processed_at is not None, row.dead_lettered_at is not None) == (status == 200, status == 422)
+    assert world.consumer.acked == [1]
+
+
+@in_virtual_time
+async def test_an_error_whose_row_a_failover_lost_is_recorded_anew_and_the_message_given_back() -> None:
+    world = World()
+    message_id = world.send()
+
+    def lose_the_row(_request: HandlerRequest, call: int) -> Behaviour:
+        if call == 1:
+            del world.table.rows[message_id]
+        return Answer(status=500 if call == 1 else 200)
+
+    world.handler.script = lose_the_row
+    async with world.consuming():
+        retried = await world.observer.seen(MessageRetried)
+        row = world.row(message_id)
+        assert (row.attempts, row.locked_by, row.last_error) == (1, None, retried.error)
+        await world.observer.seen(MessageProcessed, within=10)
+    assert world.row(message_id).attempts == 2
+
+
+@in_virtual_time
+async def test_a_message_whose_row_is_lost_while_it_waits_is_at_work_again_at_once() -> None:
+    world = World()
+    world.handler.script = always(Unreachable())
+    message_id = world.send()
+    async with world.consuming():
+        await world.observer.seen(GatePaused)
+        del world.table.rows[message_id]
+        await asyncio.sleep(LEASE)
+        world.handler.script = always(Answer())
+        await world.observer.seen(MessageProcessed, within=10)
+    assert world.handler.effects[message_id] == 1
+
+
+@pytest.mark.parametrize("status", [200, 500])
+@in_virtual_time
+async def test_an_ending_whose_note_was_lost_on_its_way_back_is_noted_once(status: int) -> None:
+    world = World()
+    message_id = world.send()
+    world.handler.script = lambda _request, call: Answer(status=status if call == 1 else 200)
+    world.inbox.loses_answer_of = "mark_processed" if status == 200 else "record_error"
+    async with world.consuming():
+        await asyncio.sleep(10)
+    assert world.handler.calls[message_id] == (1 if status == 200 else 2)
+    assert world.row(message_id).attempts == world.handler.calls[message_id]
+    assert world.consumer.acked == [1]
 
 
 @in_virtual_time

@@ -74,6 +74,7 @@ def _inbox_loop(
     closing = Closing(
         consumer=consumer,
         inbox=inbox,
+        reception=reception,
         observer=base.observer,
         store_gate=reception.store_gate,
         clock=base.clock,

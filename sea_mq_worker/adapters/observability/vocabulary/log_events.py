@@ -50,7 +50,11 @@ _FACTS: tuple[tuple[type[Told], Level, str], ...] = (
     (EventPostponed, "warning", "A publish brought no acknowledgement; it is repeated after the delay."),
     (EventBuried, "error", "An event is DEAD: `outbox show` it, mend the cause, `outbox replay`."),
     (BatchRelayed, "debug", "One claim was worked off."),
-    (LeasesLost, "warning", "Settled too late: another worker had taken over. Often: this one stalls."),
+    (
+        LeasesLost,
+        "warning",
+        "Settled too late: another worker took over, or an outage lost the answer. Often: this one stalls.",
+    ),
     (LeasesReaped, "warning", "A worker died or stalled with events in hand; they are due again."),
     (MessageProcessed, "debug", "The handler has the effect, and the inbox knows it."),
     (MessageSkipped, "debug", "A duplicate was acknowledged without asking the handler."),
