@@ -20,6 +20,7 @@ from sea_mq_worker.domain.facts import MessageDeadLettered
 from sea_mq_worker.domain.messages import DeadLetter, OutboundMessage
 from sea_mq_worker.domain.outcomes import DeadLettered, LeaseLost, Refused, Stored
 from sea_mq_worker.domain.receipts import Run
+from sea_mq_worker.domain.searches import Wanted
 from sea_mq_worker.ports.inbox import InboxRepository
 from sea_mq_worker.ports.jetstream import JetStreamPublisher
 from sea_mq_worker.ports.observer import Observer
@@ -101,25 +102,27 @@ class Burial:
         """Look for the dead letter of an earlier attempt that the duplicate window may have forgotten."""
         if not may_be_forgotten(begun_ago, window_seconds=self.publisher.duplicate_window_seconds):
             return False
-        found = await patiently(
-            lambda: self.publisher.find(
-                frozenset((message.id,)), since_seconds=begun_ago + SEARCH_SLACK_SECONDS
-            ),
-            gate=self.gate,
-            stop=stop,
-        )
-        return message.id in found
+        wanted = Wanted(message.id, begun_ago + SEARCH_SLACK_SECONDS, message.subject)
+        return await patiently(lambda: self._finds(wanted), gate=self.gate, stop=stop)
 
     async def _publish(self, message: OutboundMessage, fresh_until: float) -> None:
         """Publish it, under another id where the stream only remembers one that was taken out of it since."""
         stored = await self._store(message, fresh_until)
-        while stored.duplicate and not await self._holds(message.id):
+        while stored.duplicate and not await self._holds(message):
             message = anew(message, removed_seq=stored.seq)
             stored = await self._store(message, fresh_until)
 
-    async def _holds(self, message_id: str) -> bool:
+    async def _holds(self, message: OutboundMessage) -> bool:
         since = self.publisher.duplicate_window_seconds + SEARCH_SLACK_SECONDS
-        return message_id in await self.publisher.find(frozenset((message_id,)), since_seconds=since)
+        return await self._finds(Wanted(message.id, since, message.subject))
+
+    async def _finds(self, wanted: Wanted) -> bool:
+        """Search the stream to its end, in as many parts as that takes."""
+        while True:
+            result = (await self.publisher.find([wanted]))[wanted.id]
+            if isinstance(result, Stored) or result.is_over:
+                return isinstance(result, Stored)
+            wanted = wanted._replace(looked=result)
 
     async def _store(self, message: OutboundMessage, fresh_until: float) -> Stored:
         if self.clock() > fresh_until:

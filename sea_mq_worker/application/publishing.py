@@ -8,15 +8,16 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from sea_mq_worker.application.doubt import SEARCH_SLACK_SECONDS, may_be_forgotten
+from sea_mq_worker.application.doubt import Searches, may_be_forgotten
 from sea_mq_worker.application.gate import Gate
-from sea_mq_worker.domain.errors import BrokerUnavailableError, InvalidEventError
+from sea_mq_worker.domain.errors import InvalidEventError
 from sea_mq_worker.domain.events import ClaimedEvent
 from sea_mq_worker.domain.headers import outbound_message
 from sea_mq_worker.domain.messages import OutboundMessage
 from sea_mq_worker.domain.outcomes import (
     Buried,
     Failed,
+    Postponed,
     Published,
     PublishOutcome,
     Refused,
@@ -39,6 +40,7 @@ class Publishing:
         source: CloudEvents source.
         timeout_seconds: deadline of all publishing of one claim, from the claim or from the end of a search
             on; well below the lease.
+        searches: how far the stream was searched for doubtful events.
         search_seconds: by how much a search for doubtful events may move that deadline; a worker that stalled
             in its search for longer sends nothing, because its claim is no longer its own.
         hold_dead_keys: an event that dies holds back the later ones of its key.
@@ -49,6 +51,7 @@ class Publishing:
     publisher: JetStreamPublisher
     policy: RetryPolicy
     broker_gate: Gate
+    searches: Searches
     clock: Callable[[], float]
     timeout_seconds: float
     search_seconds: float
@@ -59,14 +62,29 @@ class Publishing:
     ) -> list[Verdict]:
         """Give every event a verdict by the deadline; asked to stop, send no further wave.
 
-        A search for doubtful events has a deadline of its own, and what it does not find is sent after it.
+        A search for doubtful events has a deadline of its own. It comes last, for it may take long; what the
+        stream has not is sent after it.
         """
         ledger = _Ledger(hold_dead_keys=self.hold_dead_keys)
-        left: Sequence[ClaimedEvent] = events
         deadline = claimed_at + self.timeout_seconds
-        if doubtful := self._doubtful(events):
-            left = await self._look_up(doubtful, events, ledger)
+        doubtful = self._doubtful(events)
+        clear, waiting = _apart(doubtful, events)
+        asked = await self._send(clear, ledger, deadline, stop)
+        if waiting and self.clock() < deadline and not stop.is_set():
+            left = await self._look_up(doubtful, waiting, ledger)
             deadline = min(self.clock(), claimed_at + self.search_seconds) + self.timeout_seconds
+            asked |= await self._send(left, ledger, deadline, stop)
+        else:
+            for event in waiting:
+                ledger.add(Released(event))
+        if not asked:
+            self.broker_gate.skip()  # a probe that sent nothing has learnt nothing
+        return ledger.verdicts
+
+    async def _send(
+        self, left: Sequence[ClaimedEvent], ledger: "_Ledger", deadline: float, stop: asyncio.Event
+    ) -> bool:
+        """Send wave after wave; tell whether the broker was asked for anything."""
         asked = False
         while left:
             wave, left = self._next_wave(left)
@@ -82,9 +100,7 @@ class Publishing:
                 ledger.add(self.policy.judge(event, outcome))
             left = [event for event, _ in batch[judged:]] + left
             asked = True
-        if not asked:
-            self.broker_gate.skip()  # a probe that sent nothing has learnt nothing
-        return ledger.verdicts
+        return asked
 
     def _next_wave(self, left: Sequence[ClaimedEvent]) -> tuple[Sequence[ClaimedEvent], list[ClaimedEvent]]:
         """All where the publisher keeps order; but a replay must be judged before what follows it."""
@@ -118,20 +134,19 @@ class Publishing:
     async def _look_up(
         self, doubtful: Sequence[ClaimedEvent], events: Sequence[ClaimedEvent], ledger: "_Ledger"
     ) -> Sequence[ClaimedEvent]:
-        """Settle doubtful events by what the stream really holds; return those that are to be sent."""
-        since = max(event.attempted_seconds_ago for event in doubtful) + SEARCH_SLACK_SECONDS
-        try:
-            found = await self.publisher.find(frozenset(e.id for e in doubtful), since_seconds=since)
-        except BrokerUnavailableError as error:
-            self.broker_gate.pause(str(error))
-            for event in doubtful:
-                ledger.add(self.policy.judge(event, Unknown(str(error))))
-            settled = {event.id for event in doubtful}
-        else:
-            for event in doubtful:
-                if event.id in found and found[event.id].seq != event.earlier_stream_seq:
-                    ledger.add(Published(event, found[event.id]))
-            settled = {verdict.event.id for verdict in ledger.verdicts}
+        """Settle doubtful events by what the stream really holds; return those that are to be sent.
+
+        A search that has not ended goes on at the event's next claim. That closes no gate: the broker takes
+        all else meanwhile.
+        """
+        searched = await self.searches.look_up(self.publisher, doubtful)
+        for event in doubtful:
+            if stored := searched.found.get(event.id):
+                ledger.add(Published(event, stored))
+            elif event.id in searched.unfinished:
+                delay = self.policy.backoff.delay_seconds(1 if searched.progressed else event.attempts)
+                ledger.add(Postponed(event, searched.why, delay, failed=False))
+        settled = {verdict.event.id for verdict in ledger.verdicts}
         return [event for event in events if event.id not in settled]
 
     def _judge_broker(self, outcomes: Sequence[PublishOutcome], ledger: "_Ledger") -> None:
@@ -146,6 +161,19 @@ class Publishing:
             self.broker_gate.skip()  # where all good news is that an event was found, it is still shut
         else:
             self.broker_gate.pause(trouble[0].reason, answered=answered)
+
+
+def _apart(
+    doubtful: Sequence[ClaimedEvent], events: Sequence[ClaimedEvent]
+) -> tuple[Sequence[ClaimedEvent], Sequence[ClaimedEvent]]:
+    """Split a claim into what can be sent at once, and what is doubtful or shares a key with such."""
+    if not doubtful:
+        return events, ()
+    ids = {event.id for event in doubtful}
+    keys = {event.ordering_key for event in doubtful if event.ordering_key is not None}
+    waiting = [event for event in events if event.id in ids or event.ordering_key in keys]
+    ids |= {event.id for event in waiting}
+    return [event for event in events if event.id not in ids], waiting
 
 
 def _held_back_from(outcomes: Sequence[PublishOutcome]) -> int:

@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from sea_mq_worker.domain.messages import InboundMessage, OutboundMessage
-from sea_mq_worker.domain.outcomes import PublishOutcome, Stored
+from sea_mq_worker.domain.outcomes import PublishOutcome
+from sea_mq_worker.domain.searches import SearchResult, Wanted
 
 
 class JetStreamPublisher(Protocol):
@@ -42,13 +43,14 @@ class JetStreamPublisher(Protocol):
         """
         ...
 
-    async def find(self, ids: frozenset[str], *, since_seconds: float) -> Mapping[str, Stored]:
-        """Tell which message ids the stream stored in the last ``since_seconds``; the latest copy of each.
+    async def find(self, wanted: Sequence[Wanted]) -> Mapping[str, SearchResult]:
+        """Look for messages by their ids; tell of each the latest copy found, or how far was searched.
 
-        For what is older than the duplicate window, where publishing again could store a second copy.
+        For what is older than the duplicate window, where publishing again could store a second copy. A
+        search takes a bounded time; one that is not over by then goes on from what was returned.
 
         Raises:
-            BrokerUnavailableError: the stream could not be read to its end.
+            BrokerUnavailableError: the stream could not be read.
         """
         ...
 

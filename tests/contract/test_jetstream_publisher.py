@@ -5,7 +5,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import pytest
 
@@ -17,6 +17,7 @@ from sea_mq_worker.domain.errors import BrokerUnavailableError
 from sea_mq_worker.domain.headers import MSG_ID
 from sea_mq_worker.domain.messages import OutboundMessage
 from sea_mq_worker.domain.outcomes import PublishOutcome, Refused, Stored, Unknown, Unsent
+from sea_mq_worker.domain.searches import Looked, SearchResult, Wanted
 from sea_mq_worker.ports.jetstream import JetStreamPublisher
 from tests.support.jetstream import connected, create_stream, stored_messages
 from tests.support.proxy import TcpProxy, proxied
@@ -369,16 +370,25 @@ async def test_find_tells_the_latest_copy_of_what_is_stored(world: World) -> Non
     await publish(world, batch)
     await world.let_window_end()
     await publish(world, [batch[1]])
-    missing = str(uuid.uuid4())
+    missing = message(world.stream.lower())
 
-    found = await world.publisher.find(frozenset({batch[1].id, batch[4].id, missing}), since_seconds=60)
+    found = await world.publisher.find([wanted(each) for each in (batch[1], batch[4], missing)])
 
     first, second = (row[0] for row in await world.rows() if row[3][MSG_ID] == batch[1].id)
     assert first == 2
-    assert {name: (one.stream, one.seq) for name, one in found.items()} == {
-        batch[1].id: (world.stream, second),
-        batch[4].id: (world.stream, 5),
-    }
+    assert found[batch[1].id] == Stored(world.stream, second, duplicate=True)
+    assert found[batch[4].id] == Stored(world.stream, 5, duplicate=True)
+    assert is_over(found[missing.id])
+
+
+async def test_find_leaves_out_the_copy_that_does_not_count(world: World) -> None:
+    first, second = messages(world, 2)
+    await publish(world, [first, second])
+
+    found = await world.publisher.find([wanted(first, other_than=1), wanted(second, other_than=1)])
+
+    assert is_over(found[first.id])
+    assert found[second.id] == Stored(world.stream, 2, duplicate=True)
 
 
 async def test_find_looks_no_further_back_than_asked(world: World) -> None:
@@ -386,23 +396,63 @@ async def test_find_looks_no_further_back_than_asked(world: World) -> None:
     await publish(world, batch)
     await world.let_window_end()
 
-    ids = frozenset(each.id for each in batch)
-    assert await world.publisher.find(ids, since_seconds=WINDOW_SECONDS / 10) == {}
+    found = await world.publisher.find([wanted(each, since_seconds=WINDOW_SECONDS / 10) for each in batch])
+
+    assert all(map(is_over, found.values()))
 
 
 async def test_find_in_an_empty_stream_finds_nothing(world: World) -> None:
-    assert await world.publisher.find(frozenset({"a"}), since_seconds=3600) == {}
+    found = await world.publisher.find([wanted(message(world.stream.lower()))])
+
+    assert all(map(is_over, found.values()))
+
+
+async def test_a_search_goes_on_where_an_earlier_one_stopped(world: World) -> None:
+    batch = messages(world, 6)
+    await publish(world, batch)
+    missing = message(world.stream.lower())
+    over = (await world.publisher.find([wanted(missing)]))[missing.id]
+    assert isinstance(over, Looked)
+    halfway = over._replace(through=3)
+
+    found = await world.publisher.find(
+        [wanted(each, looked=halfway) for each in (batch[2], batch[3], missing)]
+    )
+
+    assert found[batch[2].id] == over, "what was read is not read again"
+    assert found[batch[3].id] == Stored(world.stream, 4, duplicate=True)
+    assert found[missing.id] == over
+
+
+async def test_a_search_ends_where_it_ended_first_unless_it_is_opened_again(world: World) -> None:
+    early, late = message(world.stream.lower()), message(world.stream.lower())
+    await publish(world, [early])
+    over = (await world.publisher.find([wanted(late)]))[late.id]
+    assert isinstance(over, Looked)
+    await publish(world, [late])
+
+    found = await world.publisher.find([wanted(late, looked=over._replace(until=0))])
+
+    assert found[late.id] == Stored(world.stream, 2, duplicate=True)
 
 
 async def test_find_without_a_connection_says_that_it_could_not_read(world: World) -> None:
     await world.disconnect()
 
     with pytest.raises(BrokerUnavailableError):
-        await world.publisher.find(frozenset({"a"}), since_seconds=3600)
+        await world.publisher.find([wanted(message(world.stream.lower()))])
 
 
 async def test_the_window_is_the_streams_own(world: World) -> None:
     assert world.publisher.duplicate_window_seconds == WINDOW_SECONDS
+
+
+def wanted(of: OutboundMessage, **given: Any) -> Wanted:
+    return Wanted(**{"id": of.id, "since_seconds": 3600.0, "subject": of.subject} | given)
+
+
+def is_over(result: SearchResult) -> bool:
+    return isinstance(result, Looked) and result.is_over
 
 
 def stored(outcomes: Sequence[PublishOutcome]) -> list[Stored]:

@@ -16,14 +16,16 @@ from sea_mq_worker.adapters.memory.wakeup import PollingWakeup
 from sea_mq_worker.adapters.nats.publisher import NatsJetStreamPublisher
 from sea_mq_worker.adapters.postgres.connection import WORKER_HINTS
 from sea_mq_worker.adapters.postgres.outbox import PostgresOutboxAdapter
+from sea_mq_worker.application.doubt import Searches
 from sea_mq_worker.application.gate import Gate
 from sea_mq_worker.application.publishing import Publishing
 from sea_mq_worker.application.relay import OutboxPublisher
 from sea_mq_worker.application.settlement import Settlement
 from sea_mq_worker.domain.facts import EventPostponed, EventPublished
 from sea_mq_worker.domain.messages import OutboundMessage
-from sea_mq_worker.domain.outcomes import Failed, PublishOutcome, Stored, Unsent
+from sea_mq_worker.domain.outcomes import Failed, PublishOutcome, Unsent
 from sea_mq_worker.domain.retry import Backoff, RetryPolicy
+from sea_mq_worker.domain.searches import SearchResult, Wanted
 from sea_mq_worker.ports.jetstream import JetStreamPublisher
 from sea_mq_worker.producer import enqueue
 from tests.support.builders import enqueueable
@@ -73,8 +75,8 @@ class Flaky:
         answers = iter(await self._publish(through, timeout_seconds))
         return [Failed("not now") if fails else next(answers) for fails in failing]
 
-    async def find(self, ids: frozenset[str], *, since_seconds: float) -> Mapping[str, Stored]:
-        return await self._inner.find(ids, since_seconds=since_seconds)
+    async def find(self, wanted: Sequence[Wanted]) -> Mapping[str, SearchResult]:
+        return await self._inner.find(wanted)
 
     async def _publish(
         self, messages: Sequence[OutboundMessage], timeout_seconds: float
@@ -117,6 +119,7 @@ def ordered_lane(
             publisher=publisher,
             policy=policy,
             broker_gate=broker,
+            searches=Searches(context=context, observer=observer),
             clock=time.monotonic,
             timeout_seconds=10,
             search_seconds=20,

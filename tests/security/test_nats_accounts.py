@@ -17,6 +17,8 @@ from sea_mq_worker.adapters.nats.publisher import NatsJetStreamPublisher
 from sea_mq_worker.adapters.nats.traces import readers, trace
 from sea_mq_worker.bootstrap.operator.broker import Applied, apply_topology, check_topology, dead_letters
 from sea_mq_worker.domain.errors import ContractError
+from sea_mq_worker.domain.outcomes import Stored
+from sea_mq_worker.domain.searches import Wanted
 from sea_mq_worker.producer import enqueue
 from sea_mq_worker.settings import Settings
 from tests.support.builders import enqueueable
@@ -147,8 +149,8 @@ async def test_the_worker_may_look_for_an_id(server: ConfiguredNats, monkeypatch
         await publisher.start()
         await publisher.publish("sea.event.made.v1", b"{}", {"Nats-Msg-Id": message_id})
         async with asyncio.timeout(20.0):  # the denial is no silence to be waited out
-            found = await publisher.find(frozenset({message_id}), since_seconds=60.0)
-    assert set(found) == {message_id}
+            found = await publisher.find([Wanted(message_id, 60.0, "sea.event.made.v1")])
+    assert found == {message_id: Stored("SEA_EVENTS", 1, duplicate=True)}
 
 
 async def test_operators_see_streams_and_dead_letters(server: ConfiguredNats) -> None:

@@ -11,6 +11,7 @@ from sea_mq_worker.domain.errors import BrokerUnavailableError
 from sea_mq_worker.domain.headers import MSG_ID
 from sea_mq_worker.domain.messages import InboundMessage, OutboundMessage
 from sea_mq_worker.domain.outcomes import Failed, PublishOutcome, Refused, Stored, Unknown, Unsent
+from sea_mq_worker.domain.searches import SearchResult, Wanted
 from tests.simulation.inbox_audit import InboxAudit
 from tests.simulation.outbox_audit import OutboxAudit
 from tests.simulation.servers import ACK_WAIT, MAX_ACK_PENDING, run_now
@@ -117,30 +118,21 @@ class PublisherWire:
             )
         return outcome
 
-    async def find(self, ids: frozenset[str], *, since_seconds: float) -> Mapping[str, Stored]:
+    async def find(self, wanted: Sequence[Wanted]) -> Mapping[str, SearchResult]:
         line = self._line
-        reply: asyncio.Future[Mapping[str, Stored]] = line.loop.create_future()
+        reply: asyncio.Future[Mapping[str, SearchResult]] = line.loop.create_future()
         lost = line.weather.hits("frames lost", line.life) or line.weather.hits("answers lost", line.life)
 
         def serve() -> None:
             if lost or not self.connected:
                 _broken(reply)
             else:
-                found = self._found(ids, since_seconds)
+                found = self._twin.look_for(wanted)
                 line.later(line.weather.latency(), lambda: answer(reply, found))
 
         line.servers.report.saw("doubtful event looked up")
         line.later(line.weather.latency(), serve)
         return await reply
-
-    def _found(self, ids: frozenset[str], since_seconds: float) -> Mapping[str, Stored]:
-        start = self._line.loop.time() - since_seconds
-        entries = [entry for entry in self._twin._stream.entries() if entry.stored_at >= start]
-        return {
-            entry.headers[MSG_ID]: Stored(self._twin._stream.name, entry.seq, duplicate=True)
-            for entry in entries
-            if entry.headers[MSG_ID] in ids
-        }
 
 
 class ConsumerWire:

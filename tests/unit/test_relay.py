@@ -13,6 +13,7 @@ from sea_mq_worker.adapters.memory.outbox import EPOCH, MemoryOutbox, OutboxRow,
 from sea_mq_worker.adapters.memory.publisher import Fault, InMemoryPublisher
 from sea_mq_worker.adapters.memory.stream import InMemoryStream
 from sea_mq_worker.adapters.memory.wakeup import PollingWakeup
+from sea_mq_worker.application.doubt import Searches
 from sea_mq_worker.application.gate import Gate, Passage
 from sea_mq_worker.application.publishing import Publishing
 from sea_mq_worker.application.relay import OutboxPublisher
@@ -27,6 +28,7 @@ from sea_mq_worker.domain.facts import (
     GatePaused,
     GateResumed,
     LeasesLost,
+    Noticed,
 )
 from sea_mq_worker.domain.messages import OutboundMessage
 from sea_mq_worker.domain.retry import Backoff, RetryPolicy
@@ -142,6 +144,7 @@ class World:
             publisher=self.publisher,
             policy=policy,
             broker_gate=broker,
+            searches=Searches(context="sea", observer=self.observer),
             clock=self.clock,
             timeout_seconds=10.0,
             search_seconds=20.0,
@@ -443,8 +446,37 @@ async def test_a_doubtful_event_waits_while_the_stream_cannot_be_searched() -> N
     world.faults["a"] = Fault.ACK_LOST
     async with world.relaying():
         await world.observer.seen(EventPostponed, lambda fact: fact.error == "no leader", within=600.0)
-        assert world.observer.of(GatePaused)[-1].reason == "no leader"
-        world.publisher.find = find
+        assert "no leader" not in [fact.reason for fact in world.observer.of(GatePaused)]
+        world.table.add("b")
         await world.published(1)
-    assert world.sent == ["a"]
+        assert world.states() == {"a": "PENDING", "b": "PUBLISHED"}
+        await world.observer.seen(Noticed, lambda fact: fact.event == "search_unfinished", within=6000.0)
+        world.publisher.find = find
+        await world.published(2)
+    assert world.sent == ["a", "b"]
+    assert world.row("a").failures == 0
+
+
+@pytest.mark.clause("delivery: no second copy after the duplicate window where that can be told")
+@pytest.mark.parametrize("fault", [Fault.ACK_LOST, Fault.LOST], ids=["stored", "not stored"])
+@in_virtual_time
+async def test_a_search_that_takes_longer_than_a_claim_goes_on_and_holds_up_nobody(fault: Fault) -> None:
+    world = World(window=10.0, delay=60.0, ordered=True)
+    for number in range(40):
+        world.stream.store("sea.event.order.created.v1", b"{}", {"Nats-Msg-Id": f"other {number}"})
+    world.table.add("a", ordering_key="k")
+    world.table.add("behind", ordering_key="k")
+    world.faults["a"] = fault
+    world.publisher.find_max = 7
+    async with world.relaying():
+        await world.observer.seen(EventPostponed)
+        del world.faults["a"]
+        await world.observer.seen(EventPostponed, lambda fact: "searched" in fact.error, within=600.0)
+        for number in range(5):
+            world.table.add(f"new {number}", ordering_key=str(number))
+            await world.published(number + 1)
+        await world.published(7)
+    assert [fact.reason for fact in world.observer.of(GatePaused)] == ["no acknowledgement"]
+    events = [name for name in world.stored() if name in {"a", "behind"}]
+    assert events == ["a", "behind"]
     assert world.row("a").failures == 0

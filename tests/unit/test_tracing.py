@@ -17,6 +17,7 @@ from sea_mq_worker.adapters.observability.exemplars import RecentSpans
 from sea_mq_worker.adapters.observability.tracing import TracedHandler, TracedPublisher
 from sea_mq_worker.domain.messages import HandlerRequest, OutboundMessage
 from sea_mq_worker.domain.outcomes import Accepted, PublishOutcome, Stored, Unknown
+from sea_mq_worker.domain.searches import SearchResult, Wanted
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 SAMPLED = {"traceparent": f"00-{TRACE}-b7ad6b7169203331-01", "tracestate": "vendor=1"}
@@ -55,8 +56,8 @@ class RecordingPublisher:
         self.sent += messages
         return self.answers
 
-    async def find(self, ids: frozenset[str], *, since_seconds: float) -> Mapping[str, Stored]:
-        return dict.fromkeys(ids, Stored("S", int(since_seconds)))
+    async def find(self, wanted: Sequence[Wanted]) -> Mapping[str, SearchResult]:
+        return {each.id: Stored("S", int(each.since_seconds)) for each in wanted}
 
 
 class Traces:
@@ -175,7 +176,7 @@ async def test_everything_else_of_a_publisher_passes_through(traces: Traces) -> 
     assert publisher.connected
     assert publisher.keeps_order
     assert publisher.duplicate_window_seconds == 120.0
-    assert await publisher.find(frozenset({"i"}), since_seconds=9.0) == {"i": Stored("S", 9)}
+    assert await publisher.find([Wanted("i", 9.0)]) == {"i": Stored("S", 9)}
 
 
 async def test_a_publish_follows_the_wait_in_the_outbox(traces: Traces) -> None:

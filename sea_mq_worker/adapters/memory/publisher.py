@@ -10,6 +10,7 @@ from sea_mq_worker.domain.errors import BrokerUnavailableError
 from sea_mq_worker.domain.headers import MSG_ID, tells_the_same
 from sea_mq_worker.domain.messages import OutboundMessage
 from sea_mq_worker.domain.outcomes import Failed, PublishOutcome, Refused, Stored, Unknown, Unsent
+from sea_mq_worker.domain.searches import Looked, SearchResult, Wanted
 from sea_mq_worker.domain.wire import problem
 
 _BEHIND = Unsent("held back behind a message that was not stored")
@@ -58,6 +59,7 @@ class InMemoryPublisher:
 
     Attributes:
         connected: set to False for an outage.
+        find_max: messages that a search reads before its time is over; None: all.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class InMemoryPublisher:
         max_payload: int = 1024 * 1024,
     ) -> None:
         self.connected = True
+        self.find_max: int | None = None
         self.faults = faults
         self._stream = stream
         self._clock = clock
@@ -108,18 +111,35 @@ class InMemoryPublisher:
                 break
         return outcomes + [_BEHIND] * (len(messages) - len(outcomes))
 
-    async def find(self, ids: frozenset[str], *, since_seconds: float) -> Mapping[str, Stored]:
-        """Scan what the stream stored lately for ids; see JetStreamPublisher."""
+    async def find(self, wanted: Sequence[Wanted]) -> Mapping[str, SearchResult]:
+        """Scan what the stream stored lately; see JetStreamPublisher."""
         await asyncio.sleep(0)
         if not self.connected:
             raise BrokerUnavailableError("not connected")
-        start = self._clock() - since_seconds
-        found: dict[str, Stored] = {}
-        for entry in self._stream.entries():
-            message_id = entry.headers.get(MSG_ID, "")
-            if entry.stored_at >= start and message_id in ids:
-                found[message_id] = Stored(self._stream.name, entry.seq, duplicate=True)
-        return found
+        return self.look_for(wanted)
+
+    def look_for(self, wanted: Sequence[Wanted]) -> Mapping[str, SearchResult]:
+        """Do what a search does that the server answers."""
+        return {each.id: self._look(each) for each in wanted}
+
+    def _look(self, wanted: Wanted) -> SearchResult:
+        looked = wanted.looked or Looked(self._stream.name, 0, 0)
+        until = looked.until or self._stream.last_seq
+        start = self._clock() - wanted.since_seconds
+        behind = [
+            entry
+            for entry in self._stream.entries(after_seq=looked.through)
+            if entry.stored_at >= start and entry.seq <= until
+        ]
+        read = behind[: self.find_max]
+        copies = [
+            entry.seq
+            for entry in read
+            if entry.headers.get(MSG_ID) == wanted.id and entry.seq != wanted.other_than
+        ]
+        if copies:
+            return Stored(self._stream.name, copies[-1], duplicate=True)
+        return looked._replace(through=read[-1].seq if len(read) < len(behind) else until, until=until)
 
     def _send(self, message: OutboundMessage) -> PublishOutcome:
         bad = problem(message, self._max_payload)

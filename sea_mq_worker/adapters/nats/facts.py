@@ -19,7 +19,8 @@ class StreamFacts:
     """From STREAM.INFO; ``now`` is the server's clock, ``created`` tells a stream from its successor.
 
     ``forgetful``: it acknowledges what even the end of the server's process may take from it. ``useless``:
-    why nothing can be published to it; empty where something can.
+    why nothing can be published to it; empty where something can. ``renames``: it stores messages under other
+    subjects than they were published to.
     """
 
     duplicate_window_seconds: float
@@ -28,6 +29,7 @@ class StreamFacts:
     forgetful: bool
     useless: str
     last_seq: int
+    renames: bool
     created: str
     now: datetime
 
@@ -55,6 +57,7 @@ async def stream_facts(
         useless=_useless(stream, config),
         forgetful=config.get("storage") == "memory" or config.get("persist_mode") == "async",
         last_seq=number(state, "last_seq"),
+        renames=bool(config.get("subject_transform")),
         created=str(info["created"]),
         now=datetime.fromisoformat(str(info.get("ts", info["created"]))),
     )

@@ -15,11 +15,12 @@ from sea_mq_worker.adapters.nats.impostors import refuse_taken_ids
 from sea_mq_worker.adapters.nats.ordered import Ordered
 from sea_mq_worker.adapters.nats.pipeline import Pipeline
 from sea_mq_worker.adapters.nats.replies import Replies
-from sea_mq_worker.adapters.nats.search import find_ids
+from sea_mq_worker.adapters.nats.search import find_messages
 from sea_mq_worker.domain.errors import BrokerUnavailableError, ContractError, WorkerError
 from sea_mq_worker.domain.headers import MSG_ID
 from sea_mq_worker.domain.messages import OutboundMessage
 from sea_mq_worker.domain.outcomes import Failed, PublishOutcome, Refused, Stored, Unknown, Unsent
+from sea_mq_worker.domain.searches import SearchResult, Wanted
 from sea_mq_worker.domain.wire import Sendable, sendable
 
 Mode: TypeAlias = Literal["auto", "pipeline", "fast", "atomic"]
@@ -41,7 +42,7 @@ class NatsJetStreamPublisher:
             ``allow_atomic`` on the stream, and both keep the order of a batch; ``auto`` is ``fast`` where
             the stream allows it, no other writer is busy and nothing is refused, else ``pipeline``.
         publish_timeout_seconds: deadline of a single ``publish``.
-        find_timeout_seconds: deadline of a ``find``.
+        find_timeout_seconds: how long a ``find`` reads on.
     """
 
     def __init__(
@@ -135,14 +136,14 @@ class NatsJetStreamPublisher:
         self._learn(outcomes, known)
         return await refuse_taken_ids(self._connection, self._stream, messages, outcomes, deadline)
 
-    async def find(self, ids: frozenset[str], *, since_seconds: float) -> Mapping[str, Stored]:
-        """Scan what the stream stored lately for ids; see JetStreamPublisher."""
+    async def find(self, wanted: Sequence[Wanted]) -> Mapping[str, SearchResult]:
+        """Scan the headers of what the stream stored lately; see JetStreamPublisher."""
         try:
-            async with asyncio.timeout(self._find_timeout_seconds):
-                return await find_ids(self._connection, self._stream, ids, since_seconds=since_seconds)
-        except (WorkerError, TimeoutError) as error:
-            why = str(error) or f"not finished within {self._find_timeout_seconds:.0f} s"
-            raise BrokerUnavailableError(f"searching stream {self._stream}: {why}") from error
+            return await find_messages(
+                self._connection, self._stream, wanted, timeout_seconds=self._find_timeout_seconds
+            )
+        except WorkerError as error:
+            raise BrokerUnavailableError(f"searching stream {self._stream}: {error}") from error
 
     def _route(self) -> str:
         """Which way the next batch goes."""

@@ -23,6 +23,7 @@ from sea_mq_worker.adapters.observability.vocabulary import spans as v
 from sea_mq_worker.domain.headers import MSG_ID
 from sea_mq_worker.domain.messages import HandlerRequest, OutboundMessage
 from sea_mq_worker.domain.outcomes import Accepted, HandlerResult, Poison, PublishOutcome, Stored
+from sea_mq_worker.domain.searches import SearchResult, Wanted
 from sea_mq_worker.ports.handler import EventHandler
 from sea_mq_worker.ports.jetstream import JetStreamPublisher
 
@@ -82,8 +83,8 @@ class TracedPublisher:
                 span.end()
         return outcomes
 
-    async def find(self, ids: frozenset[str], *, since_seconds: float) -> Mapping[str, Stored]:
-        return await self.inner.find(ids, since_seconds=since_seconds)
+    async def find(self, wanted: Sequence[Wanted]) -> Mapping[str, SearchResult]:
+        return await self.inner.find(wanted)
 
     def _begin(self, message: OutboundMessage) -> tuple[Span, OutboundMessage]:
         if _is_unsampled(message.headers):

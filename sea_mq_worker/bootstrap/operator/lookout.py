@@ -11,7 +11,7 @@ from uuid import UUID
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection
 from sea_mq_worker.adapters.nats.dead_letters import DeadLetterEntry, LetterFilter, NatsDeadLetters
-from sea_mq_worker.adapters.nats.search import find_ids
+from sea_mq_worker.adapters.nats.search import find_messages
 from sea_mq_worker.adapters.nats.traces import Trace, readers, trace
 from sea_mq_worker.adapters.postgres.inspection import PostgresInspection
 from sea_mq_worker.adapters.postgres.records import (
@@ -24,6 +24,8 @@ from sea_mq_worker.adapters.postgres.records import (
 from sea_mq_worker.bootstrap.operator.broker import broker
 from sea_mq_worker.bootstrap.operator.tables import operations
 from sea_mq_worker.domain.errors import WorkerError
+from sea_mq_worker.domain.outcomes import Stored
+from sea_mq_worker.domain.searches import Wanted
 from sea_mq_worker.settings import Settings
 
 _PREFIX = re.compile(r"[0-9a-f]{4,32}")
@@ -31,6 +33,7 @@ _HEX_DIGITS = 32
 _MATCHES_MAX = 20
 _EARLIER_MAX = 100
 _LETTERS_READ_MAX = 10_000
+_SEARCH_SECONDS_MAX = 600.0
 _MARGIN = timedelta(minutes=5)
 """How far the broker's clock may be from the database's."""
 
@@ -213,13 +216,15 @@ class _Broker:
     async def search(self, wanted: str, stream: str, since: datetime) -> Trace | None:
         """Read the headers of all that a stream got since."""
         seconds = (datetime.now(UTC) - since + _MARGIN).total_seconds()
-        ids = frozenset({wanted})
-        stored = await self._try(
-            f"stream {stream}", find_ids(self.connection, stream, ids, since_seconds=seconds)
+        asked = find_messages(
+            self.connection, stream, [Wanted(wanted, seconds)], timeout_seconds=_SEARCH_SECONDS_MAX
         )
-        if not stored:
-            return None
-        return await self.trace(wanted, _Place(stream, stored[wanted].seq))
+        found = (await self._try(f"stream {stream}", asked) or {}).get(wanted)
+        if isinstance(found, Stored):
+            return await self.trace(wanted, _Place(stream, found.seq))
+        if found and not found.is_over:
+            self.unseen.append(f"stream {stream}: only searched up to {found.through}; give a later --since")
+        return None
 
     async def letters(
         self, wanted: str, event: OutboxSummary | None, message: InboxRecord | None

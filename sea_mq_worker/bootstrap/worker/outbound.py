@@ -8,6 +8,7 @@ from sea_mq_worker.adapters.nats.publisher import NatsJetStreamPublisher
 from sea_mq_worker.adapters.postgres.outbox import PostgresOutboxAdapter
 from sea_mq_worker.adapters.postgres.partitions import PostgresPartitions
 from sea_mq_worker.adapters.postgres.wakeup import PostgresWakeup
+from sea_mq_worker.application.doubt import Searches
 from sea_mq_worker.application.gate import Gate
 from sea_mq_worker.application.publishing import Publishing
 from sea_mq_worker.application.relay import OutboxPublisher
@@ -133,6 +134,7 @@ def _publishing(base: Base, publisher: JetStreamPublisher) -> Publishing:
         publisher=publisher,
         policy=policy,
         broker_gate=base.gate(f"stream {s.stream}", cap_seconds=_PROBE_MAX_SECONDS),
+        searches=Searches(context=s.context, observer=base.observer),
         clock=base.clock,
         timeout_seconds=s.outbox_publish_timeout_seconds,
         search_seconds=_search_seconds(s),

@@ -98,6 +98,10 @@ NOTICES = tuple(
             "partitions_not_made",
             "The worker may not make partitions ahead: run `sql/roles.sql` again.",
         ),
+        (
+            "search_unfinished",
+            "Events wait for a search of the stream for their earlier copies; the text tells what helps.",
+        ),
         ("plaintext_connection", "A connection leaves the machine unencrypted: use TLS."),
         ("secret_file_exposed", "Every user of the machine may read a file with a secret."),
         ("loop_died", "A loop of the worker died; the worker ends, so that it is started anew."),
