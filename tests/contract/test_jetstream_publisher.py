@@ -401,39 +401,21 @@ async def test_find_looks_no_further_back_than_asked(world: World) -> None:
     assert all(map(is_over, found.values()))
 
 
-async def test_find_in_an_empty_stream_finds_nothing(world: World) -> None:
-    found = await world.publisher.find([wanted(message(world.stream.lower()))])
-
-    assert all(map(is_over, found.values()))
-
-
 async def test_a_search_goes_on_where_an_earlier_one_stopped(world: World) -> None:
-    batch = messages(world, 6)
+    late, *batch = messages(world, 7)
     await publish(world, batch)
-    missing = message(world.stream.lower())
-    over = (await world.publisher.find([wanted(missing)]))[missing.id]
-    assert isinstance(over, Looked)
-    halfway = over._replace(through=3)
-
-    found = await world.publisher.find(
-        [wanted(each, looked=halfway) for each in (batch[2], batch[3], missing)]
-    )
-
-    assert found[batch[2].id] == over, "what was read is not read again"
-    assert found[batch[3].id] == Stored(world.stream, 4, duplicate=True)
-    assert found[missing.id] == over
-
-
-async def test_a_search_ends_where_it_ended_first_unless_it_is_opened_again(world: World) -> None:
-    early, late = message(world.stream.lower()), message(world.stream.lower())
-    await publish(world, [early])
     over = (await world.publisher.find([wanted(late)]))[late.id]
     assert isinstance(over, Looked)
     await publish(world, [late])
+    halfway = over._replace(through=3)
 
-    found = await world.publisher.find([wanted(late, looked=over._replace(until=0))])
+    found = await world.publisher.find([wanted(e, looked=halfway) for e in (batch[2], batch[3])])
+    again = await world.publisher.find([wanted(late, looked=over._replace(until=0))])
 
-    assert found[late.id] == Stored(world.stream, 2, duplicate=True)
+    assert (over.through, over.until, over.is_over) == (6, 6, True)
+    assert is_over(found[batch[2].id]), "what was read is not read again"
+    assert found[batch[3].id] == Stored(world.stream, 4, duplicate=True)
+    assert again[late.id] == Stored(world.stream, 7, duplicate=True)
 
 
 async def test_find_without_a_connection_says_that_it_could_not_read(world: World) -> None:

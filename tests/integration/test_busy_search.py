@@ -72,7 +72,7 @@ async def test_a_doubtful_event_in_a_busy_stream_is_settled(
     searches = 1 + sum(fact.outbox_id == "never stored" for fact in observer.of(EventPostponed))
     with capsys.disabled():
         sys.stdout.write(
-            f"\n{STORED_BEFORE} messages, {rate:.0f} more a second: a doubtful event that the stream has, and "
+            f"\n{STORED_BEFORE} messages, {rate:.0f} more a second: a doubtful event that the stream has and "
             f"one that it has not, are settled after {seconds:.1f} s and {searches} searches of "
             f"{SEARCH_SECONDS:g} s\n"
         )

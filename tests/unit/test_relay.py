@@ -18,7 +18,7 @@ from sea_mq_worker.application.gate import Gate, Passage
 from sea_mq_worker.application.publishing import Publishing
 from sea_mq_worker.application.relay import OutboxPublisher
 from sea_mq_worker.application.settlement import Settlement
-from sea_mq_worker.domain.errors import BrokerUnavailableError, StoreUnavailableError
+from sea_mq_worker.domain.errors import StoreUnavailableError
 from sea_mq_worker.domain.events import EventState
 from sea_mq_worker.domain.facts import (
     BatchRelayed,
@@ -28,7 +28,6 @@ from sea_mq_worker.domain.facts import (
     GatePaused,
     GateResumed,
     LeasesLost,
-    Noticed,
 )
 from sea_mq_worker.domain.messages import OutboundMessage
 from sea_mq_worker.domain.retry import Backoff, RetryPolicy
@@ -433,50 +432,3 @@ async def test_a_doubtful_event_older_than_the_window_is_looked_up_instead_of_se
     assert world.sent == ["a", "b"]
     assert world.stored() == ["a", "b"]
     assert world.row("a").stream_seq == 1
-
-
-@pytest.mark.clause("delivery: no second copy after the duplicate window where that can be told")
-@in_virtual_time
-async def test_a_doubtful_event_waits_while_the_stream_cannot_be_searched() -> None:
-    world = World(window=10.0, delay=60.0)
-    searching = Interrupted(world.publisher, BrokerUnavailableError("no leader"))
-    searching.down = True
-    find, world.publisher.find = world.publisher.find, searching.find
-    world.table.add("a")
-    world.faults["a"] = Fault.ACK_LOST
-    async with world.relaying():
-        await world.observer.seen(EventPostponed, lambda fact: fact.error == "no leader", within=600.0)
-        assert "no leader" not in [fact.reason for fact in world.observer.of(GatePaused)]
-        world.table.add("b")
-        await world.published(1)
-        assert world.states() == {"a": "PENDING", "b": "PUBLISHED"}
-        await world.observer.seen(Noticed, lambda fact: fact.event == "search_unfinished", within=6000.0)
-        world.publisher.find = find
-        await world.published(2)
-    assert world.sent == ["a", "b"]
-    assert world.row("a").failures == 0
-
-
-@pytest.mark.clause("delivery: no second copy after the duplicate window where that can be told")
-@pytest.mark.parametrize("fault", [Fault.ACK_LOST, Fault.LOST], ids=["stored", "not stored"])
-@in_virtual_time
-async def test_a_search_that_takes_longer_than_a_claim_goes_on_and_holds_up_nobody(fault: Fault) -> None:
-    world = World(window=10.0, delay=60.0, ordered=True)
-    for number in range(40):
-        world.stream.store("sea.event.order.created.v1", b"{}", {"Nats-Msg-Id": f"other {number}"})
-    world.table.add("a", ordering_key="k")
-    world.table.add("behind", ordering_key="k")
-    world.faults["a"] = fault
-    world.publisher.find_max = 7
-    async with world.relaying():
-        await world.observer.seen(EventPostponed)
-        del world.faults["a"]
-        await world.observer.seen(EventPostponed, lambda fact: "searched" in fact.error, within=600.0)
-        for number in range(5):
-            world.table.add(f"new {number}", ordering_key=str(number))
-            await world.published(number + 1)
-        await world.published(7)
-    assert [fact.reason for fact in world.observer.of(GatePaused)] == ["no acknowledgement"]
-    events = [name for name in world.stored() if name in {"a", "behind"}]
-    assert events == ["a", "behind"]
-    assert world.row("a").failures == 0
