@@ -16,6 +16,8 @@ DECLARE
     owner TEXT;
     told TEXT;
     last_seq BIGINT;
+    seq_rights ACLITEM[];
+    granted TEXT;
     indexes TEXT[];
     triggers TEXT[];
     old_index TEXT;
@@ -49,6 +51,8 @@ BEGIN
     END IF;
 
     SELECT pg_sequence_last_value(pg_get_serial_sequence('outbox_events', 'seq')) INTO last_seq;
+    SELECT relacl INTO seq_rights FROM pg_class
+     WHERE oid = pg_get_serial_sequence('outbox_events', 'seq')::regclass;
     SELECT array_agg(pg_get_triggerdef(oid) ORDER BY tgname) INTO triggers
       FROM pg_trigger WHERE tgrelid = 'outbox_events'::regclass AND NOT tgisinternal;
     SELECT array_agg(pg_get_indexdef(indexrelid) ORDER BY indexrelid) INTO indexes
@@ -73,6 +77,13 @@ BEGIN
     EXECUTE format('ALTER TABLE outbox_events ALTER seq ADD GENERATED ALWAYS AS IDENTITY (START %s)',
                    coalesce(last_seq, 0) + 1);
     EXECUTE format('ALTER TABLE outbox_events OWNER TO %I', owner);
+    FOR granted IN
+        SELECT format('GRANT %s ON SEQUENCE %s TO %I', privilege_type,
+                      pg_get_serial_sequence('outbox_events', 'seq'), pg_get_userbyid(grantee))
+          FROM aclexplode(seq_rights) WHERE grantee <> 0::oid
+    LOOP
+        EXECUTE granted;
+    END LOOP;
     EXECUTE format('COMMENT ON TABLE outbox_events IS %L',
                    obj_description('outbox_events_before'::regclass, 'pg_class'));
     PERFORM outbox_copy_rights('outbox_events_before', 'outbox_events');

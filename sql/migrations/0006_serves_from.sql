@@ -1,6 +1,7 @@
 -- Which older workers may go on working on a newer schema. A migration that they can live with says so in a line of
 -- its own, as "-- Serves workers from version 6."; the version is that of the schema that a worker knows.
 
-ALTER TABLE sea_mq_migrations ADD COLUMN serves_from INT CHECK (serves_from BETWEEN 1 AND version);
+ALTER TABLE sea_mq_migrations ADD COLUMN serves_from INT
+    CONSTRAINT chk_migrations_serves_from CHECK (serves_from >= 1 AND serves_from <= version);
 
 COMMENT ON COLUMN sea_mq_migrations.serves_from IS 'Workers that know this version or a later one may run; null: none older than the migration.';

@@ -106,6 +106,28 @@ SELECT t.tgname::text AS name, t.tgrelid::regclass::text AS relation, t.tgenable
   JOIN unnest($1::text[]) AS wanted (name) ON t.tgrelid = to_regclass(wanted.name)
  WHERE NOT t.tgisinternal;
 
+-- name: functions
+-- Of the functions by these names: the text, and which schemas each looks into, ":schema" being this one.
+-- $1 names.
+SELECT p.proname::text AS name, p.prosrc AS body,
+       coalesce((SELECT replace(substr(c.setting, 13), ' ' || quote_ident(current_schema()) || ',', ' :schema,')
+                   FROM unnest(p.proconfig) AS c (setting) WHERE starts_with(c.setting, 'search_path=')), '') AS search_path
+  FROM pg_proc p
+ WHERE p.pronamespace = current_schema()::regnamespace AND p.proname = ANY ($1::text[]);
+
+-- name: constraints
+-- A column that is NOT NULL counts as one with the column's name.
+-- $1 tables.
+SELECT c.conrelid::regclass::text AS relation, c.conname::text AS name, pg_get_constraintdef(c.oid) AS definition
+  FROM pg_constraint c
+  JOIN unnest($1::text[]) AS wanted (name) ON c.conrelid = to_regclass(wanted.name)
+ WHERE c.contype IN ('c', 'p', 'u')
+ UNION ALL
+SELECT a.attrelid::regclass::text, a.attname::text, 'NOT NULL'
+  FROM pg_attribute a
+  JOIN unnest($1::text[]) AS wanted (name) ON a.attrelid = to_regclass(wanted.name)
+ WHERE a.attnum > 0 AND a.attnotnull AND NOT a.attisdropped;
+
 -- name: rights
 -- What of the relay's rights in sql/roles.sql this login lacks; no columns: the whole table's.
 SELECT needed.relation, needed.privilege,
@@ -157,6 +179,17 @@ SELECT GREATEST(0, (SELECT extract(epoch FROM clock_timestamp() - min(available_
                  ORDER BY occurred_at LIMIT 1000) x) AS largest_bytes,
        (SELECT coalesce(extract(epoch FROM now() - min(published_at)), 0)
           FROM outbox_events WHERE ctid < '(100,0)'::tid)::float8 AS published_seconds;
+
+-- name: sequence
+-- The last number that was given to an event, and the highest that one of the latest 1000 of two orders has. No last
+-- number: this login may not see it. Indexes: that of id, idx_outbox_unpublished.
+SELECT CASE WHEN has_sequence_privilege(q.seqrelid, 'SELECT, USAGE')
+            THEN coalesce(pg_sequence_last_value(q.seqrelid::regclass), q.seqstart - 1) END AS last,
+       GREATEST((SELECT max(x.seq) FROM (SELECT seq FROM outbox_events ORDER BY id DESC LIMIT 1000) x),
+                (SELECT max(x.seq) FROM (SELECT seq FROM outbox_events WHERE published_at IS NULL
+                                          ORDER BY occurred_at DESC LIMIT 1000) x)) AS highest
+  FROM pg_sequence q
+ WHERE q.seqrelid = pg_get_serial_sequence('outbox_events', 'seq')::regclass;
 
 -- name: partitions
 -- Of an outbox in partitions: how far ahead it has some, and what its default one takes. No row: it has none.

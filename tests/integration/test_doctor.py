@@ -10,7 +10,12 @@ import pytest_asyncio
 
 from sea_mq_worker.adapters.postgres.connection import WORKER_HINTS
 from sea_mq_worker.adapters.postgres.migrations import migrate
-from sea_mq_worker.adapters.postgres.promised import promised
+from sea_mq_worker.adapters.postgres.promised import (
+    canonical,
+    promised,
+    promised_constraints,
+    promised_functions,
+)
 from sea_mq_worker.bootstrap.doctor import KINDS, Severity, examine
 from sea_mq_worker.embedded import EmbeddedPostgres
 from tests.integration.doctor_cases import CASES, CASES_OF_TABLES, VARIANT, Provoke
@@ -42,6 +47,9 @@ ELSEWHERE = {
     "broker_refuses": "security/test_doctor_rights.py",
     "handler_untrusted": "security/test_tls.py",
 }
+
+
+NOT_NULL = canonical("NOT NULL")
 
 
 @pytest.fixture
@@ -224,7 +232,7 @@ async def single_copy(made: Patient) -> int:
     return int((await eventually(alone, what="the other copies are gone")).removeprefix("node"))
 
 
-@pytest.mark.parametrize("kind", ["INDEX", "TRIGGER"])
+@pytest.mark.parametrize("kind", ["INDEX", "TRIGGER", "FUNCTION", "CHECK"])
 async def test_a_fresh_schema_has_what_the_migrations_promise_and_nothing_else(
     kind: str, database: Database
 ) -> None:
@@ -233,11 +241,18 @@ async def test_a_fresh_schema_has_what_the_migrations_promise_and_nothing_else(
         " WHERE c.relnamespace = 'public'::regnamespace"
         " AND NOT EXISTS (SELECT FROM pg_constraint WHERE conindid = i.indexrelid)",
         "TRIGGER": "SELECT tgname::text FROM pg_trigger WHERE NOT tgisinternal",
+        "FUNCTION": "SELECT proname::text FROM pg_proc WHERE pronamespace = 'public'::regnamespace",
+        "CHECK": "SELECT conname::text FROM pg_constraint WHERE contype IN ('c', 'p', 'u')"
+        " AND connamespace = 'public'::regnamespace",
     }
     connection = await asyncpg.connect(database.dsn)
     names = [name for (name,) in await connection.fetch(catalogue[kind])]
     await connection.close()
-    assert sorted(names) == sorted(promised(kind))
+    constraints = [
+        name for (_, name), found in promised_constraints().items() if found.definition != NOT_NULL
+    ]
+    read = {"FUNCTION": promised_functions(), "CHECK": constraints}.get(kind) or promised(kind)
+    assert sorted(names) == sorted(read)
 
 
 async def test_dead_events_are_counted_without_reading_those_that_wait(database: Database) -> None:

@@ -16,6 +16,7 @@ from tests.security.test_nats_accounts import FILE, settings
 from tests.security.test_postgres_roles import Roles
 from tests.support.checkups import Patient, patient
 from tests.support.configured_nats import ConfiguredNats
+from tests.support.partitions import partition_outbox
 from tests.support.servers import Database
 from tests.support.waiting import eventually
 
@@ -40,7 +41,11 @@ async def well(roles: Roles, nats_url: str, names: str, tmp_path: Path) -> Async
 @pytest.mark.parametrize("kind", ["relay", "operator"])
 async def test_with_the_rights_of_the_worker_nothing_is_found(kind: str, well: Patient, roles: Roles) -> None:
     well.given["database_url"] = roles.dsn(kind)
-    assert await well.examined() == {}
+    for divide in (False, True):
+        if divide:
+            await partition_outbox(well.database.dsn)
+        assert await well.examined() == {}
+        assert (await examine(well.settings())).unseen == []
 
 
 async def test_with_the_rights_of_a_reader_that_is_all_that_is_found(well: Patient, roles: Roles) -> None:

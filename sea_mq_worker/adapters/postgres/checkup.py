@@ -13,7 +13,7 @@ import asyncpg
 
 from sea_mq_worker.adapters.postgres.connection import fetch, session_settings
 from sea_mq_worker.adapters.postgres.errors import connecting, translated
-from sea_mq_worker.adapters.postgres.promised import TABLES
+from sea_mq_worker.adapters.postgres.promised import TABLES, promised_functions
 from sea_mq_worker.adapters.postgres.queries import load_queries
 
 _SETTINGS = (
@@ -25,8 +25,8 @@ _SETTINGS = (
 )
 _STATEMENTS = (
     *("identity", "settings", "connections", "transactions", "prepared", "slots"),
-    *("locks", "tables", "indexes", "triggers", "rights"),
-    *("outbox", "partitions", "inbox", "may_read_audit", "inbox_pruned"),
+    *("locks", "tables", "indexes", "triggers", "functions", "constraints", "rights"),
+    *("outbox", "sequence", "partitions", "inbox", "may_read_audit", "inbox_pruned"),
 )
 _CONNECT_SECONDS = 5.0
 _HEAR_SECONDS = 3.0
@@ -116,6 +116,15 @@ class Trigger:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Function:
+    """A function of the schema; in ``search_path`` its own schema is written as ``promised.SCHEMA``."""
+
+    name: str
+    body: str
+    search_path: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Lack:
     """A privilege that the login does not have; no columns: on the table."""
 
@@ -132,6 +141,14 @@ class OutboxFacts:
     dead: int
     largest_bytes: int
     published_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceFacts:
+    """The last number given to an event (None: it may not be seen), and the highest that a late one has."""
+
+    last: int | None
+    highest: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +176,7 @@ class RowFacts:
     """What the rows of the tables tell; ``inbox_pruned_before``: up to when inbox rows were deleted."""
 
     outbox: OutboxFacts
+    sequence: SequenceFacts | None
     partitions: PartitionFacts | None
     inbox: Sequence[InboxWaiting]
     inbox_pruned_before: datetime | None
@@ -166,7 +184,10 @@ class RowFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatabaseFacts:
-    """Server, login and tables; ``clock_offset_seconds``: its clock minus this machine's."""
+    """Server, login and tables; ``clock_offset_seconds``: its clock minus this machine's.
+
+    ``constraints`` are definitions in PostgreSQL's words, by table and name.
+    """
 
     role: str
     database: str
@@ -183,6 +204,8 @@ class DatabaseFacts:
     tables: Sequence[Table]
     indexes: Mapping[str, bool]
     triggers: Mapping[str, Trigger]
+    functions: Mapping[str, Function]
+    constraints: Mapping[tuple[str, str], str]
     lacks: Sequence[Lack]
 
 
@@ -210,6 +233,12 @@ async def database_facts(pool: asyncpg.Pool, *, long_seconds: float) -> Database
         tables=[Table(**row) for row in await ask("tables", tables)],
         indexes={row["name"]: row["valid"] for row in await ask("indexes", tables)},
         triggers={row["name"]: Trigger(**row) for row in await ask("triggers", tables)},
+        functions={
+            row["name"]: Function(**row) for row in await ask("functions", list(promised_functions()))
+        },
+        constraints={
+            (row["relation"], row["name"]): row["definition"] for row in await ask("constraints", tables)
+        },
         lacks=[Lack(**row) for row in await ask("rights")],
     )
 
@@ -220,6 +249,7 @@ async def row_facts(pool: asyncpg.Pool) -> RowFacts:
     [audited] = await ask("may_read_audit")
     return RowFacts(
         outbox=OutboxFacts(**(await ask("outbox"))[0]),
+        sequence=next((SequenceFacts(**row) for row in await ask("sequence")), None),
         partitions=next((PartitionFacts(**row) for row in await ask("partitions")), None),
         inbox=[InboxWaiting(**row) for row in await ask("inbox")],
         inbox_pruned_before=(await ask("inbox_pruned"))[0]["before"] if audited["may"] else None,

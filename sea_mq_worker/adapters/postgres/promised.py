@@ -1,8 +1,8 @@
-"""Which indexes and triggers the schema has, read from the scripts that make them."""
+"""What the schema has: indexes, triggers, functions and constraints, read from the scripts that make them."""
 
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from sea_mq_worker.resources import resource_folder
@@ -11,13 +11,40 @@ TABLES = ("sea_mq_migrations", "sea_mq_context", "outbox_events", "inbox_message
 
 _STATEMENT = re.compile(r"^ *(CREATE|DROP) (?:UNIQUE )?(INDEX|TRIGGER) (\w+)[^;]*;", re.MULTILINE)
 _RELATION = re.compile(r"\bON (\w+)")
+_FUNCTION = re.compile(
+    r"^CREATE (?:OR REPLACE )?(FUNCTION (\w+)\(.*?AS \$\$(.*?)\$\$);", re.MULTILINE | re.DOTALL
+)
+_OWN_PATH = re.compile(r"SET search_path = ([^;]*?) AS \$\$")
+_NOT_FOR_ALL = re.compile(r"^REVOKE ALL ON FUNCTION ([\w, ]+)\s+FROM PUBLIC;", re.MULTILINE)
+_TABLE = re.compile(r"^CREATE TABLE (?:IF NOT EXISTS )?(\w+) \((.*?)^\)", re.MULTILINE | re.DOTALL)
+_COLUMN_ADDED = re.compile(r"^ALTER TABLE (\w+) ADD COLUMN ([^;]*);", re.MULTILINE)
+_NAMED = re.compile(r'CONSTRAINT "?(\w+)"? (.*)', re.DOTALL)
+_CHECK = re.compile(r"(?:CONSTRAINT (\w+) )?(CHECK \(.*)", re.DOTALL)
+_CAST = re.compile(r"::\w+(\[\])?")
+_ANY = re.compile(r"=ANYARRAY\[(.*?)\]")
+
+SCHEMA = ":schema"
+"""Stands for the schema's own name in a search path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Promised:
-    """An index or trigger: the table that it is on, and the statement that makes it."""
+    """An index, trigger or constraint: the table that it is on, and the statement that makes it.
+
+    ``definition`` is a constraint's, as ``canonical`` writes it.
+    """
 
     relation: str
+    sql: str
+    definition: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromisedFunction:
+    """A function: its body, the schemas that it looks into, and the statements that make it."""
+
+    body: str
+    search_path: str
     sql: str
 
 
@@ -25,9 +52,8 @@ class Promised:
 def promised(kind: str, *, partitioned: bool = False) -> Mapping[str, Promised]:
     """Return each ``INDEX`` or ``TRIGGER`` by its name, as the last script that ran leaves it."""
     found: dict[str, Promised] = {}
-    sql = resource_folder("sql")
-    for script in [*sorted((sql / "migrations").glob("*.sql")), *[sql / "partitions.sql"] * partitioned]:
-        for statement in _STATEMENT.finditer(script.read_text(encoding="utf-8")):
+    for script in _scripts(partitioned=partitioned):
+        for statement in _STATEMENT.finditer(script):
             verb, what, name = statement.groups()
             if what != kind:
                 continue
@@ -36,3 +62,73 @@ def promised(kind: str, *, partitioned: bool = False) -> Mapping[str, Promised]:
             if verb == "CREATE" and relation:
                 found[name] = Promised(relation=relation[1], sql=statement[0].lstrip())
     return found
+
+
+@functools.cache
+def promised_functions() -> Mapping[str, PromisedFunction]:
+    """Return each function by its name; the migrations fix the search path of all of them."""
+    found = {}
+    for script in _scripts():
+        closed = set(re.findall(r"\w+", " ".join(_NOT_FOR_ALL.findall(script))))
+        for text, name, body in _FUNCTION.findall(script):
+            own = _OWN_PATH.search(text)
+            system = "pg_catalog, pg_temp" if "RETURNS trigger" in text else f"pg_catalog, {SCHEMA}, pg_temp"
+            path = own[1] if own else system
+            sql = f"CREATE OR REPLACE {text};\nALTER FUNCTION {name} SET search_path = {path}"
+            if name in closed:
+                sql += f";\nREVOKE ALL ON FUNCTION {name} FROM PUBLIC"
+            found[name] = PromisedFunction(body=body, search_path=path, sql=sql)
+    return found
+
+
+@functools.cache
+def promised_constraints() -> Mapping[tuple[str, str], Promised]:
+    """Return each constraint by its table and name; that of a column NOT NULL has the column's."""
+    found = {}
+    for script in _scripts():
+        text = re.sub(r"--.*", "", script)
+        items = [(table, item) for table, body in _TABLE.findall(text) for item in _items(body)]
+        for table, item in [*items, *_COLUMN_ADDED.findall(text)]:
+            for name, definition in _constraints(table, item.strip()):
+                made = f'ADD CONSTRAINT "{name}" {definition}'
+                sql = f"ALTER {name} SET NOT NULL" if definition == "NOT NULL" else made
+                found[table, name] = Promised(relation=table, sql=sql, definition=canonical(definition))
+    return found
+
+
+def canonical(definition: str) -> str:
+    """Write a constraint so that it compares: PostgreSQL adds casts and brackets, and rewrites IN."""
+    bare = re.sub(r"[\s()]", "", _CAST.sub("", definition))
+    return _ANY.sub(r"IN\1", bare)
+
+
+def _constraints(table: str, item: str) -> Iterator[tuple[str, str]]:
+    if named := _NAMED.fullmatch(item):
+        yield named[1], named[2]
+        return
+    column, _, rest = item.partition(" ")
+    if "PRIMARY KEY" in rest:
+        yield f"{table}_pkey", f"PRIMARY KEY ({column})"
+    if "NOT NULL" in rest:
+        yield column, "NOT NULL"
+    if check := _CHECK.search(rest):
+        yield check[1] or f"{table}_{column}_check", check[2]
+
+
+def _items(body: str) -> Iterator[str]:
+    """Part columns and constraints at the commas that are in no brackets."""
+    depth, item = 0, ""
+    for char in body:
+        depth += {"(": 1, ")": -1}.get(char, 0)
+        if char == "," and not depth:
+            yield item
+            item = ""
+        else:
+            item += char
+    yield item
+
+
+def _scripts(*, partitioned: bool = False) -> Iterator[str]:
+    sql = resource_folder("sql")
+    for script in [*sorted((sql / "migrations").glob("*.sql")), *[sql / "partitions.sql"] * partitioned]:
+        yield script.read_text(encoding="utf-8")

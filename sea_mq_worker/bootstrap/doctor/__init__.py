@@ -66,6 +66,8 @@ def _looked(
         yield f"PostgreSQL {version} (schema {database.schema})", True
         if rows is None:
             yield "what waits in its tables", False
+        elif rows.sequence and rows.sequence.last is None:
+            yield "the sequence of the outbox (it takes SELECT on it)", False
     else:
         yield "PostgreSQL", False
     if broker:

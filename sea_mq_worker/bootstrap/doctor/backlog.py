@@ -8,6 +8,7 @@ from sea_mq_worker.adapters.postgres.checkup import (
     OutboxFacts,
     PartitionFacts,
     RowFacts,
+    SequenceFacts,
 )
 from sea_mq_worker.adapters.postgres.connection import quoted_schema
 from sea_mq_worker.bootstrap.doctor.database import long_seconds
@@ -24,6 +25,8 @@ def backlog_findings(facts: DatabaseFacts, rows: RowFacts, s: Settings) -> Itera
     """Judge the rows of both tables."""
     if s.outbox_enabled:
         yield from _outbox(rows.outbox, facts.connections, s)
+        if rows.sequence:
+            yield from _sequence(rows.sequence, facts)
         if rows.partitions:
             yield from _partitions(rows.partitions, facts, s)
     configured = {(consumer.stream, consumer.durable) for consumer in s.consumers}
@@ -59,6 +62,15 @@ def _outbox(outbox: OutboxFacts, connections: Connections, s: Settings) -> Itera
         what = f"the oldest was published {outbox.published_seconds / _DAY_SECONDS:.0f} days ago"
         command = "sea-mq-worker prune --before 30d --reason 'doctor' --side outbox"
         yield DatabaseKind.OUTBOX_UNPRUNED.found("outbox", what, command=command)
+
+
+def _sequence(sequence: SequenceFacts, facts: DatabaseFacts) -> Iterator[Finding]:
+    if sequence.last is None or sequence.highest is None or sequence.last >= sequence.highest:
+        return
+    what = f"the last number given is {sequence.last}, an event has {sequence.highest}"
+    table = f"{quoted_schema(facts.schema)}.outbox_events"
+    sql = f"SELECT setval(pg_get_serial_sequence('{table}', 'seq'), max(seq)) FROM {table}"  # noqa: S608
+    yield DatabaseKind.SEQUENCE_BEHIND.found("outbox", what, sql=sql)
 
 
 def _partitions(outbox: PartitionFacts, facts: DatabaseFacts, s: Settings) -> Iterator[Finding]:

@@ -4,7 +4,14 @@ from collections.abc import Iterator, Sequence
 
 from sea_mq_worker.adapters.postgres.checkup import DatabaseFacts, Lack, TableLock
 from sea_mq_worker.adapters.postgres.connection import quoted_schema
-from sea_mq_worker.adapters.postgres.promised import Promised, promised
+from sea_mq_worker.adapters.postgres.promised import (
+    SCHEMA,
+    Promised,
+    canonical,
+    promised,
+    promised_constraints,
+    promised_functions,
+)
 from sea_mq_worker.bootstrap.doctor.database_kinds import DatabaseKind
 from sea_mq_worker.bootstrap.doctor.finding import Finding, lasting
 from sea_mq_worker.settings import Settings
@@ -47,6 +54,8 @@ def database_findings(facts: DatabaseFacts, s: Settings) -> Iterator[Finding]:
     yield from _tables(facts)
     yield from _indexes(facts)
     yield from _triggers(facts)
+    yield from _functions(facts)
+    yield from _constraints(facts)
     yield from _holding_back(facts)
 
 
@@ -181,6 +190,33 @@ def _triggers(facts: DatabaseFacts) -> Iterator[Finding]:
             yield DatabaseKind.TRIGGER_DISABLED.found(where, f"trigger {name} is disabled", sql=sql)
 
 
+def _functions(facts: DatabaseFacts) -> Iterator[Finding]:
+    for name, function in promised_functions().items():
+        found = facts.functions.get(name)
+        if found is None:
+            what = "it is missing"
+        elif found.body != function.body:
+            what = "its text is not that of the migrations"
+        elif found.search_path != function.search_path:
+            what = f"its search_path is {found.search_path or 'that of whoever calls'}"
+        else:
+            continue
+        sql = _in_schema(facts, function.sql.replace(SCHEMA, quoted_schema(facts.schema)))
+        yield DatabaseKind.FUNCTION_DIFFERS.found(f"function {name}", what, sql=sql)
+
+
+def _constraints(facts: DatabaseFacts) -> Iterator[Finding]:
+    for (relation, name), constraint in promised_constraints().items():
+        found = facts.constraints.get((relation, name))
+        if found is not None and canonical(found) == constraint.definition:
+            continue
+        where, table = f"table {relation}", _table(facts, relation)
+        what = f"constraint {name} is {f'{found!r}' if found else 'missing'}"
+        drop = f"ALTER TABLE {table} DROP CONSTRAINT {_quoted(name)};\n" if found else ""
+        sql = f"{drop}ALTER TABLE {table} {constraint.sql}"
+        yield DatabaseKind.CONSTRAINT_DIFFERS.found(where, what, sql=sql)
+
+
 def _holding_back(facts: DatabaseFacts) -> Iterator[Finding]:
     for one in facts.transactions:
         what = f"{lasting(one.seconds)} old, {one.state}, of {one.name or 'somebody without a name'}"
@@ -202,7 +238,11 @@ def _holding_back(facts: DatabaseFacts) -> Iterator[Finding]:
 
 
 def _made(facts: DatabaseFacts, lacking: Promised) -> str:
-    return f"SET search_path = {quoted_schema(facts.schema)}, pg_temp;\n{lacking.sql.rstrip(';')}"
+    return _in_schema(facts, lacking.sql.rstrip(";"))
+
+
+def _in_schema(facts: DatabaseFacts, sql: str) -> str:
+    return f"SET search_path = {quoted_schema(facts.schema)}, pg_temp;\n{sql}"
 
 
 def _table(facts: DatabaseFacts, name: str) -> str:

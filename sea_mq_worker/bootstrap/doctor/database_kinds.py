@@ -157,6 +157,18 @@ class DatabaseKind(Kind):
         "a rule of the lifecycle is not enforced, or no insert wakes the worker",
         "enable it",
     )
+    FUNCTION_DIFFERS = (
+        Severity.ERROR,
+        "a function of the schema is missing, or its text or search path is not that of the migrations",
+        "a rule of the lifecycle is not enforced, or is another one",
+        "make it again; where one was missing, run sql/roles.sql again, too",
+    )
+    CONSTRAINT_DIFFERS = (
+        Severity.ERROR,
+        "a constraint of the schema is missing, or is not as the migrations define it",
+        "a rule of the tables is not enforced: rows can be written that no worker can bring to an end",
+        "make it again; if that is refused, mend the rows that break it first",
+    )
     AUTOVACUUM_OFF = (
         Severity.WARNING,
         "autovacuum is off, for a table or altogether, or track_counts, which it goes by",
@@ -211,6 +223,12 @@ class DatabaseKind(Kind):
         "events that were published more than 30 days ago are still there",
         "the table grows without end",
         "prune or archive regularly",
+    )
+    SEQUENCE_BEHIND = (
+        Severity.ERROR,
+        "the sequence of `seq` is behind the table, as after rows were copied in without it",
+        "new events get lower numbers than older ones, and are published before these of their key",
+        "set the sequence to the table's highest number; check the order of what was written meanwhile",
     )
     PARTITIONS_SHORT = (
         Severity.WARNING,

@@ -32,6 +32,20 @@ by_sql("table_unlogged", "ALTER TABLE inbox_messages SET UNLOGGED")
 by_sql("index_missing", "DROP INDEX idx_outbox_due")
 by_sql("trigger_missing", "DROP TRIGGER outbox_immutable ON outbox_events")
 by_sql("trigger_disabled", "ALTER TABLE outbox_events DISABLE TRIGGER outbox_wakeup")
+by_sql("constraint_differs", "ALTER TABLE outbox_events DROP CONSTRAINT chk_outbox_claimed")
+by_sql("constraint_differs__of_a_column", "ALTER TABLE outbox_events ALTER payload DROP NOT NULL")
+by_sql(
+    "constraint_differs__is_weaker",
+    "ALTER TABLE inbox_messages DROP CONSTRAINT chk_inbox_attempts,"
+    " ADD CONSTRAINT chk_inbox_attempts CHECK (attempts >= -1)",
+)
+by_sql("function_differs", "DROP FUNCTION outbox_drop_partition")
+by_sql(
+    "function_differs__says_yes",
+    "CREATE OR REPLACE FUNCTION outbox_reject() RETURNS trigger LANGUAGE plpgsql"
+    " SET search_path = pg_catalog, pg_temp AS 'BEGIN RETURN NULL; END'",
+)
+by_sql("function_differs__looks_elsewhere", "ALTER FUNCTION outbox_make_partitions RESET search_path")
 by_sql("autovacuum_off", "ALTER TABLE outbox_events SET (autovacuum_enabled = false)")
 by_sql("slot_inactive", "SELECT pg_create_physical_replication_slot('{database}', true)")
 
@@ -174,6 +188,14 @@ async def outbox_behind(p: Patient) -> Mend:
         p.given["outbox_enabled"] = False
 
     return publish_elsewhere
+
+
+@provokes_in_tables
+async def sequence_behind(p: Patient) -> None:
+    """As after a dump of the rows was read in, and the sequence left alone."""
+    for _ in range(3):
+        await add_event(p.pool, "PUBLISHED")
+    await p.sql("ALTER TABLE outbox_events ALTER seq RESTART")
 
 
 @provokes_in_tables
