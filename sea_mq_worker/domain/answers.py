@@ -19,7 +19,7 @@ def result_of(
 ) -> HandlerResult:
     """Decide by the status alone; ``after_seconds`` is the answer's Retry-After, 0 where it had none.
 
-    ``detail`` may tell the answer's size, never its text, which could repeat the payload.
+    ``detail`` may tell the answer's size or kind of problem, never its text, which could repeat the payload.
     """
     if status in accept_statuses:
         return Accepted(status)

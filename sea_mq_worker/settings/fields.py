@@ -158,6 +158,11 @@ class Settings(BaseModel):
     handler_allow_link_local: bool = Field(
         False, description="Let the handler be at a link-local address or where a cloud serves its metadata."
     )
+    handler_keep_problem: bool = Field(
+        False,
+        description="Keep `type` and `title` of an answer's RFC 9457 problem details in errors; these must "
+        "not repeat the payload.",
+    )
     handler_tls_ca_file: MaybePath = Field(
         None, description="Authority that signed the handler's certificate; the system's unless set."
     )

@@ -66,12 +66,12 @@ SELECT (SELECT count(*) FROM (SELECT FROM inbox_messages WHERE processed_at IS N
 
 -- name: outbox_summary
 -- What unfinished events have in common: how many are in each state, of each type, ordering key and error, the most
--- frequent first, and since when the oldest waits. Errors that differ in numbers alone count as one.
+-- frequent first, and since when the oldest waits. Errors that differ in numbers alone count as one, but for codes of errors.
 -- Index: idx_outbox_unpublished; looks at no more than the oldest so many.
--- $1 limit of events, $2 limit of groups of a kind, $3 what a number looks like.
+-- $1 limit of events, $2 limit of groups of a kind, $3 and $4 as in domain/likeness.py.
 WITH seen AS MATERIALIZED (
     SELECT o.state, o.event_type, o.ordering_key, o.occurred_at,
-           regexp_replace(o.publish_error, $3::text, '#', 'g') AS error
+           regexp_replace(regexp_replace(o.publish_error, $3::text, '\1#', 'g'), $4::text, '\1', 'g') AS error
       FROM outbox_events o
      WHERE o.published_at IS NULL
      ORDER BY o.occurred_at
@@ -94,13 +94,13 @@ SELECT kind, name, count, oldest_at
 -- name: inbox_summary
 -- The same of unprocessed messages: by state, subject, consumer and error.
 -- Index: idx_inbox_unprocessed; looks at no more than the oldest so many.
--- $1 limit of messages, $2 limit of groups of a kind, $3 what a number looks like.
+-- $1 limit of messages, $2 limit of groups of a kind, $3 and $4 as in domain/likeness.py.
 WITH seen AS MATERIALIZED (
     SELECT i.subject, i.consumer, i.received_at,
            CASE WHEN i.dead_lettered_at IS NOT NULL THEN 'DEAD_LETTERED'
                 WHEN i.locked_until > now() THEN 'HANDLING'
                 ELSE 'WAITING' END AS state,
-           regexp_replace(i.last_error, $3::text, '#', 'g') AS error
+           regexp_replace(regexp_replace(i.last_error, $3::text, '\1#', 'g'), $4::text, '\1', 'g') AS error
       FROM inbox_messages i
      WHERE i.processed_at IS NULL
      ORDER BY i.received_at

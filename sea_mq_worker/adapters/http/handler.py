@@ -3,7 +3,7 @@
 One total deadline covers everything from the connection to the answer's last byte. Three kinds of trouble
 are kept apart: nothing was sent (NotDelivered), the outcome is unknown (Retry) and an answer that is no
 success (see domain/answers.py). Texts name the status and the place, never the handler's words, which may
-repeat the payload.
+repeat the payload; only what ``keep_problem`` asks for is kept of them.
 """
 
 import ssl
@@ -14,6 +14,7 @@ import httpx2
 from sea_mq_worker.adapters.http.answer import Answer
 from sea_mq_worker.adapters.http.envelope import request_body, retry_after_seconds
 from sea_mq_worker.adapters.http.pool import ConnectionPool
+from sea_mq_worker.adapters.http.problem import problem
 from sea_mq_worker.adapters.http.transport import HandlerTransport, Header
 from sea_mq_worker.domain.answers import ACCEPT_STATUSES, result_of
 from sea_mq_worker.domain.forbidden_hosts import is_metadata_host
@@ -43,6 +44,7 @@ class HttpEventHandler:
         keepalive_seconds: an idle connection is not used again after this long. Keep it below the handler's
             own keep-alive time-out (uvicorn 5 s, gunicorn 2 s), or calls meet connections that are closing.
         verify: trust and client certificates for https; without one, the system's trust store.
+        keep_problem: an error names the type and title of an answer's RFC 9457 problem details.
         forbidden: addresses that nothing is sent to, whatever name leads there.
 
     Raises:
@@ -63,6 +65,7 @@ class HttpEventHandler:
         retry_after_max_seconds: float = 300.0,
         keepalive_seconds: float = 1.5,
         verify: ssl.SSLContext | None = None,
+        keep_problem: bool = False,
         forbidden: Callable[[str], bool] = is_metadata_host,
     ) -> None:
         parsed = _checked_url(url)
@@ -71,6 +74,7 @@ class HttpEventHandler:
         self._accept_statuses = accept_statuses
         self._response_bytes_max = response_bytes_max
         self._retry_after_max_seconds = retry_after_max_seconds
+        self._keep_problem = keep_problem
         step_seconds = min(connect_timeout_seconds, timeout_seconds * _STEP_SHARE)
         self._transport = HandlerTransport(
             parsed,
@@ -107,7 +111,7 @@ class HttpEventHandler:
             answer.status,
             accept_statuses=self._accept_statuses,
             after_seconds=self._wait_asked(httpx2.Headers(answer.headers)),
-            detail=self._size(answer.body),
+            detail=self._detail(answer),
         )
 
     def _wait_asked(self, headers: httpx2.Headers) -> float:
@@ -118,8 +122,11 @@ class HttpEventHandler:
             value, date=headers.get("date", ""), max_seconds=self._retry_after_max_seconds
         )
 
-    def _size(self, body: bytes) -> str:
-        """Describe the body's size as it came over the wire."""
+    def _detail(self, answer: Answer) -> str:
+        """Tell what the problem is, where that is kept, or else the body's size as it came over the wire."""
+        body = answer.body
+        if self._keep_problem and (told := problem(answer.headers, body)):
+            return f" ({told})"
         if len(body) > self._response_bytes_max:
             return f" (with more than {self._response_bytes_max} bytes)"
         return f" (with {len(body)} bytes)"

@@ -173,8 +173,14 @@ class InboxWaiting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowFacts:
-    """What the rows of the tables tell; ``inbox_pruned_before``: up to when inbox rows were deleted."""
+    """What the tables tell to those whom nobody locks out.
 
+    Attributes:
+        constraints: definitions in PostgreSQL's words, by table and name.
+        inbox_pruned_before: up to when inbox rows were deleted.
+    """
+
+    constraints: Mapping[tuple[str, str], str]
     outbox: OutboxFacts
     sequence: SequenceFacts | None
     partitions: PartitionFacts | None
@@ -184,10 +190,7 @@ class RowFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatabaseFacts:
-    """Server, login and tables; ``clock_offset_seconds``: its clock minus this machine's.
-
-    ``constraints`` are definitions in PostgreSQL's words, by table and name.
-    """
+    """Server, login and tables; ``clock_offset_seconds``: its clock minus this machine's."""
 
     role: str
     database: str
@@ -205,12 +208,11 @@ class DatabaseFacts:
     indexes: Mapping[str, bool]
     triggers: Mapping[str, Trigger]
     functions: Mapping[str, Function]
-    constraints: Mapping[tuple[str, str], str]
     lacks: Sequence[Lack]
 
 
 async def database_facts(pool: asyncpg.Pool, *, long_seconds: float) -> DatabaseFacts:
-    """Ask for everything but rows once; transactions count as long from ``long_seconds`` on.
+    """Ask for everything once that no lock keeps back; transactions count as long from ``long_seconds`` on.
 
     Raises:
         StoreUnavailableError: PostgreSQL cannot serve now.
@@ -236,18 +238,20 @@ async def database_facts(pool: asyncpg.Pool, *, long_seconds: float) -> Database
         functions={
             row["name"]: Function(**row) for row in await ask("functions", list(promised_functions()))
         },
-        constraints={
-            (row["relation"], row["name"]): row["definition"] for row in await ask("constraints", tables)
-        },
         lacks=[Lack(**row) for row in await ask("rights")],
     )
 
 
 async def row_facts(pool: asyncpg.Pool) -> RowFacts:
-    """Ask what waits in the tables; who locks one keeps the answer back. Raises as ``database_facts``."""
+    """Ask how the tables are defined and what waits in them; who locks one keeps the answer back.
+
+    Raises as ``database_facts``.
+    """
     ask = _questions(pool)
     [audited] = await ask("may_read_audit")
+    constraints = await ask("constraints", list(TABLES))
     return RowFacts(
+        constraints={(row["relation"], row["name"]): row["definition"] for row in constraints},
         outbox=OutboxFacts(**(await ask("outbox"))[0]),
         sequence=next((SequenceFacts(**row) for row in await ask("sequence")), None),
         partitions=next((PartitionFacts(**row) for row in await ask("partitions")), None),

@@ -18,7 +18,7 @@ from sea_mq_worker.adapters.postgres.records import (
     OperatorAction,
     OutboxSummary,
 )
-from sea_mq_worker.domain.likeness import NUMBERS
+from sea_mq_worker.domain.likeness import MARKED, NUMBERS
 
 _ALL = AuditFilter()
 
@@ -54,12 +54,12 @@ class PostgresInspection(PostgresLists):
 
     async def outbox_summary(self, *, read_max: int, groups_max: int) -> Sequence[Group]:
         """Group the oldest ``read_max`` unfinished events, the largest groups of each kind first."""
-        rows = await fetch(self._pool, self._asked["outbox_summary"], read_max, groups_max, NUMBERS)
+        rows = await fetch(self._pool, self._asked["outbox_summary"], read_max, groups_max, NUMBERS, MARKED)
         return [Group(**row) for row in rows]
 
     async def inbox_summary(self, *, read_max: int, groups_max: int) -> Sequence[Group]:
         """Group the oldest ``read_max`` unprocessed messages in the same way."""
-        rows = await fetch(self._pool, self._asked["inbox_summary"], read_max, groups_max, NUMBERS)
+        rows = await fetch(self._pool, self._asked["inbox_summary"], read_max, groups_max, NUMBERS, MARKED)
         return [Group(**row) for row in rows]
 
     async def audit(self, which: AuditFilter = _ALL, *, limit: int) -> Sequence[OperatorAction]:

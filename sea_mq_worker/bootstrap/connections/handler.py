@@ -22,6 +22,7 @@ def open_handler(settings: Settings, *, concurrency: int) -> HttpEventHandler:
             accept_statuses=settings.handler_accept_statuses,
             token=read_secret(settings.handler_token_file, key="handler_token_file"),
             verify=handler_tls(settings),
+            keep_problem=settings.handler_keep_problem,
             forbidden=_nothing if settings.handler_allow_link_local else is_metadata_host,
         )
     except ValueError as error:

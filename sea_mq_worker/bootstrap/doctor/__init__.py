@@ -11,7 +11,7 @@ from sea_mq_worker.bootstrap.doctor.backlog import backlog_findings
 from sea_mq_worker.bootstrap.doctor.broker import BrokerFacts, broker_facts
 from sea_mq_worker.bootstrap.doctor.broker_kinds import BrokerKind, PairKind
 from sea_mq_worker.bootstrap.doctor.consumer import consumer_findings
-from sea_mq_worker.bootstrap.doctor.database import database_findings
+from sea_mq_worker.bootstrap.doctor.database import constraint_findings, database_findings
 from sea_mq_worker.bootstrap.doctor.database_kinds import DatabaseKind
 from sea_mq_worker.bootstrap.doctor.exposed import ExposureKind, exposure_findings
 from sea_mq_worker.bootstrap.doctor.finding import Checkup, Finding, Severity
@@ -38,7 +38,7 @@ async def examine(settings: Settings) -> Checkup:
     if database:
         found += database_findings(database, settings)
     if database and rows:
-        found += backlog_findings(database, rows, settings)
+        found += [*constraint_findings(database, rows), *backlog_findings(database, rows, settings)]
     if seen:
         found += [*stream_findings(seen, settings), *consumer_findings(seen, settings)]
         found += fit_findings(seen, settings)

@@ -91,6 +91,12 @@ class BrokerKind(Kind):
             "SEA_MQ_STREAM_REPLICAS"
         ),
     )
+    STREAM_FULL = (
+        Severity.ERROR,
+        "a stream is full, and refuses what is new: discard is new",
+        "events wait in the outbox, dead letters hold their messages up",
+        "raise max_bytes or max_msgs and apply, or remove what nobody needs; work then goes on by itself",
+    )
     STREAM_NEARLY_FULL = (
         Severity.WARNING,
         "a stream is filled to four fifths",

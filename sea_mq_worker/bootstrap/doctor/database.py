@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from sea_mq_worker.adapters.postgres.checkup import DatabaseFacts, Lack, TableLock
+from sea_mq_worker.adapters.postgres.checkup import DatabaseFacts, Lack, RowFacts, TableLock
 from sea_mq_worker.adapters.postgres.connection import quoted_schema
 from sea_mq_worker.adapters.postgres.promised import (
     SCHEMA,
@@ -55,7 +55,6 @@ def database_findings(facts: DatabaseFacts, s: Settings) -> Iterator[Finding]:
     yield from _indexes(facts)
     yield from _triggers(facts)
     yield from _functions(facts)
-    yield from _constraints(facts)
     yield from _holding_back(facts)
 
 
@@ -73,6 +72,19 @@ def lock_findings(locks: Sequence[TableLock]) -> Iterator[Finding]:
         what = f"session {lock.pid} {does} {lock.mode}{since}, of {lock.name or 'somebody without a name'}"
         where, sql = f"table {lock.relation}", f"SELECT pg_terminate_backend({lock.pid})"
         yield DatabaseKind.TABLE_LOCKED.found(where, what, sql=sql)
+
+
+def constraint_findings(facts: DatabaseFacts, rows: RowFacts) -> Iterator[Finding]:
+    """Compare the tables' constraints with those of the migrations."""
+    for (relation, name), constraint in promised_constraints().items():
+        found = rows.constraints.get((relation, name))
+        if found is not None and canonical(found) == constraint.definition:
+            continue
+        where, table = f"table {relation}", _table(facts, relation)
+        what = f"constraint {name} is {f'{found!r}' if found else 'missing'}"
+        drop = f"ALTER TABLE {table} DROP CONSTRAINT {_quoted(name)};\n" if found else ""
+        sql = f"{drop}ALTER TABLE {table} {constraint.sql}"
+        yield DatabaseKind.CONSTRAINT_DIFFERS.found(where, what, sql=sql)
 
 
 def _rights(facts: DatabaseFacts) -> Iterator[Finding]:
@@ -203,18 +215,6 @@ def _functions(facts: DatabaseFacts) -> Iterator[Finding]:
             continue
         sql = _in_schema(facts, function.sql.replace(SCHEMA, quoted_schema(facts.schema)))
         yield DatabaseKind.FUNCTION_DIFFERS.found(f"function {name}", what, sql=sql)
-
-
-def _constraints(facts: DatabaseFacts) -> Iterator[Finding]:
-    for (relation, name), constraint in promised_constraints().items():
-        found = facts.constraints.get((relation, name))
-        if found is not None and canonical(found) == constraint.definition:
-            continue
-        where, table = f"table {relation}", _table(facts, relation)
-        what = f"constraint {name} is {f'{found!r}' if found else 'missing'}"
-        drop = f"ALTER TABLE {table} DROP CONSTRAINT {_quoted(name)};\n" if found else ""
-        sql = f"{drop}ALTER TABLE {table} {constraint.sql}"
-        yield DatabaseKind.CONSTRAINT_DIFFERS.found(where, what, sql=sql)
 
 
 def _holding_back(facts: DatabaseFacts) -> Iterator[Finding]:

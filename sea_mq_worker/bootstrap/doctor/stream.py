@@ -69,16 +69,26 @@ def _own(stream: StreamSeen, subject: str, facts: BrokerFacts) -> Iterator[Findi
 
 
 def _kept(stream: StreamSeen) -> Iterator[Finding]:
-    where, state = stream_label(stream.name), stream.state
+    where = stream_label(stream.name)
     if stream.replicas == 1 and stream.cluster.get("name"):
         yield BrokerKind.STREAM_SINGLE_COPY.found(where, "num_replicas is 1 in a cluster")
     away = [peer["name"] for peer in stream.cluster.get("replicas") or () if peer.get("offline")]
     if away or (stream.cluster.get("name") and not stream.cluster.get("leader")):
         yield BrokerKind.STREAM_REPLICA_OFFLINE.found(where, f"offline: {', '.join(away) or 'the leader'}")
-    for limit, used in (("max_bytes", state["bytes"]), ("max_msgs", state["messages"])):
+    if stream.config.get("discard") == "new":
+        yield from _filled(stream)
+
+
+def _filled(stream: StreamSeen) -> Iterator[Finding]:
+    """A stream refuses a message that its limit has no room for: it is full before it has reached it."""
+    messages, size = stream.state["messages"], stream.state["bytes"]
+    average = size / max(messages, 1)
+    for limit, used, more in (("max_bytes", size, average), ("max_msgs", messages, 1)):
         most = stream.config.get(limit, -1)
-        if most > 0 and used >= _FULL * most and stream.config.get("discard") == "new":
-            yield BrokerKind.STREAM_NEARLY_FULL.found(where, f"{used} of {most} ({limit})")
+        if most <= 0 or used < _FULL * most:
+            continue
+        kind = BrokerKind.STREAM_FULL if used + more > most else BrokerKind.STREAM_NEARLY_FULL
+        yield kind.found(stream_label(stream.name), f"{used} of {most} ({limit})")
 
 
 def _dead_letters(streams: Mapping[str, StreamSeen], s: Settings) -> Iterator[Finding]:

@@ -86,6 +86,25 @@ async def stream_nearly_full(p: Patient) -> Mend:
 
 
 @provokes
+async def stream_full(p: Patient) -> Mend:
+    return await filled(p, max_msgs=5)
+
+
+@provokes
+async def stream_full__of_bytes(p: Patient) -> Mend:
+    """Its last message has left less room than the next one takes."""
+    return await filled(p, max_bytes=2_000)
+
+
+async def filled(p: Patient, **limit: int) -> Mend:
+    """Publish to the own stream until it refuses."""
+    mend = await p.define("SEA_EVENTS", **limit)
+    while await store(p.broker, f"{p.name}.event.made.v1", headers={"Nats-Msg-Id": str(uuid.uuid4())}):
+        pass  # a refusal has sequence 0
+    return mend
+
+
+@provokes
 async def dead_letters(p: Patient) -> Mend:
     await store(p.broker, f"{p.name}.dlq.made.v1")
 
