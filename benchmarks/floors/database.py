@@ -9,6 +9,7 @@ import asyncpg
 
 from sea_mq_worker.adapters.postgres.connection import connect_pool
 from sea_mq_worker.adapters.postgres.queries import load_queries
+from sea_mq_worker.domain.events import NO_BYTES_MAX
 from sea_mq_worker.settings import Settings
 
 _START = datetime(2000, 1, 1, tzinfo=UTC), 0
@@ -39,6 +40,7 @@ class _Lane:
         self._pool = pool
         self._stream = settings.stream
         self._batch_max = settings.outbox_batch_max
+        self._bytes_max = settings.outbox_batch_bytes_max, NO_BYTES_MAX
         self._places = asyncio.Semaphore(settings.outbox_batches_max)
         self._ordered = ordered
         self._sql = load_queries(
@@ -62,14 +64,15 @@ class _Lane:
 
     async def _claim(self) -> Sequence[Any]:
         return await self._pool.fetch(
-            self._sql["claim"], self._batch_max, _OWNER, *self._position, *_START, self._batch_max // 4
-        )
+            self._sql["claim"], self._batch_max, _OWNER, *self._position, *_START, self._batch_max // 4,
+            *self._bytes_max, False,
+        )  # fmt: skip
 
     async def _claim_ordered(self) -> Sequence[Any]:
         hints, self._keys = list(self._keys), set()
         return await self._pool.fetch(
             self._sql["claim_ordered"], self._batch_max, _OWNER, *self._position, *_START,
-            self._batch_max // 4, _RUN_MAX, hints, False, False,
+            self._batch_max // 4, _RUN_MAX, hints, False, False, *self._bytes_max,
         )  # fmt: skip
 
     async def _settle(self, claimed_at: datetime, events: Sequence[Any]) -> None:

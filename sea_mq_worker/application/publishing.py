@@ -28,6 +28,7 @@ from sea_mq_worker.domain.outcomes import (
     Verdict,
 )
 from sea_mq_worker.domain.retry import RetryPolicy, first_wave
+from sea_mq_worker.domain.wire import problem, too_large
 from sea_mq_worker.ports.jetstream import JetStreamPublisher
 
 
@@ -38,11 +39,11 @@ class Publishing:
     Attributes:
         context: first token of every subject.
         source: CloudEvents source.
-        timeout_seconds: deadline of all publishing of one claim, from the claim or from the end of a search
-            on; well below the lease.
+        timeout_seconds: deadline of all publishing of one claim, from when the claim is in hand or from the
+            end of a search on; well below the lease.
         searches: how far the stream was searched for doubtful events.
-        search_seconds: by how much a search for doubtful events may move that deadline; a worker that stalled
-            in its search for longer sends nothing, because its claim is no longer its own.
+        search_seconds: by how much reading a claim and a search for doubtful events may move that deadline; a
+            worker that stalled for longer sends nothing, because its claim is no longer its own.
         hold_dead_keys: an event that dies holds back the later ones of its key.
     """
 
@@ -66,13 +67,13 @@ class Publishing:
         stream has not is sent after it.
         """
         ledger = _Ledger(hold_dead_keys=self.hold_dead_keys)
-        deadline = claimed_at + self.timeout_seconds
+        deadline = self._deadline(claimed_at)
         doubtful = self._doubtful(events)
         clear, waiting = _apart(doubtful, events)
         asked = await self._send(clear, ledger, deadline, stop)
         if waiting and self.clock() < deadline and not stop.is_set():
             left = await self._look_up(doubtful, waiting, ledger)
-            deadline = min(self.clock(), claimed_at + self.search_seconds) + self.timeout_seconds
+            deadline = self._deadline(claimed_at)
             asked |= await self._send(left, ledger, deadline, stop)
         else:
             for event in waiting:
@@ -102,6 +103,9 @@ class Publishing:
             asked = True
         return asked
 
+    def _deadline(self, claimed_at: float) -> float:
+        return min(self.clock(), claimed_at + self.search_seconds) + self.timeout_seconds
+
     def _next_wave(self, left: Sequence[ClaimedEvent]) -> tuple[Sequence[ClaimedEvent], list[ClaimedEvent]]:
         """All where the publisher keeps order; but a replay must be judged before what follows it."""
         if self.publisher.keeps_order and not any(event.earlier_stream_seq for event in left):
@@ -111,15 +115,25 @@ class Publishing:
     def _compose(
         self, event: ClaimedEvent, ledger: "_Ledger", *, in_time: bool
     ) -> tuple[ClaimedEvent, OutboundMessage] | None:
-        """Make the message, or give the event its verdict at once."""
-        if not in_time or event.ordering_key in ledger.blocked_keys:
+        """Make the message, or give the event its verdict at once; time saves none that can never be sent."""
+        if event.ordering_key in ledger.blocked_keys:
             ledger.add(Released(event))
             return None
         try:
-            return event, outbound_message(event, context=self.context, source=self.source)
+            message = self._message(event)
         except InvalidEventError as error:
             ledger.add(Buried(event, str(error)))
             return None
+        if in_time:
+            return event, message
+        why = problem(message, self.publisher.max_payload)
+        ledger.add(Buried(event, why) if why else Released(event))
+        return None
+
+    def _message(self, event: ClaimedEvent) -> OutboundMessage:
+        if event.withheld_bytes:
+            raise InvalidEventError(too_large(event.withheld_bytes, self.publisher.max_payload))
+        return outbound_message(event, context=self.context, source=self.source)
 
     def _doubtful(self, events: Sequence[ClaimedEvent]) -> list[ClaimedEvent]:
         """Return repeats that the duplicate window may have forgotten by the time they are sent."""

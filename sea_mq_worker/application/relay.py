@@ -14,8 +14,8 @@ from sea_mq_worker.application.gate import Gate, Passage
 from sea_mq_worker.application.pacing import StoppedError, unless_stopped
 from sea_mq_worker.application.publishing import Publishing
 from sea_mq_worker.application.settlement import Settlement
-from sea_mq_worker.application.sizing import BatchSize
-from sea_mq_worker.domain.errors import DependencyError
+from sea_mq_worker.application.sizing import ClaimSize, Room
+from sea_mq_worker.domain.errors import DependencyError, StoreTooSlowError
 from sea_mq_worker.domain.events import NOTHING_CLAIMED, Claim
 from sea_mq_worker.ports.outbox import OutboxRepository
 from sea_mq_worker.ports.wakeup import Wakeup
@@ -23,6 +23,8 @@ from sea_mq_worker.ports.wakeup import Wakeup
 _POLL_FIRST_SECONDS = 0.003
 """After a claim that found something: at a steady rate half of this is what an event waits for its claim."""
 _POLL_JITTER = 0.25
+_BESIDE_PAYLOAD_MAX = 2**20
+"""Bytes of headers, metadata and names that are read beside a payload as large as the server takes."""
 _NOT_CONNECTED = "not connected to NATS"
 
 
@@ -31,8 +33,9 @@ class OutboxPublisher:
     """One lane of the relay.
 
     Attributes:
+        room: bytes that the claims of all lanes share.
         batch_max: events in a claim.
-        batch_bytes_max: what their payloads should come to.
+        batch_bytes_max: bytes of all events of a claim.
         batches_max: claims worked on side by side, so that one is claimed while another is published.
         poll_seconds: longest wait between two claims of an idle lane.
     """
@@ -44,6 +47,7 @@ class OutboxPublisher:
     broker_gate: Gate
     store_gate: Gate
     clock: Callable[[], float]
+    room: Room
     batch_max: int
     batch_bytes_max: int
     batches_max: int
@@ -52,13 +56,15 @@ class OutboxPublisher:
     async def run(self, stop: asyncio.Event) -> None:
         """Work until asked to stop, then finish the claims in hand."""
         places = asyncio.Semaphore(self.batches_max)
-        size = BatchSize(self.batch_max, self.batch_bytes_max)
+        size = ClaimSize(self.batch_max, self.batch_bytes_max)
         idle_seconds = _POLL_FIRST_SECONDS
         async with asyncio.TaskGroup() as group:
             while not stop.is_set():
                 await places.acquire()
-                claim, claimed_at = await self._claim(size.events, stop)
-                size.learn(claim.events)
+                reserved = size.bytes
+                await self.room.take(reserved)
+                claim, claimed_at = await self._claim(size, stop)
+                self.room.give_back(reserved - claim.bytes)
                 if claim.events:
                     idle_seconds = _POLL_FIRST_SECONDS
                     task = group.create_task(self._work(claim, claimed_at, stop))
@@ -76,10 +82,13 @@ class OutboxPublisher:
             await unless_stopped(stop, self.wakeup.wait(timeout_seconds=seconds))
 
     async def _work(self, claim: Claim, claimed_at: float, stop: asyncio.Event) -> None:
-        verdicts = await self.publishing.publish(claim.events, claimed_at=claimed_at, stop=stop)
-        await self.settlement.settle(self.outbox, claim, verdicts, claimed_at=claimed_at)
+        try:
+            verdicts = await self.publishing.publish(claim.events, claimed_at=claimed_at, stop=stop)
+            await self.settlement.settle(self.outbox, claim, verdicts, claimed_at=claimed_at)
+        finally:
+            self.room.give_back(claim.bytes)
 
-    async def _claim(self, batch_max: int, stop: asyncio.Event) -> tuple[Claim, float]:
+    async def _claim(self, size: ClaimSize, stop: asyncio.Event) -> tuple[Claim, float]:
         """Claim through both gates: an outage uses up no attempts, and an unanswered probe a single one.
 
         The moment that comes with it is that of the claim itself: a lease does not run while a gate is shut.
@@ -94,8 +103,8 @@ class OutboxPublisher:
         if stop.is_set() or Passage.STOPPED in {broker, store}:
             return NOTHING_CLAIMED, self.clock()
         claimed_at = self.clock()
-        probe_max = min(batch_max, self.broker_gate.probe_max)
-        claim = await self._find_unpublished(probe_max if broker is Passage.PROBE else batch_max)
+        probe_max = min(size.events, self.broker_gate.probe_max)
+        claim = await self._find_unpublished(size, probe_max if broker is Passage.PROBE else size.events)
         if broker is Passage.PROBE and not claim.events:
             self._nothing_to_probe_with()
         return claim, claimed_at
@@ -107,11 +116,18 @@ class OutboxPublisher:
         else:
             self.broker_gate.skip()
 
-    async def _find_unpublished(self, batch_max: int) -> Claim:
+    async def _find_unpublished(self, size: ClaimSize, batch_max: int) -> Claim:
+        """Claim what can be read in time: after a time-out half as much is asked for, down to one event."""
+        event_bytes_max = self.publishing.publisher.max_payload + _BESIDE_PAYLOAD_MAX
         try:
-            claim = await self.outbox.find_unpublished(batch_max=batch_max)
+            claim = await self.outbox.find_unpublished(
+                batch_max=batch_max, bytes_max=size.bytes, event_bytes_max=event_bytes_max
+            )
         except DependencyError as error:
+            if isinstance(error, StoreTooSlowError):
+                size.halve()
             self.store_gate.pause_for(error)
             return NOTHING_CLAIMED
         self.store_gate.resume()
+        size.learn(claim)
         return claim

@@ -9,7 +9,7 @@ from typing import TypeVar
 from sea_mq_worker.application.gate import Gate
 from sea_mq_worker.application.piecewise import Piecewise, tell_refused
 from sea_mq_worker.domain.errors import DependencyError, RowsRefusedError
-from sea_mq_worker.domain.events import Claim
+from sea_mq_worker.domain.events import Claim, ClaimedEvent
 from sea_mq_worker.domain.facts import (
     BatchRelayed,
     EventBuried,
@@ -17,6 +17,7 @@ from sea_mq_worker.domain.facts import (
     EventPublished,
     EventsPublished,
     LeasesLost,
+    Noticed,
 )
 from sea_mq_worker.domain.outcomes import Buried, Postponed, Published, Released, Verdict
 from sea_mq_worker.domain.subjects import event_subject
@@ -24,6 +25,7 @@ from sea_mq_worker.ports.observer import Observer
 from sea_mq_worker.ports.outbox import OutboxRepository
 
 _AGAIN_SECONDS = 0.5
+_NOTABLE_CLAIMS = 16
 
 _V = TypeVar("_V", bound=Verdict)
 
@@ -151,5 +153,20 @@ class Settlement:
                         outbox_id=event.id, event_type=event.event_type, error=error, attempts=event.attempts
                     )
                 )
+            case Released(event) if _is_notable(event.attempts):
+                self.observer.observe(Noticed(event="event_not_attempted", text=_not_attempted(event)))
             case Released():
                 pass
+
+
+def _is_notable(claims: int) -> bool:
+    """Whether to tell of an event that many claims brought nothing: the 16th, 32nd, 64th time and so on."""
+    return claims >= _NOTABLE_CLAIMS and claims.bit_count() == 1
+
+
+def _not_attempted(event: ClaimedEvent) -> str:
+    return (
+        f"event {event.id} ({event.event_type}) was claimed {event.attempts} times and given back unsent: "
+        "see which dependency pauses, and whether a claim can be read and published within "
+        "SEA_MQ_OUTBOX_PUBLISH_TIMEOUT_SECONDS"
+    )

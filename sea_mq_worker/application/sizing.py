@@ -1,36 +1,63 @@
-"""How many events a claim may take, so that many small ones go at once and large ones find room in memory."""
+"""How much a claim may take, so that many small events go at once and large ones find room in memory."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import asyncio
+from dataclasses import dataclass, field
 
-from sea_mq_worker.domain.events import ClaimedEvent
-
-_FIRST_MAX = 500
-"""While nothing is known of the events' size."""
+from sea_mq_worker.domain.events import Claim
 
 
 @dataclass(slots=True)
-class BatchSize:
-    """Grows and shrinks with the payloads that were claimed last.
+class ClaimSize:
+    """What to ask of the coming claim; the store keeps to both limits.
 
     Attributes:
         events_max: events in a claim, however small.
-        bytes_max: what the payloads of a claim should come to; a sudden run of larger ones exceeds it once.
+        bytes_max: bytes of all events of a claim; a single one may have more.
+        events: how many events to ask for now. Those that the bytes leave over are looked at in vain, so
+            where events are large it is twice what was taken.
+        bytes: how many bytes to ask for now.
     """
 
     events_max: int
     bytes_max: int
-    _mean_bytes: float = 0.0
+    events: int = field(init=False)
+    bytes: int = field(init=False)
 
-    @property
-    def events(self) -> int:
-        """Return how many to ask for; one at the least, however large."""
-        if not self._mean_bytes:
-            return min(self.events_max, _FIRST_MAX)
-        return max(1, min(self.events_max, int(self.bytes_max / self._mean_bytes)))
+    def __post_init__(self) -> None:
+        self.events, self.bytes = self.events_max, self.bytes_max
 
-    def learn(self, events: Sequence[ClaimedEvent]) -> None:
-        """Follow larger payloads at once, and smaller ones half-way, since large ones may come again."""
-        if events:
-            mean = sum([len(event.payload) for event in events]) / len(events)
-            self._mean_bytes = max(mean, (self._mean_bytes + mean) / 2, 1.0)
+    def learn(self, claim: Claim) -> None:
+        """Follow larger events at once, and smaller ones step by step."""
+        asked = len(claim.events) if claim.cut else self.events
+        self.events = min(self.events_max, max(1, 2 * asked))
+        self.bytes = min(self.bytes_max, 2 * self.bytes)
+
+    def halve(self) -> None:
+        """Ask for less after a claim that could not be read in time."""
+        self.events, self.bytes = max(1, self.events // 2), max(1, self.bytes // 2)
+
+
+class Room:
+    """Bytes that all claims in hand share; first come, first served.
+
+    Args:
+        bytes_max: how many there are. One event that is larger is let in all the same; later claims wait.
+    """
+
+    def __init__(self, bytes_max: int) -> None:
+        self._free = bytes_max
+        self._turn = asyncio.Lock()
+        self._changed = asyncio.Event()
+
+    async def take(self, wanted: int) -> None:
+        """Wait until so many bytes are free."""
+        async with self._turn:
+            while self._free < wanted:
+                self._changed.clear()
+                await self._changed.wait()
+            self._free -= wanted
+
+    def give_back(self, count: int) -> None:
+        """Free bytes, or with a negative count take more without waiting."""
+        self._free += count
+        self._changed.set()

@@ -20,6 +20,10 @@ class StoreUnavailableError(UnavailableError):
     """PostgreSQL cannot serve now."""
 
 
+class StoreTooSlowError(StoreUnavailableError):
+    """PostgreSQL did not answer in time: asking for less may help."""
+
+
 class BrokerUnavailableError(UnavailableError):
     """NATS JetStream cannot serve now."""
 

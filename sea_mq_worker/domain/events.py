@@ -48,6 +48,8 @@ class ClaimedEvent(NamedTuple):
     metadata: str | None = None
     earlier_stream_seq: int = 0
     """Stream sequence of the copy that an earlier lifecycle published; 0 where there was none."""
+    withheld_bytes: int = 0
+    """Size of an event that was too large to be read; it comes without payload, headers and metadata."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,12 +61,19 @@ class Claim:
         at: when the claim was made, by the database's clock.
         events: in insert order; events of one ordering key are an unbroken run from its head.
         more: another claim would probably find work at once.
+        bytes: size of all events together; one that was withheld counts nothing.
+        cut: its bytes were used up before its number of events.
     """
 
     token: str
     at: datetime
     events: tuple[ClaimedEvent, ...]
     more: bool
+    bytes: int = 0
+    cut: bool = False
 
+
+NO_BYTES_MAX = 2**62
+"""A limit in bytes that nothing reaches."""
 
 NOTHING_CLAIMED = Claim(token="", at=datetime.min.replace(tzinfo=UTC), events=(), more=False)

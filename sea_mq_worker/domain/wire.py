@@ -66,10 +66,15 @@ def sendable(message: OutboundMessage, max_payload: int) -> Sendable | str:
         return head
     size = len(head) + len(message.payload)
     if size > max_payload:
-        return f"{size} bytes with headers are more than the server's max_payload of {max_payload}"
+        return too_large(size, max_payload)
     if len(head) > HEADER_BYTES_MAX:
         return f"{len(head)} bytes of headers are more than {HEADER_BYTES_MAX}"
     return Sendable(message.subject, head, message.payload, size, message.repeated)
+
+
+def too_large(size: int, max_payload: int) -> str:
+    """Say that what an event has to send is more than the server takes."""
+    return f"{size} bytes with headers are more than the server's max_payload of {max_payload}"
 
 
 def problem(message: OutboundMessage, max_payload: int) -> str:

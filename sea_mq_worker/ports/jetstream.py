@@ -29,6 +29,11 @@ class JetStreamPublisher(Protocol):
         """How long the stream remembers a message id."""
         ...
 
+    @property
+    def max_payload(self) -> int:
+        """Bytes of headers and body that the server takes; what has more is never stored."""
+        ...
+
     async def publish(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> PublishOutcome:
         """Make one attempt for one message; ``headers`` carries its ``Nats-Msg-Id``."""
         ...

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from sea_mq_worker.domain.events import Claim
+from sea_mq_worker.domain.events import NO_BYTES_MAX, Claim
 from sea_mq_worker.domain.outcomes import Buried, Postponed, Published, Released
 
 
@@ -16,8 +16,14 @@ class OutboxRepository(Protocol):
     repeating it is safe.
     """
 
-    async def find_unpublished(self, *, batch_max: int) -> Claim:
+    async def find_unpublished(
+        self, *, batch_max: int, bytes_max: int = NO_BYTES_MAX, event_bytes_max: int = NO_BYTES_MAX
+    ) -> Claim:
         """Lease up to ``batch_max`` due events, oldest first, and count the attempt before it is made.
+
+        Together they have at most ``bytes_max``, but one is given however large. What has more than
+        ``event_bytes_max`` is never read: its size is given in place of its content.
+        StoreTooSlowError: less may be read in time.
 
         Nobody else is given them before the lease ends. An event with an ordering key is given only with
         every earlier unfinished event of its key in the same claim, in order. Never waits; an empty claim

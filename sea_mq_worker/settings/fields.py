@@ -120,8 +120,11 @@ class Settings(BaseModel):
     )
     outbox_batch_max: Annotated[int, Field(ge=1, le=1000)] = Field(1000, description="Events in a claim.")
     outbox_batch_bytes_max: PositiveInt = Field(
-        16 * 2**20,
-        description="What the payloads of a claim should come to; larger ones make smaller claims.",
+        8 * 2**20,
+        description="Bytes of all events of a claim, headers and metadata included; one event may have more.",
+    )
+    outbox_bytes_max: PositiveInt = Field(
+        32 * 2**20, description="Bytes of the events of all claims in hand; see Memory."
     )
     outbox_batches_max: Annotated[int, Field(ge=1, le=8)] = Field(4, description="Claims in hand, per lane.")
     outbox_lease_seconds: Patience = Field(60.0, description="Lease of a claim.")

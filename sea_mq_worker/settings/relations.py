@@ -22,6 +22,11 @@ def _timing(s: Settings) -> tuple[tuple[bool, str, str], ...]:
             f"must be at least outbox_publish_timeout_seconds + database_timeout_seconds, which is {least:g}",
         ),
         (
+            s.outbox_batch_bytes_max > s.outbox_bytes_max,
+            "outbox_batch_bytes_max",
+            f"must not be above outbox_bytes_max, which is {s.outbox_bytes_max}",
+        ),
+        (
             s.outbox_backoff_seconds > s.outbox_backoff_max_seconds,
             "outbox_backoff_seconds",
             f"must not be above outbox_backoff_max_seconds, which is {s.outbox_backoff_max_seconds:g}",

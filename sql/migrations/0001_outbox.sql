@@ -20,6 +20,12 @@ CREATE TABLE outbox_events (
     ordering_key TEXT,
     headers JSONB,
     metadata JSONB,
+    -- What a worker would have to read: a claim is bounded by it without opening what is large. Rendered here, where
+    -- the payload is at hand, because a compressed value does not tell the length of its text.
+    bytes INT NOT NULL GENERATED ALWAYS AS (least(
+        octet_length(payload::text)::bigint + coalesce(octet_length(headers::text), 0)
+        + coalesce(octet_length(metadata::text), 0) + octet_length(aggregate_type) + octet_length(aggregate_id)
+        + octet_length(event_type) + coalesce(octet_length(partition_key), 0), 2147483647)::int) STORED,
     -- mutable columns last: an update on the same page logs only the changed tail of the row
     available_at TIMESTAMPTZ NOT NULL DEFAULT NOW(),
     -- Keeps its value over PENDING -> CLAIMED, so that indexes may filter on it and claims stay heap-only
@@ -56,6 +62,7 @@ CREATE TABLE outbox_events (
 COMMENT ON TABLE outbox_events IS 'Events to publish (SDS-047 2.1); insert in the transaction of the change they tell of.';
 COMMENT ON COLUMN outbox_events.seq IS 'Insert order; the order of publishing within an ordering key.';
 COMMENT ON COLUMN outbox_events.ordering_key IS 'Events of one key are published in insert order; at most 2048 bytes; null: no order.';
+COMMENT ON COLUMN outbox_events.bytes IS 'Of payload, headers, metadata and names, as text.';
 COMMENT ON COLUMN outbox_events.publish_attempts IS 'Claims in this lifecycle, counted before the attempt.';
 COMMENT ON COLUMN outbox_events.failures IS 'Attempts that failed by the event''s own fault, or ended with their worker; decide DEAD.';
 COMMENT ON COLUMN outbox_events.stream_seq IS 'Where the stream stored it; kept by a replay to tell the new copy from the old.';

@@ -7,8 +7,12 @@
 -- Leases due events without an ordering key: the longest due first, a bounded share of them retried ones.
 -- Indexes: idx_outbox_due, idx_outbox_retry.
 -- $1 limit, $2 claimed_by, $3 $4 cursor (available_at, seq) of first tries, $5 $6 cursor of retries,
--- $7 places kept for retries; what either side leaves free the other one takes.
--- One row (id is null) tells the time, claimed_at and where the next claim goes on; each other is an event, from id
+-- $7 places kept for retries; what either side leaves free the other one takes. $8 bytes that all events together may
+-- have, $9 bytes of one event; $10 retries come first.
+-- Of what is due it takes as much as fits into $8, one event at least, and a quarter of it retries. An event above $9
+-- comes as withheld_bytes, without what is large, and takes no room.
+-- One row (id is null) tells the time, claimed_at, where the next claim goes on, and whether $8 left
+-- events over and how many bytes it took; each other is an event, from id
 -- on with the columns of ClaimedEvent in their order. Neither has what the other has, which would be sent and read
 -- for each event.
 WITH waiting AS MATERIALIZED (
@@ -20,7 +24,7 @@ WITH waiting AS MATERIALIZED (
      ORDER BY o.available_at, o.seq
      LIMIT $1::int
 ), fresh AS MATERIALIZED (
-    SELECT o.ctid AS tid
+    SELECT o.ctid AS tid, o.available_at, o.seq, CASE WHEN o.bytes <= $9::bigint THEN o.bytes ELSE 0 END AS bytes
       FROM outbox_events o
      WHERE o.is_open AND o.ordering_key IS NULL AND o.publish_error IS NULL
        AND o.state = 'PENDING' AND o.available_at <= now()
@@ -29,13 +33,20 @@ WITH waiting AS MATERIALIZED (
      LIMIT $1::int - least($7::int, (SELECT count(*) FROM waiting))
        FOR UPDATE OF o SKIP LOCKED
 ), retried AS MATERIALIZED (
-    SELECT waiting.tid
+    SELECT waiting.tid, o.available_at, o.seq, CASE WHEN o.bytes <= $9::bigint THEN o.bytes ELSE 0 END AS bytes
       FROM waiting JOIN outbox_events o ON o.ctid = waiting.tid
      WHERE o.state = 'PENDING' AND o.available_at <= now()
      LIMIT $1::int - (SELECT count(*) FROM fresh)
        FOR UPDATE OF o SKIP LOCKED
+), looked AS MATERIALIZED (
+    SELECT tid, bytes, 4 * row_number() OVER (ORDER BY available_at, seq) - 4 * $10::boolean::int AS place FROM retried
+     UNION ALL
+    SELECT tid, bytes, nth + (nth - 1) / 3
+      FROM (SELECT tid, bytes, row_number() OVER (ORDER BY available_at, seq) AS nth FROM fresh) f
 ), pick AS MATERIALIZED (
-    SELECT tid FROM retried UNION ALL SELECT tid FROM fresh
+    SELECT tid, through
+      FROM (SELECT tid, bytes, sum(bytes) OVER (ORDER BY place ROWS UNBOUNDED PRECEDING) AS through FROM looked) summed
+     WHERE through <= $8::bigint OR through = bytes
 ), claimed AS (
     UPDATE outbox_events o
        SET state = 'CLAIMED', claimed_at = statement_timestamp(), claimed_by = $2::text,
@@ -46,7 +57,9 @@ WITH waiting AS MATERIALIZED (
     RETURNING o.*
 ), head AS MATERIALIZED (
     SELECT now() AS at, statement_timestamp() AS claimed_at, fresh_last.available_at AS fresh_at,
-           fresh_last.seq AS fresh_seq, retry_last.available_at AS retry_at, retry_last.seq AS retry_seq
+           fresh_last.seq AS fresh_seq, retry_last.available_at AS retry_at, retry_last.seq AS retry_seq,
+           (SELECT count(*) FROM pick) < (SELECT count(*) FROM looked) AS cut,
+           (SELECT coalesce(max(through), 0)::bigint FROM pick) AS bytes
       FROM (SELECT 1) one
       LEFT JOIN (
         SELECT available_at, seq FROM claimed WHERE publish_error IS NULL
@@ -57,13 +70,20 @@ WITH waiting AS MATERIALIZED (
          ORDER BY available_at DESC, seq DESC LIMIT 1
       ) retry_last ON true
 )
-SELECT head.*, o.id::text AS id, o.seq, o.aggregate_type, o.aggregate_id, o.event_type, o.event_version,
-       convert_to(o.payload::text, 'UTF8') AS payload, o.occurred_at, o.publish_attempts AS attempts, o.failures,
+SELECT head.*, o.id::text AS id, o.seq,
+       CASE WHEN o.bytes <= $9::bigint THEN o.aggregate_type ELSE '' END AS aggregate_type,
+       CASE WHEN o.bytes <= $9::bigint THEN o.aggregate_id ELSE '' END AS aggregate_id,
+       CASE WHEN o.bytes <= $9::bigint THEN o.event_type ELSE left(o.event_type, 255) END AS event_type, o.event_version,
+       CASE WHEN o.bytes <= $9::bigint THEN convert_to(o.payload::text, 'UTF8') ELSE '' END AS payload,
+       o.occurred_at, o.publish_attempts AS attempts, o.failures,
        greatest(0, date_part('epoch', o.claimed_at - least(o.available_at, o.first_attempt_at))) AS age_seconds,
        greatest(0, date_part('epoch', o.claimed_at - o.first_attempt_at)) AS attempted_seconds_ago,
-       o.correlation_id::text AS correlation_id, o.causation_id::text AS causation_id, o.partition_key,
-       o.ordering_key, o.headers::text AS headers, o.metadata::text AS metadata,
-       coalesce(o.stream_seq, 0) AS earlier_stream_seq
+       o.correlation_id::text AS correlation_id, o.causation_id::text AS causation_id,
+       CASE WHEN o.bytes <= $9::bigint THEN o.partition_key END AS partition_key, o.ordering_key,
+       CASE WHEN o.bytes <= $9::bigint THEN o.headers::text END AS headers,
+       CASE WHEN o.bytes <= $9::bigint THEN o.metadata::text END AS metadata,
+       coalesce(o.stream_seq, 0) AS earlier_stream_seq,
+       CASE WHEN o.bytes <= $9::bigint THEN 0 ELSE o.bytes END AS withheld_bytes
   FROM head FULL JOIN claimed o ON false;
 
 -- name: claim_ordered
@@ -74,10 +94,10 @@ SELECT head.*, o.id::text AS id, o.seq, o.aggregate_type, o.aggregate_id, o.even
 -- idx_outbox_dead what holds them.
 -- $1 .. $6 as in claim, $1 also first tries looked at for keys; $7 retried events looked at ($1 where first tries are
 -- few), $8 longest run of a key, $9 keys to look at besides, $10 take turns with other relays, $11 a dead event holds
--- its key.
+-- its key, $12 and $13 as $8 and $9 of claim.
 -- Rows as in claim. my_turn false: another relay is claiming, nothing was looked at; fresh_* and retry_*: how many
 -- were looked at and where the next claim goes on; leftover: keys of $9 or behind the cursor that have more to
--- claim.
+-- claim; cut: $12 left events over; bytes: how many it took.
 WITH gate AS MATERIALIZED (
     SELECT CASE WHEN $10::boolean
                 THEN pg_try_advisory_xact_lock(7178, hashtext(current_schema()::text)) ELSE true END AS mine
@@ -104,7 +124,7 @@ WITH gate AS MATERIALIZED (
      UNION SELECT key FROM fresh
      UNION SELECT hint FROM pg_catalog.unnest($9::text[]) hint WHERE (SELECT mine FROM gate)
 ), run AS MATERIALIZED (
-    SELECT due.tid, due.seq, due.available_at, due.retried, due.nth, keys.key
+    SELECT due.tid, due.seq, due.available_at, due.retried, due.nth, due.bytes, keys.key
       FROM keys CROSS JOIN LATERAL (
         SELECT seen.*,
                row_number() OVER in_order AS nth,
@@ -112,6 +132,7 @@ WITH gate AS MATERIALIZED (
                count(*) FILTER (WHERE seen.retried) OVER in_order AS retries
           FROM (
             SELECT o.ctid AS tid, o.seq, o.available_at, o.publish_error IS NOT NULL AS retried,
+                   CASE WHEN o.bytes <= $13::bigint THEN o.bytes ELSE 0 END AS bytes,
                    o.state = 'PENDING' AND o.available_at <= now()
                    AND NOT ($11::boolean AND EXISTS (
                        SELECT FROM outbox_events dead
@@ -126,15 +147,17 @@ WITH gate AS MATERIALIZED (
       ) due
      WHERE due.blocked = 0 AND due.retries - due.retried::int = 0
 ), eligible AS MATERIALIZED (
-    SELECT run.*, row_number() OVER (ORDER BY run.seq) AS pos FROM run
+    SELECT summed.*, pos <= $1::int AND (through <= $12::bigint OR through = bytes) AS fits
+      FROM (SELECT run.*, row_number() OVER in_order AS pos, sum(run.bytes) OVER in_order AS through
+              FROM run WINDOW in_order AS (ORDER BY run.seq ROWS UNBOUNDED PRECEDING)) summed
 ), locked AS MATERIALIZED (
-    SELECT e.tid, e.seq, e.key, e.nth
+    SELECT e.tid, e.seq, e.key, e.nth, e.bytes
       FROM eligible e JOIN outbox_events o ON o.ctid = e.tid
-     WHERE e.pos <= $1::int AND o.state = 'PENDING' AND o.available_at <= now()
+     WHERE e.fits AND o.state = 'PENDING' AND o.available_at <= now()
        FOR UPDATE OF o SKIP LOCKED
 ), pick AS MATERIALIZED (
-    SELECT prefix.tid
-      FROM (SELECT tid, nth, row_number() OVER (PARTITION BY key ORDER BY seq) AS got FROM locked) prefix
+    SELECT prefix.tid, prefix.bytes
+      FROM (SELECT tid, nth, bytes, row_number() OVER (PARTITION BY key ORDER BY seq) AS got FROM locked) prefix
      WHERE prefix.nth = prefix.got
 ), claimed AS (
     UPDATE outbox_events o
@@ -149,15 +172,17 @@ WITH gate AS MATERIALIZED (
            (SELECT count(*) FROM fresh) AS fresh_count, fresh_next.available_at AS fresh_at, fresh_next.seq AS fresh_seq,
            (SELECT count(*) FROM retried) AS retry_count, retry_next.available_at AS retry_at, retry_next.seq AS retry_seq,
            ARRAY(SELECT DISTINCT e.key FROM eligible e
-                  WHERE e.pos > $1::int
+                  WHERE NOT e.fits
                     AND (NOT e.retried AND (e.available_at, e.seq) <= ($3::timestamptz, $4::bigint)
-                         OR e.retried AND (e.available_at, e.seq) <= ($5::timestamptz, $6::bigint))) AS leftover
+                         OR e.retried AND (e.available_at, e.seq) <= ($5::timestamptz, $6::bigint))) AS leftover,
+           EXISTS (SELECT FROM eligible e WHERE e.pos <= $1::int AND NOT e.fits) AS cut,
+           (SELECT coalesce(sum(bytes), 0)::bigint FROM pick) AS bytes
       FROM gate
       LEFT JOIN (
         (SELECT available_at, seq FROM fresh ORDER BY available_at DESC, seq DESC LIMIT 1)
         UNION ALL
         (SELECT available_at, seq - 1 FROM eligible e
-          WHERE e.pos > $1::int AND NOT e.retried AND (e.available_at, e.seq) > ($3::timestamptz, $4::bigint)
+          WHERE NOT e.fits AND NOT e.retried AND (e.available_at, e.seq) > ($3::timestamptz, $4::bigint)
           ORDER BY available_at, seq LIMIT 1)
         ORDER BY available_at, seq LIMIT 1
       ) fresh_next ON true
@@ -165,18 +190,25 @@ WITH gate AS MATERIALIZED (
         (SELECT available_at, seq FROM retried ORDER BY available_at DESC, seq DESC LIMIT 1)
         UNION ALL
         (SELECT available_at, seq - 1 FROM eligible e
-          WHERE e.pos > $1::int AND e.retried AND (e.available_at, e.seq) > ($5::timestamptz, $6::bigint)
+          WHERE NOT e.fits AND e.retried AND (e.available_at, e.seq) > ($5::timestamptz, $6::bigint)
           ORDER BY available_at, seq LIMIT 1)
         ORDER BY available_at, seq LIMIT 1
       ) retry_next ON true
 )
-SELECT head.*, o.id::text AS id, o.seq, o.aggregate_type, o.aggregate_id, o.event_type, o.event_version,
-       convert_to(o.payload::text, 'UTF8') AS payload, o.occurred_at, o.publish_attempts AS attempts, o.failures,
+SELECT head.*, o.id::text AS id, o.seq,
+       CASE WHEN o.bytes <= $13::bigint THEN o.aggregate_type ELSE '' END AS aggregate_type,
+       CASE WHEN o.bytes <= $13::bigint THEN o.aggregate_id ELSE '' END AS aggregate_id,
+       CASE WHEN o.bytes <= $13::bigint THEN o.event_type ELSE left(o.event_type, 255) END AS event_type, o.event_version,
+       CASE WHEN o.bytes <= $13::bigint THEN convert_to(o.payload::text, 'UTF8') ELSE '' END AS payload,
+       o.occurred_at, o.publish_attempts AS attempts, o.failures,
        greatest(0, date_part('epoch', o.claimed_at - least(o.available_at, o.first_attempt_at))) AS age_seconds,
        greatest(0, date_part('epoch', o.claimed_at - o.first_attempt_at)) AS attempted_seconds_ago,
-       o.correlation_id::text AS correlation_id, o.causation_id::text AS causation_id, o.partition_key,
-       o.ordering_key, o.headers::text AS headers, o.metadata::text AS metadata,
-       coalesce(o.stream_seq, 0) AS earlier_stream_seq
+       o.correlation_id::text AS correlation_id, o.causation_id::text AS causation_id,
+       CASE WHEN o.bytes <= $13::bigint THEN o.partition_key END AS partition_key, o.ordering_key,
+       CASE WHEN o.bytes <= $13::bigint THEN o.headers::text END AS headers,
+       CASE WHEN o.bytes <= $13::bigint THEN o.metadata::text END AS metadata,
+       coalesce(o.stream_seq, 0) AS earlier_stream_seq,
+       CASE WHEN o.bytes <= $13::bigint THEN 0 ELSE o.bytes END AS withheld_bytes
   FROM head FULL JOIN claimed o ON false;
 
 -- name: mark_published

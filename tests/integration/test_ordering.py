@@ -21,6 +21,7 @@ from sea_mq_worker.application.gate import Gate
 from sea_mq_worker.application.publishing import Publishing
 from sea_mq_worker.application.relay import OutboxPublisher
 from sea_mq_worker.application.settlement import Settlement
+from sea_mq_worker.application.sizing import Room
 from sea_mq_worker.domain.facts import EventPostponed, EventPublished
 from sea_mq_worker.domain.messages import OutboundMessage
 from sea_mq_worker.domain.outcomes import Failed, PublishOutcome, Unsent
@@ -59,6 +60,10 @@ class Flaky:
     @property
     def duplicate_window_seconds(self) -> float:
         return self._inner.duplicate_window_seconds
+
+    @property
+    def max_payload(self) -> int:
+        return self._inner.max_payload
 
     async def publish(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> PublishOutcome:
         return await self._inner.publish(subject, payload, headers)
@@ -138,6 +143,7 @@ def ordered_lane(
         clock=time.monotonic,
         batch_max=100,
         batch_bytes_max=2**20,
+        room=Room(2**22),
         batches_max=2,
         poll_seconds=0.05,
     )

@@ -177,8 +177,8 @@ async def test_a_claim_reads_only_its_indexes(pool: asyncpg.Pool) -> None:
     sql = load_queries("outbox", *STATEMENTS)
     at = "'2000-01-01', 0, '2000-01-01', 0"
     for name, arguments in [
-        ("claim", f"10, 'w', {at}, 2"),
-        ("claim_ordered", f"10, 'w', {at}, 2, 10, '{{}}', false, false"),
+        ("claim", f"10, 'w', {at}, 2, 9999, 9999, false"),
+        ("claim_ordered", f"10, 'w', {at}, 2, 10, '{{}}', false, false, 9999, 9999"),
         ("reap", "30, 10, 5"),
         ("reap_ordered", "30, 10, 5"),
     ]:

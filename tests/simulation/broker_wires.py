@@ -55,6 +55,10 @@ class PublisherWire:
     def duplicate_window_seconds(self) -> float:
         return self._twin.duplicate_window_seconds
 
+    @property
+    def max_payload(self) -> int:
+        return self._twin.max_payload
+
     async def publish(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> PublishOutcome:
         message = OutboundMessage(
             id=headers.get(MSG_ID, ""), subject=subject, payload=payload, headers=headers

@@ -135,8 +135,8 @@ class OutboxWire:
         self._twin = twin
         self._audit = audit
 
-    async def find_unpublished(self, *, batch_max: int) -> Claim:
-        return await self._call("find_unpublished", lambda: self._twin.find_unpublished(batch_max=batch_max))
+    async def find_unpublished(self, **limits: int) -> Claim:
+        return await self._call("find_unpublished", lambda: self._twin.find_unpublished(**limits))
 
     async def mark_published(self, claim: Claim, verdicts: Sequence[Published]) -> frozenset[str]:
         return await self._settle("mark_published", self._twin.mark_published, claim, verdicts)

@@ -5,7 +5,7 @@ import random
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, cast
 
 from sea_mq_worker.adapters.memory.inbox import InMemoryInbox
@@ -15,6 +15,7 @@ from sea_mq_worker.application.burial import Burial
 from sea_mq_worker.application.handling import Handle, HandlerHealth
 from sea_mq_worker.application.reception import InHand, Reception
 from sea_mq_worker.application.rescue import Rescuer
+from sea_mq_worker.application.sizing import Room
 from sea_mq_worker.application.supervisor import Loop, Supervisor
 from sea_mq_worker.application.upkeep import Periodic, Reaper
 from sea_mq_worker.bootstrap.worker.base import Base
@@ -184,10 +185,18 @@ class Assembly:
         )
         store_gate = base.gate("outbox database", cap_seconds=_PROBE_MAX_SECONDS)
         unordered, ordered = (self._outbox(line, ordered=ordered) for ordered in (False, True))
+        lane = partial(
+            _lane,
+            base,
+            publishing,
+            wakeup=self.wakeup,
+            store_gate=store_gate,
+            room=Room(base.settings.outbox_bytes_max),
+        )
         reaper = Reaper(outbox=unordered, observer=base.observer)
         return {
-            "outbox unordered": _lane(base, unordered, publishing, self.wakeup, store_gate).run,
-            "outbox ordered": _lane(base, ordered, publishing, self.wakeup, store_gate).run,
+            "outbox unordered": lane(unordered).run,
+            "outbox ordered": lane(ordered).run,
             "reaper": Periodic(work=reaper.reap, store_gate=store_gate, seconds=LEASE / 2).run,
         }
 

@@ -18,6 +18,7 @@ from sea_mq_worker.application.gate import Gate, Passage
 from sea_mq_worker.application.publishing import Publishing
 from sea_mq_worker.application.relay import OutboxPublisher
 from sea_mq_worker.application.settlement import Settlement
+from sea_mq_worker.application.sizing import Room
 from sea_mq_worker.domain.errors import StoreUnavailableError
 from sea_mq_worker.domain.events import EventState
 from sea_mq_worker.domain.facts import (
@@ -126,6 +127,7 @@ class World:
             clock=self.clock,
             batch_max=10,
             batch_bytes_max=2**20,
+            room=Room(2**22),
             batches_max=1,
             poll_seconds=2.0,
         )

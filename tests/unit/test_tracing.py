@@ -44,6 +44,7 @@ class RecordingPublisher:
     connected: bool = True
     keeps_order: bool = True
     duplicate_window_seconds: float = 120.0
+    max_payload: int = 1000
 
     async def publish(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> PublishOutcome:
         self.sent.append(OutboundMessage(id="", subject=subject, payload=payload, headers=headers))
@@ -176,6 +177,7 @@ async def test_everything_else_of_a_publisher_passes_through(traces: Traces) -> 
     assert publisher.connected
     assert publisher.keeps_order
     assert publisher.duplicate_window_seconds == 120.0
+    assert publisher.max_payload == 1000
     assert await publisher.find([Wanted("i", 9.0)]) == {"i": Stored("S", 9)}
 
 

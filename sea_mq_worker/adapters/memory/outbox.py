@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import assert_never
 
-from sea_mq_worker.domain.events import NOTHING_CLAIMED, Claim, ClaimedEvent, EventState
+from sea_mq_worker.domain.events import NO_BYTES_MAX, NOTHING_CLAIMED, Claim, ClaimedEvent, EventState
 from sea_mq_worker.domain.outcomes import Buried, Postponed, Published, Released, Verdict
 
 EPOCH = datetime(2025, 1, 1, tzinfo=UTC)
@@ -47,6 +47,12 @@ class OutboxRow:
     error: str | None = None
     stream: str = ""
     stream_seq: int = 0
+
+    @property
+    def bytes(self) -> int:
+        """Size of what a worker would have to read."""
+        texts = self.headers, self.metadata, self.aggregate_type, self.aggregate_id
+        return len(self.payload) + sum(map(len, (*texts, self.event_type, self.partition_key)))
 
 
 @dataclass(slots=True)
@@ -122,22 +128,30 @@ class MemoryOutbox:
         self._run_max = run_max
         self._retries_first = False
 
-    async def find_unpublished(self, *, batch_max: int) -> Claim:
+    async def find_unpublished(
+        self, *, batch_max: int, bytes_max: int = NO_BYTES_MAX, event_bytes_max: int = NO_BYTES_MAX
+    ) -> Claim:
         """Lease due events, a quarter of the places kept for retries."""
-        candidates = sorted(self._runs(), key=lambda row: row.seq) if self._ordered else self._due()
-        self._retries_first = not self._retries_first
-        kept = batch_max // 4 or int(self._retries_first)
-        retried = [row for row in candidates if row.error is not None]
-        fresh = [row for row in candidates if row.error is None][: batch_max - min(kept, len(retried))]
-        chosen = fresh + retried[: batch_max - len(fresh)]
-        if self._ordered:
-            chosen = self._unbroken(chosen)
+        looked = self._looked_at(batch_max)
+        sizes = [row.bytes if row.bytes <= event_bytes_max else 0 for row in looked]
+        through = list(itertools.accumulate(sizes))
+        fitting = [all_ in {own, min(all_, bytes_max)} for own, all_ in zip(sizes, through, strict=True)]
+        chosen = list(itertools.compress(looked, fitting))
         if not chosen:
             return NOTHING_CLAIMED
         owner = f"{self._worker}#{next(self._table.claims)}"
-        events = tuple(self._lease(row, owner) for row in sorted(chosen, key=lambda row: row.seq))
-        at = EPOCH + timedelta(seconds=self._table.clock())
-        return Claim(token=owner, at=at, events=events, more=len(chosen) == batch_max)
+        cut = len(chosen) < len(looked)
+        return Claim(
+            token=owner,
+            at=EPOCH + timedelta(seconds=self._table.clock()),
+            events=tuple(
+                self._lease(row, owner, withheld=row.bytes > event_bytes_max)
+                for row in sorted(chosen, key=lambda row: row.seq)
+            ),
+            more=cut or len(chosen) == batch_max,
+            bytes=through[len(chosen) - 1],
+            cut=cut,
+        )
 
     async def mark_published(self, claim: Claim, verdicts: Sequence[Published]) -> frozenset[str]:
         """CLAIMED -> PUBLISHED."""
@@ -164,6 +178,20 @@ class MemoryOutbox:
         for row in expired:
             self._end_lease(row, now)
         return len(expired)
+
+    def _looked_at(self, batch_max: int) -> list[OutboxRow]:
+        """Return what there are places for, in the order in which it takes up the claim's bytes."""
+        candidates = sorted(self._runs(), key=lambda row: row.seq) if self._ordered else self._due()
+        self._retries_first = not self._retries_first
+        kept = batch_max // 4 or int(self._retries_first)
+        retried = [row for row in candidates if row.error is not None]
+        fresh = [row for row in candidates if row.error is None][: batch_max - min(kept, len(retried))]
+        retried = retried[: batch_max - len(fresh)]
+        if self._ordered:
+            return sorted(self._unbroken(fresh + retried), key=lambda row: row.seq)
+        placed = [(nth + (nth - 1) // 3, row) for nth, row in enumerate(fresh, start=1)]
+        placed += [(4 * nth - 4 * self._retries_first, row) for nth, row in enumerate(retried, start=1)]
+        return [row for _, row in sorted(placed, key=lambda at: at[0])]
 
     def _lane(self) -> Iterable[OutboxRow]:
         return (row for row in self._table.rows.values() if (row.ordering_key is not None) == self._ordered)
@@ -205,7 +233,7 @@ class MemoryOutbox:
                 kept.append(row)
         return kept
 
-    def _lease(self, row: OutboxRow, owner: str) -> ClaimedEvent:
+    def _lease(self, row: OutboxRow, owner: str, *, withheld: bool) -> ClaimedEvent:
         now = self._table.clock()
         row.state = EventState.CLAIMED
         row.claimed_at, row.claimed_by = now, owner
@@ -218,19 +246,20 @@ class MemoryOutbox:
             aggregate_id=row.aggregate_id,
             event_type=row.event_type,
             event_version=row.event_version,
-            payload=row.payload,
+            payload=b"" if withheld else row.payload,
             occurred_at=EPOCH + timedelta(seconds=row.created_at),
             correlation_id=row.correlation_id,
             causation_id=row.causation_id,
             partition_key=row.partition_key,
             ordering_key=row.ordering_key,
-            headers=row.headers,
-            metadata=row.metadata,
+            headers="" if withheld else row.headers,
+            metadata="" if withheld else row.metadata,
             attempts=row.attempts,
             failures=row.failures,
             age_seconds=now - min(row.available_at, row.first_attempt_at),
             attempted_seconds_ago=now - row.first_attempt_at,
             earlier_stream_seq=row.stream_seq,
+            withheld_bytes=row.bytes if withheld else 0,
         )
 
     def _settle(self, claim: Claim, verdicts: Sequence[Verdict]) -> frozenset[str]:

@@ -55,11 +55,12 @@ class InMemoryPublisher:
     Args:
         faults: asked for each message as it is sent.
         keeps_order: behave as the batched modes do, which store nothing behind what was not stored.
-        max_payload: bytes of headers and body that the server takes.
+        max_payload: see the attribute.
 
     Attributes:
         connected: set to False for an outage.
         find_max: messages that a search reads before its time is over; None: all.
+        max_payload: bytes of headers and body that the server takes.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class InMemoryPublisher:
         self._stream = stream
         self._clock = clock
         self._keeps_order = keeps_order
-        self._max_payload = max_payload
+        self.max_payload = max_payload
 
     @property
     def keeps_order(self) -> bool:
@@ -142,7 +143,7 @@ class InMemoryPublisher:
         return looked._replace(through=read[-1].seq if len(read) < len(behind) else until, until=until)
 
     def _send(self, message: OutboundMessage) -> PublishOutcome:
-        bad = problem(message, self._max_payload)
+        bad = problem(message, self.max_payload)
         if bad:
             return Refused(bad)
         if not self.connected:

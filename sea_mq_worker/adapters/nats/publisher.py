@@ -107,6 +107,11 @@ class NatsJetStreamPublisher:
         """How long the stream remembers a message id."""
         return self._facts.duplicate_window_seconds
 
+    @property
+    def max_payload(self) -> int:
+        """Bytes of headers and body that the server takes."""
+        return self._connection.client.max_payload
+
     async def publish(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> PublishOutcome:
         """Make one attempt for one message."""
         message = OutboundMessage(
@@ -126,7 +131,7 @@ class NatsJetStreamPublisher:
         if self._facts.useless:
             self._facts_are_old = True
             return [Unsent(self._facts.useless)] * len(messages)
-        limit = self._connection.client.max_payload
+        limit = self.max_payload
         ready = [sendable(message, limit) for message in messages]
         known = self._ordered.last_seq
         if route == "pipeline":

@@ -57,6 +57,10 @@ class TracedPublisher:
     def duplicate_window_seconds(self) -> float:
         return self.inner.duplicate_window_seconds
 
+    @property
+    def max_payload(self) -> int:
+        return self.inner.max_payload
+
     async def publish(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> PublishOutcome:
         message = OutboundMessage(
             id=headers.get(MSG_ID, ""), subject=subject, payload=payload, headers=headers

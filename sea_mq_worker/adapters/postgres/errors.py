@@ -12,6 +12,7 @@ import asyncpg
 from sea_mq_worker.domain.errors import (
     ContractError,
     RowsRefusedError,
+    StoreTooSlowError,
     StoreUnavailableError,
     WorkerError,
 )
@@ -62,7 +63,7 @@ _CLAIMED_BY_PLACE = "outbox_claimed_by_place"
 """The trigger of an outbox in partitions that refuses claims which join by ``ctid``."""
 
 
-class StatementTooLongError(StoreUnavailableError):
+class StatementTooLongError(StoreTooSlowError):
     """A statement took longer than the settings allow."""
 
 
@@ -89,7 +90,7 @@ def translated() -> Iterator[None]:
     except (asyncpg.InterfaceError, asyncpg.InternalClientError) as error:
         raise _from_driver(error) from error
     except TimeoutError as error:
-        raise StoreUnavailableError("PostgreSQL did not answer in time") from error
+        raise StoreTooSlowError("PostgreSQL did not answer in time") from error
     except OSError as error:
         raise _from_network(error) from error
 

@@ -15,7 +15,7 @@ from sea_mq_worker.adapters.postgres.cursor import START, Cursor, Position, Read
 from sea_mq_worker.adapters.postgres.errors import PartitionedError
 from sea_mq_worker.adapters.postgres.queries import joined_by_id, load_queries
 from sea_mq_worker.adapters.postgres.texts import storable
-from sea_mq_worker.domain.events import Claim, ClaimedEvent
+from sea_mq_worker.domain.events import NO_BYTES_MAX, Claim, ClaimedEvent
 from sea_mq_worker.domain.outcomes import Buried, Postponed, Published, Released, Verdict
 
 _REFUSALS_MAX = 20
@@ -82,14 +82,16 @@ class PostgresOutboxAdapter:
         self._retries_first = False
         self._hints: set[str] = set()
 
-    async def find_unpublished(self, *, batch_max: int) -> Claim:
+    async def find_unpublished(
+        self, *, batch_max: int, bytes_max: int = NO_BYTES_MAX, event_bytes_max: int = NO_BYTES_MAX
+    ) -> Claim:
         """Lease due events; neither retries nor first tries can take all places of a full batch."""
         claim = self._claim_ordered if self._ordered else self._claim
         try:
-            return await claim(batch_max)
+            return await claim(batch_max, bytes_max, event_bytes_max)
         except PartitionedError:
             self._join_by_id()
-            return await claim(batch_max)
+            return await claim(batch_max, bytes_max, event_bytes_max)
 
     async def mark_published(self, claim: Claim, verdicts: Sequence[Published]) -> frozenset[str]:
         """CLAIMED -> PUBLISHED (CMD-050); the attempt was counted by the claim."""
@@ -121,21 +123,22 @@ class PostgresOutboxAdapter:
             self._hints.update(row["ordering_key"] for row in ordered)
         return len(unordered) + len(ordered)
 
-    async def _claim(self, batch_max: int) -> Claim:
+    async def _claim(self, batch_max: int, *bytes_max: int) -> Claim:
         owner = self._owner()
         began = time.monotonic()
         positions = *self._fresh.next(), *self._retries.next()
         kept = self._places_kept(batch_max)
-        rows = await fetch(self._pool, self._sql["claim"], batch_max, owner, *positions, kept)
+        args = batch_max, owner, *positions, kept, *bytes_max, self._retries_first
+        rows = await fetch(self._pool, self._sql["claim"], *args)
         seconds = time.monotonic() - began
         head, events = _split(rows)
-        full = len(events) == batch_max
+        full = len(events) == batch_max or head["cut"]
         for cursor, name in ((self._fresh, "fresh"), (self._retries, "retry")):
             read = Read(_position(head, name), now=head["at"], full=full, fruitful=bool(events))
             cursor.advance(read, seconds=seconds)
         return _claim_of(owner, head, events, more=full)
 
-    async def _claim_ordered(self, batch_max: int) -> Claim:
+    async def _claim_ordered(self, batch_max: int, *bytes_max: int) -> Claim:
         owner = self._owner()
         hints, self._hints = self._hints, set()
         began = time.monotonic()
@@ -143,14 +146,14 @@ class PostgresOutboxAdapter:
         kept = self._places_kept(batch_max)
         try:
             head, events = await self._take_turn(
-                batch_max, owner, *positions, kept, self._run_max, list(hints)
+                (batch_max, owner, *positions, kept, self._run_max, list(hints)), bytes_max
             )
         except BaseException:
             self._hints |= hints
             raise
         seconds = time.monotonic() - began
         self._hints.update(head["leftover"])
-        cut = len(events) == batch_max
+        cut = len(events) == batch_max or (head["cut"] and bool(events))
         fresh_full = head["fresh_count"] == batch_max
         retries_full = head["retry_count"] == (kept if fresh_full else batch_max)
         for cursor, name, full in (
@@ -166,18 +169,21 @@ class PostgresOutboxAdapter:
         self._retries_first = not self._retries_first
         return batch_max // 4 or int(self._retries_first)
 
-    async def _take_turn(self, *args: object) -> tuple[Any, list[ClaimedEvent]]:
+    async def _take_turn(
+        self, args: Sequence[object], bytes_max: Sequence[int]
+    ) -> tuple[Any, list[ClaimedEvent]]:
         """Claim in turn with other relays; after a bounded number of refusals, out of turn.
 
         Two claims at once are correct, but the second one walks over what the first has locked.
         """
         statement = self._sql["claim_ordered"]
+        rest = self._hold_dead_keys, *bytes_max
         for _ in range(_REFUSALS_MAX if self._take_turns else 0):
-            head, events = _split(await fetch(self._pool, statement, *args, True, self._hold_dead_keys))
+            head, events = _split(await fetch(self._pool, statement, *args, True, *rest))
             if head["my_turn"]:
                 return head, events
             await asyncio.sleep(_REFUSAL_SECONDS)
-        return _split(await fetch(self._pool, statement, *args, False, self._hold_dead_keys))
+        return _split(await fetch(self._pool, statement, *args, False, *rest))
 
     async def _settle(
         self, statement: str, claim: Claim, verdicts: Sequence[Verdict], *columns: Sequence[object]
@@ -217,7 +223,14 @@ def _position(head: Any, name: str) -> Position:
 
 def _claim_of(owner: str, head: Any, events: Sequence[ClaimedEvent], *, more: bool) -> Claim:
     token = f"{head['claimed_at'].isoformat()} {owner}" if events else ""
-    return Claim(token=token, at=head["claimed_at"], events=tuple(events), more=more)
+    return Claim(
+        token=token,
+        at=head["claimed_at"],
+        events=tuple(events),
+        more=more,
+        bytes=head["bytes"],
+        cut=head["cut"],
+    )
 
 
 def _changes(verdict: Postponed | Buried | Released) -> tuple[object, ...]:

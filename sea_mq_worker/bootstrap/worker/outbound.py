@@ -1,5 +1,7 @@
 """The outbound side: outbox -> JetStream."""
 
+from functools import partial
+
 import asyncpg
 
 from sea_mq_worker.adapters.memory.wakeup import PollingWakeup
@@ -13,6 +15,7 @@ from sea_mq_worker.application.gate import Gate
 from sea_mq_worker.application.publishing import Publishing
 from sea_mq_worker.application.relay import OutboxPublisher
 from sea_mq_worker.application.settlement import Settlement
+from sea_mq_worker.application.sizing import Room
 from sea_mq_worker.application.supervisor import Loop
 from sea_mq_worker.application.upkeep import PartitionMaker, Periodic, Reaper
 from sea_mq_worker.bootstrap.connections.postgres import open_pool
@@ -46,13 +49,16 @@ async def outbound_loops(base: Base) -> dict[str, Loop]:
     unordered, ordered = (
         _outbox(base, pool, ordered=ordered, partitioned=partitioned) for ordered in (False, True)
     )
+    lane = partial(
+        _lane, base, publishing, wakeup=wakeup, store_gate=store_gate, room=Room(s.outbox_bytes_max)
+    )
     reaper = Reaper(outbox=unordered, observer=base.observer)
     reaping = Periodic(work=reaper.reap, store_gate=store_gate, seconds=s.outbox_lease_seconds / 2)
     maker = PartitionMaker(partitions=partitions, observer=base.observer, days_ahead=s.outbox_partition_days)
     making = Periodic(work=maker.make, store_gate=store_gate, seconds=_PARTITIONS_SECONDS)
     return loops | {
-        "outbox unordered": _lane(base, unordered, publishing, wakeup, store_gate).run,
-        "outbox ordered": _lane(base, ordered, publishing, wakeup, store_gate).run,
+        "outbox unordered": lane(unordered).run,
+        "outbox ordered": lane(ordered).run,
         "reaper": reaping.run,
         "partitions": making.run,
     }
@@ -95,7 +101,13 @@ def _check_window(base: Base, seconds: float) -> None:
 
 
 def _lane(
-    base: Base, outbox: OutboxRepository, publishing: Publishing, wakeup: Wakeup, store_gate: Gate
+    base: Base,
+    publishing: Publishing,
+    outbox: OutboxRepository,
+    *,
+    wakeup: Wakeup,
+    store_gate: Gate,
+    room: Room,
 ) -> OutboxPublisher:
     s = base.settings
     settlement = Settlement(
@@ -113,6 +125,7 @@ def _lane(
         broker_gate=publishing.broker_gate,
         store_gate=store_gate,
         clock=base.clock,
+        room=room,
         batch_max=s.outbox_batch_max,
         batch_bytes_max=s.outbox_batch_bytes_max,
         batches_max=s.outbox_batches_max,

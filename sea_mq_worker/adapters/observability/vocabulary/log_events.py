@@ -102,6 +102,10 @@ NOTICES = tuple(
             "search_unfinished",
             "Events wait for a search of the stream for their earlier copies; the text tells what helps.",
         ),
+        (
+            "event_not_attempted",
+            "An event was claimed 16, 32, 64, ... times and given back unsent: see the gates and time-outs.",
+        ),
         ("plaintext_connection", "A connection leaves the machine unencrypted: use TLS."),
         ("secret_file_exposed", "Every user of the machine may read a file with a secret."),
         ("loop_died", "A loop of the worker died; the worker ends, so that it is started anew."),
