@@ -12,7 +12,10 @@ from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 _NATS_SCHEMES = frozenset({"nats", "tls"})
 _ENCODE = "in user and password anything but letters, digits and -._~ is percent-encoded"
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^\[\]:,@]*)(:[0-9]{1,5})?")
-_NOTHING = urlsplit("")
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/?#\s]*)([^?#\s]*)(?:\?([^#\s]*))?(?:#(.*))?")
+"""urlsplit refuses a name and a bracketed IPv6 address in one list of hosts."""
+_PORT = re.compile(r":[0-9]+$")
+_NOTHING = SplitResult("", "", "", "", "")
 _ENCRYPTED = frozenset({"require", "verify-ca", "verify-full"})
 
 
@@ -53,9 +56,25 @@ def is_loopback(host: str) -> bool:
 def postgres_problem(dsn: str) -> str:
     """Tell what is wrong with a PostgreSQL URL as far as its form goes; empty: nothing is."""
     parts = _parts(dsn)
-    if parts.scheme not in {"postgresql", "postgres"} or "@" in parts.path:
+    if parts.scheme not in {"postgresql", "postgres"} or "@" in parts.path or parts.netloc.count("@") > 1:
         return f"expected postgresql://user:password@host:5432/database; {_ENCODE}"
     return ""
+
+
+def postgres_address(dsn: str) -> tuple[str, list[tuple[str, int]]]:
+    """Take the hosts out of a PostgreSQL URL; the port of one that has none is 0.
+
+    Raises:
+        ValueError: it is no such URL.
+    """
+    if problem := postgres_problem(dsn):
+        raise ValueError(problem)
+    parts = _parts(dsn)
+    login, at, hosts = parts.netloc.rpartition("@")
+    ports = [int(text.rpartition(":")[2]) if _PORT.search(text) else 0 for text in hosts.split(",")]
+    named = [(host or "localhost", port) for host, port in zip(_hosts(parts), ports, strict=True)]
+    rest = dsn.partition("://")[2].removeprefix(parts.netloc)
+    return f"{parts.scheme}://{login}{at}{rest}", named if hosts else []
 
 
 def is_postgres_exposed(dsn: str, *, default_mode: str) -> bool:
@@ -101,16 +120,18 @@ def _nats_address(text: str) -> NatsAddress:
 
 
 def _parts(text: str) -> SplitResult:
-    """Split a URL; an empty result where it has no readable hosts and ports, or a fragment."""
-    try:
-        parts = urlsplit(text)
-    except ValueError:
+    """Split a URL; an empty result where it is none, has no readable hosts and ports, or a fragment."""
+    found = _URL.fullmatch(text)
+    if not found:
         return _NOTHING
-    if parts.fragment or not all(map(_HOST.fullmatch, parts.netloc.rpartition("@")[2].split(","))):
-        return _NOTHING
-    return parts
+    parts = SplitResult(found[1].lower(), *(found[group] or "" for group in (2, 3, 4, 5)))
+    return _NOTHING if parts.fragment or not all(map(_HOST.fullmatch, _addresses(parts))) else parts
+
+
+def _addresses(parts: SplitResult) -> list[str]:
+    return parts.netloc.rpartition("@")[2].split(",")
 
 
 def _hosts(parts: SplitResult) -> list[str]:
-    named = (_HOST.match(text) for text in parts.netloc.rpartition("@")[2].split(","))
+    named = (_HOST.match(text) for text in _addresses(parts))
     return [unquote(found[1]).strip("[]") for found in named if found]

@@ -115,6 +115,28 @@ async def test_sessions_that_the_server_ends_for_being_idle_are_replaced(shared:
     await shared.audit()
 
 
+@pytest.mark.fault("D18")
+@pytest.mark.parametrize("seconds", [0.5, pytest.param(15, marks=pytest.mark.long, id="as shipped")])
+async def test_a_database_link_that_falls_silent_costs_one_time_out(shared: Site, seconds: float) -> None:
+    lease = 60 if seconds > 1 else 5
+    async with shared.worker(database_timeout_seconds=seconds, outbox_lease_seconds=lease) as worker:
+        await worker.ready()
+        for _ in range(5):
+            await shared.both_ways()
+        await shared.quiet()
+        shared.to_database.forget()
+        began = time.monotonic()
+        await shared.commit()
+        await shared.published(within=120)
+        took = time.monotonic() - began
+        print(f"time-out {seconds:g} s: published {took:.1f} s after the link fell silent")  # noqa: T201
+        assert took < seconds + 2 + 3
+        await worker.ready()
+        await shared.both_ways()
+        await shared.quiet()
+    await shared.audit()
+
+
 @pytest.mark.fault("D15")
 @pytest.mark.parametrize(
     ("paused", "works"), [("outbox_events", "inbox_messages"), ("inbox_messages", "outbox_events")]
@@ -132,6 +154,17 @@ async def test_a_privilege_that_is_taken_away_pauses_its_side_alone(
         await worker.ready()
         await shared.quiet()
     await shared.audit()
+
+
+@pytest.mark.fault("D20")
+@pytest.mark.parametrize("table", ["outbox_events", "inbox_messages"])
+async def test_a_table_whose_rows_are_hidden_is_refused_at_the_start(
+    shared: Site, member: str, table: str
+) -> None:
+    await shared.database.execute(f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY")
+    async with shared.worker(database_url=as_member(shared, member)) as worker:
+        assert await worker.ended() == 3
+    assert f"ALTER TABLE {table} DISABLE ROW LEVEL SECURITY" in worker.written
 
 
 @pytest.mark.fault("D15")

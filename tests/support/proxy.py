@@ -31,6 +31,7 @@ class TcpProxy:
         self._frames_left = 0
         self._swallowing = asyncio.Event()
         self._writers: set[asyncio.StreamWriter] = set()
+        self._forgotten: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -78,6 +79,10 @@ class TcpProxy:
         """Pass each piece on so much later, in both directions."""
         self._lag_seconds = seconds
 
+    def forget(self) -> None:
+        """Swallow whatever goes through the connections there are, in both directions; new ones are taken."""
+        self._forgotten |= self._writers
+
     def drop_to_server(self) -> None:
         """Swallow what clients send."""
         self._drops_up = True
@@ -118,7 +123,7 @@ class TcpProxy:
             await self._flows.wait()
             dropped = self._drops_up if up else self._drops_down
             passed = self._counted(data) if up and self._frame else data
-            if passed and not dropped:
+            if passed and not dropped and writer not in self._forgotten:
                 writer.write(passed)
                 await writer.drain()
         raise ConnectionResetError

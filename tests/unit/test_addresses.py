@@ -2,7 +2,13 @@
 
 import pytest
 
-from sea_mq_worker.domain.addresses import NatsAddress, nats_addresses, postgres_problem, postgres_tls_files
+from sea_mq_worker.domain.addresses import (
+    NatsAddress,
+    nats_addresses,
+    postgres_address,
+    postgres_problem,
+    postgres_tls_files,
+)
 
 
 @pytest.mark.parametrize(
@@ -57,11 +63,33 @@ def test_postgresqls_own_forms_of_a_url_are_taken(dsn: str) -> None:
     [
         *("host=h", "mysql://h", "postgresql://u:s3/cret@h/d", "postgresql://u:12/s3@h/d"),
         *("postgresql://u:s3#cret@h/d", "postgresql://h:s3cret/d", "postgresql://[h/d"),
+        *("postgresql://u:s3@cret@h/d", "postgres:s3", "postgresql:/s3", "postgresql://h/d\ns3"),
     ],
 )
 def test_what_is_no_url_of_postgresql_is_refused_unquoted(dsn: str) -> None:
     assert "expected postgresql://" in postgres_problem(dsn)
     assert "s3" not in postgres_problem(dsn)
+
+
+@pytest.mark.parametrize(
+    ("dsn", "rest", "hosts"),
+    [
+        ("postgresql://h:1,[::1]:2/d", "postgresql:///d", [("h", 1), ("::1", 2)]),
+        (
+            "postgres://u:p%40@[fe80::1],h:1,:2/d?sslmode=require&x=%2F",
+            "postgres://u:p%40@/d?sslmode=require&x=%2F",
+            [("fe80::1", 0), ("h", 1), ("localhost", 2)],
+        ),
+        ("postgresql://%2Frun%2Fsock/d", "postgresql:///d", [("/run/sock", 0)]),
+        ("postgresql://u@/d?host=/run/sock", "postgresql://u@/d?host=/run/sock", []),
+        ("postgresql://", "postgresql://", []),
+    ],
+)
+def test_hosts_are_taken_out_of_a_url_of_postgresql(
+    dsn: str, rest: str, hosts: list[tuple[str, int]]
+) -> None:
+    assert postgres_address(dsn) == (rest, hosts)
+    assert postgres_address(rest) == (rest, [])
 
 
 def test_the_files_of_a_dsn_are_named_as_they_are_given() -> None:

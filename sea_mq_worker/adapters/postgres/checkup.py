@@ -12,7 +12,8 @@ from typing import Any
 import asyncpg
 
 from sea_mq_worker.adapters.postgres.connection import fetch, session_settings
-from sea_mq_worker.adapters.postgres.errors import connecting, translated
+from sea_mq_worker.adapters.postgres.errors import translated
+from sea_mq_worker.adapters.postgres.opening import opening
 from sea_mq_worker.adapters.postgres.promised import TABLES, promised_functions
 from sea_mq_worker.adapters.postgres.queries import load_queries
 
@@ -283,9 +284,9 @@ async def hears_itself(dsn: str, pool: asyncpg.Pool, *, schema: str) -> bool:
         ContractError: it refuses the connection.
     """
     settings = session_settings(schema, "sea_mq_worker doctor")
-    with connecting():
+    async with opening(dsn) as address:
         connection = await asyncpg.connect(
-            dsn,
+            **address,
             timeout=_CONNECT_SECONDS,
             command_timeout=_CONNECT_SECONDS,
             server_settings=settings,

@@ -8,7 +8,8 @@ from typing import Any
 
 import asyncpg
 
-from sea_mq_worker.adapters.postgres.errors import POOLER, connecting, translated
+from sea_mq_worker.adapters.postgres.errors import POOLER, translated
+from sea_mq_worker.adapters.postgres.opening import notice_silence, opening
 from sea_mq_worker.adapters.postgres.pooler import through_pooler
 from sea_mq_worker.domain.addresses import postgres_tls_files
 from sea_mq_worker.domain.errors import ContractError
@@ -79,15 +80,15 @@ async def connect_pool(
     """
     check_tls_files(dsn)
     settings = session_settings(schema, application_name) | _timeouts(statement_timeout_seconds) | dict(hints)
-    with connecting():
+    async with opening(dsn) as address:
         pool = await asyncpg.create_pool(
-            dsn,
+            **address,
             min_size=0,  # more would be restored behind our back, and each failure logged
             max_size=size_max,
             timeout=connect_timeout_seconds,
             command_timeout=statement_timeout_seconds + _CLIENT_PATIENCE_SECONDS,
             target_session_attrs="read-write",
-            init=check_server,
+            init=_welcome,
             reset=_keep_as_is,
             **(through_pooler(settings) if pooler else {"server_settings": settings}),
         )
@@ -120,6 +121,11 @@ async def check_settings(connection: Any, settings: Mapping[str, str]) -> None:
     found = await connection.fetchval("SELECT current_setting('search_path')")
     if found.replace('"', "") != settings["search_path"].replace('"', ""):
         raise ContractError(f"PostgreSQL: the settings of a session do not arrive: {POOLER}")
+
+
+async def _welcome(connection: Any) -> None:
+    notice_silence(connection)
+    await check_server(connection)
 
 
 async def check_server(connection: Any) -> None:
@@ -187,8 +193,8 @@ async def fetch(pool: asyncpg.Pool, statement: str, *args: object) -> Sequence[A
         try:
             async with pool.acquire() as connection:
                 return await _rows(connection, statement, args)
-        except asyncpg.ReadOnlySQLTransactionError:
-            # The server lives but is no primary any more: only a new connection looks for another one.
+        except (TimeoutError, asyncpg.ReadOnlySQLTransactionError):
+            # The other connections have gone silent, too, or lead to what is no primary any more.
             await pool.expire_connections()
             raise
 

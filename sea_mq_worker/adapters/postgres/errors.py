@@ -3,6 +3,7 @@
 Only the server's primary message is passed on: its DETAIL prints rows, and a driver's text may print the DSN.
 """
 
+import re
 import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,7 +34,7 @@ _MEND_ROW = "mend the trigger or the constraint that refuses it, or the row"
 _OWN_REFUSED = ("_CERTIFICATE", "_CERT_", "UNKNOWN_CA", "ACCESS_DENIED")
 """Parts of the alerts by which a server says so, once the client takes the handshake for done."""
 
-_NO_TLS = "rejected SSL upgrade"
+_NO_TLS = re.compile(r'at "(.*):(\d+)" rejected SSL upgrade')
 """What asyncpg says without a type of its own."""
 
 POOLER = "a pooler is in between; set SEA_MQ_DATABASE_POOLER=true, or connect directly, as `migrate` must"
@@ -69,6 +70,14 @@ class StatementTooLongError(StoreTooSlowError):
 
 class TableMissingError(ContractError):
     """A statement names a table that is not there."""
+
+
+class NoTlsError(ContractError):
+    """What answers at ``host`` and ``port`` does not speak TLS as PostgreSQL does."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self.host, self.port = host, port
+        super().__init__("PostgreSQL: it offers no TLS, although sslmode in SEA_MQ_DATABASE_URL demands it")
 
 
 class PartitionedError(ContractError):
@@ -144,10 +153,8 @@ def _from_network(error: OSError) -> WorkerError:
         )
     if isinstance(error, ssl.SSLError) and not isinstance(error, _TLS_CUT):
         return ContractError(f"PostgreSQL: TLS failed ({error.reason}); check both sides' certificates")
-    if _NO_TLS in str(error):
-        return ContractError(
-            "PostgreSQL: it offers no TLS, although sslmode in SEA_MQ_DATABASE_URL demands it"
-        )
+    if found := _NO_TLS.search(str(error)):
+        return NoTlsError(found[1], int(found[2]))
     return StoreUnavailableError(f"PostgreSQL cannot be reached: {error.strerror or type(error).__name__}")
 
 

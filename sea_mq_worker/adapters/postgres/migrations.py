@@ -17,7 +17,8 @@ from sea_mq_worker.adapters.postgres.connection import (
     quoted_schema,
     session_settings,
 )
-from sea_mq_worker.adapters.postgres.errors import connecting, translated
+from sea_mq_worker.adapters.postgres.errors import translated
+from sea_mq_worker.adapters.postgres.opening import opening
 from sea_mq_worker.domain.errors import ContractError, FinalError
 from sea_mq_worker.resources import resource_folder
 
@@ -95,9 +96,9 @@ async def owner_session(dsn: str, schema: str) -> AsyncIterator[asyncpg.Connecti
     """
     settings = session_settings(schema, "sea_mq_worker migrate")
     check_tls_files(dsn)
-    with connecting():
+    async with opening(dsn) as address:
         connection = await asyncpg.connect(
-            dsn, timeout=_CONNECT_SECONDS, server_settings=settings, target_session_attrs="read-write"
+            **address, timeout=_CONNECT_SECONDS, server_settings=settings, target_session_attrs="read-write"
         )
     with translated():
         try:

@@ -1,5 +1,9 @@
-"""One schema, one context: two contexts in one outbox or inbox would take each other's rows for their own."""
+"""Whose tables these are, and whether all of their rows can be seen.
 
+Two contexts in one outbox or inbox would take each other's rows for their own.
+"""
+
+from collections.abc import Mapping
 from typing import Any
 
 from sea_mq_worker.adapters.postgres.errors import translated
@@ -14,7 +18,7 @@ async def take_schema(database: Any, context: str) -> None:
         ContractError: it is another context's; the text names both and what to do.
         StoreUnavailableError: PostgreSQL cannot serve now.
     """
-    sql = load_queries("context", "owner", "take")
+    sql = _queries()
     with translated():
         owner = await database.fetchval(sql["owner"])
         if owner is None:
@@ -27,3 +31,23 @@ async def take_schema(database: Any, context: str) -> None:
             " a schema of its own (SEA_MQ_DATABASE_SCHEMA) or, if the context was renamed, write its new name"
             f" into {schema}.sea_mq_context"
         )
+
+
+async def check_rows_visible(database: Any) -> None:
+    """Make sure that row security hides no rows: what is hidden looks like nothing to do.
+
+    Raises:
+        ContractError: it does; the text names the table and what to do.
+        StoreUnavailableError: PostgreSQL cannot serve now.
+    """
+    with translated():
+        hidden = [row["name"] for row in await database.fetch(_queries()["hidden"])]
+    if hidden:
+        raise ContractError(
+            f"row security hides rows of {' and '.join(hidden)} from the worker: run `ALTER TABLE {hidden[0]}"
+            " DISABLE ROW LEVEL SECURITY`, or give the worker's role BYPASSRLS"
+        )
+
+
+def _queries() -> Mapping[str, str]:
+    return load_queries("context", "owner", "hidden", "take")

@@ -19,7 +19,8 @@ from typing import Any
 import asyncpg
 
 from sea_mq_worker.adapters.postgres.connection import session_settings
-from sea_mq_worker.adapters.postgres.errors import connecting, translated
+from sea_mq_worker.adapters.postgres.errors import translated
+from sea_mq_worker.adapters.postgres.opening import notice_silence, opening
 from sea_mq_worker.domain.errors import ContractError, UnavailableError
 
 _CONNECT_SECONDS = 10.0
@@ -191,14 +192,15 @@ class PostgresWakeup:
         Raises:
             ContractError: this is no direct connection, and listening on it is in vain.
         """
-        with connecting():
+        async with opening(self._dsn) as address:
             connection = await asyncpg.connect(
-                self._dsn,
+                **address,
                 timeout=_CONNECT_SECONDS,
                 command_timeout=_STATEMENT_SECONDS,
                 server_settings=self._settings,
                 target_session_attrs="read-write",
             )
+        notice_silence(connection)
         try:
             identity = await connection.fetchrow(_IDENTITY)
             if identity["pid"] != connection.get_server_pid():

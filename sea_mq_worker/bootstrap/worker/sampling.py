@@ -15,7 +15,7 @@ from sea_mq_worker.adapters.postgres.connection import leave_former_primary
 from sea_mq_worker.adapters.postgres.inspection import PostgresInspection
 from sea_mq_worker.adapters.postgres.migrations import check_version
 from sea_mq_worker.adapters.postgres.overview import BY_INDEX, PostgresOverview
-from sea_mq_worker.adapters.postgres.ownership import take_schema
+from sea_mq_worker.adapters.postgres.ownership import check_rows_visible, take_schema
 from sea_mq_worker.adapters.postgres.records import Depth
 from sea_mq_worker.adapters.status.history import STEP_SECONDS
 from sea_mq_worker.adapters.status.standing import Sample, Standing
@@ -42,6 +42,7 @@ async def sampling(base: Base, standing: Standing) -> dict[str, Loop]:
         base.stack.push_async_callback(pool.close)
         await check_version(pool)
         await take_schema(pool, base.settings.context)
+        await check_rows_visible(pool)
         return pool
 
     pool = await wait_for(connect, what="PostgreSQL", observer=base.observer, stop=base.stop)
@@ -103,6 +104,7 @@ class _Sampler:
         self._take("inbox", inbox)
         dead = (outbox.dead, inbox.dead)
         if self._count % _OVERVIEW_EVERY == 0 or dead != self._dead:
+            await check_rows_visible(self._pool)
             found = await self._overview.overview(sessions=f"sea_mq_worker {_PURPOSE}")
             self._standing.set_overview(asdict(found))
         self._count, self._dead = self._count + 1, dead

@@ -13,6 +13,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 import pyarrow as pa
 
 from sea_mq_worker.adapters.postgres.connection import session_settings
+from sea_mq_worker.domain.addresses import postgres_address
 from sea_mq_worker.domain.errors import ContractError, StoreUnavailableError, WorkerError
 from sea_mq_worker.pipeline.errors import PipelineError
 from sea_mq_worker.settings import Settings
@@ -29,6 +30,7 @@ ONE_MOMENT = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"
 _UNLIMITED = {"statement_timeout": "0", "idle_in_transaction_session_timeout": "0"}
 """A read lasts as long as Spark takes the rows, whatever limit the role has for its daily work."""
 
+_DEFAULT_PORT = 5432
 _DEFAULTS = {
     "connect_timeout": "10",
     "client_encoding": "UTF8",
@@ -119,15 +121,12 @@ def libpq_uri(dsn: str, *, schema: str, purpose: str) -> str:
 
 def _parameters(dsn: str) -> dict[str, str]:
     """Read a DSN as asyncpg does."""
-    parts = urlsplit(dsn)
-    if parts.scheme not in {"postgresql", "postgres"}:
-        raise ValueError(parts.scheme)
-    login, at, address = parts.netloc.partition("@")
-    user, _, password = login.partition(":") if at else ("", "", "")
-    hosts, ports = _hosts(address if at else login)
+    rest, named = postgres_address(dsn)
+    parts = urlsplit(rest)
+    user, _, password = parts.netloc.removesuffix("@").partition(":")
     found = {
-        "host": hosts,
-        "port": ports,
+        "host": ",".join(host for host, _ in named),
+        "port": ",".join(str(port or _DEFAULT_PORT) for _, port in named),
         "user": unquote(user),
         "password": unquote(password),
         "dbname": unquote(parts.path.removeprefix("/")),
@@ -139,18 +138,6 @@ def _parameters(dsn: str) -> dict[str, str]:
 
 def _given(found: dict[str, str]) -> dict[str, str]:
     return {name: value for name, value in found.items() if value}
-
-
-def _hosts(address: str) -> tuple[str, str]:
-    """Part a list of hosts, each perhaps with a port, an IPv6 address in brackets."""
-    if not address:
-        return "", ""
-    pairs = [re.fullmatch(r"(\[[^\]]*\]|[^:]*)(?::(\d*))?", unquote(one)) for one in address.split(",")]
-    if not all(pairs):
-        raise ValueError("host")
-    hosts = [pair[1].strip("[]") for pair in pairs if pair]
-    ports = [pair[2] or "5432" for pair in pairs if pair]
-    return ",".join(hosts), ",".join(ports)
 
 
 def _escaped(value: str) -> str:

@@ -1,0 +1,88 @@
+"""Connections to PostgreSQL: to the first of a list of hosts that serves, and not to anything else."""
+
+import asyncio
+import socket
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import asyncpg
+import pytest
+
+from sea_mq_worker.adapters.postgres.connection import connect_pool, fetch
+from sea_mq_worker.adapters.postgres.opening import opening
+from sea_mq_worker.domain.errors import ContractError, StoreUnavailableError
+from tests.support.proxy import proxied
+from tests.support.servers import Database
+
+STATEMENT_SECONDS = 0.3
+CLIENT_SECONDS = STATEMENT_SECONDS + 2
+POOL = 4
+EACH = "SELECT pg_sleep(0.1)"
+
+
+@asynccontextmanager
+async def pool_of(dsn: str) -> AsyncIterator[asyncpg.Pool]:
+    made = await connect_pool(
+        dsn,
+        schema="public",
+        size_max=POOL,
+        application_name="test",
+        statement_timeout_seconds=STATEMENT_SECONDS,
+        connect_timeout_seconds=10,
+    )
+    try:
+        yield made
+    finally:
+        made.terminate()
+
+
+async def test_the_first_host_of_a_list_that_serves_is_taken_also_among_bracketed_ones(
+    database: Database,
+) -> None:
+    login, _, rest = database.dsn.rpartition("@")
+    async with pool_of(f"{login}@[::1]:1,nowhere.invalid:2,{rest}") as pool:
+        [row] = await fetch(pool, "SELECT current_database() AS name")
+    assert row["name"] == database.name
+
+
+async def test_the_system_ends_a_connection_whose_peer_is_gone(database: Database) -> None:
+    async with pool_of(database.dsn) as pool, pool.acquire() as connection:
+        end = connection._transport.get_extra_info("socket")
+        if end.family == socket.AF_UNIX:
+            pytest.skip("a Unix socket has no network between its ends")
+        assert end.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        for name, expected in (("TCP_USER_TIMEOUT", 10_000), ("TCP_KEEPIDLE", 10)):
+            assert end.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) == expected
+
+
+@pytest.mark.fault("D18")
+async def test_a_link_that_fell_silent_costs_one_time_out_for_all_connections(database: Database) -> None:
+    async with proxied(database.dsn) as (proxy, dsn), pool_of(dsn) as pool:
+        await asyncio.gather(*(fetch(pool, EACH) for _ in range(POOL)))
+        assert pool.get_size() == POOL
+        proxy.forget()
+        began = time.monotonic()
+        with pytest.raises(StoreUnavailableError, match="did not answer in time"):
+            await fetch(pool, EACH)
+        for _ in range(POOL):
+            await fetch(pool, EACH)
+        assert time.monotonic() - began < 2 * CLIENT_SECONDS
+
+
+@pytest.mark.parametrize("mode", ["prefer", "require"])
+@pytest.mark.parametrize("greeting", [b"HTTP/1.1 400 Bad Request\r\n", b"INFO {}\r\n", b"\x00\xff"])
+async def test_what_is_no_postgresql_is_told_by_what_it_says(mode: str, greeting: bytes) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(8)
+        writer.write(greeting)
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with server:
+        with pytest.raises(ContractError, match=f"answers at 127.0.0.1:{port} is no PostgreSQL") as refused:
+            async with opening(f"postgresql://u:s3cret@127.0.0.1:{port}/d?sslmode={mode}") as address:
+                await asyncpg.connect(**address)
+    assert str(refused.value).isprintable()
+    assert "s3cret" not in str(refused.value)
