@@ -87,7 +87,7 @@ END $$;
 
 -- The audit grows and is counted up; nobody but the owner rewrites who did what, or deletes it.
 GRANT SELECT ON operator_actions TO :"operator", :"janitor", :"reader";
-GRANT INSERT (actor, action, reason, selection, affected), UPDATE (affected, selection)
+GRANT INSERT (actor, action, reason, selection, affected, outcome), UPDATE (affected, selection, outcome)
    ON operator_actions TO :"operator", :"janitor";
 
 COMMIT;

@@ -8,7 +8,7 @@ from sea_mq_worker.adapters.postgres.records import AuditFilter
 from sea_mq_worker.cli.arguments import LimitOption, SinceOption, UntilOption
 from sea_mq_worker.cli.support import JsonOption, ask, print_page
 
-_COLUMNS = ("id", "at", "actor", "action", "affected", "reason", "selection")
+_COLUMNS = ("id", "at", "actor", "action", "outcome", "affected", "reason", "selection")
 
 
 def audit(
@@ -29,7 +29,10 @@ def audit(
     limit: LimitOption = 100,
     json: JsonOption = False,
 ) -> None:
-    """List what operators did, the latest first: who, when, what, to how many, why, and what they chose."""
+    """List what operators did, the latest first: who, when, what came of it, to how many, and why.
+
+    An outcome is done, refused, failed, or open while it is under way; what was cut short stays open.
+    """
     which = AuditFilter(actor_like=actor, action=action, since=since, until=until, before_id=after)
     found = ask(lambda tables: tables.audit(which, limit=limit))
     print_page(

@@ -108,9 +108,12 @@ def purge(
             _tell_count(chosen, "deleted", json=json)
             return
         confirm(len(chosen), "dead letters will be deleted for good", yes=yes)
-        async with purger(settings, actor=actor, reason=reason) as tool:
-            action = await tool.begin({"seqs": seqs} if seqs else asdict(which))
-            await _each(chosen, lambda seq: tool.purge(seq, action=action), json=json)
+        selection = {"seqs": seqs} if seqs else asdict(which)
+        async with (
+            purger(settings, actor=actor, reason=reason) as tool,
+            tool.recorded(selection) as delete,
+        ):
+            await _each(chosen, delete, json=json)
 
     act(work, needs=("database_url", "nats_url"))
 

@@ -121,9 +121,10 @@ SELECT kind, name, count, oldest_at
  ORDER BY kind, place;
 
 -- name: audit
--- What operators did, the latest first. Index: the primary key; a row for each action of an operator.
+-- What operators did, the latest first; open: under way, or cut short. Index: the primary key; a row for each action of an operator.
 -- $1 part of the actor's name, $2 action, $3 since, $4 before, $5 id below, $6 limit.
-SELECT id, at, actor, action, reason, selection::text AS selection, affected
+SELECT id, at, actor, action, reason, selection::text AS selection, affected,
+       coalesce(outcome, 'open') AS outcome
   FROM operator_actions
  WHERE ($1::text IS NULL OR strpos(lower(actor), lower($1)) > 0)
    AND ($2::text IS NULL OR action = $2)

@@ -8,6 +8,11 @@ INSERT INTO operator_actions (actor, action, reason, selection, affected)
 VALUES ($1::text, $2::text, $3::text, $4::text::jsonb, 0)
 RETURNING id;
 
+-- name: finish_action
+-- Closes a record; nothing about it changes afterwards.
+-- $1 action, $2 outcome.
+UPDATE operator_actions a SET outcome = $2::text WHERE a.id = $1::bigint AND a.outcome IS NULL;
+
 -- name: bury_due
 -- First of three steps by which an operator ends events that wait: the lifecycle knows no PENDING -> DEAD, and only
 -- what is due can be claimed. Locks them. Index: the primary key.
@@ -35,13 +40,14 @@ WITH buried AS (
     RETURNING 1
 )
 UPDATE operator_actions a
-   SET affected = a.affected + (SELECT count(*) FROM buried)
+   SET affected = a.affected + (SELECT count(*) FROM buried),
+       outcome = CASE WHEN EXISTS (SELECT FROM buried) THEN 'done' ELSE 'refused' END
  WHERE a.id = $3::bigint;
 
 -- name: redriven
 -- Opens a dead-lettered message, so that it is handled when it comes again; last_error keeps the reason, and
 -- dead_letter_begun_at tells that its dead letter may still be in the stream.
--- open: it is not processed; reopened: it was dead-lettered.
+-- open: it is not processed; reopened: it was dead-lettered; action: the record, to be finished with what came of it.
 -- Index: the primary key.
 -- $1 message id, $2 actor, $3 reason.
 WITH reopened AS (
@@ -51,12 +57,19 @@ WITH reopened AS (
     RETURNING 1
 ), recorded AS (
     INSERT INTO operator_actions (actor, action, reason, selection, affected)
-    SELECT $2::text, 'redrive', $3::text, pg_catalog.jsonb_build_object('message_id', $1::uuid), count(*)
-      FROM reopened
+    VALUES ($2::text, 'redrive', $3::text, pg_catalog.jsonb_build_object('message_id', $1::uuid), 0)
+    RETURNING id
 )
 SELECT NOT EXISTS (SELECT FROM inbox_messages i
                     WHERE i.message_id = $1::uuid AND i.processed_at IS NOT NULL) AS open,
-       EXISTS (SELECT FROM reopened) AS reopened;
+       EXISTS (SELECT FROM reopened) AS reopened,
+       (SELECT id FROM recorded) AS action;
+
+-- name: finish_redrive
+-- $1 action, $2 outcome.
+UPDATE operator_actions a
+   SET outcome = $2::text, affected = CASE WHEN $2::text = 'done' THEN 1 ELSE 0 END
+ WHERE a.id = $1::bigint AND a.outcome IS NULL;
 
 -- name: close_messages
 -- Ends messages without an effect that nobody has in hand: CLOSED stands for the reason of a dead letter, and there is
@@ -73,7 +86,8 @@ WITH closed AS (
     RETURNING i.message_id
 ), counted AS (
     UPDATE operator_actions a
-       SET affected = a.affected + (SELECT count(*) FROM closed)
+       SET affected = a.affected + (SELECT count(*) FROM closed),
+           outcome = CASE WHEN EXISTS (SELECT FROM closed) THEN 'done' ELSE 'refused' END
      WHERE a.id = $3::bigint
 )
 SELECT message_id FROM closed;

@@ -17,5 +17,5 @@ SELECT p.partition, p.from_at, p.until_at, p.is_default,
 
 -- name: record
 -- $1 actor, $2 reason.
-INSERT INTO operator_actions (actor, action, reason, selection, affected)
-VALUES ($1::text, 'partition_outbox', $2::text, '{}', 0);
+INSERT INTO operator_actions (actor, action, reason, selection, affected, outcome)
+VALUES ($1::text, 'partition_outbox', $2::text, '{}', 0, 'done');

@@ -89,6 +89,10 @@ INSERT INTO operator_actions (actor, action, reason, selection, affected)
 VALUES ($1::text, 'archive', $2::text, $3::text::jsonb, 0)
 RETURNING id;
 
+-- name: finish
+-- $1 action, $2 outcome.
+UPDATE operator_actions a SET outcome = $2::text WHERE a.id = $1::bigint;
+
 -- name: altered
 -- Events that are still what they were when archived, judging by time and state, and yet not what the lake has.
 -- Index: the primary key.

@@ -69,5 +69,5 @@ UPDATE operator_actions a SET affected = a.affected + $2::int WHERE a.id = $1::b
 -- name: finish
 -- $1 action.
 UPDATE operator_actions a
-   SET selection = pg_catalog.jsonb_set(a.selection, '{progress,finished}', 'true')
+   SET selection = pg_catalog.jsonb_set(a.selection, '{progress,finished}', 'true'), outcome = 'done'
  WHERE a.id = $1::bigint;

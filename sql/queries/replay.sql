@@ -83,5 +83,5 @@ SELECT o.id
 -- name: finish_replay
 -- $1 action.
 UPDATE operator_actions a
-   SET selection = pg_catalog.jsonb_set(a.selection, '{progress,finished}', 'true')
+   SET selection = pg_catalog.jsonb_set(a.selection, '{progress,finished}', 'true'), outcome = 'done'
  WHERE a.id = $1::bigint;

@@ -161,8 +161,8 @@ async def test_a_dead_letter_is_handled_once_after_the_service_is_mended(shared:
         assert await redrive.ended() == 0
     async with shared.worker("dlq", "redrive", "1", *WHY, name="again") as again:
         assert (await again.ended(), "no message 1" in again.written) == (1, True)
-    audited = await shared.database.fetch("SELECT actor, action, affected FROM operator_actions")
-    assert [tuple(row) for row in audited] == [("ann", "redrive", 1)]
+    audited = await shared.database.fetch("SELECT actor, action, affected, outcome FROM operator_actions")
+    assert [tuple(row) for row in audited] == [("ann", "redrive", 1, "done")]
     async with shared.worker():
         await shared.send()
         await shared.quiet()

@@ -98,7 +98,8 @@ async def test_a_redriven_message_is_handled_when_it_comes_again(
     inbox = PostgresInboxAdapter(pool=pool, worker="w")
     assert await inbox.insert([entry(message_id)], lease_seconds=60) == [Done()]
 
-    assert await operations.redriven(message_id, **WHO) == Redrive(open=True, reopened=True)
+    redrive = await operations.redriven(message_id, **WHO)
+    assert redrive == Redrive(open=True, reopened=True, action=redrive.action)
 
     shown = await operations.show_inbox(message_id)
     assert shown is not None
@@ -108,9 +109,12 @@ async def test_a_redriven_message_is_handled_when_it_comes_again(
     assert receipt.attempts == 1
     assert receipt.dead_letter_begun_seconds_ago > 0, "the dead letter is not published twice"
     [action] = await operations.audit(limit=9)
-    assert (action.actor, action.action, action.reason, action.affected) == (
-        "ann", "redrive", "the handler is fixed", 1,
+    assert (action.actor, action.action, action.reason, action.affected, action.outcome) == (
+        "ann", "redrive", "the handler is fixed", 0, "open",
     )  # fmt: skip
+    await operations.finish_redrive(redrive.action, "done")
+    [finished] = await operations.audit(limit=9)
+    assert (finished.id, finished.affected, finished.outcome) == (redrive.action, 1, "done")
     assert json.loads(action.selection) == {"message_id": str(message_id)}
 
 
@@ -119,9 +123,8 @@ async def test_a_redrive_tells_what_needs_no_opening_and_what_must_not_be_sent(
 ) -> None:
     waiting, processed = await add_message(pool), await add_message(pool, processed=True)
 
-    assert await operations.redriven(waiting, **WHO) == Redrive(open=True, reopened=False)
-    assert await operations.redriven(uuid.uuid4(), **WHO) == Redrive(open=True, reopened=False)
-    assert await operations.redriven(processed, **WHO) == Redrive(open=False, reopened=False)
+    told = [await operations.redriven(one, **WHO) for one in (waiting, uuid.uuid4(), processed)]
+    assert [(one.open, one.reopened) for one in told] == [(True, False), (True, False), (False, False)]
     assert [action.affected for action in await operations.audit(limit=9)] == [0, 0, 0]
 
 

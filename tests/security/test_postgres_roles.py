@@ -130,8 +130,50 @@ async def test_an_operator_can_replay_bury_and_redrive(roles: Roles, place: Site
         purge = await operations.begin_purge({"seqs": [1]}, actor="alice", reason="a test")
         assert await operations.letter_purged(uuid.uuid4(), action=purge, actor="alice", reason="a test")
         assert (await operations.redriven(uuid.uuid4(), actor="alice", reason="a test")).open
-        done = [action.action for action in await operations.audit(limit=9)]
-        assert done == ["redrive", "purge", "close", "replay", "bury"]
+        done = [(action.action, action.outcome) for action in await operations.audit(limit=9)]
+        assert done == [
+            *(
+                ("redrive", "open"),
+                ("purge", "open"),
+                ("close", "refused"),
+                ("replay", "done"),
+                ("bury", "done"),
+            )
+        ]
+
+
+REWRITTEN = (
+    "SET affected = affected - 1",
+    "SET selection = '{\"ids\": []}'",
+    "SET selection = jsonb_set(selection, '{progress,through}', '4')",
+    "SET selection = selection - 'progress'",
+)
+
+
+@pytest.mark.fault("S18")
+@pytest.mark.parametrize("kind", ["operator", "janitor"])
+async def test_the_audit_only_grows_and_stays_as_it_is_once_it_has_its_outcome(
+    kind: str, roles: Roles
+) -> None:
+    owner = await asyncpg.connect(roles.database.dsn)
+    action = await owner.fetchval(
+        "INSERT INTO operator_actions (actor, action, reason, selection, affected) VALUES"
+        " ('ann', 'replay', 'x', '{\"ids\": [1], \"progress\": {\"through\": 5}}', 3) RETURNING id"
+    )
+    connection = await asyncpg.connect(roles.dsn(kind))
+    before = await owner.fetchrow("SELECT * FROM operator_actions WHERE id = $1", action)
+    for change in REWRITTEN:
+        with pytest.raises(asyncpg.CheckViolationError, match="only grows"):
+            await connection.execute(f"UPDATE operator_actions {change} WHERE id = $1", action)
+    assert await owner.fetchrow("SELECT * FROM operator_actions WHERE id = $1", action) == before
+    await connection.execute(
+        "UPDATE operator_actions SET affected = 4, outcome = 'done' WHERE id = $1", action
+    )
+    for change in ("SET affected = 5", "SET outcome = NULL", "SET outcome = 'failed'"):
+        with pytest.raises(asyncpg.CheckViolationError, match="stays as it is"):
+            await connection.execute(f"UPDATE operator_actions {change} WHERE id = $1", action)
+    await connection.close()
+    await owner.close()
 
 
 async def test_a_janitor_deletes_what_is_finished_and_nothing_else(roles: Roles, place: Site) -> None:
@@ -142,6 +184,7 @@ async def test_a_janitor_deletes_what_is_finished_and_nothing_else(roles: Roles,
         operations = PostgresOperations(pool=pool)
         assert (await operations.prune_outbox(soon, actor="alice", reason="a test")).deleted == 0
         assert (await operations.prune_inbox(soon, actor="alice", reason="a test")).deleted == 0
+        assert {action.outcome for action in await operations.audit(limit=9)} == {"done"}
         with pytest.raises(asyncpg.CheckViolationError, match="not published or dead"):
             await pool.execute("DELETE FROM outbox_events")
 
@@ -184,11 +227,11 @@ NEEDS = {
     ),
     "operator": (
         *("inspection.", "lists.", "replay.", "operations.begin", "operations.bury", "operations.redriven"),
-        *("operations.close", "operations.letter"),
+        *("operations.close", "operations.finish", "operations.letter"),
         *("pipeline_replay.", "inbox.", "context.owner", "partitions.record"),
     ),
     "janitor": (
-        *("operations.begin", "prune.", "leaves."),
+        *("operations.begin", "operations.finish_action", "prune.", "leaves."),
         *("pipeline_archive.", "context.owner"),
     ),
     "reader": (

@@ -82,7 +82,10 @@ class _Tables:
         row = self._line.servers.inbox.rows.get(message_id)
         if row is not None and row.dead_lettered_at is not None and row.processed_at is None:
             self._audit.effect(self._line.life, "redriven", lambda: _open(row))
-        return SimpleNamespace(open=row is None or row.processed_at is None)
+        return SimpleNamespace(open=row is None or row.processed_at is None, action=1)
+
+    async def finish_redrive(self, action: int, outcome: str) -> None:  # noqa: ARG002
+        await self._line.store("finish_redrive", lambda: None)
 
 
 def _open(row: Any) -> None:

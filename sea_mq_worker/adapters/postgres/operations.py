@@ -1,7 +1,8 @@
 """PostgresOperations: what operators do to outbox and inbox."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -14,6 +15,7 @@ from sea_mq_worker.adapters.postgres.inspection import PostgresInspection
 from sea_mq_worker.adapters.postgres.pruning import OnPartition, OnProgress, PostgresPruning, nobody
 from sea_mq_worker.adapters.postgres.queries import load_queries
 from sea_mq_worker.adapters.postgres.records import (
+    ActionOutcome,
     OutboxFilter,
     Prunable,
     PruneResult,
@@ -22,6 +24,7 @@ from sea_mq_worker.adapters.postgres.records import (
     check_accountable,
 )
 from sea_mq_worker.adapters.postgres.replays import PostgresReplays
+from sea_mq_worker.domain.errors import WorkerError
 
 
 class PostgresOperations(PostgresInspection):
@@ -36,7 +39,15 @@ class PostgresOperations(PostgresInspection):
         super().__init__(pool=pool)
         self._sql = load_queries(
             "operations",
-            *("begin_action", "bury_due", "bury_claim", "bury", "redriven"),
+            *(
+                "begin_action",
+                "finish_action",
+                "bury_due",
+                "bury_claim",
+                "bury",
+                "redriven",
+                "finish_redrive",
+            ),
             *("close_messages", "letter_purged"),
         )
         self._pruning = PostgresPruning(pool=pool)
@@ -85,7 +96,15 @@ class PostgresOperations(PostgresInspection):
         """Open a dead-lettered message, before it is sent again: one that came first would be skipped."""
         check_accountable(actor, reason)
         rows = await fetch(self._pool, self._sql["redriven"], message_id, actor, reason)
-        return Redrive(open=rows[0]["open"], reopened=rows[0]["reopened"])
+        return Redrive(open=rows[0]["open"], reopened=rows[0]["reopened"], action=rows[0]["action"])
+
+    async def finish_redrive(self, action: int, outcome: ActionOutcome) -> None:
+        """Record what came of a redrive."""
+        await fetch(self._pool, self._sql["finish_redrive"], action, outcome)
+
+    async def finish(self, action: int, outcome: ActionOutcome) -> None:
+        """Close the record of an action of several steps."""
+        await fetch(self._pool, self._sql["finish_action"], action, outcome)
 
     async def close(self, ids: Sequence[UUID], *, actor: str, reason: str) -> frozenset[UUID]:
         """End messages without an effect that nobody has in hand; return which were ended."""
@@ -119,15 +138,15 @@ class PostgresOperations(PostgresInspection):
 
         ``cap``: stop after so many, and at most a range of pages more.
         """
-        action = await self._begin("prune_outbox", actor, reason, _before(published_before))
-        return await self._pruning.prune(
-            "outbox",
-            published_before,
-            action=action,
-            cap=cap,
-            on_progress=on_progress,
-            on_partition=on_partition,
-        )
+        async with self._recorded("prune_outbox", actor, reason, _before(published_before)) as action:
+            return await self._pruning.prune(
+                "outbox",
+                published_before,
+                action=action,
+                cap=cap,
+                on_progress=on_progress,
+                on_partition=on_partition,
+            )
 
     async def prune_inbox(
         self,
@@ -143,16 +162,28 @@ class PostgresOperations(PostgresInspection):
         A message that is delivered again after its row is gone has its effect again: keep rows longer than
         the streams keep messages.
         """
-        action = await self._begin("prune_inbox", actor, reason, _before(processed_before))
-        return await self._pruning.prune(
-            "inbox", processed_before, action=action, cap=cap, on_progress=on_progress
-        )
+        async with self._recorded("prune_inbox", actor, reason, _before(processed_before)) as action:
+            return await self._pruning.prune(
+                "inbox", processed_before, action=action, cap=cap, on_progress=on_progress
+            )
 
     async def count_prunable(
         self, side: str, before: datetime, *, go_on: Callable[[], bool], on_progress: OnProgress = nobody
     ) -> Prunable:
         """Count what a prune of ``outbox`` or ``inbox`` would delete, for as long as ``go_on`` says."""
         return await self._pruning.count(side, before, go_on=go_on, on_progress=on_progress)
+
+    @asynccontextmanager
+    async def _recorded(self, action: str, actor: str, reason: str, selection: str) -> AsyncIterator[int]:
+        """Keep a record for the length of a block; what is cut short stays open, what fails says so."""
+        number = await self._begin(action, actor, reason, selection)
+        try:
+            yield number
+        except WorkerError:
+            with suppress(WorkerError):
+                await self.finish(number, "failed")
+            raise
+        await self.finish(number, "done")
 
     async def _begin(self, action: str, actor: str, reason: str, selection: str) -> int:
         args = _action_args(action, actor, reason, selection)

@@ -4,9 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+from typing import Literal, TypeAlias
 from uuid import UUID
 
 from sea_mq_worker.domain.events import EventState
+
+ActionOutcome: TypeAlias = Literal["done", "refused", "failed"]
+"""How an operator's action ended."""
 
 
 def check_accountable(actor: str, reason: str) -> None:
@@ -336,10 +340,12 @@ class Redrive:
     Attributes:
         open: it is; False: it was processed meanwhile, and must not be sent.
         reopened: it was dead-lettered until now.
+        action: its record, to be finished with what came of it.
     """
 
     open: bool
     reopened: bool
+    action: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -360,7 +366,13 @@ class AuditFilter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorAction:
-    """One record of the audit; ``selection`` is the filter as JSON text."""
+    """One record of the audit.
+
+    Attributes:
+        selection: the filter as JSON text.
+        outcome: done; refused: nothing was changed, or the handler did not take it; failed: an error ended
+            it; open: it is under way, or was cut short.
+    """
 
     id: int
     at: datetime
@@ -369,3 +381,4 @@ class OperatorAction:
     reason: str
     selection: str
     affected: int
+    outcome: str

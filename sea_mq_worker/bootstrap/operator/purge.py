@@ -1,9 +1,9 @@
 """Purge: dead letters deleted for good, and their messages given up."""
 
-from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from sea_mq_worker.adapters.nats.dead_letters import NatsDeadLetters
@@ -11,8 +11,11 @@ from sea_mq_worker.adapters.postgres.operations import PostgresOperations
 from sea_mq_worker.bootstrap.operator.broker import dead_letters
 from sea_mq_worker.bootstrap.operator.letters import Outcome
 from sea_mq_worker.bootstrap.operator.tables import operations
-from sea_mq_worker.domain.errors import ContractError
+from sea_mq_worker.domain.errors import ContractError, WorkerError
 from sea_mq_worker.settings import Settings
+
+if TYPE_CHECKING:
+    from sea_mq_worker.adapters.postgres.records import ActionOutcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,11 +27,28 @@ class Purger:
     actor: str
     reason: str
 
-    async def begin(self, selection: Mapping[str, Any]) -> int:
-        """Open the record of all that is deleted now."""
-        return await self.tables.begin_purge(selection, actor=self.actor, reason=self.reason)
+    @asynccontextmanager
+    async def recorded(
+        self, selection: Mapping[str, Any]
+    ) -> AsyncIterator[Callable[[int], Awaitable[Outcome]]]:
+        """Keep one record of all that is deleted in a block; yield what deletes one dead letter."""
+        action = await self.tables.begin_purge(selection, actor=self.actor, reason=self.reason)
+        outcome: ActionOutcome = "refused"
 
-    async def purge(self, seq: int, *, action: int) -> Outcome:
+        async def purge(seq: int) -> Outcome:
+            nonlocal outcome
+            before, outcome = outcome, "failed"
+            told = await self._purge(seq, action=action)
+            outcome = "done" if told.done else before
+            return told
+
+        try:
+            yield purge
+        finally:
+            with suppress(WorkerError):
+                await self.tables.finish(action, outcome)
+
+    async def _purge(self, seq: int, *, action: int) -> Outcome:
         """Delete one dead letter; where its message is being handled again, both stay."""
         try:
             entry = await self.letters.show(seq)

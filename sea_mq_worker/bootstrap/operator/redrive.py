@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import assert_never
 from uuid import UUID
@@ -17,7 +17,7 @@ from sea_mq_worker.bootstrap.operator.broker import dead_letters
 from sea_mq_worker.bootstrap.operator.letters import Outcome
 from sea_mq_worker.bootstrap.operator.tables import operations
 from sea_mq_worker.domain.envelopes import Valid, content_hash, open_envelope
-from sea_mq_worker.domain.errors import ContractError
+from sea_mq_worker.domain.errors import ContractError, WorkerError
 from sea_mq_worker.domain.messages import InboundMessage
 from sea_mq_worker.domain.outcomes import Accepted, NotDelivered, Poison, Retry
 from sea_mq_worker.domain.receipts import InboxEntry, Run
@@ -51,10 +51,19 @@ class Redriver:
         if not isinstance(envelope, Valid) or envelope.message_id != entry.message_id:
             text = f"{entry.reason}: it can never be handled as it is; publish it corrected, under a new id"
             return _failed(entry, text)
-        if (await self.tables.redriven(UUID(envelope.message_id), actor=actor, reason=reason)).open:
-            return await self._handle(entry, message, envelope)
-        await self.letters.remove(seq)
-        return _done(entry, "processed before; the dead letter is removed")
+        opened = await self.tables.redriven(UUID(envelope.message_id), actor=actor, reason=reason)
+        try:
+            if opened.open:
+                outcome = await self._handle(entry, message, envelope)
+            else:
+                await self.letters.remove(seq)
+                outcome = _done(entry, "processed before; the dead letter is removed")
+        except WorkerError:
+            with suppress(WorkerError):
+                await self.tables.finish_redrive(opened.action, "failed")
+            raise
+        await self.tables.finish_redrive(opened.action, "done" if outcome.done else "refused")
+        return outcome
 
     async def _handle(self, entry: DeadLetterEntry, message: InboundMessage, envelope: Valid) -> Outcome:
         receipts = await self.inbox.insert([_recorded(message, envelope)], lease_seconds=self.lease_seconds)

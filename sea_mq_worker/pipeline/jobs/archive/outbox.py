@@ -172,6 +172,7 @@ class Deletion:
                 number = await self._begin(*action)
                 drop = (DROP_LEAF, leaf, before, number)
                 (row,) = await self._connection.fetch(*drop, timeout=_DROP_SECONDS_MAX)
+                await self._fetch(_SQL["finish"], number, "done" if row["dropped"] else "refused")
         return dropped_leaf(leaf, row)
 
     async def _begin(self, actor: str, reason: str, selection: Mapping[str, Any]) -> int:
@@ -200,6 +201,7 @@ class Deletion:
                 on_deleted(done)
             if done < keys.num_rows:
                 await asyncio.sleep(max(0.0, part.num_rows / per_second - (time.monotonic() - began)))
+        await self._fetch(_SQL["finish"], action, "done")
         return deleted, stayed
 
     async def _fetch(self, statement: str, *args: object) -> list[Any]:
@@ -260,7 +262,7 @@ def _queries() -> Mapping[str, str]:
     found = load_queries(
         "pipeline_archive",
         *shared,
-        *("chunks", "content", "others", "all_content", "lock", "begin", "altered", "delete"),
+        *("chunks", "content", "others", "all_content", "lock", "begin", "finish", "altered", "delete"),
     )
     whole = {name: statement for name, statement in found.items() if name not in shared}
     for name in shared:

@@ -23,11 +23,11 @@ const TABS = {
       item.detail || "–", opener(`Show dead letter ${item.seq}`, () => showLetter(item.seq))],
   },
   actions: {
-    heads: ["When", "Who", "What", "Why", "Changed"],
+    heads: ["When", "Who", "What", "Outcome", "Changed", "Why"],
     empty: "Nobody has changed anything by hand.",
     filters: [],
     path: () => "api/actions",
-    cells: (item) => [moment(item.at), item.actor, item.action, item.reason, count(item.affected)],
+    cells: (item) => [moment(item.at), item.actor, item.action, item.outcome, count(item.affected), item.reason],
   },
 };
 let selected = "events";
