@@ -8,7 +8,7 @@ from typing import Self
 from sea_mq_worker.application.gate import Gate
 from sea_mq_worker.application.patience import patiently
 from sea_mq_worker.application.piecewise import Piecewise, tell_refused
-from sea_mq_worker.domain.dead_letters import Reason
+from sea_mq_worker.domain.dead_letters import Reason, conflict_detail
 from sea_mq_worker.domain.envelopes import (
     Invalid,
     Valid,
@@ -90,7 +90,7 @@ class Reception:
         if not conflicting:
             return receipts
         for item in conflicting:
-            detail = f"message id {item.entry.message_id} is known with another content"
+            detail = conflict_detail(item.entry.message_id)
             item.refuse(Invalid(storage_id(item.message), Reason.CONTENT_CONFLICT, detail))
         again = iter(await self.lease(conflicting, stop))
         return [next(again) if isinstance(receipt, Conflict) else receipt for receipt in receipts]

@@ -29,6 +29,11 @@ class Reason(StrEnum):
     """Its id is known with another content."""
 
 
+def conflict_detail(message_id: str) -> str:
+    """Word why a message is dead-lettered under an id of its own; by these words it is found again."""
+    return f"message id {message_id} is known with another content"
+
+
 def dead_letter_message(letter: DeadLetter, *, context: str) -> OutboundMessage:
     """Make the message for ``{context}.dlq.{original subject}``; its body is the original's, untouched.
 

@@ -180,6 +180,35 @@ SELECT GREATEST(0, (SELECT extract(epoch FROM clock_timestamp() - min(available_
        (SELECT coalesce(extract(epoch FROM now() - min(published_at)), 0)
           FROM outbox_events WHERE ctid < '(100,0)'::tid)::float8 AS published_seconds;
 
+-- name: failing
+-- What the last error of open events and messages has in common: how many, since when, and one of them; of each side
+-- the five most frequent. At most 5000 of each lane and the 10000 oldest messages are looked at.
+-- Indexes: idx_outbox_retry, idx_outbox_retry_ordered, idx_inbox_unprocessed. $1 and $2 as in domain/likeness.py.
+WITH failed AS MATERIALIZED (
+    (SELECT 'outbox' AS side, id, publish_error AS error, coalesce(first_attempt_at, occurred_at) AS since
+       FROM outbox_events WHERE is_open AND ordering_key IS NULL AND publish_error IS NOT NULL
+      ORDER BY available_at LIMIT 5000)
+     UNION ALL
+    (SELECT 'outbox', id, publish_error, coalesce(first_attempt_at, occurred_at)
+       FROM outbox_events WHERE is_open AND ordering_key IS NOT NULL AND publish_error IS NOT NULL
+      ORDER BY available_at LIMIT 5000)
+     UNION ALL
+    (SELECT 'inbox', x.message_id, x.last_error, x.received_at
+       FROM (SELECT message_id, last_error, received_at FROM inbox_messages
+              WHERE processed_at IS NULL AND dead_lettered_at IS NULL ORDER BY received_at LIMIT 10000) x
+      WHERE x.last_error IS NOT NULL)
+), alike AS (
+    SELECT side, regexp_replace(regexp_replace(error, $1::text, '\1#', 'g'), $2::text, '\1', 'g') AS error,
+           count(*) AS count, min(since) AS since, min(id::text) AS example
+      FROM failed
+     GROUP BY 1, 2
+)
+SELECT side, error, count, example,
+       extract(epoch FROM clock_timestamp() - since)::float8 AS seconds
+  FROM (SELECT a.*, row_number() OVER (PARTITION BY side ORDER BY count DESC, error) AS place FROM alike a) ranked
+ WHERE place <= 5
+ ORDER BY side DESC, place;
+
 -- name: sequence
 -- The last number that was given to an event, and the highest that one of the latest 1000 of two orders has. No last
 -- number: this login may not see it. Indexes: that of id, idx_outbox_unpublished.

@@ -170,3 +170,15 @@ SELECT e.id, e.state, e.last_error
   ) e
  ORDER BY e.seq
  LIMIT $3::bigint;
+
+-- name: conflicts
+-- Messages that came under an id that was known with another content, and were dead-lettered under one of their own:
+-- the latest of the latest 10000 that were dead-lettered. Index: idx_inbox_dead_lettered.
+-- $1 reason, $2 what is noted of them, $3 limit.
+SELECT x.message_id
+  FROM (SELECT message_id, dead_letter_reason, last_error, dead_lettered_at
+          FROM inbox_messages WHERE dead_lettered_at IS NOT NULL
+         ORDER BY dead_lettered_at DESC LIMIT 10000) x
+ WHERE x.dead_letter_reason = $1::text AND x.last_error = $2::text
+ ORDER BY x.dead_lettered_at DESC
+ LIMIT $3::bigint;

@@ -96,7 +96,8 @@ async def test_health_and_readiness_are_told_with_reasons(server: AdminServer, p
     parts.unready["postgres"] = "refused"
     reply = await get(server, "/readyz")
     assert reply.status == 503
-    assert json.loads(reply.body) == {"ok": False, "reasons": {"postgres": "refused"}}
+    told = {"state": "paused", "parts": ["postgres"], "reasons": {"postgres": "refused"}}
+    assert json.loads(reply.body) == {"ok": False, **told}
     assert (await get(server, "/healthz")).status == 200
     parts.dead["relay"] = "ended"
     assert (await get(server, "/healthz")).status == 503
@@ -202,10 +203,15 @@ async def test_with_a_token_numbers_are_for_its_bearer(guarded: AdminServer) -> 
 
 
 @pytest.mark.fault("S10")
-async def test_with_a_token_probes_work_but_learn_no_reasons(guarded: AdminServer, parts: Parts) -> None:
+async def test_with_a_token_probes_learn_which_part_is_in_the_way_not_why(
+    guarded: AdminServer, parts: Parts
+) -> None:
     assert (await get(guarded, "/healthz")).status == 200
     parts.unready["postgres"] = "db.internal refused"
-    assert json.loads((await get(guarded, "/readyz")).body) == {"ok": False}
+    named = {"ok": False, "state": "paused", "parts": ["postgres"]}
+    assert json.loads((await get(guarded, "/readyz")).body) == named
+    parts.unready["start"] = "the worker is starting"
+    assert json.loads((await get(guarded, "/readyz")).body)["state"] == "starting"
     told = await get(guarded, "/readyz", authorization="Bearer s3cret")
     assert b"db.internal" in told.body
 

@@ -12,6 +12,7 @@ import pytest
 
 from sea_mq_worker.bootstrap.operator.lookout import Lookout, NoIdError
 from sea_mq_worker.bootstrap.operator.whereabouts import Whereabouts, whereabouts
+from sea_mq_worker.domain.dead_letters import conflict_detail
 from tests.support.jetstream import create_consumer, store
 from tests.support.operators import World, world_of
 from tests.support.rows import add_event, add_message
@@ -141,6 +142,27 @@ async def test_a_dead_lettered_message_names_its_dead_letter(site: Site) -> None
     assert found.answer == ("it is dead-lettered: REJECTED: 422",)
     assert found.next == (f'sea-mq-worker dlq redrive {seq} --reason "..."',)
     assert found.steps[-1].text == f"stored as dead letter {seq}: REJECTED"
+
+
+async def test_another_content_under_the_id_is_told_with_its_dead_letter(site: Site) -> None:
+    message = await add_message(site.world.pool, processed=True)
+    other = await add_message(site.world.pool, dead=True)
+    await add_message(site.world.pool, dead=True)
+    noted = f"CONTENT_CONFLICT: {conflict_detail(str(message))}"
+    await site.world.pool.execute(
+        "UPDATE inbox_messages SET dead_letter_reason = 'CONTENT_CONFLICT', last_error = $2"
+        " WHERE message_id = $1", other, noted,
+    )  # fmt: skip
+    conflict = f"it is dead-lettered {{}}, under the id {other}"
+    found = await site.ask(message)
+    absent = conflict.format("and its dead letter was not found")
+    assert found.answer == (
+        "the handler has had its effect", f"another content came under this id: {absent}",
+    )  # fmt: skip
+    seq = await site.world.dead_letter(other)
+    found = await site.ask(message)
+    assert found.answer[1].endswith(conflict.format(f"as dead letter {seq}"))
+    assert found.next == (f"sea-mq-worker dlq show {seq}",)
 
 
 async def test_a_message_without_an_ending_is_waiting_or_lost(site: Site) -> None:

@@ -120,7 +120,7 @@ async def test_the_address_that_dev_prints_signs_in_and_keeps_no_token(
         assert page.troubles == []
         await page.evaluate("location.hash = '#token=wrong'")
         await page.says("That is not its token")
-        assert (await page.text("#state"), await page.text("#helps")) == ("Locked", "")
+        assert (await page.text("#state"), await page.text("#helps")) == ("Locked, ready", "")
 
 
 @pytest.mark.fault("S10")

@@ -215,6 +215,7 @@ async def patient(
             "streams_folder": str(shipped_files(folder / "streams", upstream=upstream)),
             "stream_replicas": stream_replicas,
             "stream_max_bytes": 2**26,
+            "admin_port": 0,
         }
         made = Patient(
             database=database,

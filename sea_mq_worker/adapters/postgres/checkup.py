@@ -16,6 +16,7 @@ from sea_mq_worker.adapters.postgres.errors import translated
 from sea_mq_worker.adapters.postgres.opening import opening
 from sea_mq_worker.adapters.postgres.promised import TABLES, promised_functions
 from sea_mq_worker.adapters.postgres.queries import load_queries
+from sea_mq_worker.domain.likeness import MARKED, NUMBERS
 
 _SETTINGS = (
     *("fsync", "synchronous_commit", "session_replication_role", "autovacuum", "track_counts"),
@@ -27,7 +28,7 @@ _SETTINGS = (
 _STATEMENTS = (
     *("identity", "settings", "connections", "transactions", "prepared", "slots"),
     *("locks", "tables", "indexes", "triggers", "functions", "constraints", "rights"),
-    *("outbox", "sequence", "partitions", "inbox", "may_read_audit", "inbox_pruned"),
+    *("outbox", "failing", "sequence", "partitions", "inbox", "may_read_audit", "inbox_pruned"),
 )
 _CONNECT_SECONDS = 5.0
 _HEAR_SECONDS = 3.0
@@ -173,6 +174,17 @@ class InboxWaiting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Failing:
+    """Open events or messages of one last error; ``example`` is the id of one of them."""
+
+    side: str
+    error: str
+    count: int
+    example: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RowFacts:
     """What the tables tell to those whom nobody locks out.
 
@@ -183,6 +195,7 @@ class RowFacts:
 
     constraints: Mapping[tuple[str, str], str]
     outbox: OutboxFacts
+    failing: Sequence[Failing]
     sequence: SequenceFacts | None
     partitions: PartitionFacts | None
     inbox: Sequence[InboxWaiting]
@@ -254,6 +267,7 @@ async def row_facts(pool: asyncpg.Pool) -> RowFacts:
     return RowFacts(
         constraints={(row["relation"], row["name"]): row["definition"] for row in constraints},
         outbox=OutboxFacts(**(await ask("outbox"))[0]),
+        failing=[Failing(**row) for row in await ask("failing", NUMBERS, MARKED)],
         sequence=next((SequenceFacts(**row) for row in await ask("sequence")), None),
         partitions=next((PartitionFacts(**row) for row in await ask("partitions")), None),
         inbox=[InboxWaiting(**row) for row in await ask("inbox")],

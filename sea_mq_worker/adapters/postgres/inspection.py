@@ -18,6 +18,7 @@ from sea_mq_worker.adapters.postgres.records import (
     OperatorAction,
     OutboxSummary,
 )
+from sea_mq_worker.domain.dead_letters import Reason, conflict_detail
 from sea_mq_worker.domain.likeness import MARKED, NUMBERS
 
 _ALL = AuditFilter()
@@ -33,7 +34,7 @@ class PostgresInspection(PostgresLists):
         self._asked = load_queries(
             "inspection",
             *("outbox_depth_capped", "inbox_depth_capped"),
-            *("outbox_summary", "inbox_summary", "audit", "ids_between", "earlier_of_key"),
+            *("outbox_summary", "inbox_summary", "audit", "ids_between", "earlier_of_key", "conflicts"),
         )
 
     async def outbox_depth(self) -> Depth:
@@ -82,6 +83,13 @@ class PostgresInspection(PostgresLists):
             self._pool, self._asked["earlier_of_key"], event.ordering_key, event.seq, limit, dead_hold
         )
         return [EarlierEvent(**row) for row in rows]
+
+    async def conflicts(self, message_id: UUID, *, limit: int) -> Sequence[UUID]:
+        """Return the ids under which other contents of this one were dead-lettered, the latest first."""
+        reason = Reason.CONTENT_CONFLICT
+        noted = f"{reason}: {conflict_detail(str(message_id))}"
+        rows = await fetch(self._pool, self._asked["conflicts"], str(reason), noted, limit)
+        return [row["message_id"] for row in rows]
 
 
 def _depth_of(rows: Sequence[Any]) -> Depth:

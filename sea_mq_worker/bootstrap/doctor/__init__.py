@@ -20,13 +20,14 @@ from sea_mq_worker.bootstrap.doctor.kinds import Kind
 from sea_mq_worker.bootstrap.doctor.pair import clock_findings, fit_findings, pair_findings
 from sea_mq_worker.bootstrap.doctor.postgres import ask_database
 from sea_mq_worker.bootstrap.doctor.stream import stream_findings
+from sea_mq_worker.bootstrap.doctor.worker import WorkerKind, WorkerSeen, ask_worker, worker_findings
 from sea_mq_worker.bootstrap.operator.broker import broker
 from sea_mq_worker.domain.errors import ContractError, UnavailableError
 from sea_mq_worker.settings import Settings
 
 __all__ = ["KINDS", "Checkup", "Finding", "Severity", "examine"]
 
-KINDS: Sequence[Kind] = (*DatabaseKind, *BrokerKind, *HandlerKind, *PairKind, *ExposureKind)
+KINDS: Sequence[Kind] = (*DatabaseKind, *BrokerKind, *HandlerKind, *PairKind, *ExposureKind, *WorkerKind)
 """Every kind of finding there is."""
 
 
@@ -49,7 +50,10 @@ async def examine(settings: Settings) -> Checkup:
     if settings.consumers:
         found += [finding async for finding in handler_findings(settings)]
     found += exposure_findings(settings)
-    looked = list(_looked(database, rows, seen, settings))
+    worker = await ask_worker(settings) if settings.admin_port else None
+    if worker:
+        found += worker_findings(worker)
+    looked = list(_looked(database, rows, seen, worker, settings))
     return Checkup(
         findings=sorted(dict.fromkeys(found), key=lambda finding: list(Severity).index(finding.severity)),
         seen=[name for name, was_seen in looked if was_seen],
@@ -58,7 +62,11 @@ async def examine(settings: Settings) -> Checkup:
 
 
 def _looked(
-    database: DatabaseFacts | None, rows: RowFacts | None, broker: BrokerFacts | None, s: Settings
+    database: DatabaseFacts | None,
+    rows: RowFacts | None,
+    broker: BrokerFacts | None,
+    worker: WorkerSeen | None,
+    s: Settings,
 ) -> Iterator[tuple[str, bool]]:
     """Name each part, and tell whether it could be looked at."""
     if database:
@@ -79,6 +87,10 @@ def _looked(
     if s.consumers and s.handler_url:
         yield "the handler", True
     yield "the settings", True
+    if worker:
+        yield f"the {worker.where}", True
+    elif s.admin_port:
+        yield f"a worker (none answers at {s.admin_host}:{s.admin_port})", False
 
 
 async def _broker(s: Settings, found: list[Finding]) -> BrokerFacts | None:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from sea_mq_worker.adapters.postgres.checkup import (
     Connections,
     DatabaseFacts,
+    Failing,
     OutboxFacts,
     PartitionFacts,
     RowFacts,
@@ -18,11 +19,13 @@ from sea_mq_worker.settings import Settings
 
 _UNATTENDED_SECONDS = 60.0
 _DAY_SECONDS = 86_400.0
+_ERROR_CHARS = 300
 _PUBLISHED_SECONDS = 30 * _DAY_SECONDS
 
 
 def backlog_findings(facts: DatabaseFacts, rows: RowFacts, s: Settings) -> Iterator[Finding]:
     """Judge the rows of both tables."""
+    yield from map(_failing, rows.failing)
     if s.outbox_enabled:
         yield from _outbox(rows.outbox, facts.connections, s)
         if rows.sequence:
@@ -62,6 +65,12 @@ def _outbox(outbox: OutboxFacts, connections: Connections, s: Settings) -> Itera
         what = f"the oldest was published {outbox.published_seconds / _DAY_SECONDS:.0f} days ago"
         command = "sea-mq-worker prune --before 30d --reason 'doctor' --side outbox"
         yield DatabaseKind.OUTBOX_UNPRUNED.found("outbox", what, command=command)
+
+
+def _failing(group: Failing) -> Finding:
+    kind = DatabaseKind.OUTBOX_FAILING if group.side == "outbox" else DatabaseKind.INBOX_FAILING
+    what = f"{group.count} wait, the oldest for {lasting(group.seconds)}: {group.error[:_ERROR_CHARS]}"
+    return kind.found(group.side, what, command=f"sea-mq-worker where {group.example}")
 
 
 def _sequence(sequence: SequenceFacts, facts: DatabaseFacts) -> Iterator[Finding]:

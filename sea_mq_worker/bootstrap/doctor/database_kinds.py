@@ -212,6 +212,12 @@ class DatabaseKind(Kind):
         "events come late",
         "look at the worker's /readyz for what it waits for",
     )
+    OUTBOX_FAILING = (
+        Severity.WARNING,
+        "events that wait have an error",
+        "they are tried again; until what the error says is mended, they and what comes after them are late",
+        "mend what the error says; they are then published without further ado",
+    )
     OUTBOX_DEAD = (
         Severity.WARNING,
         "events are DEAD",
@@ -247,6 +253,12 @@ class DatabaseKind(Kind):
         "messages wait that came by a consumer which is not in SEA_MQ_CONSUMERS",
         "this worker handles them no more",
         "add the consumer to SEA_MQ_CONSUMERS until it has none left",
+    )
+    INBOX_FAILING = (
+        Severity.WARNING,
+        "messages that wait have an error",
+        "they are tried again, and dead-lettered when their attempts are spent",
+        "mend what the error says, mostly in the handler; they are then handled without further ado",
     )
     INBOX_STUCK = (
         Severity.WARNING,

@@ -32,6 +32,7 @@ _PREFIX = re.compile(r"[0-9a-f]{4,32}")
 _HEX_DIGITS = 32
 _MATCHES_MAX = 20
 _EARLIER_MAX = 100
+_CONFLICTS_MAX = 5
 _LETTERS_READ_MAX = 10_000
 _SEARCH_SECONDS_MAX = 600.0
 _MARGIN = timedelta(minutes=5)
@@ -56,6 +57,14 @@ class Letter:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Conflicting:
+    """A message that came under an id of another content: its own id, and its dead letter, if it is there."""
+
+    id: str
+    letter: Letter | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
     """All that is known of one id.
 
@@ -65,6 +74,7 @@ class Found:
         message: its row in the inbox.
         traces: what the streams have, that of the event first.
         letters: what the dead-letter stream has.
+        conflicts: other contents that came under this id, and were dead-lettered.
         unseen: where it could not be looked, and why.
     """
 
@@ -74,6 +84,7 @@ class Found:
     message: InboxRecord | None
     traces: tuple[Trace, ...]
     letters: tuple[Letter, ...]
+    conflicts: tuple[Conflicting, ...]
     unseen: tuple[str, ...]
 
 
@@ -132,8 +143,20 @@ class Lookout:
             message=message,
             traces=traces,
             letters=letters,
+            conflicts=await self._conflicts(wanted, unseen) if message else (),
             unseen=tuple(sorted(set(unseen))),
         )
+
+    async def _conflicts(self, wanted: UUID, unseen: list[str]) -> tuple[Conflicting, ...]:
+        found = []
+        for own_id in await self.tables.conflicts(wanted, limit=_CONFLICTS_MAX):
+            row = await self.tables.show_inbox(own_id)
+            letters: Sequence[Letter] = ()
+            if row and self.connection:
+                broker = _Broker(self.connection, self.dlq_stream, unseen)
+                letters = await broker.letters(str(own_id), None, row)
+            found.append(Conflicting(id=str(own_id), letter=letters[-1] if letters else None))
+        return tuple(found)
 
     async def _at_broker(
         self,

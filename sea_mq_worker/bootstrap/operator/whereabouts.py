@@ -13,7 +13,7 @@ from sea_mq_worker.adapters.postgres.records import (
     Match,
     OutboxSummary,
 )
-from sea_mq_worker.bootstrap.operator.lookout import Found, Letter, Lookout
+from sea_mq_worker.bootstrap.operator.lookout import Conflicting, Found, Letter, Lookout
 from sea_mq_worker.domain.events import EventState
 
 _PROGRAM = "sea-mq-worker"
@@ -99,6 +99,9 @@ def told(found: Found, *, now: datetime) -> Whereabouts:
         answer += part[0]
         following += part[1]
     answer += [text for trace in found.traces for text in _readers(trace)]
+    for conflict in found.conflicts:
+        answer.append(_conflict(conflict))
+        following += [f"{_PROGRAM} dlq show {conflict.letter.seq}"] if conflict.letter else []
     return Whereabouts(
         id=found.id,
         answer=tuple(answer),
@@ -175,6 +178,13 @@ def _dead_lettered(
     if letters:
         return [said], [f"{_PROGRAM} dlq redrive {letters[-1].seq} {_WHY}"]
     return [said if found.unseen else f"{said}; its dead letter is no longer in the stream"], []
+
+
+def _conflict(conflict: Conflicting) -> str:
+    place = (
+        f"as dead letter {conflict.letter.seq}" if conflict.letter else "and its dead letter was not found"
+    )
+    return f"another content came under this id: it is dead-lettered {place}, under the id {conflict.id}"
 
 
 def _waiting(message: InboxRecord, found: Found) -> tuple[list[str], list[str]]:

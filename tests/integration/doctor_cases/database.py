@@ -1,6 +1,7 @@
 """How what doctor finds in PostgreSQL is provoked, on the session's server."""
 
 import contextlib
+import uuid
 from dataclasses import replace
 from urllib.parse import urlsplit
 
@@ -196,6 +197,38 @@ async def sequence_behind(p: Patient) -> None:
     for _ in range(3):
         await add_event(p.pool, "PUBLISHED")
     await p.sql("ALTER TABLE outbox_events ALTER seq RESTART")
+
+
+@provokes_in_tables
+async def outbox_failing(p: Patient) -> Mend:
+    refused = "no permission to publish after 15 s (SQLSTATE 42501)"
+    ids = [await add_event(p.pool, error=refused, **given) for given in ({}, {"ordering_key": "k"})]
+
+    async def work(finding: Finding) -> None:
+        assert finding.what.endswith(": no permission to publish after # s (SQLSTATE 42501)")
+        assert finding.what.startswith("2 wait, the oldest for ")
+        assert finding.command in {f"sea-mq-worker where {id_}" for id_ in ids}
+        async with p.worker():
+            await eventually(lambda: p.pool.fetchval(PUBLISHED), what="the events are published")
+
+    return work
+
+
+@provokes_in_tables
+async def inbox_failing(p: Patient) -> Mend:
+    """Of one type the handler wants a token."""
+    message, seq = uuid.uuid4(), await p.send()
+    await p.received(seq=seq, hours=0)
+    told = "the handler answered 401 (with 0 bytes)"
+    await p.pool.execute("UPDATE inbox_messages SET message_id = $1, last_error = $2", message, told)
+
+    async def give_up(finding: Finding) -> None:
+        assert finding.what.endswith(": the handler answered 401 (with # bytes)")
+        await p.command(finding)
+        close = f"sea-mq-worker inbox close {message} --reason 'a test' --actor ann"
+        await p.command(replace(finding, command=close))
+
+    return give_up
 
 
 @provokes_in_tables

@@ -3,8 +3,9 @@
 from datetime import UTC, datetime, timedelta
 from urllib.parse import urlsplit
 
+from sea_mq_worker.adapters.http.admin.server import AdminServer
 from sea_mq_worker.adapters.postgres.operations import PostgresOperations
-from sea_mq_worker.bootstrap.doctor import Finding
+from sea_mq_worker.bootstrap.doctor import Finding, examine
 from tests.integration.doctor_cases.registry import (
     CASES,
     UNUSED,
@@ -45,6 +46,35 @@ by_answer("handler_path__redirects", 308)
 
 # To the settings it is a name like any other; a resolver reads its digits.
 by_setting("handler_forbidden", handler_url="http://\uff11\uff16\uff19.254.169.254/handle")
+
+
+# --- the worker
+
+
+@provokes
+async def worker_not_ready(p: Patient) -> Mend:
+    """It is guarded by a token, and tells those who do not have it which part pauses, and no more."""
+    reasons = {"handler": "the handler rejects message after message: the handler answered 422"}
+    token = p.files / "token"
+    token.write_text("s3cret")
+    token.chmod(0o600)
+    server = AdminServer(
+        host="127.0.0.1", port=0, token="s3cret", ready=lambda: reasons, metrics=lambda _: b"",
+        status=dict, history=dict,
+    )  # fmt: skip
+    await server.start()
+    p.stack.push_async_callback(server.close)
+    p.given["admin_port"] = server.port
+    found = await p.finds("worker_not_ready")
+    assert found["worker_not_ready"].what == "handler"
+    p.given["admin_token_file"] = token
+
+    async def heal(finding: Finding) -> None:
+        assert finding.what == f"handler: {reasons['handler']}"
+        assert (await examine(p.settings())).unseen == []
+        reasons.clear()
+
+    return heal
 
 
 # --- what others may read

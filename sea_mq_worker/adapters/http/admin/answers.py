@@ -13,6 +13,9 @@ _HEADERS = (
     "connection: close",
 )
 
+_STATES = {"stop": "stopping", "start": "starting"}
+"""Parts that tell more than that something pauses."""
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -48,10 +51,13 @@ def refusal(status: HTTPStatus, text: str, *headers: str) -> Answer:
 
 
 def health(reasons: Mapping[str, str], *, authorized: bool) -> Answer:
-    """Answer a probe; the reasons are for those who may know them."""
+    """Answer a probe: which parts are in the way is for everybody, why is for those who may know it."""
     if not reasons:
         return json_answer({"ok": True})
-    told = {"ok": False, "reasons": dict(reasons)} if authorized else {"ok": False}
+    state = next((told for part, told in _STATES.items() if part in reasons), "paused")
+    told = {"ok": False, "state": state, "parts": sorted(reasons)}
+    if authorized:
+        told["reasons"] = dict(reasons)
     return json_answer(told, HTTPStatus.SERVICE_UNAVAILABLE)
 
 

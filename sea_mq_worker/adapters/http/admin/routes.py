@@ -1,7 +1,7 @@
 """Which request gets which answer, and who may ask.
 
-Probes get no secrets, so /healthz and /readyz ask for no token, but tell no reasons without the one that is
-set. The page itself holds no data and asks the reader for the token.
+Probes get no secrets, so /healthz and /readyz ask for no token; without the one that is set they name the
+parts that are in the way, and not why. The page itself holds no data and asks the reader for the token.
 """
 
 from collections.abc import Callable, Mapping

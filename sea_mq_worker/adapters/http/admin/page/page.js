@@ -4,6 +4,7 @@ import { headers, loadList, openDesk, refreshList } from "./desk.js";
 import { drawSides, showSides } from "./sides.js";
 import { atClock, command, count, element, grow, moment, present, setClock, table, whole, write } from "./words.js";
 
+const TOKEN_PLACE = "The token is in the file that SEA_MQ_ADMIN_TOKEN_FILE names; `dev` prints an address that signs in.";
 const STATUS_SECONDS = 2;
 const HISTORY_SECONDS = 5;
 const PATIENCE_SECONDS = 5;
@@ -116,9 +117,8 @@ async function poll() {
       show(await answer.json());
       await pollHistory();
     } else if (locked) {
-      const text = answer.status === 429 ? "Too many wrong tokens: wait a minute." : "The numbers are for who has the token.";
       at("main").classList.add("old");
-      showVerdict({ level: "idle", state: "Locked", text, since: present(), causes: [], helps: [] });
+      showVerdict(await lockedVerdict(answer.status === 429));
     } else {
       fail("Broken", `The worker answers ${answer.status}.`, ["sea-mq-worker doctor"]);
     }
@@ -127,6 +127,15 @@ async function poll() {
   }
   grow();
   write(at("fresh"), last ? `Numbers of ${atClock(last / 1000)}, asked for every ${STATUS_SECONDS} s` : "");
+}
+
+/** Without the token only the probe answers: whether work goes on, and which part is in the way. */
+async function lockedVerdict(tooMany) {
+  const ready = await (await get("readyz")).json();
+  const text = tooMany ? "Too many wrong tokens: wait a minute." : TOKEN_PLACE;
+  const causes = (ready.parts ?? []).map((part) => ({ part, reason: "sign in to see why", since: present() }));
+  const state = ready.ok ? "Locked, ready" : `Locked, ${ready.state}`;
+  return { level: ready.ok ? "idle" : "bad", state, text, since: present(), causes, helps: [] };
 }
 
 async function pollHistory() {
