@@ -20,7 +20,7 @@ from sea_mq_worker.application.patience import patiently
 from sea_mq_worker.application.piecewise import Piecewise
 from sea_mq_worker.application.reception import InHand, Reception
 from sea_mq_worker.domain.errors import DependencyError
-from sea_mq_worker.domain.facts import MessageSkipped
+from sea_mq_worker.domain.facts import MessageSkipped, Noticed
 from sea_mq_worker.domain.messages import InboundMessage
 from sea_mq_worker.domain.receipts import Busy, Conflict, Done, Run, Unwritable
 from sea_mq_worker.ports.inbox import InboxRepository
@@ -46,6 +46,7 @@ class InboxConsumer:
         bytes_max: what their bodies may come to; the last one may be larger than the room that it finds.
         heartbeat_seconds: how often messages in hand are kept alive, below a third of ack_wait and lease.
         lease_seconds: processing lease in the inbox.
+        siblings: the durables of this worker, which share its handler.
         leftovers: finds what no delivery will bring again; None: nobody looks for it.
     """
 
@@ -61,8 +62,10 @@ class InboxConsumer:
     bytes_max: int
     heartbeat_seconds: float
     lease_seconds: float
+    siblings: frozenset[str] = frozenset()
     leftovers: Leftovers | None = None
     _in_hand: set[InHand] = field(default_factory=set)
+    _overlapping: set[str] = field(default_factory=set)
     _freed: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -187,10 +190,9 @@ class InboxConsumer:
     async def _answer(self, item: InHand, receipt: Done | Busy | Conflict | Unwritable) -> None:
         """Settle what is not ours to handle."""
         match receipt:
-            case Done():
+            case Done(brought_by):
                 await self.consumer.ack(item.message)
-                skipped = MessageSkipped(message_id=item.entry.message_id, consumer=self.consumer.name)
-                self.observer.observe(skipped)
+                self._report_skipped(item, "" if brought_by in self.siblings else brought_by)
             case Busy(attempts):
                 await self.consumer.nak(
                     item.message, delay_seconds=self._busy_seconds(item.message, attempts)
@@ -202,6 +204,18 @@ class InboxConsumer:
             case _:
                 assert_never(receipt)
         self._let_go([item])
+
+    def _report_skipped(self, item: InHand, brought_by: str) -> None:
+        """Tell of a message that another worker's consumer brought too, loudly once a consumer."""
+        name, message_id = self.consumer.name, item.entry.message_id
+        self.observer.observe(MessageSkipped(message_id=message_id, consumer=name, brought_by=brought_by))
+        if brought_by and brought_by not in self._overlapping:
+            self._overlapping.add(brought_by)
+            text = (
+                f"message {message_id} of consumer {name} was settled before by consumer {brought_by} of"
+                " another worker: two handlers need a schema each (SEA_MQ_DATABASE_SCHEMA)"
+            )
+            self.observer.observe(Noticed(event="consumers_overlap", text=text))
 
     def _busy_seconds(self, message: InboundMessage, attempts: int | None) -> float:
         """Ask ever more rarely, so that whoever holds a message for long does not cost it its deliveries.

@@ -96,10 +96,14 @@ class MessageProcessed(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageSkipped:
-    """A duplicate: settled before, acknowledged without asking the handler."""
+    """A duplicate: settled before, acknowledged without asking the handler.
+
+    ``brought_by``: the consumer that had brought it then, if that is none of this worker's.
+    """
 
     message_id: str
     consumer: str
+    brought_by: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

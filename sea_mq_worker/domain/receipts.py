@@ -39,7 +39,12 @@ class Run(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """Processed or dead-lettered before: acknowledge, the handler is not asked again."""
+    """Processed or dead-lettered before: acknowledge, the handler is not asked again.
+
+    ``consumer``: the durable that brought it then, where that is known.
+    """
+
+    consumer: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)

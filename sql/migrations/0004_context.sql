@@ -8,3 +8,18 @@ CREATE TABLE sea_mq_context (
 );
 
 COMMENT ON TABLE sea_mq_context IS 'The bounded context that these tables belong to: the first that a worker ran for.';
+
+-- Which durables are consumed with these tables, and for which handler. Two handlers for the same subjects would get a
+-- part of the messages each, for an inbox row counts for all that share the tables.
+
+CREATE TABLE sea_mq_consumers (
+    stream TEXT,
+    durable TEXT,
+    handler TEXT,
+    subjects TEXT[] NOT NULL,
+    seen_at TIMESTAMPTZ NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (stream, durable, handler)
+);
+
+COMMENT ON TABLE sea_mq_consumers IS 'Durables and the handlers that workers consume them for, with when such a worker last said so.';
+COMMENT ON COLUMN sea_mq_consumers.handler IS 'Scheme, host and port, and the beginning of the whole URL''s SHA-256.';

@@ -40,14 +40,14 @@ WITH received AS MATERIALIZED (
     RETURNING i.message_id, i.attempts,
               extract(epoch FROM clock_timestamp() - i.dead_letter_begun_at)::float8 AS begun_seconds_ago
 )
-SELECT message_id::text AS message_id, 'run' AS verdict, attempts, begun_seconds_ago
+SELECT message_id::text AS message_id, 'run' AS verdict, attempts, begun_seconds_ago, NULL AS consumer
   FROM leased
  UNION ALL
 SELECT known.message_id::text,
        CASE WHEN known.content_hash <> received.content_hash THEN 'conflict'
             WHEN known.processed_at IS NOT NULL OR known.dead_lettered_at IS NOT NULL THEN 'done'
             ELSE 'busy' END,
-       known.attempts, NULL
+       known.attempts, NULL, known.consumer
   FROM received JOIN inbox_messages known ON known.message_id = received.message_id;
 
 -- name: overdue

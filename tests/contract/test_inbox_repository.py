@@ -70,7 +70,9 @@ async def test_a_processed_message_is_never_handled_again(world: World) -> None:
 
     await world.pass_time(10 * LEASE)
 
-    assert await insert(inbox, one) == [Done()]
+    [known] = await insert(inbox, one._replace(consumer="another"))
+    assert isinstance(known, Done)
+    assert known.consumer == "sea__from_vibespro"
     row = await world.row(one.message_id)
     assert (row.processed, row.leased, row.attempts) == (True, False, 1)
 

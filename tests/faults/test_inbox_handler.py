@@ -3,6 +3,7 @@
 import asyncio
 import gzip
 import json
+import signal
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping
@@ -13,7 +14,7 @@ import pytest
 
 from sea_mq_worker.embedded.process import free_port
 from tests.support.handlers import Behaviour, Call, answer, drip, hang, in_turn, raw
-from tests.support.jetstream import SECOND, consumer_info
+from tests.support.jetstream import SECOND, consumer_info, create_consumer
 from tests.support.site import Site, SiteWith
 from tests.support.waiting import eventually
 
@@ -45,6 +46,31 @@ UNFINISHED: Mapping[str, Behaviour] = {
     "a length that is too large": raw(b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nok"),
     "two lengths": raw(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\ncontent-length: 3\r\n\r\nok"),
 }
+
+
+@pytest.mark.fault("N43")
+async def test_two_handlers_do_not_share_an_inbox_unless_one_replaces_the_other(shared: Site) -> None:
+    stream, second = shared.target.upstream_stream, f"{shared.target.context}__second"
+    await create_consumer(shared.broker, stream, second, filter_subject=f"{shared.target.upstream}.event.>")
+    url = shared.handler.url
+    other: dict[str, Any] = {"handler_url": f"{url}?other", "consumers": f"{stream}/{second}"}
+    async with shared.worker(name="first") as first:
+        await first.ready()
+        async with shared.worker(name="clashes", **other) as clashing:
+            assert await clashing.ended() == 3
+            assert "SEA_MQ_DATABASE_SCHEMA" in clashing.written
+        async with shared.worker(name="same handler", consumers=f"{stream}/{second}") as same:
+            await same.ready()
+            same.send(signal.SIGTERM)
+            assert await same.ended() == 0
+        async with shared.worker(name="changed handler", handler_url=f"{url}?changed") as changed:
+            await changed.ready()
+            changed.send(signal.SIGTERM)
+            assert await changed.ended() == 0
+        first.send(signal.SIGTERM)
+        assert await first.ended() == 0
+    async with shared.worker(name="replaces", **other) as replacing:
+        await replacing.ready()
 
 
 async def deliveries(at: Site) -> int:

@@ -59,6 +59,7 @@ async def test_with_the_rights_of_a_reader_that_is_all_that_is_found(well: Patie
     ("privilege", "table"),
     [
         ("INSERT", "sea_mq_context"),
+        ("UPDATE", "sea_mq_consumers"),
         ("UPDATE", "outbox_events"),
         ("INSERT", "inbox_messages"),
         ("UPDATE", "inbox_messages"),

@@ -120,6 +120,7 @@ class World:
             bytes_max=self.bytes_max,
             heartbeat_seconds=LEASE / 3,
             lease_seconds=self.lease,
+            siblings=frozenset({self.consumer.name}),
             leftovers=Leftovers(
                 consumer=self.consumer,
                 inbox=self.inbox,

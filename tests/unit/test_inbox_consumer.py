@@ -14,6 +14,7 @@ from sea_mq_worker.domain.facts import (
     MessageProcessed,
     MessageRetried,
     MessageSkipped,
+    Noticed,
 )
 from sea_mq_worker.domain.messages import HandlerRequest
 from tests.support.inbox_loop import ACK_WAIT, ATTEMPTS_MAX, LEASE, SICK_AFTER, SUBJECT, World, always
@@ -195,6 +196,25 @@ async def test_a_message_whose_attempts_are_spent_is_dead_lettered() -> None:
     assert (fact.reason, fact.attempts) == ("EXHAUSTED", ATTEMPTS_MAX)
     assert world.handler.calls[bad] == ATTEMPTS_MAX
     assert world.buried() == [(bad, "EXHAUSTED")]
+
+
+@pytest.mark.parametrize("other", ["sea__from_another", "sea__from_vibespro"])
+@in_virtual_time
+async def test_messages_that_another_workers_consumer_settled_are_told_once_and_counted(other: str) -> None:
+    world = World()
+    ids = [world.send() for _ in range(3)]
+    async with world.consuming():
+        await world.observer.seen(MessageProcessed, count=3)
+        for message_id in ids:
+            row = world.row(message_id)
+            row.entry = row.entry._replace(consumer=other)
+            world.send(message_id=message_id)
+        await world.observer.seen(MessageSkipped, count=3)
+    foreign = other != world.consumer.name
+    skipped = [fact for fact in world.observer.facts if isinstance(fact, MessageSkipped)]
+    assert [fact.brought_by for fact in skipped] == [other if foreign else ""] * 3
+    told = [fact.event for fact in world.observer.facts if isinstance(fact, Noticed)]
+    assert told == ["consumers_overlap"] * foreign
 
 
 @in_virtual_time

@@ -143,7 +143,7 @@ class InMemoryInbox:
         if row.content_hash not in {None, entry.content_hash}:
             return Conflict()
         if row.settled:
-            return Done()
+            return Done(row.entry.consumer)
         if row.locked_until is not None and row.locked_until > now:
             return Busy(row.attempts)
         row.entry, row.content_hash = entry, entry.content_hash

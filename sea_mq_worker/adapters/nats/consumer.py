@@ -33,6 +33,8 @@ class ConsumerTerms:
     """-1 for no limit."""
     max_ack_pending: int = 1000
     """A number far too large where there is no limit."""
+    subjects: tuple[str, ...] = (">",)
+    """Filters; all of the stream's where there is none."""
 
 
 class NatsJetStreamConsumer:
@@ -82,6 +84,11 @@ class NatsJetStreamConsumer:
         """As ConsumerTerms has it; before ``start`` the server's default."""
         return self._terms.max_ack_pending
 
+    @property
+    def subjects(self) -> tuple[str, ...]:
+        """As ConsumerTerms has it; before ``start`` all."""
+        return self._terms.subjects
+
     async def start(self) -> ConsumerTerms:
         """Verify that the consumer exists and fits, and tell its terms.
 
@@ -105,6 +112,7 @@ class NatsJetStreamConsumer:
             ack_wait_seconds=config["ack_wait"] / _NANOSECONDS,
             max_deliver=config.get("max_deliver", -1),
             max_ack_pending=pending if pending > 0 else _NO_LIMIT,
+            subjects=tuple(config.get("filter_subjects") or [config.get("filter_subject") or ">"]),
         )
         return self._terms
 

@@ -85,6 +85,8 @@ class MetricsObserver:
                 self._count("outbox_released_total", amount=fact.released)
             case MessageSkipped():
                 self._count("inbox_skipped_total", fact.consumer)
+                if fact.brought_by:
+                    self._count("inbox_overlapping_total", fact.consumer)
             case EventPostponed():
                 self._count("outbox_postponed_total")
             case EventBuried():

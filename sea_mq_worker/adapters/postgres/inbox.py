@@ -1,7 +1,7 @@
 """PostgresInboxAdapter: a batch of messages in one round trip each way."""
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import asyncpg
@@ -32,8 +32,6 @@ STATEMENTS = (
     "begin_dead_letter",
     "mark_dead_lettered",
 )
-
-_REFUSALS: Mapping[str, Receipt] = {"done": Done(), "conflict": Conflict()}
 
 
 class PostgresInboxAdapter:
@@ -138,7 +136,12 @@ def _run(row: Any, token: str) -> Receipt:
 
 
 def _refusal(row: Any) -> Receipt:
-    return _REFUSALS.get(row["verdict"]) or Busy(row["attempts"])
+    match row["verdict"]:
+        case "done":
+            return Done(row["consumer"] or "")
+        case "conflict":
+            return Conflict()
+    return Busy(row["attempts"])
 
 
 def _ids(rows: Sequence[Any]) -> frozenset[str]:

@@ -7,7 +7,14 @@ from dataclasses import dataclass
 
 from sea_mq_worker.resources import resource_folder
 
-TABLES = ("sea_mq_migrations", "sea_mq_context", "outbox_events", "inbox_messages", "operator_actions")
+TABLES = (
+    "sea_mq_migrations",
+    "sea_mq_context",
+    "sea_mq_consumers",
+    "outbox_events",
+    "inbox_messages",
+    "operator_actions",
+)
 
 _STATEMENT = re.compile(r"^ *(CREATE|DROP) (?:UNIQUE )?(INDEX|TRIGGER) (\w+)[^;]*;", re.MULTILINE)
 _RELATION = re.compile(r"\bON (\w+)")

@@ -18,6 +18,7 @@ from sea_mq_worker.bootstrap.connections.handler import open_handler
 from sea_mq_worker.bootstrap.connections.postgres import open_pool
 from sea_mq_worker.bootstrap.connections.waiting import wait_for
 from sea_mq_worker.bootstrap.worker.base import Base
+from sea_mq_worker.bootstrap.worker.sharing import share_inbox
 from sea_mq_worker.bootstrap.worker.telemetry import traced_handler
 from sea_mq_worker.domain.facts import Noticed
 from sea_mq_worker.ports.inbox import InboxRepository
@@ -48,10 +49,11 @@ async def inbound_loops(base: Base) -> tuple[NatsConnection, dict[str, Loop]]:
     reception = Reception(
         inbox=inbox, store_gate=store_gate, observer=base.observer, lease_seconds=s.inbox_lease_seconds
     )
-    for durable in s.consumers:
-        consumer = await _consumer(base, connection, durable)
+    consumers = [await _consumer(base, connection, durable) for durable in s.consumers]
+    loops["consumers of the inbox"] = await share_inbox(base, pool, consumers, store_gate)
+    for consumer in consumers:
         loop = _inbox_loop(base, consumer, inbox, reception, handle)
-        loops[f"inbox {durable.durable}"] = loop.run
+        loops[f"inbox {consumer.name}"] = loop.run
     rescuer = Rescuer(
         stranded=await _stranded(base, connection),
         reception=reception,
@@ -92,6 +94,7 @@ def _inbox_loop(
         bytes_max=max(1, s.inbox_bytes_max // len(s.consumers)),
         heartbeat_seconds=min(consumer.ack_wait_seconds, s.inbox_lease_seconds) / _HEARTBEATS_PER_LEASE,
         lease_seconds=s.inbox_lease_seconds,
+        siblings=frozenset(durable.durable for durable in s.consumers),
         leftovers=_leftovers(base, consumer, inbox, broker_gate, reception.store_gate),
     )
 

@@ -113,6 +113,10 @@ NOTICES = tuple(
             "row_refused",
             "PostgreSQL refuses what the worker writes to one row; the others go on: mend what refuses it.",
         ),
+        (
+            "consumers_overlap",
+            "Another worker's consumer brought a message before: two handlers need a schema each.",
+        ),
         ("message_left_behind", "A message whose delivery nothing would bring again is handled after all."),
         ("message_lost", "A message had no effect, and its stream no longer holds it: send it again."),
         ("leftovers_not_readable", "The worker may not read the stream: what was left behind is not found."),

@@ -127,6 +127,14 @@ METRICS = (
         ("consumer",),
     ),
     Metric(
+        "sea_mq_inbox_overlapping_total",
+        "counter",
+        "{message}",
+        "Messages that another worker's consumer had brought before; the handler was not asked.",
+        "Above 0: two durables take the same messages; with two handlers, give each a schema of its own.",
+        ("consumer",),
+    ),
+    Metric(
         "sea_mq_inbox_retried_total",
         "counter",
         "{attempt}",
