@@ -65,14 +65,14 @@ class _Lane:
     async def _claim(self) -> Sequence[Any]:
         return await self._pool.fetch(
             self._sql["claim"], self._batch_max, _OWNER, *self._position, *_START, self._batch_max // 4,
-            *self._bytes_max, False,
+            *self._bytes_max, False, [],
         )  # fmt: skip
 
     async def _claim_ordered(self) -> Sequence[Any]:
         hints, self._keys = list(self._keys), set()
         return await self._pool.fetch(
             self._sql["claim_ordered"], self._batch_max, _OWNER, *self._position, *_START,
-            self._batch_max // 4, _RUN_MAX, hints, False, False, *self._bytes_max,
+            self._batch_max // 4, _RUN_MAX, hints, False, False, *self._bytes_max, [],
         )  # fmt: skip
 
     async def _settle(self, claimed_at: datetime, events: Sequence[Any]) -> None:

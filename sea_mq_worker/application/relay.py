@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from sea_mq_worker.application.gate import Gate, Passage
 from sea_mq_worker.application.pacing import StoppedError, unless_stopped
+from sea_mq_worker.application.piecewise import tell_refused
 from sea_mq_worker.application.publishing import Publishing
 from sea_mq_worker.application.settlement import Settlement
 from sea_mq_worker.application.sizing import ClaimSize, Room
@@ -129,5 +130,7 @@ class OutboxPublisher:
             self.store_gate.pause_for(error)
             return NOTHING_CLAIMED
         self.store_gate.resume()
+        for event_id, refusal in claim.refused:
+            tell_refused(self.settlement.observer, f"event {event_id}", refusal)
         size.learn(claim)
         return claim

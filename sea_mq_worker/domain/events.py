@@ -5,6 +5,8 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import NamedTuple
 
+from sea_mq_worker.domain.errors import RowsRefusedError
+
 
 class EventState(StrEnum):
     """Where an event is in its lifecycle (Open Outbox, processing lifecycle)."""
@@ -63,6 +65,7 @@ class Claim:
         more: another claim would probably find work at once.
         bytes: size of all events together; one that was withheld counts nothing.
         cut: its bytes were used up before its number of events.
+        refused: ids of due events that the store refuses to have claimed, each with the error.
     """
 
     token: str
@@ -71,6 +74,7 @@ class Claim:
     more: bool
     bytes: int = 0
     cut: bool = False
+    refused: tuple[tuple[str, RowsRefusedError], ...] = ()
 
 
 NO_BYTES_MAX = 2**62

@@ -23,7 +23,8 @@ class OutboxRepository(Protocol):
 
         Together they have at most ``bytes_max``, but one is given however large. What has more than
         ``event_bytes_max`` is never read: its size is given in place of its content.
-        StoreTooSlowError: less may be read in time.
+        StoreTooSlowError: less may be read in time. RowsRefusedError: some event that is due cannot be
+        claimed, and which one was not found; one that was found is left out and named.
 
         Nobody else is given them before the lease ends. An event with an ordering key is given only with
         every earlier unfinished event of its key in the same claim, in order. Never waits; an empty claim

@@ -8,7 +8,7 @@
 -- Indexes: idx_outbox_due, idx_outbox_retry.
 -- $1 limit, $2 claimed_by, $3 $4 cursor (available_at, seq) of first tries, $5 $6 cursor of retries,
 -- $7 places kept for retries; what either side leaves free the other one takes. $8 bytes that all events together may
--- have, $9 bytes of one event; $10 retries come first.
+-- have, $9 bytes of one event; $10 retries come first; $11 ids to pass over.
 -- Of what is due it takes as much as fits into $8, one event at least, and a quarter of it retries. An event above $9
 -- comes as withheld_bytes, without what is large, and takes no room.
 -- One row (id is null) tells the time, claimed_at, where the next claim goes on, and whether $8 left
@@ -20,7 +20,7 @@ WITH waiting AS MATERIALIZED (
       FROM outbox_events o
      WHERE o.is_open AND o.ordering_key IS NULL AND o.publish_error IS NOT NULL
        AND o.state = 'PENDING' AND o.available_at <= now()
-       AND (o.available_at, o.seq) > ($5::timestamptz, $6::bigint)
+       AND (o.available_at, o.seq) > ($5::timestamptz, $6::bigint) AND o.id <> ALL ($11::uuid[])
      ORDER BY o.available_at, o.seq
      LIMIT $1::int
 ), fresh AS MATERIALIZED (
@@ -28,7 +28,7 @@ WITH waiting AS MATERIALIZED (
       FROM outbox_events o
      WHERE o.is_open AND o.ordering_key IS NULL AND o.publish_error IS NULL
        AND o.state = 'PENDING' AND o.available_at <= now()
-       AND (o.available_at, o.seq) > ($3::timestamptz, $4::bigint)
+       AND (o.available_at, o.seq) > ($3::timestamptz, $4::bigint) AND o.id <> ALL ($11::uuid[])
      ORDER BY o.available_at, o.seq
      LIMIT $1::int - least($7::int, (SELECT count(*) FROM waiting))
        FOR UPDATE OF o SKIP LOCKED
@@ -94,7 +94,7 @@ SELECT head.*, o.id::text AS id, o.seq,
 -- idx_outbox_dead what holds them.
 -- $1 .. $6 as in claim, $1 also first tries looked at for keys; $7 retried events looked at ($1 where first tries are
 -- few), $8 longest run of a key, $9 keys to look at besides, $10 take turns with other relays, $11 a dead event holds
--- its key, $12 and $13 as $8 and $9 of claim.
+-- its key, $12 and $13 as $8 and $9 of claim, $14 ids that end the run of their key.
 -- Rows as in claim. my_turn false: another relay is claiming, nothing was looked at; fresh_* and retry_*: how many
 -- were looked at and where the next claim goes on; leftover: keys of $9 or behind the cursor that have more to
 -- claim; cut: $12 left events over; bytes: how many it took.
@@ -133,7 +133,7 @@ WITH gate AS MATERIALIZED (
           FROM (
             SELECT o.ctid AS tid, o.seq, o.available_at, o.publish_error IS NOT NULL AS retried,
                    CASE WHEN o.bytes <= $13::bigint THEN o.bytes ELSE 0 END AS bytes,
-                   o.state = 'PENDING' AND o.available_at <= now()
+                   o.state = 'PENDING' AND o.available_at <= now() AND o.id <> ALL ($14::uuid[])
                    AND NOT ($11::boolean AND EXISTS (
                        SELECT FROM outbox_events dead
                         WHERE NOT dead.is_open AND dead.published_at IS NULL

@@ -130,6 +130,7 @@ async def test_statements_that_fail_one_time_in_five_are_repeated(shared: Site) 
 
 
 REFUSALS = {
+    "event claimed": ("UPDATE ON outbox_events", "id", "NEW.state = 'CLAIMED'"),
     "event published": ("UPDATE ON outbox_events", "id", "NEW.state = 'PUBLISHED'"),
     "message recorded": ("INSERT ON inbox_messages", "message_id", "true"),
     "message processed": ("UPDATE ON inbox_messages", "message_id", "NEW.processed_at IS NOT NULL"),
@@ -148,7 +149,7 @@ async def refuse(shared: Site, what: str, row: str) -> None:
 
 
 @pytest.mark.fault("D16")
-@pytest.mark.parametrize("what", ["event published", "message recorded", "message processed"])
+@pytest.mark.parametrize("what", REFUSALS)
 async def test_a_row_that_a_trigger_refuses_is_named_and_keeps_no_other_waiting(
     shared: Site, what: str
 ) -> None:
@@ -160,7 +161,9 @@ async def test_a_row_that_a_trigger_refuses_is_named_and_keeps_no_other_waiting(
         await worker.tells(f"{ids[7]}: PostgreSQL refuses a row: not this one (SQLSTATE P0001)")
         await worker.ready()
         assert "leases_lost" not in worker.events()
-        await shared.database.execute("DROP FUNCTION refuse CASCADE")
+        await worker.stopped()
+    await shared.database.execute("DROP FUNCTION refuse CASCADE")
+    async with shared.worker(name="heir"):
         await shared.quiet()
     await shared.audit()
 

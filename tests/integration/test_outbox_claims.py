@@ -14,7 +14,7 @@ import pytest
 from sea_mq_worker.adapters.postgres.connection import connect_pool
 from sea_mq_worker.adapters.postgres.outbox import PostgresOutboxAdapter
 from sea_mq_worker.adapters.postgres.queries import load_queries
-from sea_mq_worker.domain.errors import ContractError, StoreUnavailableError
+from sea_mq_worker.domain.errors import ContractError, RowsRefusedError, StoreUnavailableError
 from sea_mq_worker.domain.events import Claim, ClaimedEvent
 from sea_mq_worker.domain.outcomes import Postponed, Published, Released, Stored
 from tests.support.servers import Database
@@ -177,8 +177,8 @@ async def test_a_claim_reads_only_its_indexes(pool: asyncpg.Pool) -> None:
     sql = load_queries("outbox", *STATEMENTS)
     at = "'2000-01-01', 0, '2000-01-01', 0"
     for name, arguments in [
-        ("claim", f"10, 'w', {at}, 2, 9999, 9999, false"),
-        ("claim_ordered", f"10, 'w', {at}, 2, 10, '{{}}', false, false, 9999, 9999"),
+        ("claim", f"10, 'w', {at}, 2, 9999, 9999, false, '{{}}'"),
+        ("claim_ordered", f"10, 'w', {at}, 2, 10, '{{}}', false, false, 9999, 9999, '{{}}'"),
         ("reap", "30, 10, 5"),
         ("reap_ordered", "30, 10, 5"),
     ]:
@@ -190,6 +190,44 @@ async def test_a_claim_reads_only_its_indexes(pool: asyncpg.Pool) -> None:
         assert "Bitmap" not in plan, plan
         lane = "_ordered" if name.endswith("_ordered") else ""
         assert f"idx_outbox_due{lane} " in plan, plan
+
+
+@pytest.mark.fault("D16")
+@pytest.mark.parametrize("ordered", [False, True])
+async def test_an_event_that_cannot_be_claimed_is_named_and_holds_back_its_key_alone(
+    pool: asyncpg.Pool, ordered: bool
+) -> None:
+    await add(pool, 20, keys=4 if ordered else 0)
+    rows = await pool.fetch("SELECT id::text, seq, ordering_key FROM outbox_events ORDER BY seq")
+    bad = rows[5]
+    await pool.execute(
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+        f" IF NEW.id = '{bad['id']}' THEN RAISE 'not this one'; END IF; RETURN NULL; END $$;"
+        "CREATE TRIGGER refuse AFTER UPDATE ON outbox_events FOR EACH ROW EXECUTE FUNCTION refuse()"
+    )
+    outbox = relay(pool, ordered=ordered)
+    claim = await outbox.find_unpublished(batch_max=100)
+    held = {row["id"] for row in rows if ordered and row["ordering_key"] == bad["ordering_key"]}
+    held = {row["id"] for row in rows if row["id"] in held and row["seq"] > bad["seq"]}
+    assert [id_ for id_, _ in claim.refused] == [bad["id"]]
+    assert {event.id for event in claim.events} == {row["id"] for row in rows} - held - {bad["id"]}
+    assert len(held) == (3 if ordered else 0)
+    again = await outbox.find_unpublished(batch_max=100)
+    assert (again.events, again.refused) == ((), ())
+    await outbox.mark_published(claim, published(claim))
+    await pool.execute("DROP FUNCTION refuse CASCADE")
+    rest = await relay(pool, ordered=ordered).find_unpublished(batch_max=100)
+    assert {event.id for event in rest.events} == held | {bad["id"]}
+
+
+async def test_a_trigger_that_lets_nobody_claim_is_told_as_it_is(pool: asyncpg.Pool) -> None:
+    await add(pool, 40)
+    await pool.execute(
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'none'; END $$;"
+        "CREATE TRIGGER refuse BEFORE UPDATE ON outbox_events FOR EACH ROW EXECUTE FUNCTION refuse()"
+    )
+    with pytest.raises(RowsRefusedError, match="none"):
+        await relay(pool).find_unpublished(batch_max=100)
 
 
 @pytest.mark.parametrize("name", ["claim", "claim_ordered"])

@@ -203,7 +203,7 @@ async def test_a_claim_by_place_in_partitions_is_refused_by_the_database(
     )  # fmt: skip
     by_place = STATEMENTS["outbox.claim"]
     with pytest.raises(asyncpg.CheckViolationError, match="has partitions"):
-        await pool.fetch(by_place, 2, "w#0123abcd", *START, *START, 0, 9999, 9999, False)
+        await pool.fetch(by_place, 2, "w#0123abcd", *START, *START, 0, 9999, 9999, False, [])
     relay = PostgresWorld(pool).relay()
     assert len((await relay.find_unpublished(batch_max=2)).events) == 2
     assert await owner.fetchval("SELECT count(*) FROM outbox_events WHERE state = 'CLAIMED'") == 2

@@ -4,6 +4,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 from operator import attrgetter
 from typing import Any, assert_never
@@ -14,7 +15,9 @@ from sea_mq_worker.adapters.postgres.connection import fetch
 from sea_mq_worker.adapters.postgres.cursor import START, Cursor, Position, Read
 from sea_mq_worker.adapters.postgres.errors import PartitionedError
 from sea_mq_worker.adapters.postgres.queries import joined_by_id, load_queries
+from sea_mq_worker.adapters.postgres.refusals import Refusals
 from sea_mq_worker.adapters.postgres.texts import storable
+from sea_mq_worker.domain.errors import RowsRefusedError
 from sea_mq_worker.domain.events import NO_BYTES_MAX, Claim, ClaimedEvent
 from sea_mq_worker.domain.outcomes import Buried, Postponed, Published, Released, Verdict
 
@@ -81,17 +84,29 @@ class PostgresOutboxAdapter:
         self._retries = Cursor()
         self._retries_first = False
         self._hints: set[str] = set()
+        self._refusals = Refusals(pool, run_max=run_max)
 
     async def find_unpublished(
         self, *, batch_max: int, bytes_max: int = NO_BYTES_MAX, event_bytes_max: int = NO_BYTES_MAX
     ) -> Claim:
         """Lease due events; neither retries nor first tries can take all places of a full batch."""
         claim = self._claim_ordered if self._ordered else self._claim
+        limits = batch_max, bytes_max, event_bytes_max
         try:
-            return await claim(batch_max, bytes_max, event_bytes_max)
+            return await claim(*limits)
         except PartitionedError:
             self._join_by_id()
-            return await claim(batch_max, bytes_max, event_bytes_max)
+            return await claim(*limits)
+        except RowsRefusedError:
+            refused = await self._refusals.find(
+                self._fresh.next(),
+                self._retries.next(),
+                limit=batch_max,
+                keys=list(self._hints) if self._ordered else None,
+            )
+            if not refused:
+                raise
+            return replace(await claim(*limits), refused=tuple(refused))
 
     async def mark_published(self, claim: Claim, verdicts: Sequence[Published]) -> frozenset[str]:
         """CLAIMED -> PUBLISHED (CMD-050); the attempt was counted by the claim."""
@@ -129,7 +144,7 @@ class PostgresOutboxAdapter:
         positions = *self._fresh.next(), *self._retries.next()
         kept = self._places_kept(batch_max)
         args = batch_max, owner, *positions, kept, *bytes_max, self._retries_first
-        rows = await fetch(self._pool, self._sql["claim"], *args)
+        rows = await fetch(self._pool, self._sql["claim"], *args, self._refusals.passed_over)
         seconds = time.monotonic() - began
         head, events = _split(rows)
         full = len(events) == batch_max or head["cut"]
@@ -177,7 +192,7 @@ class PostgresOutboxAdapter:
         Two claims at once are correct, but the second one walks over what the first has locked.
         """
         statement = self._sql["claim_ordered"]
-        rest = self._hold_dead_keys, *bytes_max
+        rest = self._hold_dead_keys, *bytes_max, self._refusals.passed_over
         for _ in range(_REFUSALS_MAX if self._take_turns else 0):
             head, events = _split(await fetch(self._pool, statement, *args, True, *rest))
             if head["my_turn"]:

@@ -1,0 +1,80 @@
+"""Events that PostgreSQL refuses to have claimed, as by somebody's trigger: claims pass over them."""
+
+import time
+from collections.abc import Sequence
+
+import asyncpg
+
+from sea_mq_worker.adapters.postgres.connection import fetch
+from sea_mq_worker.adapters.postgres.cursor import Position
+from sea_mq_worker.adapters.postgres.errors import translated
+from sea_mq_worker.adapters.postgres.queries import load_queries
+from sea_mq_worker.domain.errors import RowsRefusedError
+
+_PASSED_OVER_SECONDS = 15.0
+"""After this an event is tried again: the trigger may have been mended."""
+_FOUND_MAX = 16
+"""More are left for the next claim."""
+_TRIAL = "trial#id-"
+
+
+class Refusals:
+    """Finds and remembers them for one lane.
+
+    Args:
+        pool: of the lane.
+        run_max: most events of one key in a claim.
+    """
+
+    def __init__(self, pool: asyncpg.Pool, *, run_max: int) -> None:
+        self._pool = pool
+        self._run_max = run_max
+        self._sql = load_queries("refused", "due", "due_ordered", "try_claim")
+        self._until: dict[str, float] = {}
+
+    @property
+    def passed_over(self) -> list[str]:
+        """Ids that a claim must leave out now."""
+        now = time.monotonic()
+        self._until = {id_: until for id_, until in self._until.items() if until > now}
+        return list(self._until)
+
+    async def find(
+        self, fresh: Position, retries: Position, *, limit: int, keys: Sequence[str] | None
+    ) -> list[tuple[str, RowsRefusedError]]:
+        """Find out for which events a claim of up to ``limit`` behind these positions failed.
+
+        ``keys``: the lane has ordering keys, and the claim looked at these besides.
+        """
+        args = *fresh, *retries, limit, self.passed_over
+        if keys is None:
+            rows = await fetch(self._pool, self._sql["due"], *args)
+        else:
+            rows = await fetch(self._pool, self._sql["due_ordered"], *args, keys, self._run_max)
+        left: list[Sequence[str]] = [[row["id"] for row in rows]]
+        found: list[tuple[str, RowsRefusedError]] = []
+        while left and len(found) < _FOUND_MAX:
+            ids = left.pop(0)
+            error = await self._refusal(ids)
+            if error and len(ids) > 1:
+                left += [ids[: len(ids) // 2], ids[len(ids) // 2 :]]
+            elif error:
+                found.append((ids[0], error))
+        until = time.monotonic() + _PASSED_OVER_SECONDS
+        self._until |= {id_: until for id_, _ in found}
+        return found
+
+    async def _refusal(self, ids: Sequence[str]) -> RowsRefusedError | None:
+        """Claim events and take it back."""
+        try:
+            with translated():
+                async with self._pool.acquire() as connection:
+                    trial = connection.transaction()
+                    await trial.start()
+                    try:
+                        await connection.fetch(self._sql["try_claim"], ids, _TRIAL)
+                    finally:
+                        await trial.rollback()
+        except RowsRefusedError as error:
+            return error
+        return None
