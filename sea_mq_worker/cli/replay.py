@@ -102,7 +102,7 @@ def replay(
         which=replace(which, ids=tuple(ids) if ids else None), actor=actor, reason=reason, resume=resume,
         cap=cap, per_second=rate, ahead=ahead, dry_run=dry_run, yes=yes,
     )  # fmt: skip
-    result = act(lambda settings: _carry_out(order, settings), needs=("database_url", "nats_url"))
+    result = act(lambda settings: _carry_out(order, settings), needs=("database_url",))
     _tell(result, dry_run=dry_run, json=json)
     left = len(set(ids or ())) - result.matched
     if left > 0:
@@ -111,10 +111,8 @@ def replay(
 
 async def _carry_out(order: _Order, settings: "Settings") -> ReplayResult:
     """Count first, so that a slip of the filters is seen before it has an effect."""
-    from sea_mq_worker.bootstrap.operator.broker import duplicate_window_seconds
     from sea_mq_worker.bootstrap.operator.tables import replays
 
-    window = await duplicate_window_seconds(settings)
     async with replays(settings) as tables:
         old = await tables.load(order.resume) if order.resume else None
         which = old.which if old else order.which
@@ -128,7 +126,6 @@ async def _carry_out(order: _Order, settings: "Settings") -> ReplayResult:
         steps = tables.feed(
             begun,
             chosen,
-            duplicate_window_seconds=window,
             per_second=order.per_second,
             ahead=order.ahead,
         )

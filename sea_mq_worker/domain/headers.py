@@ -81,8 +81,9 @@ def outbound_message(event: ClaimedEvent, *, context: str, source: str) -> Outbo
     if event.headers:
         headers = _with_own(headers, _own_headers(event.headers))
     repeated = event.attempts > 1 or event.earlier_stream_seq > 0
+    earlier = event.earlier_stream_seq
     # not by name, which would take twice as long
-    return OutboundMessage(event.id, subject, event.payload, headers, repeated, event.age_seconds)
+    return OutboundMessage(event.id, subject, event.payload, headers, repeated, event.age_seconds, earlier)
 
 
 @lru_cache(maxsize=1024)

@@ -19,6 +19,8 @@ class OutboundMessage(NamedTuple):
     """An earlier attempt or lifecycle may have stored it: it needs an answer of its own."""
     waited_seconds: float = 0.0
     """In the outbox, from its creation to its claim; 0 for what comes from elsewhere."""
+    earlier_seq: int = 0
+    """Where the stream has the copy of an earlier lifecycle, which does not count; 0: nowhere."""
 
 
 class InboundMessage(NamedTuple):

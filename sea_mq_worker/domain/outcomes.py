@@ -13,11 +13,15 @@ from sea_mq_worker.domain.events import ClaimedEvent
 
 
 class Stored(NamedTuple):
-    """The stream has it. ``duplicate``: it already knew the id, so ``seq`` is an earlier copy's."""
+    """The stream has it. ``duplicate``: it already knew the id, so ``seq`` is an earlier copy's.
+
+    ``seconds_ago``: how old that copy is, where it is the one of an earlier lifecycle and that is known.
+    """
 
     stream: str
     seq: int
     duplicate: bool = False
+    seconds_ago: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

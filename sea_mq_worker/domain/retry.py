@@ -21,6 +21,8 @@ from sea_mq_worker.domain.outcomes import (
 
 _EXPONENT_MAX = 30
 """Doubling is capped long before; this only keeps the power of two small."""
+_LATE_SECONDS = 1.0
+"""A stream may forget an id a moment later than its duplicate window says."""
 _BLAMELESS_CAP_SECONDS = 15.0
 """An event that waits for others to be mended is tried soon afterwards, however long that took."""
 
@@ -86,10 +88,14 @@ class RetryPolicy:
             return Postponed(
                 event,
                 "the replay waits until the stream's duplicate window has forgotten the earlier copy",
-                self.duplicate_window_seconds,
+                self._forgotten_in(stored),
                 failed=False,
             )
         return Published(event, stored)
+
+    def _forgotten_in(self, stored: Stored) -> float:
+        """Return how long the stream will remember a copy; of one of unknown age, at most."""
+        return max(self.duplicate_window_seconds - (stored.seconds_ago or 0.0), 0.0) + _LATE_SECONDS
 
     def _failed(self, event: ClaimedEvent, reason: str) -> Verdict:
         if event.failures + 1 >= self.failures_max:

@@ -31,33 +31,29 @@ RETURNING a.id;
 -- name: requeue
 -- Events that are still in the table: PUBLISHED or DEAD -> PENDING, as `replay` in operations.sql.
 -- Index: the primary key.
--- $1 ids, $2 duplicate window in seconds.
+-- $1 ids.
 UPDATE outbox_events o
    SET state = 'PENDING', published_at = NULL, publish_attempts = 0, failures = 0, publish_error = NULL,
-       first_attempt_at = NULL,
-       available_at = GREATEST(now(), o.published_at + $2::float8 * interval '1 second')
+       first_attempt_at = NULL, available_at = now()
  WHERE o.id = ANY ($1::uuid[]) AND o.state IN ('PUBLISHED', 'DEAD')
 RETURNING o.id::text AS id;
 
 -- name: restore
 -- Events that only the archive has: inserted with everything they had, seq too, which is their place in the order of
 -- their key. stream and stream_seq tell the relay the earlier copy from the new one.
--- $1 .. $18 one element for each event, named below; $19 duplicate window in seconds.
+-- $1 .. $17 one element for each event, named below.
 INSERT INTO outbox_events
        (id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, correlation_id,
-        causation_id, seq, created_at, partition_key, ordering_key, headers, metadata, stream, stream_seq,
-        available_at)
+        causation_id, seq, created_at, partition_key, ordering_key, headers, metadata, stream, stream_seq)
 OVERRIDING SYSTEM VALUE
 SELECT v.id, v.aggregate_type, v.aggregate_id, v.event_type, v.event_version, v.payload::jsonb, v.occurred_at,
        v.correlation_id, v.causation_id, v.seq, v.created_at, v.partition_key, v.ordering_key, v.headers::jsonb,
-       v.metadata::jsonb, v.stream, v.stream_seq,
-       GREATEST(now(), v.published_at + $19::float8 * interval '1 second')
+       v.metadata::jsonb, v.stream, v.stream_seq
   FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::int[], $6::text[], $7::timestamptz[], $8::uuid[],
               $9::uuid[], $10::bigint[], $11::timestamptz[], $12::text[], $13::text[], $14::text[], $15::text[],
-              $16::text[], $17::bigint[], $18::timestamptz[])
+              $16::text[], $17::bigint[])
        AS v (id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, correlation_id,
-             causation_id, seq, created_at, partition_key, ordering_key, headers, metadata, stream, stream_seq,
-             published_at)
+             causation_id, seq, created_at, partition_key, ordering_key, headers, metadata, stream, stream_seq)
     ON CONFLICT (id) DO NOTHING
 RETURNING id::text AS id;
 

@@ -43,26 +43,25 @@ SELECT id, at, actor, reason, selection::text AS selection, affected
 
 -- name: put_back
 -- PUBLISHED or DEAD -> PENDING: a new lifecycle, with the same id and the same place in the order of its key.
--- An event that the stream may still remember is due when its duplicate window is over; stream and stream_seq stay,
--- so that the relay can tell the earlier copy from the new one.
+-- It is due at once. stream and stream_seq stay, so that the relay can tell the earlier copy from the new one: what the
+-- stream drops as a repeat of that copy waits until its duplicate window is over.
 -- is_mine is false, and nothing changes, where another run has gone on with the same replay.
 -- Index: the primary key.
--- $1 ids, $2 duplicate window in seconds, $3 action, $4 where this run left it, $5 the portion's highest seq.
+-- $1 ids, $2 action, $3 where this run left it, $4 the portion's highest seq.
 WITH mine AS MATERIALIZED (
     SELECT a.id FROM operator_actions a
-     WHERE a.id = $3::bigint AND (a.selection #>> '{progress,through}'::text[])::bigint = $4::bigint
+     WHERE a.id = $2::bigint AND (a.selection #>> '{progress,through}'::text[])::bigint = $3::bigint
        FOR UPDATE
 ), replayed AS (
     UPDATE outbox_events o
        SET state = 'PENDING', published_at = NULL, publish_attempts = 0, failures = 0, publish_error = NULL,
-           first_attempt_at = NULL,
-           available_at = GREATEST(now(), o.published_at + $2::float8 * interval '1 second')
+           first_attempt_at = NULL, available_at = now()
      WHERE o.id = ANY ($1::uuid[]) AND o.state IN ('PUBLISHED', 'DEAD') AND EXISTS (SELECT FROM mine)
     RETURNING 1
 ), counted AS (
     UPDATE operator_actions a
        SET affected = a.affected + (SELECT count(*) FROM replayed),
-           selection = pg_catalog.jsonb_set(a.selection, '{progress,through}', pg_catalog.to_jsonb($5::bigint))
+           selection = pg_catalog.jsonb_set(a.selection, '{progress,through}', pg_catalog.to_jsonb($4::bigint))
       FROM mine
      WHERE a.id = mine.id
 )

@@ -372,23 +372,28 @@ async def test_find_tells_the_latest_copy_of_what_is_stored(world: World) -> Non
     await publish(world, [batch[1]])
     missing = message(world.stream.lower())
 
-    found = await world.publisher.find([wanted(each) for each in (batch[1], batch[4], missing)])
+    looked_for = [wanted(batch[0], other_than=1), *map(wanted, (batch[1], batch[4], missing))]
+
+    found = await world.publisher.find(looked_for)
 
     first, second = (row[0] for row in await world.rows() if row[3][MSG_ID] == batch[1].id)
     assert first == 2
     assert found[batch[1].id] == Stored(world.stream, second, duplicate=True)
     assert found[batch[4].id] == Stored(world.stream, 5, duplicate=True)
     assert is_over(found[missing.id])
+    assert is_over(found[batch[0].id]), "a copy that does not count is none"
 
 
-async def test_find_leaves_out_the_copy_that_does_not_count(world: World) -> None:
-    first, second = messages(world, 2)
-    await publish(world, [first, second])
+async def test_the_age_of_the_copy_that_swallows_a_replay_is_told(world: World) -> None:
+    first, replayed = messages(world, 2)
+    await publish(world, [first, replayed])
 
-    found = await world.publisher.find([wanted(first, other_than=1), wanted(second, other_than=1)])
+    [outcome] = await publish(world, [replayed._replace(repeated=True, earlier_seq=2)])
 
-    assert is_over(found[first.id])
-    assert found[second.id] == Stored(world.stream, 2, duplicate=True)
+    assert isinstance(outcome, Stored)
+    assert (outcome.seq, outcome.duplicate) == (2, True)
+    assert outcome.seconds_ago is not None
+    assert 0.0 <= outcome.seconds_ago < TIMEOUT_SECONDS
 
 
 async def test_find_looks_no_further_back_than_asked(world: World) -> None:

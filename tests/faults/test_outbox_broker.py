@@ -168,16 +168,42 @@ async def test_a_repeat_after_the_duplicate_window_is_found_instead_of_stored_ag
 async def test_a_replay_is_delivered_and_not_called_published_while_the_window_swallows_it(
     site_with: SiteWith,
 ) -> None:
-    short = {"duplicate_window": 2 * SECOND}
+    """It is tried at once, and again when the stream has forgotten the earlier copy."""
+    short = {"duplicate_window": 4 * SECOND}
     async with site_with(stream=short) as forgetful:
         async with forgetful.worker() as worker:
             await worker.ready()
             [event_id] = await forgetful.commit()
             await forgetful.published()
             await forgetful.database.execute(REPLAY_BY_HAND, event_id)
+
+            async def swallowed() -> bool:
+                error = (await forgetful.row(event_id))["publish_error"]
+                return "forgotten the earlier copy" in (error or "")
+
+            await eventually(swallowed, what="the stream swallows the replay")
+            assert (await forgetful.copies())[event_id] == 1
             await forgetful.published()
         assert (await forgetful.copies())[event_id] == 2
-        assert (await forgetful.row(event_id))["stream_seq"] == 2
+        row = await forgetful.row(event_id)
+        assert (row["stream_seq"], row["failures"]) == (2, 0)
+
+
+@pytest.mark.fault("P36")
+async def test_a_replay_into_a_stream_made_anew_arrives_at_once(site_with: SiteWith) -> None:
+    """Whatever its duplicate window: what has lost the events has lost the memory of them, too."""
+    async with site_with(stream={"duplicate_window": 3600 * SECOND}) as site:
+        async with site.worker() as worker:
+            await worker.ready()
+            ids = await site.commit(20)
+            await site.published()
+            info = await api(site.broker, f"STREAM.INFO.{site.target.stream}")
+            await api(site.broker, f"STREAM.DELETE.{site.target.stream}")
+            await api(site.broker, f"STREAM.CREATE.{site.target.stream}", info["config"])
+            for event_id in ids:
+                await site.database.execute(REPLAY_BY_HAND, event_id)
+            await site.published()
+        assert await site.copies() == dict.fromkeys(ids, 1)
 
 
 @pytest.mark.fault("P09")

@@ -22,7 +22,7 @@ from tests.support.rows import add_event, add_message, opened
 from tests.support.servers import Database
 
 WHO: dict[str, Any] = {"actor": "ann", "reason": "the stream lost them"}
-REPLAY: dict[str, Any] = WHO | {"cap": 1000, "dry_run": False, "duplicate_window_seconds": 120.0}
+REPLAY: dict[str, Any] = WHO | {"cap": 1000, "dry_run": False}
 FAR_AHEAD = datetime(2100, 1, 1, tzinfo=UTC)
 
 Add = Callable[..., Awaitable[UUID]]
@@ -110,14 +110,13 @@ async def test_an_event_that_has_failed_waits_since_it_was_first_tried(
         assert depth.waiting_seconds == pytest.approx(3600, abs=30)
 
 
-async def test_a_replayed_event_that_the_stream_may_remember_is_scheduled(
-    operations: PostgresOperations, add: Add
-) -> None:
+async def test_a_replayed_event_waits_since_its_replay(operations: PostgresOperations, add: Add) -> None:
     event = await add("PUBLISHED", occurred_at=datetime.now(UTC) - timedelta(days=1))
     await operations.replay(OutboxFilter(ids=(event,)), **REPLAY)
 
     depth = await operations.outbox_depth()
-    assert (depth.waiting, depth.waiting_seconds, depth.scheduled) == (0, 0.0, 1)
+    assert (depth.waiting, depth.scheduled) == (1, 0)
+    assert depth.waiting_seconds < 60
 
 
 async def test_dead_events_beyond_the_limit_are_not_counted_as_waiting(
@@ -254,20 +253,17 @@ async def test_a_dead_event_starts_a_new_lifecycle_at_once(operations: PostgresO
 
 @pytest.mark.clause("processing-lifecycle: PUBLISHED -> PENDING (Replay)")
 @pytest.mark.clause("operations: a replay is really delivered, not swallowed by the duplicate window")
-async def test_a_published_event_waits_until_the_stream_has_forgotten_it(
+async def test_a_published_event_is_due_again_at_once_and_knows_its_earlier_copy(
     operations: PostgresOperations, add: Add
 ) -> None:
     event_id = await add("PUBLISHED")
-    published = await operations.show_outbox(event_id)
-    assert published is not None
-    assert published.published_at is not None
 
     await operations.replay(OutboxFilter(), **REPLAY)
 
     shown = await operations.show_outbox(event_id)
     assert shown is not None
     assert (shown.state, shown.published_at, shown.attempts) == ("PENDING", None, 0)
-    assert shown.available_at == published.published_at + timedelta(seconds=120)
+    assert shown.available_at <= datetime.now(UTC) + timedelta(seconds=1)
     assert (shown.stream, shown.stream_seq) == ("SEA_EVENTS", 5)
 
 
@@ -303,10 +299,12 @@ async def test_a_dry_run_and_more_than_the_cap_replay_nothing(
 async def test_replays_keep_the_order_of_their_key(
     operations: PostgresOperations, add: Add, pool: asyncpg.Pool
 ) -> None:
-    """The earlier event is due later than the later one, which waits for it."""
+    """The earlier event waits for its duplicate window's end, and the later one for the earlier."""
     earlier = await add("PUBLISHED", ordering_key="k")
     later = await add("DEAD", ordering_key="k")
     await operations.replay(OutboxFilter(), **REPLAY)
+    later_on = "UPDATE outbox_events SET available_at = now() + '1 hour'::interval WHERE id = $1"
+    await pool.execute(later_on, earlier)
     relay = PostgresOutboxAdapter(
         pool=pool, worker="w", lease_seconds=60, ordered=True, hold_dead_keys=False, failures_max=5
     )
@@ -328,7 +326,7 @@ async def test_a_large_replay_goes_in_batches_the_earliest_first_and_is_recorded
     chosen = await replays.choose(which, limit=9)
     replay = await replays.begin(which, **WHO)
 
-    steps = replays.feed(replay, chosen, duplicate_window_seconds=120.0, per_second=3, ahead=9)
+    steps = replays.feed(replay, chosen, per_second=3, ahead=9)
     seen = [(step.done, step.total, step.replayed) async for step in steps]
 
     order = [row["id"] for row in await pool.fetch("SELECT id FROM outbox_events ORDER BY available_at, seq")]

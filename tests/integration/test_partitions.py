@@ -216,9 +216,7 @@ async def test_a_partition_stays_where_an_event_is_published_again_between_the_l
         await other.execute(f"LOCK TABLE {name} IN SHARE UPDATE EXCLUSIVE MODE")
         dropping = asyncio.create_task(drop(owner, name, midnight() - DAY))
         await eventually(lambda: other.fetchval(WAITING, name))
-        await tables.replay(
-            OutboxFilter(), actor="ada", reason="again", cap=1, dry_run=False, duplicate_window_seconds=0
-        )
+        await tables.replay(OutboxFilter(), actor="ada", reason="again", cap=1, dry_run=False)
         await publish(other)
     assert await dropping == (False, "events have been put back meanwhile")
     assert await other.fetchval("SELECT count(*) FROM outbox_events") == 1

@@ -24,7 +24,7 @@ from tests.support.waiting import eventually
 
 WHO = {"actor": "ann", "reason": "the stream lost them"}
 DEAD = OutboxFilter(states=(EventState.DEAD,))
-PACE: dict[str, Any] = {"duplicate_window_seconds": 60.0, "per_second": 100_000}
+PACE: dict[str, Any] = {"per_second": 100_000}
 END = """
 UPDATE outbox_events
    SET state = 'CLAIMED', claimed_at = now(), claimed_by = 'test', publish_attempts = publish_attempts + 1

@@ -170,7 +170,7 @@ async def test_lake_prune_replay_and_receiver_are_taken_into_account(
         await api(connection, f"STREAM.PURGE.{world.stream}", {"seq": 31})
         await tables.replay(
             OutboxFilter(ids=tuple(UUID(each) for each in here[5:8])),
-            actor="ada", reason="asked", cap=9, dry_run=False, duplicate_window_seconds=0,
+            actor="ada", reason="asked", cap=9, dry_run=False,
         )  # fmt: skip
         await world.relay()
         nobody = str(uuid4())

@@ -192,7 +192,7 @@ async def test_an_archived_event_comes_back_as_it_was(
     for was, now in zip(before, after, strict=True):
         assert {**was, **{name: now[name] for name in renewed}} == dict(now)
         assert (now["state"], now["publish_attempts"]) == ("PENDING", 0)
-        assert now["available_at"] >= was["published_at"] + timedelta(seconds=WINDOW_SECONDS)
+        assert now["available_at"] >= was["published_at"]
     action = (await site.actions())[0]
     assert (action["action"], action["actor"], action["affected"]) == ("replay", "ann", 2)
     assert json.loads(action["selection"])["ids"] == sorted(map(str, ids))
@@ -222,7 +222,7 @@ async def test_what_changed_meanwhile_is_told_and_two_runs_exclude_each_other(
         "UPDATE outbox_events SET state = 'PENDING', published_at = NULL WHERE id = $1", ids[0]
     )
 
-    async with replay_store(site.settings, duplicate_window_seconds=0) as store:
+    async with replay_store(site.settings) as store:
         action = await store.begin("{}", "{}", actor="ann", reason="test")
         assert await store.put_back(action.id, batch, after=0) == {str(ids[1])}
         with pytest.raises(PipelineError, match="another run"):

@@ -123,7 +123,6 @@ async def test_an_operator_can_replay_bury_and_redrive(roles: Roles, place: Site
             reason="a test",
             cap=10,
             dry_run=False,
-            duplicate_window_seconds=1.0,
         )
         assert replayed.replayed == 1
         assert await operations.close([uuid.uuid4()], actor="alice", reason="a test") == frozenset()

@@ -13,7 +13,7 @@ from sea_mq_worker.domain.errors import ContractError, UnavailableError
 from sea_mq_worker.domain.events import EventState
 from sea_mq_worker.domain.messages import InboundMessage
 from tests.simulation.inbox_audit import InboxAudit
-from tests.simulation.servers import WINDOW, Servers
+from tests.simulation.servers import Servers
 from tests.simulation.wires import HandlerWire, InboxWire, Line
 
 _LEASE = 8.0
@@ -36,8 +36,8 @@ class Operator:
             lease_seconds=_LEASE,
         )
 
-    def replay(self, nth: int, *, at_once: bool) -> None:
-        """Begin another lifecycle of an event, when its duplicate window is over or at once."""
+    def replay(self, nth: int) -> None:
+        """Begin another lifecycle of an event."""
         done = [
             row
             for row in self._servers.outbox.rows.values()
@@ -45,11 +45,7 @@ class Operator:
         ]
         if not done:
             return
-        row = done[nth % len(done)]
-        published_at = row.published_at
-        self._servers.outbox.replay(row.id)
-        if published_at is not None and not at_once:
-            row.available_at = max(row.available_at, published_at + WINDOW)
+        self._servers.outbox.replay(done[nth % len(done)].id)
 
     async def redrive(self, nth: int) -> None:
         """Redrive a dead letter; an operator does it again another day if a server is away."""

@@ -246,7 +246,5 @@ def _troubles(dice: Dice, side: str, busy: Sequence[float]) -> tuple[Trouble, ..
 
 
 def _action(dice: Dice, side: str) -> Action:
-    kinds = {"outbound": ("replay", "replay at once"), "inbound": ("redrive",)}.get(
-        side, ("replay", "replay at once", "redrive")
-    )
+    kinds = {"outbound": ("replay",), "inbound": ("redrive",)}.get(side, ("replay", "redrive"))
     return Action(kind=dice.one_of(kinds), at=_moment(dice) + 2.0, nth=dice.integer(0, 3))

@@ -145,10 +145,7 @@ class World:
         if kind == "redrive":
             self.loop.world_task(self.operator.redrive(nth))
         else:
-            at_once = kind == "replay at once"
-            self.outbox_audit.effect(
-                self.operator.life, "replay", lambda: self.operator.replay(nth, at_once=at_once)
-            )
+            self.outbox_audit.effect(self.operator.life, "replay", lambda: self.operator.replay(nth))
 
     def _strike(self, trouble: Trouble) -> None:
         life = self.current.get(trouble.worker % self.plan.workers)

@@ -47,10 +47,14 @@ def test_a_duplicate_of_the_same_lifecycle_is_published() -> None:
 
 @pytest.mark.clause("operations: a replay is really delivered")
 def test_a_replay_that_the_duplicate_window_swallowed_waits_for_its_end() -> None:
-    event = claimed_event(earlier_stream_seq=7)
-    verdict = policy().judge(event, Stored("SEA_EVENTS", 7, duplicate=True))
-    assert isinstance(verdict, Postponed)
-    assert (verdict.delay_seconds, verdict.failed) == (120.0, False)
+    event, swallowed = claimed_event(earlier_stream_seq=7), Stored("SEA_EVENTS", 7, duplicate=True)
+    delays = []
+    for seconds_ago in (None, 0.0, 100.0, 130.0):
+        verdict = policy().judge(event, swallowed._replace(seconds_ago=seconds_ago))
+        assert isinstance(verdict, Postponed)
+        assert not verdict.failed
+        delays.append(verdict.delay_seconds)
+    assert delays == [121.0, 121.0, 21.0, 1.0]
 
 
 def test_a_replay_stored_anew_is_published() -> None:

@@ -176,4 +176,7 @@ class InMemoryPublisher:
         known = self._stream.get(stored.seq) if stored.duplicate and not message.repeated else None
         if known and not tells_the_same(message, known.payload, known.headers):
             return Refused(f"ID_TAKEN: the stream has another message under this id, at {stored.seq}")
+        earlier = self._stream.get(stored.seq) if stored.seq == message.earlier_seq else None
+        if stored.duplicate and earlier:
+            return stored._replace(seconds_ago=self._clock() - earlier.stored_at)
         return stored

@@ -9,6 +9,7 @@ from sea_mq_worker.adapters.nats.acks import AckReader
 from sea_mq_worker.adapters.nats.atomic import Atomic
 from sea_mq_worker.adapters.nats.batch import Batcher
 from sea_mq_worker.adapters.nats.connection import NatsConnection
+from sea_mq_worker.adapters.nats.earlier import date_earlier_copies
 from sea_mq_worker.adapters.nats.facts import StreamFacts, stream_facts
 from sea_mq_worker.adapters.nats.fast import Fast
 from sea_mq_worker.adapters.nats.impostors import refuse_taken_ids
@@ -139,7 +140,8 @@ class NatsJetStreamPublisher:
         else:
             outcomes = await self._publish_ordered(self._batchers[route], ready, deadline)
         self._learn(outcomes, known)
-        return await refuse_taken_ids(self._connection, self._stream, messages, outcomes, deadline)
+        outcomes = await refuse_taken_ids(self._connection, self._stream, messages, outcomes, deadline)
+        return await date_earlier_copies(self._connection, self._stream, messages, outcomes, deadline)
 
     async def find(self, wanted: Sequence[Wanted]) -> Mapping[str, SearchResult]:
         """Scan the headers of what the stream stored lately; see JetStreamPublisher."""

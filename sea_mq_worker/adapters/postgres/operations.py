@@ -60,7 +60,6 @@ class PostgresOperations(PostgresInspection):
         reason: str,
         cap: int,
         dry_run: bool,
-        duplicate_window_seconds: float,
     ) -> ReplayResult:
         """Put back what matches, without waiting for workers; of more than ``cap``, or in a dry run, none."""
         replays = PostgresReplays(pool=self._pool)
@@ -68,10 +67,7 @@ class PostgresOperations(PostgresInspection):
         replayed = 0
         if not dry_run and 0 < len(chosen) <= cap:
             replay = await replays.begin(which, actor=actor, reason=reason)
-            steps = replays.feed(
-                replay, chosen, duplicate_window_seconds=duplicate_window_seconds, ahead=len(chosen)
-            )
-            async for step in steps:
+            async for step in replays.feed(replay, chosen, ahead=len(chosen)):
                 replayed = step.replayed
         return ReplayResult(matched=len(chosen), replayed=replayed)
 

@@ -121,7 +121,6 @@ class PostgresReplays:
         replay: Replay,
         chosen: Sequence[Chosen],
         *,
-        duplicate_window_seconds: float,
         per_second: int = 1000,
         ahead: int = 1000,
     ) -> AsyncIterator[ReplayStep]:
@@ -130,7 +129,6 @@ class PostgresReplays:
         Args:
             replay: the record.
             chosen: what ``choose`` returned for it.
-            duplicate_window_seconds: the stream's; an event waits until it has forgotten the earlier copy.
             per_second: pace.
             ahead: at most so many are put back that no worker has taken yet, so that no more than these stand
                 before an event that is new.
@@ -154,7 +152,7 @@ class PostgresReplays:
                 )
                 await asyncio.sleep(_LOOK_SECONDS)
             ids = [one.id for one in portion]
-            args = (ids, duplicate_window_seconds, replay.id, through, portion[-1].seq)
+            args = (ids, replay.id, through, portion[-1].seq)
             [row] = await fetch(self._pool, self._sql["put_back"], *args)
             if not row["is_mine"]:
                 raise WorkerError(f"another run goes on with replay {replay.id}; let it, or stop it first")

@@ -202,8 +202,8 @@ class PairKind(Kind):
         Severity.INFO,
         "duplicate_window is longer than a day",
         (
-            "a replay waits until the stream has forgotten the earlier copy, and the server remembers about "
-            "105 bytes an id"
+            "a replay of what the stream still remembers waits until it has forgotten that copy, "
+            "and the server remembers about 105 bytes an id"
         ),
         "lower duplicate_window and apply, if replays are wanted sooner",
     )

@@ -48,12 +48,6 @@ async def dead_letters(settings: Settings) -> AsyncIterator[NatsDeadLetters]:
         yield NatsDeadLetters(connection=connection, stream=settings.dlq_stream)
 
 
-async def duplicate_window_seconds(settings: Settings) -> float:
-    """Ask how long the stream that is published to remembers a message id."""
-    async with broker(settings) as connection:
-        return (await stream_facts(connection, settings.stream)).duplicate_window_seconds
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Applied:
     """What ``streams apply`` made, or would make, and what still differs from the definitions."""

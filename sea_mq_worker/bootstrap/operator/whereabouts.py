@@ -150,9 +150,6 @@ def _pending(
         return [f"it waits for a worker since {_at(event.available_at)}{said}"], [f"{_PROGRAM} doctor"]
     if event.last_error:
         return [f"it is tried again at {_at(event.available_at)}; the last attempt: {event.last_error}"], []
-    if event.stream_seq:
-        text = f"it is replayed at {_at(event.available_at)}, when the stream has forgotten the earlier copy"
-        return [text], []
     return [f"it is due at {_at(event.available_at)}"], []
 
 

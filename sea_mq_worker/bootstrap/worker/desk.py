@@ -11,7 +11,7 @@ from sea_mq_worker.adapters.nats.dead_letters import DeadLetterEntry, LetterFilt
 from sea_mq_worker.adapters.postgres.overview import BY_INDEX, PostgresOverview
 from sea_mq_worker.adapters.postgres.records import OutboxFilter
 from sea_mq_worker.bootstrap.connections.postgres import open_pool
-from sea_mq_worker.bootstrap.operator.broker import dead_letters, duplicate_window_seconds
+from sea_mq_worker.bootstrap.operator.broker import dead_letters
 from sea_mq_worker.bootstrap.operator.lookout import NoIdError, lookout
 from sea_mq_worker.bootstrap.operator.redrive import redriver
 from sea_mq_worker.bootstrap.operator.tables import operations
@@ -121,7 +121,6 @@ class WorkerDesk:
             return {"items": await tables.audit(limit=_ACTIONS)}
 
     async def _replay(self, id_: UUID, actor: str, reason: str) -> Mapping[str, Any]:
-        window = await duplicate_window_seconds(self._settings)
         async with operations(self._settings) as tables:
             result = await tables.replay(
                 OutboxFilter(ids=(id_,)),
@@ -129,7 +128,6 @@ class WorkerDesk:
                 reason=reason,
                 cap=1,
                 dry_run=False,
-                duplicate_window_seconds=window,
             )
         if result.replayed:
             return {"done": True, "text": "it is PENDING again, and published when it is due"}

@@ -101,7 +101,7 @@ METRICS = (
         "gauge",
         "{event}",
         "Events that are not due yet and have not failed, counted up to 100,000.",
-        "Written for later, or replayed and waiting for the duplicate window's end; not in the depth.",
+        "Written for later; not in the depth.",
     ),
     Metric(
         "sea_mq_outbox_dead",

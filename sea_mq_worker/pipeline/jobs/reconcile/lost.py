@@ -9,7 +9,6 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
 from sea_mq_worker.adapters.postgres.records import OutboxFilter
-from sea_mq_worker.bootstrap.operator.broker import duplicate_window_seconds
 from sea_mq_worker.bootstrap.operator.tables import operations
 from sea_mq_worker.domain.events import EventState
 from sea_mq_worker.pipeline.jobs.reconcile.outbox import StreamFacts
@@ -119,7 +118,6 @@ def _told(facts: StreamFacts, *, older: int, above: int, highest: int | None, re
 async def _replay(
     settings: Settings, ids: Sequence[UUID], how: Requeue, on_progress: Callable[[str], None]
 ) -> int:
-    window = await duplicate_window_seconds(settings)
     replayed = 0
     async with operations(settings) as tables:
         for start in range(0, len(ids), _BATCH):
@@ -130,7 +128,6 @@ async def _replay(
                 reason=how.reason,
                 cap=len(batch),
                 dry_run=False,
-                duplicate_window_seconds=window,
             )
             replayed += result.replayed
             on_progress(f"put back {replayed} of {len(ids)}")

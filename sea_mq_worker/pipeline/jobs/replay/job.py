@@ -24,7 +24,6 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from sea_mq_worker.application.pacing import pause
-from sea_mq_worker.bootstrap.operator.broker import duplicate_window_seconds
 from sea_mq_worker.pipeline.jobs.replay.filter import ReplayRules, Selection
 from sea_mq_worker.pipeline.jobs.replay.selection import Bounds, select
 from sea_mq_worker.pipeline.jobs.replay.store import Action, ReplayStore, replay_store
@@ -105,9 +104,8 @@ async def replay(
         UnavailableError: a server went away; the same command goes on.
         ContractError: the schema or the stream is not as the worker needs it.
     """
-    window = await duplicate_window_seconds(settings)
     words = selection.as_given(lake)
-    async with replay_store(settings, duplicate_window_seconds=window) as store:
+    async with replay_store(settings) as store:
         earlier = None if rules.anew else await store.unfinished(words)
         if earlier:
             selection = selection.with_times(earlier.selection)

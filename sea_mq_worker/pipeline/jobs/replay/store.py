@@ -21,12 +21,12 @@ from sea_mq_worker.settings import Settings
 _COLUMNS = (
     *("id", "aggregate_type", "aggregate_id", "event_type", "event_version", "payload", "occurred_at"),
     *("correlation_id", "causation_id", "seq", "created_at", "partition_key", "ordering_key", "headers"),
-    *("metadata", "stream", "stream_seq", "published_at"),
+    *("metadata", "stream", "stream_seq"),
 )
 """As the statement `restore` takes them."""
 
 _UUIDS = frozenset({"id", "correlation_id", "causation_id"})
-_TIMES = frozenset({"occurred_at", "created_at", "published_at"})
+_TIMES = frozenset({"occurred_at", "created_at"})
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -53,9 +53,8 @@ class Action:
 class ReplayStore:
     """The statements of a replay; each method raises what ``translated`` raises."""
 
-    def __init__(self, pool: asyncpg.Pool, *, duplicate_window_seconds: float) -> None:
+    def __init__(self, pool: asyncpg.Pool) -> None:
         self._pool = pool
-        self._window = duplicate_window_seconds
         self._sql = load_queries(
             "pipeline_replay",
             *("begin", "latest", "advance", "requeue", "restore", "count", "finish"),
@@ -91,9 +90,9 @@ class ReplayStore:
                 if not await connection.fetch(self._sql["advance"], action, after, rows[-1].seq):
                     raise PipelineError(f"another run goes on with replay {action}; let it, or stop it first")
                 if here:
-                    done += await connection.fetch(self._sql["requeue"], here, self._window)
+                    done += await connection.fetch(self._sql["requeue"], here)
                 if gone:
-                    done += await connection.fetch(self._sql["restore"], *_columns(gone), self._window)
+                    done += await connection.fetch(self._sql["restore"], *_columns(gone))
                 await connection.execute(self._sql["count"], action, len(done))
         return frozenset(row["id"] for row in done)
 
@@ -103,10 +102,10 @@ class ReplayStore:
 
 
 @asynccontextmanager
-async def replay_store(settings: Settings, *, duplicate_window_seconds: float) -> AsyncIterator[ReplayStore]:
+async def replay_store(settings: Settings) -> AsyncIterator[ReplayStore]:
     """Connect to the tables."""
     async with tables_pool(settings, purpose="replay") as pool:
-        yield ReplayStore(pool, duplicate_window_seconds=duplicate_window_seconds)
+        yield ReplayStore(pool)
 
 
 def _action(row: Any) -> Action:
