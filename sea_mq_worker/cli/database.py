@@ -1,6 +1,7 @@
 """``migrate`` and ``depth``: the database as a whole."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,12 +15,30 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ToDeliver:
+    """A consumer: what it has still to deliver, what is out, and how long it is still paused for."""
+
+    stream: str
+    durable: str
+    pending: int
+    ack_pending: int
+    paused_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Depths:
-    """The answer of `depth`."""
+    """The answer of `depth`.
+
+    Attributes:
+        consumers: what each has still to deliver, ``pending``, is in no table yet.
+        unseen: consumers that could not be asked, and why.
+    """
 
     context: str
     outbox: Depth
     inbox: Depth
+    consumers: Sequence[ToDeliver]
+    unseen: Sequence[str]
 
 
 def migrate(
@@ -64,7 +83,10 @@ def depth(
     ] = "",
     json: JsonOption = False,
 ) -> None:
-    """Count what is not published and what is not processed, with the oldest of each (QRY-050, QRY-051)."""
+    """Count what is not published and what is not processed, with the oldest of each (QRY-050, QRY-051).
+
+    What the streams have not delivered yet is asked of the broker, where it answers.
+    """
 
     async def work(settings: "Settings") -> None:
         from sea_mq_worker.bootstrap.operator.tables import operations
@@ -77,14 +99,36 @@ def depth(
             )
         async with operations(settings) as tables:
             sides = {"outbox": await tables.outbox_depth(), "inbox": await tables.inbox_depth()}
+        consumers, unseen = await _to_deliver(settings)
         if json:
-            print_json(Depths(context=settings.context, **sides))
+            print_json(Depths(context=settings.context, consumers=consumers, unseen=unseen, **sides))
             return
-        columns = ("side", "count", "oldest", "waiting", "for", "scheduled", "dead")
+        pending = sum(each.pending for each in consumers)
+        to_deliver = {"outbox": "", "inbox": "?" if unseen else str(pending)}
+        columns = ("side", "count", "oldest", "waiting", "for", "to deliver", "scheduled", "dead")
         rows = [
-            (side, d.count, d.oldest_at, d.waiting, f"{d.waiting_seconds:.0f} s", d.scheduled, d.dead)
+            (
+                side,
+                *(d.count, d.oldest_at, d.waiting, f"{d.waiting_seconds:.0f} s"),
+                *(to_deliver[side], d.scheduled, d.dead),
+            )
             for side, d in sides.items()
         ]
         print_table(columns, rows, empty="")
+        for text in unseen:
+            typer.echo(f"not counted: {text}", err=True)
 
     act(work, needs=("database_url",))
+
+
+async def _to_deliver(settings: "Settings") -> tuple[Sequence[ToDeliver], Sequence[str]]:
+    """Ask how the consumers stand; also return which could not be asked, and why."""
+    if not settings.consumers:
+        return (), ()
+    if not settings.nats_url.get_secret_value():
+        return (), ("streams: SEA_MQ_NATS_URL is not set",)
+    from sea_mq_worker.bootstrap.operator.undelivered import consumer_states
+
+    states, unseen = await consumer_states(settings)
+    names = [field.name for field in fields(ToDeliver)]
+    return [ToDeliver(**{name: getattr(each, name) for name in names}) for each in states], unseen

@@ -1,6 +1,7 @@
 """The operator's commands as they are typed, against real servers: what they print and how they exit."""
 
 import json
+import re
 import uuid
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
@@ -10,7 +11,7 @@ import pytest
 
 from sea_mq_worker.producer import uuid7
 from tests.support.handlers import answer, handler_server
-from tests.support.jetstream import create_stream, store
+from tests.support.jetstream import create_consumer, create_stream, store
 from tests.support.operators import WHY, Answer, World, world_of
 from tests.support.partitions import id_of_day, partition_outbox, past_partition
 from tests.support.rows import add_event, add_message
@@ -283,8 +284,25 @@ async def test_depth_counts_both_sides_of_the_configured_context(world: World) -
     depth = (await world.run("depth", "--context", world.name, "--json")).json
     assert (depth["context"], depth["outbox"]["count"], depth["inbox"]["count"]) == (world.name, 1, 1)
     assert datetime.fromisoformat(depth["outbox"]["oldest_at"]) <= datetime.now(UTC)
+    assert (depth["consumers"], len(depth["unseen"])) == ([], 1)
     other = await world.run("depth", "--context", "other")
     assert (other.code, "SEA_MQ_CONTEXT" in other.err) == (2, True)
+
+
+async def test_depth_counts_what_the_stream_has_not_delivered(world: World) -> None:
+    stream = f"{world.name.upper()}_EVENTS"
+    await world.streams()
+    await create_consumer(world.connection, stream, "slow")
+    for _ in range(3):
+        await store(world.connection, f"{world.name}.event.made.v1")
+    given = {"SEA_MQ_CONSUMERS": f"{stream}/slow,{stream}/none"}
+    depth = (await world.run("depth", "--json", **given)).json
+    assert [(each["durable"], each["pending"]) for each in depth["consumers"]] == [("slow", 3)]
+    assert depth["unseen"][0].startswith(f"consumer none of {stream}: ")
+    told = await world.run("depth", SEA_MQ_CONSUMERS=f"{stream}/slow")
+    assert re.search(r"inbox +0 .* 3 ", told.out)
+    unknown = await world.run("depth", **given)
+    assert ("?" in unknown.out, "not counted: consumer none" in unknown.err) == (True, True)
 
 
 async def test_the_audit_tells_who_did_what_and_why(world: World) -> None:

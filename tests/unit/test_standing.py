@@ -8,7 +8,7 @@ from sea_mq_worker.adapters.status.board import Board
 from sea_mq_worker.adapters.status.history import History
 from sea_mq_worker.adapters.status.latencies import Latencies
 from sea_mq_worker.adapters.status.standing import Sample, Standing
-from sea_mq_worker.adapters.status.verdict import Level, Side, Situation, judge
+from sea_mq_worker.adapters.status.verdict import Held, Level, Side, Situation, judge
 from sea_mq_worker.domain.facts import (
     EventsPublished,
     GatePaused,
@@ -32,6 +32,11 @@ def outbox(**given: Any) -> Side:
     [
         (situation(outbox()), "good", "Working", "Nothing waits."),
         (situation(outbox(depth=3, oldest_seconds=2.0)), "good", "Working", "Nothing is late."),
+        (situation(outbox(undelivered=1200)), "good", "Working", "the streams have 1,200 still to deliver"),
+        (
+            situation(outbox(), held=[Held(stream="S", durable="d", pending=20, paused_seconds=90.0)]),
+            *("warn", "Held", "Consumer d of S is paused for 1.5 min more, and 20 wait for it."),
+        ),
         (situation(outbox(done=0, scheduled=1)), "good", "Working", "Nothing waits."),
         (situation(outbox(done=0)), "idle", "Ready", "Nothing has come through yet"),
         (situation(outbox(dead=1)), "warn", "Working", "1 dead event stopped for good"),
@@ -213,6 +218,20 @@ def test_a_clock_that_is_set_makes_nothing_older(set_by: float) -> None:
     status: Any = shown.status()
     assert status["verdict"]["state"] == "Working"
     assert status["now"] - status["sides"]["outbox"]["at"] == status["now"] - status["started"] == 10
+
+
+def test_what_the_streams_have_still_to_deliver_waits_and_a_paused_consumer_is_named() -> None:
+    shown = standing(Clock(), {}, {})
+    shown.sides = ("inbox",)
+    shown.set_sample("inbox", Sample(depth=2, oldest_seconds=1.0, dead=0))
+    state = {"stream": "S", "durable": "d", "pending": 5, "paused_seconds": 0.0}
+    shown.set_consumer("S/d", state)
+    shown.set_consumer("S/gone", {"stream": "S", "durable": "gone", "error": "no answer"})
+    status: Any = shown.status()
+    assert (status["sides"]["inbox"]["undelivered"], status["verdict"]["state"]) == (5, "Working")
+    shown.set_consumer("S/d", state | {"paused_seconds": 60.0})
+    status = shown.status()
+    assert status["verdict"]["helps"] == ["nats consumer resume S d"]
 
 
 def test_a_claim_is_timed_by_some_of_its_events() -> None:

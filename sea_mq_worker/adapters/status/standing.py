@@ -2,12 +2,12 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from sea_mq_worker.adapters.status.board import Board
 from sea_mq_worker.adapters.status.history import STEP_SECONDS, History
-from sea_mq_worker.adapters.status.verdict import Side, Situation, Verdict, judge
+from sea_mq_worker.adapters.status.verdict import Held, Side, Situation, Verdict, judge
 
 _TREND_SAMPLES = 300 // STEP_SECONDS
 _TROUBLES_SHOWN = 8
@@ -90,7 +90,7 @@ class Standing:
         for side in self.sides:
             sample = self._fresh(side)
             done = float(totals.get(_FLOWS[side], 0))
-            kept[f"{side}_depth"] = sample.depth if sample else None
+            kept[f"{side}_depth"] = sample.depth + self._undelivered(side) if sample else None
             kept[f"{side}_oldest"] = sample.oldest_seconds if sample else None
             kept[f"{side}_rate"] = (done - self._done[side]) / STEP_SECONDS if side in self._done else None
             self._done[side] = done
@@ -123,6 +123,7 @@ class Standing:
         kept = self._samples.get(side)
         return {
             "sample": asdict(kept.value) if kept else None,
+            "undelivered": self._undelivered(side),
             "at": self._told(kept.at) if kept else None,
             "per_second": numbers["per_second"].get(_FLOWS[side], 0.0),
             "latency": self.board.latencies[side].percentiles(),
@@ -131,6 +132,12 @@ class Standing:
     def _fresh(self, side: str) -> Sample | None:
         kept = self._samples.get(side)
         return kept.value if kept and self.clock() - kept.at < 2 * STEP_SECONDS else None
+
+    def _undelivered(self, side: str) -> int:
+        """Return what the consumers had still to deliver when they were asked last; it is in no table yet."""
+        if side != "inbox":
+            return 0
+        return sum(kept.value.get("pending", 0) for kept in self._consumers.values())
 
     def _judged(self) -> tuple[Verdict, float]:
         """Judge, and tell since when that has been so: since its first cause, or since it was seen."""
@@ -148,19 +155,27 @@ class Standing:
             since=self._seen | {gate: pause.since for gate, pause in self.board.paused.items()},
             waiting_for=self.board.waiting_for,
             sides=[self._judged_side(side, totals) for side in self.sides],
+            held=[
+                Held(
+                    **{name: kept.value[name] for name in ("stream", "durable", "pending", "paused_seconds")}
+                )
+                for kept in self._consumers.values()
+                if kept.value.get("pending") and kept.value["paused_seconds"]
+            ],
         )
 
     def _judged_side(self, side: str, totals: Mapping[str, float]) -> Side:
         kept = self._samples.get(side)
         done = int(totals.get(_FLOWS[side], 0))
         if kept is None:
-            return Side(name=side, done=done)
+            return Side(name=side, done=done, undelivered=self._undelivered(side))
         return Side(
             name=side,
             depth=kept.value.depth,
             oldest_seconds=kept.value.oldest_seconds,
             dead=kept.value.dead,
             scheduled=kept.value.scheduled,
+            undelivered=self._undelivered(side),
             sample_age_seconds=self.clock() - kept.at,
             before=self._history.before(f"{side}_depth", samples=_TREND_SAMPLES),
             done=done,
@@ -172,3 +187,12 @@ class Standing:
     def _told(self, at: float) -> float:
         """Return a monotonic moment in seconds since 1970, by what the clock says now."""
         return round(self.now() - (self.clock() - at), 1)
+
+
+def _is_held(consumer: Mapping[str, Any]) -> bool:
+    """What could not be asked has no numbers."""
+    return bool(consumer.get("pending") and consumer.get("paused_seconds"))
+
+
+def _held(consumer: Mapping[str, Any]) -> Held:
+    return Held(**{each.name: consumer[each.name] for each in fields(Held)})

@@ -35,10 +35,22 @@ class Side:
     oldest_seconds: float | None = None
     dead: int | None = None
     scheduled: int = 0
+    undelivered: int = 0
+    """In the streams; beside ``depth``."""
     sample_age_seconds: float | None = None
     before: float | None = None
     """The depth five minutes ago."""
     done: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """A consumer that somebody has paused, although it has something to deliver."""
+
+    stream: str
+    durable: str
+    pending: int
+    paused_seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,18 +80,23 @@ class Situation:
     reasons: Mapping[str, str]
     since: Mapping[str, float]
     sides: Sequence[Side]
+    held: Sequence[Held] = ()
     waiting_for: str = ""
 
 
 def judge(situation: Situation) -> Verdict:
     """Return the first that holds, the most urgent first."""
-    rules = (_stopping, _starting, _paused, _stale, _behind, _dead, _empty)
+    rules = (_stopping, _starting, _paused, _held, _stale, _behind, _dead, _empty)
     return next((verdict for rule in rules if (verdict := rule(situation))), _working(situation))
 
 
 def _working(situation: Situation) -> Verdict:
-    busy = any(side.depth for side in situation.sides)
-    return Verdict(level=Level.GOOD, state="Working", text="Nothing is late." if busy else "Nothing waits.")
+    waiting = sum(side.undelivered for side in situation.sides)
+    busy = waiting or any(side.depth for side in situation.sides)
+    text = "Nothing is late." if busy else "Nothing waits."
+    if waiting:
+        text = f"Nothing that came is late; the streams have {waiting:,} still to deliver."
+    return Verdict(level=Level.GOOD, state="Working", text=text)
 
 
 def _stopping(situation: Situation) -> Verdict | None:
@@ -115,6 +132,19 @@ def _paused(situation: Situation) -> Verdict | None:
         causes=causes,
         helps=(_DOCTOR, *_steps(first.part)),
     )
+
+
+def _held(situation: Situation) -> Verdict | None:
+    """Nothing comes of it, so nothing is late, and no gate is shut."""
+    if not situation.held:
+        return None
+    told = "; ".join(
+        f"consumer {each.durable} of {each.stream} is paused for {_duration(each.paused_seconds)} more, "
+        f"and {each.pending:,} wait for it"
+        for each in situation.held
+    )
+    helps = [f"nats consumer resume {each.stream} {each.durable}" for each in situation.held]
+    return Verdict(level=Level.WARN, state="Held", text=f"{told[:1].upper()}{told[1:]}.", helps=helps)
 
 
 def _rank(part: str) -> tuple[int, str]:
@@ -186,7 +216,7 @@ def _dead(situation: Situation) -> Verdict | None:
 
 
 def _empty(situation: Situation) -> Verdict | None:
-    if any(side.done or side.depth or side.scheduled for side in situation.sides):
+    if any(side.done or side.depth or side.scheduled or side.undelivered for side in situation.sides):
         return None
     return Verdict(
         level=Level.IDLE,

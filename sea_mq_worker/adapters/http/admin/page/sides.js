@@ -58,7 +58,7 @@ function add(name) {
     oldest: tile("Oldest waits for", duration),
     rate: tile(words.flow, rate),
   };
-  const card = { tiles, took: element("p", { class: "took" }), scheduled: element("p"), dead: element("p"), reasons: element("ul", { class: "reasons" }), counts: {}, words };
+  const card = { tiles, took: element("p", { class: "took" }), undelivered: element("p", { hidden: true }), scheduled: element("p"), dead: element("p"), reasons: element("ul", { class: "reasons" }), counts: {}, words };
   const list = element("dl");
   for (const [key, text] of words.counts) {
     card.counts[key] = element("dd");
@@ -72,7 +72,7 @@ function add(name) {
     element("div", { class: "head" }, title, card.counted),
     element("div", { class: "tiles" }, ...Object.values(tiles).map((each) => each.shown)),
     card.took,
-    element("div", { class: "dead" }, card.scheduled, card.dead, card.reasons),
+    element("div", { class: "dead" }, card.undelivered, card.scheduled, card.dead, card.reasons),
     element("h3", {}, "By this worker, since its start"),
     list,
   );
@@ -91,7 +91,9 @@ function show(card, side, status, name) {
   const capped = (number) => (number >= status.depth_max ? `≥ ${count(number)}` : count(number));
   if (card.at !== side.at) card.counted.replaceChildren("counted ", moment((card.at = side.at)));
   card.counted.classList.toggle("warn", status.now - side.at > OLD_SECONDS);
-  write(card.tiles.depth.value, sample ? capped(sample.depth) : "–");
+  write(card.tiles.depth.value, sample ? capped(sample.depth + side.undelivered) : "–");
+  write(card.undelivered, side.undelivered ? `${count(side.undelivered)} of what waits is not delivered yet: the stream has it` : "");
+  card.undelivered.hidden = !side.undelivered;
   write(card.tiles.oldest.value, sample ? (sample.depth ? duration(sample.oldest_seconds) : "none") : "–");
   write(card.tiles.rate.value, rate(side.per_second));
   write(card.took, side.latency ? `${card.words.took} ${percentiles(side.latency)}, in the last minute` : "Nothing came through in the last minute");
