@@ -116,6 +116,17 @@ async def test_a_deleted_consumer_pauses_alone_and_goes_on_when_it_is_made_anew(
     assert set(shared.handler.calls_of().values()) == {1}
 
 
+@pytest.mark.fault("D17")
+async def test_a_consumer_that_nobody_makes_anew_ends_the_worker_where_that_is_wanted(shared: Site) -> None:
+    stream, durable = shared.target.upstream_stream, shared.target.durable
+    async with shared.worker(broken_seconds_max=1) as worker:
+        await worker.ready()
+        await api(shared.broker, f"CONSUMER.DELETE.{stream}.{durable}")
+        assert await worker.ended(within=15) == 3
+    assert "streams apply" in worker.written
+    assert "nobody has mended it for 1 s" in worker.written
+
+
 @pytest.mark.fault("N34")
 async def test_a_stream_made_anew_is_consumed_from_its_beginning_and_mistaken_for_nothing(
     quick: Site, nats_url: str

@@ -186,7 +186,8 @@ def _fine(life: Life, evidence: Evidence) -> bool:
         )
         unborn = life.code == -15 and not evidence.logs[f"{life.worker}-{life.number}"]
         return life.code == 0 or (life.code == 5 and hurt) or unborn
-    told = _reasons(evidence.logs[f"{life.worker}-{life.number}"].splitlines())
+    log = evidence.logs[f"{life.worker}-{life.number}"]
+    told = "" if "worker_started" in log else _reasons(log.splitlines())
     missing = during("broker.delete_consumer") and ("does not exist" in told or "not found" in told)
     return life.code == 3 and (missing or (during("broker.forbid") and "permission" in told))
 
