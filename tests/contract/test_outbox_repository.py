@@ -174,6 +174,19 @@ async def test_a_released_event_is_due_at_once_as_if_never_tried(world: World) -
     assert again.events[0].attempted_seconds_ago == 0.0
 
 
+async def test_a_released_event_that_was_tried_before_keeps_its_first_attempt(world: World) -> None:
+    await world.add()
+    relay = world.relay()
+    claim = await relay.find_unpublished(batch_max=1)
+    await relay.increment_attempts(claim, postponed(claim))
+    await world.pass_time(SHORT_SECONDS)
+    claim = await relay.find_unpublished(batch_max=1)
+    await relay.release(claim, released(claim))
+
+    again = await relay.find_unpublished(batch_max=1)
+    assert again.events[0].attempted_seconds_ago >= SHORT_SECONDS
+
+
 async def test_an_error_that_a_broker_made_up_is_noted_as_far_as_it_can_be(world: World) -> None:
     event_id = await world.add()
     relay = world.relay()

@@ -151,17 +151,21 @@ async def test_only_published_events_older_than_asked_are_pruned(
     assert json.loads(action.selection) == {"before": between.isoformat()}
 
 
-async def test_only_processed_messages_older_than_asked_are_pruned(
+async def test_only_processed_and_closed_messages_older_than_asked_are_pruned(
     operations: PostgresOperations, pool: asyncpg.Pool
 ) -> None:
     await add_message(pool, received_at=ago(48), processed=True)
+    closed = await add_message(pool, received_at=ago(48), dead=True)
+    await pool.execute(
+        "UPDATE inbox_messages SET dead_letter_reason = 'CLOSED' WHERE message_id = $1", closed
+    )
     kept = [
         await add_message(pool, received_at=ago(1), processed=True),
         await add_message(pool, received_at=ago(48), dead=True),
         await add_message(pool, received_at=ago(48)),
     ]
 
-    assert (await operations.prune_inbox(ago(24), **WHO)).deleted == 1
+    assert (await operations.prune_inbox(ago(24), **WHO)).deleted == 2
 
     assert {row["message_id"] for row in await pool.fetch("SELECT * FROM inbox_messages")} == set(kept)
 

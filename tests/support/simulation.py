@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import math
 import selectors
 from collections.abc import Callable, Coroutine
 from typing import Any, ParamSpec
@@ -31,6 +32,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         super().__init__(self._leaping)
 
     def time(self) -> float:
+        """Tell the time; a timer is due at its time, not a little before, or its waiter would begin anew."""
+        self._clock_resolution = math.ulp(self._leaping.now)
         return self._leaping.now
 
 

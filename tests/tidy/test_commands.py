@@ -125,6 +125,11 @@ LESSER_PROOFS = (
         document="docs/simulation.md", begins="python -m tests.simulation --seeds", test=_SIMULATION,
         less="fewer seeds; planted bugs and stored cases have tests beside it",
     ),
+    Proof(
+        document="docs/mutants.md",
+        test="tests/mutation/test_mutation.py::test_a_mutant_that_its_test_lets_pass_is_a_failure",
+        less="two mutants of its own instead of the list",
+    ),
     Proof(document="docs/soak.md", begins=".*--json", test=_SOAK, less="a minute instead of ten"),
     Proof(
         document="docs/soak.md", begins=".*--negative-control",

@@ -1,8 +1,10 @@
 """Dead letters whose id the stream remembers and no longer holds, on twins, in virtual time."""
 
+import asyncio
+
 from sea_mq_worker.adapters.memory.handler import Answer
-from sea_mq_worker.domain.facts import MessageDeadLettered
-from tests.support.inbox_loop import World, always
+from sea_mq_worker.domain.facts import GatePaused, LeasesLost, MessageDeadLettered
+from tests.support.inbox_loop import LEASE, World, always
 from tests.support.simulation import in_virtual_time
 
 
@@ -20,3 +22,24 @@ async def test_a_removed_dead_letter_does_not_hide_the_next_one_of_its_message()
             world.send(message_id=message_id)
         await world.observer.seen(MessageDeadLettered, count=4)
     assert world.buried() == [(message_id, "REJECTED")]
+
+
+@in_virtual_time
+async def test_an_intent_that_outlasted_its_lease_is_noted_again_before_anything_is_sent() -> None:
+    """The message may be another worker's by then, and so may its dead letter."""
+    world = World()
+    world.handler.script = always(Answer(status=422))
+    world.dlq.connected = False
+    message_id = world.send()
+    async with world.consuming():
+        await world.observer.seen(GatePaused, lambda fact: fact.gate == "dead letters")
+        world.inbox.down = True
+        await asyncio.sleep(LEASE + 1)
+        row = world.row(message_id)
+        row.locked_by, row.locked_until = "w2#9", world.clock() + 3 * LEASE
+        world.dlq.connected = True
+        await asyncio.sleep(LEASE)
+        assert world.buried() == []
+        world.inbox.down = False
+        await world.observer.seen(LeasesLost)
+    assert world.buried() == []

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from sea_mq_worker.domain.outcomes import (
@@ -88,6 +90,13 @@ def test_no_answer_never_makes_an_event_dead(given: dict[str, float]) -> None:
     verdict = policy().judge(claimed_event(**given), Unknown("timeout"))
     assert isinstance(verdict, Postponed)
     assert not verdict.failed
+
+
+def test_an_event_without_an_answer_is_tried_again_soon_however_often_it_was() -> None:
+    patient = replace(policy(), backoff=Backoff(base_seconds=1.0, cap_seconds=300.0, random=lambda: 1.0))
+    verdict = patient.judge(claimed_event(attempts=99), Unknown("timeout"))
+    assert isinstance(verdict, Postponed)
+    assert verdict.delay_seconds == 15.0
 
 
 def test_what_was_not_sent_is_released() -> None:

@@ -1,0 +1,60 @@
+"""The runner tells a mistake that a test notices from one that none does."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.mutation.mutants import ROOT
+
+RETRY = """
+file = "sea_mq_worker/domain/retry.py"
+killed_by = "tests/unit/test_retry.py::test_backoff_has_full_jitter"
+"""
+NOTICED = f"""
+[[mutant]]
+name = "there is no jitter"
+{RETRY}
+text = "return float(self.random() * min(self.cap_seconds, bound))"
+replacement = "return min(self.cap_seconds, bound)"
+"""
+UNNOTICED = f"""
+[[mutant]]
+name = "a delay has no cap"
+{RETRY}
+text = "return float(self.random() * min(self.cap_seconds, bound))"
+replacement = "return float(self.random() * bound)"
+"""
+STALE = UNNOTICED.replace("self.random()", "self.chance()")
+
+
+def mutation(folder: Path, text: str) -> tuple[int, str]:
+    """Run it on a list of its own; return the exit code and what it prints."""
+    mutants = folder / "mutants.toml"
+    mutants.write_text(text)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.mutation", "--list", str(mutants), "--processes", "1"],
+        cwd=ROOT,
+        check=False,
+        env={name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    return done.returncode, done.stdout
+
+
+@pytest.mark.slow
+def test_a_mutant_that_its_test_lets_pass_is_a_failure(tmp_path: Path) -> None:
+    code, told = mutation(tmp_path, NOTICED + UNNOTICED)
+    assert "killed   there is no jitter: test_retry.py::test_backoff_has_full_jitter" in told
+    assert "SURVIVED a delay has no cap: tests/unit/test_retry.py::test_backoff_has_full_jitter" in told
+    assert (code, told.splitlines()[-1]) == (1, "2 mutants, 1 killed, 1 survived")
+
+
+def test_a_mutant_that_does_not_follow_the_code_is_named(tmp_path: Path) -> None:
+    code, told = mutation(tmp_path, STALE)
+    assert code == 1
+    assert "a delay has no cap: its text occurs 0 times in sea_mq_worker/domain/retry.py" in told
