@@ -15,6 +15,8 @@ from sea_mq_worker.ports.observer import Observer
 from sea_mq_worker.ports.outbox import OutboxRepository
 from sea_mq_worker.ports.partitions import Partitions
 
+_SET_BACK = "the database's clock was set back since they were written; look at its time server"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Periodic:
@@ -34,7 +36,7 @@ class Periodic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reaper:
-    """Ends the leases of workers that died or stalled."""
+    """Ends the leases of workers that died or stalled, and waits that only a clock set back makes long."""
 
     outbox: OutboxRepository
     observer: Observer
@@ -42,12 +44,15 @@ class Reaper:
     async def reap(self) -> None:
         """End what has run out now."""
         try:
-            count = await self.outbox.reap()
+            reaped = await self.outbox.reap()
         except RowsRefusedError as error:
             tell_refused(self.observer, "a lease that ran out", error)
             return
-        if count:
-            self.observer.observe(LeasesReaped(count=count))
+        if reaped.leases:
+            self.observer.observe(LeasesReaped(count=reaped.leases))
+        if reaped.brought_forward:
+            text = f"{reaped.brought_forward} events of a time to come are due now: " + _SET_BACK
+            self.observer.observe(Noticed(event="clock_set_back", text=text))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

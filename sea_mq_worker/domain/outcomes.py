@@ -95,6 +95,14 @@ class Buried:
 
 Verdict: TypeAlias = Published | Postponed | Released | Buried
 
+
+class Reaped(NamedTuple):
+    """``leases`` that were ended, and events ``brought_forward`` after the clock was set back."""
+
+    leases: int
+    brought_forward: int
+
+
 # --- a handler call
 
 

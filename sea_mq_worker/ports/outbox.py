@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from sea_mq_worker.domain.events import NO_BYTES_MAX, Claim
-from sea_mq_worker.domain.outcomes import Buried, Postponed, Published, Released
+from sea_mq_worker.domain.outcomes import Buried, Postponed, Published, Reaped, Released
 
 
 class OutboxRepository(Protocol):
@@ -46,9 +46,10 @@ class OutboxRepository(Protocol):
         """Give back events that were never attempted; they are due at once."""
         ...
 
-    async def reap(self) -> int:
-        """End the leases that ran out; return how many.
+    async def reap(self) -> Reaped:
+        """End the leases that ran out, and the wait of events that a clock set back keeps waiting.
 
-        Each spends a failure of its event, so one that kills its worker again and again ends dead.
+        A lease that ran out spends a failure of its event, so one that kills its worker again and again ends
+        dead. One of a time to come spends none. Where much waits, it takes more than one call to find all.
         """
         ...

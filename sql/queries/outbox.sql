@@ -252,73 +252,125 @@ SELECT CASE WHEN count(*) < cardinality($3::uuid[]) THEN coalesce(array_agg(id::
   FROM settled;
 
 -- name: reap
--- Ends leases that ran out, in the lane of events without an ordering key. Each spends a failure of its event; the
--- delay's jitter separates an event that kills its worker from those that were claimed along with it.
--- What was claimed long ago was due still longer ago, which bounds the scan and needs no index on claimed_at.
+-- Ends leases that ran out, in the lane of events without an ordering key, and brings forward what waits only because the
+-- clock was set back. It looks at so many rows and no more, whatever waits: claims take the longest due first, so that
+-- what they left stands in front; all else is reached by looks that go on from one to the next.
+-- A lease that ran out spends a failure of its event; the delay's jitter separates an event that kills its worker from
+-- those that were claimed along with it. A lease of a time to come, longer ahead than it lasts, is ended and spends none.
+-- Of a time to come are also events that nobody put off (created then, and due within a minute of it) and retries that
+-- were first tried then or are due later than any delay.
 -- Indexes: idx_outbox_due, idx_outbox_retry.
--- $1 lease in seconds, $2 limit, $3 failures that make an event dead.
+-- $1 lease in seconds, $2 limit, $3 failures that make an event dead, $4 rows to look at in either index, $5 $6 after which
+-- (available_at, seq) of first tries, $7 $8 of retries; $9 longest delay of a retry in seconds.
+-- Returns one row: the time, how many leases were ended and how many events were brought forward, the keys of both, and up
+-- to where the look went in either index; null: to the end.
 WITH fresh AS MATERIALIZED (
-    SELECT o.ctid AS tid
+    SELECT o.ctid AS tid, o.available_at, o.seq, o.state, o.claimed_at,
+           CASE WHEN o.state = 'CLAIMED' THEN abs(extract(epoch FROM now() - o.claimed_at)) > $1::float8
+                ELSE o.available_at > now() AND o.created_at > now()
+                     AND o.available_at <= o.created_at + interval '1 minute' END AS wrong
       FROM outbox_events o
      WHERE o.is_open AND o.ordering_key IS NULL AND o.publish_error IS NULL
-       AND o.state = 'CLAIMED' AND o.claimed_at < now() - $1::float8 * interval '1 second'
-       AND o.available_at < now() - $1::float8 * interval '1 second'
+       AND (o.available_at, o.seq) > ($5::timestamptz, $6::bigint)
      ORDER BY o.available_at, o.seq
-     LIMIT $2::int
-       FOR UPDATE OF o SKIP LOCKED
+     LIMIT $4::int
 ), retried AS MATERIALIZED (
-    SELECT o.ctid AS tid
+    SELECT o.ctid AS tid, o.available_at, o.seq, o.state, o.claimed_at,
+           CASE WHEN o.state = 'CLAIMED' THEN abs(extract(epoch FROM now() - o.claimed_at)) > $1::float8
+                ELSE o.available_at > now()
+                     AND (o.first_attempt_at > now() OR o.available_at > now() + $9::float8 * interval '1 second')
+                END AS wrong
       FROM outbox_events o
      WHERE o.is_open AND o.ordering_key IS NULL AND o.publish_error IS NOT NULL
-       AND o.state = 'CLAIMED' AND o.claimed_at < now() - $1::float8 * interval '1 second'
-       AND o.available_at < now() - $1::float8 * interval '1 second'
+       AND (o.available_at, o.seq) > ($7::timestamptz, $8::bigint)
      ORDER BY o.available_at, o.seq
-     LIMIT $2::int - (SELECT count(*) FROM fresh)
+     LIMIT $4::int
+), pick AS MATERIALIZED (
+    SELECT seen.*, seen.claimed_at <= now() AS ran_out
+      FROM (SELECT * FROM fresh WHERE wrong UNION ALL SELECT * FROM retried WHERE wrong LIMIT $2::int) seen
+      JOIN outbox_events o ON o.ctid = seen.tid
+     WHERE o.state = seen.state AND o.available_at = seen.available_at
+       AND o.claimed_at IS NOT DISTINCT FROM seen.claimed_at
        FOR UPDATE OF o SKIP LOCKED
+), ended AS (
+    UPDATE outbox_events o
+       SET state = CASE WHEN pick.ran_out AND o.failures + 1 >= $3::int THEN 'DEAD' ELSE 'PENDING' END,
+           claimed_at = NULL, claimed_by = NULL, failures = o.failures + coalesce(pick.ran_out, false)::int,
+           publish_error = CASE WHEN pick.ran_out THEN pg_catalog.format(
+               'the lease of %s ran out after %s s', regexp_replace(o.claimed_by, '#[^#]*$', ''),
+               round(extract(epoch FROM clock_timestamp() - o.claimed_at)::numeric, 1)) ELSE o.publish_error END,
+           available_at = CASE WHEN pick.ran_out THEN
+               clock_timestamp() + random() * least(2 ^ least(o.failures + 1, 6), 60) * interval '1 second'
+               ELSE least(o.available_at, now()) END
+      FROM pick
+     WHERE o.ctid = pick.tid
+    RETURNING pick.state AS was, o.ordering_key
 )
-UPDATE outbox_events o
-   SET state = CASE WHEN o.failures + 1 >= $3::int THEN 'DEAD' ELSE 'PENDING' END,
-       claimed_at = NULL, claimed_by = NULL, failures = o.failures + 1,
-       publish_error = pg_catalog.format(
-           'the lease of %s ran out after %s s', regexp_replace(o.claimed_by, '#[^#]*$', ''),
-           round(extract(epoch FROM clock_timestamp() - o.claimed_at)::numeric, 1)),
-       available_at = clock_timestamp() + random() * least(2 ^ least(o.failures + 1, 6), 60) * interval '1 second'
-  FROM (SELECT tid FROM fresh UNION ALL SELECT tid FROM retried) pick
- WHERE o.ctid = pick.tid AND o.state = 'CLAIMED'
-   AND o.claimed_at < now() - $1::float8 * interval '1 second'
-RETURNING o.ordering_key;
+SELECT now() AS at,
+       (SELECT count(*) FROM ended WHERE was = 'CLAIMED') AS leases,
+       (SELECT count(*) FROM ended WHERE was = 'PENDING') AS brought_forward,
+       ARRAY(SELECT DISTINCT ordering_key FROM ended WHERE ordering_key IS NOT NULL) AS keys,
+       fresh_last.available_at AS fresh_at, fresh_last.seq AS fresh_seq,
+       retry_last.available_at AS retry_at, retry_last.seq AS retry_seq
+  FROM (SELECT 1) one
+  LEFT JOIN (SELECT available_at, seq FROM fresh ORDER BY available_at, seq OFFSET $4::int - 1) fresh_last ON true
+  LEFT JOIN (SELECT available_at, seq FROM retried ORDER BY available_at, seq OFFSET $4::int - 1) retry_last ON true;
 
 -- name: reap_ordered
 -- The same in the lane of events that have one.
 -- Indexes: idx_outbox_due_ordered, idx_outbox_retry_ordered.
--- $1 lease in seconds, $2 limit, $3 failures that make an event dead.
+-- $1 lease in seconds, $2 limit, $3 failures that make an event dead, $4 rows to look at in either index, $5 $6 after which
+-- (available_at, seq) of first tries, $7 $8 of retries; $9 longest delay of a retry in seconds.
+-- Returns one row: the time, how many leases were ended and how many events were brought forward, the keys of both, and up
+-- to where the look went in either index; null: to the end.
 WITH fresh AS MATERIALIZED (
-    SELECT o.ctid AS tid
+    SELECT o.ctid AS tid, o.available_at, o.seq, o.state, o.claimed_at,
+           CASE WHEN o.state = 'CLAIMED' THEN abs(extract(epoch FROM now() - o.claimed_at)) > $1::float8
+                ELSE o.available_at > now() AND o.created_at > now()
+                     AND o.available_at <= o.created_at + interval '1 minute' END AS wrong
       FROM outbox_events o
      WHERE o.is_open AND o.ordering_key IS NOT NULL AND o.publish_error IS NULL
-       AND o.state = 'CLAIMED' AND o.claimed_at < now() - $1::float8 * interval '1 second'
-       AND o.available_at < now() - $1::float8 * interval '1 second'
+       AND (o.available_at, o.seq) > ($5::timestamptz, $6::bigint)
      ORDER BY o.available_at, o.seq
-     LIMIT $2::int
-       FOR UPDATE OF o SKIP LOCKED
+     LIMIT $4::int
 ), retried AS MATERIALIZED (
-    SELECT o.ctid AS tid
+    SELECT o.ctid AS tid, o.available_at, o.seq, o.state, o.claimed_at,
+           CASE WHEN o.state = 'CLAIMED' THEN abs(extract(epoch FROM now() - o.claimed_at)) > $1::float8
+                ELSE o.available_at > now()
+                     AND (o.first_attempt_at > now() OR o.available_at > now() + $9::float8 * interval '1 second')
+                END AS wrong
       FROM outbox_events o
      WHERE o.is_open AND o.ordering_key IS NOT NULL AND o.publish_error IS NOT NULL
-       AND o.state = 'CLAIMED' AND o.claimed_at < now() - $1::float8 * interval '1 second'
-       AND o.available_at < now() - $1::float8 * interval '1 second'
+       AND (o.available_at, o.seq) > ($7::timestamptz, $8::bigint)
      ORDER BY o.available_at, o.seq
-     LIMIT $2::int - (SELECT count(*) FROM fresh)
+     LIMIT $4::int
+), pick AS MATERIALIZED (
+    SELECT seen.*, seen.claimed_at <= now() AS ran_out
+      FROM (SELECT * FROM fresh WHERE wrong UNION ALL SELECT * FROM retried WHERE wrong LIMIT $2::int) seen
+      JOIN outbox_events o ON o.ctid = seen.tid
+     WHERE o.state = seen.state AND o.available_at = seen.available_at
+       AND o.claimed_at IS NOT DISTINCT FROM seen.claimed_at
        FOR UPDATE OF o SKIP LOCKED
+), ended AS (
+    UPDATE outbox_events o
+       SET state = CASE WHEN pick.ran_out AND o.failures + 1 >= $3::int THEN 'DEAD' ELSE 'PENDING' END,
+           claimed_at = NULL, claimed_by = NULL, failures = o.failures + coalesce(pick.ran_out, false)::int,
+           publish_error = CASE WHEN pick.ran_out THEN pg_catalog.format(
+               'the lease of %s ran out after %s s', regexp_replace(o.claimed_by, '#[^#]*$', ''),
+               round(extract(epoch FROM clock_timestamp() - o.claimed_at)::numeric, 1)) ELSE o.publish_error END,
+           available_at = CASE WHEN pick.ran_out THEN
+               clock_timestamp() + random() * least(2 ^ least(o.failures + 1, 6), 60) * interval '1 second'
+               ELSE least(o.available_at, now()) END
+      FROM pick
+     WHERE o.ctid = pick.tid
+    RETURNING pick.state AS was, o.ordering_key
 )
-UPDATE outbox_events o
-   SET state = CASE WHEN o.failures + 1 >= $3::int THEN 'DEAD' ELSE 'PENDING' END,
-       claimed_at = NULL, claimed_by = NULL, failures = o.failures + 1,
-       publish_error = pg_catalog.format(
-           'the lease of %s ran out after %s s', regexp_replace(o.claimed_by, '#[^#]*$', ''),
-           round(extract(epoch FROM clock_timestamp() - o.claimed_at)::numeric, 1)),
-       available_at = clock_timestamp() + random() * least(2 ^ least(o.failures + 1, 6), 60) * interval '1 second'
-  FROM (SELECT tid FROM fresh UNION ALL SELECT tid FROM retried) pick
- WHERE o.ctid = pick.tid AND o.state = 'CLAIMED'
-   AND o.claimed_at < now() - $1::float8 * interval '1 second'
-RETURNING o.ordering_key;
+SELECT now() AS at,
+       (SELECT count(*) FROM ended WHERE was = 'CLAIMED') AS leases,
+       (SELECT count(*) FROM ended WHERE was = 'PENDING') AS brought_forward,
+       ARRAY(SELECT DISTINCT ordering_key FROM ended WHERE ordering_key IS NOT NULL) AS keys,
+       fresh_last.available_at AS fresh_at, fresh_last.seq AS fresh_seq,
+       retry_last.available_at AS retry_at, retry_last.seq AS retry_seq
+  FROM (SELECT 1) one
+  LEFT JOIN (SELECT available_at, seq FROM fresh ORDER BY available_at, seq OFFSET $4::int - 1) fresh_last ON true
+  LEFT JOIN (SELECT available_at, seq FROM retried ORDER BY available_at, seq OFFSET $4::int - 1) retry_last ON true;

@@ -87,7 +87,7 @@ async def test_a_reaped_run_keeps_its_order(world: World) -> None:
     added = [await world.add(key="a") for _ in range(3)]
     await relay.find_unpublished(batch_max=9)
     await world.pass_time(SHORT_SECONDS * 2)
-    assert await relay.reap() == 3
+    assert (await relay.reap()).leases == 3
     for event_id in reversed(added):
         assert ids(await relay.find_unpublished(batch_max=9)) == []
         await world.make_due(event_id)

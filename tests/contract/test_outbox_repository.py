@@ -250,10 +250,10 @@ async def test_an_expired_lease_is_ended_and_its_event_comes_again(world: World)
     event_id = await world.add()
     dying = world.relay("dying", lease_seconds=SHORT_SECONDS)
     await dying.find_unpublished(batch_max=1)
-    assert await dying.reap() == 0
+    assert (await dying.reap()).leases == 0
     await world.pass_time(SHORT_SECONDS * 2)
 
-    assert await dying.reap() == 1
+    assert (await dying.reap()).leases == 1
     row = await world.row(event_id)
     assert (row.state, row.failures, row.claimed) == ("PENDING", 1, False)
     assert row.error is not None
@@ -276,7 +276,7 @@ async def test_one_reaper_serves_both_lanes(world: World) -> None:
     for ordered in (False, True):
         await world.relay(ordered=ordered).find_unpublished(batch_max=1)
     await world.pass_time(SHORT_SECONDS * 2)
-    assert await world.relay(lease_seconds=SHORT_SECONDS).reap() == 2
+    assert (await world.relay(lease_seconds=SHORT_SECONDS).reap()).leases == 2
 
 
 @pytest.mark.clause(
@@ -344,78 +344,6 @@ async def test_claims_of_one_place_serve_both(world: World) -> None:
     claims = [await relay.find_unpublished(batch_max=1) for _ in range(2)]
     assert {ids(claim)[0] in retries for claim in claims} == {True, False}
     assert {ids(claim)[0] in good for claim in claims} == {True, False}
-
-
-# --- bytes
-
-
-LARGE = b'"' + b"x" * 100_000 + b'"'
-"""Takes a hundredth of its size in a table that compresses."""
-
-
-@pytest.mark.parametrize("key", [None, "k"])
-async def test_a_claim_takes_no_more_bytes_than_it_may_and_the_next_one_goes_on(
-    world: World, key: str | None
-) -> None:
-    added = [await world.add(payload=LARGE, key=key) for _ in range(5)]
-    relay = world.relay(ordered=key is not None)
-    claims = [await relay.find_unpublished(batch_max=9, bytes_max=250_000)]
-    assert claims[0].cut
-    assert claims[0].more
-    assert 200_000 < claims[0].bytes <= 250_000
-    while claims[-1].more:
-        await relay.mark_published(claims[-1], published(claims[-1]))
-        claims.append(await relay.find_unpublished(batch_max=9, bytes_max=250_000))
-    assert [ids(claim) for claim in claims] == [added[:2], added[2:4], added[4:]]
-
-
-@pytest.mark.parametrize("key", [None, "k"])
-async def test_one_event_is_claimed_however_large(world: World, key: str | None) -> None:
-    added = [await world.add(payload=LARGE, key=key) for _ in range(2)]
-    claim = await world.relay(ordered=key is not None).find_unpublished(batch_max=9, bytes_max=10)
-    assert ids(claim) == added[:1]
-    assert claim.events[0].payload == LARGE
-
-
-async def test_a_claim_that_is_full_overtakes_nothing_of_a_key(world: World) -> None:
-    first, large, small = [await world.add(payload=body, key="a") for body in (b"{}", LARGE, b"{}")]
-    relay = world.relay(ordered=True)
-    claim = await relay.find_unpublished(batch_max=9, bytes_max=1000)
-    assert ids(claim) == [first]
-    await relay.mark_published(claim, published(claim))
-    claim = await relay.find_unpublished(batch_max=9, bytes_max=1000)
-    assert ids(claim) == [large]
-    await relay.mark_published(claim, published(claim))
-    assert ids(await relay.find_unpublished(batch_max=9, bytes_max=1000)) == [small]
-
-
-@pytest.mark.parametrize("key", [None, "k"])
-async def test_an_event_that_is_too_large_to_be_read_comes_as_its_size(world: World, key: str | None) -> None:
-    small, large, other = [await world.add(payload=body, key=key) for body in (b"{}", LARGE, b"{}")]
-    relay = world.relay(ordered=key is not None)
-    claim = await relay.find_unpublished(batch_max=9, bytes_max=1000, event_bytes_max=50_000)
-    assert ids(claim) == [small, large, other]
-    assert claim.bytes < 1000
-    without = claim.events[1]
-    assert without.payload == b""
-    assert not without.headers
-    assert 100_000 < without.withheld_bytes < 100_100
-    assert [event.withheld_bytes for event in claim.events[::2]] == [0, 0]
-
-
-async def test_retries_and_first_tries_share_the_bytes_of_a_claim(world: World) -> None:
-    relay = world.relay()
-    for _ in range(4):
-        await world.add(payload=LARGE)
-    failed = await relay.find_unpublished(batch_max=4)
-    await relay.increment_attempts(failed, postponed(failed))
-    for _ in range(8):
-        await world.add(payload=LARGE)
-    claims = [await relay.find_unpublished(batch_max=100, bytes_max=450_000) for _ in range(2)]
-    assert [len(set(ids(failed)) & set(ids(claim))) for claim in claims] == [1, 1]
-    assert [len(claim.events) for claim in claims] == [4, 4]
-    one_each = [await relay.find_unpublished(batch_max=100, bytes_max=10) for _ in range(2)]
-    assert {ids(claim)[0] in ids(failed) for claim in one_each} == {True, False}
 
 
 # --- replay

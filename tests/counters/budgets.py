@@ -98,6 +98,11 @@ PAGES_IN_A_BACKLOG = Budget(
     60,
     "by an index, in its order: the whole backlog has 930",
 )
+PAGES_OF_A_REAP = Budget(
+    "pages that one look for leases that ran out reads, whatever waits",
+    2500,
+    "5,000 rows of each index in front, and 5,000 behind; all of 60,000 waiting events would make 6,000",
+)
 MODULES_OF_HELP = Budget(
     "modules that `sea-mq-worker --help` or the help of a command imports",
     550,

@@ -187,8 +187,8 @@ async def test_a_claim_reads_only_its_indexes(pool: asyncpg.Pool) -> None:
     for name, arguments in [
         ("claim", f"10, 'w', {at}, 2, 9999, 9999, false, '{{}}'"),
         ("claim_ordered", f"10, 'w', {at}, 2, 10, '{{}}', false, false, 9999, 9999, '{{}}'"),
-        ("reap", "30, 10, 5"),
-        ("reap_ordered", "30, 10, 5"),
+        ("reap", f"30, 10, 5, 99, {at}, 60"),
+        ("reap_ordered", f"30, 10, 5, 99, {at}, 60"),
     ]:
         async with pool.acquire() as connection:
             await connection.execute(f"PREPARE p AS {sql[name]}")

@@ -34,6 +34,7 @@ from sea_mq_worker.domain.outcomes import (
     Postponed,
     Processed,
     Published,
+    Reaped,
     Released,
     Stored,
     Verdict,
@@ -74,16 +75,17 @@ def _(_real: Any, self: MemoryOutbox, claim: Claim, verdicts: Sequence[Verdict])
 
 
 @_bug(MemoryOutbox, "find_unpublished", called="the token is the worker's name")
-async def _(real: Any, self: MemoryOutbox, *, batch_max: int) -> Claim:
-    claim: Claim = await real(self, batch_max=batch_max)
+async def _(real: Any, self: MemoryOutbox, **limits: int) -> Claim:
+    claim: Claim = await real(self, **limits)
     for event in claim.events:
         self._table.rows[event.id].claimed_by = self._worker
     return dataclasses.replace(claim, token=self._worker) if claim.events else claim
 
 
 @_bug(MemoryOutbox, "_lease", called="attempts are counted after a failure alone")
-def _(real: Any, self: MemoryOutbox, row: OutboxRow, owner: str) -> ClaimedEvent:
-    event: ClaimedEvent = real(self, row, owner)
+def _(real: Any, self: MemoryOutbox, *given: Any, **options: Any) -> ClaimedEvent:
+    event: ClaimedEvent = real(self, *given, **options)
+    row: OutboxRow = given[0]
     row.attempts -= 1
     return event
 
@@ -117,13 +119,13 @@ def _(real: Any, self: MemoryOutbox, row: OutboxRow) -> bool:
 
 
 @_bug(MemoryOutbox, "reap", called="an event that waits is declared dead")
-async def _(real: Any, self: MemoryOutbox) -> int:
+async def _(real: Any, self: MemoryOutbox) -> Reaped:
     """PENDING -> DEAD."""
     for row in self._table.rows.values():
         if row.state is EventState.PENDING and row.failures > 2:
             row.state = EventState.DEAD
-    count: int = await real(self)
-    return count
+    reaped: Reaped = await real(self)
+    return reaped
 
 
 @_bug(MemoryOutbox, "_runs", called="locked rows are skipped without regard to keys")
@@ -132,9 +134,9 @@ def _(_real: Any, self: MemoryOutbox) -> Iterator[OutboxRow]:
 
 
 @_bug(MemoryOutbox, "find_unpublished", called="a transaction stays open while publishing")
-async def _(real: Any, self: MemoryOutbox, *, batch_max: int) -> Claim:
+async def _(real: Any, self: MemoryOutbox, **limits: int) -> Claim:
     """Nothing of the claim is there until it commits; nearest to it where a statement is a transaction."""
-    claim: Claim = await real(self, batch_max=batch_max)
+    claim: Claim = await real(self, **limits)
     for event in claim.events:
         row = self._table.rows[event.id]
         row.attempts -= 1

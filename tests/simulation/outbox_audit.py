@@ -20,6 +20,7 @@ PENDING, CLAIMED, PUBLISHED, DEAD = (
     EventState.DEAD,
 )
 _TRANSITIONS = {
+    (PENDING, PENDING): {"reap"},
     (PENDING, CLAIMED): {"find_unpublished"},
     (CLAIMED, PUBLISHED): {"mark_published"},
     (CLAIMED, PENDING): {"increment_attempts", "release", "reap"},
@@ -139,9 +140,8 @@ class OutboxAudit:
                 self._dead(row)
         if name == "replay":
             self._replayed(before)
-        if name == "reap":
-            began = before.claimed_at or 0.0
-            ended = began + self._lease < self._servers.database_clock()
+        if name == "reap" and before.claimed_at is not None:
+            ended = abs(self._servers.database_clock() - before.claimed_at) > self._lease
             check(ended, "I9", f"the lease of {row.id} was taken before its end")
 
     def _look_at_counts(self, name: str, before: OutboxRow, row: OutboxRow) -> None:

@@ -138,7 +138,7 @@ class OutboxMachine(RuleBasedStateMachine):
         """Every lease runs out; each costs a failure."""
         held = [event_id for event_id, model in self.events.items() if model.state == "CLAIMED"]
         self.run(self.world.pass_time(0.002))
-        assert self.run(self.reaper.reap()) == len(held)
+        assert self.run(self.reaper.reap()).leases == len(held)
         self._end(held, "PENDING")
         for event_id in held:
             model = self.events[event_id]

@@ -19,6 +19,7 @@ from sea_mq_worker.domain.outcomes import (
     NotDelivered,
     Postponed,
     Published,
+    Reaped,
     Released,
     Verdict,
 )
@@ -156,11 +157,11 @@ class OutboxWire:
             self._line.servers.report.saw("thawed zombie sent nothing")
         return await self._settle("release", self._twin.release, claim, verdicts)
 
-    async def reap(self) -> int:
-        count = await self._call("reap", self._twin.reap)
-        if count:
+    async def reap(self) -> Reaped:
+        reaped = await self._call("reap", self._twin.reap)
+        if reaped.leases:
             self._line.servers.report.saw("lease reaped")
-        return count
+        return reaped
 
     async def _settle(
         self,

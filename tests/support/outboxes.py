@@ -3,6 +3,7 @@
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, Protocol
 
 import asyncpg
@@ -46,7 +47,14 @@ class World(Protocol):
 
     async def pass_time(self, seconds: float) -> None: ...
 
+    async def set_clock_back(self, seconds: float) -> None: ...
 
+
+_LATER = """
+UPDATE outbox_events
+   SET occurred_at = occurred_at + $1, created_at = created_at + $1, available_at = available_at + $1,
+       claimed_at = claimed_at + $1, first_attempt_at = first_attempt_at + $1
+"""
 OPTIONS = {"lease_seconds": 60.0, "ordered": False, "hold_dead_keys": False, "failures_max": 5}
 
 
@@ -84,6 +92,9 @@ class MemoryWorld:
 
     async def pass_time(self, seconds: float) -> None:
         self._now += seconds
+
+    async def set_clock_back(self, seconds: float) -> None:
+        self._now -= seconds
 
 
 class PostgresWorld:
@@ -139,6 +150,12 @@ class PostgresWorld:
 
     async def pass_time(self, seconds: float) -> None:
         await self._pool.execute("SELECT pg_sleep($1)", seconds)
+
+    async def set_clock_back(self, seconds: float) -> None:
+        """Make every time of every row that much later."""
+        async with self._pool.acquire() as connection, connection.transaction():
+            await connection.execute("SET LOCAL session_replication_role = replica")
+            await connection.execute(_LATER, timedelta(seconds=seconds))
 
 
 def ids(claim: Claim) -> list[str]:

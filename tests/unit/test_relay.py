@@ -413,7 +413,7 @@ async def test_a_settlement_that_outlasts_its_lease_is_given_up_and_stored_only_
         lost = await world.observer.seen(LeasesLost, within=2 * LEASE)
         world.outbox.down = False
         await asyncio.sleep(1)
-        assert await world.outbox.reap() == 1
+        assert (await world.outbox.reap()).leases == 1
         await world.published(1)
     assert (lost.side, lost.count) == ("outbox", 1)
     assert world.sent == ["a", "a"]

@@ -7,13 +7,14 @@ from datetime import UTC, datetime, timedelta
 from typing import assert_never
 
 from sea_mq_worker.domain.events import NO_BYTES_MAX, NOTHING_CLAIMED, Claim, ClaimedEvent, EventState
-from sea_mq_worker.domain.outcomes import Buried, Postponed, Published, Released, Verdict
+from sea_mq_worker.domain.outcomes import Buried, Postponed, Published, Reaped, Released, Verdict
 
 EPOCH = datetime(2025, 1, 1, tzinfo=UTC)
 """The moment at which the given clock says 0."""
 
 _ERROR_CHARS_MAX = 2000
-_REAP_MAX = 500
+_NOT_YET_SECONDS = 60.0
+"""An event that has not occurred yet by no more is not put off."""
 _REAP_DELAY_MAX_SECONDS = 60.0
 _REAP_DOUBLINGS_MAX = 6
 
@@ -115,6 +116,7 @@ class MemoryOutbox:
         hold_dead_keys: bool,
         failures_max: int,
         random: Callable[[], float],
+        delay_max_seconds: float = 31_536_000.0,
         run_max: int = 100,
     ) -> None:
         """Serve a lane of ``table``; ``random`` draws the delays after leases that ran out."""
@@ -125,6 +127,7 @@ class MemoryOutbox:
         self._hold_dead_keys = hold_dead_keys
         self._failures_max = failures_max
         self._random = random
+        self._delay_max_seconds = delay_max_seconds
         self._run_max = run_max
         self._retries_first = False
 
@@ -167,17 +170,28 @@ class MemoryOutbox:
         """CLAIMED -> PENDING, due at once."""
         return self._settle(claim, verdicts)
 
-    async def reap(self) -> int:
-        """End up to 500 leases that ran out, of both lanes."""
+    async def reap(self) -> Reaped:
+        """End leases, of both lanes, and waits that only a clock set back makes long."""
         now = self._table.clock()
-        expired = [
-            row
-            for row in self._table.rows.values()
-            if row.claimed_at is not None and row.claimed_at < now - self._lease_seconds
-        ][:_REAP_MAX]
-        for row in expired:
-            self._end_lease(row, now)
-        return len(expired)
+        wrong = [row for row in self._table.rows.values() if self._is_wrong(row, now)]
+        leases = [row for row in wrong if row.state is EventState.CLAIMED]
+        for row in wrong:
+            if row.claimed_at is not None and row.claimed_at <= now:
+                self._end_lease(row, now)
+            else:
+                row.state, row.claimed_at, row.claimed_by = EventState.PENDING, None, None
+                row.available_at = min(row.available_at, now)
+        return Reaped(len(leases), len(wrong) - len(leases))
+
+    def _is_wrong(self, row: OutboxRow, now: float) -> bool:
+        if row.claimed_at is not None:
+            return abs(now - row.claimed_at) > self._lease_seconds
+        if row.state is not EventState.PENDING or row.available_at <= now:
+            return False
+        if row.error is None:
+            return row.created_at > now and row.available_at <= row.created_at + _NOT_YET_SECONDS
+        tried_ahead = row.first_attempt_at is not None and row.first_attempt_at > now
+        return tried_ahead or row.available_at > now + self._delay_max_seconds
 
     def _looked_at(self, batch_max: int) -> list[OutboxRow]:
         """Return what there are places for, in the order in which it takes up the claim's bytes."""

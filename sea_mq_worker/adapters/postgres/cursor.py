@@ -4,7 +4,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
+
+from sea_mq_worker.domain.outcomes import Reaped
 
 _GRACE = timedelta(seconds=5)
 _CHEAP_SECONDS = 0.005
@@ -15,7 +17,8 @@ _SWEEP_MAX_SECONDS = 30.0
 
 Position: TypeAlias = tuple[datetime, int]
 
-START: Position = (datetime(2000, 1, 1, tzinfo=UTC), 0)
+START: Position = (datetime(1, 1, 1, tzinfo=UTC), 0)
+END: Position = (datetime(9999, 12, 31, tzinfo=UTC), 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +36,14 @@ class Read:
     now: datetime
     full: bool
     fruitful: bool
+
+
+class Look(NamedTuple):
+    """What a reaper has done on its way along both indexes; an end of None: there is nothing behind."""
+
+    reaped: Reaped
+    at: datetime
+    ends: tuple[Position | None, Position | None]
 
 
 class Cursor:

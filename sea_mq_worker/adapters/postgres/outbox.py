@@ -3,6 +3,7 @@
 import asyncio
 import secrets
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -12,18 +13,20 @@ from typing import Any, assert_never
 import asyncpg
 
 from sea_mq_worker.adapters.postgres.connection import fetch
-from sea_mq_worker.adapters.postgres.cursor import START, Cursor, Position, Read
+from sea_mq_worker.adapters.postgres.cursor import END, START, Cursor, Look, Position, Read
 from sea_mq_worker.adapters.postgres.errors import PartitionedError
 from sea_mq_worker.adapters.postgres.queries import joined_by_id, load_queries
 from sea_mq_worker.adapters.postgres.refusals import Refusals
 from sea_mq_worker.adapters.postgres.texts import storable
 from sea_mq_worker.domain.errors import RowsRefusedError
 from sea_mq_worker.domain.events import NO_BYTES_MAX, Claim, ClaimedEvent
-from sea_mq_worker.domain.outcomes import Buried, Postponed, Published, Released, Verdict
+from sea_mq_worker.domain.outcomes import Buried, Postponed, Published, Reaped, Released, Verdict
 
 _REFUSALS_MAX = 20
 _REFUSAL_SECONDS = 0.005
 _REAP_MAX = 500
+_LOOK_MAX = 5000
+_YEAR_SECONDS = 31_536_000.0
 _BY_PLACE, _BY_ID = "#", "#id-"
 """By what a claim joins; an outbox in partitions tells the two apart by this, before the digits."""
 _EVENT = slice(-len(ClaimedEvent._fields), None)
@@ -49,6 +52,7 @@ class PostgresOutboxAdapter:
         ordered: bool,
         hold_dead_keys: bool,
         failures_max: int,
+        delay_max_seconds: float = _YEAR_SECONDS,
         run_max: int = 100,
         take_turns: bool = True,
         partitioned: bool = False,
@@ -62,6 +66,8 @@ class PostgresOutboxAdapter:
             ordered: serve the events with an ordering key instead of those without.
             hold_dead_keys: a dead event holds the later events of its key.
             failures_max: leases that run out and make an event dead, its failed attempts included.
+            delay_max_seconds: longest that a retry is put off; one that is due later was put off while the
+                clock was ahead.
             run_max: most events of one key in a claim.
             take_turns: claims of several relays in the ordered lane avoid each other.
             partitioned: the outbox has partitions.
@@ -72,6 +78,7 @@ class PostgresOutboxAdapter:
         self._ordered = ordered
         self._hold_dead_keys = hold_dead_keys
         self._failures_max = failures_max
+        self._delay_max_seconds = delay_max_seconds
         self._run_max = run_max
         self._take_turns = take_turns
         self._sql = load_queries(
@@ -83,6 +90,7 @@ class PostgresOutboxAdapter:
         self._fresh = Cursor()
         self._retries = Cursor()
         self._retries_first = False
+        self._rolled: dict[str, tuple[Position | None, Position | None]] = defaultdict(lambda: (None, None))
         self._hints: set[str] = set()
         self._refusals = Refusals(pool, run_max=run_max)
 
@@ -129,14 +137,39 @@ class PostgresOutboxAdapter:
             self._retries.rewind()
         return released
 
-    async def reap(self) -> int:
-        """End up to 500 leases of each lane that ran out; what is left over waits for the next call."""
-        limits = self._lease_seconds, _REAP_MAX, self._failures_max
-        unordered = await fetch(self._pool, self._sql["reap"], *limits)
-        ordered = await fetch(self._pool, self._sql["reap_ordered"], *limits)
-        if self._ordered:
-            self._hints.update(row["ordering_key"] for row in ordered)
-        return len(unordered) + len(ordered)
+    async def reap(self) -> Reaped:
+        """Look at the front of both lanes, where claims leave their leases, and at a piece of what is behind.
+
+        Whatever waits, that reads a bounded number of rows; from call to call it gets through all of them.
+        """
+        lanes = [await self._reap_lane(statement) for statement in ("reap", "reap_ordered")]
+        return Reaped(*map(sum, zip(*lanes, strict=True)))
+
+    async def _reap_lane(self, statement: str) -> Reaped:
+        front = await self._look(statement, START, START)
+        if front.ends == (None, None):
+            return front.reaped
+        ahead = await self._look(statement, (front.at, 0), (front.at, 0))
+        begin = [
+            rolled or first or END for rolled, first in zip(self._rolled[statement], front.ends, strict=True)
+        ]
+        behind = await self._look(statement, *begin)
+        self._rolled[statement] = behind.ends
+        return Reaped(*map(sum, zip(front.reaped, ahead.reaped, behind.reaped, strict=True)))
+
+    async def _look(self, statement: str, fresh: Position, retries: Position) -> Look:
+        """Look at so many rows of both indexes until nothing more is wrong with them."""
+        limits = self._lease_seconds, _REAP_MAX, self._failures_max, _LOOK_MAX
+        ended = Reaped(0, 0)
+        while True:
+            [row] = await fetch(
+                self._pool, self._sql[statement], *limits, *fresh, *retries, self._delay_max_seconds
+            )
+            if self._ordered:
+                self._hints.update(row["keys"])
+            ended = Reaped(ended.leases + row["leases"], ended.brought_forward + row["brought_forward"])
+            if row["leases"] + row["brought_forward"] < _REAP_MAX:
+                return Look(ended, row["at"], (_end(row, "fresh"), _end(row, "retry")))
 
     async def _claim(self, batch_max: int, *bytes_max: int) -> Claim:
         owner = self._owner()
@@ -232,8 +265,12 @@ def _split(rows: Sequence[Any]) -> tuple[Any, list[ClaimedEvent]]:
     return head, sorted(events, key=attrgetter("seq"))
 
 
+def _end(row: Any, name: str) -> Position | None:
+    return None if row[f"{name}_at"] is None else (row[f"{name}_at"], row[f"{name}_seq"])
+
+
 def _position(head: Any, name: str) -> Position:
-    return START if head[f"{name}_at"] is None else (head[f"{name}_at"], head[f"{name}_seq"])
+    return _end(head, name) or START
 
 
 def _claim_of(owner: str, head: Any, events: Sequence[ClaimedEvent], *, more: bool) -> Claim:

@@ -30,6 +30,9 @@ from sea_mq_worker.ports.wakeup import Wakeup
 from sea_mq_worker.settings import Settings, SettingsError
 
 _PROBE_MAX_SECONDS = 2.0
+_REAP_SECONDS_MAX = 20.0
+_REAP_DELAY_SECONDS = 64.0
+"""Bound of the delay after a lease that ran out."""
 _PARTITIONS_SECONDS = 3600.0
 
 
@@ -46,14 +49,20 @@ async def outbound_loops(base: Base) -> dict[str, Loop]:
     wakeup = await _wakeup(base)
     partitions = PostgresPartitions(pool=pool)
     partitioned = await wait_for(partitions.exist, what="PostgreSQL", observer=base.observer, stop=base.stop)
-    unordered, ordered = (
-        _outbox(base, pool, ordered=ordered, partitioned=partitioned) for ordered in (False, True)
+    outbox = partial(
+        _outbox,
+        base,
+        pool,
+        partitioned=partitioned,
+        duplicate_window_seconds=publishing.publisher.duplicate_window_seconds,
     )
+    unordered, ordered = outbox(ordered=False), outbox(ordered=True)
     lane = partial(
         _lane, base, publishing, wakeup=wakeup, store_gate=store_gate, room=Room(s.outbox_bytes_max)
     )
     reaper = Reaper(outbox=unordered, observer=base.observer)
-    reaping = Periodic(work=reaper.reap, store_gate=store_gate, seconds=s.outbox_lease_seconds / 2)
+    reap_seconds = min(s.outbox_lease_seconds / 2, _REAP_SECONDS_MAX)
+    reaping = Periodic(work=reaper.reap, store_gate=store_gate, seconds=reap_seconds)
     maker = PartitionMaker(partitions=partitions, observer=base.observer, days_ahead=s.outbox_partition_days)
     making = Periodic(work=maker.make, store_gate=store_gate, seconds=_PARTITIONS_SECONDS)
     return loops | {
@@ -155,7 +164,9 @@ def _publishing(base: Base, publisher: JetStreamPublisher) -> Publishing:
     )
 
 
-def _outbox(base: Base, pool: asyncpg.Pool, *, ordered: bool, partitioned: bool) -> PostgresOutboxAdapter:
+def _outbox(
+    base: Base, pool: asyncpg.Pool, *, ordered: bool, partitioned: bool, duplicate_window_seconds: float
+) -> PostgresOutboxAdapter:
     s = base.settings
     return PostgresOutboxAdapter(
         pool=pool,
@@ -164,6 +175,7 @@ def _outbox(base: Base, pool: asyncpg.Pool, *, ordered: bool, partitioned: bool)
         ordered=ordered,
         hold_dead_keys=s.outbox_dead_key == "hold",
         failures_max=s.outbox_failures_max,
+        delay_max_seconds=max(s.outbox_backoff_max_seconds, duplicate_window_seconds, _REAP_DELAY_SECONDS),
         partitioned=partitioned,
     )
 

@@ -103,6 +103,10 @@ NOTICES = tuple(
             "Events wait for a search of the stream for their earlier copies; the text tells what helps.",
         ),
         (
+            "clock_set_back",
+            "The database's clock was set back; what was written ahead of it is sent now: see its time.",
+        ),
+        (
             "event_not_attempted",
             "An event was claimed 16, 32, 64, ... times and given back unsent: see the gates and time-outs.",
         ),

@@ -1,0 +1,50 @@
+"""What a clock that was ahead has left behind, in every form of the outbox."""
+
+import pytest
+
+from tests.support.outboxes import World, ids, postponed
+
+HOUR = 3600.0
+
+
+@pytest.mark.parametrize("key", [None, "k"])
+async def test_what_was_written_under_a_clock_that_was_ahead_is_due_unless_it_was_put_off(
+    world: World, key: str | None
+) -> None:
+    written, later = await world.add(key=key), await world.add(delay_seconds=600)
+    await world.set_clock_back(HOUR)
+    after = await world.add(key=key)
+    relay = world.relay(ordered=key is not None)
+    assert await relay.reap() == (0, 1)
+    assert ids(await relay.find_unpublished(batch_max=9)) == [written, after]
+    assert await relay.reap() == (0, 0)
+    assert ids(await world.relay().find_unpublished(batch_max=9)) == []
+    assert (await world.row(later)).state == "PENDING"
+
+
+@pytest.mark.parametrize("key", [None, "k"])
+async def test_a_lease_of_a_time_to_come_is_ended_and_spends_nothing(world: World, key: str | None) -> None:
+    event_id = await world.add(key=key)
+    relay = world.relay(ordered=key is not None, lease_seconds=60.0)
+    await relay.find_unpublished(batch_max=1)
+    await world.set_clock_back(10.0)
+    assert await relay.reap() == (0, 0)
+    await world.set_clock_back(HOUR)
+    assert await relay.reap() == (1, 0)
+    row = await world.row(event_id)
+    assert (row.state, row.claimed, row.failures, row.error) == ("PENDING", False, 0, None)
+    assert ids(await relay.find_unpublished(batch_max=1)) == [event_id]
+
+
+async def test_a_retry_waits_no_longer_than_any_delay_after_the_clock_was_set_back(world: World) -> None:
+    added = [await world.add() for _ in range(2)]
+    relay = world.relay(delay_max_seconds=300.0)
+    claim = await relay.find_unpublished(batch_max=2)
+    await relay.increment_attempts(claim, postponed(claim, delay_seconds=200.0))
+    assert await relay.reap() == (0, 0)
+    assert await world.relay(delay_max_seconds=100.0).reap() == (0, 2), "put off while the clock was ahead"
+    again = await relay.find_unpublished(batch_max=2)
+    await relay.increment_attempts(again, postponed(again, delay_seconds=200.0))
+    await world.set_clock_back(50.0)
+    assert await relay.reap() == (0, 2), "first tried while the clock was ahead"
+    assert ids(await relay.find_unpublished(batch_max=2)) == added
