@@ -107,6 +107,17 @@ class MessageSkipped:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MessagesUnseen:
+    """At least ``count`` messages of a range left their stream before the consumer was given them."""
+
+    consumer: str
+    stream: str
+    first_seq: int
+    last_seq: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MessageRetried:
     """A handling without an effect; the message comes again."""
 
@@ -186,6 +197,7 @@ Fact: TypeAlias = (
     | LeasesReaped
     | MessageProcessed
     | MessageSkipped
+    | MessagesUnseen
     | MessageRetried
     | MessageDeadLettered
     | GatePaused

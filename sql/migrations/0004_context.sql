@@ -23,3 +23,20 @@ CREATE TABLE sea_mq_consumers (
 
 COMMENT ON TABLE sea_mq_consumers IS 'Durables and the handlers that workers consume them for, with when such a worker last said so.';
 COMMENT ON COLUMN sea_mq_consumers.handler IS 'Scheme, host and port, and the beginning of the whole URL''s SHA-256.';
+
+-- How far each durable was with its stream when a worker last looked: what was pending then, and is neither delivered nor
+-- in the stream now, was lost to retention or a purge.
+
+CREATE TABLE sea_mq_standings (
+    stream TEXT,
+    durable TEXT,
+    standing JSONB NOT NULL,
+    unseen BIGINT NOT NULL,
+    unseen_first_seq BIGINT,
+    unseen_last_seq BIGINT,
+    unseen_at TIMESTAMPTZ,
+    PRIMARY KEY (stream, durable)
+);
+
+COMMENT ON TABLE sea_mq_standings IS 'The last look at each durable, and what left its stream before it was delivered.';
+COMMENT ON COLUMN sea_mq_standings.unseen IS 'Messages in all; the sequences and the time are those of the last find.';

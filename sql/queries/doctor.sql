@@ -139,6 +139,9 @@ SELECT needed.relation, needed.privilege,
         ('sea_mq_consumers', 'SELECT', '{}'),
         ('sea_mq_consumers', 'INSERT', '{stream,durable,handler,subjects}'),
         ('sea_mq_consumers', 'UPDATE', '{subjects,seen_at}'),
+        ('sea_mq_standings', 'SELECT', '{}'),
+        ('sea_mq_standings', 'INSERT', '{}'),
+        ('sea_mq_standings', 'UPDATE', '{}'),
         ('outbox_events', 'SELECT', '{}'),
         ('outbox_events', 'UPDATE',
          '{state,available_at,publish_attempts,failures,first_attempt_at,stream,stream_seq,claimed_at,claimed_by,'
@@ -244,6 +247,14 @@ SELECT coalesce(x.stream, '') AS stream, coalesce(x.consumer, '') AS consumer, c
            AND (locked_until IS NULL OR locked_until <= now())
          ORDER BY received_at LIMIT 10000) x
  GROUP BY x.stream, x.consumer;
+
+-- name: unseen
+-- Messages that left their stream before a consumer was given them, as far as a worker has found that lately.
+SELECT stream, durable, unseen_first_seq AS first_seq, unseen_last_seq AS last_seq, unseen AS count,
+       extract(epoch FROM clock_timestamp() - unseen_at)::float8 AS seconds
+  FROM sea_mq_standings
+ WHERE unseen_at > clock_timestamp() - interval '7 days'
+ ORDER BY stream, durable;
 
 -- name: may_read_audit
 SELECT has_table_privilege('operator_actions', 'SELECT') AS may;

@@ -1,6 +1,8 @@
 """What becomes of received messages when the broker, its streams or the durable change under them."""
 
 import asyncio
+import json
+import signal
 import time
 import uuid
 from collections.abc import AsyncIterator, Mapping
@@ -19,6 +21,7 @@ from tests.support.waiting import eventually
 from tests.support.worker import apply_streams, deployment
 
 PULL_SECONDS = 5.0
+UNSEEN = "messages_unseen"
 QUICK: Mapping[str, Any] = {"inbox_lease_seconds": 1, "handler_timeout_seconds": 0.9}
 QUICK_CONSUMER: Mapping[str, Any] = {"ack_wait": SECOND}
 
@@ -90,6 +93,35 @@ async def test_a_restart_under_a_waiting_pull_costs_no_more_than_the_pull(
             assert time.monotonic() - before < PULL_SECONDS + 5
             await made.quiet()
         await made.audit()
+
+
+@pytest.mark.fault("N44")
+async def test_messages_that_left_the_stream_while_nobody_looked_are_told_once_and_counted(
+    shared: Site,
+) -> None:
+    async with shared.worker(name="first") as first:
+        await shared.send(3)
+        await shared.handler.called(3)
+        await shared.quiet()
+        first.send(signal.SIGTERM)
+        assert await first.ended() == 0
+    await shared.send(40)
+    await api(shared.broker, f"STREAM.PURGE.{shared.target.upstream_stream}", {"keep": 10})
+    async with shared.worker(name="second") as second:
+        await second.ready()
+        counted = await second.metrics()
+        await shared.quiet()
+        second.send(signal.SIGTERM)
+        assert await second.ended() == 0
+    [told] = [line for line in map(json.loads, second.written.splitlines()) if line["event"] == UNSEEN]
+    assert (told["first_seq"], told["last_seq"], told["count"]) == (4, 33, 30)
+    assert counted[f'sea_mq_inbox_unseen_total{{consumer="{shared.target.durable}"}}'] == 30
+    async with shared.worker("doctor", name="doctor") as doctor:
+        assert await doctor.ended() == 1
+        assert "30 in all; the latest are some of 4 to 33" in " ".join(doctor.written.split())
+    async with shared.worker(name="third") as third:
+        await third.ready()
+    assert UNSEEN not in third.events()
 
 
 @pytest.mark.fault("N34")

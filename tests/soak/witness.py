@@ -56,7 +56,7 @@ GRANT SELECT ON ALL TABLES IN SCHEMA public TO {role};
 GRANT UPDATE ON outbox_events TO {role};
 GRANT INSERT, UPDATE ON inbox_messages TO {role};
 GRANT INSERT ON sea_mq_context TO {role};
-GRANT INSERT, UPDATE ON sea_mq_consumers TO {role};
+GRANT INSERT, UPDATE ON sea_mq_consumers, sea_mq_standings TO {role};
 """
 
 

@@ -25,6 +25,7 @@ from sea_mq_worker.domain.facts import (
     MessageProcessed,
     MessageRetried,
     MessageSkipped,
+    MessagesUnseen,
     Noticed,
     Progressed,
     WorkerStarted,
@@ -87,6 +88,8 @@ class MetricsObserver:
                 self._count("inbox_skipped_total", fact.consumer)
                 if fact.brought_by:
                     self._count("inbox_overlapping_total", fact.consumer)
+            case MessagesUnseen():
+                self._count("inbox_unseen_total", fact.consumer, amount=fact.count)
             case EventPostponed():
                 self._count("outbox_postponed_total")
             case EventBuried():

@@ -28,7 +28,7 @@ _SETTINGS = (
 _STATEMENTS = (
     *("identity", "settings", "connections", "transactions", "prepared", "slots"),
     *("locks", "tables", "indexes", "triggers", "functions", "constraints", "rights"),
-    *("outbox", "failing", "sequence", "partitions", "inbox", "may_read_audit", "inbox_pruned"),
+    *("outbox", "failing", "sequence", "partitions", "inbox", "unseen", "may_read_audit", "inbox_pruned"),
 )
 _CONNECT_SECONDS = 5.0
 _HEAR_SECONDS = 3.0
@@ -174,6 +174,18 @@ class InboxWaiting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UnseenFacts:
+    """What left a consumer's stream before it was delivered; the range is that of the last find."""
+
+    stream: str
+    durable: str
+    first_seq: int
+    last_seq: int
+    count: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Failing:
     """Open events or messages of one last error; ``example`` is the id of one of them."""
 
@@ -199,6 +211,7 @@ class RowFacts:
     sequence: SequenceFacts | None
     partitions: PartitionFacts | None
     inbox: Sequence[InboxWaiting]
+    unseen: Sequence[UnseenFacts]
     inbox_pruned_before: datetime | None
 
 
@@ -271,6 +284,7 @@ async def row_facts(pool: asyncpg.Pool) -> RowFacts:
         sequence=next((SequenceFacts(**row) for row in await ask("sequence")), None),
         partitions=next((PartitionFacts(**row) for row in await ask("partitions")), None),
         inbox=[InboxWaiting(**row) for row in await ask("inbox")],
+        unseen=[UnseenFacts(**row) for row in await ask("unseen")],
         inbox_pruned_before=(await ask("inbox_pruned"))[0]["before"] if audited["may"] else None,
     )
 

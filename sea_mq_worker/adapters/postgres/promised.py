@@ -11,6 +11,7 @@ TABLES = (
     "sea_mq_migrations",
     "sea_mq_context",
     "sea_mq_consumers",
+    "sea_mq_standings",
     "outbox_events",
     "inbox_messages",
     "operator_actions",

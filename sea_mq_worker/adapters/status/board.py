@@ -21,6 +21,7 @@ from sea_mq_worker.domain.facts import (
     MessageDeadLettered,
     MessageProcessed,
     MessageRetried,
+    MessagesUnseen,
     Noticed,
     Progressed,
     WorkerStarted,
@@ -88,6 +89,9 @@ class Board:
                 self._trouble("inbox", "dead letter", fact.reason)
             case LeasesLost():
                 self._add_news("warn", f"{fact.side}: {fact.count} leases lost to another worker")
+            case MessagesUnseen():
+                gone = f"{fact.count} of {fact.first_seq} to {fact.last_seq} left stream {fact.stream}"
+                self._add_news("bad", f"{fact.consumer}: {gone} unseen; have their sender replay them")
             case GatePaused():
                 self._pause(fact)
             case GateResumed():

@@ -1,6 +1,6 @@
 """What waits in the tables for longer than it should, and what stays there for ever."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from sea_mq_worker.adapters.postgres.checkup import (
     Connections,
@@ -10,8 +10,10 @@ from sea_mq_worker.adapters.postgres.checkup import (
     PartitionFacts,
     RowFacts,
     SequenceFacts,
+    UnseenFacts,
 )
 from sea_mq_worker.adapters.postgres.connection import quoted_schema
+from sea_mq_worker.bootstrap.doctor.broker_kinds import BrokerKind
 from sea_mq_worker.bootstrap.doctor.database import long_seconds
 from sea_mq_worker.bootstrap.doctor.database_kinds import DatabaseKind
 from sea_mq_worker.bootstrap.doctor.finding import Finding, lasting
@@ -32,6 +34,7 @@ def backlog_findings(facts: DatabaseFacts, rows: RowFacts, s: Settings) -> Itera
             yield from _sequence(rows.sequence, facts)
         if rows.partitions:
             yield from _partitions(rows.partitions, facts, s)
+    yield from _unseen(rows.unseen, facts.schema)
     configured = {(consumer.stream, consumer.durable) for consumer in s.consumers}
     for waiting in rows.inbox:
         where = f"inbox, by consumer {waiting.consumer} of stream {waiting.stream}"
@@ -40,6 +43,17 @@ def backlog_findings(facts: DatabaseFacts, rows: RowFacts, s: Settings) -> Itera
             yield DatabaseKind.INBOX_ORPHANS.found(where, what, command="sea-mq-worker inbox list")
         elif waiting.seconds > retries_seconds(s):
             yield DatabaseKind.INBOX_STUCK.found(where, what, command="sea-mq-worker inbox list")
+
+
+def _unseen(unseen: Sequence[UnseenFacts], schema: str) -> Iterator[Finding]:
+    """What a worker has found lately; once it is mended, an operator says so by the statement."""
+    for gone in unseen:
+        where = f"consumer {gone.durable} of stream {gone.stream}"
+        latest = f"some of {gone.first_seq} to {gone.last_seq}, {lasting(gone.seconds)} ago"
+        what = f"{gone.count} in all; the latest are {latest}"
+        table = f"{quoted_schema(schema)}.sea_mq_standings"
+        sql = f"UPDATE {table} SET unseen = 0, unseen_at = NULL WHERE durable = '{gone.durable}'"  # noqa: S608
+        yield BrokerKind.MESSAGES_MISSED.found(where, what, sql=sql)
 
 
 def retries_seconds(s: Settings) -> float:

@@ -27,7 +27,7 @@ _ENCODING = "UTF8"
 _ALONGSIDE = "INDEX CONCURRENTLY"
 """Lets changes go on meanwhile; not to be had for a table in partitions."""
 _READS = "SELECT"
-_WRITES = 6
+_WRITES = 8
 """How many of the needed privileges are no reads."""
 
 

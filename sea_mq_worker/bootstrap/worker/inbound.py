@@ -20,6 +20,7 @@ from sea_mq_worker.bootstrap.connections.waiting import wait_for
 from sea_mq_worker.bootstrap.worker.base import Base
 from sea_mq_worker.bootstrap.worker.sharing import share_inbox
 from sea_mq_worker.bootstrap.worker.telemetry import traced_handler
+from sea_mq_worker.bootstrap.worker.unseen import unseen_looks
 from sea_mq_worker.domain.facts import Noticed
 from sea_mq_worker.ports.inbox import InboxRepository
 from sea_mq_worker.settings import ConsumerSettings, SettingsError
@@ -51,6 +52,7 @@ async def inbound_loops(base: Base) -> tuple[NatsConnection, dict[str, Loop]]:
     )
     consumers = [await _consumer(base, connection, durable) for durable in s.consumers]
     loops["consumers of the inbox"] = await share_inbox(base, pool, consumers, store_gate)
+    loops["unseen messages"] = await unseen_looks(base, connection, pool, store_gate)
     for consumer in consumers:
         loop = _inbox_loop(base, consumer, inbox, reception, handle)
         loops[f"inbox {consumer.name}"] = loop.run

@@ -20,6 +20,7 @@ from sea_mq_worker.domain.facts import (
     MessageProcessed,
     MessageRetried,
     MessageSkipped,
+    MessagesUnseen,
     Noticed,
     Progressed,
     WorkerStarted,
@@ -58,6 +59,11 @@ _FACTS: tuple[tuple[type[Told], Level, str], ...] = (
     (LeasesReaped, "warning", "A worker died or stalled with events in hand; they are due again."),
     (MessageProcessed, "debug", "The handler has the effect, and the inbox knows it."),
     (MessageSkipped, "debug", "A duplicate was acknowledged without asking the handler."),
+    (
+        MessagesUnseen,
+        "warning",
+        "Messages left their stream before they were delivered: have their sender replay them.",
+    ),
     (MessageRetried, "warning", "The handler did not take a message; it comes again after the delay."),
     (
         MessageDeadLettered,
@@ -116,6 +122,10 @@ NOTICES = tuple(
         (
             "row_refused",
             "PostgreSQL refuses what the worker writes to one row; the others go on: mend what refuses it.",
+        ),
+        (
+            "unseen_not_known",
+            "A stream or consumer cannot be asked how far it is: grant STREAM.INFO and CONSUMER.INFO.",
         ),
         (
             "consumers_overlap",

@@ -135,6 +135,14 @@ METRICS = (
         ("consumer",),
     ),
     Metric(
+        "sea_mq_inbox_unseen_total",
+        "counter",
+        "{message}",
+        "Messages that left their stream before the consumer was given them, as far as that can be known.",
+        "Above 0: have their sender replay them, and raise the stream's limits.",
+        ("consumer",),
+    ),
+    Metric(
         "sea_mq_inbox_retried_total",
         "counter",
         "{attempt}",
