@@ -7,7 +7,7 @@
 --   {prefix}_relay     the worker (`run`, `pipeline drain`)
 --   {prefix}_operator  `outbox replay|bury`, `inbox close`, `dlq redrive|purge`, `pipeline replay`; all of the relay's
 --                      besides
---   {prefix}_janitor   `prune`, `pipeline archive`: may delete, and only what is finished
+--   {prefix}_janitor   `prune`, `outbox discard`, `pipeline archive`: may delete, and only what is finished
 --   {prefix}_reader    `where`, `depth`, `doctor`, `audit`, `outbox|inbox list|summary|show`,
 --                      `pipeline reconcile|report`; sees payloads
 --

@@ -18,7 +18,7 @@ def audit(
         str | None,
         typer.Option(
             "--action",
-            help="replay, bury, redrive, purge, close, prune_outbox, prune_inbox or partition_outbox.",
+            help="replay, bury, discard, redrive, purge, close, prune_outbox, prune_inbox, partition_outbox.",
         ),
     ] = None,
     since: SinceOption = None,

@@ -1,4 +1,4 @@
-"""``outbox list|summary|show|replay|bury``: events (Open Outbox, operator)."""
+"""``outbox list|summary|show|replay|bury|discard``: events (Open Outbox, operator)."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -8,7 +8,7 @@ from uuid import UUID
 import typer
 
 from sea_mq_worker.adapters.postgres.pages import READ_MAX
-from sea_mq_worker.cli import replay
+from sea_mq_worker.cli import discard, replay
 from sea_mq_worker.cli.arguments import ActorOption, LimitOption, ReasonOption, SinceOption, UntilOption
 from sea_mq_worker.cli.filters import (
     AggregateOption,
@@ -35,8 +35,9 @@ from sea_mq_worker.domain.events import EventState
 if TYPE_CHECKING:
     from sea_mq_worker.settings import Settings
 
-app = typer.Typer(help="Events in the outbox: look, count, replay, bury.", no_args_is_help=True)
+app = typer.Typer(help="Events in the outbox: look, count, replay, bury, discard.", no_args_is_help=True)
 app.command("replay")(replay.replay)
+app.command("discard")(discard.discard)
 
 _UNFINISHED = (EventState.PENDING, EventState.CLAIMED, EventState.DEAD)
 _COLUMNS = ("id", "state", "event_type", "ordering_key", "attempts", "failures", "created_at", "last_error")

@@ -14,6 +14,7 @@ from sea_mq_worker.bootstrap.operator.broker import Applied
 from sea_mq_worker.bootstrap.operator.letters import Outcome
 from sea_mq_worker.bootstrap.operator.whereabouts import Whereabouts
 from sea_mq_worker.cli.database import Depths
+from sea_mq_worker.cli.discard import Discarded
 from sea_mq_worker.cli.inbox import Closed
 from sea_mq_worker.cli.outbox import Buried
 from sea_mq_worker.cli.prune import Pruned, WouldPrune
@@ -43,6 +44,7 @@ OUTPUTS: Mapping[str, object] = MappingProxyType(
         "outbox show": OutboxDetail,
         "outbox replay": Replayed,
         "outbox bury": Buried,
+        "outbox discard": Discarded,
         "inbox list": list[InboxRecord],
         "inbox summary": Summary,
         "inbox show": InboxRecord,

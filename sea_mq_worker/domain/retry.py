@@ -26,6 +26,13 @@ _LATE_SECONDS = 1.0
 _BLAMELESS_CAP_SECONDS = 15.0
 """An event that waits for others to be mended is tried soon afterwards, however long that took."""
 
+_FOR_EVER = ("INVALID_OUTBOX:", "ID_TAKEN:")
+
+
+def can_be_sent(error: str | None) -> bool:
+    """Tell whether a DEAD event with this error can be published as it is, once its cause is mended."""
+    return not (error or "").startswith(_FOR_EVER)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backoff:

@@ -134,6 +134,16 @@ SELECT id, at, actor, action, reason, selection::text AS selection, affected,
  ORDER BY id DESC
  LIMIT $6::bigint;
 
+-- name: discarded
+-- Who gave an event up by `outbox discard`, and why. Reads the table, which holds a row for each action of an operator.
+-- $1 id.
+SELECT a.at, a.actor, a.reason, one.event->>'event_type'::text AS event_type, one.event->>'error'::text AS error
+  FROM operator_actions a
+ CROSS JOIN LATERAL jsonb_array_elements(a.selection->'discarded'::text) AS one (event)
+ WHERE a.action = 'discard' AND one.event->>'id'::text = $1::text
+ ORDER BY a.id DESC
+ LIMIT 1;
+
 -- name: ids_between
 -- Events and messages whose id lies in a range, as those that begin alike do. Indexes: both primary keys.
 -- $1 lowest id, $2 highest id, $3 limit for each side.

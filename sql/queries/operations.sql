@@ -44,6 +44,27 @@ UPDATE operator_actions a
        outcome = CASE WHEN EXISTS (SELECT FROM buried) THEN 'done' ELSE 'refused' END
  WHERE a.id = $3::bigint;
 
+-- name: discard
+-- Deletes DEAD events for good, and keeps in the record what each of them was, but for its content. What is not DEAD any
+-- more stays. Index: the primary key.
+-- $1 ids, $2 actor, $3 reason, $4 selection.
+WITH discarded AS (
+    DELETE FROM outbox_events o
+     WHERE o.id = ANY ($1::uuid[]) AND o.state = 'DEAD'
+    RETURNING o.id, o.seq, o.aggregate_type, o.aggregate_id, o.event_type, o.ordering_key, o.created_at, o.publish_error
+), recorded AS (
+    INSERT INTO operator_actions (actor, action, reason, selection, affected, outcome)
+    SELECT $2::text, 'discard', $3::text,
+           $4::text::jsonb || pg_catalog.jsonb_build_object('discarded', coalesce(pg_catalog.jsonb_agg(
+               pg_catalog.jsonb_build_object(
+                   'id', d.id, 'aggregate_type', d.aggregate_type, 'aggregate_id', d.aggregate_id,
+                   'event_type', d.event_type, 'ordering_key', d.ordering_key, 'created_at', d.created_at,
+                   'error', d.publish_error) ORDER BY d.seq), '[]')),
+           count(*), CASE WHEN count(*) > 0 THEN 'done' ELSE 'refused' END
+      FROM discarded d
+)
+SELECT id FROM discarded;
+
 -- name: redriven
 -- Opens a dead-lettered message, so that it is handled when it comes again; last_error keeps the reason, and
 -- dead_letter_begun_at tells that its dead letter may still be in the stream.

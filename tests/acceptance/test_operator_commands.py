@@ -134,6 +134,34 @@ async def test_a_replay_is_counted_first_then_done_and_audited(world: World) -> 
     ]
 
 
+@pytest.mark.fault("S18")
+async def test_what_can_never_be_sent_is_discarded_and_the_audit_keeps_what_it_was(world: World) -> None:
+    error = "INVALID_OUTBOX: event_type is blank"
+    dead = [await add_event(world.pool, "DEAD", error=error, ordering_key="k") for _ in range(11)]
+    others = [await add_event(world.pool), await add_event(world.pool, "PUBLISHED")]
+    kept = await add_event(world.pool, "DEAD", error="too large")
+    chosen = ("outbox", "discard", "--error", "INVALID_OUTBOX", *WHY)
+    assert (await world.run("outbox", "discard", *WHY)).code == 2
+    assert (await world.run(*chosen, "--dry-run")).out == "11 would be deleted\n"
+    assert (await world.run(*chosen)).code == 2
+    assert (await world.run(*chosen, "--yes", "--cap", "10")).code == 2
+    refused = await world.run("outbox", "discard", *map(str, others), *WHY)
+    assert (refused.code, "not there, or not DEAD: 2" in refused.err) == (1, True)
+    assert await world.pool.fetchval("SELECT count(*) FROM outbox_events") == 14
+
+    done = await world.run(*chosen, "--yes", "--json")
+    assert sorted(done.json["discarded"]) == sorted(map(str, dead))
+    rows = await world.pool.fetch("SELECT id FROM outbox_events")
+    assert {row["id"] for row in rows} == {*others, kept}
+    [record] = (await world.run("audit", "--action", "discard", "--json")).json
+    assert (record["actor"], record["affected"], record["outcome"]) == ("ann", 11, "done")
+    selection = json.loads(record["selection"])
+    assert [event["id"] for event in selection["discarded"]] == list(map(str, dead))
+    assert selection["discarded"][0]["ordering_key"] == "k"
+    assert selection["discarded"][0]["error"] == error
+    assert "payload" not in record["selection"]
+
+
 async def test_a_replay_that_was_cut_short_at_its_end_is_finished(world: World) -> None:
     await world.streams()
     await world.run("outbox", "replay", str(await add_event(world.pool, "DEAD")), *WHY)

@@ -44,8 +44,8 @@ async def refused(world: World, messages: int = 1) -> dict[int, UUID]:
     return {await world.dead_letter(message): message for message in ids}
 
 
-def test_there_are_twenty_tasks_of_two_commands_at_most() -> None:
-    assert len(tasks()) == 20
+def test_there_are_twenty_one_tasks_of_two_commands_at_most() -> None:
+    assert len(tasks()) == 21
     assert {title: lines for title, lines in tasks().items() if len(lines) not in {1, 2}} == {}
 
 
@@ -185,6 +185,14 @@ async def test_redrive_one_dead_letter(world: World, system: Patient) -> None:
 async def test_keep_an_event_from_being_published(world: World) -> None:
     [buried] = await done(world, "Keep an event from being published", EVENT=await add_event(world.pool))
     assert (buried.code, await states(world)) == (0, {"DEAD": 1})
+
+
+async def test_give_up_an_event_that_can_never_be_sent(world: World) -> None:
+    await add_event(world.pool, "DEAD", error="INVALID_OUTBOX: event_type is blank")
+    await add_event(world.pool, "DEAD", error="too large")
+    counted, discarded = await done(world, "Give up an event that can never be sent")
+    assert (counted.out, discarded.out) == ("1 would be deleted\n", "discarded 1 of 1\n")
+    assert await states(world) == {"DEAD": 1}
 
 
 async def test_throw_dead_letters_away(world: World) -> None:

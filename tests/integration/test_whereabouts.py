@@ -134,6 +134,21 @@ async def test_a_dead_event_tells_its_error_and_how_to_send_it_again(site: Site)
     assert found.next == (f'sea-mq-worker outbox replay {event} --reason "..."',)
 
 
+async def test_a_dead_event_that_can_never_be_sent_is_to_be_discarded_and_then_tells_by_whom(
+    site: Site,
+) -> None:
+    event = await add_event(site.world.pool, "DEAD", error="INVALID_OUTBOX: event_type is blank")
+    found = await site.ask(event)
+    assert found.next == (f'sea-mq-worker outbox discard {event} --reason "..."',)
+    assert "can never be sent as it is" in found.answer[1]
+    await site.world.run("outbox", "discard", str(event), "--actor", "ann", "--reason", "sent anew")
+    gone = await site.ask(event)
+    assert gone.known
+    assert gone.answer[0].startswith("ann discarded it at ")
+    assert gone.answer[0].endswith(": sent anew")
+    assert "INVALID_OUTBOX: event_type is blank" in gone.answer[1]
+
+
 async def test_a_dead_lettered_message_names_its_dead_letter(site: Site) -> None:
     message = await add_message(site.world.pool, dead=True)
     await site.world.dead_letter(await add_message(site.world.pool, dead=True))

@@ -230,7 +230,7 @@ NEEDS = {
         *("pipeline_replay.", "inbox.", "context.owner", "partitions.record"),
     ),
     "janitor": (
-        *("operations.begin", "operations.finish_action", "prune.", "leaves."),
+        *("operations.begin", "operations.finish_action", "operations.discard", "prune.", "leaves."),
         *("pipeline_archive.", "context.owner"),
     ),
     "reader": (

@@ -12,6 +12,7 @@ from sea_mq_worker.adapters.postgres.queries import load_queries
 from sea_mq_worker.adapters.postgres.records import (
     AuditFilter,
     Depth,
+    Discarded,
     EarlierEvent,
     Group,
     Match,
@@ -34,7 +35,8 @@ class PostgresInspection(PostgresLists):
         self._asked = load_queries(
             "inspection",
             *("outbox_depth_capped", "inbox_depth_capped"),
-            *("outbox_summary", "inbox_summary", "audit", "ids_between", "earlier_of_key", "conflicts"),
+            *("outbox_summary", "inbox_summary", "audit", "discarded", "ids_between", "earlier_of_key"),
+            "conflicts",
         )
 
     async def outbox_depth(self) -> Depth:
@@ -67,6 +69,11 @@ class PostgresInspection(PostgresLists):
         """Return what operators did, the latest first."""
         given = (which.actor_like, which.action, which.since, which.until, which.before_id)
         return [OperatorAction(**row) for row in await fetch(self._pool, self._asked["audit"], *given, limit)]
+
+    async def discarded(self, event_id: UUID) -> Discarded | None:
+        """Return who gave an event up and why, if anybody did."""
+        rows = await fetch(self._pool, self._asked["discarded"], str(event_id))
+        return Discarded(**rows[0]) if rows else None
 
     async def ids_between(self, first: UUID, last: UUID, *, limit: int) -> Sequence[Match]:
         """Return events and messages with an id from ``first`` to ``last``, up to ``limit`` of each."""

@@ -23,7 +23,7 @@ from sea_mq_worker.adapters.postgres.records import (
     ReplayResult,
     check_accountable,
 )
-from sea_mq_worker.adapters.postgres.replays import PostgresReplays
+from sea_mq_worker.adapters.postgres.replays import PostgresReplays, as_json
 from sea_mq_worker.domain.errors import WorkerError
 
 
@@ -39,16 +39,8 @@ class PostgresOperations(PostgresInspection):
         super().__init__(pool=pool)
         self._sql = load_queries(
             "operations",
-            *(
-                "begin_action",
-                "finish_action",
-                "bury_due",
-                "bury_claim",
-                "bury",
-                "redriven",
-                "finish_redrive",
-            ),
-            *("close_messages", "letter_purged"),
+            *("begin_action", "finish_action", "bury_due", "bury_claim", "bury", "discard"),
+            *("redriven", "finish_redrive", "close_messages", "letter_purged"),
         )
         self._pruning = PostgresPruning(pool=pool)
 
@@ -87,6 +79,17 @@ class PostgresOperations(PostgresInspection):
                 await connection.execute(self._sql["bury_claim"], waiting, actor)
                 await connection.execute(self._sql["bury"], waiting, error, action)
         return frozenset(waiting)
+
+    async def discard(
+        self, ids: Sequence[UUID], *, selection: OutboxFilter, actor: str, reason: str
+    ) -> frozenset[UUID]:
+        """Delete DEAD events for good; the audit keeps what each of them was, but for its content.
+
+        Returns the events that it deleted; one that was replayed meanwhile is not among them.
+        """
+        check_accountable(actor, reason)
+        args = ids, actor, reason, as_json(selection)
+        return frozenset(row["id"] for row in await fetch(self._pool, self._sql["discard"], *args))
 
     async def redriven(self, message_id: UUID, *, actor: str, reason: str) -> Redrive:
         """Open a dead-lettered message, before it is sent again: one that came first would be skipped."""

@@ -177,6 +177,17 @@ class Match:
     at: datetime
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Discarded:
+    """What the audit keeps of an event that an operator gave up."""
+
+    at: datetime
+    actor: str
+    reason: str
+    event_type: str
+    error: str | None
+
+
 class InboxState(StrEnum):
     """Where a message is."""
 

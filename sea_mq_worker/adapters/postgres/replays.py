@@ -87,7 +87,7 @@ class PostgresReplays:
         """Open the record of a replay."""
         check_accountable(actor, reason)
         states = tuple(state for state in _TERMINAL if state in which.states)
-        selection = _as_json(replace(which, states=states))
+        selection = as_json(replace(which, states=states))
         rows = await fetch(self._pool, self._sql["begin_replay"], actor, reason, selection)
         return Replay(id=rows[0]["id"], which=which)
 
@@ -164,7 +164,8 @@ class PostgresReplays:
         await fetch(self._pool, self._sql["finish_replay"], replay.id)
 
 
-def _as_json(which: OutboxFilter) -> str:
+def as_json(which: OutboxFilter) -> str:
+    """Write a filter as the audit keeps it."""
     given = {name: value for name, value in asdict(which).items() if value is not None}
     return json.dumps({name: value for name, value in given.items() if name not in _PAGING}, default=str)
 

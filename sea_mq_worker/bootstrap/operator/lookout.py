@@ -15,6 +15,7 @@ from sea_mq_worker.adapters.nats.search import find_messages
 from sea_mq_worker.adapters.nats.traces import Trace, readers, trace
 from sea_mq_worker.adapters.postgres.inspection import PostgresInspection
 from sea_mq_worker.adapters.postgres.records import (
+    Discarded,
     EarlierEvent,
     InboxRecord,
     Match,
@@ -23,7 +24,7 @@ from sea_mq_worker.adapters.postgres.records import (
 )
 from sea_mq_worker.bootstrap.operator.broker import broker
 from sea_mq_worker.bootstrap.operator.tables import operations
-from sea_mq_worker.domain.errors import WorkerError
+from sea_mq_worker.domain.errors import ContractError, WorkerError
 from sea_mq_worker.domain.outcomes import Stored
 from sea_mq_worker.domain.searches import Wanted
 from sea_mq_worker.settings import Settings
@@ -75,6 +76,7 @@ class Found:
         traces: what the streams have, that of the event first.
         letters: what the dead-letter stream has.
         conflicts: other contents that came under this id, and were dead-lettered.
+        discarded: what the audit keeps of an event that an operator gave up.
         unseen: where it could not be looked, and why.
     """
 
@@ -86,6 +88,7 @@ class Found:
     letters: tuple[Letter, ...]
     conflicts: tuple[Conflicting, ...]
     unseen: tuple[str, ...]
+    discarded: Discarded | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +139,7 @@ class Lookout:
         earlier: Sequence[EarlierEvent] = ()
         if event:
             earlier = await self.tables.earlier_of_key(event, limit=_EARLIER_MAX, dead_hold=self.dead_hold)
+        discarded = None if event or message else await self._discarded(wanted, unseen)
         return Found(
             id=str(wanted),
             event=event,
@@ -144,8 +148,17 @@ class Lookout:
             traces=traces,
             letters=letters,
             conflicts=await self._conflicts(wanted, unseen) if message else (),
+            discarded=discarded,
             unseen=tuple(sorted(set(unseen))),
         )
+
+    async def _discarded(self, wanted: UUID, unseen: list[str]) -> Discarded | None:
+        """Ask the audit, which not every login may read."""
+        try:
+            return await self.tables.discarded(wanted)
+        except ContractError as error:
+            unseen.append(f"the audit: {error}")
+            return None
 
     async def _conflicts(self, wanted: UUID, unseen: list[str]) -> tuple[Conflicting, ...]:
         found = []

@@ -15,6 +15,7 @@ from sea_mq_worker.adapters.postgres.records import (
 )
 from sea_mq_worker.bootstrap.operator.lookout import Conflicting, Found, Letter, Lookout
 from sea_mq_worker.domain.events import EventState
+from sea_mq_worker.domain.retry import can_be_sent
 
 _PROGRAM = "sea-mq-worker"
 _WHY = '--reason "..."'
@@ -53,7 +54,7 @@ class Whereabouts:
     def known(self) -> bool:
         """Something of it was found."""
         f = self.found
-        return bool(self.matches or (f and (f.event or f.message or f.traces or f.letters)))
+        return bool(self.matches or (f and (f.event or f.message or f.traces or f.letters or f.discarded)))
 
 
 async def whereabouts(text: str, lookout: Lookout, *, since: datetime | None = None) -> Whereabouts:
@@ -122,9 +123,7 @@ def _event(
             worker = (event.claimed_by or "").partition("#")[0]
             return [f"the worker {worker} is publishing it, attempt {event.attempts}"], []
         case EventState.DEAD:
-            return [f"it is DEAD and will not be published: {event.last_error or 'no error is noted'}"], [
-                f"{_PROGRAM} outbox replay {event.id} {_WHY}"
-            ]
+            return _dead(event)
         case EventState.PUBLISHED:
             place = f"{event.stream} under sequence {event.stream_seq}"
             if any((trace.stream, trace.seq) == (event.stream, event.stream_seq) for trace in found.traces):
@@ -134,6 +133,15 @@ def _event(
             return [f"it was published, and is no longer in {place}"], [
                 f"{_PROGRAM} outbox replay {event.id} {_WHY}"
             ]
+
+
+def _dead(event: OutboxSummary) -> tuple[list[str], list[str]]:
+    said = f"it is DEAD and will not be published: {event.last_error or 'no error is noted'}"
+    if can_be_sent(event.last_error):
+        return [said], [f"{_PROGRAM} outbox replay {event.id} {_WHY}"]
+    return [said, "it can never be sent as it is: publish it corrected, under a new id"], [
+        f"{_PROGRAM} outbox discard {event.id} {_WHY}"
+    ]
 
 
 def _pending(
@@ -198,6 +206,12 @@ def _waiting(message: InboxRecord, found: Found) -> tuple[list[str], list[str]]:
 
 
 def _unknown(found: Found) -> tuple[list[str], list[str]]:
+    if gone := found.discarded:
+        text = f"{gone.actor} discarded it at {_at(gone.at)}: {gone.reason}"
+        return [
+            text,
+            f"it was a DEAD event of type {gone.event_type}: {gone.error or 'no error is noted'}",
+        ], []
     if found.letters:
         letter = found.letters[-1]
         text = f"it is dead-lettered: {letter.reason}: {letter.detail}"
