@@ -92,8 +92,9 @@ async def test_the_readme_sets_a_worker_up(
             streams_folder=shipped_files(tmp_path / "streams", upstream=f"{names}up"),
             stream_replicas=1, stream_max_bytes=2**26,
         )  # fmt: skip
-        answers = [await typed(line, target.environment) for line in before]
-        assert [answer.code for answer in answers] == [0, 0], answers
+        theirs = f"python -m sea_mq_worker streams apply --stream {target.upstream_stream}"
+        answers = [await typed(line, target.environment) for line in (theirs, *before)]
+        assert [answer.code for answer in answers] == [0, 0, 0], answers
         async with running(target, tmp_path / "worker.log", *words_of(run)) as worker:
             await worker.ready()
             service = await asyncpg.connect(empty.dsn)

@@ -222,7 +222,7 @@ class DatabaseKind(Kind):
         Severity.WARNING,
         "events are DEAD",
         "nobody publishes them any more",
-        "mend what their errors say, then `outbox replay` them, or DELETE them: `prune` leaves them",
+        "mend what their errors say, then `outbox replay` them; `outbox discard` what can never be sent",
     )
     OUTBOX_UNPRUNED = (
         Severity.WARNING,
