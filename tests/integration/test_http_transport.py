@@ -1,6 +1,7 @@
 """The handler's transport alone: which connection takes a request, and what ends one."""
 
 import asyncio
+import socket
 import ssl
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -99,6 +100,19 @@ async def test_each_request_on_a_connection_has_its_own_deadline(server: Handler
     assert (await connection.exchange([request], loop.time() + 60)).status == 200
     with pytest.raises(httpx2.ReadTimeout):
         await connection.exchange([request], loop.time() + 0.1)
+
+
+async def test_a_peer_that_vanishes_in_a_call_is_noticed_before_the_deadline(server: HandlerServer) -> None:
+    loop, port = asyncio.get_running_loop(), httpx2.URL(server.url).port
+    transport, connection = await loop.create_connection(
+        lambda: Connection(body_bytes_max=0), "127.0.0.1", port
+    )
+    end = transport.get_extra_info("socket")
+    assert end.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    for name, expected in (("TCP_USER_TIMEOUT", 8000), ("TCP_KEEPIDLE", 5)):
+        if hasattr(socket, name):
+            assert end.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) == expected
+    connection.abort()
 
 
 async def test_a_connection_that_its_server_ended_while_idle_is_not_used(

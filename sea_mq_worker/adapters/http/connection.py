@@ -2,6 +2,7 @@
 
 import asyncio
 import select
+import socket
 from collections.abc import Sequence
 from typing import cast
 
@@ -9,6 +10,8 @@ import httpx2
 
 from sea_mq_worker.adapters.http.answer import Answer, AnswerReader
 
+_TCP = {"TCP_USER_TIMEOUT": 8000, "TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 2}
+"""A peer that vanished without a word is noticed within ten seconds, also while an answer is waited for."""
 _LARGE_BYTES = 65_536
 _INTERIM_MAX = 100
 """Whoever sends more 1xx than this is not listened to any more; the deadline ends the wait."""
@@ -111,8 +114,11 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.use(cast("asyncio.Transport", transport))
+        end = transport.get_extra_info("socket")
         self._arrivals = select.poll()
-        self._arrivals.register(transport.get_extra_info("socket"), select.POLLIN)
+        self._arrivals.register(end, select.POLLIN)
+        if end.family != socket.AF_UNIX:
+            _notice_silence(end)
 
     def data_received(self, data: bytes) -> None:
         if self._waiter is None or self._waiter.done():
@@ -138,3 +144,10 @@ class Connection(asyncio.Protocol):
             return
         self._reader.feed_eof()
         self._end(self._reader.answer or httpx2.RemoteProtocolError("Server disconnected without an answer."))
+
+
+def _notice_silence(end: socket.socket) -> None:
+    end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _TCP.items():
+        if hasattr(socket, name):  # as far as the platform has them
+            end.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
