@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 
 from sea_mq_worker.adapters.http.admin.access import Access
-from sea_mq_worker.adapters.http.admin.desk import DeskBusyError, DeskTimeoutError
+from sea_mq_worker.adapters.http.admin.desk import DeskBusyError, DeskTimeoutError, LetterGroup
 from sea_mq_worker.adapters.http.admin.requests import Request
 from sea_mq_worker.adapters.http.admin.server import AdminServer
 from sea_mq_worker.domain.errors import ContractError, StoreUnavailableError
@@ -46,6 +46,9 @@ class ScriptedDesk:
     async def dead_letters(self, *, reason: str, after: int) -> Mapping[str, Any]:
         return self._note("letters", reason, after)
 
+    async def letter_groups(self) -> Mapping[str, Any]:
+        return self._note("groups")
+
     async def dead_letter(self, seq: int) -> Mapping[str, Any]:
         return self._note("letter", seq)
 
@@ -57,6 +60,12 @@ class ScriptedDesk:
 
     async def redrive(self, seq: int, *, actor: str, reason: str) -> Mapping[str, Any]:
         return self._note("redrive", seq, actor, reason)
+
+    async def redrive_group(self, group: LetterGroup, *, actor: str, reason: str) -> Mapping[str, Any]:
+        return self._note("redrive group", group, actor, reason)
+
+    async def purge_group(self, group: LetterGroup, *, actor: str, reason: str) -> Mapping[str, Any]:
+        return self._note("purge group", group, actor, reason)
 
 
 @dataclass
@@ -116,6 +125,7 @@ async def open_to_all() -> AsyncIterator[Served]:
         ("GET", "/api/events?type=a.b&error=x%20y&below=7", ("events", "a.b", "x y", 7)),
         ("GET", "/api/dead-letters?reason=REJECTED&after=50", ("letters", "REJECTED", 50)),
         ("GET", "/api/dead-letters/9", ("letter", 9)),
+        ("GET", "/api/letter-groups", ("groups",)),
         ("GET", "/api/actions", ("actions",)),
         ("POST", f"/api/events/{ID}/replay", ("replay", UUID(ID), "Ann", "mended")),
         ("POST", "/api/dead-letters/9/redrive", ("redrive", 9, "Ann", "mended")),
@@ -127,6 +137,19 @@ async def test_a_path_with_its_arguments_becomes_one_question(
     body = json.dumps(WHY).encode() if method == "POST" else None
     assert (await served.ask(method, path, body, **TOKEN))[0] == 200
     assert served.desk.asked == [asked]
+
+
+@pytest.mark.parametrize("act", ["redrive", "purge"])
+async def test_a_group_is_named_by_all_of_its_parts(act: str, served: Served) -> None:
+    group = {"dlq_reason": "REJECTED", "subject": "a.event.b.v1", "after": 3, "last": 9}
+    assert (await served.act(f"/api/letter-groups/{act}", WHY | group))[0] == 200
+    told = LetterGroup(reason="REJECTED", subject="a.event.b.v1", after=3, last=9)
+    assert served.desk.asked == [(f"{act} group", told, "Ann", "mended")]
+    for name in group:
+        for wrong in (None, 0.5, []):
+            status, said = await served.act(f"/api/letter-groups/{act}", WHY | group | {name: wrong})
+            assert (status, "say the group" in said["error"]) == (400, True)
+    assert (await served.act(f"/api/letter-groups/{act}", group))[0] == 400
 
 
 async def test_what_is_not_there_is_told(served: Served) -> None:

@@ -3,18 +3,20 @@
 import asyncio
 import uuid
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 from pydantic import SecretStr
 
-from sea_mq_worker.adapters.http.admin.desk import DeskBusyError, DeskTimeoutError
+from sea_mq_worker.adapters.http.admin.desk import DeskBusyError, DeskTimeoutError, LetterGroup
 from sea_mq_worker.bootstrap.worker import desk as module
 from sea_mq_worker.bootstrap.worker.desk import WorkerDesk
 from sea_mq_worker.domain.errors import ContractError
 from sea_mq_worker.settings import Settings
 from tests.page.stage import add_dead_event
+from tests.support.jetstream import store
 from tests.support.servers import Database, PostgresAddress, unique
 from tests.support.site import Site, site
 
@@ -96,3 +98,28 @@ async def test_an_endless_payload_is_shown_up_to_a_bound(place: Site) -> None:
 async def test_what_is_no_id_is_told_as_such(place: Site) -> None:
     with pytest.raises(ValueError, match="no id"):
         await desk(place).whereabouts("order 17")
+
+
+async def test_a_group_of_dead_letters_is_counted_and_purged_some_at_a_time_up_to_its_last(
+    place: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sea_mq_worker.bootstrap.worker.letter_groups._AT_ONCE_MAX", 2)
+    asked = desk(place)
+    for subject in ("a", "b", "a", "a", "a"):
+        headers = {"Dlq-Reason": "REJECTED", "Dlq-Original-Subject": subject, "Dlq-Detail": "422"}
+        await store(place.broker, f"{place.target.context}.dlq.x", headers=headers)
+    first, second = (await asked.letter_groups())["items"]
+    assert (first["subject"], first["count"], first["last"], second["count"]) == ("a", 4, 5, 1)
+    group, why = (
+        LetterGroup(reason="REJECTED", subject="a", after=0, last=4),
+        {"actor": "Ann", "reason": "old"},
+    )
+    some = await asked.purge_group(group, **why)
+    assert some == {"done": 2, "failed": 0, "after": 3, "text": "", "more": True}
+    some = await asked.purge_group(replace(group, after=some["after"]), **why)
+    assert some == {"done": 1, "failed": 0, "after": 4, "text": "", "more": False}
+    assert [each["count"] for each in (await asked.letter_groups())["items"]] == [1, 1]
+    actions = (await asked.actions())["items"]
+    assert [(each.action, each.actor, each.affected) for each in actions] == [
+        ("purge", "Ann (page)", 1), ("purge", "Ann (page)", 2),
+    ]  # fmt: skip

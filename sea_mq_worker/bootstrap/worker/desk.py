@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any, TypeVar
 from uuid import UUID
 
+from sea_mq_worker.adapters.http.admin.desk import LetterGroup
 from sea_mq_worker.adapters.nats.dead_letters import DeadLetterEntry, LetterFilter
 from sea_mq_worker.adapters.postgres.overview import BY_INDEX, PostgresOverview
 from sea_mq_worker.adapters.postgres.records import OutboxFilter
@@ -16,6 +17,7 @@ from sea_mq_worker.bootstrap.operator.lookout import NoIdError, lookout
 from sea_mq_worker.bootstrap.operator.redrive import redriver
 from sea_mq_worker.bootstrap.operator.tables import operations
 from sea_mq_worker.bootstrap.operator.whereabouts import whereabouts
+from sea_mq_worker.bootstrap.worker.letter_groups import READ_MAX, letter_groups, purge_some, redrive_some
 from sea_mq_worker.bootstrap.worker.turn import Turn
 from sea_mq_worker.domain.errors import ContractError
 from sea_mq_worker.settings import Settings
@@ -23,8 +25,6 @@ from sea_mq_worker.settings import Settings
 _QUESTION_SECONDS = 8.0
 _HANDLING_SPARE_SECONDS = 20.0
 _PAGE = 50
-_LETTERS_READ_MAX = 2000
-"""Dead letters that are looked at for one page of a filtered list."""
 _ACTIONS = 20
 _SHOWN_BYTES_MAX = 64 * 1024
 _GRANT = (
@@ -60,6 +60,9 @@ class WorkerDesk:
     async def dead_letters(self, *, reason: str, after: int) -> Mapping[str, Any]:
         return await self._ask(self._dead_letters(LetterFilter(reason=reason, after_seq=after)))
 
+    async def letter_groups(self) -> Mapping[str, Any]:
+        return await self._ask(letter_groups(self._settings))
+
     async def dead_letter(self, seq: int) -> Mapping[str, Any]:
         return await self._ask(self._dead_letter(seq))
 
@@ -73,6 +76,14 @@ class WorkerDesk:
         """Give the handler its usual time."""
         seconds = self._settings.handler_timeout_seconds + _HANDLING_SPARE_SECONDS
         return await self._ask(self._redrive(seq, _on_page(actor), reason), seconds)
+
+    async def redrive_group(self, group: LetterGroup, *, actor: str, reason: str) -> Mapping[str, Any]:
+        seconds = self._settings.handler_timeout_seconds + _HANDLING_SPARE_SECONDS
+        some = redrive_some(self._settings, group, actor=_on_page(actor), reason=reason)
+        return await self._ask(some, seconds)
+
+    async def purge_group(self, group: LetterGroup, *, actor: str, reason: str) -> Mapping[str, Any]:
+        return await self._ask(purge_some(self._settings, group, actor=_on_page(actor), reason=reason))
 
     async def _ask(self, question: Coroutine[Any, Any, _T], seconds: float | None = None) -> _T:
         with _naming_grants():
@@ -108,7 +119,7 @@ class WorkerDesk:
 
     async def _dead_letters(self, which: LetterFilter) -> Mapping[str, Any]:
         async with dead_letters(self._settings) as letters:
-            found = await letters.list(which, limit=_PAGE + 1, read_max=_LETTERS_READ_MAX)
+            found = await letters.list(which, limit=_PAGE + 1, read_max=READ_MAX)
         return {"items": [_summary(entry) for entry in found[:_PAGE]], "more": len(found) > _PAGE}
 
     async def _dead_letter(self, seq: int) -> Mapping[str, Any]:

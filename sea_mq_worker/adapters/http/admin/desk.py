@@ -1,6 +1,7 @@
 """Port of the page: what an operator with the token may ask and do."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 from uuid import UUID
 
@@ -14,6 +15,16 @@ class DeskBusyError(Exception):
 
 class DeskTimeoutError(Exception):
     """The question took too long and was given up; what it was to change may or may not have changed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LetterGroup:
+    """Dead letters of one reason and original subject, with sequences behind ``after`` up to ``last``."""
+
+    reason: str
+    subject: str
+    after: int
+    last: int
 
 
 class Desk(Protocol):
@@ -43,6 +54,10 @@ class Desk(Protocol):
         """List dead letters without their content, the oldest first; ``after`` the last ``seq`` seen."""
         ...
 
+    async def letter_groups(self) -> Data:
+        """Count dead letters by reason and original subject, the most frequent first."""
+        ...
+
     async def dead_letter(self, seq: int) -> Data:
         """Return all of one dead letter, the original's body too."""
         ...
@@ -57,4 +72,16 @@ class Desk(Protocol):
 
     async def redrive(self, seq: int, *, actor: str, reason: str) -> Data:
         """Hand a dead letter to the handler again; ``done`` and ``text`` tell what came of it."""
+        ...
+
+    async def redrive_group(self, group: LetterGroup, *, actor: str, reason: str) -> Data:
+        """Hand the next few of a group to the handler again.
+
+        ``done`` and ``failed`` count them, ``text`` is the last failure's; ``after`` is where to go on, and
+        ``more`` whether there is something to go on with.
+        """
+        ...
+
+    async def purge_group(self, group: LetterGroup, *, actor: str, reason: str) -> Data:
+        """Delete the next few of a group for good; answers as ``redrive_group`` does."""
         ...

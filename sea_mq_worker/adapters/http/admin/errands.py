@@ -7,7 +7,13 @@ from typing import TypeAlias
 from uuid import UUID
 
 from sea_mq_worker.adapters.http.admin.answers import Answer, json_answer, refusal
-from sea_mq_worker.adapters.http.admin.desk import Data, Desk, DeskBusyError, DeskTimeoutError
+from sea_mq_worker.adapters.http.admin.desk import (
+    Data,
+    Desk,
+    DeskBusyError,
+    DeskTimeoutError,
+    LetterGroup,
+)
 from sea_mq_worker.adapters.http.admin.requests import Request
 from sea_mq_worker.domain.errors import ContractError, UnavailableError
 
@@ -71,6 +77,18 @@ async def _dead_letters(desk: Desk, request: Request, _: str) -> Data:
     return await desk.dead_letters(reason=_text(request.query, "reason"), after=after)
 
 
+async def _letter_groups(desk: Desk, _request: Request, _: str) -> Data:
+    return await desk.letter_groups()
+
+
+async def _redrive_group(desk: Desk, request: Request, _: str) -> Data:
+    return await desk.redrive_group(_group(request), **_who_and_why(request))
+
+
+async def _purge_group(desk: Desk, request: Request, _: str) -> Data:
+    return await desk.purge_group(_group(request), **_who_and_why(request))
+
+
 async def _dead_letter(desk: Desk, _: Request, seq: str) -> Data:
     return await desk.dead_letter(_number(seq))
 
@@ -93,6 +111,9 @@ _ERRANDS: tuple[tuple[str, re.Pattern[str], _Errand], ...] = (
     ("GET", re.compile(r"/api/events/([^/]+)"), _event),
     ("POST", re.compile(r"/api/events/([^/]+)/replay"), _replay),
     ("GET", re.compile(r"/api/dead-letters"), _dead_letters),
+    ("GET", re.compile(r"/api/letter-groups"), _letter_groups),
+    ("POST", re.compile(r"/api/letter-groups/redrive"), _redrive_group),
+    ("POST", re.compile(r"/api/letter-groups/purge"), _purge_group),
     ("GET", re.compile(r"/api/dead-letters/([^/]+)"), _dead_letter),
     ("POST", re.compile(r"/api/dead-letters/([^/]+)/redrive"), _redrive),
     ("GET", re.compile(r"/api/actions"), _actions),
@@ -112,6 +133,21 @@ def _who_and_why(request: Request) -> dict[str, str]:
             raise ValueError(f"say the {name} on one line, in at most {most} characters")
         found[name] = value.strip()
     return found
+
+
+def _group(request: Request) -> LetterGroup:
+    """Read which dead letters.
+
+    Raises:
+        ValueError: a part of it is missing or something else.
+    """
+    match request.body:
+        case {"dlq_reason": str(reason), "subject": str(subject), "after": int(after), "last": int(last)}:
+            return LetterGroup(reason=reason, subject=subject, after=after, last=last)
+        case _:
+            raise ValueError(
+                "say the group: dlq_reason, subject, after and last, as the list of groups has them"
+            )
 
 
 def _uuid(text: str) -> UUID:

@@ -23,7 +23,7 @@ _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _OPEN_METRICS = "application/openmetrics-text"
 _OPEN_METRICS_TYPE = f"{_OPEN_METRICS}; version=1.0.0; charset=utf-8"
 _FOLDER = Path(__file__).with_name("page")
-_SCRIPTS = ("charts", "desk", "page", "sides", "words")
+_SCRIPTS = ("acts", "asking", "charts", "desk", "page", "sides", "words")
 _FILES = {
     "/": ("index.html", "text/html; charset=utf-8"),
     "/page.css": ("page.css", "text/css; charset=utf-8"),

@@ -11,14 +11,26 @@ export function chart(name, told) {
   const area = part("path", { class: "area" });
   const line = part("path", { class: "line" });
   const mark = part("line", { class: "mark", y1: 0, y2: HEIGHT, x1: -1, x2: -1 });
-  const drawn = part("svg", { preserveAspectRatio: "none", role: "img" });
+  const drawn = part("svg", { preserveAspectRatio: "none", role: "slider", tabindex: 0, "aria-valuemin": 0 });
   drawn.append(area, line, mark);
   const left = element("span");
   const right = element("span", {}, "now");
   const shown = element("figure", {}, drawn, element("figcaption", { "aria-hidden": "true" }, left, right));
-  const made = { shown, drawn, area, line, left, right, name, told, series: [], size: 0, history: null };
-  drawn.addEventListener("pointermove", (event) => point(made, mark, event));
-  drawn.addEventListener("pointerleave", () => rest(made, mark));
+  const made = { shown, drawn, area, line, left, right, mark, name, told, series: [], size: 0, history: null, place: null };
+  drawn.addEventListener("pointermove", (event) => {
+    const box = drawn.getBoundingClientRect();
+    point(made, Math.round(((event.clientX - box.left) / box.width) * (made.size - 1)));
+  });
+  drawn.addEventListener("pointerleave", () => rest(made));
+  drawn.addEventListener("blur", () => rest(made));
+  drawn.addEventListener("keydown", (event) => {
+    const first = made.size - made.series.length;
+    const now = made.place ?? made.size - 1;
+    const place = { ArrowLeft: now - 1, ArrowRight: now + 1, Home: first, End: made.size - 1 }[event.key];
+    if (place === undefined) return;
+    event.preventDefault();
+    point(made, Math.min(Math.max(place, first), made.size - 1));
+  });
   return made;
 }
 
@@ -52,26 +64,34 @@ export function draw(made, history, series) {
     "aria-label",
     most === null ? `${made.name}: nothing counted yet` : `${made.name}, last ${whole(size * history.step_seconds)}: now ${made.told(series.at(-1))}, at most ${made.told(most)}`,
   );
+  made.drawn.setAttribute("aria-valuemax", size - 1);
+  if (made.place === null) rest(made);
   write(made.left, most === null ? "no samples yet" : `${whole(size * history.step_seconds)}, at most ${made.told(most)}`);
 }
 
-function point(made, mark, event) {
+/** Tell the value at a place, under the pointer or by the arrow keys. */
+function point(made, place) {
   if (!made.history) return;
-  const box = made.drawn.getBoundingClientRect();
-  const size = made.size;
-  const x = Math.round(((event.clientX - box.left) / box.width) * (size - 1));
-  const value = made.series[x - (size - made.series.length)];
-  if (value === null || value === undefined) return rest(made, mark);
-  mark.setAttribute("x1", x);
-  mark.setAttribute("x2", x);
-  const at = made.history.at - (size - 1 - x) * made.history.step_seconds;
-  write(made.right, `${atClock(at)}: ${made.told(value)}`);
+  const value = made.series[place - (made.size - made.series.length)];
+  made.place = place;
+  made.mark.setAttribute("x1", place);
+  made.mark.setAttribute("x2", place);
+  const at = atClock(made.history.at - (made.size - 1 - place) * made.history.step_seconds);
+  const text = `${at}: ${value === null || value === undefined ? "not counted" : made.told(value)}`;
+  write(made.right, text);
+  made.shown.classList.add("pointed");
+  made.drawn.setAttribute("aria-valuenow", place);
+  made.drawn.setAttribute("aria-valuetext", text);
 }
 
-function rest(made, mark) {
-  mark.setAttribute("x1", -1);
-  mark.setAttribute("x2", -1);
+function rest(made) {
+  made.place = null;
+  made.mark.setAttribute("x1", -1);
+  made.mark.setAttribute("x2", -1);
   write(made.right, "now");
+  made.shown.classList.remove("pointed");
+  made.drawn.setAttribute("aria-valuenow", made.size - 1);
+  made.drawn.setAttribute("aria-valuetext", made.series.length ? `now ${made.told(made.series.at(-1))}` : "nothing counted yet");
 }
 
 function part(tag, attributes) {

@@ -1,5 +1,7 @@
 // What is asked with the token: where an event is, what stopped for good, and sending it again.
 
+import { actForm, throughGroup } from "./acts.js";
+import { ask, query } from "./asking.js";
 import { count, command, element, moment, row, table, write } from "./words.js";
 
 const at = (id) => document.getElementById(id);
@@ -17,6 +19,7 @@ const TABS = {
   letters: {
     heads: ["Since", "Reason", "Subject", "Attempts", "Detail", ""],
     empty: "There are no dead letters.",
+    groups: true,
     filters: [["reason", "Reason, exactly"]],
     path: (filters, last) => query("api/dead-letters", { ...filters, after: last?.seq }),
     cells: (item) => [moment(item.stored_at), item.reason, item.original_subject, count(item.attempts),
@@ -32,13 +35,9 @@ const TABS = {
 };
 let selected = "events";
 let filters = {};
+let chosen = false;
 let paged = false;
 let changed = false;
-
-export function headers() {
-  const token = sessionStorage.getItem("token");
-  return token ? { authorization: `Bearer ${token}` } : {};
-}
 
 /** Make the desk's controls work; they are shown once the worker offers them. */
 export function openDesk() {
@@ -48,9 +47,13 @@ export function openDesk() {
   });
   const tabs = [...document.querySelectorAll("[role=tab]")];
   tabs.forEach((tab, place) => {
-    tab.addEventListener("click", () => select(tab));
+    tab.addEventListener("click", () => {
+      chosen = true;
+      select(tab);
+    });
     tab.addEventListener("keydown", (event) => {
       const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+      chosen ||= Boolean(step);
       if (step) select(tabs.at((place + step) % tabs.length)).focus();
     });
   });
@@ -63,20 +66,25 @@ export function openDesk() {
   });
 }
 
-export function loadList() {
+function loadList() {
   filters = {};
   const tab = TABS[selected];
   const form = filterForm(tab);
   const body = element("div", { class: "wide" });
-  at("list").replaceChildren(...(form ? [form] : []), body);
+  const groups = tab.groups ? [element("div", { class: "groups" })] : [];
+  at("list").replaceChildren(...groups, ...(form ? [form] : []), body);
   return fill(tab, body);
 }
 
-/** Bring the list up to date unless somebody is reading it; return whether that was done. */
-export function refreshList() {
+/** Bring the list up to date unless somebody is reading it; return whether that was done. Who has not chosen gets the one
+    that has something. */
+export function refreshList(deadEvents, deadLetters) {
   const isRead = paged || at("list").contains(document.activeElement) || dialog().open;
-  if (!isRead) showFirst();
-  return !isRead;
+  if (isRead) return false;
+  if (!chosen && !deadEvents && deadLetters && selected !== "letters") select(at("tab-letters"));
+  else if (at("list").firstChild) showFirst();
+  else loadList();
+  return true;
 }
 
 /** Show the first page anew, filtered as before. */
@@ -105,8 +113,15 @@ function filterForm(tab) {
   } }, ...inputs, element("button", {}, "Filter"));
 }
 
-/** Show the first page of a list; each further one is added below. */
+/** Show a list and then, for the desk answers one question after the other, its groups. */
 async function fill(tab, body) {
+  await fillList(tab, body);
+  const groups = at("list").querySelector(".groups");
+  if (groups && body.isConnected) await fillGroups(groups);
+}
+
+/** Show the first page of a list; each further one is added below. */
+async function fillList(tab, body) {
   paged = false;
   try {
     const page = await ask(tab.path(filters));
@@ -122,8 +137,10 @@ async function fill(tab, body) {
 
 function addMore(tab, body, shown, page) {
   if (!page.more) return;
+  let busy = false;
   const button = element("button", { type: "button", onclick: async () => {
-    button.disabled = true;
+    if (busy) return;
+    busy = true;
     try {
       const next = await ask(tab.path(filters, page.items.at(-1)));
       const rows = next.items.map((item) => row(tab.heads, tab.cells(item)));
@@ -133,7 +150,7 @@ function addMore(tab, body, shown, page) {
       addMore(tab, body, shown, next);
       rows[0]?.querySelector("button")?.focus();
     } catch (error) {
-      button.disabled = false;
+      busy = false;
       write(button, `More (${error.message})`);
     }
   } }, "More");
@@ -187,7 +204,7 @@ async function showEvent(id) {
   const again = event.state === "DEAD" || event.state === "PUBLISHED";
   const { payload, payload_encoding, payload_bytes, payload_cut, headers: sent, metadata, ...fields } = event;
   describe(fields, { headers: sent, metadata, payload }, { payload_bytes, payload_cut, payload_encoding });
-  if (again) dialog().append(actForm("Publish it again", `api/events/${id}/replay`));
+  if (again) dialog().append(actForm("Publish it again", act(`api/events/${id}/replay`)));
 }
 
 async function showLetter(seq) {
@@ -195,13 +212,61 @@ async function showLetter(seq) {
   if (!letter) return;
   const { payload, payload_encoding, payload_bytes, payload_cut, headers: sent, ...fields } = letter;
   describe(fields, { headers: JSON.stringify(sent, null, 2), payload }, { payload_bytes, payload_cut, payload_encoding });
-  dialog().append(actForm("Hand it to the handler again", `api/dead-letters/${seq}/redrive`));
+  dialog().append(actForm("Hand it to the handler again", act(`api/dead-letters/${seq}/redrive`)));
 }
 
-async function open(title, path) {
+function act(path) {
+  return async (why) => {
+    const outcome = await ask(path, why);
+    changed = true;
+    return outcome;
+  };
+}
+
+/** Show what dead letters have in common, with what can be done to all of a kind. */
+async function fillGroups(place) {
+  try {
+    const found = await ask("api/letter-groups");
+    const heads = ["Reason", "Subject", "How many", "Detail of the first", "Since", ""];
+    const cells = (group) => [group.reason, group.subject, count(group.count), group.detail || "–", moment(group.oldest_at),
+      element("span", { class: "buttons" }, ...Object.keys(GROUP_ACTS).map((name) => groupButton(name, group)))];
+    const more = found.more ? [element("p", { class: "soft" }, "Of the oldest 2,000; there are more behind them.")] : [];
+    place.replaceChildren(...(found.items.length ? [table("Groups", heads, found.items.map(cells)), ...more] : []));
+  } catch (error) {
+    place.replaceChildren(element("p", { class: "warn" }, `Groups: ${error.message}`));
+  }
+}
+
+const GROUP_ACTS = {
+  redrive: ["Redrive", "handed to the handler again, one after the other. It stops when the handler refuses all of a few"],
+  purge: ["Purge", "deleted for good; the inbox notes that their messages are given up"],
+};
+
+function groupButton(name, group) {
+  const [title, text] = GROUP_ACTS[name];
+  const all = `${title} all ${count(group.count)}`;
+  const label = `${all} of ${group.reason}, ${group.subject}`;
+  return opener(label, () => {
+    head(all);
+    const run = (why, tell) => {
+      changed = true;
+      return throughGroup(`api/letter-groups/${name}`, group, why, tell, () => dialog().open);
+    };
+    dialog().append(
+      element("p", {}, `${count(group.count)} dead letters of ${group.reason}, ${group.subject}, are ${text}. Closing this stops it.`),
+      actForm(all, run),
+    );
+  }, all);
+}
+
+function head(title) {
   const close = element("button", { type: "button", class: "close", onclick: () => dialog().close() }, "Close");
   dialog().replaceChildren(element("div", { class: "head" }, element("h2", { id: "detail-title" }, title), close));
   if (!dialog().open) dialog().showModal();
+}
+
+async function open(title, path) {
+  head(title);
   try {
     return await ask(path);
   } catch (error) {
@@ -238,54 +303,6 @@ function pretty(text) {
   }
 }
 
-function actForm(title, path) {
-  const actor = element("input", { id: "actor", required: true, maxlength: 80, autocomplete: "username" });
-  actor.value = sessionStorage.getItem("actor") ?? "";
-  const reason = element("input", { id: "reason", required: true, maxlength: 500, autocomplete: "off" });
-  const button = element("button", { class: "act" }, title);
-  const result = element("p", { role: "status" });
-  return element("form", { class: "again", onsubmit: async (event) => {
-    event.preventDefault();
-    sessionStorage.setItem("actor", actor.value);
-    button.disabled = true;
-    write(result, "Doing it …");
-    result.className = "";
-    try {
-      const outcome = await ask(path, { actor: actor.value, reason: reason.value });
-      write(result, `${outcome.done ? "Done" : "Not done"}: ${outcome.text}.`);
-      result.className = outcome.done ? "good" : "warn";
-      button.disabled = outcome.done;
-      changed = true;
-    } catch (error) {
-      write(result, error.message);
-      result.className = "warn";
-      button.disabled = false;
-    }
-    result.scrollIntoView({ block: "nearest" });
-  } },
-  element("p", {}, "Name and reason are kept in the audit."),
-  element("label", { for: "actor" }, "Your name"), actor,
-  element("label", { for: "reason" }, "Reason"), reason,
-  button, result);
-}
-
 function opener(label, show, text = "Show") {
   return element("button", { type: "button", "aria-label": label, onclick: show }, text);
-}
-
-function query(path, given) {
-  const known = Object.entries(given).filter(([, value]) => value !== undefined && value !== "");
-  return known.length ? `${path}?${new URLSearchParams(known)}` : path;
-}
-
-/** Ask the worker; with a body it changes something. */
-async function ask(path, body) {
-  const sent = body === undefined ? {} : { method: "POST", body: JSON.stringify(body) };
-  const type = body === undefined ? {} : { "content-type": "application/json" };
-  const answer = await fetch(path, { ...sent, headers: { ...headers(), ...type } }).catch(() => {
-    throw new Error("The worker does not answer");
-  });
-  const data = await answer.json().catch(() => ({}));
-  if (!answer.ok) throw new Error(data.error ?? `The worker answers ${answer.status}`);
-  return data;
 }

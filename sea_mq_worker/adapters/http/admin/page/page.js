@@ -1,6 +1,7 @@
 // Asks every two seconds how it stands. What is shown changes in place, so that nothing jumps.
 
-import { headers, loadList, openDesk, refreshList } from "./desk.js";
+import { headers } from "./asking.js";
+import { openDesk, refreshList } from "./desk.js";
 import { drawSides, showSides } from "./sides.js";
 import { atClock, command, count, element, grow, moment, present, setClock, table, whole, write } from "./words.js";
 
@@ -78,15 +79,15 @@ function showNews(news) {
 
 function offer(status) {
   const offers = status.offers === "all";
-  const first = offers && at("stopped").hidden;
-  at("search").hidden = at("stopped").hidden = at("forget").hidden = !offers;
+  const counted = Object.values(status.sides).every((side) => side.sample); // only then is it known which list has something
+  at("search").hidden = at("forget").hidden = !offers;
+  if (!offers || counted) at("stopped").hidden = !offers;
   const now = JSON.stringify(Object.values(status.sides).map((side) => side.sample?.dead));
   for (const [tab, side, text] of [["tab-events", "outbox", "Dead events"], ["tab-letters", "inbox", "Dead letters"]]) {
     const number = status.sides[side]?.sample?.dead;
     write(at(tab), number ? `${text} (${count(number)})` : text);
   }
-  if (first) loadList();
-  if (offers && (first || (now !== dead && refreshList()))) dead = now;
+  if (offers && counted && now !== dead && refreshList(status.sides.outbox?.sample.dead, status.sides.inbox?.sample.dead)) dead = now;
 }
 
 /** Make children anew only where what they tell has changed. */
