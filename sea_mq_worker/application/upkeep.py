@@ -46,7 +46,7 @@ class Reaper:
         try:
             reaped = await self.outbox.reap()
         except RowsRefusedError as error:
-            tell_refused(self.observer, "a lease that ran out", error)
+            tell_refused(self.observer, "events whose leases ran out", error)
             return
         if reaped.leases:
             self.observer.observe(LeasesReaped(count=reaped.leases))

@@ -51,5 +51,6 @@ class OutboxRepository(Protocol):
 
         A lease that ran out spends a failure of its event, so one that kills its worker again and again ends
         dead. One of a time to come spends none. Where much waits, it takes more than one call to find all.
+        RowsRefusedError: some events could not be changed, and all others were.
         """
         ...

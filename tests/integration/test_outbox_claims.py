@@ -228,6 +228,29 @@ async def test_an_event_that_cannot_be_claimed_is_named_and_holds_back_its_key_a
     assert {event.id for event in rest.events} == held | {bad["id"]}
 
 
+@pytest.mark.fault("D16")
+@pytest.mark.parametrize("ordered", [False, True])
+async def test_a_lease_that_cannot_be_ended_keeps_no_other_from_its_end(
+    pool: asyncpg.Pool, ordered: bool
+) -> None:
+    await add(pool, 20, keys=20 if ordered else 0)
+    outbox = relay(pool, ordered=ordered, lease_seconds=0.0)
+    claim = await outbox.find_unpublished(batch_max=100)
+    assert len(claim.events) == 20
+    bad = claim.events[5]
+    await pool.execute(
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+        f" IF NEW.id = '{bad.id}' THEN RAISE 'not this one'; END IF; RETURN NEW; END $$;"
+        "CREATE TRIGGER refuse BEFORE UPDATE ON outbox_events FOR EACH ROW EXECUTE FUNCTION refuse()"
+    )
+    with pytest.raises(RowsRefusedError, match=f"seq {bad.seq}: .*not this one"):
+        await outbox.reap()
+    claimed = await pool.fetch("SELECT id::text FROM outbox_events WHERE state = 'CLAIMED'")
+    assert [row["id"] for row in claimed] == [bad.id]
+    await pool.execute("DROP FUNCTION refuse CASCADE")
+    assert (await outbox.reap()).leases == 1
+
+
 async def test_a_trigger_that_lets_nobody_claim_is_told_as_it_is(pool: asyncpg.Pool) -> None:
     await add(pool, 40)
     await pool.execute(

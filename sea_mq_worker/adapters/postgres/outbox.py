@@ -4,7 +4,7 @@ import asyncio
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from operator import attrgetter
@@ -92,6 +92,7 @@ class PostgresOutboxAdapter:
         self._retries_first = False
         self._rolled: dict[str, tuple[Position | None, Position | None]] = defaultdict(lambda: (None, None))
         self._hints: set[str] = set()
+        self._unreaped: list[str] = []
         self._refusals = Refusals(pool, run_max=run_max)
 
     async def find_unpublished(
@@ -142,7 +143,10 @@ class PostgresOutboxAdapter:
 
         Whatever waits, that reads a bounded number of rows; from call to call it gets through all of them.
         """
+        self._unreaped = []
         lanes = [await self._reap_lane(statement) for statement in ("reap", "reap_ordered")]
+        if self._unreaped:
+            raise RowsRefusedError("; ".join(self._unreaped))
         return Reaped(*map(sum, zip(*lanes, strict=True)))
 
     async def _reap_lane(self, statement: str) -> Reaped:
@@ -159,17 +163,66 @@ class PostgresOutboxAdapter:
 
     async def _look(self, statement: str, fresh: Position, retries: Position) -> Look:
         """Look at so many rows of both indexes until nothing more is wrong with them."""
-        limits = self._lease_seconds, _REAP_MAX, self._failures_max, _LOOK_MAX
         ended = Reaped(0, 0)
         while True:
-            [row] = await fetch(
-                self._pool, self._sql[statement], *limits, *fresh, *retries, self._delay_max_seconds
-            )
-            if self._ordered:
-                self._hints.update(row["keys"])
-            ended = Reaped(ended.leases + row["leases"], ended.brought_forward + row["brought_forward"])
-            if row["leases"] + row["brought_forward"] < _REAP_MAX:
-                return Look(ended, row["at"], (_end(row, "fresh"), _end(row, "retry")))
+            try:
+                look = await self._look_once(statement, fresh, retries)
+            except RowsRefusedError:
+                return await self._look_apart(statement, fresh, retries)
+            ended = Reaped(*map(sum, zip(ended, look.reaped, strict=True)))
+            if sum(look.reaped) < _REAP_MAX:
+                return look._replace(reaped=ended)
+
+    async def _look_once(
+        self,
+        statement: str,
+        fresh: Position,
+        retries: Position,
+        *,
+        rows: int = _LOOK_MAX,
+        limit: int = _REAP_MAX,
+    ) -> Look:
+        limits = self._lease_seconds, limit, self._failures_max, rows
+        [row] = await fetch(
+            self._pool, self._sql[statement], *limits, *fresh, *retries, self._delay_max_seconds
+        )
+        if self._ordered:
+            self._hints.update(row["keys"])
+        reaped = Reaped(row["leases"], row["brought_forward"])
+        return Look(reaped, row["at"], (_end(row, "fresh"), _end(row, "retry")))
+
+    async def _look_apart(self, statement: str, fresh: Position, retries: Position) -> Look:
+        """Look in ever smaller pieces, and step over the events that PostgreSQL refuses to change."""
+        one = await self._walk(statement, lambda place: (place, END), fresh)
+        other = await self._walk(statement, lambda place: (END, place), retries)
+        reaped = Reaped(*map(sum, zip(one.reaped, other.reaped, strict=True)))
+        return Look(reaped, other.at, (one.ends[0], other.ends[1]))
+
+    async def _walk(
+        self, statement: str, both: Callable[[Position], tuple[Position, Position]], begin: Position
+    ) -> Look:
+        """Walk along one index, over as many rows as a look at it."""
+        left, rows, places = _LOOK_MAX, _LOOK_MAX, both(begin)
+        ended = Reaped(0, 0)
+        while True:
+            try:
+                look = await self._look_once(statement, *places, rows=rows)
+            except RowsRefusedError as error:
+                if rows > 1:
+                    rows //= 2
+                    continue
+                look = await self._look_once(statement, *places, rows=rows, limit=0)
+                [seq] = [end[1] for end in look.ends if end] or [0]
+                self._unreaped.append(f"seq {seq}: {error}")
+            ended = Reaped(*map(sum, zip(ended, look.reaped, strict=True)))
+            if sum(look.reaped) == _REAP_MAX:
+                continue
+            left -= rows
+            rows = min(2 * rows, left)
+            end = look.ends[0] or look.ends[1]
+            if end is None or not left:
+                return look._replace(reaped=ended)
+            places = both(end)
 
     async def _claim(self, batch_max: int, *bytes_max: int) -> Claim:
         owner = self._owner()
