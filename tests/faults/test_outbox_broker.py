@@ -190,7 +190,9 @@ async def test_a_replay_is_delivered_and_not_called_published_while_the_window_s
 
 
 @pytest.mark.fault("P36")
-async def test_a_replay_into_a_stream_made_anew_arrives_at_once(site_with: SiteWith) -> None:
+async def test_events_that_a_stream_made_anew_has_lost_are_told_and_replayed_at_once(
+    site_with: SiteWith,
+) -> None:
     """Whatever its duplicate window: what has lost the events has lost the memory of them, too."""
     async with site_with(stream={"duplicate_window": 3600 * SECOND}) as site:
         async with site.worker() as worker:
@@ -200,6 +202,10 @@ async def test_a_replay_into_a_stream_made_anew_arrives_at_once(site_with: SiteW
             info = await api(site.broker, f"STREAM.INFO.{site.target.stream}")
             await api(site.broker, f"STREAM.DELETE.{site.target.stream}")
             await api(site.broker, f"STREAM.CREATE.{site.target.stream}", info["config"])
+        async with site.worker(name="after") as worker:
+            await worker.ready()
+            await worker.tells("events_lost")
+            assert (await worker.metrics())["sea_mq_outbox_events_lost"] == 1
             for event_id in ids:
                 await site.database.execute(REPLAY_BY_HAND, event_id)
             await site.published()

@@ -10,6 +10,7 @@ from typing import Any
 import nats.errors
 import pytest
 
+from sea_mq_worker.adapters.nats.connection import api
 from sea_mq_worker.bootstrap.operator.lookout import Lookout, NoIdError
 from sea_mq_worker.bootstrap.operator.whereabouts import Whereabouts, whereabouts
 from sea_mq_worker.domain.dead_letters import conflict_detail
@@ -123,8 +124,19 @@ async def test_an_event_that_the_stream_has_lost_is_told_so(site: Site) -> None:
         "UPDATE outbox_events SET stream = $1, stream_seq = $2", f"{site.world.name.upper()}_EVENTS", seq
     )
     found = await site.ask(event)
-    assert "no longer in" in found.answer[0]
-    assert found.next == (f'sea-mq-worker outbox replay {event} --reason "..."',)
+    assert f"lost it since: the stream has another message at {seq}" in found.answer[0]
+    assert found.next == (f'sea-mq-worker outbox replay {event} --reason "..."', "sea-mq-worker doctor")
+    await site.world.pool.execute("UPDATE outbox_events SET stream_seq = $1", seq + 1)
+    assert f"ends at {seq}" in (await site.ask(event)).answer[0]
+
+
+async def test_an_event_that_the_streams_limits_have_dropped_is_not_called_lost(site: Site) -> None:
+    event = await add_event(site.world.pool, "PUBLISHED")
+    seq, stream = await site.publish(event), f"{site.world.name.upper()}_EVENTS"
+    await site.world.pool.execute("UPDATE outbox_events SET stream = $1, stream_seq = $2", stream, seq)
+    await api(site.world.connection, f"STREAM.PURGE.{stream}")
+    found = await site.ask(event)
+    assert found.answer == (f"it was published, and is no longer in {stream} under sequence {seq}",)
 
 
 async def test_a_dead_event_tells_its_error_and_how_to_send_it_again(site: Site) -> None:

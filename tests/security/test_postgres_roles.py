@@ -222,7 +222,7 @@ NEEDS = {
     "producer": ("producer.",),
     "relay": (
         *("outbox.", "inbox.", "context.", "pipeline_drain.", "inspection.outbox_depth_capped", "page."),
-        *("partitions.exist", "partitions.make", "consumers.", "standings."),
+        *("partitions.exist", "partitions.make", "consumers.", "standings.", "ghosts."),
     ),
     "operator": (
         *("inspection.", "lists.", "replay.", "operations.begin", "operations.bury", "operations.redriven"),
@@ -235,7 +235,7 @@ NEEDS = {
     ),
     "reader": (
         *("depth.", "inspection.", "lists.", "doctor.", "pipeline_reconcile.", "pipeline_drain.backlog"),
-        *("leaves.leaves", "context.owner", "partitions.list"),
+        *("leaves.leaves", "context.owner", "partitions.list", "ghosts."),
     ),
 }
 

@@ -125,6 +125,10 @@ class MetricsObserver:
         if side == "outbox":
             self._number("outbox_scheduled").value = backlog.scheduled
 
+    def set_events_lost(self, lost: bool) -> None:
+        """Take whether the stream misses what rows call PUBLISHED."""
+        self._number("outbox_events_lost").value = int(lost)
+
     def set_consumer(self, consumer: str, pending: int, ack_pending: int) -> None:
         """Take a sample of what waits in the stream for a durable."""
         self._number("consumer_pending", consumer).value = pending

@@ -13,6 +13,7 @@ import asyncpg
 
 from sea_mq_worker.adapters.postgres.connection import fetch, session_settings
 from sea_mq_worker.adapters.postgres.errors import translated
+from sea_mq_worker.adapters.postgres.ghosts import Acknowledged, acknowledged
 from sea_mq_worker.adapters.postgres.opening import opening
 from sea_mq_worker.adapters.postgres.promised import TABLES, promised_functions
 from sea_mq_worker.adapters.postgres.queries import load_queries
@@ -203,6 +204,7 @@ class RowFacts:
     Attributes:
         constraints: definitions in PostgreSQL's words, by table and name.
         inbox_pruned_before: up to when inbox rows were deleted.
+        acknowledged: what rows say of the stream that is published to.
     """
 
     constraints: Mapping[tuple[str, str], str]
@@ -213,6 +215,7 @@ class RowFacts:
     inbox: Sequence[InboxWaiting]
     unseen: Sequence[UnseenFacts]
     inbox_pruned_before: datetime | None
+    acknowledged: Acknowledged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,7 +272,7 @@ async def database_facts(pool: asyncpg.Pool, *, long_seconds: float) -> Database
     )
 
 
-async def row_facts(pool: asyncpg.Pool) -> RowFacts:
+async def row_facts(pool: asyncpg.Pool, stream: str) -> RowFacts:
     """Ask how the tables are defined and what waits in them; who locks one keeps the answer back.
 
     Raises as ``database_facts``.
@@ -285,6 +288,7 @@ async def row_facts(pool: asyncpg.Pool) -> RowFacts:
         partitions=next((PartitionFacts(**row) for row in await ask("partitions")), None),
         inbox=[InboxWaiting(**row) for row in await ask("inbox")],
         unseen=[UnseenFacts(**row) for row in await ask("unseen")],
+        acknowledged=await acknowledged(pool, stream),
         inbox_pruned_before=(await ask("inbox_pruned"))[0]["before"] if audited["may"] else None,
     )
 

@@ -17,7 +17,7 @@ from sea_mq_worker.bootstrap.doctor.exposed import ExposureKind, exposure_findin
 from sea_mq_worker.bootstrap.doctor.finding import Checkup, Finding, Severity
 from sea_mq_worker.bootstrap.doctor.handler import HandlerKind, handler_findings
 from sea_mq_worker.bootstrap.doctor.kinds import Kind
-from sea_mq_worker.bootstrap.doctor.pair import clock_findings, fit_findings, pair_findings
+from sea_mq_worker.bootstrap.doctor.pair import clock_findings, fit_findings, lost_findings, pair_findings
 from sea_mq_worker.bootstrap.doctor.postgres import ask_database
 from sea_mq_worker.bootstrap.doctor.stream import stream_findings
 from sea_mq_worker.bootstrap.doctor.worker import WorkerKind, WorkerSeen, ask_worker, worker_findings
@@ -35,7 +35,7 @@ async def examine(settings: Settings) -> Checkup:
     """Look at everything once."""
     found: list[Finding] = []
     database, rows = await ask_database(settings, found)
-    seen = await _broker(settings, found)
+    seen = await _broker(settings, rows, found)
     if database:
         found += database_findings(database, settings)
     if database and rows:
@@ -93,11 +93,14 @@ def _looked(
         yield f"a worker (none answers at {s.admin_host}:{s.admin_port})", False
 
 
-async def _broker(s: Settings, found: list[Finding]) -> BrokerFacts | None:
+async def _broker(s: Settings, rows: RowFacts | None, found: list[Finding]) -> BrokerFacts | None:
     """Return the facts; what keeps them from being asked is ``found``."""
     try:
         async with broker(s) as connection:
-            return await broker_facts(connection, s, found)
+            seen = await broker_facts(connection, s, found)
+            if rows and s.stream in seen.streams:
+                found += await lost_findings(connection, rows.acknowledged, s.stream)
+            return seen
     except UnavailableError as error:
         found.append(BrokerKind.BROKER_UNREACHABLE.found("NATS", str(error)))
     except ContractError as error:

@@ -243,6 +243,12 @@ class PairKind(Kind):
         "it ends DEAD",
         "raise max_msg_size of the stream or max_payload of the server, or publish a reference",
     )
+    EVENTS_LOST = (
+        Severity.ERROR,
+        "the stream has lost events whose rows are PUBLISHED: it was made anew, set back, or failed over",
+        "nobody receives them; `pipeline reconcile` names each",
+        "let `pipeline reconcile` send them again, or prune the rows where they are not wanted",
+    )
     MESSAGE_LOST = (
         Severity.WARNING,
         "a message without an effect is no longer in its stream",

@@ -1,16 +1,20 @@
 """What does not fit together, although each system by itself is well."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 
 from sea_mq_worker.adapters.nats.checkup import StreamSeen
+from sea_mq_worker.adapters.nats.connection import NatsConnection
+from sea_mq_worker.adapters.nats.ghosts import RECONCILE, lost_since
 from sea_mq_worker.adapters.postgres.checkup import DatabaseFacts, RowFacts
+from sea_mq_worker.adapters.postgres.ghosts import Acknowledged
 from sea_mq_worker.bootstrap.doctor.backlog import retries_seconds
 from sea_mq_worker.bootstrap.doctor.broker import BrokerFacts, stream_label
 from sea_mq_worker.bootstrap.doctor.broker_kinds import PairKind
 from sea_mq_worker.bootstrap.doctor.database import CLOCK_SECONDS
 from sea_mq_worker.bootstrap.doctor.finding import Finding
 from sea_mq_worker.bootstrap.doctor.kinds import APPLY
+from sea_mq_worker.domain.errors import ContractError
 from sea_mq_worker.settings import Settings
 
 _DAY_SECONDS = 86_400.0
@@ -46,6 +50,15 @@ def pair_findings(rows: RowFacts, broker: BrokerFacts, s: Settings) -> Iterator[
             )
     yield from _lost(rows, broker)
     yield from _pruned(rows, broker, s)
+
+
+async def lost_findings(connection: NatsConnection, rows: Acknowledged, stream: str) -> Sequence[Finding]:
+    """Ask whether the stream still has what rows call PUBLISHED; who may not read it cannot know."""
+    try:
+        why = await lost_since(connection, stream, greatest=rows.greatest, shared=rows.shared, some=rows.some)
+    except ContractError:
+        return ()
+    return [PairKind.EVENTS_LOST.found(stream_label(stream), why, command=RECONCILE)] if why else ()
 
 
 def _window(stream: StreamSeen, s: Settings) -> Iterator[Finding]:

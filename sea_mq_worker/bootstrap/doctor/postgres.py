@@ -72,7 +72,7 @@ async def _rows(s: Settings, pool: asyncpg.Pool, found: list[Finding]) -> RowFac
     """Half a statement's time is what the worker waits for a lock."""
     rows = None
     try:
-        rows = await row_facts(pool)
+        rows = await row_facts(pool, s.stream)
         locks = await table_locks(pool, longer_than_seconds=s.database_timeout_seconds / 2)
     except UnavailableError:
         locks = await table_locks(pool, longer_than_seconds=_OF_ANY_AGE)

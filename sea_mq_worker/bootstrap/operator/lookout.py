@@ -11,6 +11,7 @@ from uuid import UUID
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection
 from sea_mq_worker.adapters.nats.dead_letters import DeadLetterEntry, LetterFilter, NatsDeadLetters
+from sea_mq_worker.adapters.nats.ghosts import lost_since
 from sea_mq_worker.adapters.nats.search import find_messages
 from sea_mq_worker.adapters.nats.traces import Trace, readers, trace
 from sea_mq_worker.adapters.postgres.inspection import PostgresInspection
@@ -25,6 +26,7 @@ from sea_mq_worker.adapters.postgres.records import (
 from sea_mq_worker.bootstrap.operator.broker import broker
 from sea_mq_worker.bootstrap.operator.tables import operations
 from sea_mq_worker.domain.errors import ContractError, WorkerError
+from sea_mq_worker.domain.events import EventState
 from sea_mq_worker.domain.outcomes import Stored
 from sea_mq_worker.domain.searches import Wanted
 from sea_mq_worker.settings import Settings
@@ -77,6 +79,7 @@ class Found:
         letters: what the dead-letter stream has.
         conflicts: other contents that came under this id, and were dead-lettered.
         discarded: what the audit keeps of an event that an operator gave up.
+        lost: what tells that the stream acknowledged the event and lost it, where something does.
         unseen: where it could not be looked, and why.
     """
 
@@ -89,6 +92,7 @@ class Found:
     conflicts: tuple[Conflicting, ...]
     unseen: tuple[str, ...]
     discarded: Discarded | None = None
+    lost: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +140,7 @@ class Lookout:
         message = await self.tables.show_inbox(wanted)
         unseen: list[str] = []
         traces, letters = await self._at_broker(str(wanted), event, message, since, unseen)
+        lost = await self._lost(event, traces, unseen)
         earlier: Sequence[EarlierEvent] = ()
         if event:
             earlier = await self.tables.earlier_of_key(event, limit=_EARLIER_MAX, dead_hold=self.dead_hold)
@@ -150,6 +155,7 @@ class Lookout:
             conflicts=await self._conflicts(wanted, unseen) if message else (),
             discarded=discarded,
             unseen=tuple(sorted(set(unseen))),
+            lost=lost,
         )
 
     async def _discarded(self, wanted: UUID, unseen: list[str]) -> Discarded | None:
@@ -159,6 +165,20 @@ class Lookout:
         except ContractError as error:
             unseen.append(f"the audit: {error}")
             return None
+
+    async def _lost(self, event: OutboxSummary | None, traces: Sequence[Trace], unseen: list[str]) -> str:
+        """Tell an event that its stream has lost from one that its limits have dropped."""
+        if self.connection is None or event is None or event.state != EventState.PUBLISHED:
+            return ""
+        stream, seq = event.stream or "", event.stream_seq or 0
+        if not seq or any((trace.stream, trace.seq) == (stream, seq) for trace in traces):
+            return ""
+        asked = lost_since(self.connection, stream, greatest=seq, shared=0, some=[(str(event.id), seq)])
+        try:
+            return await asked
+        except WorkerError as error:
+            unseen.append(f"stream {stream}: {error}")
+            return ""
 
     async def _conflicts(self, wanted: UUID, unseen: list[str]) -> tuple[Conflicting, ...]:
         found = []

@@ -125,14 +125,20 @@ def _event(
         case EventState.DEAD:
             return _dead(event)
         case EventState.PUBLISHED:
-            place = f"{event.stream} under sequence {event.stream_seq}"
-            if any((trace.stream, trace.seq) == (event.stream, event.stream_seq) for trace in found.traces):
-                return [f"it is published, and in {place}"], []
-            if found.unseen:
-                return [f"it is published: {place} was acknowledged"], []
-            return [f"it was published, and is no longer in {place}"], [
-                f"{_PROGRAM} outbox replay {event.id} {_WHY}"
-            ]
+            return _published(event, found)
+
+
+def _published(event: OutboxSummary, found: Found) -> tuple[list[str], list[str]]:
+    place = f"{event.stream} under sequence {event.stream_seq}"
+    if any((trace.stream, trace.seq) == (event.stream, event.stream_seq) for trace in found.traces):
+        return [f"it is published, and in {place}"], []
+    again = f"{_PROGRAM} outbox replay {event.id} {_WHY}"
+    if found.lost:
+        said = f"it was published, and the stream has lost it since: {found.lost}"
+        return [said], [again, f"{_PROGRAM} doctor"]
+    if found.unseen:
+        return [f"it is published: {place} was acknowledged"], []
+    return [f"it was published, and is no longer in {place}"], [again]
 
 
 def _dead(event: OutboxSummary) -> tuple[list[str], list[str]]:

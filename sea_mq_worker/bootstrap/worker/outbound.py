@@ -21,6 +21,7 @@ from sea_mq_worker.application.upkeep import PartitionMaker, Periodic, Reaper
 from sea_mq_worker.bootstrap.connections.postgres import open_pool
 from sea_mq_worker.bootstrap.connections.waiting import wait_for
 from sea_mq_worker.bootstrap.worker.base import Base
+from sea_mq_worker.bootstrap.worker.ghosts import ghost_watch
 from sea_mq_worker.bootstrap.worker.telemetry import traced_publisher
 from sea_mq_worker.domain.facts import Noticed
 from sea_mq_worker.domain.retry import RetryPolicy
@@ -70,6 +71,7 @@ async def outbound_loops(base: Base) -> dict[str, Loop]:
         "outbox ordered": lane(ordered).run,
         "reaper": reaping.run,
         "partitions": making.run,
+        "stream": ghost_watch(base, pool, connection, store_gate),
     }
 
 

@@ -5,6 +5,7 @@ from urllib.parse import urlsplit
 
 from sea_mq_worker.adapters.http.admin.server import AdminServer
 from sea_mq_worker.adapters.postgres.operations import PostgresOperations
+from sea_mq_worker.adapters.postgres.records import OutboxFilter
 from sea_mq_worker.bootstrap.doctor import Finding, examine
 from tests.integration.doctor_cases.registry import (
     CASES,
@@ -21,6 +22,7 @@ from tests.support.other_clock import nats_clock
 from tests.support.rows import add_event, add_message
 from tests.support.waiting import eventually
 
+PUBLISHED = "SELECT bool_and(state = 'PUBLISHED') FROM outbox_events"
 PROCESSED = "SELECT bool_and(processed_at IS NOT NULL) FROM inbox_messages"
 
 # --- the handler
@@ -125,6 +127,21 @@ async def broker_clock(p: Patient) -> Mend:
 async def event_too_large(p: Patient) -> Mend:
     await add_event(p.pool, payload='{{"text": "{}"}}'.format("x" * 2000))
     return await p.define("SEA_EVENTS", max_msg_size=1000)
+
+
+@provokes_in_tables
+async def events_lost(p: Patient) -> Mend:
+    """The stream was set back behind what it had acknowledged."""
+    await add_event(p.pool, "PUBLISHED")
+    await p.sql("UPDATE outbox_events SET stream = $1, stream_seq = 52221", p.settings().stream)
+
+    async def send_again(_finding: Finding) -> None:
+        replays = PostgresOperations(pool=p.pool)
+        await replays.replay(OutboxFilter(), actor="ann", reason="lost", cap=1, dry_run=False)
+        async with p.worker():
+            await eventually(lambda: p.pool.fetchval(PUBLISHED), what="the event is published again")
+
+    return send_again
 
 
 @provokes_in_tables

@@ -105,6 +105,10 @@ NOTICES = tuple(
             "The worker may not make partitions ahead: run `sql/roles.sql` again.",
         ),
         (
+            "events_lost",
+            "The stream has lost events that rows call PUBLISHED: `pipeline reconcile --requeue`.",
+        ),
+        (
             "search_unfinished",
             "Events wait for a search of the stream for their earlier copies; the text tells what helps.",
         ),

@@ -111,6 +111,13 @@ METRICS = (
         "Above 0 an operator has to decide: replay or leave them.",
     ),
     Metric(
+        "sea_mq_outbox_events_lost",
+        "gauge",
+        "{stream}",
+        "1 while a look at rows and stream tells that the stream has lost events whose rows are PUBLISHED.",
+        "The stream was made anew or set back: `pipeline reconcile --requeue` sends them again.",
+    ),
+    Metric(
         "sea_mq_inbox_processed_total",
         "counter",
         "{message}",

@@ -1,0 +1,39 @@
+"""Looks now and then whether the stream still has what rows call PUBLISHED, and tells where it cannot."""
+
+import asyncpg
+
+from sea_mq_worker.adapters.nats.connection import NatsConnection
+from sea_mq_worker.adapters.nats.ghosts import RECONCILE, lost_since
+from sea_mq_worker.adapters.postgres.ghosts import acknowledged
+from sea_mq_worker.application.gate import Gate
+from sea_mq_worker.application.supervisor import Loop
+from sea_mq_worker.application.upkeep import Periodic
+from sea_mq_worker.bootstrap.worker.base import Base
+from sea_mq_worker.domain.errors import BrokerUnavailableError, ContractError
+from sea_mq_worker.domain.facts import Noticed
+
+LOOK_SECONDS = 30.0
+
+
+def ghost_watch(base: Base, pool: asyncpg.Pool, connection: NatsConnection, store_gate: Gate) -> Loop:
+    """Compare rows with the stream at the start and then regularly."""
+    told = ""
+
+    async def look() -> None:
+        nonlocal told
+        stream = base.settings.stream
+        rows = await acknowledged(pool, stream)
+        try:
+            why = await lost_since(
+                connection, stream, greatest=rows.greatest, shared=rows.shared, some=rows.some
+            )
+        except (BrokerUnavailableError, ContractError):
+            return  # whoever publishes tells that
+        base.metrics.set_events_lost(bool(why))
+        if why and not told:
+            said = f"stream {stream} has lost events whose rows are PUBLISHED: {why}"
+            text = f"{said}; send them again: `{RECONCILE}`"
+            base.observer.observe(Noticed(event="events_lost", text=text))
+        told = why
+
+    return Periodic(work=look, store_gate=store_gate, seconds=LOOK_SECONDS).run

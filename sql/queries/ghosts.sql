@@ -1,0 +1,29 @@
+-- Whether published events are where their rows say, by a bounded look.
+
+-- name: acknowledged
+-- What rows that are PUBLISHED say of a stream: the greatest sequence, how many of them share theirs with another row,
+-- and some of them, as id and sequence, by chance. It reads the last pages of the table, where the latest rows are unless
+-- older ones have made room, and as many others by chance: all of a small table, some thousand rows of a large one.
+-- Index: none.
+-- $1 stream, $2 pages, $3 how many rows to name.
+WITH size AS MATERIALIZED (
+    SELECT pg_catalog.pg_relation_size('outbox_events'::regclass) / current_setting('block_size')::bigint AS own,
+           (SELECT sum(pg_catalog.pg_relation_size(t.relid))::bigint
+              FROM pg_catalog.pg_partition_tree('outbox_events'::regclass) t WHERE t.isleaf)
+           / current_setting('block_size')::bigint AS leaves
+), looked AS MATERIALIZED (
+    SELECT o.id, o.stream_seq
+      FROM outbox_events o TABLESAMPLE SYSTEM (
+               least(100::float8, 100::float8 * $2::bigint::float8
+                   / greatest(1::bigint, (SELECT own FROM size), (SELECT leaves FROM size))::float8))
+     WHERE o.state = 'PUBLISHED' AND o.stream = $1::text
+     UNION
+    SELECT o.id, o.stream_seq
+      FROM outbox_events o
+     WHERE (SELECT own FROM size) > $2::bigint
+       AND o.ctid >= ('(' || greatest(0::bigint, (SELECT own FROM size) - $2::bigint)::text || ',0)')::tid
+       AND o.state = 'PUBLISHED' AND o.stream = $1::text
+)
+SELECT (SELECT max(stream_seq) FROM looked) AS greatest,
+       (SELECT count(*) - count(DISTINCT stream_seq) FROM looked) AS shared,
+       ARRAY(SELECT l.id::text || ' ' || l.stream_seq::text FROM looked l ORDER BY random() LIMIT $3::bigint) AS some;
