@@ -18,7 +18,7 @@ CREATE TABLE sea_mq_consumers (
     handler TEXT,
     subjects TEXT[] NOT NULL,
     seen_at TIMESTAMPTZ NOT NULL DEFAULT clock_timestamp(),
-    PRIMARY KEY (stream, durable, handler)
+    CONSTRAINT sea_mq_consumers_pkey PRIMARY KEY (stream, durable, handler)
 );
 
 COMMENT ON TABLE sea_mq_consumers IS 'Durables and the handlers that workers consume them for, with when such a worker last said so.';
@@ -35,7 +35,7 @@ CREATE TABLE sea_mq_standings (
     unseen_first_seq BIGINT,
     unseen_last_seq BIGINT,
     unseen_at TIMESTAMPTZ,
-    PRIMARY KEY (stream, durable)
+    CONSTRAINT sea_mq_standings_pkey PRIMARY KEY (stream, durable)
 );
 
 COMMENT ON TABLE sea_mq_standings IS 'The last look at each durable, and what left its stream before it was delivered.';
