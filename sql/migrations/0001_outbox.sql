@@ -195,9 +195,12 @@ CREATE TRIGGER outbox_keep_open_all BEFORE TRUNCATE ON outbox_events FOR EACH ST
 -- on watch: it then holds the advisory lock exclusively. A producer that got the lock shared, and so stays
 -- silent, has committed before a relay can take it, and is seen by the claim that the relay makes afterwards.
 -- The channel is named by a hash, because a channel's name may be shorter than a schema's.
+-- A transaction that is to be prepared must not notify: SET LOCAL sea_mq.notify = off keeps this silent, and the lock
+-- free, and a relay finds the events when it polls.
 CREATE FUNCTION outbox_notify() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    IF NOT pg_try_advisory_xact_lock_shared(7177, hashtext(TG_TABLE_SCHEMA)) THEN
+    IF current_setting('sea_mq.notify', true) IS DISTINCT FROM 'off'
+       AND NOT pg_try_advisory_xact_lock_shared(7177, hashtext(TG_TABLE_SCHEMA)) THEN
         PERFORM pg_notify('outbox_events.' || hashtext(TG_TABLE_SCHEMA), '');
     END IF;
     RETURN NULL;

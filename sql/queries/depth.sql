@@ -3,6 +3,7 @@
 -- so that a context needs no parameter.
 -- count and oldest_at are the queries' own answer. It includes what no worker has anything to do with now: what is
 -- dead, and events that are scheduled, which means not due yet and not failed since they were written or replayed.
+-- What nobody put off is waiting, also where the clock was set back since it was written.
 -- These would keep an alert on age ringing, so that waiting and waiting_seconds tell the backlog without them:
 -- count = waiting + scheduled + dead.
 
@@ -18,6 +19,9 @@ WITH counted AS MATERIALIZED (
              WHERE is_open AND ordering_key IS NULL AND publish_error IS NULL AND available_at > now())
            + (SELECT count(*) FROM outbox_events
                WHERE is_open AND ordering_key IS NOT NULL AND publish_error IS NULL AND available_at > now())
+           - (SELECT count(*) FROM outbox_events
+             WHERE published_at IS NULL AND occurred_at > now() AND is_open AND publish_error IS NULL
+               AND available_at > now() AND created_at > now() AND available_at <= created_at + interval '1 minute')
            AS scheduled
 ), since AS (
     (SELECT available_at AS at FROM outbox_events

@@ -160,7 +160,7 @@ SELECT needed.relation, needed.privilege,
  ORDER BY needed.relation, needed.privilege;
 
 -- name: outbox
--- Since when the oldest open event is due, how many are DEAD (up to 10000), the largest of the 1000 oldest open ones,
+-- Since when the oldest open event is due, how many are DEAD (up to 10000) and of a time to come (likewise), the largest of the 1000 oldest open ones,
 -- and how old the oldest published one in the first 100 pages is, of each partition where there are some.
 -- Indexes: idx_outbox_due, idx_outbox_retry, both again for keys, idx_outbox_dead, idx_outbox_unpublished.
 WITH due AS MATERIALIZED (
@@ -180,6 +180,9 @@ SELECT GREATEST(0, (SELECT extract(epoch FROM clock_timestamp() - min(available_
        (SELECT count(*) FROM (SELECT FROM outbox_events
                                WHERE NOT is_open AND published_at IS NULL
                                ORDER BY ordering_key, seq LIMIT 10000) x) AS dead,
+       (SELECT count(*) FROM (SELECT FROM outbox_events
+                               WHERE published_at IS NULL AND occurred_at > now() + interval '2 minutes' AND is_open
+                               ORDER BY occurred_at LIMIT 10000) x) AS ahead,
        (SELECT coalesce(max(octet_length(x.payload::text)), 0)
           FROM (SELECT payload FROM outbox_events WHERE published_at IS NULL AND is_open
                  ORDER BY occurred_at LIMIT 1000) x) AS largest_bytes,

@@ -25,6 +25,10 @@ WITH counted AS MATERIALIZED (
                  WHERE is_open AND ordering_key IS NOT NULL AND publish_error IS NULL AND available_at > now()
                  LIMIT $1::int) x) AS scheduled,
            (SELECT count(*) FROM (SELECT FROM outbox_events
+             WHERE published_at IS NULL AND occurred_at > now() AND is_open AND publish_error IS NULL
+               AND available_at > now() AND created_at > now() AND available_at <= created_at + interval '1 minute'
+             LIMIT $1::int) x) AS ahead,
+           (SELECT count(*) FROM (SELECT FROM outbox_events
                                    WHERE NOT is_open AND published_at IS NULL LIMIT $1::int) x) AS dead
 ), since AS (
     (SELECT available_at AS at FROM outbox_events
@@ -48,7 +52,7 @@ SELECT LEAST(waiting + scheduled + dead, $1::int) AS count,
        waiting,
        (SELECT extract(epoch FROM clock_timestamp() - min(at))::float8 FROM since) AS waiting_seconds,
        scheduled, dead
-  FROM counted;
+  FROM (SELECT waiting + ahead AS waiting, GREATEST(scheduled - ahead, 0) AS scheduled, dead FROM counted) counted;
 
 -- name: inbox_depth_capped
 -- QRY-051 for a gauge, in the same way.

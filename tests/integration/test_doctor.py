@@ -1,5 +1,6 @@
 """Doctor finds nothing where all is well, and whatever is wrong; each finding is provoked for real."""
 
+import contextlib
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -110,13 +111,35 @@ async def sound(
 ) -> AsyncIterator[Patient]:
     """A system on a server whose commits are durable."""
     async with patient(Database(durable.dsn, "postgres"), nats_url, names, tmp_path) as made:
-        made.known = frozenset({"sync_unknown"})
+        made.known = frozenset({"sync_unknown", "two_phase_commit"})
         yield made
 
 
 async def test_a_healthy_system_has_no_finding_but_what_cannot_be_known(sound: Patient) -> None:
     found = (await examine(sound.settings())).findings
-    assert [(finding.slug, finding.severity) for finding in found] == [("sync_unknown", Severity.INFO)]
+    assert {(finding.slug, finding.severity) for finding in found} == {
+        ("sync_unknown", Severity.INFO),
+        ("two_phase_commit", Severity.INFO),
+    }
+
+
+async def test_a_producer_prepares_its_transaction_as_doctor_advises(sound: Patient) -> None:
+    """While a worker is on watch, which is who holds the lock."""
+    insert = (
+        "INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload)"
+        " VALUES (gen_random_uuid(), 'order', 'o', 'order.created', '{}')"
+    )
+    async with sound.pool.acquire() as watch, sound.pool.acquire() as producer:
+        await watch.execute("SELECT pg_advisory_lock(7177, hashtext(current_schema()))")
+        for switch, is_refused in (("", True), ("SET LOCAL sea_mq.notify = off;", False), ("", True)):
+            await producer.execute(f"BEGIN; {switch} {insert}")
+            refused = pytest.raises(asyncpg.FeatureNotSupportedError, match="NOTIFY")
+            with refused if is_refused else contextlib.nullcontext():
+                await producer.execute("PREPARE TRANSACTION 'two phases'")
+            await producer.execute("ROLLBACK" if is_refused else "COMMIT PREPARED 'two phases'")
+        await watch.execute("SELECT pg_advisory_unlock_all()")
+    assert await sound.pool.fetchval("SELECT count(*) FROM outbox_events") == 1
+    await sound.sql("SET session_replication_role = replica; DELETE FROM outbox_events")
 
 
 @pytest.mark.parametrize(

@@ -93,6 +93,21 @@ async def test_an_event_that_is_not_due_yet_is_scheduled_and_does_not_wait(
     assert await depths() == [(5, 2, 5, 3), (2, 2, 5, 2)]
 
 
+async def test_an_event_that_only_a_clock_set_back_keeps_waiting_is_not_scheduled(
+    operations: PostgresOperations, pool: asyncpg.Pool, add: Add
+) -> None:
+    await add(available_at=datetime.now(UTC) + timedelta(minutes=10))
+    await add()
+    async with pool.acquire() as connection, connection.transaction():
+        await connection.execute("SET LOCAL session_replication_role = replica")
+        later = ", ".join(
+            f"{name} = {name} + '1 hour'" for name in ("occurred_at", "created_at", "available_at")
+        )
+        await connection.execute(f"UPDATE outbox_events SET {later}")
+    for depth in (await operations.outbox_depth(), await operations.outbox_depth_capped(limit=9)):
+        assert (depth.count, depth.waiting, depth.scheduled) == (2, 1, 1)
+
+
 @pytest.mark.parametrize("key", [None, "k"])
 async def test_an_event_that_has_failed_waits_since_it_was_first_tried(
     operations: PostgresOperations, pool: asyncpg.Pool, add: Add, key: str | None

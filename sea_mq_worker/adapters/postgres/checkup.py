@@ -21,7 +21,7 @@ from sea_mq_worker.domain.likeness import MARKED, NUMBERS
 
 _SETTINGS = (
     *("fsync", "synchronous_commit", "session_replication_role", "autovacuum", "track_counts"),
-    "synchronous_standby_names",
+    *("synchronous_standby_names", "max_prepared_transactions"),
     *("max_connections", "superuser_reserved_connections", "reserved_connections"),
     *("transaction_timeout", "idle_session_timeout"),
     "server_version",
@@ -142,6 +142,7 @@ class OutboxFacts:
 
     due_seconds: float
     dead: int
+    ahead: int
     largest_bytes: int
     published_seconds: float
 

@@ -70,6 +70,10 @@ def _outbox(outbox: OutboxFacts, connections: Connections, s: Settings) -> Itera
         yield DatabaseKind.OUTBOX_UNATTENDED.found("outbox", due, command="sea-mq-worker run")
     elif outbox.due_seconds > long_seconds(s):
         yield DatabaseKind.OUTBOX_BEHIND.found("outbox", due)
+    if outbox.ahead:
+        yield DatabaseKind.OUTBOX_AHEAD.found(
+            "outbox", f"events that occurred in a time to come: {outbox.ahead}", command="sea-mq-worker run"
+        )
     if outbox.dead:
         command = "sea-mq-worker outbox list --state DEAD"
         held = "; what comes after them in their keys waits" if s.outbox_dead_key == "hold" else ""

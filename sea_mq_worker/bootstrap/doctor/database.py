@@ -118,6 +118,11 @@ def _server(facts: DatabaseFacts, s: Settings) -> Iterator[Finding]:
     ):
         if facts.settings[name].setting == wrong:
             yield _setting(kind, facts, name, right)
+    if int(facts.settings["max_prepared_transactions"].setting):
+        yield DatabaseKind.TWO_PHASE_COMMIT.found(
+            "PostgreSQL's settings",
+            f"max_prepared_transactions is {facts.settings['max_prepared_transactions'].setting}",
+        )
     if waits_for_nobody(facts):
         yield _setting(DatabaseKind.STANDBY_MISSING, facts, "synchronous_standby_names", "''")
     for name, least in (

@@ -102,6 +102,12 @@ class DatabaseKind(Kind):
         "no rule of the lifecycle is enforced, and no insert wakes the worker",
         "set it back to origin",
     )
+    TWO_PHASE_COMMIT = (
+        Severity.INFO,
+        "transactions may be prepared here: max_prepared_transactions is above 0",
+        "while a worker listens, PREPARE TRANSACTION fails after an insert into the outbox: it has notified",
+        "have producers that prepare their transactions run SET LOCAL sea_mq.notify = off before they insert",
+    )
     SESSION_TIMEOUTS = (
         Severity.WARNING,
         "the role's time-outs end sessions or transactions that the worker needs",
@@ -211,6 +217,12 @@ class DatabaseKind(Kind):
         "an event has been due for more than five leases, although a worker is connected",
         "events come late",
         "look at the worker's /readyz for what it waits for",
+    )
+    OUTBOX_AHEAD = (
+        Severity.WARNING,
+        "open events are of a time to come: PostgreSQL's clock was set back since they were written",
+        "ages and times mislead; a worker sends them within 20 s, without one they count as waiting",
+        "run a worker, and see that the server's clock follows a time server",
     )
     OUTBOX_FAILING = (
         Severity.WARNING,

@@ -179,6 +179,20 @@ async def outbox_unattended(p: Patient) -> Mend:
 
 
 @provokes_in_tables
+async def outbox_ahead(p: Patient) -> Mend:
+    """As written under a clock that was an hour ahead; no worker waits that long."""
+    event = await add_event(p.pool)
+    later = "created_at + interval '1 hour'"
+    await p.sql(
+        "SET session_replication_role = replica;"
+        f"UPDATE outbox_events SET created_at = {later}, occurred_at = {later}, available_at = {later}"
+        f" WHERE id = '{event}';"
+        "RESET session_replication_role"
+    )
+    return by_a_worker(p, until=PUBLISHED, what="the event is published")
+
+
+@provokes_in_tables
 async def outbox_behind(p: Patient) -> Mend:
     await add_event(p.pool, occurred_at=LONG_AGO, available_at=LONG_AGO, ordering_key="k")
     for purpose in ("outbox", "outbox", "outbox", "upkeep"):
