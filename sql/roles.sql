@@ -89,6 +89,8 @@ END $$;
 
 -- The audit grows and is counted up; nobody but the owner rewrites who did what, or deletes it.
 GRANT SELECT ON operator_actions TO :"operator", :"janitor", :"reader";
+-- The worker sees what was resumed, and neither who did it nor why.
+GRANT SELECT (id, at, action, selection) ON operator_actions TO :"relay";
 GRANT INSERT (actor, action, reason, selection, affected, outcome), UPDATE (affected, selection, outcome)
    ON operator_actions TO :"operator", :"janitor";
 

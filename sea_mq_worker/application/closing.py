@@ -11,15 +11,16 @@ from dataclasses import dataclass, field
 from typing import TypeAlias, assert_never
 
 from sea_mq_worker.application.gate import Gate
+from sea_mq_worker.application.given_back import GivenBackMessages
 from sea_mq_worker.application.pacing import AT_ONCE_SECONDS, StoppedError
 from sea_mq_worker.application.patience import patiently
 from sea_mq_worker.application.piecewise import Piecewise, tell_refused
 from sea_mq_worker.application.reception import InHand, Reception
-from sea_mq_worker.domain.facts import LeasesLost, MessageProcessed, MessageRetried
-from sea_mq_worker.domain.outcomes import DeadLettered, Ending, LeaseLost, Processed, Retried
+from sea_mq_worker.domain.facts import LeasesLost, MessageGivenBack, MessageProcessed, MessageRetried
+from sea_mq_worker.domain.outcomes import DeadLettered, Ending, GivenBack, LeaseLost, Processed, Retried
 from sea_mq_worker.domain.receipts import Busy, Conflict, Done, FailedHandling, Run, Unwritable
 from sea_mq_worker.ports.inbox import InboxRepository
-from sea_mq_worker.ports.jetstream import JetStreamConsumer
+from sea_mq_worker.ports.jetstream import JetStreamConsumer, Settler
 from sea_mq_worker.ports.observer import Observer
 
 
@@ -28,7 +29,7 @@ class Known:
     """The inbox has its ending already, whoever wrote it: acknowledge."""
 
 
-_Told: TypeAlias = Processed | Retried | DeadLettered | Known
+_Told: TypeAlias = Processed | Retried | GivenBack | DeadLettered | Known
 _Closed: TypeAlias = tuple[InHand, Run, Ending]
 _Settled: TypeAlias = tuple[InHand, Run, _Told]
 
@@ -46,6 +47,7 @@ class Closing:
     observer: Observer
     store_gate: Gate
     clock: Callable[[], float]
+    given_back: GivenBackMessages
     _waiting: list[_Closed] = field(default_factory=list)
     _enough: Callable[[], int] = lambda: 1
     _due: asyncio.Event = field(default_factory=asyncio.Event)
@@ -100,7 +102,7 @@ class Closing:
             again, others = await self._record_again(lost, stop)
         except StoppedError:
             for item, _, _ in batch:
-                await self.consumer.nak(item.message, delay_seconds=AT_ONCE_SECONDS)
+                await self._settler(item).nak(item.message, delay_seconds=AT_ONCE_SECONDS)
             return
         for item, run, ending in [*recorded, *again]:
             await self._acknowledge(item, run, ending)
@@ -152,9 +154,9 @@ class Closing:
         """Write endings; return the message ids whose lease still held, and those that the inbox refuses."""
         processed = [run.lease for _, run, ending in batch if isinstance(ending, Processed)]
         failed = [
-            FailedHandling(lease=run.lease, error=ending.error, counted=ending.counted)
+            FailedHandling(lease=run.lease, error=ending.error, counted=isinstance(ending, Retried))
             for _, run, ending in batch
-            if isinstance(ending, Retried)
+            if isinstance(ending, Retried | GivenBack)
         ]
         kept = {run.lease.message_id for _, run, ending in batch if isinstance(ending, DeadLettered)}
         done = Piecewise(processed, self.inbox.mark_processed)
@@ -168,22 +170,35 @@ class Closing:
             tell_refused(self.observer, f"message {message_id}", error)
         return frozenset(kept), frozenset(message_id for message_id, _ in refused)
 
+    def _settler(self, item: InHand) -> Settler:
+        return item.settler or self.consumer
+
     async def _acknowledge(self, item: InHand, run: Run, ending: _Told) -> None:
+        message_id, settler = run.lease.message_id, self._settler(item)
         match ending:
             case Processed(status):
-                await self.consumer.ack(item.message)
+                await settler.ack(item.message)
                 self._report_processed(item, run, status)
             case DeadLettered() | Known():
-                await self.consumer.ack(item.message)
-            case Retried(error, delay_seconds):
-                await self.consumer.nak(item.message, delay_seconds=delay_seconds)
+                await settler.ack(item.message)
+            case GivenBack(error, delay):
+                await settler.nak(item.message, delay_seconds=delay)
+                self.given_back.add(item.message, ending, item.settler)
+                fact = MessageGivenBack(
+                    message_id=message_id, consumer=self.consumer.name, error=error, delay_seconds=delay
+                )
+                self.observer.observe(fact)
+            case Retried(error, delay):
+                await settler.nak(item.message, delay_seconds=delay)
+                if not item.message.reply:
+                    self.given_back.add(item.message, GivenBack(error, delay, least_seconds=delay))
                 self.observer.observe(
                     MessageRetried(
-                        message_id=run.lease.message_id,
+                        message_id=message_id,
                         consumer=self.consumer.name,
                         error=error,
                         attempts=run.attempts,
-                        delay_seconds=delay_seconds,
+                        delay_seconds=delay,
                     )
                 )
             case _:
@@ -205,10 +220,10 @@ def _anew(ending: Ending, lost: Run, now: Run) -> Ending:
     """Return the ending for a new lease, which has counted an attempt, unless the row had lost that."""
     match ending:
         case LeaseLost():
-            return Retried("its lease was lost, and nobody else had it", AT_ONCE_SECONDS, counted=False)
-        case Retried(error, delay_seconds, counted):
-            return Retried(error, delay_seconds, counted=counted and now.attempts <= lost.attempts)
-        case Processed() | DeadLettered():
+            return GivenBack("its lease was lost, and nobody else had it", AT_ONCE_SECONDS)
+        case Retried(error, delay_seconds) if now.attempts > lost.attempts:
+            return GivenBack(error, delay_seconds)
+        case Processed() | DeadLettered() | Retried() | GivenBack():
             return ending
         case _:
             assert_never(ending)

@@ -2,11 +2,12 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeAlias, assert_never
 
 from sea_mq_worker.application.burial import Burial
-from sea_mq_worker.application.gate import Gate, Passage
+from sea_mq_worker.application.gate import Passage
+from sea_mq_worker.application.health import HandlerHealth
 from sea_mq_worker.application.pacing import AT_ONCE_SECONDS, StoppedError, unless_stopped
 from sea_mq_worker.application.reception import InHand
 from sea_mq_worker.domain.dead_letters import Reason
@@ -15,7 +16,7 @@ from sea_mq_worker.domain.messages import DeadLetter, HandlerRequest
 from sea_mq_worker.domain.outcomes import (
     Accepted,
     Ending,
-    HandlerResult,
+    GivenBack,
     LeaseLost,
     NotDelivered,
     Poison,
@@ -28,47 +29,6 @@ from sea_mq_worker.domain.retry import Backoff
 from sea_mq_worker.ports.handler import EventHandler
 
 Holds: TypeAlias = Callable[[], Awaitable[bool]]
-
-
-@dataclass(slots=True, kw_only=True)
-class HandlerHealth:
-    """Tells a sick handler from sick messages.
-
-    When ``run_max`` different messages in a row got no effect, it is the handler or its deployment that
-    is wrong, and burying them would bury good ones: the gate closes. While it is closed no attempt counts;
-    one message after the other probes, and the first effect opens it.
-    """
-
-    gate: Gate
-    run_max: int
-    _failing: set[str] = field(default_factory=set)
-
-    def believes(self, message_id: str, result: HandlerResult) -> bool:
-        """Note a result; tell whether it is the message's, or it must wait at the gate and ask again."""
-        match result:
-            case Accepted():
-                self._failing.clear()
-                self.gate.resume()
-                return True
-            case NotDelivered(error):
-                self.gate.pause(error)
-                return False
-            case Retry() | Poison():
-                self._failing.add(message_id)
-                if self.gate.is_open and len(self._failing) < self.run_max:
-                    return True
-                self.gate.pause(_sickness(result))
-                return False
-            case _:
-                assert_never(result)
-
-
-def _sickness(result: Retry | Poison) -> str:
-    match result:
-        case Retry(error):
-            return f"the handler fails message after message: {error}"
-        case Poison(detail):
-            return f"the handler rejects message after message: {detail}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,47 +62,72 @@ class Handle:
                 case Invalid(_, reason, detail):
                     return await self._bury(item, run, reason, detail, stop)
                 case Valid(_, request):
-                    return await self._conclude(item, run, await self._ask(request, stop, holds), stop)
+                    return await self._ask(item, run, request, stop, holds)
         except StoppedError as error:
             waited_for = str(error) or self.health.gate.reason
-            return Retried(
-                f"the worker stopped while it waited: {waited_for}", AT_ONCE_SECONDS, counted=False
-            )
+            return GivenBack(f"the worker stopped while it waited: {waited_for}", AT_ONCE_SECONDS)
 
     async def _ask(
-        self, request: HandlerRequest, stop: asyncio.Event, holds: Holds
-    ) -> HandlerResult | LeaseLost:
+        self, item: InHand, run: Run, request: HandlerRequest, stop: asyncio.Event, holds: Holds
+    ) -> Ending:
+        wait = self.health.take_call(request.event_type, repeated=item.message.deliveries > 1)
+        if wait is None:
+            return self._in_turn(item, request, self.health.error(request.event_type))
+        if wait:
+            await unless_stopped(stop, asyncio.sleep(wait))
         while (passage := await self.health.gate.enter(stop)) is not Passage.STOPPED:
             if not await holds():
                 if passage is Passage.PROBE:
                     self.health.gate.skip()
                 return LeaseLost()
-            result = await self.handler.handle(request)
-            if self.health.believes(request.message_id, result):
-                return result
-            if isinstance(result, Retry) and result.after_seconds:
-                await unless_stopped(stop, asyncio.sleep(result.after_seconds))
+            with self.health.calling(request.event_type):
+                result = await self.handler.handle(request)
+            if not isinstance(result, NotDelivered):
+                self.health.gate.resume()
+                return await self._conclude(item, run, request, result, stop)
+            self.health.gate.pause(result.error)
         raise StoppedError(self.health.gate.reason)
 
     async def _conclude(
-        self, item: InHand, run: Run, result: HandlerResult | LeaseLost, stop: asyncio.Event
+        self,
+        item: InHand,
+        run: Run,
+        request: HandlerRequest,
+        result: Accepted | Poison | Retry,
+        stop: asyncio.Event,
     ) -> Ending:
+        if isinstance(result, Accepted):
+            self.health.took(request.event_type)
+            return Processed(result.status)
+        counts = self.health.believes(request.event_type, request.message_id, result)
         match result:
-            case LeaseLost():
-                return result
-            case Accepted(status):
-                return Processed(status)
-            case Poison(detail):
+            case Poison(detail) if counts:
                 return await self._bury(item, run, Reason.REJECTED, detail, stop)
+            case Poison(detail):
+                return self._in_turn(item, request, detail)
+            case Retry(error, after_seconds) if not counts:
+                deliveries = max(1, item.message.deliveries)
+                return self._in_turn(item, request, error, deliveries=deliveries, least=after_seconds)
             case Retry(error) if run.attempts >= self.attempts_max:
                 return await self._bury(item, run, Reason.EXHAUSTED, error, stop)
             case Retry(error, after_seconds):
-                delay = max(after_seconds, self.backoff.delay_seconds(run.attempts))
-                return Retried(error, delay, counted=True)
-            case NotDelivered(error):
-                return Retried(error, AT_ONCE_SECONDS, counted=False)
+                return Retried(error, max(after_seconds, self.backoff.delay_seconds(run.attempts)))
             case _:
                 assert_never(result)
+
+    def _in_turn(
+        self,
+        item: InHand,
+        request: HandlerRequest,
+        error: str,
+        *,
+        deliveries: int = 0,
+        least: float = 0.0,
+    ) -> GivenBack:
+        """Give a message of a slow type back; what nobody delivered has no place in the line."""
+        health, delivered = self.health, bool(item.message.reply)
+        delay = health.delay_seconds(request.event_type, deliveries=deliveries, in_line=delivered)
+        return GivenBack(error, max(delay, least), request.event_type, least)
 
     async def _bury(self, item: InHand, run: Run, reason: str, detail: str, stop: asyncio.Event) -> Ending:
         letter = DeadLetter(

@@ -9,8 +9,9 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import assert_never
+from typing import TypeAlias, assert_never
 
+from sea_mq_worker.application.ahead import LOOK_SECONDS, ReadAhead
 from sea_mq_worker.application.closing import Closing
 from sea_mq_worker.application.gate import Gate
 from sea_mq_worker.application.handling import Handle
@@ -24,7 +25,7 @@ from sea_mq_worker.domain.facts import MessageSkipped, Noticed
 from sea_mq_worker.domain.messages import InboundMessage
 from sea_mq_worker.domain.receipts import Busy, Conflict, Done, Run, Unwritable
 from sea_mq_worker.ports.inbox import InboxRepository
-from sea_mq_worker.ports.jetstream import JetStreamConsumer
+from sea_mq_worker.ports.jetstream import JetStreamConsumer, Settler
 from sea_mq_worker.ports.observer import Observer
 
 _LARGE_BYTES = 65_536
@@ -33,8 +34,11 @@ _TURNS = 2
 """So many batches share the places under load: one is with the handler while another is closed or fetched."""
 _LINGER_SECONDS = 0.005
 """How long a fetch waits for a whole batch of free places, so that batches form under load."""
+_AGAIN_SECONDS = 0.05
+"""How soon it is looked again for messages behind those that were given back."""
 _BUSY_MAX_SECONDS = 600.0
 _DOUBLINGS_MAX = 10
+_Handed: TypeAlias = tuple[InboundMessage, Settler]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -64,59 +68,109 @@ class InboxConsumer:
     lease_seconds: float
     siblings: frozenset[str] = frozenset()
     leftovers: Leftovers | None = None
+    ahead: ReadAhead | None = None
     _in_hand: set[InHand] = field(default_factory=set)
     _overlapping: set[str] = field(default_factory=set)
+    _aside: set[InHand] = field(default_factory=set)
+    """Of what is in hand, what no delivery of the consumer brought: it has places of its own."""
+    _handed: asyncio.Queue[_Handed] = field(init=False)
+    _calls: asyncio.Semaphore = field(init=False)
     _freed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self._handed = asyncio.Queue(1)
+        self._calls = asyncio.Semaphore(self.concurrency)
+
+    async def hand_over(self, message: InboundMessage, settler: Settler, stop: asyncio.Event) -> None:
+        """Take a message from somebody else, to whom it is settled.
+
+        Raises:
+            StoppedError: asked to stop before there was a place.
+        """
+        await unless_stopped(stop, self._handed.put((message, settler)))
 
     async def run(self, stop: asyncio.Event) -> None:
         """Work until asked to stop, then bring the messages in hand to an end."""
-        over = asyncio.Event()
+        over, resumed = asyncio.Event(), asyncio.Queue[str]()
+        with self.handle.health.telling(resumed.put_nowait):
+            await self._run(stop, over, resumed)
+
+    async def _run(self, stop: asyncio.Event, over: asyncio.Event, resumed: asyncio.Queue[str]) -> None:
         async with asyncio.TaskGroup() as background:
+            background.create_task(_until_stopped(self._recall(resumed, stop)))
             background.create_task(self._regularly(self._claim_time_of_the_server, over))
             background.create_task(self._regularly(self._extend_leases, over))
             background.create_task(self._wake_up(stop))
             closing = background.create_task(self.closing.run(stop, self._let_go, self._enough))
             try:
                 async with asyncio.TaskGroup() as working:
-                    working.create_task(self._take_leftovers(stop, working))
+                    for take in (self._take_leftovers, self._take_handed, self._read_ahead):
+                        working.create_task(_until_stopped(take(stop, working)))
                     while not stop.is_set():
-                        await self._turn(stop, working)
+                        await _until_stopped(self._turn(stop, working))
                 await self.closing.drained()
             finally:
                 over.set()
                 closing.cancel()
 
     async def _turn(self, stop: asyncio.Event, working: asyncio.TaskGroup) -> None:
-        try:
-            room = await self._room(stop)
-            messages = await self._fetch(room, stop)
-            await self._receive(messages, stop, working)
-        except StoppedError:
-            return
+        room = await self._room(stop)
+        messages = await self._fetch(room, stop)
+        await self._receive(messages, stop, working)
 
     async def _take_leftovers(self, stop: asyncio.Event, working: asyncio.TaskGroup) -> None:
-        """Now and then take what nothing will deliver again, unless the handler is sick."""
+        """Now and then take what nothing will deliver again, unless the handler cannot be reached."""
         while self.leftovers is not None and not stop.is_set():
-            if not self.handle.health.gate.is_open:
-                await self.leftovers.wait(stop)
-                continue
-            try:
+            if self.handle.health.gate.is_open:
                 finding = self.leftovers.find(stop)
                 for message in await unless_stopped(stop, finding):
-                    await self._room(stop)
-                    await self._receive([message], stop, working)
-            except StoppedError:
-                return
+                    await self._room_aside(stop)
+                    await self._receive([message], stop, working, aside=True)
             await self.leftovers.wait(stop)
 
+    async def _take_handed(self, stop: asyncio.Event, working: asyncio.TaskGroup) -> None:
+        while not stop.is_set():
+            await self._room_aside(stop)
+            message, settler = await unless_stopped(stop, self._handed.get())
+            await self._receive([message], stop, working, aside=True, settler=settler)
+
+    async def _read_ahead(self, stop: asyncio.Event, working: asyncio.TaskGroup) -> None:
+        """While what was given back holds the consumer's places, handle what waits behind it."""
+        while self.ahead is not None and not stop.is_set():
+            await unless_stopped(stop, self.closing.given_back.some())
+            room = await self._room_aside(stop)
+            is_open = self.handle.health.gate.is_open
+            messages = await unless_stopped(stop, self.ahead.next(room, stop)) if is_open else []
+            await self._receive(messages, stop, working, aside=True)
+            if not messages:
+                await pause(stop, seconds=_AGAIN_SECONDS)
+
+    async def _recall(self, resumed: asyncio.Queue[str], stop: asyncio.Event) -> None:
+        """Ask for what was given back of each type that is slow no more."""
+        while not stop.is_set():
+            event_type = await unless_stopped(stop, resumed.get())
+            for message, settler, delay_seconds in self.closing.given_back.take(event_type):
+                await (settler or self.consumer).nak(message, delay_seconds=delay_seconds)
+
     async def _receive(
-        self, messages: Sequence[InboundMessage], stop: asyncio.Event, working: asyncio.TaskGroup
+        self,
+        messages: Sequence[InboundMessage],
+        stop: asyncio.Event,
+        working: asyncio.TaskGroup,
+        *,
+        aside: bool = False,
+        settler: Settler | None = None,
     ) -> None:
         items = []
         for message in messages:
+            if early := self.closing.given_back.early_seconds(message):
+                await (settler or self.consumer).nak(message, delay_seconds=early)
+                continue
             items.append(self.reception.take(message, received_at=self.clock()))
+            items[-1].settler = settler
             await _turn_after(message)
         self._in_hand.update(items)
+        self._aside.update(items if aside else ())
         try:
             receipts = await self.reception.record(items, stop)
         except StoppedError:
@@ -154,9 +208,19 @@ class InboxConsumer:
                     await self._next_freed(stop)
         return self._free
 
+    async def _room_aside(self, stop: asyncio.Event) -> int:
+        """Wait for free places of what no delivery of the consumer brings: half as many again.
+
+        Raises:
+            StoppedError: asked to stop before there was one.
+        """
+        while not (free := -(-self.concurrency // 2) - len(self._aside)) or self._free_bytes <= 0:
+            await self._next_freed(stop)
+        return free
+
     @property
     def _free(self) -> int:
-        return self.concurrency - len(self._in_hand)
+        return self.concurrency - len(self._in_hand) + len(self._aside)
 
     @property
     def _free_bytes(self) -> int:
@@ -184,23 +248,23 @@ class InboxConsumer:
         return await unless_stopped(stop, fetching)
 
     async def _work(self, item: InHand, run: Run, stop: asyncio.Event) -> None:
-        ending = await self.handle.handle(item, run, stop, holds=lambda: self._holds(item, run, stop))
+        async with self._calls:
+            ending = await self.handle.handle(item, run, stop, holds=lambda: self._holds(item, run, stop))
         self.closing.add(item, run, ending)
 
     async def _answer(self, item: InHand, receipt: Done | Busy | Conflict | Unwritable) -> None:
         """Settle what is not ours to handle."""
+        settler = item.settler or self.consumer
         match receipt:
             case Done(brought_by):
-                await self.consumer.ack(item.message)
+                await settler.ack(item.message)
                 self._report_skipped(item, "" if brought_by in self.siblings else brought_by)
             case Busy(attempts):
-                await self.consumer.nak(
-                    item.message, delay_seconds=self._busy_seconds(item.message, attempts)
-                )
+                await settler.nak(item.message, delay_seconds=self._busy_seconds(item.message, attempts))
             case Conflict():
-                await self.consumer.nak(item.message, delay_seconds=self.lease_seconds / 2)
+                await settler.nak(item.message, delay_seconds=self.lease_seconds / 2)
             case Unwritable():
-                await self.consumer.nak(item.message, delay_seconds=self._busy_seconds(item.message, None))
+                await settler.nak(item.message, delay_seconds=self._busy_seconds(item.message, None))
             case _:
                 assert_never(receipt)
         self._let_go([item])
@@ -221,18 +285,22 @@ class InboxConsumer:
         """Ask ever more rarely, so that whoever holds a message for long does not cost it its deliveries.
 
         Deliveries that led to an attempt do not count: what was tried often is not held any longer for that.
+        What was read ahead is asked about sooner, for it holds a place, and its handling has begun before.
         """
         in_vain = message.deliveries - 1 - (message.deliveries if attempts is None else attempts)
         doublings = min(max(in_vain, 0), _DOUBLINGS_MAX)
-        return min(self.lease_seconds / 2 * 2.0**doublings, max(self.lease_seconds, _BUSY_MAX_SECONDS))
+        was_read_ahead = self.ahead is not None and message.seq <= self.ahead.cursor
+        first = min(LOOK_SECONDS, self.lease_seconds / 2) if was_read_ahead else self.lease_seconds / 2
+        return min(first * 2.0**doublings, max(self.lease_seconds, _BUSY_MAX_SECONDS))
 
     async def _give_back(self, items: Sequence[InHand]) -> None:
         for item in items:
-            await self.consumer.nak(item.message, delay_seconds=AT_ONCE_SECONDS)
+            await (item.settler or self.consumer).nak(item.message, delay_seconds=AT_ONCE_SECONDS)
         self._let_go(items)
 
     def _let_go(self, items: Sequence[InHand]) -> None:
         self._in_hand.difference_update(items)
+        self._aside.difference_update(items)
         self._freed.set()
 
     async def _regularly(self, beat: Callable[[], Awaitable[None]], over: asyncio.Event) -> None:
@@ -243,7 +311,7 @@ class InboxConsumer:
 
     async def _claim_time_of_the_server(self) -> None:
         for item in list(self._in_hand):
-            await self.consumer.in_progress(item.message)
+            await (item.settler or self.consumer).in_progress(item.message)
 
     async def _holds(self, item: InHand, run: Run, stop: asyncio.Event) -> bool:
         """Tell whether a message is still ours; the database is asked only where the heartbeat missed."""
@@ -277,3 +345,8 @@ class InboxConsumer:
 async def _turn_after(message: InboundMessage) -> None:
     if len(message.payload) > _LARGE_BYTES:
         await asyncio.sleep(0)
+
+
+async def _until_stopped(work: Awaitable[None]) -> None:
+    with contextlib.suppress(StoppedError):
+        await work

@@ -10,6 +10,9 @@ from sea_mq_worker.domain.errors import ContractError
 
 _LOOK_SECONDS = 1.0
 
+SLOW_TYPES = "slow event types"
+"""The part whose reason names the event types that have a slow pace."""
+
 
 @dataclass(slots=True)
 class Readiness:

@@ -20,6 +20,7 @@ from sea_mq_worker.domain.envelopes import (
 from sea_mq_worker.domain.messages import InboundMessage
 from sea_mq_worker.domain.receipts import Conflict, InboxEntry, Receipt, Run, Unwritable
 from sea_mq_worker.ports.inbox import InboxRepository
+from sea_mq_worker.ports.jetstream import Settler
 from sea_mq_worker.ports.observer import Observer
 
 
@@ -37,6 +38,8 @@ class InHand:
     """The lease, once the inbox has given it to us."""
     leased_until: float = 0.0
     """Until then the lease is ours for certain."""
+    settler: Settler | None = None
+    """Who hears of its ending, where that is not the consumer."""
 
     @classmethod
     def of(cls, message: InboundMessage, *, received_at: float) -> Self:

@@ -8,7 +8,13 @@ import typer
 
 from sea_mq_worker.cli import redrive
 from sea_mq_worker.cli.arguments import LimitOption, SinceOption, UntilOption
-from sea_mq_worker.cli.filters import ConsumerOption, DetailOption, SubjectOption, letter_filter
+from sea_mq_worker.cli.filters import (
+    ConsumerOption,
+    DetailOption,
+    LetterTypeOption,
+    SubjectOption,
+    letter_filter,
+)
 from sea_mq_worker.cli.summary import GroupsOption, tell_groups
 from sea_mq_worker.cli.support import (
     EXIT_FAILED,
@@ -40,6 +46,7 @@ def list_(
     reason: Annotated[
         Reason | None, typer.Option("--reason", "--dlq-reason", help="Dead-lettered for this reason.")
     ] = None,
+    type_: LetterTypeOption = None,
     subject: SubjectOption = None,
     consumer: ConsumerOption = None,
     since: SinceOption = None,
@@ -50,7 +57,7 @@ def list_(
     json: JsonOption = False,
 ) -> None:
     """List dead letters, the oldest first, without their content."""
-    which = letter_filter(reason, subject, consumer, since, until, error, after_seq=after)
+    which = letter_filter(reason, subject, consumer, since, until, error, type_, after_seq=after)
 
     async def work(settings: "Settings") -> None:
         from sea_mq_worker.adapters.nats.dead_letters import DeadLetterSummary

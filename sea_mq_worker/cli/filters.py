@@ -20,6 +20,7 @@ AggregateOption = Annotated[str | None, typer.Option("--aggregate", metavar="TYP
 CorrelationOption = Annotated[UUID | None, typer.Option("--correlation", help="Correlation id.")]
 SubjectOption = Annotated[str | None, typer.Option("--subject", help="Original subject, exactly.")]
 ConsumerOption = Annotated[str | None, typer.Option("--consumer", help="Received by this durable consumer.")]
+LetterTypeOption = Annotated[str | None, typer.Option("--type", help="Original event type.")]
 DetailOption = Annotated[str | None, typer.Option("--error", help="Part of the detail.")]
 
 
@@ -57,6 +58,7 @@ def letter_filter(  # noqa: PLR0917 - in the order in which commands take them
     since: datetime | None,
     until: datetime | None,
     error: str | None,
+    event_type: str | None = None,
     after_seq: int = 0,
 ) -> "LetterFilter":
     """Make a filter of dead letters of what several commands take."""
@@ -65,6 +67,7 @@ def letter_filter(  # noqa: PLR0917 - in the order in which commands take them
     return LetterFilter(
         reason=reason or "",
         subject=subject or "",
+        event_type=event_type or "",
         consumer=consumer or "",
         since=since,
         until=until,

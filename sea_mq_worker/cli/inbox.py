@@ -1,4 +1,4 @@
-"""``inbox list|summary|show|close``: messages that were received."""
+"""``inbox list|summary|show|close|resume``: messages that were received."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -21,13 +21,14 @@ from sea_mq_worker.cli.support import (
     fail,
     print_fields,
     print_json,
+    say,
     tell_ended,
 )
 
 if TYPE_CHECKING:
     from sea_mq_worker.settings import Settings
 
-app = typer.Typer(help="Messages in the inbox: look, count, give up.", no_args_is_help=True)
+app = typer.Typer(help="Messages in the inbox: look, count, give up, go on.", no_args_is_help=True)
 
 _UNFINISHED = (InboxState.WAITING, InboxState.HANDLING, InboxState.DEAD_LETTERED)
 _TOO_LONG = (
@@ -43,6 +44,14 @@ class Closed:
 
     closed: Sequence[str]
     left: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumed:
+    """The answer of `resume`: the record in the audit, and the event type; empty: all."""
+
+    action: int
+    event_type: str
 
 
 @app.command("list")
@@ -124,5 +133,28 @@ def close(
         left_is = "not WAITING: unknown, ended, or in a worker's hands just now; see `sea-mq-worker where`"
         output = (lambda ended, left: Closed(closed=ended, left=left)) if json else None
         tell_ended(closed, ids, word="closed", left_is=left_is, output=output)
+
+    act(work, needs=("database_url",))
+
+
+@app.command("resume")
+def resume(
+    *,
+    type_: Annotated[str, typer.Option("--type", help="Event type; all that are slow unless given.")] = "",
+    reason: ReasonOption,
+    actor: ActorOption,
+    json: JsonOption = False,
+) -> None:
+    """End the slow pace of an event type in every worker, within seconds; one that fails on is slow again."""
+
+    async def work(settings: "Settings") -> None:
+        from sea_mq_worker.bootstrap.operator.tables import operations
+
+        async with operations(settings) as tables:
+            action = await tables.resume(type_, actor=actor, reason=reason)
+        if json:
+            print_json(Resumed(action=action, event_type=type_))
+        else:
+            say(f"{type_ or 'every slow event type'} goes on at full speed within seconds")
 
     act(work, needs=("database_url",))

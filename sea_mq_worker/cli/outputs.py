@@ -15,7 +15,7 @@ from sea_mq_worker.bootstrap.operator.letters import Outcome
 from sea_mq_worker.bootstrap.operator.whereabouts import Whereabouts
 from sea_mq_worker.cli.database import Depths
 from sea_mq_worker.cli.discard import Discarded
-from sea_mq_worker.cli.inbox import Closed
+from sea_mq_worker.cli.inbox import Closed, Resumed
 from sea_mq_worker.cli.outbox import Buried
 from sea_mq_worker.cli.prune import Pruned, WouldPrune
 from sea_mq_worker.cli.redrive import Counted
@@ -49,6 +49,7 @@ OUTPUTS: Mapping[str, object] = MappingProxyType(
         "inbox summary": Summary,
         "inbox show": InboxRecord,
         "inbox close": Closed,
+        "inbox resume": Resumed,
         "dlq list": list[DeadLetterSummary],
         "dlq summary": Summary,
         "dlq show": ShownLetter,

@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sea_mq_worker.cli.arguments import FEW, ActorOption, ReasonOption, SinceOption, UntilOption, YesOption
-from sea_mq_worker.cli.filters import ConsumerOption, DetailOption, SubjectOption, letter_filter
+from sea_mq_worker.cli.filters import (
+    ConsumerOption,
+    DetailOption,
+    LetterTypeOption,
+    SubjectOption,
+    letter_filter,
+)
 from sea_mq_worker.cli.support import (
     EXIT_FAILED,
     EXIT_USAGE,
@@ -49,6 +55,7 @@ def redrive(
     reason: ReasonOption,
     actor: ActorOption,
     dlq_reason: DlqReasonOption = None,
+    type_: LetterTypeOption = None,
     subject: SubjectOption = None,
     consumer: ConsumerOption = None,
     since: SinceOption = None,
@@ -64,7 +71,7 @@ def redrive(
 
     It stops after ten in a row without an effect. Cut short, the same command goes on: what was done is gone.
     """
-    which = letter_filter(dlq_reason, subject, consumer, since, until, error)
+    which = letter_filter(dlq_reason, subject, consumer, since, until, error, type_)
 
     async def work(settings: "Settings") -> None:
         from sea_mq_worker.bootstrap.operator.redrive import redriver
@@ -86,6 +93,7 @@ def purge(
     reason: ReasonOption,
     actor: ActorOption,
     dlq_reason: DlqReasonOption = None,
+    type_: LetterTypeOption = None,
     subject: SubjectOption = None,
     consumer: ConsumerOption = None,
     since: SinceOption = None,
@@ -98,7 +106,7 @@ def purge(
     json: JsonOption = False,
 ) -> None:
     """Delete dead letters for good; the inbox notes that their messages are given up (CLOSED)."""
-    which = letter_filter(dlq_reason, subject, consumer, since, until, error)
+    which = letter_filter(dlq_reason, subject, consumer, since, until, error, type_)
 
     async def work(settings: "Settings") -> None:
         from sea_mq_worker.bootstrap.operator.purge import purger
@@ -128,8 +136,8 @@ async def _chosen(
     filtered = which != LetterFilter()
     if bool(seqs) + filtered + every != 1:
         fail(
-            "say which dead letters: sequences, or --dlq-reason, --subject, --consumer, --since, --until, "
-            "--error, or --all",
+            "say which dead letters: sequences, or --dlq-reason, --type, --subject, --consumer, --since, "
+            "--until, --error, or --all",
             EXIT_USAGE,
         )
     if seqs:

@@ -129,6 +129,33 @@ class MessageRetried:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MessageGivenBack:
+    """A handling without an effect that spends no attempt; the message comes again."""
+
+    message_id: str
+    consumer: str
+    error: str
+    delay_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TypeSlowed:
+    """Different messages of one event type in a row had no effect: it goes on at a slow pace."""
+
+    event_type: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TypeResumed:
+    """The event type goes on at full speed."""
+
+    event_type: str
+    why: str
+    slow_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MessageDeadLettered:
     """EVT-047-002, as a fact."""
 
@@ -199,6 +226,9 @@ Fact: TypeAlias = (
     | MessageSkipped
     | MessagesUnseen
     | MessageRetried
+    | MessageGivenBack
+    | TypeSlowed
+    | TypeResumed
     | MessageDeadLettered
     | GatePaused
     | GateResumed

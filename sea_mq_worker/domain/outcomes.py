@@ -149,11 +149,23 @@ class Processed:
 
 @dataclass(frozen=True, slots=True)
 class Retried:
-    """No effect: record the error, then NAK with a delay; ``counted``: it spends an attempt."""
+    """No effect: record the error, then NAK with a delay; it spends an attempt."""
 
     error: str
     delay_seconds: float
-    counted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GivenBack:
+    """No effect that counts: record the error, then NAK with a delay; no attempt is spent.
+
+    ``event_type``: of a slow type, whose end brings the message sooner, but not before ``least_seconds``.
+    """
+
+    error: str
+    delay_seconds: float
+    event_type: str = ""
+    least_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,4 +180,4 @@ class LeaseLost:
     """Somebody else has it now: the server is told nothing, their answer counts."""
 
 
-Ending: TypeAlias = Processed | Retried | DeadLettered | LeaseLost
+Ending: TypeAlias = Processed | Retried | GivenBack | DeadLettered | LeaseLost

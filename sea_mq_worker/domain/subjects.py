@@ -64,6 +64,14 @@ def parse_subject(subject: str) -> EventSubject:
     return EventSubject(tokens[0], name, int(version[1]))
 
 
+def event_type_of(subject: str) -> str:
+    """Return the event type that a subject names, or nothing where it follows no grammar."""
+    try:
+        return parse_subject(subject).event_type
+    except InvalidMessageError:
+        return ""
+
+
 def _token_problem(name: str) -> str:
     if not name:
         return "is blank"

@@ -51,3 +51,11 @@ class InboxRepository(Protocol):
     async def mark_dead_lettered(self, leases: Sequence[Lease]) -> frozenset[str]:
         """The dead-letter stream has it (CMD-052); only after this may the message be acknowledged."""
         ...
+
+
+class Resumptions(Protocol):
+    """What operators want to go on at full speed."""
+
+    async def resumed(self, *, within_seconds: float) -> Sequence[tuple[str, float]]:
+        """Return the event types that somebody resumed lately, and how many seconds ago; empty: all types."""
+        ...

@@ -60,12 +60,29 @@ class JetStreamPublisher(Protocol):
         ...
 
 
-class JetStreamConsumer(Protocol):
-    """One durable pull consumer with explicit acknowledgement.
+class Settler(Protocol):
+    """Hears what becomes of a message.
 
     Acknowledgements are sent without waiting for the server: a lost one only costs a redelivery, which the
-    inbox answers. While the connection is down they are dropped.
+    inbox answers. While the connection is down they are dropped. A message that was read and not delivered
+    has nobody to hear of it.
     """
+
+    async def ack(self, msg: InboundMessage) -> None:
+        """Settle the message for good."""
+        ...
+
+    async def nak(self, msg: InboundMessage, *, delay_seconds: float) -> None:
+        """Ask for redelivery after a delay; asked again before it is over, the later word counts."""
+        ...
+
+    async def in_progress(self, msg: InboundMessage) -> None:
+        """Start the message's ack_wait anew."""
+        ...
+
+
+class JetStreamConsumer(Settler, Protocol):
+    """One durable pull consumer with explicit acknowledgement."""
 
     @property
     def name(self) -> str:
@@ -89,18 +106,6 @@ class JetStreamConsumer(Protocol):
         """
         ...
 
-    async def ack(self, msg: InboundMessage) -> None:
-        """Settle the message for good."""
-        ...
-
-    async def nak(self, msg: InboundMessage, *, delay_seconds: float) -> None:
-        """Ask for redelivery after a delay."""
-        ...
-
-    async def in_progress(self, msg: InboundMessage) -> None:
-        """Start the message's ack_wait anew."""
-        ...
-
     async def left_behind(self, seqs: Sequence[int]) -> Mapping[int, InboundMessage | None]:
         """Of messages recorded before, tell those that will not be delivered (again), by stream sequence.
 
@@ -113,9 +118,24 @@ class JetStreamConsumer(Protocol):
         """
         ...
 
+    async def ahead(self, after_seq: int, limit: int) -> Sequence[InboundMessage]:
+        """Read what the consumer will deliver only once it has room: max_ack_pending messages are unsettled.
 
-class StrandedMessages(Protocol):
-    """Messages that the server has given up on: max_deliver reached, and invisible in every lag."""
+        The first messages behind ``after_seq`` that it has not delivered, each with nobody to acknowledge it
+        to; it delivers them later all the same. None while it has room, or nothing is left.
+
+        Raises:
+            BrokerUnavailableError: as ``fetch``.
+            ContractError: as ``fetch``, or reading the stream is forbidden.
+        """
+        ...
+
+
+class StrandedMessages(Settler, Protocol):
+    """Messages that the server has given up on: max_deliver reached, and invisible in every lag.
+
+    They come again until they are acknowledged here.
+    """
 
     async def fetch(self) -> Sequence[InboundMessage]:
         """Return stranded messages, or none after a bounded wait.
@@ -123,8 +143,4 @@ class StrandedMessages(Protocol):
         Raises:
             BrokerUnavailableError: as JetStreamConsumer.fetch.
         """
-        ...
-
-    async def settle(self, msg: InboundMessage) -> None:
-        """Forget a message that the inbox has accounted for."""
         ...

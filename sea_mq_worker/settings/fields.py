@@ -171,8 +171,11 @@ class Settings(BaseModel):
     )
     handler_tls_cert_file: MaybePath = Field(None, description="Own certificate, for mutual TLS.")
     handler_tls_key_file: MaybePath = Field(None, description="Key of the own certificate.")
-    handler_sick_after: Count = Field(
-        10, description="Different messages in a row without an effect after which pulling pauses."
+    handler_slow_after: Count = Field(
+        10, description="Different messages of one event type in a row without an effect that make it slow."
+    )
+    handler_slow_failures_per_second: Annotated[float, Field(ge=0.01, le=1000)] = Field(
+        1.0, description="Failures of a slow event type that count, in a second; the others are asked again."
     )
     inbox_bytes_max: PositiveInt = Field(
         32 * 2**20, description="What the bodies of the messages in hand may come to, over all consumers."

@@ -44,8 +44,8 @@ async def refused(world: World, messages: int = 1) -> dict[int, UUID]:
     return {await world.dead_letter(message): message for message in ids}
 
 
-def test_there_are_twenty_one_tasks_of_two_commands_at_most() -> None:
-    assert len(tasks()) == 21
+def test_there_are_twenty_two_tasks_of_two_commands_at_most() -> None:
+    assert len(tasks()) == 22
     assert {title: lines for title, lines in tasks().items() if len(lines) not in {1, 2}} == {}
 
 
@@ -239,3 +239,13 @@ async def test_a_stream_was_changed_by_hand(world: World, system: Patient) -> No
     checked, applied = await done(world, "A stream or consumer was changed by hand")
     assert (checked.code, "max_msgs" in checked.out + checked.err, applied.code) == (1, True, 0)
     assert (await world.run("streams", "check")).code == 0
+
+
+async def test_end_the_slow_pace_of_an_event_type(world: World, system: Patient) -> None:
+    messages = (await refused(world, 2)).values()
+    resumed, redriven = await done(world, "End the slow pace of an event type", TYPE="b")
+    assert (resumed.code, resumed.out) == (0, "b goes on at full speed within seconds\n")
+    assert redriven.code == 0
+    assert {call.message_id for call in system.handler.calls} == {str(message) for message in messages}
+    [action] = (await world.run("audit", "--action", "resume", "--json")).json
+    assert (action["reason"], action["outcome"]) == ("handler mended", "done")

@@ -255,5 +255,5 @@ async def test_a_message_that_reaches_max_deliver_is_stranded_until_it_is_settle
         message.subject,
     )
     assert (stranded.stored_at, stranded.deliveries) == (message.stored_at, MAX_DELIVER)
-    await world.stranded.settle(stranded)
+    await world.stranded.ack(stranded)
     assert list(await world.stranded.fetch()) == []

@@ -125,7 +125,7 @@ async def test_only_the_contracts_statuses_settle_a_message(shared: Site) -> Non
         },
     }
     shared.effects.taken[done] = 1
-    async with shared.worker(handler_sick_after=1000, inbox_backoff_max_seconds=0.5):
+    async with shared.worker(handler_slow_after=1000, inbox_backoff_max_seconds=0.5):
         await shared.quiet()
     await shared.audit(buried=frozenset({rejected}))
     once = {done, known, rejected}
@@ -136,7 +136,7 @@ async def test_only_the_contracts_statuses_settle_a_message(shared: Site) -> Non
 
 @pytest.mark.fault("N11")
 async def test_a_handler_that_tells_everybody_to_wait_is_asked_about_nobody_sooner(shared: Site) -> None:
-    """Also when so many were told so that the worker takes the handler for sick."""
+    """Also when as many were told so that their event type is slow."""
     asked_at: dict[str, list[float]] = defaultdict(list)
 
     async def busy_at_first(call: Call, writer: asyncio.StreamWriter) -> None:
@@ -148,7 +148,7 @@ async def test_a_handler_that_tells_everybody_to_wait_is_asked_about_nobody_soon
 
     shared.handler.default = busy_at_first
     messages = await shared.send(20)
-    async with shared.worker(handler_sick_after=5) as worker:
+    async with shared.worker(handler_slow_after=5) as worker:
         await worker.answers(503, "429")
         await shared.quiet()
     await shared.audit()
@@ -168,7 +168,7 @@ async def test_an_answer_that_never_ends_costs_its_deadline_and_no_place(shared:
     one: dict[str, Any] = {
         "handler_concurrency": 1,
         "handler_timeout_seconds": 0.3,
-        "handler_sick_after": 1000,
+        "handler_slow_after": 1000,
     }
     async with shared.worker(**one):
         await shared.quiet()
@@ -177,19 +177,23 @@ async def test_an_answer_that_never_ends_costs_its_deadline_and_no_place(shared:
 
 
 @pytest.mark.fault("N13")
-async def test_a_deployment_that_rejects_everything_buries_next_to_nothing(shared: Site) -> None:
-    limit = 5
+async def test_a_deployment_that_rejects_everything_buries_few_until_it_is_mended(shared: Site) -> None:
+    limit, per_second = 5, 2.0
     shared.handler.default = answer(422)
     messages = await shared.send(40)
-    async with shared.worker(handler_sick_after=limit) as worker:
-        await worker.answers(503, "rejects message after message")
-        asked = len(shared.handler.calls)
-        await eventually(lambda: len(shared.handler.calls) >= asked + 3, what="it probes")
-        buried = frozenset(letter["Dlq-Message-Id"] for letter in await shared.dead_letters())
-        assert len(buried) < limit
+    slow = {"handler_slow_after": limit, "handler_slow_failures_per_second": per_second}
+    began = time.monotonic()
+    async with shared.worker(**slow) as worker:
+        body = await worker.answers(503, "the handler answered 422")
+        assert "sea-mq-worker inbox resume --type made" in body
+        assert "sea-mq-worker dlq redrive --dlq-reason REJECTED --type made" in body
+        await eventually(lambda: len(shared.handler.calls) >= len(messages), what="all are asked about")
         shared.handler.default = shared.effects.take
         await shared.quiet()
+        seconds = time.monotonic() - began
         await worker.ready()
+    buried = frozenset(letter["Dlq-Message-Id"] for letter in await shared.dead_letters())
+    assert limit <= len(buried) <= limit + 2 + seconds * per_second
     await shared.audit(buried=buried)
     assert set(shared.effects.taken) == set(messages) - buried
 
@@ -229,7 +233,7 @@ async def test_a_handler_that_takes_calls_and_answers_none_buries_nothing(shared
     shared.to_handler.stall()
     impatient: dict[str, Any] = {
         "handler_timeout_seconds": 0.3,
-        "handler_sick_after": 5,
+        "handler_slow_after": 5,
         "inbox_attempts_max": 3,
     }
     async with shared.worker(**impatient) as worker:

@@ -31,7 +31,7 @@ class Servers:
 
 @asynccontextmanager
 async def _sites(servers: Servers, name: str, folder: Path) -> AsyncIterator[tuple[Site, Site]]:
-    nasty: dict[str, Any] = {"outbox_failures_max": 5, "inbox_attempts_max": 10, "handler_sick_after": 1000}
+    nasty: dict[str, Any] = {"outbox_failures_max": 5, "inbox_attempts_max": 10, "handler_slow_after": 1000}
     async with (
         site(
             dsn=servers.dsn, nats_url=servers.nats_url, name=name, folder=folder / "one",

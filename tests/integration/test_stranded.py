@@ -84,7 +84,7 @@ async def test_an_advisory_leads_to_the_message_until_it_is_settled(world: World
     found = await stranded.fetch()
     assert {(message.payload, message.deliveries) for message in found} == {(b"a", 1), (b"b", 1)}
     for message in found:
-        await stranded.settle(message)
+        await stranded.ack(message)
     assert list(await stranded.fetch()) == []
     assert await world.pending_advisories() == 0
 
@@ -141,9 +141,9 @@ async def test_a_sweep_finds_what_left_no_advisory(world: World) -> None:
     first, second = await stranded.fetch()
     assert [first.payload, second.payload] == [b"a", b"b"]
     assert (first.stream, first.consumer, first.seq) == (world.stream, "durable", 2)
-    await stranded.settle(first)
+    await stranded.ack(first)
     assert list(await stranded.fetch()) == [second]
-    await stranded.settle(second)
+    await stranded.ack(second)
     assert list(await stranded.fetch()) == []
 
 

@@ -147,7 +147,7 @@ async def test_the_address_that_dev_prints_signs_in_and_keeps_no_token(
 async def test_many_dead_letters_are_shown_in_pages_and_one_is_redriven(browser: Browser, site: Site) -> None:
     site.handler.default = answer(422)
     sent = await site.send(120, b'{"vibe": "calm"}')
-    async with site.worker(handler_sick_after=1000) as worker:
+    async with site.worker(handler_slow_after=1000) as worker:
         await worker.ready()
         await site.quiet()
     async with unlocked(browser, site) as page:

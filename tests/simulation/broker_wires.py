@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from sea_mq_worker.adapters.memory.publisher import InMemoryPublisher
 from sea_mq_worker.adapters.memory.stranded import InMemoryStrandedMessages
@@ -20,6 +20,8 @@ from tests.simulation.wires import LATE_SECONDS_MAX, Line, answer
 _SILENT = Unknown("no acknowledgement")
 _BEHIND = Unsent("held back behind a message that was not stored")
 _NOTICED_SECONDS = 0.1
+T = TypeVar("T")
+
 _ACK_SECONDS = 0.01
 
 
@@ -163,14 +165,23 @@ class ConsumerWire:
         return self._durable.stream
 
     async def left_behind(self, seqs: Sequence[int]) -> Mapping[int, InboundMessage | None]:
+        return await self._ask(lambda: self._durable.left_behind(seqs))
+
+    async def ahead(self, after_seq: int, limit: int) -> Sequence[InboundMessage]:
+        found = await self._ask(lambda: self._durable.ahead(after_seq, limit))
+        if found:
+            self._line.servers.report.saw("read ahead")
+        return found
+
+    async def _ask(self, question: Callable[[], Coroutine[Any, Any, T]]) -> T:
         line = self._line
-        reply: asyncio.Future[Mapping[int, InboundMessage | None]] = line.loop.create_future()
+        reply: asyncio.Future[T] = line.loop.create_future()
 
         def serve() -> None:
             if line.weather.broker_is_down or line.weather.hits("frames lost", line.life):
                 _broken(reply)
             else:
-                found = run_now(self._durable.left_behind(seqs))
+                found = run_now(question())
                 line.later(line.weather.latency(), lambda: answer(reply, found))
 
         line.later(line.weather.latency(), serve)
@@ -210,8 +221,9 @@ class ConsumerWire:
 class StrandedWire:
     """StrandedMessages over a line."""
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: Line, audit: InboxAudit) -> None:
         self._line = line
+        self._audit = audit
         self._twin = InMemoryStrandedMessages(
             consumer=line.servers.consumer, clock=line.loop.time, again_seconds=ACK_WAIT, wait_seconds=5.0
         )
@@ -219,9 +231,17 @@ class StrandedWire:
     async def fetch(self) -> Sequence[InboundMessage]:
         return await _pull(self._line, self._twin.fetch, lambda: None)
 
-    async def settle(self, msg: InboundMessage) -> None:
+    async def ack(self, msg: InboundMessage) -> None:
+        self._audit.acking(self._line.life, msg)
         self._line.servers.report.saw("rescued after max_deliver")
-        run_now(self._twin.settle(msg))
+        run_now(self._twin.ack(msg))
+
+    async def nak(self, msg: InboundMessage, *, delay_seconds: float) -> None:
+        self._audit.naking(self._line.life, msg, delay_seconds)
+        run_now(self._twin.nak(msg, delay_seconds=delay_seconds))
+
+    async def in_progress(self, msg: InboundMessage) -> None:
+        run_now(self._twin.in_progress(msg))
 
 
 async def _pull(

@@ -175,7 +175,7 @@ class InboxAudit:
             case Reason.REJECTED:
                 return self.rejected[message_id] > 0
             case Reason.EXHAUSTED:
-                return row.attempts >= self._attempts_max or seq in self._servers.consumer.ever_given_up
+                return row.attempts >= self._attempts_max
             case Reason.CONTENT_CONFLICT:
                 self._servers.report.saw("content conflict")
                 return message_id == storage_id(message)

@@ -207,9 +207,9 @@ def _row(dice: Dice) -> Row:
 
 
 def _messages(dice: Dice) -> tuple[Message, ...]:
-    """At most as many stubborn messages as do not look like a sick handler."""
-    drawn = _some(dice, 1, 6, _message)
-    stubborn = [message for message in drawn if message.stubborn]
+    """At most as many messages that always fail as do not look like a sick handler; a rejection ends."""
+    drawn = _some(dice, 1, dice.one_of((6, 6, 12)), _message)
+    stubborn = [message for message in drawn if message.stubborn and message.answers[-1] != "422"]
     return tuple(
         dataclasses.replace(message, stubborn=False) if message in stubborn[2:] else message
         for message in drawn

@@ -30,7 +30,7 @@ CONTEXT = "sea"
 WINDOW = 40.0
 ACK_WAIT = 6.0
 HANDLER_TIMEOUT = 4.0
-MAX_ACK_PENDING = 6
+MAX_ACK_PENDING = 4
 MAX_DELIVER, MAX_DELIVER_TIGHT = 14, 3
 MAX_PAYLOAD = 4096
 _LOST_SECONDS = 3.0
@@ -95,13 +95,7 @@ class CrashingConsumer(InMemoryConsumer):
             max_ack_pending=MAX_ACK_PENDING,
             wait_seconds=5.0,
         )
-        self.ever_given_up: set[int] = set()
         self._acked: dict[int, float] = {}
-
-    def _again(self, batch: int) -> list[InboundMessage]:
-        taken = super()._again(batch)
-        self.ever_given_up.update(self.given_up)
-        return taken
 
     async def ack(self, msg: InboundMessage) -> None:
         self._acked[msg.seq] = self._clock()

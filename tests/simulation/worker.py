@@ -12,14 +12,14 @@ from sea_mq_worker.adapters.memory.inbox import InMemoryInbox
 from sea_mq_worker.adapters.memory.outbox import MemoryOutbox
 from sea_mq_worker.adapters.memory.wakeup import PollingWakeup
 from sea_mq_worker.application.burial import Burial
-from sea_mq_worker.application.handling import Handle, HandlerHealth
+from sea_mq_worker.application.handling import Handle
 from sea_mq_worker.application.reception import InHand, Reception
 from sea_mq_worker.application.rescue import Rescuer
 from sea_mq_worker.application.sizing import Room
 from sea_mq_worker.application.supervisor import Loop, Supervisor
 from sea_mq_worker.application.upkeep import Periodic, Reaper
 from sea_mq_worker.bootstrap.worker.base import Base
-from sea_mq_worker.bootstrap.worker.inbound import _inbox_loop
+from sea_mq_worker.bootstrap.worker.inbound import _health, _inbox_loop
 from sea_mq_worker.bootstrap.worker.outbound import _lane, _publishing
 from sea_mq_worker.domain.facts import (
     Fact,
@@ -27,8 +27,11 @@ from sea_mq_worker.domain.facts import (
     GateResumed,
     LeasesLost,
     MessageDeadLettered,
+    MessageGivenBack,
     MessageSkipped,
     Noticed,
+    TypeResumed,
+    TypeSlowed,
 )
 from sea_mq_worker.domain.messages import InboundMessage
 from sea_mq_worker.domain.retry import Backoff
@@ -46,10 +49,9 @@ SEARCH_SECONDS = 2.0
 FAILURES_MAX = 8
 ATTEMPTS_MAX, ATTEMPTS_MAX_TIGHT = 8, 2
 CONCURRENCY = 4
-SICK_AFTER = 4
+SLOW_AFTER = 4
 GRACE = 12.0
 _PROBE_MAX_SECONDS = 2.0
-_SICK_PROBE_MAX_SECONDS = 10.0
 
 
 @lru_cache
@@ -69,7 +71,7 @@ def settings_of(*, tight: bool, hold_dead_keys: bool) -> Settings:
         outbox_dead_key="hold" if hold_dead_keys else "continue",
         handler_timeout_seconds=4.0,
         handler_concurrency=CONCURRENCY,
-        handler_sick_after=SICK_AFTER,
+        handler_slow_after=SLOW_AFTER,
         inbox_lease_seconds=LEASE,
         inbox_attempts_max=ATTEMPTS_MAX_TIGHT if tight else ATTEMPTS_MAX,
         inbox_backoff_seconds=1.0,
@@ -88,10 +90,14 @@ class _Watcher:
         report = self._line.servers.report
         self._line.tell(str(fact))
         match fact:
-            case GatePaused(gate=name):
+            case GatePaused():
                 report.saw("gate closed")
-                if name == "handler" and "message after message" in fact.reason:
-                    report.saw("handler taken for sick")
+            case TypeSlowed():
+                report.saw("event type slowed")
+            case TypeResumed():
+                report.saw("event type resumed")
+            case MessageGivenBack():
+                report.saw("given back without an attempt")
             case GateResumed():
                 report.saw("gate opened")
             case MessageSkipped():
@@ -231,24 +237,19 @@ class Assembly:
             inbox=inbox, store_gate=store_gate, observer=base.observer, lease_seconds=LEASE
         )
         consumer = cast("Any", ConsumerWire(line, self.inbox_audit))
+        loop = _inbox_loop(base, consumer, inbox, reception, self._handle(base, line, burial))
         rescuer = Rescuer(
-            stranded=StrandedWire(line),
-            reception=reception,
-            burial=burial,
+            stranded=StrandedWire(line, self.inbox_audit),
+            loops={(consumer.stream, consumer.name): loop},
             broker_gate=base.gate("stranded messages", cap_seconds=_PROBE_MAX_SECONDS),
-            clock=base.clock,
         )
-        return {
-            "inbox": _inbox_loop(base, consumer, inbox, reception, self._handle(base, line, burial)).run,
-            "rescue": rescuer.run,
-        }
+        return {"inbox": loop.run, "rescue": rescuer.run}
 
     def _handle(self, base: _SimulatedBase, line: Line, burial: Burial) -> Handle:
         s = base.settings
-        gate = base.gate("handler", cap_seconds=_SICK_PROBE_MAX_SECONDS)
         return Handle(
             handler=HandlerWire(line, self.inbox_audit),
-            health=HandlerHealth(gate=gate, run_max=s.handler_sick_after),
+            health=_health(base),
             burial=burial,
             backoff=base.backoff(
                 base_seconds=s.inbox_backoff_seconds, cap_seconds=s.inbox_backoff_max_seconds

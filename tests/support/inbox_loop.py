@@ -11,15 +11,20 @@ from sea_mq_worker.adapters.memory.handler import Behaviour, InMemoryHandler
 from sea_mq_worker.adapters.memory.inbox import InboxRow, InboxTable, InMemoryInbox
 from sea_mq_worker.adapters.memory.observer import RecordingObserver
 from sea_mq_worker.adapters.memory.publisher import InMemoryPublisher
+from sea_mq_worker.adapters.memory.stranded import InMemoryStrandedMessages
 from sea_mq_worker.adapters.memory.stream import InMemoryStream
+from sea_mq_worker.application.ahead import ReadAhead
 from sea_mq_worker.application.burial import Burial
 from sea_mq_worker.application.closing import Closing
 from sea_mq_worker.application.gate import Gate
-from sea_mq_worker.application.handling import Handle, HandlerHealth
+from sea_mq_worker.application.given_back import GivenBackMessages
+from sea_mq_worker.application.handling import Handle
+from sea_mq_worker.application.health import HandlerHealth
 from sea_mq_worker.application.inbox import InboxConsumer
 from sea_mq_worker.application.leftovers import Leftovers
 from sea_mq_worker.application.reception import Reception
-from sea_mq_worker.domain.errors import StoreUnavailableError
+from sea_mq_worker.application.rescue import Rescuer
+from sea_mq_worker.domain.errors import BrokerUnavailableError, StoreUnavailableError
 from sea_mq_worker.domain.messages import InboundMessage
 from sea_mq_worker.domain.retry import Backoff
 from tests.support.simulation import Interrupted
@@ -28,7 +33,9 @@ LEASE = 60.0
 ACK_WAIT = 120.0
 OVERDUE = 2 * ACK_WAIT
 ATTEMPTS_MAX = 3
-SICK_AFTER = 4
+SLOW_AFTER = 4
+PER_SECOND = 1.0
+CONCURRENCY = 10
 SUBJECT = "vibespro.event.vibe_created.v1"
 
 
@@ -41,18 +48,20 @@ class AckRecorder(InMemoryConsumer):
         self.naks: list[tuple[int, float]] = []
 
     async def ack(self, msg: InboundMessage) -> None:
-        self.acked.append(msg.seq)
+        if msg.reply:
+            self.acked.append(msg.seq)
         await super().ack(msg)
 
     async def nak(self, msg: InboundMessage, *, delay_seconds: float) -> None:
-        self.naks.append((msg.seq, delay_seconds))
+        if msg.reply:
+            self.naks.append((msg.seq, delay_seconds))
         await super().nak(msg, delay_seconds=delay_seconds)
 
 
 class World:
     """An InboxConsumer with everything around it."""
 
-    def __init__(self, *, lease: float = LEASE) -> None:
+    def __init__(self, *, lease: float = LEASE, **of_the_consumer: Any) -> None:
         self.clock = asyncio.get_running_loop().time
         self.stop = asyncio.Event()
         self.observer = RecordingObserver()
@@ -60,8 +69,13 @@ class World:
         self.dead_letters = InMemoryStream(name="SEA_DLQ", clock=self.clock)
         self.dlq = InMemoryPublisher(stream=self.dead_letters, clock=self.clock)
         self.consumer = AckRecorder(
-            stream=self.upstream, name="sea__from_vibespro", clock=self.clock, ack_wait_seconds=ACK_WAIT
+            stream=self.upstream,
+            name="sea__from_vibespro",
+            clock=self.clock,
+            **({"ack_wait_seconds": ACK_WAIT} | of_the_consumer),
         )
+        twin = InMemoryStrandedMessages(consumer=self.consumer, clock=self.clock)
+        self.stranded: Any = Interrupted(twin, BrokerUnavailableError("no leader"))
         self.handler = InMemoryHandler()
         self.table = InboxTable(self.clock)
         self.inbox: Any = Interrupted(
@@ -86,9 +100,16 @@ class World:
 
     @asynccontextmanager
     async def consuming(self) -> AsyncIterator[None]:
-        """Run the loop for the length of a block, then stop it gracefully."""
+        """Run the loop, and the one for what was given up, for a block; then stop them gracefully."""
+        loop = self.loop()
+        rescuer = Rescuer(
+            stranded=self.stranded,
+            loops={(self.consumer.stream, self.consumer.name): loop},
+            broker_gate=self._gate("stranded"),
+        )
         async with asyncio.TaskGroup() as group:
-            group.create_task(self.loop().run(self.stop))
+            group.create_task(loop.run(self.stop))
+            group.create_task(rescuer.run(self.stop))
             yield
             self.stop.set()
 
@@ -100,11 +121,12 @@ class World:
     def loop(self) -> InboxConsumer:
         reception, broker_gate = self.reception(), self._gate("broker")
         store_gate = reception.store_gate
+        handle = self._handle(store_gate)
         return InboxConsumer(
             consumer=self.consumer,
             inbox=self.inbox,
             reception=reception,
-            handle=self._handle(store_gate),
+            handle=handle,
             closing=Closing(
                 consumer=self.consumer,
                 inbox=self.inbox,
@@ -112,11 +134,12 @@ class World:
                 observer=self.observer,
                 store_gate=store_gate,
                 clock=self.clock,
+                given_back=GivenBackMessages(self.clock),
             ),
             observer=self.observer,
             broker_gate=broker_gate,
             clock=self.clock,
-            concurrency=10,
+            concurrency=CONCURRENCY,
             bytes_max=self.bytes_max,
             heartbeat_seconds=LEASE / 3,
             lease_seconds=self.lease,
@@ -129,6 +152,13 @@ class World:
                 store_gate=store_gate,
                 older_than_seconds=OVERDUE,
                 every_seconds=OVERDUE / 4,
+            ),
+            ahead=ReadAhead(
+                consumer=self.consumer,
+                health=handle.health,
+                observer=self.observer,
+                broker_gate=broker_gate,
+                clock=self.clock,
             ),
         )
 
@@ -143,11 +173,21 @@ class World:
             clock=self.clock,
             lease_seconds=self.lease,
         )
+        backoff = Backoff(base_seconds=1.0, cap_seconds=600.0, random=lambda: 0.5)
+        self.health = HandlerHealth(
+            gate=self._gate("handler"),
+            observer=self.observer,
+            clock=self.clock,
+            backoff=backoff,
+            slow_after=SLOW_AFTER,
+            per_second=PER_SECOND,
+            slow_calls_max=CONCURRENCY // 2,
+        )
         return Handle(
             handler=self.handler,
-            health=HandlerHealth(gate=self._gate("handler"), run_max=SICK_AFTER),
+            health=self.health,
             burial=burial,
-            backoff=Backoff(base_seconds=1.0, cap_seconds=600.0, random=lambda: 0.5),
+            backoff=backoff,
             attempts_max=ATTEMPTS_MAX,
         )
 

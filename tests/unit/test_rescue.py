@@ -1,202 +1,163 @@
-"""The loop that rescues what the server has given up on, on twins, in virtual time."""
+"""Messages that the server has given up on are handled like all others, on twins, in virtual time."""
 
 import asyncio
-import uuid
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Any
 
 import pytest
 
-from sea_mq_worker.adapters.memory.consumer import InMemoryConsumer
-from sea_mq_worker.adapters.memory.inbox import InboxTable, InMemoryInbox
-from sea_mq_worker.adapters.memory.observer import RecordingObserver
-from sea_mq_worker.adapters.memory.publisher import InMemoryPublisher
-from sea_mq_worker.adapters.memory.stranded import InMemoryStrandedMessages
-from sea_mq_worker.adapters.memory.stream import InMemoryStream
-from sea_mq_worker.application.burial import Burial
-from sea_mq_worker.application.gate import Gate
-from sea_mq_worker.application.reception import InHand, Reception
-from sea_mq_worker.application.rescue import Rescuer
+from sea_mq_worker.adapters.memory.handler import Answer
+from sea_mq_worker.application.reception import InHand
 from sea_mq_worker.domain.dead_letters import dead_letter_message
-from sea_mq_worker.domain.errors import BrokerUnavailableError, StoreUnavailableError
-from sea_mq_worker.domain.facts import GatePaused, GateResumed, MessageDeadLettered
+from sea_mq_worker.domain.facts import GatePaused, GateResumed, MessageDeadLettered, MessageProcessed
 from sea_mq_worker.domain.messages import DeadLetter
 from sea_mq_worker.domain.receipts import Run
-from sea_mq_worker.domain.retry import Backoff
-from tests.support.simulation import Interrupted, in_virtual_time
-
-LEASE = 60.0
-SUBJECT = "vibespro.event.vibe_created.v1"
+from tests.support.inbox_loop import ATTEMPTS_MAX, LEASE, SLOW_AFTER, SUBJECT, World, always
+from tests.support.simulation import in_virtual_time
 
 
-class World:
-    """A Rescuer with everything around it."""
+async def give_up(world: World, *, body: bytes = b"{}") -> tuple[str, InHand]:
+    """Let the server give up a message after its last delivery; return its id and that delivery."""
+    message_id = world.send(body=body)
+    [message] = await world.consumer.fetch(1)
+    await world.consumer.nak(message, delay_seconds=0)
+    await world.consumer.fetch(1)
+    assert world.consumer.given_up
+    return message_id, world.reception().take(message, received_at=world.clock())
 
-    def __init__(self, *, dead_letter_window: float = 3600.0) -> None:
-        self.clock = asyncio.get_running_loop().time
-        self.stop = asyncio.Event()
-        self.observer = RecordingObserver()
-        self.upstream = InMemoryStream(name="VIBESPRO_EVENTS", clock=self.clock)
-        self.consumer = InMemoryConsumer(
-            stream=self.upstream, name="sea__from_vibespro", clock=self.clock, max_deliver=1
-        )
-        twin = InMemoryStrandedMessages(consumer=self.consumer, clock=self.clock)
-        self.stranded: Any = Interrupted(twin, BrokerUnavailableError("no leader"))
-        self.dead_letters = InMemoryStream(
-            name="SEA_DLQ", clock=self.clock, duplicate_window_seconds=dead_letter_window
-        )
-        self.dlq = InMemoryPublisher(stream=self.dead_letters, clock=self.clock)
-        self.table = InboxTable(self.clock)
-        self.inbox: Any = Interrupted(
-            InMemoryInbox(table=self.table, worker="w1"), StoreUnavailableError("the database is away")
-        )
-        self.reception = Reception(
-            inbox=self.inbox, store_gate=self._gate("store"), observer=self.observer, lease_seconds=LEASE
-        )
 
-    async def give_up(self, *, body: bytes = b"{}", message_id: str = "") -> tuple[str, InHand]:
-        """Let the server give up a message after its last delivery; return its id and that delivery."""
-        message_id = message_id or str(uuid.uuid4())
-        self.upstream.store(SUBJECT, body, {"Nats-Msg-Id": message_id})
-        [message] = await self.consumer.fetch(1)
-        await self.consumer.nak(message, delay_seconds=0)
-        await self.consumer.fetch(1)
-        assert self.consumer.given_up
-        return message_id, self.reception.take(message, received_at=self.clock())
+async def lease(world: World, item: InHand) -> Run:
+    """Lease a message as the worker did that had the last delivery."""
+    [receipt] = await world.reception().record([item], world.stop)
+    assert isinstance(receipt, Run)
+    return receipt
 
-    async def lease(self, item: InHand) -> Run:
-        """Lease a message as the worker did that had the last delivery."""
-        [receipt] = await self.reception.record([item], self.stop)
-        assert isinstance(receipt, Run)
-        return receipt
 
-    def buried(self) -> list[tuple[str, str]]:
-        headers = [entry.headers for entry in self.dead_letters.entries()]
-        return [(found["Dlq-Message-Id"], found["Dlq-Reason"]) for found in headers]
+async def settled(world: World) -> None:
+    """Let enough time pass for several rounds; nothing may be left to rescue."""
+    await asyncio.sleep(600)
+    assert world.consumer.given_up == {}
 
-    async def settled(self) -> None:
-        """Let enough time pass for several rounds; nothing may be left to rescue."""
-        await asyncio.sleep(600)
-        assert self.consumer.given_up == {}
 
-    @asynccontextmanager
-    async def rescuing(self) -> AsyncIterator[None]:
-        """Run the loop for the length of a block, then stop it gracefully."""
-        burial = Burial(
-            context="sea",
-            inbox=self.inbox,
-            publisher=self.dlq,
-            observer=self.observer,
-            gate=self._gate("dead letters"),
-            store_gate=self.reception.store_gate,
-            clock=self.clock,
-            lease_seconds=self.reception.lease_seconds,
-        )
-        rescuer = Rescuer(
-            stranded=self.stranded,
-            reception=self.reception,
-            burial=burial,
-            broker_gate=self._gate("stranded"),
-            clock=self.clock,
-        )
-        async with asyncio.TaskGroup() as group:
-            group.create_task(rescuer.run(self.stop))
-            yield
-            self.stop.set()
-
-    def _gate(self, name: str) -> Gate:
-        backoff = Backoff(base_seconds=0.2, cap_seconds=2.0, random=lambda: 1.0)
-        return Gate(name=name, backoff=backoff, observer=self.observer, clock=self.clock)
+@pytest.mark.clause("SDS-047: max_deliver")
+@in_virtual_time
+async def test_a_message_that_was_given_up_with_attempts_left_is_handled() -> None:
+    world = World(max_deliver=1)
+    message_id, _ = await give_up(world)
+    async with world.consuming():
+        fact = await world.observer.seen(MessageProcessed)
+        await settled(world)
+    assert fact.message_id == message_id
+    assert world.buried() == []
+    assert world.handler.calls[message_id] == 1
 
 
 @pytest.mark.clause("EVT-047-002")
 @in_virtual_time
-async def test_a_message_that_was_given_up_is_dead_lettered_once() -> None:
-    world = World()
-    message_id, _ = await world.give_up()
-    async with world.rescuing():
-        fact = await world.observer.seen(MessageDeadLettered)
-        await asyncio.sleep(1)
-        assert world.consumer.given_up == {}
-        await world.settled()
-    assert (fact.message_id, fact.reason, fact.attempts) == (message_id, "EXHAUSTED", 1)
+async def test_one_that_fails_again_and_again_is_dead_lettered_once_its_attempts_are_spent() -> None:
+    world = World(max_deliver=1)
+    message_id, _ = await give_up(world)
+    world.handler.script = always(Answer(status=500))
+    async with world.consuming():
+        fact = await world.observer.seen(MessageDeadLettered, within=60.0)
+        await settled(world)
+    assert (fact.message_id, fact.reason, fact.attempts) == (message_id, "EXHAUSTED", ATTEMPTS_MAX)
+    assert world.handler.calls[message_id] == ATTEMPTS_MAX
     assert world.buried() == [(message_id, "EXHAUSTED")]
-    assert world.table.rows[message_id].dead_lettered_at is not None
+
+
+@pytest.mark.parametrize("status", [401, 503])
+@in_virtual_time
+async def test_deliveries_that_were_given_back_cost_no_message_its_life(status: int) -> None:
+    world = World(max_deliver=3)
+    ids = [world.send() for _ in range(3 * SLOW_AFTER)]
+    world.handler.script = always(Answer(status=status))
+    async with world.consuming():
+        await asyncio.sleep(900.0)
+        assert len(world.consumer.given_up) > SLOW_AFTER
+        assert world.buried() == []
+        world.handler.script = always(Answer())
+        await world.observer.seen(MessageProcessed, count=len(ids), within=10.0)
+        await settled(world)
+    assert world.buried() == []
 
 
 @in_virtual_time
-async def test_a_message_without_an_id_keeps_the_reason_that_is_its_own() -> None:
-    world = World()
-    _, item = await world.give_up(message_id="42")
-    async with world.rescuing():
+async def test_an_invalid_message_is_dead_lettered_for_the_reason_that_is_its_own() -> None:
+    world = World(max_deliver=1)
+    message_id, _ = await give_up(world, body=b"{")
+    async with world.consuming():
         await world.observer.seen(MessageDeadLettered)
-    assert world.buried() == [(item.entry.message_id, "INVALID_MESSAGE_ID")]
-
-
-@in_virtual_time
-async def test_the_body_of_a_message_that_was_given_up_is_not_looked_at() -> None:
-    world = World()
-    message_id, _ = await world.give_up(body=b"{")
-    async with world.rescuing():
-        await world.observer.seen(MessageDeadLettered)
-    assert world.buried() == [(message_id, "EXHAUSTED")]
+        await settled(world)
+    assert world.buried() == [(message_id, "INVALID_PAYLOAD")]
 
 
 @pytest.mark.clause("POL-047-003")
 @in_virtual_time
 async def test_a_message_that_was_processed_at_its_last_delivery_is_only_forgotten() -> None:
-    world = World()
-    _, item = await world.give_up()
-    run = await world.lease(item)
+    world = World(max_deliver=1)
+    _, item = await give_up(world)
+    run = await lease(world, item)
     await world.inbox.mark_processed([run.lease])
-    async with world.rescuing():
-        await world.settled()
+    async with world.consuming():
+        await settled(world)
     assert world.buried() == []
+    assert not world.handler.calls
 
 
 @in_virtual_time
 async def test_a_message_whose_last_delivery_killed_its_worker_waits_for_the_lease_to_end() -> None:
-    world = World()
-    message_id, item = await world.give_up()
-    await world.lease(item)
-    async with world.rescuing():
+    world = World(max_deliver=1)
+    message_id, item = await give_up(world)
+    await lease(world, item)
+    async with world.consuming():
         await asyncio.sleep(LEASE / 2)
-        assert world.buried() == []
-        fact = await world.observer.seen(MessageDeadLettered, within=600.0)
-        await world.settled()
-    assert fact.attempts == 1
+        assert not world.handler.calls
+        await world.observer.seen(MessageProcessed, within=600.0)
+        await settled(world)
+    assert world.row(message_id).attempts == 2
+
+
+@in_virtual_time
+async def test_a_message_that_kills_each_worker_is_dead_lettered_without_a_call() -> None:
+    world = World(max_deliver=1)
+    message_id, item = await give_up(world)
+    for _ in range(ATTEMPTS_MAX):
+        await lease(world, item)
+        await asyncio.sleep(LEASE)
+    async with world.consuming():
+        await world.observer.seen(MessageDeadLettered, within=600.0)
+        await settled(world)
     assert world.buried() == [(message_id, "EXHAUSTED")]
+    assert not world.handler.calls
 
 
 @pytest.mark.clause("CMD-052")
 @in_virtual_time
 async def test_a_dead_letter_that_a_dead_worker_had_begun_is_found_and_not_repeated() -> None:
-    world = World(dead_letter_window=10.0)
-    message_id, item = await world.give_up()
-    run = await world.lease(item)
-    await world.inbox.begin_dead_letter(run.lease, reason="EXHAUSTED", detail="")
+    world = World(max_deliver=1)
+    message_id, item = await give_up(world, body=b"{")
+    run = await lease(world, item)
+    await world.inbox.begin_dead_letter(run.lease, reason="INVALID_PAYLOAD", detail="")
     letter = DeadLetter(
         message_id=message_id,
         original_subject=SUBJECT,
-        reason="EXHAUSTED",
+        reason="INVALID_PAYLOAD",
         attempts=1,
         detail="",
         source=item.message,
     )
     message = dead_letter_message(letter, context="sea")
     await world.dlq.publish(message.subject, message.payload, message.headers)
-    async with world.rescuing():
+    async with world.consuming():
         await world.observer.seen(MessageDeadLettered, within=600.0)
-        await world.settled()
-    assert world.buried() == [(message_id, "EXHAUSTED")]
+        await settled(world)
+    assert world.buried() == [(message_id, "INVALID_PAYLOAD")]
 
 
 @pytest.mark.parametrize("lost", ["inbox", "stranded", "dead letters"])
 @in_virtual_time
 async def test_an_outage_delays_the_rescue_and_loses_nothing(lost: str) -> None:
-    world = World()
-    message_id, _ = await world.give_up()
+    world = World(max_deliver=1)
+    message_id, _ = await give_up(world, body=b"{")
 
     def set_lost(*, away: bool) -> None:
         match lost:
@@ -208,11 +169,11 @@ async def test_an_outage_delays_the_rescue_and_loses_nothing(lost: str) -> None:
                 world.dlq.connected = not away
 
     set_lost(away=True)
-    async with world.rescuing():
+    async with world.consuming():
         await world.observer.seen(GatePaused)
         await asyncio.sleep(LEASE / 2)
         set_lost(away=False)
         await world.observer.seen(GateResumed)
         await world.observer.seen(MessageDeadLettered)
-        await world.settled()
-    assert world.buried() == [(message_id, "EXHAUSTED")]
+        await settled(world)
+    assert world.buried() == [(message_id, "INVALID_PAYLOAD")]

@@ -5,6 +5,7 @@ place in max_ack_pending, and a message that reached max_deliver is given up whe
 """
 
 import asyncio
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -104,24 +105,31 @@ class InMemoryConsumer:
 
     async def ack(self, msg: InboundMessage) -> None:
         """Settle the message."""
-        self._pending.pop(msg.seq, None)
-        self._changed.set()
+        if msg.reply:
+            self._pending.pop(msg.seq, None)
+            self._changed.set()
 
     async def nak(self, msg: InboundMessage, *, delay_seconds: float) -> None:
         """Ask for redelivery after a delay."""
-        self._postpone(msg.seq, delay_seconds)
+        self._postpone(msg, delay_seconds)
 
     async def in_progress(self, msg: InboundMessage) -> None:
         """Start the message's ack_wait anew."""
-        self._postpone(msg.seq, self.ack_wait_seconds)
+        self._postpone(msg, self.ack_wait_seconds)
 
     async def left_behind(self, seqs: Sequence[int]) -> Mapping[int, InboundMessage | None]:
         """Tell what will not be delivered again; the twin knows of each message, the server not always."""
         found = {seq: self.message(seq, deliveries=0) for seq in seqs if seq not in self._pending}
         return {seq: message for seq, message in found.items() if message is None or seq <= self._last_seq}
 
+    async def ahead(self, after_seq: int, limit: int) -> Sequence[InboundMessage]:
+        """Read what is behind the messages that hold all places."""
+        behind = range(max(after_seq, self._last_seq) + 1, self._stream.last_seq + 1)
+        found = (message for seq in behind if (message := self.message(seq, deliveries=0)) is not None)
+        return [] if self._has_room() else list(itertools.islice(found, limit))
+
     def message(self, seq: int, *, deliveries: int) -> InboundMessage | None:
-        """Return a message of the stream as a delivery, or None where the stream has it no longer."""
+        """Return a message of the stream, as a delivery if it was delivered; None: it is dropped."""
         entry = self._stream.get(seq)
         if entry is None:
             return None
@@ -134,13 +142,13 @@ class InMemoryConsumer:
             headers=entry.headers,
             stored_at=_EPOCH + timedelta(seconds=entry.stored_at),
             deliveries=deliveries,
-            reply=f"{self._name}.{deliveries}.{seq}",
+            reply=f"{self._name}.{deliveries}.{seq}" if deliveries else "",
         )
 
-    def _postpone(self, seq: int, seconds: float) -> None:
-        if seq in self._pending:
+    def _postpone(self, msg: InboundMessage, seconds: float) -> None:
+        if msg.reply and msg.seq in self._pending:
             due_at = self._clock() + seconds
-            self._pending[seq] = _Pending(self._pending[seq].deliveries, due_at)
+            self._pending[msg.seq] = _Pending(self._pending[msg.seq].deliveries, due_at)
             self._changed.set()
 
     def _again(self, room: "_Room") -> list[InboundMessage]:

@@ -42,9 +42,19 @@ class InMemoryStrandedMessages:
                 return []
         return found or self._due()
 
-    async def settle(self, msg: InboundMessage) -> None:
+    async def ack(self, msg: InboundMessage) -> None:
         """Forget a message that the inbox has accounted for."""
         self._forget(msg.seq)
+
+    async def nak(self, msg: InboundMessage, *, delay_seconds: float) -> None:
+        """Return it again after a delay."""
+        if msg.seq in self._consumer.given_up:
+            self._due_at[msg.seq] = self._clock() + delay_seconds
+            self._consumer.gave_up.set()
+
+    async def in_progress(self, msg: InboundMessage) -> None:
+        """Return it again later."""
+        await self.nak(msg, delay_seconds=self._again_seconds)
 
     def _due(self) -> list[InboundMessage]:
         now = self._clock()

@@ -12,7 +12,7 @@ from nats.aio.msg import Msg
 from sea_mq_worker.adapters.nats.connection import NatsConnection, api
 from sea_mq_worker.adapters.nats.deliveries import delivery
 from sea_mq_worker.adapters.nats.errors import ApiRefusedError, plain
-from sea_mq_worker.adapters.nats.left_behind import left_behind
+from sea_mq_worker.adapters.nats.left_behind import ahead, left_behind
 from sea_mq_worker.adapters.nats.pull import End, Pulled, PullInbox
 from sea_mq_worker.domain.errors import BrokerUnavailableError, ContractError
 from sea_mq_worker.domain.messages import InboundMessage
@@ -144,6 +144,10 @@ class NatsJetStreamConsumer:
     async def left_behind(self, seqs: Sequence[int]) -> Mapping[int, InboundMessage | None]:
         """Compare with what the server says is delivered and acknowledged, and read the rest back."""
         return await left_behind(self._connection, self._stream, self._durable, seqs)
+
+    async def ahead(self, after_seq: int, limit: int) -> Sequence[InboundMessage]:
+        """Read the stream itself, while the server says that the consumer has no room."""
+        return await ahead(self._connection, self._stream, self._durable, after_seq, limit)
 
     async def close(self) -> None:
         """Stop asking; messages that nobody was given go back to the server."""

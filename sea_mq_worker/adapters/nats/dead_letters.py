@@ -14,6 +14,7 @@ from sea_mq_worker.adapters.nats.errors import ApiRefusedError
 from sea_mq_worker.domain.dead_letters import original_headers
 from sea_mq_worker.domain.errors import ContractError
 from sea_mq_worker.domain.messages import InboundMessage
+from sea_mq_worker.domain.subjects import event_type_of
 
 _NO_MESSAGE = 10037
 _AT_ONCE_MAX = 64
@@ -66,6 +67,7 @@ class LetterFilter:
 
     Attributes:
         subject: the original's, exactly.
+        event_type: the original's.
         since: dead-lettered at this time or later.
         until: dead-lettered before this time.
         error: part of the detail, capitals and small letters alike.
@@ -75,6 +77,7 @@ class LetterFilter:
     reason: str = ""
     message_id: str = ""
     subject: str = ""
+    event_type: str = ""
     consumer: str = ""
     error: str = ""
     since: datetime | None = None
@@ -250,6 +253,8 @@ def _matches(entry: DeadLetterEntry, which: LetterFilter) -> bool:
         (entry.consumer, which.consumer),
     )
     is_exact = all(wanted in {"", found} for found, wanted in exact)
+    if which.event_type and which.event_type != event_type_of(entry.original_subject):
+        return False
     return is_exact and which.error.lower() in entry.detail.lower()
 
 

@@ -9,13 +9,12 @@ import asyncio
 import json
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from operator import attrgetter
 from typing import Any
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection, api
 from sea_mq_worker.adapters.nats.consumer import NatsJetStreamConsumer
 from sea_mq_worker.adapters.nats.errors import ApiRefusedError
-from sea_mq_worker.adapters.nats.left_behind import READ_BYTES_MAX, read_back, size_of
+from sea_mq_worker.adapters.nats.left_behind import READ_BYTES_MAX, read_back, read_next, size_of
 from sea_mq_worker.domain.messages import InboundMessage
 
 _BATCH = 50
@@ -90,11 +89,18 @@ class NatsStrandedMessages:
                 self._sweep_at = now + self._sweep_seconds
         return found
 
-    async def settle(self, msg: InboundMessage) -> None:
+    async def ack(self, msg: InboundMessage) -> None:
         """Forget a message: its advisory is acknowledged, the sweep passes over it."""
         self._accounted[msg.stream, msg.consumer].add(msg.seq)
-        if msg.reply:
-            await self._advisories.ack(msg)
+        await self._advisories.ack(msg)
+
+    async def nak(self, msg: InboundMessage, *, delay_seconds: float) -> None:
+        """Have its advisory delivered again after a delay; a sweep finds what has none."""
+        await self._advisories.nak(msg, delay_seconds=delay_seconds)
+
+    async def in_progress(self, msg: InboundMessage) -> None:
+        """Keep its advisory."""
+        await self._advisories.in_progress(msg)
 
     async def close(self) -> None:
         """Stop asking for advisories."""
@@ -147,27 +153,16 @@ class NatsStrandedMessages:
                 seq += 1
             if not found:
                 self._through[name] = seq
-            message = await self._next(stream, durable, seq + 1, info["config"])
+            config = info["config"]
+            message = await read_next(
+                self._connection, stream, durable, seq + 1, config, deliveries=config["max_deliver"]
+            )
             if message is None or message.seq > delivered:
                 break
             seq = message.seq
             if seq not in accounted:
                 found.append(message)
         return found
-
-    async def _next(
-        self, stream: str, durable: str, seq: int, config: Mapping[str, Any]
-    ) -> InboundMessage | None:
-        """Read the first message from a sequence on that the consumer wants."""
-        filters = config.get("filter_subjects") or [config.get("filter_subject") or ">"]
-        reads = [
-            read_back(
-                self._connection, stream, durable, seq, deliveries=config["max_deliver"], next_of=subject
-            )
-            for subject in filters
-        ]
-        found = filter(None, await asyncio.gather(*reads))
-        return min(found, key=attrgetter("seq"), default=None)
 
     def _tell_pause(self, name: tuple[str, str], info: Mapping[str, Any]) -> None:
         """A consumer that an operator has paused looks like one that has nothing to deliver."""

@@ -22,12 +22,15 @@ from sea_mq_worker.domain.facts import (
     LeasesLost,
     LeasesReaped,
     MessageDeadLettered,
+    MessageGivenBack,
     MessageProcessed,
     MessageRetried,
     MessageSkipped,
     MessagesUnseen,
     Noticed,
     Progressed,
+    TypeResumed,
+    TypeSlowed,
     WorkerStarted,
     WorkerStopped,
 )
@@ -82,12 +85,9 @@ class MetricsObserver:
             case MessageProcessed():
                 self._message_processed(fact)
             case BatchRelayed():
-                self._batch.observe(fact.seconds)
-                self._count("outbox_released_total", amount=fact.released)
+                self._batch_relayed(fact)
             case MessageSkipped():
-                self._count("inbox_skipped_total", fact.consumer)
-                if fact.brought_by:
-                    self._count("inbox_overlapping_total", fact.consumer)
+                self._message_skipped(fact)
             case MessagesUnseen():
                 self._count("inbox_unseen_total", fact.consumer, amount=fact.count)
             case EventPostponed():
@@ -96,6 +96,10 @@ class MetricsObserver:
                 self._count("outbox_buried_total")
             case MessageRetried():
                 self._count("inbox_retried_total", fact.consumer)
+            case MessageGivenBack():
+                self._count("inbox_given_back_total", fact.consumer)
+            case TypeSlowed() | TypeResumed():
+                self._number("inbox_slow_types").value += 1 if isinstance(fact, TypeSlowed) else -1
             case MessageDeadLettered():
                 self._count("inbox_dead_lettered_total", fact.consumer, fact.reason)
             case LeasesLost():
@@ -105,8 +109,7 @@ class MetricsObserver:
             case GatePaused():
                 self._gate_paused(fact)
             case GateResumed():
-                self._gates.pop(fact.gate, None)
-                self._number("gate_paused", fact.gate).value = 0
+                self._gate_resumed(fact)
             case Noticed():
                 self._count("notices_total", fact.event)
             case WorkerStarted():
@@ -168,6 +171,7 @@ class MetricsObserver:
 
     def _begin_at_zero(self) -> None:
         """Show what can be named beforehand from the start: nobody sees the rise of what begins at 1."""
+        self._number("inbox_slow_types")
         for side in get_args(Side):
             self._number("leases_lost_total", side)
         for event in NOTICES:
@@ -211,6 +215,19 @@ class MetricsObserver:
             self._count("gate_pauses_total", fact.gate)
         self._gates[fact.gate] = (fact.reason, since)
         self._number("gate_paused", fact.gate).value = 1
+
+    def _batch_relayed(self, fact: BatchRelayed) -> None:
+        self._batch.observe(fact.seconds)
+        self._count("outbox_released_total", amount=fact.released)
+
+    def _message_skipped(self, fact: MessageSkipped) -> None:
+        self._count("inbox_skipped_total", fact.consumer)
+        if fact.brought_by:
+            self._count("inbox_overlapping_total", fact.consumer)
+
+    def _gate_resumed(self, fact: GateResumed) -> None:
+        self._gates.pop(fact.gate, None)
+        self._number("gate_paused", fact.gate).value = 0
 
     def _count(self, name: str, *labels: str, amount: int = 1) -> None:
         self._number(name, *labels).value += amount

@@ -113,6 +113,12 @@ class PostgresOperations(PostgresInspection):
         rows = await fetch(self._pool, self._sql["close_messages"], ids, note, action)
         return frozenset(row["message_id"] for row in rows)
 
+    async def resume(self, event_type: str, *, actor: str, reason: str) -> int:
+        """Note that workers shall end the slow pace of an event type, or of all by an empty one."""
+        selection = json.dumps({"event_type": event_type})
+        async with self._recorded("resume", actor, reason, selection) as action:
+            return action
+
     async def begin_purge(self, selection: Mapping[str, Any], *, actor: str, reason: str) -> int:
         """Open the record of a purge of dead letters; return it."""
         return await self._begin("purge", actor, reason, json.dumps(selection, default=str))

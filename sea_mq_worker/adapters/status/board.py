@@ -19,11 +19,14 @@ from sea_mq_worker.domain.facts import (
     GateResumed,
     LeasesLost,
     MessageDeadLettered,
+    MessageGivenBack,
     MessageProcessed,
     MessageRetried,
     MessagesUnseen,
     Noticed,
     Progressed,
+    TypeResumed,
+    TypeSlowed,
     WorkerStarted,
 )
 
@@ -85,6 +88,12 @@ class Board:
                 self._trouble("outbox", "DEAD", fact.error)
             case MessageRetried():
                 self._trouble("inbox", "tried again", fact.error)
+            case MessageGivenBack():
+                self._trouble("inbox", "given back", fact.error)
+            case TypeSlowed():
+                self._add_news("bad", f"{fact.event_type}: {fact.reason}")
+            case TypeResumed():
+                self._add_news("good", f"{fact.event_type}: at full speed again, for {fact.why}")
             case MessageDeadLettered():
                 self._trouble("inbox", "dead letter", fact.reason)
             case LeasesLost():
@@ -95,8 +104,7 @@ class Board:
             case GatePaused():
                 self._pause(fact)
             case GateResumed():
-                self.paused.pop(fact.gate, None)
-                self._add_news("good", f"{fact.gate}: works again, after {fact.paused_seconds:.1f} s")
+                self._resume(fact)
             case Noticed():
                 self._notice(fact)
             case Progressed():
@@ -120,6 +128,10 @@ class Board:
         since = before.since if before else self._now()
         self.paused[fact.gate] = Pause(reason=fact.reason, since=since)
         self._add_news("bad", f"{fact.gate}: {fact.reason}")
+
+    def _resume(self, fact: GateResumed) -> None:
+        self.paused.pop(fact.gate, None)
+        self._add_news("good", f"{fact.gate}: works again, after {fact.paused_seconds:.1f} s")
 
     def _notice(self, fact: Noticed) -> None:
         if fact.event == "waiting":

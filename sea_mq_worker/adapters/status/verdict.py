@@ -43,6 +43,10 @@ class Side:
     done: int = 0
 
 
+_SLOW_TYPES = "slow event types"
+_ENDS_SLOW = ("sea-mq-worker inbox resume", "sea-mq-worker dlq redrive --dlq-reason REJECTED")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
     """A consumer that somebody has paused, although it has something to deliver."""
@@ -86,7 +90,7 @@ class Situation:
 
 def judge(situation: Situation) -> Verdict:
     """Return the first that holds, the most urgent first."""
-    rules = (_stopping, _starting, _paused, _held, _stale, _behind, _dead, _empty)
+    rules = (_stopping, _starting, _slow, _paused, _held, _stale, _behind, _dead, _empty)
     return next((verdict for rule in rules if (verdict := rule(situation))), _working(situation))
 
 
@@ -115,6 +119,15 @@ def _starting(situation: Situation) -> Verdict | None:
         causes=(Cause(part="start", reason=situation.reasons["start"], since=situation.since["start"]),),
         helps=(_DOCTOR,) if situation.waiting_for else (),
     )
+
+
+def _slow(situation: Situation) -> Verdict | None:
+    """Only some event types are in trouble."""
+    if set(situation.reasons) != {_SLOW_TYPES}:
+        return None
+    cause = Cause(part=_SLOW_TYPES, reason=situation.reasons[_SLOW_TYPES], since=situation.since[_SLOW_TYPES])
+    text = "The handler fails message after message of some event types. All others go on."
+    return Verdict(level=Level.BAD, state="Slow", text=text, causes=(cause,), helps=_ENDS_SLOW)
 
 
 def _paused(situation: Situation) -> Verdict | None:

@@ -5,14 +5,20 @@ from sea_mq_worker.adapters.nats.consumer import NatsJetStreamConsumer
 from sea_mq_worker.adapters.nats.publisher import NatsJetStreamPublisher
 from sea_mq_worker.adapters.nats.stranded import NatsStrandedMessages
 from sea_mq_worker.adapters.postgres.inbox import PostgresInboxAdapter
+from sea_mq_worker.adapters.postgres.resumptions import PostgresResumptions
+from sea_mq_worker.application.ahead import ReadAhead
 from sea_mq_worker.application.burial import Burial
 from sea_mq_worker.application.closing import Closing
 from sea_mq_worker.application.gate import Gate
-from sea_mq_worker.application.handling import Handle, HandlerHealth
+from sea_mq_worker.application.given_back import GivenBackMessages
+from sea_mq_worker.application.handling import Handle
+from sea_mq_worker.application.health import HandlerHealth
 from sea_mq_worker.application.inbox import InboxConsumer
 from sea_mq_worker.application.leftovers import Leftovers
+from sea_mq_worker.application.readiness import SLOW_TYPES
 from sea_mq_worker.application.reception import Reception
 from sea_mq_worker.application.rescue import Rescuer
+from sea_mq_worker.application.resuming import Resuming
 from sea_mq_worker.application.supervisor import Loop
 from sea_mq_worker.bootstrap.connections.handler import open_handler
 from sea_mq_worker.bootstrap.connections.postgres import open_pool
@@ -22,12 +28,15 @@ from sea_mq_worker.bootstrap.worker.sharing import share_inbox
 from sea_mq_worker.bootstrap.worker.telemetry import traced_handler
 from sea_mq_worker.bootstrap.worker.unseen import unseen_looks
 from sea_mq_worker.domain.facts import Noticed
+from sea_mq_worker.domain.retry import Backoff
 from sea_mq_worker.ports.inbox import InboxRepository
 from sea_mq_worker.settings import ConsumerSettings, SettingsError
 
 _PROBE_MAX_SECONDS = 2.0
 _SICK_PROBE_MAX_SECONDS = 5.0
 _HEARTBEATS_PER_LEASE = 3
+_RESUME_SECONDS = 2.0
+"""How often what operators resumed is asked for, while an event type is slow."""
 _LEFTOVERS_SECONDS = 60.0
 """How often messages without a delivery are looked for, at the rarest."""
 
@@ -53,17 +62,23 @@ async def inbound_loops(base: Base) -> tuple[NatsConnection, dict[str, Loop]]:
     consumers = [await _consumer(base, connection, durable) for durable in s.consumers]
     loops["consumers of the inbox"] = await share_inbox(base, pool, consumers, store_gate)
     loops["unseen messages"] = await unseen_looks(base, connection, pool, store_gate)
+    consuming = {}
     for consumer in consumers:
         loop = _inbox_loop(base, consumer, inbox, reception, handle)
+        consuming[consumer.stream, consumer.name] = loop
         loops[f"inbox {consumer.name}"] = loop.run
     rescuer = Rescuer(
         stranded=await _stranded(base, connection),
-        reception=reception,
-        burial=burial,
+        loops=consuming,
         broker_gate=base.gate("stranded messages", cap_seconds=_PROBE_MAX_SECONDS),
-        clock=base.clock,
     )
-    return connection, loops | {"rescue": rescuer.run}
+    resuming = Resuming(
+        resumptions=PostgresResumptions(pool=pool),
+        health=handle.health,
+        observer=base.observer,
+        seconds=_RESUME_SECONDS,
+    )
+    return connection, loops | {"rescue": rescuer.run, "resume": resuming.run}
 
 
 def _inbox_loop(
@@ -82,6 +97,7 @@ def _inbox_loop(
         observer=base.observer,
         store_gate=reception.store_gate,
         clock=base.clock,
+        given_back=GivenBackMessages(base.clock),
     )
     return InboxConsumer(
         consumer=consumer,
@@ -98,6 +114,15 @@ def _inbox_loop(
         lease_seconds=s.inbox_lease_seconds,
         siblings=frozenset(durable.durable for durable in s.consumers),
         leftovers=_leftovers(base, consumer, inbox, broker_gate, reception.store_gate),
+        ahead=_ahead(base, consumer, broker_gate, handle.health),
+    )
+
+
+def _ahead(
+    base: Base, consumer: NatsJetStreamConsumer, broker_gate: Gate, health: HandlerHealth
+) -> ReadAhead:
+    return ReadAhead(
+        consumer=consumer, health=health, observer=base.observer, broker_gate=broker_gate, clock=base.clock
     )
 
 
@@ -161,14 +186,33 @@ def _handle(base: Base, burial: Burial) -> Handle:
     http = open_handler(s, concurrency=s.handler_concurrency * len(s.consumers))
     base.stack.push_async_callback(http.close)
     handler = traced_handler(base, http) if s.tracing else http
-    gate = base.gate("handler", cap_seconds=_SICK_PROBE_MAX_SECONDS)
     return Handle(
         handler=handler,
-        health=HandlerHealth(gate=gate, run_max=s.handler_sick_after),
+        health=_health(base),
         burial=burial,
-        backoff=base.backoff(base_seconds=s.inbox_backoff_seconds, cap_seconds=s.inbox_backoff_max_seconds),
+        backoff=_backoff(base),
         attempts_max=s.inbox_attempts_max,
     )
+
+
+def _health(base: Base) -> HandlerHealth:
+    s = base.settings
+    health = HandlerHealth(
+        gate=base.gate("handler", cap_seconds=_SICK_PROBE_MAX_SECONDS),
+        observer=base.observer,
+        clock=base.clock,
+        backoff=_backoff(base),
+        slow_after=s.handler_slow_after,
+        per_second=s.handler_slow_failures_per_second,
+        slow_calls_max=max(1, s.handler_concurrency * len(s.consumers) // 2),
+    )
+    base.readiness.check(SLOW_TYPES, health.reasons)
+    return health
+
+
+def _backoff(base: Base) -> Backoff:
+    s = base.settings
+    return base.backoff(base_seconds=s.inbox_backoff_seconds, cap_seconds=s.inbox_backoff_max_seconds)
 
 
 async def _consumer(

@@ -158,6 +158,21 @@ METRICS = (
         ("consumer",),
     ),
     Metric(
+        "sea_mq_inbox_given_back_total",
+        "counter",
+        "{message}",
+        "Messages given back without an attempt: of a slow event type, or because the worker stopped.",
+        "An event type fails: the log's type_slowed names it; mend the handler, then `inbox resume`.",
+        ("consumer",),
+    ),
+    Metric(
+        "sea_mq_inbox_slow_types",
+        "gauge",
+        "{type}",
+        "Event types that have a slow pace, because different messages in a row had no effect.",
+        "Above 0: mend the handler; the log's type_slowed names the type and what to do.",
+    ),
+    Metric(
         "sea_mq_inbox_dead_lettered_total",
         "counter",
         "{message}",

@@ -1,0 +1,118 @@
+"""Failing messages hold no places: healthy ones behind them are handled within seconds; nothing is lost."""
+
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from sea_mq_worker.settings import Settings
+from tests.support.handlers import answer
+from tests.support.jetstream import SECOND, store
+from tests.support.site import FAST, Site, SiteWith
+from tests.support.waiting import eventually
+
+QUICK: dict[str, Any] = {
+    "handler_concurrency": 10,
+    "handler_slow_after": 5,
+    "handler_slow_failures_per_second": 20,
+}
+SHIPPED = {name: Settings.model_fields[name].get_default() for name in FAST}
+
+
+def fail(at: Site, status: int, bad: list[str]) -> None:
+    at.effects.script |= dict.fromkeys(bad, answer(status))
+
+
+def taken(at: Site, messages: list[str]) -> Callable[[], bool]:
+    return lambda: set(messages) <= set(at.effects.taken)
+
+
+def mend(at: Site) -> None:
+    """Let the handler take every message from now on."""
+    at.effects.script.clear()
+
+
+@pytest.mark.fault("N19")
+@pytest.mark.parametrize("status", [422, 503, 401])
+async def test_healthy_messages_behind_failing_ones_are_handled_within_seconds(
+    site_with: SiteWith, status: int
+) -> None:
+    async with site_with(consumer={"max_ack_pending": 10}, **QUICK) as at:
+        bad, good = await at.send(60), await at.send(20)
+        fail(at, status, bad)
+        async with at.worker() as worker:
+            await eventually(taken(at, good), within=10.0, what="the healthy messages are handled")
+            if status != 422:
+                mend(at)
+            await at.quiet()
+            await worker.ready()
+        await at.audit(buried=frozenset(bad if status == 422 else ()))
+        assert all(at.effects.calls[message] == 1 for message in good)
+
+
+@pytest.mark.fault("N19")
+async def test_a_failing_event_type_stops_no_other(site_with: SiteWith) -> None:
+    """And what the server gave up meanwhile, because it came so often, is handled like the rest."""
+    async with site_with(consumer={"max_ack_pending": 10, "max_deliver": 16}, **QUICK) as at:
+        bad = await at.send(30)
+        fail(at, 503, bad)
+        async with at.worker(inbox_backoff_max_seconds=0.2) as worker:
+            await worker.answers(503, "made: the handler answered 503")
+            for _ in range(3):
+                other = f"{at.target.upstream}.event.renamed.v1"
+                before = sum(at.effects.taken.values())
+                await store(at.broker, other, headers={"Nats-Msg-Id": str(uuid.uuid4())})
+                await eventually(
+                    lambda before=before: sum(at.effects.taken.values()) > before, what="it is handled"
+                )
+            mend(at)
+            await eventually(taken(at, bad), what="all are handled once the handler is mended")
+            await at.quiet()
+        assert not await at.dead_letters()
+
+
+@pytest.mark.fault("N19")
+async def test_an_operator_ends_the_slow_pace_of_a_running_worker(shared: Site) -> None:
+    """The handler is mended, and nothing would be asked about again for minutes."""
+    messages = await shared.send(20)
+    shared.effects.script |= dict.fromkeys(messages, answer(429, retry_after="1"))
+    quick = {
+        "handler_slow_after": 5,
+        "handler_slow_failures_per_second": 0.01,
+        "inbox_backoff_max_seconds": 600,
+    }
+    async with shared.worker(**quick) as worker:
+        await worker.tells("type_slowed")
+        await eventually(lambda: set(shared.effects.calls) == set(messages), what="all are asked about")
+        mend(shared)
+        resume = ("inbox", "resume", "--type", "made", "--reason", "mended")
+        async with shared.worker(*resume, name="operator") as command:
+            assert await command.ended() == 0
+        await shared.quiet()
+    await shared.audit()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("status", [422, 503, 401])
+async def test_three_hundred_failing_messages_as_shipped(site_with: SiteWith, status: int) -> None:
+    shipped = {"ack_wait": 120 * SECOND, "max_ack_pending": 50, "max_deliver": 20}
+    async with site_with(consumer=shipped, **SHIPPED) as at:
+        bad, good = await at.send(300), await at.send(100)
+        fail(at, status, bad)
+        async with at.worker() as worker:
+            await worker.tells("worker_started")
+            began = time.monotonic()
+            await eventually(taken(at, good), within=30.0, what="the healthy messages are handled")
+            healthy_seconds = time.monotonic() - began
+            if status != 422:
+                mend(at)
+            await at.quiet(within=1000.0)
+            ended_seconds = time.monotonic() - began
+        await at.audit(buried=frozenset(bad if status == 422 else ()))
+        print(  # noqa: T201 - what it is for
+            f"{status}: 100 healthy ones after {healthy_seconds:.1f} s, all ended after {ended_seconds:.1f} s"
+        )
+        assert healthy_seconds < 10.0

@@ -1,0 +1,267 @@
+"""Event types that the handler fails again and again, on twins, in virtual time."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sea_mq_worker.adapters.memory.handler import Answer, Behaviour
+from sea_mq_worker.adapters.memory.resumptions import InMemoryResumptions
+from sea_mq_worker.application.resuming import Resuming
+from sea_mq_worker.domain.errors import ContractError
+from sea_mq_worker.domain.facts import (
+    MessageDeadLettered,
+    MessageGivenBack,
+    MessageProcessed,
+    MessageRetried,
+    Noticed,
+    TypeResumed,
+    TypeSlowed,
+)
+from sea_mq_worker.domain.messages import HandlerRequest
+from tests.support.inbox_loop import (
+    ATTEMPTS_MAX,
+    CONCURRENCY,
+    PER_SECOND,
+    SLOW_AFTER,
+    SUBJECT,
+    World,
+    always,
+)
+from tests.support.simulation import in_virtual_time
+
+OTHER = "vibespro.event.vibe_renamed.v1"
+HOUR = 3600.0
+
+
+def failing(status: int, bad: set[str]) -> Callable[[HandlerRequest, int], Behaviour]:
+    return lambda request, _call: Answer(status=status if request.message_id in bad else 200)
+
+
+@asynccontextmanager
+async def resuming(world: World, resumed: Any = None) -> AsyncIterator[InMemoryResumptions]:
+    """Look every second for what operators resume, for the length of a block."""
+    resumptions: Any = InMemoryResumptions(world.clock)
+    if resumed is not None:
+        resumptions = SimpleNamespace(resumed=resumed)
+    await asyncio.sleep(0)
+    loop = Resuming(resumptions=resumptions, health=world.health, observer=world.observer, seconds=1.0)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(loop.run(world.stop))
+        yield resumptions
+        world.stop.set()
+
+
+def tight() -> World:
+    """A durable with as many places as the worker: what is given back holds them."""
+    return World(max_ack_pending=CONCURRENCY)
+
+
+@pytest.mark.clause("POL-047-006")
+@in_virtual_time
+async def test_every_rejected_message_is_dead_lettered_at_a_bounded_rate() -> None:
+    world = tight()
+    bad = {world.send() for _ in range(60)}
+    world.handler.script = always(Answer(status=422))
+    async with world.consuming():
+        await world.observer.seen(TypeSlowed)
+        began = world.clock()
+        await asyncio.sleep(20)
+        assert SLOW_AFTER <= len(world.buried()) <= SLOW_AFTER + 2 + 20 * PER_SECOND
+        await world.observer.seen(MessageDeadLettered, count=len(bad), within=120.0)
+        assert world.clock() - began <= 90.0
+    assert {message_id for message_id, _ in world.buried()} == bad
+    assert {reason for _, reason in world.buried()} == {"REJECTED"}
+
+
+@pytest.mark.parametrize("status", [422, 503, 401])
+@in_virtual_time
+async def test_healthy_messages_behind_failing_ones_are_handled_within_seconds(status: int) -> None:
+    world = tight()
+    bad = {world.send() for _ in range(300)}
+    good = {world.send() for _ in range(100)}
+    world.handler.script = failing(status, bad)
+    async with world.consuming():
+        await world.observer.seen(MessageProcessed, count=len(good), within=10.0)
+    assert {fact.message_id for fact in world.observer.of(MessageProcessed)} == good
+
+
+@pytest.mark.parametrize("status", [422, 503])
+@in_virtual_time
+async def test_a_failing_type_stops_no_other(status: int) -> None:
+    world = tight()
+    bad = {world.send() for _ in range(1000)}
+    world.handler.script = failing(status, bad)
+    async with world.consuming():
+        await world.observer.seen(TypeSlowed)
+        for _ in range(5):
+            good = [world.send(subject=OTHER) for _ in range(20)]
+            await world.observer.seen(MessageProcessed, lambda fact, last=good[-1]: fact.message_id == last)
+    assert [fact.event_type for fact in world.observer.of(TypeSlowed)] == ["vibe_created"]
+
+
+@in_virtual_time
+async def test_while_the_whole_handler_is_sick_no_attempt_counts() -> None:
+    world = World(max_ack_pending=CONCURRENCY, max_deliver=-1)
+    ids = [world.send() for _ in range(40)]
+    world.handler.script = always(Answer(status=503))
+    async with world.consuming():
+        await asyncio.sleep(HOUR / 6)
+        assert world.buried() == []
+        assert max(row.attempts for row in world.table.rows.values()) <= 2
+        world.handler.script = always(Answer())
+        await world.observer.seen(MessageProcessed, count=len(ids), within=10.0)
+        resumed = await world.observer.seen(TypeResumed)
+    assert resumed.slow_seconds > HOUR / 7
+
+
+@in_virtual_time
+async def test_where_the_handler_works_for_others_attempts_are_spent_one_after_the_other() -> None:
+    world = tight()
+    bad = {world.send() for _ in range(20)}
+    world.handler.script = failing(503, bad)
+    async with world.consuming():
+        await world.observer.seen(TypeSlowed)
+        while len(world.buried()) < len(bad):
+            world.send(subject=OTHER)
+            await asyncio.sleep(5.0)
+            assert world.clock() < HOUR
+    assert {reason for _, reason in world.buried()} == {"EXHAUSTED"}
+    counted = [fact for fact in world.observer.of(MessageRetried) if fact.message_id in bad]
+    assert len(counted) == len(bad) * (ATTEMPTS_MAX - 1)
+
+
+@in_virtual_time
+async def test_a_broken_handler_is_called_ever_more_rarely() -> None:
+    world = tight()
+    for _ in range(4000):
+        world.send()
+    world.handler.script = always(Answer(status=500))
+    async with world.consuming():
+        calls = []
+        for _ in range(3):
+            before = len(world.handler.requests)
+            await asyncio.sleep(10.0)
+            calls.append((len(world.handler.requests) - before) / 10.0)
+    assert calls[0] > calls[1] > calls[2]
+    assert calls[2] < 30.0
+
+
+@in_virtual_time
+async def test_what_was_given_back_comes_at_once_when_the_handler_works_again() -> None:
+    world = World()
+    ids = [world.send() for _ in range(30)]
+    world.handler.script = always(Answer(status=500))
+    async with world.consuming():
+        await world.observer.seen(MessageGivenBack, count=25)
+        world.handler.script = always(Answer())
+        await world.observer.seen(TypeResumed)
+        began = world.clock()
+        await world.observer.seen(MessageProcessed, count=len(ids))
+        assert world.clock() - began < 2.0
+
+
+@pytest.mark.parametrize("event_type", ["vibe_created", ""])
+@in_virtual_time
+async def test_an_operator_ends_the_slow_pace(event_type: str) -> None:
+    world = World()
+    for _ in range(30):
+        world.send()
+    world.handler.script = always(Answer(status=422))
+    async with world.consuming(), resuming(world) as resumptions:
+        resumptions.resume(event_type)
+        await world.observer.seen(MessageGivenBack, count=25)
+        before = len(world.buried())
+        await asyncio.sleep(1.5)
+        assert world.observer.of(TypeResumed) == [], "it was resumed before it was slow"
+        resumptions.resume("another")
+        resumptions.resume(event_type)
+        await world.observer.seen(TypeResumed)
+        await asyncio.sleep(0.5)
+        assert len(world.buried()) >= before + SLOW_AFTER - 1
+        await asyncio.sleep(5.0)
+    assert [fact.why for fact in world.observer.of(TypeResumed)] == ["an operator resumed it"]
+
+
+@in_virtual_time
+async def test_who_may_not_read_what_is_resumed_is_told_once() -> None:
+    world = World()
+    for _ in range(30):
+        world.send()
+    world.handler.script = always(Answer(status=422))
+
+    async def forbidden(*, within_seconds: float) -> None:
+        raise ContractError(f"no permission to read {within_seconds} s")
+
+    async with world.consuming(), resuming(world, forbidden):
+        await world.observer.seen(Noticed)
+        await asyncio.sleep(10.0)
+    assert [fact.event for fact in world.observer.of(Noticed)] == ["resume_not_readable"]
+
+
+@in_virtual_time
+async def test_a_message_of_a_slow_type_is_asked_about_no_sooner_than_the_handler_asked() -> None:
+    world = World(max_ack_pending=2 * SLOW_AFTER)
+    asked: dict[str, list[float]] = {world.send(): [] for _ in range(5 * SLOW_AFTER)}
+
+    def script(request: HandlerRequest, call: int) -> Behaviour:
+        asked[request.message_id].append(world.clock())
+        return Answer(status=429 if call == 1 else 200, retry_after_seconds=90.0)
+
+    world.handler.script = script
+    async with world.consuming():
+        await world.observer.seen(TypeSlowed)
+        await world.observer.seen(MessageProcessed, count=len(asked), within=400.0)
+    assert all(second - first >= 90.0 for first, second in asked.values())
+
+
+@in_virtual_time
+async def test_a_type_of_which_nothing_fails_any_more_is_not_slow() -> None:
+    world = World()
+    for _ in range(2 * SLOW_AFTER):
+        world.send()
+    world.handler.script = always(Answer(status=422))
+    async with world.consuming():
+        await world.observer.seen(MessageDeadLettered, count=2 * SLOW_AFTER, within=60.0)
+        assert "`sea-mq-worker inbox resume --type vibe_created --reason mended`" in world.health.reasons()
+        await asyncio.sleep(301.0)
+        assert world.health.reasons() == ""
+
+
+@in_virtual_time
+async def test_who_may_not_read_the_stream_is_told_once_and_works_on() -> None:
+    world = tight()
+
+    async def forbidden(_after_seq: int, _limit: int) -> None:
+        raise ContractError("no permission")
+
+    world.consumer.ahead = forbidden  # type: ignore[assignment, method-assign]
+    bad = {world.send() for _ in range(2 * CONCURRENCY)}
+    world.send(subject=OTHER)
+    world.handler.script = failing(422, bad)
+    async with world.consuming():
+        await world.observer.seen(MessageProcessed, within=60.0)
+    assert [fact.event for fact in world.observer.of(Noticed)] == ["not_read_ahead"]
+
+
+@in_virtual_time
+async def test_what_was_read_ahead_is_acknowledged_without_a_call_when_it_is_delivered() -> None:
+    world = tight()
+    bad = {world.send() for _ in range(3 * CONCURRENCY)}
+    good = world.send(subject=OTHER)
+    world.handler.script = failing(422, bad)
+    async with world.consuming():
+        await world.observer.seen(MessageProcessed)
+        seq = len(bad) + 1
+        assert seq not in world.consumer.acked
+        await world.observer.seen(MessageDeadLettered, count=len(bad), within=120.0)
+        await asyncio.sleep(5.0)
+        assert seq in world.consumer.acked
+    assert world.handler.calls[good] == 1
+
+
+def test_the_subject_is_of_the_type_that_the_tests_name() -> None:
+    assert SUBJECT.split(".")[2] == "vibe_created"
