@@ -31,5 +31,5 @@ async def acknowledged(pool: asyncpg.Pool, stream: str) -> Acknowledged:
     """Look at the latest rows and some others; raises what ``translated`` raises."""
     sql = load_queries("ghosts", "acknowledged")["acknowledged"]
     [row] = await fetch(pool, sql, stream, _PAGES, _SOME)
-    some = [(event_id, int(seq)) for event_id, seq in (one.split() for one in row["some"])]
+    some = tuple((event_id, int(seq)) for event_id, seq in (one.split() for one in row["some"]))
     return Acknowledged(greatest=row["greatest"] or 0, shared=row["shared"], some=some)

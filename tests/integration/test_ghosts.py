@@ -1,0 +1,84 @@
+"""Rows that are PUBLISHED against what their stream has, by a bounded look."""
+
+from collections.abc import AsyncIterator
+
+import asyncpg
+import pytest
+
+from sea_mq_worker.adapters.nats.ghosts import lost_since
+from sea_mq_worker.adapters.postgres.connection import OPERATOR_HINTS
+from sea_mq_worker.adapters.postgres.ghosts import Acknowledged, acknowledged
+from tests.support.jetstream import connected, create_stream, store
+from tests.support.partitions import partition_outbox
+from tests.support.rows import opened
+from tests.support.servers import Database
+
+WRITE = """
+INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload)
+SELECT gen_random_uuid(), 'order', 'o-1', 'order.created', '{}' FROM generate_series(1, $1::int)
+"""
+CLAIM = (
+    "UPDATE outbox_events SET state = 'CLAIMED', claimed_at = now(), claimed_by = 'w', publish_attempts = 1"
+)
+PUBLISH = """
+UPDATE outbox_events SET state = 'PUBLISHED', claimed_at = NULL, claimed_by = NULL, published_at = now(),
+       stream = $1, stream_seq = seq
+"""
+
+
+@pytest.fixture
+async def pool(database: Database) -> AsyncIterator[asyncpg.Pool]:
+    async with opened(database, hints=OPERATOR_HINTS) as pool:
+        yield pool
+
+
+async def publish(pool: asyncpg.Pool, count: int) -> None:
+    await pool.execute(WRITE, count)
+    await pool.execute(f"{CLAIM} WHERE state = 'PENDING'")
+    await pool.execute(f"{PUBLISH} WHERE state = 'CLAIMED'", "S")
+
+
+async def test_a_table_without_published_events_says_nothing(pool: asyncpg.Pool) -> None:
+    await pool.execute(WRITE, 3)
+
+    assert await acknowledged(pool, "S") == Acknowledged()
+
+
+@pytest.mark.parametrize("in_partitions", [False, True])
+async def test_the_greatest_sequence_of_a_stream_is_seen(
+    pool: asyncpg.Pool, database: Database, in_partitions: bool
+) -> None:
+    if in_partitions:
+        await partition_outbox(database.dsn)
+    await publish(pool, 50)
+
+    seen = await acknowledged(pool, "S")
+
+    assert (seen.greatest, seen.shared, len(seen.some)) == (50, 0, 3)
+    assert await acknowledged(pool, "OTHER") == Acknowledged()
+
+
+async def test_the_latest_rows_of_a_large_table_are_among_those_that_are_read(pool: asyncpg.Pool) -> None:
+    await publish(pool, 30_000)
+    assert await pool.fetchval("SELECT pg_relation_size('outbox_events') / 8192") > 400, "all of it is read"
+
+    assert (await acknowledged(pool, "S")).greatest == 30_000
+
+
+async def test_a_stream_that_was_rolled_back_and_went_on_is_known_by_sequences_that_rows_share(
+    pool: asyncpg.Pool, nats_url: str, names: str
+) -> None:
+    await publish(pool, 10)
+    await pool.execute("UPDATE outbox_events SET stream_seq = stream_seq - 3 WHERE seq > 6")
+    rows = await acknowledged(pool, "S")
+    async with connected(nats_url) as connection:
+        await create_stream(connection, names, f"{names}.>")
+        for _ in range(7):
+            await store(connection, f"{names}.made", b"{}", {})
+
+        told = await lost_since(connection, names, greatest=rows.greatest, shared=rows.shared, some=())
+        well = await lost_since(connection, names, greatest=7, shared=0, some=())
+
+    assert (rows.greatest, rows.shared) == (7, 3)
+    assert told.startswith("3 rows name a sequence that")
+    assert well == ""
