@@ -81,6 +81,17 @@ async def test_a_dead_head_holds_its_key_where_that_is_wanted(world: World, hold
         assert ids(await relay.find_unpublished(batch_max=9)) == [dead, follower]
 
 
+async def test_a_dead_event_does_not_hold_what_comes_before_it(world: World) -> None:
+    relay = world.relay(ordered=True, hold_dead_keys=True)
+    first, second = [await world.add(key="a") for _ in range(2)]
+    claim = await relay.find_unpublished(batch_max=9)
+    head, dead = postponed(claim)[0], buried(claim)[1]
+    await relay.increment_attempts(claim, [head, dead])
+
+    assert ids(await relay.find_unpublished(batch_max=9)) == [first]
+    assert (await world.row(second)).state == "DEAD"
+
+
 @pytest.mark.clause("event-model: events with the same ordering key MUST be processed in order")
 async def test_a_reaped_run_keeps_its_order(world: World) -> None:
     relay = world.relay(ordered=True, lease_seconds=SHORT_SECONDS)

@@ -261,13 +261,17 @@ async def test_an_expired_lease_is_ended_and_its_event_comes_again(world: World)
 
 
 @pytest.mark.clause("design: a row that kills the process again and again ends DEAD")
-async def test_leases_that_run_out_spend_the_events_life(world: World) -> None:
-    event_id = await world.add()
-    relay = world.relay(lease_seconds=SHORT_SECONDS, failures_max=1)
-    await relay.find_unpublished(batch_max=1)
-    await world.pass_time(SHORT_SECONDS * 2)
-    await relay.reap()
-    assert (await world.row(event_id)).state == "DEAD"
+@pytest.mark.parametrize("key", [None, "a"])
+async def test_leases_that_run_out_spend_the_events_life(world: World, key: str | None) -> None:
+    event_id = await world.add(key=key)
+    relay = world.relay(ordered=key is not None, lease_seconds=SHORT_SECONDS, failures_max=2)
+    for failures, state in ((1, "PENDING"), (2, "DEAD")):
+        await world.make_due(event_id)
+        await relay.find_unpublished(batch_max=1)
+        await world.pass_time(SHORT_SECONDS * 2)
+        await relay.reap()
+        row = await world.row(event_id)
+        assert (row.state, row.failures) == (state, failures)
 
 
 async def test_one_reaper_serves_both_lanes(world: World) -> None:

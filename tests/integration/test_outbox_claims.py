@@ -144,6 +144,17 @@ async def test_four_relays_that_fail_and_vanish_keep_every_keys_order(pool: asyn
     assert all(seqs == sorted(seqs) for seqs in first.values())
 
 
+@pytest.mark.clause("event-model: events with the same ordering key MUST be processed in order")
+async def test_nothing_behind_a_head_that_another_session_has_locked_is_claimed(pool: asyncpg.Pool) -> None:
+    """It may be on its way to a state in which it blocks its key."""
+    await add(pool, 3, keys=1)
+    adapter = relay(pool, "w", ordered=True)
+    async with pool.acquire() as other, other.transaction():
+        await other.execute("SELECT FROM outbox_events ORDER BY seq LIMIT 1 FOR UPDATE")
+        assert (await adapter.find_unpublished(batch_max=9)).events == ()
+    assert len((await adapter.find_unpublished(batch_max=9)).events) == 3
+
+
 @pytest.mark.clause("store-contract: claiming MUST be safe under concurrent access")
 @pytest.mark.parametrize("ordered", [False, True])
 async def test_no_event_is_leased_twice_within_its_lease(pool: asyncpg.Pool, ordered: bool) -> None:

@@ -98,7 +98,8 @@ def kept(spark: SparkSession, lake: str) -> dict[str, dict[str, Any]]:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, datetime):
-        return value.astimezone(UTC).replace(tzinfo=None)
+        moment = value.astimezone(UTC) if value.tzinfo else value  # what is endless has no time zone
+        return moment.replace(tzinfo=None)
     return value if value is None or isinstance(value, int) else str(value)
 
 

@@ -1,12 +1,16 @@
 """A search for a doubtful event that cannot be made, or takes more than one claim."""
 
+import asyncio
+from collections.abc import Mapping, Sequence
+
 import pytest
 
 from sea_mq_worker.adapters.memory.publisher import Fault
 from sea_mq_worker.domain.errors import BrokerUnavailableError
-from sea_mq_worker.domain.facts import EventPostponed, GatePaused, Noticed
+from sea_mq_worker.domain.facts import BatchRelayed, EventPostponed, GatePaused, Noticed
+from sea_mq_worker.domain.searches import SearchResult, Wanted
 from tests.support.simulation import Interrupted, in_virtual_time
-from tests.unit.test_relay import World
+from tests.unit.test_relay import LEASE, World
 
 
 @pytest.mark.clause("delivery: no second copy after the duplicate window where that can be told")
@@ -53,3 +57,26 @@ async def test_a_search_that_takes_longer_than_a_claim_goes_on_and_holds_up_nobo
     events = [name for name in world.stored() if name in {"a", "behind"}]
     assert events == ["a", "behind"]
     assert world.row("a").failures == 0
+
+
+@in_virtual_time
+async def test_a_worker_that_stalled_in_its_search_sends_nothing() -> None:
+    """Its claim may be another worker's by then."""
+    world = World(window=10.0, delay=60.0)
+    world.table.add("a")
+    world.faults["a"] = Fault.LOST
+    find = world.publisher.find
+
+    async def stall(wanted: Sequence[Wanted]) -> Mapping[str, SearchResult]:
+        await asyncio.sleep(LEASE - 20.0)
+        return dict(await find(wanted))
+
+    async with world.relaying():
+        await world.observer.seen(EventPostponed)
+        world.publisher.find = stall
+        await world.observer.seen(BatchRelayed, lambda fact: fact.released == 1, within=600.0)
+        assert world.sent == ["a"]
+        del world.faults["a"]
+        world.publisher.find = find
+        await world.published(1)
+    assert world.sent == ["a", "a"]
