@@ -144,7 +144,6 @@ async def test_four_relays_that_fail_and_vanish_keep_every_keys_order(pool: asyn
     assert all(seqs == sorted(seqs) for seqs in first.values())
 
 
-@pytest.mark.clause("event-model: events with the same ordering key MUST be processed in order")
 async def test_nothing_behind_a_head_that_another_session_has_locked_is_claimed(pool: asyncpg.Pool) -> None:
     """It may be on its way to a state in which it blocks its key."""
     await add(pool, 3, keys=1)

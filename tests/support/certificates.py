@@ -12,6 +12,18 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 _DAY = timedelta(days=1)
+_SIGNS = x509.KeyUsage(
+    key_cert_sign=True,
+    crl_sign=True,
+    digital_signature=False,
+    content_commitment=False,
+    key_encipherment=False,
+    data_encipherment=False,
+    key_agreement=False,
+    encipher_only=False,
+    decipher_only=False,
+)
+"""Python 3.13 and newer want it of an authority, and both sides' key identifiers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +45,8 @@ class Authority:
         certificate = (
             _builder(self._name, self._name, self._key, age=_DAY)
             .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+            .add_extension(_SIGNS, critical=True)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(self._key.public_key()), critical=False)
             .sign(self._key, hashes.SHA256())
         )
         self.ca = folder / f"{name}.pem"
@@ -45,6 +59,8 @@ class Authority:
         builder = _builder(_name(name), self._name, key, age=30 * _DAY if expired else _DAY)
         builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         builder = builder.add_extension(x509.ExtendedKeyUsage(usages), critical=False)
+        signer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
+        builder = builder.add_extension(signer, critical=False)
         if hosts:
             names = x509.SubjectAlternativeName([_general(host) for host in hosts])
             builder = builder.add_extension(names, critical=False)
