@@ -12,7 +12,10 @@ _VALIDATOR = msgspec.json.Decoder(msgspec.Raw)
 
 
 def is_json(text: bytes) -> bool:
-    """Tell whether a text is JSON in UTF-8; nested deeper than about a thousand levels it counts as none."""
+    """Tell whether a text is JSON in UTF-8; nested deeper than the interpreter goes it counts as none.
+
+    Python goes about a thousand levels deep, from 3.14 on a few hundred thousand.
+    """
     try:
         if not text.isascii():
             _check_utf8(memoryview(text))

@@ -27,7 +27,7 @@ from tests.support.worker import WorkerProcess
 
 ID, CE_ID = "550e8400-e29b-41d4-a716-446655440000", "650e8400-e29b-41d4-a716-446655440000"
 NAMED = f"Nats-Msg-Id: {ID}".encode()
-DEEP = b"[" * 10_000 + b"]" * 10_000
+DEEP = b"[" * 400_000 + b"]" * 400_000
 
 # Subject behind the context, header lines, body, and the reason for which it is dead-lettered.
 BAD: Mapping[str, tuple[bytes, bytes, bytes, str]] = {
