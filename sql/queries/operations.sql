@@ -13,15 +13,6 @@ RETURNING id;
 -- $1 action, $2 outcome.
 UPDATE operator_actions a SET outcome = $2::text WHERE a.id = $1::bigint AND a.outcome IS NULL;
 
--- name: resumed
--- Event types that operators resumed of late, by the audit, and how long ago; an empty one stands for all. Workers ask
--- while an event type is slow, and only then. Index: the primary key, from its end on.
--- $1 seconds.
-SELECT latest.selection ->> 'event_type' AS event_type,
-       extract(epoch FROM clock_timestamp() - latest.at)::float8 AS seconds_ago
-  FROM (SELECT a.at, a.action, a.selection FROM operator_actions a ORDER BY a.id DESC LIMIT 1000) latest
- WHERE latest.action = 'resume' AND latest.at >= clock_timestamp() - $1::float8 * interval '1 second';
-
 -- name: bury_due
 -- First of three steps by which an operator ends events that wait: the lifecycle knows no PENDING -> DEAD, and only
 -- what is due can be claimed. Locks them. Index: the primary key.

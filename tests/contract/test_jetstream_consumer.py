@@ -197,6 +197,29 @@ async def test_a_refused_message_comes_back_after_its_delay_and_not_sooner(world
     assert (bodies(again), again[0].deliveries) == (["a"], 2)
 
 
+async def test_a_message_that_was_put_off_can_be_had_sooner(world: World) -> None:
+    await world.add("a")
+    message = (await world.fetch())[0]
+    await world.consumer.nak(message, delay_seconds=60.0)
+    assert list(await world.consumer.fetch(5)) == []
+    await world.consumer.nak(message, delay_seconds=0.1)
+    assert bodies(await world.fetch(within=10.0)) == ["a"]
+
+
+async def test_what_waits_for_a_place_is_read_ahead_and_delivered_all_the_same(world: World) -> None:
+    await world.add(*"abcdefgh")
+    assert list(await world.consumer.ahead(0, 10)) == [], "it has room"
+    held = await world.fetch()
+    read = await world.consumer.ahead(0, 10)
+    assert (bodies(read), [message.seq for message in read]) == ([*"fgh"], [6, 7, 8])
+    assert bodies(await world.consumer.ahead(6, 1)) == ["g"]
+    assert list(await world.consumer.ahead(8, 10)) == []
+    for message in read:
+        await world.consumer.ack(message)
+    await world.consumer.ack(held[0])
+    assert "f" in bodies(await world.fetch())
+
+
 async def test_a_late_acknowledgement_settles_a_later_delivery(world: World) -> None:
     await world.add("a")
     first = (await world.fetch())[0]

@@ -222,7 +222,7 @@ NEEDS = {
     "producer": ("producer.",),
     "relay": (
         *("outbox.", "inbox.", "context.", "pipeline_drain.", "inspection.outbox_depth_capped", "page."),
-        *("partitions.exist", "partitions.make", "consumers.", "standings.", "ghosts."),
+        *("partitions.exist", "partitions.make", "consumers.", "standings.", "ghosts.", "resume."),
     ),
     "operator": (
         *("inspection.", "lists.", "replay.", "operations.begin", "operations.bury", "operations.redriven"),

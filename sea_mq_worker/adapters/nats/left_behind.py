@@ -61,7 +61,7 @@ async def ahead(
             break
         found += [read[number] for number in sorted(read)]
         seq, width = found[-1].seq, min(2 * len(read), _READS_MAX)
-    return found
+    return found[:limit]
 
 
 async def read_next(

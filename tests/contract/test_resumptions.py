@@ -1,0 +1,63 @@
+"""The contract of Resumptions, over PostgreSQL and the twin in memory."""
+
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+
+import pytest
+import pytest_asyncio
+
+from sea_mq_worker.adapters.memory.resumptions import InMemoryResumptions
+from sea_mq_worker.adapters.postgres.connection import connect_pool
+from sea_mq_worker.adapters.postgres.operations import PostgresOperations
+from sea_mq_worker.adapters.postgres.resumptions import PostgresResumptions
+from sea_mq_worker.ports.inbox import Resumptions
+from tests.support.servers import Database
+
+
+@dataclass(kw_only=True)
+class World:
+    """What workers read, and how an operator writes it."""
+
+    resumptions: Resumptions
+    resume: Callable[[str], Awaitable[object]]
+
+
+@pytest_asyncio.fixture(params=["memory", "postgres"])
+async def world(request: pytest.FixtureRequest, database: Database) -> AsyncIterator[World]:
+    if request.param == "memory":
+        twin = InMemoryResumptions(time.monotonic)
+
+        async def note(event_type: str) -> None:
+            twin.resume(event_type)
+
+        yield World(resumptions=twin, resume=note)
+        return
+    pool = await connect_pool(
+        database.dsn,
+        schema="public",
+        size_max=2,
+        application_name="test",
+        statement_timeout_seconds=10.0,
+        connect_timeout_seconds=10.0,
+    )
+    operations = PostgresOperations(pool=pool)
+    yield World(
+        resumptions=PostgresResumptions(pool=pool),
+        resume=lambda event_type: operations.resume(event_type, actor="ann", reason="mended"),
+    )
+    await pool.close()
+
+
+async def test_what_was_resumed_lately_is_told_with_its_age(world: World) -> None:
+    assert list(await world.resumptions.resumed(within_seconds=60.0)) == []
+    await world.resume("vibe_created")
+    await world.resume("")
+    found = await world.resumptions.resumed(within_seconds=60.0)
+    assert sorted(event_type for event_type, _ in found) == ["", "vibe_created"]
+    assert all(0.0 <= seconds_ago < 60.0 for _, seconds_ago in found)
+
+
+async def test_what_was_resumed_long_ago_is_not(world: World) -> None:
+    await world.resume("vibe_created")
+    assert list(await world.resumptions.resumed(within_seconds=0.0)) == []
