@@ -83,6 +83,7 @@ OUTBOX = Table(
         "ordering_key": "text",
         "headers": "json",
         "metadata": "json",
+        "bytes": "int",
         "available_at": "time",
         "is_open": "boolean",
         "publish_attempts": "int",
