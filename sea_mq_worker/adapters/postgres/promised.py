@@ -114,6 +114,9 @@ def _constraints(table: str, item: str) -> Iterator[tuple[str, str]]:
     if named := _NAMED.fullmatch(item):
         yield named[1], named[2]
         return
+    if item.startswith("PRIMARY KEY"):
+        yield f"{table}_pkey", item
+        return
     column, _, rest = item.partition(" ")
     if "PRIMARY KEY" in rest:
         yield f"{table}_pkey", f"PRIMARY KEY ({column})"
