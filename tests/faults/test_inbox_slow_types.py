@@ -47,7 +47,8 @@ async def test_healthy_messages_behind_failing_ones_are_handled_within_seconds(
             if status != 422:
                 mend(at)
             await at.quiet()
-            await worker.ready()
+            if status != 422:  # nothing took a rejected one: its type stays slow for a while
+                await worker.ready()
         await at.audit(buried=frozenset(bad if status == 422 else ()))
         assert all(at.effects.calls[message] == 1 for message in good)
 

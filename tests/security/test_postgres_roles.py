@@ -283,7 +283,7 @@ DENIED = {
         "UPDATE inbox_messages SET message_id = gen_random_uuid()",
         "UPDATE inbox_messages SET received_at = now()",
         "UPDATE sea_mq_context SET context = 'x'",
-        "SELECT FROM operator_actions",
+        "SELECT actor FROM operator_actions",
         f"INSERT INTO operator_actions {ACTION}",
     ),
     "operator": (
