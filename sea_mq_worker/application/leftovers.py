@@ -23,8 +23,6 @@ from sea_mq_worker.ports.jetstream import JetStreamConsumer
 from sea_mq_worker.ports.observer import Observer
 
 _PAGE = 50
-_LEASE_SECONDS = 5.0
-"""Long enough to write a line into a row."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -34,6 +32,7 @@ class Leftovers:
     Attributes:
         older_than_seconds: age of a row before it is looked at; a few times what a redelivery takes.
         every_seconds: how often a page is looked at.
+        lease_seconds: processing lease in the inbox.
     """
 
     consumer: JetStreamConsumer
@@ -43,6 +42,7 @@ class Leftovers:
     store_gate: Gate
     older_than_seconds: float
     every_seconds: float
+    lease_seconds: float
     _after: str = ""
     _lost: set[str] = field(default_factory=set)
     """Messages that were told to be lost, as far as they were met in this walk or the last one."""
@@ -87,6 +87,7 @@ class Leftovers:
             stream=self.consumer.stream,
             consumer=self.consumer.name,
             older_than_seconds=self.older_than_seconds,
+            lease_seconds=self.lease_seconds,
             after=self._after,
             limit=_PAGE,
         )
@@ -103,7 +104,7 @@ class Leftovers:
         self._tell("message_lost", text)
 
     async def _note(self, entry: InboxEntry, text: str) -> None:
-        [receipt] = await self.inbox.insert([entry], lease_seconds=_LEASE_SECONDS)
+        [receipt] = await self.inbox.insert([entry], lease_seconds=self.lease_seconds)
         if isinstance(receipt, Run):
             await self.inbox.record_error([FailedHandling(lease=receipt.lease, error=text, counted=False)])
 

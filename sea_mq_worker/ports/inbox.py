@@ -12,6 +12,9 @@ class InboxRepository(Protocol):
     Every write but ``insert`` names leases and returns the message ids whose lease still held; the others
     were changed by nobody here. Each is one statement, all or none. StoreUnavailableError: it may or may
     not have taken effect; repeating it is safe.
+
+    A lease is over once its time is. It is over as well when it ends later than twice ``lease_seconds`` from
+    now: it was taken before the database's clock was set back, and nobody has extended it since.
     """
 
     async def insert(self, entries: Sequence[InboxEntry], *, lease_seconds: float) -> Sequence[Receipt]:
@@ -24,16 +27,24 @@ class InboxRepository(Protocol):
         ...
 
     async def overdue(
-        self, *, stream: str, consumer: str, older_than_seconds: float, after: str, limit: int
+        self,
+        *,
+        stream: str,
+        consumer: str,
+        older_than_seconds: float,
+        lease_seconds: float,
+        after: str,
+        limit: int,
     ) -> Sequence[InboxEntry]:
-        """Return messages of a consumer without an ending: recorded so long ago and leased by nobody.
+        """Return messages of a consumer without an ending, leased by nobody and recorded so long ago.
 
-        The oldest first, those behind message id ``after`` where it is given, ``limit`` at most.
+        Or recorded at a time to come, before the clock was set back. The oldest first, those behind message
+        id ``after`` where it is given, ``limit`` at most.
         """
         ...
 
     async def extend(self, leases: Sequence[Lease], *, lease_seconds: float) -> frozenset[str]:
-        """Let leases that still hold end later."""
+        """Let leases that still hold end ``lease_seconds`` from now."""
         ...
 
     async def mark_processed(self, leases: Sequence[Lease]) -> frozenset[str]:

@@ -1,6 +1,7 @@
 -- The inbox consumer's statements. Several workers may run all of them at once; each is one transaction.
 -- Time is the database's. A lease is a pair of message id and token: whoever has a row's token holds its lease,
--- even after it ran out, until somebody else takes it.
+-- even after it ran out, until somebody else takes it. Over is also a lease that ends later than twice its length from
+-- now: it was taken before the clock was set back, and its holder, if alive, would have extended it since.
 -- What asks for a row without an ending by its id says so by coalesce: from two IS NULL the planner concludes that it
 -- could as well read idx_inbox_unprocessed, which is small as a rule, and compare all of it with each lease.
 
@@ -35,7 +36,8 @@ WITH received AS MATERIALIZED (
            locked_until = excluded.locked_until,
            locked_by = excluded.locked_by
      WHERE i.processed_at IS NULL AND i.dead_lettered_at IS NULL
-       AND (i.locked_until IS NULL OR i.locked_until <= clock_timestamp() OR i.locked_by = excluded.locked_by)
+       AND (i.locked_until IS NULL OR i.locked_until > clock_timestamp() + 2 * $8::float8 * interval '1 second'
+            OR i.locked_until <= clock_timestamp() OR i.locked_by = excluded.locked_by)
        AND (i.content_hash IS NULL OR i.content_hash = excluded.content_hash)
     RETURNING i.message_id, i.attempts,
               extract(epoch FROM clock_timestamp() - i.dead_letter_begun_at)::float8 AS begun_seconds_ago
@@ -51,16 +53,19 @@ SELECT known.message_id::text,
   FROM received JOIN inbox_messages known ON known.message_id = received.message_id;
 
 -- name: overdue
--- Messages of a consumer without an ending, recorded long ago and leased by nobody, the oldest first.
+-- Messages of a consumer without an ending, leased by nobody and recorded long ago, or at a time to come, before the
+-- clock was set back; the oldest first.
 -- Index: idx_inbox_unprocessed; the dead-lettered messages in it are passed over, 0.1 ms for each 1000.
--- $1 stream, $2 consumer, $3 least age in seconds, $4 message id that they come after or null, $5 limit.
+-- $1 stream, $2 consumer, $3 least age in seconds, $4 message id that they come after or null, $5 limit,
+-- $6 lease in seconds.
 SELECT i.message_id::text AS message_id, i.subject, i.consumer, i.stream, i.stream_seq, i.content_hash
   FROM inbox_messages i
  WHERE i.processed_at IS NULL AND i.dead_lettered_at IS NULL
    AND i.stream = $1::text AND i.consumer = $2::text
    AND i.stream_seq IS NOT NULL AND i.content_hash IS NOT NULL
-   AND (i.locked_until IS NULL OR i.locked_until <= now())
-   AND i.received_at < now() - $3::float8 * interval '1 second'
+   AND (i.locked_until IS NULL OR i.locked_until <= now()
+        OR i.locked_until > now() + 2 * $6::float8 * interval '1 second')
+   AND i.received_at NOT BETWEEN now() - $3::float8 * interval '1 second' AND now()
    AND i.received_at >= coalesce((SELECT b.received_at FROM inbox_messages b WHERE b.message_id = $4::uuid),
                                  '-infinity')
    AND ($4::uuid IS NULL
@@ -70,10 +75,10 @@ SELECT i.message_id::text AS message_id, i.subject, i.consumer, i.stream, i.stre
  LIMIT $5::bigint;
 
 -- name: extend
--- Lets leases end later. Index: the primary key.
+-- Lets leases end a lease's length from now, sooner than before where the clock was set back. Index: the primary key.
 -- $1 message ids, sorted, and $2 their tokens; $3 seconds from now.
 UPDATE inbox_messages i
-   SET locked_until = GREATEST(i.locked_until, clock_timestamp() + $3::float8 * interval '1 second')
+   SET locked_until = clock_timestamp() + $3::float8 * interval '1 second'
   FROM unnest($1::uuid[], $2::text[]) AS held (message_id, token)
  WHERE i.message_id = held.message_id AND i.locked_by = held.token
    AND coalesce(i.processed_at, i.dead_lettered_at) IS NULL

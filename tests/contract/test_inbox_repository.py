@@ -12,6 +12,8 @@ from tests.support.inboxes import LEASE, MemoryWorld, PostgresWorld, Row, World,
 from tests.support.rows import opened
 from tests.support.servers import Database
 
+HOUR = 3600.0
+
 
 @pytest.fixture
 def memory_world() -> MemoryWorld:
@@ -187,6 +189,7 @@ async def overdue(world: World, *, after: str = "", limit: int = 10, older: floa
         stream="VIBESPRO_EVENTS",
         consumer="sea__from_vibespro",
         older_than_seconds=older,
+        lease_seconds=LEASE,
         after=after,
         limit=limit,
     )
@@ -209,7 +212,12 @@ async def test_old_messages_without_an_ending_are_found_by_age_page_by_page(worl
     assert await overdue(world, after=second) == [third]
     assert await overdue(world, after=third) == []
     [found] = await inbox.overdue(
-        stream=entries[0].stream, consumer=entries[0].consumer, older_than_seconds=120, after="", limit=1
+        stream=entries[0].stream,
+        consumer=entries[0].consumer,
+        older_than_seconds=120,
+        lease_seconds=LEASE,
+        after="",
+        limit=1,
     )
     assert found == entries[0]
 
@@ -224,10 +232,11 @@ async def test_messages_that_are_settled_leased_or_of_others_are_not_overdue(wor
     await world.pass_time(LEASE + 200)
     leased = entry()
     await lease(inbox, leased)
-    await inbox.extend([(await lease(world.inbox(), entry())).lease], lease_seconds=10_000)
+    held = await lease(inbox, entry())
 
     assert await overdue(world) == []
     await world.pass_time(LEASE + 101)
+    await inbox.extend([held.lease], lease_seconds=LEASE)
     assert await overdue(world) == [leased.message_id]
 
 
@@ -241,16 +250,6 @@ async def test_an_extended_lease_keeps_others_away(world: World) -> None:
     await world.pass_time(LEASE - 1)
     assert await inbox.extend([run.lease], lease_seconds=LEASE) == {one.message_id}
     await world.pass_time(LEASE - 1)
-
-    assert await insert(world.inbox("w2"), one) == [Busy()]
-
-
-async def test_extending_never_shortens_a_lease(world: World) -> None:
-    inbox, one = world.inbox(), entry()
-    run = await lease(inbox, one)
-
-    await inbox.extend([run.lease], lease_seconds=1)
-    await world.pass_time(2)
 
     assert await insert(world.inbox("w2"), one) == [Busy()]
 
@@ -306,6 +305,47 @@ async def test_nothing_is_written_for_no_lease_or_an_unknown_message(world: Worl
     assert await inbox.mark_processed([]) == frozenset()
     assert await inbox.record_error([]) == frozenset()
     assert await inbox.mark_processed([unknown]) == frozenset()
+
+
+# --- a clock that is set back while leases are held
+
+
+async def test_a_lease_that_ends_later_than_any_could_is_over(world: World) -> None:
+    one = entry()
+    await lease(world.inbox("died"), one)
+
+    await world.pass_time(-LEASE / 2)
+    assert await insert(world.inbox("heir"), one) == [Busy()]
+    assert await overdue(world) == []
+    await world.pass_time(-HOUR)
+
+    assert await overdue(world) == [one.message_id]
+    assert (await lease(world.inbox("heir"), one)).attempts == 2
+    assert await insert(world.inbox("third"), one) == [Busy()]
+
+
+async def test_a_heartbeat_keeps_a_lease_that_was_taken_under_a_clock_ahead(world: World) -> None:
+    inbox, one = world.inbox(), entry()
+    run = await lease(inbox, one)
+    await world.pass_time(-HOUR)
+
+    assert await inbox.extend([run.lease], lease_seconds=LEASE) == {one.message_id}
+
+    assert await insert(world.inbox("w2"), one) == [Busy()]
+    assert await overdue(world) == []
+    await world.pass_time(LEASE + 1)
+    assert (await lease(world.inbox("w2"), one)).attempts == 2
+
+
+async def test_a_message_received_at_a_time_to_come_is_overdue_when_nobody_holds_it(world: World) -> None:
+    inbox, one = world.inbox(), entry()
+    run = await lease(inbox, one)
+    await inbox.record_error([FailedHandling(lease=run.lease, error="500")])
+    assert await overdue(world) == []
+
+    await world.pass_time(-HOUR)
+
+    assert await overdue(world) == [one.message_id]
 
 
 # --- handlings without an effect

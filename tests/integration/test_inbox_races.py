@@ -37,7 +37,7 @@ async def test_a_row_of_an_open_transaction_is_busy_once_it_commits(world: Postg
         await transaction.start()
         await connection.execute(
             "INSERT INTO inbox_messages (message_id, subject, locked_until, locked_by)"
-            " VALUES ($1, $2, now() + interval '1 hour', 'other')",
+            " VALUES ($1, $2, now() + interval '1 minute', 'other')",
             one.message_id, SUBJECT,
         )  # fmt: skip
         async with asyncio.TaskGroup() as group:

@@ -193,7 +193,14 @@ class InboxWire:
         return await self._call("insert", lambda: self._twin.insert(entries, lease_seconds=lease_seconds))
 
     async def overdue(
-        self, *, stream: str, consumer: str, older_than_seconds: float, after: str, limit: int
+        self,
+        *,
+        stream: str,
+        consumer: str,
+        older_than_seconds: float,
+        lease_seconds: float,
+        after: str,
+        limit: int,
     ) -> Sequence[InboxEntry]:
         return await self._call(
             "overdue",
@@ -201,6 +208,7 @@ class InboxWire:
                 stream=stream,
                 consumer=consumer,
                 older_than_seconds=older_than_seconds,
+                lease_seconds=lease_seconds,
                 after=after,
                 limit=limit,
             ),

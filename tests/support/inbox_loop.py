@@ -152,6 +152,7 @@ class World:
                 store_gate=store_gate,
                 older_than_seconds=OVERDUE,
                 every_seconds=OVERDUE / 4,
+                lease_seconds=self.lease,
             ),
             ahead=ReadAhead(
                 consumer=self.consumer,

@@ -36,7 +36,7 @@ async def test_an_intent_that_outlasted_its_lease_is_noted_again_before_anything
         world.inbox.down = True
         await asyncio.sleep(LEASE + 1)
         row = world.row(message_id)
-        row.locked_by, row.locked_until = "w2#9", world.clock() + 3 * LEASE
+        row.locked_by, row.locked_until = "w2#9", world.clock() + 2 * LEASE
         world.dlq.connected = True
         await asyncio.sleep(LEASE)
         assert world.buried() == []

@@ -40,6 +40,10 @@ class InboxRow:
     def settled(self) -> bool:
         return self.processed_at is not None or self.dead_lettered_at is not None
 
+    def leased(self, now: float, lease_seconds: float) -> bool:
+        """Tell whether somebody holds it: its lease ends neither in the past nor later than any could."""
+        return self.locked_until is not None and now < self.locked_until <= now + 2 * lease_seconds
+
     def unlock(self) -> None:
         """End the lease."""
         self.locked_until = self.locked_by = None
@@ -72,7 +76,14 @@ class InMemoryInbox:
         return with_repeats(entries, receipts)
 
     async def overdue(
-        self, *, stream: str, consumer: str, older_than_seconds: float, after: str, limit: int
+        self,
+        *,
+        stream: str,
+        consumer: str,
+        older_than_seconds: float,
+        lease_seconds: float,
+        after: str,
+        limit: int,
     ) -> Sequence[InboxEntry]:
         """Return what nobody settled or leases; see ``ports.inbox.InboxRepository``."""
         now = self._table.clock()
@@ -84,18 +95,18 @@ class InMemoryInbox:
             if not row.settled
             and (row.entry.stream, row.entry.consumer) == (stream, consumer)
             and row.content_hash is not None
-            and (row.locked_until is None or row.locked_until <= now)
-            and row.received_at < now - older_than_seconds
+            and not row.leased(now, lease_seconds)
+            and not now - older_than_seconds <= row.received_at <= now
             and _age(row) > behind
         ]
         return found[:limit]
 
     async def extend(self, leases: Sequence[Lease], *, lease_seconds: float) -> frozenset[str]:
-        """Move the end of leases away, never closer."""
+        """Let leases end ``lease_seconds`` from now."""
         ends = self._table.clock() + lease_seconds
         held = list(self._held(leases))
         for row in held:
-            row.locked_until = max(row.locked_until or ends, ends)
+            row.locked_until = ends
         return _ids(held)
 
     async def mark_processed(self, leases: Sequence[Lease]) -> frozenset[str]:
@@ -144,7 +155,7 @@ class InMemoryInbox:
             return Conflict()
         if row.settled:
             return Done(row.entry.consumer)
-        if row.locked_until is not None and row.locked_until > now:
+        if row.leased(now, lease_seconds):
             return Busy(row.attempts)
         row.entry, row.content_hash = entry, entry.content_hash
         row.attempts += 1

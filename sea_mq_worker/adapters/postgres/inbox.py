@@ -63,16 +63,25 @@ class PostgresInboxAdapter:
         return with_repeats(entries, receipts)
 
     async def overdue(
-        self, *, stream: str, consumer: str, older_than_seconds: float, after: str, limit: int
+        self,
+        *,
+        stream: str,
+        consumer: str,
+        older_than_seconds: float,
+        lease_seconds: float,
+        after: str,
+        limit: int,
     ) -> Sequence[InboxEntry]:
         """Read the index of what is not processed; a row written by hand says not where it is stored."""
         rows = await fetch(
-            self._pool, self._sql["overdue"], stream, consumer, older_than_seconds, after or None, limit
+            self._pool,
+            self._sql["overdue"],
+            *(stream, consumer, older_than_seconds, after or None, limit, lease_seconds),
         )
         return [InboxEntry(**row) for row in rows]
 
     async def extend(self, leases: Sequence[Lease], *, lease_seconds: float) -> frozenset[str]:
-        """Move the end of leases away, never closer."""
+        """Let leases end ``lease_seconds`` from now."""
         return await self._write("extend", leases, lease_seconds)
 
     async def mark_processed(self, leases: Sequence[Lease]) -> frozenset[str]:

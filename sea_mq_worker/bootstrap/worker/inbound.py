@@ -142,6 +142,7 @@ def _leftovers(
         store_gate=store_gate,
         older_than_seconds=2 * again_seconds,
         every_seconds=min(_LEFTOVERS_SECONDS, 2 * again_seconds),
+        lease_seconds=base.settings.inbox_lease_seconds,
     )
 
 
