@@ -85,22 +85,26 @@ class ReadAhead:
     async def _go_on(self, limit: int, stop: asyncio.Event) -> list[InboundMessage]:
         """Read on until there is something to handle, but not for long; postpone what is of a slow type."""
         found: list[InboundMessage] = []
-        for _ in range(_PAGES_MAX if limit and self.clock() >= self._goes_on_at else 0):
-            messages = await self._read(self.cursor, _PAGE, stop)
-            if not messages:
-                self._come_back()
+        pages = _PAGES_MAX if limit else 0
+        while pages and not found and self.clock() >= self._goes_on_at:
+            found = self._sort(await self._read(self.cursor, _PAGE, stop), limit)
+            pages -= 1
+        return found
+
+    def _sort(self, messages: Sequence[InboundMessage], limit: int) -> list[InboundMessage]:
+        """Return what to handle; nothing else of a page is kept while the next one is read."""
+        if not messages:
+            self._come_back()
+        found: list[InboundMessage] = []
+        for message in messages:
+            if len(found) == limit:
                 break
-            for message in messages:
-                if len(found) == limit:
-                    return found
-                self.cursor = message.seq
-                event_type = event_type_of(message.subject)
-                if self.health.is_slow(event_type):
-                    self._postpone(message, event_type)
-                else:
-                    found.append(message)
-            if found:
-                break
+            self.cursor = message.seq
+            event_type = event_type_of(message.subject)
+            if self.health.is_slow(event_type):
+                self._postpone(message, event_type)
+            else:
+                found.append(message)
         return found
 
     def _come_back(self) -> None:

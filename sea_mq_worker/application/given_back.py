@@ -40,7 +40,8 @@ class GivenBackMessages:
             self._held = {seq: held for seq, held in self._held.items() if held.due_at > now}
         due_at, not_before = now + ending.delay_seconds, now + ending.least_seconds
         if len(self._held) < _HELD_MAX and due_at > now:
-            self._held[message.seq] = _Held(message, settler, ending.event_type, due_at, not_before)
+            named = message._replace(payload=b"", headers={})  # thousands of bodies would be too many
+            self._held[message.seq] = _Held(named, settler, ending.event_type, due_at, not_before)
             self._some.set()
 
     def early_seconds(self, message: InboundMessage) -> float:
