@@ -67,6 +67,9 @@ class ScriptedDesk:
     async def purge_group(self, group: LetterGroup, *, actor: str, reason: str) -> Mapping[str, Any]:
         return self._note("purge group", group, actor, reason)
 
+    async def resume(self, event_type: str, *, actor: str, reason: str) -> Mapping[str, Any]:
+        return self._note("resume", event_type, actor, reason)
+
 
 @dataclass
 class Served:
@@ -150,6 +153,17 @@ async def test_a_group_is_named_by_all_of_its_parts(act: str, served: Served) ->
             status, said = await served.act(f"/api/letter-groups/{act}", WHY | group | {name: wrong})
             assert (status, "say the group" in said["error"]) == (400, True)
     assert (await served.act(f"/api/letter-groups/{act}", group))[0] == 400
+
+
+async def test_a_slow_pace_is_ended_for_one_event_type_or_for_all(served: Served) -> None:
+    for event_type in ("order.paid", ""):
+        assert (await served.act("/api/slow-types/resume", WHY | {"event_type": event_type}))[0] == 200
+        assert served.desk.asked.pop() == ("resume", event_type, "Ann", "mended")
+    for wrong in ({}, {"event_type": None}, {"event_type": "a\0b"}, {"event_type": "x" * 1025}):
+        status, said = await served.act("/api/slow-types/resume", WHY | wrong)
+        assert (status, "say the event_type" in said["error"]) == (400, True)
+    assert (await served.act("/api/slow-types/resume", {"event_type": "order.paid"}))[0] == 400
+    assert served.desk.asked == []
 
 
 async def test_what_is_not_there_is_told(served: Served) -> None:

@@ -11,6 +11,8 @@ import pytest
 from pydantic import SecretStr
 
 from sea_mq_worker.adapters.http.admin.desk import DeskBusyError, DeskTimeoutError, LetterGroup
+from sea_mq_worker.adapters.postgres.resumptions import PostgresResumptions
+from sea_mq_worker.bootstrap.operator.tables import tables_pool
 from sea_mq_worker.bootstrap.worker import desk as module
 from sea_mq_worker.bootstrap.worker.desk import WorkerDesk
 from sea_mq_worker.domain.errors import ContractError
@@ -123,3 +125,17 @@ async def test_a_group_of_dead_letters_is_counted_and_purged_some_at_a_time_up_t
     assert [(each.action, each.actor, each.affected) for each in actions] == [
         ("purge", "Ann (page)", 1), ("purge", "Ann (page)", 2),
     ]  # fmt: skip
+
+
+async def test_a_slow_pace_is_ended_by_the_row_that_workers_ask_for(place: Site) -> None:
+    asked, why = desk(place), {"actor": "Ann", "reason": "mended"}
+    told = await asked.resume("order.paid", **why)
+    assert told == {"done": True, "text": "order.paid goes on at full speed within seconds"}
+    assert "every slow event type" in (await asked.resume("", **why))["text"]
+    async with tables_pool(asked._settings, purpose="operator") as pool:
+        found = await PostgresResumptions(pool=pool).resumed(within_seconds=60)
+    assert [event_type for event_type, _ in found] == ["", "order.paid"]
+    [_, first] = (await asked.actions())["items"]
+    assert (first.action, first.actor, first.reason, first.outcome) == (
+        "resume", "Ann (page)", "mended", "done",
+    )  # fmt: skip

@@ -35,9 +35,9 @@ async def site(database: Database, nats_url: str, names: str, tmp_path: Path) ->
 
 
 @asynccontextmanager
-async def unlocked(browser: Browser, site: Site) -> AsyncIterator[Page]:
+async def unlocked(browser: Browser, site: Site, **settings: object) -> AsyncIterator[Page]:
     """Open the page of a worker that has a token, and give it."""
-    async with site.worker(admin_token_file=site.folder / "token") as worker:
+    async with site.worker(admin_token_file=site.folder / "token", **settings) as worker:
         await worker.ready()
         page = await browser.page(url_of(worker))
         await page.says("This worker asks for its token")
@@ -196,7 +196,7 @@ async def test_many_dead_letters_are_shown_in_pages_and_one_is_redriven(browser:
 async def test_a_group_of_dead_letters_is_redriven_by_one_button(browser: Browser, site: Site) -> None:
     site.handler.default = answer(422)
     sent = await site.send(12, b'{"vibe": "calm"}')
-    async with site.worker(handler_sick_after=1000) as worker:
+    async with site.worker(handler_slow_after=1000) as worker:
         await worker.ready()
         await site.quiet()
     async with unlocked(browser, site) as page:
@@ -213,6 +213,28 @@ async def test_a_group_of_dead_letters_is_redriven_by_one_button(browser: Browse
         await page.says("Done: 12 of 12", "dialog", within=60)
         await page.press("Escape")
         await page.says("There are no dead letters", "#list")
+        assert page.troubles == []
+    counted = "SELECT count(*) FROM inbox_messages WHERE processed_at IS NOT NULL"
+    assert await site.database.fetchval(counted) == len(sent)
+
+
+async def test_a_slow_pace_is_ended_by_its_button_and_only_while_there_is_one(
+    browser: Browser, site: Site
+) -> None:
+    site.handler.default = answer(429, retry_after="1")
+    sent = await site.send(4)
+    quick = {"handler_slow_after": 3, "handler_slow_failures_per_second": 0.01}
+    async with unlocked(browser, site, **quick, inbox_backoff_max_seconds=600) as page:
+        await page.says("The handler fails message after message", "#verdict")
+        await page.click("Resume made", "#resumes")
+        site.handler.default = answer(200)
+        await page.write("#actor", "Ann")
+        await page.write("#reason", "the handler is mended")
+        await page.press("Enter")
+        await page.says("Done: made goes on at full speed within seconds", "dialog")
+        await page.press("Escape")
+        await page.until("!document.querySelector('#resumes').checkVisibility()", within=30)
+        await site.quiet()
         assert page.troubles == []
     counted = "SELECT count(*) FROM inbox_messages WHERE processed_at IS NOT NULL"
     assert await site.database.fetchval(counted) == len(sent)

@@ -16,6 +16,8 @@ from sea_mq_worker.domain.facts import (
     MessageRetried,
     Noticed,
     Progressed,
+    TypeResumed,
+    TypeSlowed,
 )
 
 
@@ -232,6 +234,14 @@ def test_what_the_streams_have_still_to_deliver_waits_and_a_paused_consumer_is_n
     shown.set_consumer("S/d", state | {"paused_seconds": 60.0})
     status = shown.status()
     assert status["verdict"]["helps"] == ["nats consumer resume S d"]
+
+
+def test_slow_event_types_are_named_while_they_are_slow_and_within_a_bound() -> None:
+    place = standing(Clock(), {}, {})
+    for number in range(10):
+        place.board.observe(TypeSlowed(event_type=f"type.{number}", reason="503"))
+    place.board.observe(TypeResumed(event_type="type.0", why="an effect", slow_seconds=1.0))
+    assert place.status()["slow_types"] == [f"type.{number}" for number in range(1, 9)]
 
 
 def test_a_claim_is_timed_by_some_of_its_events() -> None:

@@ -71,6 +71,7 @@ class Board:
         self.latencies = {side: Latencies(clock) for side in ("outbox", "inbox")}
         self.paused: dict[str, Pause] = {}
         self.waiting_for = ""
+        self.slow_types: set[str] = set()
         self._troubles: OrderedDict[tuple[str, str, str], Trouble] = OrderedDict()
         self._news: deque[Mapping[str, Any]] = deque(maxlen=_NEWS_MAX)
 
@@ -90,10 +91,8 @@ class Board:
                 self._trouble("inbox", "tried again", fact.error)
             case MessageGivenBack():
                 self._trouble("inbox", "given back", fact.error)
-            case TypeSlowed():
-                self._add_news("bad", f"{fact.event_type}: {fact.reason}")
-            case TypeResumed():
-                self._add_news("good", f"{fact.event_type}: at full speed again, for {fact.why}")
+            case TypeSlowed() | TypeResumed():
+                self._pace(fact)
             case MessageDeadLettered():
                 self._trouble("inbox", "dead letter", fact.reason)
             case LeasesLost():
@@ -132,6 +131,14 @@ class Board:
     def _resume(self, fact: GateResumed) -> None:
         self.paused.pop(fact.gate, None)
         self._add_news("good", f"{fact.gate}: works again, after {fact.paused_seconds:.1f} s")
+
+    def _pace(self, fact: TypeSlowed | TypeResumed) -> None:
+        if isinstance(fact, TypeSlowed):
+            self.slow_types.add(fact.event_type)
+            self._add_news("bad", f"{fact.event_type}: {fact.reason}")
+        else:
+            self.slow_types.discard(fact.event_type)
+            self._add_news("good", f"{fact.event_type}: at full speed again, for {fact.why}")
 
     def _notice(self, fact: Noticed) -> None:
         if fact.event == "waiting":

@@ -11,6 +11,7 @@ from sea_mq_worker.adapters.status.verdict import Held, Side, Situation, Verdict
 
 _TREND_SAMPLES = 300 // STEP_SECONDS
 _TROUBLES_SHOWN = 8
+_SLOW_TYPES_SHOWN = 8
 _FLOWS = {"outbox": "published", "inbox": "processed"}
 _SERIES = ("depth", "oldest", "rate")
 
@@ -115,6 +116,7 @@ class Standing:
             "sides": {side: self._side(side, numbers) for side in self.sides},
             "consumers": [self._dated(kept) for kept in self._consumers.values()],
             "overview": self._dated(self._overview) if self._overview else None,
+            "slow_types": sorted(self.board.slow_types)[:_SLOW_TYPES_SHOWN],
             "troubles": [asdict(trouble) for trouble in self.board.troubles()[:_TROUBLES_SHOWN]],
             "news": self.board.news(),
         }
@@ -155,13 +157,7 @@ class Standing:
             since=self._seen | {gate: pause.since for gate, pause in self.board.paused.items()},
             waiting_for=self.board.waiting_for,
             sides=[self._judged_side(side, totals) for side in self.sides],
-            held=[
-                Held(
-                    **{name: kept.value[name] for name in ("stream", "durable", "pending", "paused_seconds")}
-                )
-                for kept in self._consumers.values()
-                if kept.value.get("pending") and kept.value["paused_seconds"]
-            ],
+            held=[_held(kept.value) for kept in self._consumers.values() if _is_held(kept.value)],
         )
 
     def _judged_side(self, side: str, totals: Mapping[str, float]) -> Side:

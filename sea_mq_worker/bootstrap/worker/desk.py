@@ -85,6 +85,9 @@ class WorkerDesk:
     async def purge_group(self, group: LetterGroup, *, actor: str, reason: str) -> Mapping[str, Any]:
         return await self._ask(purge_some(self._settings, group, actor=_on_page(actor), reason=reason))
 
+    async def resume(self, event_type: str, *, actor: str, reason: str) -> Mapping[str, Any]:
+        return await self._ask(self._resume(event_type, _on_page(actor), reason))
+
     async def _ask(self, question: Coroutine[Any, Any, _T], seconds: float | None = None) -> _T:
         with _naming_grants():
             return await self._turn.take(question, seconds=seconds or _QUESTION_SECONDS)
@@ -143,6 +146,12 @@ class WorkerDesk:
         if result.replayed:
             return {"done": True, "text": "it is PENDING again, and published when it is due"}
         return {"done": False, "text": "it is neither PUBLISHED nor DEAD"}
+
+    async def _resume(self, event_type: str, actor: str, reason: str) -> Mapping[str, Any]:
+        async with operations(self._settings) as tables:
+            await tables.resume(event_type, actor=actor, reason=reason)
+        text = f"{event_type or 'every slow event type'} goes on at full speed within seconds"
+        return {"done": True, "text": text}
 
     async def _redrive(self, seq: int, actor: str, reason: str) -> Mapping[str, Any]:
         async with redriver(self._settings) as again:

@@ -85,3 +85,7 @@ class Desk(Protocol):
     async def purge_group(self, group: LetterGroup, *, actor: str, reason: str) -> Data:
         """Delete the next few of a group for good; answers as ``redrive_group`` does."""
         ...
+
+    async def resume(self, event_type: str, *, actor: str, reason: str) -> Data:
+        """End the slow pace of an event type, or of all by an empty one; answers as ``replay`` does."""
+        ...

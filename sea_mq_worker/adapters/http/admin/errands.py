@@ -22,6 +22,7 @@ _Errand: TypeAlias = Callable[[Desk, Request, str], Awaitable[Data | None]]
 _ACTOR_MAX = 80
 _REASON_MAX = 500
 _TEXT_MAX = 200
+_EVENT_TYPE_MAX = 1024
 _SEQ_MAX = 2**63 - 1
 
 
@@ -97,6 +98,10 @@ async def _actions(desk: Desk, _request: Request, _: str) -> Data:
     return await desk.actions()
 
 
+async def _resume(desk: Desk, request: Request, _: str) -> Data:
+    return await desk.resume(_event_type(request), **_who_and_why(request))
+
+
 async def _replay(desk: Desk, request: Request, id_: str) -> Data:
     return await desk.replay(_uuid(id_), **_who_and_why(request))
 
@@ -116,6 +121,7 @@ _ERRANDS: tuple[tuple[str, re.Pattern[str], _Errand], ...] = (
     ("POST", re.compile(r"/api/letter-groups/purge"), _purge_group),
     ("GET", re.compile(r"/api/dead-letters/([^/]+)"), _dead_letter),
     ("POST", re.compile(r"/api/dead-letters/([^/]+)/redrive"), _redrive),
+    ("POST", re.compile(r"/api/slow-types/resume"), _resume),
     ("GET", re.compile(r"/api/actions"), _actions),
 )
 
@@ -148,6 +154,18 @@ def _group(request: Request) -> LetterGroup:
             raise ValueError(
                 "say the group: dlq_reason, subject, after and last, as the list of groups has them"
             )
+
+
+def _event_type(request: Request) -> str:
+    """Read which event type; empty: all that are slow.
+
+    Raises:
+        ValueError: it is missing, or cannot be one.
+    """
+    value = request.body.get("event_type")
+    if not isinstance(value, str) or len(value) > _EVENT_TYPE_MAX or not value.isprintable():
+        raise ValueError("say the event_type; an empty one means all that are slow")
+    return value
 
 
 def _uuid(text: str) -> UUID:

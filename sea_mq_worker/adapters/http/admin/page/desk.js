@@ -59,8 +59,9 @@ export function openDesk() {
   });
   dialog().addEventListener("click", (event) => event.target === dialog() && dialog().close());
   dialog().addEventListener("close", () => {
-    if (!changed) return;
+    const isStale = changed && at("list").firstChild;
     changed = false;
+    if (!isStale) return;
     showFirst();
     document.querySelector("[role=tab][aria-selected=true]").focus(); // the row that had the focus is gone
   });
@@ -215,12 +216,27 @@ async function showLetter(seq) {
   dialog().append(actForm("Hand it to the handler again", act(`api/dead-letters/${seq}/redrive`)));
 }
 
-function act(path) {
+function act(path, given = {}) {
   return async (why) => {
-    const outcome = await ask(path, why);
+    const outcome = await ask(path, { ...why, ...given });
     changed = true;
     return outcome;
   };
+}
+
+/** Make the buttons that end a slow pace: one for each event type, and one for all where there are several. */
+export function resumeButtons(types) {
+  const all = types.length > 1 ? [""] : [];
+  return [...types, ...all].map((type) => {
+    const title = `Resume ${type || "all slow event types"}`;
+    return opener(title, () => {
+      head(title);
+      dialog().append(
+        element("p", {}, "It ends the slow pace in every worker. Mend the handler first: what it still fails is slow again."),
+        actForm(title, act("api/slow-types/resume", { event_type: type })),
+      );
+    }, title);
+  });
 }
 
 /** Show what dead letters have in common, with what can be done to all of a kind. */

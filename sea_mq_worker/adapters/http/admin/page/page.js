@@ -1,7 +1,7 @@
 // Asks every two seconds how it stands. What is shown changes in place, so that nothing jumps.
 
 import { headers } from "./asking.js";
-import { openDesk, refreshList } from "./desk.js";
+import { openDesk, refreshList, resumeButtons } from "./desk.js";
 import { drawSides, showSides } from "./sides.js";
 import { atClock, command, count, element, grow, moment, present, setClock, table, whole, write } from "./words.js";
 
@@ -24,7 +24,7 @@ function show(status) {
   write(at("context"), status.context);
   const others = status.overview?.workers > 1 ? `, ${count(status.overview.workers)} workers on this database` : "";
   write(at("about"), `${status.worker}, version ${status.version}, up for ${whole(status.now - status.started)}${others}`);
-  showVerdict(status.verdict);
+  showVerdict(status.verdict, status.offers === "all" ? status.slow_types : []);
   showSides(status);
   showConsumers(status.consumers);
   showTroubles(status.troubles);
@@ -34,7 +34,7 @@ function show(status) {
   at("main").classList.remove("old");
 }
 
-function showVerdict(verdict) {
+function showVerdict(verdict, resumable = []) {
   at("verdict").dataset.level = verdict.level;
   write(at("state"), verdict.state);
   write(at("text"), verdict.text);
@@ -44,6 +44,8 @@ function showVerdict(verdict) {
   at("causes").hidden = !others.length;
   once(at("causes"), others, () => others.map((cause) => element("li", {}, element("b", {}, cause.part), said(cause), " ", moment(cause.since))));
   once(at("helps"), verdict.helps, () => verdict.helps.map(command));
+  at("resumes").hidden = !resumable.length;
+  once(at("resumes"), resumable, () => resumeButtons(resumable));
 }
 
 /** A reason that begins with its part does not name it twice. */
