@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from sea_mq_worker.settings import Settings
 from tests.support.handlers import answer
 from tests.support.jetstream import SECOND, store
-from tests.support.site import FAST, Site, SiteWith
+from tests.support.site import SHIPPED, Site, SiteWith
 from tests.support.waiting import eventually
 
 QUICK: dict[str, Any] = {
@@ -18,7 +17,6 @@ QUICK: dict[str, Any] = {
     "handler_slow_after": 5,
     "handler_slow_failures_per_second": 20,
 }
-SHIPPED = {name: Settings.model_fields[name].get_default() for name in FAST}
 
 
 def fail(at: Site, status: int, bad: list[str]) -> None:

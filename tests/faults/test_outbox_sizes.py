@@ -1,18 +1,28 @@
 """Large events neither fill the worker's memory nor keep others waiting."""
 
+import asyncio
+import resource
+import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from sea_mq_worker.adapters.nats.connection import api
-from tests.support.site import Site
+from tests.support.handlers import Call
+from tests.support.jetstream import SECOND
+from tests.support.site import SHIPPED, Site, SiteWith
 from tests.support.waiting import eventually
 from tests.support.worker import WorkerProcess
 
 MIB = 2**20
 LIMIT = 130 * MIB
 """Of docs/configuration.md for the outbound side alone."""
-LARGE = 950_000
+CONTAINER = 256 * MIB
+"""Of deploy/kubernetes/deployment.yaml for both sides."""
+IN_HAND = 33
+"""Messages of 1 MiB that fill the 32 MiB of INBOX_BYTES_MAX."""
+LARGE, MANY = 950_000, 500
 INSERT = """
 INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload)
 SELECT gen_random_uuid(), 'order', 'o-1', 'order.created', to_jsonb(repeat('x', $2::int))
@@ -24,23 +34,59 @@ DEAD = "SELECT publish_error FROM outbox_events WHERE state = 'DEAD'"
 
 @pytest.mark.fault("P46")
 async def test_a_backlog_of_large_events_takes_no_more_memory_than_the_room_for_claims(shared: Site) -> None:
-    await drained_within_its_limit(shared, 60)
+    await widen(shared)
+    await shared.database.execute(INSERT, 60, LARGE)
+    async with shared.worker(outbox_publish_timeout_seconds=10, outbox_lease_seconds=60) as worker:
+        await shared.published(within=120)
+        peak = _peak_bytes(worker)
+    assert await shared.database.fetchval(PUBLISHED) == 60
+    assert peak < LIMIT, f"{peak / MIB:.0f} MiB"
 
 
 @pytest.mark.long
+@pytest.mark.timeout(600)
 @pytest.mark.fault("P46")
-async def test_a_long_backlog_of_large_events_takes_no_more_memory_than_a_short_one(shared: Site) -> None:
-    await drained_within_its_limit(shared, 500)
+@pytest.mark.fault("N27")
+async def test_large_events_and_large_messages_at_once_fit_the_memory_of_a_container(
+    site_with: SiteWith,
+) -> None:
+    """As shipped. The handler answers when half of the events are out: until then its side is full."""
+    async with site_with(consumer={"ack_wait": 120 * SECOND}, **SHIPPED) as at:
+        await widen(at)
+        await at.database.execute(INSERT, MANY, LARGE)
+        await at.send(50, body=b"[%s0]" % (b"[]," * (MIB // 3 - 100)))
+        half_out = asyncio.Event()
+
+        async def answer_late(call: Call, writer: asyncio.StreamWriter) -> None:
+            await half_out.wait()
+            await at.effects.take(call, writer)
+
+        at.handler.default = answer_late
+        async with at.worker() as worker:
+            resource.prlimit(worker.process.pid, resource.RLIMIT_DATA, (CONTAINER, CONTAINER))
+            began = time.monotonic()
+            await at.handler.called(IN_HAND, within=60.0)
+            full_seconds = time.monotonic() - began
+            out_before = await at.database.fetchval(PUBLISHED)
+            await eventually(partial(_half_out, at), within=120.0, what="half of the events are out")
+            half_out.set()
+            await at.quiet(within=240.0)
+            ended_seconds, peak = time.monotonic() - began, _peak_bytes(worker)
+            assert worker.process.returncode is None
+        info = await api(at.broker, f"STREAM.INFO.{at.target.stream}")
+        assert await at.database.fetchval(PUBLISHED) == info["state"]["messages"] == MANY
+        assert sorted(at.handler.calls_of().values()) == [1] * 50
+        assert not await at.dead_letters()
+        print(  # noqa: T201 - what it is for
+            f"the handler's side full after {full_seconds:.1f} s with {out_before} events out; "
+            f"all out after {ended_seconds:.1f} s; peak {peak / MIB:.0f} MiB"
+        )
+        assert out_before < MANY / 2, "both sides are busy at once"
+        assert peak < CONTAINER, f"{peak / MIB:.0f} MiB"
 
 
-async def drained_within_its_limit(site: Site, count: int) -> None:
-    await widen(site)
-    await site.database.execute(INSERT, count, LARGE)
-    async with site.worker(outbox_publish_timeout_seconds=10, outbox_lease_seconds=60) as worker:
-        await site.published(within=120)
-        peak = _peak_bytes(worker)
-    assert await site.database.fetchval(PUBLISHED) == count
-    assert peak < LIMIT, f"{peak / MIB:.0f} MiB"
+async def _half_out(site: Site) -> bool:
+    return await site.database.fetchval(PUBLISHED) >= MANY / 2
 
 
 @pytest.mark.fault("P49")

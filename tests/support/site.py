@@ -14,6 +14,7 @@ import asyncpg
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection
 from sea_mq_worker.producer import enqueue
+from sea_mq_worker.settings import Settings
 from tests.support.builders import enqueueable
 from tests.support.handlers import Behaviour, Call, HandlerServer, answer, handler_server
 from tests.support.jetstream import SECOND, connected, consumer_info, store, stored_messages
@@ -35,6 +36,7 @@ FAST: Mapping[str, object] = MappingProxyType({
     "handler_timeout_seconds": 2,
     "grace_seconds": 5,
 })  # fmt: skip
+SHIPPED = {name: Settings.model_fields[name].get_default() for name in FAST}
 FAST_CONSUMER: Mapping[str, Any] = MappingProxyType({"ack_wait": 3 * SECOND})
 
 _UNFINISHED = "SELECT count(*) FROM outbox_events WHERE state IN ('PENDING', 'CLAIMED')"
