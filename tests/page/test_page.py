@@ -222,11 +222,13 @@ async def test_a_slow_pace_is_ended_by_its_button_and_only_while_there_is_one(
     browser: Browser, site: Site
 ) -> None:
     site.handler.default = answer(429, retry_after="1")
-    sent = await site.send(4)
     quick = {"handler_slow_after": 3, "handler_slow_failures_per_second": 0.01}
     async with unlocked(browser, site, **quick, inbox_backoff_max_seconds=600) as page:
+        sent = await site.send(4)  # once it is signed in: /readyz, which a locked page asks, answers 503 then
         await page.says("The handler fails message after message", "#verdict")
         await page.click("Resume made", "#resumes")
+        await page.evaluate("document.querySelector('#resumes button').append('.long_name'.repeat(20))")
+        assert await fits(page, PHONE)
         site.handler.default = answer(200)
         await page.write("#actor", "Ann")
         await page.write("#reason", "the handler is mended")
