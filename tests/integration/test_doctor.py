@@ -38,7 +38,7 @@ ALSO = {
 
 BELOW = {
     *("fsync_off", "standby_missing", "database_encoding", "schema_version"),
-    *("transaction_prepared_long", "pooler_undeclared", "notify_lost"),
+    *("transaction_prepared_long", "two_phase_commit", "pooler_undeclared", "notify_lost"),
     *("sync_unknown", "stream_single_copy", "stream_replica_offline", "stream_unavailable"),
 }
 ELSEWHERE = {
