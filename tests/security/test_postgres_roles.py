@@ -222,7 +222,8 @@ NEEDS = {
     "producer": ("producer.",),
     "relay": (
         *("outbox.", "inbox.", "context.", "pipeline_drain.", "inspection.outbox_depth_capped", "page."),
-        *("partitions.exist", "partitions.make", "consumers.", "standings.", "ghosts.", "resume.", "refused."),
+        *("partitions.exist", "partitions.make", "consumers.", "standings.", "ghosts."),
+        *("resume.", "refused."),
     ),
     "operator": (
         *("inspection.", "lists.", "replay.", "operations.begin", "operations.bury", "operations.redriven"),
