@@ -114,12 +114,15 @@ class ReadAhead:
             self.cursor, self._passed_over = self._passed_over - 1, 0
 
     def _postpone(self, message: InboundMessage, event_type: str) -> None:
+        if not self._passed_over and self._has_room(message):
+            self._postponed[event_type].append(message)
+        elif not self._passed_over:
+            self._passed_over = message.seq
+
+    def _has_room(self, message: InboundMessage) -> bool:
         messages = [one for several in self._postponed.values() for one in several]
         room = _POSTPONED_BYTES_MAX - sum(len(one.payload) for one in messages)
-        if self._passed_over or len(messages) >= _POSTPONED_MAX or (messages and room < len(message.payload)):
-            self._passed_over = self._passed_over or message.seq
-        else:
-            self._postponed[event_type].append(message)
+        return not messages or (len(messages) < _POSTPONED_MAX and len(message.payload) <= room)
 
     async def _read(self, after_seq: int, limit: int, stop: asyncio.Event) -> Sequence[InboundMessage]:
         if self._forbidden:

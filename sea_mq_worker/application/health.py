@@ -1,5 +1,6 @@
 """Tells a sick handler from sick messages, by event type."""
 
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -152,11 +153,12 @@ class HandlerHealth:
 
     def reason(self, event_type: str) -> str:
         """Say what is wrong with a slow type, and what to do about it."""
+        quoted = shlex.quote(event_type)  # a sender chose it, and the commands are copied into a shell
         return (
             f"{self.error(event_type)}, for different messages in a row: failures of this event type "
             f"count at {self.per_second:g} a second, and its other messages are given back. Mend the "
-            f"handler; then `sea-mq-worker inbox resume --type {event_type} --reason mended` ends the slow "
-            f"pace at once, and `sea-mq-worker dlq redrive --dlq-reason REJECTED --type {event_type} "
+            f"handler; then `sea-mq-worker inbox resume --type {quoted} --reason mended` ends the slow "
+            f"pace at once, and `sea-mq-worker dlq redrive --dlq-reason REJECTED --type {quoted} "
             "--reason mended` brings back what was dead-lettered"
         )
 

@@ -265,3 +265,10 @@ async def test_what_was_read_ahead_is_acknowledged_without_a_call_when_it_is_del
 
 def test_the_subject_is_of_the_type_that_the_tests_name() -> None:
     assert SUBJECT.split(".")[2] == "vibe_created"
+
+
+@in_virtual_time
+async def test_the_commands_that_a_slow_type_names_quote_what_a_sender_chose() -> None:
+    world = World()
+    async with world.consuming():
+        assert "--type 'made;$(id)' --reason" in world.health.reason("made;$(id)")
