@@ -45,16 +45,16 @@ async def started(
 
 @pytest.mark.fault("L06")
 async def test_an_error_that_nobody_foresaw_ends_the_whole_process(shared: Site) -> None:
-    """A payload that cannot be, because somebody has taken the constraint away."""
-    await shared.database.execute("ALTER TABLE outbox_events ALTER COLUMN payload DROP NOT NULL")
+    """A time that cannot be missing, because somebody has taken the constraint away."""
+    await shared.database.execute("ALTER TABLE outbox_events ALTER COLUMN occurred_at DROP NOT NULL")
     async with shared.worker() as worker:
         await worker.ready()
         await shared.database.execute(
-            "INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type)"
-            " VALUES (gen_random_uuid(), 'a', '1', 'made')"
+            "INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload, occurred_at)"
+            " VALUES (gen_random_uuid(), 'a', '1', 'made', '{}', NULL)"
         )
         assert await worker.ended() == 4
-    assert "outbox unordered died: TypeError" in worker.written
+    assert "outbox unordered died: AttributeError" in worker.written
 
 
 @pytest.mark.fault("L07")

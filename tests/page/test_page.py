@@ -237,7 +237,7 @@ async def test_a_slow_pace_is_ended_by_its_button_and_only_while_there_is_one(
         await page.press("Escape")
         await page.until("!document.querySelector('#resumes').checkVisibility()", within=30)
         await site.quiet()
-        assert page.troubles == []
+        assert all("/readyz" in trouble for trouble in page.troubles), page.troubles  # 503 while it is slow
     counted = "SELECT count(*) FROM inbox_messages WHERE processed_at IS NOT NULL"
     assert await site.database.fetchval(counted) == len(sent)
 

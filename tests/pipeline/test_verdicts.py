@@ -349,7 +349,7 @@ def test_the_worker_s_own_message_has_the_prints_of_its_row(spark: SparkSession)
     rows = [
         {"id": f"00000000-0000-4000-8000-00000000000{n}", "seq": n, "aggregate_type": "order"}
         | {"aggregate_id": "ö 1%", "event_type": "order.paid", "event_version": 2, "payload": '{"a": "ü"}'}
-        | {"occurred_at": ago(n / 7), "partition_key": "k", "headers": '{"X-Own": "ä", "CE-Type": "mine"}'}
+        | {"occurred_at": ago(n / 7), "partition_key": "k", "headers": '{"X-Own": "ä", "CE-Own": "mine"}'}
         | {"state": "PENDING", "metadata": None, "correlation_id": None, "causation_id": None}
         | {"ordering_key": None, "created_at": None, "published_at": None, "stream": None, "stream_seq": None}
         for n in range(3)
