@@ -83,10 +83,17 @@ class Handle:
             with self.health.calling(request.event_type):
                 result = await self.handler.handle(request)
             if not isinstance(result, NotDelivered):
-                self.health.gate.resume()
+                self._note_reached(result)
                 return await self._conclude(item, run, request, result, stop)
             self.health.gate.pause(result.error)
         raise StoppedError(self.health.gate.reason)
+
+    def _note_reached(self, result: Accepted | Poison | Retry) -> None:
+        """Open the gate for an answer; a call that broke off does not show that the handler is back."""
+        if isinstance(result, Retry) and not result.answered:
+            self.health.gate.skip()
+        else:
+            self.health.gate.resume()
 
     async def _conclude(
         self,

@@ -122,10 +122,14 @@ class Poison:
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """5xx, time-out or any other answer (POL-047-007); ``after_seconds``: no sooner, as the handler asked."""
+    """5xx, time-out or any other answer (POL-047-007); ``after_seconds``: no sooner, as the handler asked.
+
+    ``answered``: there was a whole answer, so the handler can be reached.
+    """
 
     error: str
     after_seconds: float = 0.0
+    answered: bool = True
 
 
 @dataclass(frozen=True, slots=True)

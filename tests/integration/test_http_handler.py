@@ -157,7 +157,7 @@ async def test_one_deadline_covers_the_whole_answer(
     server.script[REQUEST.message_id] = slow
     handler = make(timeout_seconds=0.3, concurrency=1)
     result = await handler.handle(REQUEST)
-    assert result == Retry("the handler gave no whole answer within 0.3 s")
+    assert result == Retry("the handler gave no whole answer within 0.3 s", answered=False)
     assert await handler.handle(REQUEST._replace(message_id="another")) == Accepted(200)
     assert [call.connection for call in server.calls] == [1, 2]
 

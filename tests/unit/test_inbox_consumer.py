@@ -1,6 +1,7 @@
 """The inbound loop on twins, in virtual time."""
 
 import asyncio
+import itertools
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from sea_mq_worker.adapters.memory.handler import Answer, Behaviour, InMemoryHan
 from sea_mq_worker.adapters.memory.publisher import InMemoryPublisher
 from sea_mq_worker.domain.facts import (
     GatePaused,
+    GateResumed,
     MessageDeadLettered,
     MessageProcessed,
     MessageRetried,
@@ -109,6 +111,20 @@ async def test_an_unreachable_handler_pauses_the_loop_and_spends_no_attempt() ->
     assert paused.gate == "handler"
     assert {world.row(message_id).attempts for message_id in ids} == {1}
     assert world.buried() == []
+
+
+@in_virtual_time
+async def test_a_call_that_breaks_off_does_not_show_that_an_unreachable_handler_is_back() -> None:
+    world = World()
+    ids = [world.send() for _ in range(6)]
+    calls = itertools.count()
+    world.handler.script = lambda _request, _call: Unreachable() if next(calls) % 2 == 0 else LoseAnswer()
+    async with world.consuming():
+        await world.observer.seen(GatePaused)
+        await asyncio.sleep(30)
+        assert GateResumed not in map(type, world.observer.facts)
+        world.handler.script = always(Answer())
+        await world.observer.seen(MessageProcessed, count=len(ids), within=400.0)
 
 
 @in_virtual_time

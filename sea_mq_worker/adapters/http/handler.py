@@ -99,9 +99,11 @@ class HttpEventHandler:
         except _UNREACHABLE as error:
             return NotDelivered(f"the handler at {self._where} cannot be reached: {_one_line(error)}")
         except httpx2.TimeoutException:
-            return Retry(f"the handler gave no whole answer within {self._timeout_seconds:g} s")
+            return Retry(
+                f"the handler gave no whole answer within {self._timeout_seconds:g} s", answered=False
+            )
         except _BROKEN as error:
-            return Retry(_broken(error))
+            return Retry(_broken(error), answered=False)
         return self._result(answer)
 
     def _result(self, answer: Answer) -> HandlerResult:

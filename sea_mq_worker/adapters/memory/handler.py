@@ -82,7 +82,9 @@ class InMemoryHandler:
             async with asyncio.timeout(self._timeout_seconds):
                 return await self._behave(request, behaviour)
         except TimeoutError:
-            return Retry(f"the handler gave no whole answer within {self._timeout_seconds:g} s")
+            return Retry(
+                f"the handler gave no whole answer within {self._timeout_seconds:g} s", answered=False
+            )
 
     async def _behave(self, request: HandlerRequest, behaviour: Answer | LoseAnswer | Hang) -> HandlerResult:
         match behaviour:
@@ -92,7 +94,7 @@ class InMemoryHandler:
                 return self._answer(request, behaviour)
             case LoseAnswer():
                 self._take(request)
-                return Retry("the handler closed the connection without a whole answer")
+                return Retry("the handler closed the connection without a whole answer", answered=False)
             case Hang():
                 await asyncio.Event().wait()
                 raise AssertionError("nobody sets this event")
