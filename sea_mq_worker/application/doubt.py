@@ -52,8 +52,8 @@ class _Search(NamedTuple):
 class Searches:
     """How far the stream was searched for doubtful events, kept from one claim of an event to the next.
 
-    A busy stream cannot be searched within one claim. What was read once is not read again, so that every
-    search comes to its end; an event that is forgotten here is searched for from its first attempt on.
+    A busy stream cannot be searched within one claim. No message is read twice, so that every search comes
+    to its end; an event that is forgotten here is searched for from its first attempt on.
     """
 
     def __init__(self, *, context: str, observer: Observer) -> None:
@@ -90,7 +90,7 @@ class Searches:
         )
 
     def _ended(self, event: ClaimedEvent, result: SearchResult | None) -> bool:
-        """Remember how far a search came that has found nothing; tell whether that was the end."""
+        """Remember how far a search came that has found nothing; return whether it is over."""
         known = self._known.pop(event.id, _Search(0, 0, None))
         looked = result if isinstance(result, Looked) else known.looked
         over = isinstance(result, Looked) and result.is_over

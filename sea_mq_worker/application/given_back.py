@@ -1,4 +1,4 @@
-"""What was given back without an attempt, and when it is due: to have it sooner, and never too soon."""
+"""Messages that were given back without an attempt, and when each is due again."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -34,7 +34,7 @@ class GivenBackMessages:
     _some: asyncio.Event = field(default_factory=asyncio.Event)
 
     def add(self, message: InboundMessage, ending: GivenBack, settler: Settler | None = None) -> None:
-        """Remember when a message comes again; ``settler``: who was told, where it is not the consumer."""
+        """Remember when a message comes again; ``settler``: who settled it, if not the consumer."""
         now = self.clock()
         if len(self._held) >= _HELD_MAX:
             self._held = {seq: held for seq, held in self._held.items() if held.due_at > now}
@@ -66,7 +66,7 @@ class GivenBackMessages:
             now = self.clock()
 
     def take(self, event_type: str) -> Iterator[tuple[InboundMessage, Settler | None, float]]:
-        """Forget the messages of a type; return each, who was told, and the delay after which it may come."""
+        """Forget the messages of a type; return each, who settled it, and after which delay it may come."""
         now = self.clock()
         for seq, held in list(self._held.items()):
             if held.event_type != event_type or (not held.message.reply and held.not_before > now):

@@ -26,7 +26,7 @@ _TYPES_MAX = 1000
 
 @dataclass(slots=True, kw_only=True)
 class HandlerHealth:
-    """What is known of the handler: whether it can be reached, and which event types it fails.
+    """Knowledge of the handler: whether it can be reached, and which event types it fails.
 
     A handler that cannot be reached closes the gate: nobody would be served. One that fails different
     messages of one event type in a row is asked about that type at a slow pace; other types go on.
@@ -66,7 +66,7 @@ class HandlerHealth:
         self._end(event_type, "the handler took a message of it")
 
     def believes(self, event_type: str, message_id: str, result: Retry | Poison) -> bool:
-        """Note an answer without an effect; tell whether it counts.
+        """Note an answer without an effect; return whether it counts.
 
         A rejection is a verdict. Any other answer spends an attempt only while the handler works for others.
         """
@@ -94,7 +94,7 @@ class HandlerHealth:
     def take_call(self, event_type: str, *, repeated: bool) -> float | None:
         """Return how long to wait before the call, or None where that is too long to keep a place.
 
-        What was given back comes again in its turn, and does not wait.
+        A message that was given back comes again in its turn, and does not wait.
         """
         pace = self._slow(event_type)
         if pace is None:

@@ -285,7 +285,7 @@ class InboxConsumer:
         """Ask ever more rarely, so that whoever holds a message for long does not cost it its deliveries.
 
         Deliveries that led to an attempt do not count: what was tried often is not held any longer for that.
-        What was read ahead is asked about sooner, for it holds a place, and its handling has begun before.
+        A message that was read ahead is asked about sooner: it holds a place, and its handling has begun.
         """
         in_vain = message.deliveries - 1 - (message.deliveries if attempts is None else attempts)
         doublings = min(max(in_vain, 0), _DOUBLINGS_MAX)

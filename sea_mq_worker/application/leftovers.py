@@ -98,7 +98,7 @@ class Leftovers:
         if entry.message_id in self._lost:
             return
         text = f"{_name(entry)} had no effect and its stream no longer holds it: send it again, or give it up"
-        with contextlib.suppress(RowsRefusedError):  # it is told all the same
+        with contextlib.suppress(RowsRefusedError):  # the log line says it all the same
             await patiently(lambda: self._note(entry, text), gate=self.store_gate, stop=stop)
         self._lost.add(entry.message_id)
         self._tell("message_lost", text)

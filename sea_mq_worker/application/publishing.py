@@ -85,7 +85,7 @@ class Publishing:
     async def _send(
         self, left: Sequence[ClaimedEvent], ledger: "_Ledger", deadline: float, stop: asyncio.Event
     ) -> bool:
-        """Send wave after wave; tell whether the broker was asked for anything."""
+        """Send wave after wave; return whether the broker was asked for anything."""
         asked = False
         while left:
             wave, left = self._next_wave(left)

@@ -160,7 +160,7 @@ class Settlement:
 
 
 def _is_notable(claims: int) -> bool:
-    """Whether to tell of an event that many claims brought nothing: the 16th, 32nd, 64th time and so on."""
+    """Whether to report an event that was claimed in vain: the 16th, 32nd, 64th time and so on."""
     return claims >= _NOTABLE_CLAIMS and claims.bit_count() == 1
 
 

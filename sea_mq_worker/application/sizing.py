@@ -50,7 +50,7 @@ class Room:
         self._changed = asyncio.Event()
 
     async def take(self, wanted: int) -> None:
-        """Wait until so many bytes are free."""
+        """Wait until that many bytes are free."""
         async with self._turn:
             while self._free < wanted:
                 self._changed.clear()

@@ -50,14 +50,14 @@ def check(*, streams: StreamsOption = None, json: JsonOption = False) -> None:
 def apply(
     *,
     streams: StreamsOption = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only tell what would be changed.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the changes, and make none.")] = False,
     json: JsonOption = False,
 ) -> None:
     """Create what is missing and update what differs; nothing is deleted.
 
     Streams of other contexts stay as they are, unless one is named. It ends with the verdict of
-    `streams check`: exit 1 where something still differs. Where the server refuses something, what was made
-    before is told.
+    `streams check`: exit 1 where something still differs. Where the server refuses something, the changes
+    before it are listed.
     """
 
     async def work(settings: "Settings") -> None:

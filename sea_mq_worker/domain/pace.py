@@ -37,7 +37,7 @@ class Pace:
     _line_ends_at: float = 0.0
 
     def failed(self, message_id: str, now: float, *, may_count: bool) -> bool:
-        """Note a call without an effect; tell whether it counts; of a slow type only where it may."""
+        """Note a call without an effect; return whether it counts: of a slow type only where it may."""
         self.failures += 1
         self.failed_at = now
         if self.slow_since is None:

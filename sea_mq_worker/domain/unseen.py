@@ -38,9 +38,9 @@ class Unseen:
 def unseen(before: ConsumerStanding | None, now: ConsumerStanding) -> Unseen | None:
     """Compare two looks at a consumer; None: nothing is known to be missed.
 
-    What was pending, and what was stored since for a consumer that takes all, was delivered since, is still
-    pending, or is gone. Repeated deliveries make the count too low, never too high. Where the stream replaces
-    messages, what is gone may be replaced.
+    Each message that was pending (and, for a consumer that takes all, each that was stored since) was
+    delivered since, is still pending, or is gone. Repeated deliveries make the count too low, never too
+    high. Where the stream replaces messages, one that is gone may be replaced.
     """
     if now.replaces:
         return None

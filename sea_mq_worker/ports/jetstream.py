@@ -49,7 +49,7 @@ class JetStreamPublisher(Protocol):
         ...
 
     async def find(self, wanted: Sequence[Wanted]) -> Mapping[str, SearchResult]:
-        """Look for messages by their ids; tell of each the latest copy found, or how far was searched.
+        """Look for messages by their ids; return the latest copy of each, or how far the search came.
 
         For what is older than the duplicate window, where publishing again could store a second copy. A
         search takes a bounded time; one that is not over by then goes on from what was returned.
@@ -110,7 +110,8 @@ class JetStreamConsumer(Settler, Protocol):
         """Of messages recorded before, tell those that will not be delivered (again), by stream sequence.
 
         Each as the stream has it now, with nobody to acknowledge it to, or None where the stream has it no
-        longer. What may still come is left out, and so is what cannot be told yet, or is behind a few MB.
+        longer. A message that may still be delivered is left out, and so is one that is not known yet, or
+        that lies behind a few MB of others.
 
         Raises:
             BrokerUnavailableError: as ``fetch``.

@@ -21,7 +21,7 @@ class OutboxRepository(Protocol):
     ) -> Claim:
         """Lease up to ``batch_max`` due events, oldest first, and count the attempt before it is made.
 
-        Together they have at most ``bytes_max``, but one is given however large. What has more than
+        Together they have at most ``bytes_max``, but one is given however large. An event of more than
         ``event_bytes_max`` is never read: its size is given in place of its content.
         StoreTooSlowError: less may be read in time. RowsRefusedError: some event that is due cannot be
         claimed, and which one was not found; one that was found is left out and named.

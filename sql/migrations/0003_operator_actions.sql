@@ -16,7 +16,7 @@ CREATE TABLE operator_actions (
 
 COMMENT ON TABLE operator_actions IS 'Audit record of operator actions (Open Outbox, operator).';
 
--- Whoever may count an action up cannot rewrite it: what it counts only grows, and once it has its outcome it stays as
+-- A role that may count an action up cannot rewrite it: its counts only grow, and once it has its outcome it stays as
 -- it is.
 CREATE FUNCTION operator_actions_reject() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN

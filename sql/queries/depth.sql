@@ -3,7 +3,7 @@
 -- so that a context needs no parameter.
 -- count and oldest_at are the queries' own answer. It includes what no worker has anything to do with now: what is
 -- dead, and events that are scheduled, which means not due yet and not failed since they were written or replayed.
--- What nobody put off is waiting, also where the clock was set back since it was written.
+-- An event that nobody put off is waiting, also where the clock was set back since it was written.
 -- These would keep an alert on age ringing, so that waiting and waiting_seconds tell the backlog without them:
 -- count = waiting + scheduled + dead.
 

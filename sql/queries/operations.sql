@@ -45,8 +45,8 @@ UPDATE operator_actions a
  WHERE a.id = $3::bigint;
 
 -- name: discard
--- Deletes DEAD events for good, and keeps in the record what each of them was, but for its content. What is not DEAD any
--- more stays. Index: the primary key.
+-- Deletes DEAD events for good, and keeps in the record what each of them was, but for its content. One that is not DEAD
+-- any more stays. Index: the primary key.
 -- $1 ids, $2 actor, $3 reason, $4 selection.
 WITH discarded AS (
     DELETE FROM outbox_events o

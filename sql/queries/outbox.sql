@@ -253,7 +253,7 @@ SELECT CASE WHEN count(*) < cardinality($3::uuid[]) THEN coalesce(array_agg(id::
 
 -- name: reap
 -- Ends leases that ran out, in the lane of events without an ordering key, and brings forward what waits only because the
--- clock was set back. It looks at so many rows and no more, whatever waits: claims take the longest due first, so that
+-- clock was set back. It looks at a bounded number of rows, whatever waits: claims take the longest due first, so that
 -- what they left stands in front; all else is reached by looks that go on from one to the next.
 -- A lease that ran out spends a failure of its event; the delay's jitter separates an event that kills its worker from
 -- those that were claimed along with it. A lease of a time to come, longer ahead than it lasts, is ended and spends none.

@@ -26,7 +26,7 @@ class _Pending:
 
 @dataclass(slots=True)
 class _Room:
-    """What a fetch may still take: so many messages of so many bytes, but a first one of any size."""
+    """Room of a fetch in messages and bytes; the first message may have any size."""
 
     messages: int
     bytes_: int | None

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class InMemoryResumptions:
-    """What was resumed, by the clock's seconds."""
+    """The types that were resumed, and when by the clock."""
 
     clock: Callable[[], float]
     _asked: list[tuple[str, float]] = field(default_factory=list)

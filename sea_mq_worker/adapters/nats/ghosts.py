@@ -16,10 +16,10 @@ _NOT_FOUND = 404
 async def lost_since(
     connection: NatsConnection, stream: str, *, greatest: int, shared: int, some: Sequence[tuple[str, int]]
 ) -> str:
-    """Say what tells that events are lost whose rows are PUBLISHED; empty: nothing does.
+    """Return the evidence that events are lost whose rows are PUBLISHED; empty: there is none.
 
-    What the stream has dropped by its limits is no loss, so that only another message in an event's place
-    counts. The rows must have been read before.
+    An event that the stream has dropped by its limits is not lost, so that only another message in an
+    event's place counts. The rows must have been read before.
 
     Args:
         connection: to ask.

@@ -11,7 +11,7 @@ from sea_mq_worker.adapters.nats.errors import ApiRefusedError
 from sea_mq_worker.domain.messages import InboundMessage
 
 READ_BYTES_MAX = 4 * 1024 * 1024
-"""After so many bytes no more messages are read back at once."""
+"""Bytes of bodies after which a read-back stops."""
 _READS_MAX = 10
 """So many are read at once where messages are dense, and few where the consumer wants few of them."""
 _NO_MESSAGE = 10037

@@ -38,9 +38,9 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """What was done to a stream or consumer: ``created`` or ``updated``, and the differences that ended.
+    """A change of a stream or consumer: ``created`` or ``updated``, and the differences that it ended.
 
-    In a dry run, what would be done.
+    In a dry run, a change that would be made.
     """
 
     name: str
@@ -71,7 +71,7 @@ async def check(
 
 
 def _nobody(_change: Change) -> None:
-    """Nobody is told of each change."""
+    """Report no change."""
 
 
 async def apply(
@@ -86,8 +86,8 @@ async def apply(
     ``on_change`` is called with each change once it is made.
 
     Raises:
-        BrokerUnavailableError: the server did not answer; what was done before stays.
-        ContractError: the server refuses; the text says what to do. What was done before stays.
+        BrokerUnavailableError: the server did not answer; earlier changes stay.
+        ContractError: the server refuses; the text says what to do. Earlier changes stay.
     """
     changes = []
     for definition in definitions:

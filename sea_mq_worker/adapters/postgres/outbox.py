@@ -162,7 +162,7 @@ class PostgresOutboxAdapter:
         return Reaped(*map(sum, zip(front.reaped, ahead.reaped, behind.reaped, strict=True)))
 
     async def _look(self, statement: str, fresh: Position, retries: Position) -> Look:
-        """Look at so many rows of both indexes until nothing more is wrong with them."""
+        """Look at a bounded part of both indexes, again and again until nothing in it is wrong."""
         ended = Reaped(0, 0)
         while True:
             try:

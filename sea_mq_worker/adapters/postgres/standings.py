@@ -11,7 +11,7 @@ from sea_mq_worker.domain.unseen import ConsumerStanding, Unseen
 
 
 class PostgresStandings:
-    """Remembers looks over restarts, and lets one of several workers tell what a look has found.
+    """Remembers looks over restarts, and lets one of several workers report a finding.
 
     Raises, of both methods:
         StoreUnavailableError: PostgreSQL cannot serve now.

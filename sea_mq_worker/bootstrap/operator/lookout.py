@@ -79,7 +79,7 @@ class Found:
         letters: what the dead-letter stream has.
         conflicts: other contents that came under this id, and were dead-lettered.
         discarded: what the audit keeps of an event that an operator gave up.
-        lost: what tells that the stream acknowledged the event and lost it, where something does.
+        lost: the evidence that the stream acknowledged the event and lost it; empty where there is none.
         unseen: where it could not be looked, and why.
     """
 

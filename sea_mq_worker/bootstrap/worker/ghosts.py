@@ -1,4 +1,4 @@
-"""Looks now and then whether the stream still has what rows call PUBLISHED, and tells where it cannot."""
+"""Checks every now and then that the stream still has the events whose rows are PUBLISHED; reports a loss."""
 
 import asyncpg
 
@@ -28,7 +28,7 @@ def ghost_watch(base: Base, pool: asyncpg.Pool, connection: NatsConnection, stor
                 connection, stream, greatest=rows.greatest, shared=rows.shared, some=rows.some
             )
         except (BrokerUnavailableError, ContractError):
-            return  # whoever publishes tells that
+            return  # the publisher reports that
         base.metrics.set_events_lost(bool(why))
         if why and not told:
             said = f"stream {stream} has lost events whose rows are PUBLISHED: {why}"

@@ -17,9 +17,9 @@ READ_MAX = 2000
 """Dead letters that are looked at for one answer."""
 _AT_ONCE_MAX = 50
 _SECONDS = 3.0
-"""Nothing is begun after these, so that the page can tell how far it is."""
+"""After this time no letter is begun, so that the page can show the progress."""
 _FAILURES_MAX = 10
-"""After so many without an effect the handler is not mended yet."""
+"""After this number of letters without an effect the handler is taken for not mended."""
 
 
 @dataclass(slots=True, kw_only=True)

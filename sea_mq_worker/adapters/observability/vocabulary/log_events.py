@@ -120,7 +120,7 @@ NOTICES = tuple(
         ),
         (
             "search_unfinished",
-            "Events wait for a search of the stream for their earlier copies; the text tells what helps.",
+            "Events wait for a search of the stream for their earlier copies; the text names the remedy.",
         ),
         (
             "clock_set_back",

@@ -114,7 +114,7 @@ METRICS = (
         "sea_mq_outbox_events_lost",
         "gauge",
         "{stream}",
-        "1 while a look at rows and stream tells that the stream has lost events whose rows are PUBLISHED.",
+        "1 while the stream lacks events whose rows are PUBLISHED, as far as a sample shows.",
         "The stream was made anew or set back: `pipeline reconcile --requeue` sends them again.",
     ),
     Metric(
