@@ -31,7 +31,8 @@ KEYS = 4
 ACK_WAIT_SECONDS = 5
 WORK_SECONDS = 0.05
 """How long the handler works on a message, so that some are in hand at any time."""
-QUIET_SECONDS = 60.0
+QUIET_SECONDS = 120.0
+"""More than the outbox lease and the time until the reaper looks: a claim may be lost on its way back."""
 _AGAIN_SECONDS = 0.05
 _AWAY = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, nats.errors.Error, WorkerError)
 

@@ -116,7 +116,8 @@ async def test_sessions_that_the_server_ends_for_being_idle_are_replaced(shared:
 
 
 @pytest.mark.fault("D18")
-@pytest.mark.parametrize("seconds", [0.5, pytest.param(15, marks=pytest.mark.long, id="as shipped")])
+@pytest.mark.long
+@pytest.mark.parametrize("seconds", [0.5, pytest.param(15, id="as shipped")])
 async def test_a_database_link_that_falls_silent_costs_one_time_out(shared: Site, seconds: float) -> None:
     lease = 60 if seconds > 1 else 5
     async with shared.worker(database_timeout_seconds=seconds, outbox_lease_seconds=lease) as worker:
