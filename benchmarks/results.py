@@ -1,4 +1,4 @@
-"""``python -m benchmarks.results``: write the figures of docs/benchmarks/*.json into documents and pictures.
+"""``python -m benchmarks.results``: write the figures of docs/proof/benchmarks into documents and pictures.
 
 ``peers.json`` comes from ``python -m benchmarks.peers``; ``worker.json``, ``long.json``, ``churn.json`` and
 ``looks.json`` from ``python -m benchmarks``, and there need not be all of them.
@@ -17,7 +17,7 @@ from benchmarks.looks import MEASURES, PROCESSED, PUBLISHED, by_question
 from benchmarks.pictures import costs_of_relays, latency, rates_beside_floors, rates_of_relays
 from benchmarks.report import WORKER
 
-DOCS = Path(__file__).parents[1] / "docs"
+DOCS = Path(__file__).parents[1] / "docs" / "proof"
 FOLDER = DOCS / "benchmarks"
 _LOOKS = "looks"
 BEGIN, END = "<!-- results -->\n", "<!-- end of results -->"

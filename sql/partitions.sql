@@ -1,4 +1,4 @@
--- Keeps the outbox in partitions of a day each from now on (docs/partitions.md). For whoever owns the tables, on
+-- Keeps the outbox in partitions of a day each from now on (docs/how-to/partitions.md). For whoever owns the tables, on
 -- PostgreSQL 17 or newer; `partitions enable` runs it, and so does psql:
 --
 --   PGOPTIONS='-c search_path=orders' psql -v ON_ERROR_STOP=1 -1 -f sql/partitions.sql

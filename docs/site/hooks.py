@@ -21,15 +21,14 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
     """Show links by their documents' titles, and those that lead off the site as mere text; MkDocs checks."""
-    base = _DOCS.parent if page.file.src_uri == "index.md" else _DOCS
+    base = _DOCS.parent if page.file.src_uri == "index.md" else (_DOCS / page.file.src_uri).parent
 
     def _link(match: re.Match[str]) -> str:
         target = (base / match[2]).resolve()
         if target.exists() and not target.is_relative_to(_DOCS):
             return match[1]
-        shown = _DOCS / match[1].removeprefix("docs/")
-        if shown.suffix == ".md" and shown.is_file():
-            return match[0].replace(match[1], _title(shown), 1)
+        if target.suffix == ".md" and target.is_file() and match[1].endswith(target.name):
+            return match[0].replace(match[1], _title(target), 1)
         return match[0]
 
     return _LINK.sub(_link, markdown)

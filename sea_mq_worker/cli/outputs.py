@@ -1,4 +1,4 @@
-"""What each command prints with ``--json``; docs/cli.schema.json is made of it."""
+"""The output of each command with ``--json``; docs/reference/cli.schema.json is generated from it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

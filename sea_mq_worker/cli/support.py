@@ -141,7 +141,7 @@ def print_page(
 
 
 def print_json(data: object) -> None:
-    """Print one JSON document, as docs/cli.schema.json describes it; moments as ISO 8601."""
+    """Print one JSON document, as docs/reference/cli.schema.json describes it; moments as ISO 8601."""
     from pydantic_core import to_jsonable_python
 
     typer.echo(json_.dumps(to_jsonable_python(data), indent=2))

@@ -1,4 +1,4 @@
-"""The commands and examples of README.md, docs/cli.md and others, used as they are written."""
+"""The commands and examples of README.md, docs/reference/cli.md and others, used as they are written."""
 
 import ast
 import asyncio
@@ -121,7 +121,7 @@ async def test_the_readme_looks_around(system: Patient) -> None:
 
 
 async def test_what_to_ask_at_three_in_the_morning(system: Patient) -> None:
-    lines = [command.text for command in commands("docs/cli.md")]
+    lines = [command.text for command in commands("docs/reference/cli.md")]
     [id_] = [words[1] for words in map(words_of, lines) if words[0] == "where"]
     await add_event(system.pool, id=UUID(id_.ljust(32, "0")), error="no answer")
     for line in lines:
@@ -132,14 +132,14 @@ async def test_what_to_ask_at_three_in_the_morning(system: Patient) -> None:
 
 
 def test_every_exit_code_is_told() -> None:
-    rows = re.findall(r"^\| ([\d, ]+) \|", (ROOT / "docs" / "cli.md").read_text(), re.MULTILINE)
+    rows = re.findall(r"^\| ([\d, ]+) \|", (ROOT / "docs" / "reference" / "cli.md").read_text(), re.MULTILINE)
     told = {int(code) for row in rows for code in row.split(", ")}
     assert told == {*ExitCode, 128 + signal.SIGINT, 128 + signal.SIGTERM}
 
 
 async def test_what_to_ask_before_an_upgrade(system: Patient) -> None:
     migrate, doctor = [
-        await typed(command.text, settings(system)) for command in commands("docs/upgrading.md")
+        await typed(command.text, settings(system)) for command in commands("docs/how-to/upgrading.md")
     ]
     assert (migrate.code, "side by side" in migrate.out) == (0, True)
     assert {word for word in doctor.out.replace(":", "").split() if word in OF_TEST_SERVERS}
@@ -147,12 +147,12 @@ async def test_what_to_ask_before_an_upgrade(system: Patient) -> None:
 
 async def test_doctor_prints_what_its_document_shows(system: Patient) -> None:
     await system.sql("DROP INDEX idx_outbox_due")
-    [shown] = commands("docs/doctor.md")
-    assert output("docs/doctor.md") in (await typed(shown.text, settings(system))).out
+    [shown] = commands("docs/reference/doctor.md")
+    assert output("docs/reference/doctor.md") in (await typed(shown.text, settings(system))).out
 
 
 async def test_psql_makes_the_roles(system: Patient, database: Database) -> None:
-    make, login = (command.text for command in commands("docs/security.md", "Roles in PostgreSQL"))
+    make, login = (command.text for command in commands("docs/how-to/security.md", "Roles in PostgreSQL"))
     shell(make, **of_psql(database))
     made = [row[0] for row in await system.pool.fetch(ROLES)]
     try:
@@ -176,7 +176,9 @@ async def test_the_readme_writes_an_event(system: Patient) -> None:
 
 
 def test_a_settings_file_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    [example] = [text for _, language, text in blocks("docs/configuration.md") if language == "toml"]
+    [example] = [
+        text for _, language, text in blocks("docs/reference/configuration.md") if language == "toml"
+    ]
     (tmp_path / "worker.toml").write_text(example)
     monkeypatch.setenv("SEA_MQ_CONFIG", str(tmp_path / "worker.toml"))
     found = load_settings().model_dump(mode="json", exclude_unset=True)
@@ -190,5 +192,5 @@ def test_a_relay_is_described(tmp_path: Path) -> None:
 
 
 def test_a_seed_tells_its_trail() -> None:
-    [line] = [command.text for command in commands("docs/simulation.md") if "--trail" in command.text]
+    [line] = [command.text for command in commands("docs/proof/simulation.md") if "--trail" in command.text]
     assert "DONE" in shell(line)

@@ -1,4 +1,4 @@
-"""What commands print with `--json` is as docs/cli.schema.json says; `World.run` compares it."""
+"""What commands print with `--json` is as docs/reference/cli.schema.json says; `World.run` compares it."""
 
 from collections.abc import AsyncIterator
 

@@ -1,4 +1,4 @@
-"""Each task of docs/operations.md, done with the commands written there, on a system that needs it."""
+"""Each task of docs/how-to/operations.md, done with the commands written there, on a system that needs it."""
 
 import re
 import uuid

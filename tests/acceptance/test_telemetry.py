@@ -1,4 +1,4 @@
-"""What a worker tells, by every way there is, is what docs/telemetry.md says, no more and no less."""
+"""A worker emits what docs/reference/telemetry.md lists, in every format, no more and no less."""
 
 import gzip
 import json

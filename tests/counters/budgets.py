@@ -1,4 +1,4 @@
-"""What the worker may use, in figures that no machine changes; docs/budgets.md is made of this module."""
+"""Budgets of the worker, in figures that no machine changes; docs/proof/budgets.md is generated from them."""
 
 from typing import NamedTuple
 

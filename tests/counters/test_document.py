@@ -1,13 +1,13 @@
-"""docs/budgets.md lists the budgets as `tests/counters/budgets.py` has them."""
+"""docs/proof/budgets.md lists the budgets as `tests/counters/budgets.py` has them."""
 
 from pathlib import Path
 
 from tests.counters import budgets
 from tests.counters.budgets import Budget
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "budgets.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "proof" / "budgets.md"
 BEGIN, END = "<!-- budgets -->\n", "<!-- end of budgets -->"
-REGENERATE = "docs/budgets.md differs from budgets.py: run python -m tests.counters.test_document"
+REGENERATE = "docs/proof/budgets.md differs from budgets.py: run python -m tests.counters.test_document"
 
 
 def table() -> str:

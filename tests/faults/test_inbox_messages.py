@@ -244,7 +244,7 @@ async def patient(site_with: SiteWith) -> AsyncIterator[Site]:
 
 @pytest.mark.fault("N27")
 async def test_memory_is_bounded_by_the_messages_in_hand_and_nothing_is_dropped(patient: Site) -> None:
-    """As docs/configuration.md has it, under "Memory"."""
+    """As docs/reference/configuration.md has it, under "Memory"."""
     size, in_hand_bytes = 2**20 - 200, 32 * 2**20
     in_hand = in_hand_bytes // size + 1
     together = asyncio.Event()

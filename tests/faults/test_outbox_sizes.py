@@ -17,7 +17,7 @@ from tests.support.worker import WorkerProcess
 
 MIB = 2**20
 LIMIT = 130 * MIB
-"""Of docs/configuration.md for the outbound side alone."""
+"""Of docs/reference/configuration.md for the outbound side alone."""
 CONTAINER = 256 * MIB
 """Of deploy/kubernetes/deployment.yaml for both sides."""
 IN_HAND = 33

@@ -133,7 +133,7 @@ async def test_the_commands_of_the_document_divide_the_outbox_once_and_leave_a_r
 ) -> None:
     async with world_of(database, nats_url, names) as world:
         prune, dry_run, enable, list_ = (
-            shlex.split(command.text)[1:] for command in commands("docs/partitions.md")
+            shlex.split(command.text)[1:] for command in commands("docs/how-to/partitions.md")
         )
         assert (await world.run(*prune)).code == 0
         assert (await world.run(*dry_run)).out == f"{SCRIPT.read_text()}\n"

@@ -1,4 +1,4 @@
-"""Takes the pictures of docs/page.md, in two minutes: ``python -m tests.page docs/images``."""
+"""Takes the pictures of docs/reference/page.md, in two minutes: ``python -m tests.page docs/images``."""
 
 import asyncio
 import sys

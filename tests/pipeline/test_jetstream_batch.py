@@ -62,7 +62,7 @@ async def test_the_example_of_the_document_reads_a_stream_at_rest_and_live(
     stream: Stream, spark: SparkSession, nats_url: str, tmp_path: Path
 ) -> None:
     await stream.store(3)
-    [example] = [text for _, language, text in blocks("docs/pipeline.md") if language == "python"]
+    [example] = [text for _, language, text in blocks("docs/how-to/pipeline.md") if language == "python"]
     config = f'"{stream.name}").option("config", "{settings_file(tmp_path, nats_url)}")'
     found: dict[str, Any] = {"spark": spark}
     exec(example.replace('"SEA_EVENTS")', config), found)

@@ -1,4 +1,4 @@
-"""The operator's tasks of docs/operations.md, done with the commands that are written there."""
+"""The operator's tasks of docs/how-to/operations.md, done with the commands that are written there."""
 
 import shlex
 from collections.abc import Mapping
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from tests.support.documents import commands
 from tests.support.operators import Answer, World
 
-DOCUMENT = "docs/operations.md"
+DOCUMENT = "docs/how-to/operations.md"
 
 
 def tasks() -> Mapping[str, list[str]]:

@@ -1,8 +1,8 @@
-"""The benchmarks' documents and pictures have the figures of docs/benchmarks/*.json, as they are."""
+"""The benchmarks' documents and pictures have the figures of docs/proof/benchmarks/*.json, as they are."""
 
 from benchmarks.results import FOLDER, texts
 
-REGENERATE = "differs from docs/benchmarks/*.json: run python -m benchmarks.results"
+REGENERATE = "differs from docs/proof/benchmarks/*.json: run python -m benchmarks.results"
 FIGURES_BYTES_MAX = 100_000
 PICTURE_BYTES_MAX = 60_000
 

@@ -1,4 +1,4 @@
-"""docs/cli.md lists every command but the pipeline's, docs/cli.schema.json what each prints with --json."""
+"""cli.md lists every command but the pipeline's, cli.schema.json the output of each with --json."""
 
 import json
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from sea_mq_worker.cli import app
 from sea_mq_worker.cli.outputs import OUTPUTS
 from sea_mq_worker.cli.pipeline.outputs import PIPELINE_OUTPUTS
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[2] / "docs" / "reference"
 DOCUMENT, SCHEMA = DOCS / "cli.md", DOCS / "cli.schema.json"
 BEGIN, END = "<!-- commands -->\n", "<!-- end of commands -->"
 REGENERATE = "run python -m tests.tidy.test_cli_doc"
@@ -37,7 +37,7 @@ def table() -> str:
     rows = [
         f"| `{name}` | {' '.join(command.help.split(chr(10) * 2)[0].split())} | {options(command)} |"
         for name, command in COMMANDS.items()
-        if not name.startswith("pipeline ")  # docs/pipeline.md
+        if not name.startswith("pipeline ")  # docs/how-to/pipeline.md
     ]
     return "\n".join(["| command | | takes |", "|---|---|---|", *rows, ""])
 

@@ -56,26 +56,29 @@ PROOFS = (
     Proof(document="README.md", heading="Running it", test=f"{_DOCUMENTS}::test_the_readme_sets_a_worker_up"),
     Proof(document="README.md", heading="Operating it", test=f"{_DOCUMENTS}::test_the_readme_looks_around"),
     Proof(document="README.md", heading="The data pipeline", begins="python -m", test=_PIPELINE),
-    Proof(document="docs/cli.md", test=f"{_DOCUMENTS}::test_what_to_ask_at_three_in_the_morning"),
+    Proof(document="docs/reference/cli.md", test=f"{_DOCUMENTS}::test_what_to_ask_at_three_in_the_morning"),
     Proof(
-        document="docs/partitions.md",
+        document="docs/how-to/partitions.md",
         test="tests/integration/test_partitioning.py::"
         "test_the_commands_of_the_document_divide_the_outbox_once_and_leave_a_record",
     ),
-    Proof(document="docs/doctor.md", test=f"{_DOCUMENTS}::test_doctor_prints_what_its_document_shows"),
     Proof(
-        document="docs/operations.md",
+        document="docs/reference/doctor.md",
+        test=f"{_DOCUMENTS}::test_doctor_prints_what_its_document_shows",
+    ),
+    Proof(
+        document="docs/how-to/operations.md",
         test="tests/acceptance/test_operator_tasks.py::test_every_task_is_done_by_a_test",
     ),
     Proof(
-        document="docs/security.md", heading="Roles in PostgreSQL",
+        document="docs/how-to/security.md", heading="Roles in PostgreSQL",
         test=f"{_DOCUMENTS}::test_psql_makes_the_roles",
     ),
     Proof(
-        document="docs/simulation.md", begins="python -m tests.simulation --first",
+        document="docs/proof/simulation.md", begins="python -m tests.simulation --first",
         test=f"{_DOCUMENTS}::test_a_seed_tells_its_trail",
     ),
-    Proof(document="docs/upgrading.md", test=f"{_DOCUMENTS}::test_what_to_ask_before_an_upgrade"),
+    Proof(document="docs/how-to/upgrading.md", test=f"{_DOCUMENTS}::test_what_to_ask_before_an_upgrade"),
 )  # fmt: skip
 """Those that are run as they are written."""
 
@@ -89,58 +92,58 @@ LESSER_PROOFS = (
         less="half a gigabyte is not installed twice; what is behind `--` runs, in a session with the rest",
     ),
     Proof(
-        document="docs/deploying.md", heading="Kubernetes",
+        document="docs/how-to/deploying.md", heading="Kubernetes",
         test="tests/tidy/test_kubernetes.py::test_kubectl_understands_every_command_of_the_document",
         less="there is no cluster: kubectl makes overlay and secrets, and reads the words of the rest",
     ),
     Proof(
-        document="docs/deploying.md", heading="systemd",
+        document="docs/how-to/deploying.md", heading="systemd",
         test="tests/tidy/test_systemd.py::test_the_commands_of_the_document_install_the_unit",
         less="files and links are made below a folder; packages are not installed, nothing is started",
     ),
     Proof(
-        document="docs/pipeline.md", heading="The data pipeline", test=_PIPELINE,
+        document="docs/how-to/pipeline.md", heading="The data pipeline", test=_PIPELINE,
         less="half a gigabyte is not installed twice; the jobs run on what requirements/dev.lock installs",
     ),
     Proof(
-        document="docs/pipeline.md", heading="On a cluster", test=_CLUSTER,
+        document="docs/how-to/pipeline.md", heading="On a cluster", test=_CLUSTER,
         less="other addresses and paths, and only with -m long",
     ),
     Proof(
-        document="docs/security.md", heading="Containers and dependencies", begins="docker",
+        document="docs/how-to/security.md", heading="Containers and dependencies", begins="docker",
         test="tests/acceptance/test_compose.py::test_the_worker_runs_without_privileges",
         less="without the pinned base, and only with -m compose",
     ),
     Proof(
-        document="docs/security.md", heading="Containers and dependencies", begins="pip-audit",
+        document="docs/how-to/security.md", heading="Containers and dependencies", begins="pip-audit",
         test=".ci/run",
         less="the gate asks the advisory service the same, with another form of report",
     ),
     Proof(
-        document="docs/security.md", heading="Containers and dependencies", begins="uvx",
+        document="docs/how-to/security.md", heading="Containers and dependencies", begins="uvx",
         test="tests/tidy/test_lock.py::test_a_lock_is_made_of_pins_and_hashes_alone",
         less="it fetches a tool that is not locked; the file that it reads is checked",
     ),
     Proof(
-        document="docs/simulation.md", begins="python -m tests.simulation --seeds", test=_SIMULATION,
+        document="docs/proof/simulation.md", begins="python -m tests.simulation --seeds", test=_SIMULATION,
         less="fewer seeds; planted bugs and stored cases have tests beside it",
     ),
     Proof(
-        document="docs/mutants.md",
+        document="docs/proof/mutants.md",
         test="tests/mutation/test_mutation.py::test_a_mutant_that_its_test_lets_pass_is_a_failure",
         less="two mutants of its own instead of the list",
     ),
-    Proof(document="docs/soak.md", begins=".*--json", test=_SOAK, less="a minute instead of ten"),
+    Proof(document="docs/proof/soak.md", begins=".*--json", test=_SOAK, less="a minute instead of ten"),
     Proof(
-        document="docs/soak.md", begins=".*--negative-control",
+        document="docs/proof/soak.md", begins=".*--negative-control",
         test="tests/soak/test_soak.py::test_a_planted_bug_turns_the_soak_red",
         less="another of the planted bugs",
     ),
-    Proof(document="docs/peers.md", test=_KIT, less="this worker's relay alone, under four faults"),
+    Proof(document="docs/proof/peers.md", test=_KIT, less="this worker's relay alone, under four faults"),
     Proof(document="kit/README.md", test=_KIT, less="four of the faults"),
-    Proof(document="docs/benchmarks.md", test=_BENCHMARKS, less="one small round"),
+    Proof(document="docs/proof/benchmarks.md", test=_BENCHMARKS, less="one small round"),
     Proof(
-        document="docs/benchmarks-peers.md", test=_RELAYS,
+        document="docs/proof/benchmarks-peers.md", test=_RELAYS,
         less="needs other relays from the network; their descriptions and what is reckoned are checked",
     ),
     Proof(

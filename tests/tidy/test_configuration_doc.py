@@ -1,4 +1,4 @@
-"""docs/configuration.md lists every setting as `sea_mq_worker/settings/fields.py` has it."""
+"""docs/reference/configuration.md lists every setting as `sea_mq_worker/settings/fields.py` has it."""
 
 from pathlib import Path
 from typing import Literal, get_args, get_origin
@@ -8,11 +8,9 @@ from pydantic.fields import FieldInfo
 
 from sea_mq_worker.settings import ENV_PREFIX, ConsumerSettings, Settings
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "configuration.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "reference" / "configuration.md"
 BEGIN, END = "<!-- settings -->\n", "<!-- end of settings -->"
-REGENERATE = (
-    "docs/configuration.md differs from settings/fields.py: run python -m tests.tidy.test_configuration_doc"
-)
+REGENERATE = "configuration.md differs from fields.py: run python -m tests.tidy.test_configuration_doc"
 
 
 def table() -> str:

@@ -1,4 +1,4 @@
-"""docs/conformance.md names a test for every clause, and every test that claims one."""
+"""docs/proof/conformance.md names a test for every clause, and every test that claims one."""
 
 import ast
 import re
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-MAP = ROOT / "docs" / "conformance.md"
+MAP = ROOT / "docs" / "proof" / "conformance.md"
 TEST = re.compile(r"`(tests/[\w/]+\.py::[\w:]+)`")
 PLACE = re.compile(r"by documentation: \[[^\]]+\]\(([^)#]+)\)")
 
@@ -86,7 +86,7 @@ def test_every_test_that_claims_a_clause_is_in_the_map() -> None:
         f"{name}: {text}" for name, texts in collected().items() for text in texts if name not in named
     ]
     if missing:
-        pytest.fail("add to the row of its clause in docs/conformance.md:\n" + "\n".join(missing))
+        pytest.fail("add to the row of its clause in docs/proof/conformance.md:\n" + "\n".join(missing))
 
 
 @pytest.mark.parametrize(

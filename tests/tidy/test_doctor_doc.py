@@ -1,4 +1,4 @@
-"""docs/doctor.md lists every finding as the package `bootstrap.doctor` has it."""
+"""docs/reference/doctor.md lists every finding as the package `bootstrap.doctor` has it."""
 
 from collections.abc import Iterator
 from dataclasses import fields
@@ -6,9 +6,9 @@ from pathlib import Path
 
 from sea_mq_worker.bootstrap.doctor import KINDS, Finding
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "doctor.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "reference" / "doctor.md"
 BEGIN, END = "<!-- findings -->\n", "<!-- end of findings -->"
-REGENERATE = "docs/doctor.md differs from the code: run python -m tests.tidy.test_doctor_doc"
+REGENERATE = "docs/reference/doctor.md differs from the code: run python -m tests.tidy.test_doctor_doc"
 
 
 def table() -> str:

@@ -1,4 +1,4 @@
-"""docs/faults.md names the tests that cause each fault, and every test that says so is there."""
+"""docs/proof/faults.md names the tests that cause each fault, and every test that says so is there."""
 
 import ast
 import re
@@ -8,9 +8,10 @@ from pathlib import Path
 from tests.tidy.test_conformance import functions
 
 ROOT = Path(__file__).parents[2]
-DOCUMENT = ROOT / "docs" / "faults.md"
+DOCUMENT = ROOT / "docs" / "proof" / "faults.md"
+GUARANTEES = ROOT / "docs" / "explanation" / "guarantees.md"
 ROW = re.compile(r"^(\| ([A-Z]\d\d) \|.*\|)(.*)\|$")
-REGENERATE = "docs/faults.md differs from the tests: run python -m tests.tidy.test_faults"
+REGENERATE = "docs/proof/faults.md differs from the tests: run python -m tests.tidy.test_faults"
 
 
 def proofs() -> dict[str, list[str]]:
@@ -58,9 +59,7 @@ def test_no_fault_is_without_a_proof_and_no_proof_without_a_fault() -> None:
 
 
 def test_what_is_guaranteed_of_pauses_and_ends_is_proven() -> None:
-    text = (
-        (DOCUMENT.parent / "guarantees.md").read_text().partition("## What pauses")[2].partition("\n## ")[0]
-    )
+    text = GUARANTEES.read_text().partition("## What pauses")[2].partition("\n## ")[0]
     named = re.findall(r"\b[A-Z]\d\d\b", text)
     assert len(named) > 20
     assert set(named) <= set(documented())

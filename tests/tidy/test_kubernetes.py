@@ -17,7 +17,7 @@ import yaml
 from sea_mq_worker.settings import ENV_PREFIX, Settings
 from tests.support.documents import ROOT, blocks, commands
 
-DOCUMENT = "docs/deploying.md"
+DOCUMENT = "docs/how-to/deploying.md"
 FOLDER = ROOT / "deploy" / "kubernetes"
 VERSIONS = ("1.29", "1.37")
 KUSTOMIZE = "kustomization.yaml"
@@ -199,7 +199,7 @@ def test_the_settings_are_right_and_the_ports_agree() -> None:
 
 @pytest.mark.parametrize("secret", ["sea-mq-worker", "sea-mq-worker-migrate"])
 def test_the_document_makes_the_secrets_that_are_read(secret: str) -> None:
-    text = (ROOT / "docs" / "deploying.md").read_text()
+    text = (ROOT / DOCUMENT).read_text()
     [made] = re.findall(rf"create secret generic {secret} \\\n((?:  --from.*\n)+)", text)
     assert set(re.findall(r"--from-\w+=([\w-]+)=", made)) == set(references(list(FILES.values()), secret))
 

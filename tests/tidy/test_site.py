@@ -33,4 +33,6 @@ async def test_the_site_is_served_without_a_warning_and_can_be_searched(tmp_path
         await served.wait()
     assert any("sixty seconds" in page["title"].lower() for page in found)
     pages = {page["location"].partition("#")[0] for page in found}
-    assert pages == {"", *(f"{document.stem}/" for document in (ROOT / "docs").glob("*.md"))}
+    docs = ROOT / "docs"
+    written = (document.relative_to(docs).with_suffix("") for document in docs.rglob("*.md"))
+    assert pages == {"", *(f"{document.as_posix()}/" for document in written)}

@@ -13,7 +13,7 @@ import pytest
 from sea_mq_worker.application.supervisor import ExitCode
 from tests.support.documents import ROOT, commands
 
-DOCUMENT = "docs/deploying.md"
+DOCUMENT = "docs/how-to/deploying.md"
 UNIT = ROOT / "deploy" / "systemd" / "sea-mq-worker@.service"
 EXPOSURE_MAX = 1.5
 """Of 10, as `systemd-analyze security` counts; what is left is that it uses the network."""

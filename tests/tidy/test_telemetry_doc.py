@@ -1,4 +1,4 @@
-"""docs/telemetry.md lists the metrics, spans and log events as the worker's vocabulary has them."""
+"""docs/reference/telemetry.md lists the metrics, spans and log events as the worker's vocabulary has them."""
 
 import ast
 import json
@@ -19,8 +19,8 @@ from sea_mq_worker.adapters.observability.vocabulary.spans import RESOURCE, SPAN
 from sea_mq_worker.domain.facts import EventPublished, EventsPublished, Fact, Noticed, Progressed
 
 ROOT = Path(__file__).parents[2]
-DOCUMENT = ROOT / "docs" / "telemetry.md"
-REGENERATE = "docs/telemetry.md differs from the vocabulary: run python -m tests.tidy.test_telemetry_doc"
+DOCUMENT = ROOT / "docs" / "reference" / "telemetry.md"
+REGENERATE = "telemetry.md differs from the vocabulary: run python -m tests.tidy.test_telemetry_doc"
 EXAMPLES = re.compile(r"```json\n(.*?)```", re.DOTALL)
 OF_EVERY_LINE = {"ts", "level", "event", "logger"}
 NATS = "nats_"

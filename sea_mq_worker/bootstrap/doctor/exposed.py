@@ -22,7 +22,7 @@ class ExposureKind(Kind):
         Severity.INFO,
         "a connection to another machine is not encrypted by the worker",
         "who is in between reads events and passwords, unless the network encrypts by itself",
-        "set up TLS as in docs/security.md",
+        "set up TLS as in docs/how-to/security.md",
     )
 
 

@@ -1,4 +1,4 @@
-"""What each command of the pipeline prints with ``--json``; docs/cli.schema.json is made of it."""
+"""What each command of the pipeline prints with ``--json``; docs/reference/cli.schema.json is made of it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,1 +1,1 @@
-"""What the worker can tell, by name: docs/telemetry.md is made of these tables."""
+"""What the worker can tell, by name: docs/reference/telemetry.md is made of these tables."""
