@@ -1,4 +1,4 @@
-"""``python -m benchmarks.results``: write the figures of docs/proof/benchmarks into documents and pictures.
+"""Texts and pictures of the figures in docs/proof/benchmarks, for ``python -m tools.docs``.
 
 ``peers.json`` comes from ``python -m benchmarks.peers``; ``worker.json``, ``long.json``, ``churn.json`` and
 ``looks.json`` from ``python -m benchmarks``, and there need not be all of them.
@@ -17,25 +17,46 @@ from benchmarks.looks import MEASURES, PROCESSED, PUBLISHED, by_question
 from benchmarks.pictures import costs_of_relays, latency, rates_beside_floors, rates_of_relays
 from benchmarks.report import WORKER
 
-DOCS = Path(__file__).parents[1] / "docs" / "proof"
-FOLDER = DOCS / "benchmarks"
+FOLDER = Path(__file__).parents[1] / "docs" / "proof" / "benchmarks"
 _LOOKS = "looks"
-BEGIN, END = "<!-- results -->\n", "<!-- end of results -->"
 
 
-def texts() -> dict[Path, str]:
-    """Return everything that follows from the JSON files, by the file that it belongs to."""
-    own = [_loaded(name) for name in ("worker", "long", "churn", "looks") if _file(name).exists()]
-    peers = _loaded("peers")
-    workloads = {name: found for report in own for name, found in report["workloads"].items()}
-    return {
-        DOCS / "benchmarks.md": _rewritten(DOCS / "benchmarks.md", _own(own)),
-        DOCS / "benchmarks-peers.md": _rewritten(DOCS / "benchmarks-peers.md", _peers(peers)),
-        FOLDER / "rates.svg": rates_beside_floors(workloads),
-        FOLDER / "latency.svg": latency(workloads),
-        FOLDER / "peers.svg": rates_of_relays(peers["relays"]),
-        FOLDER / "peers-cpu.svg": costs_of_relays(peers["relays"]),
-    }
+def of_the_worker() -> str:
+    """Return what docs/proof/benchmarks.md says about the worker's own figures."""
+    return _text(_own(_own_reports()))
+
+
+def of_relays() -> str:
+    """Return what docs/proof/benchmarks-peers.md says about all relays."""
+    return _text(_peers(_loaded("peers")))
+
+
+def rates_picture() -> str:
+    """Draw the worker's rates."""
+    return rates_beside_floors(_workloads())
+
+
+def latency_picture() -> str:
+    """Draw the worker's latency."""
+    return latency(_workloads())
+
+
+def peers_picture() -> str:
+    """Draw every relay's rates."""
+    return rates_of_relays(_loaded("peers")["relays"])
+
+
+def peers_cpu_picture() -> str:
+    """Draw every relay's processor time."""
+    return costs_of_relays(_loaded("peers")["relays"])
+
+
+def _own_reports() -> list[Any]:
+    return [_loaded(name) for name in ("worker", "long", "churn", "looks") if _file(name).exists()]
+
+
+def _workloads() -> dict[str, Any]:
+    return {name: found for report in _own_reports() for name, found in report["workloads"].items()}
 
 
 def _file(name: str) -> Path:
@@ -46,10 +67,8 @@ def _loaded(name: str) -> Any:
     return json.loads(_file(name).read_text())
 
 
-def _rewritten(document: Path, lines: Iterable[str]) -> str:
-    head, _, rest = document.read_text().partition(BEGIN)
-    _, _, tail = rest.partition(END)
-    return "".join([head, BEGIN, *(f"{line}\n" for line in lines), END, tail])
+def _text(lines: Iterable[str]) -> str:
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _own(reports: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -162,8 +181,3 @@ def _row(*cells: str) -> str:
 
 def _ranged(median: float, least: float, most: float, *, shape: str) -> str:
     return f"{median:{shape}} ({least:{shape}} to {most:{shape}})"
-
-
-if __name__ == "__main__":
-    for path, text in texts().items():
-        path.write_text(text)

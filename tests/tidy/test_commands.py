@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.documents import ROOT, Command, blocks, commands, documents, inline
 from tests.support.programs import OPTIONS, WORKER, named_command, options_of, own_programs, refused
-from tests.tidy.test_conformance import collected
+from tools.docs.proofs import marks_of_tests
 
 ALL = [command for document in documents() for command in commands(document)]
 
@@ -153,9 +153,8 @@ LESSER_PROOFS = (
     Proof(document="benchmarks/README.md", begins=_BARE, test=_BENCHMARKS, less="one small round"),
     Proof(document="benchmarks/README.md", begins=r".*\.peers", test=_RELAYS, less="as above"),
     Proof(
-        document="benchmarks/README.md", begins=r".*\.results",
-        test="tests/tidy/test_benchmark_results.py::"
-        "test_documents_and_pictures_are_what_the_figures_make_of_them",
+        document="benchmarks/README.md", begins="python -m tools.docs",
+        test="tests/tidy/test_generated_pages.py::test_a_generated_page_is_current",
         less="what it would write is compared with what is there",
     ),
     Proof(
@@ -201,7 +200,7 @@ def test_every_command_of_a_document_is_run_by_one_test() -> None:
 
 
 def test_each_proof_exists_and_is_needed() -> None:
-    proofs, tests = (*PROOFS, *LESSER_PROOFS), collected()
+    proofs, tests = (*PROOFS, *LESSER_PROOFS), marks_of_tests()
     assert [proof for proof in proofs if proof.test not in tests and not (ROOT / proof.test).is_file()] == []
     assert [proof for proof in proofs if not any(map(proof.covers, ALL))] == []
 

@@ -1,14 +1,12 @@
 """docs/proof/conformance.md names a test for every clause, and every test that claims one."""
 
-import ast
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tools.docs.proofs import ROOT, marks_of_tests
+
 MAP = ROOT / "docs" / "proof" / "conformance.md"
 TEST = re.compile(r"`(tests/[\w/]+\.py::[\w:]+)`")
 PLACE = re.compile(r"by documentation: \[[^\]]+\]\(([^)#]+)\)")
@@ -28,36 +26,6 @@ def rows() -> list[Row]:
     return [Row(*row) for row in named if row[0] != "id"]
 
 
-def collected() -> dict[str, list[str]]:
-    """Collect every test with its clauses, without running anything."""
-    found = {}
-    for path in sorted((ROOT / "tests").rglob("test_*.py")):
-        module = path.relative_to(ROOT).as_posix()
-        for name, function in functions(ast.parse(path.read_text())):
-            found[f"{module}::{name}"] = clauses(function)
-    return found
-
-
-def functions(tree: ast.Module) -> Iterator[tuple[str, ast.AST]]:
-    for node in tree.body:
-        inner = node.body if isinstance(node, ast.ClassDef) else [node]
-        prefix = f"{node.name}::" if isinstance(node, ast.ClassDef) else ""
-        for function in inner:
-            if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef) and function.name.startswith(
-                "test_"
-            ):
-                yield prefix + function.name, function
-
-
-def clauses(function: ast.AST) -> list[str]:
-    """Read the texts of `@pytest.mark.clause(...)`."""
-    return [
-        ast.literal_eval(decorator.args[0])
-        for decorator in getattr(function, "decorator_list", ())
-        if isinstance(decorator, ast.Call) and ast.unparse(decorator.func) == "pytest.mark.clause"
-    ]
-
-
 def test_every_row_names_its_proof() -> None:
     bare = [row.id for row in rows() if not TEST.search(row.proof) and not PLACE.fullmatch(row.proof)]
     assert bare == []
@@ -71,7 +39,7 @@ def test_ids_are_used_once() -> None:
 
 def test_every_named_test_exists() -> None:
     named = {name for row in rows() for name in TEST.findall(row.proof)}
-    assert named - collected().keys() == set()
+    assert named - marks_of_tests().keys() == set()
 
 
 def test_every_named_place_exists() -> None:
@@ -83,7 +51,10 @@ def test_every_named_place_exists() -> None:
 def test_every_test_that_claims_a_clause_is_in_the_map() -> None:
     named = {name for row in rows() for name in TEST.findall(row.proof)}
     missing = [
-        f"{name}: {text}" for name, texts in collected().items() for text in texts if name not in named
+        f"{name}: {text}"
+        for name, marks in marks_of_tests().items()
+        for text in marks.get("clause", ())
+        if name not in named
     ]
     if missing:
         pytest.fail("add to the row of its clause in docs/proof/conformance.md:\n" + "\n".join(missing))

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-SOURCES = ("sea_mq_worker", "examples", "benchmarks", "kit", "tests")
+SOURCES = ("sea_mq_worker", "examples", "benchmarks", "kit", "tests", "tools")
 MODULE_LINES_MAX = 400
 TEST_MODULE_LINES_MAX = 450
 FUNCTION_LINES_MAX = 40

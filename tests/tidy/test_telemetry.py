@@ -1,10 +1,9 @@
-"""docs/reference/telemetry.md lists the metrics, spans and log events as the worker's vocabulary has them."""
+"""The vocabulary of metrics, spans and log events has what the code uses, and nothing else."""
 
 import ast
 import json
 import re
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator
 from typing import get_args
 
 from sea_mq_worker.adapters.observability.vocabulary.log_events import (
@@ -15,68 +14,19 @@ from sea_mq_worker.adapters.observability.vocabulary.log_events import (
     RECORDS,
 )
 from sea_mq_worker.adapters.observability.vocabulary.metrics import METRICS
-from sea_mq_worker.adapters.observability.vocabulary.spans import RESOURCE, SPANS
+from sea_mq_worker.adapters.observability.vocabulary.spans import SPANS
 from sea_mq_worker.domain.facts import EventPublished, EventsPublished, Fact, Noticed, Progressed
+from tools.docs.pages import ROOT, TELEMETRY
 
-ROOT = Path(__file__).parents[2]
-DOCUMENT = ROOT / "docs" / "reference" / "telemetry.md"
-REGENERATE = "telemetry.md differs from the vocabulary: run python -m tests.tidy.test_telemetry_doc"
 EXAMPLES = re.compile(r"```json\n(.*?)```", re.DOTALL)
 OF_EVERY_LINE = {"ts", "level", "event", "logger"}
 NATS = "nats_"
 TELLERS = {("application", "_tell")}
 
 
-def table(heads: Sequence[str], rows: Iterator[Sequence[str]]) -> str:
-    lines = [heads, ["---"] * len(heads), *rows]
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
-
-
-def code(names: Sequence[str]) -> str:
-    return ", ".join(f"`{name}`" for name in names)
-
-
-def tables() -> dict[str, str]:
-    """Write each table of the document."""
-    return {
-        "metrics": table(
-            ("metric", "type", "unit", "labels", "what", "what to make of it"),
-            ((f"`{m.name}`", m.kind, m.unit, code(m.labels), m.meaning, m.conclusion) for m in METRICS),
-        ),
-        "spans": table(
-            ("span", "kind", "inside", "link", "time", "attributes"),
-            (
-                (
-                    f"`{span.name}`",
-                    span.kind,
-                    f"`{span.parent}`" if span.parent else "",
-                    "yes" if span.linked else "",
-                    span.meaning,
-                    code(span.attributes) + (f" [{code(span.sometimes)}]" if span.sometimes else ""),
-                )
-                for span in SPANS
-            ),
-        ),
-        "resource": table(("attribute", "value"), ((f"`{k}`", value) for k, value in RESOURCE.items())),
-        "events": table(
-            ("event", "level", "fields", "what, and what to do"),
-            ((f"`{e.key}`", e.level, code(e.fields), e.meaning) for e in LOG_EVENTS),
-        ),
-    }
-
-
-def completed(text: str) -> str:
-    """Write the tables into the document."""
-    for name, written in tables().items():
-        before, begin, rest = text.partition(f"<!-- {name} -->\n")
-        _, end, behind = rest.partition(f"<!-- end of {name} -->")
-        text = f"{before}{begin}{written}{end}{behind}"
-    return text
-
-
 def examples() -> list[dict[str, object]]:
     """Read the lines of log that the document shows."""
-    (block,) = EXAMPLES.findall(DOCUMENT.read_text())
+    (block,) = EXAMPLES.findall(TELEMETRY.read_text())
     return [json.loads(line) for line in block.splitlines()]
 
 
@@ -103,10 +53,6 @@ def told_by_the_code() -> set[str]:
             elif folder == "nats" and function in {"tell", "on_event"}:
                 found.add(NATS + name)
     return found
-
-
-def test_the_document_has_the_vocabulary_as_it_is() -> None:
-    assert DOCUMENT.read_text() == completed(DOCUMENT.read_text()), REGENERATE
 
 
 def test_names_are_used_once() -> None:
@@ -146,7 +92,3 @@ def test_the_lines_that_are_shown_are_such_lines() -> None:
         event = known[str(line["event"])]
         assert line["level"] == event.level
         assert line.keys() - {"suppressed"} == OF_EVERY_LINE | set(event.fields)
-
-
-if __name__ == "__main__":
-    DOCUMENT.write_text(completed(DOCUMENT.read_text()))

@@ -1,0 +1,69 @@
+"""The pages that follow from the code are current, and the code says enough to write them."""
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from benchmarks.results import FOLDER
+from sea_mq_worker.bootstrap.doctor import KINDS, Finding
+from sea_mq_worker.settings import Settings
+from tools.docs.cli import PRINTED, commands
+from tools.docs.markdown import sections
+from tools.docs.pages import DOCTOR, PAGES, ROOT, stale
+
+FIGURES_BYTES_MAX = 100_000
+PICTURE_BYTES_MAX = 60_000
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_generated_page_is_current(path: Path) -> None:
+    assert not stale({path: PAGES[path]}), "run python -m tools.docs"
+
+
+def test_a_page_is_stale_until_its_part_is_written(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- names -->\nold\n<!-- end of names -->\nafter\n")
+    pages = {page: sections(names=lambda: "new\n")}
+    page.write_text(stale(pages)[page])
+    assert page.read_text() == "before\n<!-- names -->\nnew\n<!-- end of names -->\nafter\n"
+    assert stale(pages) == {}
+
+
+def test_a_page_without_the_marks_of_its_part_is_refused() -> None:
+    with pytest.raises(ValueError, match="<!-- names -->"):
+        sections(names=str)("a page\n")
+
+
+def test_every_command_that_prints_json_has_a_schema() -> None:
+    printing = {
+        name
+        for name, command in commands().items()
+        if any("--json" in parameter.opts for parameter in command.params)
+    }
+    assert printing == set(PRINTED)
+
+
+def test_the_page_of_doctor_lists_the_keys_of_a_finding() -> None:
+    rows = DOCTOR.read_text().partition("| key |")[2].partition("<!-- findings -->")[0].splitlines()
+    assert [row.split("`")[1] for row in rows if row.startswith("| `")] == [
+        field.name for field in fields(Finding)
+    ]
+
+
+def test_no_two_findings_have_one_name() -> None:
+    assert len({kind.slug for kind in KINDS}) == len(KINDS)
+
+
+def test_every_setting_has_a_meaning() -> None:
+    assert [name for name, field in Settings.model_fields.items() if not field.description] == []
+
+
+def test_figures_and_pictures_of_benchmarks_are_small() -> None:
+    sizes = {path.name: path.stat().st_size for path in FOLDER.iterdir()}
+    too_large = {
+        name: size
+        for name, size in sizes.items()
+        if size > (PICTURE_BYTES_MAX if name.endswith(".svg") else FIGURES_BYTES_MAX)
+    }
+    assert too_large == {}

@@ -1,0 +1,1 @@
+"""Tools for those who change the project; no part of what is installed."""

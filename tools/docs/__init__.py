@@ -1,0 +1,1 @@
+"""Writes the pages, or parts of pages, that follow from the code."""

@@ -1,0 +1,65 @@
+"""The table of all commands but the pipeline's, and the schema of each command's JSON output."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import typer
+from pydantic import TypeAdapter
+
+from sea_mq_worker.cli import app
+from sea_mq_worker.cli.outputs import OUTPUTS
+from sea_mq_worker.cli.pipeline.outputs import PIPELINE_OUTPUTS
+from tools.docs.markdown import table
+
+PRINTED: dict[str, Any] = {**OUTPUTS, **PIPELINE_OUTPUTS}
+"""By command, the type that it prints with ``--json``."""
+
+
+def commands() -> dict[str, Any]:
+    """Return every command by its full name, in the order of the program."""
+    return dict(_below(typer.main.get_command(app)))
+
+
+def _below(group: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    for one, command in group.commands.items():
+        full = f"{name} {one}".strip()
+        if hasattr(command, "commands"):
+            yield from _below(command, full)
+        else:
+            yield full, command
+
+
+def table_of_commands() -> str:
+    """Return a row for each command: the first sentence of its help, and its arguments and options."""
+    return table(
+        ("command", "", "takes"),
+        (
+            (f"`{name}`", " ".join(command.help.split("\n\n")[0].split()), _parameters(command))
+            for name, command in commands().items()
+            if not name.startswith("pipeline ")  # docs/pipeline.md lists them
+        ),
+    )
+
+
+def _parameters(command: Any) -> str:
+    names = [
+        one.opts[0] if one.opts[0].startswith("-") else one.metavar or one.name.upper()
+        for one in command.params
+        if one.name != "help"
+    ]
+    return " ".join(f"`{name}`" for name in names)
+
+
+def schema() -> str:
+    """Return the JSON schema of every command's output."""
+    adapters: list[Any] = [(name, "serialization", TypeAdapter(output)) for name, output in PRINTED.items()]
+    found, definitions = TypeAdapter.json_schemas(adapters)
+    document = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "What sea-mq-worker prints with --json, by command",
+        "type": "object",
+        "properties": {str(name): one for (name, _), one in found.items()},
+        **definitions,
+    }
+    return json.dumps(document, indent=2) + "\n"

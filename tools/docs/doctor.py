@@ -1,0 +1,12 @@
+"""The table of all findings of `doctor`."""
+
+from sea_mq_worker.bootstrap.doctor import KINDS
+from tools.docs.markdown import table
+
+
+def table_of_findings() -> str:
+    """Return a row for each kind of finding, in the order of the code."""
+    return table(
+        ("slug", "severity", "found", "why it matters", "what mends it"),
+        ((f"`{kind.slug}`", kind.severity, kind.sought, kind.why, kind.mend) for kind in KINDS),
+    )

@@ -1,0 +1,46 @@
+"""Every generated file and what makes it: the one place that knows their paths."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from benchmarks import results
+from tools.docs import alerts, budgets, cli, doctor, proofs, settings, telemetry
+from tools.docs.markdown import Text, sections, whole
+
+ROOT = Path(__file__).parents[2]
+_REFERENCE, _PROOF = ROOT / "docs" / "reference", ROOT / "docs" / "proof"
+
+CONFIGURATION = _REFERENCE / "configuration.md"
+CLI, CLI_SCHEMA = _REFERENCE / "cli.md", _REFERENCE / "cli.schema.json"
+DOCTOR = _REFERENCE / "doctor.md"
+TELEMETRY = _REFERENCE / "telemetry.md"
+FAULTS = _PROOF / "faults.md"
+BUDGETS = _PROOF / "budgets.md"
+BENCHMARKS, PEERS = _PROOF / "benchmarks.md", _PROOF / "benchmarks-peers.md"
+PROMETHEUS_RULE = ROOT / "deploy" / "kubernetes" / "monitoring" / "prometheusrule.yaml"
+
+PAGES: Mapping[Path, Text] = {
+    CONFIGURATION: sections(settings=settings.table_of_settings),
+    CLI: sections(commands=cli.table_of_commands),
+    CLI_SCHEMA: whole(cli.schema),
+    DOCTOR: sections(findings=doctor.table_of_findings),
+    TELEMETRY: sections(
+        metrics=telemetry.metrics, spans=telemetry.spans, resource=telemetry.resource, events=telemetry.events
+    ),
+    FAULTS: proofs.with_tests_of_faults,
+    BUDGETS: sections(budgets=budgets.table_of_budgets),
+    BENCHMARKS: sections(results=results.of_the_worker),
+    PEERS: sections(results=results.of_relays),
+    results.FOLDER / "rates.svg": whole(results.rates_picture),
+    results.FOLDER / "latency.svg": whole(results.latency_picture),
+    results.FOLDER / "peers.svg": whole(results.peers_picture),
+    results.FOLDER / "peers-cpu.svg": whole(results.peers_cpu_picture),
+    PROMETHEUS_RULE: whole(alerts.prometheus_rule),
+}
+
+
+def stale(pages: Mapping[Path, Text]) -> dict[Path, str]:
+    """Return the files that differ from what the code says, with the text that they should hold."""
+    current = {path: path.read_text() if path.exists() else "" for path in pages}
+    expected = {path: pages[path](text) for path, text in current.items()}
+    return {path: text for path, text in expected.items() if text != current[path]}

@@ -1,0 +1,43 @@
+"""The tables of metrics, spans, resource attributes and log events."""
+
+from sea_mq_worker.adapters.observability.vocabulary.log_events import LOG_EVENTS
+from sea_mq_worker.adapters.observability.vocabulary.metrics import METRICS
+from sea_mq_worker.adapters.observability.vocabulary.spans import RESOURCE, SPANS, SpanKind
+from tools.docs.markdown import code, table
+
+
+def metrics() -> str:
+    """Return a row for each metric."""
+    return table(
+        ("metric", "type", "unit", "labels", "what", "what to make of it"),
+        ((f"`{m.name}`", m.kind, m.unit, code(m.labels), m.meaning, m.conclusion) for m in METRICS),
+    )
+
+
+def spans() -> str:
+    """Return a row for each span."""
+    return table(("span", "kind", "inside", "link", "time", "attributes"), map(_span, SPANS))
+
+
+def _span(span: SpanKind) -> tuple[str, ...]:
+    return (
+        f"`{span.name}`",
+        span.kind,
+        f"`{span.parent}`" if span.parent else "",
+        "yes" if span.linked else "",
+        span.meaning,
+        code(span.attributes) + (f" [{code(span.sometimes)}]" if span.sometimes else ""),
+    )
+
+
+def resource() -> str:
+    """Return a row for each attribute of the resource."""
+    return table(("attribute", "value"), ((f"`{key}`", value) for key, value in RESOURCE.items()))
+
+
+def events() -> str:
+    """Return a row for each log event."""
+    return table(
+        ("event", "level", "fields", "what, and what to do"),
+        ((f"`{e.key}`", e.level, code(e.fields), e.meaning) for e in LOG_EVENTS),
+    )
