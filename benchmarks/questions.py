@@ -13,12 +13,12 @@ from typer.testing import CliRunner
 
 from benchmarks.past import DEAD_TYPE
 from benchmarks.stage import Run
-from sea_mq_worker.adapters.postgres.inspection import PostgresInspection
-from sea_mq_worker.adapters.postgres.overview import BY_INDEX, PostgresOverview
-from sea_mq_worker.bootstrap.connections.postgres import open_pool
-from sea_mq_worker.bootstrap.worker.desk import WorkerDesk
+from sea_mq_worker.adapters.postgres.operator.inspection import PostgresInspection
+from sea_mq_worker.adapters.postgres.operator.overview import BY_INDEX, PostgresOverview
+from sea_mq_worker.bootstrap.worker.operator_api import WorkerDesk
 from sea_mq_worker.bootstrap.worker.sampling import DEPTH_MAX
 from sea_mq_worker.cli import app
+from sea_mq_worker.connections.postgres import open_pool
 
 Question: TypeAlias = Callable[[], Awaitable[object]]
 

@@ -13,10 +13,10 @@ from nats.js import JetStreamContext
 
 from benchmarks.counters import Cost, Figure, Reading, cpu_seconds, peak_bytes, resident_bytes
 from benchmarks.handlers import BareHandler
-from sea_mq_worker.bootstrap.operator.broker import apply_topology, defined_streams
-from sea_mq_worker.bootstrap.operator.tables import migrate_schema
 from sea_mq_worker.cli.demo.children import SampleHandler, WorkerProcess
 from sea_mq_worker.embedded import EmbeddedNats, EmbeddedPostgres
+from sea_mq_worker.operations.broker import apply_topology, defined_streams
+from sea_mq_worker.operations.database import migrate_schema
 from sea_mq_worker.resources import resource_folder
 from sea_mq_worker.settings import Settings
 

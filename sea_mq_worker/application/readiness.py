@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from sea_mq_worker.application.gate import Gate
-from sea_mq_worker.application.pacing import pause
+from sea_mq_worker.application.circuit_breaker import Gate
+from sea_mq_worker.application.waiting import pause
 from sea_mq_worker.domain.errors import ContractError
 
 _LOOK_SECONDS = 1.0

@@ -18,23 +18,23 @@ from datetime import datetime
 
 import asyncpg
 
-from sea_mq_worker.adapters.observability.fanout import FanOut
-from sea_mq_worker.adapters.observability.logs import LogObserver, configure
-from sea_mq_worker.adapters.observability.metrics import MetricsObserver
 from sea_mq_worker.adapters.postgres.connection import WORKER_HINTS, fetch
-from sea_mq_worker.adapters.postgres.ownership import take_schema
 from sea_mq_worker.adapters.postgres.queries import load_queries
-from sea_mq_worker.application.pacing import StoppedError, pause
-from sea_mq_worker.application.patience import patiently
+from sea_mq_worker.adapters.postgres.schema.schema_owner import take_schema
+from sea_mq_worker.application.retry_unavailable import patiently
 from sea_mq_worker.application.supervisor import ExitCode, Loop, Supervisor
-from sea_mq_worker.bootstrap.connections.postgres import open_pool
-from sea_mq_worker.bootstrap.connections.waiting import wait_for
-from sea_mq_worker.bootstrap.operator.tables import tables_pool
-from sea_mq_worker.bootstrap.worker.base import Base
+from sea_mq_worker.application.waiting import StoppedError, pause
+from sea_mq_worker.bootstrap.worker.context import Base
 from sea_mq_worker.bootstrap.worker.outbound import outbound_loops
+from sea_mq_worker.connections.postgres import open_pool
+from sea_mq_worker.connections.startup_retry import wait_for
 from sea_mq_worker.domain.errors import ContractError, WorkerError
 from sea_mq_worker.domain.facts import BatchRelayed, EventBuried, Fact, GatePaused, GateResumed, Noticed
+from sea_mq_worker.operations.database import tables_pool
 from sea_mq_worker.settings import Settings
+from sea_mq_worker.telemetry.fanout import FanOut
+from sea_mq_worker.telemetry.logs import LogObserver, configure
+from sea_mq_worker.telemetry.metrics import MetricsObserver
 
 SOON_SECONDS = 5.0
 """An event that has failed and is due again within this time is worth waiting for."""

@@ -4,9 +4,9 @@ from typing import Annotated
 
 import typer
 
-from sea_mq_worker.adapters.postgres.records import AuditFilter
 from sea_mq_worker.cli.arguments import LimitOption, SinceOption, UntilOption
 from sea_mq_worker.cli.support import JsonOption, ask, print_page
+from sea_mq_worker.domain.read_models import AuditFilter
 
 _COLUMNS = ("id", "at", "actor", "action", "outcome", "affected", "reason", "selection")
 

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sea_mq_worker.adapters.postgres.records import Depth
 from sea_mq_worker.cli.support import EXIT_USAGE, JsonOption, act, fail, print_json, print_table
+from sea_mq_worker.domain.read_models import Depth
 
 if TYPE_CHECKING:
-    from sea_mq_worker.adapters.postgres.migrations import Plan
+    from sea_mq_worker.adapters.postgres.schema.migrations import Plan
     from sea_mq_worker.settings import Settings
 
 
@@ -50,7 +50,7 @@ def migrate(
     """Bring the database schema to this version; safe to run again, and by several at once."""
 
     async def work(settings: "Settings") -> None:
-        from sea_mq_worker.bootstrap.operator.tables import migrate_schema, plan_migration
+        from sea_mq_worker.operations.database import migrate_schema, plan_migration
 
         if dry_run:
             _tell_plan(await plan_migration(settings))
@@ -89,7 +89,7 @@ def depth(
     """
 
     async def work(settings: "Settings") -> None:
-        from sea_mq_worker.bootstrap.operator.tables import operations
+        from sea_mq_worker.operations.database import operations
 
         if context not in {"", settings.context}:
             fail(
@@ -127,7 +127,7 @@ async def _to_deliver(settings: "Settings") -> tuple[Sequence[ToDeliver], Sequen
         return (), ()
     if not settings.nats_url.get_secret_value():
         return (), ("streams: SEA_MQ_NATS_URL is not set",)
-    from sea_mq_worker.bootstrap.operator.undelivered import consumer_states
+    from sea_mq_worker.operations.undelivered import consumer_states
 
     states, unseen = await consumer_states(settings)
     names = [field.name for field in fields(ToDeliver)]

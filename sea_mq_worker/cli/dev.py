@@ -45,7 +45,7 @@ def _perform(command: list[str], folder: Path, *, events: int, leave: bool) -> i
     import asyncio
 
     from sea_mq_worker.cli.demo.command import CommandStartError, check_command
-    from sea_mq_worker.cli.demo.show import perform, perform_for
+    from sea_mq_worker.cli.demo.run import perform, perform_for
     from sea_mq_worker.embedded import ServerStartError
 
     try:

@@ -7,7 +7,6 @@ from uuid import UUID
 
 import typer
 
-from sea_mq_worker.adapters.postgres.records import OutboxFilter
 from sea_mq_worker.cli.arguments import ActorOption, ReasonOption, SinceOption, UntilOption, YesOption
 from sea_mq_worker.cli.filters import (
     AggregateOption,
@@ -19,6 +18,7 @@ from sea_mq_worker.cli.filters import (
 )
 from sea_mq_worker.cli.support import EXIT_FAILED, EXIT_USAGE, JsonOption, act, confirm, fail, print_json
 from sea_mq_worker.domain.events import EventState
+from sea_mq_worker.domain.read_models import OutboxFilter
 
 if TYPE_CHECKING:
     from sea_mq_worker.settings import Settings
@@ -67,7 +67,7 @@ def discard(
         if dry_run or not chosen:
             return Discarded(matched=len(chosen), discarded=(), dry_run=dry_run)
         confirm(len(chosen), "events will be deleted for good", yes=yes)
-        from sea_mq_worker.bootstrap.operator.tables import operations
+        from sea_mq_worker.operations.database import operations
 
         async with operations(settings) as tables:
             gone = await tables.discard(chosen, selection=which, actor=actor, reason=reason)
@@ -82,7 +82,7 @@ def discard(
 
 async def _chosen(settings: "Settings", which: OutboxFilter, cap: int) -> list[UUID]:
     """Count first, so that a slip of the filters is seen before it has an effect."""
-    from sea_mq_worker.bootstrap.operator.tables import replays
+    from sea_mq_worker.operations.database import replays
 
     async with replays(settings) as tables:
         chosen = [one.id for one in await tables.choose(which, limit=cap + 1)]

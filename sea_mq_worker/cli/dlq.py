@@ -60,8 +60,8 @@ def list_(
     which = letter_filter(reason, subject, consumer, since, until, error, type_, after_seq=after)
 
     async def work(settings: "Settings") -> None:
-        from sea_mq_worker.adapters.nats.dead_letters import DeadLetterSummary
-        from sea_mq_worker.bootstrap.operator.broker import dead_letters
+        from sea_mq_worker.adapters.nats.manage.dead_letters import DeadLetterSummary
+        from sea_mq_worker.operations.broker import dead_letters
 
         async with dead_letters(settings) as stream:
             found = await stream.list(which, limit=limit)
@@ -89,8 +89,8 @@ def summary(
     which = letter_filter(None, None, None, since, until, None)
 
     async def work(settings: "Settings") -> None:
-        from sea_mq_worker.bootstrap.operator.broker import dead_letters
-        from sea_mq_worker.bootstrap.operator.letters import letter_groups
+        from sea_mq_worker.operations.broker import dead_letters
+        from sea_mq_worker.operations.dead_letters import letter_groups
 
         async with dead_letters(settings) as stream:
             read, found = await letter_groups(stream, which, read_max=_READ_MAX, groups_max=groups)
@@ -104,8 +104,8 @@ def show(seq: Annotated[int, typer.Argument(min=1, metavar="SEQ")], json: JsonOp
     """Show all of one dead letter, the original's headers and body too."""
 
     async def work(settings: "Settings") -> None:
-        from sea_mq_worker.bootstrap.operator.broker import dead_letters
         from sea_mq_worker.domain.errors import ContractError
+        from sea_mq_worker.operations.broker import dead_letters
 
         async with dead_letters(settings) as stream:
             try:

@@ -9,7 +9,7 @@ import typer
 from sea_mq_worker.cli.support import EXIT_FAILED, JsonOption, act, print_json, say
 
 if TYPE_CHECKING:
-    from sea_mq_worker.bootstrap.doctor import Checkup, Finding
+    from sea_mq_worker.doctor import Checkup, Finding
     from sea_mq_worker.settings import Settings
 
 
@@ -20,7 +20,7 @@ def doctor(
     """Check database, streams, consumers, handler and how they fit together; exit 1 on errors."""
 
     async def work(settings: "Settings") -> None:
-        from sea_mq_worker.bootstrap.doctor import Severity, examine
+        from sea_mq_worker.doctor import Severity, examine
 
         checkup = await examine(settings)
         findings = checkup.findings

@@ -10,8 +10,8 @@ from sea_mq_worker.domain.dead_letters import Reason
 from sea_mq_worker.domain.events import EventState
 
 if TYPE_CHECKING:
-    from sea_mq_worker.adapters.nats.dead_letters import LetterFilter
-    from sea_mq_worker.adapters.postgres.records import OutboxFilter
+    from sea_mq_worker.adapters.nats.manage.dead_letters import LetterFilter
+    from sea_mq_worker.domain.read_models import OutboxFilter
 
 ErrorOption = Annotated[str | None, typer.Option("--error", help="Part of the last error.")]
 TypeOption = Annotated[str | None, typer.Option("--type", help="Event type.")]
@@ -35,7 +35,7 @@ def event_filter(  # noqa: PLR0917 - in the order in which commands take them
     error: str | None,
 ) -> "OutboxFilter":
     """Make a filter of events of what several commands take."""
-    from sea_mq_worker.adapters.postgres.records import OutboxFilter
+    from sea_mq_worker.domain.read_models import OutboxFilter
 
     aggregate_type, _, aggregate_id = (aggregate or "").partition("/")
     return OutboxFilter(
@@ -62,7 +62,7 @@ def letter_filter(  # noqa: PLR0917 - in the order in which commands take them
     after_seq: int = 0,
 ) -> "LetterFilter":
     """Make a filter of dead letters of what several commands take."""
-    from sea_mq_worker.adapters.nats.dead_letters import LetterFilter
+    from sea_mq_worker.adapters.nats.manage.dead_letters import LetterFilter
 
     return LetterFilter(
         reason=reason or "",

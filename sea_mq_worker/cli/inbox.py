@@ -7,11 +7,10 @@ from uuid import UUID
 
 import typer
 
-from sea_mq_worker.adapters.postgres.pages import READ_MAX
-from sea_mq_worker.adapters.postgres.records import InboxFilter, InboxState
+from sea_mq_worker.adapters.postgres.operator.pagination import READ_MAX
 from sea_mq_worker.cli.arguments import ActorOption, LimitOption, ReasonOption, SinceOption, UntilOption
 from sea_mq_worker.cli.filters import ErrorOption
-from sea_mq_worker.cli.pages import AfterOption, ReadOption, print_list
+from sea_mq_worker.cli.pagination import AfterOption, ReadOption, print_list
 from sea_mq_worker.cli.summary import GroupsOption, print_groups
 from sea_mq_worker.cli.support import (
     EXIT_FAILED,
@@ -24,6 +23,7 @@ from sea_mq_worker.cli.support import (
     say,
     tell_ended,
 )
+from sea_mq_worker.domain.read_models import InboxFilter, InboxState
 
 if TYPE_CHECKING:
     from sea_mq_worker.settings import Settings
@@ -126,7 +126,7 @@ def close(
     """
 
     async def work(settings: "Settings") -> None:
-        from sea_mq_worker.bootstrap.operator.tables import operations
+        from sea_mq_worker.operations.database import operations
 
         async with operations(settings) as tables:
             closed = await tables.close(ids, actor=actor, reason=reason)
@@ -148,7 +148,7 @@ def resume(
     """End the slow pace of an event type in every worker, within seconds; one that fails on is slow again."""
 
     async def work(settings: "Settings") -> None:
-        from sea_mq_worker.bootstrap.operator.tables import operations
+        from sea_mq_worker.operations.database import operations
 
         async with operations(settings) as tables:
             action = await tables.resume(type_, actor=actor, reason=reason)

@@ -7,7 +7,7 @@ from uuid import UUID
 
 import typer
 
-from sea_mq_worker.adapters.postgres.pages import READ_MAX
+from sea_mq_worker.adapters.postgres.operator.pagination import READ_MAX
 from sea_mq_worker.cli import discard, replay
 from sea_mq_worker.cli.arguments import ActorOption, LimitOption, ReasonOption, SinceOption, UntilOption
 from sea_mq_worker.cli.filters import (
@@ -18,7 +18,7 @@ from sea_mq_worker.cli.filters import (
     TypeOption,
     event_filter,
 )
-from sea_mq_worker.cli.pages import AfterOption, ReadOption, print_list
+from sea_mq_worker.cli.pagination import AfterOption, ReadOption, print_list
 from sea_mq_worker.cli.summary import GroupsOption, print_groups
 from sea_mq_worker.cli.support import (
     EXIT_FAILED,
@@ -123,7 +123,7 @@ def bury(
     """End PENDING events as DEAD, so that they are not published; exit 1 where one was not PENDING."""
 
     async def work(settings: "Settings") -> None:
-        from sea_mq_worker.bootstrap.operator.tables import operations
+        from sea_mq_worker.operations.database import operations
 
         async with operations(settings) as tables:
             buried = await tables.bury(ids, actor=actor, reason=reason)

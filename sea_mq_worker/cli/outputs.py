@@ -5,14 +5,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-from sea_mq_worker.adapters.nats.dead_letters import DeadLetterSummary
-from sea_mq_worker.adapters.nats.topology import Difference
-from sea_mq_worker.adapters.postgres.partitions import Partition
-from sea_mq_worker.adapters.postgres.records import InboxRecord, OperatorAction, OutboxDetail, OutboxSummary
-from sea_mq_worker.bootstrap.doctor import Finding
-from sea_mq_worker.bootstrap.operator.broker import Applied
-from sea_mq_worker.bootstrap.operator.letters import Outcome
-from sea_mq_worker.bootstrap.operator.whereabouts import Whereabouts
+from sea_mq_worker.adapters.nats.manage.dead_letters import DeadLetterSummary
+from sea_mq_worker.adapters.nats.manage.topology import Difference
+from sea_mq_worker.adapters.postgres.schema.partitions import Partition
 from sea_mq_worker.cli.database import Depths
 from sea_mq_worker.cli.discard import Discarded
 from sea_mq_worker.cli.inbox import Closed, Resumed
@@ -21,6 +16,11 @@ from sea_mq_worker.cli.prune import Pruned, WouldPrune
 from sea_mq_worker.cli.redrive import Counted
 from sea_mq_worker.cli.replay import Replayed
 from sea_mq_worker.cli.summary import Summary
+from sea_mq_worker.doctor import Finding
+from sea_mq_worker.domain.read_models import InboxRecord, OperatorAction, OutboxDetail, OutboxSummary
+from sea_mq_worker.operations.broker import Applied
+from sea_mq_worker.operations.dead_letters import Outcome
+from sea_mq_worker.operations.lookup_report import Whereabouts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,8 +28,8 @@ def enable(
     """
 
     async def work(settings: "Settings") -> None:
-        from sea_mq_worker.adapters.postgres.partitions import partitioning_script
-        from sea_mq_worker.bootstrap.operator.tables import divide_outbox
+        from sea_mq_worker.adapters.postgres.schema.partitions import partitioning_script
+        from sea_mq_worker.operations.database import divide_outbox
 
         if dry_run:
             typer.echo(partitioning_script())
@@ -46,7 +46,7 @@ def list_(json: JsonOption = False) -> None:
     """List where the events are: the partitions with the times of their ids, or the table itself."""
 
     async def work(settings: "Settings") -> None:
-        from sea_mq_worker.bootstrap.operator.tables import partitions
+        from sea_mq_worker.operations.database import partitions
 
         async with partitions(settings) as outbox:
             print_page(await outbox.all(), _COLUMNS, json=json, empty="")

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sea_mq_worker.adapters.postgres.records import DroppedPartition, KeptPartition, Prunable, PruneResult
 from sea_mq_worker.cli.arguments import ActorOption, ReasonOption, moment
 from sea_mq_worker.cli.support import EXIT_USAGE, JsonOption, act, fail, print_json
+from sea_mq_worker.domain.read_models import DroppedPartition, KeptPartition, Prunable, PruneResult
 
 if TYPE_CHECKING:
-    from sea_mq_worker.adapters.postgres.pruning import OnProgress
+    from sea_mq_worker.adapters.postgres.operator.pruning import OnProgress
     from sea_mq_worker.settings import Settings
 
 _COUNT_SECONDS_MAX = 30.0
@@ -77,7 +77,7 @@ def prune(
     """
 
     async def work(settings: "Settings") -> None:
-        from sea_mq_worker.bootstrap.operator.tables import operations
+        from sea_mq_worker.operations.database import operations
 
         counted: dict[Side, Prunable] = {}
         results: dict[Side, PruneResult] = {}
@@ -162,7 +162,7 @@ def _watched(side: Side) -> "Iterator[OnProgress]":
 
 async def _forgotten(settings: "Settings", before: datetime) -> datetime:
     """Return up to when no consumed stream has a message any more, at most ``before``."""
-    from sea_mq_worker.bootstrap.operator.retention import deliverable
+    from sea_mq_worker.operations.retention import deliverable
 
     if not settings.consumers:
         return before

@@ -28,8 +28,8 @@ from sea_mq_worker.cli.support import (
 from sea_mq_worker.domain.dead_letters import Reason
 
 if TYPE_CHECKING:
-    from sea_mq_worker.adapters.nats.dead_letters import LetterFilter
-    from sea_mq_worker.bootstrap.operator.letters import Outcome
+    from sea_mq_worker.adapters.nats.manage.dead_letters import LetterFilter
+    from sea_mq_worker.operations.dead_letters import Outcome
     from sea_mq_worker.settings import Settings
 
 SeqsArgument = Annotated[list[int] | None, typer.Argument(min=1, metavar="[SEQ]...")]
@@ -74,7 +74,7 @@ def redrive(
     which = letter_filter(dlq_reason, subject, consumer, since, until, error, type_)
 
     async def work(settings: "Settings") -> None:
-        from sea_mq_worker.bootstrap.operator.redrive import redriver
+        from sea_mq_worker.operations.redrive import redriver
 
         chosen = await _chosen(settings, seqs or (), which, every=every, cap=cap)
         if dry_run:
@@ -109,7 +109,7 @@ def purge(
     which = letter_filter(dlq_reason, subject, consumer, since, until, error, type_)
 
     async def work(settings: "Settings") -> None:
-        from sea_mq_worker.bootstrap.operator.purge import purger
+        from sea_mq_worker.operations.purge import purger
 
         chosen = await _chosen(settings, seqs or (), which, every=every, cap=cap)
         if dry_run:
@@ -130,8 +130,8 @@ async def _chosen(
     settings: "Settings", seqs: Sequence[int], which: "LetterFilter", *, every: bool, cap: int
 ) -> list[int]:
     """Return the sequences; by filters no more than ``cap``, or leave."""
-    from sea_mq_worker.adapters.nats.dead_letters import LetterFilter
-    from sea_mq_worker.bootstrap.operator.broker import dead_letters
+    from sea_mq_worker.adapters.nats.manage.dead_letters import LetterFilter
+    from sea_mq_worker.operations.broker import dead_letters
 
     filtered = which != LetterFilter()
     if bool(seqs) + filtered + every != 1:

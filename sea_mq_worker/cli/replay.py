@@ -8,7 +8,6 @@ from uuid import UUID
 
 import typer
 
-from sea_mq_worker.adapters.postgres.records import OutboxFilter, ReplayResult, ReplayStep
 from sea_mq_worker.cli.arguments import ActorOption, SinceOption, UntilOption, YesOption
 from sea_mq_worker.cli.filters import (
     AggregateOption,
@@ -20,9 +19,10 @@ from sea_mq_worker.cli.filters import (
 )
 from sea_mq_worker.cli.support import EXIT_FAILED, EXIT_USAGE, JsonOption, act, confirm, fail, print_json
 from sea_mq_worker.domain.events import EventState
+from sea_mq_worker.domain.read_models import OutboxFilter, ReplayResult, ReplayStep
 
 if TYPE_CHECKING:
-    from sea_mq_worker.adapters.postgres.replays import Replay
+    from sea_mq_worker.adapters.postgres.operator.replays import Replay
     from sea_mq_worker.settings import Settings
 
 _TERMINAL = (EventState.PUBLISHED, EventState.DEAD)
@@ -111,7 +111,7 @@ def replay(
 
 async def _carry_out(order: _Order, settings: "Settings") -> ReplayResult:
     """Count first, so that a slip of the filters is seen before it has an effect."""
-    from sea_mq_worker.bootstrap.operator.tables import replays
+    from sea_mq_worker.operations.database import replays
 
     async with replays(settings) as tables:
         old = await tables.load(order.resume) if order.resume else None

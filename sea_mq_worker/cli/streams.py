@@ -9,8 +9,8 @@ import typer
 from sea_mq_worker.cli.support import EXIT_FAILED, JsonOption, act, print_json, say
 
 if TYPE_CHECKING:
-    from sea_mq_worker.adapters.nats.topology import Change, Difference
-    from sea_mq_worker.bootstrap.operator.broker import Applied
+    from sea_mq_worker.adapters.nats.manage.topology import Change, Difference
+    from sea_mq_worker.operations.broker import Applied
     from sea_mq_worker.settings import Settings
 
 app = typer.Typer(
@@ -33,7 +33,7 @@ def check(*, streams: StreamsOption = None, json: JsonOption = False) -> None:
     """Report, field by field, what differs from the definitions; exit 1 where anything does."""
 
     async def work(settings: "Settings") -> None:
-        from sea_mq_worker.bootstrap.operator.broker import check_topology
+        from sea_mq_worker.operations.broker import check_topology
 
         differences = await check_topology(settings, streams=streams or ())
         if json:
@@ -61,7 +61,7 @@ def apply(
     """
 
     async def work(settings: "Settings") -> None:
-        from sea_mq_worker.bootstrap.operator.broker import Applied, apply_topology
+        from sea_mq_worker.operations.broker import Applied, apply_topology
 
         made: list[Change] = []
 

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sea_mq_worker.adapters.postgres.records import Group
 from sea_mq_worker.cli.support import ask, print_json, print_table
+from sea_mq_worker.domain.read_models import Group
 
 if TYPE_CHECKING:
-    from sea_mq_worker.adapters.postgres.operations import PostgresOperations
+    from sea_mq_worker.adapters.postgres.operator.operations import PostgresOperations
 
 READ_MAX = 50_000
 """The oldest of a queue tell why it grows, and are counted in a moment."""

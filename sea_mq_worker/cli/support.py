@@ -12,10 +12,10 @@ from uuid import UUID
 import typer
 
 from sea_mq_worker.cli.arguments import FEW
-from sea_mq_worker.cli.tables import cell, plain, table
+from sea_mq_worker.cli.table_format import cell, plain, table
 
 if TYPE_CHECKING:
-    from sea_mq_worker.adapters.postgres.operations import PostgresOperations
+    from sea_mq_worker.adapters.postgres.operator.operations import PostgresOperations
     from sea_mq_worker.settings import Settings
 
 EXIT_FAILED = 1
@@ -87,7 +87,7 @@ def ask(question: "Callable[[PostgresOperations], Awaitable[_T]]", *, too_long: 
 
     async def work(settings: "Settings") -> _T:
         from sea_mq_worker.adapters.postgres.errors import StatementTooLongError
-        from sea_mq_worker.bootstrap.operator.tables import operations
+        from sea_mq_worker.operations.database import operations
 
         async with operations(settings) as tables:
             try:

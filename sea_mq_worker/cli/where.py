@@ -16,10 +16,10 @@ from sea_mq_worker.cli.support import (
     print_page,
     say,
 )
-from sea_mq_worker.cli.tables import cell
+from sea_mq_worker.cli.table_format import cell
 
 if TYPE_CHECKING:
-    from sea_mq_worker.bootstrap.operator.whereabouts import Whereabouts
+    from sea_mq_worker.operations.lookup_report import Whereabouts
     from sea_mq_worker.settings import Settings
 
 _MATCHES = ("id", "side", "state", "name", "at")
@@ -38,8 +38,8 @@ def where(
     """
 
     async def work(settings: "Settings") -> None:
-        from sea_mq_worker.bootstrap.operator.lookout import NoIdError, lookout
-        from sea_mq_worker.bootstrap.operator.whereabouts import whereabouts
+        from sea_mq_worker.operations.lookup import NoIdError, lookout
+        from sea_mq_worker.operations.lookup_report import whereabouts
 
         async with lookout(settings) as place:
             try:

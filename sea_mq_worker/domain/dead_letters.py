@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from enum import StrEnum
 from urllib.parse import quote
 
+from sea_mq_worker.domain.encoding import HEADER_BYTES_MAX, header_problem, subject_problem
 from sea_mq_worker.domain.headers import MSG_ID, speaks_to_broker
 from sea_mq_worker.domain.messages import DeadLetter, OutboundMessage
-from sea_mq_worker.domain.wire import HEADER_BYTES_MAX, header_problem, subject_problem
 
 _DETAIL_CHARS_MAX = 500
 _QUOTED_CHARS_MAX = 1000

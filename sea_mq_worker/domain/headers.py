@@ -12,11 +12,11 @@ from functools import lru_cache
 from typing import Any
 from urllib.parse import quote
 
+from sea_mq_worker.domain.encoding import HeaderBlock, header_block, header_lines
 from sea_mq_worker.domain.errors import InvalidEventError
 from sea_mq_worker.domain.events import ClaimedEvent
 from sea_mq_worker.domain.messages import OutboundMessage
 from sea_mq_worker.domain.subjects import event_subject
-from sea_mq_worker.domain.wire import HeaderBlock, header_block, header_lines
 
 MSG_ID = "Nats-Msg-Id"
 _TELLING = ("ce-type", "ce-subject")

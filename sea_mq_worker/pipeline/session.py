@@ -16,10 +16,10 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from sea_mq_worker.pipeline.errors import PipelineError
-from sea_mq_worker.pipeline.failures import translated
 from sea_mq_worker.pipeline.java import find_java_home
 from sea_mq_worker.pipeline.signals import held
 from sea_mq_worker.pipeline.sources import register
+from sea_mq_worker.pipeline.spark_errors import translated
 
 LOCAL = "local[*]"
 

@@ -11,7 +11,7 @@ from uuid import UUID
 from pyspark.sql import DataFrame, SparkSession
 
 from sea_mq_worker.domain.events import EventState
-from sea_mq_worker.pipeline.access import access_options
+from sea_mq_worker.pipeline.executor_settings import access_options
 from sea_mq_worker.pipeline.sources.tables.connection import ONE_MOMENT, Cursor, connected
 from sea_mq_worker.settings import Settings
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from sea_mq_worker.domain.receipts import FailedHandling, InboxEntry, Lease, Receipt
+from sea_mq_worker.domain.inbox_results import FailedHandling, InboxEntry, Lease, Receipt
 
 
 class InboxRepository(Protocol):

@@ -5,7 +5,7 @@ from typing import Protocol
 
 from sea_mq_worker.domain.messages import InboundMessage, OutboundMessage
 from sea_mq_worker.domain.outcomes import PublishOutcome
-from sea_mq_worker.domain.searches import SearchResult, Wanted
+from sea_mq_worker.domain.stream_search import SearchResult, Wanted
 
 
 class JetStreamPublisher(Protocol):

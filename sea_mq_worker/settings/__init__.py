@@ -11,9 +11,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from sea_mq_worker.settings.error_messages import reason, unknown
 from sea_mq_worker.settings.fields import CONFIG_VARIABLE, ENV_PREFIX, ConsumerSettings, Settings
 from sea_mq_worker.settings.relations import contradictions
-from sea_mq_worker.settings.words import reason, unknown
 
 __all__ = ["CONFIG_VARIABLE", "ENV_PREFIX", "ConsumerSettings", "Settings", "SettingsError", "load_settings"]
 

@@ -12,8 +12,8 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from sea_mq_worker.bootstrap.doctor import Finding
 from sea_mq_worker.cli import app
+from sea_mq_worker.doctor import Finding
 from tests.support.checkups import Patient, patient
 from tests.support.servers import Database
 

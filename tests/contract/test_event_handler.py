@@ -7,7 +7,10 @@ from typing import Protocol
 import pytest
 
 from sea_mq_worker.adapters.http.handler import HttpEventHandler
-from sea_mq_worker.adapters.memory.handler import (
+from sea_mq_worker.domain.messages import HandlerRequest
+from sea_mq_worker.domain.outcomes import Accepted, NotDelivered, Poison, Retry
+from sea_mq_worker.ports.handler import EventHandler
+from sea_mq_worker.testing.handler import (
     Answer,
     Behaviour,
     Hang,
@@ -15,9 +18,6 @@ from sea_mq_worker.adapters.memory.handler import (
     LoseAnswer,
     Unreachable,
 )
-from sea_mq_worker.domain.messages import HandlerRequest
-from sea_mq_worker.domain.outcomes import Accepted, NotDelivered, Poison, Retry
-from sea_mq_worker.ports.handler import EventHandler
 from tests.support.handlers import HandlerServer, answer, handler_server, hang, raw
 
 TIMEOUT_SECONDS = 0.5

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from sea_mq_worker.adapters.postgres.connection import WORKER_HINTS
-from sea_mq_worker.domain.receipts import Busy, Conflict, Done, FailedHandling, Lease, Receipt, Run
+from sea_mq_worker.domain.inbox_results import Busy, Conflict, Done, FailedHandling, Lease, Receipt, Run
 from sea_mq_worker.ports.inbox import InboxRepository
 from tests.support.inboxes import LEASE, MemoryWorld, PostgresWorld, Row, World, entry, insert, lease
 from tests.support.rows import opened

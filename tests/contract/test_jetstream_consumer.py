@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 import pytest
 import pytest_asyncio
 
-from sea_mq_worker.adapters.memory.consumer import InMemoryConsumer
-from sea_mq_worker.adapters.memory.stranded import InMemoryStrandedMessages
-from sea_mq_worker.adapters.memory.stream import InMemoryStream
-from sea_mq_worker.adapters.nats.consumer import NatsJetStreamConsumer
-from sea_mq_worker.adapters.nats.stranded import NatsStrandedMessages
+from sea_mq_worker.adapters.nats.consume.consumer import NatsJetStreamConsumer
+from sea_mq_worker.adapters.nats.consume.max_deliveries import NatsStrandedMessages
 from sea_mq_worker.domain.messages import InboundMessage
 from sea_mq_worker.ports.jetstream import JetStreamConsumer, StrandedMessages
+from sea_mq_worker.testing.consumer import InMemoryConsumer
+from sea_mq_worker.testing.exhausted_messages import InMemoryStrandedMessages
+from sea_mq_worker.testing.stream import InMemoryStream
 from tests.support.jetstream import SECOND, connected, create_consumer, create_stream, store
 from tests.support.waiting import eventually
 

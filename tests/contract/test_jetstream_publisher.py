@@ -9,16 +9,16 @@ from typing import Any, Literal, Protocol
 
 import pytest
 
-from sea_mq_worker.adapters.memory.publisher import Fault, InMemoryPublisher, no_fault
-from sea_mq_worker.adapters.memory.stream import InMemoryStream
 from sea_mq_worker.adapters.nats.connection import NatsConnection, api
-from sea_mq_worker.adapters.nats.publisher import NatsJetStreamPublisher
+from sea_mq_worker.adapters.nats.publish.publisher import NatsJetStreamPublisher
 from sea_mq_worker.domain.errors import BrokerUnavailableError
 from sea_mq_worker.domain.headers import MSG_ID
 from sea_mq_worker.domain.messages import OutboundMessage
 from sea_mq_worker.domain.outcomes import PublishOutcome, Refused, Stored, Unknown, Unsent
-from sea_mq_worker.domain.searches import Looked, SearchResult, Wanted
+from sea_mq_worker.domain.stream_search import Looked, SearchResult, Wanted
 from sea_mq_worker.ports.jetstream import JetStreamPublisher
+from sea_mq_worker.testing.publisher import Fault, InMemoryPublisher, no_fault
+from sea_mq_worker.testing.stream import InMemoryStream
 from tests.support.jetstream import connected, create_stream, stored_messages
 from tests.support.proxy import TcpProxy, proxied
 from tests.support.servers import unique

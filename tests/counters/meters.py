@@ -12,7 +12,7 @@ import asyncpg
 import httpx2
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection, api
-from sea_mq_worker.adapters.postgres.migrations import migrate
+from sea_mq_worker.adapters.postgres.schema.migrations import migrate
 from sea_mq_worker.embedded import EmbeddedNats, EmbeddedPostgres
 from tests.support.handlers import HandlerServer, handler_server
 from tests.support.jetstream import connected

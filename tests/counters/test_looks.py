@@ -12,16 +12,16 @@ import pytest
 import pytest_asyncio
 
 from sea_mq_worker.adapters.postgres.connection import OPERATOR_HINTS
-from sea_mq_worker.adapters.postgres.inspection import PostgresInspection
-from sea_mq_worker.adapters.postgres.lists import PostgresLists
-from sea_mq_worker.adapters.postgres.migrations import migrate
-from sea_mq_worker.adapters.postgres.overview import PostgresOverview
-from sea_mq_worker.adapters.postgres.pages import READ_MAX
-from sea_mq_worker.adapters.postgres.records import InboxFilter, InboxState, OutboxFilter
-from sea_mq_worker.adapters.postgres.replays import PostgresReplays
-from sea_mq_worker.bootstrap.operator.lookout import Lookout
-from sea_mq_worker.bootstrap.operator.whereabouts import whereabouts
+from sea_mq_worker.adapters.postgres.operator.inspection import PostgresInspection
+from sea_mq_worker.adapters.postgres.operator.listings import PostgresLists
+from sea_mq_worker.adapters.postgres.operator.overview import PostgresOverview
+from sea_mq_worker.adapters.postgres.operator.pagination import READ_MAX
+from sea_mq_worker.adapters.postgres.operator.replays import PostgresReplays
+from sea_mq_worker.adapters.postgres.schema.migrations import migrate
 from sea_mq_worker.domain.events import EventState
+from sea_mq_worker.domain.read_models import InboxFilter, InboxState, OutboxFilter
+from sea_mq_worker.operations.lookup import Lookout
+from sea_mq_worker.operations.lookup_report import whereabouts
 from tests.counters import budgets
 from tests.counters.meters import Servers
 from tests.support.rows import opened

@@ -4,8 +4,8 @@ import asyncpg
 import pytest
 
 from sea_mq_worker.adapters.postgres.connection import WORKER_HINTS
-from sea_mq_worker.adapters.postgres.migrations import migrate
 from sea_mq_worker.adapters.postgres.outbox import PostgresOutboxAdapter
+from sea_mq_worker.adapters.postgres.schema.migrations import migrate
 from tests.counters import budgets
 from tests.counters.meters import Servers
 from tests.counters.test_looks import pages

@@ -12,7 +12,7 @@ import asyncpg
 import pytest
 
 from sea_mq_worker.adapters.nats.connection import api
-from sea_mq_worker.adapters.postgres.migrations import migrate
+from sea_mq_worker.adapters.postgres.schema.migrations import migrate
 from sea_mq_worker.domain.errors import BrokerUnavailableError
 from sea_mq_worker.embedded import EmbeddedPostgres
 from tests.failover.stage import Cost, Stage, cost_of, stage

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sea_mq_worker.adapters.postgres.migrations import migrate
+from sea_mq_worker.adapters.postgres.schema.migrations import migrate
 from sea_mq_worker.embedded import EmbeddedNats, EmbeddedPostgres
 from tests.support.servers import QUICK, Database
 from tests.support.site import Site, SiteWith, site

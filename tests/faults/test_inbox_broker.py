@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from sea_mq_worker.adapters.nats.connection import api
-from sea_mq_worker.adapters.nats.consumer import NatsJetStreamConsumer
+from sea_mq_worker.adapters.nats.consume.consumer import NatsJetStreamConsumer
 from sea_mq_worker.embedded import EmbeddedNats
 from tests.support.handlers import answer, hang
 from tests.support.jetstream import SECOND, consumer_info, create_consumer, create_stream, store

@@ -13,14 +13,14 @@ import asyncpg
 import pytest
 from pydantic import SecretStr
 
-from sea_mq_worker.adapters.memory.observer import RecordingObserver
 from sea_mq_worker.adapters.nats.connection import api
-from sea_mq_worker.adapters.observability.metrics import MetricsObserver
 from sea_mq_worker.application.supervisor import Loop
-from sea_mq_worker.bootstrap.worker.base import Base
+from sea_mq_worker.bootstrap.worker.context import Base
 from sea_mq_worker.bootstrap.worker.outbound import outbound_loops
 from sea_mq_worker.producer import enqueue
 from sea_mq_worker.settings import Settings
+from sea_mq_worker.telemetry.metrics import MetricsObserver
+from sea_mq_worker.testing.observer import RecordingObserver
 from tests.support.builders import enqueueable
 from tests.support.jetstream import stored_messages
 from tests.support.site import Site

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import asyncpg
 
-from sea_mq_worker.adapters.postgres.migrations import migrate
+from sea_mq_worker.adapters.postgres.schema.migrations import migrate
 from sea_mq_worker.embedded import EmbeddedNats, EmbeddedPostgres
 from tests.fuzz.campaign import Servers, run
 from tests.support.servers import QUICK

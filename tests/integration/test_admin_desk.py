@@ -9,10 +9,10 @@ from uuid import UUID
 
 import pytest
 
-from sea_mq_worker.adapters.http.admin.access import Access
-from sea_mq_worker.adapters.http.admin.desk import DeskBusyError, DeskTimeoutError, LetterGroup
-from sea_mq_worker.adapters.http.admin.requests import Request
-from sea_mq_worker.adapters.http.admin.server import AdminServer
+from sea_mq_worker.admin.auth import Access
+from sea_mq_worker.admin.operator_api import DeskBusyError, DeskTimeoutError, LetterGroup
+from sea_mq_worker.admin.requests import Request
+from sea_mq_worker.admin.server import AdminServer
 from sea_mq_worker.domain.errors import ContractError, StoreUnavailableError
 
 ID = "0198c3a2-5f7e-7c31-9f0e-3b8a4d2e6c10"

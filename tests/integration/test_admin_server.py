@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from sea_mq_worker.adapters.http.admin import routes
-from sea_mq_worker.adapters.http.admin.server import AdminServer
+from sea_mq_worker.admin import routes
+from sea_mq_worker.admin.server import AdminServer
 from sea_mq_worker.domain.errors import WorkerError
 
 PAGE = Path(routes.__file__).with_name("page")
@@ -172,7 +172,7 @@ async def test_a_head_without_end_is_refused(server: AdminServer) -> None:
 async def test_a_head_that_never_comes_is_given_up(
     server: AdminServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sea_mq_worker.adapters.http.admin.requests._SECONDS_MAX", 0.05)
+    monkeypatch.setattr("sea_mq_worker.admin.requests._SECONDS_MAX", 0.05)
     assert (await send(server, b"GET / HT")).status == 408
 
 

@@ -9,20 +9,20 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from sea_mq_worker.adapters.memory.observer import RecordingObserver
-from sea_mq_worker.adapters.memory.outbox import MemoryOutbox, OutboxTable
-from sea_mq_worker.adapters.memory.wakeup import PollingWakeup
 from sea_mq_worker.adapters.nats.connection import NatsConnection
-from sea_mq_worker.adapters.nats.publisher import NatsJetStreamPublisher
-from sea_mq_worker.application.doubt import Searches
-from sea_mq_worker.application.gate import Gate
-from sea_mq_worker.application.publishing import Publishing
-from sea_mq_worker.application.relay import OutboxPublisher
-from sea_mq_worker.application.settlement import Settlement
+from sea_mq_worker.adapters.nats.publish.publisher import NatsJetStreamPublisher
+from sea_mq_worker.application.circuit_breaker import Gate
+from sea_mq_worker.application.dedup_window import Searches
+from sea_mq_worker.application.outbox.batch_publisher import Publishing
+from sea_mq_worker.application.outbox.publisher import OutboxPublisher
+from sea_mq_worker.application.outbox.settlement import Settlement
+from sea_mq_worker.application.polling import PollingWakeup
 from sea_mq_worker.domain.facts import EventPostponed, EventPublished, GatePaused
 from sea_mq_worker.domain.headers import MSG_ID
 from sea_mq_worker.domain.messages import OutboundMessage
 from sea_mq_worker.domain.retry import Backoff, RetryPolicy
+from sea_mq_worker.testing.observer import RecordingObserver
+from sea_mq_worker.testing.outbox import MemoryOutbox, OutboxTable
 from tests.support.jetstream import connected, create_stream
 
 PER_SECOND = 5_000

@@ -8,8 +8,8 @@ import asyncpg
 import pytest
 
 from sea_mq_worker.adapters.http.handler import HttpEventHandler
-from sea_mq_worker.adapters.nats.consumer import NatsJetStreamConsumer
-from sea_mq_worker.adapters.nats.publisher import NatsJetStreamPublisher
+from sea_mq_worker.adapters.nats.consume.consumer import NatsJetStreamConsumer
+from sea_mq_worker.adapters.nats.publish.publisher import NatsJetStreamPublisher
 from sea_mq_worker.adapters.postgres.inbox import PostgresInboxAdapter
 from sea_mq_worker.adapters.postgres.outbox import PostgresOutboxAdapter
 from sea_mq_worker.domain.headers import outbound_message

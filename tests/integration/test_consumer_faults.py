@@ -13,8 +13,8 @@ import pytest_asyncio
 import uvloop
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection, api
-from sea_mq_worker.adapters.nats.consumer import NatsJetStreamConsumer
-from sea_mq_worker.adapters.nats.pull import PullInbox
+from sea_mq_worker.adapters.nats.consume.consumer import NatsJetStreamConsumer
+from sea_mq_worker.adapters.nats.consume.pull import PullInbox
 from sea_mq_worker.domain.errors import BrokerUnavailableError, ContractError
 from sea_mq_worker.embedded import EmbeddedNats
 from tests.support.jetstream import SECOND, connected, consumer_info, create_consumer, create_stream, store

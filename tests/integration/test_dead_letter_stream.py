@@ -7,7 +7,7 @@ import pytest
 import pytest_asyncio
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection
-from sea_mq_worker.adapters.nats.dead_letters import LetterFilter, NatsDeadLetters
+from sea_mq_worker.adapters.nats.manage.dead_letters import LetterFilter, NatsDeadLetters
 from sea_mq_worker.domain.dead_letters import Reason, dead_letter_message, without_body
 from sea_mq_worker.domain.errors import ContractError
 from sea_mq_worker.domain.messages import DeadLetter, InboundMessage, OutboundMessage

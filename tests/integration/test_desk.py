@@ -10,12 +10,12 @@ from urllib.parse import urlsplit
 import pytest
 from pydantic import SecretStr
 
-from sea_mq_worker.adapters.http.admin.desk import DeskBusyError, DeskTimeoutError, LetterGroup
 from sea_mq_worker.adapters.postgres.resumptions import PostgresResumptions
-from sea_mq_worker.bootstrap.operator.tables import tables_pool
-from sea_mq_worker.bootstrap.worker import desk as module
-from sea_mq_worker.bootstrap.worker.desk import WorkerDesk
+from sea_mq_worker.admin.operator_api import DeskBusyError, DeskTimeoutError, LetterGroup
+from sea_mq_worker.bootstrap.worker import operator_api as module
+from sea_mq_worker.bootstrap.worker.operator_api import WorkerDesk
 from sea_mq_worker.domain.errors import ContractError
+from sea_mq_worker.operations.database import tables_pool
 from sea_mq_worker.settings import Settings
 from tests.page.stage import add_dead_event
 from tests.support.jetstream import store
@@ -44,7 +44,7 @@ async def test_a_question_that_is_not_answered_ends_and_lets_the_next_one_come(
     place: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_QUESTION_SECONDS", 0.4)
-    monkeypatch.setattr("sea_mq_worker.bootstrap.worker.turn._TURN_SECONDS", 0.1)
+    monkeypatch.setattr("sea_mq_worker.bootstrap.worker.serialized._TURN_SECONDS", 0.1)
     asked = desk(place)
     place.to_database.stall()
     first = asyncio.create_task(asked.actions())
@@ -105,7 +105,7 @@ async def test_what_is_no_id_is_told_as_such(place: Site) -> None:
 async def test_a_group_of_dead_letters_is_counted_and_purged_some_at_a_time_up_to_its_last(
     place: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sea_mq_worker.bootstrap.worker.letter_groups._AT_ONCE_MAX", 2)
+    monkeypatch.setattr("sea_mq_worker.bootstrap.worker.dead_letter_groups._AT_ONCE_MAX", 2)
     asked = desk(place)
     for subject in ("a", "b", "a", "a", "a"):
         headers = {"Dlq-Reason": "REJECTED", "Dlq-Original-Subject": subject, "Dlq-Detail": "422"}

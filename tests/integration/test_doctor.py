@@ -10,14 +10,14 @@ import pytest
 import pytest_asyncio
 
 from sea_mq_worker.adapters.postgres.connection import WORKER_HINTS
-from sea_mq_worker.adapters.postgres.migrations import migrate
-from sea_mq_worker.adapters.postgres.promised import (
+from sea_mq_worker.adapters.postgres.schema.expected_schema import (
     canonical,
     promised,
     promised_constraints,
     promised_functions,
 )
-from sea_mq_worker.bootstrap.doctor import KINDS, Severity, examine
+from sea_mq_worker.adapters.postgres.schema.migrations import migrate
+from sea_mq_worker.doctor import KINDS, Severity, examine
 from sea_mq_worker.embedded import EmbeddedPostgres
 from tests.integration.doctor_cases import CASES, CASES_OF_TABLES, VARIANT, Provoke
 from tests.security.test_sql import STATEMENTS

@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator
 import asyncpg
 import pytest
 
-from sea_mq_worker.adapters.nats.ghosts import lost_since
+from sea_mq_worker.adapters.nats.manage.lost_events import lost_since
+from sea_mq_worker.adapters.postgres.acknowledged import Acknowledged, acknowledged
 from sea_mq_worker.adapters.postgres.connection import OPERATOR_HINTS
-from sea_mq_worker.adapters.postgres.ghosts import Acknowledged, acknowledged
 from tests.support.jetstream import connected, create_stream, store
 from tests.support.partitions import partition_outbox
 from tests.support.rows import opened

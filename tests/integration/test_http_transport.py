@@ -9,9 +9,9 @@ from typing import Any
 import httpx2
 import pytest
 
-from sea_mq_worker.adapters.http.connection import Connection
-from sea_mq_worker.adapters.http.pool import ConnectionPool
-from sea_mq_worker.adapters.http.transport import HandlerTransport
+from sea_mq_worker.adapters.http.client.connection import Connection
+from sea_mq_worker.adapters.http.client.pool import ConnectionPool
+from sea_mq_worker.adapters.http.client.transport import HandlerTransport
 from tests.support.handlers import Call, HandlerServer, answer, handler_server, hang, in_turn, raw
 from tests.support.waiting import eventually
 

@@ -12,9 +12,9 @@ import pytest
 
 from sea_mq_worker.adapters.postgres.connection import OPERATOR_HINTS
 from sea_mq_worker.adapters.postgres.inbox import PostgresInboxAdapter
-from sea_mq_worker.adapters.postgres.operations import PostgresOperations
-from sea_mq_worker.adapters.postgres.records import InboxFilter, InboxState, PruneResult, Redrive
-from sea_mq_worker.domain.receipts import Done, InboxEntry, Run
+from sea_mq_worker.adapters.postgres.operator.operations import PostgresOperations
+from sea_mq_worker.domain.inbox_results import Done, InboxEntry, Run
+from sea_mq_worker.domain.read_models import InboxFilter, InboxState, PruneResult, Redrive
 from tests.support.rows import add_event, add_message, opened
 from tests.support.servers import Database
 

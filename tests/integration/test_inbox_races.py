@@ -14,7 +14,7 @@ from sea_mq_worker.adapters.postgres.connection import WORKER_HINTS
 from sea_mq_worker.adapters.postgres.inbox import STATEMENTS
 from sea_mq_worker.adapters.postgres.queries import load_queries
 from sea_mq_worker.domain.errors import StoreUnavailableError
-from sea_mq_worker.domain.receipts import Busy, FailedHandling, Lease, Run
+from sea_mq_worker.domain.inbox_results import Busy, FailedHandling, Lease, Run
 from tests.support.inboxes import SUBJECT, PostgresWorld, entry, insert, lease
 from tests.support.proxy import proxied
 from tests.support.rows import opened

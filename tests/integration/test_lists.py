@@ -10,13 +10,13 @@ from uuid import UUID
 import asyncpg
 import pytest
 
-from sea_mq_worker.adapters.postgres import lists
 from sea_mq_worker.adapters.postgres.connection import OPERATOR_HINTS
-from sea_mq_worker.adapters.postgres.lists import PostgresLists
-from sea_mq_worker.adapters.postgres.pages import RowGoneError
-from sea_mq_worker.adapters.postgres.records import InboxFilter, InboxState, OutboxFilter
+from sea_mq_worker.adapters.postgres.operator import listings
+from sea_mq_worker.adapters.postgres.operator.listings import PostgresLists
+from sea_mq_worker.adapters.postgres.operator.pagination import RowGoneError
 from sea_mq_worker.domain.events import EventState
-from sea_mq_worker.domain.ids import lowest_id
+from sea_mq_worker.domain.read_models import InboxFilter, InboxState, OutboxFilter
+from sea_mq_worker.domain.uuid7 import lowest_id
 from tests.support.partitions import partition_outbox
 from tests.support.rows import add_event, add_message, opened
 from tests.support.servers import Database
@@ -178,7 +178,7 @@ async def test_dead_events_are_all_looked_at(pool: asyncpg.Pool) -> None:
 async def test_unfinished_events_of_a_key_are_listed_whether_they_are_few_or_many(
     pool: asyncpg.Pool, monkeypatch: pytest.MonkeyPatch, many: int
 ) -> None:
-    monkeypatch.setattr(lists, "_OF_A_KEY_MAX", many - 1)
+    monkeypatch.setattr(listings, "_OF_A_KEY_MAX", many - 1)
     pending, dead, claimed = [
         await add_event(pool, state, ordering_key="k") for state in ("PENDING", "DEAD", "CLAIMED")
     ]

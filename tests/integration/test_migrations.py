@@ -12,8 +12,8 @@ import pytest
 
 from sea_mq_worker.adapters.postgres import connection as postgres_connection
 from sea_mq_worker.adapters.postgres.connection import connect_pool
-from sea_mq_worker.adapters.postgres.migrations import Plan, check_version, migrate, plan
-from sea_mq_worker.adapters.postgres.ownership import take_schema
+from sea_mq_worker.adapters.postgres.schema.migrations import Plan, check_version, migrate, plan
+from sea_mq_worker.adapters.postgres.schema.schema_owner import take_schema
 from sea_mq_worker.domain.errors import ContractError, StoreUnavailableError
 from sea_mq_worker.embedded import EmbeddedPostgres
 from sea_mq_worker.resources import resource_folder

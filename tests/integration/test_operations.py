@@ -13,11 +13,11 @@ import asyncpg
 import pytest
 
 from sea_mq_worker.adapters.postgres.connection import OPERATOR_HINTS
-from sea_mq_worker.adapters.postgres.operations import PostgresOperations
+from sea_mq_worker.adapters.postgres.operator.operations import PostgresOperations
+from sea_mq_worker.adapters.postgres.operator.replays import PostgresReplays
 from sea_mq_worker.adapters.postgres.outbox import PostgresOutboxAdapter
-from sea_mq_worker.adapters.postgres.records import Depth, OutboxFilter, ReplayResult
-from sea_mq_worker.adapters.postgres.replays import PostgresReplays
 from sea_mq_worker.domain.events import EventState
+from sea_mq_worker.domain.read_models import Depth, OutboxFilter, ReplayResult
 from tests.support.rows import add_event, add_message, opened
 from tests.support.servers import Database
 

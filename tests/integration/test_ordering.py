@@ -11,24 +11,24 @@ from typing import Literal
 import asyncpg
 import pytest
 
-from sea_mq_worker.adapters.memory.observer import RecordingObserver
-from sea_mq_worker.adapters.memory.wakeup import PollingWakeup
-from sea_mq_worker.adapters.nats.publisher import NatsJetStreamPublisher
+from sea_mq_worker.adapters.nats.publish.publisher import NatsJetStreamPublisher
 from sea_mq_worker.adapters.postgres.connection import WORKER_HINTS
 from sea_mq_worker.adapters.postgres.outbox import PostgresOutboxAdapter
-from sea_mq_worker.application.doubt import Searches
-from sea_mq_worker.application.gate import Gate
-from sea_mq_worker.application.publishing import Publishing
-from sea_mq_worker.application.relay import OutboxPublisher
-from sea_mq_worker.application.settlement import Settlement
-from sea_mq_worker.application.sizing import Room
+from sea_mq_worker.application.circuit_breaker import Gate
+from sea_mq_worker.application.claim_size import Room
+from sea_mq_worker.application.dedup_window import Searches
+from sea_mq_worker.application.outbox.batch_publisher import Publishing
+from sea_mq_worker.application.outbox.publisher import OutboxPublisher
+from sea_mq_worker.application.outbox.settlement import Settlement
+from sea_mq_worker.application.polling import PollingWakeup
 from sea_mq_worker.domain.facts import EventPostponed, EventPublished
 from sea_mq_worker.domain.messages import OutboundMessage
 from sea_mq_worker.domain.outcomes import Failed, PublishOutcome, Unsent
 from sea_mq_worker.domain.retry import Backoff, RetryPolicy
-from sea_mq_worker.domain.searches import SearchResult, Wanted
+from sea_mq_worker.domain.stream_search import SearchResult, Wanted
 from sea_mq_worker.ports.jetstream import JetStreamPublisher
 from sea_mq_worker.producer import enqueue
+from sea_mq_worker.testing.observer import RecordingObserver
 from tests.support.builders import enqueueable
 from tests.support.jetstream import connected, create_stream, stored_messages
 from tests.support.rows import opened

@@ -11,12 +11,12 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
 from opentelemetry.sdk.trace import TracerProvider
 
-from sea_mq_worker.adapters.memory.handler import InMemoryHandler
-from sea_mq_worker.adapters.observability.metrics import MetricsObserver
-from sea_mq_worker.adapters.observability.otlp import described, export_spans, metrics_data, metrics_exporter
-from sea_mq_worker.adapters.observability.tracing import TracedHandler
 from sea_mq_worker.domain.errors import WorkerError
 from sea_mq_worker.domain.facts import EventsPublished, GatePaused
+from sea_mq_worker.telemetry.metrics import MetricsObserver
+from sea_mq_worker.telemetry.otlp import described, export_spans, metrics_data, metrics_exporter
+from sea_mq_worker.telemetry.tracing import TracedHandler
+from sea_mq_worker.testing.handler import InMemoryHandler
 from tests.support.handlers import Call, handler_server
 from tests.unit.test_metrics import Span
 from tests.unit.test_tracing import REQUEST, URL

@@ -305,7 +305,7 @@ async def test_a_claim_stays_a_heap_only_update(pool: asyncpg.Pool) -> None:
 
 
 async def test_services_share_a_database_through_schemas(database: Database) -> None:
-    from sea_mq_worker.adapters.postgres.migrations import migrate  # noqa: PLC0415 - only this test migrates
+    from sea_mq_worker.adapters.postgres.schema.migrations import migrate  # noqa: PLC0415 - only this test migrates
 
     await migrate(database.dsn, schema="other")
     async with pool_of(database) as here, pool_of(database, schema="other") as there:

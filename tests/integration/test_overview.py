@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 import asyncpg
 import pytest
 
-from sea_mq_worker.adapters.postgres.inspection import PostgresInspection
-from sea_mq_worker.adapters.postgres.overview import BY_INDEX, PostgresOverview, Reason
+from sea_mq_worker.adapters.postgres.operator.inspection import PostgresInspection
+from sea_mq_worker.adapters.postgres.operator.overview import BY_INDEX, PostgresOverview, Reason
 from tests.support.rows import add_event, add_message, opened
 from tests.support.servers import Database
 

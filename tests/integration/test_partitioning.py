@@ -9,10 +9,10 @@ from pathlib import Path
 import asyncpg
 import pytest
 
+from sea_mq_worker.adapters.postgres.claim_cursor import START
 from sea_mq_worker.adapters.postgres.connection import WORKER_HINTS, connect_pool
-from sea_mq_worker.adapters.postgres.cursor import START
-from sea_mq_worker.adapters.postgres.migrations import migrate
 from sea_mq_worker.adapters.postgres.queries import joined_by_id
+from sea_mq_worker.adapters.postgres.schema.migrations import migrate
 from sea_mq_worker.application.supervisor import ExitCode
 from tests.integration import test_partitions
 from tests.integration.test_migrations import run_psql

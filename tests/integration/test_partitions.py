@@ -8,8 +8,8 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from sea_mq_worker.adapters.postgres.operations import PostgresOperations
-from sea_mq_worker.adapters.postgres.records import OutboxFilter
+from sea_mq_worker.adapters.postgres.operator.operations import PostgresOperations
+from sea_mq_worker.domain.read_models import OutboxFilter
 from tests.support.partitions import (
     DAY,
     INSERT,

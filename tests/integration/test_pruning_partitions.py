@@ -12,8 +12,8 @@ import asyncpg
 import pytest
 
 from sea_mq_worker.adapters.postgres.connection import OPERATOR_HINTS
-from sea_mq_worker.adapters.postgres.operations import PostgresOperations
-from sea_mq_worker.adapters.postgres.records import DroppedPartition, KeptPartition, Prunable, PruneResult
+from sea_mq_worker.adapters.postgres.operator.operations import PostgresOperations
+from sea_mq_worker.domain.read_models import DroppedPartition, KeptPartition, Prunable, PruneResult
 from tests.support.partitions import id_of_day, partition_outbox, past_partition
 from tests.support.rows import add_event, opened
 from tests.support.servers import Database

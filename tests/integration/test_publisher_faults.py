@@ -11,7 +11,7 @@ import pytest
 from nats.aio.msg import Msg
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection, api
-from sea_mq_worker.adapters.nats.publisher import NatsJetStreamPublisher
+from sea_mq_worker.adapters.nats.publish.publisher import NatsJetStreamPublisher
 from sea_mq_worker.domain.errors import ContractError
 from sea_mq_worker.domain.outcomes import PublishOutcome, Refused, Stored, Unknown, Unsent
 from sea_mq_worker.embedded import EmbeddedNats

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection, api
-from sea_mq_worker.adapters.nats.publisher import NatsJetStreamPublisher
+from sea_mq_worker.adapters.nats.publish.publisher import NatsJetStreamPublisher
 from sea_mq_worker.domain.headers import MSG_ID
 from sea_mq_worker.domain.messages import OutboundMessage
 from sea_mq_worker.domain.outcomes import Stored
-from sea_mq_worker.domain.searches import Wanted
+from sea_mq_worker.domain.stream_search import Wanted
 from tests.contract.test_jetstream_publisher import again, message, stored
 from tests.integration.test_publisher_faults import BATCHES, Mode, every_mode, started, update
 from tests.support.jetstream import connected, create_stream, store, stored_messages

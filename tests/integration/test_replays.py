@@ -11,11 +11,11 @@ import asyncpg
 import pytest
 
 from sea_mq_worker.adapters.postgres.connection import OPERATOR_HINTS
+from sea_mq_worker.adapters.postgres.operator.replays import PostgresReplays
 from sea_mq_worker.adapters.postgres.outbox import PostgresOutboxAdapter
-from sea_mq_worker.adapters.postgres.records import OutboxFilter
-from sea_mq_worker.adapters.postgres.replays import PostgresReplays
 from sea_mq_worker.domain.errors import WorkerError
 from sea_mq_worker.domain.events import EventState
+from sea_mq_worker.domain.read_models import OutboxFilter
 from tests.support.jetstream import stored_messages
 from tests.support.rows import add_event, opened
 from tests.support.servers import Database

@@ -10,8 +10,8 @@ import pytest
 import pytest_asyncio
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection, api
-from sea_mq_worker.adapters.nats.consumer import NatsJetStreamConsumer
-from sea_mq_worker.adapters.nats.stranded import NatsStrandedMessages
+from sea_mq_worker.adapters.nats.consume.consumer import NatsJetStreamConsumer
+from sea_mq_worker.adapters.nats.consume.max_deliveries import NatsStrandedMessages
 from sea_mq_worker.domain.errors import ContractError
 from tests.support.jetstream import connected, consumer_info, create_consumer, create_stream, store
 

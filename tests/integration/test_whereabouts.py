@@ -11,9 +11,9 @@ import nats.errors
 import pytest
 
 from sea_mq_worker.adapters.nats.connection import api
-from sea_mq_worker.bootstrap.operator.lookout import Lookout, NoIdError
-from sea_mq_worker.bootstrap.operator.whereabouts import Whereabouts, whereabouts
 from sea_mq_worker.domain.dead_letters import conflict_detail
+from sea_mq_worker.operations.lookup import Lookout, NoIdError
+from sea_mq_worker.operations.lookup_report import Whereabouts, whereabouts
 from tests.support.jetstream import create_consumer, store
 from tests.support.operators import World, world_of
 from tests.support.rows import add_event, add_message

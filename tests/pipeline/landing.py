@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection, api
 from sea_mq_worker.pipeline.jobs.land.job import LandOptions, LandProgress, LandResult, count, land
-from sea_mq_worker.pipeline.lake.layouts import BRONZE, GOLD, SILVER, Layout
+from sea_mq_worker.pipeline.lake.schemas import BRONZE, GOLD, SILVER, Layout
 from sea_mq_worker.pipeline.lake.table import LakeTable
 from sea_mq_worker.settings import Settings, load_settings
 from tests.support.waiting import eventually

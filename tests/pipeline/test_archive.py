@@ -25,7 +25,7 @@ from sea_mq_worker.pipeline.errors import DataLossError, PipelineError
 from sea_mq_worker.pipeline.jobs.archive.digest import KEPT
 from sea_mq_worker.pipeline.jobs.archive.job import archive, count
 from sea_mq_worker.pipeline.jobs.archive.result import ArchiveProgress, ArchiveResult
-from sea_mq_worker.pipeline.lake.layouts import ARCHIVE
+from sea_mq_worker.pipeline.lake.schemas import ARCHIVE
 from sea_mq_worker.pipeline.lake.table import Files, LakeTable, Mark
 from sea_mq_worker.settings import Settings
 from tests.support.outboxes import PostgresWorld

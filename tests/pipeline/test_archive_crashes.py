@@ -16,7 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentat
 
 from sea_mq_worker.adapters.postgres.connection import OPERATOR_HINTS
 from sea_mq_worker.pipeline.jobs.archive.job import archive
-from sea_mq_worker.pipeline.lake.layouts import ARCHIVE
+from sea_mq_worker.pipeline.lake.schemas import ARCHIVE
 from sea_mq_worker.pipeline.lake.table import LakeTable
 from tests.support.pipeline_settings import write_settings
 from tests.support.rows import opened

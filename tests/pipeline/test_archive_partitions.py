@@ -11,7 +11,7 @@ import pytest_asyncio
 from pyspark.sql import SparkSession
 
 from sea_mq_worker.adapters.postgres.connection import OPERATOR_HINTS
-from sea_mq_worker.adapters.postgres.records import DroppedPartition, KeptPartition
+from sea_mq_worker.domain.read_models import DroppedPartition, KeptPartition
 from sea_mq_worker.pipeline.jobs.archive.result import ArchiveProgress, ArchiveResult
 from sea_mq_worker.pipeline.snapshot import read_outbox, snapshot
 from sea_mq_worker.settings import Settings

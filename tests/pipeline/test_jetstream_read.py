@@ -13,10 +13,10 @@ import pytest_asyncio
 from sea_mq_worker.domain.errors import ContractError, UnavailableError
 from sea_mq_worker.embedded import EmbeddedNats
 from sea_mq_worker.pipeline.errors import DataLossError, PipelineError
-from sea_mq_worker.pipeline.sources.jetstream import frames, patience, state
+from sea_mq_worker.pipeline.sources.jetstream import direct_get, idle_timeout, state
 from sea_mq_worker.pipeline.sources.jetstream import reader as reading
 from sea_mq_worker.pipeline.sources.jetstream.columns import Frame
-from sea_mq_worker.pipeline.sources.jetstream.frames import DirectGet
+from sea_mq_worker.pipeline.sources.jetstream.direct_get import DirectGet
 from tests.pipeline.jetstream_support import Stream, plan, read_rows, read_seqs, rows_of
 from tests.support.jetstream import connected
 
@@ -196,7 +196,7 @@ async def test_a_read_goes_on_behind_its_last_row_when_the_server_comes_back(
 ) -> None:
     monkeypatch.setattr(reading, "_BATCH_ROWS", 10)
     now = 0.0
-    monkeypatch.setattr(patience, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(idle_timeout, "time", SimpleNamespace(monotonic=lambda: now))
     async with EmbeddedNats(tmp_path / "nats") as server:
         monkeypatch.setenv("SEA_MQ_NATS_URL", server.url)
         async with connected(server.url) as connection:
@@ -217,7 +217,7 @@ async def test_a_read_goes_on_behind_its_last_row_when_the_server_comes_back(
 async def test_a_server_that_stays_away_or_refuses_ends_the_read(
     tmp_path: Path, names: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(patience, "_PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(idle_timeout, "_PATIENCE_SECONDS", 0.0)
     monkeypatch.setattr(state, "_CONNECT_SECONDS", 1.0)
     config = {"authorization": {"user": "spark", "password": "sesame"}}
     async with EmbeddedNats(tmp_path / "nats", config=config) as server:
@@ -273,4 +273,4 @@ async def test_a_wrong_option_is_named(option: str, value: str, problem: str) ->
 
 
 def test_this_nats_py_gives_frames() -> None:
-    assert frames.GIVES_FRAMES
+    assert direct_get.GIVES_FRAMES

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentat
 
 from sea_mq_worker.embedded.process import free_port
 from sea_mq_worker.pipeline.errors import PipelineError
-from sea_mq_worker.pipeline.lake.layouts import BRONZE
+from sea_mq_worker.pipeline.lake.schemas import BRONZE
 from sea_mq_worker.pipeline.lake.table import NO_FILES, ConflictError, LakeTable, Mark
 from tests.pipeline.test_lake_table import messages
 from tests.support.waiting import eventually

@@ -19,9 +19,9 @@ from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentat
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from sea_mq_worker.pipeline.errors import PipelineError
-from sea_mq_worker.pipeline.lake.files import WriteFiles
-from sea_mq_worker.pipeline.lake.layouts import BRONZE, SILVER
+from sea_mq_worker.pipeline.lake.schemas import BRONZE, SILVER
 from sea_mq_worker.pipeline.lake.table import NO_FILES, ConflictError, Files, LakeTable, Mark
+from sea_mq_worker.pipeline.lake.write_files import WriteFiles
 
 DAY = 86_400
 STEPS = 12

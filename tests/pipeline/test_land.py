@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from sea_mq_worker.adapters.nats.connection import NatsConnection, api
 from sea_mq_worker.pipeline.jobs.land import bronze
 from sea_mq_worker.pipeline.jobs.land.job import LandProgress
-from sea_mq_worker.pipeline.lake.layouts import BRONZE, GOLD, SILVER
+from sea_mq_worker.pipeline.lake.schemas import BRONZE, GOLD, SILVER
 from sea_mq_worker.pipeline.lake.table import ConflictError
 from sea_mq_worker.pipeline.sources.jetstream.state import stream_state
 from tests.pipeline.landing import Lake, Published, copy_of, event, lake_at, publish

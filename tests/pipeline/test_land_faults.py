@@ -17,7 +17,7 @@ from sea_mq_worker.adapters.nats.connection import NatsConnection, api
 from sea_mq_worker.embedded import EmbeddedNats
 from sea_mq_worker.embedded.process import free_port
 from sea_mq_worker.pipeline.errors import DataLossError
-from sea_mq_worker.pipeline.lake.layouts import BRONZE, SILVER
+from sea_mq_worker.pipeline.lake.schemas import BRONZE, SILVER
 from tests.pipeline.landing import Lake, copy_of, event, lake_at, publish
 from tests.support.jetstream import connected, create_stream
 from tests.support.waiting import eventually

@@ -21,19 +21,19 @@ from typer.testing import CliRunner
 
 from sea_mq_worker.adapters.nats.connection import api
 from sea_mq_worker.adapters.postgres.connection import OPERATOR_HINTS
-from sea_mq_worker.adapters.postgres.operations import PostgresOperations
-from sea_mq_worker.adapters.postgres.records import OutboxFilter
+from sea_mq_worker.adapters.postgres.operator.operations import PostgresOperations
 from sea_mq_worker.cli import app
+from sea_mq_worker.domain.read_models import OutboxFilter
 from sea_mq_worker.embedded import EmbeddedNats
 from sea_mq_worker.pipeline import session
-from sea_mq_worker.pipeline.access import access_options
+from sea_mq_worker.pipeline.executor_settings import access_options
 from sea_mq_worker.pipeline.jobs.reconcile.job import Wanted, reconcile
-from sea_mq_worker.pipeline.jobs.reconcile.lost import Requeue, put_back
 from sea_mq_worker.pipeline.jobs.reconcile.outbox import Limits
 from sea_mq_worker.pipeline.jobs.reconcile.receiver import load_receiver
+from sea_mq_worker.pipeline.jobs.reconcile.restore_signs import Requeue, put_back
 from sea_mq_worker.pipeline.jobs.reconcile.result import Requeued
 from sea_mq_worker.pipeline.jobs.reconcile.verdicts import Verdict
-from sea_mq_worker.pipeline.lake.layouts import ARCHIVE, BRONZE
+from sea_mq_worker.pipeline.lake.schemas import ARCHIVE, BRONZE
 from sea_mq_worker.pipeline.lake.table import LakeTable, Mark
 from sea_mq_worker.pipeline.snapshot import read_outbox, snapshot
 from sea_mq_worker.settings import Settings, SettingsError

@@ -25,7 +25,7 @@ from sea_mq_worker.pipeline.errors import PipelineError
 from sea_mq_worker.pipeline.jobs.replay.filter import ReplayRules, Selection
 from sea_mq_worker.pipeline.jobs.replay.job import Matched, ReplayResult, replay
 from sea_mq_worker.pipeline.jobs.replay.store import replay_store
-from sea_mq_worker.pipeline.lake.layouts import ARCHIVE
+from sea_mq_worker.pipeline.lake.schemas import ARCHIVE
 from sea_mq_worker.pipeline.lake.table import LakeTable, Mark
 from sea_mq_worker.pipeline.snapshot import read_outbox, snapshot
 from sea_mq_worker.settings import CONFIG_VARIABLE, Settings, load_settings

@@ -15,10 +15,10 @@ from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from sea_mq_worker.adapters.postgres.connection import OPERATOR_HINTS
-from sea_mq_worker.pipeline.jobs.report.figures import Report
 from sea_mq_worker.pipeline.jobs.report.job import report
+from sea_mq_worker.pipeline.jobs.report.model import Report
 from sea_mq_worker.pipeline.jobs.report.page import page
-from sea_mq_worker.pipeline.lake.layouts import ARCHIVE, GOLD, Layout
+from sea_mq_worker.pipeline.lake.schemas import ARCHIVE, GOLD, Layout
 from sea_mq_worker.pipeline.lake.table import LakeTable, Mark
 from sea_mq_worker.settings import Settings
 from tests.support.pipeline_settings import write_settings

@@ -12,9 +12,9 @@ import pytest
 
 from sea_mq_worker.pipeline.errors import PipelineError
 from sea_mq_worker.pipeline.jobs.report.files import is_replaceable, write_page
+from sea_mq_worker.pipeline.jobs.report.formatting import duration, findings, share, size, step
 from sea_mq_worker.pipeline.jobs.report.page import page
 from sea_mq_worker.pipeline.jobs.report.plots import label, latencies
-from sea_mq_worker.pipeline.jobs.report.words import duration, findings, share, size, step
 from tests.support.reports import HOSTILE, empty_report, hostile_report
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

@@ -11,7 +11,7 @@ from pyspark.errors import PythonException
 from pyspark.sql import SparkSession
 
 from sea_mq_worker.domain.errors import BrokerUnavailableError
-from sea_mq_worker.pipeline.failures import cause, translated
+from sea_mq_worker.pipeline.spark_errors import cause, translated
 from tests.support.waiting import eventually
 
 UNUSED = "postgresql://nobody@127.0.0.1:1/none"

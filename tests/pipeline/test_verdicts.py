@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from sea_mq_worker.domain.envelopes import storage_id
 from sea_mq_worker.domain.headers import outbound_message
+from sea_mq_worker.domain.inbound import storage_id
+from sea_mq_worker.pipeline.jobs.reconcile.fingerprints import EVENT_DDL, event_prints, message_prints, named
 from sea_mq_worker.pipeline.jobs.reconcile.inbox import ConsumerFacts, covered, covered_copies, judge_inbox
 from sea_mq_worker.pipeline.jobs.reconcile.order import outside_longest_run
 from sea_mq_worker.pipeline.jobs.reconcile.outbox import (
@@ -24,7 +25,6 @@ from sea_mq_worker.pipeline.jobs.reconcile.outbox import (
     judge_stream,
     matched,
 )
-from sea_mq_worker.pipeline.jobs.reconcile.prints import EVENT_DDL, event_prints, message_prints, named
 from sea_mq_worker.pipeline.jobs.reconcile.replays import Replay
 from tests.support.builders import claimed_event, inbound_message
 

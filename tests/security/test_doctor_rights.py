@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from sea_mq_worker.bootstrap.doctor import examine
+from sea_mq_worker.doctor import examine
 from sea_mq_worker.settings import Settings
 from tests.security import test_nats_accounts, test_postgres_roles
 from tests.security.test_nats_accounts import FILE, settings

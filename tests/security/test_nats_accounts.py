@@ -12,13 +12,13 @@ import pytest_asyncio
 from pydantic import SecretStr
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection, api, connect
-from sea_mq_worker.adapters.nats.consumer import NatsJetStreamConsumer
-from sea_mq_worker.adapters.nats.publisher import NatsJetStreamPublisher
-from sea_mq_worker.adapters.nats.traces import readers, trace
-from sea_mq_worker.bootstrap.operator.broker import Applied, apply_topology, check_topology, dead_letters
+from sea_mq_worker.adapters.nats.consume.consumer import NatsJetStreamConsumer
+from sea_mq_worker.adapters.nats.manage.message_location import readers, trace
+from sea_mq_worker.adapters.nats.publish.publisher import NatsJetStreamPublisher
 from sea_mq_worker.domain.errors import ContractError
 from sea_mq_worker.domain.outcomes import Stored
-from sea_mq_worker.domain.searches import Wanted
+from sea_mq_worker.domain.stream_search import Wanted
+from sea_mq_worker.operations.broker import Applied, apply_topology, check_topology, dead_letters
 from sea_mq_worker.producer import enqueue
 from sea_mq_worker.settings import Settings
 from tests.support.builders import enqueueable

@@ -11,11 +11,11 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
-from sea_mq_worker.adapters.postgres.migrations import check_version
-from sea_mq_worker.adapters.postgres.operations import PostgresOperations
-from sea_mq_worker.adapters.postgres.ownership import take_schema
-from sea_mq_worker.adapters.postgres.records import OutboxFilter
+from sea_mq_worker.adapters.postgres.operator.operations import PostgresOperations
+from sea_mq_worker.adapters.postgres.schema.migrations import check_version
+from sea_mq_worker.adapters.postgres.schema.schema_owner import take_schema
 from sea_mq_worker.domain.events import EventState
+from sea_mq_worker.domain.read_models import OutboxFilter
 from sea_mq_worker.producer import enqueue
 from sea_mq_worker.resources import resource_folder
 from tests.integration.test_migrations import run_psql

@@ -10,7 +10,7 @@ import pytest
 
 import sea_mq_worker
 from sea_mq_worker.adapters.postgres.connection import connect_pool
-from sea_mq_worker.adapters.postgres.migrations import check_version, migrate
+from sea_mq_worker.adapters.postgres.schema.migrations import check_version, migrate
 from sea_mq_worker.producer import enqueue
 from sea_mq_worker.resources import resource_folder
 from sea_mq_worker.settings import SettingsError, load_settings

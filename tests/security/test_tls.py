@@ -16,13 +16,13 @@ import pytest_asyncio
 from pydantic import SecretStr
 
 from sea_mq_worker.adapters.postgres.errors import translated
-from sea_mq_worker.bootstrap.connections.handler import open_handler
-from sea_mq_worker.bootstrap.connections.nats import nats_tls as demanded
-from sea_mq_worker.bootstrap.connections.nats import open_nats
-from sea_mq_worker.bootstrap.connections.postgres import open_pool
-from sea_mq_worker.bootstrap.doctor.handler import handler_findings
-from sea_mq_worker.domain.envelopes import Valid, open_envelope
+from sea_mq_worker.connections.handler import open_handler
+from sea_mq_worker.connections.nats import nats_tls as demanded
+from sea_mq_worker.connections.nats import open_nats
+from sea_mq_worker.connections.postgres import open_pool
+from sea_mq_worker.doctor.handler import handler_findings
 from sea_mq_worker.domain.errors import ContractError, StoreUnavailableError
+from sea_mq_worker.domain.inbound import Valid, open_envelope
 from sea_mq_worker.domain.outcomes import Accepted, NotDelivered
 from sea_mq_worker.embedded import EmbeddedNats
 from sea_mq_worker.producer import enqueue

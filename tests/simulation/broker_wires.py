@@ -5,13 +5,13 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from sea_mq_worker.adapters.memory.publisher import InMemoryPublisher
-from sea_mq_worker.adapters.memory.stranded import InMemoryStrandedMessages
 from sea_mq_worker.domain.errors import BrokerUnavailableError
 from sea_mq_worker.domain.headers import MSG_ID
 from sea_mq_worker.domain.messages import InboundMessage, OutboundMessage
 from sea_mq_worker.domain.outcomes import Failed, PublishOutcome, Refused, Stored, Unknown, Unsent
-from sea_mq_worker.domain.searches import SearchResult, Wanted
+from sea_mq_worker.domain.stream_search import SearchResult, Wanted
+from sea_mq_worker.testing.exhausted_messages import InMemoryStrandedMessages
+from sea_mq_worker.testing.publisher import InMemoryPublisher
 from tests.simulation.inbox_audit import InboxAudit
 from tests.simulation.outbox_audit import OutboxAudit
 from tests.simulation.servers import ACK_WAIT, MAX_ACK_PENDING, run_now

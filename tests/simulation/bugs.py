@@ -13,20 +13,19 @@ from contextlib import AbstractContextManager
 from typing import Any
 from unittest import mock
 
-from sea_mq_worker.adapters.memory import handler
-from sea_mq_worker.adapters.memory.inbox import InMemoryInbox
-from sea_mq_worker.adapters.memory.outbox import MemoryOutbox, OutboxRow
-from sea_mq_worker.application import burial, publishing
-from sea_mq_worker.application.burial import Burial
-from sea_mq_worker.application.closing import Closing
-from sea_mq_worker.application.handling import Handle
-from sea_mq_worker.application.publishing import Publishing
-from sea_mq_worker.application.relay import OutboxPublisher
-from sea_mq_worker.application.settlement import Settlement
+from sea_mq_worker.application.inbox import dead_lettering
+from sea_mq_worker.application.inbox.completion import Closing
+from sea_mq_worker.application.inbox.dead_lettering import Burial
+from sea_mq_worker.application.inbox.handler_call import Handle
+from sea_mq_worker.application.outbox import batch_publisher
+from sea_mq_worker.application.outbox.batch_publisher import Publishing
+from sea_mq_worker.application.outbox.publisher import OutboxPublisher
+from sea_mq_worker.application.outbox.settlement import Settlement
 from sea_mq_worker.domain.dead_letters import dead_letter_message
 from sea_mq_worker.domain.errors import InvalidEventError, UnavailableError
 from sea_mq_worker.domain.events import Claim, ClaimedEvent, EventState
 from sea_mq_worker.domain.headers import MSG_ID, outbound_message
+from sea_mq_worker.domain.inbox_results import Done, InboxEntry, Receipt, Run
 from sea_mq_worker.domain.messages import DeadLetter, OutboundMessage
 from sea_mq_worker.domain.outcomes import (
     HandlerResult,
@@ -39,8 +38,10 @@ from sea_mq_worker.domain.outcomes import (
     Stored,
     Verdict,
 )
-from sea_mq_worker.domain.receipts import Done, InboxEntry, Receipt, Run
 from sea_mq_worker.domain.retry import RetryPolicy
+from sea_mq_worker.testing import handler
+from sea_mq_worker.testing.inbox import InMemoryInbox
+from sea_mq_worker.testing.outbox import MemoryOutbox, OutboxRow
 
 Plant = Callable[[], AbstractContextManager[Any]]
 
@@ -155,14 +156,14 @@ async def _(real: Any, self: OutboxPublisher, claim: Claim, *rest: Any) -> None:
     await real(self, claim, *rest)
 
 
-@_bug(publishing, "outbound_message", called="a new message id for each try")
+@_bug(batch_publisher, "outbound_message", called="a new message id for each try")
 def _(real: Any, event: ClaimedEvent, **given: Any) -> OutboundMessage:
     message: OutboundMessage = real(event, **given)
     fresh = str(uuid.UUID(int=random.getrandbits(128)))
     return message._replace(id=fresh, headers={**message.headers, MSG_ID: fresh})
 
 
-@_bug(publishing, "outbound_message", called="numbers of the payload become floats")
+@_bug(batch_publisher, "outbound_message", called="numbers of the payload become floats")
 def _(real: Any, event: ClaimedEvent, **given: Any) -> OutboundMessage:
     message: OutboundMessage = real(event, **given)
     return message._replace(payload=json.dumps(json.loads(message.payload)).encode())
@@ -241,7 +242,7 @@ async def _(
         await self._publish(message, fresh_until)
 
 
-@_bug(burial, "dead_letter_message", called="a new id for each dead letter")
+@_bug(dead_lettering, "dead_letter_message", called="a new id for each dead letter")
 def _(_real: Any, letter: DeadLetter, **given: Any) -> OutboundMessage:
     message = dead_letter_message(letter, **given)
     fresh = f"dlq:{random.getrandbits(64)}"

@@ -5,12 +5,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
-from sea_mq_worker.adapters.memory.inbox import InboxRow
 from sea_mq_worker.domain.dead_letters import Reason
-from sea_mq_worker.domain.envelopes import Invalid, content_hash, open_envelope, storage_id
+from sea_mq_worker.domain.inbound import Invalid, content_hash, open_envelope, storage_id
+from sea_mq_worker.domain.inbox_results import FailedHandling, Lease
 from sea_mq_worker.domain.messages import HandlerRequest, InboundMessage
 from sea_mq_worker.domain.outcomes import Accepted, HandlerResult, Poison, Retry
-from sea_mq_worker.domain.receipts import FailedHandling, Lease
+from sea_mq_worker.testing.inbox import InboxRow
 from tests.simulation.life import Life
 from tests.simulation.servers import MAX_ACK_PENDING, Servers
 

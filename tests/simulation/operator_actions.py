@@ -5,13 +5,13 @@ from types import SimpleNamespace
 from typing import Any, cast
 from uuid import UUID
 
-from sea_mq_worker.adapters.memory.inbox import InMemoryInbox
-from sea_mq_worker.adapters.nats.dead_letters import DeadLetterEntry
-from sea_mq_worker.bootstrap.operator.redrive import Redriver
+from sea_mq_worker.adapters.nats.manage.dead_letters import DeadLetterEntry
 from sea_mq_worker.domain.dead_letters import original_headers
 from sea_mq_worker.domain.errors import ContractError, UnavailableError
 from sea_mq_worker.domain.events import EventState
 from sea_mq_worker.domain.messages import InboundMessage
+from sea_mq_worker.operations.redrive import Redriver
+from sea_mq_worker.testing.inbox import InMemoryInbox
 from tests.simulation.inbox_audit import InboxAudit
 from tests.simulation.servers import Servers
 from tests.simulation.wires import HandlerWire, InboxWire, Line

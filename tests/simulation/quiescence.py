@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 from sea_mq_worker.application.supervisor import ExitCode
 from sea_mq_worker.domain.dead_letters import Reason
-from sea_mq_worker.domain.envelopes import Invalid, open_envelope
 from sea_mq_worker.domain.events import EventState
+from sea_mq_worker.domain.inbound import Invalid, open_envelope
 from tests.simulation.plan import HANDLER_TROUBLES
 
 if TYPE_CHECKING:
-    from sea_mq_worker.adapters.memory.outbox import OutboxRow
+    from sea_mq_worker.testing.outbox import OutboxRow
     from tests.simulation.life import Life
     from tests.simulation.world import World
 

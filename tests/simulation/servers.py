@@ -6,8 +6,10 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from sea_mq_worker.adapters.memory.consumer import InMemoryConsumer, _Pending
-from sea_mq_worker.adapters.memory.handler import (
+from sea_mq_worker.domain.messages import HandlerRequest, InboundMessage, OutboundMessage
+from sea_mq_worker.domain.outcomes import Stored
+from sea_mq_worker.testing.consumer import InMemoryConsumer, _Pending
+from sea_mq_worker.testing.handler import (
     Answer,
     Behaviour,
     Hang,
@@ -15,12 +17,10 @@ from sea_mq_worker.adapters.memory.handler import (
     LoseAnswer,
     Unreachable,
 )
-from sea_mq_worker.adapters.memory.inbox import InboxTable
-from sea_mq_worker.adapters.memory.outbox import OutboxRow, OutboxTable
-from sea_mq_worker.adapters.memory.publisher import Fault, InMemoryPublisher
-from sea_mq_worker.adapters.memory.stream import InMemoryStream, StreamEntry
-from sea_mq_worker.domain.messages import HandlerRequest, InboundMessage, OutboundMessage
-from sea_mq_worker.domain.outcomes import Stored
+from sea_mq_worker.testing.inbox import InboxTable
+from sea_mq_worker.testing.outbox import OutboxRow, OutboxTable
+from sea_mq_worker.testing.publisher import Fault, InMemoryPublisher
+from sea_mq_worker.testing.stream import InMemoryStream, StreamEntry
 from tests.simulation.plan import Message, Plan, Row
 from tests.simulation.report import Report
 

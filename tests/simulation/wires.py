@@ -8,10 +8,9 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
-from sea_mq_worker.adapters.memory.inbox import InMemoryInbox
-from sea_mq_worker.adapters.memory.outbox import MemoryOutbox
 from sea_mq_worker.domain.errors import StoreUnavailableError
 from sea_mq_worker.domain.events import Claim
+from sea_mq_worker.domain.inbox_results import FailedHandling, InboxEntry, Lease, Receipt
 from sea_mq_worker.domain.messages import HandlerRequest
 from sea_mq_worker.domain.outcomes import (
     Buried,
@@ -23,7 +22,8 @@ from sea_mq_worker.domain.outcomes import (
     Released,
     Verdict,
 )
-from sea_mq_worker.domain.receipts import FailedHandling, InboxEntry, Lease, Receipt
+from sea_mq_worker.testing.inbox import InMemoryInbox
+from sea_mq_worker.testing.outbox import MemoryOutbox
 from tests.simulation.inbox_audit import InboxAudit, leases_of
 from tests.simulation.life import Life
 from tests.simulation.loop import SeededLoop

@@ -8,17 +8,15 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any, cast
 
-from sea_mq_worker.adapters.memory.inbox import InMemoryInbox
-from sea_mq_worker.adapters.memory.outbox import MemoryOutbox
-from sea_mq_worker.adapters.memory.wakeup import PollingWakeup
-from sea_mq_worker.application.burial import Burial
-from sea_mq_worker.application.handling import Handle
-from sea_mq_worker.application.reception import InHand, Reception
-from sea_mq_worker.application.rescue import Rescuer
-from sea_mq_worker.application.sizing import Room
+from sea_mq_worker.application.claim_size import Room
+from sea_mq_worker.application.inbox.dead_lettering import Burial
+from sea_mq_worker.application.inbox.handler_call import Handle
+from sea_mq_worker.application.inbox.max_deliveries import Rescuer
+from sea_mq_worker.application.inbox.receiving import InHand, Reception
+from sea_mq_worker.application.maintenance import Periodic, Reaper
+from sea_mq_worker.application.polling import PollingWakeup
 from sea_mq_worker.application.supervisor import Loop, Supervisor
-from sea_mq_worker.application.upkeep import Periodic, Reaper
-from sea_mq_worker.bootstrap.worker.base import Base
+from sea_mq_worker.bootstrap.worker.context import Base
 from sea_mq_worker.bootstrap.worker.inbound import _health, _inbox_loop
 from sea_mq_worker.bootstrap.worker.outbound import _lane, _publishing
 from sea_mq_worker.domain.facts import (
@@ -36,6 +34,8 @@ from sea_mq_worker.domain.facts import (
 from sea_mq_worker.domain.messages import InboundMessage
 from sea_mq_worker.domain.retry import Backoff
 from sea_mq_worker.settings import Settings
+from sea_mq_worker.testing.inbox import InMemoryInbox
+from sea_mq_worker.testing.outbox import MemoryOutbox
 from tests.simulation.broker_wires import ConsumerWire, PublisherWire, StrandedWire
 from tests.simulation.inbox_audit import InboxAudit
 from tests.simulation.outbox_audit import OutboxAudit

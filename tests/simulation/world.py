@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from sea_mq_worker.adapters.memory.wakeup import PollingWakeup
+from sea_mq_worker.application.polling import PollingWakeup
 from sea_mq_worker.application.supervisor import ExitCode
 from tests.simulation import quiescence
 from tests.simulation.inbox_audit import InboxAudit

@@ -12,7 +12,7 @@ def plant(name: str) -> None:
 
 def _ack_before_handling() -> None:
     """Acknowledge on receipt: what a killed worker held is gone."""
-    from sea_mq_worker.application.inbox import InboxConsumer  # noqa: PLC0415 - only in a worker
+    from sea_mq_worker.application.inbox.consumer import InboxConsumer  # noqa: PLC0415 - only in a worker
 
     honest = InboxConsumer._work
 
@@ -25,7 +25,7 @@ def _ack_before_handling() -> None:
 
 def _mark_before_publish() -> None:
     """Settle first and publish then: what does not get through is lost."""
-    from sea_mq_worker.application.relay import OutboxPublisher  # noqa: PLC0415
+    from sea_mq_worker.application.outbox.publisher import OutboxPublisher  # noqa: PLC0415
     from sea_mq_worker.domain.outcomes import Published, Stored  # noqa: PLC0415
 
     async def work(self: Any, claim: Any, claimed_at: float, stop: Any) -> None:
@@ -39,7 +39,7 @@ def _mark_before_publish() -> None:
 def _known_means_done() -> None:
     """Take every known message for a duplicate: what a killed worker had recorded is never handled."""
     from sea_mq_worker.adapters.postgres.inbox import PostgresInboxAdapter  # noqa: PLC0415
-    from sea_mq_worker.domain.receipts import Done, Run  # noqa: PLC0415
+    from sea_mq_worker.domain.inbox_results import Done, Run  # noqa: PLC0415
 
     honest = PostgresInboxAdapter.insert
 
@@ -56,7 +56,7 @@ def _settle_without_fence() -> None:
     The fence stands behind a look at the clock, so both have to go before anything can go wrong.
     """
     from sea_mq_worker.adapters.postgres.outbox import PostgresOutboxAdapter  # noqa: PLC0415
-    from sea_mq_worker.application.settlement import Settlement  # noqa: PLC0415
+    from sea_mq_worker.application.outbox.settlement import Settlement  # noqa: PLC0415
 
     honest = PostgresOutboxAdapter.__init__
 
@@ -79,16 +79,16 @@ def _settle_without_fence() -> None:
 
 def _new_id_for_each_attempt() -> None:
     """Publish a repeat under another message id: the stream keeps both copies."""
-    from sea_mq_worker.application import publishing  # noqa: PLC0415
+    from sea_mq_worker.application.outbox import batch_publisher  # noqa: PLC0415
 
-    honest = publishing.__dict__["outbound_message"]
+    honest = batch_publisher.__dict__["outbound_message"]
 
     def message(event: Any, *, context: str, source: str) -> Any:
         made = honest(event, context=context, source=source)
         other = str(uuid.uuid4())
         return made._replace(id=other, headers={**made.headers, "Nats-Msg-Id": other})
 
-    publishing.__dict__["outbound_message"] = message
+    batch_publisher.__dict__["outbound_message"] = message
 
 
 def _outage_kills() -> None:

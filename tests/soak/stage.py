@@ -15,7 +15,7 @@ from typing import Any
 import asyncpg
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection
-from sea_mq_worker.adapters.postgres.migrations import migrate
+from sea_mq_worker.adapters.postgres.schema.migrations import migrate
 from sea_mq_worker.embedded import EmbeddedNats, EmbeddedPostgres
 from tests.soak import witness
 from tests.soak.fleet import Member

@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection, api
 from sea_mq_worker.adapters.postgres.connection import OPERATOR_HINTS
-from sea_mq_worker.bootstrap.doctor import Finding, examine
-from sea_mq_worker.bootstrap.operator.broker import apply_topology, defined_streams
 from sea_mq_worker.cli import app
+from sea_mq_worker.doctor import Finding, examine
+from sea_mq_worker.operations.broker import apply_topology, defined_streams
 from sea_mq_worker.settings import Settings
 from tests.integration.test_migrations import psql
 from tests.support.handlers import HandlerServer, handler_server

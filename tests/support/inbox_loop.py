@@ -6,27 +6,27 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from sea_mq_worker.adapters.memory.consumer import InMemoryConsumer
-from sea_mq_worker.adapters.memory.handler import Behaviour, InMemoryHandler
-from sea_mq_worker.adapters.memory.inbox import InboxRow, InboxTable, InMemoryInbox
-from sea_mq_worker.adapters.memory.observer import RecordingObserver
-from sea_mq_worker.adapters.memory.publisher import InMemoryPublisher
-from sea_mq_worker.adapters.memory.stranded import InMemoryStrandedMessages
-from sea_mq_worker.adapters.memory.stream import InMemoryStream
-from sea_mq_worker.application.ahead import ReadAhead
-from sea_mq_worker.application.burial import Burial
-from sea_mq_worker.application.closing import Closing
-from sea_mq_worker.application.gate import Gate
-from sea_mq_worker.application.given_back import GivenBackMessages
-from sea_mq_worker.application.handling import Handle
-from sea_mq_worker.application.health import HandlerHealth
-from sea_mq_worker.application.inbox import InboxConsumer
-from sea_mq_worker.application.leftovers import Leftovers
-from sea_mq_worker.application.reception import Reception
-from sea_mq_worker.application.rescue import Rescuer
+from sea_mq_worker.application.circuit_breaker import Gate
+from sea_mq_worker.application.inbox.completion import Closing
+from sea_mq_worker.application.inbox.consumer import InboxConsumer
+from sea_mq_worker.application.inbox.dead_lettering import Burial
+from sea_mq_worker.application.inbox.handler_call import Handle
+from sea_mq_worker.application.inbox.handler_health import HandlerHealth
+from sea_mq_worker.application.inbox.max_deliveries import Rescuer
+from sea_mq_worker.application.inbox.orphans import Leftovers
+from sea_mq_worker.application.inbox.read_ahead import ReadAhead
+from sea_mq_worker.application.inbox.receiving import Reception
+from sea_mq_worker.application.inbox.returned_messages import GivenBackMessages
 from sea_mq_worker.domain.errors import BrokerUnavailableError, StoreUnavailableError
 from sea_mq_worker.domain.messages import InboundMessage
 from sea_mq_worker.domain.retry import Backoff
+from sea_mq_worker.testing.consumer import InMemoryConsumer
+from sea_mq_worker.testing.exhausted_messages import InMemoryStrandedMessages
+from sea_mq_worker.testing.handler import Behaviour, InMemoryHandler
+from sea_mq_worker.testing.inbox import InboxRow, InboxTable, InMemoryInbox
+from sea_mq_worker.testing.observer import RecordingObserver
+from sea_mq_worker.testing.publisher import InMemoryPublisher
+from sea_mq_worker.testing.stream import InMemoryStream
 from tests.support.simulation import Interrupted
 
 LEASE = 60.0

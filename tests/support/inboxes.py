@@ -7,10 +7,10 @@ from typing import Any, Protocol
 
 import asyncpg
 
-from sea_mq_worker.adapters.memory.inbox import InboxRow, InboxTable, InMemoryInbox
 from sea_mq_worker.adapters.postgres.inbox import PostgresInboxAdapter
-from sea_mq_worker.domain.receipts import InboxEntry, Receipt, Run
+from sea_mq_worker.domain.inbox_results import InboxEntry, Receipt, Run
 from sea_mq_worker.ports.inbox import InboxRepository
+from sea_mq_worker.testing.inbox import InboxRow, InboxTable, InMemoryInbox
 
 LEASE = 60.0
 SUBJECT = "vibespro.event.vibe_created.v1"

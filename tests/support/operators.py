@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection
 from sea_mq_worker.adapters.postgres.connection import OPERATOR_HINTS
-from sea_mq_worker.adapters.postgres.operations import PostgresOperations
+from sea_mq_worker.adapters.postgres.operator.operations import PostgresOperations
 from sea_mq_worker.cli import app
 from sea_mq_worker.cli.outputs import OUTPUTS
 from sea_mq_worker.domain.dead_letters import Reason, dead_letter_message

@@ -8,12 +8,12 @@ from typing import Any, Protocol
 
 import asyncpg
 
-from sea_mq_worker.adapters.memory.outbox import MemoryOutbox, OutboxTable
 from sea_mq_worker.adapters.postgres.outbox import PostgresOutboxAdapter
-from sea_mq_worker.adapters.postgres.partitions import PostgresPartitions
+from sea_mq_worker.adapters.postgres.schema.partitions import PostgresPartitions
 from sea_mq_worker.domain.events import Claim
 from sea_mq_worker.domain.outcomes import Buried, Postponed, Published, Released, Stored
 from sea_mq_worker.ports.outbox import OutboxRepository
+from sea_mq_worker.testing.outbox import MemoryOutbox, OutboxTable
 
 SHORT_SECONDS = 0.1
 

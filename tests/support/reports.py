@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime, timedelta
 
-from sea_mq_worker.pipeline.jobs.report.figures import (
+from sea_mq_worker.pipeline.jobs.report.model import (
     Attempts,
     Backlog,
     Bin,

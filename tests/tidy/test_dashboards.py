@@ -13,9 +13,9 @@ import yaml
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from sea_mq_worker.adapters.observability.vocabulary.log_events import NOTICES
-from sea_mq_worker.adapters.observability.vocabulary.metrics import METRICS
 from sea_mq_worker.cli import app
+from sea_mq_worker.telemetry.catalog.log_events import NOTICES
+from sea_mq_worker.telemetry.catalog.metrics import METRICS
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 ALERT_TESTS = DEPLOY / "prometheus" / "alerts.test.yaml"

@@ -6,22 +6,22 @@ import re
 from collections.abc import Iterator
 from typing import get_args
 
-from sea_mq_worker.adapters.observability.vocabulary.log_events import (
+from sea_mq_worker.domain.facts import EventPublished, EventsPublished, Fact, Noticed, Progressed
+from sea_mq_worker.telemetry.catalog.log_events import (
     FACTS,
     LOG_EVENTS,
     NOTICES,
     PROGRESS,
     RECORDS,
 )
-from sea_mq_worker.adapters.observability.vocabulary.metrics import METRICS
-from sea_mq_worker.adapters.observability.vocabulary.spans import SPANS
-from sea_mq_worker.domain.facts import EventPublished, EventsPublished, Fact, Noticed, Progressed
+from sea_mq_worker.telemetry.catalog.metrics import METRICS
+from sea_mq_worker.telemetry.catalog.spans import SPANS
 from tools.docs.pages import ROOT, TELEMETRY
 
 EXAMPLES = re.compile(r"```json\n(.*?)```", re.DOTALL)
 OF_EVERY_LINE = {"ts", "level", "event", "logger"}
 NATS = "nats_"
-TELLERS = {("application", "_tell")}
+TELLER = (("application",), "_tell")
 
 
 def examples() -> list[dict[str, object]]:
@@ -46,11 +46,11 @@ def told_by_the_code() -> set[str]:
     """Collect the keys of notices and of progress that stand in the worker's sources."""
     found = set()
     for path in sorted((ROOT / "sea_mq_worker").rglob("*.py")):
-        folder = path.parent.name
+        folder = path.relative_to(ROOT / "sea_mq_worker").parts[:-1]
         for function, name in called(ast.parse(path.read_text())):
-            if function in {"Noticed", "Progressed", "_on_event"} or (folder, function) in TELLERS:
+            if function in {"Noticed", "Progressed", "_on_event"} or (folder[:1], function) == TELLER:
                 found.add(name)
-            elif folder == "nats" and function in {"tell", "on_event"}:
+            elif "nats" in folder and function in {"tell", "on_event"}:
                 found.add(NATS + name)
     return found
 

@@ -6,8 +6,8 @@ import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from sea_mq_worker.adapters.nats.acks import AckReader
 from sea_mq_worker.adapters.nats.errors import ApiRefusedError
+from sea_mq_worker.adapters.nats.publish.acks import AckReader
 from sea_mq_worker.domain.outcomes import Failed, PublishOutcome, Refused, Stored, Unknown
 
 STREAM = "SEA_EVENTS"

@@ -2,8 +2,8 @@
 
 import asyncio
 
-from sea_mq_worker.adapters.memory.handler import Answer
 from sea_mq_worker.domain.facts import GatePaused, LeasesLost, MessageDeadLettered
+from sea_mq_worker.testing.handler import Answer
 from tests.support.inbox_loop import LEASE, World, always
 from tests.support.simulation import in_virtual_time
 

@@ -1,8 +1,8 @@
 """How endings gather before they are recorded, in virtual time."""
 
-from sea_mq_worker.adapters.memory.handler import Answer, Behaviour, Hang
 from sea_mq_worker.domain.facts import MessageProcessed
 from sea_mq_worker.domain.messages import HandlerRequest
+from sea_mq_worker.testing.handler import Answer, Behaviour, Hang
 from tests.support.inbox_loop import World
 from tests.support.simulation import in_virtual_time
 

@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime, timedelta
 
-from sea_mq_worker.adapters.postgres.cursor import START, Cursor, Position, Read
+from sea_mq_worker.adapters.postgres.claim_cursor import START, Cursor, Position, Read
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 SEEN: Position = (NOW - timedelta(minutes=1), 7)

@@ -1,8 +1,8 @@
 import pytest
 
 from sea_mq_worker.domain.dead_letters import Reason, dead_letter_message, original_headers, without_body
+from sea_mq_worker.domain.encoding import problem
 from sea_mq_worker.domain.messages import DeadLetter
-from sea_mq_worker.domain.wire import problem
 from tests.support.builders import inbound_message
 
 ID = "550e8400-e29b-41d4-a716-446655440000"

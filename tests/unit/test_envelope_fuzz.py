@@ -7,11 +7,11 @@ from datetime import datetime
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sea_mq_worker.adapters.http.envelope import request_body
+from sea_mq_worker.adapters.http.request_body import request_body
 from sea_mq_worker.domain.dead_letters import dead_letter_message
-from sea_mq_worker.domain.envelopes import Valid, content_hash, open_envelope
+from sea_mq_worker.domain.encoding import problem
+from sea_mq_worker.domain.inbound import Valid, content_hash, open_envelope
 from sea_mq_worker.domain.messages import DeadLetter, InboundMessage, OutboundMessage
-from sea_mq_worker.domain.wire import problem
 from tests.support.builders import inbound_message
 
 MAX_PAYLOAD = 2**20

@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from sea_mq_worker.domain.envelopes import Invalid, Valid, content_hash, open_envelope, storage_id
+from sea_mq_worker.domain.inbound import Invalid, Valid, content_hash, open_envelope, storage_id
 from tests.support.builders import OCCURRED_AT, inbound_message
 
 ID = "550e8400-e29b-41d4-a716-446655440000"

@@ -1,9 +1,9 @@
 import pytest
 from nats.protocol.command import hpub_cmd
 
-from sea_mq_worker.adapters.nats import frames
+from sea_mq_worker.adapters.nats.publish import hpub
+from sea_mq_worker.domain.encoding import Sendable, sendable
 from sea_mq_worker.domain.messages import OutboundMessage
-from sea_mq_worker.domain.wire import Sendable, sendable
 
 
 @pytest.mark.parametrize("reply", ["", "_INBOX.a.1"])
@@ -13,8 +13,8 @@ def test_a_frame_is_what_nats_py_would_have_sent(reply: str) -> None:
     ready = sendable(message, 1 << 20)
     assert isinstance(ready, Sendable)
     encoded = b"NATS/1.0\r\nNats-Msg-Id: a\r\nce-subject: order/\xc3\xb6\r\n\r\n"
-    assert frames.frame(ready, reply) == hpub_cmd(message.subject, reply, encoded, message.payload)
+    assert hpub.frame(ready, reply) == hpub_cmd(message.subject, reply, encoded, message.payload)
 
 
 def test_this_nats_py_takes_whole_frames() -> None:
-    assert frames._TAKES_FRAMES
+    assert hpub._TAKES_FRAMES

@@ -1,9 +1,9 @@
 import asyncio
 
-from sea_mq_worker.adapters.memory.observer import RecordingObserver
-from sea_mq_worker.application.gate import Gate, Passage
+from sea_mq_worker.application.circuit_breaker import Gate, Passage
 from sea_mq_worker.domain.facts import GatePaused, GateResumed
 from sea_mq_worker.domain.retry import Backoff
+from sea_mq_worker.testing.observer import RecordingObserver
 from tests.support.waiting import eventually
 
 

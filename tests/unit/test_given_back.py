@@ -1,6 +1,6 @@
 """What is remembered of messages that were given back."""
 
-from sea_mq_worker.application.given_back import GivenBackMessages
+from sea_mq_worker.application.inbox.returned_messages import GivenBackMessages
 from sea_mq_worker.domain.outcomes import GivenBack
 from tests.support.builders import inbound_message
 

@@ -6,10 +6,10 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
+from sea_mq_worker.domain.encoding import Sendable, sendable
 from sea_mq_worker.domain.errors import InvalidEventError
 from sea_mq_worker.domain.headers import header_problem, outbound_message, rfc3339, trace_context
 from sea_mq_worker.domain.messages import OutboundMessage
-from sea_mq_worker.domain.wire import Sendable, sendable
 from tests.support.builders import claimed_event
 
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"

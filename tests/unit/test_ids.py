@@ -4,8 +4,8 @@ import uuid
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
-from sea_mq_worker.adapters.postgres.pages import reach
-from sea_mq_worker.domain.ids import lowest_id, made_at, tells_time
+from sea_mq_worker.adapters.postgres.operator.pagination import reach
+from sea_mq_worker.domain.uuid7 import lowest_id, made_at, tells_time
 from sea_mq_worker.producer import uuid7
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)

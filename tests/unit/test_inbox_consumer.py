@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 
-from sea_mq_worker.adapters.memory.handler import Answer, Behaviour, InMemoryHandler, LoseAnswer, Unreachable
-from sea_mq_worker.adapters.memory.publisher import InMemoryPublisher
 from sea_mq_worker.domain.facts import (
     GatePaused,
     GateResumed,
@@ -19,6 +17,8 @@ from sea_mq_worker.domain.facts import (
     TypeSlowed,
 )
 from sea_mq_worker.domain.messages import HandlerRequest
+from sea_mq_worker.testing.handler import Answer, Behaviour, InMemoryHandler, LoseAnswer, Unreachable
+from sea_mq_worker.testing.publisher import InMemoryPublisher
 from tests.support.inbox_loop import ACK_WAIT, ATTEMPTS_MAX, LEASE, SLOW_AFTER, SUBJECT, World, always
 from tests.support.simulation import in_virtual_time
 

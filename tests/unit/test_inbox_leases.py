@@ -4,7 +4,6 @@ import asyncio
 
 import pytest
 
-from sea_mq_worker.adapters.memory.handler import Answer, Behaviour, InMemoryHandler, Unreachable
 from sea_mq_worker.domain.facts import (
     GatePaused,
     LeasesLost,
@@ -13,6 +12,7 @@ from sea_mq_worker.domain.facts import (
     MessageRetried,
 )
 from sea_mq_worker.domain.messages import HandlerRequest
+from sea_mq_worker.testing.handler import Answer, Behaviour, InMemoryHandler, Unreachable
 from tests.support.inbox_loop import ACK_WAIT, LEASE, World, always
 from tests.support.simulation import in_virtual_time
 

@@ -3,9 +3,9 @@
 import asyncio
 import uuid
 
-from sea_mq_worker.adapters.memory.handler import Answer
 from sea_mq_worker.domain.errors import ContractError
 from sea_mq_worker.domain.facts import MessageProcessed, Noticed
+from sea_mq_worker.testing.handler import Answer
 from tests.support.inbox_loop import ATTEMPTS_MAX, LEASE, OVERDUE, SUBJECT, World, always
 from tests.support.simulation import in_virtual_time
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sea_mq_worker.domain.likeness import without_numbers
+from sea_mq_worker.domain.error_fingerprint import without_numbers
 
 
 @pytest.mark.parametrize(

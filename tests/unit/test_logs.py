@@ -9,9 +9,6 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 
-from sea_mq_worker.adapters.memory.observer import RecordingObserver
-from sea_mq_worker.adapters.observability.fanout import FanOut
-from sea_mq_worker.adapters.observability.logs import LOGGER, LogObserver, configure, described
 from sea_mq_worker.domain.errors import StoreUnavailableError
 from sea_mq_worker.domain.facts import (
     EventBuried,
@@ -24,6 +21,9 @@ from sea_mq_worker.domain.facts import (
     MessageRetried,
     Noticed,
 )
+from sea_mq_worker.telemetry.fanout import FanOut
+from sea_mq_worker.telemetry.logs import LOGGER, LogObserver, configure, described
+from sea_mq_worker.testing.observer import RecordingObserver
 
 PUBLISHED = EventPublished(
     outbox_id="550e8400-e29b-41d4-a716-446655440000",

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from sea_mq_worker.adapters.memory.stream import InMemoryStream, StreamFullError
 from sea_mq_worker.domain.outcomes import Stored
+from sea_mq_worker.testing.stream import InMemoryStream, StreamFullError
 
 
 class Bench:

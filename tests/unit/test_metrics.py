@@ -8,10 +8,6 @@ import pytest
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from sea_mq_worker.adapters.observability import metrics as module
-from sea_mq_worker.adapters.observability.metrics import Backlog, MetricsObserver
-from sea_mq_worker.adapters.observability.vocabulary.log_events import NOTICES
-from sea_mq_worker.adapters.observability.vocabulary.metrics import METRICS
 from sea_mq_worker.domain.facts import (
     BatchRelayed,
     EventBuried,
@@ -30,6 +26,10 @@ from sea_mq_worker.domain.facts import (
     WorkerStarted,
     WorkerStopped,
 )
+from sea_mq_worker.telemetry import metrics as module
+from sea_mq_worker.telemetry.catalog.log_events import NOTICES
+from sea_mq_worker.telemetry.catalog.metrics import METRICS
+from sea_mq_worker.telemetry.metrics import Backlog, MetricsObserver
 
 
 def published(*, duplicate: bool = False, latency: float = 0.02) -> EventsPublished:
@@ -241,6 +241,6 @@ def test_two_observers_do_not_share_a_registry(metrics: MetricsObserver) -> None
 
 def test_no_other_module_registers_metrics() -> None:
     """The vocabulary of one module is the whole vocabulary."""
-    package = Path(module.__file__).parents[2]
+    package = Path(module.__file__).parents[1]
     users = {path.name for path in package.rglob("*.py") if "prometheus_client" in path.read_text()}
     assert users == {"exposition.py"}

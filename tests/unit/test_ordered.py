@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from sea_mq_worker.adapters.nats.batch import Batched
-from sea_mq_worker.adapters.nats.ordered import Ordered
+from sea_mq_worker.adapters.nats.publish.batch import Batched
+from sea_mq_worker.adapters.nats.publish.ordered import Ordered
+from sea_mq_worker.domain.encoding import Sendable
 from sea_mq_worker.domain.outcomes import Stored
-from sea_mq_worker.domain.wire import Sendable
 
 DEADLINE = 1e9
 

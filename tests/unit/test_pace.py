@@ -2,7 +2,7 @@
 
 import pytest
 
-from sea_mq_worker.domain.pace import Pace
+from sea_mq_worker.domain.throttle import Pace
 
 
 def slowed(failures: int = 10, *, per_second: float = 1.0) -> Pace:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sea_mq_worker.application.piecewise import Piecewise
+from sea_mq_worker.application.row_isolation import Piecewise
 from sea_mq_worker.domain.errors import ContractError, RowsRefusedError, StoreUnavailableError
 
 

@@ -4,12 +4,12 @@ import asyncio
 
 import pytest
 
-from sea_mq_worker.adapters.memory.observer import RecordingObserver
-from sea_mq_worker.application.gate import Gate
-from sea_mq_worker.application.patience import patiently
+from sea_mq_worker.application.circuit_breaker import Gate
 from sea_mq_worker.application.readiness import Readiness
+from sea_mq_worker.application.retry_unavailable import patiently
 from sea_mq_worker.domain.errors import ContractError, DependencyError, StoreUnavailableError
 from sea_mq_worker.domain.retry import Backoff
+from sea_mq_worker.testing.observer import RecordingObserver
 from tests.support.simulation import in_virtual_time
 
 LIMIT = 60.0

@@ -8,17 +8,13 @@ from typing import Any
 
 import pytest
 
-from sea_mq_worker.adapters.memory.observer import RecordingObserver
-from sea_mq_worker.adapters.memory.outbox import EPOCH, MemoryOutbox, OutboxRow, OutboxTable
-from sea_mq_worker.adapters.memory.publisher import Fault, InMemoryPublisher
-from sea_mq_worker.adapters.memory.stream import InMemoryStream
-from sea_mq_worker.adapters.memory.wakeup import PollingWakeup
-from sea_mq_worker.application.doubt import Searches
-from sea_mq_worker.application.gate import Gate, Passage
-from sea_mq_worker.application.publishing import Publishing
-from sea_mq_worker.application.relay import OutboxPublisher
-from sea_mq_worker.application.settlement import Settlement
-from sea_mq_worker.application.sizing import Room
+from sea_mq_worker.application.circuit_breaker import Gate, Passage
+from sea_mq_worker.application.claim_size import Room
+from sea_mq_worker.application.dedup_window import Searches
+from sea_mq_worker.application.outbox.batch_publisher import Publishing
+from sea_mq_worker.application.outbox.publisher import OutboxPublisher
+from sea_mq_worker.application.outbox.settlement import Settlement
+from sea_mq_worker.application.polling import PollingWakeup
 from sea_mq_worker.domain.errors import StoreUnavailableError
 from sea_mq_worker.domain.events import EventState
 from sea_mq_worker.domain.facts import (
@@ -32,6 +28,10 @@ from sea_mq_worker.domain.facts import (
 )
 from sea_mq_worker.domain.messages import OutboundMessage
 from sea_mq_worker.domain.retry import Backoff, RetryPolicy
+from sea_mq_worker.testing.observer import RecordingObserver
+from sea_mq_worker.testing.outbox import EPOCH, MemoryOutbox, OutboxRow, OutboxTable
+from sea_mq_worker.testing.publisher import Fault, InMemoryPublisher
+from sea_mq_worker.testing.stream import InMemoryStream
 from tests.support.simulation import Interrupted, in_virtual_time
 
 LEASE = 60.0

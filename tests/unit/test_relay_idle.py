@@ -2,8 +2,8 @@
 
 import asyncio
 
-from sea_mq_worker.adapters.memory.publisher import Fault
 from sea_mq_worker.domain.facts import GatePaused, GateResumed
+from sea_mq_worker.testing.publisher import Fault
 from tests.support.simulation import in_virtual_time
 from tests.unit.test_relay import World
 

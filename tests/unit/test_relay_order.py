@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from sea_mq_worker.adapters.memory.publisher import Fault
+from sea_mq_worker.testing.publisher import Fault
 from tests.support.simulation import in_virtual_time
 from tests.unit.test_relay import World
 

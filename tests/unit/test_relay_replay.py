@@ -2,9 +2,9 @@
 
 import pytest
 
-from sea_mq_worker.adapters.memory.publisher import Fault
 from sea_mq_worker.domain.events import EventState
 from sea_mq_worker.domain.facts import EventPostponed
+from sea_mq_worker.testing.publisher import Fault
 from tests.support.simulation import in_virtual_time
 from tests.unit.test_relay import World
 

@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from sea_mq_worker.adapters.memory.publisher import Fault
 from sea_mq_worker.domain.errors import BrokerUnavailableError
 from sea_mq_worker.domain.facts import BatchRelayed, EventPostponed, GatePaused, Noticed
-from sea_mq_worker.domain.searches import SearchResult, Wanted
+from sea_mq_worker.domain.stream_search import SearchResult, Wanted
+from sea_mq_worker.testing.publisher import Fault
 from tests.support.simulation import Interrupted, in_virtual_time
 from tests.unit.test_relay import LEASE, World
 

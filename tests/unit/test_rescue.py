@@ -4,12 +4,12 @@ import asyncio
 
 import pytest
 
-from sea_mq_worker.adapters.memory.handler import Answer
-from sea_mq_worker.application.reception import InHand
+from sea_mq_worker.application.inbox.receiving import InHand
 from sea_mq_worker.domain.dead_letters import dead_letter_message
 from sea_mq_worker.domain.facts import GatePaused, GateResumed, MessageDeadLettered, MessageProcessed
+from sea_mq_worker.domain.inbox_results import Run
 from sea_mq_worker.domain.messages import DeadLetter
-from sea_mq_worker.domain.receipts import Run
+from sea_mq_worker.testing.handler import Answer
 from tests.support.inbox_loop import ATTEMPTS_MAX, LEASE, SLOW_AFTER, SUBJECT, World, always
 from tests.support.simulation import in_virtual_time
 

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from sea_mq_worker.application.sizing import ClaimSize, Room
+from sea_mq_worker.application.claim_size import ClaimSize, Room
 from sea_mq_worker.domain.events import NOTHING_CLAIMED, Claim
 from tests.support.builders import claimed_event
 from tests.support.simulation import in_virtual_time

@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 
-from sea_mq_worker.adapters.memory.handler import Answer, Behaviour
-from sea_mq_worker.adapters.memory.resumptions import InMemoryResumptions
-from sea_mq_worker.application.resuming import Resuming
+from sea_mq_worker.application.inbox.resume_requests import Resuming
 from sea_mq_worker.domain.errors import ContractError
 from sea_mq_worker.domain.facts import (
     MessageDeadLettered,
@@ -22,6 +20,8 @@ from sea_mq_worker.domain.facts import (
     TypeSlowed,
 )
 from sea_mq_worker.domain.messages import HandlerRequest
+from sea_mq_worker.testing.handler import Answer, Behaviour
+from sea_mq_worker.testing.resumptions import InMemoryResumptions
 from tests.support.inbox_loop import (
     ATTEMPTS_MAX,
     CONCURRENCY,

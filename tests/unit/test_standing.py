@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from sea_mq_worker.adapters.status.board import Board
-from sea_mq_worker.adapters.status.history import History
-from sea_mq_worker.adapters.status.latencies import Latencies
-from sea_mq_worker.adapters.status.standing import Sample, Standing
-from sea_mq_worker.adapters.status.verdict import Held, Level, Side, Situation, judge
+from sea_mq_worker.admin.activity import Board
+from sea_mq_worker.admin.health_summary import Held, Level, Side, Situation, judge
+from sea_mq_worker.admin.history import History
+from sea_mq_worker.admin.latencies import Latencies
+from sea_mq_worker.admin.worker_status import Sample, Standing
 from sea_mq_worker.domain.facts import (
     EventsPublished,
     GatePaused,

@@ -1,9 +1,9 @@
 import asyncio
 
-from sea_mq_worker.adapters.memory.observer import RecordingObserver
 from sea_mq_worker.application.supervisor import ExitCode, Loop, Supervisor
 from sea_mq_worker.domain.errors import ContractError
 from sea_mq_worker.domain.facts import Noticed, WorkerStopped
+from sea_mq_worker.testing.observer import RecordingObserver
 
 
 async def until_stopped(stop: asyncio.Event) -> None:

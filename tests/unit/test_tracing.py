@@ -12,12 +12,12 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import SpanKind, StatusCode
 
-from sea_mq_worker.adapters.memory.handler import Answer, InMemoryHandler
-from sea_mq_worker.adapters.observability.exemplars import RecentSpans
-from sea_mq_worker.adapters.observability.tracing import TracedHandler, TracedPublisher
 from sea_mq_worker.domain.messages import HandlerRequest, OutboundMessage
 from sea_mq_worker.domain.outcomes import Accepted, PublishOutcome, Stored, Unknown
-from sea_mq_worker.domain.searches import SearchResult, Wanted
+from sea_mq_worker.domain.stream_search import SearchResult, Wanted
+from sea_mq_worker.telemetry.exemplars import RecentSpans
+from sea_mq_worker.telemetry.tracing import TracedHandler, TracedPublisher
+from sea_mq_worker.testing.handler import Answer, InMemoryHandler
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 SAMPLED = {"traceparent": f"00-{TRACE}-b7ad6b7169203331-01", "tracestate": "vendor=1"}

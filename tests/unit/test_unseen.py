@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from sea_mq_worker.domain.unseen import ConsumerStanding, Unseen, unseen
+from sea_mq_worker.domain.missed_messages import ConsumerStanding, Unseen, unseen
 
 BEFORE = ConsumerStanding(
     stream_created="2025-01-01",

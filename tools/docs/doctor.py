@@ -1,6 +1,6 @@
 """The table of all findings of `doctor`."""
 
-from sea_mq_worker.bootstrap.doctor import KINDS
+from sea_mq_worker.doctor import KINDS
 from tools.docs.markdown import table
 
 

@@ -1,8 +1,8 @@
 """The tables of metrics, spans, resource attributes and log events."""
 
-from sea_mq_worker.adapters.observability.vocabulary.log_events import LOG_EVENTS
-from sea_mq_worker.adapters.observability.vocabulary.metrics import METRICS
-from sea_mq_worker.adapters.observability.vocabulary.spans import RESOURCE, SPANS, SpanKind
+from sea_mq_worker.telemetry.catalog.log_events import LOG_EVENTS
+from sea_mq_worker.telemetry.catalog.metrics import METRICS
+from sea_mq_worker.telemetry.catalog.spans import RESOURCE, SPANS, SpanKind
 from tools.docs.markdown import code, table
 
 

@@ -1,1 +1,1 @@
-"""HTTP: the client of the service's handler, and the worker's own admin page."""
+"""HTTP client of the service handler."""

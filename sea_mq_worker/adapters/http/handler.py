@@ -11,13 +11,13 @@ from collections.abc import Callable
 
 import httpx2
 
-from sea_mq_worker.adapters.http.answer import Answer
-from sea_mq_worker.adapters.http.envelope import request_body, retry_after_seconds
-from sea_mq_worker.adapters.http.pool import ConnectionPool
-from sea_mq_worker.adapters.http.problem import problem
-from sea_mq_worker.adapters.http.transport import HandlerTransport, Header
-from sea_mq_worker.domain.answers import ACCEPT_STATUSES, result_of
+from sea_mq_worker.adapters.http.client.pool import ConnectionPool
+from sea_mq_worker.adapters.http.client.response import Answer
+from sea_mq_worker.adapters.http.client.transport import HandlerTransport, Header
+from sea_mq_worker.adapters.http.problem_details import problem
+from sea_mq_worker.adapters.http.request_body import request_body, retry_after_seconds
 from sea_mq_worker.domain.forbidden_hosts import is_metadata_host
+from sea_mq_worker.domain.handler_status import ACCEPT_STATUSES, result_of
 from sea_mq_worker.domain.messages import HandlerRequest
 from sea_mq_worker.domain.outcomes import HandlerResult, NotDelivered, Retry
 

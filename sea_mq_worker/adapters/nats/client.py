@@ -14,7 +14,7 @@ from nats.aio.client import Client
 from nats.protocol import parser
 from nats.protocol.parser import PERMISSIONS_ERR, STALE_CONNECTION
 
-from sea_mq_worker.adapters.nats.login import FileLogin
+from sea_mq_worker.adapters.nats.credentials import FileLogin
 
 _WORD = r"([^ \t\r\n]+)"
 _BEGINNING = rf"{_WORD}[ \t]+{_WORD}[ \t]+({_WORD}[ \t]+)?"

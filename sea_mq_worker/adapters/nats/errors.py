@@ -6,7 +6,7 @@ from typing import Any
 
 import nats.errors
 
-from sea_mq_worker.adapters.nats.acks import number
+from sea_mq_worker.adapters.nats.publish.acks import number
 from sea_mq_worker.domain.errors import BrokerUnavailableError, ContractError, WorkerError
 
 _REFUSALS = ("authorization", "authentication", "user jwt", "account", "nkey", "certificate", "no tls")

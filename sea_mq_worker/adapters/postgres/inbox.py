@@ -10,7 +10,7 @@ from sea_mq_worker.adapters.postgres.connection import fetch
 from sea_mq_worker.adapters.postgres.queries import load_queries
 from sea_mq_worker.adapters.postgres.texts import storable
 from sea_mq_worker.domain.errors import StoreUnavailableError
-from sea_mq_worker.domain.receipts import (
+from sea_mq_worker.domain.inbox_results import (
     Busy,
     Conflict,
     Done,

@@ -12,8 +12,8 @@ from typing import Any, assert_never
 
 import asyncpg
 
+from sea_mq_worker.adapters.postgres.claim_cursor import END, START, Cursor, Look, Position, Read
 from sea_mq_worker.adapters.postgres.connection import fetch
-from sea_mq_worker.adapters.postgres.cursor import END, START, Cursor, Look, Position, Read
 from sea_mq_worker.adapters.postgres.errors import PartitionedError
 from sea_mq_worker.adapters.postgres.queries import joined_by_id, load_queries
 from sea_mq_worker.adapters.postgres.refusals import Refusals

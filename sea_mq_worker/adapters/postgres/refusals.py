@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import asyncpg
 
+from sea_mq_worker.adapters.postgres.claim_cursor import Position
 from sea_mq_worker.adapters.postgres.connection import fetch
-from sea_mq_worker.adapters.postgres.cursor import Position
 from sea_mq_worker.adapters.postgres.errors import translated
 from sea_mq_worker.adapters.postgres.queries import load_queries
 from sea_mq_worker.domain.errors import RowsRefusedError

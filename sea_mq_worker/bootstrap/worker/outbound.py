@@ -4,25 +4,25 @@ from functools import partial
 
 import asyncpg
 
-from sea_mq_worker.adapters.memory.wakeup import PollingWakeup
 from sea_mq_worker.adapters.nats.connection import NatsConnection
-from sea_mq_worker.adapters.nats.publisher import NatsJetStreamPublisher
+from sea_mq_worker.adapters.nats.publish.publisher import NatsJetStreamPublisher
 from sea_mq_worker.adapters.postgres.outbox import PostgresOutboxAdapter
-from sea_mq_worker.adapters.postgres.partitions import PostgresPartitions
+from sea_mq_worker.adapters.postgres.schema.partitions import PostgresPartitions
 from sea_mq_worker.adapters.postgres.wakeup import PostgresWakeup
-from sea_mq_worker.application.doubt import Searches
-from sea_mq_worker.application.gate import Gate
-from sea_mq_worker.application.publishing import Publishing
-from sea_mq_worker.application.relay import OutboxPublisher
-from sea_mq_worker.application.settlement import Settlement
-from sea_mq_worker.application.sizing import Room
+from sea_mq_worker.application.circuit_breaker import Gate
+from sea_mq_worker.application.claim_size import Room
+from sea_mq_worker.application.dedup_window import Searches
+from sea_mq_worker.application.maintenance import PartitionMaker, Periodic, Reaper
+from sea_mq_worker.application.outbox.batch_publisher import Publishing
+from sea_mq_worker.application.outbox.publisher import OutboxPublisher
+from sea_mq_worker.application.outbox.settlement import Settlement
+from sea_mq_worker.application.polling import PollingWakeup
 from sea_mq_worker.application.supervisor import Loop
-from sea_mq_worker.application.upkeep import PartitionMaker, Periodic, Reaper
-from sea_mq_worker.bootstrap.connections.postgres import open_pool
-from sea_mq_worker.bootstrap.connections.waiting import wait_for
-from sea_mq_worker.bootstrap.worker.base import Base
-from sea_mq_worker.bootstrap.worker.ghosts import ghost_watch
+from sea_mq_worker.bootstrap.worker.context import Base
+from sea_mq_worker.bootstrap.worker.lost_events import ghost_watch
 from sea_mq_worker.bootstrap.worker.telemetry import traced_publisher
+from sea_mq_worker.connections.postgres import open_pool
+from sea_mq_worker.connections.startup_retry import wait_for
 from sea_mq_worker.domain.facts import Noticed
 from sea_mq_worker.domain.retry import RetryPolicy
 from sea_mq_worker.ports.jetstream import JetStreamPublisher

@@ -8,28 +8,28 @@ import socket
 import sys
 from functools import partial
 
-from sea_mq_worker.adapters.http.admin.server import AdminServer
-from sea_mq_worker.adapters.nats.topology import EXISTENCE
-from sea_mq_worker.adapters.observability.fanout import FanOut
-from sea_mq_worker.adapters.observability.logs import LogObserver, configure
-from sea_mq_worker.adapters.observability.metrics import MetricsObserver
-from sea_mq_worker.adapters.status.board import Board
-from sea_mq_worker.adapters.status.standing import Standing
-from sea_mq_worker.application.pacing import StoppedError
+from sea_mq_worker.adapters.nats.manage.topology import EXISTENCE
+from sea_mq_worker.admin.activity import Board
+from sea_mq_worker.admin.server import AdminServer
+from sea_mq_worker.admin.worker_status import Standing
 from sea_mq_worker.application.supervisor import ExitCode, Loop, Supervisor
-from sea_mq_worker.bootstrap.connections.files import read_secret
-from sea_mq_worker.bootstrap.exposure import exposures
-from sea_mq_worker.bootstrap.operator.broker import check_topology
-from sea_mq_worker.bootstrap.worker.base import Base
-from sea_mq_worker.bootstrap.worker.closing import bounded_stack
-from sea_mq_worker.bootstrap.worker.desk import WorkerDesk
+from sea_mq_worker.application.waiting import StoppedError
+from sea_mq_worker.bootstrap.worker.context import Base
 from sea_mq_worker.bootstrap.worker.inbound import inbound_loops
+from sea_mq_worker.bootstrap.worker.operator_api import WorkerDesk
 from sea_mq_worker.bootstrap.worker.outbound import outbound_loops
 from sea_mq_worker.bootstrap.worker.sampling import DEPTH_MAX, consumer_sampling, sampling
+from sea_mq_worker.bootstrap.worker.shutdown import bounded_stack
 from sea_mq_worker.bootstrap.worker.telemetry import metrics_export, start_tracing
+from sea_mq_worker.connections.secret_files import read_secret
+from sea_mq_worker.connections.security_warnings import exposures
 from sea_mq_worker.domain.errors import ContractError, WorkerError
 from sea_mq_worker.domain.facts import Noticed, Progressed
+from sea_mq_worker.operations.broker import check_topology
 from sea_mq_worker.settings import Settings, SettingsError
+from sea_mq_worker.telemetry.fanout import FanOut
+from sea_mq_worker.telemetry.logs import LogObserver, configure
+from sea_mq_worker.telemetry.metrics import MetricsObserver
 
 _VERSION = importlib.metadata.version("sea-mq-worker")
 

@@ -9,23 +9,23 @@ from typing import Any
 import asyncpg
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection
-from sea_mq_worker.adapters.nats.consumer_state import consumer_state
-from sea_mq_worker.adapters.observability.metrics import Backlog, Side
+from sea_mq_worker.adapters.nats.manage.consumer_state import consumer_state
 from sea_mq_worker.adapters.postgres.connection import leave_former_primary
-from sea_mq_worker.adapters.postgres.inspection import PostgresInspection
-from sea_mq_worker.adapters.postgres.migrations import check_version
-from sea_mq_worker.adapters.postgres.overview import BY_INDEX, PostgresOverview
-from sea_mq_worker.adapters.postgres.ownership import check_rows_visible, take_schema
-from sea_mq_worker.adapters.postgres.records import Depth
-from sea_mq_worker.adapters.status.history import STEP_SECONDS
-from sea_mq_worker.adapters.status.standing import Sample, Standing
-from sea_mq_worker.application.pacing import StoppedError, pause, unless_stopped
+from sea_mq_worker.adapters.postgres.operator.inspection import PostgresInspection
+from sea_mq_worker.adapters.postgres.operator.overview import BY_INDEX, PostgresOverview
+from sea_mq_worker.adapters.postgres.schema.migrations import check_version
+from sea_mq_worker.adapters.postgres.schema.schema_owner import check_rows_visible, take_schema
+from sea_mq_worker.admin.history import STEP_SECONDS
+from sea_mq_worker.admin.worker_status import Sample, Standing
+from sea_mq_worker.application.maintenance import Periodic
 from sea_mq_worker.application.supervisor import Loop
-from sea_mq_worker.application.upkeep import Periodic
-from sea_mq_worker.bootstrap.connections.postgres import open_pool
-from sea_mq_worker.bootstrap.connections.waiting import wait_for
-from sea_mq_worker.bootstrap.worker.base import Base
+from sea_mq_worker.application.waiting import StoppedError, pause, unless_stopped
+from sea_mq_worker.bootstrap.worker.context import Base
+from sea_mq_worker.connections.postgres import open_pool
+from sea_mq_worker.connections.startup_retry import wait_for
 from sea_mq_worker.domain.errors import WorkerError
+from sea_mq_worker.domain.read_models import Depth
+from sea_mq_worker.telemetry.metrics import Backlog, Side
 
 _PROBE_MAX_SECONDS = 5.0
 DEPTH_MAX = 100_000

@@ -7,9 +7,9 @@ import threading
 import time
 from collections.abc import Callable
 
-from sea_mq_worker.application.pacing import StoppedError, pause, unless_stopped
 from sea_mq_worker.application.supervisor import Loop
-from sea_mq_worker.bootstrap.worker.base import Base
+from sea_mq_worker.application.waiting import StoppedError, pause, unless_stopped
+from sea_mq_worker.bootstrap.worker.context import Base
 from sea_mq_worker.ports.handler import EventHandler
 from sea_mq_worker.ports.jetstream import JetStreamPublisher
 from sea_mq_worker.settings import SettingsError
@@ -20,7 +20,7 @@ _INTERVAL_MS = "60000"
 
 def start_tracing(base: Base) -> None:
     """Export spans as the OTEL_* variables say, the last ones when the worker ends."""
-    from sea_mq_worker.adapters.observability.otlp import described, export_spans  # noqa: PLC0415
+    from sea_mq_worker.telemetry.otlp import described, export_spans  # noqa: PLC0415
 
     shutdown = export_spans(described(context=base.settings.context, worker=base.name))
     base.stack.push_async_callback(_aside, shutdown)
@@ -32,7 +32,7 @@ def metrics_export(base: Base) -> Loop:
     Raises:
         SettingsError: the interval is no number.
     """
-    from sea_mq_worker.adapters.observability.otlp import (  # noqa: PLC0415
+    from sea_mq_worker.telemetry.otlp import (  # noqa: PLC0415
         described,
         metrics_data,
         metrics_exporter,
@@ -82,13 +82,13 @@ def _interval_seconds() -> float:
 
 def traced_publisher(base: Base, inner: JetStreamPublisher) -> JetStreamPublisher:
     """Make a span of every publish."""
-    from sea_mq_worker.adapters.observability.tracing import TracedPublisher  # noqa: PLC0415
+    from sea_mq_worker.telemetry.tracing import TracedPublisher  # noqa: PLC0415
 
     return TracedPublisher(inner, base.metrics.spans)
 
 
 def traced_handler(base: Base, inner: EventHandler) -> EventHandler:
     """Make spans of every message handled."""
-    from sea_mq_worker.adapters.observability.tracing import TracedHandler  # noqa: PLC0415
+    from sea_mq_worker.telemetry.tracing import TracedHandler  # noqa: PLC0415
 
     return TracedHandler(inner, base.settings.handler_url, base.metrics.spans)

@@ -119,7 +119,7 @@ def _work(
     json: bool,
 ) -> None:
     """Land once, or again and again."""
-    from sea_mq_worker.cli.pipeline.stopping import stopping_on_signals
+    from sea_mq_worker.cli.pipeline.signals import stopping_on_signals
     from sea_mq_worker.pipeline.jobs.land.job import LandOptions
     from sea_mq_worker.pipeline.jobs.land.job import land as land_
 
@@ -162,7 +162,7 @@ def _repeat(
 ) -> None:
     """Land again and again, through outages of NATS; show the runs that found something."""
     from sea_mq_worker.domain.errors import UnavailableError
-    from sea_mq_worker.pipeline.failures import translated
+    from sea_mq_worker.pipeline.spark_errors import translated
 
     while not is_stopping():
         try:

@@ -10,7 +10,7 @@ from sea_mq_worker.pipeline.jobs.land.job import LandResult
 from sea_mq_worker.pipeline.jobs.reconcile.result import Reconciliation
 from sea_mq_worker.pipeline.jobs.reconcile.verdicts import Verdict
 from sea_mq_worker.pipeline.jobs.replay.job import ReplayResult
-from sea_mq_worker.pipeline.jobs.report.figures import Report
+from sea_mq_worker.pipeline.jobs.report.model import Report
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -123,8 +123,8 @@ def _job(
 ) -> "Callable[[SparkSession, Settings], Reconciliation]":
     def job(spark: "SparkSession", settings: "Settings") -> "Reconciliation":
         from sea_mq_worker.pipeline.jobs.reconcile.job import Wanted, reconcile
-        from sea_mq_worker.pipeline.jobs.reconcile.lost import Requeue
         from sea_mq_worker.pipeline.jobs.reconcile.outbox import Limits
+        from sea_mq_worker.pipeline.jobs.reconcile.restore_signs import Requeue
 
         how = Requeue(**requeue) if requeue else None
         lake = lake_to_read(wanted["lake"], settings)

@@ -13,7 +13,7 @@ from sea_mq_worker.cli.support import EXIT_USAGE, JsonOption, fail, print_json
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from sea_mq_worker.pipeline.jobs.report.figures import Report
+    from sea_mq_worker.pipeline.jobs.report.model import Report
     from sea_mq_worker.settings import Settings
 
 
@@ -77,7 +77,7 @@ def _check_place(out: Path) -> None:
 
 
 def _summarise(figures: "Report", out: Path) -> None:
-    from sea_mq_worker.pipeline.jobs.report.words import findings, printable
+    from sea_mq_worker.pipeline.jobs.report.formatting import findings, printable
 
     totals = figures.totals
     typer.echo(

@@ -21,10 +21,10 @@ import pyarrow as pa
 import uvloop
 from pyspark.sql import SparkSession
 
-from sea_mq_worker.application.pacing import pause
+from sea_mq_worker.application.waiting import pause
 from sea_mq_worker.bootstrap.drain import Backlog, Share, count_backlog, is_backlog_left, relay_for
 from sea_mq_worker.domain.errors import ContractError, UnavailableError
-from sea_mq_worker.pipeline.access import access_options, executor_settings
+from sea_mq_worker.pipeline.executor_settings import access_options, executor_settings
 from sea_mq_worker.settings import Settings, SettingsError
 
 ROUND_SECONDS = 10.0

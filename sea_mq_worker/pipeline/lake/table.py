@@ -19,11 +19,11 @@ from deltalake.transaction import AddAction, RemoveAction
 from pyspark.sql import DataFrame, SparkSession
 
 from sea_mq_worker.pipeline.errors import PipelineError
-from sea_mq_worker.pipeline.lake.files import FILE_BYTES_MAX, RESULT_DDL, WriteFiles
-from sea_mq_worker.pipeline.lake.layouts import LAYOUTS, Layout
-from sea_mq_worker.pipeline.lake.marks import ConflictError, Mark, is_reached
-from sea_mq_worker.pipeline.lake.reading import ReadFiles, read_files
+from sea_mq_worker.pipeline.lake.read_files import ReadFiles, read_files
+from sea_mq_worker.pipeline.lake.schemas import LAYOUTS, Layout
 from sea_mq_worker.pipeline.lake.storage import filesystem, is_local, make_durable, reachable, table_uri
+from sea_mq_worker.pipeline.lake.watermarks import ConflictError, Mark, is_reached
+from sea_mq_worker.pipeline.lake.write_files import FILE_BYTES_MAX, RESULT_DDL, WriteFiles
 
 __all__ = ["Conditions", "ConflictError", "Files", "LakeTable", "Mark"]
 

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from sea_mq_worker.bootstrap.doctor import Finding
+from sea_mq_worker.doctor import Finding
 from tests.integration.doctor_cases.registry import CASES, UNUSED, by_definition, by_setting, provokes
 from tests.support.checkups import Mend, Patient
 from tests.support.jetstream import DAY, SECOND, create_stream, store

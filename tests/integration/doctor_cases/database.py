@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 import asyncpg
 
-from sea_mq_worker.bootstrap.doctor import Finding
+from sea_mq_worker.doctor import Finding
 from tests.integration.doctor_cases.registry import (
     LONG_AGO,
     UNUSED,

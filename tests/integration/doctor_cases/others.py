@@ -3,10 +3,10 @@
 from datetime import UTC, datetime, timedelta
 from urllib.parse import urlsplit
 
-from sea_mq_worker.adapters.http.admin.server import AdminServer
-from sea_mq_worker.adapters.postgres.operations import PostgresOperations
-from sea_mq_worker.adapters.postgres.records import OutboxFilter
-from sea_mq_worker.bootstrap.doctor import Finding, examine
+from sea_mq_worker.adapters.postgres.operator.operations import PostgresOperations
+from sea_mq_worker.admin.server import AdminServer
+from sea_mq_worker.doctor import Finding, examine
+from sea_mq_worker.domain.read_models import OutboxFilter
 from tests.integration.doctor_cases.registry import (
     CASES,
     UNUSED,

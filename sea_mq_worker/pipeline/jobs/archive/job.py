@@ -22,19 +22,19 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentation has it
 
-from sea_mq_worker.adapters.postgres.leaves import PageRange
-from sea_mq_worker.adapters.postgres.records import DroppedPartition, KeptPartition
+from sea_mq_worker.adapters.postgres.schema.leaf_partitions import PageRange
 from sea_mq_worker.domain.events import EventState
+from sea_mq_worker.domain.read_models import DroppedPartition, KeptPartition
 from sea_mq_worker.pipeline.errors import DataLossError, PipelineError
-from sea_mq_worker.pipeline.failures import cause
 from sea_mq_worker.pipeline.jobs.archive.digest import KEPT, NOTHING, TIMES, Content, content_of, keys_of
 from sea_mq_worker.pipeline.jobs.archive.outbox import Deletion, LeafPlan, content, deletion, plan
 from sea_mq_worker.pipeline.jobs.archive.result import ArchiveProgress, ArchiveResult, OnProgress
-from sea_mq_worker.pipeline.lake.layouts import ARCHIVE
-from sea_mq_worker.pipeline.lake.reading import read_files
+from sea_mq_worker.pipeline.lake.read_files import read_files
+from sea_mq_worker.pipeline.lake.schemas import ARCHIVE
 from sea_mq_worker.pipeline.lake.table import NO_FILES, Files, LakeTable, Mark
 from sea_mq_worker.pipeline.snapshot import Snapshot, read_outbox, snapshot
 from sea_mq_worker.pipeline.sources.tables.query import FIRST_TIME, LAST_TIME
+from sea_mq_worker.pipeline.spark_errors import cause
 from sea_mq_worker.settings import Settings
 
 BATCH_ROWS = 500_000

@@ -14,7 +14,8 @@ import pyarrow as pa
 
 from sea_mq_worker.adapters.postgres.connection import WORKER_HINTS
 from sea_mq_worker.adapters.postgres.errors import translated
-from sea_mq_worker.adapters.postgres.leaves import (
+from sea_mq_worker.adapters.postgres.queries import load_queries
+from sea_mq_worker.adapters.postgres.schema.leaf_partitions import (
     DROP_LEAF,
     LEAVES,
     Leaf,
@@ -23,10 +24,9 @@ from sea_mq_worker.adapters.postgres.leaves import (
     in_leaf,
     leaf_of,
 )
-from sea_mq_worker.adapters.postgres.migrations import check_version
-from sea_mq_worker.adapters.postgres.queries import load_queries
-from sea_mq_worker.adapters.postgres.records import DroppedPartition, KeptPartition
-from sea_mq_worker.bootstrap.connections.postgres import open_pool
+from sea_mq_worker.adapters.postgres.schema.migrations import check_version
+from sea_mq_worker.connections.postgres import open_pool
+from sea_mq_worker.domain.read_models import DroppedPartition, KeptPartition
 from sea_mq_worker.pipeline.errors import PipelineError
 from sea_mq_worker.pipeline.jobs.archive.digest import Content, slices
 from sea_mq_worker.pipeline.snapshot import Snapshot

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from sea_mq_worker.adapters.postgres.records import DroppedPartition, KeptPartition
+from sea_mq_worker.domain.read_models import DroppedPartition, KeptPartition
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,9 +13,9 @@ import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentation has it
 
-from sea_mq_worker.pipeline.access import access_options
 from sea_mq_worker.pipeline.errors import DataLossError
-from sea_mq_worker.pipeline.jobs.land.incarnations import Place, moment_text, nanoseconds, standing
+from sea_mq_worker.pipeline.executor_settings import access_options
+from sea_mq_worker.pipeline.jobs.land.stream_progress import Place, moment_text, nanoseconds, standing
 from sea_mq_worker.pipeline.lake.table import NO_FILES, Files, LakeTable
 from sea_mq_worker.pipeline.sources.jetstream.state import StreamState, message_time, stream_state
 from sea_mq_worker.settings import Settings

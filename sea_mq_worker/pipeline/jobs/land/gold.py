@@ -13,8 +13,8 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentation has it
 
-from sea_mq_worker.pipeline.jobs.land.incarnations import Place
 from sea_mq_worker.pipeline.jobs.land.silver import SERIAL
+from sea_mq_worker.pipeline.jobs.land.stream_progress import Place
 from sea_mq_worker.pipeline.lake.table import NO_FILES, ConflictError, LakeTable, Mark
 
 _ATTEMPTS = 5

@@ -12,8 +12,8 @@ from pyspark.sql import SparkSession
 
 from sea_mq_worker.pipeline.errors import DataLossError
 from sea_mq_worker.pipeline.jobs.land import bronze, gold, silver
-from sea_mq_worker.pipeline.jobs.land.incarnations import Place, incarnations
-from sea_mq_worker.pipeline.lake.layouts import BRONZE, GOLD, SILVER
+from sea_mq_worker.pipeline.jobs.land.stream_progress import Place, incarnations
+from sea_mq_worker.pipeline.lake.schemas import BRONZE, GOLD, SILVER
 from sea_mq_worker.pipeline.lake.table import LakeTable
 from sea_mq_worker.pipeline.sources.jetstream.state import StreamState, stream_state
 from sea_mq_worker.settings import Settings

@@ -10,8 +10,8 @@ from datetime import timedelta
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentation has it
 
-from sea_mq_worker.pipeline.frames import first_of_each
-from sea_mq_worker.pipeline.jobs.land.incarnations import Place
+from sea_mq_worker.pipeline.dataframes import first_of_each
+from sea_mq_worker.pipeline.jobs.land.stream_progress import Place
 from sea_mq_worker.pipeline.lake.table import Conditions, ConflictError, LakeTable, Mark
 
 SERIAL = "commits"

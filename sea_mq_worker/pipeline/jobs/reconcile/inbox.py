@@ -8,8 +8,8 @@ from datetime import datetime, timedelta
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
-from sea_mq_worker.pipeline.jobs.reconcile.columns import case, findings
 from sea_mq_worker.pipeline.jobs.reconcile.outbox import Limits
+from sea_mq_worker.pipeline.jobs.reconcile.verdict_columns import case, findings
 from sea_mq_worker.pipeline.jobs.reconcile.verdicts import Verdict
 
 

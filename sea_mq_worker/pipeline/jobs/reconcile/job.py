@@ -12,9 +12,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from sea_mq_worker.pipeline.errors import PipelineError
-from sea_mq_worker.pipeline.jobs.reconcile.facts import Position
+from sea_mq_worker.pipeline.jobs.reconcile.broker_state import Position
 from sea_mq_worker.pipeline.jobs.reconcile.inbox import ConsumerFacts, covered, covered_copies, judge_inbox
-from sea_mq_worker.pipeline.jobs.reconcile.lost import Requeue, lost, put_back, signs
 from sea_mq_worker.pipeline.jobs.reconcile.outbox import (
     Limits,
     StreamFacts,
@@ -24,6 +23,7 @@ from sea_mq_worker.pipeline.jobs.reconcile.outbox import (
 )
 from sea_mq_worker.pipeline.jobs.reconcile.reading import stored_within
 from sea_mq_worker.pipeline.jobs.reconcile.receiver import Receiver
+from sea_mq_worker.pipeline.jobs.reconcile.restore_signs import Requeue, lost, put_back, signs
 from sea_mq_worker.pipeline.jobs.reconcile.result import (
     Compared,
     Reconciliation,

@@ -7,9 +7,9 @@ from datetime import datetime, timedelta
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
-from sea_mq_worker.pipeline.jobs.reconcile.columns import case, findings
 from sea_mq_worker.pipeline.jobs.reconcile.order import entangled, moved
 from sea_mq_worker.pipeline.jobs.reconcile.replays import Replay, unexplained
+from sea_mq_worker.pipeline.jobs.reconcile.verdict_columns import case, findings
 from sea_mq_worker.pipeline.jobs.reconcile.verdicts import Verdict
 
 _CLOCK_SECONDS = 60

@@ -8,19 +8,19 @@ from typing import TypeAlias
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from sea_mq_worker.pipeline.access import access_options
-from sea_mq_worker.pipeline.frames import first_of_each
-from sea_mq_worker.pipeline.jobs.land.incarnations import moment_text, nanoseconds
-from sea_mq_worker.pipeline.jobs.reconcile.facts import Bounds
-from sea_mq_worker.pipeline.jobs.reconcile.outbox import Limits
-from sea_mq_worker.pipeline.jobs.reconcile.prints import (
+from sea_mq_worker.pipeline.dataframes import first_of_each
+from sea_mq_worker.pipeline.executor_settings import access_options
+from sea_mq_worker.pipeline.jobs.land.stream_progress import moment_text, nanoseconds
+from sea_mq_worker.pipeline.jobs.reconcile.broker_state import Bounds
+from sea_mq_worker.pipeline.jobs.reconcile.fingerprints import (
     CONTENT_COLUMNS,
     PASSED_COLUMNS,
     event_prints,
     message_prints,
     named,
 )
-from sea_mq_worker.pipeline.lake.layouts import ARCHIVE, BRONZE
+from sea_mq_worker.pipeline.jobs.reconcile.outbox import Limits
+from sea_mq_worker.pipeline.lake.schemas import ARCHIVE, BRONZE
 from sea_mq_worker.pipeline.lake.table import LakeTable
 from sea_mq_worker.pipeline.snapshot import Snapshot, read_inbox, read_outbox
 from sea_mq_worker.settings import Settings

@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from sea_mq_worker.pipeline.access import config_of
+from sea_mq_worker.pipeline.executor_settings import config_of
 from sea_mq_worker.settings import CONFIG_VARIABLE, ENV_PREFIX, Settings, SettingsError, load_settings
 
 

@@ -8,9 +8,9 @@ from datetime import datetime
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 
-from sea_mq_worker.pipeline.access import config_of
 from sea_mq_worker.pipeline.errors import DataLossError
-from sea_mq_worker.pipeline.jobs.reconcile.facts import (
+from sea_mq_worker.pipeline.executor_settings import config_of
+from sea_mq_worker.pipeline.jobs.reconcile.broker_state import (
     Audit,
     Bounds,
     Position,

@@ -23,7 +23,7 @@ from itertools import islice
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, Row, SparkSession
 
-from sea_mq_worker.application.pacing import pause
+from sea_mq_worker.application.waiting import pause
 from sea_mq_worker.pipeline.jobs.replay.filter import ReplayRules, Selection
 from sea_mq_worker.pipeline.jobs.replay.selection import Bounds, select
 from sea_mq_worker.pipeline.jobs.replay.store import Action, ReplayStore, replay_store

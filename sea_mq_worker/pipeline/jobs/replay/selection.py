@@ -10,9 +10,9 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentation has it
 
 from sea_mq_worker.domain.events import EventState
-from sea_mq_worker.pipeline.frames import first_of_each
+from sea_mq_worker.pipeline.dataframes import first_of_each
 from sea_mq_worker.pipeline.jobs.replay.filter import Selection
-from sea_mq_worker.pipeline.lake.layouts import ARCHIVE
+from sea_mq_worker.pipeline.lake.schemas import ARCHIVE
 from sea_mq_worker.pipeline.lake.table import LakeTable
 from sea_mq_worker.pipeline.snapshot import Snapshot, read_outbox
 

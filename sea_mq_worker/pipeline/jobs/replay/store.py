@@ -14,7 +14,7 @@ from pyspark.sql import Row
 from sea_mq_worker.adapters.postgres.connection import fetch
 from sea_mq_worker.adapters.postgres.errors import translated
 from sea_mq_worker.adapters.postgres.queries import load_queries
-from sea_mq_worker.bootstrap.operator.tables import tables_pool
+from sea_mq_worker.operations.database import tables_pool
 from sea_mq_worker.pipeline.errors import PipelineError
 from sea_mq_worker.settings import Settings
 

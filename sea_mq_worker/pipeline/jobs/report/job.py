@@ -14,12 +14,12 @@ from typing import Any
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentation has it
 
-from sea_mq_worker.pipeline.access import access_options
-from sea_mq_worker.pipeline.frames import first_of_each
+from sea_mq_worker.pipeline.dataframes import first_of_each
+from sea_mq_worker.pipeline.executor_settings import access_options
 from sea_mq_worker.pipeline.jobs.report import queries
-from sea_mq_worker.pipeline.jobs.report.figures import Bin, Report, Totals
+from sea_mq_worker.pipeline.jobs.report.model import Bin, Report, Totals
 from sea_mq_worker.pipeline.jobs.report.queries import Count, Period
-from sea_mq_worker.pipeline.lake.layouts import ARCHIVE, GOLD
+from sea_mq_worker.pipeline.lake.schemas import ARCHIVE, GOLD
 from sea_mq_worker.pipeline.lake.table import LakeTable
 from sea_mq_worker.pipeline.snapshot import Snapshot, read_inbox, read_outbox, snapshot
 from sea_mq_worker.settings import Settings

@@ -11,10 +11,10 @@ from html import escape
 from importlib.resources import files
 from string import Template
 
-from sea_mq_worker.pipeline.jobs.report.figures import Report
-from sea_mq_worker.pipeline.jobs.report.parts import footer, overview, parts
+from sea_mq_worker.pipeline.jobs.report.formatting import duration, moment, printable
+from sea_mq_worker.pipeline.jobs.report.model import Report
 from sea_mq_worker.pipeline.jobs.report.plots import Plot
-from sea_mq_worker.pipeline.jobs.report.words import duration, moment, printable
+from sea_mq_worker.pipeline.jobs.report.sections import footer, overview, parts
 
 
 def page(report: Report, *, title: str | None = None) -> str:

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, TypeAlias
 
-from sea_mq_worker.pipeline.jobs.report.figures import AGES, Bin, Report, Way
-from sea_mq_worker.pipeline.jobs.report.words import counted, duration, number, printable, step
+from sea_mq_worker.pipeline.jobs.report.formatting import counted, duration, number, printable, step
+from sea_mq_worker.pipeline.jobs.report.model import AGES, Bin, Report, Way
 
 Plot: TypeAlias = dict[str, Any]
 """``traces``, each with ``colour`` 0 to 9; titles ``x``, ``y``; ``bars``, ``ticks`` as needed;

@@ -8,7 +8,7 @@ from functools import reduce
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentation has it
 
-from sea_mq_worker.pipeline.jobs.report.figures import (
+from sea_mq_worker.pipeline.jobs.report.model import (
     AGES,
     Attempts,
     Backlog,

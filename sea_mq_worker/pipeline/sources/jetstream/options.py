@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from sea_mq_worker.pipeline.access import CONFIG, executor_settings
 from sea_mq_worker.pipeline.errors import PipelineError
+from sea_mq_worker.pipeline.executor_settings import CONFIG, executor_settings
 from sea_mq_worker.settings import Settings
 
 ROWS_PER_PARTITION = 50_000

@@ -11,12 +11,12 @@ from pyspark.sql.datasource import InputPartition
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection
 from sea_mq_worker.domain.errors import UnavailableError
-from sea_mq_worker.pipeline.sources.jetstream import loss
+from sea_mq_worker.pipeline.sources.jetstream import loss_messages
 from sea_mq_worker.pipeline.sources.jetstream.columns import Frame, to_batch
-from sea_mq_worker.pipeline.sources.jetstream.frames import GIVES_FRAMES, DirectGet
+from sea_mq_worker.pipeline.sources.jetstream.direct_get import GIVES_FRAMES, DirectGet
+from sea_mq_worker.pipeline.sources.jetstream.idle_timeout import Patience
 from sea_mq_worker.pipeline.sources.jetstream.leader import Leader
 from sea_mq_worker.pipeline.sources.jetstream.options import JetStreamOptions
-from sea_mq_worker.pipeline.sources.jetstream.patience import Patience
 from sea_mq_worker.pipeline.sources.jetstream.state import StreamState, connected, state_of
 
 _BATCH_ROWS = 10_000
@@ -162,14 +162,14 @@ class _Read:
             if self._stretch.floats and gone[:1] == [self._stretch.first]:
                 del gone[0]
             if gone:
-                raise loss.removed(state, gone[0])
+                raise loss_messages.removed(state, gone[0])
         return found.batch, found.end
 
     def _check(self, state: StreamState) -> None:
         if self._options.one_stream and state.created != self._created:
-            raise loss.made_again(state, self._created)
+            raise loss_messages.made_again(state, self._created)
         if self._options.fail_on_data_loss and state.last_seq < self._stretch.last:
-            raise loss.rolled_back(state, self._stretch.last)
+            raise loss_messages.rolled_back(state, self._stretch.last)
 
 
 @dataclass(frozen=True, slots=True)

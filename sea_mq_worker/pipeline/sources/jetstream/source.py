@@ -10,7 +10,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
-from sea_mq_worker.pipeline.sources.jetstream import loss
+from sea_mq_worker.pipeline.sources.jetstream import loss_messages
 from sea_mq_worker.pipeline.sources.jetstream.columns import DDL
 from sea_mq_worker.pipeline.sources.jetstream.options import JetStreamOptions
 from sea_mq_worker.pipeline.sources.jetstream.reader import Stretch, read_stretch, share_out
@@ -75,10 +75,10 @@ def _wanted(options: JetStreamOptions, state: StreamState) -> tuple[int, int]:
     first = options.start_seq or state.first_seq
     last = state.last_seq if options.end_seq is None else options.end_seq
     if options.created and options.created != state.created:
-        raise loss.made_again(state, options.created)
+        raise loss_messages.made_again(state, options.created)
     if options.fail_on_data_loss:
         if max(first - 1, last) > state.last_seq:
-            raise loss.rolled_back(state, max(first - 1, last))
+            raise loss_messages.rolled_back(state, max(first - 1, last))
         if first < state.first_seq and first <= last:
-            raise loss.removed(state, first)
+            raise loss_messages.removed(state, first)
     return max(first, state.first_seq), min(last, state.last_seq)

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection, api
 from sea_mq_worker.adapters.nats.errors import ApiRefusedError
-from sea_mq_worker.bootstrap.connections.nats import open_nats
+from sea_mq_worker.connections.nats import open_nats
 from sea_mq_worker.domain.errors import ContractError
 from sea_mq_worker.settings import Settings
 

@@ -22,11 +22,11 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from sea_mq_worker.pipeline.errors import PipelineError
-from sea_mq_worker.pipeline.sources.jetstream import loss
+from sea_mq_worker.pipeline.sources.jetstream import loss_messages
+from sea_mq_worker.pipeline.sources.jetstream.offset_watcher import StreamWatch
 from sea_mq_worker.pipeline.sources.jetstream.options import JetStreamOptions
 from sea_mq_worker.pipeline.sources.jetstream.reader import Stretch, read_stretch, share_out
 from sea_mq_worker.pipeline.sources.jetstream.state import StreamState
-from sea_mq_worker.pipeline.sources.jetstream.watch import StreamWatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,15 +151,15 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         fails = self._options.fail_on_data_loss
         if at.created != state.created:
             if self._options.one_stream:
-                raise loss.made_again(state, at.created)
+                raise loss_messages.made_again(state, at.created)
             return Position(at.stream, state.created, state.first_seq)
         if at.next > state.last_seq + 1:
             if fails:
-                raise loss.rolled_back(state, at.next - 1)
+                raise loss_messages.rolled_back(state, at.next - 1)
             return Position(at.stream, at.created, state.last_seq + 1)
         if at.next < state.first_seq:
             if fails and not at.floats:
-                raise loss.removed(state, at.next)
+                raise loss_messages.removed(state, at.next)
             return replace(at, next=state.first_seq)
         return at
 
@@ -169,7 +169,7 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         if state.created == after.created and before.floats:
             return max(before.next, state.first_seq)
         if self._options.one_stream:
-            raise loss.made_again(state, before.created)
+            raise loss_messages.made_again(state, before.created)
         return state.first_seq if state.created == after.created else after.next
 
 

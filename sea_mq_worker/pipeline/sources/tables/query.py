@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
-from sea_mq_worker.adapters.postgres.leaves import PageRange
+from sea_mq_worker.adapters.postgres.schema.leaf_partitions import PageRange
 from sea_mq_worker.domain.events import EventState
 from sea_mq_worker.pipeline.errors import PipelineError
 

@@ -20,9 +20,9 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from sea_mq_worker.adapters.postgres.connection import quoted_schema
-from sea_mq_worker.adapters.postgres.leaves import LEAVES, Leaf, PageRange, ranges
-from sea_mq_worker.pipeline.access import CONFIG, executor_settings
+from sea_mq_worker.adapters.postgres.schema.leaf_partitions import LEAVES, Leaf, PageRange, ranges
 from sea_mq_worker.pipeline.errors import PipelineError
+from sea_mq_worker.pipeline.executor_settings import CONFIG, executor_settings
 from sea_mq_worker.pipeline.sources.tables.connection import ONE_MOMENT, connected, record_batches
 from sea_mq_worker.pipeline.sources.tables.query import INBOX, OUTBOX, Table, TableQuery, table_query
 

@@ -1,0 +1,172 @@
+"""HandlerTransport: many small requests to one URL, told in httpx2's terms.
+
+It does HTTP/1.1 over TCP, TLS or a Unix socket, and what a handler's calls need of it: one write for a
+request, one deadline for an exchange, bounds for an answer. httpx2's own transport costs several times as
+much CPU for a request, its request and response objects as much again, and it reads answers that nobody
+asked for as the next one's. URL, TLS context and errors are httpx2's.
+"""
+
+import asyncio
+import ssl
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeAlias
+
+import httpx2
+
+from sea_mq_worker.adapters.http.client.connection import Connection
+from sea_mq_worker.adapters.http.client.pool import ConnectionPool
+from sea_mq_worker.adapters.http.client.response import Answer
+
+_PORTS = {"http": 80, "https": 443}
+
+Header: TypeAlias = tuple[bytes, bytes]
+
+
+class HandlerTransport:
+    """Posts to one URL.
+
+    ``ConnectError``, ``ConnectTimeout`` and ``PoolTimeout`` tell that nothing of a request was sent,
+    ``ReadTimeout``, ``ReadError`` and ``RemoteProtocolError`` that its outcome is unknown.
+
+    Args:
+        url: where to POST.
+        pool: bounds the calls and keeps the connections.
+        headers: of every request.
+        deadline_seconds: from the call to the answer's last byte.
+        connect_seconds: of these for a new connection, with its TLS handshake.
+        body_bytes_max: an answer's body is not read any further.
+        tls: for https.
+        uds: path of a Unix socket to connect to instead of the URL's host, or empty.
+        forbidden: addresses that no connection is used to, whatever name leads there.
+    """
+
+    def __init__(
+        self,
+        url: httpx2.URL,
+        pool: ConnectionPool,
+        *,
+        headers: Iterable[Header],
+        deadline_seconds: float,
+        connect_seconds: float,
+        body_bytes_max: int,
+        tls: ssl.SSLContext,
+        uds: str,
+        forbidden: Callable[[str], bool],
+    ) -> None:
+        self._url = url
+        self._pool = pool
+        self._head = b"POST %b HTTP/1.1\r\n" % url.raw_path + _lines(headers)
+        self._deadline_seconds = deadline_seconds
+        self._connect_seconds = connect_seconds
+        self._body_bytes_max = body_bytes_max
+        tls.set_alpn_protocols(["http/1.1"])
+        self._tls = tls
+        self._uds = uds
+        self._forbidden = forbidden
+
+    async def post(self, headers: Iterable[Header], body: Sequence[bytes]) -> Answer:
+        """Send a request, whose body is given in parts, and return its answer, read to its end.
+
+        Raises:
+            httpx2.TransportError: there is no answer; see the class.
+            httpx2.LocalProtocolError: a header would not end where it should.
+        """
+        deadline = asyncio.get_running_loop().time() + self._deadline_seconds
+        length = b"content-length: %d\r\n\r\n" % sum(map(len, body))
+        request = (self._head + _lines(headers) + length, *body)
+        async with self._pool:
+            return await self._ask(request, deadline)
+
+    async def aclose(self) -> None:
+        """Close all connections; safe twice."""
+        await self._pool.aclose()
+
+    async def _ask(self, request: Sequence[bytes], deadline: float) -> Answer:
+        """Ask again, once, if the connection was an idle one that the server was just closing.
+
+        Then the handler most probably saw nothing; if it did, it knows the message id. A second try that
+        finds nobody says nothing about the first one: its outcome stays unknown.
+        """
+        idle = self._pool.take()
+        if idle is None:
+            return await self._ask_anew(request, deadline)
+        try:
+            answer = await idle.exchange(request, deadline)
+        except (httpx2.ReadError, httpx2.RemoteProtocolError) as closed:
+            if idle.heard:
+                raise
+            try:
+                return await self._ask_anew(request, deadline)
+            except (httpx2.ConnectError, httpx2.ConnectTimeout):
+                raise closed from None
+        self._pool.put(idle)
+        return answer
+
+    async def _ask_anew(self, request: Sequence[bytes], deadline: float) -> Answer:
+        connection = await self._connect(deadline)
+        answer = await connection.exchange(request, deadline)
+        self._pool.put(connection)
+        return answer
+
+    async def _connect(self, deadline: float) -> Connection:
+        if self._pool.closed:
+            raise httpx2.ConnectError("the transport is closed")
+        now = asyncio.get_running_loop().time()
+        try:
+            async with asyncio.timeout_at(min(now + self._connect_seconds, deadline)):
+                return await self._open()
+        except TimeoutError:
+            raise httpx2.ConnectTimeout("no connection in time") from None
+        except (OSError, UnicodeError) as error:
+            raise httpx2.ConnectError(str(error)) from error
+
+    async def _open(self) -> Connection:
+        loop = asyncio.get_running_loop()
+        connection = Connection(body_bytes_max=self._body_bytes_max)
+        url = self._url
+        host = url.raw_host.decode("ascii")
+        if self._uds:
+            transport, _ = await loop.create_unix_connection(lambda: connection, self._uds)
+        else:
+            port = url.port or _PORTS[url.scheme]
+            transport, _ = await loop.create_connection(lambda: connection, host, port)
+        try:
+            if not self._uds:
+                self._check_peer(transport)
+            if url.scheme == "https":
+                await self._secure(connection, transport, host)
+        except BaseException:
+            transport.abort()
+            raise
+        self._pool.add(connection)
+        return connection
+
+    def _check_peer(self, transport: asyncio.Transport) -> None:
+        """Look at whom a name has led to, before anything is sent."""
+        peer = transport.get_extra_info("peername")
+        if peer is None:
+            raise ConnectionResetError("the connection has ended")
+        address, *_ = peer
+        if self._forbidden(address):
+            raise httpx2.ConnectError(f"{address} is link-local or a cloud's metadata service")
+
+    async def _secure(self, connection: Connection, transport: asyncio.Transport, host: str) -> None:
+        secured = await asyncio.get_running_loop().start_tls(
+            transport, connection, self._tls, server_hostname=host
+        )
+        if secured is None:
+            raise ConnectionResetError("the connection ended in the TLS handshake")
+        connection.use(secured)
+
+
+def _lines(headers: Iterable[Header]) -> bytes:
+    """Encode headers.
+
+    Raises:
+        httpx2.LocalProtocolError: one would not end where it should.
+    """
+    lines = [b"%b: %b\r\n" % header for header in headers]
+    encoded = b"".join(lines)
+    if not encoded.count(b"\r") == encoded.count(b"\n") == len(lines) or b"\0" in encoded:
+        raise httpx2.LocalProtocolError("a header holds a control character")
+    return encoded

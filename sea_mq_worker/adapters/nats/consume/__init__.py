@@ -1,0 +1,1 @@
+"""Consuming from one durable consumer."""

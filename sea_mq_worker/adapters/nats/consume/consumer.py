@@ -1,0 +1,199 @@
+"""Adapter of PORT-047-004: one durable pull consumer, bound to and never made or changed here."""
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+import nats.errors
+from nats.aio.msg import Msg
+
+from sea_mq_worker.adapters.nats.connection import NatsConnection, api
+from sea_mq_worker.adapters.nats.consume.decoding import delivery
+from sea_mq_worker.adapters.nats.consume.pull import End, Pulled, PullInbox
+from sea_mq_worker.adapters.nats.consume.undelivered import ahead, left_behind
+from sea_mq_worker.adapters.nats.errors import ApiRefusedError, plain
+from sea_mq_worker.domain.errors import BrokerUnavailableError, ContractError
+from sea_mq_worker.domain.messages import InboundMessage
+
+_NANOSECONDS = 10**9
+_NOT_FOUND = 404
+_NO_LIMIT = 2**31 - 1
+_STRAY_DELAY_SECONDS = 0.1
+_PASSING = ("Leadership Change", "Server Shutdown", "Exceeded MaxWaiting")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerTerms:
+    """What the server promises a consumer; the worker's own limits are checked against it."""
+
+    ack_wait_seconds: float = 30.0
+    max_deliver: int = -1
+    """-1 for no limit."""
+    max_ack_pending: int = 1000
+    """A number far too large where there is no limit."""
+    subjects: tuple[str, ...] = (">",)
+    """Filters; all of the stream's where there is none."""
+
+
+class NatsJetStreamConsumer:
+    """Pulls from one durable consumer.
+
+    Args:
+        connection: of the inbound side.
+        stream: the stream's name.
+        durable: the consumer's name.
+        wait_seconds: how long a fetch waits for the first message.
+    """
+
+    def __init__(
+        self, *, connection: NatsConnection, stream: str, durable: str, wait_seconds: float = 5.0
+    ) -> None:
+        self._connection = connection
+        self._stream = stream
+        self._durable = durable
+        self._wait_seconds = wait_seconds
+        self._next = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{durable}"
+        self._inbox = PullInbox(connection, self._next, stray=self._return)
+        self._turn = asyncio.Lock()
+        self._terms = ConsumerTerms()
+
+    @property
+    def name(self) -> str:
+        """The durable's name."""
+        return self._durable
+
+    @property
+    def stream(self) -> str:
+        """The stream's name."""
+        return self._stream
+
+    @property
+    def ack_wait_seconds(self) -> float:
+        """As ConsumerTerms has it; before ``start`` the server's default."""
+        return self._terms.ack_wait_seconds
+
+    @property
+    def max_deliver(self) -> int:
+        """As ConsumerTerms has it; before ``start`` the server's default."""
+        return self._terms.max_deliver
+
+    @property
+    def max_ack_pending(self) -> int:
+        """As ConsumerTerms has it; before ``start`` the server's default."""
+        return self._terms.max_ack_pending
+
+    @property
+    def subjects(self) -> tuple[str, ...]:
+        """As ConsumerTerms has it; before ``start`` all."""
+        return self._terms.subjects
+
+    async def start(self) -> ConsumerTerms:
+        """Verify that the consumer exists and fits, and tell its terms.
+
+        Raises:
+            BrokerUnavailableError: the server did not answer.
+            ContractError: it is missing, is no pull consumer with explicit acknowledgement, or is forbidden.
+        """
+        try:
+            config = (await api(self._connection, f"CONSUMER.INFO.{self._stream}.{self._durable}"))["config"]
+        except ApiRefusedError as error:
+            if error.code == _NOT_FOUND:
+                self._missing(error)
+            raise
+        if config.get("ack_policy") != "explicit" or config.get("deliver_subject"):
+            raise ContractError(
+                f"{self._label} is not a pull consumer with explicit acknowledgement: delete it with "
+                f"`nats consumer rm {self._stream} {self._durable}` and run `sea-mq-worker streams apply`"
+            )
+        pending = config.get("max_ack_pending", -1)
+        self._terms = ConsumerTerms(
+            ack_wait_seconds=config["ack_wait"] / _NANOSECONDS,
+            max_deliver=config.get("max_deliver", -1),
+            max_ack_pending=pending if pending > 0 else _NO_LIMIT,
+            subjects=tuple(config.get("filter_subjects") or [config.get("filter_subject") or ">"]),
+        )
+        return self._terms
+
+    async def fetch(self, batch: int, *, bytes_max: int | None = None) -> Sequence[InboundMessage]:
+        """Return what is there, once something is; none after ``wait_seconds``."""
+        async with self._turn:
+            if not self._connection.is_connected:
+                raise BrokerUnavailableError(f"{self._label}: the connection is down")
+            try:
+                pulled = await self._inbox.ask(batch, bytes_max=bytes_max, wait_seconds=self._wait_seconds)
+            except nats.errors.Error as error:
+                raise BrokerUnavailableError(f"{self._label}: cannot be asked ({plain(error)})") from error
+        if not pulled.messages:
+            await self._explain(pulled)
+        return [delivery(msg) for msg in pulled.messages]
+
+    async def ack(self, msg: InboundMessage) -> None:
+        """Settle the message (POL-047-005, POL-047-006)."""
+        await self._say(msg.reply, b"+ACK")
+
+    async def nak(self, msg: InboundMessage, *, delay_seconds: float) -> None:
+        """Ask for redelivery after a delay (POL-047-007)."""
+        await self._say(msg.reply, _nak(delay_seconds))
+
+    async def in_progress(self, msg: InboundMessage) -> None:
+        """Start the message's ack_wait anew."""
+        await self._say(msg.reply, b"+WPI")
+
+    async def left_behind(self, seqs: Sequence[int]) -> Mapping[int, InboundMessage | None]:
+        """Compare with what the server says is delivered and acknowledged, and read the rest back."""
+        return await left_behind(self._connection, self._stream, self._durable, seqs)
+
+    async def ahead(self, after_seq: int, limit: int) -> Sequence[InboundMessage]:
+        """Read the stream itself, while the server says that the consumer has no room."""
+        return await ahead(self._connection, self._stream, self._durable, after_seq, limit)
+
+    async def close(self) -> None:
+        """Stop asking; messages that nobody was given go back to the server."""
+        await self._inbox.close()
+
+    @property
+    def _label(self) -> str:
+        return f"consumer {self._durable} of stream {self._stream}"
+
+    async def _say(self, reply: str, verb: bytes) -> None:
+        """While the connection is down nats-py would keep it and send it much later: drop it instead.
+
+        A message that was read back and not delivered has nobody to say it to.
+        """
+        if reply and self._connection.is_connected:
+            await self._connection.client.say(reply, verb)
+
+    async def _return(self, msg: Msg) -> None:
+        await self._say(msg.reply, _nak(_STRAY_DELAY_SECONDS))
+
+    async def _explain(self, pulled: Pulled) -> None:
+        """Raise why a pull brought nothing; an idle stream is no reason."""
+        match pulled.ended.result():
+            case End.DONE:
+                return
+            case End.DENIED:
+                raise ContractError(f"the worker has no permission to publish to {self._next}; grant it")
+            case End.DISCONNECTED:
+                raise BrokerUnavailableError(f"{self._label}: the connection broke")
+        if pulled.status.startswith("409 Consumer Deleted"):
+            self._missing(None)
+        await self.start()
+        if pulled.status and not pulled.status.startswith("503") and not _passes(pulled.status):
+            raise ContractError(f"{self._label} refuses to hand out messages: {pulled.status}")
+        raise BrokerUnavailableError(f"{self._label}: {pulled.status or 'no answer to a pull request'}")
+
+    def _missing(self, cause: Exception | None) -> NoReturn:
+        raise ContractError(
+            f"{self._label} does not exist: create it with `sea-mq-worker streams apply`, or "
+            f"`nats consumer add {self._stream} --config FILE`"
+        ) from cause
+
+
+def _nak(delay_seconds: float) -> bytes:
+    return b"-NAK " + json.dumps({"delay": int(delay_seconds * _NANOSECONDS)}).encode()
+
+
+def _passes(status: str) -> bool:
+    return any(text in status for text in _PASSING)

@@ -1,0 +1,174 @@
+"""Finds messages that the server has given up: max_deliver reached, and invisible in every lag.
+
+The server says so once, in an advisory that a stream keeps. Where that was lost, such a message still shows
+as a consumer that waits for no acknowledgement and yet has delivered more than was acknowledged: a sweep
+reads what is in between, and the inbox tells what of it was handled.
+"""
+
+import asyncio
+import json
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from sea_mq_worker.adapters.nats.connection import NatsConnection, api
+from sea_mq_worker.adapters.nats.consume.consumer import NatsJetStreamConsumer
+from sea_mq_worker.adapters.nats.consume.undelivered import READ_BYTES_MAX, read_back, read_next, size_of
+from sea_mq_worker.adapters.nats.errors import ApiRefusedError
+from sea_mq_worker.domain.messages import InboundMessage
+
+_BATCH = 50
+_NOT_FOUND = 404
+_FOREIGN_DELAY_SECONDS = 300.0
+
+
+class NatsStrandedMessages:
+    """Stranded messages of some consumers; workers of one service share the work.
+
+    Args:
+        connection: of the inbound side.
+        stream: the one that keeps MAX_DELIVERIES advisories.
+        durable: a durable consumer of that stream.
+        consumers: stream and durable of the consumers that this worker answers for.
+        on_event: told of a message that is lost, with a line for the operator.
+        wait_seconds: how long a fetch waits for an advisory.
+        sweep_seconds: how often the consumers are looked at for messages without an advisory.
+    """
+
+    def __init__(
+        self,
+        *,
+        connection: NatsConnection,
+        stream: str,
+        durable: str,
+        consumers: Sequence[tuple[str, str]],
+        on_event: Callable[[str, str], None],
+        wait_seconds: float = 5.0,
+        sweep_seconds: float = 60.0,
+    ) -> None:
+        self._connection = connection
+        self._advisories = NatsJetStreamConsumer(
+            connection=connection, stream=stream, durable=durable, wait_seconds=wait_seconds
+        )
+        self._consumers = frozenset(consumers)
+        self._on_event = on_event
+        self._sweep_seconds = sweep_seconds
+        self._sweep_at = 0.0
+        self._advised: deque[InboundMessage] = deque()  # advisories whose messages are not read yet
+        self._accounted: dict[tuple[str, str], set[int]] = {name: set() for name in consumers}
+        self._through = dict.fromkeys(consumers, 0)  # accounted for up to this one without a gap
+        self._created: dict[tuple[str, str], str] = {}
+        self._paused: set[tuple[str, str]] = set()
+
+    async def start(self) -> None:
+        """Verify that the advisories can be consumed.
+
+        Raises:
+            BrokerUnavailableError: the server did not answer.
+            ContractError: the stream or its consumer is missing or forbidden.
+        """
+        await self._advisories.start()
+
+    async def fetch(self) -> Sequence[InboundMessage]:
+        """Return messages that advisories name, else what a sweep finds when one is due.
+
+        Raises:
+            BrokerUnavailableError: as NatsJetStreamConsumer.fetch; what was not returned comes again.
+            ContractError: likewise.
+        """
+        found: list[InboundMessage] = []
+        if not self._advised:
+            self._advised.extend(await self._advisories.fetch(_BATCH))
+        while self._advised and size_of(found) < READ_BYTES_MAX:
+            found += await self._named_by(self._advised.popleft())
+        now = asyncio.get_running_loop().time()
+        if not found and now >= self._sweep_at:
+            for consumer in sorted(self._consumers):
+                found += await self._sweep(*consumer)
+            if not found:
+                self._sweep_at = now + self._sweep_seconds
+        return found
+
+    async def ack(self, msg: InboundMessage) -> None:
+        """Forget a message: its advisory is acknowledged, the sweep passes over it."""
+        self._accounted[msg.stream, msg.consumer].add(msg.seq)
+        await self._advisories.ack(msg)
+
+    async def nak(self, msg: InboundMessage, *, delay_seconds: float) -> None:
+        """Have its advisory delivered again after a delay; a sweep finds what has none."""
+        await self._advisories.nak(msg, delay_seconds=delay_seconds)
+
+    async def in_progress(self, msg: InboundMessage) -> None:
+        """Keep its advisory."""
+        await self._advisories.in_progress(msg)
+
+    async def close(self) -> None:
+        """Stop asking for advisories."""
+        await self._advisories.close()
+
+    async def _named_by(self, advisory: InboundMessage) -> list[InboundMessage]:
+        try:
+            told = json.loads(advisory.payload)
+            name, seq, deliveries = (
+                (told["stream"], told["consumer"]),
+                int(told["stream_seq"]),
+                int(told["deliveries"]),
+            )
+        except (ValueError, TypeError, KeyError):
+            self._on_event("advisory_unreadable", f"{advisory.stream} {advisory.seq} is no advisory")
+            await self._advisories.ack(advisory)
+            return []
+        if name not in self._consumers:
+            await self._advisories.nak(advisory, delay_seconds=_FOREIGN_DELAY_SECONDS)
+            return []
+        found = await read_back(self._connection, *name, seq, deliveries=deliveries, reply=advisory.reply)
+        if found is None or found.stored_at > advisory.stored_at:  # in its place in a stream made anew
+            text = f"consumer {name[1]} gave up message {seq} of stream {name[0]}, which has dropped it since"
+            self._on_event("stranded_message_lost", text)
+            await self._advisories.ack(advisory)
+            return []
+        return [found]
+
+    async def _sweep(self, stream: str, durable: str) -> list[InboundMessage]:
+        name = stream, durable
+        try:
+            info = await api(self._connection, f"CONSUMER.INFO.{stream}.{durable}")
+        except ApiRefusedError as error:
+            if error.code == _NOT_FOUND:  # it pauses at its own gate, and no other with it
+                return []
+            raise
+        self._tell_pause(name, info)
+        if self._created.setdefault(name, info["created"]) != info["created"]:
+            self._created[name] = info["created"]
+            self._accounted[name], self._through[name] = set(), 0
+        delivered = info["delivered"]["stream_seq"]
+        seq = max(info["ack_floor"]["stream_seq"], min(self._through[name], delivered))
+        accounted = {one for one in self._accounted[name] if seq < one <= delivered}
+        self._accounted[name], self._through[name] = accounted, seq
+        if info["num_ack_pending"]:
+            return []
+        found: list[InboundMessage] = []
+        while len(found) < _BATCH and size_of(found) < READ_BYTES_MAX:
+            while seq + 1 in accounted:
+                seq += 1
+            if not found:
+                self._through[name] = seq
+            config = info["config"]
+            message = await read_next(
+                self._connection, stream, durable, seq + 1, config, deliveries=config["max_deliver"]
+            )
+            if message is None or message.seq > delivered:
+                break
+            seq = message.seq
+            if seq not in accounted:
+                found.append(message)
+        return found
+
+    def _tell_pause(self, name: tuple[str, str], info: Mapping[str, Any]) -> None:
+        """A consumer that an operator has paused looks like one that has nothing to deliver."""
+        if info.get("paused") and name not in self._paused:
+            text = f"consumer {name[1]} of stream {name[0]} delivers nothing until it is resumed"
+            self._on_event("consumer_paused", f"{text} (at the latest {info['config'].get('pause_until')})")
+            self._paused.add(name)
+        elif not info.get("paused"):
+            self._paused.discard(name)

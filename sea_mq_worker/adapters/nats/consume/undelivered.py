@@ -1,0 +1,111 @@
+"""Which recorded messages a consumer will not deliver again, and what the stream still has of them."""
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
+from typing import Any
+
+from sea_mq_worker.adapters.nats.connection import NatsConnection, api
+from sea_mq_worker.adapters.nats.consume.decoding import stored
+from sea_mq_worker.adapters.nats.errors import ApiRefusedError
+from sea_mq_worker.domain.messages import InboundMessage
+
+READ_BYTES_MAX = 4 * 1024 * 1024
+"""Bytes of bodies after which a read-back stops."""
+_READS_MAX = 10
+"""So many are read at once where messages are dense, and few where the consumer wants few of them."""
+_NO_MESSAGE = 10037
+
+
+async def left_behind(
+    connection: NatsConnection, stream: str, durable: str, seqs: Sequence[int]
+) -> Mapping[int, InboundMessage | None]:
+    """See ports.jetstream.JetStreamConsumer.
+
+    The server does not say which messages wait for an acknowledgement, only how many do, up to where it has
+    delivered, and below which sequence none waits.
+    """
+    info = await api(connection, f"CONSUMER.INFO.{stream}.{durable}")
+    delivered, waits_from = info["delivered"]["stream_seq"], info["ack_floor"]["stream_seq"] + 1
+    found: dict[int, InboundMessage | None] = {}
+    for seq in seqs:
+        if size_of(found.values()) >= READ_BYTES_MAX:
+            break
+        if info["num_ack_pending"] and waits_from <= seq <= delivered:
+            continue
+        message = await read_back(connection, stream, durable, seq)
+        if message is None or seq <= delivered or not info["num_pending"]:
+            found[seq] = message
+    return found
+
+
+def size_of(messages: Iterable[InboundMessage | None]) -> int:
+    """Add up the bodies of what was read."""
+    return sum(len(message.payload) for message in messages if message is not None)
+
+
+async def ahead(
+    connection: NatsConnection, stream: str, durable: str, after_seq: int, limit: int
+) -> Sequence[InboundMessage]:
+    """See ports.jetstream.JetStreamConsumer; a consumer that somebody paused is left alone."""
+    info = await api(connection, f"CONSUMER.INFO.{stream}.{durable}")
+    config = info["config"]
+    full = 0 < config.get("max_ack_pending", -1) <= info["num_ack_pending"]
+    if not full or not info["num_pending"] or info.get("paused"):
+        return []
+    seq, found, width = max(after_seq, info["delivered"]["stream_seq"]), list[InboundMessage](), _READS_MAX
+    while len(found) < limit and size_of(found) < READ_BYTES_MAX:
+        reads = [read_next(connection, stream, durable, seq + 1 + place, config) for place in range(width)]
+        read = {message.seq: message for message in await asyncio.gather(*reads) if message is not None}
+        if not read:
+            break
+        found += [read[number] for number in sorted(read)]
+        seq, width = found[-1].seq, min(2 * len(read), _READS_MAX)
+    return found[:limit]
+
+
+async def read_next(
+    connection: NatsConnection,
+    stream: str,
+    durable: str,
+    seq: int,
+    config: Mapping[str, Any],
+    *,
+    deliveries: int = 0,
+) -> InboundMessage | None:
+    """Read the first message from a sequence on that the consumer wants."""
+    filters = config.get("filter_subjects") or [config.get("filter_subject") or ">"]
+    reads = [
+        read_back(connection, stream, durable, seq, deliveries=deliveries, next_of=subject)
+        for subject in filters
+    ]
+    found = filter(None, await asyncio.gather(*reads))
+    return min(found, key=attrgetter("seq"), default=None)
+
+
+async def read_back(
+    connection: NatsConnection,
+    stream: str,
+    durable: str,
+    seq: int,
+    *,
+    deliveries: int = 0,
+    reply: str = "",
+    next_of: str = "",
+) -> InboundMessage | None:
+    """Read one message as if it had been delivered, or None where the stream does not have it.
+
+    ``next_of``: the first of these subjects from the sequence on.
+
+    Raises:
+        BrokerUnavailableError: the server did not answer.
+        ContractError: there is no such stream, or reading it is forbidden.
+    """
+    try:
+        which = {"seq": seq} | ({"next_by_subj": next_of} if next_of else {})
+        answer = await api(connection, f"STREAM.MSG.GET.{stream}", which)
+    except ApiRefusedError as error:
+        if error.err_code != _NO_MESSAGE:
+            raise
+        return None
+    return stored(answer["message"], stream=stream, consumer=durable, deliveries=deliveries, reply=reply)

@@ -1,0 +1,1 @@
+"""Streams, consumers and dead letters as operators see them."""

@@ -1,0 +1,262 @@
+"""The dead-letter stream as operators see it: list, show, take back, remove."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from types import MappingProxyType
+from typing import Any
+
+from sea_mq_worker.adapters.nats.connection import NatsConnection, api
+from sea_mq_worker.adapters.nats.consume.decoding import stored
+from sea_mq_worker.adapters.nats.errors import ApiRefusedError
+from sea_mq_worker.domain.dead_letters import original_headers
+from sea_mq_worker.domain.errors import ContractError
+from sea_mq_worker.domain.messages import InboundMessage
+from sea_mq_worker.domain.subjects import event_type_of
+
+_NO_MESSAGE = 10037
+_AT_ONCE_MAX = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetterSummary:
+    """EVT-047-002 as it is stored, without the original's content.
+
+    Attributes:
+        seq: where it is in the dead-letter stream.
+        stored_at: since when.
+        stream_sequence: where the original is, or was, in ``stream``.
+        body_bytes: size of the original's body.
+        body_omitted: it was too large to be dead-lettered whole.
+        headers_omitted: how many of the original's headers could not be dead-lettered.
+    """
+
+    seq: int
+    stored_at: datetime
+    message_id: str
+    original_subject: str
+    reason: str
+    attempts: int
+    detail: str
+    stream: str
+    stream_sequence: int
+    consumer: str
+    body_bytes: int
+    body_omitted: bool
+    headers_omitted: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetterEntry(DeadLetterSummary):
+    """All of it.
+
+    Attributes:
+        headers: the original's.
+        payload: the original's body; empty where ``body_omitted``.
+    """
+
+    headers: Mapping[str, str]
+    payload: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LetterFilter:
+    """Which dead letters; empty or None means any.
+
+    Attributes:
+        subject: the original's, exactly.
+        event_type: the original's.
+        since: dead-lettered at this time or later.
+        until: dead-lettered before this time.
+        error: part of the detail, capitals and small letters alike.
+        after_seq: behind this one.
+    """
+
+    reason: str = ""
+    message_id: str = ""
+    subject: str = ""
+    event_type: str = ""
+    consumer: str = ""
+    error: str = ""
+    since: datetime | None = None
+    until: datetime | None = None
+    after_seq: int = 0
+
+
+_ALL = LetterFilter()
+
+
+class NatsDeadLetters:
+    """Reads and prunes one dead-letter stream; reading changes nothing."""
+
+    def __init__(self, *, connection: NatsConnection, stream: str) -> None:
+        self._connection = connection
+        self._stream = stream
+
+    async def list(
+        self, which: LetterFilter = _ALL, *, limit: int = 100, read_max: int | None = None
+    ) -> list[DeadLetterEntry]:
+        """Return up to ``limit`` entries, oldest first, of the first ``read_max`` that are looked at.
+
+        Raises:
+            BrokerUnavailableError: the server did not answer.
+            ContractError: the stream is missing or reading it is forbidden.
+        """
+        return [entry async for entry in self.walk(which, limit=limit, read_max=read_max)]
+
+    async def walk(
+        self, which: LetterFilter = _ALL, *, limit: int | None = None, read_max: int | None = None
+    ) -> AsyncIterator[DeadLetterEntry]:
+        """Yield them one by one, and raise, as ``list`` does."""
+        found = read = 0
+        async for entry in self._after(await self._start(which)):
+            read += 1
+            if which.until and entry.stored_at >= which.until:
+                return
+            if _matches(entry, which):
+                yield entry
+                found += 1
+            if found == limit or read == read_max:
+                return
+
+    async def show(self, seq: int) -> DeadLetterEntry:
+        """Return one entry.
+
+        Raises:
+            ContractError: there is none.
+        """
+        return _entry(await self._get(self._stream, seq))
+
+    async def remove(self, seq: int) -> None:
+        """Delete one entry for good, such as after it was sent again.
+
+        Raises:
+            ContractError: there is none, or the stream forbids it.
+        """
+        await self._get(self._stream, seq)
+        await api(self._connection, f"STREAM.MSG.DELETE.{self._stream}", {"seq": seq, "no_erase": True})
+
+    async def original(self, entry: DeadLetterEntry) -> InboundMessage:
+        """Turn an entry back into the message that was dead-lettered, to send it again.
+
+        Raises:
+            ContractError: the body was omitted and the original is no longer in its stream.
+        """
+        if entry.body_omitted:
+            return await self._source(entry)
+        if entry.headers_omitted:
+            with contextlib.suppress(ContractError):
+                source = await self._source(entry)
+                if source.payload == entry.payload:  # a stream made anew has another message there
+                    return source
+        return InboundMessage(
+            stream=entry.stream,
+            seq=entry.stream_sequence,
+            consumer=entry.consumer,
+            subject=entry.original_subject,
+            payload=entry.payload,
+            headers=entry.headers,
+            stored_at=entry.stored_at,
+            deliveries=entry.attempts,
+            reply="",
+        )
+
+    async def _source(self, entry: DeadLetterEntry) -> InboundMessage:
+        found = await self._get(entry.stream, entry.stream_sequence)
+        return stored(found, stream=entry.stream, consumer=entry.consumer, deliveries=entry.attempts)
+
+    async def _start(self, which: LetterFilter) -> int:
+        """Return a sequence behind which all that match are: times grow with sequences."""
+        if which.since is None:
+            return which.after_seq
+        state = (await api(self._connection, f"STREAM.INFO.{self._stream}"))["state"]
+        low, high = max(which.after_seq, state["first_seq"] - 1), state["last_seq"]
+        while low < high:
+            middle = (low + high) // 2
+            message = await self._next(middle)
+            if message is not None and datetime.fromisoformat(message["time"]) < which.since:
+                low = message["seq"]
+            else:
+                high = middle
+        return int(low)
+
+    async def _after(self, seq: int) -> AsyncIterator[DeadLetterEntry]:
+        """Walk the stream, over the gaps that removals left; the further it goes, the more at once."""
+        at_once = 1
+        while message := await self._next(seq):
+            yield _entry(message)
+            seq, at_once = message["seq"], min(2 * at_once, _AT_ONCE_MAX)
+            several = [self._at(n) for n in range(seq + 1, seq + at_once)]
+            for found in await asyncio.gather(*several):
+                if found:
+                    yield _entry(found)
+            seq += at_once - 1
+
+    async def _next(self, seq: int) -> dict[str, Any] | None:
+        """Return the first message behind ``seq``."""
+        return await self._at(seq + 1, {"next_by_subj": ">"})
+
+    async def _at(self, seq: int, how: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any] | None:
+        try:
+            return await self._ask(self._stream, {"seq": seq, **how})
+        except ApiRefusedError as error:
+            if error.err_code != _NO_MESSAGE:
+                raise
+            return None
+
+    async def _get(self, stream: str, seq: int) -> dict[str, Any]:
+        try:
+            return await self._ask(stream, {"seq": seq})
+        except ApiRefusedError as error:
+            if error.err_code != _NO_MESSAGE:
+                raise
+            raise ContractError(f"stream {stream} has no message {seq} (any more)") from error
+
+    async def _ask(self, stream: str, request: Mapping[str, Any]) -> dict[str, Any]:
+        answer = await api(self._connection, f"STREAM.MSG.GET.{stream}", request)
+        message: dict[str, Any] = answer["message"]
+        return message
+
+
+def _entry(message: Mapping[str, Any]) -> DeadLetterEntry:
+    """Read a stored dead letter; what somebody else put into the stream shows with blanks."""
+    read = stored(message, stream="", consumer="", deliveries=0)
+    headers = read.headers
+    omitted = headers.get("Dlq-Body-Omitted", "")
+    return DeadLetterEntry(
+        seq=read.seq,
+        stored_at=read.stored_at,
+        message_id=headers.get("Dlq-Message-Id", ""),
+        original_subject=headers.get("Dlq-Original-Subject", ""),
+        reason=headers.get("Dlq-Reason", ""),
+        attempts=_number(headers.get("Dlq-Attempts", "")),
+        detail=headers.get("Dlq-Detail", ""),
+        stream=headers.get("Dlq-Stream", ""),
+        stream_sequence=_number(headers.get("Dlq-Stream-Sequence", "")),
+        consumer=headers.get("Dlq-Consumer", ""),
+        headers=original_headers(headers),
+        payload=read.payload,
+        body_bytes=_number(omitted) or len(read.payload),
+        body_omitted=bool(omitted),
+        headers_omitted=_number(headers.get("Dlq-Headers-Omitted", "")),
+    )
+
+
+def _matches(entry: DeadLetterEntry, which: LetterFilter) -> bool:
+    """Look at what only the headers tell."""
+    exact = (
+        (entry.reason, which.reason),
+        (entry.message_id, which.message_id),
+        (entry.original_subject, which.subject),
+        (entry.consumer, which.consumer),
+    )
+    is_exact = all(wanted in {"", found} for found, wanted in exact)
+    if which.event_type and which.event_type != event_type_of(entry.original_subject):
+        return False
+    return is_exact and which.error.lower() in entry.detail.lower()
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isascii() and text.isdigit() else 0

@@ -1,0 +1,58 @@
+"""Whether a stream has lost what it acknowledged: made anew, set back, or rolled back by a failover."""
+
+from collections.abc import Sequence
+
+from sea_mq_worker.adapters.nats.connection import NatsConnection
+from sea_mq_worker.adapters.nats.consume.undelivered import read_back
+from sea_mq_worker.adapters.nats.errors import ApiRefusedError
+from sea_mq_worker.adapters.nats.publish.stream_info import stream_facts
+from sea_mq_worker.domain.headers import MSG_ID
+
+RECONCILE = "sea-mq-worker pipeline reconcile --requeue --reason 'the stream lost them'"
+"""What names the events that are lost, and sends them again."""
+_NOT_FOUND = 404
+
+
+async def lost_since(
+    connection: NatsConnection, stream: str, *, greatest: int, shared: int, some: Sequence[tuple[str, int]]
+) -> str:
+    """Return the evidence that events are lost whose rows are PUBLISHED; empty: there is none.
+
+    An event that the stream has dropped by its limits is not lost, so that only another message in an
+    event's place counts. The rows must have been read before.
+
+    Args:
+        connection: to ask.
+        stream: that the rows name.
+        greatest: sequence that a row names.
+        shared: rows that name the same sequence as another.
+        some: ids and sequences of rows to look up.
+
+    Raises:
+        BrokerUnavailableError: the server did not answer.
+        ContractError: there is no such stream, or asking is not permitted.
+    """
+    facts = await stream_facts(connection, stream)
+    if greatest > facts.last_seq:
+        ends = f"the stream, made at {facts.created}, ends at {facts.last_seq}"
+        return f"a row names sequence {greatest}, and {ends}"
+    if shared:
+        return f"{shared} rows name a sequence that a later row names, too"
+    for event_id, seq in some:
+        if await is_displaced(connection, stream, seq, event_id):
+            return f"the stream has another message at {seq}, the sequence of event {event_id}"
+    return ""
+
+
+async def is_displaced(connection: NatsConnection, stream: str, seq: int, message_id: str) -> bool:
+    """Tell whether the stream has another message at a sequence that it once acknowledged for this one.
+
+    Raises as ``lost_since``.
+    """
+    try:
+        message = await read_back(connection, stream, "", seq)
+    except ApiRefusedError as error:
+        if error.code != _NOT_FOUND:
+            raise
+        return False
+    return message is not None and message.headers.get(MSG_ID) != message_id

@@ -1,0 +1,270 @@
+"""Compares the server's streams and consumers with their definitions, and creates or updates them.
+
+Raw JSON both ways: nats-py's dataclasses drop fields that they do not know, so reading a configuration
+and writing it back through them would lose settings.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, assert_never
+
+from sea_mq_worker.adapters.nats.connection import NatsConnection, api
+from sea_mq_worker.adapters.nats.errors import ApiRefusedError
+from sea_mq_worker.adapters.nats.manage.definitions import ConsumerDefinition, Definition, StreamDefinition
+from sea_mq_worker.adapters.nats.subject_match import covers
+from sea_mq_worker.domain.errors import ContractError
+
+_NOT_FOUND = 404
+_SINCE: Mapping[str, tuple[int, int]] = {"allow_atomic": (2, 12), "allow_batched": (2, 14)}
+_MAX_DELIVERIES = "$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES"
+
+
+EXISTENCE = "existence"
+"""Stands for the field of a difference where the whole is missing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """A field of a stream or consumer that is not as wanted; EXISTENCE where all of it is missing."""
+
+    name: str
+    field: str
+    wanted: Any
+    found: Any
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.field} should be {self.wanted} and is {self.found}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """A change of a stream or consumer: ``created`` or ``updated``, and the differences that it ended.
+
+    In a dry run, a change that would be made.
+    """
+
+    name: str
+    action: str
+    differences: tuple[Difference, ...]
+    by_setting: tuple[str, ...] = ()
+
+
+async def check(
+    connection: NatsConnection, definitions: Sequence[Definition], *, advisories: bool = True
+) -> list[Difference]:
+    """Compare field by field; what a file does not name may be anything.
+
+    ``advisories``: ask whether a stream keeps what the server says when it gives up a consumer's message.
+
+    Raises:
+        BrokerUnavailableError: the server did not answer.
+        ContractError: asking is not permitted.
+    """
+    found: list[Difference] = []
+    for definition in definitions:
+        config = await _found(connection, definition)
+        found += _differences(definition, _wanted(connection, definition), config)
+        if isinstance(definition, ConsumerDefinition) and config:
+            found += await _misplaced(connection, definition, config)
+            found += await _unheard(connection, definition, config) if advisories else []
+    return found
+
+
+def _nobody(_change: Change) -> None:
+    """Report no change."""
+
+
+async def apply(
+    connection: NatsConnection,
+    definitions: Sequence[Definition],
+    *,
+    dry_run: bool = False,
+    on_change: Callable[[Change], None] = _nobody,
+) -> list[Change]:
+    """Create what is missing, update what differs, delete nothing; doing it again changes nothing.
+
+    ``on_change`` is called with each change once it is made.
+
+    Raises:
+        BrokerUnavailableError: the server did not answer; earlier changes stay.
+        ContractError: the server refuses; the text says what to do. Earlier changes stay.
+    """
+    changes = []
+    for definition in definitions:
+        config = await _found(connection, definition)
+        wanted = _wanted(connection, definition)
+        differences = tuple(_differences(definition, wanted, config))
+        if not differences:
+            continue
+        if not dry_run:
+            try:
+                await _put(connection, definition, wanted, config)
+            except ApiRefusedError as error:
+                raise _refused(error, definition, differences) from error
+        changes.append(_change(definition, differences, is_new=not config))
+        on_change(changes[-1])
+    return changes
+
+
+def _change(definition: Definition, differences: tuple[Difference, ...], *, is_new: bool) -> Change:
+    return Change(
+        name=_label(definition),
+        action="created" if is_new else "updated",
+        differences=differences,
+        by_setting=definition.by_setting if isinstance(definition, StreamDefinition) else (),
+    )
+
+
+def _label(definition: Definition) -> str:
+    match definition:
+        case StreamDefinition():
+            return f"stream {definition.name}"
+        case ConsumerDefinition():
+            return f"consumer {definition.name} of stream {definition.stream}"
+        case _:
+            assert_never(definition)
+
+
+async def _found(connection: NatsConnection, definition: Definition) -> dict[str, Any]:
+    """Return the configuration that the server has, empty where it has none."""
+    match definition:
+        case StreamDefinition():
+            subject = f"STREAM.INFO.{definition.name}"
+        case ConsumerDefinition():
+            subject = f"CONSUMER.INFO.{definition.stream}.{definition.name}"
+        case _:
+            assert_never(definition)
+    try:
+        config: dict[str, Any] = (await api(connection, subject))["config"]
+    except ApiRefusedError as error:
+        if error.code != _NOT_FOUND:
+            raise
+        return {}
+    return _without_reserved(config)
+
+
+def _wanted(connection: NatsConnection, definition: Definition) -> dict[str, Any]:
+    """Leave out what the connected server is too old to know."""
+    here = connection.server_version
+    config = _without_reserved(definition.config)
+    return {key: value for key, value in config.items() if here >= _SINCE.get(key, (0, 0))}
+
+
+def _without_reserved(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Drop the metadata that the server writes itself."""
+    if "metadata" not in config:
+        return dict(config)
+    own = {key: value for key, value in config["metadata"].items() if not key.startswith("_nats.")}
+    return {**config, "metadata": own}
+
+
+def _differences(
+    definition: Definition, wanted: Mapping[str, Any], found: Mapping[str, Any]
+) -> list[Difference]:
+    name = _label(definition)
+    if not found:
+        return [Difference(name=name, field=EXISTENCE, wanted="present", found="missing")]
+    if isinstance(definition, ConsumerDefinition):
+        wanted = {"backoff": [], "ack_policy": "explicit", "deliver_subject": "", **wanted}
+    return [
+        Difference(name=name, field=field, wanted=value, found=_value(found, field, value))
+        for field, value in wanted.items()
+        if _comparable(value) != _comparable(_value(found, field, value))
+    ]
+
+
+def _value(found: Mapping[str, Any], field: str, wanted: object) -> Any:
+    """The server leaves out what is false, empty or 0."""
+    return found.get(field, type(wanted)())
+
+
+def _comparable(value: Any) -> Any:
+    return sorted(value, key=str) if isinstance(value, list) else value
+
+
+async def _misplaced(
+    connection: NatsConnection, definition: ConsumerDefinition, config: Mapping[str, Any]
+) -> list[Difference]:
+    """Find a filter that matches nothing, which the server accepts silently."""
+    stream = await api(connection, f"STREAM.INFO.{definition.stream}")
+    subjects = stream["config"].get("subjects", [])
+    name = _label(definition)
+    found = []
+    for subject in config.get("filter_subjects") or [config.get("filter_subject", ">")]:
+        if subject != ">" and not any(covers(pattern, subject) for pattern in subjects):
+            within = f"within {', '.join(subjects)}"
+            found.append(Difference(name=name, field="filter_subject", wanted=within, found=subject))
+    return found
+
+
+async def _unheard(
+    connection: NatsConnection, definition: ConsumerDefinition, config: Mapping[str, Any]
+) -> list[Difference]:
+    """Find a consumer whose advisories nobody keeps."""
+    if config.get("max_deliver", -1) <= 0:
+        return []
+    advisory = f"{_MAX_DELIVERIES}.{definition.stream}.{definition.name}"
+    keepers = await api(connection, "STREAM.NAMES", {"subject": advisory})
+    if keepers.get("streams"):
+        return []
+    wanted = f"{advisory} kept by a stream"
+    return [Difference(name=_label(definition), field="advisories", wanted=wanted, found="not kept")]
+
+
+async def _put(
+    connection: NatsConnection, definition: Definition, wanted: Mapping[str, Any], found: Mapping[str, Any]
+) -> None:
+    """An update starts from what the server has, so that settings nobody named here stay."""
+    config = {**found, **wanted}
+    match definition:
+        case StreamDefinition():
+            verb = "UPDATE" if found else "CREATE"
+            await api(connection, f"STREAM.{verb}.{definition.name}", config)
+        case ConsumerDefinition():
+            if found:
+                config["backoff"] = wanted.get("backoff", [])
+            request = {
+                "stream_name": definition.stream,
+                "config": config,
+                "action": "update" if found else "create",
+            }
+            await api(connection, _create_subject(definition, config), request)
+        case _:
+            assert_never(definition)
+
+
+def _create_subject(definition: ConsumerDefinition, config: Mapping[str, Any]) -> str:
+    subject = f"CONSUMER.CREATE.{definition.stream}.{definition.name}"
+    filtered = config.get("filter_subject", "")
+    return f"{subject}.{filtered}" if filtered else subject
+
+
+_STORAGE = (
+    "; the server has no room for max_bytes, which it reserves: give it more storage "
+    "(jetstream max_file_store) or set SEA_MQ_STREAM_MAX_BYTES lower"
+)
+_REPLICAS = "; set SEA_MQ_STREAM_REPLICAS to at most the number of servers in the cluster"
+_MENDING: Mapping[int, str] = {
+    10074: _REPLICAS,
+    10047: _STORAGE,
+    10005: f"{_REPLICAS}{_STORAGE}",
+    10012: "; a consumer's acknowledgement and delivery policy cannot be changed: once nothing uses it, "
+    "delete it with `nats consumer rm` and apply again; the new one starts at the stream's beginning and the "
+    "inbox skips what was processed",
+    10052: "; a stream's storage and retention cannot be changed: copy the stream, delete it with "
+    "`nats stream rm` and apply again",
+    10058: "; somebody else created it just now with other values: run `sea-mq-worker streams check`",
+    10059: "; the stream is missing: its context makes it, or `streams apply --stream {stream}` does",
+    10065: "; another stream takes these subjects already: give each context its own",
+    10093: "; its filter_subject has to lie within the subjects of its stream",
+    10148: "; somebody else created it just now with other values: run `sea-mq-worker streams check`",
+}
+
+
+def _refused(
+    error: ApiRefusedError, definition: Definition, differences: Sequence[Difference]
+) -> ContractError:
+    what = "; ".join(f"{d.field} {d.found} -> {d.wanted}" for d in differences)
+    stream = definition.stream if isinstance(definition, ConsumerDefinition) else definition.name
+    mending = _MENDING.get(error.err_code, "").replace("{stream}", stream)
+    return ContractError(f"{_label(definition)} ({what}): {error}{mending}")

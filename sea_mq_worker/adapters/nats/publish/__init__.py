@@ -1,0 +1,1 @@
+"""Publishing to one stream in the way that the stream allows."""

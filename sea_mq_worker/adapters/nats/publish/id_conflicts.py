@@ -1,0 +1,52 @@
+"""Another message under an event's id, in the stream before the event itself came.
+
+The stream would drop the event as its duplicate and call it stored. Seen at a first attempt only, where a
+duplicate is not to be expected; later ones are the worker's own.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+
+from sea_mq_worker.adapters.nats.connection import NatsConnection, api
+from sea_mq_worker.adapters.nats.consume.decoding import stored
+from sea_mq_worker.domain.errors import WorkerError
+from sea_mq_worker.domain.headers import tells_the_same
+from sea_mq_worker.domain.messages import OutboundMessage
+from sea_mq_worker.domain.outcomes import PublishOutcome, Refused, Stored
+
+_AT_ONCE = 32
+
+
+async def refuse_taken_ids(
+    connection: NatsConnection,
+    stream: str,
+    messages: Sequence[OutboundMessage],
+    outcomes: Sequence[PublishOutcome],
+    deadline: float,
+) -> list[PublishOutcome]:
+    """Return the outcomes, with those refused whose id another message has, as far as the deadline lets."""
+    checked = list(outcomes)
+    turns = asyncio.Semaphore(_AT_ONCE)
+
+    async def check(index: int, message: OutboundMessage, seq: int) -> None:
+        async with turns:
+            if await _is_taken(connection, stream, message, seq):
+                checked[index] = Refused(f"ID_TAKEN: the stream has another message under this id, at {seq}")
+
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout_at(deadline), asyncio.TaskGroup() as group:
+            for index, (message, outcome) in enumerate(zip(messages, outcomes, strict=True)):
+                if isinstance(outcome, Stored) and outcome.duplicate and not message.repeated:
+                    group.create_task(check(index, message, outcome.seq))
+    return checked
+
+
+async def _is_taken(connection: NatsConnection, stream: str, message: OutboundMessage, seq: int) -> bool:
+    """Compare with what is stored; what cannot be read is taken for the worker's own."""
+    try:
+        answer = await api(connection, f"STREAM.MSG.GET.{stream}", {"seq": seq})
+    except WorkerError:
+        return False
+    found = stored(answer["message"], stream=stream, consumer="", deliveries=0)
+    return not tells_the_same(message, found.payload, found.headers)

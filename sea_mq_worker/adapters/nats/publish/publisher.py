@@ -1,0 +1,231 @@
+"""Port PORT-047-003 on NATS JetStream: publishing to one stream in the way that the stream allows."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Literal, TypeAlias
+
+from sea_mq_worker.adapters.nats.connection import NatsConnection
+from sea_mq_worker.adapters.nats.publish.acks import AckReader
+from sea_mq_worker.adapters.nats.publish.atomic_batch import Atomic
+from sea_mq_worker.adapters.nats.publish.batch import Batcher
+from sea_mq_worker.adapters.nats.publish.earlier_copies import date_earlier_copies
+from sea_mq_worker.adapters.nats.publish.fast_ingest import Fast
+from sea_mq_worker.adapters.nats.publish.id_conflicts import refuse_taken_ids
+from sea_mq_worker.adapters.nats.publish.ordered import Ordered
+from sea_mq_worker.adapters.nats.publish.pipelined import Pipeline
+from sea_mq_worker.adapters.nats.publish.reply_mux import Replies
+from sea_mq_worker.adapters.nats.publish.search import find_messages
+from sea_mq_worker.adapters.nats.publish.stream_info import StreamFacts, stream_facts
+from sea_mq_worker.domain.encoding import Sendable, sendable
+from sea_mq_worker.domain.errors import BrokerUnavailableError, ContractError, WorkerError
+from sea_mq_worker.domain.headers import MSG_ID
+from sea_mq_worker.domain.messages import OutboundMessage
+from sea_mq_worker.domain.outcomes import Failed, PublishOutcome, Refused, Stored, Unknown, Unsent
+from sea_mq_worker.domain.stream_search import SearchResult, Wanted
+
+Mode: TypeAlias = Literal["auto", "pipeline", "fast", "atomic"]
+
+_BEHIND = Unsent("held back behind a message that was not stored")
+_APART_SECONDS = 10.0
+"""For this long ``auto`` uses the pipeline after a batch met other writers or a message that was refused."""
+_FACTS_TIMEOUT_SECONDS = 2.0
+_FACTS_SHARE = 0.25
+"""Of a deadline, at most, to ask about the stream before it is published to."""
+
+
+class NatsJetStreamPublisher:
+    """Publishes to one stream over one connection; JetStreamPublisher's rules hold in every mode.
+
+    Args:
+        stream: the only stream whose acknowledgements count.
+        mode: ``pipeline`` works on any server; ``fast`` needs ``allow_batched``, ``atomic``
+            ``allow_atomic`` on the stream, and both keep the order of a batch; ``auto`` is ``fast`` where
+            the stream allows it, no other writer is busy and nothing is refused, else ``pipeline``.
+        publish_timeout_seconds: deadline of a single ``publish``.
+        find_timeout_seconds: how long a ``find`` reads on.
+    """
+
+    def __init__(
+        self,
+        *,
+        connection: NatsConnection,
+        stream: str,
+        mode: Mode = "auto",
+        publish_timeout_seconds: float = 10.0,
+        find_timeout_seconds: float = 60.0,
+    ) -> None:
+        self._connection = connection
+        self._stream = stream
+        self._mode = mode
+        self._publish_timeout_seconds = publish_timeout_seconds
+        self._find_timeout_seconds = find_timeout_seconds
+        replies = Replies(connection)
+        self._replies = replies
+        self._pipeline = Pipeline(connection, replies, AckReader(stream))
+        self._ordered = Ordered(self._pipeline, last_seq=0)
+        self._batchers: dict[str, Batcher] = {
+            "fast": Fast(connection, replies, stream),
+            "atomic": Atomic(connection, replies, stream),
+        }
+        self._facts: StreamFacts
+        self._facts_are_old = False
+        self._apart_at = float("-inf")
+
+    async def start(self) -> None:
+        """Learn what the stream allows.
+
+        Raises:
+            BrokerUnavailableError: the server does not answer now.
+            ContractError: the stream is missing, takes or acknowledges nothing, does not allow the mode, or
+                may not be asked about.
+        """
+        self._facts = await stream_facts(self._connection, self._stream)
+        if self._facts.useless:
+            raise ContractError(self._facts.useless)
+        allowed = {"fast": self._facts.allow_batched, "atomic": self._facts.allow_atomic}
+        if not allowed.get(self._mode, True):
+            flag = {"fast": "allow_batched", "atomic": "allow_atomic"}[self._mode]
+            raise ContractError(
+                f"publish mode {self._mode} needs {flag} on stream {self._stream}; set it there or use `auto`"
+            )
+        self._ordered.last_seq = self._facts.last_seq
+        await self._replies.start()
+        self._connection.listen(self._on_event)
+
+    @property
+    def connected(self) -> bool:
+        """As far as is known, a publish could reach the server now."""
+        return self._connection.is_connected
+
+    @property
+    def keeps_order(self) -> bool:
+        """Nothing of the next batch is stored behind a message of it that was not; may change in between."""
+        return self._route() != "pipeline"
+
+    @property
+    def duplicate_window_seconds(self) -> float:
+        """How long the stream remembers a message id."""
+        return self._facts.duplicate_window_seconds
+
+    @property
+    def max_payload(self) -> int:
+        """Bytes of headers and body that the server takes."""
+        return self._connection.client.max_payload
+
+    async def publish(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> PublishOutcome:
+        """Make one attempt for one message."""
+        message = OutboundMessage(
+            id=headers.get(MSG_ID, ""), subject=subject, payload=payload, headers=headers, repeated=True
+        )
+        outcomes = await self.publish_batch([message], timeout_seconds=self._publish_timeout_seconds)
+        return outcomes[0]
+
+    async def publish_batch(
+        self, messages: Sequence[OutboundMessage], *, timeout_seconds: float
+    ) -> Sequence[PublishOutcome]:
+        """Make one attempt for each message; see JetStreamPublisher."""
+        route = self._route()
+        deadline = asyncio.get_running_loop().time() + timeout_seconds
+        if self._facts_are_old and timeout_seconds > 0:
+            await self._renew_facts(min(timeout_seconds * _FACTS_SHARE, _FACTS_TIMEOUT_SECONDS))
+        if self._facts.useless:
+            self._facts_are_old = True
+            return [Unsent(self._facts.useless)] * len(messages)
+        limit = self.max_payload
+        ready = [sendable(message, limit) for message in messages]
+        known = self._ordered.last_seq
+        if route == "pipeline":
+            outcomes = await self._publish_each(ready, deadline)
+        else:
+            outcomes = await self._publish_ordered(self._batchers[route], ready, deadline)
+        self._learn(outcomes, known)
+        outcomes = await refuse_taken_ids(self._connection, self._stream, messages, outcomes, deadline)
+        return await date_earlier_copies(self._connection, self._stream, messages, outcomes, deadline)
+
+    async def find(self, wanted: Sequence[Wanted]) -> Mapping[str, SearchResult]:
+        """Scan the headers of what the stream stored lately; see JetStreamPublisher."""
+        try:
+            return await find_messages(
+                self._connection, self._stream, wanted, timeout_seconds=self._find_timeout_seconds
+            )
+        except WorkerError as error:
+            raise BrokerUnavailableError(f"searching stream {self._stream}: {error}") from error
+
+    def _route(self) -> str:
+        """Which way the next batch goes."""
+        if self._mode == "atomic":
+            return "atomic" if self._facts.allow_atomic else "pipeline"
+        if self._mode == "pipeline" or not self._facts.allow_batched:
+            return "pipeline"
+        apart_at = max(self._apart_at, self._ordered.mixed_at)
+        apart = asyncio.get_running_loop().time() - apart_at < _APART_SECONDS
+        return "pipeline" if apart and self._mode == "auto" else "fast"
+
+    async def _publish_each(
+        self, messages: Sequence[Sendable | str], deadline: float
+    ) -> list[PublishOutcome]:
+        good = [message for message in messages if isinstance(message, Sendable)]
+        sent = iter(await self._pipeline.send(good, deadline))
+        outcomes = [Refused(each) if isinstance(each, str) else next(sent) for each in messages]
+        stored = [outcome.seq for outcome in outcomes if isinstance(outcome, Stored)]
+        self._ordered.last_seq = max([self._ordered.last_seq, *stored])
+        return outcomes
+
+    async def _publish_ordered(
+        self, batcher: Batcher, messages: Sequence[Sendable | str], deadline: float
+    ) -> list[PublishOutcome]:
+        """A message that cannot be sent holds back those behind it, like one that is not stored."""
+        good: list[Sendable] = []
+        bad = ""
+        for message in messages:
+            if isinstance(message, str):
+                bad = message
+                break
+            good.append(message)
+        outcomes = await self._ordered.send(batcher, good, deadline)
+        self._facts_are_old = self._facts_are_old or self._ordered.disabled
+        if bad and all(isinstance(outcome, Stored) for outcome in outcomes):
+            outcomes.append(Refused(bad))
+        return outcomes + [_BEHIND] * (len(messages) - len(outcomes))
+
+    def _learn(self, outcomes: Sequence[PublishOutcome], known: int) -> None:
+        """Ask about the stream anew when it may have changed; batch nothing while messages are refused."""
+        stored = [outcome for outcome in outcomes if isinstance(outcome, Stored)]
+        others = [outcome for outcome in outcomes if not isinstance(outcome, Stored)]
+        if any(isinstance(outcome, Refused | Failed | Unknown) for outcome in others):
+            self._apart_at = asyncio.get_running_loop().time()
+            self._facts_are_old = self._facts_are_old or not stored
+        if self._ordered.last_seq < known or any(o.seq <= known and not o.duplicate for o in stored):
+            self._facts_are_old = True
+
+    async def _renew_facts(self, timeout_seconds: float) -> None:
+        """The stream may be another, or another one's past; while it cannot be asked, the old facts stand."""
+        known = self._ordered.last_seq
+        try:
+            facts = await stream_facts(self._connection, self._stream, timeout_seconds=timeout_seconds)
+        except WorkerError:
+            self._facts = replace(self._facts, useless="")  # a publish will tell what is wrong now
+            return
+        if facts.created != self._facts.created:
+            self._ordered.last_seq = facts.last_seq
+            self._connection.tell("stream", f"stream {self._stream} was created anew at {facts.created}")
+        elif facts.last_seq < known:
+            self._ordered.last_seq = facts.last_seq
+            self._connection.tell("stream", _lost(self._stream, facts.last_seq, known))
+        if facts.useless and not self._facts.useless:
+            self._connection.tell("stream", facts.useless)
+        self._facts = facts
+        self._ordered.disabled = False
+        self._facts_are_old = False
+
+    def _on_event(self, event: str, _text: str) -> None:
+        if event == "reconnected":
+            self._facts_are_old = True
+
+
+def _lost(stream: str, ends_at: int, acknowledged: int) -> str:
+    return (
+        f"stream {stream} ends at {ends_at} and had acknowledged {acknowledged}: the server lost what lay in "
+        "between; `sea-mq-worker pipeline reconcile` names it"
+    )

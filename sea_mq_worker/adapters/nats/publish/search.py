@@ -1,0 +1,195 @@
+"""Which messages a stream holds: a scan of headers by a consumer that exists only for it."""
+
+import asyncio
+import contextlib
+import json
+import uuid
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+from nats.aio.msg import Msg
+
+from sea_mq_worker.adapters.nats.connection import NatsConnection, api
+from sea_mq_worker.adapters.nats.publish.acks import number
+from sea_mq_worker.adapters.nats.publish.stream_info import StreamFacts, stream_facts
+from sea_mq_worker.domain.errors import BrokerUnavailableError, WorkerError
+from sea_mq_worker.domain.headers import MSG_ID
+from sea_mq_worker.domain.outcomes import Stored
+from sea_mq_worker.domain.stream_search import Looked, SearchResult, Wanted
+
+if TYPE_CHECKING:
+    from nats.aio.subscription import Subscription
+
+_PULL_MESSAGES = 1000
+_SILENT_SECONDS_MAX = 10.0
+_INACTIVE_SECONDS = 60
+_SUBJECTS_MAX = 32
+"""Of more the server would have to sort out too many: then all messages are read."""
+_EPOCH = datetime(1970, 1, 2, tzinfo=UTC)
+
+
+async def find_messages(
+    connection: NatsConnection, stream: str, wanted: Sequence[Wanted], *, timeout_seconds: float
+) -> dict[str, SearchResult]:
+    """Look for each up to the last message as of now, as far as the time allows.
+
+    Raises:
+        BrokerUnavailableError: nothing could be read.
+        ContractError: no such stream, or no permission.
+    """
+    scan: _Scan | None = None
+    try:
+        async with asyncio.timeout(timeout_seconds):
+            scan = _Scan(connection, stream, wanted, await stream_facts(connection, stream))
+            await scan.open()
+            await scan.run()
+    except (WorkerError, TimeoutError) as error:
+        if scan is None or not scan.has_read:
+            raise _unread(error, timeout_seconds) from error
+    finally:
+        if scan is not None:
+            await scan.close()
+    return scan.results()
+
+
+def _unread(error: Exception, seconds: float) -> WorkerError:
+    if isinstance(error, WorkerError):
+        return error
+    return BrokerUnavailableError(f"no answer within {seconds:g} s")
+
+
+class _Scan:
+    """One reading of a stream for all that is wanted, from where the search is least far.
+
+    Attributes:
+        has_read: something new is known.
+    """
+
+    def __init__(
+        self, connection: NatsConnection, stream: str, wanted: Sequence[Wanted], facts: StreamFacts
+    ) -> None:
+        self.has_read = False
+        self._connection = connection
+        self._stream = stream
+        self._facts = facts
+        self._wanted = {each.id: each._replace(looked=self._known(each.looked)) for each in wanted}
+        self._until = max((each.looked.until for each in self._wanted.values() if each.looked), default=0)
+        if not all(each.looked for each in self._wanted.values()):
+            self._until = facts.last_seq
+        self._through = 0
+        self._found: dict[str, Stored] = {}
+        self._consumer = f"sea-mq-find-{uuid.uuid4().hex}"
+        self._arrived: asyncio.Queue[Msg] = asyncio.Queue()
+        self._inbox = connection.client.new_inbox()
+        self._subscription: Subscription | None = None
+        self._received = 0
+        self._pending = 0
+
+    def _known(self, looked: Looked | None) -> Looked | None:
+        """Take what was known of this very stream; a search that is asked for anew ends where it ends now."""
+        if looked is None or looked.created != self._facts.created or looked.through > self._facts.last_seq:
+            return None
+        return looked if looked.until else looked._replace(until=self._facts.last_seq)
+
+    async def open(self) -> None:
+        config = {
+            "name": self._consumer,
+            "ack_policy": "none",
+            "headers_only": True,
+            "mem_storage": True,
+            "num_replicas": 1,
+            "inactive_threshold": _INACTIVE_SECONDS * 1_000_000_000,
+            **self._start(),
+            **self._filter(),
+        }
+        self._subscription = await self._connection.client.subscribe(
+            self._inbox, cb=self._on_message, pending_bytes_limit=0
+        )
+        created = await api(
+            self._connection,
+            f"CONSUMER.CREATE.{self._stream}.{self._consumer}",
+            {"stream_name": self._stream, "action": "create", "config": config},
+        )
+        self._pending = number(created, "num_pending")
+
+    def _start(self) -> dict[str, object]:
+        looked = [each.looked for each in self._wanted.values()]
+        if all(looked):
+            first = min(far.through for far in looked if far) + 1
+            return {"deliver_policy": "by_start_sequence", "opt_start_seq": first}
+        since = max(each.since_seconds for each in self._wanted.values())
+        start = max(self._facts.now - timedelta(seconds=min(since, 1e9)), _EPOCH)
+        return {"deliver_policy": "by_start_time", "opt_start_time": start.isoformat()}
+
+    def _filter(self) -> dict[str, object]:
+        subjects = sorted({each.subject for each in self._wanted.values()})
+        if self._facts.renames or "" in subjects or len(subjects) > _SUBJECTS_MAX:
+            return {}
+        return {"filter_subjects": subjects}
+
+    def results(self) -> dict[str, SearchResult]:
+        """Tell what was found, and of the rest how far it was looked for."""
+        return {
+            each.id: self._found.get(each.id) or self._looked(each.looked) for each in self._wanted.values()
+        }
+
+    def _looked(self, looked: Looked | None) -> Looked:
+        if looked:
+            return looked._replace(through=max(looked.through, self._through))
+        return Looked(self._facts.created, self._through, self._facts.last_seq)
+
+    async def run(self) -> None:
+        """Read on until the last message, or until nothing is left before it."""
+        while self._pending > 0:
+            await self._pull(min(self._pending, _PULL_MESSAGES))
+        self._through = self._until
+        self.has_read = True
+
+    async def close(self) -> None:
+        """Remove the consumer now; should that fail, the server does it after a while."""
+        if self._subscription is None:
+            return
+        with contextlib.suppress(Exception):
+            await self._subscription.unsubscribe()
+        with contextlib.suppress(WorkerError):
+            await api(self._connection, f"CONSUMER.DELETE.{self._stream}.{self._consumer}")
+
+    async def _on_message(self, msg: Msg) -> None:
+        self._arrived.put_nowait(msg)
+
+    async def _pull(self, batch: int) -> None:
+        request = json.dumps({"batch": batch, "expires": int(_SILENT_SECONDS_MAX * 1e9)}).encode()
+        subject = f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{self._consumer}"
+        await self._connection.client.publish(subject, request, self._inbox)
+        for _ in range(batch):
+            try:
+                async with asyncio.timeout(_SILENT_SECONDS_MAX):
+                    msg = await self._arrived.get()
+            except TimeoutError as error:
+                raise BrokerUnavailableError("the stream sends nothing more") from error
+            self._note(msg)
+            if not self._pending:
+                return
+
+    def _note(self, msg: Msg) -> None:
+        headers = msg.headers or {}
+        tokens = msg.reply.split(".")
+        if len(tokens) < _ACK_TOKENS_MIN:
+            status = headers.get("Status", "no status"), headers.get("Description", "")
+            raise BrokerUnavailableError(f"the stream stopped sending ({' '.join(status)})")
+        shift = 0 if len(tokens) == _ACK_TOKENS_MIN else 2
+        seq, place, left = (int(tokens[shift + at]) for at in (5, 6, 8))
+        self._received += 1
+        if place != self._received:
+            raise BrokerUnavailableError("a message was lost on the way")
+        self._pending = 0 if seq >= self._until else left
+        self._through = seq
+        self.has_read = True
+        wanted = self._wanted.get(headers.get(MSG_ID, ""))
+        if wanted and seq != wanted.other_than:
+            self._found[wanted.id] = Stored(self._stream, seq, duplicate=True)
+
+
+_ACK_TOKENS_MIN = 9
+"""``$JS.ACK.stream.consumer.deliveries.seq.place.time.left``; newer ones have domain and account first."""

@@ -1,1 +1,0 @@
-"""Listeners of the worker's facts (logs, metrics) and decorators that trace."""

@@ -1,0 +1,1 @@
+"""Queries and changes that operators ask for."""

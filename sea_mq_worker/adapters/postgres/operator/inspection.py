@@ -1,0 +1,104 @@
+"""PostgresInspection: what operators see of outbox and inbox."""
+
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+
+from sea_mq_worker.adapters.postgres.connection import fetch
+from sea_mq_worker.adapters.postgres.operator.listings import PostgresLists
+from sea_mq_worker.adapters.postgres.queries import load_queries
+from sea_mq_worker.domain.dead_letters import Reason, conflict_detail
+from sea_mq_worker.domain.error_fingerprint import MARKED, NUMBERS
+from sea_mq_worker.domain.read_models import (
+    AuditFilter,
+    Depth,
+    Discarded,
+    EarlierEvent,
+    Group,
+    Match,
+    OperatorAction,
+    OutboxSummary,
+)
+
+_ALL = AuditFilter()
+
+
+class PostgresInspection(PostgresLists):
+    """Inspection (Open Outbox, operator), which changes nothing; raises what ``translated`` raises."""
+
+    def __init__(self, *, pool: asyncpg.Pool) -> None:
+        """Use a pool opened with ``OPERATOR_HINTS``: these statements read much, and seldom."""
+        super().__init__(pool=pool)
+        self._depth = load_queries("depth", "outbox_depth", "inbox_depth")
+        self._asked = load_queries(
+            "inspection",
+            *("outbox_depth_capped", "inbox_depth_capped"),
+            *("outbox_summary", "inbox_summary", "audit", "discarded", "ids_between", "earlier_of_key"),
+            "conflicts",
+        )
+
+    async def outbox_depth(self) -> Depth:
+        """QRY-050, exactly."""
+        return _depth_of(await fetch(self._pool, self._depth["outbox_depth"]))
+
+    async def inbox_depth(self) -> Depth:
+        """QRY-051, exactly."""
+        return _depth_of(await fetch(self._pool, self._depth["inbox_depth"]))
+
+    async def outbox_depth_capped(self, *, limit: int) -> Depth:
+        """QRY-050 with every number up to ``limit``; its cost does not grow with the backlog."""
+        return _depth_of(await fetch(self._pool, self._asked["outbox_depth_capped"], limit))
+
+    async def inbox_depth_capped(self, *, limit: int) -> Depth:
+        """QRY-051 with every number up to ``limit``; its cost does not grow with the backlog."""
+        return _depth_of(await fetch(self._pool, self._asked["inbox_depth_capped"], limit))
+
+    async def outbox_summary(self, *, read_max: int, groups_max: int) -> Sequence[Group]:
+        """Group the oldest ``read_max`` unfinished events, the largest groups of each kind first."""
+        rows = await fetch(self._pool, self._asked["outbox_summary"], read_max, groups_max, NUMBERS, MARKED)
+        return [Group(**row) for row in rows]
+
+    async def inbox_summary(self, *, read_max: int, groups_max: int) -> Sequence[Group]:
+        """Group the oldest ``read_max`` unprocessed messages in the same way."""
+        rows = await fetch(self._pool, self._asked["inbox_summary"], read_max, groups_max, NUMBERS, MARKED)
+        return [Group(**row) for row in rows]
+
+    async def audit(self, which: AuditFilter = _ALL, *, limit: int) -> Sequence[OperatorAction]:
+        """Return what operators did, the latest first."""
+        given = (which.actor_like, which.action, which.since, which.until, which.before_id)
+        return [OperatorAction(**row) for row in await fetch(self._pool, self._asked["audit"], *given, limit)]
+
+    async def discarded(self, event_id: UUID) -> Discarded | None:
+        """Return who gave an event up and why, if anybody did."""
+        rows = await fetch(self._pool, self._asked["discarded"], str(event_id))
+        return Discarded(**rows[0]) if rows else None
+
+    async def ids_between(self, first: UUID, last: UUID, *, limit: int) -> Sequence[Match]:
+        """Return events and messages with an id from ``first`` to ``last``, up to ``limit`` of each."""
+        rows = await fetch(self._pool, self._asked["ids_between"], first, last, limit)
+        return [Match(**row) for row in rows]
+
+    async def earlier_of_key(
+        self, event: OutboxSummary, *, limit: int, dead_hold: bool
+    ) -> Sequence[EarlierEvent]:
+        """Return the events of its ordering key that this one waits for, the earliest first."""
+        if event.ordering_key is None:
+            return []
+        rows = await fetch(
+            self._pool, self._asked["earlier_of_key"], event.ordering_key, event.seq, limit, dead_hold
+        )
+        return [EarlierEvent(**row) for row in rows]
+
+    async def conflicts(self, message_id: UUID, *, limit: int) -> Sequence[UUID]:
+        """Return the ids under which other contents of this one were dead-lettered, the latest first."""
+        reason = Reason.CONTENT_CONFLICT
+        noted = f"{reason}: {conflict_detail(str(message_id))}"
+        rows = await fetch(self._pool, self._asked["conflicts"], str(reason), noted, limit)
+        return [row["message_id"] for row in rows]
+
+
+def _depth_of(rows: Sequence[Any]) -> Depth:
+    values = dict(rows[0])
+    return Depth(**values | {"waiting_seconds": max(0.0, values["waiting_seconds"] or 0.0)})

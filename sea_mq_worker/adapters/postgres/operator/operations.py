@@ -1,0 +1,205 @@
+"""PostgresOperations: what operators do to outbox and inbox."""
+
+import json
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+
+from sea_mq_worker.adapters.postgres.connection import fetch
+from sea_mq_worker.adapters.postgres.errors import translated
+from sea_mq_worker.adapters.postgres.operator.inspection import PostgresInspection
+from sea_mq_worker.adapters.postgres.operator.pruning import OnPartition, OnProgress, PostgresPruning, nobody
+from sea_mq_worker.adapters.postgres.operator.replays import PostgresReplays, as_json
+from sea_mq_worker.adapters.postgres.queries import load_queries
+from sea_mq_worker.domain.errors import WorkerError
+from sea_mq_worker.domain.read_models import (
+    ActionOutcome,
+    OutboxFilter,
+    Prunable,
+    PruneResult,
+    Redrive,
+    ReplayResult,
+    check_accountable,
+)
+
+
+class PostgresOperations(PostgresInspection):
+    """Inspection and intervention (Open Outbox, operator).
+
+    Every change names who makes it and why, and leaves a record in ``operator_actions`` of what was selected
+    and how much was changed, also when it was cut short. Each method raises what ``translated`` raises.
+    """
+
+    def __init__(self, *, pool: asyncpg.Pool) -> None:
+        """Use a pool opened with ``OPERATOR_HINTS``: these statements read much, and seldom."""
+        super().__init__(pool=pool)
+        self._sql = load_queries(
+            "operations",
+            *("begin_action", "finish_action", "bury_due", "bury_claim", "bury", "discard"),
+            *("redriven", "finish_redrive", "close_messages", "letter_purged"),
+        )
+        self._pruning = PostgresPruning(pool=pool)
+
+    async def replay(
+        self,
+        which: OutboxFilter,
+        *,
+        actor: str,
+        reason: str,
+        cap: int,
+        dry_run: bool,
+    ) -> ReplayResult:
+        """Put back what matches, without waiting for workers; of more than ``cap``, or in a dry run, none."""
+        replays = PostgresReplays(pool=self._pool)
+        chosen = await replays.choose(which, limit=cap + 1)
+        replayed = 0
+        if not dry_run and 0 < len(chosen) <= cap:
+            replay = await replays.begin(which, actor=actor, reason=reason)
+            async for step in replays.feed(replay, chosen, ahead=len(chosen)):
+                replayed = step.replayed
+        return ReplayResult(matched=len(chosen), replayed=replayed)
+
+    async def bury(self, ids: Sequence[UUID], *, actor: str, reason: str) -> frozenset[UUID]:
+        """PENDING -> DEAD, by way of CLAIMED (Open Outbox, explicit operator intervention).
+
+        Returns the events that it ended; one that a relay holds right now is not among them.
+        """
+        selection = json.dumps({"ids": [str(event_id) for event_id in ids]})
+        error = f"ended by {actor}: {reason}"
+        with translated():
+            async with self._pool.acquire() as connection, connection.transaction():
+                args = _action_args("bury", actor, reason, selection)
+                action = await connection.fetchval(self._sql["begin_action"], *args)
+                rows = await connection.fetch(self._sql["bury_due"], ids)
+                waiting = [row["id"] for row in rows]
+                await connection.execute(self._sql["bury_claim"], waiting, actor)
+                await connection.execute(self._sql["bury"], waiting, error, action)
+        return frozenset(waiting)
+
+    async def discard(
+        self, ids: Sequence[UUID], *, selection: OutboxFilter, actor: str, reason: str
+    ) -> frozenset[UUID]:
+        """Delete DEAD events for good; the audit keeps what each of them was, but for its content.
+
+        Returns the events that it deleted; one that was replayed meanwhile is not among them.
+        """
+        check_accountable(actor, reason)
+        args = ids, actor, reason, as_json(selection)
+        return frozenset(row["id"] for row in await fetch(self._pool, self._sql["discard"], *args))
+
+    async def redriven(self, message_id: UUID, *, actor: str, reason: str) -> Redrive:
+        """Open a dead-lettered message, before it is sent again: one that came first would be skipped."""
+        check_accountable(actor, reason)
+        rows = await fetch(self._pool, self._sql["redriven"], message_id, actor, reason)
+        return Redrive(open=rows[0]["open"], reopened=rows[0]["reopened"], action=rows[0]["action"])
+
+    async def finish_redrive(self, action: int, outcome: ActionOutcome) -> None:
+        """Record what came of a redrive."""
+        await fetch(self._pool, self._sql["finish_redrive"], action, outcome)
+
+    async def finish(self, action: int, outcome: ActionOutcome) -> None:
+        """Close the record of an action of several steps."""
+        await fetch(self._pool, self._sql["finish_action"], action, outcome)
+
+    async def close(self, ids: Sequence[UUID], *, actor: str, reason: str) -> frozenset[UUID]:
+        """End messages without an effect that nobody has in hand; return which were ended."""
+        selection = json.dumps({"ids": [str(message_id) for message_id in ids]})
+        action = await self._begin("close", actor, reason, selection)
+        note = f"closed by {actor}: {reason}"
+        rows = await fetch(self._pool, self._sql["close_messages"], ids, note, action)
+        return frozenset(row["message_id"] for row in rows)
+
+    async def resume(self, event_type: str, *, actor: str, reason: str) -> int:
+        """Note that workers shall end the slow pace of an event type, or of all by an empty one."""
+        selection = json.dumps({"event_type": event_type})
+        async with self._recorded("resume", actor, reason, selection) as action:
+            return action
+
+    async def begin_purge(self, selection: Mapping[str, Any], *, actor: str, reason: str) -> int:
+        """Open the record of a purge of dead letters; return it."""
+        return await self._begin("purge", actor, reason, json.dumps(selection, default=str))
+
+    async def letter_purged(self, message_id: UUID | None, *, action: int, actor: str, reason: str) -> bool:
+        """Note that a dead letter's message is given up; False: it is open again, the letter must stay."""
+        note = f"purged by {actor}: {reason}"
+        rows = await fetch(self._pool, self._sql["letter_purged"], message_id, note, action)
+        return bool(rows[0]["may_go"])
+
+    async def prune_outbox(
+        self,
+        published_before: datetime,
+        *,
+        actor: str,
+        reason: str,
+        cap: int | None = None,
+        on_progress: OnProgress = nobody,
+        on_partition: OnPartition = nobody,
+    ) -> PruneResult:
+        """Delete events published before a time. Others stay, whatever their age.
+
+        ``cap``: stop after so many, and at most a range of pages more.
+        """
+        async with self._recorded("prune_outbox", actor, reason, _before(published_before)) as action:
+            return await self._pruning.prune(
+                "outbox",
+                published_before,
+                action=action,
+                cap=cap,
+                on_progress=on_progress,
+                on_partition=on_partition,
+            )
+
+    async def prune_inbox(
+        self,
+        processed_before: datetime,
+        *,
+        actor: str,
+        reason: str,
+        cap: int | None = None,
+        on_progress: OnProgress = nobody,
+    ) -> PruneResult:
+        """Delete messages processed or closed before a time. Others stay, however old.
+
+        A message that is delivered again after its row is gone has its effect again: keep rows longer than
+        the streams keep messages.
+        """
+        async with self._recorded("prune_inbox", actor, reason, _before(processed_before)) as action:
+            return await self._pruning.prune(
+                "inbox", processed_before, action=action, cap=cap, on_progress=on_progress
+            )
+
+    async def count_prunable(
+        self, side: str, before: datetime, *, go_on: Callable[[], bool], on_progress: OnProgress = nobody
+    ) -> Prunable:
+        """Count what a prune of ``outbox`` or ``inbox`` would delete, for as long as ``go_on`` says."""
+        return await self._pruning.count(side, before, go_on=go_on, on_progress=on_progress)
+
+    @asynccontextmanager
+    async def _recorded(self, action: str, actor: str, reason: str, selection: str) -> AsyncIterator[int]:
+        """Keep a record for the length of a block; what is cut short stays open, what fails says so."""
+        number = await self._begin(action, actor, reason, selection)
+        try:
+            yield number
+        except WorkerError:
+            with suppress(WorkerError):
+                await self.finish(number, "failed")
+            raise
+        await self.finish(number, "done")
+
+    async def _begin(self, action: str, actor: str, reason: str, selection: str) -> int:
+        args = _action_args(action, actor, reason, selection)
+        rows = await fetch(self._pool, self._sql["begin_action"], *args)
+        return int(rows[0]["id"])
+
+
+def _before(moment: datetime) -> str:
+    return json.dumps({"before": moment.isoformat()})
+
+
+def _action_args(action: str, actor: str, reason: str, selection: str) -> tuple[str, str, str, str]:
+    check_accountable(actor, reason)
+    return actor, action, reason, selection

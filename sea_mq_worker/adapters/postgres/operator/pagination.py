@@ -1,0 +1,74 @@
+"""Pages of lists: from which id to which one is read, and what is told of the end."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Generic, TypeVar
+from uuid import UUID
+
+from sea_mq_worker.domain.errors import WorkerError
+from sea_mq_worker.domain.uuid7 import lowest_id, made_at
+
+READ_MAX = 20_000
+"""So many rows are looked at in some hundredths of a second."""
+
+RowT = TypeVar("RowT")
+
+
+class RowGoneError(WorkerError):
+    """There is no row that a page could come after."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"there is no {what} (any more): begin again without --after")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page(Generic[RowT]):
+    """A part of a list.
+
+    Attributes:
+        rows: what fits, the latest first.
+        goes_on: the id behind which the next page begins; None: the list ends here.
+        read: so many rows were looked at without finding a page full; None: the page is full, or all were.
+        reached: the time back to which they go, where ``read`` is told.
+    """
+
+    rows: Sequence[RowT]
+    goes_on: UUID | None
+    read: int | None = None
+    reached: datetime | None = None
+
+
+def page_of(
+    found: Sequence[Mapping[str, Any]],
+    record: Callable[..., RowT],
+    *,
+    id_of: str,
+    time_of: str | None,
+    limit: int,
+    read_max: int | None,
+) -> Page[RowT]:
+    """Make a page of rows of which the last may be the one at which the reading ended.
+
+    ``fits`` tells of each whether it belongs to the list, and ``place`` how many were looked at. ``id_of``
+    and ``time_of`` name columns; without the latter ids tell the time.
+    """
+    rows = [record(**_without_marks(row)) for row in found if row["fits"]]
+    last = found[-1] if found else {}
+    if len(rows) < limit and read_max and last.get("place") == read_max:
+        reached = last[time_of] if time_of else made_at(last[id_of])
+        return Page(rows=rows, goes_on=last[id_of], read=read_max, reached=reached)
+    return Page(rows=rows, goes_on=last[id_of] if len(rows) == limit else None)
+
+
+def reach(
+    since: datetime | None, until: datetime | None, before_id: UUID | None
+) -> tuple[UUID | None, UUID | None]:
+    """Return the lowest id of a page, and what its ids are below; None: no bound."""
+    lowest = lowest_id(since) if since else None
+    above = [one for one in (lowest_id(until) if until else None, before_id) if one]
+    return lowest, min(above, default=None)
+
+
+def _without_marks(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {name: value for name, value in row.items() if name not in {"fits", "place"}}

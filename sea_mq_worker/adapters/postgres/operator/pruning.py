@@ -1,0 +1,156 @@
+"""PostgresPruning: deletes what is finished and old, whole partitions or ranges of pages of the others."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+import asyncpg
+
+from sea_mq_worker.adapters.postgres.connection import fetch, fetch_slowly
+from sea_mq_worker.adapters.postgres.errors import TableMissingError
+from sea_mq_worker.adapters.postgres.queries import load_queries
+from sea_mq_worker.adapters.postgres.schema.leaf_partitions import (
+    DROP_LEAF,
+    LEAVES,
+    Leaf,
+    PageRange,
+    dropped_leaf,
+    in_leaf,
+    leaf_of,
+    ranges,
+)
+from sea_mq_worker.domain.read_models import DroppedPartition, KeptPartition, Prunable, PruneResult
+
+_PAGES = 500
+_GONE = MappingProxyType({"count": 0, "rows": 0})
+"""What is found in a partition that another session has dropped."""
+_TABLES = MappingProxyType({"outbox": "outbox_events", "inbox": "inbox_messages"})
+
+OnProgress: TypeAlias = Callable[[int, int, int], None]
+"""Is told how much is done, of how much, and how many rows were changed."""
+
+OnPartition: TypeAlias = Callable[[DroppedPartition | KeptPartition], None]
+"""Is told what became of a partition whose time is over."""
+
+
+def nobody(*_told: object) -> None:
+    """Tell nobody."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Tally:
+    """How far a prune or its count has come."""
+
+    pages_of: int
+    on_progress: OnProgress
+    pages: int = 0
+    rows: int = 0
+
+    def add(self, pages: int, rows: int) -> None:
+        self.pages += pages
+        self.rows += rows
+        self.on_progress(self.pages, self.pages_of, self.rows)
+
+
+class PostgresPruning:
+    """Deletion of published events and processed messages; each method raises what ``translated`` raises."""
+
+    def __init__(self, *, pool: asyncpg.Pool) -> None:
+        """Use a pool opened with ``OPERATOR_HINTS``."""
+        self._pool = pool
+        self._sql = load_queries("prune", "outbox", "inbox", "count_outbox", "count_inbox")
+
+    async def prune(
+        self,
+        side: str,
+        before: datetime,
+        *,
+        action: int,
+        cap: int | None,
+        on_progress: OnProgress,
+        on_partition: OnPartition = nobody,
+    ) -> PruneResult:
+        """Delete what ended before a time on the side of ``outbox`` or ``inbox``.
+
+        Args:
+            side: the table.
+            before: published, processed or closed earlier.
+            action: the audit's record, which counts them.
+            cap: stop after so many, and at most a range of pages more; no partition goes that has more.
+            on_progress: is told after each range and each partition.
+            on_partition: is told of each partition that was dropped, or might have been.
+        """
+        leaves = await self._leaves(side)
+        tally = _Tally(pages_of=_pages(leaves), on_progress=on_progress)
+        dropped: list[DroppedPartition] = []
+        for leaf in leaves:
+            room = None if cap is None else cap - tally.rows
+            if leaf.is_over(before) and await self._has_room(leaf, before, room):
+                told = await self._drop(leaf, before, action)
+                on_partition(told)
+                if isinstance(told, DroppedPartition):
+                    dropped.append(told)
+                    tally.add(leaf.pages, told.events)
+                    continue
+            for pages in ranges(leaf, _PAGES):
+                if cap is not None and tally.rows >= cap:
+                    break
+                row = await self._in(side, side, pages, before, action)
+                tally.add(pages.end - pages.first, row["count"])
+        return PruneResult(deleted=tally.rows, dropped=dropped)
+
+    async def count(
+        self, side: str, before: datetime, *, go_on: Callable[[], bool], on_progress: OnProgress
+    ) -> Prunable:
+        """Count what ``prune`` would delete, for as long as ``go_on`` says."""
+        leaves = await self._leaves(side)
+        tally = _Tally(pages_of=_pages(leaves), on_progress=on_progress)
+        whole: list[str] = []
+        for leaf in leaves:
+            is_whole = leaf.is_over(before)
+            for pages in ranges(leaf, _PAGES):
+                if not go_on():
+                    is_whole = False
+                    break
+                row = await self._in(side, f"count_{side}", pages, before)
+                tally.add(pages.end - pages.first, row["count"])
+                is_whole = is_whole and row["count"] == row["rows"]
+            if is_whole:
+                whole.append(leaf.name)
+        return Prunable(count=tally.rows, pages=tally.pages, pages_of=tally.pages_of, partitions=whole)
+
+    async def _has_room(self, leaf: Leaf, before: datetime, room: int | None) -> bool:
+        if room is None:
+            return True
+        rows = 0
+        for pages in ranges(leaf, _PAGES):
+            rows += (await self._in("outbox", "count_outbox", pages, before))["rows"]
+            if rows > room:
+                return False
+        return room > 0
+
+    async def _drop(self, leaf: Leaf, before: datetime, action: int) -> DroppedPartition | KeptPartition:
+        """Have it dropped if all of it may go; reads it, which takes longer than a statement may else."""
+        try:
+            [row] = await fetch_slowly(self._pool, DROP_LEAF, leaf.name, before, action)
+        except TableMissingError:
+            return KeptPartition(name=leaf.name, reason="another session has dropped it")
+        return dropped_leaf(leaf.name, row)
+
+    async def _leaves(self, side: str) -> list[Leaf]:
+        return [leaf_of(row) for row in await fetch(self._pool, LEAVES, _TABLES[side])]
+
+    async def _in(self, side: str, name: str, pages: PageRange, *args: object) -> Any:
+        statement = in_leaf(self._sql[name], _TABLES[side], pages.leaf)
+        try:
+            return (await fetch(self._pool, statement, pages.first, pages.end, *args))[0]
+        except TableMissingError:
+            if pages.leaf == _TABLES[side]:
+                raise
+            return _GONE
+
+
+def _pages(leaves: Sequence[Leaf]) -> int:
+    return sum(leaf.pages for leaf in leaves)

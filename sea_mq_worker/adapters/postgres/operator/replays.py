@@ -1,0 +1,182 @@
+"""PostgresReplays: events put back into the outbox, in portions that do not hold up what is new."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+
+from sea_mq_worker.adapters.postgres.connection import fetch, fetch_slowly
+from sea_mq_worker.adapters.postgres.queries import load_queries
+from sea_mq_worker.domain.errors import WorkerError
+from sea_mq_worker.domain.events import EventState
+from sea_mq_worker.domain.read_models import OutboxFilter, ReplayStep, check_accountable
+
+_TERMINAL = (EventState.PUBLISHED, EventState.DEAD)
+_PORTION_MAX = 1000
+_LOOK_SECONDS = 0.5
+_TIMES = ("since", "until")
+_PAGING = ("limit", "before_id")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """A replay that has begun.
+
+    Attributes:
+        id: of its record in ``operator_actions``.
+        at: when it began; None: just now.
+        through: everything up to this seq is done.
+        replayed: events that were put back so far.
+    """
+
+    id: int
+    which: OutboxFilter
+    at: datetime | None = None
+    through: int = 0
+    replayed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """An event to put back."""
+
+    id: UUID
+    seq: int
+
+
+class PostgresReplays:
+    """PUBLISHED or DEAD -> PENDING, the earliest first, so that each ordering key keeps its order.
+
+    Each method raises what ``translated`` raises.
+    """
+
+    def __init__(self, *, pool: asyncpg.Pool) -> None:
+        """Use a pool opened with ``OPERATOR_HINTS``."""
+        self._pool = pool
+        self._sql = load_queries(
+            "replay", "choose", "begin_replay", "load_replay", "put_back", "not_taken", "finish_replay"
+        )
+
+    async def choose(
+        self, which: OutboxFilter, *, limit: int | None, goes_on: Replay | None = None
+    ) -> list[Chosen]:
+        """Return what matches, in the order of seq; of a replay that goes on, what it has not done yet.
+
+        The limit and states besides PUBLISHED and DEAD do not matter. What was published since the replay
+        began is left out: that may be its own work.
+        """
+        states = [state for state in _TERMINAL if state in which.states]
+        rows = await fetch_slowly(
+            self._pool,
+            self._sql["choose"],
+            states,
+            EventState.PUBLISHED not in states,
+            *which.conditions,
+            goes_on.through if goes_on else 0,
+            goes_on.at if goes_on else None,
+            limit,
+        )
+        return [Chosen(row["id"], row["seq"]) for row in rows]
+
+    async def begin(self, which: OutboxFilter, *, actor: str, reason: str) -> Replay:
+        """Open the record of a replay."""
+        check_accountable(actor, reason)
+        states = tuple(state for state in _TERMINAL if state in which.states)
+        selection = as_json(replace(which, states=states))
+        rows = await fetch(self._pool, self._sql["begin_replay"], actor, reason, selection)
+        return Replay(id=rows[0]["id"], which=which)
+
+    async def load(self, action: int) -> Replay:
+        """Return a replay that was cut short.
+
+        Raises:
+            WorkerError: there is none, it is finished, or the pipeline has begun it.
+        """
+        rows = await fetch(self._pool, self._sql["load_replay"], action)
+        if not rows:
+            raise WorkerError(
+                f"action {action} is no replay; `sea-mq-worker audit --action replay` lists them"
+            )
+        selection = json.loads(rows[0]["selection"])
+        progress = selection.pop("progress", {"finished": True})
+        if progress["finished"]:
+            raise WorkerError(f"replay {action} is finished: it put back {rows[0]['affected']}")
+        if "as_given" in progress:
+            raise WorkerError(f"replay {action} is the pipeline's: run the same `pipeline replay` again")
+        return Replay(
+            id=action,
+            which=_from_json(selection),
+            at=rows[0]["at"],
+            through=progress["through"],
+            replayed=rows[0]["affected"],
+        )
+
+    async def feed(
+        self,
+        replay: Replay,
+        chosen: Sequence[Chosen],
+        *,
+        per_second: int = 1000,
+        ahead: int = 1000,
+    ) -> AsyncIterator[ReplayStep]:
+        """Put back portion after portion, and tell after each how far it is; cut short, it can go on.
+
+        Args:
+            replay: the record.
+            chosen: what ``choose`` returned for it.
+            per_second: pace.
+            ahead: at most so many are put back that no worker has taken yet, so that no more than these stand
+                before an event that is new.
+
+        Raises:
+            WorkerError: another run goes on with the same replay.
+        """
+        size = max(1, min(_PORTION_MAX, per_second, ahead))
+        through, replayed = replay.through, replay.replayed
+        waiting: list[UUID] = []
+        for start in range(0, len(chosen), size):
+            portion = chosen[start : start + size]
+            if start:
+                await asyncio.sleep(size / per_second)
+            while len(waiting) + len(portion) > ahead:
+                waiting = [row["id"] for row in await fetch(self._pool, self._sql["not_taken"], waiting)]
+                if len(waiting) + len(portion) <= ahead:
+                    break
+                yield ReplayStep(
+                    action=replay.id, done=start, total=len(chosen), replayed=replayed, waiting=len(waiting)
+                )
+                await asyncio.sleep(_LOOK_SECONDS)
+            ids = [one.id for one in portion]
+            args = (ids, replay.id, through, portion[-1].seq)
+            [row] = await fetch(self._pool, self._sql["put_back"], *args)
+            if not row["is_mine"]:
+                raise WorkerError(f"another run goes on with replay {replay.id}; let it, or stop it first")
+            through, replayed = portion[-1].seq, replayed + row["count"]
+            waiting += ids
+            yield ReplayStep(
+                action=replay.id, done=start + len(portion), total=len(chosen), replayed=replayed, waiting=0
+            )
+        await fetch(self._pool, self._sql["finish_replay"], replay.id)
+
+
+def as_json(which: OutboxFilter) -> str:
+    """Write a filter as the audit keeps it."""
+    given = {name: value for name, value in asdict(which).items() if value is not None}
+    return json.dumps({name: value for name, value in given.items() if name not in _PAGING}, default=str)
+
+
+def _from_json(selection: Mapping[str, Any]) -> OutboxFilter:
+    given = dict(selection)
+    for name in _TIMES:
+        if name in given:
+            given[name] = datetime.fromisoformat(given[name])
+    if "ids" in given:
+        given["ids"] = tuple(map(UUID, given["ids"]))
+    if "correlation_id" in given:
+        given["correlation_id"] = UUID(given["correlation_id"])
+    return OutboxFilter(**given | {"states": tuple(map(EventState, given["states"]))})

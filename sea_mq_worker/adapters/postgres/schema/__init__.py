@@ -1,0 +1,1 @@
+"""The schema: migrations, owner, partitions, and what a database actually has."""

@@ -1,0 +1,340 @@
+"""The facts about PostgreSQL that doctor judges; asking changes nothing."""
+
+import asyncio
+import contextlib
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import asyncpg
+
+from sea_mq_worker.adapters.postgres.acknowledged import Acknowledged, acknowledged
+from sea_mq_worker.adapters.postgres.connection import fetch, session_settings
+from sea_mq_worker.adapters.postgres.errors import translated
+from sea_mq_worker.adapters.postgres.opening import opening
+from sea_mq_worker.adapters.postgres.queries import load_queries
+from sea_mq_worker.adapters.postgres.schema.expected_schema import TABLES, promised_functions
+from sea_mq_worker.domain.error_fingerprint import MARKED, NUMBERS
+
+_SETTINGS = (
+    *("fsync", "synchronous_commit", "session_replication_role", "autovacuum", "track_counts"),
+    *("synchronous_standby_names", "max_prepared_transactions"),
+    *("max_connections", "superuser_reserved_connections", "reserved_connections"),
+    *("transaction_timeout", "idle_session_timeout"),
+    "server_version",
+)
+_STATEMENTS = (
+    *("identity", "settings", "connections", "transactions", "prepared", "slots"),
+    *("locks", "tables", "indexes", "triggers", "functions", "constraints", "rights"),
+    *("outbox", "failing", "sequence", "partitions", "inbox", "unseen", "may_read_audit", "inbox_pruned"),
+)
+_CONNECT_SECONDS = 5.0
+_HEAR_SECONDS = 3.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """A server's setting, as this session has it."""
+
+    name: str
+    setting: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connections:
+    """How many connections there are, and may be (-1: no limit of its own)."""
+
+    used: int
+    database_used: int
+    role_used: int
+    own: int
+    relays: int
+    workers: int
+    database_max: int
+    role_max: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenTransaction:
+    """A transaction that has been open for long."""
+
+    pid: int
+    state: str
+    name: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A prepared transaction that has been waiting for long."""
+
+    name: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slot:
+    """An inactive replication slot, and how much WAL it keeps."""
+
+    name: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableLock:
+    """What a session holds of a table, or waits for; 0 seconds: since when cannot be seen."""
+
+    relation: str
+    pid: int
+    mode: str
+    granted: bool
+    name: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """A table; ``filtered``: by row security for this login; ``vacuum_from`` dead rows on it is vacuumed."""
+
+    name: str
+    partitioned: bool
+    unlogged: bool
+    filtered: bool
+    vacuumed: bool
+    vacuum_from: float
+    dead: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trigger:
+    """A trigger of one of the tables."""
+
+    name: str
+    relation: str
+    enabled: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Function:
+    """A function of the schema; in ``search_path`` its own schema is written as ``promised.SCHEMA``."""
+
+    name: str
+    body: str
+    search_path: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lack:
+    """A privilege that the login does not have; no columns: on the table."""
+
+    relation: str
+    privilege: str
+    columns: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutboxFacts:
+    """How the outbox fares."""
+
+    due_seconds: float
+    dead: int
+    ahead: int
+    largest_bytes: int
+    published_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceFacts:
+    """The last number given to an event (None: it may not be seen), and the highest that a late one has."""
+
+    last: int | None
+    highest: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionFacts:
+    """How far ahead an outbox has partitions, and how large the default one, ``remainder``, is."""
+
+    ahead_seconds: float
+    remainder: str | None
+    remainder_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InboxWaiting:
+    """Messages of one consumer without an ending that nobody holds."""
+
+    stream: str
+    consumer: str
+    count: int
+    seconds: float
+    first_seq: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnseenFacts:
+    """What left a consumer's stream before it was delivered; the range is that of the last find."""
+
+    stream: str
+    durable: str
+    first_seq: int
+    last_seq: int
+    count: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failing:
+    """Open events or messages of one last error; ``example`` is the id of one of them."""
+
+    side: str
+    error: str
+    count: int
+    example: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowFacts:
+    """What the tables tell to those whom nobody locks out.
+
+    Attributes:
+        constraints: definitions in PostgreSQL's words, by table and name.
+        inbox_pruned_before: up to when inbox rows were deleted.
+        acknowledged: what rows say of the stream that is published to.
+    """
+
+    constraints: Mapping[tuple[str, str], str]
+    outbox: OutboxFacts
+    failing: Sequence[Failing]
+    sequence: SequenceFacts | None
+    partitions: PartitionFacts | None
+    inbox: Sequence[InboxWaiting]
+    unseen: Sequence[UnseenFacts]
+    inbox_pruned_before: datetime | None
+    acknowledged: Acknowledged
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatabaseFacts:
+    """Server, login and tables; ``clock_offset_seconds``: its clock minus this machine's."""
+
+    role: str
+    database: str
+    schema: str
+    context: str | None
+    encoding: str
+    standbys: int
+    clock_offset_seconds: float
+    settings: Mapping[str, Setting]
+    connections: Connections
+    transactions: Sequence[OpenTransaction]
+    prepared: Sequence[Prepared]
+    slots: Sequence[Slot]
+    tables: Sequence[Table]
+    indexes: Mapping[str, bool]
+    triggers: Mapping[str, Trigger]
+    functions: Mapping[str, Function]
+    lacks: Sequence[Lack]
+
+
+async def database_facts(pool: asyncpg.Pool, *, long_seconds: float) -> DatabaseFacts:
+    """Ask for everything once that no lock keeps back; transactions count as long from ``long_seconds`` on.
+
+    Raises:
+        StoreUnavailableError: PostgreSQL cannot serve now.
+        ContractError: a question is not permitted.
+    """
+    ask = _questions(pool)
+    began = time.time()
+    [identity] = await ask("identity")
+    here = (began + time.time()) / 2
+    tables = list(TABLES)
+    epoch = identity.pop("epoch")
+    return DatabaseFacts(
+        **identity,
+        clock_offset_seconds=epoch - here,
+        settings={row["name"]: Setting(**row) for row in await ask("settings", list(_SETTINGS))},
+        connections=Connections(**(await ask("connections"))[0]),
+        transactions=[OpenTransaction(**row) for row in await ask("transactions", long_seconds)],
+        prepared=[Prepared(**row) for row in await ask("prepared", long_seconds)],
+        slots=[Slot(**row) for row in await ask("slots")],
+        tables=[Table(**row) for row in await ask("tables", tables)],
+        indexes={row["name"]: row["valid"] for row in await ask("indexes", tables)},
+        triggers={row["name"]: Trigger(**row) for row in await ask("triggers", tables)},
+        functions={
+            row["name"]: Function(**row) for row in await ask("functions", list(promised_functions()))
+        },
+        lacks=[Lack(**row) for row in await ask("rights")],
+    )
+
+
+async def row_facts(pool: asyncpg.Pool, stream: str) -> RowFacts:
+    """Ask how the tables are defined and what waits in them; who locks one keeps the answer back.
+
+    Raises as ``database_facts``.
+    """
+    ask = _questions(pool)
+    [audited] = await ask("may_read_audit")
+    constraints = await ask("constraints", list(TABLES))
+    return RowFacts(
+        constraints={(row["relation"], row["name"]): row["definition"] for row in constraints},
+        outbox=OutboxFacts(**(await ask("outbox"))[0]),
+        failing=[Failing(**row) for row in await ask("failing", NUMBERS, MARKED)],
+        sequence=next((SequenceFacts(**row) for row in await ask("sequence")), None),
+        partitions=next((PartitionFacts(**row) for row in await ask("partitions")), None),
+        inbox=[InboxWaiting(**row) for row in await ask("inbox")],
+        unseen=[UnseenFacts(**row) for row in await ask("unseen")],
+        acknowledged=await acknowledged(pool, stream),
+        inbox_pruned_before=(await ask("inbox_pruned"))[0]["before"] if audited["may"] else None,
+    )
+
+
+async def table_locks(pool: asyncpg.Pool, *, longer_than_seconds: float) -> Sequence[TableLock]:
+    """Ask who keeps the worker from a table. Raises as ``database_facts``."""
+    ask = _questions(pool)
+    return [TableLock(**row) for row in await ask("locks", list(TABLES), longer_than_seconds)]
+
+
+def _questions(pool: asyncpg.Pool) -> Callable[..., Awaitable[Sequence[dict[str, Any]]]]:
+    sql = load_queries("doctor", *_STATEMENTS)
+
+    async def ask(name: str, *args: object) -> Sequence[dict[str, Any]]:
+        return [dict(row) for row in await fetch(pool, sql[name], *args)]
+
+    return ask
+
+
+async def hears_itself(dsn: str, pool: asyncpg.Pool, *, schema: str) -> bool:
+    """Tell whether a notification that ``pool`` sends arrives on a connection of its own by the same DSN.
+
+    Raises:
+        StoreUnavailableError: PostgreSQL cannot serve now.
+        ContractError: it refuses the connection.
+    """
+    settings = session_settings(schema, "sea_mq_worker doctor")
+    async with opening(dsn) as address:
+        connection = await asyncpg.connect(
+            **address,
+            timeout=_CONNECT_SECONDS,
+            command_timeout=_CONNECT_SECONDS,
+            server_settings=settings,
+            target_session_attrs="read-write",
+        )
+    channel, heard = f"sea_mq_doctor.{uuid.uuid4().hex}", asyncio.Event()
+    try:
+        with translated():
+            if await connection.fetchval("SELECT pg_backend_pid()") != connection.get_server_pid():
+                return False
+            await connection.add_listener(channel, lambda *_: heard.set())
+            await fetch(pool, "SELECT pg_notify($1, '')", channel)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_HEAR_SECONDS):
+                await heard.wait()
+        return heard.is_set()
+    finally:
+        connection.terminate()

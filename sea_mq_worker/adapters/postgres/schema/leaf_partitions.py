@@ -1,0 +1,78 @@
+"""Leaves: the relations that hold a table's rows, which is the table itself unless it is partitioned.
+
+Pages, and the places of rows in them, are one relation's: who reads a table by them reads leaf after leaf.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sea_mq_worker.adapters.postgres.queries import load_queries
+from sea_mq_worker.domain.read_models import DroppedPartition, KeptPartition
+
+_SQL = load_queries("leaves", "leaves", "drop_leaf")
+
+LEAVES = _SQL["leaves"]
+"""The statement that lists them; ``$1`` is the table."""
+
+DROP_LEAF = _SQL["drop_leaf"]
+"""The statement that drops one of the outbox if all of it was published before ``$2``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A relation that holds rows.
+
+    Attributes:
+        name: as SQL takes it, by the search path of the worker's sessions.
+        pages: how many it has.
+        until: when the range of its ids ends; None: it has none, or no end.
+    """
+
+    name: str
+    pages: int
+    until: datetime | None = None
+
+    def is_over(self, before: datetime) -> bool:
+        """Tell whether all its ids are of the time before."""
+        return self.until is not None and self.until <= before
+
+
+@dataclass(frozen=True, slots=True)
+class PageRange:
+    """Pages of a leaf, the last not included."""
+
+    leaf: str
+    first: int
+    end: int
+
+
+def leaf_of(row: Any) -> Leaf:
+    """Read a row of ``LEAVES``."""
+    return Leaf(row["name"], row["pages"], row["until_at"])
+
+
+def dropped_leaf(name: str, row: Any) -> DroppedPartition | KeptPartition:
+    """Read the row of ``DROP_LEAF``."""
+    if row["dropped"]:
+        return DroppedPartition(name=name, events=row["count"])
+    return KeptPartition(name=name, reason=row["reason"])
+
+
+def in_leaf(statement: str, table: str, leaf: str) -> str:
+    """Return a statement about a table as one about a leaf of it alone.
+
+    Raises:
+        ValueError: it does not name the table once, followed by an alias.
+    """
+    if statement.count(f" {table} ") != 1:
+        raise ValueError(f"the statement does not name {table} once, with an alias")
+    return statement.replace(f" {table} ", f" {leaf} ")
+
+
+def ranges(leaf: Leaf, pages: int, *, first: int = 0, end: int | None = None) -> Iterator[PageRange]:
+    """Part a leaf, or what of it is from ``first`` on and before ``end``, into ranges of so many pages."""
+    behind = leaf.pages if end is None else end
+    for at in range(first, behind, pages):
+        yield PageRange(leaf.name, at, min(at + pages, behind))

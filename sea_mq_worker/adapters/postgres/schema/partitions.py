@@ -1,0 +1,83 @@
+"""PostgresPartitions: an outbox in partitions of a day each; see ``ports.partitions.Partitions``."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+import asyncpg
+
+from sea_mq_worker.adapters.postgres.connection import fetch
+from sea_mq_worker.adapters.postgres.queries import load_queries
+from sea_mq_worker.adapters.postgres.schema.migrations import check_version, owner_session
+from sea_mq_worker.domain.read_models import check_accountable
+from sea_mq_worker.resources import resource_folder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Partition:
+    """A partition, or the table itself where it has none.
+
+    Attributes:
+        from_at: the first moment of its ids; None: it begins with the lowest one.
+        until_at: the moment behind the last.
+        is_default: holds the events that no other partition is for.
+        bytes: on disk, indexes included.
+    """
+
+    partition: str
+    from_at: datetime | None
+    until_at: datetime | None
+    is_default: bool
+    bytes: int
+
+
+class PostgresPartitions:
+    """Makes and lists partitions; each method raises what ``translated`` raises."""
+
+    def __init__(self, *, pool: asyncpg.Pool) -> None:
+        """Ask by this pool."""
+        self._pool = pool
+        self._sql = _queries()
+
+    async def exist(self) -> bool:
+        """Tell whether the outbox has partitions."""
+        [row] = await fetch(self._pool, self._sql["exist"])
+        return bool(row["exist"])
+
+    async def make(self, *, days_ahead: int) -> Sequence[str]:
+        """Make what is missing; a login that may not is refused only where there is something to do."""
+        if not await self.exist():
+            return []
+        return [row["name"] for row in await fetch(self._pool, self._sql["make"], days_ahead)]
+
+    async def all(self) -> Sequence[Partition]:
+        """List them, the oldest first, the default partition last."""
+        return [Partition(**row) for row in await fetch(self._pool, self._sql["list"])]
+
+
+def partitioning_script() -> str:
+    """Return the SQL that divides the outbox, as psql takes it, too."""
+    return (resource_folder("sql") / "partitions.sql").read_text(encoding="utf-8")
+
+
+async def partition_outbox(dsn: str, *, schema: str, actor: str, reason: str) -> bool:
+    """Divide the outbox into partitions, in one transaction with its record; False: it has some already.
+
+    Raises:
+        StoreUnavailableError: PostgreSQL cannot serve now, or others kept the table busy; nothing changed.
+        ContractError: the server is too old, the user does not own the tables, or something is in the way.
+    """
+    check_accountable(actor, reason)
+    sql = _queries()
+    async with owner_session(dsn, schema) as connection:
+        await check_version(connection)
+        async with connection.transaction():
+            if await connection.fetchval(sql["exist"]):
+                return False
+            await connection.execute(partitioning_script())
+            await connection.execute(sql["record"], actor, reason)
+    return True
+
+
+def _queries() -> Mapping[str, str]:
+    return load_queries("partitions", "exist", "make", "list", "record")

@@ -1,0 +1,1 @@
+"""The admin server: health, metrics, the page, and its API for operators."""

@@ -1,0 +1,91 @@
+"""Which request gets which answer, and who may ask.
+
+Probes get no secrets, so /healthz and /readyz ask for no token; without the one that is set they name the
+parts that are in the way, and not why. The page itself holds no data and asks the reader for the token.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from pathlib import Path
+from typing import TypeAlias
+
+from sea_mq_worker.admin.api_routes import run_errand
+from sea_mq_worker.admin.auth import Access
+from sea_mq_worker.admin.operator_api import Desk
+from sea_mq_worker.admin.requests import Request
+from sea_mq_worker.admin.responses import Answer, health, json_answer
+
+Reasons: TypeAlias = Mapping[str, str]
+"""What is wrong, by the name of the part; empty: nothing is."""
+
+_METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_OPEN_METRICS = "application/openmetrics-text"
+_OPEN_METRICS_TYPE = f"{_OPEN_METRICS}; version=1.0.0; charset=utf-8"
+_FOLDER = Path(__file__).with_name("page")
+_SCRIPTS = ("acts", "asking", "charts", "desk", "page", "sides", "words")
+_FILES = {
+    "/": ("index.html", "text/html; charset=utf-8"),
+    "/page.css": ("page.css", "text/css; charset=utf-8"),
+    **{f"/{name}.js": (f"{name}.js", "text/javascript; charset=utf-8") for name in _SCRIPTS},
+}
+_POLICY = (
+    "content-security-policy: default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; "
+    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Routes:
+    """Attributes are the server's."""
+
+    live: Callable[[], Reasons]
+    ready: Callable[[], Reasons]
+    metrics: Callable[[bool], bytes]
+    status: Callable[[], Mapping[str, object]]
+    history: Callable[[], Mapping[str, object]]
+    access: Access
+    desk: Desk | None
+
+    async def answer(self, request: Request) -> Answer:
+        """Answer at once from what is at hand; only what is asked of the desk may take a while."""
+        if request.path.startswith("/api/") and request.method in {"GET", "POST"}:
+            return await self._desk(request)
+        if request.method not in {"GET", "HEAD"}:
+            return Answer(HTTPStatus.METHOD_NOT_ALLOWED, headers=("allow: GET, HEAD",))
+        if request.path in _FILES:
+            return _file(*_FILES[request.path])
+        return self._numbers(request)
+
+    def _numbers(self, request: Request) -> Answer:
+        refused = self.access.to_numbers(request)
+        match request.path:
+            case "/healthz":
+                return health(self.live(), authorized=refused is None)
+            case "/readyz":
+                return health(self.ready(), authorized=refused is None)
+            case "/metrics":
+                return refused or self._metrics(request)
+            case "/status":
+                return refused or json_answer(self.status())
+            case "/history":
+                return refused or json_answer(self.history())
+            case _:
+                return Answer(HTTPStatus.NOT_FOUND)
+
+    def _metrics(self, request: Request) -> Answer:
+        """OpenMetrics alone leads from a latency to its trace; Prometheus asks for it."""
+        open_metrics = _OPEN_METRICS in request.headers.get("accept", "")
+        content_type = _OPEN_METRICS_TYPE if open_metrics else _METRICS_TYPE
+        return Answer(HTTPStatus.OK, self.metrics(open_metrics), content_type)
+
+    async def _desk(self, request: Request) -> Answer:
+        refused = self.access.to_desk(request)
+        if refused is not None or self.desk is None:
+            return refused or Answer(HTTPStatus.NOT_FOUND)
+        return await run_errand(self.desk, request)
+
+
+def _file(name: str, content_type: str) -> Answer:
+    return Answer(HTTPStatus.OK, (_FOLDER / name).read_bytes(), content_type, (_POLICY,))

@@ -1,0 +1,164 @@
+"""A gate before a dependency: closed while it is away, probed by one caller at a time.
+
+The circuit breaker of this worker. While closed nobody passes but a probe, each time after a longer wait;
+the probe's success opens it for all. That is how an outage spends no event's or message's life.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from enum import Enum
+
+from sea_mq_worker.application.waiting import StoppedError, unless_stopped
+from sea_mq_worker.domain.errors import ContractError, DependencyError
+from sea_mq_worker.domain.facts import GatePaused, GateResumed
+from sea_mq_worker.domain.retry import Backoff
+from sea_mq_worker.ports.observer import Observer
+
+_WIDER = 8
+_WIDENINGS_MAX = 4
+
+
+_TURN_SECONDS = 0.05
+"""How soon a caller looks again whether the one before it, whose turn it was, is gone."""
+
+
+class Passage(Enum):
+    """How a caller was let through."""
+
+    FREE = "free"
+    PROBE = "probe"
+    STOPPED = "stopped"
+
+
+class Gate:
+    """One per dependency; all its methods belong to one event loop.
+
+    Args:
+        name: what is behind it, for facts and readiness.
+        backoff: how long it stays closed before each probe.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self, *, name: str, backoff: Backoff, observer: Observer, clock: Callable[[], float]
+    ) -> None:
+        self.name = name
+        self._backoff = backoff
+        self._observer = observer
+        self._clock = clock
+        self._reason = ""
+        self._tries = 0
+        self._closed_at = 0.0
+        self._broken_at: float | None = None
+        self._retry_at = 0.0
+        self._probing = False
+        self._answers = 0
+        self._queue: dict[object, None] = {}
+        self._changed = asyncio.Event()
+
+    @property
+    def reason(self) -> str:
+        """Why it is closed; empty while it is open."""
+        return self._reason
+
+    @property
+    def is_open(self) -> bool:
+        return not self._reason
+
+    @property
+    def broken_seconds(self) -> float:
+        """For how long it is closed by what somebody has to mend; 0 otherwise."""
+        return 0.0 if self._broken_at is None else self._clock() - self._broken_at
+
+    @property
+    def probe_max(self) -> int:
+        """How much a probe may try: one thing, but more after each time that all it tried was refused.
+
+        So what the dependency does take is found behind what it refuses.
+        """
+        return int(_WIDER ** min(self._answers, _WIDENINGS_MAX))
+
+    async def enter(self, stop: asyncio.Event) -> Passage:
+        """Wait while closed, unless asked to stop; an open gate lets through all the same.
+
+        A caller let through as the probe must answer with pause, resume or skip. Callers probe in the order
+        in which they came, so that one with nothing but bad news does not keep the others from their turn.
+        """
+        if self.is_open:
+            return Passage.FREE
+        place = object()
+        self._queue[place] = None
+        try:
+            return await self._wait_turn(place, stop)
+        finally:
+            del self._queue[place]
+
+    async def changed(self, *, unless: asyncio.Event) -> None:
+        """Wait until a probe has ended, well or badly, or until ``unless`` happens."""
+        await self._wait_changed(unless, None)
+
+    def pause(self, reason: str, *, answered: bool = False, broken: bool = False) -> None:
+        """The dependency does not work: close, or stay closed for longer after a failed probe.
+
+        ``answered``: it can be reached, but refuses what was asked of it. ``broken``: it does so until
+        somebody mends it.
+        """
+        if self.is_open:
+            self._closed_at = self._clock()
+            self._tries = self._answers = 0
+        elif not self._probing:
+            return
+        self._tries += 1
+        if not broken:
+            self._broken_at = None
+        elif self._broken_at is None:
+            self._broken_at = self._clock()
+        self._answers = self._answers + 1 if answered else 0
+        delay = self._backoff.delay_seconds(self._tries)
+        if reason != self._reason:
+            self._observer.observe(GatePaused(gate=self.name, reason=reason, retry_seconds=delay))
+        self._reason = reason
+        self._schedule(delay)
+
+    def pause_for(self, error: DependencyError) -> None:
+        """Close for what a call has raised."""
+        self.pause(str(error), broken=isinstance(error, ContractError))
+
+    def skip(self) -> None:
+        """The probe found nothing to try: let another try after the same wait."""
+        if self._probing:
+            self._schedule(self._backoff.delay_seconds(max(self._tries, 1)))
+
+    def resume(self) -> None:
+        """The dependency works: open."""
+        if self.is_open:
+            return
+        paused = self._clock() - self._closed_at
+        self._reason, self._broken_at = "", None
+        self._observer.observe(GateResumed(gate=self.name, paused_seconds=paused))
+        self._schedule(0.0)
+
+    def _schedule(self, delay: float) -> None:
+        self._probing = False
+        self._retry_at = self._clock() + delay
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def _wait_turn(self, place: object, stop: asyncio.Event) -> Passage:
+        while not self.is_open:
+            if stop.is_set():
+                return Passage.STOPPED
+            remaining = self._retry_at - self._clock()
+            first = next(iter(self._queue)) is place
+            if first and not self._probing and remaining <= 0:
+                self._probing = True
+                return Passage.PROBE
+            wait = max(remaining, 0.0 if first else _TURN_SECONDS)
+            await self._wait_changed(stop, None if self._probing else wait)
+        return Passage.FREE
+
+    async def _wait_changed(self, stop: asyncio.Event, seconds: float | None) -> None:
+        with contextlib.suppress(TimeoutError, StoppedError):
+            async with asyncio.timeout(seconds):
+                await unless_stopped(stop, self._changed.wait())

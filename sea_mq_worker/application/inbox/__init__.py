@@ -1,0 +1,1 @@
+"""Inbound: messages from a durable consumer through the inbox to the handler."""

@@ -1,0 +1,229 @@
+"""Endings of messages, recorded in batches as they come: first the inbox, then the acknowledgement.
+
+A lease that no longer holds can mean that somebody else has the message. It can also mean that a failover
+lost its row, or the answer to the note of its ending. So the message is recorded once more, and only where
+another worker holds it is the server told nothing.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias, assert_never
+
+from sea_mq_worker.application.circuit_breaker import Gate
+from sea_mq_worker.application.inbox.receiving import InHand, Reception
+from sea_mq_worker.application.inbox.returned_messages import GivenBackMessages
+from sea_mq_worker.application.retry_unavailable import patiently
+from sea_mq_worker.application.row_isolation import Piecewise, tell_refused
+from sea_mq_worker.application.waiting import AT_ONCE_SECONDS, StoppedError
+from sea_mq_worker.domain.facts import LeasesLost, MessageGivenBack, MessageProcessed, MessageRetried
+from sea_mq_worker.domain.inbox_results import Busy, Conflict, Done, FailedHandling, Run, Unwritable
+from sea_mq_worker.domain.outcomes import DeadLettered, Ending, GivenBack, LeaseLost, Processed, Retried
+from sea_mq_worker.ports.inbox import InboxRepository
+from sea_mq_worker.ports.jetstream import JetStreamConsumer, Settler
+from sea_mq_worker.ports.observer import Observer
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """The inbox has its ending already, whoever wrote it: acknowledge."""
+
+
+_Told: TypeAlias = Processed | Retried | GivenBack | DeadLettered | Known
+_Closed: TypeAlias = tuple[InHand, Run, Ending]
+_Settled: TypeAlias = tuple[InHand, Run, _Told]
+
+_LINGER_SECONDS = 0.005
+"""How long an ending waits for others at most."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Closing:
+    """Lets endings gather while others are to be expected, and records them together."""
+
+    consumer: JetStreamConsumer
+    inbox: InboxRepository
+    reception: Reception
+    observer: Observer
+    store_gate: Gate
+    clock: Callable[[], float]
+    given_back: GivenBackMessages
+    _waiting: list[_Closed] = field(default_factory=list)
+    _enough: Callable[[], int] = lambda: 1
+    _due: asyncio.Event = field(default_factory=asyncio.Event)
+    _timer: asyncio.TimerHandle | None = None
+    _idle: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def add(self, item: InHand, run: Run, ending: Ending) -> None:
+        """Take an ending; it is recorded soon."""
+        self._waiting.append((item, run, ending))
+        self._idle.clear()
+        self._consider()
+
+    async def drained(self) -> None:
+        """Wait until every ending that was added is recorded."""
+        await self._idle.wait()
+
+    async def run(
+        self,
+        stop: asyncio.Event,
+        let_go: Callable[[Sequence[InHand]], None],
+        enough: Callable[[], int],
+    ) -> None:
+        """Record endings until cancelled; ``enough`` tells how many need not wait for more."""
+        self._enough = enough
+        while True:
+            if self._waiting:
+                self._consider()
+            else:
+                self._idle.set()
+            await self._due.wait()
+            batch = self._take()
+            await self._close(batch, stop)
+            let_go([item for item, _, _ in batch])
+
+    def _consider(self) -> None:
+        if len(self._waiting) >= self._enough():
+            self._due.set()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(_LINGER_SECONDS, self._due.set)
+
+    def _take(self) -> Sequence[_Closed]:
+        self._due.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        batch, self._waiting = self._waiting, []
+        return batch
+
+    async def _close(self, batch: Sequence[_Closed], stop: asyncio.Event) -> None:
+        try:
+            recorded, lost = await self._record(batch, stop)
+            again, others = await self._record_again(lost, stop)
+        except StoppedError:
+            for item, _, _ in batch:
+                await self._settler(item).nak(item.message, delay_seconds=AT_ONCE_SECONDS)
+            return
+        for item, run, ending in [*recorded, *again]:
+            await self._acknowledge(item, run, ending)
+        if others:
+            self.observer.observe(LeasesLost(side="inbox", count=others))
+
+    async def _record(
+        self, batch: Sequence[_Closed], stop: asyncio.Event
+    ) -> tuple[Sequence[_Settled], Sequence[_Closed]]:
+        """Write to the inbox; return what is recorded now, and what had lost its lease.
+
+        What the inbox refuses is neither: it is not acknowledged, and comes again, when that may be mended.
+        """
+        kept, refused = await self._write(batch, stop)
+        recorded: list[_Settled] = []
+        lost: list[_Closed] = []
+        for item, run, ending in batch:
+            if not isinstance(ending, LeaseLost) and run.lease.message_id in kept:
+                recorded.append((item, run, ending))
+            elif run.lease.message_id not in refused:
+                lost.append((item, run, ending))
+        return recorded, lost
+
+    async def _record_again(
+        self, lost: Sequence[_Closed], stop: asyncio.Event
+    ) -> tuple[Sequence[_Settled], int]:
+        """Record under a new lease what nobody holds; return what is settled and how many are lost."""
+        if not lost:
+            return (), 0
+        receipts = await self.reception.lease([item for item, _, _ in lost], stop)
+        known: list[_Settled] = []
+        leased: list[_Closed] = []
+        for (item, run, ending), receipt in zip(lost, receipts, strict=True):
+            match receipt:
+                case Run():
+                    leased.append((item, receipt, _anew(ending, run, receipt)))
+                case Done():
+                    known.append((item, run, Known()))
+                case Busy() | Conflict() | Unwritable():
+                    pass
+                case _:
+                    assert_never(receipt)
+        recorded, _ = await self._record(leased, stop)
+        return [*known, *recorded], len(lost) - len(recorded)
+
+    async def _write(
+        self, batch: Sequence[_Closed], stop: asyncio.Event
+    ) -> tuple[frozenset[str], frozenset[str]]:
+        """Write endings; return the message ids whose lease still held, and those that the inbox refuses."""
+        processed = [run.lease for _, run, ending in batch if isinstance(ending, Processed)]
+        failed = [
+            FailedHandling(lease=run.lease, error=ending.error, counted=isinstance(ending, Retried))
+            for _, run, ending in batch
+            if isinstance(ending, Retried | GivenBack)
+        ]
+        kept = {run.lease.message_id for _, run, ending in batch if isinstance(ending, DeadLettered)}
+        done = Piecewise(processed, self.inbox.mark_processed)
+        undone = Piecewise(failed, self.inbox.record_error)
+        for pieces in (done, undone):
+            await patiently(pieces.run, gate=self.store_gate, stop=stop)
+            kept = kept.union(*(answer for _, answer in pieces.answers))
+        refused = [(lease.message_id, error) for lease, error in done.refused]
+        refused += [(failure.lease.message_id, error) for failure, error in undone.refused]
+        for message_id, error in refused:
+            tell_refused(self.observer, f"message {message_id}", error)
+        return frozenset(kept), frozenset(message_id for message_id, _ in refused)
+
+    def _settler(self, item: InHand) -> Settler:
+        return item.settler or self.consumer
+
+    async def _acknowledge(self, item: InHand, run: Run, ending: _Told) -> None:
+        message_id, settler = run.lease.message_id, self._settler(item)
+        match ending:
+            case Processed(status):
+                await settler.ack(item.message)
+                self._report_processed(item, run, status)
+            case DeadLettered() | Known():
+                await settler.ack(item.message)
+            case GivenBack(error, delay):
+                await settler.nak(item.message, delay_seconds=delay)
+                self.given_back.add(item.message, ending, item.settler)
+                fact = MessageGivenBack(
+                    message_id=message_id, consumer=self.consumer.name, error=error, delay_seconds=delay
+                )
+                self.observer.observe(fact)
+            case Retried(error, delay):
+                await settler.nak(item.message, delay_seconds=delay)
+                if not item.message.reply:
+                    self.given_back.add(item.message, GivenBack(error, delay, least_seconds=delay))
+                self.observer.observe(
+                    MessageRetried(
+                        message_id=message_id,
+                        consumer=self.consumer.name,
+                        error=error,
+                        attempts=run.attempts,
+                        delay_seconds=delay,
+                    )
+                )
+            case _:
+                assert_never(ending)
+
+    def _report_processed(self, item: InHand, run: Run, status: int) -> None:
+        self.observer.observe(
+            MessageProcessed(
+                message_id=run.lease.message_id,
+                consumer=self.consumer.name,
+                subject=item.message.subject,
+                status=status,
+                seconds=self.clock() - item.received_at,
+            )
+        )
+
+
+def _anew(ending: Ending, lost: Run, now: Run) -> Ending:
+    """Return the ending for a new lease, which has counted an attempt, unless the row had lost that."""
+    match ending:
+        case LeaseLost():
+            return GivenBack("its lease was lost, and nobody else had it", AT_ONCE_SECONDS)
+        case Retried(error, delay_seconds) if now.attempts > lost.attempts:
+            return GivenBack(error, delay_seconds)
+        case Processed() | DeadLettered() | Retried() | GivenBack():
+            return ending
+        case _:
+            assert_never(ending)

@@ -1,0 +1,147 @@
+"""Dead-lettering (CMD-052): no message lost, no duplicate in the dead-letter stream.
+
+The inbox notes the intent first, then the stream confirms, then the inbox notes that, and only then may
+the message be acknowledged. A repeat inside the stream's duplicate window is dropped by it; a later one
+finds the noted intent and looks into the stream before it publishes.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sea_mq_worker.application.circuit_breaker import Gate
+from sea_mq_worker.application.dedup_window import SEARCH_SLACK_SECONDS, may_be_forgotten
+from sea_mq_worker.application.retry_unavailable import patiently
+from sea_mq_worker.application.row_isolation import tell_refused
+from sea_mq_worker.domain.dead_letters import anew, dead_letter_message, without_body
+from sea_mq_worker.domain.errors import BrokerUnavailableError, RowsRefusedError
+from sea_mq_worker.domain.facts import MessageDeadLettered
+from sea_mq_worker.domain.inbox_results import Run
+from sea_mq_worker.domain.messages import DeadLetter, OutboundMessage
+from sea_mq_worker.domain.outcomes import DeadLettered, LeaseLost, Refused, Stored
+from sea_mq_worker.domain.stream_search import Wanted
+from sea_mq_worker.ports.inbox import InboxRepository
+from sea_mq_worker.ports.jetstream import JetStreamPublisher
+from sea_mq_worker.ports.observer import Observer
+
+
+class _StaleError(Exception):
+    """The intent was noted so long ago that it may not be ours any more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Burial:
+    """Puts messages into the dead-letter stream of ``context``; waits while that stream is away.
+
+    Attributes:
+        clock: monotonic seconds.
+        lease_seconds: processing lease in the inbox; what was noted longer ago is noted and looked for again
+            before anything is sent, for this worker may have stalled meanwhile.
+    """
+
+    context: str
+    inbox: InboxRepository
+    publisher: JetStreamPublisher
+    observer: Observer
+    gate: Gate
+    store_gate: Gate
+    clock: Callable[[], float]
+    lease_seconds: float
+
+    async def bury(self, letter: DeadLetter, run: Run, stop: asyncio.Event) -> DeadLettered | LeaseLost:
+        """Dead-letter a leased message; one whose row PostgreSQL refuses to change is left to come again.
+
+        Raises:
+            StoppedError: asked to stop while the stream or the inbox was away; it may be dead-lettered.
+        """
+        try:
+            buried = await self._bury(letter, run, stop)
+        except RowsRefusedError as error:
+            tell_refused(self.observer, f"message {letter.message_id}", error)
+            return LeaseLost()
+        if buried:
+            self._report(letter)
+        return DeadLettered(letter.reason) if buried else LeaseLost()
+
+    async def _bury(self, letter: DeadLetter, run: Run, stop: asyncio.Event) -> bool:
+        """Bring it to the stream and note that; False: the lease is somebody else's."""
+        message = dead_letter_message(letter, context=self.context)
+        began_at = self.clock()
+        stored = False
+        while not stored:
+            noted_at = self.clock()
+            if not await self._note(letter, run, stop):
+                return False
+            begun_ago = run.dead_letter_begun_seconds_ago + noted_at - began_at
+            with contextlib.suppress(_StaleError):
+                await self._bring(message, begun_ago, noted_at + self.lease_seconds, stop)
+                stored = True
+        kept = await patiently(
+            lambda: self.inbox.mark_dead_lettered([run.lease]), gate=self.store_gate, stop=stop
+        )
+        return bool(kept)
+
+    async def _note(self, letter: DeadLetter, run: Run, stop: asyncio.Event) -> bool:
+        """Note the intent; False: the lease is somebody else's."""
+        kept = await patiently(
+            lambda: self.inbox.begin_dead_letter(run.lease, reason=letter.reason, detail=letter.detail),
+            gate=self.store_gate,
+            stop=stop,
+        )
+        return bool(kept)
+
+    async def _bring(
+        self, message: OutboundMessage, begun_ago: float, fresh_until: float, stop: asyncio.Event
+    ) -> None:
+        """Publish it unless the stream has it."""
+        if not await self._is_stored(message, begun_ago, stop):
+            await patiently(lambda: self._publish(message, fresh_until), gate=self.gate, stop=stop)
+
+    async def _is_stored(self, message: OutboundMessage, begun_ago: float, stop: asyncio.Event) -> bool:
+        """Look for the dead letter of an earlier attempt that the duplicate window may have forgotten."""
+        if not may_be_forgotten(begun_ago, window_seconds=self.publisher.duplicate_window_seconds):
+            return False
+        wanted = Wanted(message.id, begun_ago + SEARCH_SLACK_SECONDS, message.subject)
+        return await patiently(lambda: self._finds(wanted), gate=self.gate, stop=stop)
+
+    async def _publish(self, message: OutboundMessage, fresh_until: float) -> None:
+        """Publish it, under another id where the stream only remembers one that was taken out of it since."""
+        stored = await self._store(message, fresh_until)
+        while stored.duplicate and not await self._holds(message):
+            message = anew(message, removed_seq=stored.seq)
+            stored = await self._store(message, fresh_until)
+
+    async def _holds(self, message: OutboundMessage) -> bool:
+        since = self.publisher.duplicate_window_seconds + SEARCH_SLACK_SECONDS
+        return await self._finds(Wanted(message.id, since, message.subject))
+
+    async def _finds(self, wanted: Wanted) -> bool:
+        """Search the stream to its end, in as many parts as that takes."""
+        while True:
+            result = (await self.publisher.find([wanted]))[wanted.id]
+            if isinstance(result, Stored) or result.is_over:
+                return isinstance(result, Stored)
+            wanted = wanted._replace(looked=result)
+
+    async def _store(self, message: OutboundMessage, fresh_until: float) -> Stored:
+        if self.clock() > fresh_until:
+            raise _StaleError
+        outcome = await self.publisher.publish(message.subject, message.payload, message.headers)
+        if isinstance(outcome, Refused):
+            short = without_body(message)
+            outcome = await self.publisher.publish(short.subject, short.payload, short.headers)
+        if not isinstance(outcome, Stored):
+            raise BrokerUnavailableError(f"the dead-letter stream does not take messages: {outcome.reason}")
+        return outcome
+
+    def _report(self, letter: DeadLetter) -> None:
+        self.observer.observe(
+            MessageDeadLettered(
+                message_id=letter.message_id,
+                original_subject=letter.original_subject,
+                reason=letter.reason,
+                attempts=letter.attempts,
+                consumer=letter.source.consumer,
+            )
+        )

@@ -1,0 +1,39 @@
+"""Messages that the server gave up on: handled like all others, for the inbox counts their attempts."""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sea_mq_worker.application.circuit_breaker import Gate
+from sea_mq_worker.application.inbox.consumer import InboxConsumer
+from sea_mq_worker.application.retry_unavailable import patiently
+from sea_mq_worker.application.waiting import StoppedError, unless_stopped
+from sea_mq_worker.ports.jetstream import StrandedMessages
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rescuer:
+    """The loop beside the InboxConsumers that nothing slips past.
+
+    It hands a message to the loop of its consumer, which asks the handler, or dead-letters the message where
+    its attempts are spent: a delivery that was given back was no attempt. The message comes again here until
+    it is settled.
+
+    Attributes:
+        loops: by stream and durable.
+    """
+
+    stranded: StrandedMessages
+    loops: Mapping[tuple[str, str], InboxConsumer]
+    broker_gate: Gate
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Work until asked to stop."""
+        while not stop.is_set():
+            try:
+                fetching = patiently(self.stranded.fetch, gate=self.broker_gate, stop=stop)
+                for message in await unless_stopped(stop, fetching):
+                    loop = self.loops[message.stream, message.consumer]
+                    await loop.hand_over(message, self.stranded, stop)
+            except StoppedError:
+                return

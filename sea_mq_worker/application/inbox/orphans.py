@@ -1,0 +1,122 @@
+"""Messages that the inbox waits for in vain: recorded, without an ending, and no delivery will bring them.
+
+It happens when the server gave a message up and its advisory was lost, when the durable was deleted and
+made anew with another start, or when somebody else acknowledged what he did not handle. The row is what is
+left, and it says where the message is stored.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from sea_mq_worker.application.circuit_breaker import Gate
+from sea_mq_worker.application.retry_unavailable import patiently
+from sea_mq_worker.application.waiting import pause
+from sea_mq_worker.domain.errors import ContractError, RowsRefusedError
+from sea_mq_worker.domain.facts import Noticed
+from sea_mq_worker.domain.inbound import content_hash, recorded_as, storage_id
+from sea_mq_worker.domain.inbox_results import FailedHandling, InboxEntry, Run
+from sea_mq_worker.domain.messages import InboundMessage
+from sea_mq_worker.ports.inbox import InboxRepository
+from sea_mq_worker.ports.jetstream import JetStreamConsumer
+from sea_mq_worker.ports.observer import Observer
+
+_PAGE = 50
+
+
+@dataclass(slots=True, kw_only=True)
+class Leftovers:
+    """Finds them for one consumer, a page of rows at a time.
+
+    Attributes:
+        older_than_seconds: age of a row before it is looked at; a few times what a redelivery takes.
+        every_seconds: how often a page is looked at.
+        lease_seconds: processing lease in the inbox.
+    """
+
+    consumer: JetStreamConsumer
+    inbox: InboxRepository
+    observer: Observer
+    broker_gate: Gate
+    store_gate: Gate
+    older_than_seconds: float
+    every_seconds: float
+    lease_seconds: float
+    _after: str = ""
+    _lost: set[str] = field(default_factory=set)
+    """Messages that were told to be lost, as far as they were met in this walk or the last one."""
+    _met: set[str] = field(default_factory=set)
+
+    async def wait(self, stop: asyncio.Event) -> None:
+        """Wait until the next page is due."""
+        await pause(stop, seconds=self.every_seconds)
+
+    async def find(self, stop: asyncio.Event) -> list[InboundMessage]:
+        """Look at one page of rows; return the messages to handle again, and tell those that are lost.
+
+        Raises:
+            StoppedError: asked to stop while the database or the broker was away.
+        """
+        entries = await patiently(self._page, gate=self.store_gate, stop=stop)
+        if not entries:
+            self._after, self._lost, self._met = "", self._lost & self._met, set()
+            return []
+        self._after = entries[-1].message_id
+        seqs = [entry.stream_seq for entry in entries]
+        stored = await patiently(lambda: self._left_behind(seqs), gate=self.broker_gate, stop=stop)
+        found = []
+        for entry in entries:
+            message = stored.get(entry.stream_seq)
+            if message is not None and _is(message, entry):
+                found.append(message)
+                self._tell("message_left_behind", f"{_name(entry)} is handled again: nothing would bring it")
+            elif entry.stream_seq in stored:
+                await self._lose(entry, stop)
+        return found
+
+    async def _left_behind(self, seqs: Sequence[int]) -> Mapping[int, InboundMessage | None]:
+        try:
+            return await self.consumer.left_behind(seqs)
+        except ContractError as error:  # who may not read the stream still consumes it
+            self._tell("leftovers_not_readable", str(error))
+            return {}
+
+    async def _page(self) -> Sequence[InboxEntry]:
+        return await self.inbox.overdue(
+            stream=self.consumer.stream,
+            consumer=self.consumer.name,
+            older_than_seconds=self.older_than_seconds,
+            lease_seconds=self.lease_seconds,
+            after=self._after,
+            limit=_PAGE,
+        )
+
+    async def _lose(self, entry: InboxEntry, stop: asyncio.Event) -> None:
+        """Tell it once; the row stays open, for the message may be sent again under its id."""
+        self._met.add(entry.message_id)
+        if entry.message_id in self._lost:
+            return
+        text = f"{_name(entry)} had no effect and its stream no longer holds it: send it again, or give it up"
+        with contextlib.suppress(RowsRefusedError):  # the log line says it all the same
+            await patiently(lambda: self._note(entry, text), gate=self.store_gate, stop=stop)
+        self._lost.add(entry.message_id)
+        self._tell("message_lost", text)
+
+    async def _note(self, entry: InboxEntry, text: str) -> None:
+        [receipt] = await self.inbox.insert([entry], lease_seconds=self.lease_seconds)
+        if isinstance(receipt, Run):
+            await self.inbox.record_error([FailedHandling(lease=receipt.lease, error=text, counted=False)])
+
+    def _tell(self, event: str, text: str) -> None:
+        self.observer.observe(Noticed(event=event, text=text))
+
+
+def _is(message: InboundMessage, entry: InboxEntry) -> bool:
+    """Tell the recorded message from another that a stream made anew has in its place."""
+    known_as = {recorded_as(message), storage_id(message)}
+    return entry.message_id in known_as and entry.content_hash == content_hash(message)
+
+
+def _name(entry: InboxEntry) -> str:
+    return f"message {entry.message_id} ({entry.stream} {entry.stream_seq})"

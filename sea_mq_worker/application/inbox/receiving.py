@@ -1,0 +1,122 @@
+"""Recording a received batch in the inbox (CMD-051) before anybody is asked about it."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from sea_mq_worker.application.circuit_breaker import Gate
+from sea_mq_worker.application.retry_unavailable import patiently
+from sea_mq_worker.application.row_isolation import Piecewise, tell_refused
+from sea_mq_worker.domain.dead_letters import Reason, conflict_detail
+from sea_mq_worker.domain.inbound import (
+    Invalid,
+    Valid,
+    content_hash,
+    identify,
+    open_envelope,
+    storage_id,
+)
+from sea_mq_worker.domain.inbox_results import Conflict, InboxEntry, Receipt, Run, Unwritable
+from sea_mq_worker.domain.messages import InboundMessage
+from sea_mq_worker.ports.inbox import InboxRepository
+from sea_mq_worker.ports.jetstream import Settler
+from sea_mq_worker.ports.observer import Observer
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class InHand:
+    """A message that was fetched and not yet settled; compared by identity."""
+
+    message: InboundMessage
+    entry: InboxEntry
+    """How it is recorded; known without a look at the body."""
+    received_at: float
+    refusal: Invalid | None = None
+    """Why it cannot be handled, as far as that is known without a look at the body."""
+    run: Run | None = None
+    """The lease, once the inbox has given it to us."""
+    leased_until: float = 0.0
+    """Until then the lease is ours for certain."""
+    settler: Settler | None = None
+    """Who hears of its ending, where that is not the consumer."""
+
+    @classmethod
+    def of(cls, message: InboundMessage, *, received_at: float) -> Self:
+        """Take a message in hand."""
+        identity = identify(message)
+        refusal = identity if isinstance(identity, Invalid) else None
+        message_id = identity.message_id if isinstance(identity, Invalid) else identity
+        entry = InboxEntry(
+            message_id=message_id,
+            subject=message.subject,
+            consumer=message.consumer,
+            stream=message.stream,
+            stream_seq=message.seq,
+            content_hash=content_hash(message),
+        )
+        return cls(message=message, entry=entry, received_at=received_at, refusal=refusal)
+
+    def refuse(self, refusal: Invalid) -> None:
+        """Know it from now on under the refusal's id."""
+        self.refusal = refusal
+        self.entry = self.entry._replace(message_id=refusal.message_id)
+
+    def open(self) -> Valid | Invalid:
+        """Check the body too; call it only once the attempt is counted, for a body may kill the process."""
+        return self.refusal or open_envelope(self.message)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reception:
+    """Leases messages in one round trip a batch, before anybody looks into their bodies."""
+
+    inbox: InboxRepository
+    store_gate: Gate
+    observer: Observer
+    lease_seconds: float
+
+    def take(self, message: InboundMessage, *, received_at: float) -> InHand:
+        """Take a message in hand."""
+        return InHand.of(message, received_at=received_at)
+
+    async def record(self, items: Sequence[InHand], stop: asyncio.Event) -> list[Receipt]:
+        """Record a batch; a message whose id is known with another content is recorded under its own.
+
+        Raises:
+            StoppedError: asked to stop while the database was away.
+        """
+        receipts = await self.lease(items, stop)
+        conflicting = [
+            item for item, receipt in zip(items, receipts, strict=True) if isinstance(receipt, Conflict)
+        ]
+        if not conflicting:
+            return receipts
+        for item in conflicting:
+            detail = conflict_detail(item.entry.message_id)
+            item.refuse(Invalid(storage_id(item.message), Reason.CONTENT_CONFLICT, detail))
+        again = iter(await self.lease(conflicting, stop))
+        return [next(again) if isinstance(receipt, Conflict) else receipt for receipt in receipts]
+
+    async def lease(self, items: Sequence[InHand], stop: asyncio.Event) -> list[Receipt]:
+        """Record messages as they are, and lease what is to be handled.
+
+        Raises:
+            StoppedError: asked to stop while the database was away.
+        """
+        pieces = Piecewise(items, self._write)
+        await patiently(pieces.run, gate=self.store_gate, stop=stop)
+        receipts: dict[InHand, Receipt] = {
+            item: receipt
+            for part, answer in pieces.answers
+            for item, receipt in zip(part, answer, strict=True)
+        }
+        for item, error in pieces.refused:
+            tell_refused(self.observer, f"message {item.entry.message_id}", error)
+            receipts[item] = Unwritable()
+        for item, receipt in receipts.items():
+            item.run = receipt if isinstance(receipt, Run) else None
+        return [receipts[item] for item in items]
+
+    async def _write(self, items: Sequence[InHand]) -> Sequence[Receipt]:
+        return await self.inbox.insert([item.entry for item in items], lease_seconds=self.lease_seconds)

@@ -1,0 +1,77 @@
+"""Work that must be done now and then: ending leases that ran out, partitions ahead, measuring depth."""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from sea_mq_worker.application.circuit_breaker import Gate
+from sea_mq_worker.application.retry_unavailable import patiently
+from sea_mq_worker.application.row_isolation import tell_refused
+from sea_mq_worker.application.waiting import StoppedError, pause
+from sea_mq_worker.domain.errors import ContractError, RowsRefusedError
+from sea_mq_worker.domain.facts import LeasesReaped, Noticed, Progressed
+from sea_mq_worker.ports.observer import Observer
+from sea_mq_worker.ports.outbox import OutboxRepository
+from sea_mq_worker.ports.partitions import Partitions
+
+_SET_BACK = "the database's clock was set back since they were written; look at its time server"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Periodic:
+    """Does ``work`` at once and then every ``seconds``; waits at the gate while the database is away."""
+
+    work: Callable[[], Awaitable[None]]
+    store_gate: Gate
+    seconds: float
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Work until asked to stop."""
+        with contextlib.suppress(StoppedError):
+            while not stop.is_set():
+                await patiently(self.work, gate=self.store_gate, stop=stop)
+                await pause(stop, seconds=self.seconds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reaper:
+    """Ends the leases of workers that died or stalled, and waits that only a clock set back makes long."""
+
+    outbox: OutboxRepository
+    observer: Observer
+
+    async def reap(self) -> None:
+        """End what has run out now."""
+        try:
+            reaped = await self.outbox.reap()
+        except RowsRefusedError as error:
+            tell_refused(self.observer, "events whose leases ran out", error)
+            return
+        if reaped.leases:
+            self.observer.observe(LeasesReaped(count=reaped.leases))
+        if reaped.brought_forward:
+            text = f"{reaped.brought_forward} events of a time to come are due now: " + _SET_BACK
+            self.observer.observe(Noticed(event="clock_set_back", text=text))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionMaker:
+    """Makes the days ahead of an outbox in partitions.
+
+    A worker that may not make them publishes all the same: events of a day that nobody has made have a place.
+    """
+
+    partitions: Partitions
+    observer: Observer
+    days_ahead: int
+
+    async def make(self) -> None:
+        """Make what is missing now."""
+        try:
+            made = await self.partitions.make(days_ahead=self.days_ahead)
+        except ContractError as error:
+            self.observer.observe(Noticed(event="partitions_not_made", text=str(error)))
+            return
+        if made:
+            self.observer.observe(Progressed(event="partitions_made", text=", ".join(made)))

@@ -1,0 +1,1 @@
+"""Outbound: events from the outbox to the stream."""

@@ -1,0 +1,172 @@
+"""Writes verdicts back under their claim and tells what was settled."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TypeVar
+
+from sea_mq_worker.application.circuit_breaker import Gate
+from sea_mq_worker.application.row_isolation import Piecewise, tell_refused
+from sea_mq_worker.domain.errors import DependencyError, RowsRefusedError
+from sea_mq_worker.domain.events import Claim, ClaimedEvent
+from sea_mq_worker.domain.facts import (
+    BatchRelayed,
+    EventBuried,
+    EventPostponed,
+    EventPublished,
+    EventsPublished,
+    LeasesLost,
+    Noticed,
+)
+from sea_mq_worker.domain.outcomes import Buried, Postponed, Published, Released, Verdict
+from sea_mq_worker.domain.subjects import event_subject
+from sea_mq_worker.ports.observer import Observer
+from sea_mq_worker.ports.outbox import OutboxRepository
+
+_AGAIN_SECONDS = 0.5
+_NOTABLE_CLAIMS = 16
+
+_V = TypeVar("_V", bound=Verdict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settlement:
+    """Settles claims, through a database outage as long as the lease lasts.
+
+    Attributes:
+        lease_seconds: after this the claim is somebody else's, so writing it is given up.
+    """
+
+    context: str
+    observer: Observer
+    store_gate: Gate
+    clock: Callable[[], float]
+    lease_seconds: float
+
+    async def settle(
+        self, outbox: OutboxRepository, claim: Claim, verdicts: Sequence[Verdict], *, claimed_at: float
+    ) -> None:
+        """Record every verdict; what was taken over meanwhile is reported as lost."""
+        lease_ends = claimed_at + self.lease_seconds
+        published = [v for v in verdicts if isinstance(v, Published)]
+        others = [v for v in verdicts if not isinstance(v, Published)]
+        failed = [v for v in others if isinstance(v, Postponed | Buried)]
+        released = [v for v in others if isinstance(v, Released)]
+        refused: set[str] = set()
+        kept = await self._persist(outbox.mark_published, claim, published, lease_ends, refused)
+        # What a head held back goes first: while this worker has it, no other gets the head.
+        kept |= await self._persist(outbox.release, claim, released, lease_ends, refused)
+        kept |= await self._persist(outbox.increment_attempts, claim, failed, lease_ends, refused)
+        if lost := len({verdict.event.id for verdict in verdicts} - kept - refused):
+            self.observer.observe(LeasesLost(side="outbox", count=lost))
+        self._report(claim, verdicts, kept, self.clock() - claimed_at)
+
+    async def _persist(
+        self,
+        write: Callable[[Claim, Sequence[_V]], Awaitable[frozenset[str]]],
+        claim: Claim,
+        verdicts: Sequence[_V],
+        lease_ends: float,
+        refused: set[str],
+    ) -> frozenset[str]:
+        """Write until an answer comes or the lease is over; return the ids that are settled as wanted.
+
+        Within the lease nobody else could settle them: what a repeat does not find was settled by an earlier
+        try, whose answer was lost. ``refused`` gets the events that PostgreSQL does not let it settle: they
+        are left to their lease's end.
+        """
+        pieces = Piecewise(verdicts, lambda part: write(claim, part))
+        repeated = False
+        while verdicts and self.clock() < lease_ends:
+            try:
+                await pieces.run()
+            except DependencyError as error:
+                repeated = True
+                self.store_gate.pause_for(error)
+                await asyncio.sleep(_AGAIN_SECONDS)
+            else:
+                self.store_gate.resume()
+                refused |= self._tell_refused(pieces.refused)
+                if repeated and self.clock() < lease_ends:
+                    return frozenset(verdict.event.id for verdict in verdicts) - refused
+                return frozenset().union(*(kept for _, kept in pieces.answers))
+        return frozenset()
+
+    def _tell_refused(self, refused: Sequence[tuple[Verdict, RowsRefusedError]]) -> frozenset[str]:
+        for verdict, error in refused:
+            tell_refused(self.observer, f"event {verdict.event.id}", error)
+        return frozenset(verdict.event.id for verdict, _ in refused)
+
+    def _report(
+        self, claim: Claim, verdicts: Sequence[Verdict], kept: frozenset[str], seconds: float
+    ) -> None:
+        mine = [verdict for verdict in verdicts if verdict.event.id in kept]
+        published = [verdict for verdict in mine if isinstance(verdict, Published)]
+        if published:
+            self.observer.observe(self._told(claim, published, seconds))
+        others = [verdict for verdict in mine if not isinstance(verdict, Published)]
+        for verdict in others:
+            self._report_one(verdict)
+        self.observer.observe(
+            BatchRelayed(
+                claimed=len(verdicts),
+                published=len(published),
+                released=sum(isinstance(verdict, Released) for verdict in others),
+                seconds=seconds,
+            )
+        )
+
+    def _told(self, claim: Claim, published: Sequence[Published], seconds: float) -> EventsPublished:
+        return EventsPublished(
+            latencies=[verdict.event.age_seconds + seconds for verdict in published],
+            duplicates=sum(verdict.stored.duplicate for verdict in published),
+            each=lambda: [self._told_of(claim, verdict, seconds) for verdict in published],
+        )
+
+    def _told_of(self, claim: Claim, verdict: Published, seconds: float) -> EventPublished:
+        event, stored = verdict.event, verdict.stored
+        return EventPublished(
+            outbox_id=event.id,
+            event_type=event.event_type,
+            subject=event_subject(self.context, event.event_type, event.event_version),
+            published_at=claim.at + timedelta(seconds=seconds),
+            duplicate=stored.duplicate,
+            latency_seconds=event.age_seconds + seconds,
+        )
+
+    def _report_one(self, verdict: Postponed | Buried | Released) -> None:
+        match verdict:
+            case Postponed(event, error, delay_seconds):
+                self.observer.observe(
+                    EventPostponed(
+                        outbox_id=event.id,
+                        event_type=event.event_type,
+                        error=error,
+                        delay_seconds=delay_seconds,
+                        attempts=event.attempts,
+                    )
+                )
+            case Buried(event, error):
+                self.observer.observe(
+                    EventBuried(
+                        outbox_id=event.id, event_type=event.event_type, error=error, attempts=event.attempts
+                    )
+                )
+            case Released(event) if _is_notable(event.attempts):
+                self.observer.observe(Noticed(event="event_not_attempted", text=_not_attempted(event)))
+            case Released():
+                pass
+
+
+def _is_notable(claims: int) -> bool:
+    """Whether to report an event that was claimed in vain: the 16th, 32nd, 64th time and so on."""
+    return claims >= _NOTABLE_CLAIMS and claims.bit_count() == 1
+
+
+def _not_attempted(event: ClaimedEvent) -> str:
+    return (
+        f"event {event.id} ({event.event_type}) was claimed {event.attempts} times and given back unsent: "
+        "see which dependency pauses, and whether a claim can be read and published within "
+        "SEA_MQ_OUTBOX_PUBLISH_TIMEOUT_SECONDS"
+    )

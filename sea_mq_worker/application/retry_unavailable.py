@@ -1,0 +1,39 @@
+"""Calls that outlast an outage of their dependency."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from sea_mq_worker.application.circuit_breaker import Gate, Passage
+from sea_mq_worker.application.waiting import StoppedError
+from sea_mq_worker.domain.errors import DependencyError, FinalError, RowsRefusedError
+
+_T = TypeVar("_T")
+
+
+async def patiently(call: Callable[[], Awaitable[_T]], *, gate: Gate, stop: asyncio.Event) -> _T:
+    """Call until the dependency does it, waiting at its gate in between; the call must bear repeating.
+
+    Raises:
+        StoppedError: asked to stop while the dependency was away, or was not what it must be.
+        RowsRefusedError: PostgreSQL serves, and refuses a row.
+        FinalError: waiting is of no use to this process.
+    """
+    while await gate.enter(stop) is not Passage.STOPPED:
+        try:
+            result = await call()
+        except RowsRefusedError:
+            gate.resume()
+            raise
+        except FinalError:
+            gate.skip()
+            raise
+        except DependencyError as error:
+            gate.pause_for(error)
+        except BaseException:
+            gate.skip()  # a probe that has learnt nothing must not keep the others from theirs
+            raise
+        else:
+            gate.resume()
+            return result
+    raise StoppedError(gate.reason)

@@ -1,0 +1,80 @@
+"""What both sides of the worker share while they are put together."""
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+
+from sea_mq_worker.adapters.nats.connection import NatsConnection
+from sea_mq_worker.application.circuit_breaker import Gate
+from sea_mq_worker.application.readiness import Readiness
+from sea_mq_worker.application.supervisor import Loop
+from sea_mq_worker.application.waiting import StoppedError, unless_stopped
+from sea_mq_worker.connections.nats import open_nats
+from sea_mq_worker.connections.startup_retry import wait_for
+from sea_mq_worker.domain.errors import BrokerUnavailableError
+from sea_mq_worker.domain.facts import Noticed, Progressed
+from sea_mq_worker.domain.retry import Backoff
+from sea_mq_worker.ports.observer import Observer
+from sea_mq_worker.settings import Settings
+from sea_mq_worker.telemetry.metrics import MetricsObserver
+
+_GATE_FIRST_SECONDS = 0.2
+_GOOD_NEWS = frozenset({"connected", "reconnected"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Base:
+    """Shared collaborators; ``stack`` closes what was opened, in reverse order."""
+
+    settings: Settings
+    name: str
+    observer: Observer
+    metrics: MetricsObserver
+    stop: asyncio.Event
+    stack: AsyncExitStack
+    readiness: Readiness = field(default_factory=Readiness)
+    clock: Callable[[], float] = time.monotonic
+
+    def backoff(self, *, base_seconds: float, cap_seconds: float) -> Backoff:
+        return Backoff(base_seconds=base_seconds, cap_seconds=cap_seconds, random=random.random)
+
+    def gate(self, name: str, *, cap_seconds: float) -> Gate:
+        """Make a gate that readiness watches; probes come no rarer than ``cap_seconds``."""
+        backoff = self.backoff(base_seconds=_GATE_FIRST_SECONDS, cap_seconds=cap_seconds)
+        gate = Gate(name=name, backoff=backoff, observer=self.observer, clock=self.clock)
+        self.readiness.watch(gate)
+        return gate
+
+    async def nats(self, purpose: str) -> tuple[NatsConnection, dict[str, Loop]]:
+        """Open a connection of its own for one side, with the loop that notices when it is lost for good."""
+        connection = await wait_for(
+            lambda: open_nats(self.settings, purpose=purpose, on_event=self._tell(purpose)),
+            what="NATS",
+            observer=self.observer,
+            stop=self.stop,
+        )
+        self.stack.push_async_callback(connection.close)
+        self.readiness.check(
+            f"nats {purpose}",
+            lambda: connection.trouble,
+            broken_seconds=lambda: connection.refused_seconds,
+        )
+
+        async def watch(stop: asyncio.Event) -> None:
+            try:
+                await unless_stopped(stop, connection.lost.wait())
+            except StoppedError:
+                return
+            raise BrokerUnavailableError(f"the connection to NATS is lost for good: {connection.lost_reason}")
+
+        return connection, {f"nats {purpose}": watch}
+
+    def _tell(self, purpose: str) -> Callable[[str, str], None]:
+        def tell(event: str, text: str) -> None:
+            kind = Progressed if event in _GOOD_NEWS else Noticed
+            self.observer.observe(kind(event=f"nats_{event}", text=f"{purpose}: {text}".strip(": ")))
+
+        return tell

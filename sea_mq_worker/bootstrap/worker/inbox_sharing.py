@@ -1,0 +1,66 @@
+"""One inbox, one handler: who consumes the same for another handler is found before anything is fetched."""
+
+import contextlib
+import hashlib
+from collections.abc import Sequence
+from urllib.parse import urlsplit
+
+import asyncpg
+
+from sea_mq_worker.adapters.nats.consume.consumer import NatsJetStreamConsumer
+from sea_mq_worker.adapters.postgres.consumptions import PostgresConsumptions
+from sea_mq_worker.application.circuit_breaker import Gate
+from sea_mq_worker.application.maintenance import Periodic
+from sea_mq_worker.application.supervisor import Loop
+from sea_mq_worker.bootstrap.worker.context import Base
+from sea_mq_worker.connections.startup_retry import wait_for
+from sea_mq_worker.domain.consumption import Consumption, clashes
+from sea_mq_worker.domain.errors import ContractError, WorkerError
+
+_EVERY_SECONDS = 60.0
+_DIGEST_CHARS = 8
+
+
+async def share_inbox(
+    base: Base, pool: asyncpg.Pool, consumers: Sequence[NatsJetStreamConsumer], gate: Gate
+) -> Loop:
+    """Refuse to share the inbox with another handler's worker; return the loop that says what is consumed.
+
+    Raises:
+        ContractError: another handler's worker consumes some of the same subjects by another durable.
+    """
+    handler = handler_name(base.settings.handler_url)
+    own = [
+        Consumption(stream=one.stream, durable=one.name, handler=handler, subjects=one.subjects)
+        for one in consumers
+    ]
+    consumptions = PostgresConsumptions(pool=pool)
+
+    async def begin() -> None:
+        for mine, theirs in clashes(own, await consumptions.others(handler)):
+            raise ContractError(_clash(mine, theirs, base.settings.database_schema))
+        await consumptions.say(own)
+
+    async def leave() -> None:
+        with contextlib.suppress(WorkerError):
+            await consumptions.leave(own)
+
+    await wait_for(begin, what="PostgreSQL", observer=base.observer, stop=base.stop)
+    base.stack.push_async_callback(leave)
+    return Periodic(work=lambda: consumptions.say(own), store_gate=gate, seconds=_EVERY_SECONDS).run
+
+
+def handler_name(url: str) -> str:
+    """Name a handler without what may be a secret: its path and query are only told apart."""
+    parts = urlsplit(url)
+    digest = hashlib.sha256(url.encode()).hexdigest()[:_DIGEST_CHARS]
+    return f"{parts.scheme}://{parts.netloc} ({digest})"
+
+
+def _clash(mine: Consumption, theirs: Consumption, schema: str) -> str:
+    return (
+        f"consumers {mine.durable} and {theirs.durable} of stream {mine.stream} take some of the same"
+        f" subjects for two handlers, {mine.handler} and {theirs.handler}. With the tables in schema"
+        f" {schema} each message would reach only one of them. Give each handler a schema of its own"
+        " (SEA_MQ_DATABASE_SCHEMA). Where this worker replaces the other, stop that one first"
+    )

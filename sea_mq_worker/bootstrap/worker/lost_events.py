@@ -1,0 +1,39 @@
+"""Checks every now and then that the stream still has the events whose rows are PUBLISHED; reports a loss."""
+
+import asyncpg
+
+from sea_mq_worker.adapters.nats.connection import NatsConnection
+from sea_mq_worker.adapters.nats.manage.lost_events import RECONCILE, lost_since
+from sea_mq_worker.adapters.postgres.acknowledged import acknowledged
+from sea_mq_worker.application.circuit_breaker import Gate
+from sea_mq_worker.application.maintenance import Periodic
+from sea_mq_worker.application.supervisor import Loop
+from sea_mq_worker.bootstrap.worker.context import Base
+from sea_mq_worker.domain.errors import BrokerUnavailableError, ContractError
+from sea_mq_worker.domain.facts import Noticed
+
+LOOK_SECONDS = 30.0
+
+
+def ghost_watch(base: Base, pool: asyncpg.Pool, connection: NatsConnection, store_gate: Gate) -> Loop:
+    """Compare rows with the stream at the start and then regularly."""
+    told = ""
+
+    async def look() -> None:
+        nonlocal told
+        stream = base.settings.stream
+        rows = await acknowledged(pool, stream)
+        try:
+            why = await lost_since(
+                connection, stream, greatest=rows.greatest, shared=rows.shared, some=rows.some
+            )
+        except (BrokerUnavailableError, ContractError):
+            return  # the publisher reports that
+        base.metrics.set_events_lost(bool(why))
+        if why and not told:
+            said = f"stream {stream} has lost events whose rows are PUBLISHED: {why}"
+            text = f"{said}; send them again: `{RECONCILE}`"
+            base.observer.observe(Noticed(event="events_lost", text=text))
+        told = why
+
+    return Periodic(work=look, store_gate=store_gate, seconds=LOOK_SECONDS).run

@@ -1,0 +1,61 @@
+"""Looks now and then whether messages left their stream before a consumer was given them."""
+
+from dataclasses import asdict
+
+import asyncpg
+
+from sea_mq_worker.adapters.nats.connection import NatsConnection
+from sea_mq_worker.adapters.nats.manage.consumer_progress import consumer_standing
+from sea_mq_worker.adapters.postgres.consumer_progress import PostgresStandings
+from sea_mq_worker.application.circuit_breaker import Gate
+from sea_mq_worker.application.maintenance import Periodic
+from sea_mq_worker.application.supervisor import Loop
+from sea_mq_worker.bootstrap.worker.context import Base
+from sea_mq_worker.connections.startup_retry import wait_for
+from sea_mq_worker.domain.errors import BrokerUnavailableError, ContractError
+from sea_mq_worker.domain.facts import MessagesUnseen, Noticed
+from sea_mq_worker.domain.missed_messages import unseen
+
+_EVERY_SECONDS = 60.0
+
+
+async def unseen_looks(base: Base, connection: NatsConnection, pool: asyncpg.Pool, gate: Gate) -> Loop:
+    """Look before anything is fetched, for a delivery moves the consumer; return the loop of the others."""
+    looks = _Looks(base, connection, PostgresStandings(pool=pool))
+    await wait_for(looks.take, what="PostgreSQL", observer=base.observer, stop=base.stop)
+    return Periodic(work=looks.take, store_gate=gate, seconds=_EVERY_SECONDS).run
+
+
+class _Looks:
+    def __init__(self, base: Base, connection: NatsConnection, standings: PostgresStandings) -> None:
+        self._base = base
+        self._connection = connection
+        self._standings = standings
+        self._refused = ""
+
+    async def take(self) -> None:
+        """Look at each consumer; a broker that is away is asked at the next look."""
+        for consumer in self._base.settings.consumers:
+            try:
+                await self._look(consumer.stream, consumer.durable)
+            except BrokerUnavailableError:
+                return
+
+    async def _look(self, stream: str, durable: str) -> None:
+        last = await self._standings.last(stream, durable)
+        try:
+            now = await consumer_standing(self._connection, stream, durable)
+        except ContractError as error:
+            self._tell_refused(str(error))
+            return
+        found = unseen(last, now)
+        if now == last or not await self._standings.replace(stream, durable, last=last, now=now, found=found):
+            return
+        if found:
+            fact = MessagesUnseen(consumer=durable, stream=stream, **asdict(found))
+            self._base.observer.observe(fact)
+
+    def _tell_refused(self, text: str) -> None:
+        if text != self._refused:
+            self._refused = text
+            self._base.observer.observe(Noticed(event="unseen_not_known", text=text))

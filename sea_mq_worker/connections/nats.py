@@ -1,0 +1,54 @@
+"""Connections to NATS."""
+
+import ssl
+from collections.abc import Callable
+
+from sea_mq_worker.adapters.nats.connection import NatsConnection, connect
+from sea_mq_worker.connections.secret_files import tls_context
+from sea_mq_worker.domain.addresses import nats_addresses
+from sea_mq_worker.settings import Settings
+
+_CONNECT_SECONDS = 10.0
+
+
+async def open_nats(
+    settings: Settings,
+    *,
+    purpose: str,
+    on_event: Callable[[str, str], None],
+    connect_timeout_seconds: float = _CONNECT_SECONDS,
+) -> NatsConnection:
+    """Connect to NATS; user and password, or a token, may stand in the first URL."""
+    servers = nats_addresses(settings.nats_url.get_secret_value())
+    return await connect(
+        urls=[server.url for server in servers],
+        name=f"sea_mq_worker {settings.context} {purpose}",
+        on_event=on_event,
+        creds_file=str(settings.nats_creds_file or ""),
+        nkey_seed_file=str(settings.nats_nkey_seed_file or ""),
+        user=servers[0].user,
+        password=servers[0].password,
+        token=servers[0].token,
+        tls=nats_tls(settings),
+        inbox_prefix=settings.nats_inbox_prefix,
+        connect_timeout_seconds=connect_timeout_seconds,
+    )
+
+
+def demands_nats_tls(settings: Settings) -> bool:
+    """Tell whether no connection to NATS is made without TLS."""
+    s = settings
+    servers = nats_addresses(s.nats_url.get_secret_value())
+    return bool(s.nats_tls_ca_file or s.nats_tls_cert_file) or any(server.demands_tls for server in servers)
+
+
+def nats_tls(settings: Settings) -> ssl.SSLContext | None:
+    """Return what NATS is verified with; none: TLS only if the server asks for it.
+
+    Raises:
+        SettingsError: a file cannot be used.
+    """
+    s = settings
+    if not demands_nats_tls(s):
+        return None
+    return tls_context("NATS", ca=s.nats_tls_ca_file, cert=s.nats_tls_cert_file, key=s.nats_tls_key_file)

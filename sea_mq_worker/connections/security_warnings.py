@@ -1,0 +1,62 @@
+"""What of the settings lets others read along: connections in plain text, files that everybody may read.
+
+Told and not refused: behind a mesh or in a network of containers a host's name says nothing about who
+listens, and some platforms hand secrets over in files with such a mode.
+"""
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from sea_mq_worker.connections.nats import demands_nats_tls
+from sea_mq_worker.domain.addresses import is_http_exposed, is_loopback, is_postgres_exposed, nats_addresses
+from sea_mq_worker.domain.facts import Noticed
+from sea_mq_worker.settings import CONFIG_VARIABLE, ENV_PREFIX, Settings
+
+_SECRETS = (
+    "nats_creds_file",
+    "nats_nkey_seed_file",
+    "nats_tls_key_file",
+    "handler_token_file",
+    "handler_tls_key_file",
+    "admin_token_file",
+)
+
+
+def exposures(settings: Settings) -> Iterator[Noticed]:
+    """Tell what may be read by others, one notice a kind."""
+    plain = "; ".join(in_plain_text(settings))
+    if plain:
+        yield Noticed(event="plaintext_connection", text=plain)
+    readable = ", ".join(f"{key} ({path})" for key, path in readable_by_all(settings))
+    if readable:
+        text = f"every user of this machine may read {readable}; take the right away (chmod o-rwx)"
+        yield Noticed(event="secret_file_exposed", text=text)
+
+
+def in_plain_text(s: Settings) -> Iterator[str]:
+    """Tell of each URL by which others may read along what it should say."""
+    mode = os.environ.get("PGSSLMODE", "prefer")
+    if is_postgres_exposed(s.database_url.get_secret_value(), default_mode=mode):
+        yield f"{ENV_PREFIX}DATABASE_URL: use sslmode=verify-full"
+    servers = nats_addresses(s.nats_url.get_secret_value())
+    if not demands_nats_tls(s) and not all(is_loopback(server.host) for server in servers):
+        yield f"{ENV_PREFIX}NATS_URL: use tls://"
+    if s.consumers and is_http_exposed(s.handler_url):
+        yield f"{ENV_PREFIX}HANDLER_URL: use https://"
+
+
+def readable_by_all(s: Settings) -> Iterator[tuple[str, Path]]:
+    """Return the files of secrets that every user may read, by the variable that names each."""
+    named = [(key, getattr(s, key)) for key in _SECRETS]
+    files = [(f"{ENV_PREFIX}{key.upper()}", Path(path)) for key, path in named if path]
+    if config := os.environ.get(CONFIG_VARIABLE):
+        files.append((CONFIG_VARIABLE, Path(config)))
+    for name, path in files:
+        try:
+            mode = path.stat().st_mode
+        except OSError:
+            continue  # whoever needs it tells
+        if mode & stat.S_IROTH:
+            yield name, path

@@ -1,0 +1,42 @@
+"""Servers that are away at the start are waited for."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import tenacity
+
+from sea_mq_worker.application.waiting import unless_stopped
+from sea_mq_worker.domain.errors import UnavailableError
+from sea_mq_worker.domain.facts import Noticed
+from sea_mq_worker.ports.observer import Observer
+
+_WAIT_MAX_SECONDS = 5.0
+
+_T = TypeVar("_T")
+
+
+async def wait_for(
+    connect_once: Callable[[], Awaitable[_T]], *, what: str, observer: Observer, stop: asyncio.Event
+) -> _T:
+    """Try until the server answers, telling what is waited for.
+
+    Raises:
+        StoppedError: asked to stop first.
+        ContractError: the server refuses for good.
+    """
+
+    def tell(state: tenacity.RetryCallState) -> None:
+        error = state.outcome.exception() if state.outcome else None
+        observer.observe(Noticed(event="waiting", text=f"waiting for {what}: {error}"))
+
+    retrying = tenacity.AsyncRetrying(
+        retry=tenacity.retry_if_exception_type(UnavailableError),
+        wait=tenacity.wait_random_exponential(multiplier=0.2, max=_WAIT_MAX_SECONDS),
+        before_sleep=tell,
+    )
+
+    async def attempt() -> _T:  # tenacity awaits only what is declared async
+        return await connect_once()
+
+    return await unless_stopped(stop, retrying(attempt))

@@ -1,0 +1,108 @@
+"""Doctor: what keeps this worker from running well, why it matters, and what mends it.
+
+Each dependency is looked at once and apart from the others, changing nothing; then what was seen is judged,
+each system by itself and the pair of them together.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from sea_mq_worker.adapters.postgres.schema.diagnostics import DatabaseFacts, RowFacts
+from sea_mq_worker.doctor.backlog import backlog_findings
+from sea_mq_worker.doctor.broker import BrokerFacts, broker_facts
+from sea_mq_worker.doctor.broker_kinds import BrokerKind, PairKind
+from sea_mq_worker.doctor.catalog import Kind
+from sea_mq_worker.doctor.consumer import consumer_findings
+from sea_mq_worker.doctor.cross_checks import clock_findings, fit_findings, lost_findings, pair_findings
+from sea_mq_worker.doctor.database import constraint_findings, database_findings
+from sea_mq_worker.doctor.database_kinds import DatabaseKind
+from sea_mq_worker.doctor.finding import Checkup, Finding, Severity
+from sea_mq_worker.doctor.handler import HandlerKind, handler_findings
+from sea_mq_worker.doctor.postgres import ask_database
+from sea_mq_worker.doctor.security import ExposureKind, exposure_findings
+from sea_mq_worker.doctor.stream import stream_findings
+from sea_mq_worker.doctor.worker import WorkerKind, WorkerSeen, ask_worker, worker_findings
+from sea_mq_worker.domain.errors import ContractError, UnavailableError
+from sea_mq_worker.operations.broker import broker
+from sea_mq_worker.settings import Settings
+
+__all__ = ["KINDS", "Checkup", "Finding", "Severity", "examine"]
+
+KINDS: Sequence[Kind] = (*DatabaseKind, *BrokerKind, *HandlerKind, *PairKind, *ExposureKind, *WorkerKind)
+"""Every kind of finding there is."""
+
+
+async def examine(settings: Settings) -> Checkup:
+    """Look at everything once."""
+    found: list[Finding] = []
+    database, rows = await ask_database(settings, found)
+    seen = await _broker(settings, rows, found)
+    if database:
+        found += database_findings(database, settings)
+    if database and rows:
+        found += [*constraint_findings(database, rows), *backlog_findings(database, rows, settings)]
+    if seen:
+        found += [*stream_findings(seen, settings), *consumer_findings(seen, settings)]
+        found += fit_findings(seen, settings)
+    if database and seen:
+        found += clock_findings(database, seen, settings)
+    if rows and seen:
+        found += pair_findings(rows, seen, settings)
+    if settings.consumers:
+        found += [finding async for finding in handler_findings(settings)]
+    found += exposure_findings(settings)
+    worker = await ask_worker(settings) if settings.admin_port else None
+    if worker:
+        found += worker_findings(worker)
+    looked = list(_looked(database, rows, seen, worker, settings))
+    return Checkup(
+        findings=sorted(dict.fromkeys(found), key=lambda finding: list(Severity).index(finding.severity)),
+        seen=[name for name, was_seen in looked if was_seen],
+        unseen=[name for name, was_seen in looked if not was_seen],
+    )
+
+
+def _looked(
+    database: DatabaseFacts | None,
+    rows: RowFacts | None,
+    broker: BrokerFacts | None,
+    worker: WorkerSeen | None,
+    s: Settings,
+) -> Iterator[tuple[str, bool]]:
+    """Name each part, and tell whether it could be looked at."""
+    if database:
+        version = database.settings["server_version"].setting.partition(" ")[0]
+        yield f"PostgreSQL {version} (schema {database.schema})", True
+        if rows is None:
+            yield "what waits in its tables", False
+        elif rows.sequence and rows.sequence.last is None:
+            yield "the sequence of the outbox (it takes SELECT on it)", False
+    else:
+        yield "PostgreSQL", False
+    if broker:
+        held = f"streams: {len(broker.streams)}, consumers: {len(broker.consumers)}"
+        yield f"NATS {broker.version} ({held})", True
+        yield from ((where, False) for where in sorted(broker.silent))
+    else:
+        yield "NATS", False
+    if s.consumers and s.handler_url:
+        yield "the handler", True
+    yield "the settings", True
+    if worker:
+        yield f"the {worker.where}", True
+    elif s.admin_port:
+        yield f"a worker (none answers at {s.admin_host}:{s.admin_port})", False
+
+
+async def _broker(s: Settings, rows: RowFacts | None, found: list[Finding]) -> BrokerFacts | None:
+    """Return the facts; what keeps them from being asked is ``found``."""
+    try:
+        async with broker(s) as connection:
+            seen = await broker_facts(connection, s, found)
+            if rows and s.stream in seen.streams:
+                found += await lost_findings(connection, rows.acknowledged, s.stream)
+            return seen
+    except UnavailableError as error:
+        found.append(BrokerKind.BROKER_UNREACHABLE.found("NATS", str(error)))
+    except ContractError as error:
+        found.append(BrokerKind.BROKER_REFUSES.found("NATS", str(error)))
+    return None

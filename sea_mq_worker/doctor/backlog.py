@@ -1,0 +1,113 @@
+"""What waits in the tables for longer than it should, and what stays there for ever."""
+
+from collections.abc import Iterator, Sequence
+
+from sea_mq_worker.adapters.postgres.connection import quoted_schema
+from sea_mq_worker.adapters.postgres.schema.diagnostics import (
+    Connections,
+    DatabaseFacts,
+    Failing,
+    OutboxFacts,
+    PartitionFacts,
+    RowFacts,
+    SequenceFacts,
+    UnseenFacts,
+)
+from sea_mq_worker.doctor.broker_kinds import BrokerKind
+from sea_mq_worker.doctor.database import long_seconds
+from sea_mq_worker.doctor.database_kinds import DatabaseKind
+from sea_mq_worker.doctor.finding import Finding, lasting
+from sea_mq_worker.settings import Settings
+
+_UNATTENDED_SECONDS = 60.0
+_DAY_SECONDS = 86_400.0
+_ERROR_CHARS = 300
+_PUBLISHED_SECONDS = 30 * _DAY_SECONDS
+
+
+def backlog_findings(facts: DatabaseFacts, rows: RowFacts, s: Settings) -> Iterator[Finding]:
+    """Judge the rows of both tables."""
+    yield from map(_failing, rows.failing)
+    if s.outbox_enabled:
+        yield from _outbox(rows.outbox, facts.connections, s)
+        if rows.sequence:
+            yield from _sequence(rows.sequence, facts)
+        if rows.partitions:
+            yield from _partitions(rows.partitions, facts, s)
+    yield from _unseen(rows.unseen, facts.schema)
+    configured = {(consumer.stream, consumer.durable) for consumer in s.consumers}
+    for waiting in rows.inbox:
+        where = f"inbox, by consumer {waiting.consumer} of stream {waiting.stream}"
+        what = f"{waiting.count} waiting, the oldest for {lasting(waiting.seconds)}"
+        if (waiting.stream, waiting.consumer) not in configured:
+            yield DatabaseKind.INBOX_ORPHANS.found(where, what, command="sea-mq-worker inbox list")
+        elif waiting.seconds > retries_seconds(s):
+            yield DatabaseKind.INBOX_STUCK.found(where, what, command="sea-mq-worker inbox list")
+
+
+def _unseen(unseen: Sequence[UnseenFacts], schema: str) -> Iterator[Finding]:
+    """What a worker has found lately; once it is mended, an operator says so by the statement."""
+    for gone in unseen:
+        where = f"consumer {gone.durable} of stream {gone.stream}"
+        latest = f"some of {gone.first_seq} to {gone.last_seq}, {lasting(gone.seconds)} ago"
+        what = f"{gone.count} in all; the latest are {latest}"
+        table = f"{quoted_schema(schema)}.sea_mq_standings"
+        sql = f"UPDATE {table} SET unseen = 0, unseen_at = NULL WHERE durable = '{gone.durable}'"  # noqa: S608
+        yield BrokerKind.MESSAGES_MISSED.found(where, what, sql=sql)
+
+
+def retries_seconds(s: Settings) -> float:
+    """How long all attempts of a message may take."""
+    return s.inbox_attempts_max * (s.inbox_backoff_max_seconds + s.handler_timeout_seconds)
+
+
+def _outbox(outbox: OutboxFacts, connections: Connections, s: Settings) -> Iterator[Finding]:
+    due = f"the oldest event has been due for {lasting(outbox.due_seconds)}"
+    due = f"{due}; workers connected: {connections.workers}"
+    if connections.workers and not connections.relays:
+        due += ", none of which publishes"
+    if not connections.relays and outbox.due_seconds > _UNATTENDED_SECONDS:
+        yield DatabaseKind.OUTBOX_UNATTENDED.found("outbox", due, command="sea-mq-worker run")
+    elif outbox.due_seconds > long_seconds(s):
+        yield DatabaseKind.OUTBOX_BEHIND.found("outbox", due)
+    if outbox.ahead:
+        yield DatabaseKind.OUTBOX_AHEAD.found(
+            "outbox", f"events that occurred in a time to come: {outbox.ahead}", command="sea-mq-worker run"
+        )
+    if outbox.dead:
+        command = "sea-mq-worker outbox list --state DEAD"
+        held = "; what comes after them in their keys waits" if s.outbox_dead_key == "hold" else ""
+        what = f"DEAD events: {outbox.dead}{held}"
+        yield DatabaseKind.OUTBOX_DEAD.found("outbox", what, command=command)
+    if outbox.published_seconds > _PUBLISHED_SECONDS:
+        what = f"the oldest was published {outbox.published_seconds / _DAY_SECONDS:.0f} days ago"
+        command = "sea-mq-worker prune --before 30d --reason 'doctor' --side outbox"
+        yield DatabaseKind.OUTBOX_UNPRUNED.found("outbox", what, command=command)
+
+
+def _failing(group: Failing) -> Finding:
+    kind = DatabaseKind.OUTBOX_FAILING if group.side == "outbox" else DatabaseKind.INBOX_FAILING
+    what = f"{group.count} wait, the oldest for {lasting(group.seconds)}: {group.error[:_ERROR_CHARS]}"
+    return kind.found(group.side, what, command=f"sea-mq-worker where {group.example}")
+
+
+def _sequence(sequence: SequenceFacts, facts: DatabaseFacts) -> Iterator[Finding]:
+    if sequence.last is None or sequence.highest is None or sequence.last >= sequence.highest:
+        return
+    what = f"the last number given is {sequence.last}, an event has {sequence.highest}"
+    table = f"{quoted_schema(facts.schema)}.outbox_events"
+    sql = f"SELECT setval(pg_get_serial_sequence('{table}', 'seq'), max(seq)) FROM {table}"  # noqa: S608
+    yield DatabaseKind.SEQUENCE_BEHIND.found("outbox", what, sql=sql)
+
+
+def _partitions(outbox: PartitionFacts, facts: DatabaseFacts, s: Settings) -> Iterator[Finding]:
+    days = outbox.ahead_seconds / _DAY_SECONDS
+    if days < s.outbox_partition_days / 2:
+        yield DatabaseKind.PARTITIONS_SHORT.found(
+            "outbox", f"{days:.1f} days ahead have one", command="sea-mq-worker run"
+        )
+    if outbox.remainder and outbox.remainder_bytes:
+        name = f"{quoted_schema(facts.schema)}.{outbox.remainder}"
+        what = f"{outbox.remainder} takes {outbox.remainder_bytes} bytes"
+        sql = f"VACUUM (TRUNCATE) {name}"
+        yield DatabaseKind.DEFAULT_PARTITION_USED.found("outbox", what, sql=sql)

@@ -1,0 +1,139 @@
+"""The facts about NATS, gathered by one connection: what does not answer hides nothing of the rest."""
+
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar, assert_never
+
+from sea_mq_worker.adapters.nats.connection import NatsConnection
+from sea_mq_worker.adapters.nats.manage import topology
+from sea_mq_worker.adapters.nats.manage.definitions import ConsumerDefinition, Definition, StreamDefinition
+from sea_mq_worker.adapters.nats.manage.diagnostics import (
+    ConsumerSeen,
+    StreamSeen,
+    consumer_seen,
+    stream_seen,
+    takers,
+)
+from sea_mq_worker.doctor.broker_kinds import BrokerKind
+from sea_mq_worker.doctor.finding import Finding
+from sea_mq_worker.domain.errors import BrokerUnavailableError, ContractError
+from sea_mq_worker.operations.broker import wanted_topology
+from sea_mq_worker.settings import Settings
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerFacts:
+    """Streams and consumers that exist, and how they differ from their files.
+
+    ``silent``: what did not answer, or refused to; whether it exists is not known.
+    """
+
+    differences: Sequence[topology.Difference]
+    defined: frozenset[str]
+    streams: Mapping[str, StreamSeen]
+    consumers: Mapping[tuple[str, str], ConsumerSeen]
+    takers: Mapping[str, Sequence[str]]
+    max_payload: int
+    version: str
+    silent: frozenset[str]
+
+
+async def broker_facts(connection: NatsConnection, s: Settings, found: list[Finding]) -> BrokerFacts:
+    """Ask for everything once; what keeps something from being asked is ``found``.
+
+    Raises:
+        BrokerUnavailableError: JetStream itself does not answer, or the connection went.
+    """
+    wanted = _definitions(s, found)
+    ask = _Questions(connection, found)
+    taken = {subject: await ask.takers(subject) for subject in own_subjects(s).values()}
+    names = {s.stream, s.dlq_stream, s.advisory_stream, *(consumer.stream for consumer in s.consumers)}
+    streams = [await ask(stream_label(name), stream_seen(connection, name)) for name in sorted(names)]
+    durables = [(c.stream, c.durable) for c in s.consumers if stream_label(c.stream) not in ask.silent]
+    consumers = [await ask(consumer_label(*d), consumer_seen(connection, *d)) for d in durables]
+    differences = [await ask.differences(definition) for definition in wanted]
+    return BrokerFacts(
+        differences=[difference for several in differences for difference in several],
+        defined=frozenset(_label(definition) for definition in wanted),
+        streams={stream.name: stream for stream in streams if stream},
+        consumers={(seen.stream, seen.name): seen for seen in consumers if seen},
+        takers=taken,
+        max_payload=connection.client.max_payload,
+        version=".".join(map(str, connection.server_version)),
+        silent=frozenset(ask.silent),
+    )
+
+
+def own_subjects(s: Settings) -> Mapping[str, str]:
+    """Return what the worker publishes, by the stream that has to take it."""
+    return {s.stream: f"{s.context}.event.>", s.dlq_stream: f"{s.context}.dlq.>"}
+
+
+def stream_label(name: str) -> str:
+    """Name a stream as findings do."""
+    return f"stream {name}"
+
+
+def consumer_label(stream: str, durable: str) -> str:
+    """Name a consumer as findings do."""
+    return f"consumer {durable} of stream {stream}"
+
+
+class _Questions:
+    """Asks, and goes on where something does not answer: ``silent`` names it, ``found`` tells why."""
+
+    def __init__(self, connection: NatsConnection, found: list[Finding]) -> None:
+        self.silent: set[str] = set()
+        self._connection = connection
+        self._found = found
+
+    async def __call__(self, where: str, question: Awaitable[_T]) -> _T | None:
+        try:
+            return await question
+        except BrokerUnavailableError as error:
+            if not self._connection.is_connected:
+                raise
+            self._found.append(BrokerKind.STREAM_UNAVAILABLE.found(where, str(error)))
+        except ContractError as error:
+            self._found.append(BrokerKind.BROKER_REFUSES.found(where, str(error)))
+        self.silent.add(where)
+        return None
+
+    async def takers(self, subject: str) -> Sequence[str]:
+        """Name the streams that take ``subject``; JetStream's leader answers, so silence is an outage."""
+        try:
+            return await takers(self._connection, subject)
+        except ContractError as error:
+            self._found.append(BrokerKind.BROKER_REFUSES.found("NATS", str(error)))
+            return ()
+
+    async def differences(self, definition: Definition) -> Sequence[topology.Difference]:
+        """Compare with a file, unless the stream or consumer is known to be silent."""
+        where = _label(definition)
+        if {where, stream_label(_stream(definition))} & self.silent:
+            return ()
+        return await self(where, topology.check(self._connection, [definition])) or ()
+
+
+def _definitions(s: Settings, found: list[Finding]) -> Sequence[Definition]:
+    try:
+        return wanted_topology(s)
+    except ContractError as error:
+        found.append(BrokerKind.DEFINITIONS_INVALID.found("SEA_MQ_STREAMS_FOLDER", str(error)))
+        return ()
+
+
+def _label(definition: Definition) -> str:
+    match definition:
+        case StreamDefinition():
+            return stream_label(definition.name)
+        case ConsumerDefinition():
+            return consumer_label(definition.stream, definition.name)
+        case _:
+            assert_never(definition)
+
+
+def _stream(definition: Definition) -> str:
+    return definition.name if isinstance(definition, StreamDefinition) else definition.stream

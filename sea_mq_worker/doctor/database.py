@@ -1,0 +1,262 @@
+"""What is wrong with PostgreSQL by itself."""
+
+from collections.abc import Iterator, Sequence
+
+from sea_mq_worker.adapters.postgres.connection import quoted_schema
+from sea_mq_worker.adapters.postgres.schema.diagnostics import DatabaseFacts, Lack, RowFacts, TableLock
+from sea_mq_worker.adapters.postgres.schema.expected_schema import (
+    SCHEMA,
+    Promised,
+    canonical,
+    promised,
+    promised_constraints,
+    promised_functions,
+)
+from sea_mq_worker.doctor.database_kinds import DatabaseKind
+from sea_mq_worker.doctor.finding import Finding, lasting
+from sea_mq_worker.settings import Settings
+
+CLOCK_SECONDS = 60.0
+"""The tolerance of POL-047-002."""
+
+_LEASES = 5
+_DEAD_TIMES = 5
+_IDLE_MILLISECONDS = 60_000
+"""The worker's quietest connection says something every 30 s."""
+_ENCODING = "UTF8"
+_ALONGSIDE = "INDEX CONCURRENTLY"
+"""Lets changes go on meanwhile; not to be had for a table in partitions."""
+_READS = "SELECT"
+_WRITES = 8
+"""How many of the needed privileges are no reads."""
+
+
+def long_seconds(s: Settings) -> float:
+    """From which age on a transaction is too old, or an event late."""
+    return _LEASES * s.outbox_lease_seconds
+
+
+def database_findings(facts: DatabaseFacts, s: Settings) -> Iterator[Finding]:
+    """Judge the server, the login and the tables."""
+    if facts.context not in {None, s.context}:
+        yield DatabaseKind.SCHEMA_OWNER.found(
+            f"schema {facts.schema}", f"it belongs to {facts.context}, not to {s.context}"
+        )
+    if abs(facts.clock_offset_seconds) > CLOCK_SECONDS:
+        offset = f"{facts.clock_offset_seconds:+.0f} s against this machine's"
+        yield DatabaseKind.DATABASE_CLOCK.found("PostgreSQL's clock", offset)
+    if facts.encoding != _ENCODING:
+        where = f"database {facts.database}"
+        yield DatabaseKind.DATABASE_ENCODING.found(where, f"its encoding is {facts.encoding}")
+    yield from _rights(facts)
+    yield from _server(facts, s)
+    yield from _connections(facts, s)
+    yield from _tables(facts)
+    yield from _indexes(facts)
+    yield from _triggers(facts)
+    yield from _functions(facts)
+    yield from _holding_back(facts)
+
+
+def waits_for_nobody(facts: DatabaseFacts) -> bool:
+    """Tell whether a commit waits for a standby that is not there."""
+    waits = facts.settings["synchronous_commit"].setting not in {"off", "local"}
+    return waits and bool(facts.settings["synchronous_standby_names"].setting) and not facts.standbys
+
+
+def lock_findings(locks: Sequence[TableLock]) -> Iterator[Finding]:
+    """Name who keeps the worker from a table."""
+    for lock in locks:
+        does = "holds" if lock.granted else "waits for"
+        since = f", for {lasting(lock.seconds)}" if lock.seconds else ""
+        what = f"session {lock.pid} {does} {lock.mode}{since}, of {lock.name or 'somebody without a name'}"
+        where, sql = f"table {lock.relation}", f"SELECT pg_terminate_backend({lock.pid})"
+        yield DatabaseKind.TABLE_LOCKED.found(where, what, sql=sql)
+
+
+def constraint_findings(facts: DatabaseFacts, rows: RowFacts) -> Iterator[Finding]:
+    """Compare the tables' constraints with those of the migrations."""
+    for (relation, name), constraint in promised_constraints().items():
+        found = rows.constraints.get((relation, name))
+        if found is not None and canonical(found) == constraint.definition:
+            continue
+        where, table = f"table {relation}", _table(facts, relation)
+        what = f"constraint {name} is {f'{found!r}' if found else 'missing'}"
+        drop = f"ALTER TABLE {table} DROP CONSTRAINT {_quoted(name)};\n" if found else ""
+        sql = f"{drop}ALTER TABLE {table} {constraint.sql}"
+        yield DatabaseKind.CONSTRAINT_DIFFERS.found(where, what, sql=sql)
+
+
+def _rights(facts: DatabaseFacts) -> Iterator[Finding]:
+    where = f"role {facts.role}"
+    lacks = {lack.privilege for lack in facts.lacks}
+    writes = [lack for lack in facts.lacks if lack.privilege != _READS]
+    if _READS not in lacks and len(writes) == _WRITES:
+        yield DatabaseKind.RIGHTS_OF_A_READER.found(where, "it may read all of the tables and write none")
+        return
+    for lack in facts.lacks:
+        yield DatabaseKind.RIGHTS_MISSING.found(
+            where, f"no {_privilege(lack)} on {lack.relation}", sql=_grant(lack, facts)
+        )
+
+
+def _privilege(lack: Lack) -> str:
+    return f"{lack.privilege} ({', '.join(lack.columns)})" if lack.columns else lack.privilege
+
+
+def _grant(lack: Lack, facts: DatabaseFacts) -> str:
+    return f"GRANT {_privilege(lack)} ON {_table(facts, lack.relation)} TO {_quoted(facts.role)}"
+
+
+def _server(facts: DatabaseFacts, s: Settings) -> Iterator[Finding]:
+    for kind, name, wrong, right in (
+        (DatabaseKind.FSYNC_OFF, "fsync", "off", "on"),
+        (DatabaseKind.SYNCHRONOUS_COMMIT_OFF, "synchronous_commit", "off", "on"),
+        (DatabaseKind.TRIGGERS_OFF, "session_replication_role", "replica", "origin"),
+        (DatabaseKind.AUTOVACUUM_OFF, "autovacuum", "off", "on"),
+        (DatabaseKind.AUTOVACUUM_OFF, "track_counts", "off", "on"),
+    ):
+        if facts.settings[name].setting == wrong:
+            yield _setting(kind, facts, name, right)
+    if int(facts.settings["max_prepared_transactions"].setting):
+        yield DatabaseKind.TWO_PHASE_COMMIT.found(
+            "PostgreSQL's settings",
+            f"max_prepared_transactions is {facts.settings['max_prepared_transactions'].setting}",
+        )
+    if waits_for_nobody(facts):
+        yield _setting(DatabaseKind.STANDBY_MISSING, facts, "synchronous_standby_names", "''")
+    for name, least in (
+        ("transaction_timeout", s.database_timeout_seconds * 1000),
+        ("idle_session_timeout", _IDLE_MILLISECONDS),
+    ):
+        if name in facts.settings and 0 < int(facts.settings[name].setting) < least:
+            yield _setting(DatabaseKind.SESSION_TIMEOUTS, facts, name, "0")
+
+
+def _setting(kind: DatabaseKind, facts: DatabaseFacts, name: str, right: str) -> Finding:
+    """A setting ends where it was made; one of the command line cannot be ended by SQL."""
+    found = facts.settings[name]
+    role, database = _quoted(facts.role), _quoted(facts.database)
+    sql = {
+        "database": f"ALTER DATABASE {database} RESET {name}",
+        "user": f"ALTER ROLE {role} RESET {name}",
+        "database user": f"ALTER ROLE {role} IN DATABASE {database} RESET {name}",
+        "configuration file": f"ALTER SYSTEM SET {name} = {right};\nSELECT pg_reload_conf()",
+    }.get(found.source, "")
+    return kind.found("PostgreSQL's settings", f"{name} is {found.setting}, by {found.source}", sql=sql)
+
+
+def _connections(facts: DatabaseFacts, s: Settings) -> Iterator[Finding]:
+    needed = 2 * s.database_pool_max + 2
+    c = facts.connections
+    reserved = ("superuser_reserved_connections", "reserved_connections")
+    kept = sum(int(facts.settings[name].setting) for name in reserved if name in facts.settings)
+    ceilings = (
+        ("the server", int(facts.settings["max_connections"].setting) - kept, c.used),
+        (f"database {facts.database}", c.database_max, c.database_used),
+        (f"role {facts.role}", c.role_max, c.role_used),
+    )
+    for where, most, used in ceilings:
+        free = most - used + c.own
+        if most >= 0 and free < needed:
+            what = f"{free} of {most} are left, a worker may open {needed}"
+            yield DatabaseKind.CONNECTIONS_SHORT.found(where, what)
+
+
+def _tables(facts: DatabaseFacts) -> Iterator[Finding]:
+    for table in facts.tables:
+        where, name = f"table {table.name}", _table(facts, table.name)
+        if table.unlogged:
+            yield DatabaseKind.TABLE_UNLOGGED.found(
+                where, "it is unlogged", sql=f"ALTER TABLE {name} SET LOGGED"
+            )
+        if table.filtered:
+            sql = f"ALTER TABLE {name} DISABLE ROW LEVEL SECURITY"
+            yield DatabaseKind.ROW_SECURITY.found(where, f"it applies to role {facts.role}", sql=sql)
+        if not table.vacuumed:
+            sql = f"ALTER TABLE {name} RESET (autovacuum_enabled)"
+            yield DatabaseKind.AUTOVACUUM_OFF.found(where, "autovacuum_enabled is false", sql=sql)
+        if table.dead > _DEAD_TIMES * table.vacuum_from:
+            what = f"{table.dead} dead rows; autovacuum begins at {table.vacuum_from:.0f}"
+            yield DatabaseKind.DEAD_ROWS.found(where, what, sql=f"VACUUM {name}")
+
+
+def _indexes(facts: DatabaseFacts) -> Iterator[Finding]:
+    parts = {table.name for table in facts.tables if table.partitioned}
+    for name, index in promised("INDEX").items():
+        where = f"table {index.relation}"
+        if name not in facts.indexes:
+            what = f"index {name} is missing"
+            how = "INDEX" if index.relation in parts else _ALONGSIDE
+            sql = _made(facts, index).replace("INDEX", how, 1)
+            yield DatabaseKind.INDEX_MISSING.found(where, what, sql=sql)
+        elif not facts.indexes[name]:
+            sql = f"REINDEX {_ALONGSIDE} {_table(facts, name)}"
+            yield DatabaseKind.INDEX_INVALID.found(where, f"index {name} is invalid", sql=sql)
+
+
+def _triggers(facts: DatabaseFacts) -> Iterator[Finding]:
+    partitioned = any(table.partitioned for table in facts.tables)
+    for name, trigger in promised("TRIGGER", partitioned=partitioned).items():
+        where = f"table {trigger.relation}"
+        if name not in facts.triggers:
+            what = f"trigger {name} is missing"
+            yield DatabaseKind.TRIGGER_MISSING.found(where, what, sql=_made(facts, trigger))
+        elif not facts.triggers[name].enabled:
+            sql = f"ALTER TABLE {_table(facts, trigger.relation)} ENABLE TRIGGER {name}"
+            yield DatabaseKind.TRIGGER_DISABLED.found(where, f"trigger {name} is disabled", sql=sql)
+
+
+def _functions(facts: DatabaseFacts) -> Iterator[Finding]:
+    for name, function in promised_functions().items():
+        found = facts.functions.get(name)
+        if found is None:
+            what = "it is missing"
+        elif found.body != function.body:
+            what = "its text is not that of the migrations"
+        elif found.search_path != function.search_path:
+            what = f"its search_path is {found.search_path or 'that of whoever calls'}"
+        else:
+            continue
+        sql = _in_schema(facts, function.sql.replace(SCHEMA, quoted_schema(facts.schema)))
+        yield DatabaseKind.FUNCTION_DIFFERS.found(f"function {name}", what, sql=sql)
+
+
+def _holding_back(facts: DatabaseFacts) -> Iterator[Finding]:
+    for one in facts.transactions:
+        what = f"{lasting(one.seconds)} old, {one.state}, of {one.name or 'somebody without a name'}"
+        yield DatabaseKind.TRANSACTION_OPEN_LONG.found(
+            f"session {one.pid}", what, sql=f"SELECT pg_terminate_backend({one.pid})"
+        )
+    for waiting in facts.prepared:
+        yield DatabaseKind.TRANSACTION_PREPARED_LONG.found(
+            f"prepared transaction {waiting.name}",
+            f"{lasting(waiting.seconds)} old",
+            sql=f"ROLLBACK PREPARED {_literal(waiting.name)}",
+        )
+    for slot in facts.slots:
+        yield DatabaseKind.SLOT_INACTIVE.found(
+            f"replication slot {slot.name}",
+            f"it keeps {slot.bytes / 2**20:.0f} MiB of WAL",
+            sql=f"SELECT pg_drop_replication_slot({_literal(slot.name)})",
+        )
+
+
+def _made(facts: DatabaseFacts, lacking: Promised) -> str:
+    return _in_schema(facts, lacking.sql.rstrip(";"))
+
+
+def _in_schema(facts: DatabaseFacts, sql: str) -> str:
+    return f"SET search_path = {quoted_schema(facts.schema)}, pg_temp;\n{sql}"
+
+
+def _table(facts: DatabaseFacts, name: str) -> str:
+    return f"{quoted_schema(facts.schema)}.{name}"
+
+
+def _quoted(name: str) -> str:
+    return '"{}"'.format(name.replace('"', '""'))
+
+
+def _literal(text: str) -> str:
+    return "'{}'".format(text.replace("'", "''"))

@@ -1,0 +1,108 @@
+"""Whether the handler can be reached, trusted, and found under its path; it is sent no event."""
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from collections.abc import AsyncIterator
+from urllib.parse import SplitResult, urlsplit
+
+from sea_mq_worker.connections.handler import handler_tls
+from sea_mq_worker.doctor.catalog import REFUSES, Kind
+from sea_mq_worker.doctor.finding import Finding, Severity
+from sea_mq_worker.domain.forbidden_hosts import is_metadata_host
+from sea_mq_worker.settings import Settings
+
+_SECONDS = 3.0
+_WRONG = {404, *range(300, 400), *range(500, 600)} - {501}
+"""A server that does not know OPTIONS says 405 or 501."""
+
+
+class HandlerKind(Kind):
+    """Found by knocking at the handler's door."""
+
+    HANDLER_MISSING = (
+        Severity.ERROR,
+        "there are consumers and no handler",
+        REFUSES,
+        "set SEA_MQ_HANDLER_URL, or SEA_MQ_CONSUMERS= to receive nothing",
+    )
+    HANDLER_UNREACHABLE = (
+        Severity.ERROR,
+        "the handler takes no connection",
+        "receiving pauses",
+        "start the handler, or correct SEA_MQ_HANDLER_URL",
+    )
+    HANDLER_UNTRUSTED = (
+        Severity.ERROR,
+        "the handler's certificate cannot be trusted",
+        "receiving pauses",
+        "check its certificate and host name, SEA_MQ_HANDLER_TLS_* and both clocks",
+    )
+    HANDLER_FORBIDDEN = (
+        Severity.ERROR,
+        "the handler's name leads to a link-local address or a metadata service",
+        "nothing is sent there",
+        "correct SEA_MQ_HANDLER_URL, or set SEA_MQ_HANDLER_ALLOW_LINK_LOCAL if that is meant",
+    )
+    HANDLER_PATH = (
+        Severity.WARNING,
+        "the handler answers OPTIONS with a redirect, 404 or 5xx, or not at all; it is sent no event",
+        "messages are tried again and again, and then dead-lettered",
+        "correct SEA_MQ_HANDLER_URL, whose path may be wrong or https missing, or mend the handler",
+    )
+
+
+async def handler_findings(s: Settings) -> AsyncIterator[Finding]:
+    """Connect, and ask by OPTIONS whether there is something under the path."""
+    if not s.handler_url:
+        yield HandlerKind.HANDLER_MISSING.found("handler", "SEA_MQ_HANDLER_URL is not set")
+    elif finding := await _examined(urlsplit(s.handler_url), s):
+        yield finding
+
+
+async def _examined(url: SplitResult, s: Settings) -> Finding | None:
+    where = f"handler {url.hostname}:{_port(url)}"
+    trust = (handler_tls(s) or ssl.create_default_context()) if url.scheme == "https" else None
+    try:
+        async with asyncio.timeout(_SECONDS):
+            if not s.handler_allow_link_local and (address := await _forbidden(url)):
+                return HandlerKind.HANDLER_FORBIDDEN.found(where, f"it is at {address}")
+            reader, writer = await asyncio.open_connection(url.hostname, _port(url), ssl=trust)
+    except ssl.SSLError as error:
+        reason = getattr(error, "verify_message", "") or error.reason
+        return HandlerKind.HANDLER_UNTRUSTED.found(where, f"it cannot be trusted ({reason})")
+    except (OSError, UnicodeError) as error:
+        what = getattr(error, "strerror", "") or str(error) or f"no answer within {_SECONDS:g} s"
+        return HandlerKind.HANDLER_UNREACHABLE.found(where, what)
+    try:
+        trouble = await _asked(url, reader, writer)
+    finally:
+        writer.close()
+    return HandlerKind.HANDLER_PATH.found(where, trouble) if trouble else None
+
+
+async def _forbidden(url: SplitResult) -> str:
+    """Return an address that the name leads to and that no connection is made to, if there is one."""
+    found = await asyncio.get_running_loop().getaddrinfo(url.hostname, _port(url), type=socket.SOCK_STREAM)
+    addresses = [str(place[0]) for *_, place in found]
+    return next(filter(is_metadata_host, addresses), "")
+
+
+def _port(url: SplitResult) -> int:
+    return url.port or (443 if url.scheme == "https" else 80)
+
+
+async def _asked(url: SplitResult, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> str:
+    """Return what is wrong with the answer; without a token, a refusal of the asker is none."""
+    target = SplitResult("", "", url.path or "/", url.query, "").geturl()
+    host = url.netloc.rpartition("@")[2]
+    writer.write(f"OPTIONS {target} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+    line = b""
+    with contextlib.suppress(OSError, ValueError):
+        async with asyncio.timeout(_SECONDS):
+            line = await reader.readline()
+    status = line.split(b" ")[1:2]
+    if not (status and status[0].isdigit()):
+        return "no answer to OPTIONS"
+    return f"{int(status[0])} to OPTIONS" if int(status[0]) in _WRONG else ""

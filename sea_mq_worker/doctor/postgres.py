@@ -1,0 +1,82 @@
+"""The facts about PostgreSQL, as far as they can be had: a locked table hides no others."""
+
+import asyncpg
+
+from sea_mq_worker.adapters.postgres.errors import POOLER
+from sea_mq_worker.adapters.postgres.schema.diagnostics import (
+    DatabaseFacts,
+    RowFacts,
+    database_facts,
+    hears_itself,
+    row_facts,
+    table_locks,
+)
+from sea_mq_worker.adapters.postgres.schema.migrations import check_version
+from sea_mq_worker.connections.postgres import open_pool
+from sea_mq_worker.doctor.catalog import MIGRATE
+from sea_mq_worker.doctor.database import lock_findings, long_seconds, waits_for_nobody
+from sea_mq_worker.doctor.database_kinds import DatabaseKind
+from sea_mq_worker.doctor.finding import Finding
+from sea_mq_worker.domain.errors import ContractError, UnavailableError, WorkerError
+from sea_mq_worker.settings import Settings
+
+_POSTGRES = "PostgreSQL"
+_OF_ANY_AGE = -1.0
+
+
+async def ask_database(s: Settings, found: list[Finding]) -> tuple[DatabaseFacts | None, RowFacts | None]:
+    """Return what could be asked; what keeps the rest from being asked is ``found``."""
+    facts = rows = None
+    try:
+        pool = await open_pool(s, purpose="doctor")
+        try:
+            if facts := await _server(s, pool, found):
+                rows = await _rows(s, pool, found)
+        finally:
+            await pool.close()
+    except UnavailableError as error:
+        found.append(_unavailable(error).found(_POSTGRES, _told(error)))
+    except ContractError as error:
+        kind = DatabaseKind.POOLER_UNDECLARED if POOLER in str(error) else DatabaseKind.DATABASE_REFUSES
+        found.append(kind.found(_POSTGRES, _told(error)))
+    return facts, rows
+
+
+def _told(error: WorkerError) -> str:
+    return str(error).removeprefix(f"{_POSTGRES}: ")
+
+
+def _unavailable(error: UnavailableError) -> DatabaseKind:
+    if isinstance(error.__cause__, asyncpg.TargetServerAttributeNotMatched):
+        return DatabaseKind.DATABASE_READ_ONLY
+    return DatabaseKind.DATABASE_UNREACHABLE
+
+
+async def _server(s: Settings, pool: asyncpg.Pool, found: list[Finding]) -> DatabaseFacts | None:
+    try:
+        await check_version(pool)
+    except ContractError as error:
+        where = f"schema {s.database_schema}"
+        found.append(DatabaseKind.SCHEMA_VERSION.found(where, str(error), command=MIGRATE))
+        return None
+    facts = await database_facts(pool, long_seconds=long_seconds(s))
+    listens = s.outbox_enabled and s.outbox_notify and not s.database_pooler
+    if listens and not waits_for_nobody(facts):
+        dsn = s.database_url.get_secret_value()
+        if not await hears_itself(dsn, pool, schema=s.database_schema):
+            found.append(DatabaseKind.NOTIFY_LOST.found(_POSTGRES, "LISTEN and NOTIFY do not meet"))
+    return facts
+
+
+async def _rows(s: Settings, pool: asyncpg.Pool, found: list[Finding]) -> RowFacts | None:
+    """Half a statement's time is what the worker waits for a lock."""
+    rows = None
+    try:
+        rows = await row_facts(pool, s.stream)
+        locks = await table_locks(pool, longer_than_seconds=s.database_timeout_seconds / 2)
+    except UnavailableError:
+        locks = await table_locks(pool, longer_than_seconds=_OF_ANY_AGE)
+        if not locks:
+            raise
+    found.extend(lock_findings(locks))
+    return rows

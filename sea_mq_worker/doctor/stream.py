@@ -1,0 +1,104 @@
+"""What is wrong with the streams."""
+
+from collections.abc import Iterator, Mapping
+
+from sea_mq_worker.adapters.nats.manage.diagnostics import StreamSeen
+from sea_mq_worker.adapters.nats.manage.topology import EXISTENCE, Difference
+from sea_mq_worker.adapters.nats.subject_match import covers
+from sea_mq_worker.doctor.broker import BrokerFacts, own_subjects, stream_label
+from sea_mq_worker.doctor.broker_kinds import BrokerKind
+from sea_mq_worker.doctor.catalog import APPLY
+from sea_mq_worker.doctor.finding import Finding
+from sea_mq_worker.settings import Settings
+
+_FULL = 0.8
+_WEEK_SECONDS = 7 * 86_400.0
+_DURATIONS = frozenset({"ack_wait", "duplicate_window", "max_age"})
+
+
+def stream_findings(facts: BrokerFacts, s: Settings) -> Iterator[Finding]:
+    """Judge the streams that the worker publishes to, takes messages from or reads."""
+    for difference in facts.differences:
+        yield BrokerKind.TOPOLOGY_DIFFERS.found(difference.name, _told(difference), command=APPLY)
+    for name in (s.stream, s.dlq_stream, s.advisory_stream):
+        where = stream_label(name)
+        if name not in facts.streams and where not in facts.defined | facts.silent:
+            yield BrokerKind.STREAM_MISSING.found(where, "it does not exist")
+    for name, subject in own_subjects(s).items():
+        if stream := facts.streams.get(name):
+            yield from _own(stream, subject, facts)
+    for stream in facts.streams.values():
+        yield from _kept(stream)
+    single = [stream.name for stream in facts.streams.values() if stream.replicas == 1]
+    if single:
+        yield BrokerKind.SYNC_UNKNOWN.found(f"streams {', '.join(single)}", "num_replicas is 1")
+    yield from _dead_letters(facts.streams, s)
+
+
+def _told(difference: Difference) -> str:
+    if difference.field == EXISTENCE:
+        return "it is missing"
+    wanted, found = difference.wanted, difference.found
+    if difference.field in _DURATIONS:
+        wanted, found = (f"{nanoseconds / 1e9:g} s" for nanoseconds in (wanted, found))
+    return f"{difference.field} should be {wanted} and is {found}"
+
+
+def _own(stream: StreamSeen, subject: str, facts: BrokerFacts) -> Iterator[Finding]:
+    where = stream_label(stream.name)
+    config = stream.config
+    if config.get("storage") == "memory" or config.get("persist_mode") == "async":
+        what = f"storage {config.get('storage')}, persist_mode {config.get('persist_mode') or 'default'}"
+        yield BrokerKind.STREAM_FORGETFUL.found(where, what)
+    if config.get("sealed") or config.get("no_ack"):
+        what = "it is sealed" if config.get("sealed") else "it acknowledges nothing (no_ack)"
+        yield BrokerKind.STREAM_USELESS.found(where, what, command=APPLY)
+    if config.get("discard") != "new":
+        yield BrokerKind.STREAM_DISCARDS_OLD.found(where, "discard is old", command=APPLY)
+    elif config.get("max_msgs_per_subject", -1) > 0 and not config.get("discard_new_per_subject"):
+        what = f"max_msgs_per_subject is {config['max_msgs_per_subject']}"
+        yield BrokerKind.STREAM_DISCARDS_OLD.found(where, what, command=APPLY)
+    if config.get("retention") != "limits":
+        yield BrokerKind.STREAM_DROPS_READ.found(where, f"retention is {config.get('retention')}")
+    if not any(covers(pattern, subject) for pattern in stream.subjects):
+        what = f"it takes {', '.join(stream.subjects) or 'nothing'}, {subject} is published"
+        yield BrokerKind.SUBJECTS_UNCOVERED.found(where, what, command=APPLY)
+    others = [name for name in facts.takers.get(subject, ()) if name != stream.name]
+    if others:
+        yield BrokerKind.SUBJECTS_ELSEWHERE.found(where, f"{', '.join(others)} takes of {subject}")
+
+
+def _kept(stream: StreamSeen) -> Iterator[Finding]:
+    where = stream_label(stream.name)
+    if stream.replicas == 1 and stream.cluster.get("name"):
+        yield BrokerKind.STREAM_SINGLE_COPY.found(where, "num_replicas is 1 in a cluster")
+    away = [peer["name"] for peer in stream.cluster.get("replicas") or () if peer.get("offline")]
+    if away or (stream.cluster.get("name") and not stream.cluster.get("leader")):
+        yield BrokerKind.STREAM_REPLICA_OFFLINE.found(where, f"offline: {', '.join(away) or 'the leader'}")
+    if stream.config.get("discard") == "new":
+        yield from _filled(stream)
+
+
+def _filled(stream: StreamSeen) -> Iterator[Finding]:
+    """A stream refuses a message that its limit has no room for: it is full before it has reached it."""
+    messages, size = stream.state["messages"], stream.state["bytes"]
+    average = size / max(messages, 1)
+    for limit, used, more in (("max_bytes", size, average), ("max_msgs", messages, 1)):
+        most = stream.config.get(limit, -1)
+        if most <= 0 or used < _FULL * most:
+            continue
+        kind = BrokerKind.STREAM_FULL if used + more > most else BrokerKind.STREAM_NEARLY_FULL
+        yield kind.found(stream_label(stream.name), f"{used} of {most} ({limit})")
+
+
+def _dead_letters(streams: Mapping[str, StreamSeen], s: Settings) -> Iterator[Finding]:
+    stream = streams.get(s.dlq_stream)
+    if stream is None:
+        return
+    where = stream_label(stream.name)
+    if 0 < stream.max_age_seconds < _WEEK_SECONDS:
+        what = f"max_age is {stream.max_age_seconds:g} s"
+        yield BrokerKind.DEAD_LETTERS_SHORT_LIVED.found(where, what, command=APPLY)
+    if stream.state["messages"]:
+        what = f"dead letters: {stream.state['messages']}"
+        yield BrokerKind.DEAD_LETTERS.found(where, what, command="sea-mq-worker dlq list")

@@ -1,0 +1,1 @@
+"""Use cases of operators: find, replay, redrive, purge and prune."""

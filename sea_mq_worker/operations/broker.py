@@ -1,0 +1,135 @@
+"""Streams and dead letters, for operators' commands."""
+
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import assert_never
+
+from sea_mq_worker.adapters.nats.connection import NatsConnection
+from sea_mq_worker.adapters.nats.manage import topology
+from sea_mq_worker.adapters.nats.manage.dead_letters import NatsDeadLetters
+from sea_mq_worker.adapters.nats.manage.definitions import (
+    ConsumerDefinition,
+    Definition,
+    StreamDefinition,
+    definitions,
+)
+from sea_mq_worker.adapters.nats.publish.stream_info import stream_facts
+from sea_mq_worker.connections.nats import open_nats
+from sea_mq_worker.domain.errors import ContractError
+from sea_mq_worker.resources import resource_folder
+from sea_mq_worker.settings import Settings
+
+_CONNECT_SECONDS = 3.0
+"""Somebody waits in front of the terminal."""
+
+
+@asynccontextmanager
+async def broker(settings: Settings) -> AsyncIterator[NatsConnection]:
+    """Connect to NATS."""
+    connection = await open_nats(
+        settings, purpose="operator", on_event=_ignore, connect_timeout_seconds=_CONNECT_SECONDS
+    )
+    try:
+        yield connection
+    finally:
+        await connection.close()
+
+
+@asynccontextmanager
+async def dead_letters(settings: Settings) -> AsyncIterator[NatsDeadLetters]:
+    """Connect to the dead-letter stream.
+
+    Raises:
+        ContractError: there is none; the text names the command that creates it.
+    """
+    async with broker(settings) as connection:
+        await stream_facts(connection, settings.dlq_stream)
+        yield NatsDeadLetters(connection=connection, stream=settings.dlq_stream)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Applied:
+    """What ``streams apply`` made, or would make, and what still differs from the definitions."""
+
+    changes: list[topology.Change] = field(default_factory=list)
+    differences: list[topology.Difference] = field(default_factory=list)
+
+
+def wanted_topology(settings: Settings, *, streams: Collection[str] = ()) -> list[Definition]:
+    """Read the definitions of what is this context's own; with ``streams`` those of them alone, also others'.
+
+    Its own are its streams with their consumers, and the durables that the settings name on others' streams.
+
+    Raises:
+        ContractError: a file is missing or is no definition, or none defines one of ``streams``.
+    """
+    found = _definitions(settings)
+    if unknown := set(streams) - _streams_of(found):
+        defined = ", ".join(sorted(_streams_of(found)))
+        raise ContractError(f"no file defines {', '.join(sorted(unknown))}; defined are {defined}")
+    own = {settings.stream, settings.dlq_stream, settings.advisory_stream}
+    durables = {(consumer.stream, consumer.durable) for consumer in settings.consumers}
+
+    def is_wanted(definition: Definition) -> bool:
+        match definition:
+            case StreamDefinition(name=name):
+                return name in (streams or own)
+            case ConsumerDefinition(stream=stream, name=name):
+                return (not streams or stream in streams) and (stream in own or (stream, name) in durables)
+            case _:
+                assert_never(definition)
+
+    return [definition for definition in found if is_wanted(definition)]
+
+
+def defined_streams(settings: Settings) -> frozenset[str]:
+    """Name every stream that has a definition, for a server that is nobody else's."""
+    return _streams_of(_definitions(settings))
+
+
+async def check_topology(settings: Settings, *, streams: Collection[str] = ()) -> list[topology.Difference]:
+    """Compare streams and consumers with their definitions."""
+    wanted = wanted_topology(settings, streams=streams)
+    async with broker(settings) as connection:
+        return await _compared(connection, wanted, settings)
+
+
+async def apply_topology(
+    settings: Settings,
+    *,
+    streams: Collection[str] = (),
+    dry_run: bool = False,
+    on_change: Callable[[topology.Change], None] = lambda _change: None,
+) -> Applied:
+    """Create and update streams and consumers, and compare them afterwards, unless it is a dry run."""
+    wanted = wanted_topology(settings, streams=streams)
+    async with broker(settings) as connection:
+        changes = await topology.apply(connection, wanted, dry_run=dry_run, on_change=on_change)
+        differences = [] if dry_run else await _compared(connection, wanted, settings)
+    return Applied(changes=changes, differences=differences)
+
+
+async def _compared(
+    connection: NatsConnection, wanted: Sequence[Definition], settings: Settings
+) -> list[topology.Difference]:
+    """Advisories are kept by a stream of this context's: without it they are nobody's business here."""
+    advisories = settings.advisory_stream in _streams_of(wanted)
+    return await topology.check(connection, wanted, advisories=advisories)
+
+
+def _definitions(settings: Settings) -> list[Definition]:
+    return definitions(
+        settings.streams_folder or resource_folder("streams"),
+        context=settings.context,
+        replicas=settings.stream_replicas,
+        max_bytes=settings.stream_max_bytes,
+    )
+
+
+def _streams_of(found: Collection[Definition]) -> frozenset[str]:
+    return frozenset(one.name for one in found if isinstance(one, StreamDefinition))
+
+
+def _ignore(_event: str, _text: str) -> None:
+    """A command tells what it does, not how its connection fares."""

@@ -1,0 +1,71 @@
+"""The tables, for operators' commands."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import asyncpg
+
+from sea_mq_worker.adapters.postgres.connection import OPERATOR_HINTS
+from sea_mq_worker.adapters.postgres.operator.operations import PostgresOperations
+from sea_mq_worker.adapters.postgres.operator.replays import PostgresReplays
+from sea_mq_worker.adapters.postgres.schema.migrations import Plan, check_version, migrate, plan
+from sea_mq_worker.adapters.postgres.schema.partitions import PostgresPartitions, partition_outbox
+from sea_mq_worker.connections.postgres import open_pool
+from sea_mq_worker.settings import Settings
+
+
+async def migrate_schema(settings: Settings) -> Sequence[str]:
+    """Apply the migrations that are missing; return their names."""
+    return await migrate(settings.database_url.get_secret_value(), schema=settings.database_schema)
+
+
+async def plan_migration(settings: Settings) -> Plan:
+    """Tell which migrations are missing."""
+    return await plan(settings.database_url.get_secret_value(), schema=settings.database_schema)
+
+
+async def divide_outbox(settings: Settings, *, actor: str, reason: str) -> bool:
+    """Keep the outbox in partitions from now on; False: it is in partitions already."""
+    return await partition_outbox(
+        settings.database_url.get_secret_value(),
+        schema=settings.database_schema,
+        actor=actor,
+        reason=reason,
+    )
+
+
+@asynccontextmanager
+async def tables_pool(settings: Settings, *, purpose: str) -> AsyncIterator[asyncpg.Pool]:
+    """Connect to the tables, without the hints that the worker gives the planner.
+
+    Raises:
+        StoreUnavailableError: PostgreSQL cannot be reached.
+        ContractError: its schema is not the worker's.
+    """
+    pool = await open_pool(settings, purpose=purpose, hints=OPERATOR_HINTS)
+    try:
+        await check_version(pool)
+        yield pool
+    finally:
+        await pool.close()
+
+
+@asynccontextmanager
+async def operations(settings: Settings) -> AsyncIterator[PostgresOperations]:
+    """Connect to the tables."""
+    async with tables_pool(settings, purpose="operator") as pool:
+        yield PostgresOperations(pool=pool)
+
+
+@asynccontextmanager
+async def replays(settings: Settings) -> AsyncIterator[PostgresReplays]:
+    """Connect to the tables to put events back."""
+    async with tables_pool(settings, purpose="operator") as pool:
+        yield PostgresReplays(pool=pool)
+
+
+@asynccontextmanager
+async def partitions(settings: Settings) -> AsyncIterator[PostgresPartitions]:
+    """Connect to the tables to look at the outbox's partitions."""
+    async with tables_pool(settings, purpose="operator") as pool:
+        yield PostgresPartitions(pool=pool)

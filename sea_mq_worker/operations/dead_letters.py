@@ -1,0 +1,52 @@
+"""Dead letters: what they have in common, and what becomes of one."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby, islice
+
+from sea_mq_worker.adapters.nats.manage.dead_letters import DeadLetterEntry, LetterFilter, NatsDeadLetters
+from sea_mq_worker.domain.error_fingerprint import without_numbers
+from sea_mq_worker.domain.read_models import Group
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What became of one dead letter; ``done``: the effect is there and the dead letter removed."""
+
+    seq: int
+    message_id: str
+    done: bool
+    text: str
+
+
+async def letter_groups(
+    letters: NatsDeadLetters, which: LetterFilter, *, read_max: int, groups_max: int
+) -> tuple[int, Sequence[Group]]:
+    """Count dead letters by reason, subject, consumer and detail, the most frequent first.
+
+    Returns how many were looked at, and the groups. Numbers in details count as alike.
+    """
+    counts: Counter[tuple[str, str]] = Counter()
+    first: dict[tuple[str, str], DeadLetterEntry] = {}
+    read = 0
+    async for entry in letters.walk(which, limit=read_max):
+        read += 1
+        for name in _names(entry):
+            counts[name] += 1
+            first.setdefault(name, entry)
+    groups = [
+        Group(kind=kind, name=name, count=count, oldest_at=first[kind, name].stored_at)
+        for (kind, name), count in sorted(counts.items(), key=lambda item: (item[0][0], -item[1], item[0]))
+    ]
+    of_a_kind = groupby(groups, key=lambda group: group.kind)
+    return read, [group for _, same in of_a_kind for group in islice(same, groups_max)]
+
+
+def _names(entry: DeadLetterEntry) -> Sequence[tuple[str, str]]:
+    return [
+        ("reason", entry.reason),
+        ("subject", entry.original_subject),
+        ("consumer", entry.consumer),
+        ("detail", without_numbers(entry.detail)),
+    ]

@@ -1,0 +1,335 @@
+"""Where an event or a message is: outbox, stream, inbox and dead letters asked for one id."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import TypeVar
+from uuid import UUID
+
+from sea_mq_worker.adapters.nats.connection import NatsConnection
+from sea_mq_worker.adapters.nats.manage.dead_letters import DeadLetterEntry, LetterFilter, NatsDeadLetters
+from sea_mq_worker.adapters.nats.manage.lost_events import lost_since
+from sea_mq_worker.adapters.nats.manage.message_location import Trace, readers, trace
+from sea_mq_worker.adapters.nats.publish.search import find_messages
+from sea_mq_worker.adapters.postgres.operator.inspection import PostgresInspection
+from sea_mq_worker.domain.errors import ContractError, WorkerError
+from sea_mq_worker.domain.events import EventState
+from sea_mq_worker.domain.outcomes import Stored
+from sea_mq_worker.domain.read_models import (
+    Discarded,
+    EarlierEvent,
+    InboxRecord,
+    Match,
+    OutboxFilter,
+    OutboxSummary,
+)
+from sea_mq_worker.domain.stream_search import Wanted
+from sea_mq_worker.operations.broker import broker
+from sea_mq_worker.operations.database import operations
+from sea_mq_worker.settings import Settings
+
+_PREFIX = re.compile(r"[0-9a-f]{4,32}")
+_HEX_DIGITS = 32
+_MATCHES_MAX = 20
+_EARLIER_MAX = 100
+_CONFLICTS_MAX = 5
+_LETTERS_READ_MAX = 10_000
+_SEARCH_SECONDS_MAX = 600.0
+_MARGIN = timedelta(minutes=5)
+"""How far the broker's clock may be from the database's."""
+
+_T = TypeVar("_T")
+
+
+class NoIdError(WorkerError):
+    """What was given can be no id."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Letter:
+    """A dead letter of the message, without its content."""
+
+    seq: int
+    stored_at: datetime
+    reason: str
+    detail: str
+    consumer: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conflicting:
+    """A message that came under an id of another content: its own id, and its dead letter, if it is there."""
+
+    id: str
+    letter: Letter | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """All that is known of one id.
+
+    Attributes:
+        event: its row in the outbox.
+        earlier: events of its ordering key that go first, as far as they were counted.
+        message: its row in the inbox.
+        traces: what the streams have, that of the event first.
+        letters: what the dead-letter stream has.
+        conflicts: other contents that came under this id, and were dead-lettered.
+        discarded: what the audit keeps of an event that an operator gave up.
+        lost: the evidence that the stream acknowledged the event and lost it; empty where there is none.
+        unseen: where it could not be looked, and why.
+    """
+
+    id: str
+    event: OutboxSummary | None
+    earlier: tuple[EarlierEvent, ...]
+    message: InboxRecord | None
+    traces: tuple[Trace, ...]
+    letters: tuple[Letter, ...]
+    conflicts: tuple[Conflicting, ...]
+    unseen: tuple[str, ...]
+    discarded: Discarded | None = None
+    lost: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lookout:
+    """Where it is looked; without ``connection`` in the tables alone, for ``absent`` says why.
+
+    Attributes:
+        streams: searched by their headers where a time is given to search back to.
+        dead_hold: a DEAD event holds the later ones of its ordering key.
+    """
+
+    tables: PostgresInspection
+    connection: NatsConnection | None
+    dlq_stream: str
+    streams: tuple[str, ...]
+    dead_hold: bool = False
+    absent: str = ""
+
+    async def matches(self, text: str) -> Sequence[Match]:
+        """Return what an id, its beginning (4 hexadecimal digits or more) or a correlation id may mean.
+
+        Raises:
+            NoIdError: it is none of these.
+        """
+        digits = text.strip().lower().removeprefix("urn:uuid:").replace("-", "")
+        if not _PREFIX.fullmatch(digits):
+            raise NoIdError(f"{text!r} is no id: give a UUID, or 4 or more of its first digits")
+        first, last = UUID(digits.ljust(_HEX_DIGITS, "0")), UUID(digits.ljust(_HEX_DIGITS, "f"))
+        found = await self.tables.ids_between(first, last, limit=_MATCHES_MAX)
+        if found or first != last:
+            return found
+        events = await self.tables.list_outbox(OutboxFilter(correlation_id=first, limit=_MATCHES_MAX))
+        return [
+            Match(side="outbox", id=one.id, state=one.state, name=one.event_type, at=one.created_at)
+            for one in events
+        ]
+
+    async def find(self, wanted: UUID, *, since: datetime | None = None) -> Found:
+        """Look for one id everywhere; with ``since`` also in the headers of all that the streams got since.
+
+        Raises:
+            WorkerError: the tables cannot be asked. What else cannot be asked is told in ``unseen``.
+        """
+        event = next(iter(await self.tables.list_outbox(OutboxFilter(ids=(wanted,), limit=1))), None)
+        message = await self.tables.show_inbox(wanted)
+        unseen: list[str] = []
+        traces, letters = await self._at_broker(str(wanted), event, message, since, unseen)
+        lost = await self._lost(event, traces, unseen)
+        earlier: Sequence[EarlierEvent] = ()
+        if event:
+            earlier = await self.tables.earlier_of_key(event, limit=_EARLIER_MAX, dead_hold=self.dead_hold)
+        discarded = None if event or message else await self._discarded(wanted, unseen)
+        return Found(
+            id=str(wanted),
+            event=event,
+            earlier=tuple(earlier),
+            message=message,
+            traces=traces,
+            letters=letters,
+            conflicts=await self._conflicts(wanted, unseen) if message else (),
+            discarded=discarded,
+            unseen=tuple(sorted(set(unseen))),
+            lost=lost,
+        )
+
+    async def _discarded(self, wanted: UUID, unseen: list[str]) -> Discarded | None:
+        """Ask the audit, which not every login may read."""
+        try:
+            return await self.tables.discarded(wanted)
+        except ContractError as error:
+            unseen.append(f"the audit: {error}")
+            return None
+
+    async def _lost(self, event: OutboxSummary | None, traces: Sequence[Trace], unseen: list[str]) -> str:
+        """Tell an event that its stream has lost from one that its limits have dropped."""
+        if self.connection is None or event is None or event.state != EventState.PUBLISHED:
+            return ""
+        stream, seq = event.stream or "", event.stream_seq or 0
+        if not seq or any((trace.stream, trace.seq) == (stream, seq) for trace in traces):
+            return ""
+        asked = lost_since(self.connection, stream, greatest=seq, shared=0, some=[(str(event.id), seq)])
+        try:
+            return await asked
+        except WorkerError as error:
+            unseen.append(f"stream {stream}: {error}")
+            return ""
+
+    async def _conflicts(self, wanted: UUID, unseen: list[str]) -> tuple[Conflicting, ...]:
+        found = []
+        for own_id in await self.tables.conflicts(wanted, limit=_CONFLICTS_MAX):
+            row = await self.tables.show_inbox(own_id)
+            letters: Sequence[Letter] = ()
+            if row and self.connection:
+                broker = _Broker(self.connection, self.dlq_stream, unseen)
+                letters = await broker.letters(str(own_id), None, row)
+            found.append(Conflicting(id=str(own_id), letter=letters[-1] if letters else None))
+        return tuple(found)
+
+    async def _at_broker(
+        self,
+        wanted: str,
+        event: OutboxSummary | None,
+        message: InboxRecord | None,
+        since: datetime | None,
+        unseen: list[str],
+    ) -> tuple[tuple[Trace, ...], tuple[Letter, ...]]:
+        """Ask the streams; what one cannot be asked is added to ``unseen``, and the others are asked.
+
+        All at once: a stream without a leader answers nothing, and whoever asks must not wait for one after
+        the other.
+        """
+        if self.connection is None:
+            unseen.append(self.absent)
+            return (), ()
+        broker = _Broker(self.connection, self.dlq_stream, unseen)
+        traces, letters = await asyncio.gather(
+            asyncio.gather(*(broker.trace(wanted, place) for place in _places(event, message))),
+            broker.letters(wanted, event, message),
+        )
+        if since is not None and not any(traces):
+            traces = [await broker.search(wanted, stream, since) for stream in self.streams]
+        return tuple(one for one in traces if one), tuple(letters)
+
+
+@asynccontextmanager
+async def lookout(settings: Settings) -> AsyncIterator[Lookout]:
+    """Connect to what can be looked at.
+
+    Raises:
+        WorkerError: the tables cannot be asked; without a broker it is looked in them alone.
+    """
+    async with AsyncExitStack() as stack:
+        tables = await stack.enter_async_context(operations(settings))
+        connection, absent = None, "streams: SEA_MQ_NATS_URL is not set"
+        if settings.nats_url.get_secret_value():
+            try:
+                connection = await stack.enter_async_context(broker(settings))
+            except WorkerError as error:
+                absent = f"streams: {error}"
+        yield Lookout(
+            tables=tables,
+            connection=connection,
+            dlq_stream=settings.dlq_stream,
+            streams=tuple(dict.fromkeys([settings.stream, *(each.stream for each in settings.consumers)])),
+            dead_hold=settings.outbox_dead_key == "hold",
+            absent=absent,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    stream: str
+    seq: int
+    consumer: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Broker:
+    """Asks, and notes what could not be asked."""
+
+    connection: NatsConnection
+    dlq_stream: str
+    unseen: list[str]
+
+    async def trace(self, wanted: str, place: _Place) -> Trace | None:
+        found = await self._try(
+            f"stream {place.stream}", trace(self.connection, place.stream, place.seq, wanted)
+        )
+        if found is None:
+            return None
+        what = f"consumers of {place.stream}"
+        return replace(
+            found,
+            readers=await self._try(what, readers(self.connection, found, consumer=place.consumer)) or (),
+        )
+
+    async def search(self, wanted: str, stream: str, since: datetime) -> Trace | None:
+        """Read the headers of all that a stream got since."""
+        seconds = (datetime.now(UTC) - since + _MARGIN).total_seconds()
+        asked = find_messages(
+            self.connection, stream, [Wanted(wanted, seconds)], timeout_seconds=_SEARCH_SECONDS_MAX
+        )
+        found = (await self._try(f"stream {stream}", asked) or {}).get(wanted)
+        if isinstance(found, Stored):
+            return await self.trace(wanted, _Place(stream, found.seq))
+        if found and not found.is_over:
+            self.unseen.append(f"stream {stream}: only searched up to {found.through}; give a later --since")
+        return None
+
+    async def letters(
+        self, wanted: str, event: OutboxSummary | None, message: InboxRecord | None
+    ) -> list[Letter]:
+        """Look for dead letters: where the inbox says when there was one, only around that time."""
+        if message and not message.dead_letter_begun_at:
+            return []
+        if event and not message:
+            return []
+        which = LetterFilter()
+        if message and message.dead_letter_begun_at:
+            which = replace(which, since=message.dead_letter_begun_at - _MARGIN)
+        if message and message.dead_lettered_at:
+            which = replace(which, until=message.dead_lettered_at + _MARGIN)
+        return await self._try(f"stream {self.dlq_stream}", self._read_letters(wanted, which)) or []
+
+    async def _read_letters(self, wanted: str, which: LetterFilter) -> list[Letter]:
+        letters = NatsDeadLetters(connection=self.connection, stream=self.dlq_stream)
+        read = 0
+        found: list[Letter] = []
+        async for one in letters.walk(which, limit=_LETTERS_READ_MAX):
+            read += 1
+            if one.message_id == wanted:
+                found.append(_letter(one))
+        if read == _LETTERS_READ_MAX and not found:
+            self.unseen.append(f"stream {self.dlq_stream}: only its first {read} dead letters of that time")
+        return found
+
+    async def _try(self, what: str, asked: Awaitable[_T]) -> _T | None:
+        try:
+            return await asked
+        except WorkerError as error:
+            self.unseen.append(f"{what}: {error}")
+            return None
+
+
+def _letter(one: DeadLetterEntry) -> Letter:
+    return Letter(
+        seq=one.seq, stored_at=one.stored_at, reason=one.reason, detail=one.detail, consumer=one.consumer
+    )
+
+
+def _places(event: OutboxSummary | None, message: InboxRecord | None) -> list[_Place]:
+    """Return where the rows say that the message is stored."""
+    places = []
+    if event and event.stream and event.stream_seq:
+        places.append(_Place(event.stream, event.stream_seq))
+    if message and message.stream and message.stream_seq:
+        place = _Place(message.stream, message.stream_seq, message.consumer or "")
+        if (place.stream, place.seq) not in {(known.stream, known.seq) for known in places}:
+            places.append(place)
+    return places

@@ -1,0 +1,273 @@
+"""Where an event or message is, in plain words: what happened to it when, and what to do next."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from uuid import UUID
+
+from sea_mq_worker.adapters.nats.manage.message_location import Reader, Reading, Trace
+from sea_mq_worker.domain.events import EventState
+from sea_mq_worker.domain.read_models import (
+    EarlierEvent,
+    InboxRecord,
+    InboxState,
+    Match,
+    OutboxSummary,
+)
+from sea_mq_worker.domain.retry import can_be_sent
+from sea_mq_worker.operations.lookup import Conflicting, Found, Letter, Lookout
+
+_PROGRAM = "sea-mq-worker"
+_WHY = '--reason "..."'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """Something that happened."""
+
+    at: datetime
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Whereabouts:
+    """The answer.
+
+    Attributes:
+        answer: sentences; the first says where it is.
+        steps: what happened, the earliest first.
+        next: commands to run next.
+        unseen: where it could not be looked, and why.
+        matches: what the id may mean, where that is not one thing.
+        found: the data that this was made of; None where ``matches`` has several.
+    """
+
+    id: str
+    answer: tuple[str, ...]
+    steps: tuple[Step, ...] = ()
+    next: tuple[str, ...] = ()
+    unseen: tuple[str, ...] = ()
+    matches: tuple[Match, ...] = ()
+    found: Found | None = None
+
+    @property
+    def known(self) -> bool:
+        """Something of it was found."""
+        f = self.found
+        return bool(self.matches or (f and (f.event or f.message or f.traces or f.letters or f.discarded)))
+
+
+async def whereabouts(text: str, lookout: Lookout, *, since: datetime | None = None) -> Whereabouts:
+    """Find out where an event or message is.
+
+    Args:
+        text: its id, the beginning of it, or a correlation id.
+        lookout: where to look.
+        since: search the headers of the streams, too, back to this time, where the tables know nothing.
+
+    Raises:
+        NoIdError: ``text`` can be no id.
+        WorkerError: the tables cannot be asked.
+    """
+    matches = await lookout.matches(text)
+    ids = {match.id for match in matches}
+    if len(ids) > 1:
+        said = f"{text} may mean any of these and perhaps others; name one"
+        return Whereabouts(id=text, answer=(said,), matches=tuple(matches))
+    wanted = ids.pop() if ids else _whole(text)
+    if wanted is None:
+        return Whereabouts(id=text, answer=(f"no event and no message begins with {text}",))
+    return told(await lookout.find(wanted, since=since), now=datetime.now(UTC))
+
+
+def _whole(text: str) -> UUID | None:
+    try:
+        return UUID(text.strip())
+    except ValueError:
+        return None
+
+
+def told(found: Found, *, now: datetime) -> Whereabouts:
+    """Put what was found into words."""
+    answer: list[str] = []
+    following: list[str] = []
+    parts = []
+    if found.event:
+        parts.append(_event(found.event, found.earlier, found, now))
+    if found.message:
+        parts.append(_message(found.message, found))
+    for part in parts or [_unknown(found)]:
+        answer += part[0]
+        following += part[1]
+    answer += [text for trace in found.traces for text in _readers(trace)]
+    for conflict in found.conflicts:
+        answer.append(_conflict(conflict))
+        following += [f"{_PROGRAM} dlq show {conflict.letter.seq}"] if conflict.letter else []
+    return Whereabouts(
+        id=found.id,
+        answer=tuple(answer),
+        steps=tuple(sorted(_steps(found), key=lambda step: step.at)),
+        next=tuple(following),
+        unseen=found.unseen,
+        found=found,
+    )
+
+
+def _event(
+    event: OutboxSummary, earlier: Sequence[EarlierEvent], found: Found, now: datetime
+) -> tuple[list[str], list[str]]:
+    match EventState(event.state):
+        case EventState.PENDING:
+            return _pending(event, earlier, now)
+        case EventState.CLAIMED:
+            worker = (event.claimed_by or "").partition("#")[0]
+            return [f"the worker {worker} is publishing it, attempt {event.attempts}"], []
+        case EventState.DEAD:
+            return _dead(event)
+        case EventState.PUBLISHED:
+            return _published(event, found)
+
+
+def _published(event: OutboxSummary, found: Found) -> tuple[list[str], list[str]]:
+    place = f"{event.stream} under sequence {event.stream_seq}"
+    if any((trace.stream, trace.seq) == (event.stream, event.stream_seq) for trace in found.traces):
+        return [f"it is published, and in {place}"], []
+    again = f"{_PROGRAM} outbox replay {event.id} {_WHY}"
+    if found.lost:
+        said = f"it was published, and the stream has lost it since: {found.lost}"
+        return [said], [again, f"{_PROGRAM} doctor"]
+    if found.unseen:
+        return [f"it is published: {place} was acknowledged"], []
+    return [f"it was published, and is no longer in {place}"], [again]
+
+
+def _dead(event: OutboxSummary) -> tuple[list[str], list[str]]:
+    said = f"it is DEAD and will not be published: {event.last_error or 'no error is noted'}"
+    if can_be_sent(event.last_error):
+        return [said], [f"{_PROGRAM} outbox replay {event.id} {_WHY}"]
+    return [said, "it can never be sent as it is: publish it corrected, under a new id"], [
+        f"{_PROGRAM} outbox discard {event.id} {_WHY}"
+    ]
+
+
+def _pending(
+    event: OutboxSummary, earlier: Sequence[EarlierEvent], now: datetime
+) -> tuple[list[str], list[str]]:
+    if earlier:
+        first = earlier[0]
+        count = f"{len(earlier)} earlier event{'s' * (len(earlier) > 1)} of its ordering key"
+        return [f"it waits for {count}, the first {first.state}: {first.last_error or 'no error'}"], [
+            f"{_PROGRAM} where {first.id}"
+        ]
+    if event.available_at <= now:
+        said = f"; the last attempt: {event.last_error}" if event.last_error else ""
+        return [f"it waits for a worker since {_at(event.available_at)}{said}"], [f"{_PROGRAM} doctor"]
+    if event.last_error:
+        return [f"it is tried again at {_at(event.available_at)}; the last attempt: {event.last_error}"], []
+    return [f"it is due at {_at(event.available_at)}"], []
+
+
+def _message(message: InboxRecord, found: Found) -> tuple[list[str], list[str]]:
+    match InboxState(message.state):
+        case InboxState.PROCESSED:
+            return ["the handler has had its effect"], []
+        case InboxState.HANDLING:
+            worker = (message.locked_by or "").partition("#")[0]
+            return [f"the worker {worker} is handling it, attempt {message.attempts}"], []
+        case InboxState.DEAD_LETTERED:
+            return _dead_lettered(message, found.letters, found)
+        case InboxState.WAITING:
+            return _waiting(message, found)
+
+
+def _dead_lettered(
+    message: InboxRecord, letters: Sequence[Letter], found: Found
+) -> tuple[list[str], list[str]]:
+    if message.dead_letter_reason == "CLOSED":
+        return [f"an operator gave it up: {message.last_error}"], []
+    said = f"it is dead-lettered: {message.last_error or message.dead_letter_reason}"
+    if letters:
+        return [said], [f"{_PROGRAM} dlq redrive {letters[-1].seq} {_WHY}"]
+    return [said if found.unseen else f"{said}; its dead letter is no longer in the stream"], []
+
+
+def _conflict(conflict: Conflicting) -> str:
+    place = (
+        f"as dead letter {conflict.letter.seq}" if conflict.letter else "and its dead letter was not found"
+    )
+    return f"another content came under this id: it is dead-lettered {place}, under the id {conflict.id}"
+
+
+def _waiting(message: InboxRecord, found: Found) -> tuple[list[str], list[str]]:
+    place = f"{message.stream} under sequence {message.stream_seq}"
+    said = f"{message.attempts} attempts had no effect, the last: {message.last_error or 'no answer'}"
+    held = [t for t in found.traces if (t.stream, t.seq) == (message.stream, message.stream_seq)]
+    if not held and not found.unseen:
+        return [f"it is lost: {said}; it is no longer in {place}"], [
+            f"send it again under its id, or {_PROGRAM} inbox close {message.message_id} {_WHY}"
+        ]
+    if any(reader.reading is Reading.DONE for trace in held for reader in trace.readers):
+        return [f"it waits to be read back from {place}, for its consumer will not deliver it; {said}"], []
+    return [f"it waits to be delivered again from {place}; {said}"], []
+
+
+def _unknown(found: Found) -> tuple[list[str], list[str]]:
+    if gone := found.discarded:
+        text = f"{gone.actor} discarded it at {_at(gone.at)}: {gone.reason}"
+        return [
+            text,
+            f"it was a DEAD event of type {gone.event_type}: {gone.error or 'no error is noted'}",
+        ], []
+    if found.letters:
+        letter = found.letters[-1]
+        text = f"it is dead-lettered: {letter.reason}: {letter.detail}"
+        return [text], [f"{_PROGRAM} dlq show {letter.seq}", f"{_PROGRAM} dlq redrive {letter.seq} {_WHY}"]
+    if found.traces:
+        trace = found.traces[0]
+        return [f"it is in {trace.stream} under sequence {trace.seq}; no row tells of it"], []
+    text = "it is not here: neither in the outbox nor received, or its row is pruned"
+    return [text], [f"{_PROGRAM} where {found.id} --since 24h"]
+
+
+_READINGS = {
+    Reading.TO_COME: "has still to deliver it, after {before} others at most",
+    Reading.DELIVERED: "has delivered it, and waits for it or an earlier one to end",
+    Reading.DONE: "is done with it",
+    Reading.NOT_FOR_IT: "leaves it out by its filter",
+}
+
+
+def _readers(trace: Trace) -> Iterator[str]:
+    for reader in trace.readers:
+        yield f"consumer {reader.consumer} of {trace.stream} {_reading(reader)}"
+
+
+def _reading(reader: Reader) -> str:
+    return _READINGS[reader.reading].format(before=reader.before)
+
+
+def _steps(found: Found) -> Iterator[Step]:
+    if event := found.event:
+        what = f"{event.event_type} of {event.aggregate_type} {event.aggregate_id}"
+        yield Step(at=event.created_at, text=f"written to the outbox: {what}")
+        if event.claimed_at:
+            yield Step(at=event.claimed_at, text=f"claimed by {event.claimed_by}")
+        if event.published_at:
+            yield Step(at=event.published_at, text=f"acknowledged by {event.stream} ({event.stream_seq})")
+    for trace in found.traces:
+        yield Step(at=trace.stored_at, text=f"stored in {trace.stream} ({trace.seq}) as {trace.subject}")
+    if message := found.message:
+        by = f" by {message.consumer}" if message.consumer else ""
+        yield Step(at=message.received_at, text=f"received{by}: {message.subject}")
+        if message.processed_at:
+            yield Step(at=message.processed_at, text="processed")
+        if message.dead_lettered_at:
+            yield Step(
+                at=message.dead_lettered_at, text=f"noted as dead-lettered: {message.dead_letter_reason}"
+            )
+    for letter in found.letters:
+        yield Step(at=letter.stored_at, text=f"stored as dead letter {letter.seq}: {letter.reason}")
+
+
+def _at(moment: datetime) -> str:
+    return moment.isoformat(sep=" ", timespec="seconds")

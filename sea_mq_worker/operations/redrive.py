@@ -1,0 +1,141 @@
+"""Redrive: a dead letter goes through inbox and handler again, in this process."""
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import assert_never
+from uuid import UUID
+
+from sea_mq_worker.adapters.nats.manage.dead_letters import DeadLetterEntry, NatsDeadLetters
+from sea_mq_worker.adapters.postgres.inbox import PostgresInboxAdapter
+from sea_mq_worker.adapters.postgres.operator.operations import PostgresOperations
+from sea_mq_worker.application.inbox.lease_renewal import kept
+from sea_mq_worker.connections.handler import open_handler
+from sea_mq_worker.connections.postgres import open_pool
+from sea_mq_worker.domain.errors import ContractError, WorkerError
+from sea_mq_worker.domain.inbound import Valid, content_hash, open_envelope
+from sea_mq_worker.domain.inbox_results import InboxEntry, Run
+from sea_mq_worker.domain.messages import InboundMessage
+from sea_mq_worker.domain.outcomes import Accepted, NotDelivered, Poison, Retry
+from sea_mq_worker.operations.broker import dead_letters
+from sea_mq_worker.operations.database import operations
+from sea_mq_worker.operations.dead_letters import Outcome
+from sea_mq_worker.ports.handler import EventHandler
+from sea_mq_worker.ports.inbox import InboxRepository
+from sea_mq_worker.settings import Settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Redriver:
+    """Hands dead letters to the handler as the worker would; ``lease_seconds`` are kept up during a call."""
+
+    tables: PostgresOperations
+    inbox: InboxRepository
+    letters: NatsDeadLetters
+    handler: EventHandler
+    lease_seconds: float
+
+    async def redrive(self, seq: int, *, actor: str, reason: str) -> Outcome:
+        """Handle one dead letter; where there is no effect it stays, in its stream and in the inbox.
+
+        Raises:
+            UnavailableError: a server went away; doing it again is safe.
+        """
+        try:
+            entry = await self.letters.show(seq)
+            message = await self.letters.original(entry)
+        except ContractError as error:
+            return Outcome(seq=seq, message_id="", done=False, text=str(error))
+        envelope = open_envelope(message)
+        if not isinstance(envelope, Valid) or envelope.message_id != entry.message_id:
+            text = f"{entry.reason}: it can never be handled as it is; publish it corrected, under a new id"
+            return _failed(entry, text)
+        opened = await self.tables.redriven(UUID(envelope.message_id), actor=actor, reason=reason)
+        try:
+            if opened.open:
+                outcome = await self._handle(entry, message, envelope)
+            else:
+                await self.letters.remove(seq)
+                outcome = _done(entry, "processed before; the dead letter is removed")
+        except WorkerError:
+            with suppress(WorkerError):
+                await self.tables.finish_redrive(opened.action, "failed")
+            raise
+        await self.tables.finish_redrive(opened.action, "done" if outcome.done else "refused")
+        return outcome
+
+    async def _handle(self, entry: DeadLetterEntry, message: InboundMessage, envelope: Valid) -> Outcome:
+        receipts = await self.inbox.insert([_recorded(message, envelope)], lease_seconds=self.lease_seconds)
+        run = receipts[0]
+        if not isinstance(run, Run):
+            return _failed(
+                entry, f"the inbox answers {type(run).__name__}: somebody has it now; try again later"
+            )
+        async with kept(self.inbox, run.lease, lease_seconds=self.lease_seconds):
+            result = await self.handler.handle(envelope.request)
+        if isinstance(result, Accepted):
+            if not await self.inbox.mark_processed([run.lease]):
+                return _failed(
+                    entry, "handled, but somebody else has taken it over meanwhile; see `inbox show`"
+                )
+            await self.letters.remove(entry.seq)
+            return _done(entry, f"processed, the handler answered {result.status}")
+        trouble = _trouble(result)
+        await self._close_again(run, entry, trouble)
+        return _failed(entry, f"{trouble}; the dead letter stays")
+
+    async def _close_again(self, run: Run, entry: DeadLetterEntry, trouble: str) -> None:
+        """Nobody would bring a message that waits: its dead letter is still there, so that is its state."""
+        await self.inbox.begin_dead_letter(run.lease, reason=entry.reason, detail=f"redrive: {trouble}")
+        await self.inbox.mark_dead_lettered([run.lease])
+
+
+@asynccontextmanager
+async def redriver(settings: Settings) -> AsyncIterator[Redriver]:
+    """Connect all that a redrive needs."""
+    async with AsyncExitStack() as stack:
+        tables = await stack.enter_async_context(operations(settings))
+        letters = await stack.enter_async_context(dead_letters(settings))
+        pool = await open_pool(settings, purpose="redrive")
+        stack.push_async_callback(pool.close)
+        handler = open_handler(settings, concurrency=1)
+        stack.push_async_callback(handler.close)
+        yield Redriver(
+            tables=tables,
+            inbox=PostgresInboxAdapter(pool=pool, worker=f"redrive-{os.getpid()}"),
+            letters=letters,
+            handler=handler,
+            lease_seconds=settings.inbox_lease_seconds,
+        )
+
+
+def _recorded(message: InboundMessage, envelope: Valid) -> InboxEntry:
+    return InboxEntry(
+        message_id=envelope.message_id,
+        subject=message.subject,
+        consumer=message.consumer,
+        stream=message.stream,
+        stream_seq=message.seq,
+        content_hash=content_hash(message),
+    )
+
+
+def _trouble(result: Retry | Poison | NotDelivered) -> str:
+    match result:
+        case Retry(error):
+            return error
+        case Poison(detail):
+            return detail
+        case NotDelivered(error):
+            return error
+        case _:
+            assert_never(result)
+
+
+def _done(entry: DeadLetterEntry, text: str) -> Outcome:
+    return Outcome(seq=entry.seq, message_id=entry.message_id, done=True, text=text)
+
+
+def _failed(entry: DeadLetterEntry, text: str) -> Outcome:
+    return Outcome(seq=entry.seq, message_id=entry.message_id, done=False, text=text)

@@ -1,0 +1,202 @@
+"""What broker and audit tell: bounds of streams, positions of consumers, replays and prunes."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, TypeVar
+
+from sea_mq_worker.adapters.nats.connection import NatsConnection, api
+from sea_mq_worker.adapters.nats.errors import ApiRefusedError
+from sea_mq_worker.adapters.postgres.queries import load_queries
+from sea_mq_worker.domain.errors import ContractError
+from sea_mq_worker.operations.broker import broker
+from sea_mq_worker.pipeline.jobs.reconcile.replays import Replay
+from sea_mq_worker.pipeline.snapshot import Snapshot
+from sea_mq_worker.pipeline.sources.jetstream.state import StreamState, state_of, stored_message
+from sea_mq_worker.settings import ConsumerSettings, Settings
+
+_NOT_FOUND = 404
+_NANOSECONDS = 1e9
+_CLOCK = timedelta(hours=1)
+"""Read so much more of a stream than a time asks for, whatever the clocks of database and broker say."""
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Position:
+    """A durable consumer as its stream knows it.
+
+    Attributes:
+        filters: subject patterns; none: all subjects.
+        start_seq: where it begins.
+        start_time: where it begins; None: anywhere.
+        settled_seq: up to here, this one included, all that it covers is acknowledged or given up.
+    """
+
+    stream: str
+    durable: str
+    filters: tuple[str, ...]
+    start_seq: int
+    start_time: datetime | None
+    created: datetime
+    settled_seq: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """What a stream holds and may drop.
+
+    Attributes:
+        state: as it is now.
+        start_seq: the first sequence that matters for the time that was asked about.
+        max_age_seconds: after which messages leave it; None: never.
+        drops: they may leave it for other reasons.
+    """
+
+    state: StreamState
+    start_seq: int
+    max_age_seconds: float | None
+    drops: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Audit:
+    """What operators did that explains copies too many and rows too few.
+
+    Attributes:
+        outbox_pruned_before: rows published before this may be gone; None: no prune.
+        inbox_pruned_before: likewise for rows processed before this.
+        archived_before: likewise for rows that were moved to the lake.
+    """
+
+    replays: Sequence[Replay]
+    outbox_pruned_before: datetime | None
+    inbox_pruned_before: datetime | None
+    archived_before: datetime | None
+
+
+def ask_positions(settings: Settings, consumers: Iterable[ConsumerSettings]) -> list[Position]:
+    """Ask how far consumers are.
+
+    Raises:
+        BrokerUnavailableError: there is no answer now.
+        ContractError: one of them is missing.
+    """
+    wanted = list(consumers)
+
+    async def ask(connection: NatsConnection) -> list[Position]:
+        return [await _position(connection, one.stream, one.durable) for one in wanted]
+
+    return _asked(settings, ask) if wanted else []
+
+
+def ask_bounds(settings: Settings, stream: str, since: datetime | None = None) -> Bounds:
+    """Ask what a stream holds.
+
+    Args:
+        settings: where the broker is.
+        stream: its name.
+        since: what was stored before this time does not matter; None: all does.
+
+    Raises:
+        BrokerUnavailableError: there is no answer now.
+        ContractError: it is missing.
+    """
+
+    async def ask(connection: NatsConnection) -> Bounds:
+        state = await state_of(connection, stream)
+        config = (await api(connection, f"STREAM.INFO.{stream}"))["config"]
+        start = state.first_seq
+        if since is not None:
+            start = await _first_since(connection, state, since - _CLOCK)
+        age = config.get("max_age", 0) / _NANOSECONDS
+        return Bounds(state=state, start_seq=start, max_age_seconds=age or None, drops=_drops(config))
+
+    return _asked(settings, ask)
+
+
+def read_audit(held: Snapshot) -> Audit:
+    """Read what operators did, as of a snapshot."""
+    rows = held.rows(load_queries("pipeline_reconcile", "actions")["actions"])
+    actions = [(row["action"], row["at"], json.loads(row["selection"])) for row in rows]
+    return Audit(
+        replays=[Replay(at=at, selection=chosen) for action, at, chosen in actions if action == "replay"],
+        outbox_pruned_before=_latest(actions, "prune_outbox"),
+        inbox_pruned_before=_latest(actions, "prune_inbox"),
+        archived_before=_latest(actions, "archive"),
+    )
+
+
+def _latest(actions: Iterable[tuple[str, datetime, Mapping[str, Any]]], wanted: str) -> datetime | None:
+    before = [datetime.fromisoformat(chosen["before"]) for action, _, chosen in actions if action == wanted]
+    return max(before, default=None)
+
+
+async def _position(connection: NatsConnection, stream: str, durable: str) -> Position:
+    try:
+        info = await api(connection, f"CONSUMER.INFO.{stream}.{durable}")
+    except ApiRefusedError as error:
+        if error.code != _NOT_FOUND:
+            raise
+        raise ContractError(
+            f"consumer {durable} of stream {stream} does not exist, so nobody can tell what it was to have: "
+            "create it with `python -m sea_mq_worker streams apply`, or leave it out of SEA_MQ_CONSUMERS"
+        ) from error
+    config, created = info["config"], datetime.fromisoformat(info["created"])
+    one = config.get("filter_subject")
+    start_seq, start_time = _start(config, created)
+    return Position(
+        stream=stream,
+        durable=durable,
+        filters=tuple(config.get("filter_subjects") or ([one] if one else [])),
+        start_seq=start_seq,
+        start_time=start_time,
+        created=created,
+        settled_seq=int(info["ack_floor"]["stream_seq"]),
+    )
+
+
+def _start(config: Mapping[str, Any], created: datetime) -> tuple[int, datetime | None]:
+    """Of the policies that begin with the last messages, only what came after the consumer is certain."""
+    policy = config.get("deliver_policy", "all")
+    if policy == "all":
+        return 1, None
+    if policy == "by_start_sequence":
+        return int(config["opt_start_seq"]), None
+    if policy == "by_start_time":
+        return 1, datetime.fromisoformat(config["opt_start_time"])
+    return 1, created
+
+
+def _drops(config: Mapping[str, Any]) -> bool:
+    limited = any(config.get(name, -1) > 0 for name in ("max_msgs", "max_bytes"))
+    return (
+        config.get("retention", "limits") != "limits"
+        or (limited and config.get("discard", "old") == "old")
+        or config.get("max_msgs_per_subject", -1) > 0
+        or bool(config.get("allow_msg_ttl"))
+    )
+
+
+async def _first_since(connection: NatsConnection, state: StreamState, since: datetime) -> int:
+    """Find the first message stored at a time or later by halving; times rise with sequences."""
+    low, high = state.first_seq, state.last_seq + 1
+    while low < high:
+        middle = (low + high) // 2
+        found = await stored_message(connection, state.stream, {"seq": middle, "next_by_subj": ">"})
+        if found is None or datetime.fromisoformat(found["time"]) >= since:
+            high = middle
+        else:
+            low = int(found["seq"]) + 1
+    return low
+
+
+def _asked(settings: Settings, question: Callable[[NatsConnection], Awaitable[_T]]) -> _T:
+    async def ask() -> _T:
+        async with broker(settings) as connection:
+            return await question(connection)
+
+    return asyncio.run(ask())

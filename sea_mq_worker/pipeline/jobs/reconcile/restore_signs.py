@@ -1,0 +1,136 @@
+"""What the stream lost: signs of a broker that was set back to an older state, and putting the ids back."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812
+
+from sea_mq_worker.domain.events import EventState
+from sea_mq_worker.domain.read_models import OutboxFilter
+from sea_mq_worker.operations.database import operations
+from sea_mq_worker.pipeline.jobs.reconcile.outbox import StreamFacts
+from sea_mq_worker.pipeline.jobs.reconcile.reading import Messages
+from sea_mq_worker.pipeline.jobs.reconcile.result import Requeued
+from sea_mq_worker.pipeline.jobs.reconcile.verdicts import Verdict
+from sea_mq_worker.settings import Settings
+
+_BATCH = 1000
+_PER_SECOND = 1000
+_EXAMPLES = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Requeue:
+    """How to put lost ids back.
+
+    Attributes:
+        actor: who asks for it.
+        reason: why.
+        cap: if more rows than this are lost, none is put back: the settings may point at another broker.
+        dry_run: only count.
+    """
+
+    actor: str
+    reason: str
+    cap: int
+    dry_run: bool
+
+
+def lost(judged: DataFrame) -> DataFrame:
+    """Return what the hop outbox -> stream found missing."""
+    return judged.where(F.col("state_verdict") == Verdict.MISSING_IN_STREAM.value)
+
+
+def signs(missing: DataFrame, messages: Messages, facts: StreamFacts) -> list[str]:
+    """Say in words what the lost ids tell of the broker."""
+    ours = missing.where(F.col("stream") == facts.stream)
+    row = ours.agg(
+        F.count("*").alias("lost"),
+        F.count_if(F.col("published_at") < F.lit(facts.created)).alias("older"),
+        F.count_if(F.col("stream_seq") > facts.last_seq).alias("above"),
+        F.max("stream_seq").alias("highest"),
+    ).first()
+    if row is None or not row.lost:
+        return []
+    there = messages.frame.select(
+        (F.col("place") - messages.current).alias("stream_seq"), F.lit(1).alias("one")
+    )
+    replaced = (
+        ours.where(F.col("stream_seq") <= facts.last_seq).join(there, "stream_seq", "left_semi").count()
+    )
+    return _told(facts, older=row.older, above=row.above, highest=row.highest, replaced=replaced)
+
+
+def put_back(
+    settings: Settings, missing: DataFrame, how: Requeue, on_progress: Callable[[str], None]
+) -> Requeued:
+    """PUBLISHED -> PENDING for the lost rows that the table still has, the earliest first.
+
+    It is the worker's own replay, with its record in the audit for each batch; a batch is one transaction.
+    Doing it again puts back only what is still lost and PUBLISHED.
+
+    Raises:
+        StoreUnavailableError: batches before stay put back; doing it again is safe.
+        BrokerUnavailableError: nothing was put back.
+    """
+    counts = {row.in_table: row["count"] for row in missing.groupBy("in_table").count().collect()}
+    rows, archived = counts.get(True, 0), counts.get(False, 0)
+    capped = rows > how.cap
+    replayed = 0
+    if rows and not (how.dry_run or capped):
+        chosen = missing.where("in_table").orderBy("seq").select("id").collect()
+        replayed = asyncio.run(_replay(settings, [UUID(row.id) for row in chosen], how, on_progress))
+    named = missing.where("NOT in_table").orderBy("seq").limit(_EXAMPLES) if archived else None
+    return Requeued(
+        lost=rows + archived,
+        replayed=replayed,
+        capped=capped,
+        archived=[row.id for row in named.collect()] if named else [],
+        archived_count=archived,
+        dry_run=how.dry_run,
+    )
+
+
+def _told(facts: StreamFacts, *, older: int, above: int, highest: int | None, replaced: int) -> list[str]:
+    name = facts.stream
+    notes = []
+    if above:
+        notes.append(
+            f"{name} was set back to an older state: {above} lost ids were acknowledged above its last "
+            f"sequence {facts.last_seq}, up to {highest}; --requeue publishes again what is lost"
+        )
+    if replaced:
+        notes.append(
+            f"{name} holds other messages at the sequences of {replaced} lost ids: it was set back, or made "
+            "again, and has taken new messages since"
+        )
+    if older:
+        notes.append(
+            f"{name} was created at {facts.created.isoformat()}, after {older} lost ids had been "
+            "acknowledged by the stream of that name before it"
+        )
+    return notes
+
+
+async def _replay(
+    settings: Settings, ids: Sequence[UUID], how: Requeue, on_progress: Callable[[str], None]
+) -> int:
+    replayed = 0
+    async with operations(settings) as tables:
+        for start in range(0, len(ids), _BATCH):
+            batch = tuple(ids[start : start + _BATCH])
+            result = await tables.replay(
+                OutboxFilter(ids=batch, states=(EventState.PUBLISHED,)),
+                actor=how.actor,
+                reason=how.reason,
+                cap=len(batch),
+                dry_run=False,
+            )
+            replayed += result.replayed
+            on_progress(f"put back {replayed} of {len(ids)}")
+            if start + _BATCH < len(ids):
+                await asyncio.sleep(_BATCH / _PER_SECOND)
+    return replayed

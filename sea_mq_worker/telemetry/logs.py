@@ -1,0 +1,239 @@
+"""Logs: one line a record, with a stable ``event`` key; facts become records here.
+
+Nothing that could hold a payload or a credential is written: facts carry none, and of a foreign exception
+only its type and its frames are shown, because drivers quote rows in their messages. Control characters are
+escaped in both formats, so no text from outside can forge a line or speak to a terminal.
+
+A kind of trouble that repeats is written a few times every ten seconds, then counted; the next line of that
+kind says how many were left out. An outage is told in a line or two, not in thousands.
+
+Nobody waits for whoever reads the log: what a full pipe does not take is lost, and counted on the next line.
+"""
+
+import contextlib
+import json
+import logging
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Literal, TextIO
+
+from sea_mq_worker.domain.errors import WorkerError
+from sea_mq_worker.domain.facts import (
+    EventBuried,
+    EventPublished,
+    EventsPublished,
+    Fact,
+    GatePaused,
+    MessageDeadLettered,
+    Noticed,
+    Progressed,
+)
+from sea_mq_worker.telemetry.catalog.log_events import ENDINGS, FACTS, LEVELS
+from sea_mq_worker.telemetry.nonblocking_writer import Outlet
+
+LOGGER = "sea_mq_worker"
+LIBRARIES = ("asyncio", "asyncpg", "httpcore2", "httpx2", "nats", "opentelemetry", "uvicorn")
+Format = Literal["json", "text"]
+
+_LEVELS = {kind: logging.getLevelNamesMapping()[level.upper()] for kind, level in LEVELS.items()}
+_WINDOW_SECONDS = 10.0
+_LINES_MAX = 2
+"""Of one kind in a window; five kinds of trouble at once make 60 lines a minute."""
+_LINES_MAX_FINAL = 20
+"""Of what an operator has to act upon, event by event."""
+_FINAL = (EventBuried, MessageDeadLettered)
+_CHARS_MAX = 2000
+_KINDS_MAX = 200
+
+
+def configure(*, level: str, format: Format, stream: TextIO) -> None:  # noqa: A002
+    """Write the worker's records from ``level`` on, and the libraries' warnings, to ``stream``.
+
+    May be called again: the handler of the call before is taken away.
+    """
+    root = logging.getLogger()
+    for handler in root.handlers:
+        if isinstance(handler, _WorkerStreamHandler):
+            root.removeHandler(handler)
+    writer = _WorkerStreamHandler(stream)
+    writer.setFormatter(JsonFormatter() if format == "json" else TextFormatter())
+    root.addHandler(writer)
+    logging.getLogger(LOGGER).setLevel(level.upper())
+    for name in LIBRARIES:
+        logging.getLogger(name).setLevel(logging.WARNING)
+    logging.captureWarnings(capture=True)
+
+
+class _WorkerStreamHandler(logging.StreamHandler[TextIO]):
+    """Never waits for whoever reads the log: lines that are not taken at once are counted instead."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(stream)
+        self._outlet: Outlet | None = None
+        self._lost = 0
+        with contextlib.suppress(OSError):
+            self._outlet = Outlet(stream)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self._outlet is None:
+            super().emit(record)
+            return
+        try:
+            if self._lost and self._outlet.takes(self.format(_lines_lost(self._lost))):
+                self._lost = 0
+            if self._lost or not self._outlet.takes(self.format(record)):
+                self._lost += 1
+        except OSError:
+            self._lost += 1
+
+
+def _lines_lost(count: int) -> logging.LogRecord:
+    extra = {"event": "log_lines_lost", "fields": {"count": count}}
+    level = {"levelno": logging.WARNING, "levelname": "WARNING"}
+    return logging.makeLogRecord({"name": LOGGER, **level, **extra})
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line, ASCII only: ts, level, event, logger, then the record's message and fields."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, object] = {
+            "ts": _moment(datetime.fromtimestamp(record.created, UTC)),
+            "level": record.levelname.lower(),
+            "event": getattr(record, "event", "logged"),
+            "logger": record.name,
+        }
+        if record.msg:
+            line["message"] = _bounded(record.getMessage())
+        line |= {name: _bounded(value) for name, value in _fields(record).items() if name not in line}
+        if record.exc_info and record.exc_info[1]:
+            line["exception"] = "\n".join(_told(record.exc_info[1]))
+        return json.dumps(line, default=str)
+
+
+class TextFormatter(logging.Formatter):
+    """Time, level, event, then name=value; an exception's frames follow on lines of their own."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        words = [_moment(datetime.fromtimestamp(record.created, UTC)), f"{record.levelname:<7}"]
+        if event := getattr(record, "event", ""):
+            words.append(event)
+        if record.msg:
+            words.append(_escaped(record.getMessage()))
+        words += [f"{name}={_shown(value)}" for name, value in _fields(record).items()]
+        lines = [" ".join(words)]
+        if record.exc_info and record.exc_info[1]:
+            lines += [f"    {_escaped(line)}" for line in _told(record.exc_info[1])]
+        return "\n".join(lines)
+
+
+class LogObserver:
+    """Turns facts into records; costs next to nothing for facts below the logger's level.
+
+    Args:
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._logger = logging.getLogger(LOGGER)
+        self._clock = clock
+        self._kinds: dict[str, _Kind] = {}
+
+    def observe(self, fact: Fact) -> None:
+        ends = isinstance(fact, Noticed) and fact.event in ENDINGS
+        level = logging.ERROR if ends else _LEVELS[type(fact)]
+        if not self._logger.isEnabledFor(level):
+            return
+        for told in fact.each() if isinstance(fact, EventsPublished) else (fact,):
+            self._write(told, level)
+
+    def _write(self, fact: Fact | EventPublished, level: int) -> None:
+        event, values = described(fact)
+        if level >= logging.WARNING:
+            left_out = self._left_out(fact, event)
+            if left_out < 0:
+                return
+            if left_out > 0:
+                values["suppressed"] = left_out
+        self._logger.log(level, "", extra={"event": event, "fields": values})
+
+    def _left_out(self, fact: Fact | EventPublished, event: str) -> int:
+        """Tell how many lines of this kind were left out since its last one; -1: leave this one out too."""
+        key = f"{event} {fact.gate}" if isinstance(fact, GatePaused) else event
+        if key not in self._kinds and len(self._kinds) >= _KINDS_MAX:
+            self._kinds.clear()
+        kind = self._kinds.setdefault(key, _Kind())
+        return kind.left_out(self._clock(), _LINES_MAX_FINAL if isinstance(fact, _FINAL) else _LINES_MAX)
+
+
+@dataclass(slots=True)
+class _Kind:
+    """Lines of one kind in the current window."""
+
+    begun: float = float("-inf")
+    lines: int = 0
+    suppressed: int = 0
+
+    def left_out(self, now: float, lines_max: int) -> int:
+        if now - self.begun >= _WINDOW_SECONDS:
+            self.begun, self.lines = now, 0
+        if self.lines >= lines_max:
+            self.suppressed += 1
+            return -1
+        self.lines += 1
+        before, self.suppressed = self.suppressed, 0
+        return before
+
+
+def described(fact: Fact | EventPublished) -> tuple[str, dict[str, object]]:
+    """Return the stable event key of a fact, its name in snake case, and its fields."""
+    if isinstance(fact, Noticed | Progressed):
+        return fact.event, {"text": fact.text}
+    event = FACTS[type(fact)]
+    values = {name: getattr(fact, name, None) for name in event.fields}
+    if isinstance(fact, EventPublished):
+        values["published_at"] = _moment(fact.published_at)
+    return event.key, values
+
+
+def _fields(record: logging.LogRecord) -> Mapping[str, object]:
+    found: Mapping[str, object] = getattr(record, "fields", {})
+    return found
+
+
+def _moment(at: datetime) -> str:
+    return at.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.3f}"
+    text = _escaped(str(value))
+    return f'"{text}"' if " " in text or not text else text
+
+
+def _bounded(value: object) -> object:
+    return value[:_CHARS_MAX] if isinstance(value, str) else value
+
+
+def _escaped(text: str) -> str:
+    text = text[:_CHARS_MAX]
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def _told(error: BaseException) -> Iterator[str]:
+    """Tell an exception and its causes by type and frames; the text only of our own errors."""
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        text = f": {current}" if isinstance(current, WorkerError) else ""
+        yield f"{type(current).__module__}.{type(current).__qualname__}{text}"
+        for frame in traceback.extract_tb(current.__traceback__):
+            yield f"  {frame.filename}:{frame.lineno} in {frame.name}"
+        current = current.__cause__ or current.__context__

@@ -1,0 +1,245 @@
+"""Counts facts, for Prometheus, OTLP and the status page; every metric stands in ``vocabulary``."""
+
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Literal, TypeAlias, assert_never, get_args
+
+from sea_mq_worker.domain.facts import (
+    BatchRelayed,
+    EventBuried,
+    EventPostponed,
+    EventsPublished,
+    Fact,
+    GatePaused,
+    GateResumed,
+    LeasesLost,
+    LeasesReaped,
+    MessageDeadLettered,
+    MessageGivenBack,
+    MessageProcessed,
+    MessageRetried,
+    MessageSkipped,
+    MessagesUnseen,
+    Noticed,
+    Progressed,
+    TypeResumed,
+    TypeSlowed,
+    WorkerStarted,
+    WorkerStopped,
+)
+from sea_mq_worker.telemetry.catalog.log_events import NOTICES
+from sea_mq_worker.telemetry.exemplars import RecentSpans
+from sea_mq_worker.telemetry.exposition import Exposition
+from sea_mq_worker.telemetry.rates import Rate
+from sea_mq_worker.telemetry.series import Families, Histogram, Number
+
+Side: TypeAlias = Literal["outbox", "inbox"]
+
+_RENDER_SECONDS = 1.0
+_COUNTER = re.compile(r"sea_mq_(?:outbox_|inbox_)?(\w+)_total")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backlog:
+    """One sample of QRY-050 or QRY-051."""
+
+    depth: int
+    oldest_seconds: float
+    """0 where nothing waits."""
+    dead: int
+    scheduled: int = 0
+    """Of the outbox alone."""
+
+
+class MetricsObserver:
+    """Counts facts; ``render`` is what a scrape gets, ``numbers`` what the status page shows.
+
+    Args:
+        clock: monotonic seconds.
+
+    Attributes:
+        spans: of messages in hand, noted by whoever traces; they become exemplars.
+    """
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._families = Families()
+        self._exposition = Exposition(self._families)
+        self.spans = RecentSpans()
+        self._rendered: dict[bool, tuple[bytes, float]] = {}
+        self._rates = {"published": Rate(clock), "processed": Rate(clock)}
+        self._gates: dict[str, tuple[str, float]] = {}
+        self._backlogs: dict[Side, tuple[Backlog, float]] = {}
+        self._processed: dict[tuple[str, int], tuple[Number, Histogram]] = {}
+        self._begin_at_zero()
+        self._published = self._number("outbox_published_total")
+        self._latency = self._families.histograms["sea_mq_outbox_latency_seconds"].of()
+        self._batch = self._families.histograms["sea_mq_outbox_batch_seconds"].of()
+
+    def observe(self, fact: Fact) -> None:  # noqa: C901, PLR0912  (one line a fact: the list is the point)
+        match fact:
+            case EventsPublished():
+                self._events_published(fact)
+            case MessageProcessed():
+                self._message_processed(fact)
+            case BatchRelayed():
+                self._batch_relayed(fact)
+            case MessageSkipped():
+                self._message_skipped(fact)
+            case MessagesUnseen():
+                self._count("inbox_unseen_total", fact.consumer, amount=fact.count)
+            case EventPostponed():
+                self._count("outbox_postponed_total")
+            case EventBuried():
+                self._count("outbox_buried_total")
+            case MessageRetried():
+                self._count("inbox_retried_total", fact.consumer)
+            case MessageGivenBack():
+                self._count("inbox_given_back_total", fact.consumer)
+            case TypeSlowed() | TypeResumed():
+                self._number("inbox_slow_types").value += 1 if isinstance(fact, TypeSlowed) else -1
+            case MessageDeadLettered():
+                self._count("inbox_dead_lettered_total", fact.consumer, fact.reason)
+            case LeasesLost():
+                self._count("leases_lost_total", fact.side, amount=fact.count)
+            case LeasesReaped():
+                self._count("outbox_leases_reaped_total", amount=fact.count)
+            case GatePaused():
+                self._gate_paused(fact)
+            case GateResumed():
+                self._gate_resumed(fact)
+            case Noticed():
+                self._count("notices_total", fact.event)
+            case WorkerStarted():
+                self._number("worker_info", fact.name, fact.version).value = 1
+            case WorkerStopped() | Progressed():
+                pass
+            case _:
+                assert_never(fact)
+
+    def set_backlog(self, side: Side, backlog: Backlog) -> None:
+        """Take a sample of what waits in the database."""
+        self._backlogs[side] = (backlog, self._clock())
+        self._number(f"{side}_depth").value = backlog.depth
+        self._number(f"{side}_oldest_seconds").value = backlog.oldest_seconds
+        self._number(f"{side}_dead").value = backlog.dead
+        if side == "outbox":
+            self._number("outbox_scheduled").value = backlog.scheduled
+
+    def set_events_lost(self, lost: bool) -> None:
+        """Take whether the stream misses what rows call PUBLISHED."""
+        self._number("outbox_events_lost").value = int(lost)
+
+    def set_consumer(self, consumer: str, pending: int, ack_pending: int) -> None:
+        """Take a sample of what waits in the stream for a durable."""
+        self._number("consumer_pending", consumer).value = pending
+        self._number("consumer_ack_pending", consumer).value = ack_pending
+
+    def render(self, open_metrics: bool = False) -> bytes:
+        """Return the exposition; made anew at most once a second, because it takes milliseconds."""
+        now = self._clock()
+        rendered, at = self._rendered.get(open_metrics, (b"", float("-inf")))
+        if now - at >= _RENDER_SECONDS:
+            self.measure()
+            rendered = self._exposition.render(open_metrics=open_metrics)
+            self._rendered[open_metrics] = (rendered, now)
+        return rendered
+
+    def measure(self) -> Families:
+        """Return all numbers as they are now."""
+        for side, (_, at) in self._backlogs.items():
+            self._number("backlog_sample_age_seconds", side).value = self._clock() - at
+        return self._families
+
+    def numbers(self) -> Mapping[str, object]:
+        """Return totals since the start, recent rates, backlogs and paused gates, as JSON data."""
+        now = self._clock()
+        return {
+            "totals": self._totals(),
+            "per_second": {name: round(rate.per_second(), 1) for name, rate in self._rates.items()},
+            "backlog": {
+                side: asdict(backlog) | {"sample_age_seconds": round(now - at, 1)}
+                for side, (backlog, at) in self._backlogs.items()
+            },
+            "paused": {
+                gate: {"reason": reason, "seconds": round(now - since, 1)}
+                for gate, (reason, since) in self._gates.items()
+            },
+        }
+
+    def _begin_at_zero(self) -> None:
+        """Show what can be named beforehand from the start: nobody sees the rise of what begins at 1."""
+        self._number("inbox_slow_types")
+        for side in get_args(Side):
+            self._number("leases_lost_total", side)
+        for event in NOTICES:
+            self._number("notices_total", event.key)
+
+    def _events_published(self, fact: EventsPublished) -> None:
+        count = len(fact.latencies)
+        self._published.value += count
+        self._rates["published"].add(count)
+        self._latency.observe_all(fact.latencies)
+        self._count("outbox_duplicates_total", amount=fact.duplicates)
+        if self.spans:
+            for event in fact.each():
+                self._exemplify(self._latency, event.latency_seconds, event.outbox_id)
+
+    def _message_processed(self, fact: MessageProcessed) -> None:
+        processed, seconds = self._processed_by(fact.consumer, fact.status)
+        processed.value += 1
+        self._rates["processed"].add()
+        seconds.observe(fact.seconds)
+        if self.spans:
+            self._exemplify(seconds, fact.seconds, fact.message_id)
+
+    def _exemplify(self, histogram: Histogram, value: float, message_id: str) -> None:
+        if span := self.spans.take(message_id):
+            histogram.exemplify(value, span)
+
+    def _processed_by(self, consumer: str, status: int) -> tuple[Number, Histogram]:
+        """Look the labels up once: there are few, and this is asked for each message."""
+        found = self._processed.get((consumer, status))
+        if found is None:
+            found = self._processed[consumer, status] = (
+                self._number("inbox_processed_total", consumer, str(status)),
+                self._families.histograms["sea_mq_inbox_message_seconds"].of(consumer),
+            )
+        return found
+
+    def _gate_paused(self, fact: GatePaused) -> None:
+        since = self._gates[fact.gate][1] if fact.gate in self._gates else self._clock()
+        if fact.gate not in self._gates:
+            self._count("gate_pauses_total", fact.gate)
+        self._gates[fact.gate] = (fact.reason, since)
+        self._number("gate_paused", fact.gate).value = 1
+
+    def _batch_relayed(self, fact: BatchRelayed) -> None:
+        self._batch.observe(fact.seconds)
+        self._count("outbox_released_total", amount=fact.released)
+
+    def _message_skipped(self, fact: MessageSkipped) -> None:
+        self._count("inbox_skipped_total", fact.consumer)
+        if fact.brought_by:
+            self._count("inbox_overlapping_total", fact.consumer)
+
+    def _gate_resumed(self, fact: GateResumed) -> None:
+        self._gates.pop(fact.gate, None)
+        self._number("gate_paused", fact.gate).value = 0
+
+    def _count(self, name: str, *labels: str, amount: int = 1) -> None:
+        self._number(name, *labels).value += amount
+
+    def _number(self, name: str, *labels: str) -> Number:
+        return self._families.numbers[f"sea_mq_{name}"].of(*labels)
+
+    def _totals(self) -> dict[str, float]:
+        """Return what was counted at all since the start, over all labels."""
+        sums = {
+            counter[1]: sum(number.value for number in family.series.values())
+            for name, family in self._families.numbers.items()
+            if (counter := _COUNTER.fullmatch(name))
+        }
+        return {name: total for name, total in sums.items() if total}

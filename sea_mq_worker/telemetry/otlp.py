@@ -1,0 +1,132 @@
+"""Spans and metrics over OTLP/HTTP, by the exporters of the extra ``otel``, as ``OTEL_*`` variables say.
+
+Metrics keep the names that they have for Prometheus.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
+from typing import cast
+
+from opentelemetry import trace
+from opentelemetry.sdk.metrics import Exemplar
+from opentelemetry.sdk.metrics.export import (
+    AggregationTemporality,
+    Gauge,
+    HistogramDataPoint,
+    Metric,
+    MetricsData,
+    NumberDataPoint,
+    ResourceMetrics,
+    ScopeMetrics,
+    Sum,
+)
+from opentelemetry.sdk.metrics.export import Histogram as HistogramData
+from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+
+from sea_mq_worker.domain.errors import WorkerError
+from sea_mq_worker.telemetry.series import BOUNDS_SECONDS, Families, Family, Histogram, Number
+
+_SCOPE = InstrumentationScope("sea_mq_worker")
+_CUMULATIVE = AggregationTemporality.CUMULATIVE
+
+
+def described(*, context: str, worker: str) -> Resource:
+    """Describe the worker as a resource; what ``OTEL_*`` variables say of it goes first."""
+    own = {
+        "service.name": f"sea_mq_worker {context}",
+        "service.version": version("sea-mq-worker"),
+        "service.instance.id": worker,
+    }
+    return Resource.create(own).merge(OTELResourceDetector().detect())
+
+
+def export_spans(resource: Resource) -> Callable[[], None]:
+    """Export every span that is made from now on; the returned function sends the last ones and ends it.
+
+    Raises:
+        WorkerError: the exporter is not installed.
+    """
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import (  # noqa: PLC0415
+            OTLPSpanExporter,
+        )
+    except ImportError as error:
+        raise _missing("tracing") from error
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    trace.set_tracer_provider(provider)
+    return provider.shutdown
+
+
+def metrics_exporter() -> Callable[[MetricsData], None]:
+    """Return what sends metrics, and waits for the answer; a collector that is away is told in the log.
+
+    Raises:
+        WorkerError: the exporter is not installed.
+    """
+    try:
+        from opentelemetry.exporter.otlp.proto.http.metric_exporter import (  # noqa: PLC0415
+            OTLPMetricExporter,
+        )
+    except ImportError as error:
+        raise _missing("metrics over OTLP") from error
+    exporter = OTLPMetricExporter()
+
+    def export(data: MetricsData) -> None:
+        exporter.export(data)
+
+    return export
+
+
+def metrics_data(families: Families, *, resource: Resource, since_ns: int) -> MetricsData:
+    """Write the numbers as OTLP has them, counted since a moment in nanoseconds since 1970."""
+    now = time.time_ns()
+    numbers = [_number(family, since_ns, now) for family in families.numbers.values()]
+    histograms = [_histogram(family, since_ns, now) for family in families.histograms.values()]
+    metrics = [metric for metric in (*numbers, *histograms) if metric.data.data_points]
+    scope = ScopeMetrics(_SCOPE, metrics, schema_url="")
+    return MetricsData([ResourceMetrics(resource, [scope], schema_url="")])
+
+
+def _number(family: Family[Number], since_ns: int, now_ns: int) -> Metric:
+    metric = family.metric
+    points = [
+        NumberDataPoint(dict(zip(metric.labels, values, strict=True)), since_ns, now_ns, number.value)
+        for values, number in family.series.items()
+    ]
+    data = Sum(points, _CUMULATIVE, is_monotonic=True) if metric.kind == "counter" else Gauge(points)
+    return Metric(metric.name, metric.meaning, metric.unit, data)
+
+
+def _histogram(family: Family[Histogram], since_ns: int, now_ns: int) -> Metric:
+    metric = family.metric
+    points = [
+        HistogramDataPoint(
+            attributes=dict(zip(metric.labels, values, strict=True)),
+            start_time_unix_nano=since_ns,
+            time_unix_nano=now_ns,
+            count=sum(histogram.counts),
+            sum=histogram.sum,
+            bucket_counts=tuple(histogram.counts),
+            explicit_bounds=BOUNDS_SECONDS,
+            min=cast("float", None),  # neither is known, and the protocol lets them be absent
+            max=cast("float", None),
+            exemplars=list(_exemplars(histogram)),
+        )
+        for values, histogram in family.series.items()
+    ]
+    return Metric(metric.name, metric.meaning, metric.unit, HistogramData(points, _CUMULATIVE))
+
+
+def _exemplars(histogram: Histogram) -> Iterator[Exemplar]:
+    for found in histogram.exemplars.values():
+        at = int(found.at * 1e9)
+        yield Exemplar({}, found.value, at, span_id=found.span.span_id, trace_id=found.span.trace_id)
+
+
+def _missing(what: str) -> WorkerError:
+    return WorkerError(f"{what} needs the OTLP exporter: install sea-mq-worker[otel] or switch it off")

@@ -1,0 +1,94 @@
+"""Numbers kept in plain ints and lists: to count is a tenth of a microsecond, all else is a scrape's."""
+
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from sea_mq_worker.telemetry.catalog.metrics import METRICS, Metric
+from sea_mq_worker.telemetry.exemplars import SpanName
+
+BOUNDS_SECONDS = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
+    *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0),
+)
+_VALUES_MAX = 64
+"""Of a label; a worker with more consumers, gates or reasons than that does not exist."""
+
+SeriesT = TypeVar("SeriesT")
+
+
+@dataclass(slots=True)
+class Number:
+    """A counter or a gauge."""
+
+    value: float = 0
+
+
+@dataclass(slots=True)
+class Histogram:
+    """How many values lie between each bound and the one before it; the last count: above all of them."""
+
+    counts: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS_SECONDS) + 1))
+    sum: float = 0.0
+    exemplars: dict[int, "Exemplar"] = field(default_factory=dict)
+    """By the place of their bucket, the latest of each."""
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(BOUNDS_SECONDS, value)] += 1
+        self.sum += value
+
+    def observe_all(self, values: Sequence[float]) -> None:
+        counts = self.counts
+        for value in values:
+            counts[bisect_left(BOUNDS_SECONDS, value)] += 1
+        self.sum += sum(values)
+
+    def exemplify(self, value: float, span: SpanName) -> None:
+        """Let a value that was observed lead to its trace."""
+        self.exemplars[bisect_left(BOUNDS_SECONDS, value)] = Exemplar(value, span, time.time())
+
+
+@dataclass(frozen=True, slots=True)
+class Exemplar:
+    """One value out of a bucket, and the span that tells of it; ``at`` is in seconds since 1970."""
+
+    value: float
+    span: SpanName
+    at: float
+
+
+class Family(Generic[SeriesT]):
+    """A metric's series by label values; a label that could grow without end ends in ``other``."""
+
+    def __init__(self, metric: Metric, make: Callable[[], SeriesT]) -> None:
+        self.metric = metric
+        self.series: dict[tuple[str, ...], SeriesT] = {}
+        self._known: tuple[set[str], ...] = tuple(set() for _ in metric.labels)
+        self._make = make
+        if not metric.labels:
+            self.of()  # the only one there is: shown from the start
+
+    def of(self, *values: str) -> SeriesT:
+        """Return the series of these label values, which is to be kept where it is asked for often."""
+        found = self.series.get(values)
+        if found is None:
+            bounded = tuple(map(_bounded, self._known, values))
+            found = self.series.setdefault(bounded, self._make())
+        return found
+
+
+def _bounded(known: set[str], value: str) -> str:
+    if value not in known and len(known) >= _VALUES_MAX:
+        return "other"
+    known.add(value)
+    return value
+
+
+class Families:
+    """All metrics of the vocabulary, by name."""
+
+    def __init__(self) -> None:
+        self.numbers = {m.name: Family(m, Number) for m in METRICS if m.kind != "histogram"}
+        self.histograms = {m.name: Family(m, Histogram) for m in METRICS if m.kind == "histogram"}

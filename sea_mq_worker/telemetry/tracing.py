@@ -1,0 +1,237 @@
+"""Traces with OpenTelemetry: decorators of two ports, used only where tracing is switched on.
+
+Across a queue spans are linked, not nested: a message may wait for days, so each side begins a trace of its
+own with a link to the context that it was given. That trace begins with the wait, so it shows where the time
+went. The given context's sampled bit decides first: what the producer did not sample passes through untouched
+and costs a look at one header. Without a context the SDK's sampler decides alone.
+"""
+
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.trace import Link, Span, SpanContext, SpanKind, StatusCode, Tracer
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from opentelemetry.util.types import AttributeValue
+
+from sea_mq_worker.domain.headers import MSG_ID
+from sea_mq_worker.domain.messages import HandlerRequest, OutboundMessage
+from sea_mq_worker.domain.outcomes import Accepted, HandlerResult, Poison, PublishOutcome, Stored
+from sea_mq_worker.domain.stream_search import SearchResult, Wanted
+from sea_mq_worker.ports.handler import EventHandler
+from sea_mq_worker.ports.jetstream import JetStreamPublisher
+from sea_mq_worker.telemetry.catalog import spans as v
+from sea_mq_worker.telemetry.exemplars import RecentSpans
+
+_PROPAGATOR = TraceContextTextMapPropagator()
+_TRACE_HEADERS = frozenset({"traceparent", "tracestate"})
+_UNSAMPLED = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f][02468ace]")
+_REJECTED = 422
+
+
+def _tracer() -> Tracer:
+    return trace.get_tracer("sea_mq_worker")
+
+
+@dataclass(frozen=True, slots=True)
+class TracedPublisher:
+    """A JetStreamPublisher that makes a PRODUCER span of each message and sends its context along."""
+
+    inner: JetStreamPublisher
+    recent: RecentSpans = field(default_factory=RecentSpans)
+    tracer: Tracer = field(default_factory=_tracer)
+
+    @property
+    def connected(self) -> bool:
+        return self.inner.connected
+
+    @property
+    def keeps_order(self) -> bool:
+        return self.inner.keeps_order
+
+    @property
+    def duplicate_window_seconds(self) -> float:
+        return self.inner.duplicate_window_seconds
+
+    @property
+    def max_payload(self) -> int:
+        return self.inner.max_payload
+
+    async def publish(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> PublishOutcome:
+        message = OutboundMessage(
+            id=headers.get(MSG_ID, ""), subject=subject, payload=payload, headers=headers
+        )
+        span, message = self._begin(message)
+        try:
+            outcome = await self.inner.publish(subject, payload, message.headers)
+            self._note(message, span, outcome)
+        finally:
+            span.end()
+        return outcome
+
+    async def publish_batch(
+        self, messages: Sequence[OutboundMessage], *, timeout_seconds: float
+    ) -> Sequence[PublishOutcome]:
+        begun = [self._begin(message) for message in messages]
+        traced = [message for _, message in begun]
+        try:
+            outcomes = await self.inner.publish_batch(traced, timeout_seconds=timeout_seconds)
+            for (span, message), outcome in zip(begun, outcomes, strict=True):
+                self._note(message, span, outcome)
+        finally:
+            for span, _ in begun:
+                span.end()
+        return outcomes
+
+    async def find(self, wanted: Sequence[Wanted]) -> Mapping[str, SearchResult]:
+        return await self.inner.find(wanted)
+
+    def _begin(self, message: OutboundMessage) -> tuple[Span, OutboundMessage]:
+        if _is_unsampled(message.headers):
+            return trace.INVALID_SPAN, message
+        origin = _span_context(message.headers)
+        about = _about(message.subject, message.id)
+        parent = _waited(self.tracer, v.OUTBOX_WAIT, message.waited_seconds, origin, about)
+        about |= {
+            v.OPERATION: "publish",
+            v.OPERATION_TYPE: "send",
+            v.BODY_SIZE: len(message.payload),
+            v.REPEATED: message.repeated,
+        }
+        name = v.PUBLISH.name.format(subject=message.subject)
+        span = self.tracer.start_span(name, parent, SpanKind.PRODUCER, about, _links(origin))
+        headers = _carrying(span, message.headers)
+        return span, message if headers is message.headers else message._replace(headers=headers)
+
+    def _note(self, message: OutboundMessage, span: Span, outcome: PublishOutcome) -> None:
+        if isinstance(outcome, Stored):
+            span.set_attributes({v.STREAM: outcome.stream, v.STREAM_SEQ: outcome.seq})
+            _remember(self.recent, message.id, span)
+        _judge(span, outcome, good=isinstance(outcome, Stored))
+
+
+@dataclass(frozen=True, slots=True)
+class TracedHandler:
+    """An EventHandler that makes a CONSUMER span of each message, with a CLIENT span for the call.
+
+    Attributes:
+        url: the handler's; its user, password and query are left out of spans.
+    """
+
+    inner: EventHandler
+    url: str
+    recent: RecentSpans = field(default_factory=RecentSpans)
+    tracer: Tracer = field(default_factory=_tracer)
+
+    async def handle(self, request: HandlerRequest) -> HandlerResult:
+        if _is_unsampled(request.trace_headers):
+            return await self.inner.handle(request)
+        consumer = self._consumer_span(request, _span_context(request.trace_headers))
+        inside = trace.set_span_in_context(consumer, Context())
+        client = self.tracer.start_span(v.POST.name, inside, SpanKind.CLIENT, _about_call(self.url))
+        headers = _carrying(client, request.trace_headers)
+        try:
+            result = await self.inner.handle(request._replace(trace_headers=headers))
+            self._note(request, consumer, client, result)
+        finally:
+            client.end()
+            consumer.end()
+        return result
+
+    def _consumer_span(self, request: HandlerRequest, origin: SpanContext) -> Span:
+        about = _about(request.subject, request.message_id)
+        waited_seconds = time.time() - request.stored_at.timestamp() if request.stored_at else 0.0
+        parent = _waited(self.tracer, v.STREAM_WAIT, waited_seconds, origin, about)
+        about |= {
+            v.OPERATION: "process",
+            v.OPERATION_TYPE: "process",
+            v.GROUP: request.consumer,
+            v.BODY_SIZE: len(request.payload),
+        }
+        name = v.PROCESS.name.format(subject=request.subject)
+        return self.tracer.start_span(name, parent, SpanKind.CONSUMER, about, _links(origin))
+
+    def _note(self, request: HandlerRequest, consumer: Span, client: Span, result: HandlerResult) -> None:
+        if isinstance(result, Accepted):
+            client.set_attribute(v.STATUS, result.status)
+            _remember(self.recent, request.message_id, consumer)
+        elif isinstance(result, Poison):
+            client.set_attribute(v.STATUS, _REJECTED)
+        for span in (consumer, client):
+            _judge(span, result, good=isinstance(result, Accepted))
+
+
+def _waited(
+    tracer: Tracer,
+    kind: v.SpanKind,
+    seconds: float,
+    origin: SpanContext,
+    about: Mapping[str, AttributeValue],
+) -> Context:
+    """Begin a trace with a wait that is over; without one the next span begins it."""
+    if seconds <= 0.0:
+        return Context()
+    now = time.time_ns()
+    began = now - int(seconds * 1e9)
+    span = tracer.start_span(kind.name, Context(), attributes=about, links=_links(origin), start_time=began)
+    span.end(now)
+    return trace.set_span_in_context(span, Context())
+
+
+def _about(subject: str, message_id: str) -> dict[str, AttributeValue]:
+    return {v.SYSTEM: "nats", v.DESTINATION: subject, v.MESSAGE_ID: message_id}
+
+
+def _about_call(url: str) -> dict[str, AttributeValue]:
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    address = f"[{host}]" if ":" in host else host
+    return {
+        v.METHOD: "POST",
+        v.SERVER: host,
+        v.PORT: port,
+        v.URL: f"{parts.scheme}://{address}:{port}{parts.path}",
+    }
+
+
+def _links(origin: SpanContext) -> tuple[Link, ...]:
+    return (Link(origin),) if origin.is_valid else ()
+
+
+def _is_unsampled(headers: Mapping[str, str]) -> bool:
+    """Look at the sampled bit alone, which is a tenth of the work of parsing: most events are not sampled."""
+    return _UNSAMPLED.fullmatch(headers.get("traceparent", "")) is not None
+
+
+def _span_context(headers: Mapping[str, str]) -> SpanContext:
+    if "traceparent" not in headers:
+        return trace.INVALID_SPAN_CONTEXT
+    extracted = _PROPAGATOR.extract(headers, Context())
+    return trace.get_current_span(extracted).get_span_context()
+
+
+def _carrying(span: Span, headers: Mapping[str, str]) -> Mapping[str, str]:
+    """Return ``headers`` with the span's own trace context, or as they are where it records nothing."""
+    if not span.is_recording():
+        return headers
+    carrier = {name: value for name, value in headers.items() if name not in _TRACE_HEADERS}
+    _PROPAGATOR.inject(carrier, trace.set_span_in_context(span, Context()))
+    return carrier
+
+
+def _remember(recent: RecentSpans, message_id: str, span: Span) -> None:
+    if span.is_recording():
+        recent.note(message_id, span.get_span_context())
+
+
+def _judge(span: Span, outcome: PublishOutcome | HandlerResult, *, good: bool) -> None:
+    name = type(outcome).__name__
+    span.set_attribute(v.OUTCOME, name)
+    if not good:
+        span.set_attribute(v.ERROR_TYPE, name)
+        span.set_status(StatusCode.ERROR)

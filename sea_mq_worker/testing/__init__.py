@@ -1,0 +1,1 @@
+"""In-memory fakes of the ports: the rules of the real adapters without servers."""

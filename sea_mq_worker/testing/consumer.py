@@ -1,0 +1,202 @@
+"""Twin of the durable consumer: ack_wait, max_deliver and max_ack_pending over a stream in memory.
+
+As on the server, an acknowledgement by any delivery's reply settles the message, a delayed NAK keeps its
+place in max_ack_pending, and a message that reached max_deliver is given up when its time is over.
+"""
+
+import asyncio
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from sea_mq_worker.domain.messages import InboundMessage
+from sea_mq_worker.testing.stream import InMemoryStream
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    """A delivered message; at ``due_at`` it is delivered again, or given up."""
+
+    deliveries: int
+    due_at: float
+
+
+@dataclass(slots=True)
+class _Room:
+    """Room of a fetch in messages and bytes; the first message may have any size."""
+
+    messages: int
+    bytes_: int | None
+    empty: bool = True
+
+    def takes(self, size: int) -> bool:
+        return self.messages > 0 and (self.empty or self.bytes_ is None or size <= self.bytes_)
+
+    def put(self, delivered: list[InboundMessage]) -> list[InboundMessage]:
+        for message in delivered:
+            self.messages -= 1
+            self.empty = False
+            if self.bytes_ is not None:
+                self.bytes_ -= len(message.payload)
+        return delivered
+
+
+class InMemoryConsumer:
+    """What the server keeps of a durable consumer; several workers may share it.
+
+    Args:
+        stream: where the messages are.
+        name: the durable's name.
+        clock: seconds; only differences count.
+        ack_wait_seconds: how long a delivery stays unanswered before the next one.
+        max_deliver: deliveries before a message is given up; -1 for no limit.
+        max_ack_pending: deliveries that may be unanswered at a time.
+        wait_seconds: how long a fetch waits for the first message.
+    """
+
+    def __init__(
+        self,
+        *,
+        stream: InMemoryStream,
+        name: str,
+        clock: Callable[[], float],
+        ack_wait_seconds: float = 120.0,
+        max_deliver: int = 20,
+        max_ack_pending: int = 50,
+        wait_seconds: float = 5.0,
+    ) -> None:
+        self.ack_wait_seconds = ack_wait_seconds
+        self.given_up: dict[int, int] = {}
+        """Deliveries by stream sequence of what max_deliver ended; StrandedMessages takes it from here."""
+        self.gave_up = asyncio.Event()
+        self._stream = stream
+        self._name = name
+        self._clock = clock
+        self._max_deliver = max_deliver
+        self._max_ack_pending = max_ack_pending
+        self._wait_seconds = wait_seconds
+        self._last_seq = 0
+        self._pending: dict[int, _Pending] = {}
+        self._changed = asyncio.Event()
+
+    @property
+    def name(self) -> str:
+        """The durable's name."""
+        return self._name
+
+    @property
+    def stream(self) -> str:
+        """The stream's name."""
+        return self._stream.name
+
+    async def fetch(self, batch: int, *, bytes_max: int | None = None) -> Sequence[InboundMessage]:
+        """Return what is due, once something is; none after ``wait_seconds``."""
+        deadline = self._clock() + self._wait_seconds
+        while True:
+            room = _Room(batch, bytes_max)
+            taken = [*self._again(room), *self._new(room)]
+            if taken or self._clock() >= deadline:
+                return taken
+            soonest = min((pending.due_at for pending in self._pending.values()), default=deadline)
+            await self._wait(min(deadline, soonest) - self._clock())
+
+    async def ack(self, msg: InboundMessage) -> None:
+        """Settle the message."""
+        if msg.reply:
+            self._pending.pop(msg.seq, None)
+            self._changed.set()
+
+    async def nak(self, msg: InboundMessage, *, delay_seconds: float) -> None:
+        """Ask for redelivery after a delay."""
+        self._postpone(msg, delay_seconds)
+
+    async def in_progress(self, msg: InboundMessage) -> None:
+        """Start the message's ack_wait anew."""
+        self._postpone(msg, self.ack_wait_seconds)
+
+    async def left_behind(self, seqs: Sequence[int]) -> Mapping[int, InboundMessage | None]:
+        """Tell what will not be delivered again; the twin knows of each message, the server not always."""
+        found = {seq: self.message(seq, deliveries=0) for seq in seqs if seq not in self._pending}
+        return {seq: message for seq, message in found.items() if message is None or seq <= self._last_seq}
+
+    async def ahead(self, after_seq: int, limit: int) -> Sequence[InboundMessage]:
+        """Read what is behind the messages that hold all places."""
+        behind = range(max(after_seq, self._last_seq) + 1, self._stream.last_seq + 1)
+        found = (message for seq in behind if (message := self.message(seq, deliveries=0)) is not None)
+        return [] if self._has_room() else list(itertools.islice(found, limit))
+
+    def message(self, seq: int, *, deliveries: int) -> InboundMessage | None:
+        """Return a message of the stream, as a delivery if it was delivered; None: it is dropped."""
+        entry = self._stream.get(seq)
+        if entry is None:
+            return None
+        return InboundMessage(
+            stream=self._stream.name,
+            seq=seq,
+            consumer=self._name,
+            subject=entry.subject,
+            payload=entry.payload,
+            headers=entry.headers,
+            stored_at=_EPOCH + timedelta(seconds=entry.stored_at),
+            deliveries=deliveries,
+            reply=f"{self._name}.{deliveries}.{seq}" if deliveries else "",
+        )
+
+    def _postpone(self, msg: InboundMessage, seconds: float) -> None:
+        if msg.reply and msg.seq in self._pending:
+            due_at = self._clock() + seconds
+            self._pending[msg.seq] = _Pending(self._pending[msg.seq].deliveries, due_at)
+            self._changed.set()
+
+    def _again(self, room: "_Room") -> list[InboundMessage]:
+        """Deliver once more what was not answered in time."""
+        now = self._clock()
+        taken: list[InboundMessage] = []
+        for seq, pending in sorted(self._pending.items(), key=lambda item: item[1].due_at):
+            if pending.due_at > now or not room.takes(self._size(seq)):
+                break
+            del self._pending[seq]
+            if pending.deliveries == self._max_deliver:
+                self.given_up[seq] = pending.deliveries
+                self.gave_up.set()
+            else:
+                taken += room.put(self._deliver(seq, pending.deliveries + 1))
+        return taken
+
+    def _new(self, room: "_Room") -> list[InboundMessage]:
+        taken: list[InboundMessage] = []
+        while self._has_room() and self._last_seq < self._stream.last_seq:
+            if not room.takes(self._size(self._last_seq + 1)):
+                break
+            self._last_seq += 1
+            taken += room.put(self._deliver(self._last_seq, 1))
+        return taken
+
+    def _size(self, seq: int) -> int:
+        entry = self._stream.get(seq)
+        return 0 if entry is None else len(entry.payload)
+
+    def _deliver(self, seq: int, deliveries: int) -> list[InboundMessage]:
+        message = self.message(seq, deliveries=deliveries)
+        if message is None:
+            return []
+        self._pending[seq] = _Pending(deliveries, self._clock() + self.ack_wait_seconds)
+        return [message]
+
+    def _has_room(self) -> bool:
+        return len(self._pending) < self._max_ack_pending
+
+    async def _wait(self, seconds: float) -> None:
+        """Wait for a message, an answer to one, or the time that makes one due."""
+        self._changed.clear()
+        waits: list[asyncio.Task[object]] = [asyncio.create_task(self._changed.wait())]
+        if self._has_room():
+            waits.append(asyncio.create_task(self._stream.wait_for_growth(after_seq=self._last_seq)))
+        try:
+            await asyncio.wait(waits, timeout=max(seconds, 0.0), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in waits:
+                task.cancel()

@@ -1,0 +1,116 @@
+"""In-memory twin of the event handler: an effects table and a script of how to behave."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias, assert_never
+
+from sea_mq_worker.domain.handler_status import ACCEPT_STATUSES, result_of
+from sea_mq_worker.domain.messages import HandlerRequest
+from sea_mq_worker.domain.outcomes import HandlerResult, NotDelivered, Retry
+
+_ALREADY = 409
+_SUCCESS = range(200, 300)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """Answer ``status`` after ``slow_seconds``; a 2xx takes the effect, and is a 409 where it is there."""
+
+    status: int = 200
+    slow_seconds: float = 0.0
+    retry_after_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class LoseAnswer:
+    """Take the effect, then break off before the answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hang:
+    """Never answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unreachable:
+    """Refuse the connection."""
+
+
+Behaviour: TypeAlias = Answer | LoseAnswer | Hang | Unreachable
+Script: TypeAlias = Callable[[HandlerRequest, int], Behaviour]
+"""What to do with a request; the number counts the calls for its message id, from 1."""
+
+
+def obliging(_request: HandlerRequest, _call: int) -> Behaviour:
+    """Take every message."""
+    return Answer()
+
+
+class InMemoryHandler:
+    """Does what ``script`` says; ``script`` may be replaced at any time.
+
+    Attributes:
+        effects: how often each message id took effect; never more than once.
+        calls: how often each message id was asked about.
+        requests: all requests, in order.
+    """
+
+    def __init__(
+        self,
+        script: Script = obliging,
+        *,
+        timeout_seconds: float = 30.0,
+        accept_statuses: frozenset[int] = ACCEPT_STATUSES,
+    ) -> None:
+        self.script = script
+        self.effects: Counter[str] = Counter()
+        self.calls: Counter[str] = Counter()
+        self.requests: list[HandlerRequest] = []
+        self._timeout_seconds = timeout_seconds
+        self._accept_statuses = accept_statuses
+
+    async def handle(self, request: HandlerRequest) -> HandlerResult:
+        """Ask the script once; see ports/handler.py."""
+        behaviour = self.script(request, self.calls[request.message_id] + 1)
+        if isinstance(behaviour, Unreachable):
+            return NotDelivered("the handler cannot be reached")
+        self.calls[request.message_id] += 1
+        self.requests.append(request)
+        try:
+            async with asyncio.timeout(self._timeout_seconds):
+                return await self._behave(request, behaviour)
+        except TimeoutError:
+            return Retry(
+                f"the handler gave no whole answer within {self._timeout_seconds:g} s", answered=False
+            )
+
+    async def _behave(self, request: HandlerRequest, behaviour: Answer | LoseAnswer | Hang) -> HandlerResult:
+        match behaviour:
+            case Answer():
+                if behaviour.slow_seconds > 0:
+                    await asyncio.sleep(behaviour.slow_seconds)
+                return self._answer(request, behaviour)
+            case LoseAnswer():
+                self._take(request)
+                return Retry("the handler closed the connection without a whole answer", answered=False)
+            case Hang():
+                await asyncio.Event().wait()
+                raise AssertionError("nobody sets this event")
+            case _:
+                assert_never(behaviour)
+
+    def _answer(self, request: HandlerRequest, answer: Answer) -> HandlerResult:
+        status = answer.status
+        if status in _SUCCESS and not self._take(request):
+            status = _ALREADY
+        return result_of(
+            status, accept_statuses=self._accept_statuses, after_seconds=answer.retry_after_seconds
+        )
+
+    def _take(self, request: HandlerRequest) -> bool:
+        known = request.message_id in self.effects
+        if not known:
+            self.effects[request.message_id] = 1
+        return not known

@@ -1,0 +1,182 @@
+"""In-memory twin of the PostgreSQL inbox: the same leases, receipts and endings, on a given clock."""
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from sea_mq_worker.domain.inbox_results import (
+    Busy,
+    Conflict,
+    Done,
+    FailedHandling,
+    InboxEntry,
+    Lease,
+    Receipt,
+    Run,
+    first_of_each,
+    with_repeats,
+)
+
+_ERROR_CHARS_MAX = 2000
+
+
+@dataclass(slots=True, kw_only=True)
+class InboxRow:
+    """One row; times are the clock's seconds, None where PostgreSQL has null."""
+
+    entry: InboxEntry
+    received_at: float
+    content_hash: bytes | None
+    attempts: int = 0
+    last_error: str | None = None
+    processed_at: float | None = None
+    locked_until: float | None = None
+    locked_by: str | None = None
+    dead_letter_reason: str | None = None
+    dead_letter_begun_at: float | None = None
+    dead_lettered_at: float | None = None
+
+    @property
+    def settled(self) -> bool:
+        return self.processed_at is not None or self.dead_lettered_at is not None
+
+    def leased(self, now: float, lease_seconds: float) -> bool:
+        """Tell whether somebody holds it: its lease ends neither in the past nor later than any could."""
+        return self.locked_until is not None and now < self.locked_until <= now + 2 * lease_seconds
+
+    def unlock(self) -> None:
+        """End the lease."""
+        self.locked_until = self.locked_by = None
+
+
+@dataclass(slots=True)
+class InboxTable:
+    """What every adapter of one database shares."""
+
+    clock: Callable[[], float]
+    rows: dict[str, InboxRow] = field(default_factory=dict)
+    tokens: Iterator[int] = field(default_factory=itertools.count)
+
+
+class InMemoryInbox:
+    """An ``InboxTable`` as a worker sees it; see ``ports.inbox.InboxRepository``."""
+
+    def __init__(self, *, table: InboxTable, worker: str) -> None:
+        """Serve ``table``; ``worker`` shows in tokens."""
+        self._table = table
+        self._worker = worker
+
+    async def insert(self, entries: Sequence[InboxEntry], *, lease_seconds: float) -> Sequence[Receipt]:
+        """Record and lease a batch (CMD-051)."""
+        token = f"{self._worker}#{next(self._table.tokens)}"
+        receipts = {
+            entry.message_id: self._insert_one(entry, token, lease_seconds)
+            for entry in first_of_each(entries)
+        }
+        return with_repeats(entries, receipts)
+
+    async def overdue(
+        self,
+        *,
+        stream: str,
+        consumer: str,
+        older_than_seconds: float,
+        lease_seconds: float,
+        after: str,
+        limit: int,
+    ) -> Sequence[InboxEntry]:
+        """Return what nobody settled or leases; see ``ports.inbox.InboxRepository``."""
+        now = self._table.clock()
+        rows = sorted(self._table.rows.values(), key=_age)
+        behind = _age(self._table.rows[after]) if after in self._table.rows else (0.0, "")
+        found = [
+            row.entry
+            for row in rows
+            if not row.settled
+            and (row.entry.stream, row.entry.consumer) == (stream, consumer)
+            and row.content_hash is not None
+            and not row.leased(now, lease_seconds)
+            and not now - older_than_seconds <= row.received_at <= now
+            and _age(row) > behind
+        ]
+        return found[:limit]
+
+    async def extend(self, leases: Sequence[Lease], *, lease_seconds: float) -> frozenset[str]:
+        """Let leases end ``lease_seconds`` from now."""
+        ends = self._table.clock() + lease_seconds
+        held = list(self._held(leases))
+        for row in held:
+            row.locked_until = ends
+        return _ids(held)
+
+    async def mark_processed(self, leases: Sequence[Lease]) -> frozenset[str]:
+        """Set ``processed_at``, never before ``received_at`` (POL-047-004)."""
+        held = list(self._held(leases))
+        for row in held:
+            row.processed_at = max(self._table.clock(), row.received_at)
+            row.last_error = None
+            row.unlock()
+        return _ids(held)
+
+    async def record_error(self, failures: Sequence[FailedHandling]) -> frozenset[str]:
+        """Keep the error; attempts never fall below 0."""
+        changed = []
+        for failure in failures:
+            for row in self._held([failure.lease]):
+                row.last_error = failure.error[:_ERROR_CHARS_MAX]
+                row.attempts = max(0, row.attempts - (not failure.counted))
+                row.unlock()
+                changed.append(row)
+        return _ids(changed)
+
+    async def begin_dead_letter(self, lease: Lease, *, reason: str, detail: str) -> frozenset[str]:
+        """Note reason and time; the time of the earliest attempt stays."""
+        held = list(self._held([lease]))
+        for row in held:
+            row.dead_letter_reason = reason
+            row.last_error = f"{reason}: {detail}"[:_ERROR_CHARS_MAX]
+            if row.dead_letter_begun_at is None:
+                row.dead_letter_begun_at = self._table.clock()
+        return _ids(held)
+
+    async def mark_dead_lettered(self, leases: Sequence[Lease]) -> frozenset[str]:
+        """Set ``dead_lettered_at`` where ``begin_dead_letter`` came before (CMD-052)."""
+        held = [row for row in self._held(leases) if row.dead_letter_begun_at is not None]
+        for row in held:
+            row.dead_lettered_at = self._table.clock()
+            row.unlock()
+        return _ids(held)
+
+    def _insert_one(self, entry: InboxEntry, token: str, lease_seconds: float) -> Receipt:
+        now = self._table.clock()
+        fresh = InboxRow(entry=entry, received_at=now, content_hash=entry.content_hash)
+        row = self._table.rows.setdefault(entry.message_id, fresh)
+        if row.content_hash not in {None, entry.content_hash}:
+            return Conflict()
+        if row.settled:
+            return Done(row.entry.consumer)
+        if row.leased(now, lease_seconds):
+            return Busy(row.attempts)
+        row.entry, row.content_hash = entry, entry.content_hash
+        row.attempts += 1
+        row.locked_until, row.locked_by = now + lease_seconds, token
+        begun_at = now if row.dead_letter_begun_at is None else row.dead_letter_begun_at
+        return Run(
+            lease=Lease(message_id=entry.message_id, token=token),
+            attempts=row.attempts,
+            dead_letter_begun_seconds_ago=now - begun_at,
+        )
+
+    def _held(self, leases: Iterable[Lease]) -> Iterator[InboxRow]:
+        for lease in leases:
+            row = self._table.rows.get(lease.message_id)
+            if row is not None and row.locked_by == lease.token and not row.settled:
+                yield row
+
+
+def _age(row: InboxRow) -> tuple[float, str]:
+    return (row.received_at, row.entry.message_id)
+
+
+def _ids(rows: Iterable[InboxRow]) -> frozenset[str]:
+    return frozenset(row.entry.message_id for row in rows)

@@ -1,0 +1,182 @@
+"""Port PORT-047-003 in memory: publishes into an InMemoryStream, with faults on request."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum, auto
+from typing import assert_never
+
+from sea_mq_worker.domain.encoding import problem
+from sea_mq_worker.domain.errors import BrokerUnavailableError
+from sea_mq_worker.domain.headers import MSG_ID, tells_the_same
+from sea_mq_worker.domain.messages import OutboundMessage
+from sea_mq_worker.domain.outcomes import Failed, PublishOutcome, Refused, Stored, Unknown, Unsent
+from sea_mq_worker.domain.stream_search import Looked, SearchResult, Wanted
+from sea_mq_worker.testing.stream import InMemoryStream, StreamFullError
+
+_BEHIND = Unsent("held back behind a message that was not stored")
+
+
+class Fault(Enum):
+    """What goes wrong with one message."""
+
+    NONE = auto()
+    REFUSED = auto()
+    """The stream can never take it."""
+    FAILED = auto()
+    """The stream does not take it now."""
+    BARRED = auto()
+    """The server says that it takes nothing like it now."""
+    LOST = auto()
+    """It never reaches the stream, and nobody says so."""
+    ACK_LOST = auto()
+    """It is stored, and nobody says so."""
+
+
+def no_fault(_message: OutboundMessage) -> Fault:
+    """Let every message through."""
+    return Fault.NONE
+
+
+def every(count: int, fault: Fault) -> Callable[[OutboundMessage], Fault]:
+    """Return faults that hit each ``count``-th message that is sent."""
+    sent = 0
+
+    def choose(_message: OutboundMessage) -> Fault:
+        nonlocal sent
+        sent += 1
+        return fault if sent % count == 0 else Fault.NONE
+
+    return choose
+
+
+class InMemoryPublisher:
+    """Publishes to one stream; JetStreamPublisher's rules hold.
+
+    Args:
+        faults: asked for each message as it is sent.
+        keeps_order: behave as the batched modes do, which store nothing behind what was not stored.
+        max_payload: see the attribute.
+
+    Attributes:
+        connected: set to False for an outage.
+        find_max: messages that a search reads before its time is over; None: all.
+        max_payload: bytes of headers and body that the server takes.
+    """
+
+    def __init__(
+        self,
+        *,
+        stream: InMemoryStream,
+        clock: Callable[[], float],
+        faults: Callable[[OutboundMessage], Fault] = no_fault,
+        keeps_order: bool = False,
+        max_payload: int = 1024 * 1024,
+    ) -> None:
+        self.connected = True
+        self.find_max: int | None = None
+        self.faults = faults
+        self._stream = stream
+        self._clock = clock
+        self._keeps_order = keeps_order
+        self.max_payload = max_payload
+
+    @property
+    def keeps_order(self) -> bool:
+        """Nothing of a batch is stored behind a message of it that was not."""
+        return self._keeps_order
+
+    @property
+    def duplicate_window_seconds(self) -> float:
+        """How long the stream remembers a message id."""
+        return self._stream.duplicate_window_seconds
+
+    async def publish(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> PublishOutcome:
+        """Make one attempt for one message."""
+        message = OutboundMessage(
+            id=headers.get(MSG_ID, ""), subject=subject, payload=payload, headers=headers
+        )
+        await asyncio.sleep(0)
+        return self._send(message)
+
+    async def publish_batch(
+        self, messages: Sequence[OutboundMessage], *, timeout_seconds: float
+    ) -> Sequence[PublishOutcome]:
+        """Make one attempt for each message; see JetStreamPublisher."""
+        await asyncio.sleep(0)
+        if timeout_seconds <= 0:
+            return [Unsent("the deadline passed before its turn")] * len(messages)
+        outcomes: list[PublishOutcome] = []
+        for message in messages:
+            outcomes.append(self._send(message))
+            if self._keeps_order and not isinstance(outcomes[-1], Stored):
+                break
+        return outcomes + [_BEHIND] * (len(messages) - len(outcomes))
+
+    async def find(self, wanted: Sequence[Wanted]) -> Mapping[str, SearchResult]:
+        """Scan what the stream stored lately; see JetStreamPublisher."""
+        await asyncio.sleep(0)
+        if not self.connected:
+            raise BrokerUnavailableError("not connected")
+        return self.look_for(wanted)
+
+    def look_for(self, wanted: Sequence[Wanted]) -> Mapping[str, SearchResult]:
+        """Do what a search does that the server answers."""
+        return {each.id: self._look(each) for each in wanted}
+
+    def _look(self, wanted: Wanted) -> SearchResult:
+        looked = wanted.looked or Looked(self._stream.name, 0, 0)
+        until = looked.until or self._stream.last_seq
+        start = self._clock() - wanted.since_seconds
+        behind = [
+            entry
+            for entry in self._stream.entries(after_seq=looked.through)
+            if entry.stored_at >= start and entry.seq <= until
+        ]
+        read = behind[: self.find_max]
+        copies = [
+            entry.seq
+            for entry in read
+            if entry.headers.get(MSG_ID) == wanted.id and entry.seq != wanted.other_than
+        ]
+        if copies:
+            return Stored(self._stream.name, copies[-1], duplicate=True)
+        return looked._replace(through=read[-1].seq if len(read) < len(behind) else until, until=until)
+
+    def _send(self, message: OutboundMessage) -> PublishOutcome:
+        bad = problem(message, self.max_payload)
+        if bad:
+            return Refused(bad)
+        if not self.connected:
+            return Unsent("not connected")
+        return self._meet(self.faults(message), message)
+
+    def _meet(self, fault: Fault, message: OutboundMessage) -> PublishOutcome:
+        match fault:
+            case Fault.NONE:
+                return self._store(message)
+            case Fault.REFUSED:
+                return Refused("the stream never takes it")
+            case Fault.FAILED:
+                return Failed("the stream does not take it now")
+            case Fault.BARRED:
+                return Unknown("the server takes nothing like it", answered=True)
+            case Fault.LOST:
+                return Unknown("no acknowledgement")
+            case Fault.ACK_LOST:
+                self._store(message)
+                return Unknown("no acknowledgement")
+            case _:
+                assert_never(fault)
+
+    def _store(self, message: OutboundMessage) -> PublishOutcome:
+        try:
+            stored = self._stream.store(message.subject, message.payload, message.headers)
+        except StreamFullError:
+            return Unknown("maximum messages exceeded")
+        known = self._stream.get(stored.seq) if stored.duplicate and not message.repeated else None
+        if known and not tells_the_same(message, known.payload, known.headers):
+            return Refused(f"ID_TAKEN: the stream has another message under this id, at {stored.seq}")
+        earlier = self._stream.get(stored.seq) if stored.seq == message.earlier_seq else None
+        if stored.duplicate and earlier:
+            return stored._replace(seconds_ago=self._clock() - earlier.stored_at)
+        return stored
