@@ -1,4 +1,4 @@
-"""Twin of the durable consumer: ack_wait, max_deliver and max_ack_pending over a stream in memory.
+"""In-memory fake of the durable consumer: ack_wait, max_deliver and max_ack_pending over a stream in memory.
 
 As on the server, an acknowledgement by any delivery's reply settles the message, a delayed NAK keeps its
 place in max_ack_pending, and a message that reached max_deliver is given up when its time is over.
@@ -118,7 +118,7 @@ class InMemoryConsumer:
         self._postpone(msg, self.ack_wait_seconds)
 
     async def left_behind(self, seqs: Sequence[int]) -> Mapping[int, InboundMessage | None]:
-        """Tell what will not be delivered again; the twin knows of each message, the server not always."""
+        """Tell what will not be delivered again; the fake knows of each message, the server not always."""
         found = {seq: self.message(seq, deliveries=0) for seq in seqs if seq not in self._pending}
         return {seq: message for seq, message in found.items() if message is None or seq <= self._last_seq}
 

@@ -1,4 +1,4 @@
-"""Twin of the stranded messages: what consumers in memory have given up."""
+"""In-memory fake of the stranded messages: what consumers in memory have given up."""
 
 import asyncio
 from collections.abc import Callable, Sequence

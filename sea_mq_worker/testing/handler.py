@@ -1,4 +1,4 @@
-"""In-memory twin of the event handler: an effects table and a script of how to behave."""
+"""In-memory fake of the event handler: an effects table and a script of how to behave."""
 
 import asyncio
 from collections import Counter

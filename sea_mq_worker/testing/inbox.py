@@ -1,4 +1,4 @@
-"""In-memory twin of the PostgreSQL inbox: the same leases, receipts and endings, on a given clock."""
+"""In-memory fake of the PostgreSQL inbox: the same leases, receipts and endings, on a given clock."""
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence

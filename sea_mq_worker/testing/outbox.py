@@ -1,4 +1,4 @@
-"""In-memory twin of the PostgreSQL outbox: the same lifecycle, leases, lanes and order, on a given clock."""
+"""In-memory fake of the PostgreSQL outbox: the same lifecycle, leases, lanes and order, on a given clock."""
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Twin of what operators resume."""
+"""In-memory fake of what operators resume."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""A JetStream stream in memory: sequences, duplicate window, limits; publisher and consumer twins share one.
+"""A JetStream stream in memory: sequences, duplicate window, limits; fake publisher and consumer share it.
 
 As on the server, the window counts from when the first copy of an id was stored, knows ids of messages
 that were purged since, and is built anew from the stored messages when the server restarts.

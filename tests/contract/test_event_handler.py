@@ -1,4 +1,4 @@
-"""The EventHandler contract (PORT-047-005), over the in-memory twin and over HTTP on real sockets."""
+"""The EventHandler contract (PORT-047-005), over the in-memory fake and over HTTP on real sockets."""
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -179,7 +179,7 @@ async def test_trouble_with_one_call_leaves_the_next_one_alone(world: World) -> 
 
 async def test_the_twin_keeps_the_effects_of_an_idempotent_handler() -> None:
     """What the loops are tested with: an effect happens once, and a repeat is told so."""
-    twin = InMemoryHandler(lambda _request, call: LoseAnswer() if call == 1 else Answer())
-    assert isinstance(await twin.handle(request()), Retry)
-    assert await twin.handle(request()) == Accepted(409)
-    assert (twin.effects[MESSAGE_ID], twin.calls[MESSAGE_ID]) == (1, 2)
+    fake = InMemoryHandler(lambda _request, call: LoseAnswer() if call == 1 else Answer())
+    assert isinstance(await fake.handle(request()), Retry)
+    assert await fake.handle(request()) == Accepted(409)
+    assert (fake.effects[MESSAGE_ID], fake.calls[MESSAGE_ID]) == (1, 2)

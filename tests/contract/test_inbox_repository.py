@@ -1,4 +1,4 @@
-"""The InboxRepository contract (PORT-047-002), over the in-memory twin and over PostgreSQL."""
+"""The InboxRepository contract (PORT-047-002), over the in-memory fake and over PostgreSQL."""
 
 import uuid
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""The contract of JetStreamConsumer (PORT-047-004), over the server and the twin in memory.
+"""The contract of JetStreamConsumer (PORT-047-004), over the server and the in-memory fake.
 
 Times are short instead of faked, because the server keeps its own; a fetch that comes back empty is the
 proof that for its whole wait nothing was delivered.

@@ -1,4 +1,4 @@
-"""The JetStreamPublisher contract (PORT-047-003): in-memory twin, and every mode on a real server."""
+"""The JetStreamPublisher contract (PORT-047-003): in-memory fake, and every mode on a real server."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""The OutboxRepository contract (PORT-047-001) on the order of a key, over the twin and over PostgreSQL."""
+"""The OutboxRepository contract (PORT-047-001) on the order of a key, over the fake and over PostgreSQL."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The OutboxRepository contract (PORT-047-001), over the in-memory twin and over PostgreSQL."""
+"""The OutboxRepository contract (PORT-047-001), over the in-memory fake and over PostgreSQL."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""The contract of Partitions, over PostgreSQL and its twin."""
+"""The contract of Partitions, over PostgreSQL and the in-memory fake."""
 
 import asyncio
 from datetime import UTC, date, datetime, timedelta

@@ -1,4 +1,4 @@
-"""The contract of Resumptions, over PostgreSQL and the twin in memory."""
+"""The contract of Resumptions, over PostgreSQL and the in-memory fake."""
 
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -26,12 +26,12 @@ class World:
 @pytest_asyncio.fixture(params=["memory", "postgres"])
 async def world(request: pytest.FixtureRequest, database: Database) -> AsyncIterator[World]:
     if request.param == "memory":
-        twin = InMemoryResumptions(time.monotonic)
+        fake = InMemoryResumptions(time.monotonic)
 
         async def note(event_type: str) -> None:
-            twin.resume(event_type)
+            fake.resume(event_type)
 
-        yield World(resumptions=twin, resume=note)
+        yield World(resumptions=fake, resume=note)
         return
     pool = await connect_pool(
         database.dsn,

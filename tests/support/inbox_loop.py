@@ -1,4 +1,4 @@
-"""The inbound loop with twins around it."""
+"""The inbound loop with in-memory fakes around it."""
 
 import asyncio
 import uuid
@@ -74,8 +74,8 @@ class World:
             clock=self.clock,
             **({"ack_wait_seconds": ACK_WAIT} | of_the_consumer),
         )
-        twin = InMemoryStrandedMessages(consumer=self.consumer, clock=self.clock)
-        self.stranded: Any = Interrupted(twin, BrokerUnavailableError("no leader"))
+        fake = InMemoryStrandedMessages(consumer=self.consumer, clock=self.clock)
+        self.stranded: Any = Interrupted(fake, BrokerUnavailableError("no leader"))
         self.handler = InMemoryHandler()
         self.table = InboxTable(self.clock)
         self.inbox: Any = Interrupted(

@@ -1,4 +1,4 @@
-"""The two worlds of the outbox contract: the in-memory twin and PostgreSQL."""
+"""The two worlds of the outbox contract: the in-memory fake and PostgreSQL."""
 
 import uuid
 from collections.abc import Callable

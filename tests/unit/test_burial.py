@@ -1,4 +1,4 @@
-"""Dead letters whose id the stream remembers and no longer holds, on twins, in virtual time."""
+"""Dead letters whose id the stream remembers and no longer holds, on in-memory fakes, in virtual time."""
 
 import asyncio
 

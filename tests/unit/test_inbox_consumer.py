@@ -1,4 +1,4 @@
-"""The inbound loop on twins, in virtual time."""
+"""The inbound loop on in-memory fakes, in virtual time."""
 
 import asyncio
 import itertools

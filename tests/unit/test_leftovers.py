@@ -1,4 +1,4 @@
-"""Messages that nothing will deliver again, found by their rows, on twins, in virtual time."""
+"""Messages that nothing will deliver again, found by their rows, on in-memory fakes, in virtual time."""
 
 import asyncio
 import uuid

@@ -1,4 +1,4 @@
-"""The outbound loop on twins, in virtual time."""
+"""The outbound loop on in-memory fakes, in virtual time."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -62,10 +62,10 @@ class World:
         self.sent: list[str] = []
         self.faults: dict[str, Fault] = {}
         self.on_send: Callable[[str], None] = lambda _event_id: None
-        twin = InMemoryPublisher(
+        fake = InMemoryPublisher(
             stream=self.stream, clock=self.clock, faults=self._meet, keeps_order=keeps_order
         )
-        self.publisher: Any = twin
+        self.publisher: Any = fake
         self.outbox: Any = Interrupted(
             MemoryOutbox(
                 table=self.table,

@@ -1,4 +1,4 @@
-"""Messages that the server has given up on are handled like all others, on twins, in virtual time."""
+"""Messages that the server has given up on are handled like all others, on fakes, in virtual time."""
 
 import asyncio
 

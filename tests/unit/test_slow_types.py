@@ -1,4 +1,4 @@
-"""Event types that the handler fails again and again, on twins, in virtual time."""
+"""Event types that the handler fails again and again, on in-memory fakes, in virtual time."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
