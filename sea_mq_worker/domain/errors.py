@@ -1,5 +1,9 @@
 """The failures that loops decide on, named by what to do next."""
 
+import errno
+
+_SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
+
 
 class WorkerError(Exception):
     """Base of every error that this package raises on purpose; its text is for the operator."""
@@ -61,3 +65,8 @@ class InvalidMessageError(WorkerError):
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(f"{reason}: {detail}")
         self.reason = reason
+
+
+def is_shortage(error: OSError) -> bool:
+    """Tell whether this machine lacked descriptors or memory, so that the same call may succeed later."""
+    return error.errno in _SHORTAGES

@@ -181,6 +181,7 @@ async def test_a_log_whose_reader_is_stuck_stops_nothing(shared: Site) -> None:
     await shared.audit()
 
 
+@pytest.mark.fault("L16")
 async def test_a_process_without_descriptors_to_spare_waits_for_them(shared: Site) -> None:
     async with shared.worker() as worker:
         await worker.ready()

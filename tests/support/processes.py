@@ -1,6 +1,7 @@
 """Processes seen from outside: frozen with their children, and what they use of the machine."""
 
 import os
+import resource
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -38,6 +39,17 @@ def resident_bytes(pid: int) -> int:
 def open_files(pid: int) -> int:
     """Count a process's descriptors."""
     return len(os.listdir(f"/proc/{pid}/fd"))  # noqa: PTH208 - names are enough
+
+
+@contextmanager
+def no_descriptors_to_spare() -> Iterator[None]:
+    """Let this process open nothing for the length of a block, which must not wait."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def _family(pid: int) -> list[int]:

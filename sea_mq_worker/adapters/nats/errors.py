@@ -7,7 +7,7 @@ from typing import Any
 import nats.errors
 
 from sea_mq_worker.adapters.nats.publish.acks import number
-from sea_mq_worker.domain.errors import BrokerUnavailableError, ContractError, WorkerError
+from sea_mq_worker.domain.errors import BrokerUnavailableError, ContractError, WorkerError, is_shortage
 
 _REFUSALS = ("authorization", "authentication", "user jwt", "account", "nkey", "certificate", "no tls")
 _TOO_SLOW = "authentication timeout"
@@ -38,7 +38,7 @@ def is_refusal(error: BaseException) -> bool:
         return False
     if isinstance(error, ssl.SSLError | nats.errors.AuthorizationError):
         return True
-    if isinstance(error, OSError) and error.filename:
+    if _cannot_read(error):
         return True
     text = str(error).lower()
     return (
@@ -56,13 +56,18 @@ def connect_failed(error: Exception, where: str) -> WorkerError:
         return ContractError(
             f"{where}: TLS was refused ({error}); check the CA, the host name and both clocks"
         )
-    if isinstance(error, OSError) and error.filename:
+    if isinstance(error, OSError) and _cannot_read(error):
         return ContractError(f"{where}: cannot read {error.filename}: {error.strerror}")
     if is_refusal(error) or not isinstance(error, OSError | nats.errors.Error):
         return ContractError(
             f"{where}: the server refused the worker ({plain(error)}); check its credentials"
         )
     return BrokerUnavailableError(f"{where}: no server answers ({plain(error)})")
+
+
+def _cannot_read(error: BaseException) -> bool:
+    """Tell whether a file of credentials is in the way, and not a machine that can open no file now."""
+    return isinstance(error, OSError) and bool(error.filename) and not is_shortage(error)
 
 
 def plain(error: BaseException) -> str:

@@ -12,7 +12,7 @@ from sea_mq_worker.adapters.postgres.errors import POOLER, translated
 from sea_mq_worker.adapters.postgres.opening import notice_silence, opening
 from sea_mq_worker.adapters.postgres.pooler import through_pooler
 from sea_mq_worker.domain.addresses import postgres_tls_files
-from sea_mq_worker.domain.errors import ContractError
+from sea_mq_worker.domain.errors import ContractError, StoreUnavailableError, is_shortage
 
 _SCHEMA = re.compile(r"(?!pg_)[A-Za-z_][A-Za-z0-9_]{0,62}")
 
@@ -144,15 +144,15 @@ def check_tls_files(dsn: str) -> None:
     """Make sure that the files that a DSN names for TLS can be read; the driver would not name them.
 
     Raises:
-        ContractError: one cannot.
+        StoreUnavailableError: the machine can open no file now.
+        ContractError: one cannot be read.
     """
     for name in postgres_tls_files(dsn):
         try:
             Path(name).open("rb").close()
         except OSError as error:
-            raise ContractError(
-                f"PostgreSQL: cannot read {name}, which the DSN names: {error.strerror}"
-            ) from None
+            kind = StoreUnavailableError if is_shortage(error) else ContractError
+            raise kind(f"PostgreSQL: cannot read {name}, which the DSN names: {error.strerror}") from None
 
 
 def session_settings(schema: str, application_name: str) -> dict[str, str]:

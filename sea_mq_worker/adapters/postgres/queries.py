@@ -8,15 +8,20 @@ from sea_mq_worker.resources import resource_folder
 _NAME = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
 _JOIN = re.compile(r"\bo\.(?:ctid|id) = (\w+\.\w+)")
 
+_FILES = {
+    file.stem: file.read_text(encoding="utf-8") for file in (resource_folder("sql") / "queries").glob("*.sql")
+}
+"""Read once, before any loop runs: a worker without descriptors to spare can open no file, and one whose
+files an upgrade replaces keeps the statements that fit it."""
+
 
 def load_queries(file: str, *names: str) -> Mapping[str, str]:
-    """Read the statements of ``sql/queries/{file}.sql``, each without its name, comments and semicolon.
+    """Return the statements of ``sql/queries/{file}.sql``, each without its name, comments and semicolon.
 
     Raises:
         LookupError: the file does not hold exactly the statements ``names``.
     """
-    text = (resource_folder("sql") / "queries" / f"{file}.sql").read_text(encoding="utf-8")
-    parts = _NAME.split(text)[1:]
+    parts = _NAME.split(_FILES[file])[1:]
     found = {name: _statement(body) for name, body in zip(parts[::2], parts[1::2], strict=True)}
     if len(parts) != 2 * len(names) or found.keys() != set(names):
         raise LookupError(f"sql/queries/{file}.sql holds {sorted(found)}, not {sorted(names)}")

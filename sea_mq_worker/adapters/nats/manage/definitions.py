@@ -60,11 +60,17 @@ def definitions(
     Raises:
         ContractError: a file is missing or is no definition.
     """
-    streams = [_stream(_read(file, context), replicas, max_bytes) for file in sorted(folder.glob("*.json"))]
+    streams = [_stream(_read(file, context), replicas, max_bytes) for file in _files(folder)]
     if not streams:
         raise ContractError(f"{folder} holds no stream definition (*.json)")
-    files = sorted((folder / "consumers").glob("*.json"))
-    return [*streams, *(_consumer(file, context) for file in files)]
+    return [*streams, *(_consumer(file, context) for file in _files(folder / "consumers"))]
+
+
+def _files(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.glob("*.json"))
+    except OSError as error:
+        raise ContractError(f"{folder}: cannot be listed ({error.strerror})") from error
 
 
 def _stream(config: dict[str, Any], replicas: int | None, max_bytes: int | None) -> StreamDefinition:

@@ -1,0 +1,50 @@
+"""A process that can open no file now waits for it: no server and no file is to blame."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from sea_mq_worker.adapters.nats.credentials import FileLogin
+from sea_mq_worker.adapters.nats.errors import connect_failed, is_refusal
+from sea_mq_worker.adapters.nats.manage.definitions import definitions
+from sea_mq_worker.adapters.postgres.connection import check_tls_files
+from sea_mq_worker.adapters.postgres.queries import load_queries
+from sea_mq_worker.domain.errors import BrokerUnavailableError, ContractError, StoreUnavailableError
+from sea_mq_worker.resources import resource_folder
+from tests.support.processes import no_descriptors_to_spare
+
+
+def test_statements_need_no_descriptor() -> None:
+    with no_descriptors_to_spare():
+        assert "acknowledged" in load_queries("ghosts", "acknowledged")
+
+
+def test_credentials_that_cannot_be_opened_now_are_no_refusal(tmp_path: Path) -> None:
+    login = FileLogin(str(tmp_path / "own.creds"), with_jwt=True)
+    with pytest.raises(FileNotFoundError) as missing:
+        login.sign("")
+    with no_descriptors_to_spare(), pytest.raises(OSError, match="Too many open files") as short:
+        login.sign("")
+    assert is_refusal(missing.value)
+    assert not is_refusal(short.value)
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS])
+def test_a_shortage_while_connecting_to_nats_passes(number: int) -> None:
+    error = connect_failed(OSError(number, os.strerror(number), "own.creds"), "nats")
+    assert isinstance(error, BrokerUnavailableError)
+
+
+def test_certificates_that_cannot_be_opened_now_are_waited_for(tmp_path: Path) -> None:
+    dsn = f"postgresql://u@h/d?sslmode=verify-full&sslrootcert={tmp_path / 'ca.pem'}"
+    with pytest.raises(ContractError, match=r"cannot read .*ca\.pem"):
+        check_tls_files(dsn)
+    with no_descriptors_to_spare(), pytest.raises(StoreUnavailableError, match=r"cannot read .*ca\.pem"):
+        check_tls_files(dsn)
+
+
+def test_definitions_that_cannot_be_listed_now_are_named() -> None:
+    with no_descriptors_to_spare(), pytest.raises(ContractError, match=r"streams: cannot be listed"):
+        definitions(resource_folder("streams"))
