@@ -101,7 +101,7 @@ BROKER_FAULTS: dict[str, Fault] = {
 
 
 def judged(what: str, cost: Cost) -> None:
-    """Print a row of the table in docs/explanation/guarantees.md, and hold it against what is promised."""
+    """Print a row of the table in docs/proof/failover.md, and hold it against what is promised."""
     print(f"\n{what}: {cost}")  # noqa: T201 - asked for with -s
     assert cost.harmless, (what, cost)
     assert cost.pause_in < AWAY_SECONDS + MOVES_WITHIN_SECONDS, (what, cost)
