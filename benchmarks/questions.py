@@ -15,7 +15,7 @@ from benchmarks.past import DEAD_TYPE
 from benchmarks.stage import Run
 from sea_mq_worker.adapters.postgres.operator.inspection import PostgresInspection
 from sea_mq_worker.adapters.postgres.operator.overview import BY_INDEX, PostgresOverview
-from sea_mq_worker.bootstrap.worker.operator_api import WorkerDesk
+from sea_mq_worker.bootstrap.worker.operator_api import WorkerOperatorApi
 from sea_mq_worker.bootstrap.worker.sampling import DEPTH_MAX
 from sea_mq_worker.cli import app
 from sea_mq_worker.connections.postgres import open_pool
@@ -90,7 +90,7 @@ async def questions(run: Run) -> AsyncIterator[Mapping[str, Question]]:
     try:
         yield {
             "python -m sea_mq_worker depth": partial(_process, ["depth"], environment),
-            **_page(WorkerDesk(run.own), examples),
+            **_page(WorkerOperatorApi(run.own), examples),
             **_samples(PostgresInspection(pool=pool), PostgresOverview(pool=pool)),
             **commands,
         }
@@ -116,7 +116,7 @@ async def _command(args: list[str], environment: Mapping[str, str]) -> None:
         raise RuntimeError(f"{args}: exit code {result.exit_code}: {result.output}")
 
 
-def _page(desk: WorkerDesk, examples: Mapping[str, str]) -> Mapping[str, Question]:
+def _page(desk: WorkerOperatorApi, examples: Mapping[str, str]) -> Mapping[str, Question]:
     return {
         "page: search EVENT": partial(desk.whereabouts, examples["event"]),
         "page: search CORRELATION": partial(desk.whereabouts, examples["correlation"]),

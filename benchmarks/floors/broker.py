@@ -6,7 +6,7 @@ from typing import Self
 from urllib.parse import urlsplit
 
 from sea_mq_worker.adapters.nats.publish.hpub import frame
-from sea_mq_worker.domain.encoding import Sendable, sendable
+from sea_mq_worker.domain.encoding import EncodedMessage, encode
 from sea_mq_worker.domain.messages import OutboundMessage
 
 _INBOX = "_INBOX.floor"
@@ -33,8 +33,8 @@ def frames_of_a_batch(messages: Sequence[OutboundMessage]) -> list[bytes]:
     ]
 
 
-def _ready(message: OutboundMessage) -> Sendable:
-    ready = sendable(message, _PAYLOAD_MAX)
+def _ready(message: OutboundMessage) -> EncodedMessage:
+    ready = encode(message, _PAYLOAD_MAX)
     if isinstance(ready, str):
         raise TypeError(ready)
     return ready

@@ -11,18 +11,18 @@ from typing import Any
 
 from sea_mq_worker.admin.latencies import Latencies
 from sea_mq_worker.domain.facts import (
-    EventBuried,
+    CircuitClosed,
+    CircuitOpened,
+    EventDied,
     EventPostponed,
     EventsPublished,
     Fact,
-    GatePaused,
-    GateResumed,
     LeasesLost,
     MessageDeadLettered,
     MessageGivenBack,
     MessageProcessed,
     MessageRetried,
-    MessagesUnseen,
+    MessagesMissed,
     Noticed,
     Progressed,
     TypeResumed,
@@ -38,7 +38,7 @@ _TEXT_MAX = 300
 
 
 @dataclass(slots=True)
-class Trouble:
+class ErrorGroup:
     """A kind of failure; times are seconds since 1970."""
 
     side: str
@@ -56,7 +56,7 @@ class Pause:
     since: float
 
 
-class Board:
+class ActivityLog:
     """Takes facts and tells how it stands.
 
     Args:
@@ -72,7 +72,7 @@ class Board:
         self.paused: dict[str, Pause] = {}
         self.waiting_for = ""
         self.slow_types: set[str] = set()
-        self._troubles: OrderedDict[tuple[str, str, str], Trouble] = OrderedDict()
+        self._troubles: OrderedDict[tuple[str, str, str], ErrorGroup] = OrderedDict()
         self._news: deque[Mapping[str, Any]] = deque(maxlen=_NEWS_MAX)
 
     def observe(self, fact: Fact) -> None:  # noqa: C901, PLR0912  (one line a fact: the list is the point)
@@ -85,7 +85,7 @@ class Board:
                 self.latencies["inbox"].observe(fact.seconds)
             case EventPostponed():
                 self._trouble("outbox", "tried again", fact.error)
-            case EventBuried():
+            case EventDied():
                 self._trouble("outbox", "DEAD", fact.error)
             case MessageRetried():
                 self._trouble("inbox", "tried again", fact.error)
@@ -97,12 +97,12 @@ class Board:
                 self._trouble("inbox", "dead letter", fact.reason)
             case LeasesLost():
                 self._add_news("warn", f"{fact.side}: {fact.count} leases lost to another worker")
-            case MessagesUnseen():
+            case MessagesMissed():
                 gone = f"{fact.count} of {fact.first_seq} to {fact.last_seq} left stream {fact.stream}"
                 self._add_news("bad", f"{fact.consumer}: {gone} unseen; have their sender replay them")
-            case GatePaused():
+            case CircuitOpened():
                 self._pause(fact)
-            case GateResumed():
+            case CircuitClosed():
                 self._resume(fact)
             case Noticed():
                 self._notice(fact)
@@ -114,7 +114,7 @@ class Board:
             case _:
                 pass
 
-    def troubles(self) -> list[Trouble]:
+    def troubles(self) -> list[ErrorGroup]:
         """Return the kinds of failures of late, the most frequent first."""
         return sorted(self._troubles.values(), key=lambda trouble: -trouble.count)
 
@@ -122,15 +122,15 @@ class Board:
         """Return what was told of late, the latest first."""
         return list(reversed(self._news))
 
-    def _pause(self, fact: GatePaused) -> None:
-        before = self.paused.get(fact.gate)
+    def _pause(self, fact: CircuitOpened) -> None:
+        before = self.paused.get(fact.circuit)
         since = before.since if before else self._now()
-        self.paused[fact.gate] = Pause(reason=fact.reason, since=since)
-        self._add_news("bad", f"{fact.gate}: {fact.reason}")
+        self.paused[fact.circuit] = Pause(reason=fact.reason, since=since)
+        self._add_news("bad", f"{fact.circuit}: {fact.reason}")
 
-    def _resume(self, fact: GateResumed) -> None:
-        self.paused.pop(fact.gate, None)
-        self._add_news("good", f"{fact.gate}: works again, after {fact.paused_seconds:.1f} s")
+    def _resume(self, fact: CircuitClosed) -> None:
+        self.paused.pop(fact.circuit, None)
+        self._add_news("good", f"{fact.circuit}: works again, after {fact.paused_seconds:.1f} s")
 
     def _pace(self, fact: TypeSlowed | TypeResumed) -> None:
         if isinstance(fact, TypeSlowed):
@@ -147,7 +147,7 @@ class Board:
 
     def _trouble(self, side: str, what: str, text: str) -> None:
         key = (side, what, _cut(text))
-        trouble = self._troubles.pop(key, None) or Trouble(*key, count=0, last=0.0)
+        trouble = self._troubles.pop(key, None) or ErrorGroup(*key, count=0, last=0.0)
         trouble.count += 1
         trouble.last = self._now()
         self._troubles[key] = trouble

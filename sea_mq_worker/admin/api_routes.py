@@ -8,16 +8,16 @@ from uuid import UUID
 
 from sea_mq_worker.admin.operator_api import (
     Data,
-    Desk,
-    DeskBusyError,
-    DeskTimeoutError,
-    LetterGroup,
+    DeadLetterGroup,
+    OperatorApi,
+    OperatorBusyError,
+    OperatorTimeoutError,
 )
 from sea_mq_worker.admin.requests import Request
-from sea_mq_worker.admin.responses import Answer, json_answer, refusal
+from sea_mq_worker.admin.responses import AdminResponse, json_response, refusal
 from sea_mq_worker.domain.errors import ContractError, UnavailableError
 
-_Errand: TypeAlias = Callable[[Desk, Request, str], Awaitable[Data | None]]
+_Errand: TypeAlias = Callable[[OperatorApi, Request, str], Awaitable[Data | None]]
 
 _ACTOR_MAX = 80
 _REASON_MAX = 500
@@ -26,41 +26,41 @@ _EVENT_TYPE_MAX = 1024
 _SEQ_MAX = 2**63 - 1
 
 
-async def run_errand(desk: Desk, request: Request) -> Answer:
+async def dispatch(desk: OperatorApi, request: Request) -> AdminResponse:
     """Do what is asked for below ``/api/``."""
-    for method, pattern, errand in _ERRANDS:
+    for method, pattern, errand in _ROUTES:
         found = pattern.fullmatch(request.path)
         if found is None:
             continue
         if request.method != method:
-            return Answer(HTTPStatus.METHOD_NOT_ALLOWED, headers=(f"allow: {method}",))
+            return AdminResponse(HTTPStatus.METHOD_NOT_ALLOWED, headers=(f"allow: {method}",))
         return await _answered(errand(desk, request, found.group(1) if found.groups() else ""))
-    return Answer(HTTPStatus.NOT_FOUND)
+    return AdminResponse(HTTPStatus.NOT_FOUND)
 
 
-async def _answered(doing: Awaitable[Data | None]) -> Answer:
+async def _answered(doing: Awaitable[Data | None]) -> AdminResponse:
     try:
         data = await doing
     except ValueError as error:
         return refusal(HTTPStatus.BAD_REQUEST, str(error))
-    except DeskBusyError:
+    except OperatorBusyError:
         return refusal(
             HTTPStatus.TOO_MANY_REQUESTS, "somebody else asks just now: try again", "retry-after: 1"
         )
-    except DeskTimeoutError as error:
+    except OperatorTimeoutError as error:
         return refusal(HTTPStatus.GATEWAY_TIMEOUT, str(error))
     except UnavailableError as error:
         return refusal(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
     except ContractError as error:
         return refusal(HTTPStatus.CONFLICT, str(error))
-    return refusal(HTTPStatus.NOT_FOUND, "there is none (any more)") if data is None else json_answer(data)
+    return refusal(HTTPStatus.NOT_FOUND, "there is none (any more)") if data is None else json_response(data)
 
 
-async def _whereabouts(desk: Desk, request: Request, _: str) -> Data:
+async def _whereabouts(desk: OperatorApi, request: Request, _: str) -> Data:
     return await desk.whereabouts(_text(request.query, "id"))
 
 
-async def _dead_events(desk: Desk, request: Request, _: str) -> Data:
+async def _dead_events(desk: OperatorApi, request: Request, _: str) -> Data:
     below = request.query.get("below")
     return await desk.dead_events(
         event_type=_text(request.query, "type"),
@@ -69,48 +69,48 @@ async def _dead_events(desk: Desk, request: Request, _: str) -> Data:
     )
 
 
-async def _event(desk: Desk, _: Request, id_: str) -> Data | None:
+async def _event(desk: OperatorApi, _: Request, id_: str) -> Data | None:
     return await desk.event(_uuid(id_))
 
 
-async def _dead_letters(desk: Desk, request: Request, _: str) -> Data:
+async def _dead_letters(desk: OperatorApi, request: Request, _: str) -> Data:
     after = _number(request.query.get("after", "0"))
     return await desk.dead_letters(reason=_text(request.query, "reason"), after=after)
 
 
-async def _letter_groups(desk: Desk, _request: Request, _: str) -> Data:
+async def _letter_groups(desk: OperatorApi, _request: Request, _: str) -> Data:
     return await desk.letter_groups()
 
 
-async def _redrive_group(desk: Desk, request: Request, _: str) -> Data:
+async def _redrive_group(desk: OperatorApi, request: Request, _: str) -> Data:
     return await desk.redrive_group(_group(request), **_who_and_why(request))
 
 
-async def _purge_group(desk: Desk, request: Request, _: str) -> Data:
+async def _purge_group(desk: OperatorApi, request: Request, _: str) -> Data:
     return await desk.purge_group(_group(request), **_who_and_why(request))
 
 
-async def _dead_letter(desk: Desk, _: Request, seq: str) -> Data:
+async def _dead_letter(desk: OperatorApi, _: Request, seq: str) -> Data:
     return await desk.dead_letter(_number(seq))
 
 
-async def _actions(desk: Desk, _request: Request, _: str) -> Data:
+async def _actions(desk: OperatorApi, _request: Request, _: str) -> Data:
     return await desk.actions()
 
 
-async def _resume(desk: Desk, request: Request, _: str) -> Data:
+async def _resume(desk: OperatorApi, request: Request, _: str) -> Data:
     return await desk.resume(_event_type(request), **_who_and_why(request))
 
 
-async def _replay(desk: Desk, request: Request, id_: str) -> Data:
+async def _replay(desk: OperatorApi, request: Request, id_: str) -> Data:
     return await desk.replay(_uuid(id_), **_who_and_why(request))
 
 
-async def _redrive(desk: Desk, request: Request, seq: str) -> Data:
+async def _redrive(desk: OperatorApi, request: Request, seq: str) -> Data:
     return await desk.redrive(_number(seq), **_who_and_why(request))
 
 
-_ERRANDS: tuple[tuple[str, re.Pattern[str], _Errand], ...] = (
+_ROUTES: tuple[tuple[str, re.Pattern[str], _Errand], ...] = (
     ("GET", re.compile(r"/api/where"), _whereabouts),
     ("GET", re.compile(r"/api/events"), _dead_events),
     ("GET", re.compile(r"/api/events/([^/]+)"), _event),
@@ -141,7 +141,7 @@ def _who_and_why(request: Request) -> dict[str, str]:
     return found
 
 
-def _group(request: Request) -> LetterGroup:
+def _group(request: Request) -> DeadLetterGroup:
     """Read which dead letters.
 
     Raises:
@@ -149,7 +149,7 @@ def _group(request: Request) -> LetterGroup:
     """
     match request.body:
         case {"dlq_reason": str(reason), "subject": str(subject), "after": int(after), "last": int(last)}:
-            return LetterGroup(reason=reason, subject=subject, after=after, last=last)
+            return DeadLetterGroup(reason=reason, subject=subject, after=after, last=last)
         case _:
             raise ValueError(
                 "say the group: dlq_reason, subject, after and last, as the list of groups has them"

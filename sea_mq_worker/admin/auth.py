@@ -7,18 +7,18 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 
 from sea_mq_worker.admin.requests import Request
-from sea_mq_worker.admin.responses import Answer, refusal
+from sea_mq_worker.admin.responses import AdminResponse, refusal
 
 _WRONG_MAX = 10
 _WINDOW_SECONDS = 60.0
 _PEERS_MAX = 64
 
-UNAUTHORIZED = Answer(HTTPStatus.UNAUTHORIZED, headers=("www-authenticate: Bearer",))
+UNAUTHORIZED = AdminResponse(HTTPStatus.UNAUTHORIZED, headers=("www-authenticate: Bearer",))
 _CLOSED = "set SEA_MQ_ADMIN_TOKEN_FILE and restart the worker: without a token it only shows numbers"
 
 
 @dataclass(slots=True)
-class Access:
+class TokenAuth:
     """Judges requests by the token; an empty one means that there is none, so that numbers are for everybody.
 
     The token decides before anything is counted: many clients may share one address, as behind a proxy or on
@@ -30,11 +30,11 @@ class Access:
     clock: Callable[[], float] = time.monotonic
     _wrong: dict[str, tuple[int, float]] = field(default_factory=dict)
 
-    def to_numbers(self, request: Request) -> Answer | None:
+    def to_numbers(self, request: Request) -> AdminResponse | None:
         """Return why numbers are not for whoever asks; None: they are."""
         return self._judged(request) if self.token else None
 
-    def to_desk(self, request: Request) -> Answer | None:
+    def to_desk(self, request: Request) -> AdminResponse | None:
         """Return why single events, and changes, are not for whoever asks; None: they are."""
         if not self.token:
             return refusal(HTTPStatus.FORBIDDEN, _CLOSED)
@@ -42,7 +42,7 @@ class Access:
             return refusal(HTTPStatus.FORBIDDEN, "this comes from a page of another origin")
         return self._judged(request)
 
-    def _judged(self, request: Request) -> Answer | None:
+    def _judged(self, request: Request) -> AdminResponse | None:
         given = request.headers.get("authorization", "")
         if not given:
             return UNAUTHORIZED

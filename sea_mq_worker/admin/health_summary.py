@@ -67,7 +67,7 @@ class Cause:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class HealthSummary:
     """``state`` is a word or two, ``text`` a sentence, ``helps`` commands or steps."""
 
     level: Level
@@ -88,31 +88,31 @@ class Situation:
     waiting_for: str = ""
 
 
-def judge(situation: Situation) -> Verdict:
+def summarize(situation: Situation) -> HealthSummary:
     """Return the first that holds, the most urgent first."""
     rules = (_stopping, _starting, _slow, _paused, _held, _stale, _behind, _dead, _empty)
     return next((verdict for rule in rules if (verdict := rule(situation))), _working(situation))
 
 
-def _working(situation: Situation) -> Verdict:
+def _working(situation: Situation) -> HealthSummary:
     waiting = sum(side.undelivered for side in situation.sides)
     busy = waiting or any(side.depth for side in situation.sides)
     text = "Nothing is late." if busy else "Nothing waits."
     if waiting:
         text = f"Nothing that came is late; the streams have {waiting:,} still to deliver."
-    return Verdict(level=Level.GOOD, state="Working", text=text)
+    return HealthSummary(level=Level.GOOD, state="Working", text=text)
 
 
-def _stopping(situation: Situation) -> Verdict | None:
+def _stopping(situation: Situation) -> HealthSummary | None:
     if "stop" not in situation.reasons:
         return None
-    return Verdict(level=Level.WARN, state="Stopping", text="What is in hand is finished first.")
+    return HealthSummary(level=Level.WARN, state="Stopping", text="What is in hand is finished first.")
 
 
-def _starting(situation: Situation) -> Verdict | None:
+def _starting(situation: Situation) -> HealthSummary | None:
     if "start" not in situation.reasons:
         return None
-    return Verdict(
+    return HealthSummary(
         level=Level.BAD if situation.waiting_for else Level.IDLE,
         state="Starting",
         text=situation.waiting_for or "Servers are being connected to.",
@@ -121,16 +121,16 @@ def _starting(situation: Situation) -> Verdict | None:
     )
 
 
-def _slow(situation: Situation) -> Verdict | None:
+def _slow(situation: Situation) -> HealthSummary | None:
     """Only some event types are in trouble."""
     if set(situation.reasons) != {_SLOW_TYPES}:
         return None
     cause = Cause(part=_SLOW_TYPES, reason=situation.reasons[_SLOW_TYPES], since=situation.since[_SLOW_TYPES])
     text = "The handler fails message after message of some event types. All others go on."
-    return Verdict(level=Level.BAD, state="Slow", text=text, causes=(cause,), helps=_ENDS_SLOW)
+    return HealthSummary(level=Level.BAD, state="Slow", text=text, causes=(cause,), helps=_ENDS_SLOW)
 
 
-def _paused(situation: Situation) -> Verdict | None:
+def _paused(situation: Situation) -> HealthSummary | None:
     if not situation.reasons:
         return None
     causes = [
@@ -138,7 +138,7 @@ def _paused(situation: Situation) -> Verdict | None:
         for part, reason in sorted(situation.reasons.items(), key=lambda each: _rank(each[0]))
     ]
     first = causes[0]
-    return Verdict(
+    return HealthSummary(
         level=Level.BAD,
         state="Paused",
         text=f"{_subject(first.part)}: {first.reason}",
@@ -147,7 +147,7 @@ def _paused(situation: Situation) -> Verdict | None:
     )
 
 
-def _held(situation: Situation) -> Verdict | None:
+def _held(situation: Situation) -> HealthSummary | None:
     """Nothing comes of it, so nothing is late, and no gate is shut."""
     if not situation.held:
         return None
@@ -157,7 +157,7 @@ def _held(situation: Situation) -> Verdict | None:
         for each in situation.held
     )
     helps = [f"nats consumer resume {each.stream} {each.durable}" for each in situation.held]
-    return Verdict(level=Level.WARN, state="Held", text=f"{told[:1].upper()}{told[1:]}.", helps=helps)
+    return HealthSummary(level=Level.WARN, state="Held", text=f"{told[:1].upper()}{told[1:]}.", helps=helps)
 
 
 def _rank(part: str) -> tuple[int, str]:
@@ -182,13 +182,13 @@ def _steps(part: str) -> tuple[str, ...]:
     return ()
 
 
-def _stale(situation: Situation) -> Verdict | None:
+def _stale(situation: Situation) -> HealthSummary | None:
     sides = [side for side in situation.sides if (side.sample_age_seconds or 0.0) > STALE_SECONDS]
     if not sides:
         return None
     named = " and ".join(side.name for side in sides)
     oldest = max(side.sample_age_seconds or 0.0 for side in sides)
-    return Verdict(
+    return HealthSummary(
         level=Level.WARN,
         state="Not sure",
         text=f"The {named} could not be counted for {_duration(oldest)}: the numbers below are older.",
@@ -196,7 +196,7 @@ def _stale(situation: Situation) -> Verdict | None:
     )
 
 
-def _behind(situation: Situation) -> Verdict | None:
+def _behind(situation: Situation) -> HealthSummary | None:
     sides = [side for side in situation.sides if (side.oldest_seconds or 0.0) > BEHIND_SECONDS]
     if not sides:
         return None
@@ -205,7 +205,9 @@ def _behind(situation: Situation) -> Verdict | None:
         f"{_trend(side)}"
         for side in sides
     )
-    return Verdict(level=Level.WARN, state="Behind", text=f"{told[:1].upper()}{told[1:]}.", helps=(_DOCTOR,))
+    return HealthSummary(
+        level=Level.WARN, state="Behind", text=f"{told[:1].upper()}{told[1:]}.", helps=(_DOCTOR,)
+    )
 
 
 def _trend(side: Side) -> str:
@@ -214,13 +216,13 @@ def _trend(side: Side) -> str:
     return ", getting fewer" if side.depth < side.before else ", getting more"
 
 
-def _dead(situation: Situation) -> Verdict | None:
+def _dead(situation: Situation) -> HealthSummary | None:
     sides = [side for side in situation.sides if side.dead]
     if not sides:
         return None
     nouns = {"outbox": ("dead event", "dead events"), "inbox": ("dead letter", "dead letters")}
     told = " and ".join(f"{side.dead:,} {nouns[side.name][side.dead != 1]}" for side in sides)
-    return Verdict(
+    return HealthSummary(
         level=Level.WARN,
         state="Working",
         text=f"{told} stopped for good, until somebody sends them again.",
@@ -228,10 +230,10 @@ def _dead(situation: Situation) -> Verdict | None:
     )
 
 
-def _empty(situation: Situation) -> Verdict | None:
+def _empty(situation: Situation) -> HealthSummary | None:
     if any(side.done or side.depth or side.scheduled or side.undelivered for side in situation.sides):
         return None
-    return Verdict(
+    return HealthSummary(
         level=Level.IDLE,
         state="Ready",
         text="Nothing has come through yet. Write an event, and it appears here.",

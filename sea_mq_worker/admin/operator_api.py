@@ -9,16 +9,16 @@ Data: TypeAlias = Mapping[str, Any]
 """To be shown as JSON; dataclasses, moments and ids may be in it."""
 
 
-class DeskBusyError(Exception):
+class OperatorBusyError(Exception):
     """Somebody else's question is being worked on: ask again in a moment."""
 
 
-class DeskTimeoutError(Exception):
+class OperatorTimeoutError(Exception):
     """The question took too long and was given up; what it was to change may or may not have changed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LetterGroup:
+class DeadLetterGroup:
     """Dead letters of one reason and original subject, with sequences behind ``after`` up to ``last``."""
 
     reason: str
@@ -27,7 +27,7 @@ class LetterGroup:
     last: int
 
 
-class Desk(Protocol):
+class OperatorApi(Protocol):
     """Asks servers on connections of its own, one question at a time and each within a bound.
 
     Every method raises DeskBusyError, DeskTimeoutError and the domain's UnavailableError and ContractError;
@@ -74,7 +74,7 @@ class Desk(Protocol):
         """Hand a dead letter to the handler again; ``done`` and ``text`` tell what came of it."""
         ...
 
-    async def redrive_group(self, group: LetterGroup, *, actor: str, reason: str) -> Data:
+    async def redrive_group(self, group: DeadLetterGroup, *, actor: str, reason: str) -> Data:
         """Hand the next few of a group to the handler again.
 
         ``done`` and ``failed`` count them, ``text`` is the last failure's; ``after`` is where to go on, and
@@ -82,7 +82,7 @@ class Desk(Protocol):
         """
         ...
 
-    async def purge_group(self, group: LetterGroup, *, actor: str, reason: str) -> Data:
+    async def purge_group(self, group: DeadLetterGroup, *, actor: str, reason: str) -> Data:
         """Delete the next few of a group for good; answers as ``redrive_group`` does."""
         ...
 

@@ -8,7 +8,7 @@ from http import HTTPStatus
 from typing import Any
 from urllib.parse import parse_qsl
 
-from sea_mq_worker.admin.responses import Answer, refusal
+from sea_mq_worker.admin.responses import AdminResponse, refusal
 
 HEAD_BYTES_MAX = 8192
 _BODY_BYTES_MAX = 4096
@@ -36,36 +36,38 @@ class Request:
         )
 
 
-async def read_request(reader: asyncio.StreamReader, *, peer: str) -> Request | Answer:
+async def read_request(reader: asyncio.StreamReader, *, peer: str) -> Request | AdminResponse:
     """Read one request within a few seconds, or return why it is refused."""
     try:
         async with asyncio.timeout(_SECONDS_MAX):
             return await _read(reader, peer)
     except asyncio.LimitOverrunError:
-        return Answer(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+        return AdminResponse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
     except TimeoutError:
-        return Answer(HTTPStatus.REQUEST_TIMEOUT)
+        return AdminResponse(HTTPStatus.REQUEST_TIMEOUT)
 
 
-async def _read(reader: asyncio.StreamReader, peer: str) -> Request | Answer:
+async def _read(reader: asyncio.StreamReader, peer: str) -> Request | AdminResponse:
     head = await reader.readuntil(b"\r\n\r\n")
     first, *lines = head.decode("latin-1").split("\r\n")
     words = first.split(" ")
     if len(words) != 3 or not words[2].startswith("HTTP/1."):  # noqa: PLR2004
-        return Answer(HTTPStatus.BAD_REQUEST)
+        return AdminResponse(HTTPStatus.BAD_REQUEST)
     headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-    body: Mapping[str, Any] | Answer = {}
+    body: Mapping[str, Any] | AdminResponse = {}
     path, _, query = words[1].partition("?")
     if words[0] == "POST" and path.startswith("/api/"):
         body = await _read_body(reader, headers)
-    if isinstance(body, Answer):
+    if isinstance(body, AdminResponse):
         return body
     return Request(
         method=words[0], path=path, query=dict(parse_qsl(query)), headers=headers, body=body, peer=peer
     )
 
 
-async def _read_body(reader: asyncio.StreamReader, headers: Mapping[str, str]) -> Mapping[str, Any] | Answer:
+async def _read_body(
+    reader: asyncio.StreamReader, headers: Mapping[str, str]
+) -> Mapping[str, Any] | AdminResponse:
     """Read a JSON object; no form of another page can send its type."""
     if headers.get("content-type", "").partition(";")[0].strip() != "application/json":
         return refusal(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "send JSON, as content-type: application/json")

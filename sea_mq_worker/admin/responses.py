@@ -18,7 +18,7 @@ _STATES = {"stop": "stopping", "start": "starting"}
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class AdminResponse:
     """One response; ``headers`` come on top of those that every answer has."""
 
     status: HTTPStatus
@@ -39,26 +39,26 @@ class Answer:
         return "\r\n".join((*lines, "", "")).encode() + (b"" if head_only else body)
 
 
-def json_answer(data: object, status: HTTPStatus = HTTPStatus.OK) -> Answer:
+def json_response(data: object, status: HTTPStatus = HTTPStatus.OK) -> AdminResponse:
     """Answer with JSON; dataclasses become objects, moments and ids texts."""
-    return Answer(status, json.dumps(data, default=_plain).encode(), "application/json")
+    return AdminResponse(status, json.dumps(data, default=_plain).encode(), "application/json")
 
 
-def refusal(status: HTTPStatus, text: str, *headers: str) -> Answer:
+def refusal(status: HTTPStatus, text: str, *headers: str) -> AdminResponse:
     """Answer that something is not done, and why, as the page shows it."""
-    answer = json_answer({"error": text}, status)
-    return Answer(status, answer.body, answer.content_type, headers)
+    answer = json_response({"error": text}, status)
+    return AdminResponse(status, answer.body, answer.content_type, headers)
 
 
-def health(reasons: Mapping[str, str], *, authorized: bool) -> Answer:
+def health(reasons: Mapping[str, str], *, authorized: bool) -> AdminResponse:
     """Answer a probe: which parts are in the way is for everybody, why is for those who may know it."""
     if not reasons:
-        return json_answer({"ok": True})
+        return json_response({"ok": True})
     state = next((told for part, told in _STATES.items() if part in reasons), "paused")
     told = {"ok": False, "state": state, "parts": sorted(reasons)}
     if authorized:
         told["reasons"] = dict(reasons)
-    return json_answer(told, HTTPStatus.SERVICE_UNAVAILABLE)
+    return json_response(told, HTTPStatus.SERVICE_UNAVAILABLE)
 
 
 def _plain(value: object) -> object:

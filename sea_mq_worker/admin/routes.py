@@ -10,11 +10,11 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import TypeAlias
 
-from sea_mq_worker.admin.api_routes import run_errand
-from sea_mq_worker.admin.auth import Access
-from sea_mq_worker.admin.operator_api import Desk
+from sea_mq_worker.admin.api_routes import dispatch
+from sea_mq_worker.admin.auth import TokenAuth
+from sea_mq_worker.admin.operator_api import OperatorApi
 from sea_mq_worker.admin.requests import Request
-from sea_mq_worker.admin.responses import Answer, health, json_answer
+from sea_mq_worker.admin.responses import AdminResponse, health, json_response
 
 Reasons: TypeAlias = Mapping[str, str]
 """What is wrong, by the name of the part; empty: nothing is."""
@@ -45,20 +45,20 @@ class Routes:
     metrics: Callable[[bool], bytes]
     status: Callable[[], Mapping[str, object]]
     history: Callable[[], Mapping[str, object]]
-    access: Access
-    desk: Desk | None
+    access: TokenAuth
+    desk: OperatorApi | None
 
-    async def answer(self, request: Request) -> Answer:
+    async def answer(self, request: Request) -> AdminResponse:
         """Answer at once from what is at hand; only what is asked of the desk may take a while."""
         if request.path.startswith("/api/") and request.method in {"GET", "POST"}:
             return await self._desk(request)
         if request.method not in {"GET", "HEAD"}:
-            return Answer(HTTPStatus.METHOD_NOT_ALLOWED, headers=("allow: GET, HEAD",))
+            return AdminResponse(HTTPStatus.METHOD_NOT_ALLOWED, headers=("allow: GET, HEAD",))
         if request.path in _FILES:
             return _file(*_FILES[request.path])
         return self._numbers(request)
 
-    def _numbers(self, request: Request) -> Answer:
+    def _numbers(self, request: Request) -> AdminResponse:
         refused = self.access.to_numbers(request)
         match request.path:
             case "/healthz":
@@ -68,24 +68,24 @@ class Routes:
             case "/metrics":
                 return refused or self._metrics(request)
             case "/status":
-                return refused or json_answer(self.status())
+                return refused or json_response(self.status())
             case "/history":
-                return refused or json_answer(self.history())
+                return refused or json_response(self.history())
             case _:
-                return Answer(HTTPStatus.NOT_FOUND)
+                return AdminResponse(HTTPStatus.NOT_FOUND)
 
-    def _metrics(self, request: Request) -> Answer:
+    def _metrics(self, request: Request) -> AdminResponse:
         """OpenMetrics alone leads from a latency to its trace; Prometheus asks for it."""
         open_metrics = _OPEN_METRICS in request.headers.get("accept", "")
         content_type = _OPEN_METRICS_TYPE if open_metrics else _METRICS_TYPE
-        return Answer(HTTPStatus.OK, self.metrics(open_metrics), content_type)
+        return AdminResponse(HTTPStatus.OK, self.metrics(open_metrics), content_type)
 
-    async def _desk(self, request: Request) -> Answer:
+    async def _desk(self, request: Request) -> AdminResponse:
         refused = self.access.to_desk(request)
         if refused is not None or self.desk is None:
-            return refused or Answer(HTTPStatus.NOT_FOUND)
-        return await run_errand(self.desk, request)
+            return refused or AdminResponse(HTTPStatus.NOT_FOUND)
+        return await dispatch(self.desk, request)
 
 
-def _file(name: str, content_type: str) -> Answer:
-    return Answer(HTTPStatus.OK, (_FOLDER / name).read_bytes(), content_type, (_POLICY,))
+def _file(name: str, content_type: str) -> AdminResponse:
+    return AdminResponse(HTTPStatus.OK, (_FOLDER / name).read_bytes(), content_type, (_POLICY,))

@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 
-from sea_mq_worker.admin.auth import Access
-from sea_mq_worker.admin.operator_api import Desk
+from sea_mq_worker.admin.auth import TokenAuth
+from sea_mq_worker.admin.operator_api import OperatorApi
 from sea_mq_worker.admin.requests import HEAD_BYTES_MAX, Request, read_request
-from sea_mq_worker.admin.responses import Answer
+from sea_mq_worker.admin.responses import AdminResponse
 from sea_mq_worker.admin.routes import Reasons, Routes
 from sea_mq_worker.domain.errors import WorkerError
 
@@ -48,7 +48,7 @@ class AdminServer:
     history: Callable[[], Mapping[str, object]] = dict
     live: Callable[[], Reasons] = dict
     token: str = field(default="", repr=False)
-    desk: Desk | None = None
+    desk: OperatorApi | None = None
     _server: asyncio.Server | None = field(default=None, init=False, repr=False)
     _open: dict[asyncio.Task[None], asyncio.WriteTransport] = field(
         default_factory=dict, init=False, repr=False
@@ -61,7 +61,7 @@ class AdminServer:
             metrics=self.metrics,
             status=self.status,
             history=self.history,
-            access=Access(self.token),
+            access=TokenAuth(self.token),
             desk=self.desk,
         )
 
@@ -99,7 +99,7 @@ class AdminServer:
         try:
             peer = (writer.get_extra_info("peername") or ("",))[0]
             request = await read_request(reader, peer=peer)
-            answer = request if isinstance(request, Answer) else await self._answer(request)
+            answer = request if isinstance(request, AdminResponse) else await self._answer(request)
             head_only = isinstance(request, Request) and request.method == "HEAD"
             writer.write(answer.to_bytes(head_only=head_only))
             async with asyncio.timeout(_WRITE_SECONDS_MAX):
@@ -115,12 +115,12 @@ class AdminServer:
         oldest = next(iter(self._open))
         self._open.pop(oldest).abort()
 
-    async def _answer(self, request: Request) -> Answer:
+    async def _answer(self, request: Request) -> AdminResponse:
         try:
             return await self._routes.answer(request)
         except Exception:  # noqa: BLE001  (a callback that fails must not end the server)
             _log.exception("%s could not be answered", request.path, extra={"event": "admin_request_failed"})
-            return Answer(HTTPStatus.INTERNAL_SERVER_ERROR)
+            return AdminResponse(HTTPStatus.INTERNAL_SERVER_ERROR)
 
 
 def _reason(error: OSError) -> str:

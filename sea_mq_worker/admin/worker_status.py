@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from sea_mq_worker.admin.activity import Board
-from sea_mq_worker.admin.health_summary import Held, Side, Situation, Verdict, judge
+from sea_mq_worker.admin.activity import ActivityLog
+from sea_mq_worker.admin.health_summary import HealthSummary, Held, Side, Situation, summarize
 from sea_mq_worker.admin.history import STEP_SECONDS, History
 
 _TREND_SAMPLES = 300 // STEP_SECONDS
@@ -39,7 +39,7 @@ class _Kept:
 
 
 @dataclass(kw_only=True)
-class Standing:
+class WorkerStatus:
     """What the page shows.
 
     Attributes:
@@ -57,7 +57,7 @@ class Standing:
     reasons: Callable[[], Mapping[str, str]]
     now: Callable[[], float] = time.time
     clock: Callable[[], float] = time.monotonic
-    board: Board = field(default_factory=Board)
+    board: ActivityLog = field(default_factory=ActivityLog)
 
     def __post_init__(self) -> None:
         names = (f"{side}_{series}" for side in self.sides for series in _SERIES)
@@ -141,9 +141,9 @@ class Standing:
             return 0
         return sum(kept.value.get("pending", 0) for kept in self._consumers.values())
 
-    def _judged(self) -> tuple[Verdict, float]:
+    def _judged(self) -> tuple[HealthSummary, float]:
         """Judge, and tell since when that has been so: since its first cause, or since it was seen."""
-        verdict = judge(self._situation())
+        verdict = summarize(self._situation())
         state = f"{verdict.state} {verdict.level}"
         if state != self._state[0]:
             self._state = (state, self.clock())
@@ -154,7 +154,7 @@ class Standing:
         self._seen = {part: self._seen.get(part, self.now()) for part in reasons}
         return Situation(
             reasons=reasons,
-            since=self._seen | {gate: pause.since for gate, pause in self.board.paused.items()},
+            since=self._seen | {breaker: pause.since for breaker, pause in self.board.paused.items()},
             waiting_for=self.board.waiting_for,
             sides=[self._judged_side(side, totals) for side in self.sides],
             held=[_held(kept.value) for kept in self._consumers.values() if _is_held(kept.value)],

@@ -9,21 +9,21 @@ import contextlib
 from collections.abc import Callable
 from enum import Enum
 
-from sea_mq_worker.application.waiting import StoppedError, unless_stopped
+from sea_mq_worker.application.waiting import StoppedError, cancel_on_stop
 from sea_mq_worker.domain.errors import ContractError, DependencyError
-from sea_mq_worker.domain.facts import GatePaused, GateResumed
+from sea_mq_worker.domain.facts import CircuitClosed, CircuitOpened
 from sea_mq_worker.domain.retry import Backoff
 from sea_mq_worker.ports.observer import Observer
 
-_WIDER = 8
-_WIDENINGS_MAX = 4
+_PROBE_GROWTH = 8
+_PROBE_GROWTHS_MAX = 4
 
 
 _TURN_SECONDS = 0.05
 """How soon a caller looks again whether the one before it, whose turn it was, is gone."""
 
 
-class Passage(Enum):
+class Permit(Enum):
     """How a caller was let through."""
 
     FREE = "free"
@@ -31,7 +31,7 @@ class Passage(Enum):
     STOPPED = "stopped"
 
 
-class Gate:
+class CircuitBreaker:
     """One per dependency; all its methods belong to one event loop.
 
     Args:
@@ -77,16 +77,16 @@ class Gate:
 
         So what the dependency does take is found behind what it refuses.
         """
-        return int(_WIDER ** min(self._answers, _WIDENINGS_MAX))
+        return int(_PROBE_GROWTH ** min(self._answers, _PROBE_GROWTHS_MAX))
 
-    async def enter(self, stop: asyncio.Event) -> Passage:
+    async def enter(self, stop: asyncio.Event) -> Permit:
         """Wait while closed, unless asked to stop; an open gate lets through all the same.
 
         A caller let through as the probe must answer with pause, resume or skip. Callers probe in the order
         in which they came, so that one with nothing but bad news does not keep the others from their turn.
         """
         if self.is_open:
-            return Passage.FREE
+            return Permit.FREE
         place = object()
         self._queue[place] = None
         try:
@@ -117,7 +117,7 @@ class Gate:
         self._answers = self._answers + 1 if answered else 0
         delay = self._backoff.delay_seconds(self._tries)
         if reason != self._reason:
-            self._observer.observe(GatePaused(gate=self.name, reason=reason, retry_seconds=delay))
+            self._observer.observe(CircuitOpened(circuit=self.name, reason=reason, retry_seconds=delay))
         self._reason = reason
         self._schedule(delay)
 
@@ -136,7 +136,7 @@ class Gate:
             return
         paused = self._clock() - self._closed_at
         self._reason, self._broken_at = "", None
-        self._observer.observe(GateResumed(gate=self.name, paused_seconds=paused))
+        self._observer.observe(CircuitClosed(circuit=self.name, paused_seconds=paused))
         self._schedule(0.0)
 
     def _schedule(self, delay: float) -> None:
@@ -145,20 +145,20 @@ class Gate:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    async def _wait_turn(self, place: object, stop: asyncio.Event) -> Passage:
+    async def _wait_turn(self, place: object, stop: asyncio.Event) -> Permit:
         while not self.is_open:
             if stop.is_set():
-                return Passage.STOPPED
+                return Permit.STOPPED
             remaining = self._retry_at - self._clock()
             first = next(iter(self._queue)) is place
             if first and not self._probing and remaining <= 0:
                 self._probing = True
-                return Passage.PROBE
+                return Permit.PROBE
             wait = max(remaining, 0.0 if first else _TURN_SECONDS)
             await self._wait_changed(stop, None if self._probing else wait)
-        return Passage.FREE
+        return Permit.FREE
 
     async def _wait_changed(self, stop: asyncio.Event, seconds: float | None) -> None:
         with contextlib.suppress(TimeoutError, StoppedError):
             async with asyncio.timeout(seconds):
-                await unless_stopped(stop, self._changed.wait())
+                await cancel_on_stop(stop, self._changed.wait())

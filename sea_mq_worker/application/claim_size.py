@@ -37,7 +37,7 @@ class ClaimSize:
         self.events, self.bytes = max(1, self.events // 2), max(1, self.bytes // 2)
 
 
-class Room:
+class MemoryBudget:
     """Bytes that all claims in hand share; first come, first served.
 
     Args:

@@ -5,10 +5,10 @@ import contextlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from sea_mq_worker.application.circuit_breaker import Gate
-from sea_mq_worker.application.retry_unavailable import patiently
-from sea_mq_worker.application.row_isolation import tell_refused
-from sea_mq_worker.application.waiting import StoppedError, pause
+from sea_mq_worker.application.circuit_breaker import CircuitBreaker
+from sea_mq_worker.application.retry_unavailable import call_when_available
+from sea_mq_worker.application.row_isolation import report_refused
+from sea_mq_worker.application.waiting import StoppedError, sleep_or_stop
 from sea_mq_worker.domain.errors import ContractError, RowsRefusedError
 from sea_mq_worker.domain.facts import LeasesReaped, Noticed, Progressed
 from sea_mq_worker.ports.observer import Observer
@@ -19,23 +19,23 @@ _SET_BACK = "the database's clock was set back since they were written; look at 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Periodic:
+class PeriodicTask:
     """Does ``work`` at once and then every ``seconds``; waits at the gate while the database is away."""
 
     work: Callable[[], Awaitable[None]]
-    store_gate: Gate
+    store_breaker: CircuitBreaker
     seconds: float
 
     async def run(self, stop: asyncio.Event) -> None:
         """Work until asked to stop."""
         with contextlib.suppress(StoppedError):
             while not stop.is_set():
-                await patiently(self.work, gate=self.store_gate, stop=stop)
-                await pause(stop, seconds=self.seconds)
+                await call_when_available(self.work, breaker=self.store_breaker, stop=stop)
+                await sleep_or_stop(stop, seconds=self.seconds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reaper:
+class LeaseReaper:
     """Ends the leases of workers that died or stalled, and waits that only a clock set back makes long."""
 
     outbox: OutboxRepository
@@ -46,7 +46,7 @@ class Reaper:
         try:
             reaped = await self.outbox.reap()
         except RowsRefusedError as error:
-            tell_refused(self.observer, "events whose leases ran out", error)
+            report_refused(self.observer, "events whose leases ran out", error)
             return
         if reaped.leases:
             self.observer.observe(LeasesReaped(count=reaped.leases))

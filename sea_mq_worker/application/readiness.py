@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from sea_mq_worker.application.circuit_breaker import Gate
-from sea_mq_worker.application.waiting import pause
+from sea_mq_worker.application.circuit_breaker import CircuitBreaker
+from sea_mq_worker.application.waiting import sleep_or_stop
 from sea_mq_worker.domain.errors import ContractError
 
 _LOOK_SECONDS = 1.0
@@ -18,13 +18,13 @@ SLOW_TYPES = "slow event types"
 class Readiness:
     """Collects reasons from everything that can be in the way; ready is: there is none."""
 
-    _gates: list[Gate] = field(default_factory=list)
+    _gates: list[CircuitBreaker] = field(default_factory=list)
     _checks: dict[str, Callable[[], str]] = field(default_factory=dict)
     _broken: dict[str, Callable[[], float]] = field(default_factory=dict)
 
-    def watch(self, *gates: Gate) -> None:
+    def watch(self, *breakers: CircuitBreaker) -> None:
         """A closed gate is a reason."""
-        self._gates += gates
+        self._gates += breakers
 
     def check(
         self, name: str, reason: Callable[[], str], *, broken_seconds: Callable[[], float] = lambda: 0.0
@@ -39,7 +39,7 @@ class Readiness:
     def reasons(self) -> Mapping[str, str]:
         """Return what is in the way, by name."""
         found = {name: reason() for name, reason in self._checks.items()}
-        found |= {gate.name: gate.reason for gate in self._gates}
+        found |= {breaker.name: breaker.reason for breaker in self._gates}
         return {name: reason for name, reason in found.items() if reason}
 
     async def give_up_after(self, seconds: float, stop: asyncio.Event) -> None:
@@ -50,8 +50,8 @@ class Readiness:
         """
         while not stop.is_set():
             broken = {name: ask() for name, ask in self._broken.items()}
-            broken |= {gate.name: gate.broken_seconds for gate in self._gates}
+            broken |= {breaker.name: breaker.broken_seconds for breaker in self._gates}
             for name in (name for name, so_long in broken.items() if so_long > seconds):
                 reason = self.reasons().get(name, "")
                 raise ContractError(f"{name}: {reason}; nobody has mended it for {seconds:g} s")
-            await pause(stop, seconds=_LOOK_SECONDS)
+            await sleep_or_stop(stop, seconds=_LOOK_SECONDS)

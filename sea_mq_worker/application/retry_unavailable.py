@@ -4,14 +4,16 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from sea_mq_worker.application.circuit_breaker import Gate, Passage
+from sea_mq_worker.application.circuit_breaker import CircuitBreaker, Permit
 from sea_mq_worker.application.waiting import StoppedError
 from sea_mq_worker.domain.errors import DependencyError, FinalError, RowsRefusedError
 
 _T = TypeVar("_T")
 
 
-async def patiently(call: Callable[[], Awaitable[_T]], *, gate: Gate, stop: asyncio.Event) -> _T:
+async def call_when_available(
+    call: Callable[[], Awaitable[_T]], *, breaker: CircuitBreaker, stop: asyncio.Event
+) -> _T:
     """Call until the dependency does it, waiting at its gate in between; the call must bear repeating.
 
     Raises:
@@ -19,21 +21,21 @@ async def patiently(call: Callable[[], Awaitable[_T]], *, gate: Gate, stop: asyn
         RowsRefusedError: PostgreSQL serves, and refuses a row.
         FinalError: waiting is of no use to this process.
     """
-    while await gate.enter(stop) is not Passage.STOPPED:
+    while await breaker.enter(stop) is not Permit.STOPPED:
         try:
             result = await call()
         except RowsRefusedError:
-            gate.resume()
+            breaker.resume()
             raise
         except FinalError:
-            gate.skip()
+            breaker.skip()
             raise
         except DependencyError as error:
-            gate.pause_for(error)
+            breaker.pause_for(error)
         except BaseException:
-            gate.skip()  # a probe that has learnt nothing must not keep the others from theirs
+            breaker.skip()  # a probe that has learnt nothing must not keep the others from theirs
             raise
         else:
-            gate.resume()
+            breaker.resume()
             return result
-    raise StoppedError(gate.reason)
+    raise StoppedError(breaker.reason)

@@ -16,7 +16,7 @@ _REFUSED_MAX = 16
 
 
 @dataclass(slots=True)
-class Piecewise(Generic[_R, _A]):
+class RowIsolator(Generic[_R, _A]):
     """Writes rows together, and by halves where one of them is refused.
 
     Attributes:
@@ -63,6 +63,6 @@ class Piecewise(Generic[_R, _A]):
             raise ContractError(str(error)) from error
 
 
-def tell_refused(observer: Observer, row: str, error: RowsRefusedError) -> None:
+def report_refused(observer: Observer, row: str, error: RowsRefusedError) -> None:
     """Tell an operator of a row that PostgreSQL refuses, by its kind and id."""
     observer.observe(Noticed(event="row_refused", text=f"{row}: {error}"))

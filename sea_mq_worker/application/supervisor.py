@@ -22,7 +22,7 @@ class ExitCode(IntEnum):
     GRACE_EXCEEDED = 5
 
 
-_CUT_OFF_SECONDS = 0.2
+_CANCEL_SECONDS = 0.2
 """How long a loop that was cut off may take to let go of what it holds."""
 
 Loop = Callable[[asyncio.Event], Awaitable[None]]
@@ -55,7 +55,7 @@ class Supervisor:
         for task in unfinished:
             task.cancel()
         if unfinished:
-            await asyncio.wait(unfinished, timeout=_CUT_OFF_SECONDS)
+            await asyncio.wait(unfinished, timeout=_CANCEL_SECONDS)
         names = tuple(sorted(task.get_name() for task in unfinished))
         code = self._exit_code(tasks - unfinished, names)
         self.observer.observe(WorkerStopped(name=self.name, unfinished=names))

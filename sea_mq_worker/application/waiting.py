@@ -5,7 +5,7 @@ import contextlib
 from collections.abc import Awaitable
 from typing import TypeVar
 
-AT_ONCE_SECONDS = 0.1
+IMMEDIATE_REDELIVERY_SECONDS = 0.1
 """Delay of a message that is given back because this worker stops: another may take it now."""
 
 _T = TypeVar("_T")
@@ -15,13 +15,13 @@ class StoppedError(Exception):
     """The worker was asked to stop while something was waited for."""
 
 
-async def pause(stop: asyncio.Event, *, seconds: float) -> None:
+async def sleep_or_stop(stop: asyncio.Event, *, seconds: float) -> None:
     """Wait, or return at once when asked to stop."""
     with contextlib.suppress(StoppedError):
-        await unless_stopped(stop, asyncio.sleep(seconds))
+        await cancel_on_stop(stop, asyncio.sleep(seconds))
 
 
-async def unless_stopped(stop: asyncio.Event, wait: Awaitable[_T]) -> _T:
+async def cancel_on_stop(stop: asyncio.Event, wait: Awaitable[_T]) -> _T:
     """Await ``wait``; what is not over when the worker is asked to stop is cancelled.
 
     Raises:

@@ -20,16 +20,23 @@ import asyncpg
 
 from sea_mq_worker.adapters.postgres.connection import WORKER_HINTS, fetch
 from sea_mq_worker.adapters.postgres.queries import load_queries
-from sea_mq_worker.adapters.postgres.schema.schema_owner import take_schema
-from sea_mq_worker.application.retry_unavailable import patiently
+from sea_mq_worker.adapters.postgres.schema.schema_owner import claim_schema
+from sea_mq_worker.application.retry_unavailable import call_when_available
 from sea_mq_worker.application.supervisor import ExitCode, Loop, Supervisor
-from sea_mq_worker.application.waiting import StoppedError, pause
-from sea_mq_worker.bootstrap.worker.context import Base
+from sea_mq_worker.application.waiting import StoppedError, sleep_or_stop
+from sea_mq_worker.bootstrap.worker.context import WorkerContext
 from sea_mq_worker.bootstrap.worker.outbound import outbound_loops
 from sea_mq_worker.connections.postgres import open_pool
-from sea_mq_worker.connections.startup_retry import wait_for
+from sea_mq_worker.connections.startup_retry import connect_with_retry
 from sea_mq_worker.domain.errors import ContractError, WorkerError
-from sea_mq_worker.domain.facts import BatchRelayed, EventBuried, Fact, GatePaused, GateResumed, Noticed
+from sea_mq_worker.domain.facts import (
+    BatchRelayed,
+    CircuitClosed,
+    CircuitOpened,
+    EventDied,
+    Fact,
+    Noticed,
+)
 from sea_mq_worker.operations.database import tables_pool
 from sea_mq_worker.settings import Settings
 from sea_mq_worker.telemetry.fanout import FanOut
@@ -48,7 +55,7 @@ _PROBE_MAX_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Backlog:
+class DrainBacklog:
     """Events that were due when a drain began and are still to be published.
 
     Attributes:
@@ -63,7 +70,7 @@ class Backlog:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
+class DrainShare:
     """What one relay did in its time; ``trouble`` is what it waited for when it ended, or empty."""
 
     published: int = 0
@@ -71,7 +78,7 @@ class Share:
     trouble: str = ""
 
 
-async def count_backlog(settings: Settings, *, since: datetime | None) -> Backlog:
+async def count_backlog(settings: Settings, *, since: datetime | None) -> DrainBacklog:
     """Count what is left of the backlog of a moment, None: of now.
 
     Raises:
@@ -80,8 +87,8 @@ async def count_backlog(settings: Settings, *, since: datetime | None) -> Backlo
     """
     patient = settings.model_copy(update={"database_timeout_seconds": _COUNT_SECONDS})
     async with tables_pool(patient, purpose="drain") as pool:
-        await take_schema(pool, settings.context)
-        return Backlog(**(await fetch(pool, _queries()["backlog"], since))[0])
+        await claim_schema(pool, settings.context)
+        return DrainBacklog(**(await fetch(pool, _queries()["backlog"], since))[0])
 
 
 async def is_backlog_left(settings: Settings, *, since: datetime | None) -> bool:
@@ -93,7 +100,7 @@ async def is_backlog_left(settings: Settings, *, since: datetime | None) -> bool
         await pool.close()
 
 
-async def relay_for(settings: Settings, *, seconds: float, since: datetime | None) -> Share:
+async def relay_for(settings: Settings, *, seconds: float, since: datetime | None) -> DrainShare:
     """Publish whatever is due until the time is over or nothing is left of the backlog of ``since``.
 
     Raises:
@@ -105,7 +112,7 @@ async def relay_for(settings: Settings, *, seconds: float, since: datetime | Non
     tally = _Tally()
     timer = asyncio.get_running_loop().call_later(seconds, stop.set)
     async with AsyncExitStack() as stack:
-        base = Base(
+        base = WorkerContext(
             settings=_impatient(settings),
             name=_own_name(),  # never the setting's: tasks side by side would share leases
             observer=FanOut([LogObserver(), tally]),
@@ -132,27 +139,29 @@ async def relay_for(settings: Settings, *, seconds: float, since: datetime | Non
     return tally.share()
 
 
-async def _end(base: Base, since: datetime | None) -> dict[str, Loop]:
+async def _end(base: WorkerContext, since: datetime | None) -> dict[str, Loop]:
     """Make the loop whose end ends the relay: it looks now and then whether anything is left."""
-    pool = await wait_for(
+    pool = await connect_with_retry(
         lambda: open_pool(base.settings, purpose="drain"),
         what="PostgreSQL",
         observer=base.observer,
         stop=base.stop,
     )
     base.stack.push_async_callback(pool.close)
-    gate = base.gate("drain database", cap_seconds=_PROBE_MAX_SECONDS)
+    breaker = base.breaker("drain database", cap_seconds=_PROBE_MAX_SECONDS)
 
     async def look(stop: asyncio.Event) -> None:
         while not stop.is_set():
             began = time.monotonic()
             try:
-                if not await patiently(lambda: _is_left(pool, base.settings, since), gate=gate, stop=stop):
+                if not await call_when_available(
+                    lambda: _is_left(pool, base.settings, since), breaker=breaker, stop=stop
+                ):
                     return
             except StoppedError:
                 return
             took = time.monotonic() - began
-            await pause(stop, seconds=max(_LOOK_SECONDS, _LOOK_SHARE * took))
+            await sleep_or_stop(stop, seconds=max(_LOOK_SECONDS, _LOOK_SHARE * took))
 
     return {"end of backlog": look}
 
@@ -197,16 +206,16 @@ class _Tally:
             case BatchRelayed(published=published) if published:
                 self._published += published
                 self.trouble = ""
-            case EventBuried():
+            case EventDied():
                 self._dead += 1
-            case GatePaused(gate=gate, reason=reason):
-                self.trouble = f"{gate}: {reason}"
-            case GateResumed():
+            case CircuitOpened(circuit=breaker, reason=reason):
+                self.trouble = f"{breaker}: {reason}"
+            case CircuitClosed():
                 self.trouble = ""
             case Noticed(text=text):
                 self.trouble = text
             case _:
                 pass
 
-    def share(self) -> Share:
-        return Share(published=self._published, dead=self._dead, trouble=self.trouble)
+    def share(self) -> DrainShare:
+        return DrainShare(published=self._published, dead=self._dead, trouble=self.trouble)

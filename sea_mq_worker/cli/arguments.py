@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 _AGE = re.compile(r"(\d{1,6})([smhd])")
-FEW = 10
+CONFIRM_ABOVE = 10
 """So many are changed without a question, and told one by one."""
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
@@ -63,4 +63,4 @@ SinceOption = Annotated[
 UntilOption = Annotated[
     datetime | None, typer.Option("--until", parser=moment, metavar="TIME", help="Before this time.")
 ]
-YesOption = Annotated[bool, typer.Option("--yes", help=f"Do not ask, with more than {FEW}.")]
+YesOption = Annotated[bool, typer.Option("--yes", help=f"Do not ask, with more than {CONFIRM_ABOVE}.")]

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from sea_mq_worker.cli.arguments import LimitOption, SinceOption, UntilOption
-from sea_mq_worker.cli.support import JsonOption, ask, print_page
+from sea_mq_worker.cli.support import JsonOption, print_page, query_database
 from sea_mq_worker.domain.read_models import AuditFilter
 
 _COLUMNS = ("id", "at", "actor", "action", "outcome", "affected", "reason", "selection")
@@ -34,7 +34,7 @@ def audit(
     An outcome is done, refused, failed, or open while it is under way; what was cut short stays open.
     """
     which = AuditFilter(actor_like=actor, action=action, since=since, until=until, before_id=after)
-    found = ask(lambda tables: tables.audit(which, limit=limit))
+    found = query_database(lambda tables: tables.audit(which, limit=limit))
     print_page(
         found, _COLUMNS, json=json, empty="no actions", more=found[-1].id if len(found) == limit else None
     )

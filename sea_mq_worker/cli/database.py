@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sea_mq_worker.cli.support import EXIT_USAGE, JsonOption, act, fail, print_json, print_table
+from sea_mq_worker.cli.support import EXIT_USAGE, JsonOption, abort, print_json, print_table, run_command
 from sea_mq_worker.domain.read_models import Depth
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def migrate(
             typer.echo(f"applied {name}")
         typer.echo(f"schema {settings.database_schema} is up to date")
 
-    act(work, needs=("database_url",))
+    run_command(work, needs=("database_url",))
 
 
 def _tell_plan(plan: "Plan") -> None:
@@ -92,7 +92,7 @@ def depth(
         from sea_mq_worker.operations.database import operations
 
         if context not in {"", settings.context}:
-            fail(
+            abort(
                 f"--context {context}: these settings are for {settings.context}, each has tables of its "
                 f"own; set SEA_MQ_CONTEXT, SEA_MQ_DATABASE_URL and SEA_MQ_DATABASE_SCHEMA for it",
                 EXIT_USAGE,
@@ -118,7 +118,7 @@ def depth(
         for text in unseen:
             typer.echo(f"not counted: {text}", err=True)
 
-    act(work, needs=("database_url",))
+    run_command(work, needs=("database_url",))
 
 
 async def _to_deliver(settings: "Settings") -> tuple[Sequence[ToDeliver], Sequence[str]]:

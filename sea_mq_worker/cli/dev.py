@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from sea_mq_worker.cli.support import EXIT_FAILED, EXIT_USAGE, fail
+from sea_mq_worker.cli.support import EXIT_FAILED, EXIT_USAGE, abort
 
 
 def dev(
@@ -35,7 +35,7 @@ def dev(
     try:
         temporary = tempfile.TemporaryDirectory(prefix="sea_mq_worker-", ignore_cleanup_errors=True)
     except OSError as error:
-        fail(f"there is no temporary folder ({error.strerror}): give one by --folder", EXIT_USAGE)
+        abort(f"there is no temporary folder ({error.strerror}): give one by --folder", EXIT_USAGE)
     with temporary as name:
         raise typer.Exit(_perform(command or [], Path(name), events=events, leave=leave))
 
@@ -45,16 +45,16 @@ def _perform(command: list[str], folder: Path, *, events: int, leave: bool) -> i
     import asyncio
 
     from sea_mq_worker.cli.demo.command import CommandStartError, check_command
-    from sea_mq_worker.cli.demo.run import perform, perform_for
+    from sea_mq_worker.cli.demo.run import run_demo, run_demo_for
     from sea_mq_worker.embedded import ServerStartError
 
     try:
         if not command:
-            return 0 if asyncio.run(perform(folder, events=events, leave=leave)) else EXIT_FAILED
+            return 0 if asyncio.run(run_demo(folder, events=events, leave=leave)) else EXIT_FAILED
         check_command(command)
-        code = asyncio.run(perform_for(command, folder, events=events))
+        code = asyncio.run(run_demo_for(command, folder, events=events))
     except CommandStartError as error:
-        fail(str(error), EXIT_USAGE)
+        abort(str(error), EXIT_USAGE)
     except ServerStartError as error:
-        fail(str(error), EXIT_FAILED)
+        abort(str(error), EXIT_FAILED)
     return EXIT_FAILED if code is None else code

@@ -16,7 +16,15 @@ from sea_mq_worker.cli.filters import (
     TypeOption,
     event_filter,
 )
-from sea_mq_worker.cli.support import EXIT_FAILED, EXIT_USAGE, JsonOption, act, confirm, fail, print_json
+from sea_mq_worker.cli.support import (
+    EXIT_FAILED,
+    EXIT_USAGE,
+    JsonOption,
+    abort,
+    confirm,
+    print_json,
+    run_command,
+)
 from sea_mq_worker.domain.events import EventState
 from sea_mq_worker.domain.read_models import OutboxFilter
 
@@ -27,7 +35,7 @@ _CHOICES = "ids, or --type, --key, --aggregate, --correlation, --since, --until,
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Discarded:
+class DiscardOutput:
     """The answer: how many events match, and the ids of those that are deleted."""
 
     matched: int
@@ -59,25 +67,25 @@ def discard(
     """
     which = event_filter((EventState.DEAD,), type_, key, aggregate, correlation, since, until, error)
     if not any((ids, type_, key, aggregate, correlation, since, until, error)):
-        fail(f"say which events: {_CHOICES}", EXIT_USAGE)
+        abort(f"say which events: {_CHOICES}", EXIT_USAGE)
     which = replace(which, ids=tuple(ids) if ids else None)
 
-    async def work(settings: "Settings") -> Discarded:
+    async def work(settings: "Settings") -> DiscardOutput:
         chosen = await _chosen(settings, which, cap)
         if dry_run or not chosen:
-            return Discarded(matched=len(chosen), discarded=(), dry_run=dry_run)
+            return DiscardOutput(matched=len(chosen), discarded=(), dry_run=dry_run)
         confirm(len(chosen), "events will be deleted for good", yes=yes)
         from sea_mq_worker.operations.database import operations
 
         async with operations(settings) as tables:
             gone = await tables.discard(chosen, selection=which, actor=actor, reason=reason)
-        return Discarded(matched=len(chosen), discarded=sorted(map(str, gone)), dry_run=False)
+        return DiscardOutput(matched=len(chosen), discarded=sorted(map(str, gone)), dry_run=False)
 
-    result = act(work, needs=("database_url",))
+    result = run_command(work, needs=("database_url",))
     _tell(result, json=json)
     left = len(set(ids or ())) - result.matched
     if left > 0:
-        fail(f"not there, or not DEAD: {left} of those named", EXIT_FAILED)
+        abort(f"not there, or not DEAD: {left} of those named", EXIT_FAILED)
 
 
 async def _chosen(settings: "Settings", which: OutboxFilter, cap: int) -> list[UUID]:
@@ -87,11 +95,11 @@ async def _chosen(settings: "Settings", which: OutboxFilter, cap: int) -> list[U
     async with replays(settings) as tables:
         chosen = [one.id for one in await tables.choose(which, limit=cap + 1)]
     if len(chosen) > cap:
-        fail(f"more than {cap} events match; narrow the filters, or raise --cap", EXIT_USAGE)
+        abort(f"more than {cap} events match; narrow the filters, or raise --cap", EXIT_USAGE)
     return chosen
 
 
-def _tell(result: Discarded, *, json: bool) -> None:
+def _tell(result: DiscardOutput, *, json: bool) -> None:
     if json:
         print_json(result)
     elif result.dry_run:

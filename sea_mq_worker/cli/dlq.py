@@ -19,12 +19,12 @@ from sea_mq_worker.cli.summary import GroupsOption, tell_groups
 from sea_mq_worker.cli.support import (
     EXIT_FAILED,
     JsonOption,
-    act,
-    fail,
+    abort,
+    echo_safe,
     print_fields,
     print_json,
     print_table,
-    say,
+    run_command,
 )
 from sea_mq_worker.domain.dead_letters import Reason
 
@@ -72,9 +72,9 @@ def list_(
             rows = [[getattr(entry, column) for column in _COLUMNS] for entry in found]
             print_table(_COLUMNS, rows, empty="no dead letters")
         if len(found) == limit:
-            say(f"perhaps more: --after {found[-1].seq}", err=True)
+            echo_safe(f"perhaps more: --after {found[-1].seq}", err=True)
 
-    act(work, needs=("nats_url",))
+    run_command(work, needs=("nats_url",))
 
 
 @app.command("summary")
@@ -90,13 +90,13 @@ def summary(
 
     async def work(settings: "Settings") -> None:
         from sea_mq_worker.operations.broker import dead_letters
-        from sea_mq_worker.operations.dead_letters import letter_groups
+        from sea_mq_worker.operations.dead_letters import dead_letter_groups
 
         async with dead_letters(settings) as stream:
-            read, found = await letter_groups(stream, which, read_max=_READ_MAX, groups_max=groups)
+            read, found = await dead_letter_groups(stream, which, read_max=_READ_MAX, groups_max=groups)
         tell_groups(found, read, what="dead letters", json=json, read_max=_READ_MAX)
 
-    act(work, needs=("nats_url",))
+    run_command(work, needs=("nats_url",))
 
 
 @app.command("show")
@@ -111,10 +111,10 @@ def show(seq: Annotated[int, typer.Argument(min=1, metavar="SEQ")], json: JsonOp
             try:
                 entry = await stream.show(seq)
             except ContractError as error:
-                fail(f"{error}; `sea-mq-worker dlq list` shows which are", EXIT_FAILED)
+                abort(f"{error}; `sea-mq-worker dlq list` shows which are", EXIT_FAILED)
         (print_json if json else print_fields)(asdict(entry) | _readable(entry.payload))
 
-    act(work, needs=("nats_url",))
+    run_command(work, needs=("nats_url",))
 
 
 def _readable(payload: bytes) -> dict[str, Any]:

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sea_mq_worker.cli.support import EXIT_FAILED, JsonOption, act, print_json, say
+from sea_mq_worker.cli.support import EXIT_FAILED, JsonOption, echo_safe, print_json, run_command
 
 if TYPE_CHECKING:
-    from sea_mq_worker.doctor import Checkup, Finding
+    from sea_mq_worker.doctor import Examination, Finding
     from sea_mq_worker.settings import Settings
 
 
@@ -27,12 +27,12 @@ def doctor(
         if json:
             print_json([asdict(finding) for finding in findings])
         else:
-            say("\n\n".join([*map(_text, findings), _sum(checkup)]))
+            echo_safe("\n\n".join([*map(_text, findings), _sum(checkup)]))
         failing = {Severity.ERROR, Severity.WARNING} if strict else {Severity.ERROR}
         if any(finding.severity in failing for finding in findings):
             raise typer.Exit(EXIT_FAILED)
 
-    act(work, needs=("database_url", "nats_url"))
+    run_command(work, needs=("database_url", "nats_url"))
 
 
 def _text(finding: "Finding") -> str:
@@ -45,7 +45,7 @@ def _text(finding: "Finding") -> str:
     return "\n".join(lines)
 
 
-def _sum(checkup: "Checkup") -> str:
+def _sum(checkup: "Examination") -> str:
     """Tell how it stands, and what that is worth: what could not be looked at may be wrong, too."""
     counts = Counter(str(finding.severity) for finding in checkup.findings)
     wrong = [f"{n} {word}{'s' * (n > 1)}" for word in ("error", "warning") if (n := counts[word])]

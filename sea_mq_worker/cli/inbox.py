@@ -15,13 +15,13 @@ from sea_mq_worker.cli.summary import GroupsOption, print_groups
 from sea_mq_worker.cli.support import (
     EXIT_FAILED,
     JsonOption,
-    act,
-    ask,
-    fail,
+    abort,
+    echo_safe,
     print_fields,
     print_json,
-    say,
-    tell_ended,
+    print_result,
+    query_database,
+    run_command,
 )
 from sea_mq_worker.domain.read_models import InboxFilter, InboxState
 
@@ -90,7 +90,7 @@ def list_(
         before_id=after,
         limit=limit,
     )
-    page = ask(lambda tables: tables.inbox_page(which, read_max=read or None), too_long=_TOO_LONG)
+    page = query_database(lambda tables: tables.inbox_page(which, read_max=read or None), too_long=_TOO_LONG)
     print_list(page, _COLUMNS, what="messages", json=json)
 
 
@@ -107,9 +107,9 @@ def summary(groups: GroupsOption = 5, json: JsonOption = False) -> None:
 @app.command("show")
 def show(message_id: Annotated[UUID, typer.Argument(metavar="ID")], json: JsonOption = False) -> None:
     """Show what is known of one message; the inbox keeps no payload."""
-    message = ask(lambda tables: tables.show_inbox(message_id))
+    message = query_database(lambda tables: tables.show_inbox(message_id))
     if message is None:
-        fail(f"message {message_id} was never received, or is pruned", EXIT_FAILED)
+        abort(f"message {message_id} was never received, or is pruned", EXIT_FAILED)
     (print_json if json else print_fields)(asdict(message))
 
 
@@ -132,9 +132,9 @@ def close(
             closed = await tables.close(ids, actor=actor, reason=reason)
         left_is = "not WAITING: unknown, ended, or in a worker's hands just now; see `sea-mq-worker where`"
         output = (lambda ended, left: Closed(closed=ended, left=left)) if json else None
-        tell_ended(closed, ids, word="closed", left_is=left_is, output=output)
+        print_result(closed, ids, word="closed", left_is=left_is, output=output)
 
-    act(work, needs=("database_url",))
+    run_command(work, needs=("database_url",))
 
 
 @app.command("resume")
@@ -155,6 +155,6 @@ def resume(
         if json:
             print_json(Resumed(action=action, event_type=type_))
         else:
-            say(f"{type_ or 'every slow event type'} goes on at full speed within seconds")
+            echo_safe(f"{type_ or 'every slow event type'} goes on at full speed within seconds")
 
-    act(work, needs=("database_url",))
+    run_command(work, needs=("database_url",))

@@ -23,12 +23,12 @@ from sea_mq_worker.cli.summary import GroupsOption, print_groups
 from sea_mq_worker.cli.support import (
     EXIT_FAILED,
     JsonOption,
-    act,
-    ask,
-    fail,
+    abort,
     print_fields,
     print_json,
-    tell_ended,
+    print_result,
+    query_database,
+    run_command,
 )
 from sea_mq_worker.domain.events import EventState
 
@@ -53,7 +53,7 @@ _TOO_LONG = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Buried:
+class MarkedDead:
     """The answer of `bury`: which were ended, and which were not PENDING."""
 
     buried: Sequence[str]
@@ -90,7 +90,7 @@ def list_(
     which = event_filter(states, type_, key, aggregate, correlation, since, until, error)
     which = replace(which, before_id=after, limit=limit)
     too_long = _TOO_LONG if EventState.PUBLISHED in states else _TOO_MANY
-    page = ask(lambda tables: tables.outbox_page(which, read_max=read or None), too_long=too_long)
+    page = query_database(lambda tables: tables.outbox_page(which, read_max=read or None), too_long=too_long)
     print_list(page, _COLUMNS, what="events", json=json)
 
 
@@ -107,9 +107,9 @@ def summary(groups: GroupsOption = 5, json: JsonOption = False) -> None:
 @app.command("show")
 def show(event_id: Annotated[UUID, typer.Argument(metavar="ID")], json: JsonOption = False) -> None:
     """Show all of one event, its payload too."""
-    event = ask(lambda tables: tables.show_outbox(event_id))
+    event = query_database(lambda tables: tables.show_outbox(event_id))
     if event is None:
-        fail(f"there is no event {event_id}; `sea-mq-worker outbox list` shows which are", EXIT_FAILED)
+        abort(f"there is no event {event_id}; `sea-mq-worker outbox list` shows which are", EXIT_FAILED)
     (print_json if json else print_fields)(asdict(event))
 
 
@@ -128,7 +128,7 @@ def bury(
         async with operations(settings) as tables:
             buried = await tables.bury(ids, actor=actor, reason=reason)
         left_is = "not PENDING, or in a relay's hands just now; see `sea-mq-worker outbox show`"
-        output = (lambda ended, left: Buried(buried=ended, left=left)) if json else None
-        tell_ended(buried, ids, word="buried", left_is=left_is, output=output)
+        output = (lambda ended, left: MarkedDead(buried=ended, left=left)) if json else None
+        print_result(buried, ids, word="buried", left_is=left_is, output=output)
 
-    act(work, needs=("database_url",))
+    run_command(work, needs=("database_url",))

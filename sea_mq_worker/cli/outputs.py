@@ -9,9 +9,9 @@ from sea_mq_worker.adapters.nats.manage.dead_letters import DeadLetterSummary
 from sea_mq_worker.adapters.nats.manage.topology import Difference
 from sea_mq_worker.adapters.postgres.schema.partitions import Partition
 from sea_mq_worker.cli.database import Depths
-from sea_mq_worker.cli.discard import Discarded
+from sea_mq_worker.cli.discard import DiscardOutput
 from sea_mq_worker.cli.inbox import Closed, Resumed
-from sea_mq_worker.cli.outbox import Buried
+from sea_mq_worker.cli.outbox import MarkedDead
 from sea_mq_worker.cli.prune import Pruned, WouldPrune
 from sea_mq_worker.cli.redrive import Counted
 from sea_mq_worker.cli.replay import Replayed
@@ -19,8 +19,8 @@ from sea_mq_worker.cli.summary import Summary
 from sea_mq_worker.doctor import Finding
 from sea_mq_worker.domain.read_models import InboxRecord, OperatorAction, OutboxDetail, OutboxSummary
 from sea_mq_worker.operations.broker import Applied
-from sea_mq_worker.operations.dead_letters import Outcome
-from sea_mq_worker.operations.lookup_report import Whereabouts
+from sea_mq_worker.operations.dead_letters import DeadLetterOutcome
+from sea_mq_worker.operations.lookup_report import LookupReport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class ShownLetter(DeadLetterSummary):
 
 OUTPUTS: Mapping[str, object] = MappingProxyType(
     {
-        "where": Whereabouts,
+        "where": LookupReport,
         "depth": Depths,
         "doctor": list[Finding],
         "streams check": list[Difference],
@@ -43,8 +43,8 @@ OUTPUTS: Mapping[str, object] = MappingProxyType(
         "outbox summary": Summary,
         "outbox show": OutboxDetail,
         "outbox replay": Replayed,
-        "outbox bury": Buried,
-        "outbox discard": Discarded,
+        "outbox bury": MarkedDead,
+        "outbox discard": DiscardOutput,
         "inbox list": list[InboxRecord],
         "inbox summary": Summary,
         "inbox show": InboxRecord,
@@ -53,8 +53,8 @@ OUTPUTS: Mapping[str, object] = MappingProxyType(
         "dlq list": list[DeadLetterSummary],
         "dlq summary": Summary,
         "dlq show": ShownLetter,
-        "dlq redrive": list[Outcome] | Counted,
-        "dlq purge": list[Outcome] | Counted,
+        "dlq redrive": list[DeadLetterOutcome] | Counted,
+        "dlq purge": list[DeadLetterOutcome] | Counted,
         "partitions list": list[Partition],
         "prune": Pruned | WouldPrune,
         "audit": list[OperatorAction],

@@ -7,7 +7,7 @@ from uuid import UUID
 import typer
 
 from sea_mq_worker.adapters.postgres.operator.pagination import Page
-from sea_mq_worker.cli.support import print_page, say
+from sea_mq_worker.cli.support import echo_safe, print_page
 from sea_mq_worker.cli.table_format import cell
 
 AfterOption = Annotated[
@@ -25,4 +25,4 @@ def print_list(page: Page[Any], columns: Sequence[str], *, what: str, json: bool
         return
     print_page(page.rows, columns, json=json, empty=f"none of {page.read} {what}")
     reached = f"looked at {page.read} {what}, back to {cell(page.reached)}"
-    say(f"{reached}: --after {page.goes_on} goes on, --read looks at more", err=True)
+    echo_safe(f"{reached}: --after {page.goes_on} goes on, --read looks at more", err=True)

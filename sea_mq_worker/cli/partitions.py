@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sea_mq_worker.cli.arguments import ActorOption, ReasonOption
-from sea_mq_worker.cli.support import JsonOption, act, print_page
+from sea_mq_worker.cli.support import JsonOption, print_page, run_command
 
 if TYPE_CHECKING:
     from sea_mq_worker.settings import Settings
@@ -29,16 +29,16 @@ def enable(
 
     async def work(settings: "Settings") -> None:
         from sea_mq_worker.adapters.postgres.schema.partitions import partitioning_script
-        from sea_mq_worker.operations.database import divide_outbox
+        from sea_mq_worker.operations.database import enable_partitions
 
         if dry_run:
             typer.echo(partitioning_script())
-        elif await divide_outbox(settings, actor=actor, reason=reason):
+        elif await enable_partitions(settings, actor=actor, reason=reason):
             typer.echo("the outbox is in partitions now; `partitions list` shows them")
         else:
             typer.echo("the outbox is in partitions already")
 
-    act(work, needs=("database_url",))
+    run_command(work, needs=("database_url",))
 
 
 @app.command("list")
@@ -51,4 +51,4 @@ def list_(json: JsonOption = False) -> None:
         async with partitions(settings) as outbox:
             print_page(await outbox.all(), _COLUMNS, json=json, empty="")
 
-    act(work, needs=("database_url",))
+    run_command(work, needs=("database_url",))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sea_mq_worker.cli.arguments import ActorOption, ReasonOption, moment
-from sea_mq_worker.cli.support import EXIT_USAGE, JsonOption, act, fail, print_json
+from sea_mq_worker.cli.support import EXIT_USAGE, JsonOption, abort, print_json, run_command
 from sea_mq_worker.domain.read_models import DroppedPartition, KeptPartition, Prunable, PruneResult
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _COUNT_SECONDS_MAX = 30.0
 
 
-class Side(StrEnum):
+class PrunedTable(StrEnum):
     """A side of the worker."""
 
     OUTBOX = "outbox"
@@ -33,7 +33,7 @@ class Side(StrEnum):
 BeforeOption = Annotated[
     datetime, typer.Option("--before", parser=moment, metavar="TIME", help="ISO 8601, or an age: 30d.")
 ]
-SideOption = Annotated[Side | None, typer.Option("--side", help="Only this side.")]
+SideOption = Annotated[PrunedTable | None, typer.Option("--side", help="Only this side.")]
 DeliverableOption = Annotated[
     bool, typer.Option("--deliverable", help="Inbox rows too whose message a stream can still deliver.")
 ]
@@ -46,7 +46,7 @@ class Pruned:
     """The answer: how many rows of each side are gone, and in which whole partitions some of them."""
 
     before: datetime
-    deleted: Mapping[Side, int]
+    deleted: Mapping[PrunedTable, int]
     dropped: Sequence[DroppedPartition]
 
 
@@ -55,7 +55,7 @@ class WouldPrune:
     """The answer of a dry run."""
 
     before: datetime
-    would_delete: Mapping[Side, Prunable]
+    would_delete: Mapping[PrunedTable, Prunable]
 
 
 def prune(
@@ -79,15 +79,16 @@ def prune(
     async def work(settings: "Settings") -> None:
         from sea_mq_worker.operations.database import operations
 
-        counted: dict[Side, Prunable] = {}
-        results: dict[Side, PruneResult] = {}
+        counted: dict[PrunedTable, Prunable] = {}
+        results: dict[PrunedTable, PruneResult] = {}
         async with operations(settings) as tables:
-            prunes: Mapping[Side, Callable[..., Awaitable[PruneResult]]] = {
-                Side.OUTBOX: partial(tables.prune_outbox, on_partition=_tell_partition),
-                Side.INBOX: tables.prune_inbox,
+            prunes: Mapping[PrunedTable, Callable[..., Awaitable[PruneResult]]] = {
+                PrunedTable.OUTBOX: partial(tables.prune_outbox, on_partition=_tell_partition),
+                PrunedTable.INBOX: tables.prune_inbox,
             }
-            for one in [side] if side else Side:
-                until = before if one is Side.OUTBOX or deliverable else await _forgotten(settings, before)
+            for one in [side] if side else PrunedTable:
+                as_given = one is PrunedTable.OUTBOX or deliverable
+                until = before if as_given else await _forgotten(settings, before)
                 with _watched(one) as tell:
                     if dry_run:
                         counted[one] = await tables.count_prunable(
@@ -102,7 +103,7 @@ def prune(
         else:
             _tell_pruned(before, results, json=json)
 
-    act(work, needs=("database_url",))
+    run_command(work, needs=("database_url",))
 
 
 def _for(seconds: float) -> Callable[[], bool]:
@@ -110,7 +111,7 @@ def _for(seconds: float) -> Callable[[], bool]:
     return lambda: time.monotonic() < end
 
 
-def _tell_counts(before: datetime, counted: "Mapping[Side, Prunable]", *, json: bool) -> None:
+def _tell_counts(before: datetime, counted: "Mapping[PrunedTable, Prunable]", *, json: bool) -> None:
     if json:
         print_json(WouldPrune(before=before, would_delete=counted))
         return
@@ -120,7 +121,7 @@ def _tell_counts(before: datetime, counted: "Mapping[Side, Prunable]", *, json: 
         typer.echo(f"{side}: would delete {one.count}{whole}{part}")
 
 
-def _tell_pruned(before: datetime, results: Mapping[Side, PruneResult], *, json: bool) -> None:
+def _tell_pruned(before: datetime, results: Mapping[PrunedTable, PruneResult], *, json: bool) -> None:
     deleted = {side: one.deleted for side, one in results.items()}
     dropped = [partition for one in results.values() for partition in one.dropped]
     if json:
@@ -144,7 +145,7 @@ def _tell_partition(told: DroppedPartition | KeptPartition) -> None:
 
 
 @contextmanager
-def _watched(side: Side) -> "Iterator[OnProgress]":
+def _watched(side: PrunedTable) -> "Iterator[OnProgress]":
     """Show progress where it is in nobody's way: a bar to people, ten lines to a log."""
     seen = 0
     with typer.progressbar(length=100, label=side, file=sys.stderr, hidden=not sys.stderr.isatty()) as bar:
@@ -162,17 +163,17 @@ def _watched(side: Side) -> "Iterator[OnProgress]":
 
 async def _forgotten(settings: "Settings", before: datetime) -> datetime:
     """Return up to when no consumed stream has a message any more, at most ``before``."""
-    from sea_mq_worker.operations.retention import deliverable
+    from sea_mq_worker.operations.retention import oldest_deliverable
 
     if not settings.consumers:
         return before
     if not settings.nats_url.get_secret_value():
-        fail(
+        abort(
             "SEA_MQ_NATS_URL: is required to ask what the consumed streams can still deliver; "
             "--deliverable does not ask",
             EXIT_USAGE,
         )
-    kept = await deliverable(settings)
+    kept = await oldest_deliverable(settings)
     if kept is None or before <= kept.since:
         return before
     typer.echo(

@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sea_mq_worker.cli.arguments import FEW, ActorOption, ReasonOption, SinceOption, UntilOption, YesOption
+from sea_mq_worker.cli.arguments import (
+    CONFIRM_ABOVE,
+    ActorOption,
+    ReasonOption,
+    SinceOption,
+    UntilOption,
+    YesOption,
+)
 from sea_mq_worker.cli.filters import (
     ConsumerOption,
     DetailOption,
@@ -18,18 +25,18 @@ from sea_mq_worker.cli.support import (
     EXIT_FAILED,
     EXIT_USAGE,
     JsonOption,
-    act,
+    abort,
     confirm,
-    fail,
+    echo_safe,
     print_json,
     progress,
-    say,
+    run_command,
 )
 from sea_mq_worker.domain.dead_letters import Reason
 
 if TYPE_CHECKING:
     from sea_mq_worker.adapters.nats.manage.dead_letters import LetterFilter
-    from sea_mq_worker.operations.dead_letters import Outcome
+    from sea_mq_worker.operations.dead_letters import DeadLetterOutcome
     from sea_mq_worker.settings import Settings
 
 SeqsArgument = Annotated[list[int] | None, typer.Argument(min=1, metavar="[SEQ]...")]
@@ -84,7 +91,7 @@ def redrive(
         async with redriver(settings) as again:
             await _each(chosen, lambda seq: again.redrive(seq, actor=actor, reason=reason), json=json)
 
-    act(work, needs=("database_url", "nats_url", "handler_url"))
+    run_command(work, needs=("database_url", "nats_url", "handler_url"))
 
 
 def purge(
@@ -123,7 +130,7 @@ def purge(
         ):
             await _each(chosen, delete, json=json)
 
-    act(work, needs=("database_url", "nats_url"))
+    run_command(work, needs=("database_url", "nats_url"))
 
 
 async def _chosen(
@@ -135,7 +142,7 @@ async def _chosen(
 
     filtered = which != LetterFilter()
     if bool(seqs) + filtered + every != 1:
-        fail(
+        abort(
             "say which dead letters: sequences, or --dlq-reason, --type, --subject, --consumer, --since, "
             "--until, --error, or --all",
             EXIT_USAGE,
@@ -145,15 +152,17 @@ async def _chosen(
     async with dead_letters(settings) as letters:
         found = [entry.seq async for entry in letters.walk(which, limit=cap + 1)]
     if len(found) > cap:
-        fail(f"more than {cap} dead letters match; narrow the filters, or raise --cap", EXIT_USAGE)
+        abort(f"more than {cap} dead letters match; narrow the filters, or raise --cap", EXIT_USAGE)
     return found
 
 
-async def _each(seqs: Sequence[int], do: "Callable[[int], Awaitable[Outcome]]", *, json: bool) -> None:
+async def _each(
+    seqs: Sequence[int], do: "Callable[[int], Awaitable[DeadLetterOutcome]]", *, json: bool
+) -> None:
     """Do it to one after the other; tell each, or only those that stay where they are many."""
     from sea_mq_worker.domain.errors import UnavailableError
 
-    outcomes: list[Outcome] = []
+    outcomes: list[DeadLetterOutcome] = []
     in_a_row = 0
     with progress("dead letters", len(seqs)) as step:
         for seq in seqs:
@@ -161,28 +170,28 @@ async def _each(seqs: Sequence[int], do: "Callable[[int], Awaitable[Outcome]]", 
                 outcome = await do(seq)
             except UnavailableError as error:
                 done = sum(outcome.done for outcome in outcomes)
-                fail(f"{error}; {done} of {len(seqs)} are done, the same command goes on", EXIT_FAILED)
+                abort(f"{error}; {done} of {len(seqs)} are done, the same command goes on", EXIT_FAILED)
             outcomes.append(outcome)
             in_a_row = 0 if outcome.done else in_a_row + 1
-            if not json and not (outcome.done and len(seqs) > FEW):
-                say(f"{outcome.seq}: {'done' if outcome.done else 'failed'}: {outcome.text}")
+            if not json and not (outcome.done and len(seqs) > CONFIRM_ABOVE):
+                echo_safe(f"{outcome.seq}: {'done' if outcome.done else 'failed'}: {outcome.text}")
             step(1)
-            if in_a_row == FEW and len(seqs) > FEW:
+            if in_a_row == CONFIRM_ABOVE and len(seqs) > CONFIRM_ABOVE:
                 break
     if json:
         print_json([asdict(outcome) for outcome in outcomes])
     _end(outcomes, len(seqs), json=json)
 
 
-def _end(outcomes: "Sequence[Outcome]", asked: int, *, json: bool) -> None:
+def _end(outcomes: "Sequence[DeadLetterOutcome]", asked: int, *, json: bool) -> None:
     done = sum(outcome.done for outcome in outcomes)
     if not asked and not json:
-        say("no dead letter matches")
-    if asked > FEW and not json:
-        say(f"done {done} of {asked}, {len(outcomes) - done} failed and stay")
+        echo_safe("no dead letter matches")
+    if asked > CONFIRM_ABOVE and not json:
+        echo_safe(f"done {done} of {asked}, {len(outcomes) - done} failed and stay")
     if len(outcomes) < asked:
-        fail(
-            f"stopped after {FEW} failures in a row: mend what they say, then the same command goes on",
+        abort(
+            f"stopped after {CONFIRM_ABOVE} failures in a row: fix their errors and run this command again",
             EXIT_FAILED,
         )
     if done < len(outcomes):

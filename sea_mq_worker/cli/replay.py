@@ -17,7 +17,15 @@ from sea_mq_worker.cli.filters import (
     TypeOption,
     event_filter,
 )
-from sea_mq_worker.cli.support import EXIT_FAILED, EXIT_USAGE, JsonOption, act, confirm, fail, print_json
+from sea_mq_worker.cli.support import (
+    EXIT_FAILED,
+    EXIT_USAGE,
+    JsonOption,
+    abort,
+    confirm,
+    print_json,
+    run_command,
+)
 from sea_mq_worker.domain.events import EventState
 from sea_mq_worker.domain.read_models import OutboxFilter, ReplayResult, ReplayStep
 
@@ -47,7 +55,7 @@ DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only count.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Order:
+class ReplayRequest:
     """What was asked for."""
 
     which: OutboxFilter
@@ -98,18 +106,18 @@ def replay(
     which = event_filter(_replayable(state), type_, key, aggregate, correlation, since, until, error)
     chosen_by = any((ids, state, type_, key, aggregate, correlation, since, until, error))
     _check_choice(chosen_by=chosen_by, resume=resume, reason=reason)
-    order = _Order(
+    order = ReplayRequest(
         which=replace(which, ids=tuple(ids) if ids else None), actor=actor, reason=reason, resume=resume,
         cap=cap, per_second=rate, ahead=ahead, dry_run=dry_run, yes=yes,
     )  # fmt: skip
-    result = act(lambda settings: _carry_out(order, settings), needs=("database_url",))
+    result = run_command(lambda settings: _carry_out(order, settings), needs=("database_url",))
     _tell(result, dry_run=dry_run, json=json)
     left = len(set(ids or ())) - result.matched
     if left > 0:
-        fail(f"not there, or neither PUBLISHED nor DEAD: {left} of those named", EXIT_FAILED)
+        abort(f"not there, or neither PUBLISHED nor DEAD: {left} of those named", EXIT_FAILED)
 
 
-async def _carry_out(order: _Order, settings: "Settings") -> ReplayResult:
+async def _carry_out(order: ReplayRequest, settings: "Settings") -> ReplayResult:
     """Count first, so that a slip of the filters is seen before it has an effect."""
     from sea_mq_worker.operations.database import replays
 
@@ -118,7 +126,7 @@ async def _carry_out(order: _Order, settings: "Settings") -> ReplayResult:
         which = old.which if old else order.which
         chosen = await tables.choose(which, limit=None if old else order.cap + 1, goes_on=old)
         if not old and len(chosen) > order.cap:
-            fail(f"more than {order.cap} events match; narrow the filters, or raise --cap", EXIT_USAGE)
+            abort(f"more than {order.cap} events match; narrow the filters, or raise --cap", EXIT_USAGE)
         if order.dry_run or not (chosen or old):
             return ReplayResult(matched=len(chosen), replayed=0)
         confirm(len(chosen), "events will be published again", yes=order.yes)
@@ -143,9 +151,9 @@ async def _watched(steps: AsyncIterator[ReplayStep], begun: "Replay", total: int
     try:
         return await _show(steps, total, before=begun.replayed)
     except CancelledError:
-        fail(f"\nstopped: {left}", _EXIT_INTERRUPTED)
+        abort(f"\nstopped: {left}", _EXIT_INTERRUPTED)
     except UnavailableError as error:
-        fail(f"\n{error}: {left}", EXIT_FAILED)
+        abort(f"\n{error}: {left}", EXIT_FAILED)
 
 
 async def _show(steps: AsyncIterator[ReplayStep], total: int, *, before: int) -> int:
@@ -166,7 +174,7 @@ def _label(waiting: int) -> str:
 def _replayable(state: Sequence[EventState] | None) -> tuple[EventState, ...]:
     states = tuple(state or _TERMINAL)
     if not set(states) <= set(_TERMINAL):
-        fail(
+        abort(
             "--state: only PUBLISHED and DEAD events can be replayed, the others are on their way", EXIT_USAGE
         )
     return states
@@ -174,15 +182,15 @@ def _replayable(state: Sequence[EventState] | None) -> tuple[EventState, ...]:
 
 def _check_choice(*, chosen_by: bool, resume: int | None, reason: str) -> None:
     if resume is not None and chosen_by:
-        fail("--resume: goes on with what was chosen then; leave ids and filters out", EXIT_USAGE)
+        abort("--resume: goes on with what was chosen then; leave ids and filters out", EXIT_USAGE)
     if resume is None and not chosen_by:
-        fail(
+        abort(
             "say which events: ids, or --state, --type, --key, --aggregate, --correlation, --since, --until, "
             "--error",
             EXIT_USAGE,
         )
     if resume is None and not reason.strip():
-        fail("--reason: is required and must not be blank, it is kept for the audit", EXIT_USAGE)
+        abort("--reason: is required and must not be blank, it is kept for the audit", EXIT_USAGE)
 
 
 def _tell(result: ReplayResult, *, dry_run: bool, json: bool) -> None:

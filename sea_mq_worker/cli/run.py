@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from sea_mq_worker.cli.support import EXIT_FAILED, EXIT_USAGE, fail, settings_for
+from sea_mq_worker.cli.support import EXIT_FAILED, EXIT_USAGE, abort, settings_for
 
 _ALLOCATIONS_PER_COLLECTION = 20_000
 
@@ -36,7 +36,7 @@ def run() -> None:
     gc.set_threshold(_ALLOCATIONS_PER_COLLECTION, 20, 20)
     settings = settings_for("database_url", "nats_url")
     if settings.consumers and not settings.handler_url:
-        fail(
+        abort(
             "SEA_MQ_HANDLER_URL: is required, since there are consumers (SEA_MQ_CONSUMERS= for none)",
             EXIT_USAGE,
         )
@@ -57,6 +57,6 @@ def run() -> None:
     try:
         raise typer.Exit(uvloop.run(main()))
     except SettingsError as error:
-        fail(str(error), EXIT_USAGE)
+        abort(str(error), EXIT_USAGE)
     except WorkerError as error:
-        fail(str(error), EXIT_FAILED)
+        abort(str(error), EXIT_FAILED)

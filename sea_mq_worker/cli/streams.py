@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sea_mq_worker.cli.support import EXIT_FAILED, JsonOption, act, print_json, say
+from sea_mq_worker.cli.support import EXIT_FAILED, JsonOption, echo_safe, print_json, run_command
 
 if TYPE_CHECKING:
     from sea_mq_worker.adapters.nats.manage.topology import Change, Difference
@@ -43,7 +43,7 @@ def check(*, streams: StreamsOption = None, json: JsonOption = False) -> None:
         if differences:
             raise typer.Exit(EXIT_FAILED)
 
-    act(work, needs=("nats_url",))
+    run_command(work, needs=("nats_url",))
 
 
 @app.command("apply")
@@ -83,16 +83,16 @@ def apply(
         if applied.differences:
             raise typer.Exit(EXIT_FAILED)
 
-    act(work, needs=("nats_url",))
+    run_command(work, needs=("nats_url",))
 
 
 def _tell_change(change: "Change", would_be: str) -> None:
-    say(f"{would_be}{change.action} {change.name}")
+    echo_safe(f"{would_be}{change.action} {change.name}")
     for text in change.by_setting:
-        say(f"  {text} by setting")
+        echo_safe(f"  {text} by setting")
     for difference in change.differences:
         if change.action == "updated":
-            say(f"  {difference.field}: {difference.found} -> {difference.wanted}")
+            echo_safe(f"  {difference.field}: {difference.found} -> {difference.wanted}")
 
 
 def _tell_end(applied: "Applied", *, dry_run: bool) -> None:
@@ -106,5 +106,5 @@ def _tell_end(applied: "Applied", *, dry_run: bool) -> None:
 
 def _tell_verdict(differences: "Sequence[Difference]", *, mend: str) -> None:
     for difference in differences:
-        say(str(difference))
+        echo_safe(str(difference))
     typer.echo(mend if differences else "as defined")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sea_mq_worker.cli.support import ask, print_json, print_table
+from sea_mq_worker.cli.support import print_json, print_table, query_database
 from sea_mq_worker.domain.read_models import Group
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def print_groups(
     question: "Callable[[PostgresOperations, int], Awaitable[Sequence[Group]]]", *, what: str, json: bool
 ) -> None:
     """Ask the tables for groups and print them."""
-    groups = ask(lambda tables: question(tables, READ_MAX))
+    groups = query_database(lambda tables: question(tables, READ_MAX))
     tell_groups(groups, sum(group.count for group in groups if group.kind == "state"), what=what, json=json)
 
 

@@ -11,7 +11,7 @@ from uuid import UUID
 
 import typer
 
-from sea_mq_worker.cli.arguments import FEW
+from sea_mq_worker.cli.arguments import CONFIRM_ABOVE
 from sea_mq_worker.cli.table_format import cell, plain, table
 
 if TYPE_CHECKING:
@@ -27,13 +27,13 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for program
 _T = TypeVar("_T")
 
 
-def fail(text: str, code: int) -> NoReturn:
+def abort(text: str, code: int) -> NoReturn:
     """Say what is wrong, on one line a problem, and leave."""
-    say(text, err=True)
+    echo_safe(text, err=True)
     raise typer.Exit(code)
 
 
-def say(text: str, *, err: bool = False) -> None:
+def echo_safe(text: str, *, err: bool = False) -> None:
     """Print lines for people; what in them came from outside must not speak to the terminal."""
     typer.echo("\n".join(map(plain, text.split("\n"))), err=err)
 
@@ -45,20 +45,20 @@ def settings_for(*needs: str) -> "Settings":
     try:
         return load_settings(needs=needs)
     except SettingsError as error:
-        fail(str(error), EXIT_USAGE)
+        abort(str(error), EXIT_USAGE)
 
 
 def confirm(count: int, what: str, *, yes: bool) -> None:
     """Ask before more than a handful is changed; where nobody can answer, ``yes`` has to be given."""
-    if yes or count <= FEW:
+    if yes or count <= CONFIRM_ABOVE:
         return
     if not sys.stdin.isatty():
-        fail(f"{count} {what}; look with --dry-run, then say --yes", EXIT_USAGE)
+        abort(f"{count} {what}; look with --dry-run, then say --yes", EXIT_USAGE)
     if not typer.confirm(f"{count} {what}. Go on?", err=True):
-        fail("nothing was changed", EXIT_FAILED)
+        abort("nothing was changed", EXIT_FAILED)
 
 
-def act(work: "Callable[[Settings], Awaitable[_T]]", *, needs: Collection[str]) -> _T:
+def run_command(work: "Callable[[Settings], Awaitable[_T]]", *, needs: Collection[str]) -> _T:
     """Do an operator's work and translate its errors into exit codes."""
     import asyncio
 
@@ -73,16 +73,16 @@ def act(work: "Callable[[Settings], Awaitable[_T]]", *, needs: Collection[str]) 
     try:
         return asyncio.run(main())
     except SettingsError as error:
-        fail(str(error), EXIT_USAGE)
+        abort(str(error), EXIT_USAGE)
     except ContractError as error:
-        fail(str(error), EXIT_CONTRACT)
+        abort(str(error), EXIT_CONTRACT)
     except UnavailableError as error:
-        fail(f"{error}; try again, or see what `sea-mq-worker doctor` says", EXIT_FAILED)
+        abort(f"{error}; try again, or see what `sea-mq-worker doctor` says", EXIT_FAILED)
     except WorkerError as error:
-        fail(str(error), EXIT_FAILED)
+        abort(str(error), EXIT_FAILED)
 
 
-def ask(question: "Callable[[PostgresOperations], Awaitable[_T]]", *, too_long: str = "") -> _T:
+def query_database(question: "Callable[[PostgresOperations], Awaitable[_T]]", *, too_long: str = "") -> _T:
     """Ask the tables something, and translate errors into exit codes; ``too_long`` says what is quicker."""
 
     async def work(settings: "Settings") -> _T:
@@ -93,20 +93,20 @@ def ask(question: "Callable[[PostgresOperations], Awaitable[_T]]", *, too_long: 
             try:
                 return await question(tables)
             except StatementTooLongError as error:
-                fail(f"{error}; {too_long}" if too_long else str(error), EXIT_FAILED)
+                abort(f"{error}; {too_long}" if too_long else str(error), EXIT_FAILED)
 
-    return act(work, needs=("database_url",))
+    return run_command(work, needs=("database_url",))
 
 
 @contextmanager
 def progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
     """Draw a bar with the time left of work that takes a while, where somebody looks; yield what moves it."""
-    hidden = total <= FEW or not sys.stderr.isatty()
+    hidden = total <= CONFIRM_ABOVE or not sys.stderr.isatty()
     with typer.progressbar(length=total, label=label, file=sys.stderr, hidden=hidden) as bar:
         yield bar.update
 
 
-def tell_ended(
+def print_result(
     ended: Collection[UUID],
     asked: Collection[UUID],
     *,
@@ -121,7 +121,7 @@ def tell_ended(
     else:
         typer.echo(f"{word} {len(ended)} of {len(set(asked))}")
     if left:
-        fail("\n".join(f"{one}: {left_is}" for one in left), EXIT_FAILED)
+        abort("\n".join(f"{one}: {left_is}" for one in left), EXIT_FAILED)
 
 
 def print_page(
@@ -137,7 +137,7 @@ def print_page(
     else:
         print_table(columns, [[each[column] for column in columns] for each in fields], empty=empty)
     if more is not None:
-        say(f"perhaps more: --after {more}", err=True)
+        echo_safe(f"perhaps more: --after {more}", err=True)
 
 
 def print_json(data: object) -> None:

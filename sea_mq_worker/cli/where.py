@@ -10,16 +10,16 @@ from sea_mq_worker.cli.support import (
     EXIT_FAILED,
     EXIT_USAGE,
     JsonOption,
-    act,
-    fail,
+    abort,
+    echo_safe,
     print_json,
     print_page,
-    say,
+    run_command,
 )
 from sea_mq_worker.cli.table_format import cell
 
 if TYPE_CHECKING:
-    from sea_mq_worker.operations.lookup_report import Whereabouts
+    from sea_mq_worker.operations.lookup_report import LookupReport
     from sea_mq_worker.settings import Settings
 
 _MATCHES = ("id", "side", "state", "name", "at")
@@ -38,14 +38,14 @@ def where(
     """
 
     async def work(settings: "Settings") -> None:
-        from sea_mq_worker.operations.lookup import NoIdError, lookout
-        from sea_mq_worker.operations.lookup_report import whereabouts
+        from sea_mq_worker.operations.lookup import NoIdError, message_lookup
+        from sea_mq_worker.operations.lookup_report import lookup_report
 
-        async with lookout(settings) as place:
+        async with message_lookup(settings) as place:
             try:
-                found = await whereabouts(wanted, place, since=since)
+                found = await lookup_report(wanted, place, since=since)
             except NoIdError as error:
-                fail(str(error), EXIT_USAGE)
+                abort(str(error), EXIT_USAGE)
         if json:
             print_json(asdict(found))
         else:
@@ -53,16 +53,16 @@ def where(
         if not found.known:
             raise typer.Exit(EXIT_FAILED)
 
-    act(work, needs=("database_url",))
+    run_command(work, needs=("database_url",))
 
 
-def _tell(found: "Whereabouts") -> None:
-    say("\n".join([found.id, *(f"  {sentence}" for sentence in found.answer)]))
+def _tell(found: "LookupReport") -> None:
+    echo_safe("\n".join([found.id, *(f"  {sentence}" for sentence in found.answer)]))
     if found.matches:
         print_page(found.matches, _MATCHES, json=False, empty="")
     if found.steps:
-        say("\n" + "\n".join(f"  {cell(step.at)}  {step.text}" for step in found.steps))
+        echo_safe("\n" + "\n".join(f"  {cell(step.at)}  {step.text}" for step in found.steps))
     if found.unseen:
-        say("\n" + "\n".join(f"  not looked in {reason}" for reason in found.unseen))
+        echo_safe("\n" + "\n".join(f"  not looked in {reason}" for reason in found.unseen))
     if found.next:
-        say("\n" + "\n".join(f"  -> {command}" for command in found.next))
+        echo_safe("\n" + "\n".join(f"  -> {command}" for command in found.next))

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import tenacity
 
-from sea_mq_worker.application.waiting import unless_stopped
+from sea_mq_worker.application.waiting import cancel_on_stop
 from sea_mq_worker.domain.errors import UnavailableError
 from sea_mq_worker.domain.facts import Noticed
 from sea_mq_worker.ports.observer import Observer
@@ -16,7 +16,7 @@ _WAIT_MAX_SECONDS = 5.0
 _T = TypeVar("_T")
 
 
-async def wait_for(
+async def connect_with_retry(
     connect_once: Callable[[], Awaitable[_T]], *, what: str, observer: Observer, stop: asyncio.Event
 ) -> _T:
     """Try until the server answers, telling what is waited for.
@@ -39,4 +39,4 @@ async def wait_for(
     async def attempt() -> _T:  # tenacity awaits only what is declared async
         return await connect_once()
 
-    return await unless_stopped(stop, retrying(attempt))
+    return await cancel_on_stop(stop, retrying(attempt))

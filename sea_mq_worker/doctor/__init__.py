@@ -15,7 +15,7 @@ from sea_mq_worker.doctor.consumer import consumer_findings
 from sea_mq_worker.doctor.cross_checks import clock_findings, fit_findings, lost_findings, pair_findings
 from sea_mq_worker.doctor.database import constraint_findings, database_findings
 from sea_mq_worker.doctor.database_kinds import DatabaseKind
-from sea_mq_worker.doctor.finding import Checkup, Finding, Severity
+from sea_mq_worker.doctor.finding import Examination, Finding, Severity
 from sea_mq_worker.doctor.handler import HandlerKind, handler_findings
 from sea_mq_worker.doctor.postgres import ask_database
 from sea_mq_worker.doctor.security import ExposureKind, exposure_findings
@@ -25,13 +25,13 @@ from sea_mq_worker.domain.errors import ContractError, UnavailableError
 from sea_mq_worker.operations.broker import broker
 from sea_mq_worker.settings import Settings
 
-__all__ = ["KINDS", "Checkup", "Finding", "Severity", "examine"]
+__all__ = ["KINDS", "Examination", "Finding", "Severity", "examine"]
 
 KINDS: Sequence[Kind] = (*DatabaseKind, *BrokerKind, *HandlerKind, *PairKind, *ExposureKind, *WorkerKind)
 """Every kind of finding there is."""
 
 
-async def examine(settings: Settings) -> Checkup:
+async def examine(settings: Settings) -> Examination:
     """Look at everything once."""
     found: list[Finding] = []
     database, rows = await ask_database(settings, found)
@@ -54,7 +54,7 @@ async def examine(settings: Settings) -> Checkup:
     if worker:
         found += worker_findings(worker)
     looked = list(_looked(database, rows, seen, worker, settings))
-    return Checkup(
+    return Examination(
         findings=sorted(dict.fromkeys(found), key=lambda finding: list(Severity).index(finding.severity)),
         seen=[name for name, was_seen in looked if was_seen],
         unseen=[name for name, was_seen in looked if not was_seen],

@@ -16,7 +16,7 @@ from sea_mq_worker.adapters.postgres.schema.diagnostics import (
 from sea_mq_worker.doctor.broker_kinds import BrokerKind
 from sea_mq_worker.doctor.database import long_seconds
 from sea_mq_worker.doctor.database_kinds import DatabaseKind
-from sea_mq_worker.doctor.finding import Finding, lasting
+from sea_mq_worker.doctor.finding import Finding, format_duration
 from sea_mq_worker.settings import Settings
 
 _UNATTENDED_SECONDS = 60.0
@@ -38,7 +38,7 @@ def backlog_findings(facts: DatabaseFacts, rows: RowFacts, s: Settings) -> Itera
     configured = {(consumer.stream, consumer.durable) for consumer in s.consumers}
     for waiting in rows.inbox:
         where = f"inbox, by consumer {waiting.consumer} of stream {waiting.stream}"
-        what = f"{waiting.count} waiting, the oldest for {lasting(waiting.seconds)}"
+        what = f"{waiting.count} waiting, the oldest for {format_duration(waiting.seconds)}"
         if (waiting.stream, waiting.consumer) not in configured:
             yield DatabaseKind.INBOX_ORPHANS.found(where, what, command="sea-mq-worker inbox list")
         elif waiting.seconds > retries_seconds(s):
@@ -49,7 +49,7 @@ def _unseen(unseen: Sequence[UnseenFacts], schema: str) -> Iterator[Finding]:
     """What a worker has found lately; once it is mended, an operator says so by the statement."""
     for gone in unseen:
         where = f"consumer {gone.durable} of stream {gone.stream}"
-        latest = f"some of {gone.first_seq} to {gone.last_seq}, {lasting(gone.seconds)} ago"
+        latest = f"some of {gone.first_seq} to {gone.last_seq}, {format_duration(gone.seconds)} ago"
         what = f"{gone.count} in all; the latest are {latest}"
         table = f"{quoted_schema(schema)}.sea_mq_standings"
         sql = f"UPDATE {table} SET unseen = 0, unseen_at = NULL WHERE durable = '{gone.durable}'"  # noqa: S608
@@ -62,7 +62,7 @@ def retries_seconds(s: Settings) -> float:
 
 
 def _outbox(outbox: OutboxFacts, connections: Connections, s: Settings) -> Iterator[Finding]:
-    due = f"the oldest event has been due for {lasting(outbox.due_seconds)}"
+    due = f"the oldest event has been due for {format_duration(outbox.due_seconds)}"
     due = f"{due}; workers connected: {connections.workers}"
     if connections.workers and not connections.relays:
         due += ", none of which publishes"
@@ -87,7 +87,9 @@ def _outbox(outbox: OutboxFacts, connections: Connections, s: Settings) -> Itera
 
 def _failing(group: Failing) -> Finding:
     kind = DatabaseKind.OUTBOX_FAILING if group.side == "outbox" else DatabaseKind.INBOX_FAILING
-    what = f"{group.count} wait, the oldest for {lasting(group.seconds)}: {group.error[:_ERROR_CHARS]}"
+    what = (
+        f"{group.count} wait, the oldest for {format_duration(group.seconds)}: {group.error[:_ERROR_CHARS]}"
+    )
     return kind.found(group.side, what, command=f"sea-mq-worker where {group.example}")
 
 

@@ -8,10 +8,10 @@ from sea_mq_worker.adapters.nats.connection import NatsConnection
 from sea_mq_worker.adapters.nats.manage import topology
 from sea_mq_worker.adapters.nats.manage.definitions import ConsumerDefinition, Definition, StreamDefinition
 from sea_mq_worker.adapters.nats.manage.diagnostics import (
-    ConsumerSeen,
-    StreamSeen,
-    consumer_seen,
-    stream_seen,
+    ConsumerDiagnostics,
+    StreamDiagnostics,
+    consumer_diagnostics,
+    stream_diagnostics,
     takers,
 )
 from sea_mq_worker.doctor.broker_kinds import BrokerKind
@@ -32,8 +32,8 @@ class BrokerFacts:
 
     differences: Sequence[topology.Difference]
     defined: frozenset[str]
-    streams: Mapping[str, StreamSeen]
-    consumers: Mapping[tuple[str, str], ConsumerSeen]
+    streams: Mapping[str, StreamDiagnostics]
+    consumers: Mapping[tuple[str, str], ConsumerDiagnostics]
     takers: Mapping[str, Sequence[str]]
     max_payload: int
     version: str
@@ -50,9 +50,9 @@ async def broker_facts(connection: NatsConnection, s: Settings, found: list[Find
     ask = _Questions(connection, found)
     taken = {subject: await ask.takers(subject) for subject in own_subjects(s).values()}
     names = {s.stream, s.dlq_stream, s.advisory_stream, *(consumer.stream for consumer in s.consumers)}
-    streams = [await ask(stream_label(name), stream_seen(connection, name)) for name in sorted(names)]
+    streams = [await ask(stream_label(name), stream_diagnostics(connection, name)) for name in sorted(names)]
     durables = [(c.stream, c.durable) for c in s.consumers if stream_label(c.stream) not in ask.silent]
-    consumers = [await ask(consumer_label(*d), consumer_seen(connection, *d)) for d in durables]
+    consumers = [await ask(consumer_label(*d), consumer_diagnostics(connection, *d)) for d in durables]
     differences = [await ask.differences(definition) for definition in wanted]
     return BrokerFacts(
         differences=[difference for several in differences for difference in several],

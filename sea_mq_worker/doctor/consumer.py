@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from sea_mq_worker.adapters.nats.manage.diagnostics import ConsumerSeen, StreamSeen
+from sea_mq_worker.adapters.nats.manage.diagnostics import ConsumerDiagnostics, StreamDiagnostics
 from sea_mq_worker.adapters.nats.subject_match import covers
 from sea_mq_worker.doctor.broker import BrokerFacts, consumer_label, stream_label
 from sea_mq_worker.doctor.broker_kinds import BrokerKind, PairKind
@@ -30,7 +30,7 @@ def consumer_findings(facts: BrokerFacts, s: Settings) -> Iterator[Finding]:
         yield from _fit(where, consumer, s)
 
 
-def _nature(where: str, consumer: ConsumerSeen) -> Iterator[Finding]:
+def _nature(where: str, consumer: ConsumerDiagnostics) -> Iterator[Finding]:
     config = consumer.config
     wrong = [field for field in ("deliver_subject", "headers_only") if config.get(field)]
     if config.get("ack_policy") != "explicit":
@@ -44,7 +44,7 @@ def _nature(where: str, consumer: ConsumerSeen) -> Iterator[Finding]:
         yield BrokerKind.CONSUMER_PASSING.found(where, f"{' and '.join(passing)} set", command=APPLY)
 
 
-def _missed(where: str, consumer: ConsumerSeen, stream: StreamSeen) -> Iterator[Finding]:
+def _missed(where: str, consumer: ConsumerDiagnostics, stream: StreamDiagnostics) -> Iterator[Finding]:
     """Of a stream that it takes as a whole: what others' subjects leave out was never the consumer's."""
     takes_all = all(any(covers(f, subject) for f in consumer.filters) for subject in stream.subjects)
     delivered, first = consumer.info["delivered"]["stream_seq"], stream.state["first_seq"]
@@ -53,14 +53,14 @@ def _missed(where: str, consumer: ConsumerSeen, stream: StreamSeen) -> Iterator[
         yield BrokerKind.MESSAGES_MISSED.found(where, what)
 
 
-def _filter(where: str, consumer: ConsumerSeen, stream: StreamSeen) -> Iterator[Finding]:
+def _filter(where: str, consumer: ConsumerDiagnostics, stream: StreamDiagnostics) -> Iterator[Finding]:
     for subject in consumer.filters:
         if not any(covers(p, subject) or covers(subject, p) for p in stream.subjects):
             what = f"{subject} is none of {', '.join(stream.subjects)}"
             yield BrokerKind.CONSUMER_FILTER.found(where, what)
 
 
-def _flow(where: str, consumer: ConsumerSeen) -> Iterator[Finding]:
+def _flow(where: str, consumer: ConsumerDiagnostics) -> Iterator[Finding]:
     info, patience = consumer.info, _ACK_WAITS * consumer.ack_wait_seconds
     if info.get("paused"):
         command = f"nats consumer resume {consumer.stream} {consumer.name}"
@@ -75,7 +75,7 @@ def _flow(where: str, consumer: ConsumerSeen) -> Iterator[Finding]:
         yield BrokerKind.CONSUMER_UNATTENDED.found(where, f"{info['num_pending']} messages wait")
 
 
-def _fit(where: str, consumer: ConsumerSeen, s: Settings) -> Iterator[Finding]:
+def _fit(where: str, consumer: ConsumerDiagnostics, s: Settings) -> Iterator[Finding]:
     if s.handler_timeout_seconds >= consumer.ack_wait_seconds:
         field = "the first backoff" if consumer.config.get("backoff") else "ack_wait"
         what = f"{field} is {consumer.ack_wait_seconds:g} s, a call may take {s.handler_timeout_seconds:g} s"

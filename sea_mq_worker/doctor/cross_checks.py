@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection
-from sea_mq_worker.adapters.nats.manage.diagnostics import StreamSeen
+from sea_mq_worker.adapters.nats.manage.diagnostics import StreamDiagnostics
 from sea_mq_worker.adapters.nats.manage.lost_events import RECONCILE, lost_since
 from sea_mq_worker.adapters.postgres.acknowledged import Acknowledged
 from sea_mq_worker.adapters.postgres.schema.diagnostics import DatabaseFacts, RowFacts
@@ -61,7 +61,7 @@ async def lost_findings(connection: NatsConnection, rows: Acknowledged, stream: 
     return [PairKind.EVENTS_LOST.found(stream_label(stream), why, command=RECONCILE)] if why else ()
 
 
-def _window(stream: StreamSeen, s: Settings) -> Iterator[Finding]:
+def _window(stream: StreamDiagnostics, s: Settings) -> Iterator[Finding]:
     window, where = stream.duplicate_window_seconds, stream_label(stream.name)
     lease = s.outbox_lease_seconds + s.outbox_publish_timeout_seconds
     backoff = lease + s.outbox_backoff_max_seconds
@@ -78,7 +78,7 @@ def _window(stream: StreamSeen, s: Settings) -> Iterator[Finding]:
         yield PairKind.WINDOW_DELAYS_REPLAY.found(where, f"{window:g} s", command=APPLY)
 
 
-def _bytes_max(stream: StreamSeen, broker: BrokerFacts) -> int:
+def _bytes_max(stream: StreamDiagnostics, broker: BrokerFacts) -> int:
     limit = stream.config.get("max_msg_size", -1)
     return min(limit, broker.max_payload) if limit > 0 else broker.max_payload
 

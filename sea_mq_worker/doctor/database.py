@@ -6,14 +6,14 @@ from sea_mq_worker.adapters.postgres.connection import quoted_schema
 from sea_mq_worker.adapters.postgres.schema.diagnostics import DatabaseFacts, Lack, RowFacts, TableLock
 from sea_mq_worker.adapters.postgres.schema.expected_schema import (
     SCHEMA,
-    Promised,
+    ExpectedObject,
     canonical,
-    promised,
-    promised_constraints,
-    promised_functions,
+    expected_constraints,
+    expected_functions,
+    expected_objects,
 )
 from sea_mq_worker.doctor.database_kinds import DatabaseKind
-from sea_mq_worker.doctor.finding import Finding, lasting
+from sea_mq_worker.doctor.finding import Finding, format_duration
 from sea_mq_worker.settings import Settings
 
 CLOCK_SECONDS = 60.0
@@ -68,7 +68,7 @@ def lock_findings(locks: Sequence[TableLock]) -> Iterator[Finding]:
     """Name who keeps the worker from a table."""
     for lock in locks:
         does = "holds" if lock.granted else "waits for"
-        since = f", for {lasting(lock.seconds)}" if lock.seconds else ""
+        since = f", for {format_duration(lock.seconds)}" if lock.seconds else ""
         what = f"session {lock.pid} {does} {lock.mode}{since}, of {lock.name or 'somebody without a name'}"
         where, sql = f"table {lock.relation}", f"SELECT pg_terminate_backend({lock.pid})"
         yield DatabaseKind.TABLE_LOCKED.found(where, what, sql=sql)
@@ -76,7 +76,7 @@ def lock_findings(locks: Sequence[TableLock]) -> Iterator[Finding]:
 
 def constraint_findings(facts: DatabaseFacts, rows: RowFacts) -> Iterator[Finding]:
     """Compare the tables' constraints with those of the migrations."""
-    for (relation, name), constraint in promised_constraints().items():
+    for (relation, name), constraint in expected_constraints().items():
         found = rows.constraints.get((relation, name))
         if found is not None and canonical(found) == constraint.definition:
             continue
@@ -183,7 +183,7 @@ def _tables(facts: DatabaseFacts) -> Iterator[Finding]:
 
 def _indexes(facts: DatabaseFacts) -> Iterator[Finding]:
     parts = {table.name for table in facts.tables if table.partitioned}
-    for name, index in promised("INDEX").items():
+    for name, index in expected_objects("INDEX").items():
         where = f"table {index.relation}"
         if name not in facts.indexes:
             what = f"index {name} is missing"
@@ -197,7 +197,7 @@ def _indexes(facts: DatabaseFacts) -> Iterator[Finding]:
 
 def _triggers(facts: DatabaseFacts) -> Iterator[Finding]:
     partitioned = any(table.partitioned for table in facts.tables)
-    for name, trigger in promised("TRIGGER", partitioned=partitioned).items():
+    for name, trigger in expected_objects("TRIGGER", partitioned=partitioned).items():
         where = f"table {trigger.relation}"
         if name not in facts.triggers:
             what = f"trigger {name} is missing"
@@ -208,7 +208,7 @@ def _triggers(facts: DatabaseFacts) -> Iterator[Finding]:
 
 
 def _functions(facts: DatabaseFacts) -> Iterator[Finding]:
-    for name, function in promised_functions().items():
+    for name, function in expected_functions().items():
         found = facts.functions.get(name)
         if found is None:
             what = "it is missing"
@@ -224,14 +224,14 @@ def _functions(facts: DatabaseFacts) -> Iterator[Finding]:
 
 def _holding_back(facts: DatabaseFacts) -> Iterator[Finding]:
     for one in facts.transactions:
-        what = f"{lasting(one.seconds)} old, {one.state}, of {one.name or 'somebody without a name'}"
+        what = f"{format_duration(one.seconds)} old, {one.state}, of {one.name or 'somebody without a name'}"
         yield DatabaseKind.TRANSACTION_OPEN_LONG.found(
             f"session {one.pid}", what, sql=f"SELECT pg_terminate_backend({one.pid})"
         )
     for waiting in facts.prepared:
         yield DatabaseKind.TRANSACTION_PREPARED_LONG.found(
             f"prepared transaction {waiting.name}",
-            f"{lasting(waiting.seconds)} old",
+            f"{format_duration(waiting.seconds)} old",
             sql=f"ROLLBACK PREPARED {_literal(waiting.name)}",
         )
     for slot in facts.slots:
@@ -242,7 +242,7 @@ def _holding_back(facts: DatabaseFacts) -> Iterator[Finding]:
         )
 
 
-def _made(facts: DatabaseFacts, lacking: Promised) -> str:
+def _made(facts: DatabaseFacts, lacking: ExpectedObject) -> str:
     return _in_schema(facts, lacking.sql.rstrip(";"))
 
 

@@ -38,7 +38,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Checkup:
+class Examination:
     """What came of looking.
 
     Attributes:
@@ -52,7 +52,7 @@ class Checkup:
     unseen: Sequence[str]
 
 
-def lasting(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Word how long something has lasted, in the largest unit that it has twice."""
     for unit, name in ((86_400, "days"), (3600, "hours"), (60, "minutes")):
         if seconds >= 2 * unit:

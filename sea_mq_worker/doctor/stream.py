@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
-from sea_mq_worker.adapters.nats.manage.diagnostics import StreamSeen
+from sea_mq_worker.adapters.nats.manage.diagnostics import StreamDiagnostics
 from sea_mq_worker.adapters.nats.manage.topology import EXISTENCE, Difference
 from sea_mq_worker.adapters.nats.subject_match import covers
 from sea_mq_worker.doctor.broker import BrokerFacts, own_subjects, stream_label
@@ -44,7 +44,7 @@ def _told(difference: Difference) -> str:
     return f"{difference.field} should be {wanted} and is {found}"
 
 
-def _own(stream: StreamSeen, subject: str, facts: BrokerFacts) -> Iterator[Finding]:
+def _own(stream: StreamDiagnostics, subject: str, facts: BrokerFacts) -> Iterator[Finding]:
     where = stream_label(stream.name)
     config = stream.config
     if config.get("storage") == "memory" or config.get("persist_mode") == "async":
@@ -68,7 +68,7 @@ def _own(stream: StreamSeen, subject: str, facts: BrokerFacts) -> Iterator[Findi
         yield BrokerKind.SUBJECTS_ELSEWHERE.found(where, f"{', '.join(others)} takes of {subject}")
 
 
-def _kept(stream: StreamSeen) -> Iterator[Finding]:
+def _kept(stream: StreamDiagnostics) -> Iterator[Finding]:
     where = stream_label(stream.name)
     if stream.replicas == 1 and stream.cluster.get("name"):
         yield BrokerKind.STREAM_SINGLE_COPY.found(where, "num_replicas is 1 in a cluster")
@@ -79,7 +79,7 @@ def _kept(stream: StreamSeen) -> Iterator[Finding]:
         yield from _filled(stream)
 
 
-def _filled(stream: StreamSeen) -> Iterator[Finding]:
+def _filled(stream: StreamDiagnostics) -> Iterator[Finding]:
     """A stream refuses a message that its limit has no room for: it is full before it has reached it."""
     messages, size = stream.state["messages"], stream.state["bytes"]
     average = size / max(messages, 1)
@@ -91,7 +91,7 @@ def _filled(stream: StreamSeen) -> Iterator[Finding]:
         yield kind.found(stream_label(stream.name), f"{used} of {most} ({limit})")
 
 
-def _dead_letters(streams: Mapping[str, StreamSeen], s: Settings) -> Iterator[Finding]:
+def _dead_letters(streams: Mapping[str, StreamDiagnostics], s: Settings) -> Iterator[Finding]:
     stream = streams.get(s.dlq_stream)
     if stream is None:
         return

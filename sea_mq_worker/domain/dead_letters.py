@@ -64,13 +64,13 @@ def dead_letter_message(letter: DeadLetter, *, context: str) -> OutboundMessage:
     )
 
 
-def anew(message: OutboundMessage, *, removed_seq: int) -> OutboundMessage:
+def with_new_id(message: OutboundMessage, *, removed_seq: int) -> OutboundMessage:
     """Give a dead letter an id that the removed one at ``removed_seq`` does not hide; always the same one."""
     message_id = f"{message.id}:{removed_seq}"
     return message._replace(id=message_id, headers={**message.headers, MSG_ID: message_id})
 
 
-def without_body(message: OutboundMessage) -> OutboundMessage:
+def headers_only(message: OutboundMessage) -> OutboundMessage:
     """Shorten a dead letter that is too large with its headers; the original stays in its stream."""
     headers = {name: value for name, value in message.headers.items() if name.startswith(("Dlq-", MSG_ID))}
     headers["Dlq-Body-Omitted"] = str(len(message.payload))
@@ -99,7 +99,7 @@ def _as_header(text: str) -> str:
 
 def _sendable(headers: Mapping[str, str]) -> dict[str, str]:
     """Take what can be sent, the smallest first, as far as there is room."""
-    kept = {_shelved(name): value for name, value in headers.items() if not header_problem(name, value)}
+    kept = {_prefixed_name(name): value for name, value in headers.items() if not header_problem(name, value)}
     room = HEADER_BYTES_MAX - _OWN_HEADER_BYTES
     for name in sorted(kept, key=lambda name: len(kept[name])):
         room -= len(f"{name}: {kept[name]}\r\n".encode())
@@ -108,7 +108,7 @@ def _sendable(headers: Mapping[str, str]) -> dict[str, str]:
     return kept
 
 
-def _shelved(name: str) -> str:
+def _prefixed_name(name: str) -> str:
     reserved = speaks_to_broker(name) or name.lower().startswith(("dlq-", _ORIGINAL.lower()))
     return f"{_ORIGINAL}{name}" if reserved else name
 

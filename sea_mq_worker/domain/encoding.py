@@ -20,7 +20,7 @@ _BAD_SUBJECT = re.compile(r"[\s\x00-\x1f\x7f*>]|\.\.|^\.|\.$|^$")
 _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 
 
-class Sendable(NamedTuple):
+class EncodedMessage(NamedTuple):
     """A message that can be sent unaltered, its headers encoded once for all that needs them."""
 
     subject: str
@@ -56,7 +56,7 @@ class HeaderBlock(Mapping[str, str]):
         return dict(line.split(": ", 1) for line in lines)
 
 
-def sendable(message: OutboundMessage, max_payload: int) -> Sendable | str:
+def encode(message: OutboundMessage, max_payload: int) -> EncodedMessage | str:
     """Encode a message, or say why it can never be sent unaltered."""
     if why := subject_problem(message.subject):
         return why
@@ -69,7 +69,7 @@ def sendable(message: OutboundMessage, max_payload: int) -> Sendable | str:
         return too_large(size, max_payload)
     if len(head) > HEADER_BYTES_MAX:
         return f"{len(head)} bytes of headers are more than {HEADER_BYTES_MAX}"
-    return Sendable(message.subject, head, message.payload, size, message.repeated)
+    return EncodedMessage(message.subject, head, message.payload, size, message.repeated)
 
 
 def too_large(size: int, max_payload: int) -> str:
@@ -77,13 +77,13 @@ def too_large(size: int, max_payload: int) -> str:
     return f"{size} bytes with headers are more than the server's max_payload of {max_payload}"
 
 
-def problem(message: OutboundMessage, max_payload: int) -> str:
+def validation_error(message: OutboundMessage, max_payload: int) -> str:
     """Say why a message can never be sent unaltered; empty where it can."""
-    ready = sendable(message, max_payload)
+    ready = encode(message, max_payload)
     return ready if isinstance(ready, str) else ""
 
 
-def with_headers(message: Sendable, own: Mapping[str, str]) -> Sendable:
+def with_headers(message: EncodedMessage, own: Mapping[str, str]) -> EncodedMessage:
     """Add headers that the limits leave room for."""
     head = message.head.removesuffix(b"\r\n") + "\r\n".join([*header_lines(own), "\r\n"]).encode()
     return message._replace(head=head, size=len(head) + len(message.payload))

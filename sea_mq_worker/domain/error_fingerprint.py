@@ -12,6 +12,6 @@ MARKED = f"{_CODE}#"
 r"""Each then becomes ``\1``: that # goes again."""
 
 
-def without_numbers(text: str) -> str:
+def mask_ids(text: str) -> str:
     """Put a # in place of each id and number that is no code."""
     return re.sub(MARKED, r"\1", re.sub(NUMBERS, r"\1#", text))

@@ -50,7 +50,7 @@ class EventPostponed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EventBuried:
+class EventDied:
     """The event is DEAD: it is never tried again by itself."""
 
     outbox_id: str
@@ -107,7 +107,7 @@ class MessageSkipped:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MessagesUnseen:
+class MessagesMissed:
     """At least ``count`` messages of a range left their stream before the consumer was given them."""
 
     consumer: str
@@ -167,19 +167,19 @@ class MessageDeadLettered:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GatePaused:
+class CircuitOpened:
     """Work on one side pauses because a dependency is away or answers wrongly."""
 
-    gate: str
+    circuit: str
     reason: str
     retry_seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GateResumed:
+class CircuitClosed:
     """The dependency works again."""
 
-    gate: str
+    circuit: str
     paused_seconds: float
 
 
@@ -218,20 +218,20 @@ class Progressed:
 Fact: TypeAlias = (
     EventsPublished
     | EventPostponed
-    | EventBuried
+    | EventDied
     | BatchRelayed
     | LeasesLost
     | LeasesReaped
     | MessageProcessed
     | MessageSkipped
-    | MessagesUnseen
+    | MessagesMissed
     | MessageRetried
     | MessageGivenBack
     | TypeSlowed
     | TypeResumed
     | MessageDeadLettered
-    | GatePaused
-    | GateResumed
+    | CircuitOpened
+    | CircuitClosed
     | WorkerStarted
     | WorkerStopped
     | Noticed

@@ -14,7 +14,7 @@ _ASKS_TO_WAIT = frozenset({429, 503})
 _SERVER_ERRORS = range(500, 600)
 
 
-def result_of(
+def result_for_status(
     status: int, *, accept_statuses: frozenset[int], after_seconds: float = 0.0, detail: str = ""
 ) -> HandlerResult:
     """Decide by the status alone; ``after_seconds`` is the answer's Retry-After, 0 where it had none.

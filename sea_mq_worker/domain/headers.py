@@ -19,7 +19,7 @@ from sea_mq_worker.domain.messages import OutboundMessage
 from sea_mq_worker.domain.subjects import event_subject
 
 MSG_ID = "Nats-Msg-Id"
-_TELLING = ("ce-type", "ce-subject")
+_IDENTITY_HEADERS = ("ce-type", "ce-subject")
 _OF_THE_EVENT = frozenset(
     {
         "ce-id",
@@ -66,7 +66,7 @@ def outbound_message(event: ClaimedEvent, *, context: str, source: str) -> Outbo
         f"{MSG_ID}: {event.id}",
         f"ce-id: {event.id}",
         f"ce-time: {rfc3339(event.occurred_at)}",
-        f"ce-subject: {_ce(f'{event.aggregate_type}/{event.aggregate_id}')}",
+        f"ce-subject: {_cloudevents_value(f'{event.aggregate_type}/{event.aggregate_id}')}",
         *common,
     ]
     if event.correlation_id:
@@ -74,7 +74,7 @@ def outbound_message(event: ClaimedEvent, *, context: str, source: str) -> Outbo
     if event.causation_id:
         lines.append(f"ce-causationid: {event.causation_id}")
     if event.partition_key:
-        lines.append(f"ce-partitionkey: {_ce(event.partition_key)}")
+        lines.append(f"ce-partitionkey: {_cloudevents_value(event.partition_key)}")
     if event.metadata:
         lines += header_lines(trace_context(event.metadata))
     headers: Mapping[str, str] = HeaderBlock(header_block(lines))
@@ -92,15 +92,15 @@ def _of_type(event_type: str, version: int, context: str, source: str) -> tuple[
     return event_subject(context, event_type, version), (
         "ce-specversion: 1.0",
         f"ce-source: {source}",
-        f"ce-type: {_ce(event_type)}",
+        f"ce-type: {_cloudevents_value(event_type)}",
         f"ce-eventversion: {version}",
     )
 
 
-def tells_the_same(message: OutboundMessage, payload: bytes, headers: Mapping[str, str]) -> bool:
+def is_same_message(message: OutboundMessage, payload: bytes, headers: Mapping[str, str]) -> bool:
     """Tell whether what is stored under a message's id is the message; trace headers may differ."""
     return payload == message.payload and all(
-        headers.get(name) == message.headers.get(name) for name in _TELLING
+        headers.get(name) == message.headers.get(name) for name in _IDENTITY_HEADERS
     )
 
 
@@ -133,7 +133,7 @@ def rfc3339(moment: datetime) -> str:
     return moment.astimezone(UTC).isoformat().replace("+00:00", "Z")
 
 
-def _ce(text: str) -> str:
+def _cloudevents_value(text: str) -> str:
     """Encode a CloudEvents attribute value: anything but visible ASCII is percent-encoded."""
     if _PLAIN.fullmatch(text):
         return text

@@ -18,7 +18,7 @@ _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _NAMESPACE = uuid.UUID("6f0f6cc5-6f0e-5d0c-9a53-0f1f5b7d2f47")
 
 
-class Valid(NamedTuple):
+class ParsedMessage(NamedTuple):
     """A message that the handler can be asked about."""
 
     message_id: str
@@ -26,7 +26,7 @@ class Valid(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Invalid:
+class InvalidMessage:
     """A message that must be dead-lettered; ``message_id`` is its own or made from where it is stored."""
 
     message_id: str
@@ -34,29 +34,29 @@ class Invalid:
     detail: str
 
 
-def identify(message: InboundMessage) -> str | Invalid:
+def identify(message: InboundMessage) -> str | InvalidMessage:
     """Return a message's own id, or why it has none that can be used; the body is not looked at."""
     try:
         return _message_id(_lower(message.headers))
     except InvalidMessageError as error:
-        return Invalid(storage_id(message), error.reason, str(error))
+        return InvalidMessage(storage_id(message), error.reason, str(error))
 
 
 def recorded_as(message: InboundMessage) -> str:
     """Return the id that a message is recorded under: its own, else one made from where it is stored."""
     identity = identify(message)
-    return identity.message_id if isinstance(identity, Invalid) else identity
+    return identity.message_id if isinstance(identity, InvalidMessage) else identity
 
 
-def open_envelope(message: InboundMessage) -> Valid | Invalid:
+def parse_message(message: InboundMessage) -> ParsedMessage | InvalidMessage:
     """Check a message and make the handler's request of it."""
     message_id = identify(message)
-    if isinstance(message_id, Invalid):
+    if isinstance(message_id, InvalidMessage):
         return message_id
     try:
-        return Valid(message_id, _request(message, _lower(message.headers), message_id))
+        return ParsedMessage(message_id, _request(message, _lower(message.headers), message_id))
     except InvalidMessageError as error:
-        return Invalid(message_id, error.reason, str(error))
+        return InvalidMessage(message_id, error.reason, str(error))
 
 
 def storage_id(message: InboundMessage) -> str:

@@ -23,7 +23,7 @@ class Lease(NamedTuple):
     token: str
 
 
-class Run(NamedTuple):
+class Leased(NamedTuple):
     """Ours to handle.
 
     Attributes:
@@ -38,7 +38,7 @@ class Run(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class AlreadySettled:
     """Processed or dead-lettered before: acknowledge, the handler is not asked again.
 
     ``consumer``: the durable that brought it then, where that is known.
@@ -48,7 +48,7 @@ class Done:
 
 
 @dataclass(frozen=True, slots=True)
-class Busy:
+class LeasedElsewhere:
     """Somebody is handling it now, or it came twice in one batch.
 
     ``attempts``: how often it was taken for handling so far, where that is known.
@@ -58,7 +58,7 @@ class Busy:
 
 
 @dataclass(frozen=True, slots=True)
-class Conflict:
+class ContentConflict:
     """The id is known with another content."""
 
 
@@ -67,7 +67,7 @@ class Unwritable:
     """PostgreSQL refuses to record it, as by somebody's trigger: it comes again when that may be mended."""
 
 
-Receipt: TypeAlias = Run | Done | Busy | Conflict | Unwritable
+Receipt: TypeAlias = Leased | AlreadySettled | LeasedElsewhere | ContentConflict | Unwritable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +79,7 @@ class FailedHandling:
     counted: bool = True
 
 
-def first_of_each(entries: Sequence[InboxEntry]) -> list[InboxEntry]:
+def deduplicate(entries: Sequence[InboxEntry]) -> list[InboxEntry]:
     """Leave out the entries whose message id came before in the batch."""
     first: dict[str, InboxEntry] = {}
     for entry in entries:
@@ -87,7 +87,7 @@ def first_of_each(entries: Sequence[InboxEntry]) -> list[InboxEntry]:
     return list(first.values())
 
 
-def with_repeats(entries: Sequence[InboxEntry], receipts: Mapping[str, Receipt]) -> list[Receipt]:
+def expand_duplicates(entries: Sequence[InboxEntry], receipts: Mapping[str, Receipt]) -> list[Receipt]:
     """Make one receipt for each entry from those that the first of each message id got."""
     contents: dict[str, bytes] = {}
     answers = []
@@ -103,11 +103,11 @@ def with_repeats(entries: Sequence[InboxEntry], receipts: Mapping[str, Receipt])
 def _repeated(first: Receipt, *, same_content: bool) -> Receipt:
     """What cannot be told before the first one is settled is busy, and is asked about when it comes again."""
     match first:
-        case Run():
-            return Busy() if same_content else Conflict()
-        case Done() | Conflict():
-            return first if same_content else Busy()
-        case Busy() | Unwritable():
+        case Leased():
+            return LeasedElsewhere() if same_content else ContentConflict()
+        case AlreadySettled() | ContentConflict():
+            return first if same_content else LeasedElsewhere()
+        case LeasedElsewhere() | Unwritable():
             return first
         case _:
             assert_never(first)

@@ -27,7 +27,7 @@ class ConsumerStanding:
 
 
 @dataclass(frozen=True, slots=True)
-class Unseen:
+class MissedMessages:
     """At least ``count`` messages between two sequences left the stream and were never delivered."""
 
     first_seq: int
@@ -35,7 +35,7 @@ class Unseen:
     count: int
 
 
-def unseen(before: ConsumerStanding | None, now: ConsumerStanding) -> Unseen | None:
+def find_missed(before: ConsumerStanding | None, now: ConsumerStanding) -> MissedMessages | None:
     """Compare two looks at a consumer; None: nothing is known to be missed.
 
     Each message that was pending (and, for a consumer that takes all, each that was stored since) was
@@ -55,6 +55,6 @@ def unseen(before: ConsumerStanding | None, now: ConsumerStanding) -> Unseen | N
     return _found(before.delivered, now.first_seq - 1, before.pending + stored - given - now.pending)
 
 
-def _found(delivered: int, last_gone: int, count: int) -> Unseen | None:
+def _found(delivered: int, last_gone: int, count: int) -> MissedMessages | None:
     count = min(count, last_gone - delivered)
-    return Unseen(delivered + 1, last_gone, count) if count > 0 else None
+    return MissedMessages(delivered + 1, last_gone, count) if count > 0 else None

@@ -25,14 +25,14 @@ class Stored(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class Rejected:
     """This message can never be stored as it is (too large, a bad header): permanent."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class FailedTransiently:
     """The broker refused this message now but may take it later: transient, spends a failure."""
 
     reason: str
@@ -56,7 +56,7 @@ class Unsent:
     reason: str
 
 
-PublishOutcome: TypeAlias = Stored | Refused | Failed | Unknown | Unsent
+PublishOutcome: TypeAlias = Stored | Rejected | FailedTransiently | Unknown | Unsent
 
 # --- what to do with a claimed event
 
@@ -86,14 +86,14 @@ class Released:
 
 
 @dataclass(frozen=True, slots=True)
-class Buried:
+class Died:
     """CLAIMED -> DEAD."""
 
     event: ClaimedEvent
     error: str
 
 
-Verdict: TypeAlias = Published | Postponed | Released | Buried
+Verdict: TypeAlias = Published | Postponed | Released | Died
 
 
 class Reaped(NamedTuple):

@@ -6,12 +6,12 @@ from typing import assert_never
 
 from sea_mq_worker.domain.events import ClaimedEvent
 from sea_mq_worker.domain.outcomes import (
-    Buried,
-    Failed,
+    Died,
+    FailedTransiently,
     Postponed,
     Published,
     PublishOutcome,
-    Refused,
+    Rejected,
     Released,
     Stored,
     Unknown,
@@ -76,9 +76,9 @@ class RetryPolicy:
                 return Published(event, outcome)
             case Stored():
                 return self._known(event, outcome)
-            case Refused(reason):
-                return Buried(event, reason)
-            case Failed(reason):
+            case Rejected(reason):
+                return Died(event, reason)
+            case FailedTransiently(reason):
                 return self._failed(event, reason)
             case Unknown(reason):
                 cap = min(self.backoff.cap_seconds, _BLAMELESS_CAP_SECONDS)
@@ -106,9 +106,9 @@ class RetryPolicy:
 
     def _failed(self, event: ClaimedEvent, reason: str) -> Verdict:
         if event.failures + 1 >= self.failures_max:
-            return Buried(event, f"{reason} (failed {event.failures + 1} times)")
+            return Died(event, f"{reason} (failed {event.failures + 1} times)")
         if event.attempted_seconds_ago > self.age_max_seconds:
-            return Buried(event, f"{reason} (for more than {self.age_max_seconds:.0f} s)")
+            return Died(event, f"{reason} (for more than {self.age_max_seconds:.0f} s)")
         return Postponed(event, reason, self.backoff.delay_seconds(event.failures + 1), failed=True)
 
 

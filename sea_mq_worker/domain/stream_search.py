@@ -5,7 +5,7 @@ from typing import NamedTuple, TypeAlias
 from sea_mq_worker.domain.outcomes import Stored
 
 
-class Looked(NamedTuple):
+class SearchProgress(NamedTuple):
     """A search that has not found its message; another one goes on from here.
 
     Sequences count within the stream that was made at ``created``.
@@ -28,7 +28,7 @@ class Looked(NamedTuple):
         return max(0, self.until - self.through)
 
 
-class Wanted(NamedTuple):
+class SearchedId(NamedTuple):
     """A message to look for."""
 
     id: str
@@ -38,8 +38,8 @@ class Wanted(NamedTuple):
     """That it was published to; empty: any."""
     other_than: int = 0
     """Sequence of a copy that does not count."""
-    looked: Looked | None = None
+    looked: SearchProgress | None = None
     """Where an earlier search stopped."""
 
 
-SearchResult: TypeAlias = Stored | Looked
+SearchResult: TypeAlias = Stored | SearchProgress

@@ -15,7 +15,7 @@ _BURST = 2
 
 
 @dataclass(slots=True, kw_only=True)
-class Pace:
+class Throttle:
     """Of one event type; every method takes the time in monotonic seconds.
 
     Attributes:

@@ -10,7 +10,7 @@ _MILLISECOND = timedelta(milliseconds=1)
 _MILLISECONDS_MAX = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // _MILLISECOND
 
 
-def tells_time(highest: UUID) -> bool:
+def is_uuid7(highest: UUID) -> bool:
     """Tell from the highest id of a table whether its ids are in the order in which they were made.
 
     Of ids of another version all but a few would be higher than those of version 7 are in this age.
@@ -18,11 +18,11 @@ def tells_time(highest: UUID) -> bool:
     return highest.version == _VERSION
 
 
-def lowest_id(at: datetime) -> UUID:
+def min_id_at(at: datetime) -> UUID:
     """Return what no id that is made at this time or later is below, to the millisecond."""
     return UUID(int=max(0, (at - _EPOCH) // _MILLISECOND) << _BITS_BEHIND)
 
 
-def made_at(id_: UUID) -> datetime:
+def timestamp_of(id_: UUID) -> datetime:
     """Return when an id of version 7 was made, or says so: whoever sends a message chooses its id."""
     return _EPOCH + min(id_.int >> _BITS_BEHIND, _MILLISECONDS_MAX) * _MILLISECOND

@@ -14,7 +14,7 @@ from sea_mq_worker.adapters.nats.manage.definitions import (
     StreamDefinition,
     definitions,
 )
-from sea_mq_worker.adapters.nats.publish.stream_info import stream_facts
+from sea_mq_worker.adapters.nats.publish.stream_info import stream_info
 from sea_mq_worker.connections.nats import open_nats
 from sea_mq_worker.domain.errors import ContractError
 from sea_mq_worker.resources import resource_folder
@@ -44,7 +44,7 @@ async def dead_letters(settings: Settings) -> AsyncIterator[NatsDeadLetters]:
         ContractError: there is none; the text names the command that creates it.
     """
     async with broker(settings) as connection:
-        await stream_facts(connection, settings.dlq_stream)
+        await stream_info(connection, settings.dlq_stream)
         yield NatsDeadLetters(connection=connection, stream=settings.dlq_stream)
 
 

@@ -24,7 +24,7 @@ async def plan_migration(settings: Settings) -> Plan:
     return await plan(settings.database_url.get_secret_value(), schema=settings.database_schema)
 
 
-async def divide_outbox(settings: Settings, *, actor: str, reason: str) -> bool:
+async def enable_partitions(settings: Settings, *, actor: str, reason: str) -> bool:
     """Keep the outbox in partitions from now on; False: it is in partitions already."""
     return await partition_outbox(
         settings.database_url.get_secret_value(),

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from itertools import groupby, islice
 
 from sea_mq_worker.adapters.nats.manage.dead_letters import DeadLetterEntry, LetterFilter, NatsDeadLetters
-from sea_mq_worker.domain.error_fingerprint import without_numbers
+from sea_mq_worker.domain.error_fingerprint import mask_ids
 from sea_mq_worker.domain.read_models import Group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class DeadLetterOutcome:
     """What became of one dead letter; ``done``: the effect is there and the dead letter removed."""
 
     seq: int
@@ -20,7 +20,7 @@ class Outcome:
     text: str
 
 
-async def letter_groups(
+async def dead_letter_groups(
     letters: NatsDeadLetters, which: LetterFilter, *, read_max: int, groups_max: int
 ) -> tuple[int, Sequence[Group]]:
     """Count dead letters by reason, subject, consumer and detail, the most frequent first.
@@ -48,5 +48,5 @@ def _names(entry: DeadLetterEntry) -> Sequence[tuple[str, str]]:
         ("reason", entry.reason),
         ("subject", entry.original_subject),
         ("consumer", entry.consumer),
-        ("detail", without_numbers(entry.detail)),
+        ("detail", mask_ids(entry.detail)),
     ]

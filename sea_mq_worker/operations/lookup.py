@@ -12,7 +12,7 @@ from uuid import UUID
 from sea_mq_worker.adapters.nats.connection import NatsConnection
 from sea_mq_worker.adapters.nats.manage.dead_letters import DeadLetterEntry, LetterFilter, NatsDeadLetters
 from sea_mq_worker.adapters.nats.manage.lost_events import lost_since
-from sea_mq_worker.adapters.nats.manage.message_location import Trace, readers, trace
+from sea_mq_worker.adapters.nats.manage.message_location import StoredMessage, consumer_deliveries, locate
 from sea_mq_worker.adapters.nats.publish.search import find_messages
 from sea_mq_worker.adapters.postgres.operator.inspection import PostgresInspection
 from sea_mq_worker.domain.errors import ContractError, WorkerError
@@ -26,7 +26,7 @@ from sea_mq_worker.domain.read_models import (
     OutboxFilter,
     OutboxSummary,
 )
-from sea_mq_worker.domain.stream_search import Wanted
+from sea_mq_worker.domain.stream_search import SearchedId
 from sea_mq_worker.operations.broker import broker
 from sea_mq_worker.operations.database import operations
 from sea_mq_worker.settings import Settings
@@ -87,7 +87,7 @@ class Found:
     event: OutboxSummary | None
     earlier: tuple[EarlierEvent, ...]
     message: InboxRecord | None
-    traces: tuple[Trace, ...]
+    traces: tuple[StoredMessage, ...]
     letters: tuple[Letter, ...]
     conflicts: tuple[Conflicting, ...]
     unseen: tuple[str, ...]
@@ -96,7 +96,7 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lookout:
+class MessageLookup:
     """Where it is looked; without ``connection`` in the tables alone, for ``absent`` says why.
 
     Attributes:
@@ -166,12 +166,14 @@ class Lookout:
             unseen.append(f"the audit: {error}")
             return None
 
-    async def _lost(self, event: OutboxSummary | None, traces: Sequence[Trace], unseen: list[str]) -> str:
+    async def _lost(
+        self, event: OutboxSummary | None, traces: Sequence[StoredMessage], unseen: list[str]
+    ) -> str:
         """Tell an event that its stream has lost from one that its limits have dropped."""
         if self.connection is None or event is None or event.state != EventState.PUBLISHED:
             return ""
         stream, seq = event.stream or "", event.stream_seq or 0
-        if not seq or any((trace.stream, trace.seq) == (stream, seq) for trace in traces):
+        if not seq or any((locate.stream, locate.seq) == (stream, seq) for locate in traces):
             return ""
         asked = lost_since(self.connection, stream, greatest=seq, shared=0, some=[(str(event.id), seq)])
         try:
@@ -198,7 +200,7 @@ class Lookout:
         message: InboxRecord | None,
         since: datetime | None,
         unseen: list[str],
-    ) -> tuple[tuple[Trace, ...], tuple[Letter, ...]]:
+    ) -> tuple[tuple[StoredMessage, ...], tuple[Letter, ...]]:
         """Ask the streams; what one cannot be asked is added to ``unseen``, and the others are asked.
 
         All at once: a stream without a leader answers nothing, and whoever asks must not wait for one after
@@ -218,7 +220,7 @@ class Lookout:
 
 
 @asynccontextmanager
-async def lookout(settings: Settings) -> AsyncIterator[Lookout]:
+async def message_lookup(settings: Settings) -> AsyncIterator[MessageLookup]:
     """Connect to what can be looked at.
 
     Raises:
@@ -232,7 +234,7 @@ async def lookout(settings: Settings) -> AsyncIterator[Lookout]:
                 connection = await stack.enter_async_context(broker(settings))
             except WorkerError as error:
                 absent = f"streams: {error}"
-        yield Lookout(
+        yield MessageLookup(
             tables=tables,
             connection=connection,
             dlq_stream=settings.dlq_stream,
@@ -257,23 +259,26 @@ class _Broker:
     dlq_stream: str
     unseen: list[str]
 
-    async def trace(self, wanted: str, place: _Place) -> Trace | None:
+    async def trace(self, wanted: str, place: _Place) -> StoredMessage | None:
         found = await self._try(
-            f"stream {place.stream}", trace(self.connection, place.stream, place.seq, wanted)
+            f"stream {place.stream}", locate(self.connection, place.stream, place.seq, wanted)
         )
         if found is None:
             return None
         what = f"consumers of {place.stream}"
         return replace(
             found,
-            readers=await self._try(what, readers(self.connection, found, consumer=place.consumer)) or (),
+            readers=await self._try(
+                what, consumer_deliveries(self.connection, found, consumer=place.consumer)
+            )
+            or (),
         )
 
-    async def search(self, wanted: str, stream: str, since: datetime) -> Trace | None:
+    async def search(self, wanted: str, stream: str, since: datetime) -> StoredMessage | None:
         """Read the headers of all that a stream got since."""
         seconds = (datetime.now(UTC) - since + _MARGIN).total_seconds()
         asked = find_messages(
-            self.connection, stream, [Wanted(wanted, seconds)], timeout_seconds=_SEARCH_SECONDS_MAX
+            self.connection, stream, [SearchedId(wanted, seconds)], timeout_seconds=_SEARCH_SECONDS_MAX
         )
         found = (await self._try(f"stream {stream}", asked) or {}).get(wanted)
         if isinstance(found, Stored):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from uuid import UUID
 
-from sea_mq_worker.adapters.nats.manage.message_location import Reader, Reading, Trace
+from sea_mq_worker.adapters.nats.manage.message_location import ConsumerDelivery, DeliveryState, StoredMessage
 from sea_mq_worker.domain.events import EventState
 from sea_mq_worker.domain.read_models import (
     EarlierEvent,
@@ -15,7 +15,7 @@ from sea_mq_worker.domain.read_models import (
     OutboxSummary,
 )
 from sea_mq_worker.domain.retry import can_be_sent
-from sea_mq_worker.operations.lookup import Conflicting, Found, Letter, Lookout
+from sea_mq_worker.operations.lookup import Conflicting, Found, Letter, MessageLookup
 
 _PROGRAM = "sea-mq-worker"
 _WHY = '--reason "..."'
@@ -30,7 +30,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Whereabouts:
+class LookupReport:
     """The answer.
 
     Attributes:
@@ -57,7 +57,7 @@ class Whereabouts:
         return bool(self.matches or (f and (f.event or f.message or f.traces or f.letters or f.discarded)))
 
 
-async def whereabouts(text: str, lookout: Lookout, *, since: datetime | None = None) -> Whereabouts:
+async def lookup_report(text: str, lookout: MessageLookup, *, since: datetime | None = None) -> LookupReport:
     """Find out where an event or message is.
 
     Args:
@@ -73,11 +73,11 @@ async def whereabouts(text: str, lookout: Lookout, *, since: datetime | None = N
     ids = {match.id for match in matches}
     if len(ids) > 1:
         said = f"{text} may mean any of these and perhaps others; name one"
-        return Whereabouts(id=text, answer=(said,), matches=tuple(matches))
+        return LookupReport(id=text, answer=(said,), matches=tuple(matches))
     wanted = ids.pop() if ids else _whole(text)
     if wanted is None:
-        return Whereabouts(id=text, answer=(f"no event and no message begins with {text}",))
-    return told(await lookout.find(wanted, since=since), now=datetime.now(UTC))
+        return LookupReport(id=text, answer=(f"no event and no message begins with {text}",))
+    return describe(await lookout.find(wanted, since=since), now=datetime.now(UTC))
 
 
 def _whole(text: str) -> UUID | None:
@@ -87,7 +87,7 @@ def _whole(text: str) -> UUID | None:
         return None
 
 
-def told(found: Found, *, now: datetime) -> Whereabouts:
+def describe(found: Found, *, now: datetime) -> LookupReport:
     """Put what was found into words."""
     answer: list[str] = []
     following: list[str] = []
@@ -103,7 +103,7 @@ def told(found: Found, *, now: datetime) -> Whereabouts:
     for conflict in found.conflicts:
         answer.append(_conflict(conflict))
         following += [f"{_PROGRAM} dlq show {conflict.letter.seq}"] if conflict.letter else []
-    return Whereabouts(
+    return LookupReport(
         id=found.id,
         answer=tuple(answer),
         steps=tuple(sorted(_steps(found), key=lambda step: step.at)),
@@ -206,7 +206,7 @@ def _waiting(message: InboxRecord, found: Found) -> tuple[list[str], list[str]]:
         return [f"it is lost: {said}; it is no longer in {place}"], [
             f"send it again under its id, or {_PROGRAM} inbox close {message.message_id} {_WHY}"
         ]
-    if any(reader.reading is Reading.DONE for trace in held for reader in trace.readers):
+    if any(reader.reading is DeliveryState.DONE for trace in held for reader in trace.readers):
         return [f"it waits to be read back from {place}, for its consumer will not deliver it; {said}"], []
     return [f"it waits to be delivered again from {place}; {said}"], []
 
@@ -230,19 +230,19 @@ def _unknown(found: Found) -> tuple[list[str], list[str]]:
 
 
 _READINGS = {
-    Reading.TO_COME: "has still to deliver it, after {before} others at most",
-    Reading.DELIVERED: "has delivered it, and waits for it or an earlier one to end",
-    Reading.DONE: "is done with it",
-    Reading.NOT_FOR_IT: "leaves it out by its filter",
+    DeliveryState.TO_COME: "has still to deliver it, after {before} others at most",
+    DeliveryState.DELIVERED: "has delivered it, and waits for it or an earlier one to end",
+    DeliveryState.DONE: "is done with it",
+    DeliveryState.NOT_FOR_IT: "leaves it out by its filter",
 }
 
 
-def _readers(trace: Trace) -> Iterator[str]:
+def _readers(trace: StoredMessage) -> Iterator[str]:
     for reader in trace.readers:
         yield f"consumer {reader.consumer} of {trace.stream} {_reading(reader)}"
 
 
-def _reading(reader: Reader) -> str:
+def _reading(reader: ConsumerDelivery) -> str:
     return _READINGS[reader.reading].format(before=reader.before)
 
 

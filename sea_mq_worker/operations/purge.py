@@ -11,7 +11,7 @@ from sea_mq_worker.adapters.postgres.operator.operations import PostgresOperatio
 from sea_mq_worker.domain.errors import ContractError, WorkerError
 from sea_mq_worker.operations.broker import dead_letters
 from sea_mq_worker.operations.database import operations
-from sea_mq_worker.operations.dead_letters import Outcome
+from sea_mq_worker.operations.dead_letters import DeadLetterOutcome
 from sea_mq_worker.settings import Settings
 
 if TYPE_CHECKING:
@@ -30,12 +30,12 @@ class Purger:
     @asynccontextmanager
     async def recorded(
         self, selection: Mapping[str, Any]
-    ) -> AsyncIterator[Callable[[int], Awaitable[Outcome]]]:
+    ) -> AsyncIterator[Callable[[int], Awaitable[DeadLetterOutcome]]]:
         """Keep one record of all that is deleted in a block; yield what deletes one dead letter."""
         action = await self.tables.begin_purge(selection, actor=self.actor, reason=self.reason)
         outcome: ActionOutcome = "refused"
 
-        async def purge(seq: int) -> Outcome:
+        async def purge(seq: int) -> DeadLetterOutcome:
             nonlocal outcome
             before, outcome = outcome, "failed"
             told = await self._purge(seq, action=action)
@@ -48,7 +48,7 @@ class Purger:
             with suppress(WorkerError):
                 await self.tables.finish(action, outcome)
 
-    async def _purge(self, seq: int, *, action: int) -> Outcome:
+    async def _purge(self, seq: int, *, action: int) -> DeadLetterOutcome:
         """Delete one dead letter; where its message is being handled again, both stay."""
         try:
             entry = await self.letters.show(seq)
@@ -57,11 +57,11 @@ class Purger:
             )
             if not may_go:
                 text = "its message is open again, as during a redrive; see `inbox show`"
-                return Outcome(seq=seq, message_id=entry.message_id, done=False, text=text)
+                return DeadLetterOutcome(seq=seq, message_id=entry.message_id, done=False, text=text)
             await self.letters.remove(seq)
         except ContractError as error:
-            return Outcome(seq=seq, message_id="", done=False, text=str(error))
-        return Outcome(seq=seq, message_id=entry.message_id, done=True, text="deleted")
+            return DeadLetterOutcome(seq=seq, message_id="", done=False, text=str(error))
+        return DeadLetterOutcome(seq=seq, message_id=entry.message_id, done=True, text="deleted")
 
 
 @asynccontextmanager

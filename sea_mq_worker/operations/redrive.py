@@ -10,17 +10,17 @@ from uuid import UUID
 from sea_mq_worker.adapters.nats.manage.dead_letters import DeadLetterEntry, NatsDeadLetters
 from sea_mq_worker.adapters.postgres.inbox import PostgresInboxAdapter
 from sea_mq_worker.adapters.postgres.operator.operations import PostgresOperations
-from sea_mq_worker.application.inbox.lease_renewal import kept
+from sea_mq_worker.application.inbox.lease_renewal import renewing_lease
 from sea_mq_worker.connections.handler import open_handler
 from sea_mq_worker.connections.postgres import open_pool
 from sea_mq_worker.domain.errors import ContractError, WorkerError
-from sea_mq_worker.domain.inbound import Valid, content_hash, open_envelope
-from sea_mq_worker.domain.inbox_results import InboxEntry, Run
+from sea_mq_worker.domain.inbound import ParsedMessage, content_hash, parse_message
+from sea_mq_worker.domain.inbox_results import InboxEntry, Leased
 from sea_mq_worker.domain.messages import InboundMessage
 from sea_mq_worker.domain.outcomes import Accepted, NotDelivered, Poison, Retry
 from sea_mq_worker.operations.broker import dead_letters
 from sea_mq_worker.operations.database import operations
-from sea_mq_worker.operations.dead_letters import Outcome
+from sea_mq_worker.operations.dead_letters import DeadLetterOutcome
 from sea_mq_worker.ports.handler import EventHandler
 from sea_mq_worker.ports.inbox import InboxRepository
 from sea_mq_worker.settings import Settings
@@ -36,7 +36,7 @@ class Redriver:
     handler: EventHandler
     lease_seconds: float
 
-    async def redrive(self, seq: int, *, actor: str, reason: str) -> Outcome:
+    async def redrive(self, seq: int, *, actor: str, reason: str) -> DeadLetterOutcome:
         """Handle one dead letter; where there is no effect it stays, in its stream and in the inbox.
 
         Raises:
@@ -46,9 +46,9 @@ class Redriver:
             entry = await self.letters.show(seq)
             message = await self.letters.original(entry)
         except ContractError as error:
-            return Outcome(seq=seq, message_id="", done=False, text=str(error))
-        envelope = open_envelope(message)
-        if not isinstance(envelope, Valid) or envelope.message_id != entry.message_id:
+            return DeadLetterOutcome(seq=seq, message_id="", done=False, text=str(error))
+        envelope = parse_message(message)
+        if not isinstance(envelope, ParsedMessage) or envelope.message_id != entry.message_id:
             text = f"{entry.reason}: it can never be handled as it is; publish it corrected, under a new id"
             return _failed(entry, text)
         opened = await self.tables.redriven(UUID(envelope.message_id), actor=actor, reason=reason)
@@ -65,14 +65,16 @@ class Redriver:
         await self.tables.finish_redrive(opened.action, "done" if outcome.done else "refused")
         return outcome
 
-    async def _handle(self, entry: DeadLetterEntry, message: InboundMessage, envelope: Valid) -> Outcome:
+    async def _handle(
+        self, entry: DeadLetterEntry, message: InboundMessage, envelope: ParsedMessage
+    ) -> DeadLetterOutcome:
         receipts = await self.inbox.insert([_recorded(message, envelope)], lease_seconds=self.lease_seconds)
         run = receipts[0]
-        if not isinstance(run, Run):
+        if not isinstance(run, Leased):
             return _failed(
                 entry, f"the inbox answers {type(run).__name__}: somebody has it now; try again later"
             )
-        async with kept(self.inbox, run.lease, lease_seconds=self.lease_seconds):
+        async with renewing_lease(self.inbox, run.lease, lease_seconds=self.lease_seconds):
             result = await self.handler.handle(envelope.request)
         if isinstance(result, Accepted):
             if not await self.inbox.mark_processed([run.lease]):
@@ -85,7 +87,7 @@ class Redriver:
         await self._close_again(run, entry, trouble)
         return _failed(entry, f"{trouble}; the dead letter stays")
 
-    async def _close_again(self, run: Run, entry: DeadLetterEntry, trouble: str) -> None:
+    async def _close_again(self, run: Leased, entry: DeadLetterEntry, trouble: str) -> None:
         """Nobody would bring a message that waits: its dead letter is still there, so that is its state."""
         await self.inbox.begin_dead_letter(run.lease, reason=entry.reason, detail=f"redrive: {trouble}")
         await self.inbox.mark_dead_lettered([run.lease])
@@ -110,7 +112,7 @@ async def redriver(settings: Settings) -> AsyncIterator[Redriver]:
         )
 
 
-def _recorded(message: InboundMessage, envelope: Valid) -> InboxEntry:
+def _recorded(message: InboundMessage, envelope: ParsedMessage) -> InboxEntry:
     return InboxEntry(
         message_id=envelope.message_id,
         subject=message.subject,
@@ -133,9 +135,9 @@ def _trouble(result: Retry | Poison | NotDelivered) -> str:
             assert_never(result)
 
 
-def _done(entry: DeadLetterEntry, text: str) -> Outcome:
-    return Outcome(seq=entry.seq, message_id=entry.message_id, done=True, text=text)
+def _done(entry: DeadLetterEntry, text: str) -> DeadLetterOutcome:
+    return DeadLetterOutcome(seq=entry.seq, message_id=entry.message_id, done=True, text=text)
 
 
-def _failed(entry: DeadLetterEntry, text: str) -> Outcome:
-    return Outcome(seq=entry.seq, message_id=entry.message_id, done=False, text=text)
+def _failed(entry: DeadLetterEntry, text: str) -> DeadLetterOutcome:
+    return DeadLetterOutcome(seq=entry.seq, message_id=entry.message_id, done=False, text=text)

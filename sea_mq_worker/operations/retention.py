@@ -21,7 +21,7 @@ class Deliverable:
     since: datetime
 
 
-async def deliverable(settings: Settings) -> Deliverable | None:
+async def oldest_deliverable(settings: Settings) -> Deliverable | None:
     """Return the stream of the configured consumers that reaches back furthest; None: none holds a message.
 
     Raises:

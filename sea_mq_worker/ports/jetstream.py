@@ -5,7 +5,7 @@ from typing import Protocol
 
 from sea_mq_worker.domain.messages import InboundMessage, OutboundMessage
 from sea_mq_worker.domain.outcomes import PublishOutcome
-from sea_mq_worker.domain.stream_search import SearchResult, Wanted
+from sea_mq_worker.domain.stream_search import SearchedId, SearchResult
 
 
 class JetStreamPublisher(Protocol):
@@ -48,7 +48,7 @@ class JetStreamPublisher(Protocol):
         """
         ...
 
-    async def find(self, wanted: Sequence[Wanted]) -> Mapping[str, SearchResult]:
+    async def find(self, wanted: Sequence[SearchedId]) -> Mapping[str, SearchResult]:
         """Look for messages by their ids; return the latest copy of each, or how far the search came.
 
         For what is older than the duplicate window, where publishing again could store a second copy. A
@@ -132,7 +132,7 @@ class JetStreamConsumer(Settler, Protocol):
         ...
 
 
-class StrandedMessages(Settler, Protocol):
+class ExhaustedMessages(Settler, Protocol):
     """Messages that the server has given up on: max_deliver reached, and invisible in every lag.
 
     They come again until they are acknowledged here.

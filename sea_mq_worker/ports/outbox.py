@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from sea_mq_worker.domain.events import NO_BYTES_MAX, Claim
-from sea_mq_worker.domain.outcomes import Buried, Postponed, Published, Reaped, Released
+from sea_mq_worker.domain.outcomes import Died, Postponed, Published, Reaped, Released
 
 
 class OutboxRepository(Protocol):
@@ -36,9 +36,7 @@ class OutboxRepository(Protocol):
         """Record what the broker has confirmed, with the one stream and the sequences it named (CMD-050)."""
         ...
 
-    async def increment_attempts(
-        self, claim: Claim, verdicts: Sequence[Postponed | Buried]
-    ) -> frozenset[str]:
+    async def increment_attempts(self, claim: Claim, verdicts: Sequence[Postponed | Died]) -> frozenset[str]:
         """Record attempts that brought no confirmation: due again after their delay, or dead."""
         ...
 

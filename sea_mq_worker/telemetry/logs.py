@@ -22,17 +22,17 @@ from typing import Literal, TextIO
 
 from sea_mq_worker.domain.errors import WorkerError
 from sea_mq_worker.domain.facts import (
-    EventBuried,
+    CircuitOpened,
+    EventDied,
     EventPublished,
     EventsPublished,
     Fact,
-    GatePaused,
     MessageDeadLettered,
     Noticed,
     Progressed,
 )
-from sea_mq_worker.telemetry.catalog.log_events import ENDINGS, FACTS, LEVELS
-from sea_mq_worker.telemetry.nonblocking_writer import Outlet
+from sea_mq_worker.telemetry.catalog.log_events import FACTS, FATAL_NOTICES, LEVELS
+from sea_mq_worker.telemetry.nonblocking_writer import NonblockingWriter
 
 LOGGER = "sea_mq_worker"
 LIBRARIES = ("asyncio", "asyncpg", "httpcore2", "httpx2", "nats", "opentelemetry", "uvicorn")
@@ -44,7 +44,7 @@ _LINES_MAX = 2
 """Of one kind in a window; five kinds of trouble at once make 60 lines a minute."""
 _LINES_MAX_FINAL = 20
 """Of what an operator has to act upon, event by event."""
-_FINAL = (EventBuried, MessageDeadLettered)
+_FINAL = (EventDied, MessageDeadLettered)
 _CHARS_MAX = 2000
 _KINDS_MAX = 200
 
@@ -72,10 +72,10 @@ class _WorkerStreamHandler(logging.StreamHandler[TextIO]):
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__(stream)
-        self._outlet: Outlet | None = None
+        self._outlet: NonblockingWriter | None = None
         self._lost = 0
         with contextlib.suppress(OSError):
-            self._outlet = Outlet(stream)
+            self._outlet = NonblockingWriter(stream)
 
     def emit(self, record: logging.LogRecord) -> None:
         if self._outlet is None:
@@ -143,7 +143,7 @@ class LogObserver:
         self._kinds: dict[str, _Kind] = {}
 
     def observe(self, fact: Fact) -> None:
-        ends = isinstance(fact, Noticed) and fact.event in ENDINGS
+        ends = isinstance(fact, Noticed) and fact.event in FATAL_NOTICES
         level = logging.ERROR if ends else _LEVELS[type(fact)]
         if not self._logger.isEnabledFor(level):
             return
@@ -162,7 +162,7 @@ class LogObserver:
 
     def _left_out(self, fact: Fact | EventPublished, event: str) -> int:
         """Tell how many lines of this kind were left out since its last one; -1: leave this one out too."""
-        key = f"{event} {fact.gate}" if isinstance(fact, GatePaused) else event
+        key = f"{event} {fact.circuit}" if isinstance(fact, CircuitOpened) else event
         if key not in self._kinds and len(self._kinds) >= _KINDS_MAX:
             self._kinds.clear()
         kind = self._kinds.setdefault(key, _Kind())

@@ -8,12 +8,12 @@ from typing import Literal, TypeAlias, assert_never, get_args
 
 from sea_mq_worker.domain.facts import (
     BatchRelayed,
-    EventBuried,
+    CircuitClosed,
+    CircuitOpened,
+    EventDied,
     EventPostponed,
     EventsPublished,
     Fact,
-    GatePaused,
-    GateResumed,
     LeasesLost,
     LeasesReaped,
     MessageDeadLettered,
@@ -21,7 +21,7 @@ from sea_mq_worker.domain.facts import (
     MessageProcessed,
     MessageRetried,
     MessageSkipped,
-    MessagesUnseen,
+    MessagesMissed,
     Noticed,
     Progressed,
     TypeResumed,
@@ -70,7 +70,7 @@ class MetricsObserver:
         self.spans = RecentSpans()
         self._rendered: dict[bool, tuple[bytes, float]] = {}
         self._rates = {"published": Rate(clock), "processed": Rate(clock)}
-        self._gates: dict[str, tuple[str, float]] = {}
+        self._open_circuits: dict[str, tuple[str, float]] = {}
         self._backlogs: dict[Side, tuple[Backlog, float]] = {}
         self._processed: dict[tuple[str, int], tuple[Number, Histogram]] = {}
         self._begin_at_zero()
@@ -88,12 +88,12 @@ class MetricsObserver:
                 self._batch_relayed(fact)
             case MessageSkipped():
                 self._message_skipped(fact)
-            case MessagesUnseen():
-                self._count("inbox_unseen_total", fact.consumer, amount=fact.count)
+            case MessagesMissed():
+                self._count("inbox_missed_total", fact.consumer, amount=fact.count)
             case EventPostponed():
                 self._count("outbox_postponed_total")
-            case EventBuried():
-                self._count("outbox_buried_total")
+            case EventDied():
+                self._count("outbox_died_total")
             case MessageRetried():
                 self._count("inbox_retried_total", fact.consumer)
             case MessageGivenBack():
@@ -106,9 +106,9 @@ class MetricsObserver:
                 self._count("leases_lost_total", fact.side, amount=fact.count)
             case LeasesReaped():
                 self._count("outbox_leases_reaped_total", amount=fact.count)
-            case GatePaused():
+            case CircuitOpened():
                 self._gate_paused(fact)
-            case GateResumed():
+            case CircuitClosed():
                 self._gate_resumed(fact)
             case Noticed():
                 self._count("notices_total", fact.event)
@@ -164,8 +164,8 @@ class MetricsObserver:
                 for side, (backlog, at) in self._backlogs.items()
             },
             "paused": {
-                gate: {"reason": reason, "seconds": round(now - since, 1)}
-                for gate, (reason, since) in self._gates.items()
+                circuit: {"reason": reason, "seconds": round(now - since, 1)}
+                for circuit, (reason, since) in self._open_circuits.items()
             },
         }
 
@@ -209,12 +209,12 @@ class MetricsObserver:
             )
         return found
 
-    def _gate_paused(self, fact: GatePaused) -> None:
-        since = self._gates[fact.gate][1] if fact.gate in self._gates else self._clock()
-        if fact.gate not in self._gates:
-            self._count("gate_pauses_total", fact.gate)
-        self._gates[fact.gate] = (fact.reason, since)
-        self._number("gate_paused", fact.gate).value = 1
+    def _gate_paused(self, fact: CircuitOpened) -> None:
+        since = self._open_circuits[fact.circuit][1] if fact.circuit in self._open_circuits else self._clock()
+        if fact.circuit not in self._open_circuits:
+            self._count("circuit_opened_total", fact.circuit)
+        self._open_circuits[fact.circuit] = (fact.reason, since)
+        self._number("circuit_open", fact.circuit).value = 1
 
     def _batch_relayed(self, fact: BatchRelayed) -> None:
         self._batch.observe(fact.seconds)
@@ -225,9 +225,9 @@ class MetricsObserver:
         if fact.brought_by:
             self._count("inbox_overlapping_total", fact.consumer)
 
-    def _gate_resumed(self, fact: GateResumed) -> None:
-        self._gates.pop(fact.gate, None)
-        self._number("gate_paused", fact.gate).value = 0
+    def _gate_resumed(self, fact: CircuitClosed) -> None:
+        self._open_circuits.pop(fact.circuit, None)
+        self._number("circuit_open", fact.circuit).value = 0
 
     def _count(self, name: str, *labels: str, amount: int = 1) -> None:
         self._number(name, *labels).value += amount

@@ -8,7 +8,7 @@ _PIECE_BYTES = select.PIPE_BUF
 """What a pipe that takes anything takes whole."""
 
 
-class Outlet:
+class NonblockingWriter:
     """Writes lines as long as they are taken at once; files always take them.
 
     A write to a full pipe, or to a terminal that was halted, would stop the whole worker.

@@ -21,7 +21,7 @@ from opentelemetry.util.types import AttributeValue
 from sea_mq_worker.domain.headers import MSG_ID
 from sea_mq_worker.domain.messages import HandlerRequest, OutboundMessage
 from sea_mq_worker.domain.outcomes import Accepted, HandlerResult, Poison, PublishOutcome, Stored
-from sea_mq_worker.domain.stream_search import SearchResult, Wanted
+from sea_mq_worker.domain.stream_search import SearchedId, SearchResult
 from sea_mq_worker.ports.handler import EventHandler
 from sea_mq_worker.ports.jetstream import JetStreamPublisher
 from sea_mq_worker.telemetry.catalog import spans as v
@@ -87,7 +87,7 @@ class TracedPublisher:
                 span.end()
         return outcomes
 
-    async def find(self, wanted: Sequence[Wanted]) -> Mapping[str, SearchResult]:
+    async def find(self, wanted: Sequence[SearchedId]) -> Mapping[str, SearchResult]:
         return await self.inner.find(wanted)
 
     def _begin(self, message: OutboundMessage) -> tuple[Span, OutboundMessage]:

@@ -7,7 +7,7 @@ from sea_mq_worker.domain.messages import InboundMessage
 from sea_mq_worker.testing.consumer import InMemoryConsumer
 
 
-class InMemoryStrandedMessages:
+class InMemoryExhaustedMessages:
     """Messages that a consumer gave up, again and again until they are settled.
 
     Args:

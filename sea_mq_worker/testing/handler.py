@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias, assert_never
 
-from sea_mq_worker.domain.handler_status import ACCEPT_STATUSES, result_of
+from sea_mq_worker.domain.handler_status import ACCEPT_STATUSES, result_for_status
 from sea_mq_worker.domain.messages import HandlerRequest
 from sea_mq_worker.domain.outcomes import HandlerResult, NotDelivered, Retry
 
@@ -15,7 +15,7 @@ _SUCCESS = range(200, 300)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class Respond:
     """Answer ``status`` after ``slow_seconds``; a 2xx takes the effect, and is a 409 where it is there."""
 
     status: int = 200
@@ -24,7 +24,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class LoseAnswer:
+class LoseResponse:
     """Take the effect, then break off before the answer."""
 
 
@@ -38,14 +38,14 @@ class Unreachable:
     """Refuse the connection."""
 
 
-Behaviour: TypeAlias = Answer | LoseAnswer | Hang | Unreachable
+Behaviour: TypeAlias = Respond | LoseResponse | Hang | Unreachable
 Script: TypeAlias = Callable[[HandlerRequest, int], Behaviour]
 """What to do with a request; the number counts the calls for its message id, from 1."""
 
 
 def obliging(_request: HandlerRequest, _call: int) -> Behaviour:
     """Take every message."""
-    return Answer()
+    return Respond()
 
 
 class InMemoryHandler:
@@ -86,13 +86,15 @@ class InMemoryHandler:
                 f"the handler gave no whole answer within {self._timeout_seconds:g} s", answered=False
             )
 
-    async def _behave(self, request: HandlerRequest, behaviour: Answer | LoseAnswer | Hang) -> HandlerResult:
+    async def _behave(
+        self, request: HandlerRequest, behaviour: Respond | LoseResponse | Hang
+    ) -> HandlerResult:
         match behaviour:
-            case Answer():
+            case Respond():
                 if behaviour.slow_seconds > 0:
                     await asyncio.sleep(behaviour.slow_seconds)
                 return self._answer(request, behaviour)
-            case LoseAnswer():
+            case LoseResponse():
                 self._take(request)
                 return Retry("the handler closed the connection without a whole answer", answered=False)
             case Hang():
@@ -101,11 +103,11 @@ class InMemoryHandler:
             case _:
                 assert_never(behaviour)
 
-    def _answer(self, request: HandlerRequest, answer: Answer) -> HandlerResult:
+    def _answer(self, request: HandlerRequest, answer: Respond) -> HandlerResult:
         status = answer.status
         if status in _SUCCESS and not self._take(request):
             status = _ALREADY
-        return result_of(
+        return result_for_status(
             status, accept_statuses=self._accept_statuses, after_seconds=answer.retry_after_seconds
         )
 

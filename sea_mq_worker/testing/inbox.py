@@ -5,16 +5,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from sea_mq_worker.domain.inbox_results import (
-    Busy,
-    Conflict,
-    Done,
+    AlreadySettled,
+    ContentConflict,
     FailedHandling,
     InboxEntry,
     Lease,
+    Leased,
+    LeasedElsewhere,
     Receipt,
-    Run,
-    first_of_each,
-    with_repeats,
+    deduplicate,
+    expand_duplicates,
 )
 
 _ERROR_CHARS_MAX = 2000
@@ -70,10 +70,9 @@ class InMemoryInbox:
         """Record and lease a batch (CMD-051)."""
         token = f"{self._worker}#{next(self._table.tokens)}"
         receipts = {
-            entry.message_id: self._insert_one(entry, token, lease_seconds)
-            for entry in first_of_each(entries)
+            entry.message_id: self._insert_one(entry, token, lease_seconds) for entry in deduplicate(entries)
         }
-        return with_repeats(entries, receipts)
+        return expand_duplicates(entries, receipts)
 
     async def overdue(
         self,
@@ -152,16 +151,16 @@ class InMemoryInbox:
         fresh = InboxRow(entry=entry, received_at=now, content_hash=entry.content_hash)
         row = self._table.rows.setdefault(entry.message_id, fresh)
         if row.content_hash not in {None, entry.content_hash}:
-            return Conflict()
+            return ContentConflict()
         if row.settled:
-            return Done(row.entry.consumer)
+            return AlreadySettled(row.entry.consumer)
         if row.leased(now, lease_seconds):
-            return Busy(row.attempts)
+            return LeasedElsewhere(row.attempts)
         row.entry, row.content_hash = entry, entry.content_hash
         row.attempts += 1
         row.locked_until, row.locked_by = now + lease_seconds, token
         begun_at = now if row.dead_letter_begun_at is None else row.dead_letter_begun_at
-        return Run(
+        return Leased(
             lease=Lease(message_id=entry.message_id, token=token),
             attempts=row.attempts,
             dead_letter_begun_seconds_ago=now - begun_at,

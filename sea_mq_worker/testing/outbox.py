@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import assert_never
 
 from sea_mq_worker.domain.events import NO_BYTES_MAX, NOTHING_CLAIMED, Claim, ClaimedEvent, EventState
-from sea_mq_worker.domain.outcomes import Buried, Postponed, Published, Reaped, Released, Verdict
+from sea_mq_worker.domain.outcomes import Died, Postponed, Published, Reaped, Released, Verdict
 
 EPOCH = datetime(2025, 1, 1, tzinfo=UTC)
 """The moment at which the given clock says 0."""
@@ -103,7 +103,7 @@ class OutboxTable:
         row.available_at = self.clock()
 
 
-class MemoryOutbox:
+class InMemoryOutbox:
     """One lane of an ``OutboxTable`` as a relay sees it; see ``ports.outbox.OutboxRepository``."""
 
     def __init__(
@@ -160,9 +160,7 @@ class MemoryOutbox:
         """CLAIMED -> PUBLISHED."""
         return self._settle(claim, verdicts)
 
-    async def increment_attempts(
-        self, claim: Claim, verdicts: Sequence[Postponed | Buried]
-    ) -> frozenset[str]:
+    async def increment_attempts(self, claim: Claim, verdicts: Sequence[Postponed | Died]) -> frozenset[str]:
         """CLAIMED -> PENDING or DEAD."""
         return self._settle(claim, verdicts)
 
@@ -293,7 +291,7 @@ class MemoryOutbox:
                 row.state, row.error = EventState.PENDING, error[:_ERROR_CHARS_MAX]
                 row.available_at = now + delay_seconds
                 row.failures += failed
-            case Buried(_, error):
+            case Died(_, error):
                 row.state, row.error = EventState.DEAD, error[:_ERROR_CHARS_MAX]
                 row.failures += 1
             case Released():

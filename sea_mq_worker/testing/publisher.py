@@ -5,12 +5,12 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, auto
 from typing import assert_never
 
-from sea_mq_worker.domain.encoding import problem
+from sea_mq_worker.domain.encoding import validation_error
 from sea_mq_worker.domain.errors import BrokerUnavailableError
-from sea_mq_worker.domain.headers import MSG_ID, tells_the_same
+from sea_mq_worker.domain.headers import MSG_ID, is_same_message
 from sea_mq_worker.domain.messages import OutboundMessage
-from sea_mq_worker.domain.outcomes import Failed, PublishOutcome, Refused, Stored, Unknown, Unsent
-from sea_mq_worker.domain.stream_search import Looked, SearchResult, Wanted
+from sea_mq_worker.domain.outcomes import FailedTransiently, PublishOutcome, Rejected, Stored, Unknown, Unsent
+from sea_mq_worker.domain.stream_search import SearchedId, SearchProgress, SearchResult
 from sea_mq_worker.testing.stream import InMemoryStream, StreamFullError
 
 _BEHIND = Unsent("held back behind a message that was not stored")
@@ -112,19 +112,19 @@ class InMemoryPublisher:
                 break
         return outcomes + [_BEHIND] * (len(messages) - len(outcomes))
 
-    async def find(self, wanted: Sequence[Wanted]) -> Mapping[str, SearchResult]:
+    async def find(self, wanted: Sequence[SearchedId]) -> Mapping[str, SearchResult]:
         """Scan what the stream stored lately; see JetStreamPublisher."""
         await asyncio.sleep(0)
         if not self.connected:
             raise BrokerUnavailableError("not connected")
         return self.look_for(wanted)
 
-    def look_for(self, wanted: Sequence[Wanted]) -> Mapping[str, SearchResult]:
+    def look_for(self, wanted: Sequence[SearchedId]) -> Mapping[str, SearchResult]:
         """Do what a search does that the server answers."""
         return {each.id: self._look(each) for each in wanted}
 
-    def _look(self, wanted: Wanted) -> SearchResult:
-        looked = wanted.looked or Looked(self._stream.name, 0, 0)
+    def _look(self, wanted: SearchedId) -> SearchResult:
+        looked = wanted.looked or SearchProgress(self._stream.name, 0, 0)
         until = looked.until or self._stream.last_seq
         start = self._clock() - wanted.since_seconds
         behind = [
@@ -143,9 +143,9 @@ class InMemoryPublisher:
         return looked._replace(through=read[-1].seq if len(read) < len(behind) else until, until=until)
 
     def _send(self, message: OutboundMessage) -> PublishOutcome:
-        bad = problem(message, self.max_payload)
+        bad = validation_error(message, self.max_payload)
         if bad:
-            return Refused(bad)
+            return Rejected(bad)
         if not self.connected:
             return Unsent("not connected")
         return self._meet(self.faults(message), message)
@@ -155,9 +155,9 @@ class InMemoryPublisher:
             case Fault.NONE:
                 return self._store(message)
             case Fault.REFUSED:
-                return Refused("the stream never takes it")
+                return Rejected("the stream never takes it")
             case Fault.FAILED:
-                return Failed("the stream does not take it now")
+                return FailedTransiently("the stream does not take it now")
             case Fault.BARRED:
                 return Unknown("the server takes nothing like it", answered=True)
             case Fault.LOST:
@@ -174,8 +174,8 @@ class InMemoryPublisher:
         except StreamFullError:
             return Unknown("maximum messages exceeded")
         known = self._stream.get(stored.seq) if stored.duplicate and not message.repeated else None
-        if known and not tells_the_same(message, known.payload, known.headers):
-            return Refused(f"ID_TAKEN: the stream has another message under this id, at {stored.seq}")
+        if known and not is_same_message(message, known.payload, known.headers):
+            return Rejected(f"ID_TAKEN: the stream has another message under this id, at {stored.seq}")
         earlier = self._stream.get(stored.seq) if stored.seq == message.earlier_seq else None
         if stored.duplicate and earlier:
             return stored._replace(seconds_ago=self._clock() - earlier.stored_at)

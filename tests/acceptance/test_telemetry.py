@@ -40,7 +40,7 @@ async def work(here: Site, worker: WorkerProcess) -> None:
         headers = {"Nats-Msg-Id": UUID.format(number), "traceparent": TRACEPARENT}
         await store(here.broker, here.subject, b"{}", headers=headers)
     await here.quiet()
-    for event in ("event_published", "event_buried", "message_retried", "message_dead_lettered"):
+    for event in ("event_published", "event_died", "message_retried", "message_dead_lettered"):
         await worker.tells(event)
 
     async def is_processed() -> bool:

@@ -11,11 +11,11 @@ from sea_mq_worker.domain.messages import HandlerRequest
 from sea_mq_worker.domain.outcomes import Accepted, NotDelivered, Poison, Retry
 from sea_mq_worker.ports.handler import EventHandler
 from sea_mq_worker.testing.handler import (
-    Answer,
     Behaviour,
     Hang,
     InMemoryHandler,
-    LoseAnswer,
+    LoseResponse,
+    Respond,
     Unreachable,
 )
 from tests.support.handlers import HandlerServer, answer, handler_server, hang, raw
@@ -70,12 +70,12 @@ class HttpWorld:
 
     async def behave(self, behaviour: Behaviour) -> None:
         match behaviour:
-            case Answer() if behaviour.retry_after_seconds:
+            case Respond() if behaviour.retry_after_seconds:
                 wait = f"{behaviour.retry_after_seconds:.0f}"
                 self._server.default = answer(behaviour.status, retry_after=wait)
-            case Answer():
+            case Respond():
                 self._server.default = answer(behaviour.status)
-            case LoseAnswer():
+            case LoseResponse():
                 self._server.default = raw(b"", close=True)
             case Hang():
                 self._server.default = hang
@@ -101,13 +101,13 @@ async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
 @pytest.mark.clause("PORT-047-005")
 @pytest.mark.parametrize("status", [200, 409])
 async def test_200_and_409_are_accepted(world: World, status: int) -> None:
-    await world.behave(Answer(status=status))
+    await world.behave(Respond(status=status))
     assert await world.handler.handle(request()) == Accepted(status)
 
 
 @pytest.mark.clause("POL-047-006")
 async def test_422_is_poison(world: World) -> None:
-    await world.behave(Answer(status=422))
+    await world.behave(Respond(status=422))
     result = await world.handler.handle(request())
     assert isinstance(result, Poison)
     assert "422" in result.detail
@@ -116,7 +116,7 @@ async def test_422_is_poison(world: World) -> None:
 @pytest.mark.clause("POL-047-007")
 @pytest.mark.parametrize("status", [500, 502, 503, 504, 599])
 async def test_5xx_is_retried(world: World, status: int) -> None:
-    await world.behave(Answer(status=status))
+    await world.behave(Respond(status=status))
     result = await world.handler.handle(request())
     assert isinstance(result, Retry)
     assert str(status) in result.error
@@ -126,7 +126,7 @@ async def test_5xx_is_retried(world: World, status: int) -> None:
 @pytest.mark.parametrize("status", [201, 202, 204, 301, 307, 400, 401, 403, 404, 405, 413, 418])
 async def test_any_other_status_is_retried_and_named(world: World, status: int) -> None:
     """A wrong deployment must neither settle messages nor bury them."""
-    await world.behave(Answer(status=status))
+    await world.behave(Respond(status=status))
     result = await world.handler.handle(request())
     assert isinstance(result, Retry)
     assert str(status) in result.error
@@ -135,14 +135,14 @@ async def test_any_other_status_is_retried_and_named(world: World, status: int) 
 
 @pytest.mark.parametrize("status", [429, 503])
 async def test_a_handler_that_asks_to_wait_is_obeyed(world: World, status: int) -> None:
-    await world.behave(Answer(status=status, retry_after_seconds=7))
+    await world.behave(Respond(status=status, retry_after_seconds=7))
     result = await world.handler.handle(request())
     assert isinstance(result, Retry)
     assert result.after_seconds == 7.0
 
 
 async def test_only_429_and_503_may_ask_to_wait(world: World) -> None:
-    await world.behave(Answer(status=500, retry_after_seconds=7))
+    await world.behave(Respond(status=500, retry_after_seconds=7))
     result = await world.handler.handle(request())
     assert isinstance(result, Retry)
     assert result.after_seconds == 0.0
@@ -158,7 +158,7 @@ async def test_a_handler_that_hangs_is_retried_at_the_deadline(world: World) -> 
 
 @pytest.mark.clause("POL-047-007")
 async def test_a_lost_answer_is_retried(world: World) -> None:
-    await world.behave(LoseAnswer())
+    await world.behave(LoseResponse())
     assert isinstance(await world.handler.handle(request()), Retry)
     assert world.calls() == 1
 
@@ -170,16 +170,16 @@ async def test_a_refused_connection_is_not_delivered(world: World) -> None:
 
 
 async def test_trouble_with_one_call_leaves_the_next_one_alone(world: World) -> None:
-    for trouble in (Answer(status=500), LoseAnswer(), Hang()):
+    for trouble in (Respond(status=500), LoseResponse(), Hang()):
         await world.behave(trouble)
         assert isinstance(await world.handler.handle(request()), Retry)
-    await world.behave(Answer())
+    await world.behave(Respond())
     assert await world.handler.handle(request("0b0e8400-e29b-41d4-a716-446655440000")) == Accepted(200)
 
 
 async def test_the_twin_keeps_the_effects_of_an_idempotent_handler() -> None:
     """What the loops are tested with: an effect happens once, and a repeat is told so."""
-    fake = InMemoryHandler(lambda _request, call: LoseAnswer() if call == 1 else Answer())
+    fake = InMemoryHandler(lambda _request, call: LoseResponse() if call == 1 else Respond())
     assert isinstance(await fake.handle(request()), Retry)
     assert await fake.handle(request()) == Accepted(409)
     assert (fake.effects[MESSAGE_ID], fake.calls[MESSAGE_ID]) == (1, 2)

@@ -6,7 +6,15 @@ from collections.abc import AsyncIterator
 import pytest
 
 from sea_mq_worker.adapters.postgres.connection import WORKER_HINTS
-from sea_mq_worker.domain.inbox_results import Busy, Conflict, Done, FailedHandling, Lease, Receipt, Run
+from sea_mq_worker.domain.inbox_results import (
+    AlreadySettled,
+    ContentConflict,
+    FailedHandling,
+    Lease,
+    Leased,
+    LeasedElsewhere,
+    Receipt,
+)
 from sea_mq_worker.ports.inbox import InboxRepository
 from tests.support.inboxes import LEASE, MemoryWorld, PostgresWorld, Row, World, entry, insert, lease
 from tests.support.rows import opened
@@ -32,7 +40,7 @@ def world(request: pytest.FixtureRequest) -> World:
     return made
 
 
-async def dead_letter(inbox: InboxRepository, run: Run) -> None:
+async def dead_letter(inbox: InboxRepository, run: Leased) -> None:
     assert await inbox.begin_dead_letter(run.lease, reason="REJECTED", detail="422")
     assert await inbox.mark_dead_lettered([run.lease])
 
@@ -50,8 +58,8 @@ async def test_new_messages_are_leased_and_their_attempt_counted(world: World) -
 
     one, two = await insert(world.inbox(), first, second)
 
-    assert isinstance(one, Run)
-    assert isinstance(two, Run)
+    assert isinstance(one, Leased)
+    assert isinstance(two, Leased)
     assert (one.lease.message_id, two.lease.message_id) == (first.message_id, second.message_id)
     assert (one.attempts, one.dead_letter_begun_seconds_ago) == (1, 0.0)
     assert await world.row(first.message_id) == Row(
@@ -73,7 +81,7 @@ async def test_a_processed_message_is_never_handled_again(world: World) -> None:
     await world.pass_time(10 * LEASE)
 
     [known] = await insert(inbox, one._replace(consumer="another"))
-    assert isinstance(known, Done)
+    assert isinstance(known, AlreadySettled)
     assert known.consumer == "sea__from_vibespro"
     row = await world.row(one.message_id)
     assert (row.processed, row.leased, row.attempts) == (True, False, 1)
@@ -84,7 +92,7 @@ async def test_a_message_whose_worker_died_is_handled_again_once_its_lease_is_ov
     one = entry()
     await lease(world.inbox("died"), one)
 
-    assert await insert(world.inbox("heir"), one) == [Busy()]
+    assert await insert(world.inbox("heir"), one) == [LeasedElsewhere()]
     await world.pass_time(LEASE + 1)
     again = await lease(world.inbox("heir"), one)
 
@@ -95,7 +103,7 @@ async def test_one_worker_does_not_take_its_own_message_twice(world: World) -> N
     inbox, one = world.inbox(), entry()
     await lease(inbox, one)
 
-    assert await insert(inbox, one) == [Busy()]
+    assert await insert(inbox, one) == [LeasedElsewhere()]
 
 
 async def test_a_row_that_is_lost_takes_its_lease_along_and_is_recorded_anew(world: World) -> None:
@@ -122,7 +130,7 @@ async def test_receipts_keep_the_order_of_their_entries(world: World) -> None:
 
     receipts = await insert(inbox, entry("f" * 8 + "-ffff" * 4 + "f" * 8), other, done, busy, entry())
 
-    assert kinds(receipts) == [Run, Conflict, Done, Busy, Run]
+    assert kinds(receipts) == [Leased, ContentConflict, AlreadySettled, LeasedElsewhere, Leased]
 
 
 @pytest.mark.clause("POL-047-003")
@@ -133,7 +141,7 @@ async def test_of_equal_ids_in_a_batch_the_first_is_leased(world: World) -> None
 
     receipts = await insert(inbox, one, one, entry(one.message_id, body=b"[]"), processed, processed)
 
-    assert kinds(receipts) == [Run, Busy, Conflict, Done, Done]
+    assert kinds(receipts) == [Leased, LeasedElsewhere, ContentConflict, AlreadySettled, AlreadySettled]
     assert (await world.row(one.message_id)).attempts == 1
 
 
@@ -154,7 +162,7 @@ async def test_a_known_id_with_another_content_is_a_conflict_and_changes_nothing
     other = entry(one.message_id, body=b"[]")
     receipts = await insert(inbox, other, one)
 
-    assert receipts == [Conflict(), Busy()]
+    assert receipts == [ContentConflict(), LeasedElsewhere()]
     assert await world.row(one.message_id) == before
 
 
@@ -166,7 +174,7 @@ async def test_a_row_written_by_hand_takes_the_first_content_that_comes(world: W
 
     assert run.attempts == 1
     assert (await world.row(one.message_id)).consumer == "sea__from_vibespro"
-    assert await insert(inbox, entry(one.message_id, body=b"[]")) == [Conflict()]
+    assert await insert(inbox, entry(one.message_id, body=b"[]")) == [ContentConflict()]
 
 
 async def test_a_message_that_comes_by_two_consumers_is_one_message(world: World) -> None:
@@ -174,7 +182,7 @@ async def test_a_message_that_comes_by_two_consumers_is_one_message(world: World
     await lease(inbox, one)
 
     other = entry(one.message_id, consumer="other", stream="O", stream_seq=1)
-    assert await insert(inbox, other) == [Busy()]
+    assert await insert(inbox, other) == [LeasedElsewhere()]
     assert (await world.row(one.message_id)).consumer == "sea__from_vibespro"
     await world.pass_time(LEASE + 1)
     await lease(inbox, other)
@@ -251,7 +259,7 @@ async def test_an_extended_lease_keeps_others_away(world: World) -> None:
     assert await inbox.extend([run.lease], lease_seconds=LEASE) == {one.message_id}
     await world.pass_time(LEASE - 1)
 
-    assert await insert(world.inbox("w2"), one) == [Busy()]
+    assert await insert(world.inbox("w2"), one) == [LeasedElsewhere()]
 
 
 async def test_a_lease_that_ran_out_still_counts_while_nobody_else_has_taken_it(world: World) -> None:
@@ -315,13 +323,13 @@ async def test_a_lease_that_ends_later_than_any_could_is_over(world: World) -> N
     await lease(world.inbox("died"), one)
 
     await world.pass_time(-LEASE / 2)
-    assert await insert(world.inbox("heir"), one) == [Busy()]
+    assert await insert(world.inbox("heir"), one) == [LeasedElsewhere()]
     assert await overdue(world) == []
     await world.pass_time(-HOUR)
 
     assert await overdue(world) == [one.message_id]
     assert (await lease(world.inbox("heir"), one)).attempts == 2
-    assert await insert(world.inbox("third"), one) == [Busy()]
+    assert await insert(world.inbox("third"), one) == [LeasedElsewhere()]
 
 
 async def test_a_heartbeat_keeps_a_lease_that_was_taken_under_a_clock_ahead(world: World) -> None:
@@ -331,7 +339,7 @@ async def test_a_heartbeat_keeps_a_lease_that_was_taken_under_a_clock_ahead(worl
 
     assert await inbox.extend([run.lease], lease_seconds=LEASE) == {one.message_id}
 
-    assert await insert(world.inbox("w2"), one) == [Busy()]
+    assert await insert(world.inbox("w2"), one) == [LeasedElsewhere()]
     assert await overdue(world) == []
     await world.pass_time(LEASE + 1)
     assert (await lease(world.inbox("w2"), one)).attempts == 2
@@ -395,10 +403,10 @@ async def test_a_dead_lettered_message_is_done(world: World) -> None:
     run = await lease(inbox, one)
 
     assert await inbox.begin_dead_letter(run.lease, reason="REJECTED", detail="422") == {one.message_id}
-    assert await insert(world.inbox("w2"), one) == [Busy()]
+    assert await insert(world.inbox("w2"), one) == [LeasedElsewhere()]
     assert await inbox.mark_dead_lettered([run.lease]) == {one.message_id}
 
-    assert await insert(inbox, one) == [Done()]
+    assert await insert(inbox, one) == [AlreadySettled()]
     assert await world.row(one.message_id) == Row(
         attempts=1, last_error="REJECTED: 422", processed=False, leased=False, reason="REJECTED",
         dead_lettered=True, consumer="sea__from_vibespro",

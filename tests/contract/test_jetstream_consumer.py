@@ -13,11 +13,11 @@ import pytest
 import pytest_asyncio
 
 from sea_mq_worker.adapters.nats.consume.consumer import NatsJetStreamConsumer
-from sea_mq_worker.adapters.nats.consume.max_deliveries import NatsStrandedMessages
+from sea_mq_worker.adapters.nats.consume.max_deliveries import NatsExhaustedMessages
 from sea_mq_worker.domain.messages import InboundMessage
-from sea_mq_worker.ports.jetstream import JetStreamConsumer, StrandedMessages
+from sea_mq_worker.ports.jetstream import ExhaustedMessages, JetStreamConsumer
 from sea_mq_worker.testing.consumer import InMemoryConsumer
-from sea_mq_worker.testing.exhausted_messages import InMemoryStrandedMessages
+from sea_mq_worker.testing.exhausted_messages import InMemoryExhaustedMessages
 from sea_mq_worker.testing.stream import InMemoryStream
 from tests.support.jetstream import SECOND, connected, create_consumer, create_stream, store
 from tests.support.waiting import eventually
@@ -35,7 +35,7 @@ class World:
     """A consumer over a stream that the test fills."""
 
     consumer: JetStreamConsumer
-    stranded: StrandedMessages
+    stranded: ExhaustedMessages
     store: Callable[[str, bytes, dict[str, str]], Awaitable[object]]
     subject: str
     held: list[InboundMessage] = field(default_factory=list)
@@ -78,7 +78,7 @@ async def world(
         consumer = NatsJetStreamConsumer(
             connection=connection, stream=stream, durable=durable, wait_seconds=wait
         )
-        stranded = NatsStrandedMessages(
+        stranded = NatsExhaustedMessages(
             connection=connection,
             stream=advisories,
             durable=keeper,
@@ -110,7 +110,7 @@ def _memory(names: str, wait: float) -> World:
     async def put(subject: str, payload: bytes, headers: dict[str, str]) -> object:
         return stream.store(subject, payload, headers)
 
-    stranded = InMemoryStrandedMessages(consumer=consumer, clock=time.monotonic, wait_seconds=wait)
+    stranded = InMemoryExhaustedMessages(consumer=consumer, clock=time.monotonic, wait_seconds=wait)
     return World(consumer=consumer, stranded=stranded, store=put, subject=f"{names}.event.made.v1")
 
 

@@ -14,8 +14,8 @@ from sea_mq_worker.adapters.nats.publish.publisher import NatsJetStreamPublisher
 from sea_mq_worker.domain.errors import BrokerUnavailableError
 from sea_mq_worker.domain.headers import MSG_ID
 from sea_mq_worker.domain.messages import OutboundMessage
-from sea_mq_worker.domain.outcomes import PublishOutcome, Refused, Stored, Unknown, Unsent
-from sea_mq_worker.domain.stream_search import Looked, SearchResult, Wanted
+from sea_mq_worker.domain.outcomes import PublishOutcome, Rejected, Stored, Unknown, Unsent
+from sea_mq_worker.domain.stream_search import SearchedId, SearchProgress, SearchResult
 from sea_mq_worker.ports.jetstream import JetStreamPublisher
 from sea_mq_worker.testing.publisher import Fault, InMemoryPublisher, no_fault
 from sea_mq_worker.testing.stream import InMemoryStream
@@ -237,9 +237,9 @@ async def test_an_id_that_another_message_has_is_refused_at_the_first_attempt(wo
 
     outcomes = await publish(world, batch)
 
-    assert isinstance(outcomes[2], Refused)
+    assert isinstance(outcomes[2], Rejected)
     assert "ID_TAKEN" in outcomes[2].reason
-    assert not any(isinstance(outcome, Refused) for outcome in [*outcomes[:2], *outcomes[3:]])
+    assert not any(isinstance(outcome, Rejected) for outcome in [*outcomes[:2], *outcomes[3:]])
 
 
 async def test_one_id_twice_in_a_batch_is_stored_once(world: World) -> None:
@@ -293,7 +293,7 @@ async def test_a_message_that_can_never_be_sent_is_refused_alone(
 
     outcomes = await publish_until_sent(world, batch)
 
-    assert isinstance(outcomes[37], Refused)
+    assert isinstance(outcomes[37], Rejected)
     assert outcomes[37].reason
     others = outcomes[:37] + outcomes[38:]
     assert [outcome.seq for outcome in stored(others)] == list(range(1, 100))
@@ -410,7 +410,7 @@ async def test_a_search_goes_on_where_an_earlier_one_stopped(world: World) -> No
     late, *batch = messages(world, 7)
     await publish(world, batch)
     over = (await world.publisher.find([wanted(late)]))[late.id]
-    assert isinstance(over, Looked)
+    assert isinstance(over, SearchProgress)
     await publish(world, [late])
     halfway = over._replace(through=3)
 
@@ -434,12 +434,12 @@ async def test_the_window_is_the_streams_own(world: World) -> None:
     assert world.publisher.duplicate_window_seconds == WINDOW_SECONDS
 
 
-def wanted(of: OutboundMessage, **given: Any) -> Wanted:
-    return Wanted(**{"id": of.id, "since_seconds": 3600.0, "subject": of.subject} | given)
+def wanted(of: OutboundMessage, **given: Any) -> SearchedId:
+    return SearchedId(**{"id": of.id, "since_seconds": 3600.0, "subject": of.subject} | given)
 
 
 def is_over(result: SearchResult) -> bool:
-    return isinstance(result, Looked) and result.is_over
+    return isinstance(result, SearchProgress) and result.is_over
 
 
 def stored(outcomes: Sequence[PublishOutcome]) -> list[Stored]:

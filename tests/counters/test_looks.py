@@ -20,8 +20,8 @@ from sea_mq_worker.adapters.postgres.operator.replays import PostgresReplays
 from sea_mq_worker.adapters.postgres.schema.migrations import migrate
 from sea_mq_worker.domain.events import EventState
 from sea_mq_worker.domain.read_models import InboxFilter, InboxState, OutboxFilter
-from sea_mq_worker.operations.lookup import Lookout
-from sea_mq_worker.operations.lookup_report import whereabouts
+from sea_mq_worker.operations.lookup import MessageLookup
+from sea_mq_worker.operations.lookup_report import lookup_report
 from tests.counters import budgets
 from tests.counters.meters import Servers
 from tests.support.rows import opened
@@ -88,7 +88,7 @@ class Desk:
     database: str
     tables: PostgresInspection
     overview: PostgresOverview
-    place: Lookout
+    place: MessageLookup
     event: UUID
     correlation: UUID
     dead: UUID
@@ -112,7 +112,7 @@ async def desk(servers: Servers) -> AsyncIterator[Desk]:
             await connection.close()
         async with opened(own, hints=OPERATOR_HINTS) as pool:
             tables = PostgresInspection(pool=pool)
-            place = Lookout(tables=tables, connection=None, dlq_stream="", streams=())
+            place = MessageLookup(tables=tables, connection=None, dlq_stream="", streams=())
             overview = PostgresOverview(pool=pool)
             yield Desk(database=own.name, tables=tables, overview=overview, place=place, **examples)
 
@@ -158,11 +158,11 @@ QUESTIONS: dict[str, Question] = {
     ),
     "inbox summary": lambda desk: desk.tables.inbox_summary(read_max=LIMIT, groups_max=5),
     "inbox show": lambda desk: desk.tables.show_inbox(desk.message),
-    "where, an event": lambda desk: whereabouts(str(desk.event), desk.place),
-    "where, a dead event": lambda desk: whereabouts(str(desk.dead), desk.place),
-    "where, a message": lambda desk: whereabouts(str(desk.message), desk.place),
-    "where, the beginning of an id": lambda desk: whereabouts(str(desk.event)[:8], desk.place),
-    "where, a correlation id": lambda desk: whereabouts(str(desk.correlation), desk.place),
+    "where, an event": lambda desk: lookup_report(str(desk.event), desk.place),
+    "where, a dead event": lambda desk: lookup_report(str(desk.dead), desk.place),
+    "where, a message": lambda desk: lookup_report(str(desk.message), desk.place),
+    "where, the beginning of an id": lambda desk: lookup_report(str(desk.event)[:8], desk.place),
+    "where, a correlation id": lambda desk: lookup_report(str(desk.correlation), desk.place),
 }
 
 

@@ -125,7 +125,7 @@ async def test_statements_that_fail_one_time_in_five_are_repeated(shared: Site) 
         for _ in range(10):
             await shared.both_ways()
         await shared.quiet()
-    assert "gate_paused" in worker.events()
+    assert "circuit_opened" in worker.events()
     await shared.audit()
 
 

@@ -210,7 +210,7 @@ async def test_a_redrive_that_is_killed_leaves_its_message_to_the_worker(shared:
             return (await shared.inbox_row(message_id))["processed_at"] is not None
 
         await eventually(processed, within=30, what="the worker handles it again")
-        await worker.tells("message_left_behind")
+        await worker.tells("message_undeliverable")
     assert len(await shared.dead_letters()) == 1
     async with shared.worker("dlq", "redrive", "1", *WHY, name="again") as again:
         assert await again.ended() == 0

@@ -21,7 +21,7 @@ from tests.support.waiting import eventually
 from tests.support.worker import apply_streams, deployment
 
 PULL_SECONDS = 5.0
-UNSEEN = "messages_unseen"
+UNSEEN = "messages_missed"
 QUICK: Mapping[str, Any] = {"inbox_lease_seconds": 1, "handler_timeout_seconds": 0.9}
 QUICK_CONSUMER: Mapping[str, Any] = {"ack_wait": SECOND}
 
@@ -115,7 +115,7 @@ async def test_messages_that_left_the_stream_while_nobody_looked_are_told_once_a
         assert await second.ended() == 0
     [told] = [line for line in map(json.loads, second.written.splitlines()) if line["event"] == UNSEEN]
     assert (told["first_seq"], told["last_seq"], told["count"]) == (4, 33, 30)
-    assert counted[f'sea_mq_inbox_unseen_total{{consumer="{shared.target.durable}"}}'] == 30
+    assert counted[f'sea_mq_inbox_missed_total{{consumer="{shared.target.durable}"}}'] == 30
     async with shared.worker("doctor", name="doctor") as doctor:
         assert await doctor.ended() == 1
         assert "30 in all; the latest are some of 4 to 33" in " ".join(doctor.written.split())
@@ -191,7 +191,7 @@ async def test_a_message_that_a_new_consumer_passes_over_is_handled_again(quick:
     await create_consumer(quick.broker, stream, durable, deliver_policy="new", **QUICK_CONSUMER)
     async with quick.worker(inbox_attempts_max=5) as worker:
         await settled(quick, message_id)
-        await worker.tells("message_left_behind")
+        await worker.tells("message_undeliverable")
     await quick.audit()
 
 
@@ -226,7 +226,7 @@ async def test_a_message_given_up_unseen_is_dead_lettered_also_behind_the_acknow
     await make_anew(quick, nats_url, **QUICK_CONSUMER, max_deliver=2)
     async with quick.worker() as worker:
         await settled(quick, message_id)
-        await worker.tells("message_left_behind")
+        await worker.tells("message_undeliverable")
     [letter] = await quick.dead_letters()
     assert (letter["Dlq-Message-Id"], letter["Dlq-Reason"]) == (message_id, "EXHAUSTED")
     assert await quick.inbox_row(later) is None

@@ -15,7 +15,7 @@ from pydantic import SecretStr
 
 from sea_mq_worker.adapters.nats.connection import api
 from sea_mq_worker.application.supervisor import Loop
-from sea_mq_worker.bootstrap.worker.context import Base
+from sea_mq_worker.bootstrap.worker.context import WorkerContext
 from sea_mq_worker.bootstrap.worker.outbound import outbound_loops
 from sea_mq_worker.producer import enqueue
 from sea_mq_worker.settings import Settings
@@ -149,7 +149,7 @@ async def test_rows_that_can_never_be_sent_die_alone_and_the_others_arrive_as_th
         rows = await insert_all(shared.database)
         await shared.published()
         assert "nats_disconnected" not in worker.events()
-        assert "gate_paused" not in worker.events()
+        assert "circuit_opened" not in worker.events()
     for event_id, why in rows.bad.items():
         row = await shared.row(event_id)
         assert why in row["publish_error"]
@@ -218,7 +218,7 @@ async def relay(site: Site, name: str) -> AsyncIterator[None]:
             database_url=SecretStr(site.target.environment["SEA_MQ_DATABASE_URL"]),
             nats_url=SecretStr(site.target.environment["SEA_MQ_NATS_URL"]),
         )
-        base = Base(
+        base = WorkerContext(
             settings=settings,
             name=name,
             observer=RecordingObserver(),

@@ -100,7 +100,7 @@ async def test_an_event_of_200_mb_is_dead_within_seconds_and_harms_nobody(shared
         assert "max_payload of 1048576" in dead["publish_error"]
         assert set(await shared.copies()) == set(good)
         assert _peak_bytes(worker) < 120 * MIB
-        await eventually(lambda: "event_buried" in worker.events())
+        await eventually(lambda: "event_died" in worker.events())
 
 
 async def widen(site: Site) -> None:

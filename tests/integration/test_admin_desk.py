@@ -9,8 +9,8 @@ from uuid import UUID
 
 import pytest
 
-from sea_mq_worker.admin.auth import Access
-from sea_mq_worker.admin.operator_api import DeskBusyError, DeskTimeoutError, LetterGroup
+from sea_mq_worker.admin.auth import TokenAuth
+from sea_mq_worker.admin.operator_api import DeadLetterGroup, OperatorBusyError, OperatorTimeoutError
 from sea_mq_worker.admin.requests import Request
 from sea_mq_worker.admin.server import AdminServer
 from sea_mq_worker.domain.errors import ContractError, StoreUnavailableError
@@ -61,10 +61,10 @@ class ScriptedDesk:
     async def redrive(self, seq: int, *, actor: str, reason: str) -> Mapping[str, Any]:
         return self._note("redrive", seq, actor, reason)
 
-    async def redrive_group(self, group: LetterGroup, *, actor: str, reason: str) -> Mapping[str, Any]:
+    async def redrive_group(self, group: DeadLetterGroup, *, actor: str, reason: str) -> Mapping[str, Any]:
         return self._note("redrive group", group, actor, reason)
 
-    async def purge_group(self, group: LetterGroup, *, actor: str, reason: str) -> Mapping[str, Any]:
+    async def purge_group(self, group: DeadLetterGroup, *, actor: str, reason: str) -> Mapping[str, Any]:
         return self._note("purge group", group, actor, reason)
 
     async def resume(self, event_type: str, *, actor: str, reason: str) -> Mapping[str, Any]:
@@ -146,7 +146,7 @@ async def test_a_path_with_its_arguments_becomes_one_question(
 async def test_a_group_is_named_by_all_of_its_parts(act: str, served: Served) -> None:
     group = {"dlq_reason": "REJECTED", "subject": "a.event.b.v1", "after": 3, "last": 9}
     assert (await served.act(f"/api/letter-groups/{act}", WHY | group))[0] == 200
-    told = LetterGroup(reason="REJECTED", subject="a.event.b.v1", after=3, last=9)
+    told = DeadLetterGroup(reason="REJECTED", subject="a.event.b.v1", after=3, last=9)
     assert served.desk.asked == [(f"{act} group", told, "Ann", "mended")]
     for name in group:
         for wrong in (None, 0.5, []):
@@ -241,8 +241,8 @@ async def test_a_body_that_is_no_json_is_refused(served: Served) -> None:
     ("error", "status"),
     [
         (ValueError("no id"), 400),
-        (DeskBusyError(), 429),
-        (DeskTimeoutError("no answer within 8 s"), 504),
+        (OperatorBusyError(), 429),
+        (OperatorTimeoutError("no answer within 8 s"), 504),
         (StoreUnavailableError("PostgreSQL cannot be reached"), 503),
         (ContractError("grant it"), 409),
     ],
@@ -256,7 +256,7 @@ async def test_what_is_in_the_way_is_told_in_words(served: Served, error: Except
 @pytest.mark.fault("S10")
 def test_wrong_tokens_are_throttled_and_keep_the_right_one_out_nowhere() -> None:
     now = 0.0
-    access = Access("s3cret", clock=lambda: now)
+    access = TokenAuth("s3cret", clock=lambda: now)
 
     def status(peer: str, token: str) -> int:
         request = Request(

@@ -11,18 +11,18 @@ import pytest
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection
 from sea_mq_worker.adapters.nats.publish.publisher import NatsJetStreamPublisher
-from sea_mq_worker.application.circuit_breaker import Gate
-from sea_mq_worker.application.dedup_window import Searches
-from sea_mq_worker.application.outbox.batch_publisher import Publishing
+from sea_mq_worker.application.circuit_breaker import CircuitBreaker
+from sea_mq_worker.application.dedup_window import StreamSearches
+from sea_mq_worker.application.outbox.batch_publisher import BatchPublisher
 from sea_mq_worker.application.outbox.publisher import OutboxPublisher
 from sea_mq_worker.application.outbox.settlement import Settlement
 from sea_mq_worker.application.polling import PollingWakeup
-from sea_mq_worker.domain.facts import EventPostponed, EventPublished, GatePaused
+from sea_mq_worker.domain.facts import CircuitOpened, EventPostponed, EventPublished
 from sea_mq_worker.domain.headers import MSG_ID
 from sea_mq_worker.domain.messages import OutboundMessage
 from sea_mq_worker.domain.retry import Backoff, RetryPolicy
 from sea_mq_worker.testing.observer import RecordingObserver
-from sea_mq_worker.testing.outbox import MemoryOutbox, OutboxTable
+from sea_mq_worker.testing.outbox import InMemoryOutbox, OutboxTable
 from tests.support.jetstream import connected, create_stream
 
 PER_SECOND = 5_000
@@ -77,7 +77,7 @@ async def test_a_doubtful_event_in_a_busy_stream_is_settled(
             f"{SEARCH_SECONDS:g} s\n"
         )
     assert searches > 2, "one search was enough: the stream was not busy"
-    assert not observer.of(GatePaused)
+    assert not observer.of(CircuitOpened)
     assert {row.failures for row in table.rows.values()} == {0}
     assert table.rows[stored].stream_seq <= BATCH
     assert table.rows["never stored"].stream_seq > STORED_BEFORE
@@ -126,11 +126,11 @@ async def relay(
     publisher = await started(connection, context, find_timeout_seconds=SEARCH_SECONDS)
     backoff = Backoff(base_seconds=0.1, cap_seconds=1.0, random=lambda: 1.0)
     broker, store = (
-        Gate(name=name, backoff=backoff, observer=observer, clock=time.monotonic)
+        CircuitBreaker(name=name, backoff=backoff, observer=observer, clock=time.monotonic)
         for name in ("broker", "store")
     )
     return OutboxPublisher(
-        outbox=MemoryOutbox(
+        outbox=InMemoryOutbox(
             table=table,
             worker="w1",
             lease_seconds=60.0,
@@ -139,7 +139,7 @@ async def relay(
             failures_max=3,
             random=lambda: 0.5,
         ),
-        publishing=Publishing(
+        publishing=BatchPublisher(
             context=context,
             source=f"/{context}",
             publisher=publisher,
@@ -149,8 +149,8 @@ async def relay(
                 age_max_seconds=3600.0,
                 duplicate_window_seconds=publisher.duplicate_window_seconds,
             ),
-            broker_gate=broker,
-            searches=Searches(context=context, observer=observer),
+            broker_breaker=broker,
+            searches=StreamSearches(context=context, observer=observer),
             clock=time.monotonic,
             timeout_seconds=10.0,
             search_seconds=20.0,
@@ -159,13 +159,13 @@ async def relay(
         settlement=Settlement(
             context=context,
             observer=observer,
-            store_gate=store,
+            store_breaker=store,
             clock=time.monotonic,
             lease_seconds=60.0,
         ),
         wakeup=PollingWakeup(),
-        broker_gate=broker,
-        store_gate=store,
+        broker_breaker=broker,
+        store_breaker=store,
         clock=time.monotonic,
         batch_max=10,
         batch_bytes_max=2**20,

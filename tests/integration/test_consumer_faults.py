@@ -14,7 +14,7 @@ import uvloop
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection, api
 from sea_mq_worker.adapters.nats.consume.consumer import NatsJetStreamConsumer
-from sea_mq_worker.adapters.nats.consume.pull import PullInbox
+from sea_mq_worker.adapters.nats.consume.pull import PullSubscription
 from sea_mq_worker.domain.errors import BrokerUnavailableError, ContractError
 from sea_mq_worker.embedded import EmbeddedNats
 from tests.support.jetstream import SECOND, connected, consumer_info, create_consumer, create_stream, store
@@ -129,7 +129,7 @@ def test_a_socket_that_broke_a_moment_ago_harms_nobody_who_ends_a_request(nats_u
     async def end_a_request_on_a_closed_socket() -> None:
         async with connected(nats_url) as connection:
             await bound(connection, names.upper())
-            inbox = PullInbox(connection, "nobody.listens", stray=_unwanted)
+            inbox = PullSubscription(connection, "nobody.listens", stray=_unwanted)
             await inbox._subscribe()
             transport: Any = connection.client._transport
             transport._io_writer.transport.abort()

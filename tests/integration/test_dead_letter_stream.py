@@ -8,7 +8,7 @@ import pytest_asyncio
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection
 from sea_mq_worker.adapters.nats.manage.dead_letters import LetterFilter, NatsDeadLetters
-from sea_mq_worker.domain.dead_letters import Reason, dead_letter_message, without_body
+from sea_mq_worker.domain.dead_letters import Reason, dead_letter_message, headers_only
 from sea_mq_worker.domain.errors import ContractError
 from sea_mq_worker.domain.messages import DeadLetter, InboundMessage, OutboundMessage
 from tests.support.builders import inbound_message
@@ -101,7 +101,7 @@ async def test_an_omitted_body_comes_from_the_stream_it_was_in(world: World) -> 
         subject=f"{world.name}v.event.vibe_created.v1",
         payload=b'{"large": true}',
     )
-    entry = await world.dead_letters.show(await world.bury(without_body(world.letter(source, 1))))
+    entry = await world.dead_letters.show(await world.bury(headers_only(world.letter(source, 1))))
     assert (entry.body_omitted, entry.body_bytes, entry.payload) == (True, 15, b"")
     assert (await world.dead_letters.original(entry)).payload == b'{"large": true}'
 

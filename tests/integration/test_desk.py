@@ -11,9 +11,9 @@ import pytest
 from pydantic import SecretStr
 
 from sea_mq_worker.adapters.postgres.resumptions import PostgresResumptions
-from sea_mq_worker.admin.operator_api import DeskBusyError, DeskTimeoutError, LetterGroup
+from sea_mq_worker.admin.operator_api import DeadLetterGroup, OperatorBusyError, OperatorTimeoutError
 from sea_mq_worker.bootstrap.worker import operator_api as module
-from sea_mq_worker.bootstrap.worker.operator_api import WorkerDesk
+from sea_mq_worker.bootstrap.worker.operator_api import WorkerOperatorApi
 from sea_mq_worker.domain.errors import ContractError
 from sea_mq_worker.operations.database import tables_pool
 from sea_mq_worker.settings import Settings
@@ -29,9 +29,9 @@ async def place(database: Database, nats_url: str, names: str, tmp_path: Path) -
         yield made
 
 
-def desk(place: Site, *, database_url: str = "") -> WorkerDesk:
+def desk(place: Site, *, database_url: str = "") -> WorkerOperatorApi:
     environment = place.target.environment
-    return WorkerDesk(
+    return WorkerOperatorApi(
         Settings(
             context=place.target.context,
             database_url=SecretStr(database_url or environment["SEA_MQ_DATABASE_URL"]),
@@ -49,10 +49,10 @@ async def test_a_question_that_is_not_answered_ends_and_lets_the_next_one_come(
     place.to_database.stall()
     first = asyncio.create_task(asked.actions())
     await asyncio.sleep(0)
-    with pytest.raises(DeskBusyError):
+    with pytest.raises(OperatorBusyError):
         await asked.actions()
     async with asyncio.timeout(30):
-        with pytest.raises(DeskTimeoutError, match=r"within 0\.4 s"):
+        with pytest.raises(OperatorTimeoutError, match=r"within 0\.4 s"):
             await first
     place.to_database.heal()
     monkeypatch.setattr(module, "_QUESTION_SECONDS", 8.0)
@@ -113,7 +113,7 @@ async def test_a_group_of_dead_letters_is_counted_and_purged_some_at_a_time_up_t
     first, second = (await asked.letter_groups())["items"]
     assert (first["subject"], first["count"], first["last"], second["count"]) == ("a", 4, 5, 1)
     group, why = (
-        LetterGroup(reason="REJECTED", subject="a", after=0, last=4),
+        DeadLetterGroup(reason="REJECTED", subject="a", after=0, last=4),
         {"actor": "Ann", "reason": "old"},
     )
     some = await asked.purge_group(group, **why)

@@ -12,9 +12,9 @@ import pytest_asyncio
 from sea_mq_worker.adapters.postgres.connection import WORKER_HINTS
 from sea_mq_worker.adapters.postgres.schema.expected_schema import (
     canonical,
-    promised,
-    promised_constraints,
-    promised_functions,
+    expected_constraints,
+    expected_functions,
+    expected_objects,
 )
 from sea_mq_worker.adapters.postgres.schema.migrations import migrate
 from sea_mq_worker.doctor import KINDS, Severity, examine
@@ -272,9 +272,9 @@ async def test_a_fresh_schema_has_what_the_migrations_promise_and_nothing_else(
     names = [name for (name,) in await connection.fetch(catalogue[kind])]
     await connection.close()
     constraints = [
-        name for (_, name), found in promised_constraints().items() if found.definition != NOT_NULL
+        name for (_, name), found in expected_constraints().items() if found.definition != NOT_NULL
     ]
-    read = {"FUNCTION": promised_functions(), "CHECK": constraints}.get(kind) or promised(kind)
+    read = {"FUNCTION": expected_functions(), "CHECK": constraints}.get(kind) or expected_objects(kind)
     assert sorted(names) == sorted(read)
 
 

@@ -13,7 +13,7 @@ import pytest
 from sea_mq_worker.adapters.postgres.connection import OPERATOR_HINTS
 from sea_mq_worker.adapters.postgres.inbox import PostgresInboxAdapter
 from sea_mq_worker.adapters.postgres.operator.operations import PostgresOperations
-from sea_mq_worker.domain.inbox_results import Done, InboxEntry, Run
+from sea_mq_worker.domain.inbox_results import AlreadySettled, InboxEntry, Leased
 from sea_mq_worker.domain.read_models import InboxFilter, InboxState, PruneResult, Redrive
 from tests.support.rows import add_event, add_message, opened
 from tests.support.servers import Database
@@ -96,7 +96,7 @@ async def test_a_redriven_message_is_handled_when_it_comes_again(
 ) -> None:
     message_id = await add_message(pool, dead=True)
     inbox = PostgresInboxAdapter(pool=pool, worker="w")
-    assert await inbox.insert([entry(message_id)], lease_seconds=60) == [Done()]
+    assert await inbox.insert([entry(message_id)], lease_seconds=60) == [AlreadySettled()]
 
     redrive = await operations.redriven(message_id, **WHO)
     assert redrive == Redrive(open=True, reopened=True, action=redrive.action)
@@ -105,7 +105,7 @@ async def test_a_redriven_message_is_handled_when_it_comes_again(
     assert shown is not None
     assert (shown.state, shown.attempts, shown.last_error) == ("WAITING", 0, "REJECTED: 422")
     [receipt] = await inbox.insert([entry(message_id)], lease_seconds=60)
-    assert isinstance(receipt, Run)
+    assert isinstance(receipt, Leased)
     assert receipt.attempts == 1
     assert receipt.dead_letter_begun_seconds_ago > 0, "the dead letter is not published twice"
     [action] = await operations.audit(limit=9)

@@ -14,7 +14,7 @@ from sea_mq_worker.adapters.postgres.connection import WORKER_HINTS
 from sea_mq_worker.adapters.postgres.inbox import STATEMENTS
 from sea_mq_worker.adapters.postgres.queries import load_queries
 from sea_mq_worker.domain.errors import StoreUnavailableError
-from sea_mq_worker.domain.inbox_results import Busy, FailedHandling, Lease, Run
+from sea_mq_worker.domain.inbox_results import FailedHandling, Lease, Leased, LeasedElsewhere
 from tests.support.inboxes import SUBJECT, PostgresWorld, entry, insert, lease
 from tests.support.proxy import proxied
 from tests.support.rows import opened
@@ -45,7 +45,7 @@ async def test_a_row_of_an_open_transaction_is_busy_once_it_commits(world: Postg
             await _blocked(world.pool, waiting)
             await transaction.commit()
 
-    assert waiting.result() == [Busy()]
+    assert waiting.result() == [LeasedElsewhere()]
 
 
 async def _blocked(pool: asyncpg.Pool, task: asyncio.Task[Any]) -> None:
@@ -80,7 +80,7 @@ async def test_racing_workers_handle_each_message_once_and_never_two_at_a_time(
         inbox = world.inbox(f"w{seed}")
         while left:
             batch = draw.choices(messages, k=20)
-            runs = [run for run in await insert(inbox, *batch) if isinstance(run, Run)]
+            runs = [run for run in await insert(inbox, *batch) if isinstance(run, Leased)]
             holders.update(run.lease.message_id for run in runs)
             assert holders.most_common(1)[0][1] <= 1
             await asyncio.sleep(0)
@@ -147,7 +147,7 @@ async def test_a_batch_whose_answer_was_lost_is_leased_anew_and_counted_once(
         proxy.heal()
         receipts = await insert(worker, one, two)
 
-    assert [receipt.attempts for receipt in receipts if isinstance(receipt, Run)] == [1, 1]
+    assert [receipt.attempts for receipt in receipts if isinstance(receipt, Leased)] == [1, 1]
 
 
 @pytest.mark.clause("POL-047-004")

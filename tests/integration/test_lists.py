@@ -16,7 +16,7 @@ from sea_mq_worker.adapters.postgres.operator.listings import PostgresLists
 from sea_mq_worker.adapters.postgres.operator.pagination import RowGoneError
 from sea_mq_worker.domain.events import EventState
 from sea_mq_worker.domain.read_models import InboxFilter, InboxState, OutboxFilter
-from sea_mq_worker.domain.uuid7 import lowest_id
+from sea_mq_worker.domain.uuid7 import min_id_at
 from tests.support.partitions import partition_outbox
 from tests.support.rows import add_event, add_message, opened
 from tests.support.servers import Database
@@ -33,7 +33,7 @@ def ago(minutes: float) -> datetime:
 
 def made(minutes_ago: float) -> UUID:
     """Make an id of version 7 at a time."""
-    return UUID(int=lowest_id(ago(minutes_ago)).int | 7 << 76 | 2 << 62)
+    return UUID(int=min_id_at(ago(minutes_ago)).int | 7 << 76 | 2 << 62)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import pytest
 from sea_mq_worker.adapters.postgres import connection as postgres_connection
 from sea_mq_worker.adapters.postgres.connection import connect_pool
 from sea_mq_worker.adapters.postgres.schema.migrations import Plan, check_version, migrate, plan
-from sea_mq_worker.adapters.postgres.schema.schema_owner import take_schema
+from sea_mq_worker.adapters.postgres.schema.schema_owner import claim_schema
 from sea_mq_worker.domain.errors import ContractError, StoreUnavailableError
 from sea_mq_worker.embedded import EmbeddedPostgres
 from sea_mq_worker.resources import resource_folder
@@ -171,14 +171,14 @@ async def test_a_newer_schema_is_left_alone(empty: Database) -> None:
 
 async def test_a_schema_belongs_to_the_first_context_and_refuses_others(database: Database) -> None:
     async with asyncpg.create_pool(database.dsn, min_size=2, max_size=8) as pool:
-        taken = (take_schema(pool, name) for name in ("sea", "vibespro") * 4)
+        taken = (claim_schema(pool, name) for name in ("sea", "vibespro") * 4)
         refused = [error for error in await asyncio.gather(*taken, return_exceptions=True) if error]
         [owner] = await pool.fetch("SELECT context FROM sea_mq_context")
         assert len(refused) == 4
         assert all(isinstance(error, ContractError) for error in refused)
         assert f"belong to the context {owner['context']}" in str(refused[0])
         assert "SEA_MQ_DATABASE_SCHEMA" in str(refused[0])
-        await take_schema(pool, owner["context"])
+        await claim_schema(pool, owner["context"])
 
 
 async def test_a_user_without_rights_finds_that_nothing_is_to_be_done(database: Database) -> None:

@@ -155,7 +155,7 @@ async def test_a_server_that_throws_a_client_out_is_asked_again(error: bytes) ->
         connection = await connect(urls=url, name="test", on_event=lambda event, _text: told.append(event))
         await eventually(lambda: "reconnected" in told)
         await connection.close()
-    assert "lost" not in told
+    assert "connection_closed" not in told
 
 
 @asynccontextmanager

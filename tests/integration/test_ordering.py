@@ -14,18 +14,18 @@ import pytest
 from sea_mq_worker.adapters.nats.publish.publisher import NatsJetStreamPublisher
 from sea_mq_worker.adapters.postgres.connection import WORKER_HINTS
 from sea_mq_worker.adapters.postgres.outbox import PostgresOutboxAdapter
-from sea_mq_worker.application.circuit_breaker import Gate
-from sea_mq_worker.application.claim_size import Room
-from sea_mq_worker.application.dedup_window import Searches
-from sea_mq_worker.application.outbox.batch_publisher import Publishing
+from sea_mq_worker.application.circuit_breaker import CircuitBreaker
+from sea_mq_worker.application.claim_size import MemoryBudget
+from sea_mq_worker.application.dedup_window import StreamSearches
+from sea_mq_worker.application.outbox.batch_publisher import BatchPublisher
 from sea_mq_worker.application.outbox.publisher import OutboxPublisher
 from sea_mq_worker.application.outbox.settlement import Settlement
 from sea_mq_worker.application.polling import PollingWakeup
 from sea_mq_worker.domain.facts import EventPostponed, EventPublished
 from sea_mq_worker.domain.messages import OutboundMessage
-from sea_mq_worker.domain.outcomes import Failed, PublishOutcome, Unsent
+from sea_mq_worker.domain.outcomes import FailedTransiently, PublishOutcome, Unsent
 from sea_mq_worker.domain.retry import Backoff, RetryPolicy
-from sea_mq_worker.domain.stream_search import SearchResult, Wanted
+from sea_mq_worker.domain.stream_search import SearchedId, SearchResult
 from sea_mq_worker.ports.jetstream import JetStreamPublisher
 from sea_mq_worker.producer import enqueue
 from sea_mq_worker.testing.observer import RecordingObserver
@@ -75,12 +75,16 @@ class Flaky:
         if self.keeps_order and True in failing:
             sent = failing.index(True)
             outcomes = await self._publish(messages[:sent], timeout_seconds)
-            return [*outcomes, Failed("not now"), *[Unsent("behind it")] * (len(messages) - sent - 1)]
+            return [
+                *outcomes,
+                FailedTransiently("not now"),
+                *[Unsent("behind it")] * (len(messages) - sent - 1),
+            ]
         through = [message for message, fails in zip(messages, failing, strict=True) if not fails]
         answers = iter(await self._publish(through, timeout_seconds))
-        return [Failed("not now") if fails else next(answers) for fails in failing]
+        return [FailedTransiently("not now") if fails else next(answers) for fails in failing]
 
-    async def find(self, wanted: Sequence[Wanted]) -> Mapping[str, SearchResult]:
+    async def find(self, wanted: Sequence[SearchedId]) -> Mapping[str, SearchResult]:
         return await self._inner.find(wanted)
 
     async def _publish(
@@ -102,7 +106,7 @@ def ordered_lane(
 ) -> OutboxPublisher:
     backoff = Backoff(base_seconds=0.02, cap_seconds=0.1, random=chance.random)
     broker, store = (
-        Gate(name=name, backoff=backoff, observer=observer, clock=time.monotonic)
+        CircuitBreaker(name=name, backoff=backoff, observer=observer, clock=time.monotonic)
         for name in ("broker", "store")
     )
     policy = RetryPolicy(
@@ -118,13 +122,13 @@ def ordered_lane(
     )
     return OutboxPublisher(
         outbox=outbox,
-        publishing=Publishing(
+        publishing=BatchPublisher(
             context=context,
             source=f"/{context}",
             publisher=publisher,
             policy=policy,
-            broker_gate=broker,
-            searches=Searches(context=context, observer=observer),
+            broker_breaker=broker,
+            searches=StreamSearches(context=context, observer=observer),
             clock=time.monotonic,
             timeout_seconds=10,
             search_seconds=20,
@@ -133,17 +137,17 @@ def ordered_lane(
         settlement=Settlement(
             context=context,
             observer=observer,
-            store_gate=store,
+            store_breaker=store,
             clock=time.monotonic,
             lease_seconds=LEASE_SECONDS,
         ),
         wakeup=PollingWakeup(),
-        broker_gate=broker,
-        store_gate=store,
+        broker_breaker=broker,
+        store_breaker=store,
         clock=time.monotonic,
         batch_max=100,
         batch_bytes_max=2**20,
-        room=Room(2**22),
+        room=MemoryBudget(2**22),
         batches_max=2,
         poll_seconds=0.05,
     )

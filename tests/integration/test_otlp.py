@@ -12,7 +12,7 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
 from opentelemetry.sdk.trace import TracerProvider
 
 from sea_mq_worker.domain.errors import WorkerError
-from sea_mq_worker.domain.facts import EventsPublished, GatePaused
+from sea_mq_worker.domain.facts import CircuitOpened, EventsPublished
 from sea_mq_worker.telemetry.metrics import MetricsObserver
 from sea_mq_worker.telemetry.otlp import described, export_spans, metrics_data, metrics_exporter
 from sea_mq_worker.telemetry.tracing import TracedHandler
@@ -75,16 +75,16 @@ async def test_metrics_reach_the_collector_with_their_names_and_labels(
     metrics = MetricsObserver()
     metrics.spans.note("i", Span(trace_id=0xABC, span_id=0xDEF))
     metrics.observe(EventsPublished(latencies=(0.02, 7200.0), duplicates=1, each=tuple))
-    metrics.observe(GatePaused(gate="nats", reason="refused", retry_seconds=1.0))
+    metrics.observe(CircuitOpened(circuit="nats", reason="refused", retry_seconds=1.0))
     found = await exported(monkeypatch, metrics)
     (published,) = found["sea_mq_outbox_published_total"].sum.data_points
     assert (published.as_int, published.start_time_unix_nano) == (2, 7)
     assert found["sea_mq_outbox_published_total"].sum.is_monotonic
     assert found["sea_mq_outbox_published_total"].unit == "{event}"
-    (paused,) = found["sea_mq_gate_paused"].gauge.data_points
+    (paused,) = found["sea_mq_circuit_open"].gauge.data_points
     assert (paused.as_int, paused.attributes[0].key, paused.attributes[0].value.string_value) == (
         1,
-        "gate",
+        "circuit",
         "nats",
     )
     (latency,) = found["sea_mq_outbox_latency_seconds"].histogram.data_points

@@ -13,7 +13,7 @@ from nats.aio.msg import Msg
 from sea_mq_worker.adapters.nats.connection import NatsConnection, api
 from sea_mq_worker.adapters.nats.publish.publisher import NatsJetStreamPublisher
 from sea_mq_worker.domain.errors import ContractError
-from sea_mq_worker.domain.outcomes import PublishOutcome, Refused, Stored, Unknown, Unsent
+from sea_mq_worker.domain.outcomes import PublishOutcome, Rejected, Stored, Unknown, Unsent
 from sea_mq_worker.embedded import EmbeddedNats
 from tests.contract.test_jetstream_publisher import again, message, stored
 from tests.support.jetstream import connected, create_stream, stored_messages
@@ -82,7 +82,7 @@ async def test_a_deleted_stream_leaves_it_unknown_and_publishing_goes_on_in_its_
 
     assert isinstance(outcomes[0], Unknown)
     assert "no stream" in outcomes[0].reason
-    assert not any(isinstance(outcome, Refused | Stored) for outcome in outcomes)
+    assert not any(isinstance(outcome, Rejected | Stored) for outcome in outcomes)
     await create_stream(connection, names, f"{names}.>", **BATCHES)
     after = stored(list(await publisher.publish_batch(again(batch), timeout_seconds=5)))
     assert sorted(outcome.seq for outcome in after) == [1, 2, 3, 4, 5]
@@ -123,7 +123,7 @@ async def test_answers_that_a_subscriber_makes_up_end_no_call(
 
     outcomes = await publisher.publish_batch([message(elsewhere) for _ in range(3)], timeout_seconds=1)
 
-    assert not any(isinstance(outcome, Stored | Refused) for outcome in outcomes)
+    assert not any(isinstance(outcome, Stored | Rejected) for outcome in outcomes)
 
 
 @every_mode
@@ -135,7 +135,7 @@ async def test_a_full_stream_is_nobodys_fault(connection: NatsConnection, names:
 
     outcomes = list(await publisher.publish_batch(batch, timeout_seconds=5))
 
-    assert not any(isinstance(outcome, Refused) for outcome in outcomes)
+    assert not any(isinstance(outcome, Rejected) for outcome in outcomes)
     assert kinds(outcomes)[:3] == [Stored] * 3
     assert isinstance(outcomes[3], Unknown)
     assert "maximum messages" in outcomes[3].reason
@@ -157,7 +157,7 @@ async def test_what_the_stream_finds_too_large_is_refused_alone(
 
     outcomes = list(await publisher.publish_batch(batch, timeout_seconds=5))
 
-    assert isinstance(outcomes[place], Refused)
+    assert isinstance(outcomes[place], Rejected)
     assert "10054" in outcomes[place].reason
     stored(outcomes[:place])
     if publisher.keeps_order:
@@ -181,7 +181,7 @@ async def test_where_order_is_kept_a_stop_in_one_chunk_stops_the_next(
 
     outcomes = list(await publisher.publish_batch(batch, timeout_seconds=20))
 
-    assert kinds(outcomes) == [Stored] * 300 + [Refused] + [Unsent] * 1199
+    assert kinds(outcomes) == [Stored] * 300 + [Rejected] + [Unsent] * 1199
     assert (await api(connection, f"STREAM.INFO.{names}"))["state"]["messages"] == 300
 
 
@@ -237,7 +237,7 @@ class TestBrokenLinks:
         outcomes = list(await running)
 
         assert time.monotonic() - begun < 40.0
-        assert not any(isinstance(outcome, Refused) for outcome in outcomes)
+        assert not any(isinstance(outcome, Rejected) for outcome in outcomes)
         await eventually(lambda: publisher.connected)
         final = stored(list(await publisher.publish_batch(again(batch), timeout_seconds=10)))
         assert sorted(outcome.seq for outcome in final) == list(range(1, 201))
@@ -268,7 +268,7 @@ class TestBrokenLinks:
         for _ in range(4):
             large = [message(names, b"x" * 500_000) for _ in range(40)]
             outcomes = await publisher.publish_batch(large, timeout_seconds=0.3)
-            assert not any(isinstance(outcome, Stored | Refused) for outcome in outcomes)
+            assert not any(isinstance(outcome, Stored | Rejected) for outcome in outcomes)
         assert time.monotonic() - begun < 15.0
         assert connection.client.pending_data_size < 10 * 1024 * 1024
 
@@ -299,7 +299,7 @@ class TestBrokenLinks:
             await asyncio.wait({running}, timeout=0.03)
             await server.kill()
             first = list(await running)
-            assert not any(isinstance(outcome, Refused) for outcome in first)
+            assert not any(isinstance(outcome, Rejected) for outcome in first)
             await server.start()
             await eventually(lambda: publisher.connected)
 

@@ -11,7 +11,7 @@ from sea_mq_worker.adapters.nats.publish.publisher import NatsJetStreamPublisher
 from sea_mq_worker.domain.headers import MSG_ID
 from sea_mq_worker.domain.messages import OutboundMessage
 from sea_mq_worker.domain.outcomes import Stored
-from sea_mq_worker.domain.stream_search import Wanted
+from sea_mq_worker.domain.stream_search import SearchedId
 from tests.contract.test_jetstream_publisher import again, message, stored
 from tests.integration.test_publisher_faults import BATCHES, Mode, every_mode, started, update
 from tests.support.jetstream import connected, create_stream, store, stored_messages
@@ -158,7 +158,7 @@ async def test_a_long_stream_is_searched_to_its_end(connection: NatsConnection, 
     batch = [message(names) for _ in range(3500)]
     await publish(publisher, batch)
 
-    found = await publisher.find([Wanted(each.id, 60) for each in batch])
+    found = await publisher.find([SearchedId(each.id, 60) for each in batch])
 
     assert [found[each.id] for each in batch] == [
         Stored(names, seq, duplicate=True) for seq in range(1, 3501)

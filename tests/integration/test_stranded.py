@@ -11,7 +11,7 @@ import pytest_asyncio
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection, api
 from sea_mq_worker.adapters.nats.consume.consumer import NatsJetStreamConsumer
-from sea_mq_worker.adapters.nats.consume.max_deliveries import NatsStrandedMessages
+from sea_mq_worker.adapters.nats.consume.max_deliveries import NatsExhaustedMessages
 from sea_mq_worker.domain.errors import ContractError
 from tests.support.jetstream import connected, consumer_info, create_consumer, create_stream, store
 
@@ -35,8 +35,8 @@ class World:
             connection=self.connection, stream=self.stream, durable=name, wait_seconds=WAIT
         )
 
-    def stranded(self, *names: str, sweep_seconds: float = 0.0) -> NatsStrandedMessages:
-        return NatsStrandedMessages(
+    def stranded(self, *names: str, sweep_seconds: float = 0.0) -> NatsExhaustedMessages:
+        return NatsExhaustedMessages(
             connection=self.connection,
             stream=self.advisories,
             durable="keeper",
@@ -99,7 +99,7 @@ async def test_a_message_that_the_stream_has_dropped_is_told_and_not_asked_for_a
     await world.give_up(b"a")
     await api(world.connection, f"STREAM.PURGE.{world.stream}")
     assert list(await world.stranded().fetch()) == []
-    assert [event for event, _ in world.told] == ["stranded_message_lost"]
+    assert [event for event, _ in world.told] == ["exhausted_message_lost"]
     assert f"message 1 of stream {world.stream}" in world.told[0][1]
     assert await world.pending_advisories() == 0
 
@@ -111,7 +111,7 @@ async def test_an_advisory_is_not_taken_to_mean_a_stream_that_was_made_anew(worl
     await create_consumer(world.connection, world.stream, "durable")
     await world.add(b"another")
     assert list(await world.stranded().fetch()) == []
-    assert [event for event, _ in world.told] == ["stranded_message_lost"]
+    assert [event for event, _ in world.told] == ["exhausted_message_lost"]
     assert await world.pending_advisories() == 0
 
 

@@ -12,8 +12,8 @@ import pytest
 
 from sea_mq_worker.adapters.nats.connection import api
 from sea_mq_worker.domain.dead_letters import conflict_detail
-from sea_mq_worker.operations.lookup import Lookout, NoIdError
-from sea_mq_worker.operations.lookup_report import Whereabouts, whereabouts
+from sea_mq_worker.operations.lookup import MessageLookup, NoIdError
+from sea_mq_worker.operations.lookup_report import LookupReport, lookup_report
 from tests.support.jetstream import create_consumer, store
 from tests.support.operators import World, world_of
 from tests.support.rows import add_event, add_message
@@ -27,10 +27,10 @@ class Site:
     """Rows and streams to look at, and the lookout."""
 
     world: World
-    lookout: Lookout
+    lookout: MessageLookup
 
-    async def ask(self, wanted: object, **given: Any) -> Whereabouts:
-        return await whereabouts(str(wanted), self.lookout, **given)
+    async def ask(self, wanted: object, **given: Any) -> LookupReport:
+        return await lookup_report(str(wanted), self.lookout, **given)
 
     async def publish(self, message_id: uuid.UUID) -> int:
         """Store what the outbox tells of as published."""
@@ -59,7 +59,7 @@ async def site(database: Database, nats_url: str, names: str) -> AsyncIterator[S
     async with world_of(database, nats_url, names) as world:
         await world.streams()
         upper = names.upper()
-        lookout = Lookout(
+        lookout = MessageLookup(
             tables=world.operations,
             connection=world.connection,
             dlq_stream=f"{upper}_DLQ",
@@ -87,7 +87,7 @@ async def test_an_event_behind_a_dead_one_waits_for_it_where_dead_ones_hold_thei
     dead = await add_event(site.world.pool, "DEAD", ordering_key="k", error="too large")
     held = await add_event(site.world.pool, ordering_key="k")
     assert "waits for a worker" in (await site.ask(held)).answer[0]
-    found = await whereabouts(str(held), replace(site.lookout, dead_hold=True))
+    found = await lookup_report(str(held), replace(site.lookout, dead_hold=True))
     assert found.answer == ("it waits for 1 earlier event of its ordering key, the first DEAD: too large",)
     assert found.next == (f"sea-mq-worker where {dead}",)
 
@@ -246,10 +246,10 @@ async def test_what_no_table_knows_is_found_in_the_streams_when_they_are_searche
 
 async def test_without_a_broker_the_tables_answer(site: Site) -> None:
     event = await add_event(site.world.pool, "PUBLISHED")
-    alone = Lookout(
+    alone = MessageLookup(
         tables=site.lookout.tables, connection=None, dlq_stream="", streams=(), absent="streams: no server"
     )
-    found = await whereabouts(str(event), alone)
+    found = await lookup_report(str(event), alone)
     assert found.answer == ("it is published: SEA_EVENTS under sequence 5 was acknowledged",)
     assert found.unseen == ("streams: no server",)
 

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection, api
 from sea_mq_worker.pipeline.jobs.land.job import LandOptions, LandProgress, LandResult, count, land
-from sea_mq_worker.pipeline.lake.schemas import BRONZE, GOLD, SILVER, Layout
+from sea_mq_worker.pipeline.lake.schemas import BRONZE, GOLD, SILVER, TableSchema
 from sea_mq_worker.pipeline.lake.table import LakeTable
 from sea_mq_worker.settings import Settings, load_settings
 from tests.support.waiting import eventually
@@ -104,17 +104,17 @@ class Lake:
         found = await asyncio.to_thread(count, self.settings, lake=str(self.folder), streams=[stream])
         return found.streams[0].left
 
-    def table(self, layout: Layout) -> LakeTable:
+    def table(self, layout: TableSchema) -> LakeTable:
         """Return one of its tables."""
         return LakeTable(str(self.folder), layout)
 
-    def rows(self, layout: Layout) -> list[dict[str, Any]]:
+    def rows(self, layout: TableSchema) -> list[dict[str, Any]]:
         """Read all of a table, by a reader that is not Spark."""
         table = self.table(layout).open()
         found: list[dict[str, Any]] = table.to_pyarrow_table().to_pylist() if table else []
         return found
 
-    def count(self, layout: Layout) -> int:
+    def count(self, layout: TableSchema) -> int:
         """Count a table's rows."""
         table = self.table(layout).open()
         return table.count() if table else 0

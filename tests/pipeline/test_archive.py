@@ -26,7 +26,7 @@ from sea_mq_worker.pipeline.jobs.archive.digest import KEPT
 from sea_mq_worker.pipeline.jobs.archive.job import archive, count
 from sea_mq_worker.pipeline.jobs.archive.result import ArchiveProgress, ArchiveResult
 from sea_mq_worker.pipeline.lake.schemas import ARCHIVE
-from sea_mq_worker.pipeline.lake.table import Files, LakeTable, Mark
+from sea_mq_worker.pipeline.lake.table import Files, LakeTable, Watermark
 from sea_mq_worker.settings import Settings
 from tests.support.outboxes import PostgresWorld
 from tests.support.pipeline_settings import write_settings
@@ -204,7 +204,7 @@ async def test_what_the_lake_no_longer_holds_once_it_is_committed_is_not_deleted
     before = await table(pool)
     commit = LakeTable.commit
 
-    def damaging(self: LakeTable, files: Files, *marks: Mark) -> bool:
+    def damaging(self: LakeTable, files: Files, *marks: Watermark) -> bool:
         done = commit(self, files, *marks)
         rewrite(only_file(lake), "publish_attempts", lambda column: pc.add(column, 1))
         return done

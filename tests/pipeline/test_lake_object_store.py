@@ -14,7 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentat
 from sea_mq_worker.embedded.process import free_port
 from sea_mq_worker.pipeline.errors import PipelineError
 from sea_mq_worker.pipeline.lake.schemas import BRONZE
-from sea_mq_worker.pipeline.lake.table import NO_FILES, ConflictError, LakeTable, Mark
+from sea_mq_worker.pipeline.lake.table import NO_FILES, ConflictError, LakeTable, Watermark
 from tests.pipeline.test_lake_table import messages
 from tests.support.waiting import eventually
 
@@ -56,10 +56,10 @@ def answers(url: str) -> bool:
 def test_a_table_in_an_object_store_is_written_and_read(spark: SparkSession, s3: str) -> None:
     table = LakeTable(s3, BRONZE)
     rows = messages(spark, 1, 100_000)
-    assert table.commit(table.write(rows), Mark("land", 100_000, after=0))
-    assert not table.commit(NO_FILES, Mark("land", 100_000, after=0))
+    assert table.commit(table.write(rows), Watermark("land", 100_000, after=0))
+    assert not table.commit(NO_FILES, Watermark("land", 100_000, after=0))
     with pytest.raises(ConflictError):
-        table.commit(NO_FILES, Mark("land", 100_001, after=1))
+        table.commit(NO_FILES, Watermark("land", 100_001, after=1))
 
     assert table.mark("land") == 100_000
     assert table.read(spark).exceptAll(rows).isEmpty()

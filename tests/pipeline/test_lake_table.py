@@ -20,7 +20,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from sea_mq_worker.pipeline.errors import PipelineError
 from sea_mq_worker.pipeline.lake.schemas import BRONZE, SILVER
-from sea_mq_worker.pipeline.lake.table import NO_FILES, ConflictError, Files, LakeTable, Mark
+from sea_mq_worker.pipeline.lake.table import NO_FILES, ConflictError, Files, LakeTable, Watermark
 from sea_mq_worker.pipeline.lake.write_files import WriteFiles
 
 DAY = 86_400
@@ -45,7 +45,7 @@ def test_committed_rows_are_read_back_whole(spark: SparkSession, tmp_path: Path)
     table = LakeTable(str(tmp_path), BRONZE)
     rows = messages(spark, 1, 100_000)
 
-    assert table.commit(table.write(rows), Mark("land", 100_000))
+    assert table.commit(table.write(rows), Watermark("land", 100_000))
 
     assert table.read(spark).exceptAll(rows).isEmpty()
     assert table.read(spark).count() == 100_000
@@ -60,9 +60,9 @@ def test_files_are_invisible_until_they_are_committed(spark: SparkSession, tmp_p
 
 def test_a_mark_that_was_reached_takes_no_files_again(spark: SparkSession, tmp_path: Path) -> None:
     table = LakeTable(str(tmp_path), BRONZE)
-    table.commit(table.write(messages(spark, 1, 10)), Mark("land", 10))
+    table.commit(table.write(messages(spark, 1, 10)), Watermark("land", 10))
 
-    assert not table.commit(table.write(messages(spark, 1, 10)), Mark("land", 10))
+    assert not table.commit(table.write(messages(spark, 1, 10)), Watermark("land", 10))
 
     assert table.read(spark).count() == 10
     assert table.mark("land") == 10
@@ -70,21 +70,21 @@ def test_a_mark_that_was_reached_takes_no_files_again(spark: SparkSession, tmp_p
 
 def test_a_commit_is_refused_where_another_run_has_gone_on(spark: SparkSession, tmp_path: Path) -> None:
     table = LakeTable(str(tmp_path), BRONZE)
-    table.commit(table.write(messages(spark, 1, 10)), Mark("land", 10, after=0))
+    table.commit(table.write(messages(spark, 1, 10)), Watermark("land", 10, after=0))
 
     with pytest.raises(ConflictError, match=r"'land' stands at 10, not at 5: another run writes there"):
-        table.commit(NO_FILES, Mark("land", 20, after=5))
+        table.commit(NO_FILES, Watermark("land", 20, after=5))
 
-    assert table.commit(NO_FILES, Mark("land", 20, after=10))
-    assert not table.commit(NO_FILES, Mark("land", 20, after=10))
+    assert table.commit(NO_FILES, Watermark("land", 20, after=10))
+    assert not table.commit(NO_FILES, Watermark("land", 20, after=10))
     assert table.read(spark).count() == 10
 
 
 def test_marks_outlive_the_log_of_the_commits_that_made_them(tmp_path: Path) -> None:
     table = LakeTable(str(tmp_path), BRONZE)
-    table.commit(NO_FILES, Mark("early", 7))
+    table.commit(NO_FILES, Watermark("early", 7))
     for value in range(1, 20):
-        table.commit(NO_FILES, Mark("land", value))
+        table.commit(NO_FILES, Watermark("land", value))
     opened(table).create_checkpoint()
     for entry in sorted(Path(table.uri, "_delta_log").glob("*.json"))[:-1]:
         entry.unlink()
@@ -99,7 +99,7 @@ def test_a_commit_and_all_that_it_stands_on_is_on_the_disk(
     monkeypatch.setattr(os, "fsync", lambda handle: synced.add(Path(f"/proc/self/fd/{handle}").readlink()))
     table = LakeTable(str(tmp_path), BRONZE)
 
-    table.commit(NO_FILES, Mark("land", 1))
+    table.commit(NO_FILES, Watermark("land", 1))
 
     assert synced == {tmp_path, *tmp_path.rglob("*")}
     synced.clear()
@@ -128,16 +128,16 @@ def race(lake: str, actions: tuple[AddAction, ...]) -> tuple[int, int]:
     won, table = 0, LakeTable(lake, BRONZE)
     for step, action in enumerate(actions, start=1):
         with suppress(ConflictError):
-            won += table.commit(Files((action,), 0), Mark("land", step, after=step - 1))
+            won += table.commit(Files((action,), 0), Watermark("land", step, after=step - 1))
     return won, len(actions) - won
 
 
 def test_partitions_are_replaced_in_one_step(spark: SparkSession, tmp_path: Path) -> None:
     table = LakeTable(str(tmp_path), BRONZE)
-    table.commit(table.write(messages(spark, 1, 3 * DAY)), Mark("land", 1))
+    table.commit(table.write(messages(spark, 1, 3 * DAY)), Watermark("land", 1))
     day = {"stream": "SEA_EVENTS", "date": date(1970, 1, 2)}
 
-    table.replace(table.write(messages(spark, DAY, DAY + 6)), [day], Mark("land", 2, after=1))
+    table.replace(table.write(messages(spark, DAY, DAY + 6)), [day], Watermark("land", 2, after=1))
 
     left = {row["date"].day: row["count"] for row in table.read(spark).groupBy("date").count().collect()}
     assert left == {1: DAY - 1, 2: 7, 3: DAY, 4: 1}
@@ -149,7 +149,7 @@ def test_names_of_any_sort_come_back_as_they_were(spark: SparkSession, tmp_path:
     streams = ["plain", "ä/ö=%20:b", "[x]*?", "a b", None]
     rows = reduce(DataFrame.unionAll, (messages(spark, 1, 3).withColumn("stream", F.lit(s)) for s in streams))
     for value in range(3):
-        table.commit(table.write(rows), Mark("land", value + 1))
+        table.commit(table.write(rows), Watermark("land", value + 1))
 
     assert table.compact(files_max=1) == len(streams)
 
@@ -158,14 +158,16 @@ def test_names_of_any_sort_come_back_as_they_were(spark: SparkSession, tmp_path:
     }
     assert {r["stream"] for r in table.read(spark, [("stream", "=", streams[1])]).collect()} == {streams[1]}
     assert opened(table).to_pyarrow_table().num_rows == 45
-    table.replace(NO_FILES, [{"stream": s, "date": date(1970, 1, 1)} for s in streams[1:]], Mark("land", 9))
+    table.replace(
+        NO_FILES, [{"stream": s, "date": date(1970, 1, 1)} for s in streams[1:]], Watermark("land", 9)
+    )
     assert {r["stream"] for r in table.read(spark).collect()} == {"plain"}
 
 
 def test_any_delta_reader_sees_the_same_rows(spark: SparkSession, tmp_path: Path) -> None:
     table = LakeTable(str(tmp_path), BRONZE)
     rows = messages(spark, 1, 1000)
-    table.commit(table.write(rows), Mark("land", 1000))
+    table.commit(table.write(rows), Watermark("land", 1000))
 
     arrow = opened(table).to_pyarrow_table()
     told = QueryBuilder().register("bronze", opened(table)).execute("select count(*), sum(seq) from bronze")
@@ -194,7 +196,7 @@ def test_skipping_files_loses_no_row(spark: SparkSession, tmp_path: Path) -> Non
         for field in from_arrow_schema(SILVER.schema).fields:
             if field.name not in given:
                 row = row.withColumn(field.name, F.lit(None).cast(field.dataType))
-        table.commit(table.write(row), Mark("land", value))
+        table.commit(table.write(row), Watermark("land", value))
     columns = dict(zip(("message_id", "published_at", "seq"), zip(*odd, strict=True), strict=True))
     there = Counter(
         (name, str(value)) for name, each in columns.items() for value in each if value is not None
@@ -236,7 +238,7 @@ def test_vacuum_removes_what_killed_runs_left_and_nothing_that_may_be_read(
 ) -> None:
     table = LakeTable(str(tmp_path), BRONZE)
     for value in range(3):
-        table.commit(table.write(messages(spark, 1, 10)), Mark("land", value + 1))
+        table.commit(table.write(messages(spark, 1, 10)), Watermark("land", value + 1))
     before = table.read(spark)
     orphan, fresh = (table.write(messages(spark, 1, 10)).actions[0].path for _ in range(2))
     old = (datetime.now(UTC) - timedelta(hours=30)).timestamp()
@@ -255,7 +257,7 @@ def test_a_lake_is_where_it_was_said_to_be(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     table = LakeTable("relative", BRONZE)
-    table.commit(table.write(messages(spark, 1, 10)), Mark("land", 1))
+    table.commit(table.write(messages(spark, 1, 10)), Watermark("land", 1))
 
     monkeypatch.chdir("/")
     assert table.read(spark).count() == 10

@@ -27,14 +27,14 @@ from sea_mq_worker.domain.read_models import OutboxFilter
 from sea_mq_worker.embedded import EmbeddedNats
 from sea_mq_worker.pipeline import session
 from sea_mq_worker.pipeline.executor_settings import access_options
-from sea_mq_worker.pipeline.jobs.reconcile.job import Wanted, reconcile
+from sea_mq_worker.pipeline.jobs.reconcile.job import ReconcileRequest, reconcile
 from sea_mq_worker.pipeline.jobs.reconcile.outbox import Limits
 from sea_mq_worker.pipeline.jobs.reconcile.receiver import load_receiver
 from sea_mq_worker.pipeline.jobs.reconcile.restore_signs import Requeue, put_back
 from sea_mq_worker.pipeline.jobs.reconcile.result import Requeued
 from sea_mq_worker.pipeline.jobs.reconcile.verdicts import Verdict
 from sea_mq_worker.pipeline.lake.schemas import ARCHIVE, BRONZE
-from sea_mq_worker.pipeline.lake.table import LakeTable, Mark
+from sea_mq_worker.pipeline.lake.table import LakeTable, Watermark
 from sea_mq_worker.pipeline.snapshot import read_outbox, snapshot
 from sea_mq_worker.settings import Settings, SettingsError
 from tests.pipeline.reconcile_world import World, make_world, write_settings
@@ -74,7 +74,7 @@ async def test_what_a_broker_lost_that_was_set_back_is_named_and_put_back(
 
             told = await asyncio.to_thread(_requeue, spark, monkeypatch, tmp_path / "out")
             await _relayed(world, tmp_path / "worker.log")
-            wanted = Wanted(limits=NOW)
+            wanted = ReconcileRequest(limits=NOW)
             async with _traffic(world):
                 after = await asyncio.to_thread(
                     reconcile, spark, world.settings, wanted, on_progress=LOG.info
@@ -178,7 +178,7 @@ async def test_lake_prune_replay_and_receiver_are_taken_into_account(
         config = given | {"context": "theirs", "database_url": their_database.dsn}
         config["consumers"] = f"{world.stream}/theirs,SOMEBODYS_EVENTS/theirs"
         receivers = [load_receiver(write_settings(tmp_path / "theirs.toml", config))]
-        wanted = Wanted(limits=NOW, lake=lake, receivers=receivers)
+        wanted = ReconcileRequest(limits=NOW, lake=lake, receivers=receivers)
         result = await asyncio.to_thread(reconcile, spark, world.settings, wanted, on_progress=LOG.info)
 
     outbox, inbox = result.hops
@@ -207,12 +207,12 @@ def _to_lake(spark: SparkSession, world: World, lake: str, *, landed: int) -> No
         table = LakeTable(lake, ARCHIVE)
         rows = read_outbox(spark, held).withColumn("batch", F.lit(1).cast("bigint"))
         rows = rows.withColumn("context", F.lit(world.context)).withColumn("date", F.to_date("published_at"))
-        table.commit(table.write(rows), Mark("archive", 1))
+        table.commit(table.write(rows), Watermark("archive", 1))
     options = {"stream": world.stream, "endSeq": str(landed), **access_options()}
     messages = spark.read.format("jetstream").options(**options).load()
     rows = messages.withColumnRenamed("created", "incarnation").withColumn("date", F.to_date("time"))
     table = LakeTable(lake, BRONZE)
-    table.commit(table.write(rows), Mark("land", landed))
+    table.commit(table.write(rows), Watermark("land", landed))
 
 
 def test_settings_of_the_environment_are_not_taken_for_a_receiver_s(

@@ -26,7 +26,7 @@ from sea_mq_worker.pipeline.jobs.replay.filter import ReplayRules, Selection
 from sea_mq_worker.pipeline.jobs.replay.job import Matched, ReplayResult, replay
 from sea_mq_worker.pipeline.jobs.replay.store import replay_store
 from sea_mq_worker.pipeline.lake.schemas import ARCHIVE
-from sea_mq_worker.pipeline.lake.table import LakeTable, Mark
+from sea_mq_worker.pipeline.lake.table import LakeTable, Watermark
 from sea_mq_worker.pipeline.snapshot import read_outbox, snapshot
 from sea_mq_worker.settings import CONFIG_VARIABLE, Settings, load_settings
 from tests.support.jetstream import connected, stored_messages
@@ -77,7 +77,7 @@ class Site:
                     "date": F.to_date("published_at"),
                 }
             )
-            table.commit(table.write(rows), Mark("by hand", batch))
+            table.commit(table.write(rows), Watermark("by hand", batch))
 
     async def replay(self, selection: Selection, **given: Any) -> ReplayResult:
         rules = ReplayRules(**({"actor": "ann", "reason": "the stream lost them", "cap": EVENTS} | given))

@@ -18,8 +18,8 @@ from sea_mq_worker.adapters.postgres.connection import OPERATOR_HINTS
 from sea_mq_worker.pipeline.jobs.report.job import report
 from sea_mq_worker.pipeline.jobs.report.model import Report
 from sea_mq_worker.pipeline.jobs.report.page import page
-from sea_mq_worker.pipeline.lake.schemas import ARCHIVE, GOLD, Layout
-from sea_mq_worker.pipeline.lake.table import LakeTable, Mark
+from sea_mq_worker.pipeline.lake.schemas import ARCHIVE, GOLD, TableSchema
+from sea_mq_worker.pipeline.lake.table import LakeTable, Watermark
 from sea_mq_worker.settings import Settings
 from tests.support.pipeline_settings import write_settings
 from tests.support.reports import HOSTILE
@@ -168,8 +168,8 @@ def archived(identity: str, attempt: int) -> dict[str, Any]:
     }
 
 
-def commit(spark: SparkSession, lake: str, layout: Layout, rows: list[dict[str, Any]]) -> None:
+def commit(spark: SparkSession, lake: str, layout: TableSchema, rows: list[dict[str, Any]]) -> None:
     table = LakeTable(lake, layout)
     schema = from_arrow_schema(layout.schema)
     values = [tuple(row.get(name) for name in schema.names) for row in rows]
-    assert table.commit(table.write(spark.createDataFrame(values, schema)), Mark("test", 1))
+    assert table.commit(table.write(spark.createDataFrame(values, schema)), Watermark("test", 1))

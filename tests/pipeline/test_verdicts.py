@@ -20,7 +20,7 @@ from sea_mq_worker.pipeline.jobs.reconcile.inbox import ConsumerFacts, covered, 
 from sea_mq_worker.pipeline.jobs.reconcile.order import outside_longest_run
 from sea_mq_worker.pipeline.jobs.reconcile.outbox import (
     Limits,
-    StreamFacts,
+    StreamEvidence,
     copies_by_id,
     judge_stream,
     matched,
@@ -41,7 +41,7 @@ def ago(seconds: float) -> datetime:
     return NOW - timedelta(seconds=seconds)
 
 
-FACTS = StreamFacts(
+FACTS = StreamEvidence(
     stream="SEA_EVENTS",
     created=ago(10_000),
     first_seq=100,
@@ -107,7 +107,7 @@ def stream_findings(
     events: Sequence[dict[str, Any]],
     messages: Sequence[dict[str, Any]],
     limits: Limits | None = None,
-    facts: StreamFacts = FACTS,
+    facts: StreamEvidence = FACTS,
     **more: Any,
 ) -> dict[str, list[str]]:
     joined = matched(frame(spark, events, EVENT_DDL), frame(spark, messages, MESSAGES))

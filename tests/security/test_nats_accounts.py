@@ -13,11 +13,11 @@ from pydantic import SecretStr
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection, api, connect
 from sea_mq_worker.adapters.nats.consume.consumer import NatsJetStreamConsumer
-from sea_mq_worker.adapters.nats.manage.message_location import readers, trace
+from sea_mq_worker.adapters.nats.manage.message_location import consumer_deliveries, locate
 from sea_mq_worker.adapters.nats.publish.publisher import NatsJetStreamPublisher
 from sea_mq_worker.domain.errors import ContractError
 from sea_mq_worker.domain.outcomes import Stored
-from sea_mq_worker.domain.stream_search import Wanted
+from sea_mq_worker.domain.stream_search import SearchedId
 from sea_mq_worker.operations.broker import Applied, apply_topology, check_topology, dead_letters
 from sea_mq_worker.producer import enqueue
 from sea_mq_worker.settings import Settings
@@ -135,7 +135,7 @@ async def test_the_worker_needs_no_more(
         told = running_worker.events()
     reasons = await own.fetch("SELECT dead_letter_reason FROM inbox_messages ORDER BY 1 NULLS LAST")
     await own.close()
-    assert not {"nats_denied", "streams_not_compared", "streams_differ", "gate_paused"} & set(told)
+    assert not {"nats_denied", "streams_not_compared", "streams_differ", "circuit_opened"} & set(told)
     assert [row[0] for row in reasons] == ["INVALID_PAYLOAD", None, None]
     assert set(effects.taken) == {ids[0], ids[1]}
 
@@ -149,7 +149,7 @@ async def test_the_worker_may_look_for_an_id(server: ConfiguredNats, monkeypatch
         await publisher.start()
         stored = await publisher.publish("sea.event.made.v1", b"{}", {"Nats-Msg-Id": message_id})
         async with asyncio.timeout(20.0):  # the denial is no silence to be waited out
-            found = await publisher.find([Wanted(message_id, 60.0, "sea.event.made.v1")])
+            found = await publisher.find([SearchedId(message_id, 60.0, "sea.event.made.v1")])
     assert isinstance(stored, Stored)
     assert found == {message_id: stored._replace(duplicate=True)}
 
@@ -174,9 +174,9 @@ async def test_operators_see_where_an_event_is(server: ConfiguredNats) -> None:
     async with user_of(server, "sea_worker") as connection:
         seq = await store(connection, "sea.event.made.v1", b"{}", headers={"Nats-Msg-Id": message_id})
     async with user_of(server, "sea_operator") as connection:
-        found = await trace(connection, "SEA_EVENTS", seq, message_id)
+        found = await locate(connection, "SEA_EVENTS", seq, message_id)
         assert found
-        assert await readers(connection, found) == ()
+        assert await consumer_deliveries(connection, found) == ()
 
 
 async def test_applying_the_definitions_again_changes_nothing(server: ConfiguredNats) -> None:

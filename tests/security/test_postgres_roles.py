@@ -13,7 +13,7 @@ import pytest_asyncio
 
 from sea_mq_worker.adapters.postgres.operator.operations import PostgresOperations
 from sea_mq_worker.adapters.postgres.schema.migrations import check_version
-from sea_mq_worker.adapters.postgres.schema.schema_owner import take_schema
+from sea_mq_worker.adapters.postgres.schema.schema_owner import claim_schema
 from sea_mq_worker.domain.events import EventState
 from sea_mq_worker.domain.read_models import OutboxFilter
 from sea_mq_worker.producer import enqueue
@@ -114,7 +114,7 @@ async def test_an_operator_can_replay_bury_and_redrive(roles: Roles, place: Site
     dead, waiting = [uuid.UUID(event_id) for event_id in await place.commit(2)]
     async with asyncpg.create_pool(roles.dsn("operator"), min_size=1, max_size=1) as pool:
         await check_version(pool)
-        await take_schema(pool, place.target.context)
+        await claim_schema(pool, place.target.context)
         operations = PostgresOperations(pool=pool)
         assert await operations.bury([dead, waiting], actor="alice", reason="a test") == {dead, waiting}
         replayed = await operations.replay(

@@ -22,7 +22,7 @@ async def test_an_event_whose_id_is_taken_in_the_stream_is_dead_and_says_so(
         await store(place.broker, f"{names}.event.order.created.v1", b'{"total": 9}', headers=forged)
         async with place.worker(outbox_publish_mode=mode) as worker:
             await place.published()
-            await worker.tells("event_buried")
+            await worker.tells("event_died")
         taken = await place.row(ids[1])
         others = [(await place.row(event_id))["state"] for event_id in ids if event_id != ids[1]]
     assert taken["state"] == "DEAD"

@@ -4,7 +4,7 @@ import pytest
 import typer
 
 from sea_mq_worker.adapters.nats.errors import plain
-from sea_mq_worker.cli.support import fail, print_fields, print_table, say
+from sea_mq_worker.cli.support import abort, echo_safe, print_fields, print_table
 
 HOSTILE = "x\x1b[2J\x1b]0;title\x07\r\x9bforged\u202e\u2028y"
 
@@ -19,9 +19,9 @@ def shown(capsys: pytest.CaptureFixture[str]) -> list[str]:
 def test_nothing_unprintable_reaches_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     print_table(("a", "b"), [[HOSTILE, HOSTILE]], empty="")
     print_fields({"a": HOSTILE})
-    say(HOSTILE)
+    echo_safe(HOSTILE)
     with pytest.raises(typer.Exit):
-        fail(HOSTILE, 1)
+        abort(HOSTILE, 1)
     lines = shown(capsys)
     assert len(lines) == 5
     assert all(line.isprintable() for line in lines)
@@ -29,7 +29,7 @@ def test_nothing_unprintable_reaches_a_terminal(capsys: pytest.CaptureFixture[st
 
 @pytest.mark.fault("S12")
 def test_lines_of_our_own_stay_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    say("one\n  -> two")
+    echo_safe("one\n  -> two")
     assert shown(capsys) == ["one", "  -> two"]
 
 

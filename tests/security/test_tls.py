@@ -22,7 +22,7 @@ from sea_mq_worker.connections.nats import open_nats
 from sea_mq_worker.connections.postgres import open_pool
 from sea_mq_worker.doctor.handler import handler_findings
 from sea_mq_worker.domain.errors import ContractError, StoreUnavailableError
-from sea_mq_worker.domain.inbound import Valid, open_envelope
+from sea_mq_worker.domain.inbound import ParsedMessage, parse_message
 from sea_mq_worker.domain.outcomes import Accepted, NotDelivered
 from sea_mq_worker.embedded import EmbeddedNats
 from sea_mq_worker.producer import enqueue
@@ -224,8 +224,8 @@ async def test_a_broker_that_cannot_be_trusted_breaks_the_contract(
 async def test_a_handler_that_cannot_be_trusted_gets_nothing(kind: str, pki: Pki) -> None:
     verify = ssl.CERT_REQUIRED if kind == "no certificate of its own" else ssl.CERT_NONE
     context = pki.authority.for_servers(pki.bad.get(kind, pki.server), verify_clients=verify)
-    envelope = open_envelope(inbound_message())
-    assert isinstance(envelope, Valid)
+    envelope = parse_message(inbound_message())
+    assert isinstance(envelope, ParsedMessage)
     async with handler_server(tls=context) as server:
         url = f"https://127.0.0.1:{server.port}/handle"
         given = settings(handler_url=url, handler_tls_ca_file=pki.authority.ca)

@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 from sea_mq_worker.domain.errors import BrokerUnavailableError
 from sea_mq_worker.domain.headers import MSG_ID
 from sea_mq_worker.domain.messages import InboundMessage, OutboundMessage
-from sea_mq_worker.domain.outcomes import Failed, PublishOutcome, Refused, Stored, Unknown, Unsent
-from sea_mq_worker.domain.stream_search import SearchResult, Wanted
-from sea_mq_worker.testing.exhausted_messages import InMemoryStrandedMessages
+from sea_mq_worker.domain.outcomes import FailedTransiently, PublishOutcome, Rejected, Stored, Unknown, Unsent
+from sea_mq_worker.domain.stream_search import SearchedId, SearchResult
+from sea_mq_worker.testing.exhausted_messages import InMemoryExhaustedMessages
 from sea_mq_worker.testing.publisher import InMemoryPublisher
 from tests.simulation.inbox_audit import InboxAudit
 from tests.simulation.outbox_audit import OutboxAudit
@@ -115,7 +115,7 @@ class PublisherWire:
         line = self._line
         outcome = self._twin._send(message)
         line.tell(f"publish {message.id[:12]} -> {outcome}")
-        if isinstance(outcome, Failed | Refused) and self._audit is not None:
+        if isinstance(outcome, FailedTransiently | Rejected) and self._audit is not None:
             self._audit.answered(message.headers.get("ce-id", ""))
         if isinstance(outcome, Stored) and outcome.duplicate:
             of_event = self._audit is not None
@@ -124,7 +124,7 @@ class PublisherWire:
             )
         return outcome
 
-    async def find(self, wanted: Sequence[Wanted]) -> Mapping[str, SearchResult]:
+    async def find(self, wanted: Sequence[SearchedId]) -> Mapping[str, SearchResult]:
         line = self._line
         reply: asyncio.Future[Mapping[str, SearchResult]] = line.loop.create_future()
         lost = line.weather.hits("frames lost", line.life) or line.weather.hits("answers lost", line.life)
@@ -224,7 +224,7 @@ class StrandedWire:
     def __init__(self, line: Line, audit: InboxAudit) -> None:
         self._line = line
         self._audit = audit
-        self._twin = InMemoryStrandedMessages(
+        self._twin = InMemoryExhaustedMessages(
             consumer=line.servers.consumer, clock=line.loop.time, again_seconds=ACK_WAIT, wait_seconds=5.0
         )
 

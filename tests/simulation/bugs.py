@@ -14,18 +14,18 @@ from typing import Any
 from unittest import mock
 
 from sea_mq_worker.application.inbox import dead_lettering
-from sea_mq_worker.application.inbox.completion import Closing
-from sea_mq_worker.application.inbox.dead_lettering import Burial
-from sea_mq_worker.application.inbox.handler_call import Handle
+from sea_mq_worker.application.inbox.completion import CompletionBatcher
+from sea_mq_worker.application.inbox.dead_lettering import DeadLetterer
+from sea_mq_worker.application.inbox.handler_call import HandlerCaller
 from sea_mq_worker.application.outbox import batch_publisher
-from sea_mq_worker.application.outbox.batch_publisher import Publishing
+from sea_mq_worker.application.outbox.batch_publisher import BatchPublisher
 from sea_mq_worker.application.outbox.publisher import OutboxPublisher
 from sea_mq_worker.application.outbox.settlement import Settlement
 from sea_mq_worker.domain.dead_letters import dead_letter_message
 from sea_mq_worker.domain.errors import InvalidEventError, UnavailableError
 from sea_mq_worker.domain.events import Claim, ClaimedEvent, EventState
 from sea_mq_worker.domain.headers import MSG_ID, outbound_message
-from sea_mq_worker.domain.inbox_results import Done, InboxEntry, Receipt, Run
+from sea_mq_worker.domain.inbox_results import AlreadySettled, InboxEntry, Leased, Receipt
 from sea_mq_worker.domain.messages import DeadLetter, OutboundMessage
 from sea_mq_worker.domain.outcomes import (
     HandlerResult,
@@ -41,7 +41,7 @@ from sea_mq_worker.domain.outcomes import (
 from sea_mq_worker.domain.retry import RetryPolicy
 from sea_mq_worker.testing import handler
 from sea_mq_worker.testing.inbox import InMemoryInbox
-from sea_mq_worker.testing.outbox import MemoryOutbox, OutboxRow
+from sea_mq_worker.testing.outbox import InMemoryOutbox, OutboxRow
 
 Plant = Callable[[], AbstractContextManager[Any]]
 
@@ -65,8 +65,8 @@ def _bug(owner: object, name: str, *, called: str) -> Callable[[Callable[..., An
 # --- the outbox's statements
 
 
-@_bug(MemoryOutbox, "_settle", called="no token in the settlement")
-def _(_real: Any, self: MemoryOutbox, claim: Claim, verdicts: Sequence[Verdict]) -> frozenset[str]:
+@_bug(InMemoryOutbox, "_settle", called="no token in the settlement")
+def _(_real: Any, self: InMemoryOutbox, claim: Claim, verdicts: Sequence[Verdict]) -> frozenset[str]:
     """The update names the id alone."""
     rows = self._table.rows
     leased = [v for v in verdicts if claim.token and rows[v.event.id].state is EventState.CLAIMED]
@@ -75,30 +75,30 @@ def _(_real: Any, self: MemoryOutbox, claim: Claim, verdicts: Sequence[Verdict])
     return frozenset(verdict.event.id for verdict in leased)
 
 
-@_bug(MemoryOutbox, "find_unpublished", called="the token is the worker's name")
-async def _(real: Any, self: MemoryOutbox, **limits: int) -> Claim:
+@_bug(InMemoryOutbox, "find_unpublished", called="the token is the worker's name")
+async def _(real: Any, self: InMemoryOutbox, **limits: int) -> Claim:
     claim: Claim = await real(self, **limits)
     for event in claim.events:
         self._table.rows[event.id].claimed_by = self._worker
     return dataclasses.replace(claim, token=self._worker) if claim.events else claim
 
 
-@_bug(MemoryOutbox, "_lease", called="attempts are counted after a failure alone")
-def _(real: Any, self: MemoryOutbox, *given: Any, **options: Any) -> ClaimedEvent:
+@_bug(InMemoryOutbox, "_lease", called="attempts are counted after a failure alone")
+def _(real: Any, self: InMemoryOutbox, *given: Any, **options: Any) -> ClaimedEvent:
     event: ClaimedEvent = real(self, *given, **options)
     row: OutboxRow = given[0]
     row.attempts -= 1
     return event
 
 
-@_bug(MemoryOutbox, "_change", called="attempts are counted twice")
-def _(real: Any, self: MemoryOutbox, row: OutboxRow, verdict: Verdict) -> None:
+@_bug(InMemoryOutbox, "_change", called="attempts are counted twice")
+def _(real: Any, self: InMemoryOutbox, row: OutboxRow, verdict: Verdict) -> None:
     real(self, row, verdict)
     row.attempts += isinstance(verdict, Postponed)
 
 
-@_bug(MemoryOutbox, "_due", called="polling by a cursor")
-def _(real: Any, self: MemoryOutbox) -> list[OutboxRow]:
+@_bug(InMemoryOutbox, "_due", called="polling by a cursor")
+def _(real: Any, self: InMemoryOutbox) -> list[OutboxRow]:
     """What commits later with a lower place is never seen."""
     mark = getattr(self, "mark", 0)
     due: list[OutboxRow] = [row for row in real(self) if row.seq > mark or row.attempts]
@@ -106,21 +106,21 @@ def _(real: Any, self: MemoryOutbox) -> list[OutboxRow]:
     return due
 
 
-@_bug(MemoryOutbox, "_ready", called="the worker's clock in the statement")
-def _(_real: Any, self: MemoryOutbox, row: OutboxRow) -> bool:
+@_bug(InMemoryOutbox, "_ready", called="the worker's clock in the statement")
+def _(_real: Any, self: InMemoryOutbox, row: OutboxRow) -> bool:
     skew = self._table.skew  # type: ignore[attr-defined]
     return row.state is EventState.PENDING and row.available_at <= self._table.clock() + skew
 
 
-@_bug(MemoryOutbox, "_ready", called="a lease that ran out is stolen at once")
-def _(real: Any, self: MemoryOutbox, row: OutboxRow) -> bool:
+@_bug(InMemoryOutbox, "_ready", called="a lease that ran out is stolen at once")
+def _(real: Any, self: InMemoryOutbox, row: OutboxRow) -> bool:
     """CLAIMED -> CLAIMED."""
     expired = row.claimed_at is not None and row.claimed_at < self._table.clock() - self._lease_seconds
     return expired or real(self, row)
 
 
-@_bug(MemoryOutbox, "reap", called="an event that waits is declared dead")
-async def _(real: Any, self: MemoryOutbox) -> Reaped:
+@_bug(InMemoryOutbox, "reap", called="an event that waits is declared dead")
+async def _(real: Any, self: InMemoryOutbox) -> Reaped:
     """PENDING -> DEAD."""
     for row in self._table.rows.values():
         if row.state is EventState.PENDING and row.failures > 2:
@@ -129,13 +129,13 @@ async def _(real: Any, self: MemoryOutbox) -> Reaped:
     return reaped
 
 
-@_bug(MemoryOutbox, "_runs", called="locked rows are skipped without regard to keys")
-def _(_real: Any, self: MemoryOutbox) -> Iterator[OutboxRow]:
+@_bug(InMemoryOutbox, "_runs", called="locked rows are skipped without regard to keys")
+def _(_real: Any, self: InMemoryOutbox) -> Iterator[OutboxRow]:
     return filter(self._ready, self._lane())
 
 
-@_bug(MemoryOutbox, "find_unpublished", called="a transaction stays open while publishing")
-async def _(real: Any, self: MemoryOutbox, **limits: int) -> Claim:
+@_bug(InMemoryOutbox, "find_unpublished", called="a transaction stays open while publishing")
+async def _(real: Any, self: InMemoryOutbox, **limits: int) -> Claim:
     """Nothing of the claim is there until it commits; nearest to it where a statement is a transaction."""
     claim: Claim = await real(self, **limits)
     for event in claim.events:
@@ -169,13 +169,13 @@ def _(real: Any, event: ClaimedEvent, **given: Any) -> OutboundMessage:
     return message._replace(payload=json.dumps(json.loads(message.payload)).encode())
 
 
-@_bug(Publishing, "publish", called="a bad event ends its batch")
-async def _(real: Any, self: Publishing, events: tuple[ClaimedEvent, ...], **given: Any) -> list[Verdict]:
+@_bug(BatchPublisher, "publish", called="a bad event ends its batch")
+async def _(real: Any, self: BatchPublisher, events: tuple[ClaimedEvent, ...], **given: Any) -> list[Verdict]:
     try:
         for event in events:
             outbound_message(event, context=self.context, source=self.source)
     except InvalidEventError:
-        self.broker_gate.skip()
+        self.broker_breaker.skip()
         return [Released(event) for event in events]
     verdicts: list[Verdict] = await real(self, events, **given)
     return verdicts
@@ -200,43 +200,48 @@ def _(_real: Any, _self: RetryPolicy, event: ClaimedEvent, stored: Stored) -> Ve
 def _(real: Any, self: InMemoryInbox, entry: InboxEntry, *rest: Any) -> Receipt:
     known = entry.message_id in self._table.rows
     receipt: Receipt = real(self, entry, *rest)
-    return Done() if known else receipt
+    return AlreadySettled() if known else receipt
 
 
-@_bug(Closing, "_close", called="acknowledged before it is marked")
-async def _(real: Any, self: Closing, batch: Any, stop: Any) -> None:
+@_bug(CompletionBatcher, "_close", called="acknowledged before it is marked")
+async def _(real: Any, self: CompletionBatcher, batch: Any, stop: Any) -> None:
     for item, _run, ending in batch:
         if isinstance(ending, Processed):
             await self.consumer.ack(item.message)
     await real(self, batch, stop)
 
 
-@_bug(Closing, "_acknowledge", called="given back without delay")
-async def _(real: Any, self: Closing, item: Any, run: Run, ending: Any) -> None:
+@_bug(CompletionBatcher, "_acknowledge", called="given back without delay")
+async def _(real: Any, self: CompletionBatcher, item: Any, run: Leased, ending: Any) -> None:
     shorter = dataclasses.replace(ending, delay_seconds=0.0) if hasattr(ending, "delay_seconds") else ending
     await real(self, item, run, shorter)
 
 
-@_bug(handler, "result_of", called="a 404 is taken for poison")
+@_bug(handler, "result_for_status", called="a 404 is taken for poison")
 def _(real: Any, status: int, **given: Any) -> HandlerResult:
     result: HandlerResult = real(status, **given)
     return Poison("not found") if status == 404 else result
 
 
-@_bug(Handle, "handle", called="attempts are the server's deliveries")
-async def _(real: Any, self: Handle, item: Any, run: Run, *rest: Any, **given: Any) -> Any:
+@_bug(HandlerCaller, "handle", called="attempts are the server's deliveries")
+async def _(real: Any, self: HandlerCaller, item: Any, run: Leased, *rest: Any, **given: Any) -> Any:
     deliveries = run._replace(attempts=item.message.deliveries)
     return await real(self, item, deliveries, *rest, **given)
 
 
-@_bug(Burial, "_publish", called="dead letters are published without an acknowledgement")
-async def _(_real: Any, self: Burial, message: OutboundMessage, _fresh_until: float) -> None:
+@_bug(DeadLetterer, "_publish", called="dead letters are published without an acknowledgement")
+async def _(_real: Any, self: DeadLetterer, message: OutboundMessage, _fresh_until: float) -> None:
     await self.publisher.publish(message.subject, message.payload, message.headers)
 
 
-@_bug(Burial, "_bring", called="acknowledged although the dead letter failed")
+@_bug(DeadLetterer, "_bring", called="acknowledged although the dead letter failed")
 async def _(
-    _real: Any, self: Burial, message: OutboundMessage, _begun_ago: float, fresh_until: float, _stop: Any
+    _real: Any,
+    self: DeadLetterer,
+    message: OutboundMessage,
+    _begun_ago: float,
+    fresh_until: float,
+    _stop: Any,
 ) -> None:
     with contextlib.suppress(UnavailableError):
         await self._publish(message, fresh_until)

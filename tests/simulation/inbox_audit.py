@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from sea_mq_worker.domain.dead_letters import Reason
-from sea_mq_worker.domain.inbound import Invalid, content_hash, open_envelope, storage_id
+from sea_mq_worker.domain.inbound import InvalidMessage, content_hash, parse_message, storage_id
 from sea_mq_worker.domain.inbox_results import FailedHandling, Lease
 from sea_mq_worker.domain.messages import HandlerRequest, InboundMessage
 from sea_mq_worker.domain.outcomes import Accepted, HandlerResult, Poison, Retry
@@ -48,7 +48,7 @@ class InboxAudit:
     def row_of(self, message: InboundMessage) -> InboxRow | None:
         """Return the row that accounts for a message, where there is one."""
         rows = self._servers.inbox.rows
-        row = rows.get(open_envelope(message).message_id)
+        row = rows.get(parse_message(message).message_id)
         if row is not None and row.content_hash == content_hash(message):
             return row
         return rows.get(storage_id(message))
@@ -64,7 +64,7 @@ class InboxAudit:
 
     def naking(self, life: Life, message: InboundMessage, delay_seconds: float) -> None:
         """Look at a message that a worker gives back."""
-        message_id = open_envelope(message).message_id
+        message_id = parse_message(message).message_id
         asked = life.asked_to_wait.pop(message_id, 0.0)
         if not life.stop.is_set():
             self._check(
@@ -180,8 +180,8 @@ class InboxAudit:
                 self._servers.report.saw("content conflict")
                 return message_id == storage_id(message)
             case _:
-                envelope = open_envelope(message)
-                return isinstance(envelope, Invalid) and envelope.reason == reason
+                envelope = parse_message(message)
+                return isinstance(envelope, InvalidMessage) and envelope.reason == reason
 
 
 def leases_of(failures: Sequence[FailedHandling]) -> list[Lease]:

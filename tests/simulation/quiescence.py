@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from sea_mq_worker.application.supervisor import ExitCode
 from sea_mq_worker.domain.dead_letters import Reason
 from sea_mq_worker.domain.events import EventState
-from sea_mq_worker.domain.inbound import Invalid, open_envelope
+from sea_mq_worker.domain.inbound import InvalidMessage, parse_message
 from tests.simulation.plan import HANDLER_TROUBLES
 
 if TYPE_CHECKING:
@@ -96,8 +96,8 @@ def _look_at_messages(world: World) -> None:
             say(False, "Q3", f"message {seq} is nowhere")
             continue
         say(row.settled, "Q3", f"message {seq} is not settled: {row}")
-        envelope = open_envelope(message)
-        if isinstance(envelope, Invalid):
+        envelope = parse_message(message)
+        if isinstance(envelope, InvalidMessage):
             reasons = {envelope.reason, Reason.CONTENT_CONFLICT}
             say(row.dead_letter_reason in reasons, "Q3", f"message {seq} is {row}")
         elif _is_healthy(world, row.entry.message_id):

@@ -10,11 +10,11 @@ from sea_mq_worker.domain.messages import HandlerRequest, InboundMessage, Outbou
 from sea_mq_worker.domain.outcomes import Stored
 from sea_mq_worker.testing.consumer import InMemoryConsumer, _Pending
 from sea_mq_worker.testing.handler import (
-    Answer,
     Behaviour,
     Hang,
     InMemoryHandler,
-    LoseAnswer,
+    LoseResponse,
+    Respond,
     Unreachable,
 )
 from sea_mq_worker.testing.inbox import InboxTable
@@ -37,13 +37,13 @@ _LOST_SECONDS = 3.0
 """How much of what it knew last a broker loses that is killed."""
 
 _BEHAVIOURS: Mapping[str, Behaviour] = {
-    "ok": Answer(),
-    "slow": Answer(slow_seconds=3.0),
-    "500": Answer(status=500),
-    "404": Answer(status=404),
-    "422": Answer(status=422),
-    "wait": Answer(status=429, retry_after_seconds=2.0),
-    "lost": LoseAnswer(),
+    "ok": Respond(),
+    "slow": Respond(slow_seconds=3.0),
+    "500": Respond(status=500),
+    "404": Respond(status=404),
+    "422": Respond(status=422),
+    "wait": Respond(status=429, retry_after_seconds=2.0),
+    "lost": LoseResponse(),
     "hang": Hang(),
 }
 

@@ -13,7 +13,7 @@ from sea_mq_worker.domain.events import Claim
 from sea_mq_worker.domain.inbox_results import FailedHandling, InboxEntry, Lease, Receipt
 from sea_mq_worker.domain.messages import HandlerRequest
 from sea_mq_worker.domain.outcomes import (
-    Buried,
+    Died,
     HandlerResult,
     NotDelivered,
     Postponed,
@@ -23,7 +23,7 @@ from sea_mq_worker.domain.outcomes import (
     Verdict,
 )
 from sea_mq_worker.testing.inbox import InMemoryInbox
-from sea_mq_worker.testing.outbox import MemoryOutbox
+from sea_mq_worker.testing.outbox import InMemoryOutbox
 from tests.simulation.inbox_audit import InboxAudit, leases_of
 from tests.simulation.life import Life
 from tests.simulation.loop import SeededLoop
@@ -131,7 +131,7 @@ def _short(result: object) -> str:
 class OutboxWire:
     """OutboxRepository over a line."""
 
-    def __init__(self, line: Line, twin: MemoryOutbox, audit: OutboxAudit) -> None:
+    def __init__(self, line: Line, twin: InMemoryOutbox, audit: OutboxAudit) -> None:
         self._line = line
         self._twin = twin
         self._audit = audit
@@ -142,9 +142,7 @@ class OutboxWire:
     async def mark_published(self, claim: Claim, verdicts: Sequence[Published]) -> frozenset[str]:
         return await self._settle("mark_published", self._twin.mark_published, claim, verdicts)
 
-    async def increment_attempts(
-        self, claim: Claim, verdicts: Sequence[Postponed | Buried]
-    ) -> frozenset[str]:
+    async def increment_attempts(self, claim: Claim, verdicts: Sequence[Postponed | Died]) -> frozenset[str]:
         if any(isinstance(v, Postponed) and v.error.startswith("the replay waits") for v in verdicts):
             self._line.servers.report.saw("replay deferred")
         return await self._settle("increment_attempts", self._twin.increment_attempts, claim, verdicts)

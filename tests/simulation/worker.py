@@ -8,21 +8,21 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any, cast
 
-from sea_mq_worker.application.claim_size import Room
-from sea_mq_worker.application.inbox.dead_lettering import Burial
-from sea_mq_worker.application.inbox.handler_call import Handle
-from sea_mq_worker.application.inbox.max_deliveries import Rescuer
-from sea_mq_worker.application.inbox.receiving import InHand, Reception
-from sea_mq_worker.application.maintenance import Periodic, Reaper
+from sea_mq_worker.application.claim_size import MemoryBudget
+from sea_mq_worker.application.inbox.dead_lettering import DeadLetterer
+from sea_mq_worker.application.inbox.handler_call import HandlerCaller
+from sea_mq_worker.application.inbox.max_deliveries import MaxDeliveriesLoop
+from sea_mq_worker.application.inbox.receiving import InboxRecorder, InFlightMessage
+from sea_mq_worker.application.maintenance import LeaseReaper, PeriodicTask
 from sea_mq_worker.application.polling import PollingWakeup
 from sea_mq_worker.application.supervisor import Loop, Supervisor
-from sea_mq_worker.bootstrap.worker.context import Base
+from sea_mq_worker.bootstrap.worker.context import WorkerContext
 from sea_mq_worker.bootstrap.worker.inbound import _health, _inbox_loop
 from sea_mq_worker.bootstrap.worker.outbound import _lane, _publishing
 from sea_mq_worker.domain.facts import (
+    CircuitClosed,
+    CircuitOpened,
     Fact,
-    GatePaused,
-    GateResumed,
     LeasesLost,
     MessageDeadLettered,
     MessageGivenBack,
@@ -35,7 +35,7 @@ from sea_mq_worker.domain.messages import InboundMessage
 from sea_mq_worker.domain.retry import Backoff
 from sea_mq_worker.settings import Settings
 from sea_mq_worker.testing.inbox import InMemoryInbox
-from sea_mq_worker.testing.outbox import MemoryOutbox
+from sea_mq_worker.testing.outbox import InMemoryOutbox
 from tests.simulation.broker_wires import ConsumerWire, PublisherWire, StrandedWire
 from tests.simulation.inbox_audit import InboxAudit
 from tests.simulation.outbox_audit import OutboxAudit
@@ -90,7 +90,7 @@ class _Watcher:
         report = self._line.servers.report
         self._line.tell(str(fact))
         match fact:
-            case GatePaused():
+            case CircuitOpened():
                 report.saw("gate closed")
             case TypeSlowed():
                 report.saw("event type slowed")
@@ -98,7 +98,7 @@ class _Watcher:
                 report.saw("event type resumed")
             case MessageGivenBack():
                 report.saw("given back without an attempt")
-            case GateResumed():
+            case CircuitClosed():
                 report.saw("gate opened")
             case MessageSkipped():
                 report.saw("redelivery acknowledged without the handler")
@@ -111,14 +111,14 @@ class _Watcher:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _SimulatedBase(Base):
+class _SimulatedBase(WorkerContext):
     dice: random.Random
 
     def backoff(self, *, base_seconds: float, cap_seconds: float) -> Backoff:
         return Backoff(base_seconds=base_seconds, cap_seconds=cap_seconds, random=self.dice.random)
 
 
-class _NumberedInHand(InHand):
+class _NumberedInHand(InFlightMessage):
     """Hashes to its number, so that sets of messages have the same order in every run."""
 
     number = 0
@@ -128,12 +128,12 @@ class _NumberedInHand(InHand):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _NumberingReception(Reception):
+class _NumberingReception(InboxRecorder):
     """Counts the messages it takes."""
 
     numbers: Iterator[int] = field(default_factory=itertools.count)
 
-    def take(self, message: InboundMessage, *, received_at: float) -> InHand:
+    def take(self, message: InboundMessage, *, received_at: float) -> InFlightMessage:
         numbered = _NumberedInHand.of(message, received_at=received_at)
         numbered.number = next(self.numbers)
         return numbered
@@ -189,25 +189,25 @@ class Assembly:
                 audit=self.outbox_audit,
             ),
         )
-        store_gate = base.gate("outbox database", cap_seconds=_PROBE_MAX_SECONDS)
+        store_breaker = base.breaker("outbox database", cap_seconds=_PROBE_MAX_SECONDS)
         unordered, ordered = (self._outbox(line, ordered=ordered) for ordered in (False, True))
         lane = partial(
             _lane,
             base,
             publishing,
             wakeup=self.wakeup,
-            store_gate=store_gate,
-            room=Room(base.settings.outbox_bytes_max),
+            store_breaker=store_breaker,
+            room=MemoryBudget(base.settings.outbox_bytes_max),
         )
-        reaper = Reaper(outbox=unordered, observer=base.observer)
+        reaper = LeaseReaper(outbox=unordered, observer=base.observer)
         return {
             "outbox unordered": lane(unordered).run,
             "outbox ordered": lane(ordered).run,
-            "reaper": Periodic(work=reaper.reap, store_gate=store_gate, seconds=LEASE / 2).run,
+            "reaper": PeriodicTask(work=reaper.reap, store_breaker=store_breaker, seconds=LEASE / 2).run,
         }
 
     def _outbox(self, line: Line, *, ordered: bool) -> OutboxWire:
-        twin = MemoryOutbox(
+        twin = InMemoryOutbox(
             table=line.servers.outbox,
             worker=line.life.name,
             lease_seconds=LEASE,
@@ -221,33 +221,33 @@ class Assembly:
     def _inbound(self, base: _SimulatedBase, line: Line) -> dict[str, Loop]:
         twin = InMemoryInbox(table=line.servers.inbox, worker=line.life.name)
         inbox = InboxWire(line, twin, self.inbox_audit)
-        store_gate = base.gate("inbox database", cap_seconds=_PROBE_MAX_SECONDS)
+        store_breaker = base.breaker("inbox database", cap_seconds=_PROBE_MAX_SECONDS)
         letters = PublisherWire(line, line.servers.burier, keeps_order=False, timeout_seconds=PUBLISH_TIMEOUT)
-        burial = Burial(
+        burial = DeadLetterer(
             context="sea",
             inbox=inbox,
             publisher=letters,
             observer=base.observer,
-            gate=base.gate("stream SEA_DLQ", cap_seconds=_PROBE_MAX_SECONDS),
-            store_gate=store_gate,
+            breaker=base.breaker("stream SEA_DLQ", cap_seconds=_PROBE_MAX_SECONDS),
+            store_breaker=store_breaker,
             clock=base.clock,
             lease_seconds=LEASE,
         )
         reception = _NumberingReception(
-            inbox=inbox, store_gate=store_gate, observer=base.observer, lease_seconds=LEASE
+            inbox=inbox, store_breaker=store_breaker, observer=base.observer, lease_seconds=LEASE
         )
         consumer = cast("Any", ConsumerWire(line, self.inbox_audit))
         loop = _inbox_loop(base, consumer, inbox, reception, self._handle(base, line, burial))
-        rescuer = Rescuer(
+        rescuer = MaxDeliveriesLoop(
             stranded=StrandedWire(line, self.inbox_audit),
             loops={(consumer.stream, consumer.name): loop},
-            broker_gate=base.gate("stranded messages", cap_seconds=_PROBE_MAX_SECONDS),
+            broker_breaker=base.breaker("stranded messages", cap_seconds=_PROBE_MAX_SECONDS),
         )
         return {"inbox": loop.run, "rescue": rescuer.run}
 
-    def _handle(self, base: _SimulatedBase, line: Line, burial: Burial) -> Handle:
+    def _handle(self, base: _SimulatedBase, line: Line, burial: DeadLetterer) -> HandlerCaller:
         s = base.settings
-        return Handle(
+        return HandlerCaller(
             handler=HandlerWire(line, self.inbox_audit),
             health=_health(base),
             burial=burial,

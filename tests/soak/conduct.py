@@ -204,7 +204,7 @@ _SERIES = {
     "messages settled too late, refused": 'sea_mq_leases_lost_total{side="inbox"}',
     "events given back without an attempt": "sea_mq_outbox_released_total",
     "duplicates acknowledged unasked": "sea_mq_inbox_skipped_total",
-    "gates closed": "sea_mq_gate_pauses_total",
+    "gates closed": "sea_mq_circuit_opened_total",
 }
 
 

@@ -39,13 +39,13 @@ def _mark_before_publish() -> None:
 def _known_means_done() -> None:
     """Take every known message for a duplicate: what a killed worker had recorded is never handled."""
     from sea_mq_worker.adapters.postgres.inbox import PostgresInboxAdapter  # noqa: PLC0415
-    from sea_mq_worker.domain.inbox_results import Done, Run  # noqa: PLC0415
+    from sea_mq_worker.domain.inbox_results import AlreadySettled, Leased  # noqa: PLC0415
 
     honest = PostgresInboxAdapter.insert
 
     async def insert(self: Any, entries: Any, *, lease_seconds: float) -> list[Any]:
         receipts = await honest(self, entries, lease_seconds=lease_seconds)
-        return [Done() if isinstance(r, Run) and r.attempts > 1 else r for r in receipts]
+        return [AlreadySettled() if isinstance(r, Leased) and r.attempts > 1 else r for r in receipts]
 
     PostgresInboxAdapter.insert = insert  # type: ignore[method-assign]
 
@@ -93,13 +93,13 @@ def _new_id_for_each_attempt() -> None:
 
 def _outage_kills() -> None:
     """Bury an event at its first attempt without an answer: a short outage makes it DEAD."""
-    from sea_mq_worker.domain.outcomes import Buried, Unknown  # noqa: PLC0415
+    from sea_mq_worker.domain.outcomes import Died, Unknown  # noqa: PLC0415
     from sea_mq_worker.domain.retry import RetryPolicy  # noqa: PLC0415
 
     honest = RetryPolicy.judge
 
     def judge(self: Any, event: Any, outcome: Any) -> Any:
-        return Buried(event, outcome.reason) if isinstance(outcome, Unknown) else honest(self, event, outcome)
+        return Died(event, outcome.reason) if isinstance(outcome, Unknown) else honest(self, event, outcome)
 
     RetryPolicy.judge = judge  # type: ignore[method-assign]
 

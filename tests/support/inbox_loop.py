@@ -6,22 +6,22 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from sea_mq_worker.application.circuit_breaker import Gate
-from sea_mq_worker.application.inbox.completion import Closing
+from sea_mq_worker.application.circuit_breaker import CircuitBreaker
+from sea_mq_worker.application.inbox.completion import CompletionBatcher
 from sea_mq_worker.application.inbox.consumer import InboxConsumer
-from sea_mq_worker.application.inbox.dead_lettering import Burial
-from sea_mq_worker.application.inbox.handler_call import Handle
+from sea_mq_worker.application.inbox.dead_lettering import DeadLetterer
+from sea_mq_worker.application.inbox.handler_call import HandlerCaller
 from sea_mq_worker.application.inbox.handler_health import HandlerHealth
-from sea_mq_worker.application.inbox.max_deliveries import Rescuer
-from sea_mq_worker.application.inbox.orphans import Leftovers
+from sea_mq_worker.application.inbox.max_deliveries import MaxDeliveriesLoop
+from sea_mq_worker.application.inbox.orphans import OrphanFinder
 from sea_mq_worker.application.inbox.read_ahead import ReadAhead
-from sea_mq_worker.application.inbox.receiving import Reception
-from sea_mq_worker.application.inbox.returned_messages import GivenBackMessages
+from sea_mq_worker.application.inbox.receiving import InboxRecorder
+from sea_mq_worker.application.inbox.returned_messages import ReturnedMessages
 from sea_mq_worker.domain.errors import BrokerUnavailableError, StoreUnavailableError
 from sea_mq_worker.domain.messages import InboundMessage
 from sea_mq_worker.domain.retry import Backoff
 from sea_mq_worker.testing.consumer import InMemoryConsumer
-from sea_mq_worker.testing.exhausted_messages import InMemoryStrandedMessages
+from sea_mq_worker.testing.exhausted_messages import InMemoryExhaustedMessages
 from sea_mq_worker.testing.handler import Behaviour, InMemoryHandler
 from sea_mq_worker.testing.inbox import InboxRow, InboxTable, InMemoryInbox
 from sea_mq_worker.testing.observer import RecordingObserver
@@ -74,7 +74,7 @@ class World:
             clock=self.clock,
             **({"ack_wait_seconds": ACK_WAIT} | of_the_consumer),
         )
-        fake = InMemoryStrandedMessages(consumer=self.consumer, clock=self.clock)
+        fake = InMemoryExhaustedMessages(consumer=self.consumer, clock=self.clock)
         self.stranded: Any = Interrupted(fake, BrokerUnavailableError("no leader"))
         self.handler = InMemoryHandler()
         self.table = InboxTable(self.clock)
@@ -102,10 +102,10 @@ class World:
     async def consuming(self) -> AsyncIterator[None]:
         """Run the loop, and the one for what was given up, for a block; then stop them gracefully."""
         loop = self.loop()
-        rescuer = Rescuer(
+        rescuer = MaxDeliveriesLoop(
             stranded=self.stranded,
             loops={(self.consumer.stream, self.consumer.name): loop},
-            broker_gate=self._gate("stranded"),
+            broker_breaker=self._gate("stranded"),
         )
         async with asyncio.TaskGroup() as group:
             group.create_task(loop.run(self.stop))
@@ -113,43 +113,46 @@ class World:
             yield
             self.stop.set()
 
-    def reception(self) -> Reception:
-        return Reception(
-            inbox=self.inbox, store_gate=self._gate("store"), observer=self.observer, lease_seconds=self.lease
+    def reception(self) -> InboxRecorder:
+        return InboxRecorder(
+            inbox=self.inbox,
+            store_breaker=self._gate("store"),
+            observer=self.observer,
+            lease_seconds=self.lease,
         )
 
     def loop(self) -> InboxConsumer:
-        reception, broker_gate = self.reception(), self._gate("broker")
-        store_gate = reception.store_gate
-        handle = self._handle(store_gate)
+        reception, broker_breaker = self.reception(), self._gate("broker")
+        store_breaker = reception.store_breaker
+        handle = self._handle(store_breaker)
         return InboxConsumer(
             consumer=self.consumer,
             inbox=self.inbox,
             reception=reception,
             handle=handle,
-            closing=Closing(
+            closing=CompletionBatcher(
                 consumer=self.consumer,
                 inbox=self.inbox,
                 reception=reception,
                 observer=self.observer,
-                store_gate=store_gate,
+                store_breaker=store_breaker,
                 clock=self.clock,
-                given_back=GivenBackMessages(self.clock),
+                given_back=ReturnedMessages(self.clock),
             ),
             observer=self.observer,
-            broker_gate=broker_gate,
+            broker_breaker=broker_breaker,
             clock=self.clock,
             concurrency=CONCURRENCY,
             bytes_max=self.bytes_max,
             heartbeat_seconds=LEASE / 3,
             lease_seconds=self.lease,
             siblings=frozenset({self.consumer.name}),
-            leftovers=Leftovers(
+            leftovers=OrphanFinder(
                 consumer=self.consumer,
                 inbox=self.inbox,
                 observer=self.observer,
-                broker_gate=broker_gate,
-                store_gate=store_gate,
+                broker_breaker=broker_breaker,
+                store_breaker=store_breaker,
                 older_than_seconds=OVERDUE,
                 every_seconds=OVERDUE / 4,
                 lease_seconds=self.lease,
@@ -158,25 +161,25 @@ class World:
                 consumer=self.consumer,
                 health=handle.health,
                 observer=self.observer,
-                broker_gate=broker_gate,
+                broker_breaker=broker_breaker,
                 clock=self.clock,
             ),
         )
 
-    def _handle(self, store_gate: Gate) -> Handle:
-        burial = Burial(
+    def _handle(self, store_breaker: CircuitBreaker) -> HandlerCaller:
+        burial = DeadLetterer(
             context="sea",
             inbox=self.inbox,
             publisher=self.dlq,
             observer=self.observer,
-            gate=self._gate("dead letters"),
-            store_gate=store_gate,
+            breaker=self._gate("dead letters"),
+            store_breaker=store_breaker,
             clock=self.clock,
             lease_seconds=self.lease,
         )
         backoff = Backoff(base_seconds=1.0, cap_seconds=600.0, random=lambda: 0.5)
         self.health = HandlerHealth(
-            gate=self._gate("handler"),
+            breaker=self._gate("handler"),
             observer=self.observer,
             clock=self.clock,
             backoff=backoff,
@@ -184,7 +187,7 @@ class World:
             per_second=PER_SECOND,
             slow_calls_max=CONCURRENCY // 2,
         )
-        return Handle(
+        return HandlerCaller(
             handler=self.handler,
             health=self.health,
             burial=burial,
@@ -192,9 +195,9 @@ class World:
             attempts_max=ATTEMPTS_MAX,
         )
 
-    def _gate(self, name: str) -> Gate:
+    def _gate(self, name: str) -> CircuitBreaker:
         backoff = Backoff(base_seconds=0.2, cap_seconds=2.0, random=lambda: 1.0)
-        return Gate(name=name, backoff=backoff, observer=self.observer, clock=self.clock)
+        return CircuitBreaker(name=name, backoff=backoff, observer=self.observer, clock=self.clock)
 
 
 def always(behaviour: Behaviour) -> Any:

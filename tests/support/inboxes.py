@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import asyncpg
 
 from sea_mq_worker.adapters.postgres.inbox import PostgresInboxAdapter
-from sea_mq_worker.domain.inbox_results import InboxEntry, Receipt, Run
+from sea_mq_worker.domain.inbox_results import InboxEntry, Leased, Receipt
 from sea_mq_worker.ports.inbox import InboxRepository
 from sea_mq_worker.testing.inbox import InboxRow, InboxTable, InMemoryInbox
 
@@ -128,7 +128,7 @@ async def insert(inbox: InboxRepository, *entries: InboxEntry) -> list[Receipt]:
     return list(await inbox.insert(entries, lease_seconds=LEASE))
 
 
-async def lease(inbox: InboxRepository, one: InboxEntry) -> Run:
+async def lease(inbox: InboxRepository, one: InboxEntry) -> Leased:
     [receipt] = await insert(inbox, one)
-    assert isinstance(receipt, Run)
+    assert isinstance(receipt, Leased)
     return receipt

@@ -11,9 +11,9 @@ import asyncpg
 from sea_mq_worker.adapters.postgres.outbox import PostgresOutboxAdapter
 from sea_mq_worker.adapters.postgres.schema.partitions import PostgresPartitions
 from sea_mq_worker.domain.events import Claim
-from sea_mq_worker.domain.outcomes import Buried, Postponed, Published, Released, Stored
+from sea_mq_worker.domain.outcomes import Died, Postponed, Published, Released, Stored
 from sea_mq_worker.ports.outbox import OutboxRepository
-from sea_mq_worker.testing.outbox import MemoryOutbox, OutboxTable
+from sea_mq_worker.testing.outbox import InMemoryOutbox, OutboxTable
 
 SHORT_SECONDS = 0.1
 
@@ -69,7 +69,7 @@ class MemoryWorld:
         return event_id
 
     def relay(self, worker: str = "w1", **options: Any) -> OutboxRepository:
-        return MemoryOutbox(table=self._table, worker=worker, random=lambda: 0.5, **(OPTIONS | options))
+        return InMemoryOutbox(table=self._table, worker=worker, random=lambda: 0.5, **(OPTIONS | options))
 
     async def row(self, event_id: str) -> Row:
         row = self._table.rows[event_id]
@@ -170,8 +170,8 @@ def postponed(claim: Claim, *, delay_seconds: float = 0.0, failed: bool = True) 
     return [Postponed(event, "no answer", delay_seconds, failed) for event in claim.events]
 
 
-def buried(claim: Claim, error: str = "too large") -> list[Buried]:
-    return [Buried(event, error) for event in claim.events]
+def buried(claim: Claim, error: str = "too large") -> list[Died]:
+    return [Died(event, error) for event in claim.events]
 
 
 def released(claim: Claim) -> list[Released]:

@@ -24,7 +24,6 @@ SHORT_MODULES = {
     "adapters/nats/subject_match.py": "modules of several packages use it",
     "adapters/postgres/resumptions.py": "an adapter of its own for a port of its own",
     "adapters/postgres/texts.py": "outbox and inbox use it, which do not import each other",
-    "application/inbox/lease_renewal.py": "the operator's redrive uses it beside the loop",
     "application/polling.py": "a wakeup of its own, for servers that cannot notify",
     "cli/pagination.py": "two commands share it",
     "cli/signals.py": "several commands share it",

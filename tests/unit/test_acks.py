@@ -8,7 +8,7 @@ from nats.aio.msg import Msg
 
 from sea_mq_worker.adapters.nats.errors import ApiRefusedError
 from sea_mq_worker.adapters.nats.publish.acks import AckReader
-from sea_mq_worker.domain.outcomes import Failed, PublishOutcome, Refused, Stored, Unknown
+from sea_mq_worker.domain.outcomes import FailedTransiently, PublishOutcome, Rejected, Stored, Unknown
 
 STREAM = "SEA_EVENTS"
 
@@ -101,7 +101,7 @@ UNKNOWN = {
 }
 VERDICTS = [
     (code, status, kind)
-    for table, kind in ((REFUSED, Refused), (FAILED, Failed), (UNKNOWN, Unknown))
+    for table, kind in ((REFUSED, Rejected), (FAILED, FailedTransiently), (UNKNOWN, Unknown))
     for code, status in table.items()
 ]
 

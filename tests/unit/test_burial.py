@@ -2,8 +2,8 @@
 
 import asyncio
 
-from sea_mq_worker.domain.facts import GatePaused, LeasesLost, MessageDeadLettered
-from sea_mq_worker.testing.handler import Answer
+from sea_mq_worker.domain.facts import CircuitOpened, LeasesLost, MessageDeadLettered
+from sea_mq_worker.testing.handler import Respond
 from tests.support.inbox_loop import LEASE, World, always
 from tests.support.simulation import in_virtual_time
 
@@ -11,7 +11,7 @@ from tests.support.simulation import in_virtual_time
 @in_virtual_time
 async def test_a_removed_dead_letter_does_not_hide_the_next_one_of_its_message() -> None:
     world = World()
-    world.handler.script = always(Answer(status=422))
+    world.handler.script = always(Respond(status=422))
     async with world.consuming():
         message_id = world.send()
         for count in range(1, 4):
@@ -28,11 +28,11 @@ async def test_a_removed_dead_letter_does_not_hide_the_next_one_of_its_message()
 async def test_an_intent_that_outlasted_its_lease_is_noted_again_before_anything_is_sent() -> None:
     """The message may be another worker's by then, and so may its dead letter."""
     world = World()
-    world.handler.script = always(Answer(status=422))
+    world.handler.script = always(Respond(status=422))
     world.dlq.connected = False
     message_id = world.send()
     async with world.consuming():
-        await world.observer.seen(GatePaused, lambda fact: fact.gate == "dead letters")
+        await world.observer.seen(CircuitOpened, lambda fact: fact.circuit == "dead letters")
         world.inbox.down = True
         await asyncio.sleep(LEASE + 1)
         row = world.row(message_id)

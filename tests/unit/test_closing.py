@@ -2,7 +2,7 @@
 
 from sea_mq_worker.domain.facts import MessageProcessed
 from sea_mq_worker.domain.messages import HandlerRequest
-from sea_mq_worker.testing.handler import Answer, Behaviour, Hang
+from sea_mq_worker.testing.handler import Behaviour, Hang, Respond
 from tests.support.inbox_loop import World
 from tests.support.simulation import in_virtual_time
 
@@ -17,7 +17,7 @@ async def test_endings_that_come_one_by_one_are_recorded_by_the_half_of_what_is_
     def one_after_the_other(_request: HandlerRequest, _call: int) -> Behaviour:
         nonlocal answered
         answered += 1
-        return Answer(slow_seconds=answered / 10_000)
+        return Respond(slow_seconds=answered / 10_000)
 
     world.handler.script = one_after_the_other
     ids = [world.send() for _ in range(10)]
@@ -39,11 +39,11 @@ async def test_the_ending_of_a_lone_message_is_recorded_at_once() -> None:
 @in_virtual_time
 async def test_an_ending_does_not_wait_for_a_message_that_takes_long() -> None:
     world = World()
-    world.handler.script = lambda request, _call: Hang() if request.payload == b'"long"' else Answer()
+    world.handler.script = lambda request, _call: Hang() if request.payload == b'"long"' else Respond()
     world.send(body=b'"long"')
     world.send()
     async with world.consuming():
         fact = await world.observer.seen(MessageProcessed)
-        world.handler.script = lambda _request, _call: Answer()
+        world.handler.script = lambda _request, _call: Respond()
         await world.observer.seen(MessageProcessed, count=2, within=60)
     assert 0 < fact.seconds < _SOON_SECONDS

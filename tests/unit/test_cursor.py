@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime, timedelta
 
-from sea_mq_worker.adapters.postgres.claim_cursor import START, Cursor, Position, Read
+from sea_mq_worker.adapters.postgres.claim_cursor import START, ClaimCursor, Position, Scan
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 SEEN: Position = (NOW - timedelta(minutes=1), 7)
@@ -17,13 +17,13 @@ class Clock:
         return self.now
 
 
-def read(position: Position = START, *, full: bool = False, fruitful: bool = False) -> Read:
-    return Read(position, now=NOW, full=full, fruitful=fruitful)
+def read(position: Position = START, *, full: bool = False, fruitful: bool = False) -> Scan:
+    return Scan(position, now=NOW, full=full, fruitful=fruitful)
 
 
-def swept(clock: Clock, *, seconds: float = 0.001) -> Cursor:
+def swept(clock: Clock, *, seconds: float = 0.001) -> ClaimCursor:
     """Make a cursor that has just been through its index."""
-    cursor = Cursor(clock)
+    cursor = ClaimCursor(clock)
     assert cursor.next() == START
     cursor.advance(read(SEEN), seconds=seconds)
     return cursor
@@ -53,7 +53,7 @@ def test_a_sweep_comes_each_second_however_often_idle_claims_are_made() -> None:
 
 def test_a_sweep_over_many_pages_without_anything_to_claim_is_one_sweep() -> None:
     clock = Clock()
-    cursor = Cursor(clock)
+    cursor = ClaimCursor(clock)
     for page in range(5):
         clock.now += 1.0
         assert (cursor.next() == START) == (page == 0)
@@ -77,7 +77,7 @@ def test_a_dear_sweep_takes_a_twentieth_of_the_time_but_comes_twice_a_minute() -
 
 def test_a_dear_sweep_that_found_nothing_is_not_repeated_by_each_claim() -> None:
     clock = Clock()
-    cursor = Cursor(clock)
+    cursor = ClaimCursor(clock)
     assert cursor.next() == START
     cursor.advance(read(), seconds=0.05)
     clock.now += 0.5

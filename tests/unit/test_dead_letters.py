@@ -1,7 +1,7 @@
 import pytest
 
-from sea_mq_worker.domain.dead_letters import Reason, dead_letter_message, original_headers, without_body
-from sea_mq_worker.domain.encoding import problem
+from sea_mq_worker.domain.dead_letters import Reason, dead_letter_message, headers_only, original_headers
+from sea_mq_worker.domain.encoding import validation_error
 from sea_mq_worker.domain.messages import DeadLetter
 from tests.support.builders import inbound_message
 
@@ -49,7 +49,7 @@ def test_headers_that_speak_to_the_server_are_shelved_and_come_back() -> None:
 
 
 def test_a_dead_letter_without_its_body_says_so_and_is_small() -> None:
-    short = without_body(dead_letter_message(letter(), context="sea"))
+    short = headers_only(dead_letter_message(letter(), context="sea"))
     assert short.payload == b""
     assert short.headers["Dlq-Body-Omitted"] == "11"
     assert short.headers["Dlq-Stream-Sequence"] == "9"
@@ -71,20 +71,20 @@ def test_a_subject_that_nobody_can_publish_to_is_quoted(subject: str, quoted: st
     message = dead_letter_message(letter(original_subject=subject), context="sea")
     assert message.subject == quoted
     assert message.headers["Dlq-Original-Subject"] == subject
-    assert problem(message, 2**20) == ""
+    assert validation_error(message, 2**20) == ""
 
 
 def test_a_subject_that_no_header_can_hold_is_quoted_there_too() -> None:
     message = dead_letter_message(letter(original_subject="a.event.x\0.v1"), context="sea")
     assert message.headers["Dlq-Original-Subject"] == "a.event.x%00.v1"
-    assert problem(message, 2**20) == ""
+    assert validation_error(message, 2**20) == ""
 
 
 def test_headers_that_cannot_be_sent_are_left_out_and_counted() -> None:
     headers = HEADERS | {"a b": "c", "": "x", "lines": "a\nb", "large": "x" * 65_000, "small": "y"}
     source = inbound_message(headers=headers)
     message = dead_letter_message(letter(source=source), context="sea")
-    assert problem(message, 2**20) == ""
+    assert validation_error(message, 2**20) == ""
     assert original_headers(message.headers) == HEADERS | {"small": "y"}
     assert message.headers["Dlq-Headers-Omitted"] == "4"
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from sea_mq_worker.adapters.http.request_body import request_body
 from sea_mq_worker.domain.dead_letters import dead_letter_message
-from sea_mq_worker.domain.encoding import problem
-from sea_mq_worker.domain.inbound import Valid, content_hash, open_envelope
+from sea_mq_worker.domain.encoding import validation_error
+from sea_mq_worker.domain.inbound import ParsedMessage, content_hash, parse_message
 from sea_mq_worker.domain.messages import DeadLetter, InboundMessage, OutboundMessage
 from tests.support.builders import inbound_message
 
@@ -56,14 +56,14 @@ def test_every_message_is_opened_or_refused(
     subject: str, known: dict[str, str], others: dict[str, str], payload: bytes
 ) -> None:
     message = inbound_message(subject=subject, headers=others | known, payload=payload)
-    envelope = open_envelope(message)
+    envelope = parse_message(message)
     assert str(uuid.UUID(envelope.message_id)) == envelope.message_id
     assert len(content_hash(message)) == 32
-    if isinstance(envelope, Valid):
+    if isinstance(envelope, ParsedMessage):
         body = json.loads(b"".join(request_body(envelope.request)))
         assert body["message_id"] == envelope.message_id
         assert datetime.fromisoformat(body["occurred_at"]).tzinfo is not None
-    assert problem(_letter(message, envelope.message_id), MAX_PAYLOAD) == ""
+    assert validation_error(_letter(message, envelope.message_id), MAX_PAYLOAD) == ""
 
 
 def _letter(message: InboundMessage, message_id: str) -> OutboundMessage:

@@ -4,21 +4,27 @@ from datetime import timedelta
 
 import pytest
 
-from sea_mq_worker.domain.inbound import Invalid, Valid, content_hash, open_envelope, storage_id
+from sea_mq_worker.domain.inbound import (
+    InvalidMessage,
+    ParsedMessage,
+    content_hash,
+    parse_message,
+    storage_id,
+)
 from tests.support.builders import OCCURRED_AT, inbound_message
 
 ID = "550e8400-e29b-41d4-a716-446655440000"
 
 
-def opened(**given: object) -> Valid:
-    envelope = open_envelope(inbound_message(ID, **given))
-    assert isinstance(envelope, Valid)
+def opened(**given: object) -> ParsedMessage:
+    envelope = parse_message(inbound_message(ID, **given))
+    assert isinstance(envelope, ParsedMessage)
     return envelope
 
 
-def refused(**given: object) -> Invalid:
-    envelope = open_envelope(inbound_message(**given))
-    assert isinstance(envelope, Invalid)
+def refused(**given: object) -> InvalidMessage:
+    envelope = parse_message(inbound_message(**given))
+    assert isinstance(envelope, InvalidMessage)
     return envelope
 
 
@@ -120,7 +126,7 @@ def test_every_json_goes_on_as_it_is(payload: bytes) -> None:
 def test_a_body_is_checked_without_building_what_it_says(payload: bytes) -> None:
     message = inbound_message(ID, payload=payload)
     tracemalloc.start()
-    assert isinstance(open_envelope(message), Valid)
+    assert isinstance(parse_message(message), ParsedMessage)
     _, peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak_bytes < len(payload) / 10

@@ -1,7 +1,7 @@
 import asyncio
 
-from sea_mq_worker.application.circuit_breaker import Gate, Passage
-from sea_mq_worker.domain.facts import GatePaused, GateResumed
+from sea_mq_worker.application.circuit_breaker import CircuitBreaker, Permit
+from sea_mq_worker.domain.facts import CircuitClosed, CircuitOpened
 from sea_mq_worker.domain.retry import Backoff
 from sea_mq_worker.testing.observer import RecordingObserver
 from tests.support.waiting import eventually
@@ -13,37 +13,39 @@ class World:
         self.stop = asyncio.Event()
         self.observer = RecordingObserver()
         backoff = Backoff(base_seconds=0.01, cap_seconds=1.0, random=lambda: 1.0)
-        self.gate = Gate(name="broker", backoff=backoff, observer=self.observer, clock=lambda: self.now)
+        self.breaker = CircuitBreaker(
+            name="broker", backoff=backoff, observer=self.observer, clock=lambda: self.now
+        )
 
 
 async def test_an_open_gate_lets_everybody_through() -> None:
     world = World()
-    assert await world.gate.enter(world.stop) is Passage.FREE
+    assert await world.breaker.enter(world.stop) is Permit.FREE
     world.stop.set()
-    assert await world.gate.enter(world.stop) is Passage.FREE
+    assert await world.breaker.enter(world.stop) is Permit.FREE
 
 
 async def test_a_closed_gate_lets_one_probe_through_when_its_time_has_come() -> None:
     world = World()
-    world.gate.pause("down")
+    world.breaker.pause("down")
     world.now = 1.0
-    assert await world.gate.enter(world.stop) is Passage.PROBE
-    second = asyncio.create_task(world.gate.enter(world.stop))
+    assert await world.breaker.enter(world.stop) is Permit.PROBE
+    second = asyncio.create_task(world.breaker.enter(world.stop))
     await asyncio.sleep(0)
     assert not second.done()
-    world.gate.resume()
-    assert await second is Passage.FREE
+    world.breaker.resume()
+    assert await second is Permit.FREE
 
 
 async def test_callers_probe_in_turn() -> None:
     world = World()
-    world.gate.pause("down")
+    world.breaker.pause("down")
     turns: list[str] = []
 
     async def probe(name: str) -> None:
-        while await world.gate.enter(world.stop) is Passage.PROBE:
+        while await world.breaker.enter(world.stop) is Permit.PROBE:
             turns.append(name)
-            world.gate.pause("down")
+            world.breaker.pause("down")
             world.now += 1.0
 
     async with asyncio.TaskGroup() as group:
@@ -58,62 +60,62 @@ async def test_callers_probe_in_turn() -> None:
 
 async def test_a_failed_probe_keeps_it_closed_for_longer() -> None:
     world = World()
-    world.gate.pause("down")
+    world.breaker.pause("down")
     world.now = 1.0
-    await world.gate.enter(world.stop)
-    world.gate.pause("down")
-    assert not world.gate.is_open
-    waiting = asyncio.create_task(world.gate.enter(world.stop))
+    await world.breaker.enter(world.stop)
+    world.breaker.pause("down")
+    assert not world.breaker.is_open
+    waiting = asyncio.create_task(world.breaker.enter(world.stop))
     await asyncio.sleep(0)
     assert not waiting.done()
     world.now = 2.0
-    assert await waiting is Passage.PROBE
+    assert await waiting is Permit.PROBE
 
 
 async def test_a_probe_may_try_more_each_time_that_it_was_refused_and_one_thing_after_silence() -> None:
     world = World()
-    world.gate.pause("no room", answered=True)
-    allowed = [world.gate.probe_max]
+    world.breaker.pause("no room", answered=True)
+    allowed = [world.breaker.probe_max]
     for answered in (True, True, True, True, False):
         world.now += 1.0
-        assert await world.gate.enter(world.stop) is Passage.PROBE
-        world.gate.pause("no room", answered=answered)
-        allowed.append(world.gate.probe_max)
+        assert await world.breaker.enter(world.stop) is Permit.PROBE
+        world.breaker.pause("no room", answered=answered)
+        allowed.append(world.breaker.probe_max)
     assert allowed == [8, 64, 512, 4096, 4096, 1]
 
 
 async def test_failures_of_others_do_not_answer_for_the_probe() -> None:
     world = World()
-    world.gate.pause("down")
-    world.gate.pause("down, says a late one")
-    assert world.gate.reason == "down"
+    world.breaker.pause("down")
+    world.breaker.pause("down, says a late one")
+    assert world.breaker.reason == "down"
 
 
 async def test_a_probe_that_found_nothing_to_try_leaves_the_gate_to_the_next() -> None:
     world = World()
-    world.gate.pause("down")
+    world.breaker.pause("down")
     world.now = 1.0
-    assert await world.gate.enter(world.stop) is Passage.PROBE
-    world.gate.skip()
+    assert await world.breaker.enter(world.stop) is Permit.PROBE
+    world.breaker.skip()
     world.now = 2.0
-    assert await world.gate.enter(world.stop) is Passage.PROBE
+    assert await world.breaker.enter(world.stop) is Permit.PROBE
 
 
 async def test_a_stop_ends_the_wait() -> None:
     world = World()
-    world.gate.pause("down")
-    waiting = asyncio.create_task(world.gate.enter(world.stop))
+    world.breaker.pause("down")
+    waiting = asyncio.create_task(world.breaker.enter(world.stop))
     world.stop.set()
-    assert await waiting is Passage.STOPPED
+    assert await waiting is Permit.STOPPED
 
 
 async def test_an_outage_is_told_once_and_its_end_too() -> None:
     world = World()
-    world.gate.pause("down")
+    world.breaker.pause("down")
     world.now = 5.0
-    await world.gate.enter(world.stop)
-    world.gate.pause("down")
-    world.gate.resume()
-    world.gate.resume()
-    assert [type(fact) for fact in world.observer.facts] == [GatePaused, GateResumed]
-    assert world.observer.facts[1] == GateResumed(gate="broker", paused_seconds=5.0)
+    await world.breaker.enter(world.stop)
+    world.breaker.pause("down")
+    world.breaker.resume()
+    world.breaker.resume()
+    assert [type(fact) for fact in world.observer.facts] == [CircuitOpened, CircuitClosed]
+    assert world.observer.facts[1] == CircuitClosed(circuit="broker", paused_seconds=5.0)

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
-from sea_mq_worker.domain.encoding import Sendable, sendable
+from sea_mq_worker.domain.encoding import EncodedMessage, encode
 from sea_mq_worker.domain.errors import InvalidEventError
 from sea_mq_worker.domain.headers import header_problem, outbound_message, rfc3339, trace_context
 from sea_mq_worker.domain.messages import OutboundMessage
@@ -97,7 +97,7 @@ def test_cloudevents_values_are_percent_encoded_and_decode_to_what_they_were(key
     assert message.headers["ce-partitionkey"] == expected
     assert message.headers["ce-subject"] == f"order/{expected}"
     assert urllib.parse.unquote(expected) == key
-    assert sendable(message, 1 << 20) == sendable(looked_through(message), 1 << 20)
+    assert encode(message, 1 << 20) == encode(looked_through(message), 1 << 20)
 
 
 @pytest.mark.clause("event-model: headers are delivered as they are")
@@ -107,7 +107,7 @@ def test_the_rows_own_headers_are_delivered_as_they_are() -> None:
     message = made(headers=json.dumps(own))
 
     assert {name: message.headers[name] for name in own} == own
-    assert isinstance(sendable(message, 1 << 20), Sendable)
+    assert isinstance(encode(message, 1 << 20), EncodedMessage)
 
 
 OTHER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

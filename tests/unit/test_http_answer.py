@@ -5,15 +5,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sea_mq_worker.adapters.http.client.response import Answer, AnswerReader
+from sea_mq_worker.adapters.http.client.response import Response, ResponseParser
 
 BODY_MAX = 1000
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
-def read(*pieces: bytes, eof: bool = False) -> AnswerReader:
-    reader = AnswerReader(BODY_MAX)
+def read(*pieces: bytes, eof: bool = False) -> ResponseParser:
+    reader = ResponseParser(BODY_MAX)
     for piece in pieces:
         reader.feed(piece)
     if eof:
@@ -21,7 +21,7 @@ def read(*pieces: bytes, eof: bool = False) -> AnswerReader:
     return reader
 
 
-def whole(reader: AnswerReader) -> Answer:
+def whole(reader: ResponseParser) -> Response:
     assert reader.answer is not None
     return reader.answer
 
@@ -45,7 +45,7 @@ def test_an_answer_is_read_however_its_bytes_are_cut(data: bytes) -> None:
 
 
 def test_a_connection_is_read_on_after_each_answer() -> None:
-    reader = AnswerReader(BODY_MAX)
+    reader = ResponseParser(BODY_MAX)
     for status in (200, 422, 204, 500):
         reader.begin()
         reader.feed(b"HTTP/1.1 %d X\r\n%s\r\n" % (status, b"" if status == 204 else b"content-length: 0\r\n"))
@@ -121,7 +121,7 @@ def test_an_endless_body_is_an_answer_once_it_is_too_long(pieces: list[bytes]) -
 
 @given(pieces=st.lists(st.one_of(st.binary(max_size=40), st.sampled_from([OK, CHUNKED, b"2\r\n", b"\r\n"]))))
 def test_whatever_comes_is_an_answer_or_broken(pieces: list[bytes]) -> None:
-    reader = AnswerReader(BODY_MAX)
+    reader = ResponseParser(BODY_MAX)
     try:
         for piece in pieces:
             reader.feed(piece)

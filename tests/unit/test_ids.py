@@ -4,8 +4,8 @@ import uuid
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
-from sea_mq_worker.adapters.postgres.operator.pagination import reach
-from sea_mq_worker.domain.uuid7 import lowest_id, made_at, tells_time
+from sea_mq_worker.adapters.postgres.operator.pagination import id_bounds
+from sea_mq_worker.domain.uuid7 import is_uuid7, min_id_at, timestamp_of
 from sea_mq_worker.producer import uuid7
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -14,28 +14,28 @@ EXAMPLE = UUID("017f22e2-79b0-7cc3-98c4-dc0c0c07398f")
 
 
 def test_an_id_of_version_7_tells_when_it_was_made() -> None:
-    assert made_at(EXAMPLE) == datetime(2022, 2, 22, 19, 22, 22, tzinfo=UTC)
-    assert abs(made_at(uuid7()) - datetime.now(UTC)) < timedelta(minutes=1)
-    assert made_at(UUID("ffffffff-ffff-7fff-bfff-ffffffffffff")).year == 9999
+    assert timestamp_of(EXAMPLE) == datetime(2022, 2, 22, 19, 22, 22, tzinfo=UTC)
+    assert abs(timestamp_of(uuid7()) - datetime.now(UTC)) < timedelta(minutes=1)
+    assert timestamp_of(UUID("ffffffff-ffff-7fff-bfff-ffffffffffff")).year == 9999
 
 
 def test_the_lowest_id_of_a_moment_divides_those_made_before_from_those_made_then() -> None:
-    at = made_at(EXAMPLE)
+    at = timestamp_of(EXAMPLE)
 
-    assert lowest_id(at) <= EXAMPLE < lowest_id(at + timedelta(milliseconds=1))
-    assert lowest_id(datetime(1969, 1, 1, tzinfo=UTC)) == UUID(int=0)
+    assert min_id_at(at) <= EXAMPLE < min_id_at(at + timedelta(milliseconds=1))
+    assert min_id_at(datetime(1969, 1, 1, tzinfo=UTC)) == UUID(int=0)
 
 
 def test_ids_of_other_versions_tell_no_time() -> None:
-    assert tells_time(uuid7())
-    assert not tells_time(uuid.uuid4())
-    assert not tells_time(uuid.uuid1())
-    assert not tells_time(UUID(int=1))
+    assert is_uuid7(uuid7())
+    assert not is_uuid7(uuid.uuid4())
+    assert not is_uuid7(uuid.uuid1())
+    assert not is_uuid7(UUID(int=1))
 
 
 def test_a_page_ends_at_the_closer_of_two_bounds() -> None:
-    early, late = lowest_id(NOON - timedelta(hours=1)), lowest_id(NOON)
+    early, late = min_id_at(NOON - timedelta(hours=1)), min_id_at(NOON)
 
-    assert reach(None, None, None) == (None, None)
-    assert reach(NOON, None, None) == (late, None)
-    assert reach(None, NOON, early) == reach(None, NOON - timedelta(hours=1), late) == (None, early)
+    assert id_bounds(None, None, None) == (None, None)
+    assert id_bounds(NOON, None, None) == (late, None)
+    assert id_bounds(None, NOON, early) == id_bounds(None, NOON - timedelta(hours=1), late) == (None, early)

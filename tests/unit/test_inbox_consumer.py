@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from sea_mq_worker.domain.facts import (
-    GatePaused,
-    GateResumed,
+    CircuitClosed,
+    CircuitOpened,
     MessageDeadLettered,
     MessageProcessed,
     MessageRetried,
@@ -17,7 +17,7 @@ from sea_mq_worker.domain.facts import (
     TypeSlowed,
 )
 from sea_mq_worker.domain.messages import HandlerRequest
-from sea_mq_worker.testing.handler import Answer, Behaviour, InMemoryHandler, LoseAnswer, Unreachable
+from sea_mq_worker.testing.handler import Behaviour, InMemoryHandler, LoseResponse, Respond, Unreachable
 from sea_mq_worker.testing.publisher import InMemoryPublisher
 from tests.support.inbox_loop import ACK_WAIT, ATTEMPTS_MAX, LEASE, SLOW_AFTER, SUBJECT, World, always
 from tests.support.simulation import in_virtual_time
@@ -40,7 +40,7 @@ async def test_a_message_that_is_handled_is_recorded_and_then_acknowledged() -> 
 async def test_a_message_whose_effect_is_there_already_counts_as_handled() -> None:
     world = World()
     message_id = world.send()
-    world.handler.script = lambda _request, call: LoseAnswer() if call == 1 else Answer()
+    world.handler.script = lambda _request, call: LoseResponse() if call == 1 else Respond()
     async with world.consuming():
         fact = await world.observer.seen(MessageProcessed)
     assert (fact.message_id, fact.status) == (message_id, 409)
@@ -53,7 +53,7 @@ async def test_a_message_whose_effect_is_there_already_counts_as_handled() -> No
 async def test_a_rejected_message_is_dead_lettered_and_then_acknowledged() -> None:
     world = World()
     message_id = world.send(body=b'{"vibe": 1}')
-    world.handler.script = always(Answer(status=422))
+    world.handler.script = always(Respond(status=422))
     async with world.consuming():
         await world.observer.seen(MessageDeadLettered)
         await asyncio.sleep(1)
@@ -71,7 +71,7 @@ async def test_a_rejected_message_is_dead_lettered_and_then_acknowledged() -> No
 async def test_any_other_answer_brings_the_message_again(status: int) -> None:
     world = World()
     message_id = world.send()
-    world.handler.script = lambda _request, call: Answer(status=status if call == 1 else 200)
+    world.handler.script = lambda _request, call: Respond(status=status if call == 1 else 200)
     async with world.consuming():
         retried = await world.observer.seen(MessageRetried)
         assert world.consumer.acked == []
@@ -86,7 +86,7 @@ async def test_any_other_answer_brings_the_message_again(status: int) -> None:
 async def test_a_message_comes_no_sooner_than_the_handler_asked(status: int) -> None:
     world = World()
     world.send()
-    world.handler.script = lambda _request, call: Answer(
+    world.handler.script = lambda _request, call: Respond(
         status=status if call == 1 else 200, retry_after_seconds=90.0
     )
     async with world.consuming():
@@ -103,12 +103,12 @@ async def test_an_unreachable_handler_pauses_the_loop_and_spends_no_attempt() ->
     ids = [world.send() for _ in range(30)]
     world.handler.script = always(Unreachable())
     async with world.consuming():
-        paused = await world.observer.seen(GatePaused)
+        paused = await world.observer.seen(CircuitOpened)
         await asyncio.sleep(3600)
         assert len(world.table.rows) < len(ids)
-        world.handler.script = always(Answer())
+        world.handler.script = always(Respond())
         await world.observer.seen(MessageProcessed, count=len(ids))
-    assert paused.gate == "handler"
+    assert paused.circuit == "handler"
     assert {world.row(message_id).attempts for message_id in ids} == {1}
     assert world.buried() == []
 
@@ -118,12 +118,12 @@ async def test_a_call_that_breaks_off_does_not_show_that_an_unreachable_handler_
     world = World()
     ids = [world.send() for _ in range(6)]
     calls = itertools.count()
-    world.handler.script = lambda _request, _call: Unreachable() if next(calls) % 2 == 0 else LoseAnswer()
+    world.handler.script = lambda _request, _call: Unreachable() if next(calls) % 2 == 0 else LoseResponse()
     async with world.consuming():
-        await world.observer.seen(GatePaused)
+        await world.observer.seen(CircuitOpened)
         await asyncio.sleep(30)
-        assert GateResumed not in map(type, world.observer.facts)
-        world.handler.script = always(Answer())
+        assert CircuitClosed not in map(type, world.observer.facts)
+        world.handler.script = always(Respond())
         await world.observer.seen(MessageProcessed, count=len(ids), within=400.0)
 
 
@@ -133,7 +133,7 @@ async def test_a_closed_gate_lets_in_one_more_message_after_each_probe() -> None
     world.send()
     world.handler.script = always(Unreachable())
     async with world.consuming():
-        await world.observer.seen(GatePaused)
+        await world.observer.seen(CircuitOpened)
         for _ in range(9):
             world.send()
         await asyncio.sleep(1)
@@ -190,7 +190,7 @@ async def test_a_message_that_nobody_can_handle_is_dead_lettered(given: dict[str
 async def test_a_message_whose_attempts_are_spent_is_dead_lettered() -> None:
     world = World()
     bad = world.send()
-    world.handler.script = always(Answer(status=500))
+    world.handler.script = always(Respond(status=500))
     async with world.consuming():
         fact = await world.observer.seen(MessageDeadLettered, within=600.0)
     assert (fact.reason, fact.attempts) == ("EXHAUSTED", ATTEMPTS_MAX)
@@ -221,7 +221,7 @@ async def test_messages_that_another_workers_consumer_settled_are_told_once_and_
 async def test_messages_in_hand_are_bounded_by_their_bytes() -> None:
     world = World()
     world.bytes_max = 1000
-    world.handler.script = always(Answer(slow_seconds=10))
+    world.handler.script = always(Respond(slow_seconds=10))
     for _ in range(5):
         world.send(body=b'"%s"' % (b"x" * 448))
     async with world.consuming():
@@ -250,10 +250,10 @@ async def test_the_body_of_a_message_whose_attempts_are_spent_is_not_looked_at()
 async def test_without_the_dead_letter_stream_nothing_is_acknowledged() -> None:
     world = World()
     message_id = world.send()
-    world.handler.script = always(Answer(status=422))
+    world.handler.script = always(Respond(status=422))
     world.dlq.connected = False
     async with world.consuming():
-        await world.observer.seen(GatePaused, lambda fact: fact.gate == "dead letters")
+        await world.observer.seen(CircuitOpened, lambda fact: fact.circuit == "dead letters")
         await asyncio.sleep(3600)
         assert world.consumer.acked == []
         world.dlq.connected = True
@@ -269,11 +269,11 @@ async def test_an_effect_is_recorded_when_the_database_is_back_and_acknowledged_
 
     def lose_database(_request: HandlerRequest, _call: int) -> Behaviour:
         world.inbox.down = True
-        return Answer()
+        return Respond()
 
     world.handler.script = lose_database
     async with world.consuming():
-        await world.observer.seen(GatePaused, lambda fact: fact.gate == "store")
+        await world.observer.seen(CircuitOpened, lambda fact: fact.circuit == "store")
         await asyncio.sleep(LEASE / 2)
         assert world.consumer.acked == []
         world.inbox.down = False
@@ -284,7 +284,7 @@ async def test_an_effect_is_recorded_when_the_database_is_back_and_acknowledged_
 @in_virtual_time
 async def test_a_stop_finishes_calls_under_way_and_gives_back_what_waits() -> None:
     world = World()
-    world.handler = InMemoryHandler(always(Answer(slow_seconds=5.0)))
+    world.handler = InMemoryHandler(always(Respond(slow_seconds=5.0)))
     message_id = world.send()
     async with world.consuming():
         await asyncio.sleep(1)
@@ -298,7 +298,7 @@ async def test_a_stop_before_a_sick_handler_gives_messages_back_uncounted() -> N
     message_id = world.send()
     world.handler.script = always(Unreachable())
     async with world.consuming():
-        await world.observer.seen(GatePaused)
+        await world.observer.seen(CircuitOpened)
     assert (world.row(message_id).attempts, world.row(message_id).locked_by) == (0, None)
     assert [seq for seq, _ in world.consumer.naks] == [1]
 
@@ -309,7 +309,7 @@ async def test_a_stop_while_the_database_is_away_gives_messages_back_unrecorded(
     world.inbox.down = True
     world.send()
     async with world.consuming():
-        await world.observer.seen(GatePaused)
+        await world.observer.seen(CircuitOpened)
     assert [seq for seq, _ in world.consumer.naks] == [1]
     assert world.handler.requests == []
 
@@ -321,11 +321,11 @@ async def test_a_stop_before_an_effect_is_recorded_gives_the_message_back() -> N
 
     def lose_database(_request: HandlerRequest, _call: int) -> Behaviour:
         world.inbox.down = True
-        return Answer()
+        return Respond()
 
     world.handler.script = lose_database
     async with world.consuming():
-        await world.observer.seen(GatePaused)
+        await world.observer.seen(CircuitOpened)
     assert world.handler.effects[message_id] == 1
     assert world.consumer.acked == []
     assert [seq for seq, _ in world.consumer.naks] == [1]
@@ -335,7 +335,7 @@ async def test_a_stop_before_an_effect_is_recorded_gives_the_message_back() -> N
 @in_virtual_time
 async def test_bad_messages_with_good_ones_between_them_do_not_make_their_type_slow() -> None:
     world = World()
-    world.handler.script = lambda request, _call: Answer(status=422 if request.payload == b'"bad"' else 200)
+    world.handler.script = lambda request, _call: Respond(status=422 if request.payload == b'"bad"' else 200)
     async with world.consuming():
         for good in range(1, 4):
             for _ in range(SLOW_AFTER - 1):
@@ -352,7 +352,7 @@ async def test_a_dead_letter_that_is_too_large_leaves_its_body_in_the_original_s
     world = World()
     world.dlq = InMemoryPublisher(stream=world.dead_letters, clock=world.clock, max_payload=2000)
     message_id = world.send(body=b'"' + b"x" * 2000 + b'"')
-    world.handler.script = always(Answer(status=422))
+    world.handler.script = always(Respond(status=422))
     async with world.consuming():
         await world.observer.seen(MessageDeadLettered)
     [letter] = world.dead_letters.entries()

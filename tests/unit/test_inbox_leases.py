@@ -5,14 +5,14 @@ import asyncio
 import pytest
 
 from sea_mq_worker.domain.facts import (
-    GatePaused,
+    CircuitOpened,
     LeasesLost,
     MessageDeadLettered,
     MessageProcessed,
     MessageRetried,
 )
 from sea_mq_worker.domain.messages import HandlerRequest
-from sea_mq_worker.testing.handler import Answer, Behaviour, InMemoryHandler, Unreachable
+from sea_mq_worker.testing.handler import Behaviour, InMemoryHandler, Respond, Unreachable
 from tests.support.inbox_loop import ACK_WAIT, LEASE, World, always
 from tests.support.simulation import in_virtual_time
 
@@ -26,7 +26,7 @@ async def test_a_message_that_somebody_took_over_is_not_acknowledged() -> None:
     def taken_over(_request: HandlerRequest, call: int) -> Behaviour:
         if call == 1:
             world.row(message_id).locked_by = "w2#9"
-        return Answer()
+        return Respond()
 
     world.handler.script = taken_over
     async with world.consuming():
@@ -45,13 +45,13 @@ async def test_a_message_that_somebody_took_over_while_it_waited_is_not_handed_t
     world.handler.script = always(Unreachable())
     message_id = world.send()
     async with world.consuming():
-        await world.observer.seen(GatePaused)
+        await world.observer.seen(CircuitOpened)
         world.inbox.down = True
         await asyncio.sleep(LEASE + 1)
         row = world.row(message_id)
         row.locked_by, row.locked_until = "w2#9", world.clock() + LEASE
         asked = world.handler.calls[message_id]
-        world.handler.script = always(Answer())
+        world.handler.script = always(Respond())
         world.inbox.down = False
         lost = await world.observer.seen(LeasesLost)
         assert (lost.side, lost.count) == ("inbox", 1)
@@ -70,7 +70,7 @@ async def test_an_ending_whose_row_a_failover_lost_is_recorded_anew(status: int)
     def lose_the_row(_request: HandlerRequest, call: int) -> Behaviour:
         if call == 1:
             del world.table.rows[message_id]
-        return Answer(status=status)
+        return Respond(status=status)
 
     world.handler.script = lose_the_row
     async with world.consuming():
@@ -88,7 +88,7 @@ async def test_an_error_whose_row_a_failover_lost_is_recorded_anew_and_the_messa
     def lose_the_row(_request: HandlerRequest, call: int) -> Behaviour:
         if call == 1:
             del world.table.rows[message_id]
-        return Answer(status=500 if call == 1 else 200)
+        return Respond(status=500 if call == 1 else 200)
 
     world.handler.script = lose_the_row
     async with world.consuming():
@@ -105,10 +105,10 @@ async def test_a_message_whose_row_is_lost_while_it_waits_is_at_work_again_at_on
     world.handler.script = always(Unreachable())
     message_id = world.send()
     async with world.consuming():
-        await world.observer.seen(GatePaused)
+        await world.observer.seen(CircuitOpened)
         del world.table.rows[message_id]
         await asyncio.sleep(LEASE)
-        world.handler.script = always(Answer())
+        world.handler.script = always(Respond())
         await world.observer.seen(MessageProcessed, within=10)
     assert world.handler.effects[message_id] == 1
 
@@ -118,7 +118,7 @@ async def test_a_message_whose_row_is_lost_while_it_waits_is_at_work_again_at_on
 async def test_an_ending_whose_note_was_lost_on_its_way_back_is_noted_once(status: int) -> None:
     world = World()
     message_id = world.send()
-    world.handler.script = lambda _request, call: Answer(status=status if call == 1 else 200)
+    world.handler.script = lambda _request, call: Respond(status=status if call == 1 else 200)
     world.inbox.loses_answer_of = "mark_processed" if status == 200 else "record_error"
     async with world.consuming():
         await asyncio.sleep(10)
@@ -137,7 +137,7 @@ async def test_a_message_that_was_tried_often_is_asked_for_as_soon_as_any_other(
         if call == 2:
             world.row(message_id).locked_by = "w2#9"
             world.row(message_id).locked_until = free_at
-        return Answer(status=500) if call == 1 else Answer()
+        return Respond(status=500) if call == 1 else Respond()
 
     free_at = world.clock() + held
     world.handler.script = fails_and_is_taken_over
@@ -155,7 +155,7 @@ async def test_a_lease_that_is_kept_for_hours_does_not_use_up_the_messages_deliv
     def taken_over(_request: HandlerRequest, call: int) -> Behaviour:
         if call == 1:
             world.row(message_id).locked_by = "w2#9"
-        return Answer()
+        return Respond()
 
     world.handler.script = taken_over
     async with world.consuming():
@@ -171,7 +171,7 @@ async def test_a_lease_that_is_kept_for_hours_does_not_use_up_the_messages_deliv
 @in_virtual_time
 async def test_a_long_call_is_kept_alive_and_happens_once() -> None:
     world = World()
-    world.handler = InMemoryHandler(always(Answer(slow_seconds=600.0)), timeout_seconds=3600.0)
+    world.handler = InMemoryHandler(always(Respond(slow_seconds=600.0)), timeout_seconds=3600.0)
     message_id = world.send()
     async with world.consuming():
         await asyncio.sleep(500)
@@ -189,7 +189,7 @@ async def test_a_rejected_message_that_somebody_took_over_is_not_dead_lettered()
 
     def taken_over(_request: HandlerRequest, _call: int) -> Behaviour:
         world.row(message_id).locked_by = "w2#9"
-        return Answer(status=422)
+        return Respond(status=422)
 
     world.handler.script = taken_over
     async with world.consuming():

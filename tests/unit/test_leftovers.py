@@ -5,7 +5,7 @@ import uuid
 
 from sea_mq_worker.domain.errors import ContractError
 from sea_mq_worker.domain.facts import MessageProcessed, Noticed
-from sea_mq_worker.testing.handler import Answer
+from sea_mq_worker.testing.handler import Respond
 from tests.support.inbox_loop import ATTEMPTS_MAX, LEASE, OVERDUE, SUBJECT, World, always
 from tests.support.simulation import in_virtual_time
 
@@ -33,14 +33,14 @@ async def test_a_message_that_somebody_else_acknowledged_is_handled_again() -> N
         assert not world.handler.calls
         fact = await world.observer.seen(MessageProcessed, within=OVERDUE)
     assert fact.message_id == message_id
-    assert told(world) == ["message_left_behind"]
+    assert told(world) == ["message_undeliverable"]
 
 
 @in_virtual_time
 async def test_one_without_an_effect_comes_again_until_its_attempts_are_spent() -> None:
     world = World()
     message_id = await left_behind(world)
-    world.handler.script = always(Answer(status=500))
+    world.handler.script = always(Respond(status=500))
     async with world.consuming():
         await asyncio.sleep(ATTEMPTS_MAX * OVERDUE)
     assert world.buried() == [(message_id, "EXHAUSTED")]
@@ -117,7 +117,7 @@ async def test_who_may_not_read_the_stream_is_told_and_works_on() -> None:
         await asyncio.sleep(2 * OVERDUE)
         world.send()
         await world.observer.seen(MessageProcessed)
-    assert set(told(world)) == {"leftovers_not_readable"}
+    assert set(told(world)) == {"undeliverable_not_readable"}
 
 
 @in_virtual_time
@@ -125,7 +125,7 @@ async def test_a_probe_that_may_not_read_the_stream_keeps_nobody_from_the_messag
     world = World()
     await left_behind(world)
     loop = world.loop()
-    loop.broker_gate.pause("the broker is away")
+    loop.broker_breaker.pause("the broker is away")
 
     async def forbidden(_seqs: object) -> None:
         raise ContractError("no permission")

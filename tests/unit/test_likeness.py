@@ -2,7 +2,7 @@
 
 import pytest
 
-from sea_mq_worker.domain.error_fingerprint import without_numbers
+from sea_mq_worker.domain.error_fingerprint import mask_ids
 
 
 @pytest.mark.parametrize(
@@ -17,4 +17,4 @@ from sea_mq_worker.domain.error_fingerprint import without_numbers
     ],
 )
 def test_ids_and_numbers_are_left_out_and_codes_stay(error: str, alike: str) -> None:
-    assert without_numbers(error) == alike
+    assert mask_ids(error) == alike

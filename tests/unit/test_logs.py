@@ -11,13 +11,13 @@ import pytest
 
 from sea_mq_worker.domain.errors import StoreUnavailableError
 from sea_mq_worker.domain.facts import (
-    EventBuried,
+    CircuitClosed,
+    CircuitOpened,
+    EventDied,
     EventPostponed,
     EventPublished,
     EventsPublished,
     Fact,
-    GatePaused,
-    GateResumed,
     MessageRetried,
     Noticed,
 )
@@ -88,7 +88,7 @@ def test_every_fact_has_a_level_and_an_event_key_in_the_past_tense(stream: io.St
     keys = [line["event"] for line in lines(stream)]
     assert len(keys) == len(get_args(Fact))
     assert "x" in keys
-    assert set(keys) >= {"event_published", "message_dead_lettered", "gate_paused", "worker_stopped"}
+    assert set(keys) >= {"event_published", "message_dead_lettered", "circuit_opened", "worker_stopped"}
 
 
 def test_at_info_the_hot_path_writes_nothing(stream: io.StringIO) -> None:
@@ -99,8 +99,8 @@ def test_at_info_the_hot_path_writes_nothing(stream: io.StringIO) -> None:
 
     configure(level="info", format="json", stream=stream)
     LogObserver().observe(EventsPublished(latencies=(0.5,), duplicates=0, each=unwanted))
-    LogObserver().observe(GateResumed(gate="handler", paused_seconds=1.5))
-    assert [line["event"] for line in lines(stream)] == ["gate_resumed"]
+    LogObserver().observe(CircuitClosed(circuit="handler", paused_seconds=1.5))
+    assert [line["event"] for line in lines(stream)] == ["circuit_closed"]
 
 
 def test_an_outage_is_told_in_at_most_sixty_lines_a_minute(stream: io.StringIO) -> None:
@@ -113,8 +113,8 @@ def test_an_outage_is_told_in_at_most_sixty_lines_a_minute(stream: io.StringIO) 
         observer.observe(
             MessageRetried(message_id="m", consumer="c", error="e", attempts=1, delay_seconds=1.0)
         )
-        for gate in ("postgres", "nats"):
-            observer.observe(GatePaused(gate=gate, reason="refused", retry_seconds=1.0))
+        for breaker in ("postgres", "nats"):
+            observer.observe(CircuitOpened(circuit=breaker, reason="refused", retry_seconds=1.0))
     assert len(lines(stream)) <= 60
 
 
@@ -137,16 +137,16 @@ def test_one_kind_of_trouble_does_not_silence_another(stream: io.StringIO) -> No
     observer = LogObserver(clock=Clock())
     for number in range(10):
         observer.observe(postponed(number))
-    observer.observe(EventBuried(outbox_id="b", event_type="t", error="too large", attempts=1))
+    observer.observe(EventDied(outbox_id="b", event_type="t", error="too large", attempts=1))
     observer.observe(Noticed(event="stream_changed", text="re-created"))
-    assert [line["event"] for line in lines(stream)][-2:] == ["event_buried", "stream_changed"]
+    assert [line["event"] for line in lines(stream)][-2:] == ["event_died", "stream_changed"]
 
 
 @pytest.mark.fault("S12")
 @pytest.mark.parametrize("style", ["json", "text"])
 def test_text_from_outside_cannot_forge_a_line(stream: io.StringIO, style: Any) -> None:
     configure(level="info", format=style, stream=stream)
-    LogObserver().observe(EventBuried(outbox_id="b", event_type=FORGED, error=FORGED, attempts=1))
+    LogObserver().observe(EventDied(outbox_id="b", event_type=FORGED, error=FORGED, attempts=1))
     logging.getLogger("nats").error("said %s", FORGED)
     written = stream.getvalue()
     assert written.count("\n") == len(written.splitlines()) == 2
@@ -179,9 +179,9 @@ def test_a_foreign_exception_is_told_without_its_text(stream: io.StringIO, style
 
 def test_a_line_for_people_has_time_level_event_and_values(stream: io.StringIO) -> None:
     configure(level="info", format="text", stream=stream)
-    LogObserver().observe(GatePaused(gate="handler", reason="it refuses", retry_seconds=0.5))
+    LogObserver().observe(CircuitOpened(circuit="handler", reason="it refuses", retry_seconds=0.5))
     line = stream.getvalue()
-    assert line.endswith('Z WARNING gate_paused gate=handler reason="it refuses" retry_seconds=0.500\n')
+    assert line.endswith('Z WARNING circuit_opened circuit=handler reason="it refuses" retry_seconds=0.500\n')
 
 
 def test_libraries_are_heard_from_warning_on(stream: io.StringIO) -> None:
@@ -201,7 +201,7 @@ def test_configuring_twice_writes_once(stream: io.StringIO) -> None:
 
 def test_why_the_worker_ends_is_an_error_and_another_notice_a_warning(stream: io.StringIO) -> None:
     configure(level="info", format="json", stream=stream)
-    for event in ("contract_broken", "loop_died", "nats_lost", "streams_differ"):
+    for event in ("contract_broken", "loop_died", "nats_connection_closed", "streams_differ"):
         LogObserver().observe(Noticed(event=event, text=""))
     assert [line["level"] for line in lines(stream)] == ["error", "error", "error", "warning"]
 

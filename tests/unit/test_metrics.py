@@ -10,12 +10,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from sea_mq_worker.domain.facts import (
     BatchRelayed,
-    EventBuried,
+    CircuitClosed,
+    CircuitOpened,
+    EventDied,
     EventPostponed,
     EventPublished,
     EventsPublished,
-    GatePaused,
-    GateResumed,
     LeasesLost,
     LeasesReaped,
     MessageDeadLettered,
@@ -40,7 +40,7 @@ EVERY_FACT = (
     published(),
     published(duplicate=True, latency=700.0),
     EventPostponed(outbox_id="i", event_type="t", error="e", delay_seconds=1.0, attempts=1),
-    EventBuried(outbox_id="i", event_type="t", error="e", attempts=1),
+    EventDied(outbox_id="i", event_type="t", error="e", attempts=1),
     BatchRelayed(claimed=9, published=2, released=7, seconds=0.1),
     LeasesLost(side="inbox", count=3),
     LeasesReaped(count=4),
@@ -48,7 +48,7 @@ EVERY_FACT = (
     MessageSkipped(message_id="i", consumer="c"),
     MessageRetried(message_id="i", consumer="c", error="e", attempts=1, delay_seconds=1.0),
     MessageDeadLettered(message_id="i", original_subject="s", reason="REJECTED", attempts=1, consumer="c"),
-    GatePaused(gate="nats", reason="refused", retry_seconds=1.0),
+    CircuitOpened(circuit="nats", reason="refused", retry_seconds=1.0),
     Noticed(event="stream_changed", text="t"),
     WorkerStarted(name="w", version="1.0"),
     WorkerStopped(name="w", unfinished=()),
@@ -57,7 +57,7 @@ EXPECTED = {
     "sea_mq_outbox_published_total": 2,
     "sea_mq_outbox_duplicates_total": 1,
     "sea_mq_outbox_postponed_total": 1,
-    "sea_mq_outbox_buried_total": 1,
+    "sea_mq_outbox_died_total": 1,
     "sea_mq_outbox_released_total": 7,
     "sea_mq_outbox_leases_reaped_total": 4,
     "sea_mq_outbox_latency_seconds_count": 2,
@@ -70,8 +70,8 @@ EXPECTED = {
     "sea_mq_inbox_retried_total{consumer=c}": 1,
     "sea_mq_inbox_dead_lettered_total{consumer=c,reason=REJECTED}": 1,
     "sea_mq_inbox_message_seconds_sum{consumer=c}": 0.3,
-    "sea_mq_gate_paused{gate=nats}": 1,
-    "sea_mq_gate_pauses_total{gate=nats}": 1,
+    "sea_mq_circuit_open{circuit=nats}": 1,
+    "sea_mq_circuit_opened_total{circuit=nats}": 1,
     "sea_mq_notices_total{event=stream_changed}": 1,
     "sea_mq_worker_info{name=w,version=1.0}": 1,
 }
@@ -139,14 +139,14 @@ def test_hostile_values_make_no_endless_series(metrics: MetricsObserver) -> None
 
 
 def test_a_gate_is_one_while_paused_and_zero_after(metrics: MetricsObserver, clock: Clock) -> None:
-    metrics.observe(GatePaused(gate="nats", reason="refused", retry_seconds=1.0))
+    metrics.observe(CircuitOpened(circuit="nats", reason="refused", retry_seconds=1.0))
     clock.now += 5.0
-    metrics.observe(GatePaused(gate="nats", reason="timeout", retry_seconds=1.0))
+    metrics.observe(CircuitOpened(circuit="nats", reason="timeout", retry_seconds=1.0))
     assert metrics.numbers()["paused"] == {"nats": {"reason": "timeout", "seconds": 5.0}}
-    metrics.observe(GateResumed(gate="nats", paused_seconds=5.0))
+    metrics.observe(CircuitClosed(circuit="nats", paused_seconds=5.0))
     assert metrics.numbers()["paused"] == {}
-    assert samples(metrics)["sea_mq_gate_paused{gate=nats}"] == 0
-    assert samples(metrics)["sea_mq_gate_pauses_total{gate=nats}"] == 1
+    assert samples(metrics)["sea_mq_circuit_open{circuit=nats}"] == 0
+    assert samples(metrics)["sea_mq_circuit_opened_total{circuit=nats}"] == 1
 
 
 @pytest.mark.clause("QRY-050")

@@ -2,19 +2,19 @@
 
 import pytest
 
-from sea_mq_worker.domain.throttle import Pace
+from sea_mq_worker.domain.throttle import Throttle
 
 
-def slowed(failures: int = 10, *, per_second: float = 1.0) -> Pace:
+def slowed(failures: int = 10, *, per_second: float = 1.0) -> Throttle:
     """Return a pace after so many different failures at 0 s."""
-    pace = Pace(slow_after=10, per_second=per_second)
+    pace = Throttle(slow_after=10, per_second=per_second)
     for number in range(failures):
         pace.failed(str(number), 0.0, may_count=True)
     return pace
 
 
 def test_failures_count_until_there_is_a_run_of_different_messages() -> None:
-    pace = Pace(slow_after=3, per_second=1.0)
+    pace = Throttle(slow_after=3, per_second=1.0)
     assert [pace.failed("a", 0.0, may_count=False) for _ in range(9)] == [True] * 9
     assert pace.failed("b", 0.0, may_count=False)
     assert pace.slow_since is None

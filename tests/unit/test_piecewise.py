@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sea_mq_worker.application.row_isolation import Piecewise
+from sea_mq_worker.application.row_isolation import RowIsolator
 from sea_mq_worker.domain.errors import ContractError, RowsRefusedError, StoreUnavailableError
 
 
@@ -33,7 +33,7 @@ class Table:
 async def test_each_row_is_written_once_or_refused(rows: int, bad: frozenset[int], away_at: int) -> None:
     table = Table(bad & set(range(rows)))
     table.away_at = away_at
-    pieces = Piecewise(range(rows), table.write)
+    pieces = RowIsolator(range(rows), table.write)
     try:
         await pieces.run()
     except StoreUnavailableError:
@@ -45,13 +45,13 @@ async def test_each_row_is_written_once_or_refused(rows: int, bad: frozenset[int
 
 async def test_one_bad_row_of_a_batch_costs_few_statements() -> None:
     table = Table(frozenset({77}))
-    await Piecewise(range(1000), table.write).run()
+    await RowIsolator(range(1000), table.write).run()
     assert table.statements <= 21
 
 
 async def test_rows_that_are_all_refused_are_told_as_one_trouble_that_can_be_tried_again() -> None:
     table = Table(frozenset(range(100)))
-    pieces = Piecewise(range(100), table.write)
+    pieces = RowIsolator(range(100), table.write)
     with pytest.raises(ContractError, match="not this one"):
         await pieces.run()
     table.bad = frozenset()

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from sea_mq_worker.application.circuit_breaker import Gate
+from sea_mq_worker.application.circuit_breaker import CircuitBreaker
 from sea_mq_worker.application.readiness import Readiness
-from sea_mq_worker.application.retry_unavailable import patiently
+from sea_mq_worker.application.retry_unavailable import call_when_available
 from sea_mq_worker.domain.errors import ContractError, DependencyError, StoreUnavailableError
 from sea_mq_worker.domain.retry import Backoff
 from sea_mq_worker.testing.observer import RecordingObserver
@@ -19,9 +19,11 @@ class World:
     def __init__(self, error: DependencyError) -> None:
         clock = asyncio.get_running_loop().time
         backoff = Backoff(base_seconds=0.2, cap_seconds=2.0, random=lambda: 1.0)
-        self.gate = Gate(name="inbox database", backoff=backoff, observer=RecordingObserver(), clock=clock)
+        self.breaker = CircuitBreaker(
+            name="inbox database", backoff=backoff, observer=RecordingObserver(), clock=clock
+        )
         self.readiness = Readiness()
-        self.readiness.watch(self.gate)
+        self.readiness.watch(self.breaker)
         self.error: DependencyError | None = error
         self.stop = asyncio.Event()
 
@@ -31,7 +33,7 @@ class World:
 
     async def keep_asking(self) -> None:
         while not self.stop.is_set():
-            await patiently(self.ask, gate=self.gate, stop=self.stop)
+            await call_when_available(self.ask, breaker=self.breaker, stop=self.stop)
             await asyncio.sleep(1)
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from sea_mq_worker.application.circuit_breaker import Gate, Passage
-from sea_mq_worker.application.claim_size import Room
-from sea_mq_worker.application.dedup_window import Searches
-from sea_mq_worker.application.outbox.batch_publisher import Publishing
+from sea_mq_worker.application.circuit_breaker import CircuitBreaker, Permit
+from sea_mq_worker.application.claim_size import MemoryBudget
+from sea_mq_worker.application.dedup_window import StreamSearches
+from sea_mq_worker.application.outbox.batch_publisher import BatchPublisher
 from sea_mq_worker.application.outbox.publisher import OutboxPublisher
 from sea_mq_worker.application.outbox.settlement import Settlement
 from sea_mq_worker.application.polling import PollingWakeup
@@ -19,17 +19,17 @@ from sea_mq_worker.domain.errors import StoreUnavailableError
 from sea_mq_worker.domain.events import EventState
 from sea_mq_worker.domain.facts import (
     BatchRelayed,
-    EventBuried,
+    CircuitClosed,
+    CircuitOpened,
+    EventDied,
     EventPostponed,
     EventPublished,
-    GatePaused,
-    GateResumed,
     LeasesLost,
 )
 from sea_mq_worker.domain.messages import OutboundMessage
 from sea_mq_worker.domain.retry import Backoff, RetryPolicy
 from sea_mq_worker.testing.observer import RecordingObserver
-from sea_mq_worker.testing.outbox import EPOCH, MemoryOutbox, OutboxRow, OutboxTable
+from sea_mq_worker.testing.outbox import EPOCH, InMemoryOutbox, OutboxRow, OutboxTable
 from sea_mq_worker.testing.publisher import Fault, InMemoryPublisher
 from sea_mq_worker.testing.stream import InMemoryStream
 from tests.support.simulation import Interrupted, in_virtual_time
@@ -67,7 +67,7 @@ class World:
         )
         self.publisher: Any = fake
         self.outbox: Any = Interrupted(
-            MemoryOutbox(
+            InMemoryOutbox(
                 table=self.table,
                 worker="w1",
                 lease_seconds=LEASE,
@@ -103,7 +103,7 @@ class World:
 
     def lane(self) -> OutboxPublisher:
         broker, store = (
-            Gate(
+            CircuitBreaker(
                 name=name,
                 backoff=Backoff(base_seconds=0.2, cap_seconds=2.0, random=lambda: 1.0),
                 observer=self.observer,
@@ -117,35 +117,35 @@ class World:
             settlement=Settlement(
                 context="sea",
                 observer=self.observer,
-                store_gate=store,
+                store_breaker=store,
                 clock=self.clock,
                 lease_seconds=LEASE,
             ),
             wakeup=PollingWakeup(),
-            broker_gate=broker,
-            store_gate=store,
+            broker_breaker=broker,
+            store_breaker=store,
             clock=self.clock,
             batch_max=10,
             batch_bytes_max=2**20,
-            room=Room(2**22),
+            room=MemoryBudget(2**22),
             batches_max=1,
             poll_seconds=2.0,
         )
 
-    def _publishing(self, broker: Gate) -> Publishing:
+    def _publishing(self, broker: CircuitBreaker) -> BatchPublisher:
         policy = RetryPolicy(
             backoff=self._backoff,
             failures_max=3,
             age_max_seconds=3600.0,
             duplicate_window_seconds=self.stream.duplicate_window_seconds,
         )
-        return Publishing(
+        return BatchPublisher(
             context="sea",
             source="/sea",
             publisher=self.publisher,
             policy=policy,
-            broker_gate=broker,
-            searches=Searches(context="sea", observer=self.observer),
+            broker_breaker=broker,
+            searches=StreamSearches(context="sea", observer=self.observer),
             clock=self.clock,
             timeout_seconds=10.0,
             search_seconds=20.0,
@@ -184,12 +184,12 @@ async def test_without_a_connection_nothing_is_claimed() -> None:
     world.publisher.connected = False
     world.table.add("a")
     async with world.relaying():
-        await world.observer.seen(GatePaused)
+        await world.observer.seen(CircuitOpened)
         await asyncio.sleep(3600)
         assert world.row("a").attempts == 0
         world.publisher.connected = True
         await world.published(1)
-    assert len(world.observer.of(GatePaused)) == 1
+    assert len(world.observer.of(CircuitOpened)) == 1
     assert world.row("a").failures == 0
 
 
@@ -198,13 +198,13 @@ async def test_a_lease_does_not_run_while_the_other_lane_probes_the_broker() -> 
     world = World()
     world.table.add("a")
     lane = world.lane()
-    lane.broker_gate.pause("down")
+    lane.broker_breaker.pause("down")
     await asyncio.sleep(1)
-    assert await lane.broker_gate.enter(world.stop) is Passage.PROBE
+    assert await lane.broker_breaker.enter(world.stop) is Permit.PROBE
     async with asyncio.TaskGroup() as group:
         group.create_task(lane.run(world.stop))
         await asyncio.sleep(2 * LEASE)
-        lane.broker_gate.resume()
+        lane.broker_breaker.resume()
         await world.published(1)
         world.stop.set()
     assert world.row("a").attempts == 1
@@ -229,7 +229,7 @@ async def test_a_silent_broker_is_probed_with_one_event_at_a_time() -> None:
         assert {row.failures for row in world.table.rows.values()} == {0}
         world.faults.clear()
         await world.published(10)
-    assert world.observer.of(GateResumed)
+    assert world.observer.of(CircuitClosed)
     assert sorted(world.stored()) == sorted(ids)
 
 
@@ -247,7 +247,7 @@ async def test_good_events_are_found_behind_many_that_the_server_does_not_take_n
         assert {world.row(event_id).failures for event_id in barred} == {0}
         world.faults.clear()
         await world.published(201)
-    assert world.observer.of(GatePaused)[0].reason == "the server takes nothing like it"
+    assert world.observer.of(CircuitOpened)[0].reason == "the server takes nothing like it"
 
 
 @pytest.mark.parametrize("keeps_order", [False, True])
@@ -262,7 +262,7 @@ async def test_a_refused_event_keeps_no_other_key_waiting(keeps_order: bool) -> 
         await world.observer.seen(BatchRelayed)
     assert set(world.stored()) == set(ids) - {"e0", "e3", "e4"}
     assert {row.attempts for row in world.table.rows.values()} == {1}
-    assert not world.observer.of(GatePaused)
+    assert not world.observer.of(CircuitOpened)
 
 
 @pytest.mark.clause("POL-047-001")
@@ -274,7 +274,7 @@ async def test_an_event_that_makes_no_subject_dies_alone() -> None:
     async with world.relaying():
         await world.published(1)
     assert world.states() == {"bad": "DEAD", "good": "PUBLISHED"}
-    assert "INVALID_OUTBOX" in world.observer.of(EventBuried)[0].error
+    assert "INVALID_OUTBOX" in world.observer.of(EventDied)[0].error
 
 
 @in_virtual_time
@@ -284,7 +284,7 @@ async def test_a_probe_that_finds_an_invalid_event_leaves_the_way_free() -> None
     world.table.add("bad", event_type="no good")
     world.table.add("good")
     async with world.relaying():
-        await world.observer.seen(GatePaused)
+        await world.observer.seen(CircuitOpened)
         world.publisher.connected = True
         await world.published(1)
     assert world.states() == {"bad": "DEAD", "good": "PUBLISHED"}
@@ -297,8 +297,8 @@ async def test_refused_events_die_at_once_and_failing_ones_when_their_failures_a
     world.table.add("failing")
     world.faults |= {"refused": Fault.REFUSED, "failing": Fault.FAILED}
     async with world.relaying():
-        await world.observer.seen(EventBuried, count=2, within=600.0)
-    assert {fact.outbox_id: fact.attempts for fact in world.observer.of(EventBuried)} == {
+        await world.observer.seen(EventDied, count=2, within=600.0)
+    assert {fact.outbox_id: fact.attempts for fact in world.observer.of(EventDied)} == {
         "refused": 1,
         "failing": 3,
     }
@@ -369,11 +369,11 @@ async def test_a_confirmed_publish_is_recorded_after_the_database_is_back() -> N
 
     world.on_send = lose_database
     async with world.relaying():
-        paused = await world.observer.seen(GatePaused)
+        paused = await world.observer.seen(CircuitOpened)
         await asyncio.sleep(LEASE / 2)
         world.outbox.down = False
         await world.published(1)
-    assert paused.gate == "store"
+    assert paused.circuit == "store"
     assert world.sent == ["a"]
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from sea_mq_worker.domain.facts import GatePaused, GateResumed
+from sea_mq_worker.domain.facts import CircuitClosed, CircuitOpened
 from sea_mq_worker.testing.publisher import Fault
 from tests.support.simulation import in_virtual_time
 from tests.unit.test_relay import World
@@ -13,22 +13,22 @@ async def test_a_connection_that_comes_back_ends_the_pause_though_nothing_waits(
     world = World()
     world.publisher.connected = False
     async with world.relaying():
-        await world.observer.seen(GatePaused)
+        await world.observer.seen(CircuitOpened)
         await asyncio.sleep(600)
-        assert world.observer.of(GateResumed) == []
+        assert world.observer.of(CircuitClosed) == []
         world.publisher.connected = True
-        await world.observer.seen(GateResumed, within=600.0)
+        await world.observer.seen(CircuitClosed, within=600.0)
 
 
 @in_virtual_time
 async def test_a_stream_that_refused_stays_paused_until_it_takes_something() -> None:
     world = World()
     lane = world.lane()
-    lane.broker_gate.pause("the stream is full")
+    lane.broker_breaker.pause("the stream is full")
     async with asyncio.TaskGroup() as group:
         group.create_task(lane.run(world.stop))
         await asyncio.sleep(600)
-        assert world.observer.of(GateResumed) == []
+        assert world.observer.of(CircuitClosed) == []
         world.table.add("a")
         await world.published(1)
         world.stop.set()

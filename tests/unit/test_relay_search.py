@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from sea_mq_worker.domain.errors import BrokerUnavailableError
-from sea_mq_worker.domain.facts import BatchRelayed, EventPostponed, GatePaused, Noticed
-from sea_mq_worker.domain.stream_search import SearchResult, Wanted
+from sea_mq_worker.domain.facts import BatchRelayed, CircuitOpened, EventPostponed, Noticed
+from sea_mq_worker.domain.stream_search import SearchedId, SearchResult
 from sea_mq_worker.testing.publisher import Fault
 from tests.support.simulation import Interrupted, in_virtual_time
 from tests.unit.test_relay import LEASE, World
@@ -24,7 +24,7 @@ async def test_a_doubtful_event_waits_while_the_stream_cannot_be_searched() -> N
     world.faults["a"] = Fault.ACK_LOST
     async with world.relaying():
         await world.observer.seen(EventPostponed, lambda fact: fact.error == "no leader", within=600.0)
-        assert "no leader" not in [fact.reason for fact in world.observer.of(GatePaused)]
+        assert "no leader" not in [fact.reason for fact in world.observer.of(CircuitOpened)]
         world.table.add("b")
         await world.published(1)
         assert world.states() == {"a": "PENDING", "b": "PUBLISHED"}
@@ -53,7 +53,7 @@ async def test_a_search_that_takes_longer_than_a_claim_goes_on_and_holds_up_nobo
             world.table.add(f"new {number}", ordering_key=str(number))
             await world.published(number + 1)
         await world.published(7)
-    assert [fact.reason for fact in world.observer.of(GatePaused)] == ["no acknowledgement"]
+    assert [fact.reason for fact in world.observer.of(CircuitOpened)] == ["no acknowledgement"]
     events = [name for name in world.stored() if name in {"a", "behind"}]
     assert events == ["a", "behind"]
     assert world.row("a").failures == 0
@@ -67,7 +67,7 @@ async def test_a_worker_that_stalled_in_its_search_sends_nothing() -> None:
     world.faults["a"] = Fault.LOST
     find = world.publisher.find
 
-    async def stall(wanted: Sequence[Wanted]) -> Mapping[str, SearchResult]:
+    async def stall(wanted: Sequence[SearchedId]) -> Mapping[str, SearchResult]:
         await asyncio.sleep(LEASE - 20.0)
         return dict(await find(wanted))
 

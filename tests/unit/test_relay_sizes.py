@@ -10,9 +10,9 @@ import pytest
 
 from sea_mq_worker.domain.errors import StoreTooSlowError
 from sea_mq_worker.domain.events import Claim, EventState
-from sea_mq_worker.domain.facts import EventBuried, Noticed
+from sea_mq_worker.domain.facts import EventDied, Noticed
 from sea_mq_worker.domain.messages import OutboundMessage
-from sea_mq_worker.domain.outcomes import Buried, Released
+from sea_mq_worker.domain.outcomes import Died, Released
 from tests.support.builders import claimed_event
 from tests.support.simulation import in_virtual_time
 from tests.unit.test_relay import LEASE, World
@@ -45,7 +45,7 @@ async def test_an_event_larger_than_the_server_takes_is_dead_unread_and_the_othe
     world.table.add("large", payload=b"x" * 3 * 2**20)
     world.table.add("good")
     async with world.relaying():
-        buried = await world.observer.seen(EventBuried)
+        buried = await world.observer.seen(EventDied)
         await world.published(1)
     assert world.states() == {"large": "DEAD", "good": "PUBLISHED"}
     assert re.search(r"^31457\d\d bytes .* max_payload of 1048576$", buried.error)
@@ -79,7 +79,7 @@ async def test_what_can_never_be_sent_is_dead_although_its_time_is_over_and_the_
     publishing = world.lane().publishing
     late = world.clock() - LEASE
     verdicts = await publishing.publish(tuple(bad.values()), claimed_at=late, stop=world.stop)
-    assert [type(verdict) for verdict in verdicts] == [Buried, Buried, Released]
+    assert [type(verdict) for verdict in verdicts] == [Died, Died, Released]
     assert world.sent == []
 
 

@@ -4,17 +4,22 @@ import asyncio
 
 import pytest
 
-from sea_mq_worker.application.inbox.receiving import InHand
+from sea_mq_worker.application.inbox.receiving import InFlightMessage
 from sea_mq_worker.domain.dead_letters import dead_letter_message
-from sea_mq_worker.domain.facts import GatePaused, GateResumed, MessageDeadLettered, MessageProcessed
-from sea_mq_worker.domain.inbox_results import Run
+from sea_mq_worker.domain.facts import (
+    CircuitClosed,
+    CircuitOpened,
+    MessageDeadLettered,
+    MessageProcessed,
+)
+from sea_mq_worker.domain.inbox_results import Leased
 from sea_mq_worker.domain.messages import DeadLetter
-from sea_mq_worker.testing.handler import Answer
+from sea_mq_worker.testing.handler import Respond
 from tests.support.inbox_loop import ATTEMPTS_MAX, LEASE, SLOW_AFTER, SUBJECT, World, always
 from tests.support.simulation import in_virtual_time
 
 
-async def give_up(world: World, *, body: bytes = b"{}") -> tuple[str, InHand]:
+async def give_up(world: World, *, body: bytes = b"{}") -> tuple[str, InFlightMessage]:
     """Let the server give up a message after its last delivery; return its id and that delivery."""
     message_id = world.send(body=body)
     [message] = await world.consumer.fetch(1)
@@ -24,10 +29,10 @@ async def give_up(world: World, *, body: bytes = b"{}") -> tuple[str, InHand]:
     return message_id, world.reception().take(message, received_at=world.clock())
 
 
-async def lease(world: World, item: InHand) -> Run:
+async def lease(world: World, item: InFlightMessage) -> Leased:
     """Lease a message as the worker did that had the last delivery."""
     [receipt] = await world.reception().record([item], world.stop)
-    assert isinstance(receipt, Run)
+    assert isinstance(receipt, Leased)
     return receipt
 
 
@@ -55,7 +60,7 @@ async def test_a_message_that_was_given_up_with_attempts_left_is_handled() -> No
 async def test_one_that_fails_again_and_again_is_dead_lettered_once_its_attempts_are_spent() -> None:
     world = World(max_deliver=1)
     message_id, _ = await give_up(world)
-    world.handler.script = always(Answer(status=500))
+    world.handler.script = always(Respond(status=500))
     async with world.consuming():
         fact = await world.observer.seen(MessageDeadLettered, within=60.0)
         await settled(world)
@@ -69,12 +74,12 @@ async def test_one_that_fails_again_and_again_is_dead_lettered_once_its_attempts
 async def test_deliveries_that_were_given_back_cost_no_message_its_life(status: int) -> None:
     world = World(max_deliver=3)
     ids = [world.send() for _ in range(3 * SLOW_AFTER)]
-    world.handler.script = always(Answer(status=status))
+    world.handler.script = always(Respond(status=status))
     async with world.consuming():
         await asyncio.sleep(900.0)
         assert len(world.consumer.given_up) > SLOW_AFTER
         assert world.buried() == []
-        world.handler.script = always(Answer())
+        world.handler.script = always(Respond())
         await world.observer.seen(MessageProcessed, count=len(ids), within=10.0)
         await settled(world)
     assert world.buried() == []
@@ -170,10 +175,10 @@ async def test_an_outage_delays_the_rescue_and_loses_nothing(lost: str) -> None:
 
     set_lost(away=True)
     async with world.consuming():
-        await world.observer.seen(GatePaused)
+        await world.observer.seen(CircuitOpened)
         await asyncio.sleep(LEASE / 2)
         set_lost(away=False)
-        await world.observer.seen(GateResumed)
+        await world.observer.seen(CircuitClosed)
         await world.observer.seen(MessageDeadLettered)
         await settled(world)
     assert world.buried() == [(message_id, "INVALID_PAYLOAD")]

@@ -3,12 +3,12 @@ from dataclasses import replace
 import pytest
 
 from sea_mq_worker.domain.outcomes import (
-    Buried,
-    Failed,
+    Died,
+    FailedTransiently,
     Postponed,
     Published,
     PublishOutcome,
-    Refused,
+    Rejected,
     Released,
     Stored,
     Unknown,
@@ -68,20 +68,20 @@ def test_a_replay_stored_anew_is_published() -> None:
 @pytest.mark.clause("retries: permanent failures are terminal at once")
 def test_a_refused_event_is_dead_at_once() -> None:
     event = claimed_event()
-    assert policy().judge(event, Refused("too large")) == Buried(event, "too large")
+    assert policy().judge(event, Rejected("too large")) == Died(event, "too large")
 
 
 @pytest.mark.clause("lifecycle: failed attempts are retried unless termination conditions are met")
 def test_a_failed_event_is_tried_again_with_backoff() -> None:
     event = claimed_event(failures=1)
-    assert policy().judge(event, Failed("no")) == Postponed(event, "no", 2.0, failed=True)
+    assert policy().judge(event, FailedTransiently("no")) == Postponed(event, "no", 2.0, failed=True)
 
 
 @pytest.mark.clause("terminology: termination conditions")
 @pytest.mark.parametrize("given", [{"failures": 2}, {"attempted_seconds_ago": 101.0}])
 def test_limits_by_attempts_and_by_age_end_dead(given: dict[str, float]) -> None:
-    verdict = policy().judge(claimed_event(**given), Failed("no"))
-    assert isinstance(verdict, Buried)
+    verdict = policy().judge(claimed_event(**given), FailedTransiently("no"))
+    assert isinstance(verdict, Died)
     assert verdict.error.startswith("no")
 
 

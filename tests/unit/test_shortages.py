@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sea_mq_worker.adapters.nats.credentials import FileLogin
+from sea_mq_worker.adapters.nats.credentials import FileCredentials
 from sea_mq_worker.adapters.nats.errors import connect_failed, is_refusal
 from sea_mq_worker.adapters.nats.manage.definitions import definitions
 from sea_mq_worker.adapters.postgres.connection import check_tls_files
@@ -22,7 +22,7 @@ def test_statements_need_no_descriptor() -> None:
 
 
 def test_credentials_that_cannot_be_opened_now_are_no_refusal(tmp_path: Path) -> None:
-    login = FileLogin(str(tmp_path / "own.creds"), with_jwt=True)
+    login = FileCredentials(str(tmp_path / "own.creds"), with_jwt=True)
     with pytest.raises(FileNotFoundError) as missing:
         login.sign("")
     with no_descriptors_to_spare(), pytest.raises(OSError, match="Too many open files") as short:

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from sea_mq_worker.application.claim_size import ClaimSize, Room
+from sea_mq_worker.application.claim_size import ClaimSize, MemoryBudget
 from sea_mq_worker.domain.events import NOTHING_CLAIMED, Claim
 from tests.support.builders import claimed_event
 from tests.support.simulation import in_virtual_time
@@ -36,7 +36,7 @@ def test_after_time_outs_it_asks_for_half_down_to_one_and_grows_again() -> None:
 
 @in_virtual_time
 async def test_room_is_given_in_turn_and_never_twice() -> None:
-    room, got = Room(10), []
+    room, got = MemoryBudget(10), []
 
     async def take(wanted: int) -> None:
         await room.take(wanted)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sea_mq_worker.application.inbox.resume_requests import Resuming
+from sea_mq_worker.application.inbox.resume_requests import ResumeRequests
 from sea_mq_worker.domain.errors import ContractError
 from sea_mq_worker.domain.facts import (
     MessageDeadLettered,
@@ -20,7 +20,7 @@ from sea_mq_worker.domain.facts import (
     TypeSlowed,
 )
 from sea_mq_worker.domain.messages import HandlerRequest
-from sea_mq_worker.testing.handler import Answer, Behaviour
+from sea_mq_worker.testing.handler import Behaviour, Respond
 from sea_mq_worker.testing.resumptions import InMemoryResumptions
 from tests.support.inbox_loop import (
     ATTEMPTS_MAX,
@@ -38,7 +38,7 @@ HOUR = 3600.0
 
 
 def failing(status: int, bad: set[str]) -> Callable[[HandlerRequest, int], Behaviour]:
-    return lambda request, _call: Answer(status=status if request.message_id in bad else 200)
+    return lambda request, _call: Respond(status=status if request.message_id in bad else 200)
 
 
 @asynccontextmanager
@@ -48,7 +48,7 @@ async def resuming(world: World, resumed: Any = None) -> AsyncIterator[InMemoryR
     if resumed is not None:
         resumptions = SimpleNamespace(resumed=resumed)
     await asyncio.sleep(0)
-    loop = Resuming(resumptions=resumptions, health=world.health, observer=world.observer, seconds=1.0)
+    loop = ResumeRequests(resumptions=resumptions, health=world.health, observer=world.observer, seconds=1.0)
     async with asyncio.TaskGroup() as group:
         group.create_task(loop.run(world.stop))
         yield resumptions
@@ -65,7 +65,7 @@ def tight() -> World:
 async def test_every_rejected_message_is_dead_lettered_at_a_bounded_rate() -> None:
     world = tight()
     bad = {world.send() for _ in range(60)}
-    world.handler.script = always(Answer(status=422))
+    world.handler.script = always(Respond(status=422))
     async with world.consuming():
         await world.observer.seen(TypeSlowed)
         began = world.clock()
@@ -107,12 +107,12 @@ async def test_a_failing_type_stops_no_other(status: int) -> None:
 async def test_while_the_whole_handler_is_sick_no_attempt_counts() -> None:
     world = World(max_ack_pending=CONCURRENCY, max_deliver=-1)
     ids = [world.send() for _ in range(40)]
-    world.handler.script = always(Answer(status=503))
+    world.handler.script = always(Respond(status=503))
     async with world.consuming():
         await asyncio.sleep(HOUR / 6)
         assert world.buried() == []
         assert max(row.attempts for row in world.table.rows.values()) <= 2
-        world.handler.script = always(Answer())
+        world.handler.script = always(Respond())
         await world.observer.seen(MessageProcessed, count=len(ids), within=10.0)
         resumed = await world.observer.seen(TypeResumed)
     assert resumed.slow_seconds > HOUR / 7
@@ -139,7 +139,7 @@ async def test_a_broken_handler_is_called_ever_more_rarely() -> None:
     world = tight()
     for _ in range(4000):
         world.send()
-    world.handler.script = always(Answer(status=500))
+    world.handler.script = always(Respond(status=500))
     async with world.consuming():
         calls = []
         for _ in range(3):
@@ -154,10 +154,10 @@ async def test_a_broken_handler_is_called_ever_more_rarely() -> None:
 async def test_what_was_given_back_comes_at_once_when_the_handler_works_again() -> None:
     world = World()
     ids = [world.send() for _ in range(30)]
-    world.handler.script = always(Answer(status=500))
+    world.handler.script = always(Respond(status=500))
     async with world.consuming():
         await world.observer.seen(MessageGivenBack, count=25)
-        world.handler.script = always(Answer())
+        world.handler.script = always(Respond())
         await world.observer.seen(TypeResumed)
         began = world.clock()
         await world.observer.seen(MessageProcessed, count=len(ids))
@@ -170,7 +170,7 @@ async def test_an_operator_ends_the_slow_pace(event_type: str) -> None:
     world = World()
     for _ in range(30):
         world.send()
-    world.handler.script = always(Answer(status=422))
+    world.handler.script = always(Respond(status=422))
     async with world.consuming(), resuming(world) as resumptions:
         resumptions.resume(event_type)
         await world.observer.seen(MessageGivenBack, count=25)
@@ -191,7 +191,7 @@ async def test_who_may_not_read_what_is_resumed_is_told_once() -> None:
     world = World()
     for _ in range(30):
         world.send()
-    world.handler.script = always(Answer(status=422))
+    world.handler.script = always(Respond(status=422))
 
     async def forbidden(*, within_seconds: float) -> None:
         raise ContractError(f"no permission to read {within_seconds} s")
@@ -209,7 +209,7 @@ async def test_a_message_of_a_slow_type_is_asked_about_no_sooner_than_the_handle
 
     def script(request: HandlerRequest, call: int) -> Behaviour:
         asked[request.message_id].append(world.clock())
-        return Answer(status=429 if call == 1 else 200, retry_after_seconds=90.0)
+        return Respond(status=429 if call == 1 else 200, retry_after_seconds=90.0)
 
     world.handler.script = script
     async with world.consuming():
@@ -223,7 +223,7 @@ async def test_a_type_of_which_nothing_fails_any_more_is_not_slow() -> None:
     world = World()
     for _ in range(2 * SLOW_AFTER):
         world.send()
-    world.handler.script = always(Answer(status=422))
+    world.handler.script = always(Respond(status=422))
     async with world.consuming():
         await world.observer.seen(MessageDeadLettered, count=2 * SLOW_AFTER, within=60.0)
         assert "`sea-mq-worker inbox resume --type vibe_created --reason mended`" in world.health.reasons()
@@ -244,7 +244,7 @@ async def test_who_may_not_read_the_stream_is_told_once_and_works_on() -> None:
     world.handler.script = failing(422, bad)
     async with world.consuming():
         await world.observer.seen(MessageProcessed, within=60.0)
-    assert [fact.event for fact in world.observer.of(Noticed)] == ["not_read_ahead"]
+    assert [fact.event for fact in world.observer.of(Noticed)] == ["read_ahead_failed"]
 
 
 @in_virtual_time

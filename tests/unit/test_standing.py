@@ -4,15 +4,15 @@ from typing import Any
 
 import pytest
 
-from sea_mq_worker.admin.activity import Board
-from sea_mq_worker.admin.health_summary import Held, Level, Side, Situation, judge
+from sea_mq_worker.admin.activity import ActivityLog
+from sea_mq_worker.admin.health_summary import Held, Level, Side, Situation, summarize
 from sea_mq_worker.admin.history import History
 from sea_mq_worker.admin.latencies import Latencies
-from sea_mq_worker.admin.worker_status import Sample, Standing
+from sea_mq_worker.admin.worker_status import Sample, WorkerStatus
 from sea_mq_worker.domain.facts import (
+    CircuitClosed,
+    CircuitOpened,
     EventsPublished,
-    GatePaused,
-    GateResumed,
     MessageRetried,
     Noticed,
     Progressed,
@@ -65,14 +65,14 @@ def outbox(**given: Any) -> Side:
     ],
 )
 def test_the_most_urgent_is_said_first(given: Situation, level: str, state: str, text: str) -> None:
-    verdict = judge(given)
+    verdict = summarize(given)
     assert (verdict.level, verdict.state) == (level, state)
     assert text in verdict.text
 
 
 def test_a_pause_names_every_cause_and_what_helps() -> None:
     reasons = {"handler": "503", "stream SEA_EVENTS": "no leader"}
-    verdict = judge(situation(outbox(), reasons=reasons, since=dict.fromkeys(reasons, 5.0)))
+    verdict = summarize(situation(outbox(), reasons=reasons, since=dict.fromkeys(reasons, 5.0)))
     assert [cause.part for cause in verdict.causes] == ["stream SEA_EVENTS", "handler"]
     assert list(verdict.helps) == ["sea-mq-worker doctor", "sea-mq-worker streams check"]
 
@@ -115,7 +115,7 @@ def test_an_hour_is_remembered_and_no_more() -> None:
 
 
 def test_failures_are_kept_by_kind_and_within_bounds() -> None:
-    board = Board(now=lambda: 7.0)
+    board = ActivityLog(now=lambda: 7.0)
     for number in range(200):
         board.observe(retried(f"error {number}"))
         board.observe(retried("503"))
@@ -130,7 +130,7 @@ def test_failures_are_kept_by_kind_and_within_bounds() -> None:
 
 
 def test_what_was_waited_for_is_forgotten_at_the_next_step() -> None:
-    board = Board()
+    board = ActivityLog()
     board.observe(Noticed(event="waiting", text="waiting for NATS: refused"))
     assert board.waiting_for == "waiting for NATS: refused"
     board.observe(Progressed(event="nats_connected", text="outbox"))
@@ -143,27 +143,27 @@ def retried(error: str) -> MessageRetried:
 
 def standing(
     clock: Clock, reasons: dict[str, str], totals: dict[str, float], *, wall: Clock | None = None
-) -> Standing:
-    return Standing(
+) -> WorkerStatus:
+    return WorkerStatus(
         about={"worker": "w"},
         sides=("outbox",),
         numbers=lambda: {"totals": totals, "per_second": {"published": 2.0}},
         reasons=lambda: reasons,
         now=wall or clock,
         clock=clock,
-        board=Board(clock=clock, now=clock),
+        board=ActivityLog(clock=clock, now=clock),
     )
 
 
 def test_a_pause_is_dated_from_its_beginning_however_often_its_reason_changes() -> None:
     clock, reasons = Clock(), {"handler": "503"}
     shown = standing(clock, reasons, {})
-    shown.board.observe(GatePaused(gate="handler", reason="503", retry_seconds=1))
+    shown.board.observe(CircuitOpened(circuit="handler", reason="503", retry_seconds=1))
     clock.now = 1200.0
-    shown.board.observe(GatePaused(gate="handler", reason="refused", retry_seconds=1))
+    shown.board.observe(CircuitOpened(circuit="handler", reason="refused", retry_seconds=1))
     verdict: Any = shown.status()["verdict"]
     assert (verdict["state"], verdict["since"]) == ("Paused", 1000.0)
-    shown.board.observe(GateResumed(gate="handler", paused_seconds=200.0))
+    shown.board.observe(CircuitClosed(circuit="handler", paused_seconds=200.0))
     reasons.clear()
     verdict = shown.status()["verdict"]
     assert (verdict["level"], verdict["since"]) == (Level.IDLE, 1200.0)
@@ -172,7 +172,7 @@ def test_a_pause_is_dated_from_its_beginning_however_often_its_reason_changes() 
 def test_a_pause_is_dated_by_its_first_cause_also_where_no_gate_dates_it() -> None:
     clock, reasons = Clock(), {"handler": "503"}
     shown = standing(clock, reasons, {})
-    shown.board.observe(GatePaused(gate="handler", reason="503", retry_seconds=1))
+    shown.board.observe(CircuitOpened(circuit="handler", reason="503", retry_seconds=1))
     clock.now = 1200.0
     reasons["nats outbox"] = "the connection is down"
     verdict: Any = shown.status()["verdict"]
@@ -245,7 +245,7 @@ def test_slow_event_types_are_named_while_they_are_slow_and_within_a_bound() -> 
 
 
 def test_a_claim_is_timed_by_some_of_its_events() -> None:
-    board = Board()
+    board = ActivityLog()
     board.observe(EventsPublished(latencies=[0.1] * 500, duplicates=0, each=list))
     board.observe(EventsPublished(latencies=[0.1], duplicates=0, each=list))
     assert 2 <= sum(sum(counts) for counts in board.latencies["outbox"]._ring) <= 20

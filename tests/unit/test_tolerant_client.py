@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from nats.aio.client import Client
 from nats.protocol.parser import Parser
 
-from sea_mq_worker.adapters.nats.client import TolerantClient
+from sea_mq_worker.adapters.nats.client import ResilientClient
 
 
 def test_this_nats_py_calls_what_is_overridden() -> None:
@@ -20,7 +20,7 @@ def test_this_nats_py_calls_what_is_overridden() -> None:
 
 
 async def test_a_subject_may_hold_white_space_that_is_no_blank() -> None:
-    class Reader(TolerantClient):
+    class Reader(ResilientClient):
         async def _process_msg(self, *message: object) -> None:
             read.append(message)
 
@@ -35,7 +35,7 @@ async def test_a_subject_may_hold_white_space_that_is_no_blank() -> None:
 
 
 async def test_header_blocks_that_cannot_be_read_are_no_headers() -> None:
-    client = TolerantClient()
+    client = ResilientClient()
     assert await client._process_headers(b"NATS/1.0") == {}
     assert await client._process_headers(b"NATS/1.0 \xff\xff\xff\r\n\r\n") == {}
     assert await client._process_headers(b"NATS/1.0\r\na: b\r\n\r\n") == {"a": "b"}
@@ -45,9 +45,9 @@ async def test_header_blocks_that_cannot_be_read_are_no_headers() -> None:
 def test_headers_are_read_as_nats_py_reads_them(lines: list[bytes]) -> None:
     block = b"\r\n".join(lines)
     stock = {name: value for name, value in Client._parse_header_lines(block).items() if name}
-    assert TolerantClient._parse_header_lines(block) == stock
+    assert ResilientClient._parse_header_lines(block) == stock
 
 
 def test_bytes_that_are_no_utf8_are_replaced_in_a_subject() -> None:
-    message = TolerantClient()._build_message(1, b"a.\xff.b", b"", b"", None)
+    message = ResilientClient()._build_message(1, b"a.\xff.b", b"", b"", None)
     assert message.subject == "a.\ufffd.b"

@@ -14,10 +14,10 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from sea_mq_worker.domain.messages import HandlerRequest, OutboundMessage
 from sea_mq_worker.domain.outcomes import Accepted, PublishOutcome, Stored, Unknown
-from sea_mq_worker.domain.stream_search import SearchResult, Wanted
+from sea_mq_worker.domain.stream_search import SearchedId, SearchResult
 from sea_mq_worker.telemetry.exemplars import RecentSpans
 from sea_mq_worker.telemetry.tracing import TracedHandler, TracedPublisher
-from sea_mq_worker.testing.handler import Answer, InMemoryHandler
+from sea_mq_worker.testing.handler import InMemoryHandler, Respond
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 SAMPLED = {"traceparent": f"00-{TRACE}-b7ad6b7169203331-01", "tracestate": "vendor=1"}
@@ -57,7 +57,7 @@ class RecordingPublisher:
         self.sent += messages
         return self.answers
 
-    async def find(self, wanted: Sequence[Wanted]) -> Mapping[str, SearchResult]:
+    async def find(self, wanted: Sequence[SearchedId]) -> Mapping[str, SearchResult]:
         return {each.id: Stored("S", int(each.since_seconds)) for each in wanted}
 
 
@@ -164,7 +164,7 @@ async def test_a_handler_call_is_a_client_span_inside_a_linked_consumer_span(tra
 
 
 async def test_a_failed_call_marks_its_spans(traces: Traces) -> None:
-    inner = InMemoryHandler(lambda _request, _call: Answer(status=500))
+    inner = InMemoryHandler(lambda _request, _call: Respond(status=500))
     await TracedHandler(inner=inner, url=URL, tracer=traces.tracer).handle(REQUEST)
     assert {span.status.status_code for span in traces.spans} == {StatusCode.ERROR}
     told = traces.of(SpanKind.CLIENT).attributes
@@ -178,7 +178,7 @@ async def test_everything_else_of_a_publisher_passes_through(traces: Traces) -> 
     assert publisher.keeps_order
     assert publisher.duplicate_window_seconds == 120.0
     assert publisher.max_payload == 1000
-    assert await publisher.find([Wanted("i", 9.0)]) == {"i": Stored("S", 9)}
+    assert await publisher.find([SearchedId("i", 9.0)]) == {"i": Stored("S", 9)}
 
 
 async def test_a_publish_follows_the_wait_in_the_outbox(traces: Traces) -> None:

@@ -12,12 +12,12 @@ from collections.abc import Callable
 import httpx2
 
 from sea_mq_worker.adapters.http.client.pool import ConnectionPool
-from sea_mq_worker.adapters.http.client.response import Answer
+from sea_mq_worker.adapters.http.client.response import Response
 from sea_mq_worker.adapters.http.client.transport import HandlerTransport, Header
-from sea_mq_worker.adapters.http.problem_details import problem
+from sea_mq_worker.adapters.http.problem_details import problem_text
 from sea_mq_worker.adapters.http.request_body import request_body, retry_after_seconds
 from sea_mq_worker.domain.forbidden_hosts import is_metadata_host
-from sea_mq_worker.domain.handler_status import ACCEPT_STATUSES, result_of
+from sea_mq_worker.domain.handler_status import ACCEPT_STATUSES, result_for_status
 from sea_mq_worker.domain.messages import HandlerRequest
 from sea_mq_worker.domain.outcomes import HandlerResult, NotDelivered, Retry
 
@@ -106,10 +106,10 @@ class HttpEventHandler:
             return Retry(_broken(error), answered=False)
         return self._result(answer)
 
-    def _result(self, answer: Answer) -> HandlerResult:
+    def _result(self, answer: Response) -> HandlerResult:
         if answer.status in self._accept_statuses:  # nothing else of it matters
-            return result_of(answer.status, accept_statuses=self._accept_statuses)
-        return result_of(
+            return result_for_status(answer.status, accept_statuses=self._accept_statuses)
+        return result_for_status(
             answer.status,
             accept_statuses=self._accept_statuses,
             after_seconds=self._wait_asked(httpx2.Headers(answer.headers)),
@@ -124,10 +124,10 @@ class HttpEventHandler:
             value, date=headers.get("date", ""), max_seconds=self._retry_after_max_seconds
         )
 
-    def _detail(self, answer: Answer) -> str:
+    def _detail(self, answer: Response) -> str:
         """Tell what the problem is, where that is kept, or else the body's size as it came over the wire."""
         body = answer.body
-        if self._keep_problem and (told := problem(answer.headers, body)):
+        if self._keep_problem and (told := problem_text(answer.headers, body)):
             return f" ({told})"
         if len(body) > self._response_bytes_max:
             return f" (with more than {self._response_bytes_max} bytes)"

@@ -9,7 +9,7 @@ _CONTENT_TYPE = b"application/problem+json"
 _CHARS_MAX = 120
 
 
-def problem(headers: list[tuple[bytes, bytes]], body: bytes) -> str:
+def problem_text(headers: list[tuple[bytes, bytes]], body: bytes) -> str:
     """Return type and title, each on one line and not at any length; empty: the answer has none."""
     named = next((value for name, value in headers if name.lower() == b"content-type"), b"")
     if named.partition(b";")[0].strip().lower() != _CONTENT_TYPE:

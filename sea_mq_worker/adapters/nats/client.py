@@ -14,7 +14,7 @@ from nats.aio.client import Client
 from nats.protocol import parser
 from nats.protocol.parser import PERMISSIONS_ERR, STALE_CONNECTION
 
-from sea_mq_worker.adapters.nats.credentials import FileLogin
+from sea_mq_worker.adapters.nats.credentials import FileCredentials
 
 _WORD = r"([^ \t\r\n]+)"
 _BEGINNING = rf"{_WORD}[ \t]+{_WORD}[ \t]+({_WORD}[ \t]+)?"
@@ -31,7 +31,7 @@ def _header_name(raw: bytes) -> str:
     return name if name.isascii() and name.split() == [name] else ""
 
 
-class TolerantClient(Client):
+class ResilientClient(Client):
     """Reads malformed messages too: a bad header block as no headers, bad UTF-8 in a subject as U+FFFD."""
 
     async def say(self, subject: str, word: bytes) -> None:
@@ -42,7 +42,7 @@ class TolerantClient(Client):
 
     def _setup_nkeys_connect(self) -> None:
         path, with_jwt = self._user_credentials or self._nkeys_seed, self._user_credentials is not None
-        login = FileLogin(str(path), with_jwt=with_jwt)
+        login = FileCredentials(str(path), with_jwt=with_jwt)
         login.sign("")  # what cannot be used is told now, not only where a server asks for it
 
         def sign(nonce: str) -> bytes:

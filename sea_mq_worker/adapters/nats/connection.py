@@ -15,7 +15,7 @@ from typing import Any, NoReturn, TypeAlias, cast
 
 import nats.errors
 
-from sea_mq_worker.adapters.nats.client import TolerantClient
+from sea_mq_worker.adapters.nats.client import ResilientClient
 from sea_mq_worker.adapters.nats.errors import api_failed, connect_failed, is_refusal, plain
 from sea_mq_worker.domain.errors import BrokerUnavailableError, ContractError
 
@@ -44,7 +44,7 @@ class NatsConnection:
     """
 
     def __init__(self, on_event: Listener) -> None:
-        self.client = TolerantClient()
+        self.client = ResilientClient()
         self.lost = asyncio.Event()
         self.lost_reason = ""
         self.refused: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
@@ -204,7 +204,7 @@ class NatsConnection:
         self._watch(stop=True)
         self.lost_reason = reason
         self.lost.set()
-        self.tell("lost", reason)
+        self.tell("connection_closed", reason)
 
 
 def _question(subject: str) -> str:

@@ -15,7 +15,7 @@ _JWT = re.compile(rb"-+BEGIN NATS USER JWT-+\s+(\S+)\s")
 _SEED = re.compile(rb"-+BEGIN USER NKEY SEED-+\s+(\S+)\s")
 
 
-class FileLogin:
+class FileCredentials:
     """Signs what the server asks for.
 
     Args:

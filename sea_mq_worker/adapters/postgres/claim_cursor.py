@@ -22,7 +22,7 @@ END: Position = (datetime(9999, 12, 31, tzinfo=UTC), 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class Scan:
     """What a claim has read of an index.
 
     Attributes:
@@ -46,7 +46,7 @@ class Look(NamedTuple):
     ends: tuple[Position | None, Position | None]
 
 
-class Cursor:
+class ClaimCursor:
     """A place in an index over (available_at, seq) that spares a claim what it has passed before.
 
     Entries of published events stay in the index while any transaction is older than they are, and events
@@ -76,7 +76,7 @@ class Cursor:
             self._position = START
         return self._position
 
-    def advance(self, read: Read, *, seconds: float) -> None:
+    def advance(self, read: Scan, *, seconds: float) -> None:
         """Go on behind what a claim has read in so many ``seconds``."""
         self._position = max(self._position, read.position)
         if self._sweeping:

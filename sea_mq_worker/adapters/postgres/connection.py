@@ -199,7 +199,7 @@ async def fetch(pool: asyncpg.Pool, statement: str, *args: object) -> Sequence[A
             raise
 
 
-async def fetch_slowly(pool: asyncpg.Pool, statement: str, *args: object) -> Sequence[Any]:
+async def fetch_with_long_timeout(pool: asyncpg.Pool, statement: str, *args: object) -> Sequence[Any]:
     """Do as ``fetch`` does for a statement that may read a whole table while somebody waits for it."""
     with translated():
         async with pool.acquire() as connection, connection.transaction():

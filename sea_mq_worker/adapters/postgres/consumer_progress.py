@@ -7,7 +7,7 @@ import asyncpg
 
 from sea_mq_worker.adapters.postgres.connection import fetch
 from sea_mq_worker.adapters.postgres.queries import load_queries
-from sea_mq_worker.domain.missed_messages import ConsumerStanding, Unseen
+from sea_mq_worker.domain.missed_messages import ConsumerStanding, MissedMessages
 
 
 class PostgresStandings:
@@ -34,7 +34,7 @@ class PostgresStandings:
         *,
         last: ConsumerStanding | None,
         now: ConsumerStanding,
-        found: Unseen | None,
+        found: MissedMessages | None,
     ) -> bool:
         """Put a look in the place of the last one; False: another worker was faster."""
         first_seq, last_seq, count = astuple(found) if found else (None, None, 0)

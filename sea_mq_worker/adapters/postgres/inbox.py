@@ -8,19 +8,19 @@ import asyncpg
 
 from sea_mq_worker.adapters.postgres.connection import fetch
 from sea_mq_worker.adapters.postgres.queries import load_queries
-from sea_mq_worker.adapters.postgres.texts import storable
+from sea_mq_worker.adapters.postgres.texts import to_storable_text
 from sea_mq_worker.domain.errors import StoreUnavailableError
 from sea_mq_worker.domain.inbox_results import (
-    Busy,
-    Conflict,
-    Done,
+    AlreadySettled,
+    ContentConflict,
     FailedHandling,
     InboxEntry,
     Lease,
+    Leased,
+    LeasedElsewhere,
     Receipt,
-    Run,
-    first_of_each,
-    with_repeats,
+    deduplicate,
+    expand_duplicates,
 )
 
 STATEMENTS = (
@@ -59,8 +59,8 @@ class PostgresInboxAdapter:
 
     async def insert(self, entries: Sequence[InboxEntry], *, lease_seconds: float) -> Sequence[Receipt]:
         """Record and lease a batch (CMD-051); the primary key decides who is first (POL-047-003)."""
-        receipts = await self._insert(first_of_each(entries), lease_seconds)
-        return with_repeats(entries, receipts)
+        receipts = await self._insert(deduplicate(entries), lease_seconds)
+        return expand_duplicates(entries, receipts)
 
     async def overdue(
         self,
@@ -91,7 +91,7 @@ class PostgresInboxAdapter:
     async def record_error(self, failures: Sequence[FailedHandling]) -> frozenset[str]:
         """Keep the error, cut to 2000 characters; attempts never fall below 0."""
         ordered = sorted(failures, key=lambda failure: failure.lease.message_id)
-        errors = [storable(failure.error) for failure in ordered]
+        errors = [to_storable_text(failure.error) for failure in ordered]
         given_back = [int(not failure.counted) for failure in ordered]
         return await self._write("record_error", [failure.lease for failure in ordered], errors, given_back)
 
@@ -103,7 +103,7 @@ class PostgresInboxAdapter:
             lease.message_id,
             lease.token,
             reason,
-            storable(detail),
+            to_storable_text(detail),
         )
         return _ids(rows)
 
@@ -116,7 +116,11 @@ class PostgresInboxAdapter:
             return {}
         ids, subjects, *others = zip(*entries, strict=True)
         token = self._unanswered.pop(ids, "") or f"{self._worker}#{secrets.token_hex(4)}"
-        columns = ids, list(map(storable, subjects)), *others  # in the statement's order, as an entry is
+        columns = (
+            ids,
+            list(map(to_storable_text, subjects)),
+            *others,
+        )  # in the statement's order, as an entry is
         try:
             rows = await fetch(self._pool, self._sql["insert"], *columns, token, lease_seconds)
         except StoreUnavailableError:
@@ -124,7 +128,7 @@ class PostgresInboxAdapter:
             raise
         leased = {row["message_id"]: _run(row, token) for row in rows if row["verdict"] == "run"}
         known = {row["message_id"]: _refusal(row) for row in rows if row["verdict"] != "run"}
-        return dict.fromkeys(ids, Busy()) | known | leased
+        return dict.fromkeys(ids, LeasedElsewhere()) | known | leased
 
     async def _write(self, name: str, leases: Sequence[Lease], *more: object) -> frozenset[str]:
         """Run a statement over leases, in the order in which ``insert`` locks rows."""
@@ -137,7 +141,7 @@ class PostgresInboxAdapter:
 
 
 def _run(row: Any, token: str) -> Receipt:
-    return Run(
+    return Leased(
         lease=Lease(message_id=row["message_id"], token=token),
         attempts=row["attempts"],
         dead_letter_begun_seconds_ago=max(0.0, row["begun_seconds_ago"] or 0.0),
@@ -147,10 +151,10 @@ def _run(row: Any, token: str) -> Receipt:
 def _refusal(row: Any) -> Receipt:
     match row["verdict"]:
         case "done":
-            return Done(row["consumer"] or "")
+            return AlreadySettled(row["consumer"] or "")
         case "conflict":
-            return Conflict()
-    return Busy(row["attempts"])
+            return ContentConflict()
+    return LeasedElsewhere(row["attempts"])
 
 
 def _ids(rows: Sequence[Any]) -> frozenset[str]:

@@ -12,15 +12,15 @@ from typing import Any, assert_never
 
 import asyncpg
 
-from sea_mq_worker.adapters.postgres.claim_cursor import END, START, Cursor, Look, Position, Read
+from sea_mq_worker.adapters.postgres.claim_cursor import END, START, ClaimCursor, Look, Position, Scan
 from sea_mq_worker.adapters.postgres.connection import fetch
 from sea_mq_worker.adapters.postgres.errors import PartitionedError
 from sea_mq_worker.adapters.postgres.queries import joined_by_id, load_queries
 from sea_mq_worker.adapters.postgres.refusals import Refusals
-from sea_mq_worker.adapters.postgres.texts import storable
+from sea_mq_worker.adapters.postgres.texts import to_storable_text
 from sea_mq_worker.domain.errors import RowsRefusedError
 from sea_mq_worker.domain.events import NO_BYTES_MAX, Claim, ClaimedEvent
-from sea_mq_worker.domain.outcomes import Buried, Postponed, Published, Reaped, Released, Verdict
+from sea_mq_worker.domain.outcomes import Died, Postponed, Published, Reaped, Released, Verdict
 
 _REFUSALS_MAX = 20
 _REFUSAL_SECONDS = 0.005
@@ -87,8 +87,8 @@ class PostgresOutboxAdapter:
         self._mark = _BY_PLACE
         if partitioned:
             self._join_by_id()
-        self._fresh = Cursor()
-        self._retries = Cursor()
+        self._fresh = ClaimCursor()
+        self._retries = ClaimCursor()
         self._retries_first = False
         self._rolled: dict[str, tuple[Position | None, Position | None]] = defaultdict(lambda: (None, None))
         self._hints: set[str] = set()
@@ -123,9 +123,7 @@ class PostgresOutboxAdapter:
         seqs = [verdict.stored.seq for verdict in verdicts]
         return await self._settle("mark_published", claim, verdicts, stream, seqs)
 
-    async def increment_attempts(
-        self, claim: Claim, verdicts: Sequence[Postponed | Buried]
-    ) -> frozenset[str]:
+    async def increment_attempts(self, claim: Claim, verdicts: Sequence[Postponed | Died]) -> frozenset[str]:
         """CLAIMED -> PENDING or DEAD, with the error; errors are cut to 2000 characters."""
         return await self._settle("settle", claim, verdicts, *zip(*map(_changes, verdicts), strict=True))
 
@@ -235,7 +233,7 @@ class PostgresOutboxAdapter:
         head, events = _split(rows)
         full = len(events) == batch_max or head["cut"]
         for cursor, name in ((self._fresh, "fresh"), (self._retries, "retry")):
-            read = Read(_position(head, name), now=head["at"], full=full, fruitful=bool(events))
+            read = Scan(_position(head, name), now=head["at"], full=full, fruitful=bool(events))
             cursor.advance(read, seconds=seconds)
         return _claim_of(owner, head, events, more=full)
 
@@ -261,7 +259,7 @@ class PostgresOutboxAdapter:
             (self._fresh, "fresh", fresh_full),
             (self._retries, "retry", retries_full),
         ):
-            read = Read(_position(head, name), now=head["at"], full=full or cut, fruitful=bool(events))
+            read = Scan(_position(head, name), now=head["at"], full=full or cut, fruitful=bool(events))
             cursor.advance(read, seconds=seconds)
         return _claim_of(owner, head, events, more=cut or fresh_full or (retries_full and kept > 0))
 
@@ -338,13 +336,13 @@ def _claim_of(owner: str, head: Any, events: Sequence[ClaimedEvent], *, more: bo
     )
 
 
-def _changes(verdict: Postponed | Buried | Released) -> tuple[object, ...]:
+def _changes(verdict: Postponed | Died | Released) -> tuple[object, ...]:
     """Return state, error, failures to add and delay as ``settle`` takes them."""
     match verdict:
         case Postponed(_, error, delay_seconds, failed):
-            return "PENDING", storable(error), int(failed), delay_seconds
-        case Buried(_, error):
-            return "DEAD", storable(error), 1, None
+            return "PENDING", to_storable_text(error), int(failed), delay_seconds
+        case Died(_, error):
+            return "DEAD", to_storable_text(error), 1, None
         case Released():
             return "PENDING", None, 0, None
         case _:

@@ -10,14 +10,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias, assert_never
 
-from sea_mq_worker.application.circuit_breaker import Gate
-from sea_mq_worker.application.inbox.receiving import InHand, Reception
-from sea_mq_worker.application.inbox.returned_messages import GivenBackMessages
-from sea_mq_worker.application.retry_unavailable import patiently
-from sea_mq_worker.application.row_isolation import Piecewise, tell_refused
-from sea_mq_worker.application.waiting import AT_ONCE_SECONDS, StoppedError
+from sea_mq_worker.application.circuit_breaker import CircuitBreaker
+from sea_mq_worker.application.inbox.receiving import InboxRecorder, InFlightMessage
+from sea_mq_worker.application.inbox.returned_messages import ReturnedMessages
+from sea_mq_worker.application.retry_unavailable import call_when_available
+from sea_mq_worker.application.row_isolation import RowIsolator, report_refused
+from sea_mq_worker.application.waiting import IMMEDIATE_REDELIVERY_SECONDS, StoppedError
 from sea_mq_worker.domain.facts import LeasesLost, MessageGivenBack, MessageProcessed, MessageRetried
-from sea_mq_worker.domain.inbox_results import Busy, Conflict, Done, FailedHandling, Run, Unwritable
+from sea_mq_worker.domain.inbox_results import (
+    AlreadySettled,
+    ContentConflict,
+    FailedHandling,
+    Leased,
+    LeasedElsewhere,
+    Unwritable,
+)
 from sea_mq_worker.domain.outcomes import DeadLettered, Ending, GivenBack, LeaseLost, Processed, Retried
 from sea_mq_worker.ports.inbox import InboxRepository
 from sea_mq_worker.ports.jetstream import JetStreamConsumer, Settler
@@ -25,36 +32,36 @@ from sea_mq_worker.ports.observer import Observer
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class CompletedMessage:
     """The inbox has its ending already, whoever wrote it: acknowledge."""
 
 
-_Told: TypeAlias = Processed | Retried | GivenBack | DeadLettered | Known
-_Closed: TypeAlias = tuple[InHand, Run, Ending]
-_Settled: TypeAlias = tuple[InHand, Run, _Told]
+_Told: TypeAlias = Processed | Retried | GivenBack | DeadLettered | CompletedMessage
+_Closed: TypeAlias = tuple[InFlightMessage, Leased, Ending]
+_Settled: TypeAlias = tuple[InFlightMessage, Leased, _Told]
 
 _LINGER_SECONDS = 0.005
 """How long an ending waits for others at most."""
 
 
 @dataclass(slots=True, kw_only=True)
-class Closing:
+class CompletionBatcher:
     """Lets endings gather while others are to be expected, and records them together."""
 
     consumer: JetStreamConsumer
     inbox: InboxRepository
-    reception: Reception
+    reception: InboxRecorder
     observer: Observer
-    store_gate: Gate
+    store_breaker: CircuitBreaker
     clock: Callable[[], float]
-    given_back: GivenBackMessages
+    given_back: ReturnedMessages
     _waiting: list[_Closed] = field(default_factory=list)
     _enough: Callable[[], int] = lambda: 1
     _due: asyncio.Event = field(default_factory=asyncio.Event)
     _timer: asyncio.TimerHandle | None = None
     _idle: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def add(self, item: InHand, run: Run, ending: Ending) -> None:
+    def add(self, item: InFlightMessage, run: Leased, ending: Ending) -> None:
         """Take an ending; it is recorded soon."""
         self._waiting.append((item, run, ending))
         self._idle.clear()
@@ -67,7 +74,7 @@ class Closing:
     async def run(
         self,
         stop: asyncio.Event,
-        let_go: Callable[[Sequence[InHand]], None],
+        let_go: Callable[[Sequence[InFlightMessage]], None],
         enough: Callable[[], int],
     ) -> None:
         """Record endings until cancelled; ``enough`` tells how many need not wait for more."""
@@ -102,7 +109,7 @@ class Closing:
             again, others = await self._record_again(lost, stop)
         except StoppedError:
             for item, _, _ in batch:
-                await self._settler(item).nak(item.message, delay_seconds=AT_ONCE_SECONDS)
+                await self._settler(item).nak(item.message, delay_seconds=IMMEDIATE_REDELIVERY_SECONDS)
             return
         for item, run, ending in [*recorded, *again]:
             await self._acknowledge(item, run, ending)
@@ -137,11 +144,11 @@ class Closing:
         leased: list[_Closed] = []
         for (item, run, ending), receipt in zip(lost, receipts, strict=True):
             match receipt:
-                case Run():
+                case Leased():
                     leased.append((item, receipt, _anew(ending, run, receipt)))
-                case Done():
-                    known.append((item, run, Known()))
-                case Busy() | Conflict() | Unwritable():
+                case AlreadySettled():
+                    known.append((item, run, CompletedMessage()))
+                case LeasedElsewhere() | ContentConflict() | Unwritable():
                     pass
                 case _:
                     assert_never(receipt)
@@ -159,27 +166,27 @@ class Closing:
             if isinstance(ending, Retried | GivenBack)
         ]
         kept = {run.lease.message_id for _, run, ending in batch if isinstance(ending, DeadLettered)}
-        done = Piecewise(processed, self.inbox.mark_processed)
-        undone = Piecewise(failed, self.inbox.record_error)
+        done = RowIsolator(processed, self.inbox.mark_processed)
+        undone = RowIsolator(failed, self.inbox.record_error)
         for pieces in (done, undone):
-            await patiently(pieces.run, gate=self.store_gate, stop=stop)
+            await call_when_available(pieces.run, breaker=self.store_breaker, stop=stop)
             kept = kept.union(*(answer for _, answer in pieces.answers))
         refused = [(lease.message_id, error) for lease, error in done.refused]
         refused += [(failure.lease.message_id, error) for failure, error in undone.refused]
         for message_id, error in refused:
-            tell_refused(self.observer, f"message {message_id}", error)
+            report_refused(self.observer, f"message {message_id}", error)
         return frozenset(kept), frozenset(message_id for message_id, _ in refused)
 
-    def _settler(self, item: InHand) -> Settler:
+    def _settler(self, item: InFlightMessage) -> Settler:
         return item.settler or self.consumer
 
-    async def _acknowledge(self, item: InHand, run: Run, ending: _Told) -> None:
+    async def _acknowledge(self, item: InFlightMessage, run: Leased, ending: _Told) -> None:
         message_id, settler = run.lease.message_id, self._settler(item)
         match ending:
             case Processed(status):
                 await settler.ack(item.message)
                 self._report_processed(item, run, status)
-            case DeadLettered() | Known():
+            case DeadLettered() | CompletedMessage():
                 await settler.ack(item.message)
             case GivenBack(error, delay):
                 await settler.nak(item.message, delay_seconds=delay)
@@ -204,7 +211,7 @@ class Closing:
             case _:
                 assert_never(ending)
 
-    def _report_processed(self, item: InHand, run: Run, status: int) -> None:
+    def _report_processed(self, item: InFlightMessage, run: Leased, status: int) -> None:
         self.observer.observe(
             MessageProcessed(
                 message_id=run.lease.message_id,
@@ -216,11 +223,11 @@ class Closing:
         )
 
 
-def _anew(ending: Ending, lost: Run, now: Run) -> Ending:
+def _anew(ending: Ending, lost: Leased, now: Leased) -> Ending:
     """Return the ending for a new lease, which has counted an attempt, unless the row had lost that."""
     match ending:
         case LeaseLost():
-            return GivenBack("its lease was lost, and nobody else had it", AT_ONCE_SECONDS)
+            return GivenBack("its lease was lost, and nobody else had it", IMMEDIATE_REDELIVERY_SECONDS)
         case Retried(error, delay_seconds) if now.attempts > lost.attempts:
             return GivenBack(error, delay_seconds)
         case Processed() | DeadLettered() | Retried() | GivenBack():

@@ -11,18 +11,29 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias, assert_never
 
-from sea_mq_worker.application.circuit_breaker import Gate
-from sea_mq_worker.application.inbox.completion import Closing
-from sea_mq_worker.application.inbox.handler_call import Handle
-from sea_mq_worker.application.inbox.orphans import Leftovers
+from sea_mq_worker.application.circuit_breaker import CircuitBreaker
+from sea_mq_worker.application.inbox.completion import CompletionBatcher
+from sea_mq_worker.application.inbox.handler_call import HandlerCaller
+from sea_mq_worker.application.inbox.orphans import OrphanFinder
 from sea_mq_worker.application.inbox.read_ahead import LOOK_SECONDS, ReadAhead
-from sea_mq_worker.application.inbox.receiving import InHand, Reception
-from sea_mq_worker.application.retry_unavailable import patiently
-from sea_mq_worker.application.row_isolation import Piecewise
-from sea_mq_worker.application.waiting import AT_ONCE_SECONDS, StoppedError, pause, unless_stopped
+from sea_mq_worker.application.inbox.receiving import InboxRecorder, InFlightMessage
+from sea_mq_worker.application.retry_unavailable import call_when_available
+from sea_mq_worker.application.row_isolation import RowIsolator
+from sea_mq_worker.application.waiting import (
+    IMMEDIATE_REDELIVERY_SECONDS,
+    StoppedError,
+    cancel_on_stop,
+    sleep_or_stop,
+)
 from sea_mq_worker.domain.errors import DependencyError
 from sea_mq_worker.domain.facts import MessageSkipped, Noticed
-from sea_mq_worker.domain.inbox_results import Busy, Conflict, Done, Run, Unwritable
+from sea_mq_worker.domain.inbox_results import (
+    AlreadySettled,
+    ContentConflict,
+    Leased,
+    LeasedElsewhere,
+    Unwritable,
+)
 from sea_mq_worker.domain.messages import InboundMessage
 from sea_mq_worker.ports.inbox import InboxRepository
 from sea_mq_worker.ports.jetstream import JetStreamConsumer, Settler
@@ -56,22 +67,22 @@ class InboxConsumer:
 
     consumer: JetStreamConsumer
     inbox: InboxRepository
-    reception: Reception
-    handle: Handle
-    closing: Closing
+    reception: InboxRecorder
+    handle: HandlerCaller
+    closing: CompletionBatcher
     observer: Observer
-    broker_gate: Gate
+    broker_breaker: CircuitBreaker
     clock: Callable[[], float]
     concurrency: int
     bytes_max: int
     heartbeat_seconds: float
     lease_seconds: float
     siblings: frozenset[str] = frozenset()
-    leftovers: Leftovers | None = None
+    leftovers: OrphanFinder | None = None
     ahead: ReadAhead | None = None
-    _in_hand: set[InHand] = field(default_factory=set)
+    _in_hand: set[InFlightMessage] = field(default_factory=set)
     _overlapping: set[str] = field(default_factory=set)
-    _aside: set[InHand] = field(default_factory=set)
+    _aside: set[InFlightMessage] = field(default_factory=set)
     """Of what is in hand, what no delivery of the consumer brought: it has places of its own."""
     _handed: asyncio.Queue[_Handed] = field(init=False)
     _calls: asyncio.Semaphore = field(init=False)
@@ -87,7 +98,7 @@ class InboxConsumer:
         Raises:
             StoppedError: asked to stop before there was a place.
         """
-        await unless_stopped(stop, self._handed.put((message, settler)))
+        await cancel_on_stop(stop, self._handed.put((message, settler)))
 
     async def run(self, stop: asyncio.Event) -> None:
         """Work until asked to stop, then bring the messages in hand to an end."""
@@ -121,9 +132,9 @@ class InboxConsumer:
     async def _take_leftovers(self, stop: asyncio.Event, working: asyncio.TaskGroup) -> None:
         """Now and then take what nothing will deliver again, unless the handler cannot be reached."""
         while self.leftovers is not None and not stop.is_set():
-            if self.handle.health.gate.is_open:
+            if self.handle.health.breaker.is_open:
                 finding = self.leftovers.find(stop)
-                for message in await unless_stopped(stop, finding):
+                for message in await cancel_on_stop(stop, finding):
                     await self._room_aside(stop)
                     await self._receive([message], stop, working, aside=True)
             await self.leftovers.wait(stop)
@@ -131,24 +142,24 @@ class InboxConsumer:
     async def _take_handed(self, stop: asyncio.Event, working: asyncio.TaskGroup) -> None:
         while not stop.is_set():
             await self._room_aside(stop)
-            message, settler = await unless_stopped(stop, self._handed.get())
+            message, settler = await cancel_on_stop(stop, self._handed.get())
             await self._receive([message], stop, working, aside=True, settler=settler)
 
     async def _read_ahead(self, stop: asyncio.Event, working: asyncio.TaskGroup) -> None:
         """While what was given back holds the consumer's places, handle what waits behind it."""
         while self.ahead is not None and not stop.is_set():
-            await unless_stopped(stop, self.closing.given_back.some())
+            await cancel_on_stop(stop, self.closing.given_back.some())
             room = await self._room_aside(stop)
-            is_open = self.handle.health.gate.is_open
-            messages = await unless_stopped(stop, self.ahead.next(room, stop)) if is_open else []
+            is_open = self.handle.health.breaker.is_open
+            messages = await cancel_on_stop(stop, self.ahead.next(room, stop)) if is_open else []
             await self._receive(messages, stop, working, aside=True)
             if not messages:
-                await pause(stop, seconds=_AGAIN_SECONDS)
+                await sleep_or_stop(stop, seconds=_AGAIN_SECONDS)
 
     async def _recall(self, resumed: asyncio.Queue[str], stop: asyncio.Event) -> None:
         """Ask for what was given back of each type that is slow no more."""
         while not stop.is_set():
-            event_type = await unless_stopped(stop, resumed.get())
+            event_type = await cancel_on_stop(stop, resumed.get())
             for message, settler, delay_seconds in self.closing.given_back.take(event_type):
                 await (settler or self.consumer).nak(message, delay_seconds=delay_seconds)
 
@@ -177,7 +188,7 @@ class InboxConsumer:
             await self._give_back(items)
             return
         for item, receipt in zip(items, receipts, strict=True):
-            if isinstance(receipt, Run):
+            if isinstance(receipt, Leased):
                 item.leased_until = item.received_at + self.lease_seconds
                 working.create_task(self._work(item, receipt, stop))
                 await _turn_after(item.message)
@@ -194,13 +205,13 @@ class InboxConsumer:
             StoppedError: asked to stop before there was one.
         """
         await asyncio.sleep(0)  # what was just received asks first, and may close the gate
-        gate = self.handle.health.gate
-        if not gate.is_open and self._in_hand:
+        breaker = self.handle.health.breaker
+        if not breaker.is_open and self._in_hand:
             self._freed.clear()
-            await gate.changed(unless=self._freed)
+            await breaker.changed(unless=self._freed)
         while not self._free or self._free_bytes <= 0:
             await self._next_freed(stop)
-        if not gate.is_open:
+        if not breaker.is_open:
             return 1
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LINGER_SECONDS):
@@ -242,26 +253,30 @@ class InboxConsumer:
         self._freed.set()
 
     async def _fetch(self, room: int, stop: asyncio.Event) -> Sequence[InboundMessage]:
-        fetching = patiently(
-            lambda: self.consumer.fetch(room, bytes_max=self._free_bytes), gate=self.broker_gate, stop=stop
+        fetching = call_when_available(
+            lambda: self.consumer.fetch(room, bytes_max=self._free_bytes),
+            breaker=self.broker_breaker,
+            stop=stop,
         )
-        return await unless_stopped(stop, fetching)
+        return await cancel_on_stop(stop, fetching)
 
-    async def _work(self, item: InHand, run: Run, stop: asyncio.Event) -> None:
+    async def _work(self, item: InFlightMessage, run: Leased, stop: asyncio.Event) -> None:
         async with self._calls:
             ending = await self.handle.handle(item, run, stop, holds=lambda: self._holds(item, run, stop))
         self.closing.add(item, run, ending)
 
-    async def _answer(self, item: InHand, receipt: Done | Busy | Conflict | Unwritable) -> None:
+    async def _answer(
+        self, item: InFlightMessage, receipt: AlreadySettled | LeasedElsewhere | ContentConflict | Unwritable
+    ) -> None:
         """Settle what is not ours to handle."""
         settler = item.settler or self.consumer
         match receipt:
-            case Done(brought_by):
+            case AlreadySettled(brought_by):
                 await settler.ack(item.message)
                 self._report_skipped(item, "" if brought_by in self.siblings else brought_by)
-            case Busy(attempts):
+            case LeasedElsewhere(attempts):
                 await settler.nak(item.message, delay_seconds=self._busy_seconds(item.message, attempts))
-            case Conflict():
+            case ContentConflict():
                 await settler.nak(item.message, delay_seconds=self.lease_seconds / 2)
             case Unwritable():
                 await settler.nak(item.message, delay_seconds=self._busy_seconds(item.message, None))
@@ -269,7 +284,7 @@ class InboxConsumer:
                 assert_never(receipt)
         self._let_go([item])
 
-    def _report_skipped(self, item: InHand, brought_by: str) -> None:
+    def _report_skipped(self, item: InFlightMessage, brought_by: str) -> None:
         """Tell of a message that another worker's consumer brought too, loudly once a consumer."""
         name, message_id = self.consumer.name, item.entry.message_id
         self.observer.observe(MessageSkipped(message_id=message_id, consumer=name, brought_by=brought_by))
@@ -293,12 +308,14 @@ class InboxConsumer:
         first = min(LOOK_SECONDS, self.lease_seconds / 2) if was_read_ahead else self.lease_seconds / 2
         return min(first * 2.0**doublings, max(self.lease_seconds, _BUSY_MAX_SECONDS))
 
-    async def _give_back(self, items: Sequence[InHand]) -> None:
+    async def _give_back(self, items: Sequence[InFlightMessage]) -> None:
         for item in items:
-            await (item.settler or self.consumer).nak(item.message, delay_seconds=AT_ONCE_SECONDS)
+            await (item.settler or self.consumer).nak(
+                item.message, delay_seconds=IMMEDIATE_REDELIVERY_SECONDS
+            )
         self._let_go(items)
 
-    def _let_go(self, items: Sequence[InHand]) -> None:
+    def _let_go(self, items: Sequence[InFlightMessage]) -> None:
         self._in_hand.difference_update(items)
         self._aside.difference_update(items)
         self._freed.set()
@@ -306,18 +323,18 @@ class InboxConsumer:
     async def _regularly(self, beat: Callable[[], Awaitable[None]], over: asyncio.Event) -> None:
         """Server and database each have a heartbeat of their own: one that hangs must not cost the other."""
         while not over.is_set():
-            await pause(over, seconds=self.heartbeat_seconds)
+            await sleep_or_stop(over, seconds=self.heartbeat_seconds)
             await beat()
 
     async def _claim_time_of_the_server(self) -> None:
         for item in list(self._in_hand):
             await (item.settler or self.consumer).in_progress(item.message)
 
-    async def _holds(self, item: InHand, run: Run, stop: asyncio.Event) -> bool:
+    async def _holds(self, item: InFlightMessage, run: Leased, stop: asyncio.Event) -> bool:
         """Tell whether a message is still ours; the database is asked only where the heartbeat missed."""
         if self.clock() >= item.leased_until:
-            extending = patiently(
-                lambda: self._extend([(item, run)]), gate=self.reception.store_gate, stop=stop
+            extending = call_when_available(
+                lambda: self._extend([(item, run)]), breaker=self.reception.store_breaker, stop=stop
             )
             await extending
         return self.clock() < item.leased_until
@@ -326,13 +343,13 @@ class InboxConsumer:
         try:
             await self._extend([(item, item.run) for item in self._in_hand if item.run is not None])
         except DependencyError as error:
-            self.reception.store_gate.pause_for(error)
+            self.reception.store_breaker.pause_for(error)
 
-    async def _extend(self, held: Sequence[tuple[InHand, Run]]) -> None:
+    async def _extend(self, held: Sequence[tuple[InFlightMessage, Leased]]) -> None:
         if not held:
             return
         began = self.clock()
-        pieces = Piecewise(
+        pieces = RowIsolator(
             [run.lease for _, run in held],
             lambda part: self.inbox.extend(part, lease_seconds=self.lease_seconds),
         )

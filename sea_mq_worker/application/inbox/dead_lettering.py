@@ -10,28 +10,28 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sea_mq_worker.application.circuit_breaker import Gate
-from sea_mq_worker.application.dedup_window import SEARCH_SLACK_SECONDS, may_be_forgotten
-from sea_mq_worker.application.retry_unavailable import patiently
-from sea_mq_worker.application.row_isolation import tell_refused
-from sea_mq_worker.domain.dead_letters import anew, dead_letter_message, without_body
+from sea_mq_worker.application.circuit_breaker import CircuitBreaker
+from sea_mq_worker.application.dedup_window import SEARCH_SLACK_SECONDS, may_be_outside_window
+from sea_mq_worker.application.retry_unavailable import call_when_available
+from sea_mq_worker.application.row_isolation import report_refused
+from sea_mq_worker.domain.dead_letters import dead_letter_message, headers_only, with_new_id
 from sea_mq_worker.domain.errors import BrokerUnavailableError, RowsRefusedError
 from sea_mq_worker.domain.facts import MessageDeadLettered
-from sea_mq_worker.domain.inbox_results import Run
+from sea_mq_worker.domain.inbox_results import Leased
 from sea_mq_worker.domain.messages import DeadLetter, OutboundMessage
-from sea_mq_worker.domain.outcomes import DeadLettered, LeaseLost, Refused, Stored
-from sea_mq_worker.domain.stream_search import Wanted
+from sea_mq_worker.domain.outcomes import DeadLettered, LeaseLost, Rejected, Stored
+from sea_mq_worker.domain.stream_search import SearchedId
 from sea_mq_worker.ports.inbox import InboxRepository
 from sea_mq_worker.ports.jetstream import JetStreamPublisher
 from sea_mq_worker.ports.observer import Observer
 
 
-class _StaleError(Exception):
+class _LeaseExpiredError(Exception):
     """The intent was noted so long ago that it may not be ours any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Burial:
+class DeadLetterer:
     """Puts messages into the dead-letter stream of ``context``; waits while that stream is away.
 
     Attributes:
@@ -44,12 +44,12 @@ class Burial:
     inbox: InboxRepository
     publisher: JetStreamPublisher
     observer: Observer
-    gate: Gate
-    store_gate: Gate
+    breaker: CircuitBreaker
+    store_breaker: CircuitBreaker
     clock: Callable[[], float]
     lease_seconds: float
 
-    async def bury(self, letter: DeadLetter, run: Run, stop: asyncio.Event) -> DeadLettered | LeaseLost:
+    async def bury(self, letter: DeadLetter, run: Leased, stop: asyncio.Event) -> DeadLettered | LeaseLost:
         """Dead-letter a leased message; one whose row PostgreSQL refuses to change is left to come again.
 
         Raises:
@@ -58,13 +58,13 @@ class Burial:
         try:
             buried = await self._bury(letter, run, stop)
         except RowsRefusedError as error:
-            tell_refused(self.observer, f"message {letter.message_id}", error)
+            report_refused(self.observer, f"message {letter.message_id}", error)
             return LeaseLost()
         if buried:
             self._report(letter)
         return DeadLettered(letter.reason) if buried else LeaseLost()
 
-    async def _bury(self, letter: DeadLetter, run: Run, stop: asyncio.Event) -> bool:
+    async def _bury(self, letter: DeadLetter, run: Leased, stop: asyncio.Event) -> bool:
         """Bring it to the stream and note that; False: the lease is somebody else's."""
         message = dead_letter_message(letter, context=self.context)
         began_at = self.clock()
@@ -74,19 +74,19 @@ class Burial:
             if not await self._note(letter, run, stop):
                 return False
             begun_ago = run.dead_letter_begun_seconds_ago + noted_at - began_at
-            with contextlib.suppress(_StaleError):
+            with contextlib.suppress(_LeaseExpiredError):
                 await self._bring(message, begun_ago, noted_at + self.lease_seconds, stop)
                 stored = True
-        kept = await patiently(
-            lambda: self.inbox.mark_dead_lettered([run.lease]), gate=self.store_gate, stop=stop
+        kept = await call_when_available(
+            lambda: self.inbox.mark_dead_lettered([run.lease]), breaker=self.store_breaker, stop=stop
         )
         return bool(kept)
 
-    async def _note(self, letter: DeadLetter, run: Run, stop: asyncio.Event) -> bool:
+    async def _note(self, letter: DeadLetter, run: Leased, stop: asyncio.Event) -> bool:
         """Note the intent; False: the lease is somebody else's."""
-        kept = await patiently(
+        kept = await call_when_available(
             lambda: self.inbox.begin_dead_letter(run.lease, reason=letter.reason, detail=letter.detail),
-            gate=self.store_gate,
+            breaker=self.store_breaker,
             stop=stop,
         )
         return bool(kept)
@@ -96,27 +96,29 @@ class Burial:
     ) -> None:
         """Publish it unless the stream has it."""
         if not await self._is_stored(message, begun_ago, stop):
-            await patiently(lambda: self._publish(message, fresh_until), gate=self.gate, stop=stop)
+            await call_when_available(
+                lambda: self._publish(message, fresh_until), breaker=self.breaker, stop=stop
+            )
 
     async def _is_stored(self, message: OutboundMessage, begun_ago: float, stop: asyncio.Event) -> bool:
         """Look for the dead letter of an earlier attempt that the duplicate window may have forgotten."""
-        if not may_be_forgotten(begun_ago, window_seconds=self.publisher.duplicate_window_seconds):
+        if not may_be_outside_window(begun_ago, window_seconds=self.publisher.duplicate_window_seconds):
             return False
-        wanted = Wanted(message.id, begun_ago + SEARCH_SLACK_SECONDS, message.subject)
-        return await patiently(lambda: self._finds(wanted), gate=self.gate, stop=stop)
+        wanted = SearchedId(message.id, begun_ago + SEARCH_SLACK_SECONDS, message.subject)
+        return await call_when_available(lambda: self._finds(wanted), breaker=self.breaker, stop=stop)
 
     async def _publish(self, message: OutboundMessage, fresh_until: float) -> None:
         """Publish it, under another id where the stream only remembers one that was taken out of it since."""
         stored = await self._store(message, fresh_until)
         while stored.duplicate and not await self._holds(message):
-            message = anew(message, removed_seq=stored.seq)
+            message = with_new_id(message, removed_seq=stored.seq)
             stored = await self._store(message, fresh_until)
 
     async def _holds(self, message: OutboundMessage) -> bool:
         since = self.publisher.duplicate_window_seconds + SEARCH_SLACK_SECONDS
-        return await self._finds(Wanted(message.id, since, message.subject))
+        return await self._finds(SearchedId(message.id, since, message.subject))
 
-    async def _finds(self, wanted: Wanted) -> bool:
+    async def _finds(self, wanted: SearchedId) -> bool:
         """Search the stream to its end, in as many parts as that takes."""
         while True:
             result = (await self.publisher.find([wanted]))[wanted.id]
@@ -126,10 +128,10 @@ class Burial:
 
     async def _store(self, message: OutboundMessage, fresh_until: float) -> Stored:
         if self.clock() > fresh_until:
-            raise _StaleError
+            raise _LeaseExpiredError
         outcome = await self.publisher.publish(message.subject, message.payload, message.headers)
-        if isinstance(outcome, Refused):
-            short = without_body(message)
+        if isinstance(outcome, Rejected):
+            short = headers_only(message)
             outcome = await self.publisher.publish(short.subject, short.payload, short.headers)
         if not isinstance(outcome, Stored):
             raise BrokerUnavailableError(f"the dead-letter stream does not take messages: {outcome.reason}")

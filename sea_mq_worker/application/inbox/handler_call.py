@@ -5,14 +5,14 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeAlias, assert_never
 
-from sea_mq_worker.application.circuit_breaker import Passage
-from sea_mq_worker.application.inbox.dead_lettering import Burial
+from sea_mq_worker.application.circuit_breaker import Permit
+from sea_mq_worker.application.inbox.dead_lettering import DeadLetterer
 from sea_mq_worker.application.inbox.handler_health import HandlerHealth
-from sea_mq_worker.application.inbox.receiving import InHand
-from sea_mq_worker.application.waiting import AT_ONCE_SECONDS, StoppedError, unless_stopped
+from sea_mq_worker.application.inbox.receiving import InFlightMessage
+from sea_mq_worker.application.waiting import IMMEDIATE_REDELIVERY_SECONDS, StoppedError, cancel_on_stop
 from sea_mq_worker.domain.dead_letters import Reason
-from sea_mq_worker.domain.inbound import Invalid, Valid
-from sea_mq_worker.domain.inbox_results import Run
+from sea_mq_worker.domain.inbound import InvalidMessage, ParsedMessage
+from sea_mq_worker.domain.inbox_results import Leased
 from sea_mq_worker.domain.messages import DeadLetter, HandlerRequest
 from sea_mq_worker.domain.outcomes import (
     Accepted,
@@ -32,7 +32,7 @@ Holds: TypeAlias = Callable[[], Awaitable[bool]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Handle:
+class HandlerCaller:
     """Asks the handler about a message until there is an ending.
 
     Attributes:
@@ -42,11 +42,13 @@ class Handle:
 
     handler: EventHandler
     health: HandlerHealth
-    burial: Burial
+    burial: DeadLetterer
     backoff: Backoff
     attempts_max: int
 
-    async def handle(self, item: InHand, run: Run, stop: asyncio.Event, *, holds: Holds) -> Ending:
+    async def handle(
+        self, item: InFlightMessage, run: Leased, stop: asyncio.Event, *, holds: Holds
+    ) -> Ending:
         """Work on a leased message to its end, or give it back when asked to stop while waiting.
 
         ``holds`` is asked before each call of the handler: what waited for a sick handler while the process
@@ -59,46 +61,48 @@ class Handle:
                 detail = "its attempts ended with the worker, not with an answer"
                 return await self._bury(item, run, Reason.EXHAUSTED, detail, stop)
             match item.open():
-                case Invalid(_, reason, detail):
+                case InvalidMessage(_, reason, detail):
                     return await self._bury(item, run, reason, detail, stop)
-                case Valid(_, request):
+                case ParsedMessage(_, request):
                     return await self._ask(item, run, request, stop, holds)
         except StoppedError as error:
-            waited_for = str(error) or self.health.gate.reason
-            return GivenBack(f"the worker stopped while it waited: {waited_for}", AT_ONCE_SECONDS)
+            waited_for = str(error) or self.health.breaker.reason
+            return GivenBack(
+                f"the worker stopped while it waited: {waited_for}", IMMEDIATE_REDELIVERY_SECONDS
+            )
 
     async def _ask(
-        self, item: InHand, run: Run, request: HandlerRequest, stop: asyncio.Event, holds: Holds
+        self, item: InFlightMessage, run: Leased, request: HandlerRequest, stop: asyncio.Event, holds: Holds
     ) -> Ending:
         wait = self.health.take_call(request.event_type, repeated=item.message.deliveries > 1)
         if wait is None:
             return self._in_turn(item, request, self.health.error(request.event_type))
         if wait:
-            await unless_stopped(stop, asyncio.sleep(wait))
-        while (passage := await self.health.gate.enter(stop)) is not Passage.STOPPED:
+            await cancel_on_stop(stop, asyncio.sleep(wait))
+        while (passage := await self.health.breaker.enter(stop)) is not Permit.STOPPED:
             if not await holds():
-                if passage is Passage.PROBE:
-                    self.health.gate.skip()
+                if passage is Permit.PROBE:
+                    self.health.breaker.skip()
                 return LeaseLost()
             with self.health.calling(request.event_type):
                 result = await self.handler.handle(request)
             if not isinstance(result, NotDelivered):
                 self._note_reached(result)
                 return await self._conclude(item, run, request, result, stop)
-            self.health.gate.pause(result.error)
-        raise StoppedError(self.health.gate.reason)
+            self.health.breaker.pause(result.error)
+        raise StoppedError(self.health.breaker.reason)
 
     def _note_reached(self, result: Accepted | Poison | Retry) -> None:
         """Open the gate for an answer; a call that broke off does not show that the handler is back."""
         if isinstance(result, Retry) and not result.answered:
-            self.health.gate.skip()
+            self.health.breaker.skip()
         else:
-            self.health.gate.resume()
+            self.health.breaker.resume()
 
     async def _conclude(
         self,
-        item: InHand,
-        run: Run,
+        item: InFlightMessage,
+        run: Leased,
         request: HandlerRequest,
         result: Accepted | Poison | Retry,
         stop: asyncio.Event,
@@ -124,7 +128,7 @@ class Handle:
 
     def _in_turn(
         self,
-        item: InHand,
+        item: InFlightMessage,
         request: HandlerRequest,
         error: str,
         *,
@@ -136,7 +140,9 @@ class Handle:
         delay = health.delay_seconds(request.event_type, deliveries=deliveries, in_line=delivered)
         return GivenBack(error, max(delay, least), request.event_type, least)
 
-    async def _bury(self, item: InHand, run: Run, reason: str, detail: str, stop: asyncio.Event) -> Ending:
+    async def _bury(
+        self, item: InFlightMessage, run: Leased, reason: str, detail: str, stop: asyncio.Event
+    ) -> Ending:
         letter = DeadLetter(
             message_id=run.lease.message_id,
             original_subject=item.message.subject,

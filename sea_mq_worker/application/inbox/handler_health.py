@@ -6,11 +6,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from sea_mq_worker.application.circuit_breaker import Gate
+from sea_mq_worker.application.circuit_breaker import CircuitBreaker
 from sea_mq_worker.domain.facts import TypeResumed, TypeSlowed
 from sea_mq_worker.domain.outcomes import Poison, Retry
 from sea_mq_worker.domain.retry import Backoff
-from sea_mq_worker.domain.throttle import WAIT_MAX_SECONDS, Pace
+from sea_mq_worker.domain.throttle import WAIT_MAX_SECONDS, Throttle
 from sea_mq_worker.ports.observer import Observer
 
 OnResumed: TypeAlias = Callable[[str], object]
@@ -38,14 +38,14 @@ class HandlerHealth:
         slow_calls_max: calls for slow types at a time, over all of them.
     """
 
-    gate: Gate
+    breaker: CircuitBreaker
     observer: Observer
     clock: Callable[[], float]
     backoff: Backoff
     slow_after: int
     per_second: float
     slow_calls_max: int
-    _paces: dict[str, Pace] = field(default_factory=dict)
+    _paces: dict[str, Throttle] = field(default_factory=dict)
     _reasons: dict[str, str] = field(default_factory=dict)
     _listeners: list[OnResumed] = field(default_factory=list)
     _effect_at: float = float("-inf")
@@ -127,7 +127,7 @@ class HandlerHealth:
     def _slow_places(self) -> int:
         return max(0, self.slow_calls_max - self._slow_calls)
 
-    def _slow(self, event_type: str) -> Pace | None:
+    def _slow(self, event_type: str) -> Throttle | None:
         pace = self._paces.get(event_type)
         return pace if pace is not None and pace.slow_since is not None else None
 
@@ -166,10 +166,10 @@ class HandlerHealth:
         """Say what is wrong with all slow types; empty: there is none."""
         return "; ".join(f"{event_type}: {self.reason(event_type)}" for event_type in self.slow_seconds())
 
-    def _begin(self, event_type: str) -> Pace:
+    def _begin(self, event_type: str) -> Throttle:
         while len(self._paces) >= _TYPES_MAX:
             self._end(next(iter(self._paces)), "too many types fail")
-        pace = Pace(slow_after=self.slow_after, per_second=self.per_second)
+        pace = Throttle(slow_after=self.slow_after, per_second=self.per_second)
         self._paces[event_type] = pace
         return pace
 

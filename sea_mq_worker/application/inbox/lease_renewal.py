@@ -12,7 +12,9 @@ _EXTENSIONS_PER_LEASE = 3
 
 
 @contextlib.asynccontextmanager
-async def kept(inbox: InboxRepository, lease: Lease, *, lease_seconds: float) -> AsyncIterator[None]:
+async def renewing_lease(
+    inbox: InboxRepository, lease: Lease, *, lease_seconds: float
+) -> AsyncIterator[None]:
     """Extend a lease for the length of a block; a database that is away is asked again a little later."""
 
     async def extend() -> None:

@@ -4,15 +4,15 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sea_mq_worker.application.circuit_breaker import Gate
+from sea_mq_worker.application.circuit_breaker import CircuitBreaker
 from sea_mq_worker.application.inbox.consumer import InboxConsumer
-from sea_mq_worker.application.retry_unavailable import patiently
-from sea_mq_worker.application.waiting import StoppedError, unless_stopped
-from sea_mq_worker.ports.jetstream import StrandedMessages
+from sea_mq_worker.application.retry_unavailable import call_when_available
+from sea_mq_worker.application.waiting import StoppedError, cancel_on_stop
+from sea_mq_worker.ports.jetstream import ExhaustedMessages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rescuer:
+class MaxDeliveriesLoop:
     """The loop beside the InboxConsumers that nothing slips past.
 
     It hands a message to the loop of its consumer, which asks the handler, or dead-letters the message where
@@ -23,16 +23,16 @@ class Rescuer:
         loops: by stream and durable.
     """
 
-    stranded: StrandedMessages
+    stranded: ExhaustedMessages
     loops: Mapping[tuple[str, str], InboxConsumer]
-    broker_gate: Gate
+    broker_breaker: CircuitBreaker
 
     async def run(self, stop: asyncio.Event) -> None:
         """Work until asked to stop."""
         while not stop.is_set():
             try:
-                fetching = patiently(self.stranded.fetch, gate=self.broker_gate, stop=stop)
-                for message in await unless_stopped(stop, fetching):
+                fetching = call_when_available(self.stranded.fetch, breaker=self.broker_breaker, stop=stop)
+                for message in await cancel_on_stop(stop, fetching):
                     loop = self.loops[message.stream, message.consumer]
                     await loop.hand_over(message, self.stranded, stop)
             except StoppedError:

@@ -10,13 +10,13 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from sea_mq_worker.application.circuit_breaker import Gate
-from sea_mq_worker.application.retry_unavailable import patiently
-from sea_mq_worker.application.waiting import pause
+from sea_mq_worker.application.circuit_breaker import CircuitBreaker
+from sea_mq_worker.application.retry_unavailable import call_when_available
+from sea_mq_worker.application.waiting import sleep_or_stop
 from sea_mq_worker.domain.errors import ContractError, RowsRefusedError
 from sea_mq_worker.domain.facts import Noticed
 from sea_mq_worker.domain.inbound import content_hash, recorded_as, storage_id
-from sea_mq_worker.domain.inbox_results import FailedHandling, InboxEntry, Run
+from sea_mq_worker.domain.inbox_results import FailedHandling, InboxEntry, Leased
 from sea_mq_worker.domain.messages import InboundMessage
 from sea_mq_worker.ports.inbox import InboxRepository
 from sea_mq_worker.ports.jetstream import JetStreamConsumer
@@ -26,7 +26,7 @@ _PAGE = 50
 
 
 @dataclass(slots=True, kw_only=True)
-class Leftovers:
+class OrphanFinder:
     """Finds them for one consumer, a page of rows at a time.
 
     Attributes:
@@ -38,8 +38,8 @@ class Leftovers:
     consumer: JetStreamConsumer
     inbox: InboxRepository
     observer: Observer
-    broker_gate: Gate
-    store_gate: Gate
+    broker_breaker: CircuitBreaker
+    store_breaker: CircuitBreaker
     older_than_seconds: float
     every_seconds: float
     lease_seconds: float
@@ -50,7 +50,7 @@ class Leftovers:
 
     async def wait(self, stop: asyncio.Event) -> None:
         """Wait until the next page is due."""
-        await pause(stop, seconds=self.every_seconds)
+        await sleep_or_stop(stop, seconds=self.every_seconds)
 
     async def find(self, stop: asyncio.Event) -> list[InboundMessage]:
         """Look at one page of rows; return the messages to handle again, and tell those that are lost.
@@ -58,19 +58,23 @@ class Leftovers:
         Raises:
             StoppedError: asked to stop while the database or the broker was away.
         """
-        entries = await patiently(self._page, gate=self.store_gate, stop=stop)
+        entries = await call_when_available(self._page, breaker=self.store_breaker, stop=stop)
         if not entries:
             self._after, self._lost, self._met = "", self._lost & self._met, set()
             return []
         self._after = entries[-1].message_id
         seqs = [entry.stream_seq for entry in entries]
-        stored = await patiently(lambda: self._left_behind(seqs), gate=self.broker_gate, stop=stop)
+        stored = await call_when_available(
+            lambda: self._left_behind(seqs), breaker=self.broker_breaker, stop=stop
+        )
         found = []
         for entry in entries:
             message = stored.get(entry.stream_seq)
             if message is not None and _is(message, entry):
                 found.append(message)
-                self._tell("message_left_behind", f"{_name(entry)} is handled again: nothing would bring it")
+                self._tell(
+                    "message_undeliverable", f"{_name(entry)} is handled again: nothing would bring it"
+                )
             elif entry.stream_seq in stored:
                 await self._lose(entry, stop)
         return found
@@ -79,7 +83,7 @@ class Leftovers:
         try:
             return await self.consumer.left_behind(seqs)
         except ContractError as error:  # who may not read the stream still consumes it
-            self._tell("leftovers_not_readable", str(error))
+            self._tell("undeliverable_not_readable", str(error))
             return {}
 
     async def _page(self) -> Sequence[InboxEntry]:
@@ -99,13 +103,13 @@ class Leftovers:
             return
         text = f"{_name(entry)} had no effect and its stream no longer holds it: send it again, or give it up"
         with contextlib.suppress(RowsRefusedError):  # the log line says it all the same
-            await patiently(lambda: self._note(entry, text), gate=self.store_gate, stop=stop)
+            await call_when_available(lambda: self._note(entry, text), breaker=self.store_breaker, stop=stop)
         self._lost.add(entry.message_id)
         self._tell("message_lost", text)
 
     async def _note(self, entry: InboxEntry, text: str) -> None:
         [receipt] = await self.inbox.insert([entry], lease_seconds=self.lease_seconds)
-        if isinstance(receipt, Run):
+        if isinstance(receipt, Leased):
             await self.inbox.record_error([FailedHandling(lease=receipt.lease, error=text, counted=False)])
 
     def _tell(self, event: str, text: str) -> None:

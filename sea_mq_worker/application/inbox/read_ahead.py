@@ -12,9 +12,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from sea_mq_worker.application.circuit_breaker import Gate
+from sea_mq_worker.application.circuit_breaker import CircuitBreaker
 from sea_mq_worker.application.inbox.handler_health import HandlerHealth
-from sea_mq_worker.application.retry_unavailable import patiently
+from sea_mq_worker.application.retry_unavailable import call_when_available
 from sea_mq_worker.domain.errors import ContractError
 from sea_mq_worker.domain.facts import Noticed
 from sea_mq_worker.domain.messages import InboundMessage
@@ -47,7 +47,7 @@ class ReadAhead:
     consumer: JetStreamConsumer
     health: HandlerHealth
     observer: Observer
-    broker_gate: Gate
+    broker_breaker: CircuitBreaker
     clock: Callable[[], float]
     cursor: int = 0
     """The last that was read."""
@@ -127,12 +127,14 @@ class ReadAhead:
     async def _read(self, after_seq: int, limit: int, stop: asyncio.Event) -> Sequence[InboundMessage]:
         if self._forbidden:
             return ()
-        return await patiently(lambda: self._ahead(after_seq, limit), gate=self.broker_gate, stop=stop)
+        return await call_when_available(
+            lambda: self._ahead(after_seq, limit), breaker=self.broker_breaker, stop=stop
+        )
 
     async def _ahead(self, after_seq: int, limit: int) -> Sequence[InboundMessage]:
         try:
             return await self.consumer.ahead(after_seq, limit)
         except ContractError as error:  # who may not read the stream still consumes it
             self._forbidden = True
-            self.observer.observe(Noticed(event="not_read_ahead", text=str(error)))
+            self.observer.observe(Noticed(event="read_ahead_failed", text=str(error)))
             return ()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sea_mq_worker.application.inbox.handler_health import HandlerHealth
-from sea_mq_worker.application.waiting import pause
+from sea_mq_worker.application.waiting import sleep_or_stop
 from sea_mq_worker.domain.errors import ContractError, UnavailableError
 from sea_mq_worker.domain.facts import Noticed
 from sea_mq_worker.ports.inbox import Resumptions
@@ -14,7 +14,7 @@ from sea_mq_worker.ports.observer import Observer
 
 
 @dataclass(slots=True, kw_only=True)
-class Resuming:
+class ResumeRequests:
     """Ends the slow pace of an event type where an operator says so, whichever worker it is in."""
 
     resumptions: Resumptions
@@ -26,7 +26,7 @@ class Resuming:
     async def run(self, stop: asyncio.Event) -> None:
         """Work until asked to stop."""
         while not stop.is_set():
-            await pause(stop, seconds=self.seconds)
+            await sleep_or_stop(stop, seconds=self.seconds)
             slow = self.health.slow_seconds()
             if slow and not self._forbidden:
                 for event_type, seconds_ago in await self._asked(max(slow.values())):

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from sea_mq_worker.application.waiting import AT_ONCE_SECONDS
+from sea_mq_worker.application.waiting import IMMEDIATE_REDELIVERY_SECONDS
 from sea_mq_worker.domain.messages import InboundMessage
 from sea_mq_worker.domain.outcomes import GivenBack
 from sea_mq_worker.ports.jetstream import Settler
@@ -22,7 +22,7 @@ class _Held(NamedTuple):
 
 
 @dataclass(slots=True)
-class GivenBackMessages:
+class ReturnedMessages:
     """Of one consumer, by stream sequence; memory alone, for the server remembers the messages.
 
     Attributes:
@@ -73,7 +73,7 @@ class GivenBackMessages:
                 continue
             del self._held[seq]
             if held.message.reply and held.due_at > now:
-                yield held.message, held.settler, max(AT_ONCE_SECONDS, held.not_before - now)
+                yield held.message, held.settler, max(IMMEDIATE_REDELIVERY_SECONDS, held.not_before - now)
 
 
 def _holds_place(held: _Held) -> bool:

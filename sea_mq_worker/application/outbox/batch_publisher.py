@@ -8,20 +8,20 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from sea_mq_worker.application.circuit_breaker import Gate
-from sea_mq_worker.application.dedup_window import Searches, may_be_forgotten
-from sea_mq_worker.domain.encoding import problem, too_large
+from sea_mq_worker.application.circuit_breaker import CircuitBreaker
+from sea_mq_worker.application.dedup_window import StreamSearches, may_be_outside_window
+from sea_mq_worker.domain.encoding import too_large, validation_error
 from sea_mq_worker.domain.errors import InvalidEventError
 from sea_mq_worker.domain.events import ClaimedEvent
 from sea_mq_worker.domain.headers import outbound_message
 from sea_mq_worker.domain.messages import OutboundMessage
 from sea_mq_worker.domain.outcomes import (
-    Buried,
-    Failed,
+    Died,
+    FailedTransiently,
     Postponed,
     Published,
     PublishOutcome,
-    Refused,
+    Rejected,
     Released,
     Stored,
     Unknown,
@@ -33,7 +33,7 @@ from sea_mq_worker.ports.jetstream import JetStreamPublisher
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Publishing:
+class BatchPublisher:
     """Publishes claimed events and judges the answers.
 
     Attributes:
@@ -51,8 +51,8 @@ class Publishing:
     source: str
     publisher: JetStreamPublisher
     policy: RetryPolicy
-    broker_gate: Gate
-    searches: Searches
+    broker_breaker: CircuitBreaker
+    searches: StreamSearches
     clock: Callable[[], float]
     timeout_seconds: float
     search_seconds: float
@@ -66,7 +66,7 @@ class Publishing:
         A search for doubtful events has a deadline of its own. It comes last, for it may take long; what the
         stream has not is sent after it.
         """
-        ledger = _Ledger(hold_dead_keys=self.hold_dead_keys)
+        ledger = _Results(hold_dead_keys=self.hold_dead_keys)
         deadline = self._deadline(claimed_at)
         doubtful = self._doubtful(events)
         clear, waiting = _apart(doubtful, events)
@@ -79,11 +79,11 @@ class Publishing:
             for event in waiting:
                 ledger.add(Released(event))
         if not asked:
-            self.broker_gate.skip()  # a probe that sent nothing has learnt nothing
+            self.broker_breaker.skip()  # a probe that sent nothing has learnt nothing
         return ledger.verdicts
 
     async def _send(
-        self, left: Sequence[ClaimedEvent], ledger: "_Ledger", deadline: float, stop: asyncio.Event
+        self, left: Sequence[ClaimedEvent], ledger: "_Results", deadline: float, stop: asyncio.Event
     ) -> bool:
         """Send wave after wave; return whether the broker was asked for anything."""
         asked = False
@@ -96,7 +96,7 @@ class Publishing:
             messages = [message for _, message in batch]
             outcomes = await self.publisher.publish_batch(messages, timeout_seconds=deadline - self.clock())
             self._judge_broker(outcomes, ledger)
-            judged = _held_back_from(outcomes)
+            judged = _first_held_back(outcomes)
             for (event, _), outcome in zip(batch[:judged], outcomes[:judged], strict=True):
                 ledger.add(self.policy.judge(event, outcome))
             left = [event for event, _ in batch[judged:]] + left
@@ -113,7 +113,7 @@ class Publishing:
         return first_wave(left)
 
     def _compose(
-        self, event: ClaimedEvent, ledger: "_Ledger", *, in_time: bool
+        self, event: ClaimedEvent, ledger: "_Results", *, in_time: bool
     ) -> tuple[ClaimedEvent, OutboundMessage] | None:
         """Make the message, or give the event its verdict at once; time saves none that can never be sent."""
         if event.ordering_key in ledger.blocked_keys:
@@ -122,12 +122,12 @@ class Publishing:
         try:
             message = self._message(event)
         except InvalidEventError as error:
-            ledger.add(Buried(event, str(error)))
+            ledger.add(Died(event, str(error)))
             return None
         if in_time:
             return event, message
-        why = problem(message, self.publisher.max_payload)
-        ledger.add(Buried(event, why) if why else Released(event))
+        why = validation_error(message, self.publisher.max_payload)
+        ledger.add(Died(event, why) if why else Released(event))
         return None
 
     def _message(self, event: ClaimedEvent) -> OutboundMessage:
@@ -142,11 +142,13 @@ class Publishing:
             event
             for event in events
             if event.attempted_seconds_ago  # no call for what nearly all are
-            and may_be_forgotten(event.attempted_seconds_ago, window_seconds=window, sending_seconds=sending)
+            and may_be_outside_window(
+                event.attempted_seconds_ago, window_seconds=window, sending_seconds=sending
+            )
         ]
 
     async def _look_up(
-        self, doubtful: Sequence[ClaimedEvent], events: Sequence[ClaimedEvent], ledger: "_Ledger"
+        self, doubtful: Sequence[ClaimedEvent], events: Sequence[ClaimedEvent], ledger: "_Results"
     ) -> Sequence[ClaimedEvent]:
         """Settle doubtful events by what the stream really holds; return those that are to be sent.
 
@@ -163,18 +165,18 @@ class Publishing:
         settled = {verdict.event.id for verdict in ledger.verdicts}
         return [event for event in events if event.id not in settled]
 
-    def _judge_broker(self, outcomes: Sequence[PublishOutcome], ledger: "_Ledger") -> None:
+    def _judge_broker(self, outcomes: Sequence[PublishOutcome], ledger: "_Results") -> None:
         """Close the gate when nothing got through, except where that lay with the messages themselves."""
-        judged = outcomes[: _held_back_from(outcomes)]
+        judged = outcomes[: _first_held_back(outcomes)]
         stored = any(isinstance(outcome, Stored) for outcome in judged)
         trouble = [] if stored else [outcome for outcome in judged if isinstance(outcome, Unknown | Unsent)]
         answered = all(isinstance(outcome, Unknown) and outcome.answered for outcome in trouble)
         if not trouble:
-            self.broker_gate.resume()
+            self.broker_breaker.resume()
         elif answered and any(isinstance(verdict, Published) for verdict in ledger.verdicts):
-            self.broker_gate.skip()  # where all good news is that an event was found, it is still shut
+            self.broker_breaker.skip()  # where all good news is that an event was found, it is still shut
         else:
-            self.broker_gate.pause(trouble[0].reason, answered=answered)
+            self.broker_breaker.pause(trouble[0].reason, answered=answered)
 
 
 def _apart(
@@ -190,18 +192,18 @@ def _apart(
     return [event for event in events if event.id not in ids], waiting
 
 
-def _held_back_from(outcomes: Sequence[PublishOutcome]) -> int:
+def _first_held_back(outcomes: Sequence[PublishOutcome]) -> int:
     """Return where those begin that were only held back behind one with an answer of its own, or the end."""
     start = len(outcomes)
     while start and isinstance(outcomes[start - 1], Unsent):
         start -= 1
     last = outcomes[start - 1] if start else None
-    own = isinstance(last, Refused | Failed) or (isinstance(last, Unknown) and last.answered)
+    own = isinstance(last, Rejected | FailedTransiently) or (isinstance(last, Unknown) and last.answered)
     return start if own else len(outcomes)
 
 
 @dataclass(slots=True, kw_only=True)
-class _Ledger:
+class _Results:
     hold_dead_keys: bool
     verdicts: list[Verdict] = field(default_factory=list)
     blocked_keys: set[str | None] = field(default_factory=set)
@@ -212,4 +214,4 @@ class _Ledger:
             self.blocked_keys.add(verdict.event.ordering_key)
 
     def _lets_next_go(self, verdict: Verdict) -> bool:
-        return isinstance(verdict, Published) or (isinstance(verdict, Buried) and not self.hold_dead_keys)
+        return isinstance(verdict, Published) or (isinstance(verdict, Died) and not self.hold_dead_keys)

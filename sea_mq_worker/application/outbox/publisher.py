@@ -10,12 +10,12 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sea_mq_worker.application.circuit_breaker import Gate, Passage
-from sea_mq_worker.application.claim_size import ClaimSize, Room
-from sea_mq_worker.application.outbox.batch_publisher import Publishing
+from sea_mq_worker.application.circuit_breaker import CircuitBreaker, Permit
+from sea_mq_worker.application.claim_size import ClaimSize, MemoryBudget
+from sea_mq_worker.application.outbox.batch_publisher import BatchPublisher
 from sea_mq_worker.application.outbox.settlement import Settlement
-from sea_mq_worker.application.row_isolation import tell_refused
-from sea_mq_worker.application.waiting import StoppedError, unless_stopped
+from sea_mq_worker.application.row_isolation import report_refused
+from sea_mq_worker.application.waiting import StoppedError, cancel_on_stop
 from sea_mq_worker.domain.errors import DependencyError, StoreTooSlowError
 from sea_mq_worker.domain.events import NOTHING_CLAIMED, Claim
 from sea_mq_worker.ports.outbox import OutboxRepository
@@ -42,13 +42,13 @@ class OutboxPublisher:
     """
 
     outbox: OutboxRepository
-    publishing: Publishing
+    publishing: BatchPublisher
     settlement: Settlement
     wakeup: Wakeup
-    broker_gate: Gate
-    store_gate: Gate
+    broker_breaker: CircuitBreaker
+    store_breaker: CircuitBreaker
     clock: Callable[[], float]
-    room: Room
+    room: MemoryBudget
     batch_max: int
     batch_bytes_max: int
     batches_max: int
@@ -80,7 +80,7 @@ class OutboxPublisher:
         """Wait for a commit; relays that were woken together do not stay together."""
         seconds *= 1.0 - _POLL_JITTER * self.publishing.policy.backoff.random()
         with contextlib.suppress(StoppedError):
-            await unless_stopped(stop, self.wakeup.wait(timeout_seconds=seconds))
+            await cancel_on_stop(stop, self.wakeup.wait(timeout_seconds=seconds))
 
     async def _work(self, claim: Claim, claimed_at: float, stop: asyncio.Event) -> None:
         try:
@@ -95,27 +95,27 @@ class OutboxPublisher:
         The moment that comes with it is that of the claim itself: a lease does not run while a gate is shut.
         """
         if not self.publishing.publisher.connected:
-            self.broker_gate.pause(_NOT_CONNECTED)
-        broker = await self.broker_gate.enter(stop)
-        if broker is Passage.PROBE and not self.publishing.publisher.connected:
-            self.broker_gate.pause(_NOT_CONNECTED)
+            self.broker_breaker.pause(_NOT_CONNECTED)
+        broker = await self.broker_breaker.enter(stop)
+        if broker is Permit.PROBE and not self.publishing.publisher.connected:
+            self.broker_breaker.pause(_NOT_CONNECTED)
             return NOTHING_CLAIMED, self.clock()
-        store = await self.store_gate.enter(stop)
-        if stop.is_set() or Passage.STOPPED in {broker, store}:
+        store = await self.store_breaker.enter(stop)
+        if stop.is_set() or Permit.STOPPED in {broker, store}:
             return NOTHING_CLAIMED, self.clock()
         claimed_at = self.clock()
-        probe_max = min(size.events, self.broker_gate.probe_max)
-        claim = await self._find_unpublished(size, probe_max if broker is Passage.PROBE else size.events)
-        if broker is Passage.PROBE and not claim.events:
+        probe_max = min(size.events, self.broker_breaker.probe_max)
+        claim = await self._find_unpublished(size, probe_max if broker is Permit.PROBE else size.events)
+        if broker is Permit.PROBE and not claim.events:
             self._nothing_to_probe_with()
         return claim, claimed_at
 
     def _nothing_to_probe_with(self) -> None:
         """Where all that was wrong is that there was no connection, nothing is wrong any more."""
-        if self.broker_gate.reason == _NOT_CONNECTED:
-            self.broker_gate.resume()
+        if self.broker_breaker.reason == _NOT_CONNECTED:
+            self.broker_breaker.resume()
         else:
-            self.broker_gate.skip()
+            self.broker_breaker.skip()
 
     async def _find_unpublished(self, size: ClaimSize, batch_max: int) -> Claim:
         """Claim what can be read in time: after a time-out half as much is asked for, down to one event."""
@@ -127,10 +127,10 @@ class OutboxPublisher:
         except DependencyError as error:
             if isinstance(error, StoreTooSlowError):
                 size.halve()
-            self.store_gate.pause_for(error)
+            self.store_breaker.pause_for(error)
             return NOTHING_CLAIMED
-        self.store_gate.resume()
+        self.store_breaker.resume()
         for event_id, refusal in claim.refused:
-            tell_refused(self.settlement.observer, f"event {event_id}", refusal)
+            report_refused(self.settlement.observer, f"event {event_id}", refusal)
         size.learn(claim)
         return claim

@@ -6,25 +6,25 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TypeVar
 
-from sea_mq_worker.application.circuit_breaker import Gate
-from sea_mq_worker.application.row_isolation import Piecewise, tell_refused
+from sea_mq_worker.application.circuit_breaker import CircuitBreaker
+from sea_mq_worker.application.row_isolation import RowIsolator, report_refused
 from sea_mq_worker.domain.errors import DependencyError, RowsRefusedError
 from sea_mq_worker.domain.events import Claim, ClaimedEvent
 from sea_mq_worker.domain.facts import (
     BatchRelayed,
-    EventBuried,
+    EventDied,
     EventPostponed,
     EventPublished,
     EventsPublished,
     LeasesLost,
     Noticed,
 )
-from sea_mq_worker.domain.outcomes import Buried, Postponed, Published, Released, Verdict
+from sea_mq_worker.domain.outcomes import Died, Postponed, Published, Released, Verdict
 from sea_mq_worker.domain.subjects import event_subject
 from sea_mq_worker.ports.observer import Observer
 from sea_mq_worker.ports.outbox import OutboxRepository
 
-_AGAIN_SECONDS = 0.5
+_RETRY_SECONDS = 0.5
 _NOTABLE_CLAIMS = 16
 
 _V = TypeVar("_V", bound=Verdict)
@@ -40,7 +40,7 @@ class Settlement:
 
     context: str
     observer: Observer
-    store_gate: Gate
+    store_breaker: CircuitBreaker
     clock: Callable[[], float]
     lease_seconds: float
 
@@ -51,7 +51,7 @@ class Settlement:
         lease_ends = claimed_at + self.lease_seconds
         published = [v for v in verdicts if isinstance(v, Published)]
         others = [v for v in verdicts if not isinstance(v, Published)]
-        failed = [v for v in others if isinstance(v, Postponed | Buried)]
+        failed = [v for v in others if isinstance(v, Postponed | Died)]
         released = [v for v in others if isinstance(v, Released)]
         refused: set[str] = set()
         kept = await self._persist(outbox.mark_published, claim, published, lease_ends, refused)
@@ -76,17 +76,17 @@ class Settlement:
         try, whose answer was lost. ``refused`` gets the events that PostgreSQL does not let it settle: they
         are left to their lease's end.
         """
-        pieces = Piecewise(verdicts, lambda part: write(claim, part))
+        pieces = RowIsolator(verdicts, lambda part: write(claim, part))
         repeated = False
         while verdicts and self.clock() < lease_ends:
             try:
                 await pieces.run()
             except DependencyError as error:
                 repeated = True
-                self.store_gate.pause_for(error)
-                await asyncio.sleep(_AGAIN_SECONDS)
+                self.store_breaker.pause_for(error)
+                await asyncio.sleep(_RETRY_SECONDS)
             else:
-                self.store_gate.resume()
+                self.store_breaker.resume()
                 refused |= self._tell_refused(pieces.refused)
                 if repeated and self.clock() < lease_ends:
                     return frozenset(verdict.event.id for verdict in verdicts) - refused
@@ -95,7 +95,7 @@ class Settlement:
 
     def _tell_refused(self, refused: Sequence[tuple[Verdict, RowsRefusedError]]) -> frozenset[str]:
         for verdict, error in refused:
-            tell_refused(self.observer, f"event {verdict.event.id}", error)
+            report_refused(self.observer, f"event {verdict.event.id}", error)
         return frozenset(verdict.event.id for verdict, _ in refused)
 
     def _report(
@@ -135,7 +135,7 @@ class Settlement:
             latency_seconds=event.age_seconds + seconds,
         )
 
-    def _report_one(self, verdict: Postponed | Buried | Released) -> None:
+    def _report_one(self, verdict: Postponed | Died | Released) -> None:
         match verdict:
             case Postponed(event, error, delay_seconds):
                 self.observer.observe(
@@ -147,9 +147,9 @@ class Settlement:
                         attempts=event.attempts,
                     )
                 )
-            case Buried(event, error):
+            case Died(event, error):
                 self.observer.observe(
-                    EventBuried(
+                    EventDied(
                         outbox_id=event.id, event_type=event.event_type, error=error, attempts=event.attempts
                     )
                 )

@@ -8,12 +8,12 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection
-from sea_mq_worker.application.circuit_breaker import Gate
+from sea_mq_worker.application.circuit_breaker import CircuitBreaker
 from sea_mq_worker.application.readiness import Readiness
 from sea_mq_worker.application.supervisor import Loop
-from sea_mq_worker.application.waiting import StoppedError, unless_stopped
+from sea_mq_worker.application.waiting import StoppedError, cancel_on_stop
 from sea_mq_worker.connections.nats import open_nats
-from sea_mq_worker.connections.startup_retry import wait_for
+from sea_mq_worker.connections.startup_retry import connect_with_retry
 from sea_mq_worker.domain.errors import BrokerUnavailableError
 from sea_mq_worker.domain.facts import Noticed, Progressed
 from sea_mq_worker.domain.retry import Backoff
@@ -26,7 +26,7 @@ _GOOD_NEWS = frozenset({"connected", "reconnected"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Base:
+class WorkerContext:
     """Shared collaborators; ``stack`` closes what was opened, in reverse order."""
 
     settings: Settings
@@ -41,16 +41,16 @@ class Base:
     def backoff(self, *, base_seconds: float, cap_seconds: float) -> Backoff:
         return Backoff(base_seconds=base_seconds, cap_seconds=cap_seconds, random=random.random)
 
-    def gate(self, name: str, *, cap_seconds: float) -> Gate:
+    def breaker(self, name: str, *, cap_seconds: float) -> CircuitBreaker:
         """Make a gate that readiness watches; probes come no rarer than ``cap_seconds``."""
         backoff = self.backoff(base_seconds=_GATE_FIRST_SECONDS, cap_seconds=cap_seconds)
-        gate = Gate(name=name, backoff=backoff, observer=self.observer, clock=self.clock)
-        self.readiness.watch(gate)
-        return gate
+        breaker = CircuitBreaker(name=name, backoff=backoff, observer=self.observer, clock=self.clock)
+        self.readiness.watch(breaker)
+        return breaker
 
     async def nats(self, purpose: str) -> tuple[NatsConnection, dict[str, Loop]]:
         """Open a connection of its own for one side, with the loop that notices when it is lost for good."""
-        connection = await wait_for(
+        connection = await connect_with_retry(
             lambda: open_nats(self.settings, purpose=purpose, on_event=self._tell(purpose)),
             what="NATS",
             observer=self.observer,
@@ -65,7 +65,7 @@ class Base:
 
         async def watch(stop: asyncio.Event) -> None:
             try:
-                await unless_stopped(stop, connection.lost.wait())
+                await cancel_on_stop(stop, connection.lost.wait())
             except StoppedError:
                 return
             raise BrokerUnavailableError(f"the connection to NATS is lost for good: {connection.lost_reason}")

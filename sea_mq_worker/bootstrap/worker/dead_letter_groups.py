@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from sea_mq_worker.adapters.nats.manage.dead_letters import LetterFilter, NatsDeadLetters
-from sea_mq_worker.admin.operator_api import LetterGroup
+from sea_mq_worker.admin.operator_api import DeadLetterGroup
 from sea_mq_worker.operations.broker import dead_letters
-from sea_mq_worker.operations.dead_letters import Outcome
+from sea_mq_worker.operations.dead_letters import DeadLetterOutcome
 from sea_mq_worker.operations.purge import purger
 from sea_mq_worker.operations.redrive import redriver
 from sea_mq_worker.settings import Settings
@@ -52,18 +52,20 @@ async def letter_groups(settings: Settings) -> Mapping[str, Any]:
 
 
 async def redrive_some(
-    settings: Settings, group: LetterGroup, *, actor: str, reason: str
+    settings: Settings, group: DeadLetterGroup, *, actor: str, reason: str
 ) -> Mapping[str, Any]:
     """Hand the next ones to the handler; where one has no effect, it stays."""
     async with redriver(settings) as again:
 
-        async def one(seq: int) -> Outcome:
+        async def one(seq: int) -> DeadLetterOutcome:
             return await again.redrive(seq, actor=actor, reason=reason)
 
         return await _each(again.letters, group, one)
 
 
-async def purge_some(settings: Settings, group: LetterGroup, *, actor: str, reason: str) -> Mapping[str, Any]:
+async def purge_some(
+    settings: Settings, group: DeadLetterGroup, *, actor: str, reason: str
+) -> Mapping[str, Any]:
     """Delete the next ones for good, and note it in the audit."""
     async with (
         purger(settings, actor=actor, reason=reason) as tool,
@@ -73,7 +75,7 @@ async def purge_some(settings: Settings, group: LetterGroup, *, actor: str, reas
 
 
 async def _each(
-    letters: NatsDeadLetters, group: LetterGroup, do: Callable[[int], Awaitable[Outcome]]
+    letters: NatsDeadLetters, group: DeadLetterGroup, do: Callable[[int], Awaitable[DeadLetterOutcome]]
 ) -> Mapping[str, Any]:
     which = LetterFilter(reason=group.reason, subject=group.subject, after_seq=group.after)
     chosen = await letters.list(which, limit=_AT_ONCE_MAX + 1, read_max=READ_MAX)

@@ -9,11 +9,11 @@ import asyncpg
 
 from sea_mq_worker.adapters.nats.consume.consumer import NatsJetStreamConsumer
 from sea_mq_worker.adapters.postgres.consumptions import PostgresConsumptions
-from sea_mq_worker.application.circuit_breaker import Gate
-from sea_mq_worker.application.maintenance import Periodic
+from sea_mq_worker.application.circuit_breaker import CircuitBreaker
+from sea_mq_worker.application.maintenance import PeriodicTask
 from sea_mq_worker.application.supervisor import Loop
-from sea_mq_worker.bootstrap.worker.context import Base
-from sea_mq_worker.connections.startup_retry import wait_for
+from sea_mq_worker.bootstrap.worker.context import WorkerContext
+from sea_mq_worker.connections.startup_retry import connect_with_retry
 from sea_mq_worker.domain.consumption import Consumption, clashes
 from sea_mq_worker.domain.errors import ContractError, WorkerError
 
@@ -22,7 +22,10 @@ _DIGEST_CHARS = 8
 
 
 async def share_inbox(
-    base: Base, pool: asyncpg.Pool, consumers: Sequence[NatsJetStreamConsumer], gate: Gate
+    base: WorkerContext,
+    pool: asyncpg.Pool,
+    consumers: Sequence[NatsJetStreamConsumer],
+    breaker: CircuitBreaker,
 ) -> Loop:
     """Refuse to share the inbox with another handler's worker; return the loop that says what is consumed.
 
@@ -45,9 +48,9 @@ async def share_inbox(
         with contextlib.suppress(WorkerError):
             await consumptions.leave(own)
 
-    await wait_for(begin, what="PostgreSQL", observer=base.observer, stop=base.stop)
+    await connect_with_retry(begin, what="PostgreSQL", observer=base.observer, stop=base.stop)
     base.stack.push_async_callback(leave)
-    return Periodic(work=lambda: consumptions.say(own), store_gate=gate, seconds=_EVERY_SECONDS).run
+    return PeriodicTask(work=lambda: consumptions.say(own), store_breaker=breaker, seconds=_EVERY_SECONDS).run
 
 
 def handler_name(url: str) -> str:

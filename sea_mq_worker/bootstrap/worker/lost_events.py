@@ -5,17 +5,19 @@ import asyncpg
 from sea_mq_worker.adapters.nats.connection import NatsConnection
 from sea_mq_worker.adapters.nats.manage.lost_events import RECONCILE, lost_since
 from sea_mq_worker.adapters.postgres.acknowledged import acknowledged
-from sea_mq_worker.application.circuit_breaker import Gate
-from sea_mq_worker.application.maintenance import Periodic
+from sea_mq_worker.application.circuit_breaker import CircuitBreaker
+from sea_mq_worker.application.maintenance import PeriodicTask
 from sea_mq_worker.application.supervisor import Loop
-from sea_mq_worker.bootstrap.worker.context import Base
+from sea_mq_worker.bootstrap.worker.context import WorkerContext
 from sea_mq_worker.domain.errors import BrokerUnavailableError, ContractError
 from sea_mq_worker.domain.facts import Noticed
 
 LOOK_SECONDS = 30.0
 
 
-def ghost_watch(base: Base, pool: asyncpg.Pool, connection: NatsConnection, store_gate: Gate) -> Loop:
+def ghost_watch(
+    base: WorkerContext, pool: asyncpg.Pool, connection: NatsConnection, store_breaker: CircuitBreaker
+) -> Loop:
     """Compare rows with the stream at the start and then regularly."""
     told = ""
 
@@ -36,4 +38,4 @@ def ghost_watch(base: Base, pool: asyncpg.Pool, connection: NatsConnection, stor
             base.observer.observe(Noticed(event="events_lost", text=text))
         told = why
 
-    return Periodic(work=look, store_gate=store_gate, seconds=LOOK_SECONDS).run
+    return PeriodicTask(work=look, store_breaker=store_breaker, seconds=LOOK_SECONDS).run

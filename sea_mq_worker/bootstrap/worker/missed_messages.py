@@ -7,27 +7,29 @@ import asyncpg
 from sea_mq_worker.adapters.nats.connection import NatsConnection
 from sea_mq_worker.adapters.nats.manage.consumer_progress import consumer_standing
 from sea_mq_worker.adapters.postgres.consumer_progress import PostgresStandings
-from sea_mq_worker.application.circuit_breaker import Gate
-from sea_mq_worker.application.maintenance import Periodic
+from sea_mq_worker.application.circuit_breaker import CircuitBreaker
+from sea_mq_worker.application.maintenance import PeriodicTask
 from sea_mq_worker.application.supervisor import Loop
-from sea_mq_worker.bootstrap.worker.context import Base
-from sea_mq_worker.connections.startup_retry import wait_for
+from sea_mq_worker.bootstrap.worker.context import WorkerContext
+from sea_mq_worker.connections.startup_retry import connect_with_retry
 from sea_mq_worker.domain.errors import BrokerUnavailableError, ContractError
-from sea_mq_worker.domain.facts import MessagesUnseen, Noticed
-from sea_mq_worker.domain.missed_messages import unseen
+from sea_mq_worker.domain.facts import MessagesMissed, Noticed
+from sea_mq_worker.domain.missed_messages import find_missed
 
 _EVERY_SECONDS = 60.0
 
 
-async def unseen_looks(base: Base, connection: NatsConnection, pool: asyncpg.Pool, gate: Gate) -> Loop:
+async def unseen_looks(
+    base: WorkerContext, connection: NatsConnection, pool: asyncpg.Pool, breaker: CircuitBreaker
+) -> Loop:
     """Look before anything is fetched, for a delivery moves the consumer; return the loop of the others."""
     looks = _Looks(base, connection, PostgresStandings(pool=pool))
-    await wait_for(looks.take, what="PostgreSQL", observer=base.observer, stop=base.stop)
-    return Periodic(work=looks.take, store_gate=gate, seconds=_EVERY_SECONDS).run
+    await connect_with_retry(looks.take, what="PostgreSQL", observer=base.observer, stop=base.stop)
+    return PeriodicTask(work=looks.take, store_breaker=breaker, seconds=_EVERY_SECONDS).run
 
 
 class _Looks:
-    def __init__(self, base: Base, connection: NatsConnection, standings: PostgresStandings) -> None:
+    def __init__(self, base: WorkerContext, connection: NatsConnection, standings: PostgresStandings) -> None:
         self._base = base
         self._connection = connection
         self._standings = standings
@@ -48,14 +50,14 @@ class _Looks:
         except ContractError as error:
             self._tell_refused(str(error))
             return
-        found = unseen(last, now)
+        found = find_missed(last, now)
         if now == last or not await self._standings.replace(stream, durable, last=last, now=now, found=found):
             return
         if found:
-            fact = MessagesUnseen(consumer=durable, stream=stream, **asdict(found))
+            fact = MessagesMissed(consumer=durable, stream=stream, **asdict(found))
             self._base.observer.observe(fact)
 
     def _tell_refused(self, text: str) -> None:
         if text != self._refused:
             self._refused = text
-            self._base.observer.observe(Noticed(event="unseen_not_known", text=text))
+            self._base.observer.observe(Noticed(event="missed_messages_unknown", text=text))

@@ -9,21 +9,21 @@ from uuid import UUID
 
 from sea_mq_worker.adapters.nats.manage.dead_letters import DeadLetterEntry, LetterFilter
 from sea_mq_worker.adapters.postgres.operator.overview import BY_INDEX, PostgresOverview
-from sea_mq_worker.admin.operator_api import LetterGroup
+from sea_mq_worker.admin.operator_api import DeadLetterGroup
 from sea_mq_worker.bootstrap.worker.dead_letter_groups import (
     READ_MAX,
     letter_groups,
     purge_some,
     redrive_some,
 )
-from sea_mq_worker.bootstrap.worker.serialized import Turn
+from sea_mq_worker.bootstrap.worker.serialized import SerializedCalls
 from sea_mq_worker.connections.postgres import open_pool
 from sea_mq_worker.domain.errors import ContractError
 from sea_mq_worker.domain.read_models import OutboxFilter
 from sea_mq_worker.operations.broker import dead_letters
 from sea_mq_worker.operations.database import operations
-from sea_mq_worker.operations.lookup import NoIdError, lookout
-from sea_mq_worker.operations.lookup_report import whereabouts
+from sea_mq_worker.operations.lookup import NoIdError, message_lookup
+from sea_mq_worker.operations.lookup_report import lookup_report
 from sea_mq_worker.operations.redrive import redriver
 from sea_mq_worker.settings import Settings
 
@@ -44,14 +44,14 @@ _PERMIT = (
 _T = TypeVar("_T")
 
 
-class WorkerDesk:
+class WorkerOperatorApi:
     """Answers the page; the port tells what each method is for."""
 
     def __init__(self, settings: Settings) -> None:
         seconds = min(settings.database_timeout_seconds, _QUESTION_SECONDS)
         few = {"database_pool_max": 1, "database_timeout_seconds": seconds}
         self._settings = settings.model_copy(update=few)
-        self._turn = Turn()
+        self._turn = SerializedCalls()
 
     async def whereabouts(self, text: str) -> Mapping[str, Any]:
         return await self._ask(self._whereabouts(text))
@@ -82,12 +82,12 @@ class WorkerDesk:
         seconds = self._settings.handler_timeout_seconds + _HANDLING_SPARE_SECONDS
         return await self._ask(self._redrive(seq, _on_page(actor), reason), seconds)
 
-    async def redrive_group(self, group: LetterGroup, *, actor: str, reason: str) -> Mapping[str, Any]:
+    async def redrive_group(self, group: DeadLetterGroup, *, actor: str, reason: str) -> Mapping[str, Any]:
         seconds = self._settings.handler_timeout_seconds + _HANDLING_SPARE_SECONDS
         some = redrive_some(self._settings, group, actor=_on_page(actor), reason=reason)
         return await self._ask(some, seconds)
 
-    async def purge_group(self, group: LetterGroup, *, actor: str, reason: str) -> Mapping[str, Any]:
+    async def purge_group(self, group: DeadLetterGroup, *, actor: str, reason: str) -> Mapping[str, Any]:
         return await self._ask(purge_some(self._settings, group, actor=_on_page(actor), reason=reason))
 
     async def resume(self, event_type: str, *, actor: str, reason: str) -> Mapping[str, Any]:
@@ -98,9 +98,9 @@ class WorkerDesk:
             return await self._turn.take(question, seconds=seconds or _QUESTION_SECONDS)
 
     async def _whereabouts(self, text: str) -> Mapping[str, Any]:
-        async with lookout(self._settings) as place:
+        async with message_lookup(self._settings) as place:
             try:
-                told = await whereabouts(text, place)
+                told = await lookup_report(text, place)
             except NoIdError as error:
                 raise ValueError(str(error)) from error
         found = told.found

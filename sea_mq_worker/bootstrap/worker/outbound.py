@@ -9,20 +9,20 @@ from sea_mq_worker.adapters.nats.publish.publisher import NatsJetStreamPublisher
 from sea_mq_worker.adapters.postgres.outbox import PostgresOutboxAdapter
 from sea_mq_worker.adapters.postgres.schema.partitions import PostgresPartitions
 from sea_mq_worker.adapters.postgres.wakeup import PostgresWakeup
-from sea_mq_worker.application.circuit_breaker import Gate
-from sea_mq_worker.application.claim_size import Room
-from sea_mq_worker.application.dedup_window import Searches
-from sea_mq_worker.application.maintenance import PartitionMaker, Periodic, Reaper
-from sea_mq_worker.application.outbox.batch_publisher import Publishing
+from sea_mq_worker.application.circuit_breaker import CircuitBreaker
+from sea_mq_worker.application.claim_size import MemoryBudget
+from sea_mq_worker.application.dedup_window import StreamSearches
+from sea_mq_worker.application.maintenance import LeaseReaper, PartitionMaker, PeriodicTask
+from sea_mq_worker.application.outbox.batch_publisher import BatchPublisher
 from sea_mq_worker.application.outbox.publisher import OutboxPublisher
 from sea_mq_worker.application.outbox.settlement import Settlement
 from sea_mq_worker.application.polling import PollingWakeup
 from sea_mq_worker.application.supervisor import Loop
-from sea_mq_worker.bootstrap.worker.context import Base
+from sea_mq_worker.bootstrap.worker.context import WorkerContext
 from sea_mq_worker.bootstrap.worker.lost_events import ghost_watch
 from sea_mq_worker.bootstrap.worker.telemetry import traced_publisher
 from sea_mq_worker.connections.postgres import open_pool
-from sea_mq_worker.connections.startup_retry import wait_for
+from sea_mq_worker.connections.startup_retry import connect_with_retry
 from sea_mq_worker.domain.facts import Noticed
 from sea_mq_worker.domain.retry import RetryPolicy
 from sea_mq_worker.ports.jetstream import JetStreamPublisher
@@ -37,45 +37,47 @@ _REAP_DELAY_SECONDS = 64.0
 _PARTITIONS_SECONDS = 3600.0
 
 
-async def outbound_loops(base: Base) -> dict[str, Loop]:
+async def outbound_loops(base: WorkerContext) -> dict[str, Loop]:
     """Put one lane together for events with an ordering key and one for those without."""
     s = base.settings
-    pool = await wait_for(
+    pool = await connect_with_retry(
         lambda: open_pool(s, purpose="outbox"), what="PostgreSQL", observer=base.observer, stop=base.stop
     )
     base.stack.push_async_callback(pool.close)
     connection, loops = await base.nats("outbox")
     publishing = _publishing(base, await _publisher(base, connection))
-    store_gate = base.gate("outbox database", cap_seconds=_PROBE_MAX_SECONDS)
+    store_breaker = base.breaker("outbox database", cap_seconds=_PROBE_MAX_SECONDS)
     wakeup = await _wakeup(base)
     partitions = PostgresPartitions(pool=pool)
-    partitioned = await wait_for(partitions.exist, what="PostgreSQL", observer=base.observer, stop=base.stop)
-    outbox = partial(
-        _outbox,
-        base,
-        pool,
-        partitioned=partitioned,
-        duplicate_window_seconds=publishing.publisher.duplicate_window_seconds,
+    partitioned = await connect_with_retry(
+        partitions.exist, what="PostgreSQL", observer=base.observer, stop=base.stop
     )
+    window = publishing.publisher.duplicate_window_seconds
+    outbox = partial(_outbox, base, pool, partitioned=partitioned, duplicate_window_seconds=window)
     unordered, ordered = outbox(ordered=False), outbox(ordered=True)
     lane = partial(
-        _lane, base, publishing, wakeup=wakeup, store_gate=store_gate, room=Room(s.outbox_bytes_max)
+        _lane,
+        base,
+        publishing,
+        wakeup=wakeup,
+        store_breaker=store_breaker,
+        room=MemoryBudget(s.outbox_bytes_max),
     )
-    reaper = Reaper(outbox=unordered, observer=base.observer)
+    reaper = LeaseReaper(outbox=unordered, observer=base.observer)
     reap_seconds = min(s.outbox_lease_seconds / 2, _REAP_SECONDS_MAX)
-    reaping = Periodic(work=reaper.reap, store_gate=store_gate, seconds=reap_seconds)
+    reaping = PeriodicTask(work=reaper.reap, store_breaker=store_breaker, seconds=reap_seconds)
     maker = PartitionMaker(partitions=partitions, observer=base.observer, days_ahead=s.outbox_partition_days)
-    making = Periodic(work=maker.make, store_gate=store_gate, seconds=_PARTITIONS_SECONDS)
+    making = PeriodicTask(work=maker.make, store_breaker=store_breaker, seconds=_PARTITIONS_SECONDS)
     return loops | {
         "outbox unordered": lane(unordered).run,
         "outbox ordered": lane(ordered).run,
         "reaper": reaping.run,
         "partitions": making.run,
-        "stream": ghost_watch(base, pool, connection, store_gate),
+        "stream": ghost_watch(base, pool, connection, store_breaker),
     }
 
 
-async def _publisher(base: Base, connection: NatsConnection) -> JetStreamPublisher:
+async def _publisher(base: WorkerContext, connection: NatsConnection) -> JetStreamPublisher:
     s = base.settings
     publisher = NatsJetStreamPublisher(
         connection=connection,
@@ -84,7 +86,9 @@ async def _publisher(base: Base, connection: NatsConnection) -> JetStreamPublish
         publish_timeout_seconds=s.outbox_publish_timeout_seconds,
         find_timeout_seconds=_search_seconds(s),
     )
-    await wait_for(publisher.start, what=f"stream {s.stream}", observer=base.observer, stop=base.stop)
+    await connect_with_retry(
+        publisher.start, what=f"stream {s.stream}", observer=base.observer, stop=base.stop
+    )
     _check_window(base, publisher.duplicate_window_seconds)
     return traced_publisher(base, publisher) if s.tracing else publisher
 
@@ -95,7 +99,7 @@ def _search_seconds(s: Settings) -> float:
     return max(spare, s.outbox_publish_timeout_seconds)
 
 
-def _check_window(base: Base, seconds: float) -> None:
+def _check_window(base: WorkerContext, seconds: float) -> None:
     """A window shorter than one claim's publishing could not even tell a repeat within the claim."""
     s = base.settings
     if seconds <= s.outbox_publish_timeout_seconds:
@@ -112,19 +116,19 @@ def _check_window(base: Base, seconds: float) -> None:
 
 
 def _lane(
-    base: Base,
-    publishing: Publishing,
+    base: WorkerContext,
+    publishing: BatchPublisher,
     outbox: OutboxRepository,
     *,
     wakeup: Wakeup,
-    store_gate: Gate,
-    room: Room,
+    store_breaker: CircuitBreaker,
+    room: MemoryBudget,
 ) -> OutboxPublisher:
     s = base.settings
     settlement = Settlement(
         context=s.context,
         observer=base.observer,
-        store_gate=store_gate,
+        store_breaker=store_breaker,
         clock=base.clock,
         lease_seconds=s.outbox_lease_seconds,
     )
@@ -133,8 +137,8 @@ def _lane(
         publishing=publishing,
         settlement=settlement,
         wakeup=wakeup,
-        broker_gate=publishing.broker_gate,
-        store_gate=store_gate,
+        broker_breaker=publishing.broker_breaker,
+        store_breaker=store_breaker,
         clock=base.clock,
         room=room,
         batch_max=s.outbox_batch_max,
@@ -144,7 +148,7 @@ def _lane(
     )
 
 
-def _publishing(base: Base, publisher: JetStreamPublisher) -> Publishing:
+def _publishing(base: WorkerContext, publisher: JetStreamPublisher) -> BatchPublisher:
     s = base.settings
     policy = RetryPolicy(
         backoff=base.backoff(base_seconds=s.outbox_backoff_seconds, cap_seconds=s.outbox_backoff_max_seconds),
@@ -152,13 +156,13 @@ def _publishing(base: Base, publisher: JetStreamPublisher) -> Publishing:
         age_max_seconds=s.outbox_age_max_seconds,
         duplicate_window_seconds=publisher.duplicate_window_seconds,
     )
-    return Publishing(
+    return BatchPublisher(
         context=s.context,
         source=s.source,
         publisher=publisher,
         policy=policy,
-        broker_gate=base.gate(f"stream {s.stream}", cap_seconds=_PROBE_MAX_SECONDS),
-        searches=Searches(context=s.context, observer=base.observer),
+        broker_breaker=base.breaker(f"stream {s.stream}", cap_seconds=_PROBE_MAX_SECONDS),
+        searches=StreamSearches(context=s.context, observer=base.observer),
         clock=base.clock,
         timeout_seconds=s.outbox_publish_timeout_seconds,
         search_seconds=_search_seconds(s),
@@ -167,7 +171,12 @@ def _publishing(base: Base, publisher: JetStreamPublisher) -> Publishing:
 
 
 def _outbox(
-    base: Base, pool: asyncpg.Pool, *, ordered: bool, partitioned: bool, duplicate_window_seconds: float
+    base: WorkerContext,
+    pool: asyncpg.Pool,
+    *,
+    ordered: bool,
+    partitioned: bool,
+    duplicate_window_seconds: float,
 ) -> PostgresOutboxAdapter:
     s = base.settings
     return PostgresOutboxAdapter(
@@ -182,7 +191,7 @@ def _outbox(
     )
 
 
-async def _wakeup(base: Base) -> Wakeup:
+async def _wakeup(base: WorkerContext) -> Wakeup:
     s = base.settings
     if s.database_pooler or not s.outbox_notify:
         return PollingWakeup()

@@ -9,14 +9,14 @@ import sys
 from functools import partial
 
 from sea_mq_worker.adapters.nats.manage.topology import EXISTENCE
-from sea_mq_worker.admin.activity import Board
+from sea_mq_worker.admin.activity import ActivityLog
 from sea_mq_worker.admin.server import AdminServer
-from sea_mq_worker.admin.worker_status import Standing
+from sea_mq_worker.admin.worker_status import WorkerStatus
 from sea_mq_worker.application.supervisor import ExitCode, Loop, Supervisor
 from sea_mq_worker.application.waiting import StoppedError
-from sea_mq_worker.bootstrap.worker.context import Base
+from sea_mq_worker.bootstrap.worker.context import WorkerContext
 from sea_mq_worker.bootstrap.worker.inbound import inbound_loops
-from sea_mq_worker.bootstrap.worker.operator_api import WorkerDesk
+from sea_mq_worker.bootstrap.worker.operator_api import WorkerOperatorApi
 from sea_mq_worker.bootstrap.worker.outbound import outbound_loops
 from sea_mq_worker.bootstrap.worker.sampling import DEPTH_MAX, consumer_sampling, sampling
 from sea_mq_worker.bootstrap.worker.shutdown import bounded_stack
@@ -41,9 +41,9 @@ async def run_worker(settings: Settings, stop: asyncio.Event) -> ExitCode:
         SettingsError: a setting contradicts what a server reports.
     """
     configure(level=settings.log_level, format=settings.log_format, stream=sys.stderr)
-    metrics, board = MetricsObserver(), Board()
+    metrics, board = MetricsObserver(), ActivityLog()
     async with bounded_stack() as stack:
-        base = Base(
+        base = WorkerContext(
             settings=settings,
             name=settings.worker_name or _own_name(),
             observer=FanOut([LogObserver(), metrics, board]),
@@ -75,7 +75,7 @@ async def run_worker(settings: Settings, stop: asyncio.Event) -> ExitCode:
         ).run(stop)
 
 
-async def _loops(base: Base, standing: Standing) -> dict[str, Loop]:
+async def _loops(base: WorkerContext, standing: WorkerStatus) -> dict[str, Loop]:
     loops = await sampling(base, standing)
     if base.settings.otlp_metrics:
         loops["metrics export"] = metrics_export(base)
@@ -89,7 +89,7 @@ async def _loops(base: Base, standing: Standing) -> dict[str, Loop]:
     return loops
 
 
-async def _tell_differences(base: Base) -> None:
+async def _tell_differences(base: WorkerContext) -> None:
     """Name, field by field, what differs from the definitions; only `streams apply` changes it."""
     try:
         differences = await check_topology(base.settings)
@@ -101,11 +101,11 @@ async def _tell_differences(base: Base) -> None:
         base.observer.observe(Noticed(event="streams_differ", text=told))
 
 
-def _standing(base: Base, board: Board) -> Standing:
+def _standing(base: WorkerContext, board: ActivityLog) -> WorkerStatus:
     s = base.settings
     offered = "all" if s.admin_token_file else "numbers"
     sides = [side for side, works in (("outbox", s.outbox_enabled), ("inbox", s.consumers)) if works]
-    return Standing(
+    return WorkerStatus(
         about={
             "worker": base.name,
             "context": s.context,
@@ -120,7 +120,7 @@ def _standing(base: Base, board: Board) -> Standing:
     )
 
 
-async def _serve_admin(base: Base, standing: Standing) -> asyncio.Event:
+async def _serve_admin(base: WorkerContext, standing: WorkerStatus) -> asyncio.Event:
     """Answer probes from the first moment on; not ready until the returned event is set."""
     started = asyncio.Event()
     base.readiness.check("start", lambda: "" if started.is_set() else "the worker is starting")
@@ -134,7 +134,7 @@ async def _serve_admin(base: Base, standing: Standing) -> asyncio.Event:
         status=standing.status,
         history=standing.history,
         token=read_secret(s.admin_token_file, key="admin_token_file"),
-        desk=WorkerDesk(s),
+        desk=WorkerOperatorApi(s),
     )
     try:
         await admin.start()

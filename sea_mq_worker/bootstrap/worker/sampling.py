@@ -14,15 +14,15 @@ from sea_mq_worker.adapters.postgres.connection import leave_former_primary
 from sea_mq_worker.adapters.postgres.operator.inspection import PostgresInspection
 from sea_mq_worker.adapters.postgres.operator.overview import BY_INDEX, PostgresOverview
 from sea_mq_worker.adapters.postgres.schema.migrations import check_version
-from sea_mq_worker.adapters.postgres.schema.schema_owner import check_rows_visible, take_schema
+from sea_mq_worker.adapters.postgres.schema.schema_owner import check_rows_visible, claim_schema
 from sea_mq_worker.admin.history import STEP_SECONDS
-from sea_mq_worker.admin.worker_status import Sample, Standing
-from sea_mq_worker.application.maintenance import Periodic
+from sea_mq_worker.admin.worker_status import Sample, WorkerStatus
+from sea_mq_worker.application.maintenance import PeriodicTask
 from sea_mq_worker.application.supervisor import Loop
-from sea_mq_worker.application.waiting import StoppedError, pause, unless_stopped
-from sea_mq_worker.bootstrap.worker.context import Base
+from sea_mq_worker.application.waiting import StoppedError, cancel_on_stop, sleep_or_stop
+from sea_mq_worker.bootstrap.worker.context import WorkerContext
 from sea_mq_worker.connections.postgres import open_pool
-from sea_mq_worker.connections.startup_retry import wait_for
+from sea_mq_worker.connections.startup_retry import connect_with_retry
 from sea_mq_worker.domain.errors import WorkerError
 from sea_mq_worker.domain.read_models import Depth
 from sea_mq_worker.telemetry.metrics import Backlog, Side
@@ -34,31 +34,33 @@ _OVERVIEW_EVERY = 4
 _PURPOSE = "upkeep"
 
 
-async def sampling(base: Base, standing: Standing) -> dict[str, Loop]:
+async def sampling(base: WorkerContext, standing: WorkerStatus) -> dict[str, Loop]:
     """Check the schema's version, and measure depth now and then."""
 
     async def connect() -> asyncpg.Pool:
         pool = await open_pool(base.settings, purpose=_PURPOSE, hints=BY_INDEX)
         base.stack.push_async_callback(pool.close)
         await check_version(pool)
-        await take_schema(pool, base.settings.context)
+        await claim_schema(pool, base.settings.context)
         await check_rows_visible(pool)
         return pool
 
-    pool = await wait_for(connect, what="PostgreSQL", observer=base.observer, stop=base.stop)
+    pool = await connect_with_retry(connect, what="PostgreSQL", observer=base.observer, stop=base.stop)
     sampler = _Sampler(base, standing, pool)
-    gate = base.gate("upkeep database", cap_seconds=_PROBE_MAX_SECONDS)
+    breaker = base.breaker("upkeep database", cap_seconds=_PROBE_MAX_SECONDS)
 
     async def remember(stop: asyncio.Event) -> None:
         while not stop.is_set():
             standing.tick()
-            await pause(stop, seconds=STEP_SECONDS)
+            await sleep_or_stop(stop, seconds=STEP_SECONDS)
 
-    depth = Periodic(work=sampler.sample, store_gate=gate, seconds=STEP_SECONDS)
+    depth = PeriodicTask(work=sampler.sample, store_breaker=breaker, seconds=STEP_SECONDS)
     return {"depth": depth.run, "history": remember}
 
 
-def consumer_sampling(base: Base, standing: Standing, connection: NatsConnection) -> dict[str, Loop]:
+def consumer_sampling(
+    base: WorkerContext, standing: WorkerStatus, connection: NatsConnection
+) -> dict[str, Loop]:
     """Ask now and then how the durables stand; what cannot be asked keeps its age on the page."""
 
     async def look() -> None:
@@ -71,8 +73,8 @@ def consumer_sampling(base: Base, standing: Standing, connection: NatsConnection
     async def watch(stop: asyncio.Event) -> None:
         with contextlib.suppress(StoppedError):
             while not stop.is_set():
-                await unless_stopped(stop, look())
-                await pause(stop, seconds=STEP_SECONDS)
+                await cancel_on_stop(stop, look())
+                await sleep_or_stop(stop, seconds=STEP_SECONDS)
 
     return {"consumer states": watch}
 
@@ -87,7 +89,7 @@ async def _state(connection: NatsConnection, stream: str, durable: str) -> Mappi
 class _Sampler:
     """Asks for the dear part only now and then, and when the cheap part shows that it has changed."""
 
-    def __init__(self, base: Base, standing: Standing, pool: asyncpg.Pool) -> None:
+    def __init__(self, base: WorkerContext, standing: WorkerStatus, pool: asyncpg.Pool) -> None:
         self._base = base
         self._standing = standing
         self._pool = pool

@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from sea_mq_worker.admin.operator_api import DeskBusyError, DeskTimeoutError
-from sea_mq_worker.bootstrap.worker.shutdown import cut_off
+from sea_mq_worker.admin.operator_api import OperatorBusyError, OperatorTimeoutError
+from sea_mq_worker.bootstrap.worker.shutdown import abort_after_grace
 
 _TURN_SECONDS = 4.0
 """How long one waits for the question before it to be answered."""
@@ -13,7 +13,7 @@ _TURN_SECONDS = 4.0
 _T = TypeVar("_T")
 
 
-class Turn:
+class SerializedCalls:
     """Whose turn it is."""
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class Turn:
             await asyncio.wait_for(self._lock.acquire(), _TURN_SECONDS)
         except TimeoutError:
             work.close()
-            raise DeskBusyError from None
+            raise OperatorBusyError from None
         try:
             return await _bounded(work, seconds)
         finally:
@@ -44,7 +44,7 @@ async def _bounded(work: Coroutine[Any, Any, _T], seconds: float) -> _T:
         await asyncio.wait({task}, timeout=seconds)
         if not task.done():
             text = f"no answer within {seconds:g} s: see what the page says of the servers"
-            raise DeskTimeoutError(text)
+            raise OperatorTimeoutError(text)
     finally:
-        await cut_off(task)
+        await abort_after_grace(task)
     return task.result()

@@ -21,10 +21,10 @@ async def bounded_stack() -> AsyncIterator[AsyncExitStack]:
     finally:
         closing = asyncio.create_task(stack.aclose())
         await asyncio.wait({closing}, timeout=_GOODBYE_SECONDS)
-        await cut_off(closing)
+        await abort_after_grace(closing)
 
 
-async def cut_off(task: asyncio.Task[Any]) -> None:
+async def abort_after_grace(task: asyncio.Task[Any]) -> None:
     """End a task, and one after the other the goodbyes that it still waits for."""
     while not task.done():
         task.cancel()

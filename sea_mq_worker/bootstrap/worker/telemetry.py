@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 
 from sea_mq_worker.application.supervisor import Loop
-from sea_mq_worker.application.waiting import StoppedError, pause, unless_stopped
-from sea_mq_worker.bootstrap.worker.context import Base
+from sea_mq_worker.application.waiting import StoppedError, cancel_on_stop, sleep_or_stop
+from sea_mq_worker.bootstrap.worker.context import WorkerContext
 from sea_mq_worker.ports.handler import EventHandler
 from sea_mq_worker.ports.jetstream import JetStreamPublisher
 from sea_mq_worker.settings import SettingsError
@@ -18,7 +18,7 @@ _INTERVAL = "OTEL_METRIC_EXPORT_INTERVAL"
 _INTERVAL_MS = "60000"
 
 
-def start_tracing(base: Base) -> None:
+def start_tracing(base: WorkerContext) -> None:
     """Export spans as the OTEL_* variables say, the last ones when the worker ends."""
     from sea_mq_worker.telemetry.otlp import described, export_spans  # noqa: PLC0415
 
@@ -26,7 +26,7 @@ def start_tracing(base: Base) -> None:
     base.stack.push_async_callback(_aside, shutdown)
 
 
-def metrics_export(base: Base) -> Loop:
+def metrics_export(base: WorkerContext) -> Loop:
     """Make the loop that exports metrics as the OTEL_* variables say, and once more when the worker ends.
 
     Raises:
@@ -49,9 +49,9 @@ def metrics_export(base: Base) -> Loop:
 
     async def run(stop: asyncio.Event) -> None:
         while not stop.is_set():
-            await pause(stop, seconds=seconds)
+            await sleep_or_stop(stop, seconds=seconds)
             with contextlib.suppress(StoppedError):
-                await unless_stopped(stop, export_now())
+                await cancel_on_stop(stop, export_now())
 
     base.stack.push_async_callback(export_now)
     return run
@@ -80,14 +80,14 @@ def _interval_seconds() -> float:
     return int(given) / 1000
 
 
-def traced_publisher(base: Base, inner: JetStreamPublisher) -> JetStreamPublisher:
+def traced_publisher(base: WorkerContext, inner: JetStreamPublisher) -> JetStreamPublisher:
     """Make a span of every publish."""
     from sea_mq_worker.telemetry.tracing import TracedPublisher  # noqa: PLC0415
 
     return TracedPublisher(inner, base.metrics.spans)
 
 
-def traced_handler(base: Base, inner: EventHandler) -> EventHandler:
+def traced_handler(base: WorkerContext, inner: EventHandler) -> EventHandler:
     """Make spans of every message handled."""
     from sea_mq_worker.telemetry.tracing import TracedHandler  # noqa: PLC0415
 

@@ -37,7 +37,7 @@ class _Stage:
     worker: WorkerProcess
 
 
-async def perform(folder: Path, *, events: int, leave: bool) -> bool:
+async def run_demo(folder: Path, *, events: int, leave: bool) -> bool:
     """Start everything, send traffic, tell what became of it; stay until Ctrl-C unless ``leave``.
 
     Returns whether all traffic arrived.
@@ -58,7 +58,7 @@ async def perform(folder: Path, *, events: int, leave: bool) -> bool:
     return figures.complete
 
 
-async def perform_for(command: Sequence[str], folder: Path, *, events: int) -> int | None:
+async def run_demo_for(command: Sequence[str], folder: Path, *, events: int) -> int | None:
     """Start everything, send traffic, run the command on it and stop; stdout is left to the command.
 
     Returns the command's exit code; None: the traffic did not arrive, the command was not run.

@@ -20,7 +20,7 @@ from sea_mq_worker.cli.pipeline.support import (
     say,
 )
 from sea_mq_worker.cli.prune import partition_text
-from sea_mq_worker.cli.support import EXIT_USAGE, JsonOption, fail, print_json
+from sea_mq_worker.cli.support import EXIT_USAGE, JsonOption, abort, print_json
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -64,7 +64,7 @@ def archive(
     server failed.
     """
     if before > datetime.now(UTC):
-        fail("--before: must be past, or events would leave as soon as they are published", EXIT_USAGE)
+        abort("--before: must be past, or events would leave as soon as they are published", EXIT_USAGE)
     where = lake_of(lake)
     if dry_run:
         result = look(partial(_count, where, before), needs=_NEEDS)

@@ -17,7 +17,7 @@ from sea_mq_worker.cli.pipeline.support import (
     run_job,
     say,
 )
-from sea_mq_worker.cli.support import EXIT_FAILED, EXIT_USAGE, JsonOption, fail, print_json, print_table
+from sea_mq_worker.cli.support import EXIT_FAILED, EXIT_USAGE, JsonOption, abort, print_json, print_table
 from sea_mq_worker.pipeline.jobs.reconcile.verdicts import LOSS, Verdict
 
 if TYPE_CHECKING:
@@ -107,9 +107,9 @@ def reconcile(
     unexpected, duplicated, out-of-order, late, expired or pruned. Changes nothing without --requeue.
     """
     if requeue and not reason.strip():
-        fail("--requeue changes rows: say why with --reason, it is kept for the audit", EXIT_USAGE)
+        abort("--requeue changes rows: say why with --reason, it is kept for the audit", EXIT_USAGE)
     if out and Path(out).exists():
-        fail(f"--out {out} is there already: name a new folder, so that results do not mix", EXIT_USAGE)
+        abort(f"--out {out} is there already: name a new folder, so that results do not mix", EXIT_USAGE)
     limits = {"grace_seconds": grace, "late_seconds": late, "since": since, "until": until}
     who = {"actor": actor, "reason": reason, "cap": cap, "dry_run": dry_run} if requeue else None
     tell = {"examples": examples, "out": out, "out_format": out_format.value}
@@ -122,13 +122,13 @@ def _job(
     wanted: Mapping[str, Any], limits: Mapping[str, Any], requeue: Mapping[str, Any] | None
 ) -> "Callable[[SparkSession, Settings], Reconciliation]":
     def job(spark: "SparkSession", settings: "Settings") -> "Reconciliation":
-        from sea_mq_worker.pipeline.jobs.reconcile.job import Wanted, reconcile
+        from sea_mq_worker.pipeline.jobs.reconcile.job import ReconcileRequest, reconcile
         from sea_mq_worker.pipeline.jobs.reconcile.outbox import Limits
         from sea_mq_worker.pipeline.jobs.reconcile.restore_signs import Requeue
 
         how = Requeue(**requeue) if requeue else None
         lake = lake_to_read(wanted["lake"], settings)
-        chosen = Wanted(limits=Limits(**limits), requeue=how, **{**wanted, "lake": lake})
+        chosen = ReconcileRequest(limits=Limits(**limits), requeue=how, **{**wanted, "lake": lake})
         return reconcile(spark, settings, chosen, on_progress=say)
 
     return job
@@ -141,7 +141,7 @@ def _end(result: "Reconciliation", wrong: Collection[Verdict], *, json: bool) ->
     else:
         _tell(result)
     if failed:
-        fail(f"{failed} findings of {', '.join(sorted(wrong))}", EXIT_FAILED)
+        abort(f"{failed} findings of {', '.join(sorted(wrong))}", EXIT_FAILED)
 
 
 def _receivers(paths: Iterable[Path]) -> "list[Receiver]":
@@ -153,7 +153,7 @@ def _receivers(paths: Iterable[Path]) -> "list[Receiver]":
     try:
         return [load_receiver(path) for path in chosen]
     except SettingsError as error:
-        fail(str(error), EXIT_USAGE)
+        abort(str(error), EXIT_USAGE)
 
 
 def _tell(result: "Reconciliation") -> None:

@@ -18,7 +18,7 @@ from sea_mq_worker.cli.pipeline.support import (
     run_job,
     say,
 )
-from sea_mq_worker.cli.support import EXIT_FAILED, EXIT_USAGE, JsonOption, fail, print_json, print_table
+from sea_mq_worker.cli.support import EXIT_FAILED, EXIT_USAGE, JsonOption, abort, print_json, print_table
 from sea_mq_worker.domain.events import EventState
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def _selection(given: Mapping[str, Any], *, ids: set[UUID], times: Mapping[str, 
         **{**given, **{name: _moment(name, text) for name, text in times.items()}},
     )
     if selection.is_empty:
-        fail("say which events: --id, --ids-file, --type, --key, --state, or a time", EXIT_USAGE)
+        abort("say which events: --id, --ids-file, --type, --key, --state, or a time", EXIT_USAGE)
     return selection
 
 
@@ -158,7 +158,7 @@ def _replayable(state: list[EventState] | None) -> tuple[EventState, ...]:
     states = tuple(one for one in _TERMINAL if one in (state or _TERMINAL))
     if not set(state or ()) <= set(_TERMINAL):
         text = "--state: only PUBLISHED and DEAD events can be replayed, the others are on their way"
-        fail(text, EXIT_USAGE)
+        abort(text, EXIT_USAGE)
     return states
 
 
@@ -166,7 +166,7 @@ def _moment(name: str, text: str | None) -> datetime | None:
     try:
         return moment(text) if text else None
     except typer.BadParameter as error:
-        fail(f"--{name.replace('_', '-')}: {error.message}", EXIT_USAGE)
+        abort(f"--{name.replace('_', '-')}: {error.message}", EXIT_USAGE)
 
 
 def _read_ids(path: Path | None) -> list[UUID]:
@@ -179,18 +179,18 @@ def _read_ids(path: Path | None) -> list[UUID]:
             try:
                 found.append(UUID(line.strip()))
             except ValueError:
-                fail(f"{path}:{number}: not an event id", EXIT_USAGE)
+                abort(f"{path}:{number}: not an event id", EXIT_USAGE)
     if not found:
-        fail(f"{path}: holds no ids", EXIT_USAGE)
+        abort(f"{path}: holds no ids", EXIT_USAGE)
     return found
 
 
 def _judge(result: "ReplayResult", *, cap: int, dry_run: bool, yes: bool) -> None:
     if result.matched > cap and not dry_run:
         text = f"{result.matched:,} events match, more than {cap:,}; narrow the filters, or raise --cap"
-        fail(text, EXIT_USAGE)
+        abort(text, EXIT_USAGE)
     if result.matched > _WITHOUT_YES_MAX and not (dry_run or yes):
-        fail(f"{result.matched:,} events match; look with --dry-run, then say --yes", EXIT_USAGE)
+        abort(f"{result.matched:,} events match; look with --dry-run, then say --yes", EXIT_USAGE)
     if result.skipped or result.stopped:
         raise typer.Exit(EXIT_FAILED)
 

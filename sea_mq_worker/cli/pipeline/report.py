@@ -8,7 +8,7 @@ import typer
 
 from sea_mq_worker.cli.arguments import SinceOption, UntilOption
 from sea_mq_worker.cli.pipeline.support import ConfOption, MasterOption, lake_to_read, run_job, say
-from sea_mq_worker.cli.support import EXIT_USAGE, JsonOption, fail, print_json
+from sea_mq_worker.cli.support import EXIT_USAGE, JsonOption, abort, print_json
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -43,7 +43,7 @@ def report(
     table where no NATS server is set. With --json the figures are printed as well.
     """
     if since and until and since >= until:
-        fail("--until: must be later than --since", EXIT_USAGE)
+        abort("--until: must be later than --since", EXIT_USAGE)
     _check_place(out)
 
     def job(spark: "SparkSession", settings: "Settings") -> "Report":
@@ -71,9 +71,9 @@ def _check_place(out: Path) -> None:
     from sea_mq_worker.pipeline.jobs.report.files import is_replaceable
 
     if not out.parent.is_dir():
-        fail(f"--out: there is no folder {out.parent}", EXIT_USAGE)
+        abort(f"--out: there is no folder {out.parent}", EXIT_USAGE)
     if not is_replaceable(out):
-        fail(f"--out: {out} is there and no report; choose another name or move it away", EXIT_USAGE)
+        abort(f"--out: {out} is there and no report; choose another name or move it away", EXIT_USAGE)
 
 
 def _summarise(figures: "Report", out: Path) -> None:

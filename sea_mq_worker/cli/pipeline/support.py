@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from sea_mq_worker.cli.support import EXIT_CONTRACT, EXIT_FAILED, EXIT_USAGE, fail, settings_for
+from sea_mq_worker.cli.support import EXIT_CONTRACT, EXIT_FAILED, EXIT_USAGE, abort, settings_for
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -74,24 +74,24 @@ def _exit_codes() -> Iterator[None]:
     try:
         import sea_mq_worker.pipeline.session  # noqa: F401 - all that the jobs import
     except ImportError as error:
-        fail(f"`pipeline` needs {error.name}: install it with {_INSTALL}", EXIT_CONTRACT)
+        abort(f"`pipeline` needs {error.name}: install it with {_INSTALL}", EXIT_CONTRACT)
     from sea_mq_worker.domain.errors import ContractError, WorkerError
     from sea_mq_worker.settings import SettingsError
 
     try:
         yield
     except SettingsError as error:
-        fail(str(error), EXIT_USAGE)
+        abort(str(error), EXIT_USAGE)
     except ContractError as error:
-        fail(str(error), EXIT_CONTRACT)
+        abort(str(error), EXIT_CONTRACT)
     except WorkerError as error:
-        fail(str(error), EXIT_FAILED)
+        abort(str(error), EXIT_FAILED)
 
 
 def lake_of(given: str | None) -> str:
     """Return the lake of a job that cannot do without one, or leave."""
     lake = given or settings_for().pipeline_lake
-    return lake or fail("SEA_MQ_PIPELINE_LAKE: is required, or --lake", EXIT_USAGE)
+    return lake or abort("SEA_MQ_PIPELINE_LAKE: is required, or --lake", EXIT_USAGE)
 
 
 def lake_to_read(given: str | None, settings: "Settings") -> str | None:
@@ -117,5 +117,5 @@ def say(text: str) -> None:
 def _properties(given: Collection[str]) -> dict[str, str]:
     pairs = [text.partition("=") for text in given]
     if wrong := [key for key, equals, _ in pairs if not (key and equals)]:
-        fail(f"--conf {wrong[0]}: expected KEY=VALUE", EXIT_USAGE)
+        abort(f"--conf {wrong[0]}: expected KEY=VALUE", EXIT_USAGE)
     return {key: value for key, _, value in pairs}

@@ -21,8 +21,8 @@ import pyarrow as pa
 import uvloop
 from pyspark.sql import SparkSession
 
-from sea_mq_worker.application.waiting import pause
-from sea_mq_worker.bootstrap.drain import Backlog, Share, count_backlog, is_backlog_left, relay_for
+from sea_mq_worker.application.waiting import sleep_or_stop
+from sea_mq_worker.bootstrap.drain import DrainBacklog, DrainShare, count_backlog, is_backlog_left, relay_for
 from sea_mq_worker.domain.errors import ContractError, UnavailableError
 from sea_mq_worker.pipeline.executor_settings import access_options, executor_settings
 from sea_mq_worker.settings import Settings, SettingsError
@@ -161,7 +161,7 @@ class _Run:
         since: datetime | None,
         stop: asyncio.Event,
         on_progress: OnProgress,
-        found: Backlog,
+        found: DrainBacklog,
     ) -> None:
         self.known = found
         self.published = 0
@@ -184,9 +184,9 @@ class _Run:
                 self._tell(0.0, str(error))
             if self._stop.is_set():
                 return None
-            await pause(self._stop, seconds=_AGAIN_SECONDS)
+            await sleep_or_stop(self._stop, seconds=_AGAIN_SECONDS)
 
-    async def add(self, shares: list[Share], seconds: float) -> None:
+    async def add(self, shares: list[DrainShare], seconds: float) -> None:
         """Take in a round's counts, and tell how it stands."""
         published = sum(share.published for share in shares)
         self.published += published
@@ -232,7 +232,7 @@ class _Relay:
         """Relay for a round, and tell what was done; a contract that is broken is told, not raised."""
         for _ in batches:
             pass
-        share, refused = Share(), ""
+        share, refused = DrainShare(), ""
         try:
             settings = executor_settings(self.options, needs=NEEDS)
             since = datetime.fromisoformat(self.since) if self.since else None
@@ -242,9 +242,9 @@ class _Relay:
         yield pa.RecordBatch.from_pylist([asdict(share) | {"refused": refused}], schema=_SCHEMA)
 
 
-def _round(spark: SparkSession, relay: _Relay, count: int) -> list[Share]:
+def _round(spark: SparkSession, relay: _Relay, count: int) -> list[DrainShare]:
     rows = spark.range(0, count, 1, numPartitions=count).mapInArrow(relay, _DDL).collect()
     for row in rows:
         if row.refused:
             raise ContractError(row.refused)
-    return [Share(published=row.published, dead=row.dead, trouble=row.trouble) for row in rows]
+    return [DrainShare(published=row.published, dead=row.dead, trouble=row.trouble) for row in rows]

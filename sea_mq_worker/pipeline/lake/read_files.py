@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from sea_mq_worker.pipeline.lake.schemas import Layout
+from sea_mq_worker.pipeline.lake.schemas import TableSchema
 from sea_mq_worker.pipeline.lake.storage import filesystem, is_local
 from sea_mq_worker.pipeline.lake.write_files import NULL_FOLDER
 
@@ -25,7 +25,7 @@ _NON_ASCII = re.compile("%[89A-F]")
 
 
 def read_files(
-    spark: SparkSession, uri: str, layout: Layout, paths: Sequence[str], columns: Sequence[str]
+    spark: SparkSession, uri: str, layout: TableSchema, paths: Sequence[str], columns: Sequence[str]
 ) -> DataFrame:
     """Return the rows of the files, which are named by their paths below ``uri``."""
     schema = from_arrow_schema(layout.schema)
@@ -51,7 +51,7 @@ class ReadFiles:
     """Reads the files that its rows name; for ``DataFrame.mapInArrow``."""
 
     uri: str
-    layout: Layout
+    layout: TableSchema
     columns: tuple[str, ...]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

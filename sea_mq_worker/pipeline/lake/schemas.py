@@ -13,7 +13,7 @@ _HEADERS = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", p
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class TableSchema:
     """A table of the lake.
 
     Attributes:
@@ -38,7 +38,7 @@ class Layout:
         return pa.schema([self.schema.field(name) for name in columns])
 
 
-BRONZE = Layout(
+BRONZE = TableSchema(
     name="bronze",
     schema=pa.schema(
         [
@@ -58,7 +58,7 @@ BRONZE = Layout(
 """Messages as the stream holds them, each once. ``incarnation`` tells streams of one name apart: when it was
 created, and how often it was found restored to an older state since. A row is (stream, incarnation, seq)."""
 
-SILVER = Layout(
+SILVER = TableSchema(
     name="silver",
     schema=pa.schema(
         [
@@ -89,7 +89,7 @@ SILVER = Layout(
 ``bytes`` is the body's size; ``payload`` is null where the body is no UTF-8, ``context`` where the subject is
 no event's."""
 
-GOLD = Layout(
+GOLD = TableSchema(
     name="gold",
     schema=pa.schema(
         [
@@ -110,7 +110,7 @@ GOLD = Layout(
 )
 """Per context, event type and minute of ``published_at``; percentiles of ``published_at - occurred_at``."""
 
-ARCHIVE = Layout(
+ARCHIVE = TableSchema(
     name="archive",
     schema=pa.schema(
         [
@@ -150,5 +150,5 @@ columns hold PostgreSQL's text. ``batch`` counts the commits of a context, ``dat
 ``published_at``. An event that is inserted again after it was archived comes again: the latest
 ``published_at`` tells how it ended."""
 
-LAYOUTS = (BRONZE, SILVER, GOLD, ARCHIVE)
+SCHEMAS = (BRONZE, SILVER, GOLD, ARCHIVE)
 """All tables of a lake."""

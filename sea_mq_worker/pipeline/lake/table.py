@@ -20,12 +20,12 @@ from pyspark.sql import DataFrame, SparkSession
 
 from sea_mq_worker.pipeline.errors import PipelineError
 from sea_mq_worker.pipeline.lake.read_files import ReadFiles, read_files
-from sea_mq_worker.pipeline.lake.schemas import LAYOUTS, Layout
+from sea_mq_worker.pipeline.lake.schemas import SCHEMAS, TableSchema
 from sea_mq_worker.pipeline.lake.storage import filesystem, is_local, make_durable, reachable, table_uri
-from sea_mq_worker.pipeline.lake.watermarks import ConflictError, Mark, is_reached
+from sea_mq_worker.pipeline.lake.watermarks import ConflictError, Watermark, is_reached
 from sea_mq_worker.pipeline.lake.write_files import FILE_BYTES_MAX, RESULT_DDL, WriteFiles
 
-__all__ = ["Conditions", "ConflictError", "Files", "LakeTable", "Mark"]
+__all__ = ["Conditions", "ConflictError", "Files", "LakeTable", "Watermark"]
 
 Conditions: TypeAlias = Sequence[tuple[str, str, Any]]
 """(column, operator, value), all of which must hold; operators as deltalake takes them."""
@@ -59,7 +59,7 @@ def check_lake(lake: str) -> None:
     Raises:
         PipelineError: none of its tables is.
     """
-    if not any(LakeTable(lake, layout).open() for layout in LAYOUTS):
+    if not any(LakeTable(lake, layout).open() for layout in SCHEMAS):
         raise PipelineError(
             f"{lake}: there is no lake; see whether the path is right, or begin one by `pipeline land` or"
             " `pipeline archive`"
@@ -69,7 +69,7 @@ def check_lake(lake: str) -> None:
 class LakeTable:
     """One table of a lake, made at the first commit."""
 
-    def __init__(self, lake: str, layout: Layout) -> None:
+    def __init__(self, lake: str, layout: TableSchema) -> None:
         self.uri = table_uri(lake, layout.name)
         self.layout = layout
 
@@ -142,7 +142,7 @@ class LakeTable:
         actions = [AddAction(r.path, r.size, r.partitions, now, True, r.stats) for r in written]
         return Files(tuple(actions), sum(r.rows for r in written))
 
-    def commit(self, files: Files, *marks: Mark) -> bool:
+    def commit(self, files: Files, *marks: Watermark) -> bool:
         """Make the files part of the table, all or none.
 
         Returns False, and leaves the table as it is, where the first mark's value was reached before.
@@ -152,7 +152,7 @@ class LakeTable:
         """
         return self._commit(files, (), marks)
 
-    def replace(self, files: Files, partitions: Collection[Mapping[str, Any]], *marks: Mark) -> bool:
+    def replace(self, files: Files, partitions: Collection[Mapping[str, Any]], *marks: Watermark) -> bool:
         """Put the files in the place of all that the partitions hold, in one step; else as ``commit``.
 
         Args:
@@ -207,7 +207,9 @@ class LakeTable:
         levels = len(self.layout.partition_by) + 1
         return ["/".join(uri.split("/")[-levels:]) for uri in pruned]
 
-    def _commit(self, files: Files, replaced: Collection[Mapping[str, Any]], marks: Sequence[Mark]) -> bool:
+    def _commit(
+        self, files: Files, replaced: Collection[Mapping[str, Any]], marks: Sequence[Watermark]
+    ) -> bool:
         transactions = [Transaction(mark.name, mark.value) for mark in marks]
         # Every attempt looks at the marks of the very version that it builds upon.
         properties = CommitProperties(app_transactions=transactions, max_commit_retries=0)

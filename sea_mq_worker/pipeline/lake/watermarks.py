@@ -13,7 +13,7 @@ class ConflictError(PipelineError):
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class Watermark:
     """How far a writer has come.
 
     Attributes:
@@ -27,7 +27,7 @@ class Mark:
     after: int | None = None
 
 
-def is_reached(table: DeltaTable, marks: Sequence[Mark]) -> bool:
+def is_reached(table: DeltaTable, marks: Sequence[Watermark]) -> bool:
     """Tell whether what the marks stand for was committed before: whether the first is where it is to be.
 
     Raises:

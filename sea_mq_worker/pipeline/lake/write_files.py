@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from sea_mq_worker.pipeline.lake.schemas import Layout
+from sea_mq_worker.pipeline.lake.schemas import TableSchema
 from sea_mq_worker.pipeline.lake.storage import filesystem, make_durable, reachable
 
 NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
@@ -49,7 +49,7 @@ class WriteFiles:
     """
 
     uri: str
-    layout: Layout
+    layout: TableSchema
     file_bytes: int = FILE_BYTES_MAX
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -77,7 +77,7 @@ class _File:
     store: pafs.FileSystem
     sink: pa.NativeFile
     writer: pq.ParquetWriter
-    layout: Layout
+    layout: TableSchema
     partitions: dict[str, str | None]
     rows: int = 0
     ranges: dict[str, tuple[Any, Any]] = field(default_factory=dict)
@@ -85,7 +85,7 @@ class _File:
     waiting: list[pa.Table] = field(default_factory=list)
 
     @classmethod
-    def begun(cls, uri: str, store: pafs.FileSystem, layout: Layout, values: tuple[Any, ...]) -> "_File":
+    def begun(cls, uri: str, store: pafs.FileSystem, layout: TableSchema, values: tuple[Any, ...]) -> "_File":
         partitions = {name: _text(value) for name, value in zip(layout.partition_by, values, strict=True)}
         folder = "/".join(f"{name}={_folder(value)}" for name, value in partitions.items())
         store.create_dir(folder, recursive=True)
@@ -150,7 +150,7 @@ class _File:
         return json.dumps(stats)
 
 
-def _split(batch: pa.RecordBatch, layout: Layout) -> Iterator[tuple[tuple[Any, ...], pa.Table]]:
+def _split(batch: pa.RecordBatch, layout: TableSchema) -> Iterator[tuple[tuple[Any, ...], pa.Table]]:
     """Part a batch by the values of its partition columns, and drop these columns."""
     table = pa.Table.from_batches([batch]).cast(layout.schema)
     by = list(layout.partition_by)

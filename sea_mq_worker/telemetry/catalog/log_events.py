@@ -7,13 +7,13 @@ from typing import Literal, TypeAlias, get_type_hints
 
 from sea_mq_worker.domain.facts import (
     BatchRelayed,
-    EventBuried,
+    CircuitClosed,
+    CircuitOpened,
+    EventDied,
     EventPostponed,
     EventPublished,
     EventsPublished,
     Fact,
-    GatePaused,
-    GateResumed,
     LeasesLost,
     LeasesReaped,
     MessageDeadLettered,
@@ -21,7 +21,7 @@ from sea_mq_worker.domain.facts import (
     MessageProcessed,
     MessageRetried,
     MessageSkipped,
-    MessagesUnseen,
+    MessagesMissed,
     Noticed,
     Progressed,
     TypeResumed,
@@ -52,7 +52,7 @@ class LogEvent:
 _FACTS: tuple[tuple[type[Told], Level, str], ...] = (
     (EventPublished, "debug", "EVT-047-001: the stream acknowledged an event."),
     (EventPostponed, "warning", "A publish brought no acknowledgement; it is repeated after the delay."),
-    (EventBuried, "error", "An event is DEAD: `outbox show` it, mend the cause, `outbox replay`."),
+    (EventDied, "error", "An event is DEAD: `outbox show` it, mend the cause, `outbox replay`."),
     (BatchRelayed, "debug", "One claim was worked off."),
     (
         LeasesLost,
@@ -63,7 +63,7 @@ _FACTS: tuple[tuple[type[Told], Level, str], ...] = (
     (MessageProcessed, "debug", "The handler has the effect, and the inbox knows it."),
     (MessageSkipped, "debug", "A duplicate was acknowledged without asking the handler."),
     (
-        MessagesUnseen,
+        MessagesMissed,
         "warning",
         "Messages left their stream before they were delivered: have their sender replay them.",
     ),
@@ -80,8 +80,8 @@ _FACTS: tuple[tuple[type[Told], Level, str], ...] = (
         "error",
         "EVT-047-002: a message is in the dead-letter stream: `dlq show` it, mend the cause, `dlq redrive`.",
     ),
-    (GatePaused, "warning", "Work pauses for a dependency; it is probed until it works again."),
-    (GateResumed, "info", "The dependency works again."),
+    (CircuitOpened, "warning", "Work pauses for a dependency; it is probed until it works again."),
+    (CircuitClosed, "info", "The dependency works again."),
     (WorkerStarted, "info", "All loops run."),
     (WorkerStopped, "info", "All loops ended; `unfinished` names those that the grace period cut off."),
 )
@@ -100,11 +100,11 @@ LEVELS: Mapping[type[Told], Level] = {kind: event.level for kind, event in FACTS
     Progressed: "info",
 }
 
-ENDINGS = frozenset({"contract_broken", "loop_died", "nats_lost"})
+FATAL_NOTICES = frozenset({"contract_broken", "loop_died", "nats_connection_closed"})
 """Notices that tell why the worker ends: errors, the others are warnings."""
 
 NOTICES = tuple(
-    LogEvent(key, "error" if key in ENDINGS else "warning", meaning)
+    LogEvent(key, "error" if key in FATAL_NOTICES else "warning", meaning)
     for key, meaning in (
         ("waiting", "At the start: a server is not there yet; the worker waits for it."),
         ("contract_broken", "A schema, stream, consumer or permission is not as it must be: exit code 3."),
@@ -138,31 +138,37 @@ NOTICES = tuple(
             "PostgreSQL refuses what the worker writes to one row; the others go on: mend what refuses it.",
         ),
         (
-            "unseen_not_known",
+            "missed_messages_unknown",
             "A stream or consumer cannot be asked how far it is: grant STREAM.INFO and CONSUMER.INFO.",
         ),
         (
             "consumers_overlap",
             "Another worker's consumer brought a message before: two handlers need a schema each.",
         ),
-        ("message_left_behind", "A message whose delivery nothing would bring again is handled after all."),
+        ("message_undeliverable", "A message whose delivery nothing would bring again is handled after all."),
         ("message_lost", "A message had no effect, and its stream no longer holds it: send it again."),
-        ("leftovers_not_readable", "The worker may not read the stream: what was left behind is not found."),
+        (
+            "undeliverable_not_readable",
+            "The worker may not read the stream: what was left behind is not found.",
+        ),
         (
             "resume_not_readable",
             "The worker may not read what operators resume: run `sql/roles.sql` again.",
         ),
         (
-            "not_read_ahead",
+            "read_ahead_failed",
             "The worker may not read the stream: what waits behind given back messages waits on.",
         ),
         ("advisory_unreadable", "The stream of advisories holds something else; it is passed over."),
-        ("stranded_message_lost", "The server gave a message up, and the stream has dropped it since."),
+        ("exhausted_message_lost", "The server gave a message up, and the stream has dropped it since."),
         ("consumer_paused", "Somebody paused the consumer: it delivers nothing until it is resumed."),
         ("nats_disconnected", "The connection is down; it is made again by itself."),
         ("nats_error", "The server or the connection told an error."),
         ("nats_denied", "The server denied a subject: give the user the permission."),
-        ("nats_lost", "The connection is lost for good; the worker ends, so that it is started anew."),
+        (
+            "nats_connection_closed",
+            "The connection is lost for good; the worker ends, so that it is started anew.",
+        ),
         ("nats_stream", "The stream was made anew, lost acknowledged messages, or cannot be published to."),
     )
 )

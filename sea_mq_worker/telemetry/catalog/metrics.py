@@ -48,7 +48,7 @@ METRICS = (
         "The broker refuses or answers late; each event is tried again.",
     ),
     Metric(
-        "sea_mq_outbox_buried_total",
+        "sea_mq_outbox_died_total",
         "counter",
         "{event}",
         "Events that went DEAD.",
@@ -142,7 +142,7 @@ METRICS = (
         ("consumer",),
     ),
     Metric(
-        "sea_mq_inbox_unseen_total",
+        "sea_mq_inbox_missed_total",
         "counter",
         "{message}",
         "Messages that left their stream before the consumer was given them, as far as that can be known.",
@@ -242,20 +242,20 @@ METRICS = (
         ("side",),
     ),
     Metric(
-        "sea_mq_gate_paused",
+        "sea_mq_circuit_open",
         "gauge",
         "{gate}",
         "1 while work pauses for a dependency.",
         "The dependency is away or answers wrongly; `/readyz` has the reason.",
-        ("gate",),
+        ("circuit",),
     ),
     Metric(
-        "sea_mq_gate_pauses_total",
+        "sea_mq_circuit_opened_total",
         "counter",
         "{pause}",
         "How often work began to pause for a dependency.",
         "Rising by the minute: the dependency comes and goes.",
-        ("gate",),
+        ("circuit",),
     ),
     Metric(
         "sea_mq_notices_total",

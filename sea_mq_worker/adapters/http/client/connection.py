@@ -8,7 +8,7 @@ from typing import cast
 
 import httpx2
 
-from sea_mq_worker.adapters.http.client.response import Answer, AnswerReader
+from sea_mq_worker.adapters.http.client.response import Response, ResponseParser
 
 _TCP = {"TCP_USER_TIMEOUT": 8000, "TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 2}
 """A peer that vanished without a word is noticed within ten seconds, also while an answer is waited for."""
@@ -31,8 +31,8 @@ class Connection(asyncio.Protocol):
         self.lost = self._loop.create_future()
         self.heard = False
         self.idle_since = 0.0
-        self._reader = AnswerReader(body_bytes_max)
-        self._waiter: asyncio.Future[Answer | httpx2.TransportError] | None = None
+        self._reader = ResponseParser(body_bytes_max)
+        self._waiter: asyncio.Future[Response | httpx2.TransportError] | None = None
         self._deadline = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
@@ -55,7 +55,7 @@ class Connection(asyncio.Protocol):
         """End it at once."""
         self._transport.abort()
 
-    async def exchange(self, request: Sequence[bytes], deadline: float) -> Answer:
+    async def exchange(self, request: Sequence[bytes], deadline: float) -> Response:
         """Send one request, head and body, and return the answer; the connection ends if there is none.
 
         A small one goes out in one write; a large one is not copied for that.
@@ -69,7 +69,7 @@ class Connection(asyncio.Protocol):
             raise httpx2.ConnectError("the connection has ended")
         self.heard = False
         self._reader.begin()
-        waiter: asyncio.Future[Answer | httpx2.TransportError] = self._loop.create_future()
+        waiter: asyncio.Future[Response | httpx2.TransportError] = self._loop.create_future()
         self._waiter = waiter
         self._watch(deadline)
         try:
@@ -106,7 +106,7 @@ class Connection(asyncio.Protocol):
         else:
             self._end(httpx2.ReadTimeout("no whole answer before the deadline"))
 
-    def _end(self, outcome: Answer | httpx2.TransportError) -> None:
+    def _end(self, outcome: Response | httpx2.TransportError) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(outcome)
 

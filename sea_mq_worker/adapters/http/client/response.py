@@ -1,6 +1,6 @@
-"""An answer read from bytes as they come: llhttp parses, this keeps what matters and sets the bounds.
+"""Parses one response from the bytes of a connection: llhttp parses, this module keeps parts and sets limits.
 
-Bytes behind an answer never count as the next one's: they end the connection, see ``AnswerReader.reusable``.
+Bytes after a response are no part of the next one: they end the connection (``ResponseParser.reusable``).
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ _SWITCHING_PROTOCOLS = 101
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Response:
     """One answer; ``body`` is as it came over the wire, but not all of it if it was too long."""
 
     status: int
@@ -24,7 +24,7 @@ class Answer:
     body: bytes
 
 
-class AnswerReader:
+class ResponseParser:
     """Reads one answer after another from a connection's bytes; ``begin`` before each.
 
     Args:
@@ -56,7 +56,7 @@ class AnswerReader:
         self.begin()
 
     def begin(self) -> None:
-        self.answer: Answer | None = None
+        self.answer: Response | None = None
         self.interim = 0
         self.reusable = False
         self._head_bytes = self._other_bytes = self._body_bytes = 0
@@ -93,7 +93,7 @@ class AnswerReader:
             self._finish(self._status)
 
     def _finish(self, status: int) -> None:
-        self.answer = Answer(status, self._headers, b"".join(self._chunks))
+        self.answer = Response(status, self._headers, b"".join(self._chunks))
 
     # Called by the parser.
 

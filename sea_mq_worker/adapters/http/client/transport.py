@@ -15,7 +15,7 @@ import httpx2
 
 from sea_mq_worker.adapters.http.client.connection import Connection
 from sea_mq_worker.adapters.http.client.pool import ConnectionPool
-from sea_mq_worker.adapters.http.client.response import Answer
+from sea_mq_worker.adapters.http.client.response import Response
 
 _PORTS = {"http": 80, "https": 443}
 
@@ -64,7 +64,7 @@ class HandlerTransport:
         self._uds = uds
         self._forbidden = forbidden
 
-    async def post(self, headers: Iterable[Header], body: Sequence[bytes]) -> Answer:
+    async def post(self, headers: Iterable[Header], body: Sequence[bytes]) -> Response:
         """Send a request, whose body is given in parts, and return its answer, read to its end.
 
         Raises:
@@ -81,7 +81,7 @@ class HandlerTransport:
         """Close all connections; safe twice."""
         await self._pool.aclose()
 
-    async def _ask(self, request: Sequence[bytes], deadline: float) -> Answer:
+    async def _ask(self, request: Sequence[bytes], deadline: float) -> Response:
         """Ask again, once, if the connection was an idle one that the server was just closing.
 
         Then the handler most probably saw nothing; if it did, it knows the message id. A second try that
@@ -102,7 +102,7 @@ class HandlerTransport:
         self._pool.put(idle)
         return answer
 
-    async def _ask_anew(self, request: Sequence[bytes], deadline: float) -> Answer:
+    async def _ask_anew(self, request: Sequence[bytes], deadline: float) -> Response:
         connection = await self._connect(deadline)
         answer = await connection.exchange(request, deadline)
         self._pool.put(connection)

@@ -11,8 +11,8 @@ from nats.aio.msg import Msg
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection, api
 from sea_mq_worker.adapters.nats.consume.decoding import delivery
-from sea_mq_worker.adapters.nats.consume.pull import End, Pulled, PullInbox
-from sea_mq_worker.adapters.nats.consume.undelivered import ahead, left_behind
+from sea_mq_worker.adapters.nats.consume.pull import PullEnd, PullResult, PullSubscription
+from sea_mq_worker.adapters.nats.consume.undelivered import ahead, find_undeliverable
 from sea_mq_worker.adapters.nats.errors import ApiRefusedError, plain
 from sea_mq_worker.domain.errors import BrokerUnavailableError, ContractError
 from sea_mq_worker.domain.messages import InboundMessage
@@ -55,7 +55,7 @@ class NatsJetStreamConsumer:
         self._durable = durable
         self._wait_seconds = wait_seconds
         self._next = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{durable}"
-        self._inbox = PullInbox(connection, self._next, stray=self._return)
+        self._inbox = PullSubscription(connection, self._next, stray=self._return)
         self._turn = asyncio.Lock()
         self._terms = ConsumerTerms()
 
@@ -143,7 +143,7 @@ class NatsJetStreamConsumer:
 
     async def left_behind(self, seqs: Sequence[int]) -> Mapping[int, InboundMessage | None]:
         """Compare with what the server says is delivered and acknowledged, and read the rest back."""
-        return await left_behind(self._connection, self._stream, self._durable, seqs)
+        return await find_undeliverable(self._connection, self._stream, self._durable, seqs)
 
     async def ahead(self, after_seq: int, limit: int) -> Sequence[InboundMessage]:
         """Read the stream itself, while the server says that the consumer has no room."""
@@ -168,14 +168,14 @@ class NatsJetStreamConsumer:
     async def _return(self, msg: Msg) -> None:
         await self._say(msg.reply, _nak(_STRAY_DELAY_SECONDS))
 
-    async def _explain(self, pulled: Pulled) -> None:
+    async def _explain(self, pulled: PullResult) -> None:
         """Raise why a pull brought nothing; an idle stream is no reason."""
         match pulled.ended.result():
-            case End.DONE:
+            case PullEnd.DONE:
                 return
-            case End.DENIED:
+            case PullEnd.DENIED:
                 raise ContractError(f"the worker has no permission to publish to {self._next}; grant it")
-            case End.DISCONNECTED:
+            case PullEnd.DISCONNECTED:
                 raise BrokerUnavailableError(f"{self._label}: the connection broke")
         if pulled.status.startswith("409 Consumer Deleted"):
             self._missing(None)

@@ -22,7 +22,7 @@ _NOT_FOUND = 404
 _FOREIGN_DELAY_SECONDS = 300.0
 
 
-class NatsStrandedMessages:
+class NatsExhaustedMessages:
     """Stranded messages of some consumers; workers of one service share the work.
 
     Args:
@@ -124,7 +124,7 @@ class NatsStrandedMessages:
         found = await read_back(self._connection, *name, seq, deliveries=deliveries, reply=advisory.reply)
         if found is None or found.stored_at > advisory.stored_at:  # in its place in a stream made anew
             text = f"consumer {name[1]} gave up message {seq} of stream {name[0]}, which has dropped it since"
-            self._on_event("stranded_message_lost", text)
+            self._on_event("exhausted_message_lost", text)
             await self._advisories.ack(advisory)
             return []
         return [found]

@@ -35,7 +35,7 @@ _NANOSECONDS = 10**9
 _HEARTBEAT = "100"
 
 
-class End(Enum):
+class PullEnd(Enum):
     """How a pull request ended."""
 
     DONE = auto()
@@ -47,26 +47,26 @@ class End(Enum):
     DISCONNECTED = auto()
     DENIED = auto()
     REFUSED = auto()
-    """The server answered with another status, see ``Pulled.status``."""
+    """The server answered with another status, see ``PullResult.status``."""
 
 
 @dataclass(slots=True)
-class Pulled:
+class PullResult:
     """One request, and what it has brought so far."""
 
     batch: int
     token: str
-    ended: asyncio.Future[End]
+    ended: asyncio.Future[PullEnd]
     messages: list[Msg] = field(default_factory=list)
     status: str = ""
 
-    def end(self, how: End) -> None:
+    def end(self, how: PullEnd) -> None:
         """Note the end; the first one counts."""
         if not self.ended.done():
             self.ended.set_result(how)
 
 
-class PullInbox:
+class PullSubscription:
     """Asks one durable consumer for messages.
 
     Args:
@@ -81,11 +81,11 @@ class PullInbox:
         self._stray = stray
         self._inbox = ""
         self._subscription: Subscription | None = None
-        self._pulled: Pulled | None = None
+        self._pulled: PullResult | None = None
         self._count = 0
         connection.listen(self._on_event)
 
-    async def ask(self, batch: int, *, bytes_max: int | None = None, wait_seconds: float) -> Pulled:
+    async def ask(self, batch: int, *, bytes_max: int | None = None, wait_seconds: float) -> PullResult:
         """Make one request and wait for its end, a little longer than ``wait_seconds`` at most.
 
         Not more than a few MB come, and not more than ``bytes_max``, but a single message of any size.
@@ -97,17 +97,17 @@ class PullInbox:
             return pulled
         return await self._ask(1, wait_seconds, {})
 
-    async def _ask(self, batch: int, wait_seconds: float, limits: Mapping[str, int]) -> Pulled:
+    async def _ask(self, batch: int, wait_seconds: float, limits: Mapping[str, int]) -> PullResult:
         await self._subscribe()
         self._count += 1
         ended = asyncio.get_running_loop().create_future()
-        pulled = self._pulled = Pulled(batch, str(self._count), ended)
+        pulled = self._pulled = PullResult(batch, str(self._count), ended)
         request = {"batch": batch, "expires": int(wait_seconds * _NANOSECONDS), "no_wait": True, **limits}
-        deadline = ended.get_loop().call_later(wait_seconds + _ANSWER_SECONDS, pulled.end, End.SILENCE)
+        deadline = ended.get_loop().call_later(wait_seconds + _ANSWER_SECONDS, pulled.end, PullEnd.SILENCE)
         try:
             reply = f"{self._inbox}.{pulled.token}"
             await self._connection.client.publish(self._subject, json.dumps(request).encode(), reply=reply)
-            if await ended in {End.CUT, End.SILENCE}:
+            if await ended in {PullEnd.CUT, PullEnd.SILENCE}:
                 await self._end_interest(_ARRIVAL_SECONDS_MAX)
         except BaseException:
             await self.close()
@@ -152,11 +152,11 @@ class PullInbox:
         else:
             pulled.messages.append(msg)
             if len(pulled.messages) == pulled.batch:
-                pulled.end(End.DONE)
+                pulled.end(PullEnd.DONE)
             elif len(pulled.messages) == 1:
-                pulled.ended.get_loop().call_later(_SETTLED_SECONDS, pulled.end, End.CUT)
+                pulled.ended.get_loop().call_later(_SETTLED_SECONDS, pulled.end, PullEnd.CUT)
 
-    def _on_status(self, msg: Msg, pulled: Pulled | None) -> None:
+    def _on_status(self, msg: Msg, pulled: PullResult | None) -> None:
         headers = msg.headers or {}
         status = f"{headers.get('Status', '')} {headers.get('Description', '')}".strip()
         if pulled is None or msg.subject.rpartition(".")[2] != pulled.token or status.startswith(_HEARTBEAT):
@@ -166,12 +166,12 @@ class PullInbox:
         pulled.status = status
         finished = status.startswith(("404", "408")) or "Batch Completed" in status
         finished = finished or (_TOO_LARGE in status and bool(pulled.messages))
-        pulled.end(End.DONE if finished else End.REFUSED)
+        pulled.end(PullEnd.DONE if finished else PullEnd.REFUSED)
 
     def _on_event(self, event: str, text: str) -> None:
         if self._pulled is None:
             return
-        if event in {"disconnected", "lost"}:
-            self._pulled.end(End.DISCONNECTED)
+        if event in {"disconnected", "connection_closed"}:
+            self._pulled.end(PullEnd.DISCONNECTED)
         elif event == "denied" and text == self._subject.lower():
-            self._pulled.end(End.DENIED)
+            self._pulled.end(PullEnd.DENIED)

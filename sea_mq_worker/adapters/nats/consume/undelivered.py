@@ -17,7 +17,7 @@ _READS_MAX = 10
 _NO_MESSAGE = 10037
 
 
-async def left_behind(
+async def find_undeliverable(
     connection: NatsConnection, stream: str, durable: str, seqs: Sequence[int]
 ) -> Mapping[int, InboundMessage | None]:
     """See ports.jetstream.JetStreamConsumer.

@@ -14,7 +14,7 @@ _NANOSECONDS = 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StreamSeen:
+class StreamDiagnostics:
     """A stream as STREAM.INFO tells it; ``clock_offset_seconds``: the server's clock minus this machine's."""
 
     name: str
@@ -45,7 +45,7 @@ class StreamSeen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConsumerSeen:
+class ConsumerDiagnostics:
     """A consumer as CONSUMER.INFO tells it; ``now`` is the server's clock."""
 
     stream: str
@@ -73,7 +73,7 @@ class ConsumerSeen:
         return (self.now - datetime.fromisoformat(moment)).total_seconds()
 
 
-async def stream_seen(connection: NatsConnection, name: str) -> StreamSeen | None:
+async def stream_diagnostics(connection: NatsConnection, name: str) -> StreamDiagnostics | None:
     """Ask about a stream; None: there is none.
 
     Raises:
@@ -86,7 +86,7 @@ async def stream_seen(connection: NatsConnection, name: str) -> StreamSeen | Non
         return None
     here = (began + time.time()) / 2
     told = info.get("ts")
-    return StreamSeen(
+    return StreamDiagnostics(
         name=name,
         config=info["config"],
         state=info["state"],
@@ -95,17 +95,19 @@ async def stream_seen(connection: NatsConnection, name: str) -> StreamSeen | Non
     )
 
 
-async def consumer_seen(connection: NatsConnection, stream: str, name: str) -> ConsumerSeen | None:
-    """Ask about a consumer; None: there is none. Raises as ``stream_seen`` does."""
+async def consumer_diagnostics(
+    connection: NatsConnection, stream: str, name: str
+) -> ConsumerDiagnostics | None:
+    """Ask about a consumer; None: there is none. Raises as ``stream_diagnostics`` does."""
     info = await _info(connection, f"CONSUMER.INFO.{stream}.{name}")
     if info is None:
         return None
     now = datetime.fromisoformat(info.get("ts", info["created"]))
-    return ConsumerSeen(stream=stream, name=name, config=info["config"], info=info, now=now)
+    return ConsumerDiagnostics(stream=stream, name=name, config=info["config"], info=info, now=now)
 
 
 async def takers(connection: NatsConnection, subject: str) -> Sequence[str]:
-    """Name the streams that take a message of ``subject``. Raises as ``stream_seen`` does."""
+    """Name the streams that take a message of ``subject``. Raises as ``stream_diagnostics`` does."""
     answer = await api(connection, "STREAM.NAMES", {"subject": subject})
     return answer.get("streams") or []
 

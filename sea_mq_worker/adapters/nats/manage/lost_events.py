@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from sea_mq_worker.adapters.nats.connection import NatsConnection
 from sea_mq_worker.adapters.nats.consume.undelivered import read_back
 from sea_mq_worker.adapters.nats.errors import ApiRefusedError
-from sea_mq_worker.adapters.nats.publish.stream_info import stream_facts
+from sea_mq_worker.adapters.nats.publish.stream_info import stream_info
 from sea_mq_worker.domain.headers import MSG_ID
 
 RECONCILE = "sea-mq-worker pipeline reconcile --requeue --reason 'the stream lost them'"
@@ -32,7 +32,7 @@ async def lost_since(
         BrokerUnavailableError: the server did not answer.
         ContractError: there is no such stream, or asking is not permitted.
     """
-    facts = await stream_facts(connection, stream)
+    facts = await stream_info(connection, stream)
     if greatest > facts.last_seq:
         ends = f"the stream, made at {facts.created}, ends at {facts.last_seq}"
         return f"a row names sequence {greatest}, and {ends}"

@@ -15,7 +15,7 @@ from sea_mq_worker.domain.inbound import recorded_as, storage_id
 _NOT_FOUND = 404
 
 
-class Reading(StrEnum):
+class DeliveryState(StrEnum):
     """How far a consumer is with a message."""
 
     TO_COME = "TO_COME"
@@ -29,26 +29,26 @@ class Reading(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reader:
+class ConsumerDelivery:
     """A consumer of the stream; ``before`` bounds the messages that it delivers before a message to come."""
 
     consumer: str
-    reading: Reading
+    reading: DeliveryState
     before: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trace:
+class StoredMessage:
     """A message as its stream has it, without its content."""
 
     stream: str
     seq: int
     subject: str
     stored_at: datetime
-    readers: tuple[Reader, ...] = ()
+    readers: tuple[ConsumerDelivery, ...] = ()
 
 
-async def trace(connection: NatsConnection, stream: str, seq: int, message_id: str) -> Trace | None:
+async def locate(connection: NatsConnection, stream: str, seq: int, message_id: str) -> StoredMessage | None:
     """Look for a message where it was stored; None: the stream has dropped it, or has another one there.
 
     Raises:
@@ -63,10 +63,12 @@ async def trace(connection: NatsConnection, stream: str, seq: int, message_id: s
         return None
     if message is None or message_id not in {recorded_as(message), storage_id(message)}:
         return None
-    return Trace(stream=stream, seq=seq, subject=message.subject, stored_at=message.stored_at)
+    return StoredMessage(stream=stream, seq=seq, subject=message.subject, stored_at=message.stored_at)
 
 
-async def readers(connection: NatsConnection, found: Trace, *, consumer: str = "") -> tuple[Reader, ...]:
+async def consumer_deliveries(
+    connection: NatsConnection, found: StoredMessage, *, consumer: str = ""
+) -> tuple[ConsumerDelivery, ...]:
     """Tell how far the durables of a message's stream are with it, or only ``consumer``.
 
     Raises:
@@ -93,17 +95,17 @@ async def _durables(connection: NatsConnection, stream: str) -> Sequence[Mapping
             return [info for info in found if info["config"].get("durable_name")]
 
 
-def _reader(info: Mapping[str, Any], found: Trace) -> Reader:
+def _reader(info: Mapping[str, Any], found: StoredMessage) -> ConsumerDelivery:
     config, seq = info["config"], found.seq
     filters = config.get("filter_subjects") or [config.get("filter_subject") or ">"]
     delivered, settled = info["delivered"]["stream_seq"], info["ack_floor"]["stream_seq"]
     if not any(covers(pattern, found.subject) for pattern in filters):
-        reading = Reading.NOT_FOR_IT
+        reading = DeliveryState.NOT_FOR_IT
     elif seq > delivered and info["num_pending"]:
-        reading = Reading.TO_COME
+        reading = DeliveryState.TO_COME
     elif seq <= settled or not info["num_ack_pending"]:
-        reading = Reading.DONE
+        reading = DeliveryState.DONE
     else:
-        reading = Reading.DELIVERED
-    before = min(seq - delivered, info["num_pending"]) - 1 if reading is Reading.TO_COME else 0
-    return Reader(consumer=info["name"], reading=reading, before=before)
+        reading = DeliveryState.DELIVERED
+    before = min(seq - delivered, info["num_pending"]) - 1 if reading is DeliveryState.TO_COME else 0
+    return ConsumerDelivery(consumer=info["name"], reading=reading, before=before)

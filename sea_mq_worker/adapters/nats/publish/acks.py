@@ -6,7 +6,7 @@ from typing import Any, TypeGuard
 
 from nats.aio.msg import Msg
 
-from sea_mq_worker.domain.outcomes import Failed, PublishOutcome, Refused, Stored, Unknown
+from sea_mq_worker.domain.outcomes import FailedTransiently, PublishOutcome, Rejected, Stored, Unknown
 
 NOT_BATCHED = frozenset({10174, 10205})
 """The stream no longer takes atomic batches, or fast ones."""
@@ -48,9 +48,9 @@ def judge_error(error: dict[str, Any]) -> PublishOutcome:
     code = error_code(error)
     text = f"{error.get('description', 'refused')} ({error.get('code', 0)}/{code})"
     if code in _NEVER:
-        return Refused(text)
+        return Rejected(text)
     if code in _NOT_NOW:
-        return Failed(text)
+        return FailedTransiently(text)
     return Unknown(text, answered=True)
 
 

@@ -9,11 +9,11 @@ from nats.aio.msg import Msg
 
 from sea_mq_worker.adapters.nats.publish.acks import NOT_BATCHED, error_code, parse
 from sea_mq_worker.adapters.nats.publish.pipelined import WINDOW_BYTES, WINDOW_MESSAGES, forbidden
-from sea_mq_worker.domain.encoding import Sendable
+from sea_mq_worker.domain.encoding import EncodedMessage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batched:
+class BatchResult:
     """How far a batch came.
 
     Attributes:
@@ -35,18 +35,18 @@ class Batched:
     disabled: bool = False
 
 
-class Batcher(Protocol):
+class BatchSender(Protocol):
     """Sends messages as one batch that keeps its order."""
 
-    async def send(self, messages: Sequence[Sendable], deadline: float) -> Batched:
+    async def send(self, messages: Sequence[EncodedMessage], deadline: float) -> BatchResult:
         """Send up to a chunk of messages; ``deadline`` is in the loop's time."""
         ...
 
 
-class Conversation:
+class BatchReplies:
     """The answers to one batch, taken one by one."""
 
-    def __init__(self, messages: Sequence[Sendable]) -> None:
+    def __init__(self, messages: Sequence[EncodedMessage]) -> None:
         self.stopped = ""
         self._messages = messages
         self._answers: list[tuple[str, dict[str, Any]]] = []
@@ -90,7 +90,7 @@ def says_disabled(answer: dict[str, Any]) -> bool:
     return bool(answer.get("error")) and error_code(answer["error"]) in NOT_BATCHED
 
 
-def chunks(messages: Sequence[Sendable]) -> Iterator[Sequence[Sendable]]:
+def chunks(messages: Sequence[EncodedMessage]) -> Iterator[Sequence[EncodedMessage]]:
     """Split messages into batches that server and buffers can take; a repeated one goes alone.
 
     The server refuses an atomic batch for one known id, and skips a known id in a fast one without notice.

@@ -7,7 +7,7 @@ from datetime import datetime
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection, api
 from sea_mq_worker.adapters.nats.consume.decoding import stored
-from sea_mq_worker.adapters.nats.publish.stream_info import stream_facts
+from sea_mq_worker.adapters.nats.publish.stream_info import stream_info
 from sea_mq_worker.domain.errors import WorkerError
 from sea_mq_worker.domain.messages import OutboundMessage
 from sea_mq_worker.domain.outcomes import PublishOutcome, Stored
@@ -41,7 +41,7 @@ async def date_earlier_copies(
 
     with contextlib.suppress(TimeoutError, WorkerError):
         async with asyncio.timeout_at(deadline):
-            now = (await stream_facts(connection, stream)).now
+            now = (await stream_info(connection, stream)).now
             asked = (date(index, outcome, now) for index, outcome in swallowed)
             await asyncio.gather(*asked, return_exceptions=True)
     return dated

@@ -12,11 +12,11 @@ from typing import Any
 from sea_mq_worker.adapters.nats.connection import NatsConnection
 from sea_mq_worker.adapters.nats.errors import plain
 from sea_mq_worker.adapters.nats.publish.acks import judge_ack, number
-from sea_mq_worker.adapters.nats.publish.batch import Batched, Conversation, says_disabled
+from sea_mq_worker.adapters.nats.publish.batch import BatchReplies, BatchResult, says_disabled
 from sea_mq_worker.adapters.nats.publish.hpub import TURN_MESSAGES, Sending, send_all
-from sea_mq_worker.adapters.nats.publish.pipelined import BROKEN, NOT_CONNECTED, drained
-from sea_mq_worker.adapters.nats.publish.reply_mux import Replies, stop_at
-from sea_mq_worker.domain.encoding import Sendable
+from sea_mq_worker.adapters.nats.publish.pipelined import BROKEN, NOT_CONNECTED, wait_for_buffer
+from sea_mq_worker.adapters.nats.publish.reply_mux import ReplyMux, stop_at
+from sea_mq_worker.domain.encoding import EncodedMessage
 from sea_mq_worker.domain.outcomes import Stored
 
 _FLOW = 1000
@@ -31,7 +31,7 @@ _TIMED_OUT = "the deadline passed before the batch was acknowledged"
 class _Progress:
     """What the answers have told so far."""
 
-    def __init__(self, stream: str, batch: str, talk: Conversation) -> None:
+    def __init__(self, stream: str, batch: str, talk: BatchReplies) -> None:
         self._stream = stream
         self._batch = batch
         self._talk = talk
@@ -82,17 +82,17 @@ class _Progress:
             asyncio.get_running_loop().call_later(_LAST_WORD_SECONDS, self._talk.stop, trouble)
 
 
-class Fast:
+class FastIngestPublisher:
     """Sends chunks as fast-ingest batches that end at the first gap."""
 
-    def __init__(self, connection: NatsConnection, replies: Replies, stream: str) -> None:
+    def __init__(self, connection: NatsConnection, replies: ReplyMux, stream: str) -> None:
         self._connection = connection
         self._replies = replies
         self._stream = stream
 
-    async def send(self, messages: Sequence[Sendable], deadline: float) -> Batched:
+    async def send(self, messages: Sequence[EncodedMessage], deadline: float) -> BatchResult:
         """Send one batch of two or more messages."""
-        talk = Conversation(messages)
+        talk = BatchReplies(messages)
         prefix = self._replies.open(talk)
         timer = stop_at(deadline, talk, _TIMED_OUT)
         batch = uuid.uuid4().hex
@@ -114,9 +114,9 @@ class Fast:
             self._replies.close(prefix)
         return _result(sent, len(messages), progress, talk.stopped)
 
-    async def _room(self, sent: int, progress: _Progress, talk: Conversation) -> int:
+    async def _room(self, sent: int, progress: _Progress, talk: BatchReplies) -> int:
         """Wait until the batch may go on; return how many messages may follow, 0 where it is over."""
-        await drained(self._connection, talk)
+        await wait_for_buffer(self._connection, talk)
         progress.absorb()
         while not progress.over and progress.room(sent) <= 0:
             await talk.wait()
@@ -125,7 +125,7 @@ class Fast:
         return min(progress.room(sent), TURN_MESSAGES) if goes_on else 0
 
 
-def _sendings(messages: Sequence[Sendable], stem: str) -> list[Sending]:
+def _sendings(messages: Sequence[EncodedMessage], stem: str) -> list[Sending]:
     operations = [_START, *[_APPEND] * (len(messages) - 2), _COMMIT]
     return [
         (message, f"{stem}.{number}.{operation}.$FI")
@@ -133,14 +133,14 @@ def _sendings(messages: Sequence[Sendable], stem: str) -> list[Sending]:
     ]
 
 
-def _result(sent: int, wanted: int, progress: _Progress, stopped: str) -> Batched:
+def _result(sent: int, wanted: int, progress: _Progress, stopped: str) -> BatchResult:
     """Only the final acknowledgement names the stream, so it alone is believed.
 
     It ends the batch: what it does not count is not stored, whatever was sent.
     """
     final = progress.final
     stored = min(progress.count, sent) if final else 0
-    return Batched(
+    return BatchResult(
         sent=stored if final else sent,
         stored=stored,
         stream=final.stream if final else "",

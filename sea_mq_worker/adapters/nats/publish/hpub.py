@@ -10,12 +10,12 @@ from typing import TypeAlias
 
 from nats.aio.client import Client
 
-from sea_mq_worker.domain.encoding import HeaderBlock, Sendable
+from sea_mq_worker.domain.encoding import EncodedMessage, HeaderBlock
 
 TURN_MESSAGES = 256
 """As many are sent before others may run."""
 
-Sending: TypeAlias = tuple[Sendable, str]
+Sending: TypeAlias = tuple[EncodedMessage, str]
 """A message and where an answer goes."""
 
 _TAKES_FRAMES = hasattr(Client, "_send_command") and hasattr(Client, "_flush_pending")
@@ -34,7 +34,7 @@ async def send_all(client: Client, sendings: Sequence[Sending]) -> None:
         await client._flush_pending()  # noqa: SLF001
 
 
-def frame(message: Sendable, reply: str) -> bytes:
+def frame(message: EncodedMessage, reply: str) -> bytes:
     """Encode HPUB: control line, headers, body."""
     control = f"HPUB {message.subject} {reply} {len(message.head)} {message.size}\r\n".encode()
     return b"".join((control, message.head, message.payload, b"\r\n"))

@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from sea_mq_worker.adapters.nats.connection import NatsConnection, api
 from sea_mq_worker.adapters.nats.consume.decoding import stored
 from sea_mq_worker.domain.errors import WorkerError
-from sea_mq_worker.domain.headers import tells_the_same
+from sea_mq_worker.domain.headers import is_same_message
 from sea_mq_worker.domain.messages import OutboundMessage
-from sea_mq_worker.domain.outcomes import PublishOutcome, Refused, Stored
+from sea_mq_worker.domain.outcomes import PublishOutcome, Rejected, Stored
 
 _AT_ONCE = 32
 
 
-async def refuse_taken_ids(
+async def reject_conflicting_ids(
     connection: NatsConnection,
     stream: str,
     messages: Sequence[OutboundMessage],
@@ -32,7 +32,7 @@ async def refuse_taken_ids(
     async def check(index: int, message: OutboundMessage, seq: int) -> None:
         async with turns:
             if await _is_taken(connection, stream, message, seq):
-                checked[index] = Refused(f"ID_TAKEN: the stream has another message under this id, at {seq}")
+                checked[index] = Rejected(f"ID_TAKEN: the stream has another message under this id, at {seq}")
 
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout_at(deadline), asyncio.TaskGroup() as group:
@@ -49,4 +49,4 @@ async def _is_taken(connection: NatsConnection, stream: str, message: OutboundMe
     except WorkerError:
         return False
     found = stored(answer["message"], stream=stream, consumer="", deliveries=0)
-    return not tells_the_same(message, found.payload, found.headers)
+    return not is_same_message(message, found.payload, found.headers)

@@ -7,15 +7,15 @@ the same ids. The first that is not stored ends the call.
 import asyncio
 from collections.abc import Sequence
 
-from sea_mq_worker.adapters.nats.publish.batch import Batched, Batcher, chunks
-from sea_mq_worker.adapters.nats.publish.pipelined import Pipeline
-from sea_mq_worker.domain.encoding import Sendable
+from sea_mq_worker.adapters.nats.publish.batch import BatchResult, BatchSender, chunks
+from sea_mq_worker.adapters.nats.publish.pipelined import PipelinedPublisher
+from sea_mq_worker.domain.encoding import EncodedMessage
 from sea_mq_worker.domain.outcomes import PublishOutcome, Stored, Unknown, Unsent
 
 _BEHIND = Unsent("held back behind a message that was not stored")
 
 
-class Ordered:
+class OrderedPublisher:
     """Publishes in order by batches; one call at a time.
 
     Attributes:
@@ -24,7 +24,7 @@ class Ordered:
         disabled: the stream has refused the kind of batch as such.
     """
 
-    def __init__(self, pipeline: Pipeline, *, last_seq: int) -> None:
+    def __init__(self, pipeline: PipelinedPublisher, *, last_seq: int) -> None:
         self.last_seq = last_seq
         self.mixed_at = float("-inf")
         self.disabled = False
@@ -32,7 +32,7 @@ class Ordered:
         self._turn = asyncio.Lock()
 
     async def send(
-        self, batcher: Batcher, messages: Sequence[Sendable], deadline: float
+        self, batcher: BatchSender, messages: Sequence[EncodedMessage], deadline: float
     ) -> list[PublishOutcome]:
         """Make one attempt for each message, as far as they get."""
         try:
@@ -51,7 +51,7 @@ class Ordered:
         return outcomes + [_BEHIND] * (len(messages) - len(outcomes))
 
     async def _chunk(
-        self, batcher: Batcher, chunk: Sequence[Sendable], deadline: float
+        self, batcher: BatchSender, chunk: Sequence[EncodedMessage], deadline: float
     ) -> list[PublishOutcome]:
         if len(chunk) == 1:
             return await self._one_by_one(chunk, deadline)
@@ -69,7 +69,7 @@ class Ordered:
         ]
 
     async def _numbered(
-        self, stored: Sequence[Sendable], result: Batched, known: int, deadline: float
+        self, stored: Sequence[EncodedMessage], result: BatchResult, known: int, deadline: float
     ) -> list[PublishOutcome]:
         """Give stored messages their sequences: by counting where the run is unbroken, else by asking.
 
@@ -92,7 +92,7 @@ class Ordered:
             for answer in answers
         ]
 
-    async def _one_by_one(self, messages: Sequence[Sendable], deadline: float) -> list[PublishOutcome]:
+    async def _one_by_one(self, messages: Sequence[EncodedMessage], deadline: float) -> list[PublishOutcome]:
         outcomes: list[PublishOutcome] = []
         for message in messages:
             outcomes += await self._pipeline.send([message], deadline)

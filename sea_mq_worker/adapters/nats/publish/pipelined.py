@@ -9,8 +9,8 @@ from nats.aio.msg import Msg
 from sea_mq_worker.adapters.nats.connection import PENDING_BYTES_MAX, NatsConnection
 from sea_mq_worker.adapters.nats.errors import plain
 from sea_mq_worker.adapters.nats.publish.hpub import TURN_MESSAGES, send_all
-from sea_mq_worker.adapters.nats.publish.reply_mux import Exchange, Replies, stop_at
-from sea_mq_worker.domain.encoding import Sendable
+from sea_mq_worker.adapters.nats.publish.reply_mux import PendingRequest, ReplyMux, stop_at
+from sea_mq_worker.domain.encoding import EncodedMessage
 from sea_mq_worker.domain.outcomes import PublishOutcome, Unknown, Unsent
 
 NOT_CONNECTED = "not connected to NATS"
@@ -27,10 +27,10 @@ def forbidden(subject: str) -> str:
     return f"the worker has no permission to publish to {subject}; grant it"
 
 
-class Flight:
+class InFlightBatch:
     """The messages of one call: sent in order, answered in any."""
 
-    def __init__(self, messages: Sequence[Sendable], read: Callable[[Msg], PublishOutcome]) -> None:
+    def __init__(self, messages: Sequence[EncodedMessage], read: Callable[[Msg], PublishOutcome]) -> None:
         self._messages = messages
         self._read = read
         self._outcomes: list[PublishOutcome | None] = [None] * len(messages)
@@ -106,19 +106,19 @@ class Flight:
             self._wake.set_result(None)
 
 
-class Pipeline:
+class PipelinedPublisher:
     """Publishes on one connection; calls may overlap."""
 
     def __init__(
-        self, connection: NatsConnection, replies: Replies, read: Callable[[Msg], PublishOutcome]
+        self, connection: NatsConnection, replies: ReplyMux, read: Callable[[Msg], PublishOutcome]
     ) -> None:
         self._connection = connection
         self._replies = replies
         self._read = read
 
-    async def send(self, messages: Sequence[Sendable], deadline: float) -> list[PublishOutcome]:
+    async def send(self, messages: Sequence[EncodedMessage], deadline: float) -> list[PublishOutcome]:
         """Make one attempt for each message; ``deadline`` is in the loop's time."""
-        flight = Flight(messages, self._read)
+        flight = InFlightBatch(messages, self._read)
         prefix = self._replies.open(flight)
         timer = stop_at(deadline, flight, _TIMED_OUT)
         try:
@@ -136,12 +136,12 @@ class Pipeline:
             self._replies.close(prefix)
         return flight.outcomes()
 
-    async def _may_send(self, flight: Flight) -> bool:
-        await drained(self._connection, flight)
+    async def _may_send(self, flight: InFlightBatch) -> bool:
+        await wait_for_buffer(self._connection, flight)
         return await flight.room() and self._connection.is_connected
 
 
-async def drained(connection: NatsConnection, exchange: Exchange) -> None:
+async def wait_for_buffer(connection: NatsConnection, exchange: PendingRequest) -> None:
     """Let others run; wait while nats-py's buffer is so full that a publish could block there.
 
     A cancelled task that is blocked inside nats-py's publish would go on as if nothing had happened.

@@ -7,22 +7,22 @@ from typing import Literal, TypeAlias
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection
 from sea_mq_worker.adapters.nats.publish.acks import AckReader
-from sea_mq_worker.adapters.nats.publish.atomic_batch import Atomic
-from sea_mq_worker.adapters.nats.publish.batch import Batcher
+from sea_mq_worker.adapters.nats.publish.atomic_batch import AtomicBatchPublisher
+from sea_mq_worker.adapters.nats.publish.batch import BatchSender
 from sea_mq_worker.adapters.nats.publish.earlier_copies import date_earlier_copies
-from sea_mq_worker.adapters.nats.publish.fast_ingest import Fast
-from sea_mq_worker.adapters.nats.publish.id_conflicts import refuse_taken_ids
-from sea_mq_worker.adapters.nats.publish.ordered import Ordered
-from sea_mq_worker.adapters.nats.publish.pipelined import Pipeline
-from sea_mq_worker.adapters.nats.publish.reply_mux import Replies
+from sea_mq_worker.adapters.nats.publish.fast_ingest import FastIngestPublisher
+from sea_mq_worker.adapters.nats.publish.id_conflicts import reject_conflicting_ids
+from sea_mq_worker.adapters.nats.publish.ordered import OrderedPublisher
+from sea_mq_worker.adapters.nats.publish.pipelined import PipelinedPublisher
+from sea_mq_worker.adapters.nats.publish.reply_mux import ReplyMux
 from sea_mq_worker.adapters.nats.publish.search import find_messages
-from sea_mq_worker.adapters.nats.publish.stream_info import StreamFacts, stream_facts
-from sea_mq_worker.domain.encoding import Sendable, sendable
+from sea_mq_worker.adapters.nats.publish.stream_info import StreamInfo, stream_info
+from sea_mq_worker.domain.encoding import EncodedMessage, encode
 from sea_mq_worker.domain.errors import BrokerUnavailableError, ContractError, WorkerError
 from sea_mq_worker.domain.headers import MSG_ID
 from sea_mq_worker.domain.messages import OutboundMessage
-from sea_mq_worker.domain.outcomes import Failed, PublishOutcome, Refused, Stored, Unknown, Unsent
-from sea_mq_worker.domain.stream_search import SearchResult, Wanted
+from sea_mq_worker.domain.outcomes import FailedTransiently, PublishOutcome, Rejected, Stored, Unknown, Unsent
+from sea_mq_worker.domain.stream_search import SearchedId, SearchResult
 
 Mode: TypeAlias = Literal["auto", "pipeline", "fast", "atomic"]
 
@@ -60,15 +60,15 @@ class NatsJetStreamPublisher:
         self._mode = mode
         self._publish_timeout_seconds = publish_timeout_seconds
         self._find_timeout_seconds = find_timeout_seconds
-        replies = Replies(connection)
+        replies = ReplyMux(connection)
         self._replies = replies
-        self._pipeline = Pipeline(connection, replies, AckReader(stream))
-        self._ordered = Ordered(self._pipeline, last_seq=0)
-        self._batchers: dict[str, Batcher] = {
-            "fast": Fast(connection, replies, stream),
-            "atomic": Atomic(connection, replies, stream),
+        self._pipeline = PipelinedPublisher(connection, replies, AckReader(stream))
+        self._ordered = OrderedPublisher(self._pipeline, last_seq=0)
+        self._batchers: dict[str, BatchSender] = {
+            "fast": FastIngestPublisher(connection, replies, stream),
+            "atomic": AtomicBatchPublisher(connection, replies, stream),
         }
-        self._facts: StreamFacts
+        self._facts: StreamInfo
         self._facts_are_old = False
         self._apart_at = float("-inf")
 
@@ -80,7 +80,7 @@ class NatsJetStreamPublisher:
             ContractError: the stream is missing, takes or acknowledges nothing, does not allow the mode, or
                 may not be asked about.
         """
-        self._facts = await stream_facts(self._connection, self._stream)
+        self._facts = await stream_info(self._connection, self._stream)
         if self._facts.useless:
             raise ContractError(self._facts.useless)
         allowed = {"fast": self._facts.allow_batched, "atomic": self._facts.allow_atomic}
@@ -133,17 +133,17 @@ class NatsJetStreamPublisher:
             self._facts_are_old = True
             return [Unsent(self._facts.useless)] * len(messages)
         limit = self.max_payload
-        ready = [sendable(message, limit) for message in messages]
+        ready = [encode(message, limit) for message in messages]
         known = self._ordered.last_seq
         if route == "pipeline":
             outcomes = await self._publish_each(ready, deadline)
         else:
             outcomes = await self._publish_ordered(self._batchers[route], ready, deadline)
         self._learn(outcomes, known)
-        outcomes = await refuse_taken_ids(self._connection, self._stream, messages, outcomes, deadline)
+        outcomes = await reject_conflicting_ids(self._connection, self._stream, messages, outcomes, deadline)
         return await date_earlier_copies(self._connection, self._stream, messages, outcomes, deadline)
 
-    async def find(self, wanted: Sequence[Wanted]) -> Mapping[str, SearchResult]:
+    async def find(self, wanted: Sequence[SearchedId]) -> Mapping[str, SearchResult]:
         """Scan the headers of what the stream stored lately; see JetStreamPublisher."""
         try:
             return await find_messages(
@@ -163,20 +163,20 @@ class NatsJetStreamPublisher:
         return "pipeline" if apart and self._mode == "auto" else "fast"
 
     async def _publish_each(
-        self, messages: Sequence[Sendable | str], deadline: float
+        self, messages: Sequence[EncodedMessage | str], deadline: float
     ) -> list[PublishOutcome]:
-        good = [message for message in messages if isinstance(message, Sendable)]
+        good = [message for message in messages if isinstance(message, EncodedMessage)]
         sent = iter(await self._pipeline.send(good, deadline))
-        outcomes = [Refused(each) if isinstance(each, str) else next(sent) for each in messages]
+        outcomes = [Rejected(each) if isinstance(each, str) else next(sent) for each in messages]
         stored = [outcome.seq for outcome in outcomes if isinstance(outcome, Stored)]
         self._ordered.last_seq = max([self._ordered.last_seq, *stored])
         return outcomes
 
     async def _publish_ordered(
-        self, batcher: Batcher, messages: Sequence[Sendable | str], deadline: float
+        self, batcher: BatchSender, messages: Sequence[EncodedMessage | str], deadline: float
     ) -> list[PublishOutcome]:
         """A message that cannot be sent holds back those behind it, like one that is not stored."""
-        good: list[Sendable] = []
+        good: list[EncodedMessage] = []
         bad = ""
         for message in messages:
             if isinstance(message, str):
@@ -186,14 +186,14 @@ class NatsJetStreamPublisher:
         outcomes = await self._ordered.send(batcher, good, deadline)
         self._facts_are_old = self._facts_are_old or self._ordered.disabled
         if bad and all(isinstance(outcome, Stored) for outcome in outcomes):
-            outcomes.append(Refused(bad))
+            outcomes.append(Rejected(bad))
         return outcomes + [_BEHIND] * (len(messages) - len(outcomes))
 
     def _learn(self, outcomes: Sequence[PublishOutcome], known: int) -> None:
         """Ask about the stream anew when it may have changed; batch nothing while messages are refused."""
         stored = [outcome for outcome in outcomes if isinstance(outcome, Stored)]
         others = [outcome for outcome in outcomes if not isinstance(outcome, Stored)]
-        if any(isinstance(outcome, Refused | Failed | Unknown) for outcome in others):
+        if any(isinstance(outcome, Rejected | FailedTransiently | Unknown) for outcome in others):
             self._apart_at = asyncio.get_running_loop().time()
             self._facts_are_old = self._facts_are_old or not stored
         if self._ordered.last_seq < known or any(o.seq <= known and not o.duplicate for o in stored):
@@ -203,7 +203,7 @@ class NatsJetStreamPublisher:
         """The stream may be another, or another one's past; while it cannot be asked, the old facts stand."""
         known = self._ordered.last_seq
         try:
-            facts = await stream_facts(self._connection, self._stream, timeout_seconds=timeout_seconds)
+            facts = await stream_info(self._connection, self._stream, timeout_seconds=timeout_seconds)
         except WorkerError:
             self._facts = replace(self._facts, useless="")  # a publish will tell what is wrong now
             return

@@ -9,7 +9,7 @@ from nats.aio.msg import Msg
 from sea_mq_worker.adapters.nats.connection import NatsConnection
 
 
-class Exchange(Protocol):
+class PendingRequest(Protocol):
     """Something that was sent and waits for answers.
 
     Attributes:
@@ -31,7 +31,7 @@ class Exchange(Protocol):
         ...
 
 
-def stop_at(deadline: float, exchange: Exchange, reason: str) -> asyncio.TimerHandle:
+def stop_at(deadline: float, exchange: PendingRequest, reason: str) -> asyncio.TimerHandle:
     """Stop an exchange at a deadline in the loop's time, at once if it has passed."""
     loop = asyncio.get_running_loop()
     if deadline <= loop.time():
@@ -39,12 +39,12 @@ def stop_at(deadline: float, exchange: Exchange, reason: str) -> asyncio.TimerHa
     return loop.call_at(deadline, exchange.stop, reason)
 
 
-class Replies:
+class ReplyMux:
     """Hands each answer to the exchange it belongs to; what comes late belongs to nobody and is dropped."""
 
     def __init__(self, connection: NatsConnection) -> None:
         self._connection = connection
-        self._open: dict[str, Exchange] = {}
+        self._open: dict[str, PendingRequest] = {}
         self._numbers = itertools.count(1)
         self._inbox = ""
         self._skip = 0
@@ -56,7 +56,7 @@ class Replies:
         self._connection.listen(self._on_event)
         await self._connection.client.subscribe(f"{self._inbox}.>", cb=self._on_reply, pending_bytes_limit=0)
 
-    def open(self, exchange: Exchange) -> str:
+    def open(self, exchange: PendingRequest) -> str:
         """Begin an exchange; return the prefix of its reply subjects."""
         number = str(next(self._numbers))
         self._open[number] = exchange
@@ -74,7 +74,7 @@ class Replies:
 
     def _on_event(self, event: str, text: str) -> None:
         for exchange in list(self._open.values()):
-            if event in {"disconnected", "lost"}:
+            if event in {"disconnected", "connection_closed"}:
                 exchange.stop(f"the connection broke: {text}")
             elif event == "denied":
                 exchange.deny(text)

@@ -12,11 +12,11 @@ from nats.aio.msg import Msg
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection, api
 from sea_mq_worker.adapters.nats.publish.acks import number
-from sea_mq_worker.adapters.nats.publish.stream_info import StreamFacts, stream_facts
+from sea_mq_worker.adapters.nats.publish.stream_info import StreamInfo, stream_info
 from sea_mq_worker.domain.errors import BrokerUnavailableError, WorkerError
 from sea_mq_worker.domain.headers import MSG_ID
 from sea_mq_worker.domain.outcomes import Stored
-from sea_mq_worker.domain.stream_search import Looked, SearchResult, Wanted
+from sea_mq_worker.domain.stream_search import SearchedId, SearchProgress, SearchResult
 
 if TYPE_CHECKING:
     from nats.aio.subscription import Subscription
@@ -30,7 +30,7 @@ _EPOCH = datetime(1970, 1, 2, tzinfo=UTC)
 
 
 async def find_messages(
-    connection: NatsConnection, stream: str, wanted: Sequence[Wanted], *, timeout_seconds: float
+    connection: NatsConnection, stream: str, wanted: Sequence[SearchedId], *, timeout_seconds: float
 ) -> dict[str, SearchResult]:
     """Look for each up to the last message as of now, as far as the time allows.
 
@@ -41,7 +41,7 @@ async def find_messages(
     scan: _Scan | None = None
     try:
         async with asyncio.timeout(timeout_seconds):
-            scan = _Scan(connection, stream, wanted, await stream_facts(connection, stream))
+            scan = _Scan(connection, stream, wanted, await stream_info(connection, stream))
             await scan.open()
             await scan.run()
     except (WorkerError, TimeoutError) as error:
@@ -67,7 +67,7 @@ class _Scan:
     """
 
     def __init__(
-        self, connection: NatsConnection, stream: str, wanted: Sequence[Wanted], facts: StreamFacts
+        self, connection: NatsConnection, stream: str, wanted: Sequence[SearchedId], facts: StreamInfo
     ) -> None:
         self.has_read = False
         self._connection = connection
@@ -86,7 +86,7 @@ class _Scan:
         self._received = 0
         self._pending = 0
 
-    def _known(self, looked: Looked | None) -> Looked | None:
+    def _known(self, looked: SearchProgress | None) -> SearchProgress | None:
         """Take what was known of this very stream; a search that is asked for anew ends where it ends now."""
         if looked is None or looked.created != self._facts.created or looked.through > self._facts.last_seq:
             return None
@@ -134,10 +134,10 @@ class _Scan:
             each.id: self._found.get(each.id) or self._looked(each.looked) for each in self._wanted.values()
         }
 
-    def _looked(self, looked: Looked | None) -> Looked:
+    def _looked(self, looked: SearchProgress | None) -> SearchProgress:
         if looked:
             return looked._replace(through=max(looked.through, self._through))
-        return Looked(self._facts.created, self._through, self._facts.last_seq)
+        return SearchProgress(self._facts.created, self._through, self._facts.last_seq)
 
     async def run(self) -> None:
         """Read on until the last message, or until nothing is left before it."""

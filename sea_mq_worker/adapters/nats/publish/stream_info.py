@@ -15,7 +15,7 @@ _APPLY = "`python -m sea_mq_worker streams apply`"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StreamFacts:
+class StreamInfo:
     """From STREAM.INFO; ``now`` is the server's clock, ``created`` tells a stream from its successor.
 
     ``forgetful``: it acknowledges what even the end of the server's process may take from it. ``useless``:
@@ -34,9 +34,7 @@ class StreamFacts:
     now: datetime
 
 
-async def stream_facts(
-    connection: NatsConnection, stream: str, *, timeout_seconds: float = 5.0
-) -> StreamFacts:
+async def stream_info(connection: NatsConnection, stream: str, *, timeout_seconds: float = 5.0) -> StreamInfo:
     """Ask the server about a stream.
 
     Raises:
@@ -50,11 +48,11 @@ async def stream_facts(
             raise ContractError(f"stream {stream} does not exist; create it with {_APPLY}") from error
         raise
     config, state = info["config"], info["state"]
-    return StreamFacts(
+    return StreamInfo(
         duplicate_window_seconds=number(config, "duplicate_window") / 1e9,
         allow_batched=bool(config.get("allow_batched")),
         allow_atomic=bool(config.get("allow_atomic")),
-        useless=_useless(stream, config),
+        useless=_unusable_reason(stream, config),
         forgetful=config.get("storage") == "memory" or config.get("persist_mode") == "async",
         last_seq=number(state, "last_seq"),
         renames=bool(config.get("subject_transform")),
@@ -63,7 +61,7 @@ async def stream_facts(
     )
 
 
-def _useless(stream: str, config: Mapping[str, Any]) -> str:
+def _unusable_reason(stream: str, config: Mapping[str, Any]) -> str:
     if config.get("sealed"):
         return (
             f"stream {stream} is sealed for good: name another one, or delete it and create it with {_APPLY}"

@@ -8,7 +8,13 @@ from uuid import UUID
 import asyncpg
 
 from sea_mq_worker.adapters.postgres.connection import fetch
-from sea_mq_worker.adapters.postgres.operator.pagination import READ_MAX, Page, RowGoneError, page_of, reach
+from sea_mq_worker.adapters.postgres.operator.pagination import (
+    READ_MAX,
+    Page,
+    RowGoneError,
+    build_page,
+    id_bounds,
+)
 from sea_mq_worker.adapters.postgres.queries import load_queries
 from sea_mq_worker.domain.read_models import (
     InboxFilter,
@@ -17,7 +23,7 @@ from sea_mq_worker.domain.read_models import (
     OutboxFilter,
     OutboxSummary,
 )
-from sea_mq_worker.domain.uuid7 import tells_time
+from sea_mq_worker.domain.uuid7 import is_uuid7
 
 _OF_A_KEY_MAX = 2000
 """A page of a key that has more is soon full without its indexes."""
@@ -122,12 +128,12 @@ class PostgresLists:
             chosen = (
                 *replace(which, since=None, until=None).arguments,
                 None,
-                *reach(which.since, which.until, which.before_id),
+                *id_bounds(which.since, which.until, which.before_id),
             )
         rows = await fetch(self._pool, statement, *chosen, read_max, which.limit)
         if which.before_id and not rows and not by_id and not await self._is_there(kind, which.before_id):
             raise RowGoneError(f"{kind.name} {which.before_id}")
-        return page_of(
+        return build_page(
             rows,
             kind.record,
             id_of=kind.id,
@@ -150,4 +156,4 @@ class PostgresLists:
 
     async def _tells_time(self, kind: _Kind[RowT]) -> bool:
         [highest] = await fetch(self._pool, self._lists["highest_ids"])
-        return highest[kind.side] is not None and tells_time(highest[kind.side])
+        return highest[kind.side] is not None and is_uuid7(highest[kind.side])

@@ -7,7 +7,7 @@ from typing import Any, Generic, TypeVar
 from uuid import UUID
 
 from sea_mq_worker.domain.errors import WorkerError
-from sea_mq_worker.domain.uuid7 import lowest_id, made_at
+from sea_mq_worker.domain.uuid7 import min_id_at, timestamp_of
 
 READ_MAX = 20_000
 """So many rows are looked at in some hundredths of a second."""
@@ -39,7 +39,7 @@ class Page(Generic[RowT]):
     reached: datetime | None = None
 
 
-def page_of(
+def build_page(
     found: Sequence[Mapping[str, Any]],
     record: Callable[..., RowT],
     *,
@@ -56,17 +56,17 @@ def page_of(
     rows = [record(**_without_marks(row)) for row in found if row["fits"]]
     last = found[-1] if found else {}
     if len(rows) < limit and read_max and last.get("place") == read_max:
-        reached = last[time_of] if time_of else made_at(last[id_of])
+        reached = last[time_of] if time_of else timestamp_of(last[id_of])
         return Page(rows=rows, goes_on=last[id_of], read=read_max, reached=reached)
     return Page(rows=rows, goes_on=last[id_of] if len(rows) == limit else None)
 
 
-def reach(
+def id_bounds(
     since: datetime | None, until: datetime | None, before_id: UUID | None
 ) -> tuple[UUID | None, UUID | None]:
     """Return the lowest id of a page, and what its ids are below; None: no bound."""
-    lowest = lowest_id(since) if since else None
-    above = [one for one in (lowest_id(until) if until else None, before_id) if one]
+    lowest = min_id_at(since) if since else None
+    above = [one for one in (min_id_at(until) if until else None, before_id) if one]
     return lowest, min(above, default=None)
 
 

@@ -8,16 +8,16 @@ from typing import Any, TypeAlias
 
 import asyncpg
 
-from sea_mq_worker.adapters.postgres.connection import fetch, fetch_slowly
+from sea_mq_worker.adapters.postgres.connection import fetch, fetch_with_long_timeout
 from sea_mq_worker.adapters.postgres.errors import TableMissingError
 from sea_mq_worker.adapters.postgres.queries import load_queries
 from sea_mq_worker.adapters.postgres.schema.leaf_partitions import (
     DROP_LEAF,
     LEAVES,
-    Leaf,
+    LeafPartition,
     PageRange,
     dropped_leaf,
-    in_leaf,
+    for_leaf,
     leaf_of,
     ranges,
 )
@@ -121,7 +121,7 @@ class PostgresPruning:
                 whole.append(leaf.name)
         return Prunable(count=tally.rows, pages=tally.pages, pages_of=tally.pages_of, partitions=whole)
 
-    async def _has_room(self, leaf: Leaf, before: datetime, room: int | None) -> bool:
+    async def _has_room(self, leaf: LeafPartition, before: datetime, room: int | None) -> bool:
         if room is None:
             return True
         rows = 0
@@ -131,19 +131,21 @@ class PostgresPruning:
                 return False
         return room > 0
 
-    async def _drop(self, leaf: Leaf, before: datetime, action: int) -> DroppedPartition | KeptPartition:
+    async def _drop(
+        self, leaf: LeafPartition, before: datetime, action: int
+    ) -> DroppedPartition | KeptPartition:
         """Have it dropped if all of it may go; reads it, which takes longer than a statement may else."""
         try:
-            [row] = await fetch_slowly(self._pool, DROP_LEAF, leaf.name, before, action)
+            [row] = await fetch_with_long_timeout(self._pool, DROP_LEAF, leaf.name, before, action)
         except TableMissingError:
             return KeptPartition(name=leaf.name, reason="another session has dropped it")
         return dropped_leaf(leaf.name, row)
 
-    async def _leaves(self, side: str) -> list[Leaf]:
+    async def _leaves(self, side: str) -> list[LeafPartition]:
         return [leaf_of(row) for row in await fetch(self._pool, LEAVES, _TABLES[side])]
 
     async def _in(self, side: str, name: str, pages: PageRange, *args: object) -> Any:
-        statement = in_leaf(self._sql[name], _TABLES[side], pages.leaf)
+        statement = for_leaf(self._sql[name], _TABLES[side], pages.leaf)
         try:
             return (await fetch(self._pool, statement, pages.first, pages.end, *args))[0]
         except TableMissingError:
@@ -152,5 +154,5 @@ class PostgresPruning:
             return _GONE
 
 
-def _pages(leaves: Sequence[Leaf]) -> int:
+def _pages(leaves: Sequence[LeafPartition]) -> int:
     return sum(leaf.pages for leaf in leaves)

@@ -10,7 +10,7 @@ from uuid import UUID
 
 import asyncpg
 
-from sea_mq_worker.adapters.postgres.connection import fetch, fetch_slowly
+from sea_mq_worker.adapters.postgres.connection import fetch, fetch_with_long_timeout
 from sea_mq_worker.adapters.postgres.queries import load_queries
 from sea_mq_worker.domain.errors import WorkerError
 from sea_mq_worker.domain.events import EventState
@@ -71,7 +71,7 @@ class PostgresReplays:
         began is left out: that may be its own work.
         """
         states = [state for state in _TERMINAL if state in which.states]
-        rows = await fetch_slowly(
+        rows = await fetch_with_long_timeout(
             self._pool,
             self._sql["choose"],
             states,

@@ -16,7 +16,7 @@ from sea_mq_worker.adapters.postgres.connection import fetch, session_settings
 from sea_mq_worker.adapters.postgres.errors import translated
 from sea_mq_worker.adapters.postgres.opening import opening
 from sea_mq_worker.adapters.postgres.queries import load_queries
-from sea_mq_worker.adapters.postgres.schema.expected_schema import TABLES, promised_functions
+from sea_mq_worker.adapters.postgres.schema.expected_schema import TABLES, expected_functions
 from sea_mq_worker.domain.error_fingerprint import MARKED, NUMBERS
 
 _SETTINGS = (
@@ -267,7 +267,7 @@ async def database_facts(pool: asyncpg.Pool, *, long_seconds: float) -> Database
         indexes={row["name"]: row["valid"] for row in await ask("indexes", tables)},
         triggers={row["name"]: Trigger(**row) for row in await ask("triggers", tables)},
         functions={
-            row["name"]: Function(**row) for row in await ask("functions", list(promised_functions()))
+            row["name"]: Function(**row) for row in await ask("functions", list(expected_functions()))
         },
         lacks=[Lack(**row) for row in await ask("rights")],
     )

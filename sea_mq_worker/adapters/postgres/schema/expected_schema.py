@@ -36,7 +36,7 @@ SCHEMA = ":schema"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Promised:
+class ExpectedObject:
     """An index, trigger or constraint: the table that it is on, and the statement that makes it.
 
     ``definition`` is a constraint's, as ``canonical`` writes it.
@@ -48,7 +48,7 @@ class Promised:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PromisedFunction:
+class ExpectedFunction:
     """A function: its body, the schemas that it looks into, and the statements that make it."""
 
     body: str
@@ -57,9 +57,9 @@ class PromisedFunction:
 
 
 @functools.cache
-def promised(kind: str, *, partitioned: bool = False) -> Mapping[str, Promised]:
+def expected_objects(kind: str, *, partitioned: bool = False) -> Mapping[str, ExpectedObject]:
     """Return each ``INDEX`` or ``TRIGGER`` by its name, as the last script that ran leaves it."""
-    found: dict[str, Promised] = {}
+    found: dict[str, ExpectedObject] = {}
     for script in _scripts(partitioned=partitioned):
         for statement in _STATEMENT.finditer(script):
             verb, what, name = statement.groups()
@@ -68,12 +68,12 @@ def promised(kind: str, *, partitioned: bool = False) -> Mapping[str, Promised]:
             found.pop(name, None)
             relation = _RELATION.search(statement[0])
             if verb == "CREATE" and relation:
-                found[name] = Promised(relation=relation[1], sql=statement[0].lstrip())
+                found[name] = ExpectedObject(relation=relation[1], sql=statement[0].lstrip())
     return found
 
 
 @functools.cache
-def promised_functions() -> Mapping[str, PromisedFunction]:
+def expected_functions() -> Mapping[str, ExpectedFunction]:
     """Return each function by its name; the migrations fix the search path of all of them."""
     found = {}
     for script in _scripts():
@@ -85,12 +85,12 @@ def promised_functions() -> Mapping[str, PromisedFunction]:
             sql = f"CREATE OR REPLACE {text};\nALTER FUNCTION {name} SET search_path = {path}"
             if name in closed:
                 sql += f";\nREVOKE ALL ON FUNCTION {name} FROM PUBLIC"
-            found[name] = PromisedFunction(body=body, search_path=path, sql=sql)
+            found[name] = ExpectedFunction(body=body, search_path=path, sql=sql)
     return found
 
 
 @functools.cache
-def promised_constraints() -> Mapping[tuple[str, str], Promised]:
+def expected_constraints() -> Mapping[tuple[str, str], ExpectedObject]:
     """Return each constraint by its table and name; that of a column NOT NULL has the column's."""
     found = {}
     for script in _scripts():
@@ -100,7 +100,7 @@ def promised_constraints() -> Mapping[tuple[str, str], Promised]:
             for name, definition in _constraints(table, item.strip()):
                 made = f'ADD CONSTRAINT "{name}" {definition}'
                 sql = f"ALTER {name} SET NOT NULL" if definition == "NOT NULL" else made
-                found[table, name] = Promised(relation=table, sql=sql, definition=canonical(definition))
+                found[table, name] = ExpectedObject(relation=table, sql=sql, definition=canonical(definition))
     return found
 
 

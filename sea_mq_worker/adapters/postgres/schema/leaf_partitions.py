@@ -21,7 +21,7 @@ DROP_LEAF = _SQL["drop_leaf"]
 
 
 @dataclass(frozen=True, slots=True)
-class Leaf:
+class LeafPartition:
     """A relation that holds rows.
 
     Attributes:
@@ -48,9 +48,9 @@ class PageRange:
     end: int
 
 
-def leaf_of(row: Any) -> Leaf:
+def leaf_of(row: Any) -> LeafPartition:
     """Read a row of ``LEAVES``."""
-    return Leaf(row["name"], row["pages"], row["until_at"])
+    return LeafPartition(row["name"], row["pages"], row["until_at"])
 
 
 def dropped_leaf(name: str, row: Any) -> DroppedPartition | KeptPartition:
@@ -60,7 +60,7 @@ def dropped_leaf(name: str, row: Any) -> DroppedPartition | KeptPartition:
     return KeptPartition(name=name, reason=row["reason"])
 
 
-def in_leaf(statement: str, table: str, leaf: str) -> str:
+def for_leaf(statement: str, table: str, leaf: str) -> str:
     """Return a statement about a table as one about a leaf of it alone.
 
     Raises:
@@ -71,7 +71,7 @@ def in_leaf(statement: str, table: str, leaf: str) -> str:
     return statement.replace(f" {table} ", f" {leaf} ")
 
 
-def ranges(leaf: Leaf, pages: int, *, first: int = 0, end: int | None = None) -> Iterator[PageRange]:
+def ranges(leaf: LeafPartition, pages: int, *, first: int = 0, end: int | None = None) -> Iterator[PageRange]:
     """Part a leaf, or what of it is from ``first`` on and before ``end``, into ranges of so many pages."""
     behind = leaf.pages if end is None else end
     for at in range(first, behind, pages):

@@ -11,7 +11,7 @@ from sea_mq_worker.adapters.postgres.queries import load_queries
 from sea_mq_worker.domain.errors import ContractError
 
 
-async def take_schema(database: Any, context: str) -> None:
+async def claim_schema(database: Any, context: str) -> None:
     """Make the schema of ``database``, a connection or pool, the context's, unless it is another's already.
 
     Raises:

@@ -31,7 +31,7 @@ from sea_mq_worker.pipeline.jobs.archive.outbox import Deletion, LeafPlan, conte
 from sea_mq_worker.pipeline.jobs.archive.result import ArchiveProgress, ArchiveResult, OnProgress
 from sea_mq_worker.pipeline.lake.read_files import read_files
 from sea_mq_worker.pipeline.lake.schemas import ARCHIVE
-from sea_mq_worker.pipeline.lake.table import NO_FILES, Files, LakeTable, Mark
+from sea_mq_worker.pipeline.lake.table import NO_FILES, Files, LakeTable, Watermark
 from sea_mq_worker.pipeline.snapshot import Snapshot, read_outbox, snapshot
 from sea_mq_worker.pipeline.sources.tables.query import FIRST_TIME, LAST_TIME
 from sea_mq_worker.pipeline.spark_errors import cause
@@ -164,7 +164,7 @@ class _Run:
             files = self._table.write(self._rows(held, pages, number))
         self._verify(number, wanted, self._keys(number, self._written_rows(files)))
         self.outbox.check_lock()
-        self._commit(files, Mark(_committed(self.settings), number, after=number - 1))
+        self._commit(files, Watermark(_committed(self.settings), number, after=number - 1))
         keys = self._keys(number, self._committed_rows(number))
         self._verify(number, wanted, keys)
         self.result = replace(
@@ -256,7 +256,7 @@ class _Run:
         )
 
     def _finish(self, number: int) -> None:
-        self._commit(NO_FILES, Mark(_finished(self.settings), number, after=number - 1))
+        self._commit(NO_FILES, Watermark(_finished(self.settings), number, after=number - 1))
 
     def _tell(
         self,
@@ -277,7 +277,7 @@ class _Run:
             )
         )
 
-    def _commit(self, files: Files, mark: Mark) -> None:
+    def _commit(self, files: Files, mark: Watermark) -> None:
         if not self._table.commit(files, mark):
             raise PipelineError(
                 f"{self._table.uri}: another archive has committed batch {mark.value}; run again"

@@ -18,10 +18,10 @@ from sea_mq_worker.adapters.postgres.queries import load_queries
 from sea_mq_worker.adapters.postgres.schema.leaf_partitions import (
     DROP_LEAF,
     LEAVES,
-    Leaf,
+    LeafPartition,
     PageRange,
     dropped_leaf,
-    in_leaf,
+    for_leaf,
     leaf_of,
 )
 from sea_mq_worker.adapters.postgres.schema.migrations import check_version
@@ -74,8 +74,8 @@ def plan(held: Snapshot, before: datetime, batch_rows: int) -> list[LeafPlan]:
     return [_plan_of(held, leaf, before, batch_rows) for leaf in leaves]
 
 
-def _plan_of(held: Snapshot, leaf: Leaf, before: datetime, batch_rows: int) -> LeafPlan:
-    statement = in_leaf(_SQL["chunks"], _TABLE, leaf.name)
+def _plan_of(held: Snapshot, leaf: LeafPartition, before: datetime, batch_rows: int) -> LeafPlan:
+    statement = for_leaf(_SQL["chunks"], _TABLE, leaf.name)
     chunks = held.rows(statement, before, FIRST_TIME, LAST_TIME, _CHUNK_PAGES)
     batches: list[list[int]] = []
     room = 0
@@ -97,14 +97,14 @@ def _plan_of(held: Snapshot, leaf: Leaf, before: datetime, batch_rows: int) -> L
     )
 
 
-def _has_others(held: Snapshot, leaf: Leaf, before: datetime) -> bool:
-    (row,) = held.rows(in_leaf(_SQL["others"], _TABLE, leaf.name), before, FIRST_TIME, LAST_TIME)
+def _has_others(held: Snapshot, leaf: LeafPartition, before: datetime) -> bool:
+    (row,) = held.rows(for_leaf(_SQL["others"], _TABLE, leaf.name), before, FIRST_TIME, LAST_TIME)
     return bool(row["others"])
 
 
 def content(held: Snapshot, before: datetime, pages: PageRange) -> Content:
     """Ask PostgreSQL itself what a batch must hold."""
-    statement = in_leaf(_SQL["content"], _TABLE, pages.leaf)
+    statement = for_leaf(_SQL["content"], _TABLE, pages.leaf)
     (row,) = held.rows(statement, before, FIRST_TIME, LAST_TIME, pages.first, pages.end)
     return _content_of(row)
 
@@ -165,7 +165,7 @@ class Deletion:
         with translated():
             async with self._connection.transaction(isolation="read_committed"):
                 await self._connection.execute(_READ_ALL)
-                content = in_leaf(_SQL["all_content"], _TABLE, leaf)
+                content = for_leaf(_SQL["all_content"], _TABLE, leaf)
                 (row,) = await self._connection.fetch(content, timeout=_DROP_SECONDS_MAX)
                 if _content_of(row) != compared:
                     return KeptPartition(name=leaf, reason="it holds other events than the lake has of it")

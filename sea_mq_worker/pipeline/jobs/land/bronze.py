@@ -15,7 +15,12 @@ from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentat
 
 from sea_mq_worker.pipeline.errors import DataLossError
 from sea_mq_worker.pipeline.executor_settings import access_options
-from sea_mq_worker.pipeline.jobs.land.stream_progress import Place, moment_text, nanoseconds, standing
+from sea_mq_worker.pipeline.jobs.land.stream_progress import (
+    StreamProgress,
+    moment_text,
+    nanoseconds,
+    progress_of,
+)
 from sea_mq_worker.pipeline.lake.table import NO_FILES, Files, LakeTable
 from sea_mq_worker.pipeline.sources.jetstream.state import StreamState, message_time, stream_state
 from sea_mq_worker.settings import Settings
@@ -29,7 +34,7 @@ _ROWS_PER_TASK_MIN = 10_000
 
 def find_place(
     settings: Settings, bronze: LakeTable, state: StreamState, *, on_loss: Callable[[str], None]
-) -> Place:
+) -> StreamProgress:
     """Return from where the stream is to be landed, noted in the lake where that is not where it was.
 
     Args:
@@ -39,7 +44,7 @@ def find_place(
         on_loss: told what is missing; raises unless that is accepted.
     """
     stream, created = state.stream, nanoseconds(state.created)
-    place = standing(bronze, stream)
+    place = progress_of(bronze, stream)
     if place.created != created:
         if place.created:
             on_loss(_made_again(place, state))
@@ -47,28 +52,28 @@ def find_place(
     elif restored := _restored(settings, bronze, place, state):
         on_loss(restored)
         bronze.commit(NO_FILES, *place.restored())
-    place = standing(bronze, stream)
+    place = progress_of(bronze, stream)
     if place.landed and place.landed + 1 < state.first_seq:
         on_loss(_removed(place.stream, place.landed + 1, state.first_seq))
     return place
 
 
-def to_land(bronze: LakeTable, state: StreamState) -> Place:
+def to_land(bronze: LakeTable, state: StreamState) -> StreamProgress:
     """Return how far the stream was landed, and note nothing."""
-    place, created = standing(bronze, state.stream), nanoseconds(state.created)
-    return place if place.created == created else Place(stream=state.stream, created=created)
+    place, created = progress_of(bronze, state.stream), nanoseconds(state.created)
+    return place if place.created == created else StreamProgress(stream=state.stream, created=created)
 
 
 def land_range(
     spark: SparkSession,
     settings: Settings,
     bronze: LakeTable,
-    place: Place,
+    place: StreamProgress,
     state: StreamState,
     *,
     rows_max: int,
     on_loss: Callable[[str], None],
-) -> tuple[Place, Files]:
+) -> tuple[StreamProgress, Files]:
     """Land the next sequences, at most ``rows_max``; return where that leads and what was written.
 
     Raises:
@@ -94,7 +99,7 @@ def land_range(
 
 
 def _write(
-    spark: SparkSession, bronze: LakeTable, place: Place, *, created: str, first: int, last: int
+    spark: SparkSession, bronze: LakeTable, place: StreamProgress, *, created: str, first: int, last: int
 ) -> Files:
     share = -(-(last - first + 1) // spark.sparkContext.defaultParallelism)
     options = {
@@ -112,7 +117,7 @@ def _write(
     )
 
 
-def _restored(settings: Settings, bronze: LakeTable, place: Place, state: StreamState) -> str:
+def _restored(settings: Settings, bronze: LakeTable, place: StreamProgress, state: StreamState) -> str:
     """Say what tells that the stream is at an older state than the one landed; empty: nothing does."""
     if state.last_seq < place.landed:
         return (
@@ -134,7 +139,7 @@ def _restored(settings: Settings, bronze: LakeTable, place: Place, state: Stream
     return ""
 
 
-def _latest(bronze: LakeTable, place: Place, least: int) -> list[tuple[int, datetime]]:
+def _latest(bronze: LakeTable, place: StreamProgress, least: int) -> list[tuple[int, datetime]]:
     """Return sequence and time of the last messages landed that the stream should still hold."""
     if least > place.landed:
         return []
@@ -150,7 +155,7 @@ def _latest(bronze: LakeTable, place: Place, least: int) -> list[tuple[int, date
     return list(zip(last["seq"].to_pylist(), last["time"].to_pylist(), strict=True))
 
 
-def _made_again(place: Place, state: StreamState) -> str:
+def _made_again(place: StreamProgress, state: StreamState) -> str:
     return (
         f"stream {place.stream} was deleted and made again: sequence {place.landed} was landed of the one "
         f"created at {moment_text(place.created)}, this one was created at {state.created}; what the former "

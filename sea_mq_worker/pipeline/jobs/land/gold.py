@@ -14,8 +14,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentation has it
 
 from sea_mq_worker.pipeline.jobs.land.silver import SERIAL
-from sea_mq_worker.pipeline.jobs.land.stream_progress import Place
-from sea_mq_worker.pipeline.lake.table import NO_FILES, ConflictError, LakeTable, Mark
+from sea_mq_worker.pipeline.jobs.land.stream_progress import StreamProgress
+from sea_mq_worker.pipeline.lake.table import NO_FILES, ConflictError, LakeTable, Watermark
 
 _ATTEMPTS = 5
 _ACCURACY = 10_000
@@ -26,7 +26,7 @@ def refresh(
     spark: SparkSession,
     silver: LakeTable,
     gold: LakeTable,
-    places: Sequence[Place],
+    places: Sequence[StreamProgress],
     *,
     late_seconds: float,
 ) -> int:
@@ -39,9 +39,9 @@ def refresh(
             return replaced
         touched = _touched(spark, silver, due)
         files = gold.write(_minutes(spark, silver, touched, late_seconds)) if touched else NO_FILES
-        marks = [Mark(place.name, value, after=reached) for place, reached, value in due]
+        marks = [Watermark(place.name, value, after=reached) for place, reached, value in due]
         try:
-            gold.replace(files, touched, *marks, Mark(SERIAL, serial + 1, after=serial))
+            gold.replace(files, touched, *marks, Watermark(SERIAL, serial + 1, after=serial))
             replaced += len(touched)
         except ConflictError:
             conflicts += 1
@@ -49,7 +49,9 @@ def refresh(
                 raise
 
 
-def _due(silver: LakeTable, gold: LakeTable, places: Sequence[Place]) -> list[tuple[Place, int, int]]:
+def _due(
+    silver: LakeTable, gold: LakeTable, places: Sequence[StreamProgress]
+) -> list[tuple[StreamProgress, int, int]]:
     """Return what silver has and gold has not: incarnation, gold's mark, silver's mark."""
     there, here = silver.open(), gold.open()
     found = []
@@ -62,7 +64,7 @@ def _due(silver: LakeTable, gold: LakeTable, places: Sequence[Place]) -> list[tu
 
 
 def _touched(
-    spark: SparkSession, silver: LakeTable, due: Sequence[tuple[Place, int, int]]
+    spark: SparkSession, silver: LakeTable, due: Sequence[tuple[StreamProgress, int, int]]
 ) -> list[Mapping[str, Any]]:
     """Return the partitions that rows which gold does not know are in."""
     columns = ["stream", "incarnation", "seq", "context", "date"]

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from sea_mq_worker.pipeline.errors import DataLossError
 from sea_mq_worker.pipeline.jobs.land import bronze, gold, silver
-from sea_mq_worker.pipeline.jobs.land.stream_progress import Place, incarnations
+from sea_mq_worker.pipeline.jobs.land.stream_progress import StreamProgress, incarnations
 from sea_mq_worker.pipeline.lake.schemas import BRONZE, GOLD, SILVER
 from sea_mq_worker.pipeline.lake.table import LakeTable
 from sea_mq_worker.pipeline.sources.jetstream.state import StreamState, stream_state
@@ -219,7 +219,7 @@ class _Run:
         fitting = _BATCH_BYTES * state.messages // max(state.size, 1)
         return max(1, min(self.options.batch_rows, fitting or self.options.batch_rows))
 
-    def _take(self, place: Place) -> None:
+    def _take(self, place: StreamProgress) -> None:
         self.events += silver.take(
             self.spark,
             self._bronze,

@@ -10,9 +10,9 @@ from datetime import timedelta
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentation has it
 
-from sea_mq_worker.pipeline.dataframes import first_of_each
-from sea_mq_worker.pipeline.jobs.land.stream_progress import Place
-from sea_mq_worker.pipeline.lake.table import Conditions, ConflictError, LakeTable, Mark
+from sea_mq_worker.pipeline.dataframes import deduplicate_by
+from sea_mq_worker.pipeline.jobs.land.stream_progress import StreamProgress
+from sea_mq_worker.pipeline.lake.table import Conditions, ConflictError, LakeTable, Watermark
 
 SERIAL = "commits"
 """The mark that every commit moves on: rows are compared with all that the table holds, so two at once
@@ -28,7 +28,7 @@ def take(
     spark: SparkSession,
     bronze: LakeTable,
     silver: LakeTable,
-    place: Place,
+    place: StreamProgress,
     *,
     rows_max: int,
     dedupe_days: int | None,
@@ -49,9 +49,9 @@ def take(
         one_step = taken or place.landed <= rows_max
         start = taken if one_step else _first(spark, bronze, place) - 1
         upto = min(place.landed, start + rows_max)
-        new = first_of_each(to_silver(_landed(spark, bronze, place, start, upto)), "message_id", "seq")
+        new = deduplicate_by(to_silver(_landed(spark, bronze, place, start, upto)), "message_id", "seq")
         files = silver.write(_unknown(spark, silver, new, dedupe_days))
-        marks = Mark(place.name, upto, after=taken), Mark(SERIAL, serial + 1, after=serial)
+        marks = Watermark(place.name, upto, after=taken), Watermark(SERIAL, serial + 1, after=serial)
         try:
             added += files.rows if silver.commit(files, *marks) else 0
         except ConflictError:
@@ -90,7 +90,9 @@ def to_silver(bronze: DataFrame) -> DataFrame:
     )
 
 
-def _landed(spark: SparkSession, bronze: LakeTable, place: Place, after: int, upto: int) -> DataFrame:
+def _landed(
+    spark: SparkSession, bronze: LakeTable, place: StreamProgress, after: int, upto: int
+) -> DataFrame:
     conditions: Conditions = [
         ("stream", "=", place.stream),
         ("incarnation", "=", place.incarnation),
@@ -101,7 +103,7 @@ def _landed(spark: SparkSession, bronze: LakeTable, place: Place, after: int, up
     return bronze.read(spark, conditions).where(mine & (F.col("seq") > after) & (F.col("seq") <= upto))
 
 
-def _first(spark: SparkSession, bronze: LakeTable, place: Place) -> int:
+def _first(spark: SparkSession, bronze: LakeTable, place: StreamProgress) -> int:
     """Return the first sequence landed; the one behind the last where there are no rows."""
     row = _landed(spark, bronze, place, 0, place.landed).agg(F.min("seq")).first()
     return place.landed + 1 if row is None or row[0] is None else int(row[0])

@@ -11,14 +11,14 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from sea_mq_worker.pipeline.lake.table import LakeTable
-from sea_mq_worker.pipeline.lake.watermarks import Mark
+from sea_mq_worker.pipeline.lake.watermarks import Watermark
 
 _NS = 10**9
 _FRACTION = re.compile(r"\.(\d{1,9})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class StreamProgress:
     """How far a stream was landed.
 
     Attributes:
@@ -45,36 +45,36 @@ class Place:
         """Return the name of its mark in each table."""
         return f"{self.stream} {self.incarnation}"
 
-    def landed_to(self, seq: int) -> tuple[Mark, ...]:
+    def landed_to(self, seq: int) -> tuple[Watermark, ...]:
         """Return the marks of a commit that brings it to ``seq``; no other run can have come between."""
         return (
-            Mark(self.name, seq, after=self.landed),
-            Mark(_created(self.stream), self.created, after=self.created),
-            Mark(_restored(self.stream, self.created), self.restores, after=self.restores),
+            Watermark(self.name, seq, after=self.landed),
+            Watermark(_created(self.stream), self.created, after=self.created),
+            Watermark(_restored(self.stream, self.created), self.restores, after=self.restores),
         )
 
-    def made_again(self, created: int) -> tuple[Mark, ...]:
+    def made_again(self, created: int) -> tuple[Watermark, ...]:
         """Return the marks of a commit that goes on with another stream of the name."""
         return (
-            Mark(_created(self.stream), created, after=self.created),
-            Mark(_before(self.stream, created), self.created),
+            Watermark(_created(self.stream), created, after=self.created),
+            Watermark(_before(self.stream, created), self.created),
         )
 
-    def restored(self) -> tuple[Mark, ...]:
+    def restored(self) -> tuple[Watermark, ...]:
         """Return the marks of a commit that goes on with an older state of the same stream."""
-        return (Mark(_restored(self.stream, self.created), self.restores + 1, after=self.restores),)
+        return (Watermark(_restored(self.stream, self.created), self.restores + 1, after=self.restores),)
 
 
-def standing(bronze: LakeTable, stream: str) -> Place:
+def progress_of(bronze: LakeTable, stream: str) -> StreamProgress:
     """Return how far a stream was landed."""
     value = _values(bronze)
     return _place(value, stream, value(_created(stream)))
 
 
-def incarnations(bronze: LakeTable, stream: str) -> list[Place]:
+def incarnations(bronze: LakeTable, stream: str) -> list[StreamProgress]:
     """Return all that was landed under a stream's name, the oldest first."""
     value = _values(bronze)
-    found: list[Place] = []
+    found: list[StreamProgress] = []
     created = value(_created(stream))
     while created and created not in {place.created for place in found}:
         last = _place(value, stream, created)
@@ -89,9 +89,9 @@ def _values(bronze: LakeTable) -> Callable[[str], int]:
     return lambda name: (table.transaction_version(name) if table else None) or 0
 
 
-def _place(value: Callable[[str], int], stream: str, created: int) -> Place:
+def _place(value: Callable[[str], int], stream: str, created: int) -> StreamProgress:
     restores, before = value(_restored(stream, created)), value(_before(stream, created))
-    place = Place(stream=stream, created=created, restores=restores, before=before)
+    place = StreamProgress(stream=stream, created=created, restores=restores, before=before)
     return replace(place, landed=value(place.name))
 
 

@@ -26,7 +26,7 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Position:
+class ConsumerPosition:
     """A durable consumer as its stream knows it.
 
     Attributes:
@@ -46,7 +46,7 @@ class Position:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
+class StreamBounds:
     """What a stream holds and may drop.
 
     Attributes:
@@ -78,7 +78,7 @@ class Audit:
     archived_before: datetime | None
 
 
-def ask_positions(settings: Settings, consumers: Iterable[ConsumerSettings]) -> list[Position]:
+def ask_positions(settings: Settings, consumers: Iterable[ConsumerSettings]) -> list[ConsumerPosition]:
     """Ask how far consumers are.
 
     Raises:
@@ -87,13 +87,13 @@ def ask_positions(settings: Settings, consumers: Iterable[ConsumerSettings]) -> 
     """
     wanted = list(consumers)
 
-    async def ask(connection: NatsConnection) -> list[Position]:
+    async def ask(connection: NatsConnection) -> list[ConsumerPosition]:
         return [await _position(connection, one.stream, one.durable) for one in wanted]
 
     return _asked(settings, ask) if wanted else []
 
 
-def ask_bounds(settings: Settings, stream: str, since: datetime | None = None) -> Bounds:
+def ask_bounds(settings: Settings, stream: str, since: datetime | None = None) -> StreamBounds:
     """Ask what a stream holds.
 
     Args:
@@ -106,14 +106,14 @@ def ask_bounds(settings: Settings, stream: str, since: datetime | None = None) -
         ContractError: it is missing.
     """
 
-    async def ask(connection: NatsConnection) -> Bounds:
+    async def ask(connection: NatsConnection) -> StreamBounds:
         state = await state_of(connection, stream)
         config = (await api(connection, f"STREAM.INFO.{stream}"))["config"]
         start = state.first_seq
         if since is not None:
             start = await _first_since(connection, state, since - _CLOCK)
         age = config.get("max_age", 0) / _NANOSECONDS
-        return Bounds(state=state, start_seq=start, max_age_seconds=age or None, drops=_drops(config))
+        return StreamBounds(state=state, start_seq=start, max_age_seconds=age or None, drops=_drops(config))
 
     return _asked(settings, ask)
 
@@ -135,7 +135,7 @@ def _latest(actions: Iterable[tuple[str, datetime, Mapping[str, Any]]], wanted: 
     return max(before, default=None)
 
 
-async def _position(connection: NatsConnection, stream: str, durable: str) -> Position:
+async def _position(connection: NatsConnection, stream: str, durable: str) -> ConsumerPosition:
     try:
         info = await api(connection, f"CONSUMER.INFO.{stream}.{durable}")
     except ApiRefusedError as error:
@@ -148,7 +148,7 @@ async def _position(connection: NatsConnection, stream: str, durable: str) -> Po
     config, created = info["config"], datetime.fromisoformat(info["created"])
     one = config.get("filter_subject")
     start_seq, start_time = _start(config, created)
-    return Position(
+    return ConsumerPosition(
         stream=stream,
         durable=durable,
         filters=tuple(config.get("filter_subjects") or ([one] if one else [])),

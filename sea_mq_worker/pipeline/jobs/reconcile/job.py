@@ -12,18 +12,18 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from sea_mq_worker.pipeline.errors import PipelineError
-from sea_mq_worker.pipeline.jobs.reconcile.broker_state import Position
+from sea_mq_worker.pipeline.jobs.reconcile.broker_state import ConsumerPosition
 from sea_mq_worker.pipeline.jobs.reconcile.inbox import ConsumerFacts, covered, covered_copies, judge_inbox
 from sea_mq_worker.pipeline.jobs.reconcile.outbox import (
     Limits,
-    StreamFacts,
+    StreamEvidence,
     copies_by_id,
     judge_stream,
     matched,
 )
 from sea_mq_worker.pipeline.jobs.reconcile.reading import stored_within
 from sea_mq_worker.pipeline.jobs.reconcile.receiver import Receiver
-from sea_mq_worker.pipeline.jobs.reconcile.restore_signs import Requeue, lost, put_back, signs
+from sea_mq_worker.pipeline.jobs.reconcile.restore_signs import Requeue, lost, put_back, restore_signs
 from sea_mq_worker.pipeline.jobs.reconcile.result import (
     Compared,
     Reconciliation,
@@ -37,7 +37,7 @@ from sea_mq_worker.settings import Settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class ReconcileRequest:
     """What to compare and what to tell.
 
     Attributes:
@@ -60,7 +60,7 @@ class Wanted:
 
 
 def reconcile(
-    spark: SparkSession, settings: Settings, wanted: Wanted, *, on_progress: Callable[[str], None]
+    spark: SparkSession, settings: Settings, wanted: ReconcileRequest, *, on_progress: Callable[[str], None]
 ) -> Reconciliation:
     """Judge each id at each hop; see ``Verdict``.
 
@@ -91,7 +91,7 @@ def reconcile(
 @dataclass(frozen=True, slots=True)
 class _Judge:
     settings: Settings
-    wanted: Wanted
+    wanted: ReconcileRequest
     sources: Sources
     held: ExitStack
     on_progress: Callable[[str], None]
@@ -133,7 +133,7 @@ class _Judge:
         )
         return self._keep(judged.drop("content", "marks"))
 
-    def _inbox(self, own: DataFrame, inbox: Inbox, position: Position) -> DataFrame:
+    def _inbox(self, own: DataFrame, inbox: Inbox, position: ConsumerPosition) -> DataFrame:
         consumer = self._consumer(inbox, position)
         limits = self.wanted.limits
         if position.stream == self.settings.stream:
@@ -151,9 +151,9 @@ class _Judge:
         self.held.callback(kept.unpersist)
         return kept
 
-    def _facts(self) -> StreamFacts:
+    def _facts(self) -> StreamEvidence:
         bounds = self.sources.bounds[self.settings.stream]
-        return StreamFacts(
+        return StreamEvidence(
             stream=bounds.state.stream,
             created=datetime.fromisoformat(bounds.state.created),
             first_seq=bounds.state.first_seq,
@@ -164,7 +164,7 @@ class _Judge:
             drops=bounds.drops,
         )
 
-    def _consumer(self, inbox: Inbox, position: Position) -> ConsumerFacts:
+    def _consumer(self, inbox: Inbox, position: ConsumerPosition) -> ConsumerFacts:
         current = self.sources.messages[position.stream].current
         return ConsumerFacts(
             stream=position.stream,
@@ -198,7 +198,7 @@ class _Judge:
         return put_back(self.settings, missing, how, self.on_progress)
 
     def _signs(self, missing: DataFrame) -> list[str]:
-        return signs(missing, self.sources.messages[self.settings.stream], self._facts())
+        return restore_signs(missing, self.sources.messages[self.settings.stream], self._facts())
 
     def _notes(self) -> list[str]:
         """Say what limits the judgement, or speaks of a broker that was set back."""

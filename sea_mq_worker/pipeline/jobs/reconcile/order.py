@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812
 
 
-def entangled(places: DataFrame) -> DataFrame:
+def order_conflicts(places: DataFrame) -> DataFrame:
     """Return the events that stand in the wrong order to at least one other of their key.
 
     All the others are in order with everything, so that only these need to be looked at together.
@@ -30,7 +30,7 @@ def entangled(places: DataFrame) -> DataFrame:
     return seen.where("highest > place OR lowest < place").drop("highest", "lowest")
 
 
-def moved(places: DataFrame) -> DataFrame:
+def out_of_order(places: DataFrame) -> DataFrame:
     """Return the ``id`` of each event that is out of order; those of one key must fit in memory."""
     return (
         places.select("ordering_key", "id", "seq", "place")

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
-from sea_mq_worker.pipeline.jobs.reconcile.order import entangled, moved
+from sea_mq_worker.pipeline.jobs.reconcile.order import order_conflicts, out_of_order
 from sea_mq_worker.pipeline.jobs.reconcile.replays import Replay, unexplained
 from sea_mq_worker.pipeline.jobs.reconcile.verdict_columns import case, findings
 from sea_mq_worker.pipeline.jobs.reconcile.verdicts import Verdict
@@ -17,7 +17,7 @@ _CLOCK_SECONDS = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StreamFacts:
+class StreamEvidence:
     """What the stream may hold.
 
     Attributes:
@@ -76,7 +76,7 @@ def matched(events: DataFrame, messages: DataFrame) -> DataFrame:
 
 def judge_stream(
     joined: DataFrame,
-    facts: StreamFacts,
+    facts: StreamEvidence,
     limits: Limits,
     *,
     replays: Sequence[Replay] = (),
@@ -110,7 +110,7 @@ def judge_stream(
     return judged.withColumn("findings", findings(F.col("state_verdict"), further))
 
 
-def _state(facts: StreamFacts, limits: Limits, pruned_before: datetime | None) -> Column:
+def _state(facts: StreamEvidence, limits: Limits, pruned_before: datetime | None) -> Column:
     unknown = F.col("state").isNull()
     pruned = F.lit(False)
     if pruned_before is not None:
@@ -129,7 +129,7 @@ def _state(facts: StreamFacts, limits: Limits, pruned_before: datetime | None) -
     )
 
 
-def _expired(facts: StreamFacts) -> Column:
+def _expired(facts: StreamEvidence) -> Column:
     """Retention may have removed it.
 
     A stream that refuses messages when it is full drops none but the old ones: a younger one that is gone was
@@ -187,8 +187,8 @@ def _displaced(joined: DataFrame, replays: Sequence[Replay]) -> DataFrame | None
         F.col("created_at").alias("earlier"),
         first["time"].alias("later"),
     )
-    wrong = entangled(places)
-    return None if wrong.isEmpty() else moved(unexplained(wrong, replays))
+    wrong = order_conflicts(places)
+    return None if wrong.isEmpty() else out_of_order(unexplained(wrong, replays))
 
 
 _SELECTED = ("id", "event_type", "ordering_key", "correlation_id", "created_at")

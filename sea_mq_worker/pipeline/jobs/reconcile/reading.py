@@ -8,10 +8,10 @@ from typing import TypeAlias
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from sea_mq_worker.pipeline.dataframes import first_of_each
+from sea_mq_worker.pipeline.dataframes import deduplicate_by
 from sea_mq_worker.pipeline.executor_settings import access_options
 from sea_mq_worker.pipeline.jobs.land.stream_progress import moment_text, nanoseconds
-from sea_mq_worker.pipeline.jobs.reconcile.broker_state import Bounds
+from sea_mq_worker.pipeline.jobs.reconcile.broker_state import StreamBounds
 from sea_mq_worker.pipeline.jobs.reconcile.fingerprints import (
     CONTENT_COLUMNS,
     PASSED_COLUMNS,
@@ -56,7 +56,7 @@ class Messages:
     landed: int
 
 
-def read_stream(spark: SparkSession, bounds: Bounds, keep: Keep) -> tuple[DataFrame, int]:
+def read_stream(spark: SparkSession, bounds: StreamBounds, keep: Keep) -> tuple[DataFrame, int]:
     """Read and keep the prints of a stream's messages within the bounds.
 
     What retention removes in the meantime is not there and no error: who judges asks for the first sequence
@@ -75,7 +75,7 @@ def read_stream(spark: SparkSession, bounds: Bounds, keep: Keep) -> tuple[DataFr
 def with_lake(
     spark: SparkSession,
     streamed: tuple[DataFrame, int],
-    bounds: Bounds,
+    bounds: StreamBounds,
     *,
     lake: str | None,
     limits: Limits,
@@ -142,7 +142,7 @@ def with_archive(
     if not count:
         return events, 0
     both = events.unionByName(archived.withColumn("in_table", F.lit(False)))
-    return first_of_each(both, "id", F.desc("in_table"), F.desc("published_at")), count
+    return deduplicate_by(both, "id", F.desc("in_table"), F.desc("published_at")), count
 
 
 def read_received(spark: SparkSession, held: Snapshot, limits: Limits, keep: Keep) -> tuple[DataFrame, int]:
@@ -160,7 +160,7 @@ def stored_within(messages: DataFrame, limits: Limits) -> DataFrame:
     return messages
 
 
-def _landed(spark: SparkSession, lake: str, bounds: Bounds, limits: Limits) -> DataFrame:
+def _landed(spark: SparkSession, lake: str, bounds: StreamBounds, limits: Limits) -> DataFrame:
     """Read of bronze what the stream does not hold any more: older streams, and what is before its first."""
     name = bounds.state.stream
     columns = ("stream", "date", "incarnation", "seq", "time", "subject", "headers", "data")
@@ -179,12 +179,12 @@ def _placed(landed: DataFrame, numbers: dict[str, int], *, several: bool) -> Dat
     rows = landed
     if several:
         created = F.split_part("incarnation", F.lit("#"), F.lit(1))
-        rows = first_of_each(rows, (created, "seq"), F.desc(number))
+        rows = deduplicate_by(rows, (created, "seq"), F.desc(number))
     prints = message_prints(rows, "incarnation")
     return prints.withColumn("place", number * F.lit(_INCARNATION) + F.col("seq")).drop("incarnation")
 
 
-def _created(bounds: Bounds) -> str:
+def _created(bounds: StreamBounds) -> str:
     """Return the creation time as the lake writes it."""
     return moment_text(nanoseconds(bounds.state.created))
 

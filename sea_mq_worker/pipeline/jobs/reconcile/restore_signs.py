@@ -11,7 +11,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from sea_mq_worker.domain.events import EventState
 from sea_mq_worker.domain.read_models import OutboxFilter
 from sea_mq_worker.operations.database import operations
-from sea_mq_worker.pipeline.jobs.reconcile.outbox import StreamFacts
+from sea_mq_worker.pipeline.jobs.reconcile.outbox import StreamEvidence
 from sea_mq_worker.pipeline.jobs.reconcile.reading import Messages
 from sea_mq_worker.pipeline.jobs.reconcile.result import Requeued
 from sea_mq_worker.pipeline.jobs.reconcile.verdicts import Verdict
@@ -44,7 +44,7 @@ def lost(judged: DataFrame) -> DataFrame:
     return judged.where(F.col("state_verdict") == Verdict.MISSING_IN_STREAM.value)
 
 
-def signs(missing: DataFrame, messages: Messages, facts: StreamFacts) -> list[str]:
+def restore_signs(missing: DataFrame, messages: Messages, facts: StreamEvidence) -> list[str]:
     """Say in words what the lost ids tell of the broker."""
     ours = missing.where(F.col("stream") == facts.stream)
     row = ours.agg(
@@ -94,7 +94,7 @@ def put_back(
     )
 
 
-def _told(facts: StreamFacts, *, older: int, above: int, highest: int | None, replaced: int) -> list[str]:
+def _told(facts: StreamEvidence, *, older: int, above: int, highest: int | None, replaced: int) -> list[str]:
     name = facts.stream
     notes = []
     if above:

@@ -12,8 +12,8 @@ from sea_mq_worker.pipeline.errors import DataLossError
 from sea_mq_worker.pipeline.executor_settings import config_of
 from sea_mq_worker.pipeline.jobs.reconcile.broker_state import (
     Audit,
-    Bounds,
-    Position,
+    ConsumerPosition,
+    StreamBounds,
     ask_bounds,
     ask_positions,
     read_audit,
@@ -45,7 +45,7 @@ class Inbox:
     """
 
     context: str
-    positions: Sequence[Position]
+    positions: Sequence[ConsumerPosition]
     at: datetime
     rows: DataFrame
     pruned_before: datetime | None
@@ -65,7 +65,7 @@ class Sources:
     """
 
     inboxes: Sequence[Inbox]
-    bounds: dict[str, Bounds]
+    bounds: dict[str, StreamBounds]
     messages: dict[str, Messages]
     events: DataFrame
     audit: Audit
@@ -160,7 +160,7 @@ class _Reading:
             pruned_before=read_audit(moment).inbox_pruned_before,
         )
 
-    def stream(self, settings: Settings, name: str) -> tuple[Bounds, tuple[DataFrame, int]]:
+    def stream(self, settings: Settings, name: str) -> tuple[StreamBounds, tuple[DataFrame, int]]:
         before = ask_bounds(settings, name, self.limits.since)
         prints, self.rows[name] = read_stream(self.spark, before, self.keep(name))
         after = ask_bounds(settings, name).state

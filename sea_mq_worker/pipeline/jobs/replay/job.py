@@ -23,7 +23,7 @@ from itertools import islice
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, Row, SparkSession
 
-from sea_mq_worker.application.waiting import pause
+from sea_mq_worker.application.waiting import sleep_or_stop
 from sea_mq_worker.pipeline.jobs.replay.filter import ReplayRules, Selection
 from sea_mq_worker.pipeline.jobs.replay.selection import Bounds, select
 from sea_mq_worker.pipeline.jobs.replay.store import Action, ReplayStore, replay_store
@@ -172,7 +172,9 @@ class _Run:
             self._note(batch, done)
             self.on_progress(turns, found.matched, self.replayed)
             if turns < found.matched:
-                await pause(self.stop, seconds=began + turns / self.rules.per_second - time.monotonic())
+                await sleep_or_stop(
+                    self.stop, seconds=began + turns / self.rules.per_second - time.monotonic()
+                )
         if turns == found.matched:
             await self.store.finish(self.action.id)
         return ReplayResult(

@@ -10,7 +10,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentation has it
 
 from sea_mq_worker.domain.events import EventState
-from sea_mq_worker.pipeline.dataframes import first_of_each
+from sea_mq_worker.pipeline.dataframes import deduplicate_by
 from sea_mq_worker.pipeline.jobs.replay.filter import Selection
 from sea_mq_worker.pipeline.lake.schemas import ARCHIVE
 from sea_mq_worker.pipeline.lake.table import LakeTable
@@ -112,7 +112,7 @@ def _archive(spark: SparkSession, lake: str, context: str, selection: Selection)
         frame = frame.where(F.col("created_at") >= F.lit(selection.since))
     if selection.until:
         frame = frame.where(F.col("created_at") < F.lit(selection.until))
-    return first_of_each(_of_ids(spark, frame, selection.ids), "id", F.desc("published_at"))
+    return deduplicate_by(_of_ids(spark, frame, selection.ids), "id", F.desc("published_at"))
 
 
 def _of_ids(spark: SparkSession, frame: DataFrame, ids: Sequence[UUID]) -> DataFrame:

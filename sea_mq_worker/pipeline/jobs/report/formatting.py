@@ -19,7 +19,7 @@ _MANY = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class ReportFinding:
     """One line of the summary; ``command`` shows more."""
 
     level: Level
@@ -27,15 +27,17 @@ class Finding:
     command: str = ""
 
 
-def findings(report: Report) -> list[Finding]:
+def findings(report: Report) -> list[ReportFinding]:
     """Return what is wrong, the worst first; one line that all is well where nothing is."""
     found = [*_dead(report), *_waiting(report), *_retried(report), *_slow(report)]
     if found:
         return sorted(found, key=lambda finding: finding.level != "bad")
     totals = report.totals
     if not any((totals.written, totals.published, totals.received, totals.processed)):
-        return [Finding("good", "Nothing was written, published, received or processed in this period.")]
-    return [Finding("good", "Nothing is dead, nothing has waited long, and retries are rare.")]
+        return [
+            ReportFinding("good", "Nothing was written, published, received or processed in this period.")
+        ]
+    return [ReportFinding("good", "Nothing is dead, nothing has waited long, and retries are rare.")]
 
 
 def number(value: int) -> str:
@@ -97,20 +99,20 @@ def _short(value: float) -> str:
     return f"{value:.1f}" if value < _MANY and value != int(value) else f"{value:,.0f}"
 
 
-def _dead(report: Report) -> Iterator[Finding]:
+def _dead(report: Report) -> Iterator[ReportFinding]:
     totals = report.totals
     if totals.dead:
         text = (
             f"{counted(totals.dead, 'event')} of {number(totals.written)} written will not be published: DEAD"
         )
-        yield Finding("bad", f"{text}, most by “{report.dead[0].reason}”.", "outbox list --state DEAD")
+        yield ReportFinding("bad", f"{text}, most by “{report.dead[0].reason}”.", "outbox list --state DEAD")
     if report.dead_letter_count:
         most = report.dead_letters[0]
         text = f"{counted(report.dead_letter_count, 'dead letter')}, most {most.reason} on {most.subject}."
-        yield Finding("bad", text, "dlq list")
+        yield ReportFinding("bad", text, "dlq list")
 
 
-def _waiting(report: Report) -> Iterator[Finding]:
+def _waiting(report: Report) -> Iterator[ReportFinding]:
     ways: tuple[tuple[Way, str, str], ...] = (
         ("outbox", "to be published", "outbox list"),
         ("inbox", "to be processed", "inbox list"),
@@ -120,20 +122,22 @@ def _waiting(report: Report) -> Iterator[Finding]:
         oldest = max((each.oldest_seconds for each in open_), default=0.0)
         if oldest > _WAIT_SECONDS:
             text = f"{counted(sum(each.count for each in open_), 'event')} waited {what}, "
-            yield Finding("bad", f"{text}the oldest for {duration(oldest)}.", command)
+            yield ReportFinding("bad", f"{text}the oldest for {duration(oldest)}.", command)
 
 
-def _retried(report: Report) -> Iterator[Finding]:
+def _retried(report: Report) -> Iterator[ReportFinding]:
     totals = report.totals
     for retried, done, what in (
         (totals.outbox_retried, totals.published, "published"),
         (totals.inbox_retried, totals.processed, "processed"),
     ):
         if retried > _RETRIED_SHARE * done:
-            yield Finding("warn", f"{share(retried, done)} of the events {what} took more than one attempt.")
+            yield ReportFinding(
+                "warn", f"{share(retried, done)} of the events {what} took more than one attempt."
+            )
 
 
-def _slow(report: Report) -> Iterator[Finding]:
+def _slow(report: Report) -> Iterator[ReportFinding]:
     ways: tuple[tuple[Way, str], ...] = (
         ("outbox", "from its occurrence until it was published"),
         ("inbox", "from its receipt until it was processed"),
@@ -141,4 +145,4 @@ def _slow(report: Report) -> Iterator[Finding]:
     for way, what in ways:
         latency = report.latency(way)
         if latency and latency.p99 > _SLOW_SECONDS:
-            yield Finding("warn", f"One event in a hundred took over {duration(latency.p99)} {what}.")
+            yield ReportFinding("warn", f"One event in a hundred took over {duration(latency.p99)} {what}.")

@@ -14,7 +14,7 @@ from typing import Any
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentation has it
 
-from sea_mq_worker.pipeline.dataframes import first_of_each
+from sea_mq_worker.pipeline.dataframes import deduplicate_by
 from sea_mq_worker.pipeline.executor_settings import access_options
 from sea_mq_worker.pipeline.jobs.report import queries
 from sea_mq_worker.pipeline.jobs.report.model import Bin, Report, Totals
@@ -165,7 +165,7 @@ def _events(spark: SparkSession, held: Snapshot, lake: str | None, context: str)
         F.lit(None).cast("string").alias("publish_error"),
         F.lit(True).alias("archived"),
     )
-    once = first_of_each(archived, "id", F.desc("published_at"))
+    once = deduplicate_by(archived, "id", F.desc("published_at"))
     return events.unionByName(once.join(table.select("id"), "id", "left_anti"))
 
 

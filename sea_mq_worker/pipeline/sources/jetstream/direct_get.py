@@ -104,7 +104,7 @@ class DirectGet:
     def _on_event(self, event: str, text: str) -> None:
         if self._ended is None or self._ended.done():
             return
-        if event in {"disconnected", "lost"}:
+        if event in {"disconnected", "connection_closed"}:
             self._ended.set_exception(BrokerUnavailableError(f"the connection broke: {text}"))
         elif event == "denied" and text == self._subject.lower():
             self._ended.set_exception(

@@ -5,11 +5,11 @@ import time
 
 from sea_mq_worker.domain.errors import UnavailableError
 
-_PATIENCE_SECONDS = 60.0
+_IDLE_TIMEOUT_SECONDS = 60.0
 _PAUSE_SECONDS = 0.5
 
 
-class Patience:
+class IdleTimeout:
     """A minute without any progress, after which the trouble is passed on."""
 
     def __init__(self) -> None:
@@ -17,7 +17,7 @@ class Patience:
 
     def renew(self) -> None:
         """Begin the minute anew: there was progress."""
-        self._deadline = time.monotonic() + _PATIENCE_SECONDS
+        self._deadline = time.monotonic() + _IDLE_TIMEOUT_SECONDS
 
     async def pause(self, trouble: UnavailableError) -> None:
         """Wait a little before the next attempt.

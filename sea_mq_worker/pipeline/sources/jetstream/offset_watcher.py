@@ -6,7 +6,7 @@ import time
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection
 from sea_mq_worker.domain.errors import UnavailableError
-from sea_mq_worker.pipeline.sources.jetstream.idle_timeout import Patience
+from sea_mq_worker.pipeline.sources.jetstream.idle_timeout import IdleTimeout
 from sea_mq_worker.pipeline.sources.jetstream.state import StreamState, open_connection, state_of
 from sea_mq_worker.settings import Settings
 
@@ -14,7 +14,7 @@ _PACE_SECONDS = 0.1
 """Spark asks a hundred times a second while there is nothing new."""
 
 
-class StreamWatch:
+class OffsetWatcher:
     """A connection with a thread of its own, so that it lives on between two questions."""
 
     def __init__(self, settings: Settings, stream: str) -> None:
@@ -44,7 +44,7 @@ class StreamWatch:
 
     async def _state(self) -> StreamState:
         await asyncio.sleep(self._asked + _PACE_SECONDS - time.monotonic())
-        patience = Patience()
+        patience = IdleTimeout()
         while True:
             try:
                 state = await state_of(await self._connected(), self._stream)

@@ -14,7 +14,7 @@ from sea_mq_worker.domain.errors import UnavailableError
 from sea_mq_worker.pipeline.sources.jetstream import loss_messages
 from sea_mq_worker.pipeline.sources.jetstream.columns import Frame, to_batch
 from sea_mq_worker.pipeline.sources.jetstream.direct_get import GIVES_FRAMES, DirectGet
-from sea_mq_worker.pipeline.sources.jetstream.idle_timeout import Patience
+from sea_mq_worker.pipeline.sources.jetstream.idle_timeout import IdleTimeout
 from sea_mq_worker.pipeline.sources.jetstream.leader import Leader
 from sea_mq_worker.pipeline.sources.jetstream.options import JetStreamOptions
 from sea_mq_worker.pipeline.sources.jetstream.state import StreamState, connected, state_of
@@ -25,7 +25,7 @@ _BATCHES_SINCE = (2, 11)
 
 
 @dataclass
-class Stretch(InputPartition):
+class SequenceRange(InputPartition):
     """Sequences ``first`` to ``last``, both included, of the stream that was created then.
 
     ``floats``: what is wanted begins wherever the stream begins. Its head may go until it is read, as limits
@@ -38,16 +38,16 @@ class Stretch(InputPartition):
     floats: bool = False
 
 
-def share_out(created: str, first: int, last: int, *, size: int, floats: bool) -> Sequence[Stretch]:
+def share_out(created: str, first: int, last: int, *, size: int, floats: bool) -> Sequence[SequenceRange]:
     """Cut a range into stretches of ``size``, the first of which may float; an empty range is one of none."""
     starts = range(first, last + 1, size) or (first,)
     return [
-        Stretch(created, start, min(start + size - 1, last), floats=floats and start == first)
+        SequenceRange(created, start, min(start + size - 1, last), floats=floats and start == first)
         for start in starts
     ]
 
 
-def read_stretch(options: JetStreamOptions, stretch: Stretch) -> Iterator[pa.RecordBatch]:
+def read_range(options: JetStreamOptions, stretch: SequenceRange) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a stretch.
 
     Servers that are away are waited for as long as a minute; the read goes on behind the last row.
@@ -72,10 +72,10 @@ def read_stretch(options: JetStreamOptions, stretch: Stretch) -> Iterator[pa.Rec
             runner.run(batches.aclose())
 
 
-async def _resumed(options: JetStreamOptions, stretch: Stretch) -> AsyncGenerator[pa.RecordBatch, None]:
+async def _resumed(options: JetStreamOptions, stretch: SequenceRange) -> AsyncGenerator[pa.RecordBatch, None]:
     settings = options.settings()
     at = stretch.first
-    patience = Patience()
+    patience = IdleTimeout()
     while True:
         try:
             async with connected(settings) as connection:
@@ -98,7 +98,7 @@ class _Read:
         self,
         connection: NatsConnection,
         options: JetStreamOptions,
-        stretch: Stretch,
+        stretch: SequenceRange,
         *,
         created: str,
         direct: DirectGet | None,
@@ -111,7 +111,9 @@ class _Read:
         self._leader = Leader(connection, options.stream, subject=options.subject or ">")
 
     @classmethod
-    async def open(cls, connection: NatsConnection, options: JetStreamOptions, stretch: Stretch) -> Self:
+    async def open(
+        cls, connection: NatsConnection, options: JetStreamOptions, stretch: SequenceRange
+    ) -> Self:
         """Choose how to read: by batches from any replica, or from the leader where there are none."""
         state = await state_of(connection, options.stream)
         quick = GIVES_FRAMES and state.allow_direct and connection.server_version >= _BATCHES_SINCE

@@ -13,7 +13,7 @@ from pyspark.sql.types import StructType
 from sea_mq_worker.pipeline.sources.jetstream import loss_messages
 from sea_mq_worker.pipeline.sources.jetstream.columns import DDL
 from sea_mq_worker.pipeline.sources.jetstream.options import JetStreamOptions
-from sea_mq_worker.pipeline.sources.jetstream.reader import Stretch, read_stretch, share_out
+from sea_mq_worker.pipeline.sources.jetstream.reader import SequenceRange, read_range, share_out
 from sea_mq_worker.pipeline.sources.jetstream.state import StreamState, stream_state
 from sea_mq_worker.pipeline.sources.jetstream.stream import JetStreamStreamReader
 
@@ -67,8 +67,8 @@ class JetStreamReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one stretch."""
-        assert isinstance(partition, Stretch)  # noqa: S101 - of partitions()
-        return read_stretch(self._options, partition)
+        assert isinstance(partition, SequenceRange)  # noqa: S101 - of partitions()
+        return read_range(self._options, partition)
 
 
 def _wanted(options: JetStreamOptions, state: StreamState) -> tuple[int, int]:

@@ -23,9 +23,9 @@ from pyspark.sql.streaming.datasource import (
 
 from sea_mq_worker.pipeline.errors import PipelineError
 from sea_mq_worker.pipeline.sources.jetstream import loss_messages
-from sea_mq_worker.pipeline.sources.jetstream.offset_watcher import StreamWatch
+from sea_mq_worker.pipeline.sources.jetstream.offset_watcher import OffsetWatcher
 from sea_mq_worker.pipeline.sources.jetstream.options import JetStreamOptions
-from sea_mq_worker.pipeline.sources.jetstream.reader import Stretch, read_stretch, share_out
+from sea_mq_worker.pipeline.sources.jetstream.reader import SequenceRange, read_range, share_out
 from sea_mq_worker.pipeline.sources.jetstream.state import StreamState
 
 
@@ -66,7 +66,7 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def __init__(self, options: JetStreamOptions) -> None:
         self._options = options
-        self._watch: StreamWatch | None = None
+        self._watch: OffsetWatcher | None = None
         self._seen: StreamState | None = None
         self._target: Position | None = None
         self._begins = False
@@ -131,8 +131,8 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one stretch."""
-        assert isinstance(partition, Stretch)  # noqa: S101 - of partitions()
-        return read_stretch(self._options, partition)
+        assert isinstance(partition, SequenceRange)  # noqa: S101 - of partitions()
+        return read_range(self._options, partition)
 
     def stop(self) -> None:
         """Close the connection."""
@@ -142,7 +142,7 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def _state(self) -> StreamState:
         if self._watch is None:
-            self._watch = StreamWatch(self._options.settings(), self._options.stream)
+            self._watch = OffsetWatcher(self._options.settings(), self._options.stream)
         self._seen = self._watch.state()
         return self._seen
 

@@ -20,7 +20,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from sea_mq_worker.adapters.postgres.connection import quoted_schema
-from sea_mq_worker.adapters.postgres.schema.leaf_partitions import LEAVES, Leaf, PageRange, ranges
+from sea_mq_worker.adapters.postgres.schema.leaf_partitions import LEAVES, LeafPartition, PageRange, ranges
 from sea_mq_worker.pipeline.errors import PipelineError
 from sea_mq_worker.pipeline.executor_settings import CONFIG, executor_settings
 from sea_mq_worker.pipeline.sources.tables.connection import ONE_MOMENT, connected, record_batches
@@ -49,11 +49,11 @@ class TableReader(DataSourceReader):
         # Without any, Spark would ask for one that is None.
         return [InputPartition(pages) for pages in found or [PageRange("", 0, 0)]]
 
-    def _leaves(self) -> list[Leaf]:
+    def _leaves(self) -> list[LeafPartition]:
         table, wanted = self._query.table.name, self._query.partition
         with connected(executor_settings(self._config, needs=_NEEDS), purpose="pipeline plan") as cursor:
             cursor.execute(LEAVES, (table,))
-            leaves = [Leaf(*row) for row in cursor.fetchall()]
+            leaves = [LeafPartition(*row) for row in cursor.fetchall()]
         chosen = [leaf for leaf in leaves if wanted in {"", leaf.name}]
         if wanted and not chosen:
             raise PipelineError(f"{table} has no partition {wanted!r}")
