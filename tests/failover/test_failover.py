@@ -1,12 +1,17 @@
-"""What a failover of NATS or PostgreSQL costs, under traffic in both directions and on shipped settings."""
+"""What a failover of NATS or PostgreSQL costs, under traffic in both directions.
+
+The long tests measure it on shipped settings. The short ones cause one failover of each server, on settings
+that let nothing wait for a minute, and measure no time.
+"""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import MappingProxyType
 
 import asyncpg
 import pytest
@@ -15,7 +20,7 @@ from sea_mq_worker.adapters.nats.connection import api
 from sea_mq_worker.adapters.postgres.schema.migrations import migrate
 from sea_mq_worker.domain.errors import BrokerUnavailableError
 from sea_mq_worker.embedded import EmbeddedPostgres
-from tests.failover.stage import Cost, Stage, cost_of, stage
+from tests.failover.stage import QUIET_SECONDS, Cost, Stage, cost_of, stage
 from tests.support.nats_cluster import NODES, NatsCluster, nats_cluster
 from tests.support.processes import frozen
 from tests.support.proxy import TcpProxy, proxied
@@ -30,12 +35,24 @@ BEHIND_SECONDS = 0.4
 MOVES_WITHIN_SECONDS = 10.0
 """After the servers can serve again."""
 
+SOON: Mapping[str, object] = MappingProxyType({
+    "outbox_publish_timeout_seconds": 2,
+    "database_timeout_seconds": 3,
+    "outbox_lease_seconds": 5,
+    "inbox_lease_seconds": 5,
+    "outbox_backoff_max_seconds": 2,
+    "inbox_backoff_max_seconds": 2,
+})  # fmt: skip
+"""A claim or a message that a failover takes away is free again soon."""
+
 Fault = Callable[[NatsCluster, Stage], Awaitable[None]]
 
 
 async def leader(on: Stage, stream: str) -> str:
     """Return the name of the node that leads a stream."""
-    found = await eventually(partial(_leader, on, stream), what=f"{stream} has a leader")
+    found = await eventually(
+        partial(_leader, on, stream), within=QUIET_SECONDS, what=f"{stream} has a leader"
+    )
     return str(found)
 
 
@@ -107,20 +124,28 @@ def judged(what: str, cost: Cost) -> None:
     assert cost.pause_in < AWAY_SECONDS + MOVES_WITHIN_SECONDS, (what, cost)
 
 
+Clustered = Callable[..., AbstractAsyncContextManager[tuple[NatsCluster, Stage]]]
+
+
 @pytest.fixture
-async def clustered(
-    database: Database, names: str, tmp_path_factory: pytest.TempPathFactory
+def clustered(database: Database, names: str, tmp_path_factory: pytest.TempPathFactory) -> Clustered:
+    """Three nodes, and a worker whose streams have a copy on each; it takes the worker's settings."""
+    return partial(_clustered, database, names, tmp_path_factory.mktemp)
+
+
+@asynccontextmanager
+async def _clustered(
+    database: Database, name: str, folder: Callable[[str], Path], **settings: object
 ) -> AsyncIterator[tuple[NatsCluster, Stage]]:
-    """Three nodes, and a worker whose streams have a copy on each."""
-    folder = tmp_path_factory.mktemp
     async with (
         nats_cluster(folder, room_bytes=2**30, may_be_cut=True) as cluster,
         stage(
             database_url=database.dsn,
             nats_url=cluster.urls,
-            name=names,
+            name=name,
             folder=folder("stage"),
             replicas=NODES,
+            **settings,
         ) as on,
     ):
         yield cluster, on
@@ -129,9 +154,19 @@ async def clustered(
 @pytest.mark.fault("P48")
 @pytest.mark.long
 @pytest.mark.timeout(900)
-async def test_every_failover_of_the_cluster_costs_time_alone(clustered: tuple[NatsCluster, Stage]) -> None:
-    for what, fault in BROKER_FAULTS.items():
-        judged(what, await cost_of(partial(fault, *clustered), clustered[1]))
+async def test_every_failover_of_the_cluster_costs_time_alone(clustered: Clustered) -> None:
+    async with clustered() as (cluster, on):
+        for what, fault in BROKER_FAULTS.items():
+            judged(what, await cost_of(partial(fault, cluster, on), on))
+
+
+@pytest.mark.fault("P48")
+@pytest.mark.timeout(600)
+@pytest.mark.crash
+async def test_a_leader_that_is_killed_loses_and_doubles_nothing(clustered: Clustered) -> None:
+    async with clustered(**SOON) as (cluster, on):
+        cost = await cost_of(partial(kill_the_leader, cluster, on), on)
+    assert cost.harmless, cost
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,11 +220,30 @@ async def run(dsn: str, statement: str) -> list[asyncpg.Record]:
 
 
 @asynccontextmanager
-async def staged(pair: Pair, nats_url: str, name: str, folder: Path) -> AsyncIterator[Stage]:
+async def staged(
+    pair: Pair, nats_url: str, name: str, folder: Path, **settings: object
+) -> AsyncIterator[Stage]:
     """Run a worker that knows both servers."""
     both = either_of(pair.primary, pair.standby)
-    async with stage(database_url=both, nats_url=nats_url, name=name, folder=folder, replicas=1) as on:
+    async with stage(
+        database_url=both, nats_url=nats_url, name=name, folder=folder, replicas=1, **settings
+    ) as on:
         yield on
+
+
+@pytest.mark.fault("D19")
+@pytest.mark.timeout(600)
+@pytest.mark.crash
+async def test_a_primary_that_is_killed_loses_and_doubles_nothing_where_commits_wait_for_the_standby(
+    nats_url: str, names: str, tmp_path: Path
+) -> None:
+    async with (
+        replicated(waits_for_standby=True) as pair,
+        staged(pair, nats_url, names, tmp_path, **SOON) as on,
+    ):
+        cost = await cost_of(pair.fail_over, on, rows=pair.events)
+    assert cost.harmless, cost
+    assert not cost.rows_lost
 
 
 @pytest.mark.fault("D19")

@@ -99,7 +99,7 @@ async def _places_copies(connection: NatsConnection) -> bool:
     """A node that is healthy has not yet heard of the room that the others have."""
     try:
         await create_stream(connection, "PROBE", "probe", num_replicas=NODES)
+        await api(connection, "STREAM.DELETE.PROBE")
     except WorkerError:
         return False
-    await api(connection, "STREAM.DELETE.PROBE")
     return True
