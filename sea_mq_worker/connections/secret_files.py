@@ -3,6 +3,7 @@
 import ssl
 from pathlib import Path
 
+from sea_mq_worker.domain.errors import UnavailableError, is_shortage
 from sea_mq_worker.settings import SettingsError
 
 
@@ -11,13 +12,14 @@ def read_secret(path: Path | None, *, key: str) -> str:
 
     Raises:
         SettingsError: there is none to be read, or nothing in it, which would be no secret either.
+        UnavailableError: this machine can open no file now.
     """
     if path is None:
         return ""
     try:
         secret = path.read_text(encoding="utf-8").strip()
     except OSError as error:
-        raise SettingsError(f"SEA_MQ_{key.upper()}: {error.strerror}: {path}") from None
+        raise _kind(error)(f"SEA_MQ_{key.upper()}: {error.strerror}: {path}") from None
     except UnicodeDecodeError:
         raise SettingsError(f"SEA_MQ_{key.upper()}: no text: {path}") from None
     if not secret:
@@ -30,6 +32,7 @@ def tls_context(side: str, *, ca: Path | None, cert: Path | None, key: Path | No
 
     Raises:
         SettingsError: a file cannot be used; the text names the settings of ``side``.
+        UnavailableError: this machine can open no file now.
     """
     try:
         context = ssl.create_default_context(cafile=ca)
@@ -37,8 +40,12 @@ def tls_context(side: str, *, ca: Path | None, cert: Path | None, key: Path | No
             context.load_cert_chain(cert, key, password=_no_passphrase)
     except (OSError, ssl.SSLError, ValueError) as error:
         where = f"SEA_MQ_{side}_TLS_CA_FILE, _CERT_FILE or _KEY_FILE"
-        raise SettingsError(f"{where}: {getattr(error, 'strerror', '') or error}") from None
+        raise _kind(error)(f"{where}: {getattr(error, 'strerror', '') or error}") from None
     return context
+
+
+def _kind(error: OSError | ValueError) -> type[SettingsError | UnavailableError]:
+    return UnavailableError if isinstance(error, OSError) and is_shortage(error) else SettingsError
 
 
 def _no_passphrase() -> str:

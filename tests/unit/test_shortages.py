@@ -11,8 +11,15 @@ from sea_mq_worker.adapters.nats.errors import connect_failed, is_refusal
 from sea_mq_worker.adapters.nats.manage.definitions import definitions
 from sea_mq_worker.adapters.postgres.connection import check_tls_files
 from sea_mq_worker.adapters.postgres.queries import load_queries
-from sea_mq_worker.domain.errors import BrokerUnavailableError, ContractError, StoreUnavailableError
+from sea_mq_worker.connections.secret_files import read_secret, tls_context
+from sea_mq_worker.domain.errors import (
+    BrokerUnavailableError,
+    ContractError,
+    StoreUnavailableError,
+    UnavailableError,
+)
 from sea_mq_worker.resources import resource_folder
+from sea_mq_worker.settings import SettingsError
 from tests.support.processes import no_descriptors_to_spare
 
 
@@ -43,6 +50,18 @@ def test_certificates_that_cannot_be_opened_now_are_waited_for(tmp_path: Path) -
         check_tls_files(dsn)
     with no_descriptors_to_spare(), pytest.raises(StoreUnavailableError, match=r"cannot read .*ca\.pem"):
         check_tls_files(dsn)
+
+
+def test_secrets_and_certificates_that_cannot_be_opened_now_are_no_wrong_settings(tmp_path: Path) -> None:
+    token, ca = tmp_path / "token", tmp_path / "ca.pem"
+    with no_descriptors_to_spare(), pytest.raises(UnavailableError, match=f"SEA_MQ_TOKEN: .*{token}"):
+        read_secret(token, key="token")
+    with no_descriptors_to_spare(), pytest.raises(UnavailableError, match="SEA_MQ_NATS_TLS_CA_FILE"):
+        tls_context("NATS", ca=ca, cert=None, key=None)
+    with pytest.raises(SettingsError, match=f"SEA_MQ_TOKEN: .*{token}"):
+        read_secret(token, key="token")
+    with pytest.raises(SettingsError, match="SEA_MQ_NATS_TLS_CA_FILE"):
+        tls_context("NATS", ca=ca, cert=None, key=None)
 
 
 def test_definitions_that_cannot_be_listed_now_are_named() -> None:
