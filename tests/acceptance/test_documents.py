@@ -1,9 +1,11 @@
-"""The commands and examples of README.md, docs/reference/cli.md and others, used as they are written."""
+"""The commands and examples of documents, used as they are written."""
 
 import ast
 import asyncio
+import json
 import os
 import re
+import runpy
 import signal
 import subprocess
 import sys
@@ -35,6 +37,7 @@ from tests.support.servers import Database, PostgresAddress
 from tests.support.waiting import eventually
 from tests.support.worker import deployment, running
 
+PRODUCING, HANDLING = "docs/how-to/producing.md", "docs/how-to/handling.md"
 PUBLISHED = "SELECT bool_and(state = 'PUBLISHED') FROM outbox_events"
 ROLES = "SELECT rolname::text FROM pg_roles WHERE rolname LIKE 'sea\\_mq\\_%' ORDER BY 1"
 
@@ -82,10 +85,10 @@ def of_psql(database: Database) -> dict[str, str]:
     }  # fmt: skip
 
 
-async def test_the_readme_sets_a_worker_up(
+async def test_the_first_start_sets_a_worker_up(
     postgres_server: PostgresAddress, nats_url: str, names: str, tmp_path: Path
 ) -> None:
-    *before, run = (command.text for command in commands("README.md", "Running it"))
+    *before, run = (command.text for command in commands("docs/how-to/deploying.md", "First start"))
     async with servers.scratch_database(postgres_server, prefix="test_") as empty:
         target = deployment(
             context=names, database_url=empty.dsn, nats_url=nats_url, handler_url="http://127.0.0.1:1/",
@@ -105,30 +108,20 @@ async def test_the_readme_sets_a_worker_up(
             await worker.stopped()
 
 
-async def test_the_readme_looks_around(system: Patient) -> None:
-    event = await add_event(system.pool, "DEAD", error="too large")
-    message = await add_message(system.pool)
-    *lines, by_psql = (command.text for command in commands("README.md", "Operating it"))
-    told = {line: await typed(line, settings(system), ID=event) for line in lines}
-    where, depth, why, inbox, letters, doctor = told.values()
-    assert [answer.code for answer in (where, depth, why, inbox, letters)] == [0] * 5, told
-    assert "too large" in where.out
-    assert "inbox" in depth.out
-    assert "too large" in why.out
-    assert str(message) in inbox.out
-    assert "outbox_dead" in doctor.out
-    assert " 1 |" in shell(by_psql, **of_psql(system.database))
-
-
 async def test_what_to_ask_at_three_in_the_morning(system: Patient) -> None:
-    lines = [command.text for command in commands("docs/reference/cli.md")]
+    *lines, by_psql = [command.text for command in commands("docs/reference/cli.md")]
     [id_] = [words[1] for words in map(words_of, lines) if words[0] == "where"]
     await add_event(system.pool, id=UUID(id_.ljust(32, "0")), error="no answer")
-    for line in lines:
-        answer = await typed(line, settings(system))
-        assert answer.code == 0 or words_of(line) == ["doctor"], (line, answer)
-        if id_ in line:
-            assert "no answer" in answer.out
+    await add_event(system.pool, "DEAD", error="too large")
+    message = await add_message(system.pool)
+    answers = {line.partition(" #")[0].strip(): await typed(line, settings(system)) for line in lines}
+    outputs = {line.removeprefix("sea-mq-worker "): answer.out for line, answer in answers.items()}
+    assert "outbox_dead" in outputs.pop("doctor")
+    assert [answer for line, answer in answers.items() if answer.code and "doctor" not in line] == []
+    assert "no answer" in outputs[f"where {id_}"]
+    assert "too large" in outputs["outbox summary"]
+    assert str(message) in outputs["inbox list"]
+    assert " 1 |" in shell(by_psql, **of_psql(system.database))
 
 
 def test_every_exit_code_is_told() -> None:
@@ -163,9 +156,9 @@ async def test_psql_makes_the_roles(system: Patient, database: Database) -> None
             await system.sql(f"DROP OWNED BY {role}; DROP ROLE {role}")
 
 
-async def test_the_readme_writes_an_event(system: Patient) -> None:
-    [example] = [text for _, language, text in blocks("README.md") if language == "python"]
-    code = compile(example, "README.md", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+async def test_the_example_of_a_producer_writes_an_event(system: Patient) -> None:
+    [example] = [text for _, language, text in blocks(PRODUCING) if language == "python"]
+    code = compile(example, PRODUCING, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
     async with system.pool.acquire() as connection:
         await connection.execute("CREATE TABLE orders (id int, paid bool DEFAULT false)")
         await connection.execute("INSERT INTO orders VALUES (42)")
@@ -173,6 +166,12 @@ async def test_the_readme_writes_an_event(system: Patient) -> None:
         assert await connection.fetchval("SELECT paid FROM orders")
         [event] = await connection.fetch("SELECT event_type, ordering_key, payload FROM outbox_events")
     assert tuple(event) == ("order.paid", "order-42", '{"order": 42}')
+
+
+def test_the_example_of_a_request_fits_the_handler() -> None:
+    [example] = [text for _, language, text in blocks(HANDLING) if language == "json"]
+    request = runpy.run_path(str(ROOT / "examples" / "handler.py"))["Message"]
+    assert request.model_validate_json(example).model_dump().keys() == json.loads(example).keys()
 
 
 def test_a_settings_file_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

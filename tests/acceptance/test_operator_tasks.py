@@ -248,4 +248,4 @@ async def test_end_the_slow_pace_of_an_event_type(world: World, system: Patient)
     assert redriven.code == 0
     assert {call.message_id for call in system.handler.calls} == {str(message) for message in messages}
     [action] = (await world.run("audit", "--action", "resume", "--json")).json
-    assert (action["reason"], action["outcome"]) == ("handler mended", "done")
+    assert (action["reason"], action["outcome"]) == ("handler fixed", "done")

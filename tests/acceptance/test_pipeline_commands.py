@@ -1,4 +1,4 @@
-"""The README's commands of the data pipeline, on a machine without Java, and what they print as JSON."""
+"""The commands of docs/how-to/pipeline.md, on a machine without Java, and what they print as JSON."""
 
 import json
 import os
@@ -17,7 +17,8 @@ from tests.support.machines import programs_without
 
 ONE_SESSION = ROOT / "tests" / "support" / "one_session.py"
 EVENTS = 300
-NOT_IN_THE_README = (
+DOCUMENT = "docs/how-to/pipeline.md"
+NOT_IN_THE_DOCUMENT = (
     "pipeline replay --lake lake --state PUBLISHED --reason test --dry-run",
     "pipeline drain --dry-run",
 )
@@ -25,11 +26,11 @@ NOT_IN_THE_README = (
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_the_commands_of_the_readme_run_on_the_traffic_of_dev(tmp_path: Path) -> None:
-    """Those that the README has as they stand, and all of them in one session."""
-    install_and_show, *others = (command.text for command in commands("README.md", "The data pipeline"))
+def test_the_commands_of_the_document_run_on_the_traffic_of_dev(tmp_path: Path) -> None:
+    """Those of the document as they are written, and all of them in one session."""
+    install_and_show, *others = (command.text for command in commands(DOCUMENT, "Try it"))
     first = install_and_show.partition(" -- ")[2]
-    shared = [f"{command} --json" for command in (*others, *NOT_IN_THE_README)]
+    shared = [f"{command} --json" for command in (*others, *NOT_IN_THE_DOCUMENT)]
 
     ran = subprocess.run(
         [

@@ -35,7 +35,7 @@ class Proof:
 
 _DOCUMENTS = "tests/acceptance/test_documents.py"
 _PIPELINE = (
-    "tests/acceptance/test_pipeline_commands.py::test_the_commands_of_the_readme_run_on_the_traffic_of_dev"
+    "tests/acceptance/test_pipeline_commands.py::test_the_commands_of_the_document_run_on_the_traffic_of_dev"
 )
 _BENCHMARKS = "tests/acceptance/test_benchmarks.py::test_the_quick_round_measures_every_workload"
 _BARE = r"python -m benchmarks( |$)"
@@ -53,9 +53,11 @@ PROOFS = (
         document="README.md", heading="Sixty seconds",
         test="tests/acceptance/test_dev.py::test_the_first_command_of_the_readme_works_in_a_fresh_checkout",
     ),
-    Proof(document="README.md", heading="Running it", test=f"{_DOCUMENTS}::test_the_readme_sets_a_worker_up"),
-    Proof(document="README.md", heading="Operating it", test=f"{_DOCUMENTS}::test_the_readme_looks_around"),
-    Proof(document="README.md", heading="The data pipeline", begins="python -m", test=_PIPELINE),
+    Proof(
+        document="docs/how-to/deploying.md", heading="First start",
+        test=f"{_DOCUMENTS}::test_the_first_start_sets_a_worker_up",
+    ),
+    Proof(document="docs/how-to/pipeline.md", heading="Try it", begins="python -m", test=_PIPELINE),
     Proof(document="docs/reference/cli.md", test=f"{_DOCUMENTS}::test_what_to_ask_at_three_in_the_morning"),
     Proof(
         document="docs/how-to/partitions.md",
@@ -88,7 +90,7 @@ LESSER_PROOFS = (
         less="it runs these tests; the gate takes it from the document",
     ),
     Proof(
-        document="README.md", heading="The data pipeline", begins="python3 -m venv", test=_PIPELINE,
+        document="docs/how-to/pipeline.md", heading="Try it", begins="python3 -m venv", test=_PIPELINE,
         less="half a gigabyte is not installed twice; what is behind `--` runs, in a session with the rest",
     ),
     Proof(
