@@ -18,7 +18,8 @@ def audit(
         str | None,
         typer.Option(
             "--action",
-            help="replay, bury, discard, redrive, purge, close, prune_outbox, prune_inbox, partition_outbox.",
+            help="replay, mark_dead, discard, redrive, purge, close, prune_outbox, prune_inbox,"
+            " partition_outbox.",
         ),
     ] = None,
     since: SinceOption = None,

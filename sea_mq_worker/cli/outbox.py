@@ -126,7 +126,7 @@ def bury(
         from sea_mq_worker.operations.database import operations
 
         async with operations(settings) as tables:
-            buried = await tables.bury(ids, actor=actor, reason=reason)
+            buried = await tables.mark_dead(ids, actor=actor, reason=reason)
         left_is = "not PENDING, or in a relay's hands just now; see `sea-mq-worker outbox show`"
         output = (lambda ended, left: MarkedDead(buried=ended, left=left)) if json else None
         print_result(buried, ids, word="buried", left_is=left_is, output=output)

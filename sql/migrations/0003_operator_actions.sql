@@ -1,4 +1,4 @@
--- Who changed what by hand: every replay, burial, redrive and prune leaves one row.
+-- Who changed what by hand: every replay, mark_dead, redrive and prune leaves one row.
 
 CREATE TABLE operator_actions (
     id BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,

@@ -13,35 +13,35 @@ RETURNING id;
 -- $1 action, $2 outcome.
 UPDATE operator_actions a SET outcome = $2::text WHERE a.id = $1::bigint AND a.outcome IS NULL;
 
--- name: bury_due
--- First of three steps by which an operator ends events that wait: the lifecycle knows no PENDING -> DEAD, and only
--- what is due can be claimed. Locks them. Index: the primary key.
+-- name: make_due
+-- First of three steps by which an operator ends PENDING events: makes them due and locks them. The lifecycle has no
+-- transition PENDING -> DEAD, and only a due event can be claimed. Index: the primary key.
 -- $1 ids.
 UPDATE outbox_events o
    SET available_at = LEAST(o.available_at, now())
  WHERE o.id = ANY ($1::uuid[]) AND o.state = 'PENDING'
 RETURNING o.id;
 
--- name: bury_claim
--- Second step: PENDING -> CLAIMED.
+-- name: claim_as_operator
+-- Second of the three steps: PENDING -> CLAIMED.
 -- $1 ids, $2 actor.
 UPDATE outbox_events o
    SET state = 'CLAIMED', claimed_at = statement_timestamp(), claimed_by = 'operator ' || $2::text,
        publish_attempts = o.publish_attempts + 1
  WHERE o.id = ANY ($1::uuid[]);
 
--- name: bury
--- Third step: CLAIMED -> DEAD.
+-- name: mark_dead
+-- Last of the three steps: CLAIMED -> DEAD, counted in the audit record.
 -- $1 ids, $2 error, $3 action.
-WITH buried AS (
+WITH ended AS (
     UPDATE outbox_events o
        SET state = 'DEAD', claimed_at = NULL, claimed_by = NULL, publish_error = left($2::text, 2000)
      WHERE o.id = ANY ($1::uuid[])
     RETURNING 1
 )
 UPDATE operator_actions a
-   SET affected = a.affected + (SELECT count(*) FROM buried),
-       outcome = CASE WHEN EXISTS (SELECT FROM buried) THEN 'done' ELSE 'refused' END
+   SET affected = a.affected + (SELECT count(*) FROM ended),
+       outcome = CASE WHEN EXISTS (SELECT FROM ended) THEN 'done' ELSE 'refused' END
  WHERE a.id = $3::bigint;
 
 -- name: discard

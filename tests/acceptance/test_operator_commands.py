@@ -341,11 +341,11 @@ async def test_the_audit_tells_who_did_what_and_why(world: World) -> None:
     async def listed(*options: str) -> list[str]:
         return [action["action"] for action in (await world.run("audit", "--json", *options)).json]
 
-    assert await listed() == ["prune_inbox", "prune_outbox", "bury"]
+    assert await listed() == ["prune_inbox", "prune_outbox", "mark_dead"]
     assert await listed("--actor", "bob", "--limit", "1") == ["prune_inbox"]
-    assert await listed("--action", "bury") == await listed("--after", "2") == ["bury"]
+    assert await listed("--action", "mark_dead") == await listed("--after", "2") == ["mark_dead"]
     assert await listed("--until", "1h") == []
-    told = (await world.run("audit", "--action", "bury")).out
+    told = (await world.run("audit", "--action", "mark_dead")).out
     assert "ann" in told
     assert "the handler was broken" in told
     assert str(event) in told

@@ -381,7 +381,7 @@ async def test_a_change_needs_an_actor_and_a_reason(
     with pytest.raises(ValueError, match="an actor and a reason"):
         await operations.replay(OutboxFilter(), **REPLAY | who)
     with pytest.raises(ValueError, match="an actor and a reason"):
-        await operations.bury([event_id], **WHO | who)
+        await operations.mark_dead([event_id], **WHO | who)
     with pytest.raises(ValueError, match="an actor and a reason"):
         await operations.redriven(event_id, **WHO | who)
     with pytest.raises(ValueError, match="an actor and a reason"):
@@ -394,19 +394,19 @@ async def test_a_change_needs_an_actor_and_a_reason(
 
 
 @pytest.mark.clause("terminology: termination by explicit operator intervention")
-async def test_waiting_events_are_buried_by_two_valid_transitions(
+async def test_pending_events_are_marked_dead_by_two_valid_transitions(
     operations: PostgresOperations, add: Add
 ) -> None:
     due, delayed = await add(), await add(available_at=FAR_AHEAD)
     claimed, published = await add("CLAIMED"), await add("PUBLISHED")
 
-    buried = await operations.bury([due, delayed, claimed, published, uuid.uuid4()], **WHO)
+    ended = await operations.mark_dead([due, delayed, claimed, published, uuid.uuid4()], **WHO)
 
-    assert buried == {due, delayed}
+    assert ended == {due, delayed}
     states = {event.id: event.state for event in await operations.list_outbox(OutboxFilter())}
     assert states == {due: "DEAD", delayed: "DEAD", claimed: "CLAIMED", published: "PUBLISHED"}
     shown = await operations.show_outbox(due)
     assert shown is not None
     assert shown.last_error == "ended by ann: the stream lost them"
     [action] = await operations.audit(limit=9)
-    assert (action.action, action.affected) == ("bury", 2)
+    assert (action.action, action.affected) == ("mark_dead", 2)

@@ -116,7 +116,7 @@ async def test_an_operator_can_replay_bury_and_redrive(roles: Roles, place: Site
         await check_version(pool)
         await claim_schema(pool, place.target.context)
         operations = PostgresOperations(pool=pool)
-        assert await operations.bury([dead, waiting], actor="alice", reason="a test") == {dead, waiting}
+        assert await operations.mark_dead([dead, waiting], actor="alice", reason="a test") == {dead, waiting}
         replayed = await operations.replay(
             OutboxFilter(states=(EventState.DEAD,), ids=(dead,)),
             actor="alice",
@@ -136,7 +136,7 @@ async def test_an_operator_can_replay_bury_and_redrive(roles: Roles, place: Site
                 ("purge", "open"),
                 ("close", "refused"),
                 ("replay", "done"),
-                ("bury", "done"),
+                ("mark_dead", "done"),
             )
         ]
 
@@ -226,7 +226,8 @@ NEEDS = {
         *("resume.", "refused."),
     ),
     "operator": (
-        *("inspection.", "lists.", "replay.", "operations.begin", "operations.bury", "operations.redriven"),
+        *("inspection.", "lists.", "replay.", "operations.begin", "operations.redriven"),
+        *("operations.make_due", "operations.claim_as_operator", "operations.mark_dead"),
         *("operations.close", "operations.finish", "operations.letter"),
         *("pipeline_replay.", "inbox.", "context.owner", "partitions.record"),
     ),

@@ -39,7 +39,7 @@ class PostgresOperations(PostgresInspection):
         super().__init__(pool=pool)
         self._sql = load_queries(
             "operations",
-            *("begin_action", "finish_action", "bury_due", "bury_claim", "bury", "discard"),
+            *("begin_action", "finish_action", "make_due", "claim_as_operator", "mark_dead", "discard"),
             *("redriven", "finish_redrive", "close_messages", "letter_purged"),
         )
         self._pruning = PostgresPruning(pool=pool)
@@ -63,7 +63,7 @@ class PostgresOperations(PostgresInspection):
                 replayed = step.replayed
         return ReplayResult(matched=len(chosen), replayed=replayed)
 
-    async def bury(self, ids: Sequence[UUID], *, actor: str, reason: str) -> frozenset[UUID]:
+    async def mark_dead(self, ids: Sequence[UUID], *, actor: str, reason: str) -> frozenset[UUID]:
         """PENDING -> DEAD, by way of CLAIMED (Open Outbox, explicit operator intervention).
 
         Returns the events that it ended; one that a relay holds right now is not among them.
@@ -72,12 +72,12 @@ class PostgresOperations(PostgresInspection):
         error = f"ended by {actor}: {reason}"
         with translated():
             async with self._pool.acquire() as connection, connection.transaction():
-                args = _action_args("bury", actor, reason, selection)
+                args = _action_args("mark_dead", actor, reason, selection)
                 action = await connection.fetchval(self._sql["begin_action"], *args)
-                rows = await connection.fetch(self._sql["bury_due"], ids)
+                rows = await connection.fetch(self._sql["make_due"], ids)
                 waiting = [row["id"] for row in rows]
-                await connection.execute(self._sql["bury_claim"], waiting, actor)
-                await connection.execute(self._sql["bury"], waiting, error, action)
+                await connection.execute(self._sql["claim_as_operator"], waiting, actor)
+                await connection.execute(self._sql["mark_dead"], waiting, error, action)
         return frozenset(waiting)
 
     async def discard(
