@@ -56,6 +56,7 @@ class PostgresOutboxAdapter:
         run_max: int = 100,
         take_turns: bool = True,
         partitioned: bool = False,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Serve a lane; nothing is asked of the database yet.
 
@@ -71,8 +72,10 @@ class PostgresOutboxAdapter:
             run_max: most events of one key in a claim.
             take_turns: claims of several relays in the ordered lane avoid each other.
             partitioned: the outbox has partitions.
+            clock: monotonic seconds, by which it spaces what it does now and then.
         """
         self._pool = pool
+        self._clock = clock
         self._worker = worker
         self._lease_seconds = lease_seconds
         self._ordered = ordered
@@ -87,13 +90,13 @@ class PostgresOutboxAdapter:
         self._mark = _BY_PLACE
         if partitioned:
             self._join_by_id()
-        self._fresh = ClaimCursor()
-        self._retries = ClaimCursor()
+        self._fresh = ClaimCursor(clock)
+        self._retries = ClaimCursor(clock)
         self._retries_first = False
         self._rolled: dict[str, tuple[Position | None, Position | None]] = defaultdict(lambda: (None, None))
         self._hints: set[str] = set()
         self._unreaped: list[str] = []
-        self._refusals = Refusals(pool, run_max=run_max)
+        self._refusals = Refusals(pool, run_max=run_max, clock=clock)
 
     async def find_unpublished(
         self, *, batch_max: int, bytes_max: int = NO_BYTES_MAX, event_bytes_max: int = NO_BYTES_MAX
@@ -224,12 +227,12 @@ class PostgresOutboxAdapter:
 
     async def _claim(self, batch_max: int, *bytes_max: int) -> Claim:
         owner = self._owner()
-        began = time.monotonic()
+        began = self._clock()
         positions = *self._fresh.next(), *self._retries.next()
         kept = self._places_kept(batch_max)
         args = batch_max, owner, *positions, kept, *bytes_max, self._retries_first
         rows = await fetch(self._pool, self._sql["claim"], *args, self._refusals.passed_over)
-        seconds = time.monotonic() - began
+        seconds = self._clock() - began
         head, events = _split(rows)
         full = len(events) == batch_max or head["cut"]
         for cursor, name in ((self._fresh, "fresh"), (self._retries, "retry")):
@@ -240,7 +243,7 @@ class PostgresOutboxAdapter:
     async def _claim_ordered(self, batch_max: int, *bytes_max: int) -> Claim:
         owner = self._owner()
         hints, self._hints = self._hints, set()
-        began = time.monotonic()
+        began = self._clock()
         positions = *self._fresh.next(), *self._retries.next()
         kept = self._places_kept(batch_max)
         try:
@@ -250,7 +253,7 @@ class PostgresOutboxAdapter:
         except BaseException:
             self._hints |= hints
             raise
-        seconds = time.monotonic() - began
+        seconds = self._clock() - began
         self._hints.update(head["leftover"])
         cut = len(events) == batch_max or (head["cut"] and bool(events))
         fresh_full = head["fresh_count"] == batch_max

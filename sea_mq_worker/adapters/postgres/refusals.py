@@ -1,7 +1,6 @@
 """Events that PostgreSQL refuses to have claimed, as by somebody's trigger: claims pass over them."""
 
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import asyncpg
 
@@ -24,18 +23,20 @@ class Refusals:
     Args:
         pool: of the lane.
         run_max: most events of one key in a claim.
+        clock: monotonic seconds.
     """
 
-    def __init__(self, pool: asyncpg.Pool, *, run_max: int) -> None:
+    def __init__(self, pool: asyncpg.Pool, *, run_max: int, clock: Callable[[], float]) -> None:
         self._pool = pool
         self._run_max = run_max
+        self._clock = clock
         self._sql = load_queries("refused", "due", "due_ordered", "try_claim")
         self._until: dict[str, float] = {}
 
     @property
     def passed_over(self) -> list[str]:
         """Ids that a claim must leave out now."""
-        now = time.monotonic()
+        now = self._clock()
         self._until = {id_: until for id_, until in self._until.items() if until > now}
         return list(self._until)
 
@@ -60,7 +61,7 @@ class Refusals:
                 left += [ids[: len(ids) // 2], ids[len(ids) // 2 :]]
             elif error:
                 found.append((ids[0], error))
-        until = time.monotonic() + _PASSED_OVER_SECONDS
+        until = self._clock() + _PASSED_OVER_SECONDS
         self._until |= {id_: until for id_, _ in found}
         return found
 
