@@ -7,11 +7,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 from tests.simulation.plan import Plan, SeededDice, draw_plan, plan_from_json
 from tests.simulation.report import SOMETIMES, Report
 from tests.simulation.world import simulate
+
+Run: TypeAlias = Callable[[Plan, int], Report]
 
 CASES = Path(__file__).with_name("cases")
 BUG_CASES = CASES / "bugs"
@@ -44,16 +46,21 @@ class Campaign:
         return [what for what in SOMETIMES if not self.seen[what]]
 
 
-def run_seed(seed: int) -> Report:
+def run_seed(seed: int, run: Run = simulate) -> Report:
     """Simulate what a seed draws."""
-    return simulate(draw_plan(SeededDice(seed)), seed)
+    return run(draw_plan(SeededDice(seed)), seed)
 
 
-def run_campaign(seeds: Iterable[int], *, on_seed: Callable[[int], object] = lambda _seed: None) -> Campaign:
+def run_campaign(
+    seeds: Iterable[int],
+    *,
+    run: Run = simulate,
+    on_seed: Callable[[int], object] = lambda _seed: None,
+) -> Campaign:
     """Simulate every seed, failing or not."""
     campaign = Campaign()
     for seed in seeds:
-        report = run_seed(seed)
+        report = run_seed(seed, run)
         campaign.seeds += 1
         campaign.seen += report.seen
         if report.violations:
@@ -84,20 +91,20 @@ def load_case(path: Path) -> Case:
     return Case(path.stem, given["invariant"], tuple(given["seeds"]), plan_from_json(given["plan"]))
 
 
-def case_of(name: str, seeds: Iterable[int]) -> Case:
+def case_of(name: str, seeds: Iterable[int], run: Run = simulate) -> Case:
     """Make a small case of seeds that fail: of the plan that fails most easily, whatever the schedule."""
     cases = []
     for seed in itertools.islice(seeds, _CANDIDATES):
         plan = draw_plan(SeededDice(seed))
-        invariant = invariant_of(simulate(plan, seed))
-        cases.append(Case(name, invariant, failing_schedules(plan, invariant) or (seed,), plan))
+        invariant = invariant_of(run(plan, seed))
+        cases.append(Case(name, invariant, failing_schedules(plan, invariant, run) or (seed,), plan))
     best = min(cases, key=lambda case: (-len(case.seeds), case.seeds[-1]))
-    return shrunk(best)
+    return shrunk(best, run)
 
 
-def failing_schedules(plan: Plan, invariant: str) -> tuple[int, ...]:
+def failing_schedules(plan: Plan, invariant: str, run: Run) -> tuple[int, ...]:
     """Return the first few of many seeds under which a plan breaks an invariant."""
-    failing = (seed for seed in range(_SCHEDULES) if invariant_of(simulate(plan, seed)) == invariant)
+    failing = (seed for seed in range(_SCHEDULES) if invariant_of(run(plan, seed)) == invariant)
     return tuple(itertools.islice(failing, _SCHEDULES_KEPT))
 
 
@@ -106,14 +113,14 @@ def invariant_of(report: Report) -> str:
     return report.violations[0].partition(":")[0] if report.violations else ""
 
 
-def shrunk(case: Case) -> Case:
+def shrunk(case: Case, run: Run) -> Case:
     """Leave out of a failing plan what it fails as easily without."""
     for plan in _smaller(case.plan):
         if not (plan.transactions or plan.messages):
             continue
-        seeds = failing_schedules(plan, case.invariant)
+        seeds = failing_schedules(plan, case.invariant, run)
         if len(seeds) >= len(case.seeds):
-            return shrunk(dataclasses.replace(case, plan=plan, seeds=seeds))
+            return shrunk(dataclasses.replace(case, plan=plan, seeds=seeds), run)
     return case
 
 

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from sea_mq_worker.domain.dead_letters import Reason
 from sea_mq_worker.domain.inbound import InvalidMessage, content_hash, parse_message, storage_id
-from sea_mq_worker.domain.inbox_results import FailedHandling, Lease
+from sea_mq_worker.domain.inbox_results import FailedHandling, Lease, Leased, Receipt
 from sea_mq_worker.domain.messages import HandlerRequest, InboundMessage
 from sea_mq_worker.domain.outcomes import Accepted, HandlerResult, Poison, Retry
 from sea_mq_worker.testing.inbox import InboxRow
@@ -26,7 +26,7 @@ class InboxAudit:
         self._concurrency = concurrency
         self._attempts_max = attempts_max
         self._seen: dict[str, InboxRow] = {}
-        self._tokens: set[tuple[str, str]] = set()
+        self._given: set[Lease] = set()
         self.accepted: Counter[str] = Counter()
         self.rejected: Counter[str] = Counter()
         self.redriven: Counter[str] = Counter()
@@ -44,6 +44,13 @@ class InboxAudit:
         if leases and name != "extend" and not changed:
             self._servers.report.saw("fenced ending")
         return result
+
+    def given(self, receipts: Sequence[Receipt]) -> None:
+        """Look at the leases that an answer gives; a token may fence one only."""
+        for receipt in receipts:
+            if isinstance(receipt, Leased):
+                self._check(receipt.lease not in self._given, "I9", f"{receipt.lease} was given twice")
+                self._given.add(receipt.lease)
 
     def row_of(self, message: InboundMessage) -> InboxRow | None:
         """Return the row that accounts for a message, where there is one."""
@@ -141,15 +148,16 @@ class InboxAudit:
             check(letters, "I11", f"{message_id} is dead-lettered, and no stream has its dead letter")
 
     def _leased(self, life: Life, before: InboxRow | None, row: InboxRow) -> None:
+        """Under another token, or repeated under its own because the answer was lost."""
         message_id = row.entry.message_id
         now = self._servers.database_clock()
+        if before is not None and before.locked_by == row.locked_by:
+            self._check(row.attempts == before.attempts, "I4", f"{message_id} was counted again: {row}")
+            return
         earlier = 0 if before is None else before.attempts
         self._check(
             row.attempts == earlier + 1, "I4", f"attempts of {message_id}: {earlier} -> {row.attempts}"
         )
-        fresh = (message_id, row.locked_by or "") not in self._tokens
-        self._check(fresh, "I9", f"a token of {message_id} came twice")
-        self._tokens.add((message_id, row.locked_by or ""))
         if before is not None:
             free = before.locked_until is None or before.locked_until <= now
             self._check(free, "I9", f"{life.name} takes the lease of {message_id} before its end")

@@ -11,10 +11,11 @@ from sea_mq_worker.domain.errors import ContractError, UnavailableError
 from sea_mq_worker.domain.events import EventState
 from sea_mq_worker.domain.messages import InboundMessage
 from sea_mq_worker.operations.redrive import Redriver
-from sea_mq_worker.testing.inbox import InMemoryInbox
 from tests.simulation.inbox_audit import InboxAudit
+from tests.simulation.postgres import PostgresServers
+from tests.simulation.postgres_wires import PostgresTables, inbox_wire
 from tests.simulation.servers import Servers
-from tests.simulation.wires import HandlerWire, InboxWire, Line
+from tests.simulation.wires import HandlerWire, Line
 
 _LEASE = 8.0
 _STORED_AT = datetime(2025, 1, 1, tzinfo=UTC)
@@ -27,10 +28,10 @@ class Operator:
         self.life = line.life
         self._line = line
         self._servers = line.servers
-        inbox = InboxWire(line, InMemoryInbox(table=line.servers.inbox, worker="operator"), audit)
+        real = isinstance(line.servers, PostgresServers)
         self._redriver = Redriver(
-            tables=cast("Any", _Tables(line, audit)),
-            inbox=inbox,
+            tables=cast("Any", (PostgresTables if real else _Tables)(line, audit)),
+            inbox=inbox_wire(line, audit, worker="operator"),
             letters=cast("Any", _Letters(line.servers)),
             handler=HandlerWire(line, audit),
             lease_seconds=_LEASE,
@@ -45,7 +46,7 @@ class Operator:
         ]
         if not done:
             return
-        self._servers.outbox.replay(done[nth % len(done)].id)
+        self._servers.replay(done[nth % len(done)].id)
 
     async def redrive(self, nth: int) -> None:
         """Redrive a dead letter; an operator does it again another day if a server is away."""

@@ -47,7 +47,7 @@ class OutboxAudit:
         self._seen: dict[str, OutboxRow] = {}
         self._owner: dict[str, int] = {}
         self._claims: dict[int, tuple[int, Claim]] = {}
-        self._calls = 0
+        self.calls = 0
         self._granted: dict[tuple[int, str], float] = {}
         self.sends: Counter[str] = Counter()
         self.replays: Counter[str] = Counter()
@@ -56,17 +56,23 @@ class OutboxAudit:
 
     def effect(self, life: Life, name: str, call: Callable[[], T], claim: Claim | None = None) -> T:
         """Let a statement take effect, and look at what it did."""
-        self._calls += 1
+        self.calls += 1
         result = call()
         changed = list(self._changes())
         for before, after in changed:
             self._look(life, name, claim, before, after)
-        if isinstance(result, Claim) and result.events:
-            self._claims[id(result)] = (self._calls, result)
+        if name == "find_unpublished":
             self._look_at_keys({after.ordering_key for _, after in changed})
+        if isinstance(result, Claim):
+            self.given(result, self.calls)
         if name in _SETTLING and changed == [] and claim is not None:
             self._servers.report.saw("fenced settlement")
         return result
+
+    def given(self, claim: Claim, call: int) -> None:
+        """Note which call a claim is the answer to; its settlements are fenced by that."""
+        if claim.events:
+            self._claims[id(claim)] = (call, claim)
 
     def sending(self, life: Life, messages: Sequence[OutboundMessage]) -> None:
         """Look at what a worker is about to send."""
@@ -157,7 +163,7 @@ class OutboxAudit:
             check(known, "Q9", f"{row.id} spent a failure that the stream did not answer")
 
     def _claimed(self, life: Life, before: OutboxRow, row: OutboxRow) -> None:
-        self._owner[row.id] = self._calls
+        self._owner[row.id] = self.calls
         self._granted[life.number, row.id] = self._servers.clock()
         due = before.available_at <= self._servers.database_clock()
         self._check(due, "I5", f"{row.id} was claimed before it was due")
@@ -197,7 +203,7 @@ class OutboxAudit:
             rows = sorted((r for r in self._servers.outbox.rows.values() if r.ordering_key == key), key=_seq)
             done = {PUBLISHED} if self._servers.plan.hold_dead_keys else {PUBLISHED, DEAD}
             unfinished = [row for row in rows if row.state not in done]
-            mine = [row for row in unfinished if row.state is CLAIMED and self._owner[row.id] == self._calls]
+            mine = [row for row in unfinished if row.state is CLAIMED and self._owner[row.id] == self.calls]
             head = unfinished[: len(mine)]
             self._check(head == mine, "I8", f"an event of key {key} was claimed before an earlier one")
 

@@ -180,8 +180,8 @@ class Servers:
                 id=self.new_id(),
                 seq=next(self.outbox._seq),
                 event_type="order created" if row.flaw == "type" else "order.created",
-                payload=b'{"n": 1.00, "d": %d%020d}' % (1 + number, self.dice.getrandbits(60))
-                + b" " * (MAX_PAYLOAD if row.flaw == "large" else 0),
+                payload=b'{"d": %d%020d, "n": 1.00, "pad": "%s"}'
+                % (1 + number, self.dice.getrandbits(60), b"." * (MAX_PAYLOAD * (row.flaw == "large"))),
                 created_at=now,
                 available_at=now + row.delay,
                 ordering_key=row.key,
@@ -200,6 +200,14 @@ class Servers:
                 subject=f"{CONTEXT}.event.order.created.v1",
                 committed_at=self.clock(),
             )
+
+    def roll_back(self, made: list[OutboxRow]) -> None:
+        """Let nobody ever see them."""
+        self.rolled_back.update(row.id for row in made)
+
+    def replay(self, event_id: str) -> None:
+        """Begin another lifecycle of an event."""
+        self.outbox.replay(event_id)
 
     def send(self, message: Message) -> None:
         """Store a message upstream, whose flaw may be that it repeats or contradicts the one before."""

@@ -6,6 +6,7 @@ the server's, so it also takes place while the caller is frozen, and may after t
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from sea_mq_worker.domain.errors import StoreUnavailableError
@@ -122,6 +123,8 @@ def _short(result: object) -> str:
     match result:
         case Claim():
             return f"claim of {[event.seq for event in result.events]}"
+        case list():
+            return f"{len(result)} rows"
         case frozenset():
             return f"{len(result)} kept"
         case _:
@@ -188,7 +191,10 @@ class InboxWire:
         self._audit = audit
 
     async def insert(self, entries: Sequence[InboxEntry], *, lease_seconds: float) -> Sequence[Receipt]:
-        return await self._call("insert", lambda: self._twin.insert(entries, lease_seconds=lease_seconds))
+        insert = partial(self._twin.insert, entries, lease_seconds=lease_seconds)
+        receipts = await self._call("insert", insert)
+        self._audit.given(receipts)
+        return receipts
 
     async def overdue(
         self,

@@ -34,13 +34,14 @@ from sea_mq_worker.domain.facts import (
 from sea_mq_worker.domain.messages import InboundMessage
 from sea_mq_worker.domain.retry import Backoff
 from sea_mq_worker.settings import Settings
-from sea_mq_worker.testing.inbox import InMemoryInbox
 from sea_mq_worker.testing.outbox import InMemoryOutbox
 from tests.simulation.broker_wires import ConsumerWire, PublisherWire, StrandedWire
 from tests.simulation.inbox_audit import InboxAudit
 from tests.simulation.outbox_audit import OutboxAudit
 from tests.simulation.plan import Plan
-from tests.simulation.wires import STORE_TIMEOUT, HandlerWire, InboxWire, Line, OutboxWire
+from tests.simulation.postgres import PostgresServers
+from tests.simulation.postgres_wires import PostgresOutboxWire, inbox_wire
+from tests.simulation.wires import STORE_TIMEOUT, HandlerWire, Line, OutboxWire
 
 LEASE = 6.0
 PUBLISH_TIMEOUT = 2.0
@@ -207,20 +208,20 @@ class Assembly:
         }
 
     def _outbox(self, line: Line, *, ordered: bool) -> OutboxWire:
-        twin = InMemoryOutbox(
-            table=line.servers.outbox,
-            worker=line.life.name,
-            lease_seconds=LEASE,
-            ordered=ordered,
-            hold_dead_keys=self.plan.hold_dead_keys,
-            failures_max=FAILURES_MAX,
-            random=self.dice.random,
-        )
+        lane: dict[str, Any] = {
+            "worker": line.life.name,
+            "lease_seconds": LEASE,
+            "ordered": ordered,
+            "hold_dead_keys": self.plan.hold_dead_keys,
+            "failures_max": FAILURES_MAX,
+        }
+        if isinstance(line.servers, PostgresServers):
+            return PostgresOutboxWire(line, self.outbox_audit, **lane)
+        twin = InMemoryOutbox(table=line.servers.outbox, random=self.dice.random, **lane)
         return OutboxWire(line, twin, self.outbox_audit)
 
     def _inbound(self, base: _SimulatedBase, line: Line) -> dict[str, Loop]:
-        twin = InMemoryInbox(table=line.servers.inbox, worker=line.life.name)
-        inbox = InboxWire(line, twin, self.inbox_audit)
+        inbox = inbox_wire(line, self.inbox_audit, worker=line.life.name)
         store_breaker = base.breaker("inbox database", cap_seconds=_PROBE_MAX_SECONDS)
         letters = PublisherWire(line, line.servers.burier, keeps_order=False, timeout_seconds=PUBLISH_TIMEOUT)
         burial = DeadLetterer(

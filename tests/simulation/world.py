@@ -15,6 +15,7 @@ from tests.simulation.loop import WORKER, SeededLoop
 from tests.simulation.operator_actions import Operator
 from tests.simulation.outbox_audit import OutboxAudit
 from tests.simulation.plan import Message, Plan, Transaction, Trouble
+from tests.simulation.postgres import Postgres, PostgresServers
 from tests.simulation.report import Report
 from tests.simulation.servers import Servers
 from tests.simulation.weather import Weather
@@ -34,13 +35,13 @@ REST_SECONDS_MAX = 180.0
 _JUMP_SECONDS_MAX = 3.0
 
 
-def simulate(plan: Plan, seed: int) -> Report:
-    """Carry out a plan; the same plan and seed do the same every time."""
+def simulate(plan: Plan, seed: int, postgres: Postgres | None = None) -> Report:
+    """Carry out a plan, in memory or on a PostgreSQL; the same plan and seed do the same every time."""
     loop = SeededLoop(seed)
     report = Report()
     loop.set_exception_handler(partial(_tell_error, report))
     try:
-        loop.run_until_complete(World(plan, seed, loop, report).run())
+        loop.run_until_complete(World(plan, seed, loop, report, postgres).run())
     finally:
         try:
             loop.clear_away()
@@ -58,12 +59,15 @@ def _tell_error(report: Report, _loop: object, context: dict[str, Any]) -> None:
 class World:
     """One simulation."""
 
-    def __init__(self, plan: Plan, seed: int, loop: SeededLoop, report: Report) -> None:
+    def __init__(
+        self, plan: Plan, seed: int, loop: SeededLoop, report: Report, postgres: Postgres | None
+    ) -> None:
         self.plan = plan
         self.loop = loop
         self.report = report
         self.dice = random.Random(seed)
-        self.servers = Servers(plan, clock=loop.time, dice=self.dice, report=report)
+        make = Servers if postgres is None else partial(PostgresServers, postgres)
+        self.servers = make(plan, clock=loop.time, dice=self.dice, report=report)
         self.weather = Weather(plan, clock=loop.time, dice=self.dice)
         self.servers.mood = self.weather.mood
         self.outbox_audit = OutboxAudit(
@@ -128,7 +132,7 @@ class World:
     def _write(self, transaction: Transaction) -> None:
         made = self.servers.begin(transaction.rows)
         if not transaction.commits:
-            self.servers.rolled_back.update(row.id for row in made)
+            self.servers.roll_back(made)
             return
 
         def commit() -> None:

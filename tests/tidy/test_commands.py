@@ -127,6 +127,11 @@ LESSER_PROOFS = (
         less="it fetches a tool that is not locked; the file that it reads is checked",
     ),
     Proof(
+        document="docs/proof/simulation.md", begins="python -m tests.simulation --postgres",
+        test="tests/simulation/test_on_postgres.py::test_every_seed_keeps_all_promises",
+        less="fewer seeds",
+    ),
+    Proof(
         document="docs/proof/simulation.md", begins="python -m tests.simulation --seeds", test=_SIMULATION,
         less="fewer seeds; planted bugs and stored cases have tests beside it",
     ),

@@ -1,0 +1,130 @@
+"""The real repositories over a line: each of their statements can be refused, late, or lose its answer."""
+
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from contextvars import ContextVar
+from typing import Any, TypeAlias, TypeVar, cast
+from uuid import UUID
+
+from sea_mq_worker.adapters.postgres.inbox import PostgresInboxAdapter
+from sea_mq_worker.adapters.postgres.operator.operations import PostgresOperations
+from sea_mq_worker.adapters.postgres.outbox import PostgresOutboxAdapter
+from sea_mq_worker.domain.events import Claim
+from sea_mq_worker.domain.inbox_results import Lease
+from sea_mq_worker.domain.read_models import ActionOutcome, Redrive
+from sea_mq_worker.testing.inbox import InMemoryInbox
+from tests.simulation.inbox_audit import InboxAudit
+from tests.simulation.outbox_audit import OutboxAudit
+from tests.simulation.postgres import PostgresServers, Table
+from tests.simulation.wires import InboxWire, Line, OutboxWire
+
+T = TypeVar("T")
+
+Effect: TypeAlias = Callable[[], Any]
+Judge: TypeAlias = Callable[[Effect], Any]
+
+_CALL: ContextVar[tuple[str, Judge]] = ContextVar("call")
+"""Name of the repository's call that a statement belongs to, and the audit of its effect."""
+
+
+class SimulatedPool:
+    """As much of asyncpg's pool as the repositories use."""
+
+    def __init__(self, line: Line, table: Table) -> None:
+        self._line = line
+        self._table = table
+
+    @asynccontextmanager
+    async def acquire(self) -> AsyncIterator["SimulatedPool"]:
+        yield self
+
+    async def expire_connections(self) -> None:
+        """Do nothing: a line does not keep connections."""
+
+    async def fetch(self, statement: str, *args: object) -> Any:
+        """Run a statement over the line.
+
+        Raises:
+            StoreUnavailableError: it did not take effect, or did, or will.
+            PostgresError: the server refused it.
+        """
+        servers = cast("PostgresServers", self._line.servers)
+        name, judge = _CALL.get()
+        answer = await self._line.store(
+            name, lambda: judge(lambda: servers.run(self._table, statement, args))
+        )
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+class PostgresOutboxWire(OutboxWire):
+    """``PostgresOutboxAdapter`` over a line."""
+
+    def __init__(self, line: Line, audit: OutboxAudit, **options: Any) -> None:
+        pool = cast("Any", SimulatedPool(line, "outbox"))
+        adapter = PostgresOutboxAdapter(pool=pool, clock=line.loop.time, **options)
+        super().__init__(line, cast("Any", adapter), audit)
+
+    async def _call(
+        self, name: str, call: Callable[[], Coroutine[Any, Any, T]], claim: Claim | None = None
+    ) -> T:
+        nth = 0
+
+        def judge(effect: Effect) -> Any:
+            nonlocal nth
+            answer = self._audit.effect(self._line.life, name, effect, claim)
+            nth = self._audit.calls
+            return answer
+
+        with _calling(name, judge):
+            result = await call()
+        if isinstance(result, Claim):
+            self._audit.given(result, nth)
+        return result
+
+
+class PostgresInboxWire(InboxWire):
+    """``PostgresInboxAdapter`` over a line."""
+
+    def __init__(self, line: Line, audit: InboxAudit, *, worker: str) -> None:
+        pool = cast("Any", SimulatedPool(line, "inbox"))
+        super().__init__(line, cast("Any", PostgresInboxAdapter(pool=pool, worker=worker)), audit)
+
+    async def _call(
+        self, name: str, call: Callable[[], Coroutine[Any, Any, T]], leases: Sequence[Lease] = ()
+    ) -> T:
+        with _calling(name, lambda effect: self._audit.effect(self._line.life, name, effect, leases)):
+            return await call()
+
+
+class PostgresTables:
+    """``PostgresOperations`` over a line, as far as a redrive goes."""
+
+    def __init__(self, line: Line, audit: InboxAudit) -> None:
+        self._judge: Judge = lambda effect: audit.effect(line.life, "redriven", effect)
+        self._operations = PostgresOperations(pool=cast("Any", SimulatedPool(line, "inbox")))
+
+    async def redriven(self, message_id: UUID, *, actor: str, reason: str) -> Redrive:
+        with _calling("redriven", self._judge):
+            return await self._operations.redriven(message_id, actor=actor, reason=reason)
+
+    async def finish_redrive(self, action: int, outcome: ActionOutcome) -> None:
+        with _calling("finish_redrive", self._judge):
+            await self._operations.finish_redrive(action, outcome)
+
+
+@contextmanager
+def _calling(name: str, judge: Judge) -> Iterator[None]:
+    before = _CALL.set((name, judge))
+    try:
+        yield
+    finally:
+        _CALL.reset(before)
+
+
+def inbox_wire(line: Line, audit: InboxAudit, *, worker: str) -> InboxWire:
+    """Connect somebody to the inbox, the real one or the in-memory one."""
+    if isinstance(line.servers, PostgresServers):
+        return PostgresInboxWire(line, audit, worker=worker)
+    return InboxWire(line, InMemoryInbox(table=line.servers.inbox, worker=worker), audit)
