@@ -230,6 +230,33 @@ async def test_old_messages_without_an_ending_are_found_by_age_page_by_page(worl
     assert found == entries[0]
 
 
+async def test_messages_that_were_recorded_together_are_found_on_whichever_page(world: World) -> None:
+    together = [entry() for _ in range(3)]
+    await insert(world.inbox(), *together)
+    await world.pass_time(101)
+    found = [""]
+    for _ in together:
+        found += await overdue(world, after=found[-1], limit=1)
+    assert found[1:] == sorted(one.message_id for one in together)
+
+
+async def test_an_overdue_message_is_where_its_stream_had_it_last(world: World) -> None:
+    inbox, one = world.inbox(), entry(stream_seq=3)
+    run = await lease(inbox, one)
+    await inbox.record_error([FailedHandling(lease=run.lease, error="500")])
+    await lease(inbox, one._replace(stream_seq=9))
+    await world.pass_time(101)
+    [found] = await inbox.overdue(
+        stream=one.stream,
+        consumer=one.consumer,
+        older_than_seconds=100.0,
+        lease_seconds=LEASE,
+        after="",
+        limit=1,
+    )
+    assert found.stream_seq == 9
+
+
 async def test_messages_that_are_settled_leased_or_of_others_are_not_overdue(world: World) -> None:
     inbox = world.inbox()
     processed, dead, other = entry(), entry(), entry(consumer="other")
@@ -276,7 +303,8 @@ async def test_who_was_too_slow_changes_nothing(world: World, by: str) -> None:
     slow, one, other = world.inbox("w1"), entry(), entry()
     late = (await lease(slow, one)).lease
     await world.pass_time(LEASE + 1)
-    await lease(world.inbox(by), one)
+    heir = world.inbox(by)
+    await heir.begin_dead_letter((await lease(heir, one)).lease, reason="REJECTED", detail="422")
     before = await world.row(one.message_id)
     own = (await lease(slow, other)).lease
 

@@ -1,12 +1,18 @@
 """Mutants: single mistakes in the code, each with the test that has to notice it."""
 
 import ast
+import re
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 LIST = Path(__file__).with_name("mutants.toml")
+
+_QUERIES = "sql/queries/"
+_STATEMENTS = re.compile(r"^(?=-- name: )", re.MULTILINE)
+_COMMENT = re.compile(r"--.*")
+_PARAMETER = re.compile(r"\$\d+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,6 +22,7 @@ class Mutant:
     Attributes:
         name: how the mutated code misbehaves.
         file: where, from the root of the tree.
+        statement: the statement of a file in sql/queries.
         text: what stands there exactly once.
         replacement: what stands there instead.
         killed_by: the test that fails then, ``path::function``.
@@ -26,17 +33,20 @@ class Mutant:
     text: str
     replacement: str
     killed_by: str
+    statement: str = ""
 
     def problem(self) -> str | None:
         """Tell why it cannot be tried on today's tree, or None."""
         path = ROOT / self.file
-        occurrences = path.read_text().count(self.text) if path.is_file() else 0
+        part = self._part(path.read_text()) if path.is_file() else ""
+        occurrences = part.count(self.text)
         if occurrences != 1:
-            return (
-                f"{self.name}: its text occurs {occurrences} times in {self.file}, not once: follow the code"
-            )
+            where = f"{self.statement} in {self.file}" if self.statement else self.file
+            return f"{self.name}: its text occurs {occurrences} times in {where}, not once: follow the code"
         if self.text == self.replacement:
             return f"{self.name}: its replacement changes nothing"
+        if self.file.startswith(_QUERIES) and not self._keeps_parameters(part):
+            return f"{self.name}: PostgreSQL would refuse it: keep the parameters of {self.statement}"
         module, _, function = self.killed_by.partition("::")
         if function not in _functions(ROOT / module):
             return f"{self.name}: there is no test {self.killed_by}: name the test that has to fail"
@@ -44,7 +54,24 @@ class Mutant:
 
     def applied_to(self, tree: Path) -> str:
         """Return the mutated text of its file in ``tree``."""
-        return (tree / self.file).read_text().replace(self.text, self.replacement)
+        text = (tree / self.file).read_text()
+        part = self._part(text)
+        return text.replace(part, part.replace(self.text, self.replacement))
+
+    def _part(self, text: str) -> str:
+        """Return where its text is looked for: one statement of several, or the whole file."""
+        if not self.file.startswith(_QUERIES):
+            return text
+        begins = f"-- name: {self.statement}\n"
+        return next((part for part in _STATEMENTS.split(text) if part.startswith(begins)), "")
+
+    def _keeps_parameters(self, part: str) -> bool:
+        """A statement that takes fewer than it is given fails every test, whatever the mistake."""
+        before, after = (
+            set(_PARAMETER.findall(_COMMENT.sub("", text)))
+            for text in (part, part.replace(self.text, self.replacement))
+        )
+        return before == after
 
 
 def load(path: Path = LIST) -> list[Mutant]:

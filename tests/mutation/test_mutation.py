@@ -3,11 +3,12 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.mutation.mutants import ROOT
+from tests.mutation.mutants import ROOT, Mutant
 
 RETRY = """
 file = "sea_mq_worker/domain/retry.py"
@@ -58,3 +59,22 @@ def test_a_mutant_that_does_not_follow_the_code_is_named(tmp_path: Path) -> None
     code, told = mutation(tmp_path, STALE)
     assert code == 1
     assert "a delay has no cap: its text occurs 0 times in sea_mq_worker/domain/retry.py" in told
+
+
+def test_a_mutant_of_a_statement_is_planted_in_that_one_alone_and_keeps_its_parameters() -> None:
+    fence = Mutant(
+        name="any token extends a lease",
+        file="sql/queries/inbox.sql",
+        statement="extend",
+        text="i.locked_by = held.token",
+        replacement="held.token IS NOT NULL",
+        killed_by="tests/tidy/test_mutants.py::test_every_mutant_applies_to_the_code_and_names_a_test",
+    )
+    assert fence.problem() is None
+    before, after = (ROOT / fence.file).read_text(), fence.applied_to(ROOT)
+    assert before.count(fence.text) - after.count(fence.text) == 1
+    assert after.index(fence.replacement) > after.index("-- name: extend")
+    length = replace(fence, text="$3::float8", replacement="60.0")
+    assert length.problem() == (
+        "any token extends a lease: PostgreSQL would refuse it: keep the parameters of extend"
+    )

@@ -34,7 +34,13 @@ class Row:
 
 class World(Protocol):
     async def add(
-        self, *, key: str | None = None, delay_seconds: float = 0.0, payload: bytes = b"{}"
+        self,
+        *,
+        key: str | None = None,
+        delay_seconds: float = 0.0,
+        payload: bytes = b"{}",
+        headers: str | None = None,
+        metadata: str | None = None,
     ) -> str: ...
 
     def relay(self, worker: str = "w1", **options: Any) -> OutboxRepository: ...
@@ -63,12 +69,28 @@ class MemoryWorld:
         self._now = 1000.0
         self._table = OutboxTable(lambda: self._now)
 
-    async def add(self, *, key: str | None = None, delay_seconds: float = 0.0, payload: bytes = b"{}") -> str:
+    async def add(
+        self,
+        *,
+        key: str | None = None,
+        delay_seconds: float = 0.0,
+        payload: bytes = b"{}",
+        headers: str | None = None,
+        metadata: str | None = None,
+    ) -> str:
         event_id = str(uuid.uuid4())
-        self._table.add(event_id, ordering_key=key, delay_seconds=delay_seconds, payload=payload)
+        self._table.add(
+            event_id,
+            ordering_key=key,
+            delay_seconds=delay_seconds,
+            payload=payload,
+            headers=headers or "",
+            metadata=metadata or "",
+        )
         return event_id
 
     def relay(self, worker: str = "w1", **options: Any) -> OutboxRepository:
+        options.pop("look_max", None)  # a look of the fake is at all of it
         return InMemoryOutbox(table=self._table, worker=worker, random=lambda: 0.5, **(OPTIONS | options))
 
     async def row(self, event_id: str) -> Row:
@@ -106,15 +128,23 @@ class PostgresWorld:
         self._new_id = new_id
         self._options = OPTIONS | options
 
-    async def add(self, *, key: str | None = None, delay_seconds: float = 0.0, payload: bytes = b"{}") -> str:
+    async def add(
+        self,
+        *,
+        key: str | None = None,
+        delay_seconds: float = 0.0,
+        payload: bytes = b"{}",
+        headers: str | None = None,
+        metadata: str | None = None,
+    ) -> str:
         event_id = str(self._new_id())
         await self._pool.execute(
             "INSERT INTO outbox_events"
-            " (id, aggregate_type, aggregate_id, event_type, payload, ordering_key,"
+            " (id, aggregate_type, aggregate_id, event_type, payload, ordering_key, headers, metadata,"
             " available_at, occurred_at)"
-            " SELECT $1, 'order', 'o-1', 'order.created', $2, $3, due.at, least(now(), due.at)"
+            " SELECT $1, 'order', 'o-1', 'order.created', $2, $3, $5, $6, due.at, least(now(), due.at)"
             " FROM (SELECT now() + $4 * interval '1 second' AS at) due",
-            event_id, payload.decode(), key, delay_seconds,
+            event_id, payload.decode(), key, delay_seconds, headers, metadata,
         )  # fmt: skip
         return event_id
 

@@ -1,7 +1,7 @@
 """Event types that the handler fails again and again, on in-memory fakes, in virtual time."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sea_mq_worker.application.inbox.resume_requests import ResumeRequests
-from sea_mq_worker.domain.errors import ContractError
+from sea_mq_worker.domain.errors import ContractError, StoreUnavailableError
 from sea_mq_worker.domain.facts import (
     MessageDeadLettered,
     MessageGivenBack,
@@ -20,6 +20,7 @@ from sea_mq_worker.domain.facts import (
     TypeSlowed,
 )
 from sea_mq_worker.domain.messages import HandlerRequest
+from sea_mq_worker.domain.outcomes import Poison
 from sea_mq_worker.testing.handler import Behaviour, Respond
 from sea_mq_worker.testing.resumptions import InMemoryResumptions
 from tests.support.inbox_loop import (
@@ -104,16 +105,30 @@ async def test_a_failing_type_stops_no_other(status: int) -> None:
 
 
 @in_virtual_time
+async def test_failures_of_different_types_are_no_run() -> None:
+    world = World()
+    async with world.consuming():
+        await asyncio.sleep(0)
+        for number in range(SLOW_AFTER - 1):
+            for event_type in ("vibe_created", "vibe_renamed"):
+                assert world.health.believes(event_type, f"{event_type} {number}", Poison("422"))
+        assert world.health.slow_seconds() == {}
+
+
+@in_virtual_time
 async def test_while_the_whole_handler_is_sick_no_attempt_counts() -> None:
     world = World(max_ack_pending=CONCURRENCY, max_deliver=-1)
-    ids = [world.send() for _ in range(40)]
-    world.handler.script = always(Respond(status=503))
     async with world.consuming():
+        world.send(subject=OTHER)
+        await world.observer.seen(MessageProcessed)
+        await asyncio.sleep(61)  # that it works now shows nothing any more
+        world.handler.script = always(Respond(status=503))
+        ids = [world.send() for _ in range(40)]
         await asyncio.sleep(HOUR / 6)
         assert world.buried() == []
         assert max(row.attempts for row in world.table.rows.values()) <= 2
         world.handler.script = always(Respond())
-        await world.observer.seen(MessageProcessed, count=len(ids), within=10.0)
+        await world.observer.seen(MessageProcessed, count=1 + len(ids), within=10.0)
         resumed = await world.observer.seen(TypeResumed)
     assert resumed.slow_seconds > HOUR / 7
 
@@ -174,16 +189,38 @@ async def test_an_operator_ends_the_slow_pace(event_type: str) -> None:
     async with world.consuming(), resuming(world) as resumptions:
         resumptions.resume(event_type)
         await world.observer.seen(MessageGivenBack, count=25)
+        resumptions.resume("another")
         before = len(world.buried())
         await asyncio.sleep(1.5)
         assert world.observer.of(TypeResumed) == [], "it was resumed before it was slow"
-        resumptions.resume("another")
         resumptions.resume(event_type)
         await world.observer.seen(TypeResumed)
         await asyncio.sleep(0.5)
         assert len(world.buried()) >= before + SLOW_AFTER - 1
         await asyncio.sleep(5.0)
     assert [fact.why for fact in world.observer.of(TypeResumed)] == ["an operator resumed it"]
+
+
+@in_virtual_time
+async def test_what_an_operator_resumed_during_an_outage_is_heard_afterwards() -> None:
+    world = World()
+    for _ in range(30):
+        world.send()
+    world.handler.script = always(Respond(status=422))
+    kept = InMemoryResumptions(world.clock)
+    away_until = world.clock() + 5.0
+
+    async def resumed(*, within_seconds: float) -> Sequence[tuple[str, float]]:
+        if world.clock() < away_until:
+            raise StoreUnavailableError("the database is away")
+        return await kept.resumed(within_seconds=within_seconds)
+
+    async with world.consuming(), resuming(world, resumed):
+        await world.observer.seen(TypeSlowed)
+        await asyncio.sleep(1.0)
+        kept.resume("vibe_created")
+        told = await world.observer.seen(TypeResumed, within=10.0)
+    assert (told.why, told.slow_seconds >= 4.0) == ("an operator resumed it", True)
 
 
 @in_virtual_time

@@ -25,7 +25,6 @@ from sea_mq_worker.domain.outcomes import Died, Postponed, Published, Reaped, Re
 _REFUSALS_MAX = 20
 _REFUSAL_SECONDS = 0.005
 _REAP_MAX = 500
-_LOOK_MAX = 5000
 _YEAR_SECONDS = 31_536_000.0
 _BY_PLACE, _BY_ID = "#", "#id-"
 """By what a claim joins; an outbox in partitions tells the two apart by this, before the digits."""
@@ -54,6 +53,7 @@ class PostgresOutboxAdapter:
         failures_max: int,
         delay_max_seconds: float = _YEAR_SECONDS,
         run_max: int = 100,
+        look_max: int = 5000,
         take_turns: bool = True,
         partitioned: bool = False,
         clock: Callable[[], float] = time.monotonic,
@@ -70,6 +70,7 @@ class PostgresOutboxAdapter:
             delay_max_seconds: longest that a retry is put off; one that is due later was put off while the
                 clock was ahead.
             run_max: most events of one key in a claim.
+            look_max: most rows of an index that one look for leases that ran out reads.
             take_turns: claims of several relays in the ordered lane avoid each other.
             partitioned: the outbox has partitions.
             clock: monotonic seconds, by which it spaces what it does now and then.
@@ -83,6 +84,7 @@ class PostgresOutboxAdapter:
         self._failures_max = failures_max
         self._delay_max_seconds = delay_max_seconds
         self._run_max = run_max
+        self._look_max = look_max
         self._take_turns = take_turns
         self._sql = load_queries(
             "outbox", "claim", "claim_ordered", "mark_published", "settle", "reap", "reap_ordered"
@@ -180,10 +182,10 @@ class PostgresOutboxAdapter:
         fresh: Position,
         retries: Position,
         *,
-        rows: int = _LOOK_MAX,
+        rows: int | None = None,
         limit: int = _REAP_MAX,
     ) -> Look:
-        limits = self._lease_seconds, limit, self._failures_max, rows
+        limits = self._lease_seconds, limit, self._failures_max, rows or self._look_max
         [row] = await fetch(
             self._pool, self._sql[statement], *limits, *fresh, *retries, self._delay_max_seconds
         )
@@ -203,7 +205,7 @@ class PostgresOutboxAdapter:
         self, statement: str, both: Callable[[Position], tuple[Position, Position]], begin: Position
     ) -> Look:
         """Walk along one index, over as many rows as a look at it."""
-        left, rows, places = _LOOK_MAX, _LOOK_MAX, both(begin)
+        left, rows, places = self._look_max, self._look_max, both(begin)
         ended = Reaped(0, 0)
         while True:
             try:
