@@ -2,6 +2,7 @@
 
 import uuid
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -10,6 +11,7 @@ from sea_mq_worker.domain.inbox_results import (
     AlreadySettled,
     ContentConflict,
     FailedHandling,
+    InboxEntry,
     Lease,
     Leased,
     LeasedElsewhere,
@@ -192,8 +194,8 @@ async def test_a_message_that_comes_by_two_consumers_is_one_message(world: World
 # --- what nobody works on
 
 
-async def overdue(world: World, *, after: str = "", limit: int = 10, older: float = 100.0) -> list[str]:
-    entries = await world.inbox().overdue(
+async def old(world: World, after: str = "", limit: int = 10, older: float = 100.0) -> list[InboxEntry]:
+    found = await world.inbox().overdue(
         stream="VIBESPRO_EVENTS",
         consumer="sea__from_vibespro",
         older_than_seconds=older,
@@ -201,16 +203,20 @@ async def overdue(world: World, *, after: str = "", limit: int = 10, older: floa
         after=after,
         limit=limit,
     )
-    return [found.message_id for found in entries]
+    return list(found)
+
+
+async def overdue(world: World, **given: Any) -> list[str]:
+    return [found.message_id for found in await old(world, **given)]
 
 
 async def test_old_messages_without_an_ending_are_found_by_age_page_by_page(world: World) -> None:
     inbox = world.inbox()
     entries = [entry(stream_seq=seq) for seq in range(1, 4)]
-    for one in entries:
+    for one in (entries[0]._replace(stream_seq=99), *entries):
         run = await lease(inbox, one)
         await inbox.record_error([FailedHandling(lease=run.lease, error="500")])
-        await world.pass_time(50)
+        await world.pass_time(50 if one in entries else 0)
     await world.pass_time(51)
 
     first, second, third = [one.message_id for one in entries]
@@ -219,42 +225,16 @@ async def test_old_messages_without_an_ending_are_found_by_age_page_by_page(worl
     assert await overdue(world, limit=2) == [first, second]
     assert await overdue(world, after=second) == [third]
     assert await overdue(world, after=third) == []
-    [found] = await inbox.overdue(
-        stream=entries[0].stream,
-        consumer=entries[0].consumer,
-        older_than_seconds=120,
-        lease_seconds=LEASE,
-        after="",
-        limit=1,
-    )
-    assert found == entries[0]
+    assert await old(world, older=120, limit=1) == entries[:1]
 
 
 async def test_messages_that_were_recorded_together_are_found_on_whichever_page(world: World) -> None:
-    together = [entry() for _ in range(3)]
+    together = [entry() for _ in range(2)]
     await insert(world.inbox(), *together)
     await world.pass_time(101)
-    found = [""]
-    for _ in together:
-        found += await overdue(world, after=found[-1], limit=1)
-    assert found[1:] == sorted(one.message_id for one in together)
-
-
-async def test_an_overdue_message_is_where_its_stream_had_it_last(world: World) -> None:
-    inbox, one = world.inbox(), entry(stream_seq=3)
-    run = await lease(inbox, one)
-    await inbox.record_error([FailedHandling(lease=run.lease, error="500")])
-    await lease(inbox, one._replace(stream_seq=9))
-    await world.pass_time(101)
-    [found] = await inbox.overdue(
-        stream=one.stream,
-        consumer=one.consumer,
-        older_than_seconds=100.0,
-        lease_seconds=LEASE,
-        after="",
-        limit=1,
-    )
-    assert found.stream_seq == 9
+    first, second = sorted(one.message_id for one in together)
+    assert await overdue(world, limit=1) == [first]
+    assert await overdue(world, after=first) == [second]
 
 
 async def test_messages_that_are_settled_leased_or_of_others_are_not_overdue(world: World) -> None:
@@ -303,8 +283,7 @@ async def test_who_was_too_slow_changes_nothing(world: World, by: str) -> None:
     slow, one, other = world.inbox("w1"), entry(), entry()
     late = (await lease(slow, one)).lease
     await world.pass_time(LEASE + 1)
-    heir = world.inbox(by)
-    await heir.begin_dead_letter((await lease(heir, one)).lease, reason="REJECTED", detail="422")
+    await world.inbox(by).begin_dead_letter((await lease(world.inbox(by), one)).lease, reason="R", detail="")
     before = await world.row(one.message_id)
     own = (await lease(slow, other)).lease
 

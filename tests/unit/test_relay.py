@@ -15,7 +15,7 @@ from sea_mq_worker.application.outbox.batch_publisher import BatchPublisher
 from sea_mq_worker.application.outbox.publisher import OutboxPublisher
 from sea_mq_worker.application.outbox.settlement import Settlement
 from sea_mq_worker.application.polling import PollingWakeup
-from sea_mq_worker.domain.errors import ContractError, DependencyError, StoreUnavailableError
+from sea_mq_worker.domain.errors import StoreUnavailableError
 from sea_mq_worker.domain.events import EventState
 from sea_mq_worker.domain.facts import (
     BatchRelayed,
@@ -357,23 +357,6 @@ async def test_a_stop_gives_back_what_was_not_sent() -> None:
     assert world.stored() == ["a1"]
     assert world.states() == {"a1": "PUBLISHED", "a2": "PENDING", "a3": "PENDING"}
     assert world.row("a2").available_at <= world.clock()
-
-
-@pytest.mark.parametrize("error", [StoreUnavailableError("away"), ContractError("a table is missing")])
-@in_virtual_time
-async def test_a_claim_that_the_database_cannot_answer_pauses_the_lane_until_it_can(
-    error: DependencyError,
-) -> None:
-    world = World()
-    world.table.add("a")
-    world.outbox = Interrupted(world.outbox, error)
-    world.outbox.down = True
-    async with world.relaying():
-        await world.observer.seen(CircuitOpened, lambda fact: fact.reason == str(error))
-        await asyncio.sleep(10.0)
-        world.outbox.down = False
-        await world.published(1)
-    assert world.row("a").attempts == 1
 
 
 @in_virtual_time

@@ -2,9 +2,12 @@
 
 import asyncio
 
+import pytest
+
+from sea_mq_worker.domain.errors import ContractError, DependencyError, StoreUnavailableError
 from sea_mq_worker.domain.facts import CircuitClosed, CircuitOpened
 from sea_mq_worker.testing.publisher import Fault
-from tests.support.simulation import in_virtual_time
+from tests.support.simulation import Interrupted, in_virtual_time
 from tests.unit.test_relay import World
 
 
@@ -18,6 +21,23 @@ async def test_a_connection_that_comes_back_ends_the_pause_though_nothing_waits(
         assert world.observer.of(CircuitClosed) == []
         world.publisher.connected = True
         await world.observer.seen(CircuitClosed, within=600.0)
+
+
+@pytest.mark.parametrize("error", [StoreUnavailableError("away"), ContractError("a table is missing")])
+@in_virtual_time
+async def test_a_claim_that_the_database_cannot_answer_pauses_the_lane_until_it_can(
+    error: DependencyError,
+) -> None:
+    world = World()
+    world.table.add("a")
+    world.outbox = Interrupted(world.outbox, error)
+    world.outbox.down = True
+    async with world.relaying():
+        await world.observer.seen(CircuitOpened, lambda fact: fact.reason == str(error))
+        await asyncio.sleep(10.0)
+        world.outbox.down = False
+        await world.published(1)
+    assert world.row("a").attempts == 1
 
 
 @in_virtual_time
