@@ -7,10 +7,10 @@ from enum import StrEnum
 BEHIND_SECONDS = 60.0
 """Nothing that works leaves an event waiting for so long."""
 STALE_SECONDS = 60.0
-_DOCTOR = "sea-mq-worker doctor"
+_DOCTOR = "python -m sea_mq_worker doctor"
 _LISTS = {
-    "outbox": "sea-mq-worker outbox list --state DEAD",
-    "inbox": "sea-mq-worker dlq list",
+    "outbox": "python -m sea_mq_worker outbox list --state DEAD",
+    "inbox": "python -m sea_mq_worker dlq list",
 }
 _FIRST_EVENT = """\
 INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload)
@@ -44,7 +44,10 @@ class Side:
 
 
 _SLOW_TYPES = "slow event types"
-_ENDS_SLOW = ("sea-mq-worker inbox resume", "sea-mq-worker dlq redrive --dlq-reason REJECTED")
+_ENDS_SLOW = (
+    "python -m sea_mq_worker inbox resume",
+    "python -m sea_mq_worker dlq redrive --dlq-reason REJECTED",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,7 +181,7 @@ def _subject(part: str) -> str:
 
 def _steps(part: str) -> tuple[str, ...]:
     if part.startswith(("stream", "consumer", "stranded")):
-        return ("sea-mq-worker streams check",)
+        return ("python -m sea_mq_worker streams check",)
     return ()
 
 

@@ -111,7 +111,7 @@ def show(seq: Annotated[int, typer.Argument(min=1, metavar="SEQ")], json: JsonOp
             try:
                 entry = await stream.show(seq)
             except ContractError as error:
-                abort(f"{error}; `sea-mq-worker dlq list` shows which are", EXIT_FAILED)
+                abort(f"{error}; `python -m sea_mq_worker dlq list` shows which are", EXIT_FAILED)
         (print_json if json else print_fields)(asdict(entry) | _readable(entry.payload))
 
     run_command(work, needs=("nats_url",))

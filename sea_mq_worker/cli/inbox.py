@@ -130,7 +130,7 @@ def close(
 
         async with operations(settings) as tables:
             closed = await tables.close(ids, actor=actor, reason=reason)
-        left_is = "not WAITING: unknown, ended, or in a worker's hands just now; see `sea-mq-worker where`"
+        left_is = "not WAITING: unknown, ended, or leased by a worker; see `python -m sea_mq_worker where`"
         output = (lambda ended, left: Closed(closed=ended, left=left)) if json else None
         print_result(closed, ids, word="closed", left_is=left_is, output=output)
 

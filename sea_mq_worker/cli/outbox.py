@@ -109,7 +109,10 @@ def show(event_id: Annotated[UUID, typer.Argument(metavar="ID")], json: JsonOpti
     """Show all of one event, its payload too."""
     event = query_database(lambda tables: tables.show_outbox(event_id))
     if event is None:
-        abort(f"there is no event {event_id}; `sea-mq-worker outbox list` shows which are", EXIT_FAILED)
+        abort(
+            f"there is no event {event_id}; `python -m sea_mq_worker outbox list` shows which are",
+            EXIT_FAILED,
+        )
     (print_json if json else print_fields)(asdict(event))
 
 
@@ -127,7 +130,7 @@ def bury(
 
         async with operations(settings) as tables:
             buried = await tables.mark_dead(ids, actor=actor, reason=reason)
-        left_is = "not PENDING, or in a relay's hands just now; see `sea-mq-worker outbox show`"
+        left_is = "not PENDING, or in a relay's hands just now; see `python -m sea_mq_worker outbox show`"
         output = (lambda ended, left: MarkedDead(buried=ended, left=left)) if json else None
         print_result(buried, ids, word="buried", left_is=left_is, output=output)
 

@@ -147,7 +147,9 @@ async def _watched(steps: AsyncIterator[ReplayStep], begun: "Replay", total: int
 
     from sea_mq_worker.domain.errors import UnavailableError
 
-    left = f"what was put back is published; the rest: sea-mq-worker outbox replay --resume {begun.id}"
+    left = (
+        f"what was put back is published; the rest: python -m sea_mq_worker outbox replay --resume {begun.id}"
+    )
     try:
         return await _show(steps, total, before=begun.replayed)
     except CancelledError:

@@ -77,7 +77,7 @@ def run_command(work: "Callable[[Settings], Awaitable[_T]]", *, needs: Collectio
     except ContractError as error:
         abort(str(error), EXIT_CONTRACT)
     except UnavailableError as error:
-        abort(f"{error}; try again, or see what `sea-mq-worker doctor` says", EXIT_FAILED)
+        abort(f"{error}; try again, or see what `python -m sea_mq_worker doctor` says", EXIT_FAILED)
     except WorkerError as error:
         abort(str(error), EXIT_FAILED)
 

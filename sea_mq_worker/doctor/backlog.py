@@ -40,9 +40,9 @@ def backlog_findings(facts: DatabaseFacts, rows: RowFacts, s: Settings) -> Itera
         where = f"inbox, by consumer {waiting.consumer} of stream {waiting.stream}"
         what = f"{waiting.count} waiting, the oldest for {format_duration(waiting.seconds)}"
         if (waiting.stream, waiting.consumer) not in configured:
-            yield DatabaseKind.INBOX_ORPHANS.found(where, what, command="sea-mq-worker inbox list")
+            yield DatabaseKind.INBOX_ORPHANS.found(where, what, command="python -m sea_mq_worker inbox list")
         elif waiting.seconds > retries_seconds(s):
-            yield DatabaseKind.INBOX_STUCK.found(where, what, command="sea-mq-worker inbox list")
+            yield DatabaseKind.INBOX_STUCK.found(where, what, command="python -m sea_mq_worker inbox list")
 
 
 def _unseen(unseen: Sequence[UnseenFacts], schema: str) -> Iterator[Finding]:
@@ -67,21 +67,23 @@ def _outbox(outbox: OutboxFacts, connections: Connections, s: Settings) -> Itera
     if connections.workers and not connections.relays:
         due += ", none of which publishes"
     if not connections.relays and outbox.due_seconds > _UNATTENDED_SECONDS:
-        yield DatabaseKind.OUTBOX_UNATTENDED.found("outbox", due, command="sea-mq-worker run")
+        yield DatabaseKind.OUTBOX_UNATTENDED.found("outbox", due, command="python -m sea_mq_worker run")
     elif outbox.due_seconds > long_seconds(s):
         yield DatabaseKind.OUTBOX_BEHIND.found("outbox", due)
     if outbox.ahead:
         yield DatabaseKind.OUTBOX_AHEAD.found(
-            "outbox", f"events that occurred in a time to come: {outbox.ahead}", command="sea-mq-worker run"
+            "outbox",
+            f"events that occurred in a time to come: {outbox.ahead}",
+            command="python -m sea_mq_worker run",
         )
     if outbox.dead:
-        command = "sea-mq-worker outbox list --state DEAD"
+        command = "python -m sea_mq_worker outbox list --state DEAD"
         held = "; what comes after them in their keys waits" if s.outbox_dead_key == "hold" else ""
         what = f"DEAD events: {outbox.dead}{held}"
         yield DatabaseKind.OUTBOX_DEAD.found("outbox", what, command=command)
     if outbox.published_seconds > _PUBLISHED_SECONDS:
         what = f"the oldest was published {outbox.published_seconds / _DAY_SECONDS:.0f} days ago"
-        command = "sea-mq-worker prune --before 30d --reason 'doctor' --side outbox"
+        command = "python -m sea_mq_worker prune --before 30d --reason 'doctor' --side outbox"
         yield DatabaseKind.OUTBOX_UNPRUNED.found("outbox", what, command=command)
 
 
@@ -90,7 +92,7 @@ def _failing(group: Failing) -> Finding:
     what = (
         f"{group.count} wait, the oldest for {format_duration(group.seconds)}: {group.error[:_ERROR_CHARS]}"
     )
-    return kind.found(group.side, what, command=f"sea-mq-worker where {group.example}")
+    return kind.found(group.side, what, command=f"python -m sea_mq_worker where {group.example}")
 
 
 def _sequence(sequence: SequenceFacts, facts: DatabaseFacts) -> Iterator[Finding]:
@@ -106,7 +108,7 @@ def _partitions(outbox: PartitionFacts, facts: DatabaseFacts, s: Settings) -> It
     days = outbox.ahead_seconds / _DAY_SECONDS
     if days < s.outbox_partition_days / 2:
         yield DatabaseKind.PARTITIONS_SHORT.found(
-            "outbox", f"{days:.1f} days ahead have one", command="sea-mq-worker run"
+            "outbox", f"{days:.1f} days ahead have one", command="python -m sea_mq_worker run"
         )
     if outbox.remainder and outbox.remainder_bytes:
         name = f"{quoted_schema(facts.schema)}.{outbox.remainder}"

@@ -4,8 +4,8 @@ import enum
 
 from sea_mq_worker.doctor.finding import Finding, Severity
 
-APPLY = "sea-mq-worker streams apply"
-MIGRATE = "sea-mq-worker migrate"
+APPLY = "python -m sea_mq_worker streams apply"
+MIGRATE = "python -m sea_mq_worker migrate"
 REFUSES = "the worker refuses to start"
 
 

@@ -92,7 +92,7 @@ def _lost(rows: RowFacts, broker: BrokerFacts) -> Iterator[Finding]:
         if waiting.first_seq < first:
             what = f"message {waiting.first_seq} waits in the inbox, the stream begins at {first}"
             where = stream_label(stream.name)
-            yield PairKind.MESSAGE_LOST.found(where, what, command="sea-mq-worker inbox list")
+            yield PairKind.MESSAGE_LOST.found(where, what, command="python -m sea_mq_worker inbox list")
 
 
 def _pruned(rows: RowFacts, broker: BrokerFacts, s: Settings) -> Iterator[Finding]:

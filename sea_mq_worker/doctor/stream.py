@@ -101,4 +101,4 @@ def _dead_letters(streams: Mapping[str, StreamDiagnostics], s: Settings) -> Iter
         yield BrokerKind.DEAD_LETTERS_SHORT_LIVED.found(where, what, command=APPLY)
     if stream.state["messages"]:
         what = f"dead letters: {stream.state['messages']}"
-        yield BrokerKind.DEAD_LETTERS.found(where, what, command="sea-mq-worker dlq list")
+        yield BrokerKind.DEAD_LETTERS.found(where, what, command="python -m sea_mq_worker dlq list")

@@ -17,7 +17,7 @@ from sea_mq_worker.domain.read_models import (
 from sea_mq_worker.domain.retry import can_be_sent
 from sea_mq_worker.operations.lookup import Conflicting, Found, Letter, MessageLookup
 
-_PROGRAM = "sea-mq-worker"
+_PROGRAM = "python -m sea_mq_worker"
 _WHY = '--reason "..."'
 
 

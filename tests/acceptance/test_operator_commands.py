@@ -295,9 +295,9 @@ async def test_where_tells_of_one_event_in_words_and_as_json(world: World) -> No
     told = await world.run("where", str(dead)[:13])
     assert told.code == 0
     assert told.out.splitlines()[:2] == [str(dead), "  it is DEAD and will not be published: too large"]
-    assert f"-> sea-mq-worker outbox replay {dead}" in told.out
+    assert f"-> python -m sea_mq_worker outbox replay {dead}" in told.out
     found = (await world.run("where", str(dead), "--json")).json
-    assert (found["found"]["event"]["state"], found["next"][0].split()[1]) == ("DEAD", "outbox")
+    assert (found["found"]["event"]["state"], found["next"][0].split()[3]) == ("DEAD", "outbox")
     nowhere = await world.run("where", str(uuid.uuid4()), "--since", "1h")
     assert (nowhere.code, "not here" in nowhere.out) == (1, True)
     assert (await world.run("where", "order-17")).code == 2
@@ -422,7 +422,7 @@ async def test_missing_settings_are_named(world: World) -> None:
 
 async def test_a_database_that_is_away_or_slow_says_what_helps(world: World, unused_tcp_port: int) -> None:
     away = await world.run("depth", SEA_MQ_DATABASE_URL=f"postgresql://u:p@127.0.0.1:{unused_tcp_port}/d")
-    assert (away.code, "sea-mq-worker doctor" in away.err) == (1, True)
+    assert (away.code, "python -m sea_mq_worker doctor" in away.err) == (1, True)
     await add_event(world.pool, "PUBLISHED")
     await world.pool.execute("ALTER TABLE outbox_events RENAME TO quick")
     await world.pool.execute(
@@ -441,7 +441,7 @@ async def test_a_missing_schema_says_migrate(world: World, postgres_server: Post
         refused = await world.run("depth", SEA_MQ_DATABASE_URL=empty.dsn)
         assert (refused.code, "migrate" in refused.err) == (3, True)
         found = await world.run("doctor", "--json", SEA_MQ_DATABASE_URL=empty.dsn)
-    assert "sea-mq-worker migrate" in {finding["command"] for finding in found.json}
+    assert "python -m sea_mq_worker migrate" in {finding["command"] for finding in found.json}
 
 
 async def test_a_missing_stream_says_streams_apply(world: World) -> None:

@@ -185,8 +185,8 @@ async def test_a_deployment_that_rejects_everything_buries_few_until_it_is_mende
     began = time.monotonic()
     async with shared.worker(**slow) as worker:
         body = await worker.answers(503, "the handler answered 422")
-        assert "sea-mq-worker inbox resume --type made" in body
-        assert "sea-mq-worker dlq redrive --dlq-reason REJECTED --type made" in body
+        assert "python -m sea_mq_worker inbox resume --type made" in body
+        assert "python -m sea_mq_worker dlq redrive --dlq-reason REJECTED --type made" in body
         await eventually(lambda: len(shared.handler.calls) >= len(messages), what="all are asked about")
         shared.handler.default = shared.effects.take
         await shared.quiet()

@@ -129,7 +129,7 @@ def test_a_socket_that_broke_a_moment_ago_harms_nobody_who_ends_a_request(nats_u
     async def end_a_request_on_a_closed_socket() -> None:
         async with connected(nats_url) as connection:
             await bound(connection, names.upper())
-            inbox = PullSubscription(connection, "nobody.listens", stray=_unwanted)
+            inbox = PullSubscription(connection, "nobody.listens", on_unexpected=_unwanted)
             await inbox._subscribe()
             transport: Any = connection.client._transport
             transport._io_writer.transport.abort()

@@ -85,7 +85,7 @@ async def test_a_login_that_is_too_slow_is_tried_again_and_breaks_no_contract(tm
             await eventually(lambda: any("Timeout" in error for error in errors), what=f"refused: {errors}")
             proxy.heal()
             await eventually(lambda: connection.is_connected, what=f"it is back: {errors}")
-            assert not connection.lost.is_set()
+            assert not connection.closed_for_good.is_set()
 
 
 def _ignore(_event: str, _text: str) -> None:
@@ -129,7 +129,7 @@ async def test_it_reconnects_by_itself_and_tells_each_change(nats_url: str) -> N
         proxy.heal()
         await eventually(lambda: "reconnected" in told)
         assert "account_info" in (await api(connection, "INFO"))["type"]
-        assert not connection.lost.is_set()
+        assert not connection.closed_for_good.is_set()
         await connection.close()
     assert [event for event in told if event != "error"] == ["connected", "disconnected", "reconnected"]
 
@@ -208,7 +208,7 @@ async def test_closing_on_purpose_is_no_loss(nats_url: str) -> None:
     async with connected(nats_url) as connection:
         pass
     await connection.close()
-    assert not connection.lost.is_set()
+    assert not connection.closed_for_good.is_set()
 
 
 async def test_a_listener_that_raises_harms_nobody(nats_url: str) -> None:

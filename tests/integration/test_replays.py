@@ -220,7 +220,7 @@ async def test_a_replay_that_is_stopped_says_how_it_goes_on(place: Site, stopped
                 await place.database.execute("LOCK TABLE outbox_events")
                 assert await replay.ended() == 1
     action = await place.database.fetchval("SELECT id FROM operator_actions")
-    assert f"sea-mq-worker outbox replay --resume {action}" in replay.written
+    assert f"python -m sea_mq_worker outbox replay --resume {action}" in replay.written
     go_on = ("outbox", "replay", "--resume", str(action), "--cap", "1", "--actor", "ann")
     async with place.worker(*go_on, name="again") as again:
         assert await again.ended() == 0, again.written

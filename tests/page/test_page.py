@@ -251,7 +251,7 @@ async def test_an_outage_is_told_with_its_cause_and_numbers_still_come(browser: 
         await site.send(12)
         await page.says("The handler takes no messages", "#verdict", within=30)
         assert re.search(r"since \d\d:\d\d, for", await page.text("#since"))
-        assert await page.text("#helps code") == "sea-mq-worker doctor"
+        assert await page.text("#helps code") == "python -m sea_mq_worker doctor"
         site.to_database.stall()
         assert await numbers_come(page)
         site.to_database.heal()

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import shlex
 import uuid
 from asyncio.subprocess import PIPE, STDOUT
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -23,6 +22,7 @@ from sea_mq_worker.settings import Settings
 from tests.integration.test_migrations import psql
 from tests.support.handlers import HandlerServer, handler_server
 from tests.support.jetstream import PATIENCE_SECONDS, SECOND, connected, create_consumer, shipped_files, store
+from tests.support.programs import own_programs
 from tests.support.rows import opened
 from tests.support.servers import Database
 from tests.support.waiting import eventually
@@ -134,8 +134,7 @@ class Patient:
 
     async def command(self, finding: Finding) -> None:
         """Run the command that a finding names."""
-        program, *arguments = shlex.split(finding.command or "sea-mq-worker streams apply")
-        assert program == "sea-mq-worker"
+        [(_, arguments)] = own_programs(finding.command or "python -m sea_mq_worker streams apply")
         env = {f"SEA_MQ_{key.upper()}": str(value) for key, value in self.given.items()}
         done = await asyncio.to_thread(CliRunner().invoke, app, arguments, env=env)
         assert done.exit_code == 0, done.output

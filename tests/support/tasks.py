@@ -1,10 +1,10 @@
 """The operator's tasks of docs/how-to/operations.md, done with the commands that are written there."""
 
-import shlex
 from collections.abc import Mapping
 
 from tests.support.documents import commands
 from tests.support.operators import Answer, World
+from tests.support.programs import own_programs
 
 DOCUMENT = "docs/how-to/operations.md"
 
@@ -23,7 +23,6 @@ async def done(world: World, title: str, **named: object) -> list[Answer]:
     """Do a task as it is written, with ``named`` words in place of the commands' own; return the answers."""
     answers = []
     for line in tasks()[title]:
-        program, *words = shlex.split(line)
-        assert program == "sea-mq-worker"
+        [(_, words)] = own_programs(line)
         answers.append(await world.run(*(str(named.get(word, word)) for word in words)))
     return answers

@@ -246,8 +246,8 @@ def test_what_pytest_is_told_to_run_is_there(pytestconfig: pytest.Config) -> Non
 @pytest.mark.parametrize(
     "command",
     [
-        "sea-mq-worker outbox list --stat DEAD",
-        "sea-mq-worker outbox list --state DAED",
+        "python -m sea_mq_worker outbox list --stat DEAD",
+        "python -m sea_mq_worker outbox list --state DAED",
         "python -m sea_mq_worker outbox lst",
         ".venv/bin/python -m tests.soak --second 1",
         ".venv/bin/python -m tests.soak --seconds long",

@@ -50,7 +50,7 @@ def told_by_the_code() -> set[str]:
         for function, name in called(ast.parse(path.read_text())):
             if function in {"Noticed", "Progressed", "_on_event"} or (folder[:1], function) == TELLER:
                 found.add(name)
-            elif "nats" in folder and function in {"tell", "on_event"}:
+            elif "nats" in folder and function in {"emit", "on_event"}:
                 found.add(NATS + name)
     return found
 

@@ -263,7 +263,10 @@ async def test_a_type_of_which_nothing_fails_any_more_is_not_slow() -> None:
     world.handler.script = always(Respond(status=422))
     async with world.consuming():
         await world.observer.seen(MessageDeadLettered, count=2 * SLOW_AFTER, within=60.0)
-        assert "`sea-mq-worker inbox resume --type vibe_created --reason mended`" in world.health.reasons()
+        assert (
+            "`python -m sea_mq_worker inbox resume --type vibe_created --reason mended`"
+            in world.health.reasons()
+        )
         await asyncio.sleep(301.0)
         assert world.health.reasons() == ""
 

@@ -74,7 +74,7 @@ def test_a_pause_names_every_cause_and_what_helps() -> None:
     reasons = {"handler": "503", "stream SEA_EVENTS": "no leader"}
     verdict = summarize(situation(outbox(), reasons=reasons, since=dict.fromkeys(reasons, 5.0)))
     assert [cause.part for cause in verdict.causes] == ["stream SEA_EVENTS", "handler"]
-    assert list(verdict.helps) == ["sea-mq-worker doctor", "sea-mq-worker streams check"]
+    assert list(verdict.helps) == ["python -m sea_mq_worker doctor", "python -m sea_mq_worker streams check"]
 
 
 class Clock:

@@ -34,7 +34,7 @@ def _header_name(raw: bytes) -> str:
 class ResilientClient(Client):
     """Reads malformed messages too: a bad header block as no headers, bad UTF-8 in a subject as U+FFFD."""
 
-    async def say(self, subject: str, word: bytes) -> None:
+    async def publish_raw(self, subject: str, word: bytes) -> None:
         """Publish a word to a subject that came from a server: as ``publish``, without its checks."""
         await self._send_command(b"PUB %b %d\r\n%b\r\n" % (subject.encode(), len(word), word))
         if self._flush_queue is not None and self._flush_queue.empty():

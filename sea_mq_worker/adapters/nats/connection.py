@@ -1,8 +1,8 @@
-"""One connection to the broker: it reconnects for ever, or says that it is lost for good.
+"""One connection to the broker, which reconnects without limit or reports that it is closed for good.
 
-nats-py ends for good on most ``-ERR`` answers, loses its read loop when a callback raises, and buffers
-what is published while it is away. So callbacks here never raise, ``lost`` is set once nothing will
-bring the connection back, and callers look at ``is_connected`` before they send.
+nats-py closes the connection for good on most ``-ERR`` answers, loses its read loop when a callback raises,
+and buffers what is published while the connection is down. So callbacks here never raise, ``closed_for_good``
+is set once nothing will bring the connection back, and callers check ``is_connected`` before they send.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ _RECONNECT_WAIT_SECONDS = 1
 _PINGS_UNANSWERED_MAX = 2
 _HANDSHAKE_SECONDS_MAX = 5.0
 _CLOSE_SECONDS_MAX = 2.0
-_SILENT_SECONDS_MAX = 60.0
+_RECONNECT_SILENCE_SECONDS_MAX = 60.0
 _DENIALS_MAX = 256
 _DENIED = re.compile(r'permissions violation for \w+ to "([^"]+)"')
 
@@ -40,19 +40,19 @@ class NatsConnection:
 
     Attributes:
         client: for publish and subscribe.
-        lost: set when the connection will not come back by itself; ``lost_reason`` says why.
+        closed_for_good: set when the connection will not come back by itself; ``closed_reason`` says why.
     """
 
     def __init__(self, on_event: Listener) -> None:
         self.client = ResilientClient()
-        self.lost = asyncio.Event()
-        self.lost_reason = ""
+        self.closed_for_good = asyncio.Event()
+        self.closed_reason = ""
         self.refused: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
         self._last_error: Exception = TimeoutError("no answer")
         self._listeners: list[Listener] = [on_event]
         self._denied: dict[str, None] = {}
-        self._asked: dict[asyncio.Future[str], str] = {}
-        self._silence: asyncio.TimerHandle | None = None
+        self._pending_requests: dict[asyncio.Future[str], str] = {}
+        self._reconnect_watchdog: asyncio.TimerHandle | None = None
         self._refused_at: float | None = None
         self._closing = False
 
@@ -101,10 +101,10 @@ class NatsConnection:
             ContractError: the worker has no permission to ask, or to receive answers.
             nats.errors.Error: as nats-py.
         """
-        self._check_ears()
+        self._check_replies_allowed()
         answer = asyncio.ensure_future(self.client.request(subject, body, timeout=timeout_seconds))
         denial: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._asked[denial] = _question(subject)
+        self._pending_requests[denial] = _question(subject)
         try:
             either: set[asyncio.Future[Any]] = {answer, denial}
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
@@ -112,25 +112,25 @@ class NatsConnection:
             answer.cancel()
             raise
         finally:
-            del self._asked[denial]
+            del self._pending_requests[denial]
         if answer.done():
             return (await answer).data
         answer.add_done_callback(_forget)  # nats-py tidies up after it when its time is over
-        self._check_ears()
+        self._check_replies_allowed()
         mapped = denial.result()
         where = subject if mapped == subject.lower() else f"{subject}, which the account maps to {mapped}"
         raise ContractError(f"the user has no permission to publish to {where}; grant it")
 
-    def _check_ears(self) -> None:
+    def _check_replies_allowed(self) -> None:
         """Refuse to ask where the server keeps all answers back: they come to one subscription."""
-        if self._is_deaf:
+        if self._replies_denied:
             raise ContractError(
                 f"the server lets no answer through to {self._inbox_prefix}.>; "
                 "set SEA_MQ_NATS_INBOX_PREFIX to what the user may subscribe to"
             )
 
     @property
-    def _is_deaf(self) -> bool:
+    def _replies_denied(self) -> bool:
         own = f"{self._inbox_prefix.lower()}."
         return any(subject.startswith(own) for subject in self._denied)
 
@@ -150,7 +150,7 @@ class NatsConnection:
             async with asyncio.timeout(_CLOSE_SECONDS_MAX):
                 await self.client.close()
 
-    def tell(self, event: str, text: str) -> None:
+    def emit(self, event: str, text: str) -> None:
         """Pass an event on to whoever listens."""
         for listener in self._listeners:
             with contextlib.suppress(Exception):
@@ -164,47 +164,49 @@ class NatsConnection:
             self._refused_at = asyncio.get_running_loop().time()
         if is_refusal(error) and not self.refused.done():
             self.refused.set_result(error)
-        if self._silence:
+        if self._reconnect_watchdog:
             self._watch()
         denied = _DENIED.search(str(error))
         if not denied:
-            return self.tell("error", plain(error))
+            return self.emit("error", plain(error))
         if len(self._denied) < _DENIALS_MAX:
             self._denied[_question(denied[1])] = None
-        for denial, subject in self._asked.items():
-            if (subject == _question(denied[1]) or self._is_deaf) and not denial.done():
+        for denial, subject in self._pending_requests.items():
+            if (subject == _question(denied[1]) or self._replies_denied) and not denial.done():
                 denial.set_result(denied[1])
-        return self.tell("denied", denied[1])
+        return self.emit("denied", denied[1])
 
     async def on_disconnected(self) -> None:
         if not self._closing:
             self._watch()
-            self.tell("disconnected", plain(self._last_error))
+            self.emit("disconnected", plain(self._last_error))
 
     async def on_reconnected(self) -> None:
         self._watch(stop=True)
         self._refused_at = None
         self._denied.clear()
-        self.tell("reconnected", "")
+        self.emit("reconnected", "")
 
     async def on_closed(self) -> None:
         if not self._closing:
-            self._lose(plain(self.client.last_error or self._last_error))
+            self._mark_closed(plain(self.client.last_error or self._last_error))
 
     def _watch(self, *, stop: bool = False) -> None:
         """While it is away, every try makes an error; when they cease, the task that tries has died."""
-        if self._silence:
-            self._silence.cancel()
-            self._silence = None
+        if self._reconnect_watchdog:
+            self._reconnect_watchdog.cancel()
+            self._reconnect_watchdog = None
         if not stop:
             loop = asyncio.get_running_loop()
-            self._silence = loop.call_later(_SILENT_SECONDS_MAX, self._lose, "reconnecting has stopped")
+            self._reconnect_watchdog = loop.call_later(
+                _RECONNECT_SILENCE_SECONDS_MAX, self._mark_closed, "reconnecting has stopped"
+            )
 
-    def _lose(self, reason: str) -> None:
+    def _mark_closed(self, reason: str) -> None:
         self._watch(stop=True)
-        self.lost_reason = reason
-        self.lost.set()
-        self.tell("connection_closed", reason)
+        self.closed_reason = reason
+        self.closed_for_good.set()
+        self.emit("connection_closed", reason)
 
 
 def _question(subject: str) -> str:

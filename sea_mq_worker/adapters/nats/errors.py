@@ -9,6 +9,8 @@ import nats.errors
 from sea_mq_worker.adapters.nats.publish.acks import number
 from sea_mq_worker.domain.errors import BrokerUnavailableError, ContractError, WorkerError, is_shortage
 
+STREAMS_APPLY = "`python -m sea_mq_worker streams apply`"
+
 _REFUSALS = ("authorization", "authentication", "user jwt", "account", "nkey", "certificate", "no tls")
 _TOO_SLOW = "authentication timeout"
 """The server's answer to a login that did not come in time, as through a slow network or after a pause."""

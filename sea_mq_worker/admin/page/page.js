@@ -123,10 +123,10 @@ async function poll() {
       at("main").classList.add("old");
       showVerdict(await lockedVerdict(answer.status === 429));
     } else {
-      fail("Broken", `The worker answers ${answer.status}.`, ["sea-mq-worker doctor"]);
+      fail("Broken", `The worker answers ${answer.status}.`, ["python -m sea_mq_worker doctor"]);
     }
   } catch {
-    fail("Gone", "The worker does not answer: it has ended, is stuck, or cannot be reached from here.", ["sea-mq-worker doctor"]);
+    fail("Gone", "The worker does not answer: it has ended, is stuck, or cannot be reached from here.", ["python -m sea_mq_worker doctor"]);
   }
   grow();
   write(at("fresh"), last ? `Numbers of ${atClock(last / 1000)}, asked for every ${STATUS_SECONDS} s` : "");

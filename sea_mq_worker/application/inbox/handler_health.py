@@ -157,9 +157,9 @@ class HandlerHealth:
         return (
             f"{self.error(event_type)}, for different messages in a row: failures of this event type "
             f"count at {self.per_second:g} a second, and its other messages are given back. Mend the "
-            f"handler; then `sea-mq-worker inbox resume --type {quoted} --reason mended` ends the slow "
-            f"pace at once, and `sea-mq-worker dlq redrive --dlq-reason REJECTED --type {quoted} "
-            "--reason mended` brings back what was dead-lettered"
+            f"handler; then `python -m sea_mq_worker inbox resume --type {quoted} --reason mended` ends "
+            "the slow pace at once, and `python -m sea_mq_worker dlq redrive --dlq-reason REJECTED "
+            f"--type {quoted} --reason mended` brings back what was dead-lettered"
         )
 
     def reasons(self) -> str:

@@ -65,10 +65,12 @@ class WorkerContext:
 
         async def watch(stop: asyncio.Event) -> None:
             try:
-                await cancel_on_stop(stop, connection.lost.wait())
+                await cancel_on_stop(stop, connection.closed_for_good.wait())
             except StoppedError:
                 return
-            raise BrokerUnavailableError(f"the connection to NATS is lost for good: {connection.lost_reason}")
+            raise BrokerUnavailableError(
+                f"the connection to NATS is lost for good: {connection.closed_reason}"
+            )
 
         return connection, {f"nats {purpose}": watch}
 

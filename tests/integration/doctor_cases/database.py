@@ -65,7 +65,7 @@ async def schema_owner(p: Patient) -> Mend:
 
     async def move(finding: Finding) -> None:
         p.given["database_schema"] = "of_its_own"
-        await p.command(replace(finding, command="sea-mq-worker migrate"))
+        await p.command(replace(finding, command="python -m sea_mq_worker migrate"))
 
     return move
 
@@ -165,7 +165,7 @@ def by_a_worker(p: Patient, *, until: str, what: str) -> Mend:
     """Run the worker as the finding says, until a statement tells that it has done its part."""
 
     async def start(finding: Finding) -> None:
-        assert finding.command == "sea-mq-worker run"
+        assert finding.command == "python -m sea_mq_worker run"
         async with p.worker():
             await eventually(lambda: p.pool.fetchval(until), what=what)
 
@@ -221,7 +221,7 @@ async def outbox_failing(p: Patient) -> Mend:
     async def work(finding: Finding) -> None:
         assert finding.what.endswith(": no permission to publish after # s (SQLSTATE 42501)")
         assert finding.what.startswith("2 wait, the oldest for ")
-        assert finding.command in {f"sea-mq-worker where {id_}" for id_ in ids}
+        assert finding.command in {f"python -m sea_mq_worker where {id_}" for id_ in ids}
         async with p.worker():
             await eventually(lambda: p.pool.fetchval(PUBLISHED), what="the events are published")
 
@@ -239,7 +239,7 @@ async def inbox_failing(p: Patient) -> Mend:
     async def give_up(finding: Finding) -> None:
         assert finding.what.endswith(": the handler answered 401 (with # bytes)")
         await p.command(finding)
-        close = f"sea-mq-worker inbox close {message} --reason 'a test' --actor ann"
+        close = f"python -m sea_mq_worker inbox close {message} --reason 'a test' --actor ann"
         await p.command(replace(finding, command=close))
 
     return give_up
@@ -252,7 +252,7 @@ async def outbox_dead(p: Patient) -> Mend:
 
     async def replay(finding: Finding) -> None:
         assert finding.what == "DEAD events: 1; what comes after them in their keys waits"
-        command = "sea-mq-worker outbox replay --state DEAD --reason mended --actor ann"
+        command = "python -m sea_mq_worker outbox replay --state DEAD --reason mended --actor ann"
         await p.command(replace(finding, command=command))
 
     return replay

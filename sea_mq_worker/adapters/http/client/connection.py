@@ -22,14 +22,14 @@ class Connection(asyncio.Protocol):
 
     Attributes:
         lost: done when it has ended.
-        heard: something has come since the last request.
+        received_any: something has come since the last request.
         idle_since: on the loop's clock; kept by whoever holds idle connections.
     """
 
     def __init__(self, *, body_bytes_max: int) -> None:
         self._loop = asyncio.get_running_loop()
         self.lost = self._loop.create_future()
-        self.heard = False
+        self.received_any = False
         self.idle_since = 0.0
         self._reader = ResponseParser(body_bytes_max)
         self._waiter: asyncio.Future[Response | httpx2.TransportError] | None = None
@@ -67,7 +67,7 @@ class Connection(asyncio.Protocol):
         """
         if self._transport.is_closing():
             raise httpx2.ConnectError("the connection has ended")
-        self.heard = False
+        self.received_any = False
         self._reader.begin()
         waiter: asyncio.Future[Response | httpx2.TransportError] = self._loop.create_future()
         self._waiter = waiter
@@ -95,9 +95,9 @@ class Connection(asyncio.Protocol):
             if self._timer.when() <= deadline:
                 return
             self._timer.cancel()
-        self._timer = self._loop.call_at(deadline, self._ring)
+        self._timer = self._loop.call_at(deadline, self._on_deadline)
 
-    def _ring(self) -> None:
+    def _on_deadline(self) -> None:
         self._timer = None
         if self._waiter is None:
             return
@@ -124,7 +124,7 @@ class Connection(asyncio.Protocol):
         if self._waiter is None or self._waiter.done():
             self.abort()
             return
-        self.heard = True
+        self.received_any = True
         reader = self._reader
         try:
             reader.feed(data)

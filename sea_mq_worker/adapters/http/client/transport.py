@@ -93,7 +93,7 @@ class HandlerTransport:
         try:
             answer = await idle.exchange(request, deadline)
         except (httpx2.ReadError, httpx2.RemoteProtocolError) as closed:
-            if idle.heard:
+            if idle.received_any:
                 raise
             try:
                 return await self._ask_anew(request, deadline)

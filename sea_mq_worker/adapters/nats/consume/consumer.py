@@ -13,14 +13,14 @@ from sea_mq_worker.adapters.nats.connection import NatsConnection, api
 from sea_mq_worker.adapters.nats.consume.decoding import delivery
 from sea_mq_worker.adapters.nats.consume.pull import PullEnd, PullResult, PullSubscription
 from sea_mq_worker.adapters.nats.consume.undelivered import ahead, find_undeliverable
-from sea_mq_worker.adapters.nats.errors import ApiRefusedError, plain
+from sea_mq_worker.adapters.nats.errors import STREAMS_APPLY, ApiRefusedError, plain
 from sea_mq_worker.domain.errors import BrokerUnavailableError, ContractError
 from sea_mq_worker.domain.messages import InboundMessage
 
 _NANOSECONDS = 10**9
 _NOT_FOUND = 404
 _NO_LIMIT = 2**31 - 1
-_STRAY_DELAY_SECONDS = 0.1
+_UNEXPECTED_DELAY_SECONDS = 0.1
 _PASSING = ("Leadership Change", "Server Shutdown", "Exceeded MaxWaiting")
 
 
@@ -55,7 +55,7 @@ class NatsJetStreamConsumer:
         self._durable = durable
         self._wait_seconds = wait_seconds
         self._next = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{durable}"
-        self._inbox = PullSubscription(connection, self._next, stray=self._return)
+        self._inbox = PullSubscription(connection, self._next, on_unexpected=self._return)
         self._turn = asyncio.Lock()
         self._terms = ConsumerTerms()
 
@@ -105,7 +105,7 @@ class NatsJetStreamConsumer:
         if config.get("ack_policy") != "explicit" or config.get("deliver_subject"):
             raise ContractError(
                 f"{self._label} is not a pull consumer with explicit acknowledgement: delete it with "
-                f"`nats consumer rm {self._stream} {self._durable}` and run `sea-mq-worker streams apply`"
+                f"`nats consumer rm {self._stream} {self._durable}` and run {STREAMS_APPLY}"
             )
         pending = config.get("max_ack_pending", -1)
         self._terms = ConsumerTerms(
@@ -163,10 +163,10 @@ class NatsJetStreamConsumer:
         A message that was read back and not delivered has nobody to say it to.
         """
         if reply and self._connection.is_connected:
-            await self._connection.client.say(reply, verb)
+            await self._connection.client.publish_raw(reply, verb)
 
     async def _return(self, msg: Msg) -> None:
-        await self._say(msg.reply, _nak(_STRAY_DELAY_SECONDS))
+        await self._say(msg.reply, _nak(_UNEXPECTED_DELAY_SECONDS))
 
     async def _explain(self, pulled: PullResult) -> None:
         """Raise why a pull brought nothing; an idle stream is no reason."""
@@ -186,7 +186,7 @@ class NatsJetStreamConsumer:
 
     def _missing(self, cause: Exception | None) -> NoReturn:
         raise ContractError(
-            f"{self._label} does not exist: create it with `sea-mq-worker streams apply`, or "
+            f"{self._label} does not exist: create it with {STREAMS_APPLY}, or "
             f"`nats consumer add {self._stream} --config FILE`"
         ) from cause
 

@@ -70,15 +70,15 @@ class PullSubscription:
     """Asks one durable consumer for messages.
 
     Args:
-        stray: takes a message that came when nobody was waiting for it.
+        on_unexpected: takes a message that came when nobody was waiting for it.
     """
 
     def __init__(
-        self, connection: NatsConnection, subject: str, *, stray: Callable[[Msg], Awaitable[None]]
+        self, connection: NatsConnection, subject: str, *, on_unexpected: Callable[[Msg], Awaitable[None]]
     ) -> None:
         self._connection = connection
         self._subject = subject
-        self._stray = stray
+        self._on_unexpected = on_unexpected
         self._inbox = ""
         self._subscription: Subscription | None = None
         self._pulled: PullResult | None = None
@@ -111,7 +111,7 @@ class PullSubscription:
                 await self._end_interest(_ARRIVAL_SECONDS_MAX)
         except BaseException:
             await self.close()
-            await asyncio.gather(*map(self._stray, pulled.messages))
+            await asyncio.gather(*map(self._on_unexpected, pulled.messages))
             raise
         finally:
             self._pulled = None
@@ -148,7 +148,7 @@ class PullSubscription:
         elif not msg.reply.startswith(_ACKS):
             return
         elif pulled is None or len(pulled.messages) == pulled.batch:
-            await self._stray(msg)
+            await self._on_unexpected(msg)
         else:
             pulled.messages.append(msg)
             if len(pulled.messages) == pulled.batch:

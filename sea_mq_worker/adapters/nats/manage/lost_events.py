@@ -8,7 +8,7 @@ from sea_mq_worker.adapters.nats.errors import ApiRefusedError
 from sea_mq_worker.adapters.nats.publish.stream_info import stream_info
 from sea_mq_worker.domain.headers import MSG_ID
 
-RECONCILE = "sea-mq-worker pipeline reconcile --requeue --reason 'the stream lost them'"
+RECONCILE = "python -m sea_mq_worker pipeline reconcile --requeue --reason 'the stream lost them'"
 """What names the events that are lost, and sends them again."""
 _NOT_FOUND = 404
 

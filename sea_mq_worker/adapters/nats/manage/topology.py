@@ -62,15 +62,15 @@ async def check(
     """
     found: list[Difference] = []
     for definition in definitions:
-        config = await _found(connection, definition)
+        config = await _existing_config(connection, definition)
         found += _differences(definition, _wanted(connection, definition), config)
         if isinstance(definition, ConsumerDefinition) and config:
-            found += await _misplaced(connection, definition, config)
-            found += await _unheard(connection, definition, config) if advisories else []
+            found += await _filters_outside_stream(connection, definition, config)
+            found += await _advisories_not_kept(connection, definition, config) if advisories else []
     return found
 
 
-def _nobody(_change: Change) -> None:
+def _ignore_change(_change: Change) -> None:
     """Report no change."""
 
 
@@ -79,7 +79,7 @@ async def apply(
     definitions: Sequence[Definition],
     *,
     dry_run: bool = False,
-    on_change: Callable[[Change], None] = _nobody,
+    on_change: Callable[[Change], None] = _ignore_change,
 ) -> list[Change]:
     """Create what is missing, update what differs, delete nothing; doing it again changes nothing.
 
@@ -91,14 +91,14 @@ async def apply(
     """
     changes = []
     for definition in definitions:
-        config = await _found(connection, definition)
+        config = await _existing_config(connection, definition)
         wanted = _wanted(connection, definition)
         differences = tuple(_differences(definition, wanted, config))
         if not differences:
             continue
         if not dry_run:
             try:
-                await _put(connection, definition, wanted, config)
+                await _create_or_update(connection, definition, wanted, config)
             except ApiRefusedError as error:
                 raise _refused(error, definition, differences) from error
         changes.append(_change(definition, differences, is_new=not config))
@@ -125,7 +125,7 @@ def _label(definition: Definition) -> str:
             assert_never(definition)
 
 
-async def _found(connection: NatsConnection, definition: Definition) -> dict[str, Any]:
+async def _existing_config(connection: NatsConnection, definition: Definition) -> dict[str, Any]:
     """Return the configuration that the server has, empty where it has none."""
     match definition:
         case StreamDefinition():
@@ -182,7 +182,7 @@ def _comparable(value: Any) -> Any:
     return sorted(value, key=str) if isinstance(value, list) else value
 
 
-async def _misplaced(
+async def _filters_outside_stream(
     connection: NatsConnection, definition: ConsumerDefinition, config: Mapping[str, Any]
 ) -> list[Difference]:
     """Find a filter that matches nothing, which the server accepts silently."""
@@ -197,7 +197,7 @@ async def _misplaced(
     return found
 
 
-async def _unheard(
+async def _advisories_not_kept(
     connection: NatsConnection, definition: ConsumerDefinition, config: Mapping[str, Any]
 ) -> list[Difference]:
     """Find a consumer whose advisories nobody keeps."""
@@ -211,7 +211,7 @@ async def _unheard(
     return [Difference(name=_label(definition), field="advisories", wanted=wanted, found="not kept")]
 
 
-async def _put(
+async def _create_or_update(
     connection: NatsConnection, definition: Definition, wanted: Mapping[str, Any], found: Mapping[str, Any]
 ) -> None:
     """An update starts from what the server has, so that settings nobody named here stay."""
@@ -243,8 +243,11 @@ _STORAGE = (
     "; the server has no room for max_bytes, which it reserves: give it more storage "
     "(jetstream max_file_store) or set SEA_MQ_STREAM_MAX_BYTES lower"
 )
+_CREATED_MEANWHILE = (
+    "; another client created it just now with other values: run `python -m sea_mq_worker streams check`"
+)
 _REPLICAS = "; set SEA_MQ_STREAM_REPLICAS to at most the number of servers in the cluster"
-_MENDING: Mapping[int, str] = {
+_FIXES: Mapping[int, str] = {
     10074: _REPLICAS,
     10047: _STORAGE,
     10005: f"{_REPLICAS}{_STORAGE}",
@@ -253,11 +256,11 @@ _MENDING: Mapping[int, str] = {
     "inbox skips what was processed",
     10052: "; a stream's storage and retention cannot be changed: copy the stream, delete it with "
     "`nats stream rm` and apply again",
-    10058: "; somebody else created it just now with other values: run `sea-mq-worker streams check`",
+    10058: _CREATED_MEANWHILE,
     10059: "; the stream is missing: its context makes it, or `streams apply --stream {stream}` does",
     10065: "; another stream takes these subjects already: give each context its own",
     10093: "; its filter_subject has to lie within the subjects of its stream",
-    10148: "; somebody else created it just now with other values: run `sea-mq-worker streams check`",
+    10148: _CREATED_MEANWHILE,
 }
 
 
@@ -266,5 +269,5 @@ def _refused(
 ) -> ContractError:
     what = "; ".join(f"{d.field} {d.found} -> {d.wanted}" for d in differences)
     stream = definition.stream if isinstance(definition, ConsumerDefinition) else definition.name
-    mending = _MENDING.get(error.err_code, "").replace("{stream}", stream)
-    return ContractError(f"{_label(definition)} ({what}): {error}{mending}")
+    fix = _FIXES.get(error.err_code, "").replace("{stream}", stream)
+    return ContractError(f"{_label(definition)} ({what}): {error}{fix}")

@@ -209,12 +209,12 @@ class NatsJetStreamPublisher:
             return
         if facts.created != self._facts.created:
             self._ordered.last_seq = facts.last_seq
-            self._connection.tell("stream", f"stream {self._stream} was created anew at {facts.created}")
+            self._connection.emit("stream", f"stream {self._stream} was created anew at {facts.created}")
         elif facts.last_seq < known:
             self._ordered.last_seq = facts.last_seq
-            self._connection.tell("stream", _lost(self._stream, facts.last_seq, known))
+            self._connection.emit("stream", _lost(self._stream, facts.last_seq, known))
         if facts.useless and not self._facts.useless:
-            self._connection.tell("stream", facts.useless)
+            self._connection.emit("stream", facts.useless)
         self._facts = facts
         self._ordered.disabled = False
         self._facts_are_old = False
@@ -227,5 +227,5 @@ class NatsJetStreamPublisher:
 def _lost(stream: str, ends_at: int, acknowledged: int) -> str:
     return (
         f"stream {stream} ends at {ends_at} and had acknowledged {acknowledged}: the server lost what lay in "
-        "between; `sea-mq-worker pipeline reconcile` names it"
+        "between; `python -m sea_mq_worker pipeline reconcile` names it"
     )

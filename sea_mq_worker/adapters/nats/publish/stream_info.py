@@ -6,12 +6,11 @@ from datetime import datetime
 from typing import Any
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection, api
-from sea_mq_worker.adapters.nats.errors import ApiRefusedError
+from sea_mq_worker.adapters.nats.errors import STREAMS_APPLY, ApiRefusedError
 from sea_mq_worker.adapters.nats.publish.acks import number
 from sea_mq_worker.domain.errors import ContractError
 
 _NOT_FOUND = 404
-_APPLY = "`python -m sea_mq_worker streams apply`"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +44,7 @@ async def stream_info(connection: NatsConnection, stream: str, *, timeout_second
         info = await api(connection, f"STREAM.INFO.{stream}", timeout_seconds=timeout_seconds)
     except ApiRefusedError as error:
         if error.code == _NOT_FOUND:
-            raise ContractError(f"stream {stream} does not exist; create it with {_APPLY}") from error
+            raise ContractError(f"stream {stream} does not exist; create it with {STREAMS_APPLY}") from error
         raise
     config, state = info["config"], info["state"]
     return StreamInfo(
@@ -63,9 +62,7 @@ async def stream_info(connection: NatsConnection, stream: str, *, timeout_second
 
 def _unusable_reason(stream: str, config: Mapping[str, Any]) -> str:
     if config.get("sealed"):
-        return (
-            f"stream {stream} is sealed for good: name another one, or delete it and create it with {_APPLY}"
-        )
+        return f"stream {stream} is sealed: name another one, or delete it and create it with {STREAMS_APPLY}"
     if config.get("no_ack"):
-        return f"stream {stream} acknowledges nothing (no_ack); set that to false with {_APPLY}"
+        return f"stream {stream} acknowledges nothing (no_ack); set that to false with {STREAMS_APPLY}"
     return ""

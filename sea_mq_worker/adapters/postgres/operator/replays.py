@@ -100,7 +100,7 @@ class PostgresReplays:
         rows = await fetch(self._pool, self._sql["load_replay"], action)
         if not rows:
             raise WorkerError(
-                f"action {action} is no replay; `sea-mq-worker audit --action replay` lists them"
+                f"action {action} is no replay; `python -m sea_mq_worker audit --action replay` lists them"
             )
         selection = json.loads(rows[0]["selection"])
         progress = selection.pop("progress", {"finished": True})
