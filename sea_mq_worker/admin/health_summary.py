@@ -180,7 +180,7 @@ def _subject(part: str) -> str:
 
 
 def _steps(part: str) -> tuple[str, ...]:
-    if part.startswith(("stream", "consumer", "stranded")):
+    if part.startswith(("stream", "consumer", "exhausted")):
         return ("python -m sea_mq_worker streams check",)
     return ()
 

@@ -48,12 +48,12 @@ class CircuitBreaker:
         self._observer = observer
         self._clock = clock
         self._reason = ""
-        self._tries = 0
-        self._closed_at = 0.0
-        self._broken_at: float | None = None
+        self._failures = 0
+        self._opened_at = 0.0
+        self._contract_broken_at: float | None = None
         self._retry_at = 0.0
         self._probing = False
-        self._answers = 0
+        self._rejected_probes = 0
         self._queue: dict[object, None] = {}
         self._changed = asyncio.Event()
 
@@ -63,21 +63,21 @@ class CircuitBreaker:
         return self._reason
 
     @property
-    def is_open(self) -> bool:
+    def is_closed(self) -> bool:
         return not self._reason
 
     @property
     def broken_seconds(self) -> float:
         """For how long it is closed by what somebody has to mend; 0 otherwise."""
-        return 0.0 if self._broken_at is None else self._clock() - self._broken_at
+        return 0.0 if self._contract_broken_at is None else self._clock() - self._contract_broken_at
 
     @property
-    def probe_max(self) -> int:
+    def probe_batch_max(self) -> int:
         """How much a probe may try: one thing, but more after each time that all it tried was refused.
 
         So what the dependency does take is found behind what it refuses.
         """
-        return int(_PROBE_GROWTH ** min(self._answers, _PROBE_GROWTHS_MAX))
+        return int(_PROBE_GROWTH ** min(self._rejected_probes, _PROBE_GROWTHS_MAX))
 
     async def enter(self, stop: asyncio.Event) -> Permit:
         """Wait while closed, unless asked to stop; an open gate lets through all the same.
@@ -85,7 +85,7 @@ class CircuitBreaker:
         A caller let through as the probe must answer with pause, resume or skip. Callers probe in the order
         in which they came, so that one with nothing but bad news does not keep the others from their turn.
         """
-        if self.is_open:
+        if self.is_closed:
             return Permit.FREE
         place = object()
         self._queue[place] = None
@@ -94,48 +94,48 @@ class CircuitBreaker:
         finally:
             del self._queue[place]
 
-    async def changed(self, *, unless: asyncio.Event) -> None:
+    async def wait_for_probe(self, *, unless: asyncio.Event) -> None:
         """Wait until a probe has ended, well or badly, or until ``unless`` happens."""
         await self._wait_changed(unless, None)
 
-    def pause(self, reason: str, *, answered: bool = False, broken: bool = False) -> None:
+    def record_failure(self, reason: str, *, answered: bool = False, broken: bool = False) -> None:
         """The dependency does not work: close, or stay closed for longer after a failed probe.
 
         ``answered``: it can be reached, but refuses what was asked of it. ``broken``: it does so until
         somebody mends it.
         """
-        if self.is_open:
-            self._closed_at = self._clock()
-            self._tries = self._answers = 0
+        if self.is_closed:
+            self._opened_at = self._clock()
+            self._failures = self._rejected_probes = 0
         elif not self._probing:
             return
-        self._tries += 1
+        self._failures += 1
         if not broken:
-            self._broken_at = None
-        elif self._broken_at is None:
-            self._broken_at = self._clock()
-        self._answers = self._answers + 1 if answered else 0
-        delay = self._backoff.delay_seconds(self._tries)
+            self._contract_broken_at = None
+        elif self._contract_broken_at is None:
+            self._contract_broken_at = self._clock()
+        self._rejected_probes = self._rejected_probes + 1 if answered else 0
+        delay = self._backoff.delay_seconds(self._failures)
         if reason != self._reason:
             self._observer.observe(CircuitOpened(circuit=self.name, reason=reason, retry_seconds=delay))
         self._reason = reason
         self._schedule(delay)
 
-    def pause_for(self, error: DependencyError) -> None:
+    def record_exception(self, error: DependencyError) -> None:
         """Close for what a call has raised."""
-        self.pause(str(error), broken=isinstance(error, ContractError))
+        self.record_failure(str(error), broken=isinstance(error, ContractError))
 
-    def skip(self) -> None:
+    def release(self) -> None:
         """The probe found nothing to try: let another try after the same wait."""
         if self._probing:
-            self._schedule(self._backoff.delay_seconds(max(self._tries, 1)))
+            self._schedule(self._backoff.delay_seconds(max(self._failures, 1)))
 
-    def resume(self) -> None:
+    def record_success(self) -> None:
         """The dependency works: open."""
-        if self.is_open:
+        if self.is_closed:
             return
-        paused = self._clock() - self._closed_at
-        self._reason, self._broken_at = "", None
+        paused = self._clock() - self._opened_at
+        self._reason, self._contract_broken_at = "", None
         self._observer.observe(CircuitClosed(circuit=self.name, paused_seconds=paused))
         self._schedule(0.0)
 
@@ -146,7 +146,7 @@ class CircuitBreaker:
         self._changed = asyncio.Event()
 
     async def _wait_turn(self, place: object, stop: asyncio.Event) -> Permit:
-        while not self.is_open:
+        while not self.is_closed:
             if stop.is_set():
                 return Permit.STOPPED
             remaining = self._retry_at - self._clock()

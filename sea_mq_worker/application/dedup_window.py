@@ -75,7 +75,7 @@ class StreamSearches:
             (result.left for result in results.values() if isinstance(result, SearchProgress)), default=0
         )
         why = why or f"the stream is searched for an earlier copy, with up to {left} messages left to read"
-        self._tell(unfinished, why)
+        self._report_unfinished(unfinished, why)
         return SearchOutcome(
             found, frozenset(event.id for event in unfinished), why, progressed=bool(results)
         )
@@ -103,7 +103,7 @@ class StreamSearches:
             del self._known[next(iter(self._known))]
         return over
 
-    def _tell(self, unfinished: Sequence[ClaimedEvent], why: str) -> None:
+    def _report_unfinished(self, unfinished: Sequence[ClaimedEvent], why: str) -> None:
         long = [event for event in unfinished if self._known[event.id].tries % _REPORT_EVERY == 0]
         if not long:
             return

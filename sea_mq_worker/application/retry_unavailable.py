@@ -25,17 +25,17 @@ async def call_when_available(
         try:
             result = await call()
         except RowsRefusedError:
-            breaker.resume()
+            breaker.record_success()
             raise
         except FinalError:
-            breaker.skip()
+            breaker.release()
             raise
         except DependencyError as error:
-            breaker.pause_for(error)
+            breaker.record_exception(error)
         except BaseException:
-            breaker.skip()  # a probe that has learnt nothing must not keep the others from theirs
+            breaker.release()  # a probe that has learnt nothing must not keep the others from theirs
             raise
         else:
-            breaker.resume()
+            breaker.record_success()
             return result
     raise StoppedError(breaker.reason)

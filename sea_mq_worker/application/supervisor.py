@@ -69,7 +69,7 @@ class Supervisor:
             for cause in _causes(error)
         ]
         for name, cause in causes:
-            self.observer.observe(Noticed(event="loop_died", text=f"{name} died: {_tell(cause)}"))
+            self.observer.observe(Noticed(event="loop_died", text=f"{name} died: {_describe(cause)}"))
         if causes:
             only_contract = all(isinstance(cause, ContractError) for _, cause in causes)
             return ExitCode.CONTRACT if only_contract else ExitCode.GAVE_UP
@@ -80,7 +80,7 @@ async def _run(loop: Loop, stop: asyncio.Event) -> None:
     await loop(stop)
 
 
-def _tell(cause: BaseException) -> str:
+def _describe(cause: BaseException) -> str:
     """Name what happened and where; only our own errors' texts are known to hold no data."""
     if isinstance(cause, WorkerError):
         return str(cause)

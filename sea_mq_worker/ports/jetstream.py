@@ -106,7 +106,7 @@ class JetStreamConsumer(Settler, Protocol):
         """
         ...
 
-    async def left_behind(self, seqs: Sequence[int]) -> Mapping[int, InboundMessage | None]:
+    async def find_undeliverable(self, seqs: Sequence[int]) -> Mapping[int, InboundMessage | None]:
         """Of messages recorded before, tell those that will not be delivered (again), by stream sequence.
 
         Each as the stream has it now, with nobody to acknowledge it to, or None where the stream has it no

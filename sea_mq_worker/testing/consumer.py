@@ -69,9 +69,9 @@ class InMemoryConsumer:
         wait_seconds: float = 5.0,
     ) -> None:
         self.ack_wait_seconds = ack_wait_seconds
-        self.given_up: dict[int, int] = {}
+        self.exhausted_deliveries: dict[int, int] = {}
         """Deliveries by stream sequence of what max_deliver ended; StrandedMessages takes it from here."""
-        self.gave_up = asyncio.Event()
+        self.became_exhausted = asyncio.Event()
         self._stream = stream
         self._name = name
         self._clock = clock
@@ -117,7 +117,7 @@ class InMemoryConsumer:
         """Start the message's ack_wait anew."""
         self._postpone(msg, self.ack_wait_seconds)
 
-    async def left_behind(self, seqs: Sequence[int]) -> Mapping[int, InboundMessage | None]:
+    async def find_undeliverable(self, seqs: Sequence[int]) -> Mapping[int, InboundMessage | None]:
         """Tell what will not be delivered again; the fake knows of each message, the server not always."""
         found = {seq: self.message(seq, deliveries=0) for seq in seqs if seq not in self._pending}
         return {seq: message for seq, message in found.items() if message is None or seq <= self._last_seq}
@@ -160,8 +160,8 @@ class InMemoryConsumer:
                 break
             del self._pending[seq]
             if pending.deliveries == self._max_deliver:
-                self.given_up[seq] = pending.deliveries
-                self.gave_up.set()
+                self.exhausted_deliveries[seq] = pending.deliveries
+                self.became_exhausted.set()
             else:
                 taken += room.put(self._deliver(seq, pending.deliveries + 1))
         return taken

@@ -35,9 +35,9 @@ class InMemoryExhaustedMessages:
         """Return what was given up, or none after a bounded wait."""
         found = self._due()
         if not found:
-            self._consumer.gave_up.clear()
+            self._consumer.became_exhausted.clear()
             try:
-                await asyncio.wait_for(self._consumer.gave_up.wait(), self._wait_seconds)
+                await asyncio.wait_for(self._consumer.became_exhausted.wait(), self._wait_seconds)
             except TimeoutError:
                 return []
         return found or self._due()
@@ -48,9 +48,9 @@ class InMemoryExhaustedMessages:
 
     async def nak(self, msg: InboundMessage, *, delay_seconds: float) -> None:
         """Return it again after a delay."""
-        if msg.seq in self._consumer.given_up:
+        if msg.seq in self._consumer.exhausted_deliveries:
             self._due_at[msg.seq] = self._clock() + delay_seconds
-            self._consumer.gave_up.set()
+            self._consumer.became_exhausted.set()
 
     async def in_progress(self, msg: InboundMessage) -> None:
         """Return it again later."""
@@ -59,7 +59,7 @@ class InMemoryExhaustedMessages:
     def _due(self) -> list[InboundMessage]:
         now = self._clock()
         found = []
-        for seq, deliveries in list(self._consumer.given_up.items()):
+        for seq, deliveries in list(self._consumer.exhausted_deliveries.items()):
             if self._due_at.get(seq, now) > now:
                 continue
             message = self._consumer.message(seq, deliveries=deliveries)
@@ -71,5 +71,5 @@ class InMemoryExhaustedMessages:
         return found
 
     def _forget(self, seq: int) -> None:
-        self._consumer.given_up.pop(seq, None)
+        self._consumer.exhausted_deliveries.pop(seq, None)
         self._due_at.pop(seq, None)

@@ -35,7 +35,7 @@ class World:
     """A consumer over a stream that the test fills."""
 
     consumer: JetStreamConsumer
-    stranded: ExhaustedMessages
+    exhausted: ExhaustedMessages
     store: Callable[[str, bytes, dict[str, str]], Awaitable[object]]
     subject: str
     held: list[InboundMessage] = field(default_factory=list)
@@ -78,7 +78,7 @@ async def world(
         consumer = NatsJetStreamConsumer(
             connection=connection, stream=stream, durable=durable, wait_seconds=wait
         )
-        stranded = NatsExhaustedMessages(
+        exhausted = NatsExhaustedMessages(
             connection=connection,
             stream=advisories,
             durable=keeper,
@@ -90,9 +90,9 @@ async def world(
         async def put(subject: str, payload: bytes, headers: dict[str, str]) -> object:
             return await store(connection, subject, payload, headers)
 
-        yield World(consumer=consumer, stranded=stranded, store=put, subject=subject)
+        yield World(consumer=consumer, exhausted=exhausted, store=put, subject=subject)
         await consumer.close()
-        await stranded.close()
+        await exhausted.close()
 
 
 def _memory(names: str, wait: float) -> World:
@@ -110,8 +110,8 @@ def _memory(names: str, wait: float) -> World:
     async def put(subject: str, payload: bytes, headers: dict[str, str]) -> object:
         return stream.store(subject, payload, headers)
 
-    stranded = InMemoryExhaustedMessages(consumer=consumer, clock=time.monotonic, wait_seconds=wait)
-    return World(consumer=consumer, stranded=stranded, store=put, subject=f"{names}.event.made.v1")
+    exhausted = InMemoryExhaustedMessages(consumer=consumer, clock=time.monotonic, wait_seconds=wait)
+    return World(consumer=consumer, exhausted=exhausted, store=put, subject=f"{names}.event.made.v1")
 
 
 def bodies(messages: Sequence[InboundMessage]) -> list[str]:
@@ -241,12 +241,12 @@ async def test_unsettled_messages_are_bounded_and_an_acknowledgement_makes_room(
 async def test_what_will_not_be_delivered_again_is_read_back(world: World) -> None:
     await world.add("a", "b")
     held = await world.fetch(2)
-    assert await world.consumer.left_behind([1, 2]) == {}
+    assert await world.consumer.find_undeliverable([1, 2]) == {}
     await world.consumer.ack(held[0])
     await world.add("c")
 
     async def acknowledged() -> Mapping[int, InboundMessage | None]:
-        found = await world.consumer.left_behind([1, 2, 3, 9])
+        found = await world.consumer.find_undeliverable([1, 2, 3, 9])
         return found if 1 in found else {}
 
     found = await eventually(acknowledged, what="the acknowledgement has arrived")
@@ -270,13 +270,13 @@ async def test_a_message_that_reaches_max_deliver_is_stranded_until_it_is_settle
     assert [message.deliveries for message in given] == [1, 2, 3]
     message = given[0]
     assert list(await world.consumer.fetch(5)) == []
-    stranded = (await world.stranded.fetch())[0]
-    assert (stranded.seq, stranded.payload, stranded.headers) == (1, b"a", {"Nats-Msg-Id": "a"})
-    assert (stranded.stream, stranded.consumer, stranded.subject) == (
+    exhausted = (await world.exhausted.fetch())[0]
+    assert (exhausted.seq, exhausted.payload, exhausted.headers) == (1, b"a", {"Nats-Msg-Id": "a"})
+    assert (exhausted.stream, exhausted.consumer, exhausted.subject) == (
         message.stream,
         message.consumer,
         message.subject,
     )
-    assert (stranded.stored_at, stranded.deliveries) == (message.stored_at, MAX_DELIVER)
-    await world.stranded.ack(stranded)
-    assert list(await world.stranded.fetch()) == []
+    assert (exhausted.stored_at, exhausted.deliveries) == (message.stored_at, MAX_DELIVER)
+    await world.exhausted.ack(exhausted)
+    assert list(await world.exhausted.fetch()) == []

@@ -28,12 +28,12 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 async def test_messages_ask_postgresql_the_broker_and_the_handler_no_more_than_they_must(
     metered: Meters, tmp_path: Path
 ) -> None:
-    metered.handler.default, let_go = held(answer(200))
+    metered.handler.default, on_done = held(answer(200))
     async with running(metered.target, tmp_path / "log", outbox_enabled="false") as worker:
         await metered.send(MESSAGES)
         await metered.handler.called(BATCH, within=30)
         before = await metered.statements()
-        let_go()
+        on_done()
         await metered.handler.called(MESSAGES, within=60)
         worker.send(signal.SIGTERM)
         assert await worker.ended() == 0
@@ -51,12 +51,12 @@ async def test_a_message_takes_no_more_calls_of_functions(metered: Meters, tmp_p
     async def all_processed() -> bool:
         return bool(await metered.database.fetchval(PROCESSED) == MESSAGES_OF_PROFILE)
 
-    metered.handler.default, let_go = held(answer(200))
+    metered.handler.default, on_done = held(answer(200))
     async with counted(metered, tmp_path, outbox_enabled="false") as counter:
         await metered.send(MESSAGES_OF_PROFILE)
         await metered.handler.called(BATCH)
         await counter.begin()
-        let_go()
+        on_done()
         await eventually(all_processed, within=60)
         calls = await counter.end()
     budgets.CALLS_PER_MESSAGE.check(calls / MESSAGES_OF_PROFILE)

@@ -106,7 +106,7 @@ async def test_a_dead_letter_that_the_network_swallows_is_sent_again(shared: Sit
         message_id = await rejected(shared)
         await hold.reached()
         shared.to_broker.drop_to_server()
-        await hold.let_go()
+        await hold.on_done()
         await worker.answers(503)
         assert await unanswered(shared) == 1
         shared.to_broker.heal()
@@ -144,7 +144,7 @@ async def test_a_message_that_its_stream_drops_meanwhile_is_dead_lettered_whole(
         message_id = await rejected(shared)
         await hold.reached()
         await api(shared.broker, f"STREAM.MSG.DELETE.{shared.target.upstream_stream}", {"seq": 1})
-        await hold.let_go()
+        await hold.on_done()
         [letter] = await eventually(shared.dead_letters, within=15)
         await shared.quiet()
     assert (letter["Dlq-Message-Id"], letter["Dlq-Stream-Sequence"]) == (message_id, "1")

@@ -213,13 +213,13 @@ async def test_a_message_given_up_unseen_is_dead_lettered_also_behind_the_acknow
         info = await consumer_info(quick.broker, stream, durable)
         return info["delivered"]["consumer_seq"], info["num_ack_pending"], info["ack_floor"]["stream_seq"]
 
-    async def given_up() -> bool:
+    async def exhausted_deliveries() -> bool:
         return (await state())[:2] == (2, 0)
 
     async def passed_over() -> bool:
         return await state() == (3, 0, 2)
 
-    await eventually(given_up, within=15, what="the server gives the message up")
+    await eventually(exhausted_deliveries, within=15, what="the server gives the message up")
     [later] = await quick.send()
     await eventually(passed_over, within=15, what="the server forgets it for a later one")
     await consumer.close()

@@ -64,7 +64,7 @@ async def test_a_record_whose_answer_is_lost_is_made_again_and_counts_once(share
         [message] = await shared.send()
         await hold.reached()
         shared.to_database.cut()
-        await hold.let_go()
+        await hold.on_done()
         await shared.quiet(within=10)
     await shared.audit()
     assert (await shared.inbox_row(message))["attempts"] == 1

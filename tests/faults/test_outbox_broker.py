@@ -236,10 +236,10 @@ async def test_the_tail_of_a_slow_batch_is_given_back_before_its_lease_ends(shar
         shared.to_broker.delay(0.1)
         await shared.commit(100, ordering_key="k")
 
-        async def given_back() -> bool:
+        async def returned() -> bool:
             return (await worker.metrics())["sea_mq_outbox_released_total"] > 0
 
-        await eventually(given_back, what="what was not sent in time is given back")
+        await eventually(returned, what="what was not sent in time is given back")
         shared.to_broker.heal()
         await shared.published()
         counted = await worker.metrics()

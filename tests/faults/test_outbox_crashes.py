@@ -203,7 +203,7 @@ async def test_a_worker_that_wakes_up_after_its_lease_sends_nothing(shared: Site
             ids = await shared.commit(2, ordering_key="k")
             await hold.reached()
             asleep.send(signal.SIGSTOP)
-            await hold.let_go()
+            await hold.on_done()
             async with shared.worker(name="heir", **HEIR):
                 await shared.published()
             asleep.send(signal.SIGCONT)

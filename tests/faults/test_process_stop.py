@@ -31,7 +31,7 @@ def in_statement(table: str, event: str, when: str) -> Moment:
         hold = await stack.enter_async_context(held(site.dsn, table=table, event=event, when=when))
         await site.both_ways()
         await hold.reached()
-        return hold.let_go
+        return hold.on_done
 
     return come
 
@@ -56,10 +56,10 @@ async def in_handling(site: Site, _: AsyncExitStack) -> Callable[[], Awaitable[N
     await site.send(5)
     await site.handler.called(5, within=15)
 
-    async def let_go() -> None:
+    async def on_done() -> None:
         may_answer.set()
 
-    return let_go
+    return on_done
 
 
 async def in_burying(site: Site, _: AsyncExitStack) -> Callable[[], Awaitable[None]]:
@@ -79,10 +79,10 @@ async def in_burying(site: Site, _: AsyncExitStack) -> Callable[[], Awaitable[No
 
 
 def healing(site: Site) -> Callable[[], Awaitable[None]]:
-    async def let_go() -> None:
+    async def on_done() -> None:
         site.to_broker.heal()
 
-    return let_go
+    return on_done
 
 
 MOMENTS: dict[str, Moment] = {
@@ -109,10 +109,10 @@ async def test_a_stop_in_the_middle_ends_what_is_in_hand_and_gives_back_the_rest
     async with AsyncExitStack() as stack:
         async with shared.worker(database_timeout_seconds=2) as worker:
             await worker.ready()
-            let_go = await MOMENTS[moment](shared, stack)
+            on_done = await MOMENTS[moment](shared, stack)
             worker.send(signal.SIGTERM)
             await worker.answers(503)
-            await let_go()
+            await on_done()
             assert await worker.ended() == 0
         assert await in_stream_or_pending(shared)
         assert not await shared.database.fetchval(LEFT)

@@ -85,7 +85,7 @@ async def test_workers_an_hour_apart_claim_nothing_twice_and_nothing_early(
                 assert abs(clock_of(slow) + HOUR) < SLOPE
                 for _ in range(5):
                     await shared.both_ways()
-                await hold.let_go()
+                await hold.on_done()
                 row = await shared.row(due_later)
                 assert (row["state"], row["publish_attempts"]) == ("PENDING", 0)
                 await shared.database.execute(

@@ -35,7 +35,7 @@ class World:
             connection=self.connection, stream=self.stream, durable=name, wait_seconds=WAIT
         )
 
-    def stranded(self, *names: str, sweep_seconds: float = 0.0) -> NatsExhaustedMessages:
+    def exhausted(self, *names: str, sweep_seconds: float = 0.0) -> NatsExhaustedMessages:
         return NatsExhaustedMessages(
             connection=self.connection,
             stream=self.advisories,
@@ -80,25 +80,25 @@ async def world(nats_url: str, names: str) -> AsyncIterator[World]:
 @pytest.mark.clause("SDS-047: max_deliver")
 async def test_an_advisory_leads_to_the_message_until_it_is_settled(world: World) -> None:
     await world.give_up(b"a", b"b")
-    stranded = world.stranded(sweep_seconds=60.0)
-    found = await stranded.fetch()
+    exhausted = world.exhausted(sweep_seconds=60.0)
+    found = await exhausted.fetch()
     assert {(message.payload, message.deliveries) for message in found} == {(b"a", 1), (b"b", 1)}
     for message in found:
-        await stranded.ack(message)
-    assert list(await stranded.fetch()) == []
+        await exhausted.ack(message)
+    assert list(await exhausted.fetch()) == []
     assert await world.pending_advisories() == 0
 
 
 async def test_advisories_of_others_are_left_to_them(world: World) -> None:
     await world.give_up(b"a", name="other")
-    assert list(await world.stranded(sweep_seconds=60.0).fetch()) == []
+    assert list(await world.exhausted(sweep_seconds=60.0).fetch()) == []
     assert await world.pending_advisories() == 1
 
 
 async def test_a_message_that_the_stream_has_dropped_is_told_and_not_asked_for_again(world: World) -> None:
     await world.give_up(b"a")
     await api(world.connection, f"STREAM.PURGE.{world.stream}")
-    assert list(await world.stranded().fetch()) == []
+    assert list(await world.exhausted().fetch()) == []
     assert [event for event, _ in world.told] == ["exhausted_message_lost"]
     assert f"message 1 of stream {world.stream}" in world.told[0][1]
     assert await world.pending_advisories() == 0
@@ -110,7 +110,7 @@ async def test_an_advisory_is_not_taken_to_mean_a_stream_that_was_made_anew(worl
     await create_stream(world.connection, world.stream, f"{world.stream.lower()}.>")
     await create_consumer(world.connection, world.stream, "durable")
     await world.add(b"another")
-    assert list(await world.stranded().fetch()) == []
+    assert list(await world.exhausted().fetch()) == []
     assert [event for event, _ in world.told] == ["exhausted_message_lost"]
     assert await world.pending_advisories() == 0
 
@@ -118,9 +118,9 @@ async def test_an_advisory_is_not_taken_to_mean_a_stream_that_was_made_anew(worl
 async def test_a_paused_consumer_is_told_once(world: World) -> None:
     until = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
     await api(world.connection, f"CONSUMER.PAUSE.{world.stream}.durable", {"pause_until": until})
-    stranded = world.stranded()
+    exhausted = world.exhausted()
     for _ in range(2):
-        assert list(await stranded.fetch()) == []
+        assert list(await exhausted.fetch()) == []
     assert [event for event, _ in world.told] == ["consumer_paused"]
 
 
@@ -128,7 +128,7 @@ async def test_what_is_no_advisory_is_told_and_done_with(world: World) -> None:
     subject = f"$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.{world.stream}.durable"
     for body in (b"{", b"[]", json.dumps({"stream": world.stream}).encode()):
         await store(world.connection, subject, body)
-    assert list(await world.stranded().fetch()) == []
+    assert list(await world.exhausted().fetch()) == []
     assert [event for event, _ in world.told] == ["advisory_unreadable"] * 3
     assert await world.pending_advisories() == 0
 
@@ -137,14 +137,14 @@ async def test_a_sweep_finds_what_left_no_advisory(world: World) -> None:
     await store(world.connection, f"{world.stream.lower()}.unrelated")
     await world.give_up(b"a", b"b")
     await api(world.connection, f"STREAM.PURGE.{world.advisories}")
-    stranded = world.stranded()
-    first, second = await stranded.fetch()
+    exhausted = world.exhausted()
+    first, second = await exhausted.fetch()
     assert [first.payload, second.payload] == [b"a", b"b"]
     assert (first.stream, first.consumer, first.seq) == (world.stream, "durable", 2)
-    await stranded.ack(first)
-    assert list(await stranded.fetch()) == [second]
-    await stranded.ack(second)
-    assert list(await stranded.fetch()) == []
+    await exhausted.ack(first)
+    assert list(await exhausted.fetch()) == [second]
+    await exhausted.ack(second)
+    assert list(await exhausted.fetch()) == []
 
 
 async def test_a_sweep_asks_for_nothing_that_its_consumer_does_not_want(
@@ -163,7 +163,7 @@ async def test_a_sweep_asks_for_nothing_that_its_consumer_does_not_want(
         return await request(subject, *args, **given)
 
     monkeypatch.setattr(world.connection, "request", counted)
-    assert [message.payload for message in await world.stranded().fetch()] == [b"a", b"b"]
+    assert [message.payload for message in await world.exhausted().fetch()] == [b"a", b"b"]
     assert sum("STREAM.MSG.GET" in subject for subject in asked) == 3
 
 
@@ -172,10 +172,10 @@ async def test_a_sweep_waits_while_deliveries_are_unanswered(world: World) -> No
     await api(world.connection, f"STREAM.PURGE.{world.advisories}")
     await world.add(b"b")
     await world.consumer().fetch(1)
-    assert list(await world.stranded().fetch()) == []
+    assert list(await world.exhausted().fetch()) == []
 
 
 async def test_a_missing_advisory_consumer_is_named(world: World) -> None:
     await api(world.connection, f"CONSUMER.DELETE.{world.advisories}.keeper")
     with pytest.raises(ContractError, match=f"keeper of stream {world.advisories}"):
-        await world.stranded().start()
+        await world.exhausted().start()

@@ -164,8 +164,8 @@ class ConsumerWire:
     def stream(self) -> str:
         return self._durable.stream
 
-    async def left_behind(self, seqs: Sequence[int]) -> Mapping[int, InboundMessage | None]:
-        return await self._ask(lambda: self._durable.left_behind(seqs))
+    async def find_undeliverable(self, seqs: Sequence[int]) -> Mapping[int, InboundMessage | None]:
+        return await self._ask(lambda: self._durable.find_undeliverable(seqs))
 
     async def ahead(self, after_seq: int, limit: int) -> Sequence[InboundMessage]:
         found = await self._ask(lambda: self._durable.ahead(after_seq, limit))

@@ -175,7 +175,7 @@ async def _(real: Any, self: BatchPublisher, events: tuple[ClaimedEvent, ...], *
         for event in events:
             outbound_message(event, context=self.context, source=self.source)
     except InvalidEventError:
-        self.broker_breaker.skip()
+        self.broker_breaker.release()
         return [Released(event) for event in events]
     verdicts: list[Verdict] = await real(self, events, **given)
     return verdicts
@@ -203,7 +203,7 @@ def _(real: Any, self: InMemoryInbox, entry: InboxEntry, *rest: Any) -> Receipt:
     return AlreadySettled() if known else receipt
 
 
-@_bug(CompletionBatcher, "_close", called="acknowledged before it is marked")
+@_bug(CompletionBatcher, "_record_and_settle", called="acknowledged before it is marked")
 async def _(real: Any, self: CompletionBatcher, batch: Any, stop: Any) -> None:
     for item, _run, ending in batch:
         if isinstance(ending, Processed):
@@ -234,7 +234,7 @@ async def _(_real: Any, self: DeadLetterer, message: OutboundMessage, _fresh_unt
     await self.publisher.publish(message.subject, message.payload, message.headers)
 
 
-@_bug(DeadLetterer, "_bring", called="acknowledged although the dead letter failed")
+@_bug(DeadLetterer, "_publish_unless_stored", called="acknowledged although the dead letter failed")
 async def _(
     _real: Any,
     self: DeadLetterer,

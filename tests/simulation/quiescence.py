@@ -27,7 +27,7 @@ def unfinished(world: World) -> list[str]:
             left.append("messages not delivered")
         if servers.consumer.in_flight():
             left.append(f"{servers.consumer.in_flight()} messages unanswered")
-        left += [f"message {seq} given up" for seq in servers.consumer.given_up]
+        left += [f"message {seq} given up" for seq in servers.consumer.exhausted_deliveries]
         left += [f"message {key} waits" for key, row in servers.inbox.rows.items() if not row.settled]
     calls = sum(line.under_way for line in world.lines)
     if calls:

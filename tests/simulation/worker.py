@@ -224,7 +224,7 @@ class Assembly:
         inbox = inbox_wire(line, self.inbox_audit, worker=line.life.name)
         store_breaker = base.breaker("inbox database", cap_seconds=_PROBE_MAX_SECONDS)
         letters = PublisherWire(line, line.servers.burier, keeps_order=False, timeout_seconds=PUBLISH_TIMEOUT)
-        burial = DeadLetterer(
+        dead_letterer = DeadLetterer(
             context="sea",
             inbox=inbox,
             publisher=letters,
@@ -234,24 +234,24 @@ class Assembly:
             clock=base.clock,
             lease_seconds=LEASE,
         )
-        reception = _NumberingReception(
+        recorder = _NumberingReception(
             inbox=inbox, store_breaker=store_breaker, observer=base.observer, lease_seconds=LEASE
         )
         consumer = cast("Any", ConsumerWire(line, self.inbox_audit))
-        loop = _inbox_loop(base, consumer, inbox, reception, self._handle(base, line, burial))
+        loop = _inbox_loop(base, consumer, inbox, recorder, self._handle(base, line, dead_letterer))
         rescuer = MaxDeliveriesLoop(
-            stranded=StrandedWire(line, self.inbox_audit),
+            exhausted=StrandedWire(line, self.inbox_audit),
             loops={(consumer.stream, consumer.name): loop},
-            broker_breaker=base.breaker("stranded messages", cap_seconds=_PROBE_MAX_SECONDS),
+            broker_breaker=base.breaker("exhausted messages", cap_seconds=_PROBE_MAX_SECONDS),
         )
         return {"inbox": loop.run, "rescue": rescuer.run}
 
-    def _handle(self, base: _SimulatedBase, line: Line, burial: DeadLetterer) -> HandlerCaller:
+    def _handle(self, base: _SimulatedBase, line: Line, dead_letterer: DeadLetterer) -> HandlerCaller:
         s = base.settings
         return HandlerCaller(
             handler=HandlerWire(line, self.inbox_audit),
             health=_health(base),
-            burial=burial,
+            dead_letterer=dead_letterer,
             backoff=base.backoff(
                 base_seconds=s.inbox_backoff_seconds, cap_seconds=s.inbox_backoff_max_seconds
             ),

@@ -27,7 +27,7 @@ class Hold:
             lambda: self._connection.fetchval(_WAITING, _LOCK), within=within, what="a statement is held"
         )
 
-    async def let_go(self) -> None:
+    async def on_done(self) -> None:
         """Let what is held go on, and hold nothing more."""
         await self._connection.execute("SELECT pg_advisory_unlock_all()")
 
@@ -52,7 +52,7 @@ async def held(dsn: str, *, table: str, event: str, when: str = "true") -> Async
         )
         hold = Hold(connection)
         yield hold
-        await hold.let_go()
+        await hold.on_done()
         await connection.execute(f"DROP TRIGGER a_test_hold ON {table}")
         await connection.execute("DROP FUNCTION test_hold()")
     finally:

@@ -75,7 +75,7 @@ class World:
             **({"ack_wait_seconds": ACK_WAIT} | of_the_consumer),
         )
         fake = InMemoryExhaustedMessages(consumer=self.consumer, clock=self.clock)
-        self.stranded: Any = Interrupted(fake, BrokerUnavailableError("no leader"))
+        self.exhausted: Any = Interrupted(fake, BrokerUnavailableError("no leader"))
         self.handler = InMemoryHandler()
         self.table = InboxTable(self.clock)
         self.inbox: Any = Interrupted(
@@ -102,18 +102,18 @@ class World:
     async def consuming(self) -> AsyncIterator[None]:
         """Run the loop, and the one for what was given up, for a block; then stop them gracefully."""
         loop = self.loop()
-        rescuer = MaxDeliveriesLoop(
-            stranded=self.stranded,
+        max_deliveries = MaxDeliveriesLoop(
+            exhausted=self.exhausted,
             loops={(self.consumer.stream, self.consumer.name): loop},
             broker_breaker=self._gate("stranded"),
         )
         async with asyncio.TaskGroup() as group:
             group.create_task(loop.run(self.stop))
-            group.create_task(rescuer.run(self.stop))
+            group.create_task(max_deliveries.run(self.stop))
             yield
             self.stop.set()
 
-    def reception(self) -> InboxRecorder:
+    def recorder(self) -> InboxRecorder:
         return InboxRecorder(
             inbox=self.inbox,
             store_breaker=self._gate("store"),
@@ -122,22 +122,22 @@ class World:
         )
 
     def loop(self) -> InboxConsumer:
-        reception, broker_breaker = self.reception(), self._gate("broker")
-        store_breaker = reception.store_breaker
-        handle = self._handle(store_breaker)
+        recorder, broker_breaker = self.recorder(), self._gate("broker")
+        store_breaker = recorder.store_breaker
+        handler_caller = self._handler_caller(store_breaker)
         return InboxConsumer(
             consumer=self.consumer,
             inbox=self.inbox,
-            reception=reception,
-            handle=handle,
-            closing=CompletionBatcher(
+            recorder=recorder,
+            handler_caller=handler_caller,
+            completion=CompletionBatcher(
                 consumer=self.consumer,
                 inbox=self.inbox,
-                reception=reception,
+                recorder=recorder,
                 observer=self.observer,
                 store_breaker=store_breaker,
                 clock=self.clock,
-                given_back=ReturnedMessages(self.clock),
+                returned=ReturnedMessages(self.clock),
             ),
             observer=self.observer,
             broker_breaker=broker_breaker,
@@ -147,7 +147,7 @@ class World:
             heartbeat_seconds=LEASE / 3,
             lease_seconds=self.lease,
             siblings=frozenset({self.consumer.name}),
-            leftovers=OrphanFinder(
+            orphans=OrphanFinder(
                 consumer=self.consumer,
                 inbox=self.inbox,
                 observer=self.observer,
@@ -159,15 +159,15 @@ class World:
             ),
             ahead=ReadAhead(
                 consumer=self.consumer,
-                health=handle.health,
+                health=handler_caller.health,
                 observer=self.observer,
                 broker_breaker=broker_breaker,
                 clock=self.clock,
             ),
         )
 
-    def _handle(self, store_breaker: CircuitBreaker) -> HandlerCaller:
-        burial = DeadLetterer(
+    def _handler_caller(self, store_breaker: CircuitBreaker) -> HandlerCaller:
+        dead_letterer = DeadLetterer(
             context="sea",
             inbox=self.inbox,
             publisher=self.dlq,
@@ -190,7 +190,7 @@ class World:
         return HandlerCaller(
             handler=self.handler,
             health=self.health,
-            burial=burial,
+            dead_letterer=dead_letterer,
             backoff=backoff,
             attempts_max=ATTEMPTS_MAX,
         )

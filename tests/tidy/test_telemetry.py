@@ -21,7 +21,7 @@ from tools.docs.pages import ROOT, TELEMETRY
 EXAMPLES = re.compile(r"```json\n(.*?)```", re.DOTALL)
 OF_EVERY_LINE = {"ts", "level", "event", "logger"}
 NATS = "nats_"
-TELLER = (("application",), "_tell")
+NOTICER = (("application",), "_notice")
 
 
 def examples() -> list[dict[str, object]]:
@@ -48,7 +48,7 @@ def told_by_the_code() -> set[str]:
     for path in sorted((ROOT / "sea_mq_worker").rglob("*.py")):
         folder = path.relative_to(ROOT / "sea_mq_worker").parts[:-1]
         for function, name in called(ast.parse(path.read_text())):
-            if function in {"Noticed", "Progressed", "_on_event"} or (folder[:1], function) == TELLER:
+            if function in {"Noticed", "Progressed", "_on_event"} or (folder[:1], function) == NOTICER:
                 found.add(name)
             elif "nats" in folder and function in {"emit", "on_event"}:
                 found.add(NATS + name)

@@ -237,8 +237,8 @@ async def test_the_body_of_a_message_whose_attempts_are_spent_is_not_looked_at()
     deadly = world.send(body=b"{")
     [message] = await world.consumer.fetch(1)
     for _ in range(ATTEMPTS_MAX):
-        item = world.reception().take(message, received_at=world.clock())
-        await world.reception().record([item], world.stop)
+        item = world.recorder().take(message, received_at=world.clock())
+        await world.recorder().record([item], world.stop)
         await asyncio.sleep(LEASE)
     async with world.consuming():
         await world.observer.seen(MessageDeadLettered, within=2 * ACK_WAIT)

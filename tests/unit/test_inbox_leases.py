@@ -165,7 +165,7 @@ async def test_a_lease_that_is_kept_for_hours_does_not_use_up_the_messages_deliv
             await asyncio.sleep(LEASE / 3)
         assert world.handler.calls[message_id] == 1
         await world.observer.seen(MessageProcessed, within=3600.0)
-    assert not world.consumer.given_up
+    assert not world.consumer.exhausted_deliveries
 
 
 @in_virtual_time

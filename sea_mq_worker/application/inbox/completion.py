@@ -36,9 +36,9 @@ class CompletedMessage:
     """The inbox has its ending already, whoever wrote it: acknowledge."""
 
 
-_Told: TypeAlias = Processed | Retried | GivenBack | DeadLettered | CompletedMessage
+_Settlement: TypeAlias = Processed | Retried | GivenBack | DeadLettered | CompletedMessage
 _Closed: TypeAlias = tuple[InFlightMessage, Leased, Ending]
-_Settled: TypeAlias = tuple[InFlightMessage, Leased, _Told]
+_Settled: TypeAlias = tuple[InFlightMessage, Leased, _Settlement]
 
 _LINGER_SECONDS = 0.005
 """How long an ending waits for others at most."""
@@ -50,13 +50,13 @@ class CompletionBatcher:
 
     consumer: JetStreamConsumer
     inbox: InboxRepository
-    reception: InboxRecorder
+    recorder: InboxRecorder
     observer: Observer
     store_breaker: CircuitBreaker
     clock: Callable[[], float]
-    given_back: ReturnedMessages
+    returned: ReturnedMessages
     _waiting: list[_Closed] = field(default_factory=list)
-    _enough: Callable[[], int] = lambda: 1
+    _batch_target: Callable[[], int] = lambda: 1
     _due: asyncio.Event = field(default_factory=asyncio.Event)
     _timer: asyncio.TimerHandle | None = None
     _idle: asyncio.Event = field(default_factory=asyncio.Event)
@@ -65,7 +65,7 @@ class CompletionBatcher:
         """Take an ending; it is recorded soon."""
         self._waiting.append((item, run, ending))
         self._idle.clear()
-        self._consider()
+        self._flush_if_due()
 
     async def drained(self) -> None:
         """Wait until every ending that was added is recorded."""
@@ -74,23 +74,23 @@ class CompletionBatcher:
     async def run(
         self,
         stop: asyncio.Event,
-        let_go: Callable[[Sequence[InFlightMessage]], None],
-        enough: Callable[[], int],
+        on_done: Callable[[Sequence[InFlightMessage]], None],
+        batch_target: Callable[[], int],
     ) -> None:
-        """Record endings until cancelled; ``enough`` tells how many need not wait for more."""
-        self._enough = enough
+        """Record endings until cancelled; ``batch_target`` tells how many need not wait for more."""
+        self._batch_target = batch_target
         while True:
             if self._waiting:
-                self._consider()
+                self._flush_if_due()
             else:
                 self._idle.set()
             await self._due.wait()
             batch = self._take()
-            await self._close(batch, stop)
-            let_go([item for item, _, _ in batch])
+            await self._record_and_settle(batch, stop)
+            on_done([item for item, _, _ in batch])
 
-    def _consider(self) -> None:
-        if len(self._waiting) >= self._enough():
+    def _flush_if_due(self) -> None:
+        if len(self._waiting) >= self._batch_target():
             self._due.set()
         elif self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(_LINGER_SECONDS, self._due.set)
@@ -103,7 +103,7 @@ class CompletionBatcher:
         batch, self._waiting = self._waiting, []
         return batch
 
-    async def _close(self, batch: Sequence[_Closed], stop: asyncio.Event) -> None:
+    async def _record_and_settle(self, batch: Sequence[_Closed], stop: asyncio.Event) -> None:
         try:
             recorded, lost = await self._record(batch, stop)
             again, others = await self._record_again(lost, stop)
@@ -139,13 +139,13 @@ class CompletionBatcher:
         """Record under a new lease what nobody holds; return what is settled and how many are lost."""
         if not lost:
             return (), 0
-        receipts = await self.reception.lease([item for item, _, _ in lost], stop)
+        receipts = await self.recorder.lease([item for item, _, _ in lost], stop)
         known: list[_Settled] = []
         leased: list[_Closed] = []
         for (item, run, ending), receipt in zip(lost, receipts, strict=True):
             match receipt:
                 case Leased():
-                    leased.append((item, receipt, _anew(ending, run, receipt)))
+                    leased.append((item, receipt, _with_new_lease(ending, run, receipt)))
                 case AlreadySettled():
                     known.append((item, run, CompletedMessage()))
                 case LeasedElsewhere() | ContentConflict() | Unwritable():
@@ -180,7 +180,7 @@ class CompletionBatcher:
     def _settler(self, item: InFlightMessage) -> Settler:
         return item.settler or self.consumer
 
-    async def _acknowledge(self, item: InFlightMessage, run: Leased, ending: _Told) -> None:
+    async def _acknowledge(self, item: InFlightMessage, run: Leased, ending: _Settlement) -> None:
         message_id, settler = run.lease.message_id, self._settler(item)
         match ending:
             case Processed(status):
@@ -190,7 +190,7 @@ class CompletionBatcher:
                 await settler.ack(item.message)
             case GivenBack(error, delay):
                 await settler.nak(item.message, delay_seconds=delay)
-                self.given_back.add(item.message, ending, item.settler)
+                self.returned.add(item.message, ending, item.settler)
                 fact = MessageGivenBack(
                     message_id=message_id, consumer=self.consumer.name, error=error, delay_seconds=delay
                 )
@@ -198,7 +198,7 @@ class CompletionBatcher:
             case Retried(error, delay):
                 await settler.nak(item.message, delay_seconds=delay)
                 if not item.message.reply:
-                    self.given_back.add(item.message, GivenBack(error, delay, least_seconds=delay))
+                    self.returned.add(item.message, GivenBack(error, delay, least_seconds=delay))
                 self.observer.observe(
                     MessageRetried(
                         message_id=message_id,
@@ -223,7 +223,7 @@ class CompletionBatcher:
         )
 
 
-def _anew(ending: Ending, lost: Leased, now: Leased) -> Ending:
+def _with_new_lease(ending: Ending, lost: Leased, now: Leased) -> Ending:
     """Return the ending for a new lease, which has counted an attempt, unless the row had lost that."""
     match ending:
         case LeaseLost():

@@ -67,9 +67,9 @@ class InboxConsumer:
 
     consumer: JetStreamConsumer
     inbox: InboxRepository
-    reception: InboxRecorder
-    handle: HandlerCaller
-    closing: CompletionBatcher
+    recorder: InboxRecorder
+    handler_caller: HandlerCaller
+    completion: CompletionBatcher
     observer: Observer
     broker_breaker: CircuitBreaker
     clock: Callable[[], float]
@@ -78,89 +78,89 @@ class InboxConsumer:
     heartbeat_seconds: float
     lease_seconds: float
     siblings: frozenset[str] = frozenset()
-    leftovers: OrphanFinder | None = None
+    orphans: OrphanFinder | None = None
     ahead: ReadAhead | None = None
-    _in_hand: set[InFlightMessage] = field(default_factory=set)
+    _in_flight: set[InFlightMessage] = field(default_factory=set)
     _overlapping: set[str] = field(default_factory=set)
     _aside: set[InFlightMessage] = field(default_factory=set)
     """Of what is in hand, what no delivery of the consumer brought: it has places of its own."""
-    _handed: asyncio.Queue[_Handed] = field(init=False)
+    _submitted: asyncio.Queue[_Handed] = field(init=False)
     _calls: asyncio.Semaphore = field(init=False)
     _freed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
-        self._handed = asyncio.Queue(1)
+        self._submitted = asyncio.Queue(1)
         self._calls = asyncio.Semaphore(self.concurrency)
 
-    async def hand_over(self, message: InboundMessage, settler: Settler, stop: asyncio.Event) -> None:
+    async def submit(self, message: InboundMessage, settler: Settler, stop: asyncio.Event) -> None:
         """Take a message from somebody else, to whom it is settled.
 
         Raises:
             StoppedError: asked to stop before there was a place.
         """
-        await cancel_on_stop(stop, self._handed.put((message, settler)))
+        await cancel_on_stop(stop, self._submitted.put((message, settler)))
 
     async def run(self, stop: asyncio.Event) -> None:
         """Work until asked to stop, then bring the messages in hand to an end."""
         over, resumed = asyncio.Event(), asyncio.Queue[str]()
-        with self.handle.health.telling(resumed.put_nowait):
+        with self.handler_caller.health.telling(resumed.put_nowait):
             await self._run(stop, over, resumed)
 
     async def _run(self, stop: asyncio.Event, over: asyncio.Event, resumed: asyncio.Queue[str]) -> None:
         async with asyncio.TaskGroup() as background:
-            background.create_task(_until_stopped(self._recall(resumed, stop)))
-            background.create_task(self._regularly(self._claim_time_of_the_server, over))
-            background.create_task(self._regularly(self._extend_leases, over))
-            background.create_task(self._wake_up(stop))
-            closing = background.create_task(self.closing.run(stop, self._let_go, self._enough))
+            background.create_task(_until_stopped(self._request_resumed(resumed, stop)))
+            background.create_task(self._heartbeat(self._send_in_progress, over))
+            background.create_task(self._heartbeat(self._extend_leases, over))
+            background.create_task(self._wake_on_stop(stop))
+            completion = background.create_task(self.completion.run(stop, self._release, self._batch_target))
             try:
                 async with asyncio.TaskGroup() as working:
-                    for take in (self._take_leftovers, self._take_handed, self._read_ahead):
+                    for take in (self._consume_orphans, self._consume_exhausted, self._read_ahead):
                         working.create_task(_until_stopped(take(stop, working)))
                     while not stop.is_set():
-                        await _until_stopped(self._turn(stop, working))
-                await self.closing.drained()
+                        await _until_stopped(self._fetch_once(stop, working))
+                await self.completion.drained()
             finally:
                 over.set()
-                closing.cancel()
+                completion.cancel()
 
-    async def _turn(self, stop: asyncio.Event, working: asyncio.TaskGroup) -> None:
-        room = await self._room(stop)
+    async def _fetch_once(self, stop: asyncio.Event, working: asyncio.TaskGroup) -> None:
+        room = await self._wait_for_capacity(stop)
         messages = await self._fetch(room, stop)
         await self._receive(messages, stop, working)
 
-    async def _take_leftovers(self, stop: asyncio.Event, working: asyncio.TaskGroup) -> None:
+    async def _consume_orphans(self, stop: asyncio.Event, working: asyncio.TaskGroup) -> None:
         """Now and then take what nothing will deliver again, unless the handler cannot be reached."""
-        while self.leftovers is not None and not stop.is_set():
-            if self.handle.health.breaker.is_open:
-                finding = self.leftovers.find(stop)
+        while self.orphans is not None and not stop.is_set():
+            if self.handler_caller.health.breaker.is_closed:
+                finding = self.orphans.find(stop)
                 for message in await cancel_on_stop(stop, finding):
-                    await self._room_aside(stop)
+                    await self._wait_for_extra_capacity(stop)
                     await self._receive([message], stop, working, aside=True)
-            await self.leftovers.wait(stop)
+            await self.orphans.wait(stop)
 
-    async def _take_handed(self, stop: asyncio.Event, working: asyncio.TaskGroup) -> None:
+    async def _consume_exhausted(self, stop: asyncio.Event, working: asyncio.TaskGroup) -> None:
         while not stop.is_set():
-            await self._room_aside(stop)
-            message, settler = await cancel_on_stop(stop, self._handed.get())
+            await self._wait_for_extra_capacity(stop)
+            message, settler = await cancel_on_stop(stop, self._submitted.get())
             await self._receive([message], stop, working, aside=True, settler=settler)
 
     async def _read_ahead(self, stop: asyncio.Event, working: asyncio.TaskGroup) -> None:
         """While what was given back holds the consumer's places, handle what waits behind it."""
         while self.ahead is not None and not stop.is_set():
-            await cancel_on_stop(stop, self.closing.given_back.some())
-            room = await self._room_aside(stop)
-            is_open = self.handle.health.breaker.is_open
+            await cancel_on_stop(stop, self.completion.returned.some())
+            room = await self._wait_for_extra_capacity(stop)
+            is_open = self.handler_caller.health.breaker.is_closed
             messages = await cancel_on_stop(stop, self.ahead.next(room, stop)) if is_open else []
             await self._receive(messages, stop, working, aside=True)
             if not messages:
                 await sleep_or_stop(stop, seconds=_AGAIN_SECONDS)
 
-    async def _recall(self, resumed: asyncio.Queue[str], stop: asyncio.Event) -> None:
+    async def _request_resumed(self, resumed: asyncio.Queue[str], stop: asyncio.Event) -> None:
         """Ask for what was given back of each type that is slow no more."""
         while not stop.is_set():
             event_type = await cancel_on_stop(stop, resumed.get())
-            for message, settler, delay_seconds in self.closing.given_back.take(event_type):
+            for message, settler, delay_seconds in self.completion.returned.take(event_type):
                 await (settler or self.consumer).nak(message, delay_seconds=delay_seconds)
 
     async def _receive(
@@ -174,16 +174,16 @@ class InboxConsumer:
     ) -> None:
         items = []
         for message in messages:
-            if early := self.closing.given_back.early_seconds(message):
+            if early := self.completion.returned.early_seconds(message):
                 await (settler or self.consumer).nak(message, delay_seconds=early)
                 continue
-            items.append(self.reception.take(message, received_at=self.clock()))
+            items.append(self.recorder.take(message, received_at=self.clock()))
             items[-1].settler = settler
             await _turn_after(message)
-        self._in_hand.update(items)
+        self._in_flight.update(items)
         self._aside.update(items if aside else ())
         try:
-            receipts = await self.reception.record(items, stop)
+            receipts = await self.recorder.record(items, stop)
         except StoppedError:
             await self._give_back(items)
             return
@@ -193,9 +193,9 @@ class InboxConsumer:
                 working.create_task(self._work(item, receipt, stop))
                 await _turn_after(item.message)
             else:
-                await self._answer(item, receipt)
+                await self._settle_duplicate(item, receipt)
 
-    async def _room(self, stop: asyncio.Event) -> int:
+    async def _wait_for_capacity(self, stop: asyncio.Event) -> int:
         """Wait for free places: for a batch of them, but not for long once there is one.
 
         While the handler is sick one more message is let in after each probe, so that a good one among
@@ -205,13 +205,13 @@ class InboxConsumer:
             StoppedError: asked to stop before there was one.
         """
         await asyncio.sleep(0)  # what was just received asks first, and may close the gate
-        breaker = self.handle.health.breaker
-        if not breaker.is_open and self._in_hand:
+        breaker = self.handler_caller.health.breaker
+        if not breaker.is_closed and self._in_flight:
             self._freed.clear()
-            await breaker.changed(unless=self._freed)
+            await breaker.wait_for_probe(unless=self._freed)
         while not self._free or self._free_bytes <= 0:
             await self._next_freed(stop)
-        if not breaker.is_open:
+        if not breaker.is_closed:
             return 1
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LINGER_SECONDS):
@@ -219,7 +219,7 @@ class InboxConsumer:
                     await self._next_freed(stop)
         return self._free
 
-    async def _room_aside(self, stop: asyncio.Event) -> int:
+    async def _wait_for_extra_capacity(self, stop: asyncio.Event) -> int:
         """Wait for free places of what no delivery of the consumer brings: half as many again.
 
         Raises:
@@ -231,15 +231,15 @@ class InboxConsumer:
 
     @property
     def _free(self) -> int:
-        return self.concurrency - len(self._in_hand) + len(self._aside)
+        return self.concurrency - len(self._in_flight) + len(self._aside)
 
     @property
     def _free_bytes(self) -> int:
-        return self.bytes_max - sum(len(item.message.payload) for item in self._in_hand)
+        return self.bytes_max - sum(len(item.message.payload) for item in self._in_flight)
 
-    def _enough(self) -> int:
+    def _batch_target(self) -> int:
         """Tell how many endings are a batch: all of them, where fewer are in hand."""
-        return min(len(self._in_hand), -(-self.concurrency // _TURNS))
+        return min(len(self._in_flight), -(-self.concurrency // _TURNS))
 
     async def _next_freed(self, stop: asyncio.Event) -> None:
         self._freed.clear()
@@ -247,7 +247,7 @@ class InboxConsumer:
             raise StoppedError
         await self._freed.wait()
 
-    async def _wake_up(self, stop: asyncio.Event) -> None:
+    async def _wake_on_stop(self, stop: asyncio.Event) -> None:
         """Whoever waits for a free place waits for one event alone, which is cheaper than for two."""
         await stop.wait()
         self._freed.set()
@@ -262,10 +262,12 @@ class InboxConsumer:
 
     async def _work(self, item: InFlightMessage, run: Leased, stop: asyncio.Event) -> None:
         async with self._calls:
-            ending = await self.handle.handle(item, run, stop, holds=lambda: self._holds(item, run, stop))
-        self.closing.add(item, run, ending)
+            ending = await self.handler_caller.handle(
+                item, run, stop, holds=lambda: self._still_leased(item, run, stop)
+            )
+        self.completion.add(item, run, ending)
 
-    async def _answer(
+    async def _settle_duplicate(
         self, item: InFlightMessage, receipt: AlreadySettled | LeasedElsewhere | ContentConflict | Unwritable
     ) -> None:
         """Settle what is not ours to handle."""
@@ -282,7 +284,7 @@ class InboxConsumer:
                 await settler.nak(item.message, delay_seconds=self._busy_seconds(item.message, None))
             case _:
                 assert_never(receipt)
-        self._let_go([item])
+        self._release([item])
 
     def _report_skipped(self, item: InFlightMessage, brought_by: str) -> None:
         """Tell of a message that another worker's consumer brought too, loudly once a consumer."""
@@ -313,37 +315,37 @@ class InboxConsumer:
             await (item.settler or self.consumer).nak(
                 item.message, delay_seconds=IMMEDIATE_REDELIVERY_SECONDS
             )
-        self._let_go(items)
+        self._release(items)
 
-    def _let_go(self, items: Sequence[InFlightMessage]) -> None:
-        self._in_hand.difference_update(items)
+    def _release(self, items: Sequence[InFlightMessage]) -> None:
+        self._in_flight.difference_update(items)
         self._aside.difference_update(items)
         self._freed.set()
 
-    async def _regularly(self, beat: Callable[[], Awaitable[None]], over: asyncio.Event) -> None:
+    async def _heartbeat(self, beat: Callable[[], Awaitable[None]], over: asyncio.Event) -> None:
         """Server and database each have a heartbeat of their own: one that hangs must not cost the other."""
         while not over.is_set():
             await sleep_or_stop(over, seconds=self.heartbeat_seconds)
             await beat()
 
-    async def _claim_time_of_the_server(self) -> None:
-        for item in list(self._in_hand):
+    async def _send_in_progress(self) -> None:
+        for item in list(self._in_flight):
             await (item.settler or self.consumer).in_progress(item.message)
 
-    async def _holds(self, item: InFlightMessage, run: Leased, stop: asyncio.Event) -> bool:
+    async def _still_leased(self, item: InFlightMessage, run: Leased, stop: asyncio.Event) -> bool:
         """Tell whether a message is still ours; the database is asked only where the heartbeat missed."""
         if self.clock() >= item.leased_until:
             extending = call_when_available(
-                lambda: self._extend([(item, run)]), breaker=self.reception.store_breaker, stop=stop
+                lambda: self._extend([(item, run)]), breaker=self.recorder.store_breaker, stop=stop
             )
             await extending
         return self.clock() < item.leased_until
 
     async def _extend_leases(self) -> None:
         try:
-            await self._extend([(item, item.run) for item in self._in_hand if item.run is not None])
+            await self._extend([(item, item.run) for item in self._in_flight if item.run is not None])
         except DependencyError as error:
-            self.reception.store_breaker.pause_for(error)
+            self.recorder.store_breaker.record_exception(error)
 
     async def _extend(self, held: Sequence[tuple[InFlightMessage, Leased]]) -> None:
         if not held:

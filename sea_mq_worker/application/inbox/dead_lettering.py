@@ -49,14 +49,16 @@ class DeadLetterer:
     clock: Callable[[], float]
     lease_seconds: float
 
-    async def bury(self, letter: DeadLetter, run: Leased, stop: asyncio.Event) -> DeadLettered | LeaseLost:
+    async def dead_letter(
+        self, letter: DeadLetter, run: Leased, stop: asyncio.Event
+    ) -> DeadLettered | LeaseLost:
         """Dead-letter a leased message; one whose row PostgreSQL refuses to change is left to come again.
 
         Raises:
             StoppedError: asked to stop while the stream or the inbox was away; it may be dead-lettered.
         """
         try:
-            buried = await self._bury(letter, run, stop)
+            buried = await self._dead_letter(letter, run, stop)
         except RowsRefusedError as error:
             report_refused(self.observer, f"message {letter.message_id}", error)
             return LeaseLost()
@@ -64,25 +66,25 @@ class DeadLetterer:
             self._report(letter)
         return DeadLettered(letter.reason) if buried else LeaseLost()
 
-    async def _bury(self, letter: DeadLetter, run: Leased, stop: asyncio.Event) -> bool:
+    async def _dead_letter(self, letter: DeadLetter, run: Leased, stop: asyncio.Event) -> bool:
         """Bring it to the stream and note that; False: the lease is somebody else's."""
         message = dead_letter_message(letter, context=self.context)
         began_at = self.clock()
         stored = False
         while not stored:
             noted_at = self.clock()
-            if not await self._note(letter, run, stop):
+            if not await self._record_intent(letter, run, stop):
                 return False
             begun_ago = run.dead_letter_begun_seconds_ago + noted_at - began_at
             with contextlib.suppress(_LeaseExpiredError):
-                await self._bring(message, begun_ago, noted_at + self.lease_seconds, stop)
+                await self._publish_unless_stored(message, begun_ago, noted_at + self.lease_seconds, stop)
                 stored = True
         kept = await call_when_available(
             lambda: self.inbox.mark_dead_lettered([run.lease]), breaker=self.store_breaker, stop=stop
         )
         return bool(kept)
 
-    async def _note(self, letter: DeadLetter, run: Leased, stop: asyncio.Event) -> bool:
+    async def _record_intent(self, letter: DeadLetter, run: Leased, stop: asyncio.Event) -> bool:
         """Note the intent; False: the lease is somebody else's."""
         kept = await call_when_available(
             lambda: self.inbox.begin_dead_letter(run.lease, reason=letter.reason, detail=letter.detail),
@@ -91,7 +93,7 @@ class DeadLetterer:
         )
         return bool(kept)
 
-    async def _bring(
+    async def _publish_unless_stored(
         self, message: OutboundMessage, begun_ago: float, fresh_until: float, stop: asyncio.Event
     ) -> None:
         """Publish it unless the stream has it."""
@@ -110,11 +112,11 @@ class DeadLetterer:
     async def _publish(self, message: OutboundMessage, fresh_until: float) -> None:
         """Publish it, under another id where the stream only remembers one that was taken out of it since."""
         stored = await self._store(message, fresh_until)
-        while stored.duplicate and not await self._holds(message):
+        while stored.duplicate and not await self._is_in_stream(message):
             message = with_new_id(message, removed_seq=stored.seq)
             stored = await self._store(message, fresh_until)
 
-    async def _holds(self, message: OutboundMessage) -> bool:
+    async def _is_in_stream(self, message: OutboundMessage) -> bool:
         since = self.publisher.duplicate_window_seconds + SEARCH_SLACK_SECONDS
         return await self._finds(SearchedId(message.id, since, message.subject))
 

@@ -42,7 +42,7 @@ class HandlerCaller:
 
     handler: EventHandler
     health: HandlerHealth
-    burial: DeadLetterer
+    dead_letterer: DeadLetterer
     backoff: Backoff
     attempts_max: int
 
@@ -59,19 +59,19 @@ class HandlerCaller:
                 item.refusal is None and run.attempts > self.attempts_max
             ):  # not opened: that may be what kills
                 detail = "its attempts ended with the worker, not with an answer"
-                return await self._bury(item, run, Reason.EXHAUSTED, detail, stop)
+                return await self._dead_letter(item, run, Reason.EXHAUSTED, detail, stop)
             match item.open():
                 case InvalidMessage(_, reason, detail):
-                    return await self._bury(item, run, reason, detail, stop)
+                    return await self._dead_letter(item, run, reason, detail, stop)
                 case ParsedMessage(_, request):
-                    return await self._ask(item, run, request, stop, holds)
+                    return await self._call_handler(item, run, request, stop, holds)
         except StoppedError as error:
             waited_for = str(error) or self.health.breaker.reason
             return GivenBack(
                 f"the worker stopped while it waited: {waited_for}", IMMEDIATE_REDELIVERY_SECONDS
             )
 
-    async def _ask(
+    async def _call_handler(
         self, item: InFlightMessage, run: Leased, request: HandlerRequest, stop: asyncio.Event, holds: Holds
     ) -> Ending:
         wait = self.health.take_call(request.event_type, repeated=item.message.deliveries > 1)
@@ -79,25 +79,25 @@ class HandlerCaller:
             return self._in_turn(item, request, self.health.error(request.event_type))
         if wait:
             await cancel_on_stop(stop, asyncio.sleep(wait))
-        while (passage := await self.health.breaker.enter(stop)) is not Permit.STOPPED:
+        while (permit := await self.health.breaker.enter(stop)) is not Permit.STOPPED:
             if not await holds():
-                if passage is Permit.PROBE:
-                    self.health.breaker.skip()
+                if permit is Permit.PROBE:
+                    self.health.breaker.release()
                 return LeaseLost()
             with self.health.calling(request.event_type):
                 result = await self.handler.handle(request)
             if not isinstance(result, NotDelivered):
                 self._note_reached(result)
                 return await self._conclude(item, run, request, result, stop)
-            self.health.breaker.pause(result.error)
+            self.health.breaker.record_failure(result.error)
         raise StoppedError(self.health.breaker.reason)
 
     def _note_reached(self, result: Accepted | Poison | Retry) -> None:
         """Open the gate for an answer; a call that broke off does not show that the handler is back."""
         if isinstance(result, Retry) and not result.answered:
-            self.health.breaker.skip()
+            self.health.breaker.release()
         else:
-            self.health.breaker.resume()
+            self.health.breaker.record_success()
 
     async def _conclude(
         self,
@@ -110,17 +110,17 @@ class HandlerCaller:
         if isinstance(result, Accepted):
             self.health.took(request.event_type)
             return Processed(result.status)
-        counts = self.health.believes(request.event_type, request.message_id, result)
+        counts = self.health.is_message_fault(request.event_type, request.message_id, result)
         match result:
             case Poison(detail) if counts:
-                return await self._bury(item, run, Reason.REJECTED, detail, stop)
+                return await self._dead_letter(item, run, Reason.REJECTED, detail, stop)
             case Poison(detail):
                 return self._in_turn(item, request, detail)
             case Retry(error, after_seconds) if not counts:
                 deliveries = max(1, item.message.deliveries)
                 return self._in_turn(item, request, error, deliveries=deliveries, least=after_seconds)
             case Retry(error) if run.attempts >= self.attempts_max:
-                return await self._bury(item, run, Reason.EXHAUSTED, error, stop)
+                return await self._dead_letter(item, run, Reason.EXHAUSTED, error, stop)
             case Retry(error, after_seconds):
                 return Retried(error, max(after_seconds, self.backoff.delay_seconds(run.attempts)))
             case _:
@@ -140,7 +140,7 @@ class HandlerCaller:
         delay = health.delay_seconds(request.event_type, deliveries=deliveries, in_line=delivered)
         return GivenBack(error, max(delay, least), request.event_type, least)
 
-    async def _bury(
+    async def _dead_letter(
         self, item: InFlightMessage, run: Leased, reason: str, detail: str, stop: asyncio.Event
     ) -> Ending:
         letter = DeadLetter(
@@ -151,4 +151,4 @@ class HandlerCaller:
             detail=detail,
             source=item.message,
         )
-        return await self.burial.bury(letter, run, stop)
+        return await self.dead_letterer.dead_letter(letter, run, stop)

@@ -65,7 +65,7 @@ class HandlerHealth:
         self._effect_at = self.clock()
         self._end(event_type, "the handler took a message of it")
 
-    def believes(self, event_type: str, message_id: str, result: Retry | Poison) -> bool:
+    def is_message_fault(self, event_type: str, message_id: str, result: Retry | Poison) -> bool:
         """Note an answer without an effect; return whether it counts.
 
         A rejection is a verdict. Any other answer spends an attempt only while the handler works for others.

@@ -23,7 +23,7 @@ class MaxDeliveriesLoop:
         loops: by stream and durable.
     """
 
-    stranded: ExhaustedMessages
+    exhausted: ExhaustedMessages
     loops: Mapping[tuple[str, str], InboxConsumer]
     broker_breaker: CircuitBreaker
 
@@ -31,9 +31,9 @@ class MaxDeliveriesLoop:
         """Work until asked to stop."""
         while not stop.is_set():
             try:
-                fetching = call_when_available(self.stranded.fetch, breaker=self.broker_breaker, stop=stop)
+                fetching = call_when_available(self.exhausted.fetch, breaker=self.broker_breaker, stop=stop)
                 for message in await cancel_on_stop(stop, fetching):
                     loop = self.loops[message.stream, message.consumer]
-                    await loop.hand_over(message, self.stranded, stop)
+                    await loop.submit(message, self.exhausted, stop)
             except StoppedError:
                 return

@@ -46,7 +46,7 @@ class OrphanFinder:
     _after: str = ""
     _lost: set[str] = field(default_factory=set)
     """Messages that were told to be lost, as far as they were met in this walk or the last one."""
-    _met: set[str] = field(default_factory=set)
+    _seen: set[str] = field(default_factory=set)
 
     async def wait(self, stop: asyncio.Event) -> None:
         """Wait until the next page is due."""
@@ -60,30 +60,30 @@ class OrphanFinder:
         """
         entries = await call_when_available(self._page, breaker=self.store_breaker, stop=stop)
         if not entries:
-            self._after, self._lost, self._met = "", self._lost & self._met, set()
+            self._after, self._lost, self._seen = "", self._lost & self._seen, set()
             return []
         self._after = entries[-1].message_id
         seqs = [entry.stream_seq for entry in entries]
         stored = await call_when_available(
-            lambda: self._left_behind(seqs), breaker=self.broker_breaker, stop=stop
+            lambda: self._find_undeliverable(seqs), breaker=self.broker_breaker, stop=stop
         )
         found = []
         for entry in entries:
             message = stored.get(entry.stream_seq)
-            if message is not None and _is(message, entry):
+            if message is not None and _is_recorded(message, entry):
                 found.append(message)
-                self._tell(
-                    "message_undeliverable", f"{_name(entry)} is handled again: nothing would bring it"
+                self._notice(
+                    "message_undeliverable", f"{_describe(entry)} is handled again: nothing would bring it"
                 )
             elif entry.stream_seq in stored:
-                await self._lose(entry, stop)
+                await self._report_lost(entry, stop)
         return found
 
-    async def _left_behind(self, seqs: Sequence[int]) -> Mapping[int, InboundMessage | None]:
+    async def _find_undeliverable(self, seqs: Sequence[int]) -> Mapping[int, InboundMessage | None]:
         try:
-            return await self.consumer.left_behind(seqs)
+            return await self.consumer.find_undeliverable(seqs)
         except ContractError as error:  # who may not read the stream still consumes it
-            self._tell("undeliverable_not_readable", str(error))
+            self._notice("undeliverable_not_readable", str(error))
             return {}
 
     async def _page(self) -> Sequence[InboxEntry]:
@@ -96,31 +96,36 @@ class OrphanFinder:
             limit=_PAGE,
         )
 
-    async def _lose(self, entry: InboxEntry, stop: asyncio.Event) -> None:
+    async def _report_lost(self, entry: InboxEntry, stop: asyncio.Event) -> None:
         """Tell it once; the row stays open, for the message may be sent again under its id."""
-        self._met.add(entry.message_id)
+        self._seen.add(entry.message_id)
         if entry.message_id in self._lost:
             return
-        text = f"{_name(entry)} had no effect and its stream no longer holds it: send it again, or give it up"
+        text = (
+            f"{_describe(entry)} had no effect and its stream no longer holds it: publish it again, "
+            "or end it with `sea-mq-worker inbox close`"
+        )
         with contextlib.suppress(RowsRefusedError):  # the log line says it all the same
-            await call_when_available(lambda: self._note(entry, text), breaker=self.store_breaker, stop=stop)
+            await call_when_available(
+                lambda: self._record_lost(entry, text), breaker=self.store_breaker, stop=stop
+            )
         self._lost.add(entry.message_id)
-        self._tell("message_lost", text)
+        self._notice("message_lost", text)
 
-    async def _note(self, entry: InboxEntry, text: str) -> None:
+    async def _record_lost(self, entry: InboxEntry, text: str) -> None:
         [receipt] = await self.inbox.insert([entry], lease_seconds=self.lease_seconds)
         if isinstance(receipt, Leased):
             await self.inbox.record_error([FailedHandling(lease=receipt.lease, error=text, counted=False)])
 
-    def _tell(self, event: str, text: str) -> None:
+    def _notice(self, event: str, text: str) -> None:
         self.observer.observe(Noticed(event=event, text=text))
 
 
-def _is(message: InboundMessage, entry: InboxEntry) -> bool:
+def _is_recorded(message: InboundMessage, entry: InboxEntry) -> bool:
     """Tell the recorded message from another that a stream made anew has in its place."""
     known_as = {recorded_as(message), storage_id(message)}
     return entry.message_id in known_as and entry.content_hash == content_hash(message)
 
 
-def _name(entry: InboxEntry) -> str:
+def _describe(entry: InboxEntry) -> str:
     return f"message {entry.message_id} ({entry.stream} {entry.stream_seq})"

@@ -66,39 +66,39 @@ class BatchPublisher:
         A search for doubtful events has a deadline of its own. It comes last, for it may take long; what the
         stream has not is sent after it.
         """
-        ledger = _Results(hold_dead_keys=self.hold_dead_keys)
+        results = _Results(hold_dead_keys=self.hold_dead_keys)
         deadline = self._deadline(claimed_at)
-        doubtful = self._doubtful(events)
-        clear, waiting = _apart(doubtful, events)
-        asked = await self._send(clear, ledger, deadline, stop)
+        possibly_published = self._possibly_published(events)
+        clear, waiting = _apart(possibly_published, events)
+        asked = await self._send(clear, results, deadline, stop)
         if waiting and self.clock() < deadline and not stop.is_set():
-            left = await self._look_up(doubtful, waiting, ledger)
+            left = await self._look_up(possibly_published, waiting, results)
             deadline = self._deadline(claimed_at)
-            asked |= await self._send(left, ledger, deadline, stop)
+            asked |= await self._send(left, results, deadline, stop)
         else:
             for event in waiting:
-                ledger.add(Released(event))
+                results.add(Released(event))
         if not asked:
-            self.broker_breaker.skip()  # a probe that sent nothing has learnt nothing
-        return ledger.verdicts
+            self.broker_breaker.release()  # a probe that sent nothing has learnt nothing
+        return results.verdicts
 
     async def _send(
-        self, left: Sequence[ClaimedEvent], ledger: "_Results", deadline: float, stop: asyncio.Event
+        self, left: Sequence[ClaimedEvent], results: "_Results", deadline: float, stop: asyncio.Event
     ) -> bool:
         """Send wave after wave; return whether the broker was asked for anything."""
         asked = False
         while left:
             wave, left = self._next_wave(left)
             in_time = self.clock() < deadline and not stop.is_set()
-            batch = [pair for event in wave if (pair := self._compose(event, ledger, in_time=in_time))]
+            batch = [pair for event in wave if (pair := self._compose(event, results, in_time=in_time))]
             if not batch:
                 continue
             messages = [message for _, message in batch]
             outcomes = await self.publisher.publish_batch(messages, timeout_seconds=deadline - self.clock())
-            self._judge_broker(outcomes, ledger)
+            self._judge_broker(outcomes, results)
             judged = _first_held_back(outcomes)
             for (event, _), outcome in zip(batch[:judged], outcomes[:judged], strict=True):
-                ledger.add(self.policy.judge(event, outcome))
+                results.add(self.policy.judge(event, outcome))
             left = [event for event, _ in batch[judged:]] + left
             asked = True
         return asked
@@ -113,21 +113,21 @@ class BatchPublisher:
         return first_wave(left)
 
     def _compose(
-        self, event: ClaimedEvent, ledger: "_Results", *, in_time: bool
+        self, event: ClaimedEvent, results: "_Results", *, in_time: bool
     ) -> tuple[ClaimedEvent, OutboundMessage] | None:
         """Make the message, or give the event its verdict at once; time saves none that can never be sent."""
-        if event.ordering_key in ledger.blocked_keys:
-            ledger.add(Released(event))
+        if event.ordering_key in results.blocked_keys:
+            results.add(Released(event))
             return None
         try:
             message = self._message(event)
         except InvalidEventError as error:
-            ledger.add(Died(event, str(error)))
+            results.add(Died(event, str(error)))
             return None
         if in_time:
             return event, message
         why = validation_error(message, self.publisher.max_payload)
-        ledger.add(Died(event, why) if why else Released(event))
+        results.add(Died(event, why) if why else Released(event))
         return None
 
     def _message(self, event: ClaimedEvent) -> OutboundMessage:
@@ -135,7 +135,7 @@ class BatchPublisher:
             raise InvalidEventError(too_large(event.withheld_bytes, self.publisher.max_payload))
         return outbound_message(event, context=self.context, source=self.source)
 
-    def _doubtful(self, events: Sequence[ClaimedEvent]) -> list[ClaimedEvent]:
+    def _possibly_published(self, events: Sequence[ClaimedEvent]) -> list[ClaimedEvent]:
         """Return repeats that the duplicate window may have forgotten by the time they are sent."""
         window, sending = self.publisher.duplicate_window_seconds, self.timeout_seconds
         return [
@@ -148,45 +148,45 @@ class BatchPublisher:
         ]
 
     async def _look_up(
-        self, doubtful: Sequence[ClaimedEvent], events: Sequence[ClaimedEvent], ledger: "_Results"
+        self, possibly_published: Sequence[ClaimedEvent], events: Sequence[ClaimedEvent], results: "_Results"
     ) -> Sequence[ClaimedEvent]:
         """Settle doubtful events by what the stream really holds; return those that are to be sent.
 
         A search that has not ended goes on at the event's next claim. That closes no gate: the broker takes
         all else meanwhile.
         """
-        searched = await self.searches.look_up(self.publisher, doubtful)
-        for event in doubtful:
+        searched = await self.searches.look_up(self.publisher, possibly_published)
+        for event in possibly_published:
             if stored := searched.found.get(event.id):
-                ledger.add(Published(event, stored))
+                results.add(Published(event, stored))
             elif event.id in searched.unfinished:
                 delay = self.policy.backoff.delay_seconds(1 if searched.progressed else event.attempts)
-                ledger.add(Postponed(event, searched.why, delay, failed=False))
-        settled = {verdict.event.id for verdict in ledger.verdicts}
+                results.add(Postponed(event, searched.why, delay, failed=False))
+        settled = {verdict.event.id for verdict in results.verdicts}
         return [event for event in events if event.id not in settled]
 
-    def _judge_broker(self, outcomes: Sequence[PublishOutcome], ledger: "_Results") -> None:
+    def _judge_broker(self, outcomes: Sequence[PublishOutcome], results: "_Results") -> None:
         """Close the gate when nothing got through, except where that lay with the messages themselves."""
         judged = outcomes[: _first_held_back(outcomes)]
         stored = any(isinstance(outcome, Stored) for outcome in judged)
         trouble = [] if stored else [outcome for outcome in judged if isinstance(outcome, Unknown | Unsent)]
         answered = all(isinstance(outcome, Unknown) and outcome.answered for outcome in trouble)
         if not trouble:
-            self.broker_breaker.resume()
-        elif answered and any(isinstance(verdict, Published) for verdict in ledger.verdicts):
-            self.broker_breaker.skip()  # where all good news is that an event was found, it is still shut
+            self.broker_breaker.record_success()
+        elif answered and any(isinstance(verdict, Published) for verdict in results.verdicts):
+            self.broker_breaker.release()  # where all good news is that an event was found, it is still shut
         else:
-            self.broker_breaker.pause(trouble[0].reason, answered=answered)
+            self.broker_breaker.record_failure(trouble[0].reason, answered=answered)
 
 
 def _apart(
-    doubtful: Sequence[ClaimedEvent], events: Sequence[ClaimedEvent]
+    possibly_published: Sequence[ClaimedEvent], events: Sequence[ClaimedEvent]
 ) -> tuple[Sequence[ClaimedEvent], Sequence[ClaimedEvent]]:
     """Split a claim into what can be sent at once, and what is doubtful or shares a key with such."""
-    if not doubtful:
+    if not possibly_published:
         return events, ()
-    ids = {event.id for event in doubtful}
-    keys = {event.ordering_key for event in doubtful if event.ordering_key is not None}
+    ids = {event.id for event in possibly_published}
+    keys = {event.ordering_key for event in possibly_published if event.ordering_key is not None}
     waiting = [event for event in events if event.id in ids or event.ordering_key in keys]
     ids |= {event.id for event in waiting}
     return [event for event in events if event.id not in ids], waiting

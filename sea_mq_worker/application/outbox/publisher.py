@@ -95,17 +95,17 @@ class OutboxPublisher:
         The moment that comes with it is that of the claim itself: a lease does not run while a gate is shut.
         """
         if not self.publishing.publisher.connected:
-            self.broker_breaker.pause(_NOT_CONNECTED)
+            self.broker_breaker.record_failure(_NOT_CONNECTED)
         broker = await self.broker_breaker.enter(stop)
         if broker is Permit.PROBE and not self.publishing.publisher.connected:
-            self.broker_breaker.pause(_NOT_CONNECTED)
+            self.broker_breaker.record_failure(_NOT_CONNECTED)
             return NOTHING_CLAIMED, self.clock()
         store = await self.store_breaker.enter(stop)
         if stop.is_set() or Permit.STOPPED in {broker, store}:
             return NOTHING_CLAIMED, self.clock()
         claimed_at = self.clock()
-        probe_max = min(size.events, self.broker_breaker.probe_max)
-        claim = await self._find_unpublished(size, probe_max if broker is Permit.PROBE else size.events)
+        probe_batch_max = min(size.events, self.broker_breaker.probe_batch_max)
+        claim = await self._find_unpublished(size, probe_batch_max if broker is Permit.PROBE else size.events)
         if broker is Permit.PROBE and not claim.events:
             self._nothing_to_probe_with()
         return claim, claimed_at
@@ -113,9 +113,9 @@ class OutboxPublisher:
     def _nothing_to_probe_with(self) -> None:
         """Where all that was wrong is that there was no connection, nothing is wrong any more."""
         if self.broker_breaker.reason == _NOT_CONNECTED:
-            self.broker_breaker.resume()
+            self.broker_breaker.record_success()
         else:
-            self.broker_breaker.skip()
+            self.broker_breaker.release()
 
     async def _find_unpublished(self, size: ClaimSize, batch_max: int) -> Claim:
         """Claim what can be read in time: after a time-out half as much is asked for, down to one event."""
@@ -127,9 +127,9 @@ class OutboxPublisher:
         except DependencyError as error:
             if isinstance(error, StoreTooSlowError):
                 size.halve()
-            self.store_breaker.pause_for(error)
+            self.store_breaker.record_exception(error)
             return NOTHING_CLAIMED
-        self.store_breaker.resume()
+        self.store_breaker.record_success()
         for event_id, refusal in claim.refused:
             report_refused(self.settlement.observer, f"event {event_id}", refusal)
         size.learn(claim)

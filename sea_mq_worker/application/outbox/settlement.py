@@ -83,17 +83,17 @@ class Settlement:
                 await pieces.run()
             except DependencyError as error:
                 repeated = True
-                self.store_breaker.pause_for(error)
+                self.store_breaker.record_exception(error)
                 await asyncio.sleep(_RETRY_SECONDS)
             else:
-                self.store_breaker.resume()
-                refused |= self._tell_refused(pieces.refused)
+                self.store_breaker.record_success()
+                refused |= self._report_refused(pieces.refused)
                 if repeated and self.clock() < lease_ends:
                     return frozenset(verdict.event.id for verdict in verdicts) - refused
                 return frozenset().union(*(kept for _, kept in pieces.answers))
         return frozenset()
 
-    def _tell_refused(self, refused: Sequence[tuple[Verdict, RowsRefusedError]]) -> frozenset[str]:
+    def _report_refused(self, refused: Sequence[tuple[Verdict, RowsRefusedError]]) -> frozenset[str]:
         for verdict, error in refused:
             report_refused(self.observer, f"event {verdict.event.id}", error)
         return frozenset(verdict.event.id for verdict, _ in refused)
@@ -104,7 +104,7 @@ class Settlement:
         mine = [verdict for verdict in verdicts if verdict.event.id in kept]
         published = [verdict for verdict in mine if isinstance(verdict, Published)]
         if published:
-            self.observer.observe(self._told(claim, published, seconds))
+            self.observer.observe(self._published_fact(claim, published, seconds))
         others = [verdict for verdict in mine if not isinstance(verdict, Published)]
         for verdict in others:
             self._report_one(verdict)
@@ -117,14 +117,16 @@ class Settlement:
             )
         )
 
-    def _told(self, claim: Claim, published: Sequence[Published], seconds: float) -> EventsPublished:
+    def _published_fact(
+        self, claim: Claim, published: Sequence[Published], seconds: float
+    ) -> EventsPublished:
         return EventsPublished(
             latencies=[verdict.event.age_seconds + seconds for verdict in published],
             duplicates=sum(verdict.stored.duplicate for verdict in published),
-            each=lambda: [self._told_of(claim, verdict, seconds) for verdict in published],
+            each=lambda: [self._fact(claim, verdict, seconds) for verdict in published],
         )
 
-    def _told_of(self, claim: Claim, verdict: Published, seconds: float) -> EventPublished:
+    def _fact(self, claim: Claim, verdict: Published, seconds: float) -> EventPublished:
         event, stored = verdict.event, verdict.stored
         return EventPublished(
             outbox_id=event.id,

@@ -54,57 +54,57 @@ async def inbound_loops(base: WorkerContext) -> tuple[NatsConnection, dict[str, 
     connection, loops = await base.nats("inbox")
     inbox = PostgresInboxAdapter(pool=pool, worker=base.name)
     store_breaker = base.breaker("inbox database", cap_seconds=_PROBE_MAX_SECONDS)
-    burial = await _burial(base, connection, inbox, store_breaker)
-    handle = _handle(base, burial)
-    reception = InboxRecorder(
+    dead_letterer = await _dead_letterer(base, connection, inbox, store_breaker)
+    handler_caller = _handler_caller(base, dead_letterer)
+    recorder = InboxRecorder(
         inbox=inbox, store_breaker=store_breaker, observer=base.observer, lease_seconds=s.inbox_lease_seconds
     )
     consumers = [await _consumer(base, connection, durable) for durable in s.consumers]
     loops["consumers of the inbox"] = await share_inbox(base, pool, consumers, store_breaker)
-    loops["unseen messages"] = await unseen_looks(base, connection, pool, store_breaker)
+    loops["missed messages"] = await unseen_looks(base, connection, pool, store_breaker)
     consuming = {}
     for consumer in consumers:
-        loop = _inbox_loop(base, consumer, inbox, reception, handle)
+        loop = _inbox_loop(base, consumer, inbox, recorder, handler_caller)
         consuming[consumer.stream, consumer.name] = loop
         loops[f"inbox {consumer.name}"] = loop.run
-    rescuer = MaxDeliveriesLoop(
-        stranded=await _stranded(base, connection),
+    max_deliveries = MaxDeliveriesLoop(
+        exhausted=await _exhausted_messages(base, connection),
         loops=consuming,
-        broker_breaker=base.breaker("stranded messages", cap_seconds=_PROBE_MAX_SECONDS),
+        broker_breaker=base.breaker("exhausted messages", cap_seconds=_PROBE_MAX_SECONDS),
     )
     resuming = ResumeRequests(
         resumptions=PostgresResumptions(pool=pool),
-        health=handle.health,
+        health=handler_caller.health,
         observer=base.observer,
         seconds=_RESUME_SECONDS,
     )
-    return connection, loops | {"rescue": rescuer.run, "resume": resuming.run}
+    return connection, loops | {"max deliveries": max_deliveries.run, "resume": resuming.run}
 
 
 def _inbox_loop(
     base: WorkerContext,
     consumer: NatsJetStreamConsumer,
     inbox: InboxRepository,
-    reception: InboxRecorder,
-    handle: HandlerCaller,
+    recorder: InboxRecorder,
+    handler_caller: HandlerCaller,
 ) -> InboxConsumer:
     s = base.settings
     broker_breaker = base.breaker(f"consumer {consumer.name}", cap_seconds=_PROBE_MAX_SECONDS)
-    closing = CompletionBatcher(
+    completion = CompletionBatcher(
         consumer=consumer,
         inbox=inbox,
-        reception=reception,
+        recorder=recorder,
         observer=base.observer,
-        store_breaker=reception.store_breaker,
+        store_breaker=recorder.store_breaker,
         clock=base.clock,
-        given_back=ReturnedMessages(base.clock),
+        returned=ReturnedMessages(base.clock),
     )
     return InboxConsumer(
         consumer=consumer,
         inbox=inbox,
-        reception=reception,
-        handle=handle,
-        closing=closing,
+        recorder=recorder,
+        handler_caller=handler_caller,
+        completion=completion,
         observer=base.observer,
         broker_breaker=broker_breaker,
         clock=base.clock,
@@ -113,12 +113,12 @@ def _inbox_loop(
         heartbeat_seconds=min(consumer.ack_wait_seconds, s.inbox_lease_seconds) / _HEARTBEATS_PER_LEASE,
         lease_seconds=s.inbox_lease_seconds,
         siblings=frozenset(durable.durable for durable in s.consumers),
-        leftovers=_leftovers(base, consumer, inbox, broker_breaker, reception.store_breaker),
-        ahead=_ahead(base, consumer, broker_breaker, handle.health),
+        orphans=_orphan_finder(base, consumer, inbox, broker_breaker, recorder.store_breaker),
+        ahead=_read_ahead(base, consumer, broker_breaker, handler_caller.health),
     )
 
 
-def _ahead(
+def _read_ahead(
     base: WorkerContext,
     consumer: NatsJetStreamConsumer,
     broker_breaker: CircuitBreaker,
@@ -133,7 +133,7 @@ def _ahead(
     )
 
 
-def _leftovers(
+def _orphan_finder(
     base: WorkerContext,
     consumer: NatsJetStreamConsumer,
     inbox: InboxRepository,
@@ -153,9 +153,9 @@ def _leftovers(
     )
 
 
-async def _stranded(base: WorkerContext, connection: NatsConnection) -> NatsExhaustedMessages:
+async def _exhausted_messages(base: WorkerContext, connection: NatsConnection) -> NatsExhaustedMessages:
     s = base.settings
-    stranded = NatsExhaustedMessages(
+    exhausted = NatsExhaustedMessages(
         connection=connection,
         stream=s.advisory_stream,
         durable=f"{s.context}__max_deliveries",
@@ -163,12 +163,12 @@ async def _stranded(base: WorkerContext, connection: NatsConnection) -> NatsExha
         on_event=lambda event, text: base.observer.observe(Noticed(event=event, text=text)),
     )
     what = f"stream {s.advisory_stream}"
-    await connect_with_retry(stranded.start, what=what, observer=base.observer, stop=base.stop)
-    base.stack.push_async_callback(stranded.close)
-    return stranded
+    await connect_with_retry(exhausted.start, what=what, observer=base.observer, stop=base.stop)
+    base.stack.push_async_callback(exhausted.close)
+    return exhausted
 
 
-async def _burial(
+async def _dead_letterer(
     base: WorkerContext, connection: NatsConnection, inbox: InboxRepository, store_breaker: CircuitBreaker
 ) -> DeadLetterer:
     s = base.settings
@@ -193,7 +193,7 @@ async def _burial(
     )
 
 
-def _handle(base: WorkerContext, burial: DeadLetterer) -> HandlerCaller:
+def _handler_caller(base: WorkerContext, dead_letterer: DeadLetterer) -> HandlerCaller:
     s = base.settings
     http = open_handler(s, concurrency=s.handler_concurrency * len(s.consumers))
     base.stack.push_async_callback(http.close)
@@ -201,7 +201,7 @@ def _handle(base: WorkerContext, burial: DeadLetterer) -> HandlerCaller:
     return HandlerCaller(
         handler=handler,
         health=_health(base),
-        burial=burial,
+        dead_letterer=dead_letterer,
         backoff=_backoff(base),
         attempts_max=s.inbox_attempts_max,
     )

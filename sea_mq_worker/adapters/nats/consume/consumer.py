@@ -141,7 +141,7 @@ class NatsJetStreamConsumer:
         """Start the message's ack_wait anew."""
         await self._say(msg.reply, b"+WPI")
 
-    async def left_behind(self, seqs: Sequence[int]) -> Mapping[int, InboundMessage | None]:
+    async def find_undeliverable(self, seqs: Sequence[int]) -> Mapping[int, InboundMessage | None]:
         """Compare with what the server says is delivered and acknowledged, and read the rest back."""
         return await find_undeliverable(self._connection, self._stream, self._durable, seqs)
 

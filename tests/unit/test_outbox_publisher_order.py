@@ -4,7 +4,7 @@ from typing import Any
 
 from sea_mq_worker.testing.publisher import Fault
 from tests.support.simulation import in_virtual_time
-from tests.unit.test_relay import World
+from tests.unit.test_outbox_publisher import World
 
 
 @in_virtual_time

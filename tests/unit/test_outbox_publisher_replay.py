@@ -6,7 +6,7 @@ from sea_mq_worker.domain.events import EventState
 from sea_mq_worker.domain.facts import EventPostponed
 from sea_mq_worker.testing.publisher import Fault
 from tests.support.simulation import in_virtual_time
-from tests.unit.test_relay import World
+from tests.unit.test_outbox_publisher import World
 
 
 @pytest.mark.parametrize("window", [10.0, 3600.0], ids=["searched for", "known as a duplicate"])

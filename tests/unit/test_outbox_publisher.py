@@ -198,13 +198,13 @@ async def test_a_lease_does_not_run_while_the_other_lane_probes_the_broker() -> 
     world = World()
     world.table.add("a")
     lane = world.lane()
-    lane.broker_breaker.pause("down")
+    lane.broker_breaker.record_failure("down")
     await asyncio.sleep(1)
     assert await lane.broker_breaker.enter(world.stop) is Permit.PROBE
     async with asyncio.TaskGroup() as group:
         group.create_task(lane.run(world.stop))
         await asyncio.sleep(2 * LEASE)
-        lane.broker_breaker.resume()
+        lane.broker_breaker.record_success()
         await world.published(1)
         world.stop.set()
     assert world.row("a").attempts == 1

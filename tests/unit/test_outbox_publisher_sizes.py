@@ -15,7 +15,7 @@ from sea_mq_worker.domain.messages import OutboundMessage
 from sea_mq_worker.domain.outcomes import Died, Released
 from tests.support.builders import claimed_event
 from tests.support.simulation import in_virtual_time
-from tests.unit.test_relay import LEASE, World
+from tests.unit.test_outbox_publisher import LEASE, World
 
 
 @in_virtual_time
@@ -90,8 +90,8 @@ async def test_an_event_that_is_given_back_again_and_again_is_told_of_now_and_th
     settlement = world.lane().settlement
     for _ in range(70):
         claim = await world.outbox.find_unpublished(batch_max=1)
-        given_back = [Released(event) for event in claim.events]
-        await settlement.settle(world.outbox, claim, given_back, claimed_at=world.clock())
+        returned = [Released(event) for event in claim.events]
+        await settlement.settle(world.outbox, claim, returned, claimed_at=world.clock())
     told = [fact.text for fact in world.observer.of(Noticed)]
     assert [re.findall(r"claimed (\d+) times", text) for text in told] == [["16"], ["32"], ["64"]]
 

@@ -27,25 +27,25 @@ async def test_an_open_gate_lets_everybody_through() -> None:
 
 async def test_a_closed_gate_lets_one_probe_through_when_its_time_has_come() -> None:
     world = World()
-    world.breaker.pause("down")
+    world.breaker.record_failure("down")
     world.now = 1.0
     assert await world.breaker.enter(world.stop) is Permit.PROBE
     second = asyncio.create_task(world.breaker.enter(world.stop))
     await asyncio.sleep(0)
     assert not second.done()
-    world.breaker.resume()
+    world.breaker.record_success()
     assert await second is Permit.FREE
 
 
 async def test_callers_probe_in_turn() -> None:
     world = World()
-    world.breaker.pause("down")
+    world.breaker.record_failure("down")
     turns: list[str] = []
 
     async def probe(name: str) -> None:
         while await world.breaker.enter(world.stop) is Permit.PROBE:
             turns.append(name)
-            world.breaker.pause("down")
+            world.breaker.record_failure("down")
             world.now += 1.0
 
     async with asyncio.TaskGroup() as group:
@@ -60,11 +60,11 @@ async def test_callers_probe_in_turn() -> None:
 
 async def test_a_failed_probe_keeps_it_closed_for_longer() -> None:
     world = World()
-    world.breaker.pause("down")
+    world.breaker.record_failure("down")
     world.now = 1.0
     await world.breaker.enter(world.stop)
-    world.breaker.pause("down")
-    assert not world.breaker.is_open
+    world.breaker.record_failure("down")
+    assert not world.breaker.is_closed
     waiting = asyncio.create_task(world.breaker.enter(world.stop))
     await asyncio.sleep(0)
     assert not waiting.done()
@@ -74,36 +74,36 @@ async def test_a_failed_probe_keeps_it_closed_for_longer() -> None:
 
 async def test_a_probe_may_try_more_each_time_that_it_was_refused_and_one_thing_after_silence() -> None:
     world = World()
-    world.breaker.pause("no room", answered=True)
-    allowed = [world.breaker.probe_max]
+    world.breaker.record_failure("no room", answered=True)
+    allowed = [world.breaker.probe_batch_max]
     for answered in (True, True, True, True, False):
         world.now += 1.0
         assert await world.breaker.enter(world.stop) is Permit.PROBE
-        world.breaker.pause("no room", answered=answered)
-        allowed.append(world.breaker.probe_max)
+        world.breaker.record_failure("no room", answered=answered)
+        allowed.append(world.breaker.probe_batch_max)
     assert allowed == [8, 64, 512, 4096, 4096, 1]
 
 
 async def test_failures_of_others_do_not_answer_for_the_probe() -> None:
     world = World()
-    world.breaker.pause("down")
-    world.breaker.pause("down, says a late one")
+    world.breaker.record_failure("down")
+    world.breaker.record_failure("down, says a late one")
     assert world.breaker.reason == "down"
 
 
 async def test_a_probe_that_found_nothing_to_try_leaves_the_gate_to_the_next() -> None:
     world = World()
-    world.breaker.pause("down")
+    world.breaker.record_failure("down")
     world.now = 1.0
     assert await world.breaker.enter(world.stop) is Permit.PROBE
-    world.breaker.skip()
+    world.breaker.release()
     world.now = 2.0
     assert await world.breaker.enter(world.stop) is Permit.PROBE
 
 
 async def test_a_stop_ends_the_wait() -> None:
     world = World()
-    world.breaker.pause("down")
+    world.breaker.record_failure("down")
     waiting = asyncio.create_task(world.breaker.enter(world.stop))
     world.stop.set()
     assert await waiting is Permit.STOPPED
@@ -111,11 +111,11 @@ async def test_a_stop_ends_the_wait() -> None:
 
 async def test_an_outage_is_told_once_and_its_end_too() -> None:
     world = World()
-    world.breaker.pause("down")
+    world.breaker.record_failure("down")
     world.now = 5.0
     await world.breaker.enter(world.stop)
-    world.breaker.pause("down")
-    world.breaker.resume()
-    world.breaker.resume()
+    world.breaker.record_failure("down")
+    world.breaker.record_success()
+    world.breaker.record_success()
     assert [type(fact) for fact in world.observer.facts] == [CircuitOpened, CircuitClosed]
     assert world.observer.facts[1] == CircuitClosed(circuit="broker", paused_seconds=5.0)

@@ -6,8 +6,8 @@ from tests.support.builders import inbound_message
 
 
 def test_thousands_may_wait_for_their_bodies_are_not_kept() -> None:
-    given_back = ReturnedMessages(clock=lambda: 0.0)
+    returned = ReturnedMessages(clock=lambda: 0.0)
     message = inbound_message(reply="$JS.ACK.x", payload=b"x" * 1024)
-    given_back.add(message, GivenBack(error="503", delay_seconds=60, event_type="made"))
-    [(remembered, _, _)] = given_back.take("made")
+    returned.add(message, GivenBack(error="503", delay_seconds=60, event_type="made"))
+    [(remembered, _, _)] = returned.take("made")
     assert remembered == message._replace(payload=b"", headers={})

@@ -8,7 +8,7 @@ from sea_mq_worker.domain.errors import ContractError, DependencyError, StoreUna
 from sea_mq_worker.domain.facts import CircuitClosed, CircuitOpened
 from sea_mq_worker.testing.publisher import Fault
 from tests.support.simulation import Interrupted, in_virtual_time
-from tests.unit.test_relay import World
+from tests.unit.test_outbox_publisher import World
 
 
 @in_virtual_time
@@ -44,7 +44,7 @@ async def test_a_claim_that_the_database_cannot_answer_pauses_the_lane_until_it_
 async def test_a_stream_that_refused_stays_paused_until_it_takes_something() -> None:
     world = World()
     lane = world.lane()
-    lane.broker_breaker.pause("the stream is full")
+    lane.broker_breaker.record_failure("the stream is full")
     async with asyncio.TaskGroup() as group:
         group.create_task(lane.run(world.stop))
         await asyncio.sleep(600)

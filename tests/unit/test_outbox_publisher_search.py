@@ -10,7 +10,7 @@ from sea_mq_worker.domain.facts import BatchRelayed, CircuitOpened, EventPostpon
 from sea_mq_worker.domain.stream_search import SearchedId, SearchResult
 from sea_mq_worker.testing.publisher import Fault
 from tests.support.simulation import Interrupted, in_virtual_time
-from tests.unit.test_relay import LEASE, World
+from tests.unit.test_outbox_publisher import LEASE, World
 
 
 @pytest.mark.clause("delivery: no second copy after the duplicate window where that can be told")

@@ -25,13 +25,13 @@ async def give_up(world: World, *, body: bytes = b"{}") -> tuple[str, InFlightMe
     [message] = await world.consumer.fetch(1)
     await world.consumer.nak(message, delay_seconds=0)
     await world.consumer.fetch(1)
-    assert world.consumer.given_up
-    return message_id, world.reception().take(message, received_at=world.clock())
+    assert world.consumer.exhausted_deliveries
+    return message_id, world.recorder().take(message, received_at=world.clock())
 
 
 async def lease(world: World, item: InFlightMessage) -> Leased:
     """Lease a message as the worker did that had the last delivery."""
-    [receipt] = await world.reception().record([item], world.stop)
+    [receipt] = await world.recorder().record([item], world.stop)
     assert isinstance(receipt, Leased)
     return receipt
 
@@ -39,7 +39,7 @@ async def lease(world: World, item: InFlightMessage) -> Leased:
 async def settled(world: World) -> None:
     """Let enough time pass for several rounds; nothing may be left to rescue."""
     await asyncio.sleep(600)
-    assert world.consumer.given_up == {}
+    assert world.consumer.exhausted_deliveries == {}
 
 
 @pytest.mark.clause("SDS-047: max_deliver")
@@ -77,7 +77,7 @@ async def test_deliveries_that_were_given_back_cost_no_message_its_life(status: 
     world.handler.script = always(Respond(status=status))
     async with world.consuming():
         await asyncio.sleep(900.0)
-        assert len(world.consumer.given_up) > SLOW_AFTER
+        assert len(world.consumer.exhausted_deliveries) > SLOW_AFTER
         assert world.buried() == []
         world.handler.script = always(Respond())
         await world.observer.seen(MessageProcessed, count=len(ids), within=10.0)
@@ -169,7 +169,7 @@ async def test_an_outage_delays_the_rescue_and_loses_nothing(lost: str) -> None:
             case "inbox":
                 world.inbox.down = away
             case "stranded":
-                world.stranded.down = away
+                world.exhausted.down = away
             case _:
                 world.dlq.connected = not away
 

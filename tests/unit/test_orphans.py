@@ -10,12 +10,12 @@ from tests.support.inbox_loop import ATTEMPTS_MAX, LEASE, OVERDUE, SUBJECT, Worl
 from tests.support.simulation import in_virtual_time
 
 
-async def left_behind(world: World, *, body: bytes = b"{}") -> str:
+async def find_undeliverable(world: World, *, body: bytes = b"{}") -> str:
     """Record a message as a worker did that died then, and have somebody else acknowledge it."""
     message_id = world.send(body=body)
     [message] = await world.consumer.fetch(1)
-    item = world.reception().take(message, received_at=world.clock())
-    await world.reception().record([item], world.stop)
+    item = world.recorder().take(message, received_at=world.clock())
+    await world.recorder().record([item], world.stop)
     await world.consumer.ack(message)
     return message_id
 
@@ -27,7 +27,7 @@ def told(world: World) -> list[str]:
 @in_virtual_time
 async def test_a_message_that_somebody_else_acknowledged_is_handled_again() -> None:
     world = World()
-    message_id = await left_behind(world)
+    message_id = await find_undeliverable(world)
     async with world.consuming():
         await asyncio.sleep(OVERDUE / 2)
         assert not world.handler.calls
@@ -39,7 +39,7 @@ async def test_a_message_that_somebody_else_acknowledged_is_handled_again() -> N
 @in_virtual_time
 async def test_one_without_an_effect_comes_again_until_its_attempts_are_spent() -> None:
     world = World()
-    message_id = await left_behind(world)
+    message_id = await find_undeliverable(world)
     world.handler.script = always(Respond(status=500))
     async with world.consuming():
         await asyncio.sleep(ATTEMPTS_MAX * OVERDUE)
@@ -52,8 +52,8 @@ async def test_what_a_consumer_will_deliver_again_is_left_to_it() -> None:
     world = World()
     world.send()
     [message] = await world.consumer.fetch(1)
-    item = world.reception().take(message, received_at=world.clock())
-    await world.reception().record([item], world.stop)
+    item = world.recorder().take(message, received_at=world.clock())
+    await world.recorder().record([item], world.stop)
     for _ in range(6):
         await asyncio.sleep(LEASE)
         await world.consumer.in_progress(message)
@@ -65,7 +65,7 @@ async def test_what_a_consumer_will_deliver_again_is_left_to_it() -> None:
 @in_virtual_time
 async def test_a_message_that_its_stream_has_dropped_is_told_once_and_stays_open() -> None:
     world = World()
-    message_id = await left_behind(world)
+    message_id = await find_undeliverable(world)
     world.upstream.purge()
     async with world.consuming():
         await asyncio.sleep(4 * OVERDUE)
@@ -79,7 +79,7 @@ async def test_a_message_that_its_stream_has_dropped_is_told_once_and_stays_open
 @in_virtual_time
 async def test_another_message_in_its_place_is_not_taken_for_it() -> None:
     world = World()
-    message_id = await left_behind(world)
+    message_id = await find_undeliverable(world)
     world.upstream.purge()
     world.upstream.last_seq = 0
     world.upstream.store(SUBJECT, b"{}", {"ce-id": str(uuid.uuid4())})
@@ -92,11 +92,11 @@ async def test_another_message_in_its_place_is_not_taken_for_it() -> None:
 @in_virtual_time
 async def test_a_conflicting_message_is_found_under_the_id_of_its_own() -> None:
     world = World()
-    first = await left_behind(world)
+    first = await find_undeliverable(world)
     world.send(message_id=first, body=b"[]")
     [message] = await world.consumer.fetch(1)
-    item = world.reception().take(message, received_at=world.clock())
-    await world.reception().record([item], world.stop)
+    item = world.recorder().take(message, received_at=world.clock())
+    await world.recorder().record([item], world.stop)
     await world.consumer.ack(message)
     async with world.consuming():
         await asyncio.sleep(2 * OVERDUE)
@@ -107,12 +107,12 @@ async def test_a_conflicting_message_is_found_under_the_id_of_its_own() -> None:
 @in_virtual_time
 async def test_who_may_not_read_the_stream_is_told_and_works_on() -> None:
     world = World()
-    await left_behind(world)
+    await find_undeliverable(world)
 
     async def forbidden(_seqs: object) -> None:
         raise ContractError("no permission")
 
-    world.consumer.left_behind = forbidden  # type: ignore[assignment, method-assign]
+    world.consumer.find_undeliverable = forbidden  # type: ignore[assignment, method-assign]
     async with world.consuming():
         await asyncio.sleep(2 * OVERDUE)
         world.send()
@@ -123,17 +123,17 @@ async def test_who_may_not_read_the_stream_is_told_and_works_on() -> None:
 @in_virtual_time
 async def test_a_probe_that_may_not_read_the_stream_keeps_nobody_from_the_messages() -> None:
     world = World()
-    await left_behind(world)
+    await find_undeliverable(world)
     loop = world.loop()
-    loop.broker_breaker.pause("the broker is away")
+    loop.broker_breaker.record_failure("the broker is away")
 
     async def forbidden(_seqs: object) -> None:
         raise ContractError("no permission")
 
-    world.consumer.left_behind = forbidden  # type: ignore[assignment, method-assign]
-    assert loop.leftovers is not None
+    world.consumer.find_undeliverable = forbidden  # type: ignore[assignment, method-assign]
+    assert loop.orphans is not None
     await asyncio.sleep(2 * OVERDUE)
-    assert await loop.leftovers.find(world.stop) == []
+    assert await loop.orphans.find(world.stop) == []
     world.send()
     async with asyncio.TaskGroup() as group:
         group.create_task(loop.run(world.stop))
