@@ -16,11 +16,12 @@ from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig
 
 from benchmarks.counters import cpu_seconds
-from kit.audit import Stored, audit
+from kit.audit import audit
 from kit.description import Description, Table
 from kit.ledger import SUBJECT, TYPE, Event, positional
+from kit.process import KeptProcess
 from kit.provision import STREAM, create_database, prepared_relays, put_stream
-from kit.relay import Relay
+from kit.streams import Message
 from sea_mq_worker.embedded import EmbeddedNats, EmbeddedPostgres
 
 _POSTGRES = {"wal_level": "logical"}
@@ -56,7 +57,7 @@ async def drain(
 
     Raises:
         DrainError: the relay ended, got stuck, or did not store every event once, unaltered and in order.
-        RelayError: one of its commands failed.
+        CommandError: one of its commands failed.
         DescriptionError: one of its commands names an unknown placeholder.
     """
     async with AsyncExitStack() as stack:
@@ -75,7 +76,6 @@ async def drain(
         await _write(database, description.table, written)
         run = _Run(
             relay=relay,
-            log=folder / "relay-1.log",
             pids={"postgres": postgres.pid, "nats": broker.pid},
             stream=client.jetstream(),
             database=database,
@@ -129,8 +129,7 @@ async def _write(database: asyncpg.Connection, table: Table, events: Sequence[Ev
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Run:
-    relay: Relay
-    log: Path
+    relay: KeptProcess
     pids: Mapping[str, int]
     stream: JetStreamContext
     database: asyncpg.Connection
@@ -170,30 +169,30 @@ class _Run:
         return (await self.stream.stream_info(STREAM)).state.messages
 
     def _cpu(self) -> dict[str, float]:
-        pids = {"relay": self.relay.pid, **self.pids}
+        pids = {"relay": self.relay.process.pid, **self.pids}
         return {name: cpu_seconds(pid) for name, pid in pids.items()}
 
     def _last_words(self) -> str:
-        lines = self.log.read_text(errors="replace").splitlines()[-_LOG_LINES:]
+        lines = self.relay.lives[0].log.read_text(errors="replace").splitlines()[-_LOG_LINES:]
         return "".join(f"\n    {line[:200]}" for line in lines)
 
 
-async def _read(stream: JetStreamContext, events: int) -> tuple[list[Stored], list[datetime]]:
+async def _read(stream: JetStreamContext, events: int) -> tuple[list[Message], list[datetime]]:
     """Return all messages, and when the stream took them in."""
     consumer = await stream.pull_subscribe(
         "", stream=STREAM, config=ConsumerConfig(ack_policy=AckPolicy.NONE)
     )
-    stored: list[Stored] = []
+    stored: list[Message] = []
     stamps = []
     while len(stored) < events:
         for message in await consumer.fetch(_FETCH):
             stamps.append(message.metadata.timestamp)
             seq = message.metadata.sequence.stream
-            stored.append(Stored(seq=seq, headers=message.headers or {}, body=message.data))
+            stored.append(Message(seq=seq, headers=message.headers or {}, body=message.data))
     return stored, stamps
 
 
-def _check(written: Sequence[Event], stored: Sequence[Stored], pointer: str) -> None:
+def _check(written: Sequence[Event], stored: Sequence[Message], pointer: str) -> None:
     """Compare what was written with what was stored.
 
     Raises:

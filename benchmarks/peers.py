@@ -14,8 +14,8 @@ from benchmarks.peer_drain import Drained, DrainError, drain
 from benchmarks.report import Progress, machine, say, write
 from kit.description import Description, DescriptionError
 from kit.guarantees import Guarantee
+from kit.process import CommandError
 from kit.provision import install
-from kit.relay import RelayError
 
 RELAYS = Path(__file__).parent / "relays"
 UNKEYED = "drain, no keys"
@@ -101,7 +101,7 @@ async def _turn(lane: Lane, number: int, draining: Awaitable[Drained], size: Siz
     """Note what a drain came to, or the size that it tells if it is the one before the first round."""
     try:
         drained = await draining
-    except (DrainError, RelayError, DescriptionError) as error:
+    except (DrainError, CommandError, DescriptionError) as error:
         lane.failures[number] = str(error)
         return str(error)
     if number:
@@ -119,7 +119,7 @@ async def _is_installed(relay: Description, work: Path, skipped: dict[str, str])
     say(f"installing {relay.name}")
     try:
         await asyncio.to_thread(install, relay, work / relay.name)
-    except (RelayError, DescriptionError, OSError) as error:
+    except (CommandError, DescriptionError, OSError) as error:
         skipped[relay.name] = str(error)
         return False
     return True

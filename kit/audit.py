@@ -8,15 +8,7 @@ from decimal import Decimal
 from typing import Any
 
 from kit.ledger import Event
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stored:
-    """A message of the stream."""
-
-    seq: int
-    headers: Mapping[str, str]
-    body: bytes
+from kit.streams import Message
 
 
 @dataclass(slots=True)
@@ -45,7 +37,7 @@ class Finding:
 
 def audit(
     events: Sequence[Event],
-    stored: Iterable[Stored],
+    stored: Iterable[Message],
     *,
     pointer: str,
     unfinished: Collection[str] | None,
@@ -73,13 +65,13 @@ def audit(
             finding.phantoms += [event.id] * bool(found)
         elif found:
             finding.copies += [event.id] * (len(found) - 1)
-            finding.altered += [event.id] * any(content != _value(event.body) for _, content in found)
+            finding.altered += [event.id] * any(content != exact(event.body) for _, content in found)
         elif not event.poison:
             _missing(finding, event.id, unfinished, refused)
-    for event in _disordered(
-        events, {event_id: found[0][0] for event_id, found in messages.items() if found}
-    ):
-        findings[event.fault].disordered.append(event.id)
+    first_seq = {event_id: found[0][0] for event_id, found in messages.items() if found}
+    committed = {event.id: event for event in events if event.committed}
+    for event_id in out_of_order(((event.id, event.key) for event in committed.values()), first_seq):
+        findings[committed[event_id].fault].disordered.append(event_id)
     return findings
 
 
@@ -94,15 +86,21 @@ def _missing(
         finding.lost.append(event_id)
 
 
-def _disordered(events: Sequence[Event], first_seq: Mapping[str, int]) -> list[Event]:
+def out_of_order(events: Iterable[tuple[str, str | None]], first_seq: Mapping[str, int]) -> list[str]:
+    """Return the ids of events whose first copy is stored behind a later event of their key.
+
+    Args:
+        events: id and key of each, in the order of their commits.
+        first_seq: where the first copy of an event is, by its id.
+    """
     last: Counter[str] = Counter()
     wrong = []
-    for event in events:
-        if event.key is None or not event.committed or event.id not in first_seq:
+    for event_id, key in events:
+        if key is None or event_id not in first_seq:
             continue
-        if first_seq[event.id] < last[event.key]:
-            wrong.append(event)
-        last[event.key] = max(last[event.key], first_seq[event.id])
+        if first_seq[event_id] < last[key]:
+            wrong.append(event_id)
+        last[key] = max(last[key], first_seq[event_id])
     return wrong
 
 
@@ -116,14 +114,14 @@ def identity(content: Any, headers: Mapping[str, str]) -> str:
 def at(body: bytes, pointer: str) -> Any:
     """Return what a JSON pointer names in a body, JSON in a string included; None where it names nothing."""
     try:
-        content = _value(body)
+        content = exact(body)
         for token in pointer.split("/")[1:]:
             content = content[int(token)] if isinstance(content, list) else content[token]
-        return _value(content) if isinstance(content, str) else content
+        return exact(content) if isinstance(content, str) else content
     except (ValueError, LookupError, TypeError):
         return None
 
 
-def _value(text: str | bytes) -> Any:
-    """Read JSON with every digit of a number."""
+def exact(text: str | bytes) -> Any:
+    """Read JSON with every digit of a number; equal numbers are equal however they are written."""
     return json.loads(text, parse_float=Decimal)

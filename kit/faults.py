@@ -4,12 +4,12 @@ Each fault ends with everything whole again and running.
 """
 
 import asyncio
-import os
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from kit.process import frozen
 from kit.stage import MESSAGE_BYTES_MAX, Stage
 
 _OUTAGE_SECONDS = 40.0
@@ -105,7 +105,7 @@ async def two(stage: Stage, events: int, kills: int) -> None:
             await victim.start()
 
 
-async def frozen(stage: Stage, events: int, _kills: int) -> None:
+async def one_frozen(stage: Stage, events: int, _kills: int) -> None:
     """Freeze one of two in its work until its leases are over, and let it go on."""
     async with _second(stage):
         burst = await _arriving(stage, events)
@@ -145,10 +145,9 @@ async def stream_full(stage: Stage, events: int, _kills: int) -> None:
 
 async def broker_frozen(stage: Stage, events: int, _kills: int) -> None:
     """Freeze the broker: connections live, nothing answers."""
-    os.kill(stage.nats.pid, signal.SIGSTOP)
-    await stage.ledger.burst(events)
-    await asyncio.sleep(_STALL_SECONDS)
-    os.kill(stage.nats.pid, signal.SIGCONT)
+    async with frozen(stage.nats.pid):
+        await stage.ledger.burst(events)
+        await asyncio.sleep(_STALL_SECONDS)
 
 
 async def broker_link(stage: Stage, events: int, kills: int) -> None:
@@ -204,7 +203,7 @@ FAULTS: Mapping[str, Fault] = {
     "kill-unnoted": Fault(text="kill -9, cut off from the database", cause=killed_unnoted),
     "term": Fault(text="SIGTERM at random", cause=stopped),
     "two": Fault(text="two at once, one killed", cause=two, two=True),
-    "frozen": Fault(text="two at once, one frozen past its lease", cause=frozen, two=True),
+    "frozen": Fault(text="two at once, one frozen past its lease", cause=one_frozen, two=True),
     "broker-killed": Fault(text="broker killed", cause=broker_killed),
     "broker-away": Fault(text="broker away for 40 s", cause=broker_away),
     "stream-full": Fault(text="stream full for 40 s", cause=stream_full),

@@ -16,7 +16,7 @@ from nats.errors import Error as NatsError
 
 from kit.description import Description, filled
 from kit.ledger import SUBJECTS
-from kit.relay import Relay, run_command
+from kit.process import KeptProcess, run_command
 from sea_mq_worker.embedded import EmbeddedPostgres
 
 STREAM = "KIT_EVENTS"
@@ -29,7 +29,7 @@ def install(description: Description, work: Path) -> None:
     """Run the description's commands for that, again only when they or the relay's own files have changed.
 
     Raises:
-        RelayError: one failed.
+        CommandError: one failed.
     """
     mark = work / "installed"
     commands = [filled(command, _fixed(work)) for command in description.relay.install]
@@ -78,11 +78,11 @@ async def put_stream(url: str, description: Description, verb: str, change: Mapp
 
 async def prepared_relays(
     description: Description, folder: Path, work: Path, *, database_url: str, nats_url: str
-) -> list[Relay]:
+) -> list[KeptProcess]:
     """Run the description's ``prepare``, and return two instances that have yet to be started.
 
     Raises:
-        RelayError: a command of the description failed.
+        CommandError: a command of the description failed.
         DescriptionError: a command names an unknown placeholder.
     """
     database = urlsplit(database_url)
@@ -110,9 +110,16 @@ async def prepared_relays(
         if instance == "1":
             for command in relay.prepare:
                 await run_command(filled(command, places), environment=environment, folder=description.folder)
-        log = folder / f"relay-{instance}.log"
         started = filled(relay.command, places)
-        relays.append(Relay(started, environment=environment, folder=description.folder, log=log))
+        relays.append(
+            KeptProcess(
+                f"relay-{instance}",
+                started,
+                environment=environment,
+                folder=description.folder,
+                logs=folder,
+            )
+        )
     return relays
 
 

@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import asyncpg
-import nats
 
-from kit.audit import Stored, at, identity
+from kit.audit import at, identity
 from kit.description import Description
 from kit.ledger import Ledger
+from kit.process import KeptProcess
 from kit.provision import STREAM, create_database, prepared_relays, put_stream
-from kit.relay import Relay
+from kit.streams import Message, stored
 from sea_mq_worker.embedded import EmbeddedNats, EmbeddedPostgres
+from tests.support.jetstream import connected
 from tests.support.proxy import TcpProxy, proxied
 
 MESSAGE_BYTES_MAX = 64 * 1024
@@ -36,34 +37,27 @@ class Stage:
     to_postgres: TcpProxy
     ledger: Ledger
     chance: random.Random
-    relays: Sequence[Relay]
+    relays: Sequence[KeptProcess]
     patience_seconds: float
     dsn: str
-    stored: list[Stored] = field(default_factory=list)
+    stored: list[Message] = field(default_factory=list)
     stops: list[str] = field(default_factory=list)
     """What was wrong when the relay was asked to stop; empty texts for what was right."""
 
     @property
-    def relay(self) -> Relay:
+    def relay(self) -> KeptProcess:
         """The first instance, which always runs."""
         return self.relays[0]
 
     @property
-    def second(self) -> Relay:
+    def second(self) -> KeptProcess:
         """The other instance, started by the faults that want two."""
         return self.relays[1]
 
     async def read(self) -> None:
         """Take in what the stream has got since the last time."""
-        client = await nats.connect(self.nats.url, allow_reconnect=False)
-        try:
-            stream = client.jetstream()
-            last = (await stream.stream_info(STREAM)).state.last_seq
-            for seq in range(len(self.stored) + 1, last + 1):
-                message = await stream.get_msg(STREAM, seq)
-                self.stored.append(Stored(seq=seq, headers=message.headers or {}, body=message.data or b""))
-        finally:
-            await client.close()
+        async with connected(self.nats.url) as broker:
+            self.stored += await stored(broker, STREAM, first=len(self.stored) + 1)
 
     async def grown(self, *, since: int, within: float) -> None:
         """Wait until the stream has more than so many messages, or the time is over."""
@@ -125,7 +119,7 @@ async def open_stage(
     """Start servers and relay; stop them in the end.
 
     Raises:
-        RelayError: a command of the description failed.
+        CommandError: a command of the description failed.
         DescriptionError: a command names an unknown placeholder.
     """
     async with AsyncExitStack() as stack:

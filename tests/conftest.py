@@ -21,7 +21,7 @@ _JAVA_OPTIONS = (
     # Spark's classes, ten thousand of them, would be verified at each start
     " -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
 )
-_COSTLY = ("tests/pipeline/", "tests/acceptance/test_pipeline_commands.py", "tests/soak/")
+_COSTLY = ("tests/pipeline/", "tests/acceptance/test_pipeline_commands.py", "tests/kit/test_soak.py")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

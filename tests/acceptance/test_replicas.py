@@ -12,6 +12,7 @@ from tests.support.site import Site, site
 from tests.support.waiting import eventually
 from tests.support.worker import WorkerProcess
 
+REPLICAS = 3
 BATCH = 20
 """Small, so that a backlog is in many hands."""
 ROUNDS_MAX = 20
@@ -20,9 +21,8 @@ PROCESSED = "sea_mq_inbox_processed_total"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("replicas", [2, 3])
 async def test_replicas_share_both_directions_and_keep_every_keys_order(
-    database: Database, nats_url: str, names: str, tmp_path: Path, replicas: int
+    database: Database, nats_url: str, names: str, tmp_path: Path
 ) -> None:
     async with (
         site(dsn=database.dsn, nats_url=nats_url, name=names, folder=tmp_path) as here,
@@ -30,7 +30,7 @@ async def test_replicas_share_both_directions_and_keep_every_keys_order(
     ):
         workers = [
             await stack.enter_async_context(here.worker(name=f"w{number}", outbox_batch_max=BATCH))
-            for number in range(replicas)
+            for number in range(REPLICAS)
         ]
         for worker in workers:
             await worker.ready()

@@ -88,6 +88,7 @@ async def test_what_follows_a_dead_event_of_its_key_goes_on_or_waits_as_it_is_se
 @pytest.mark.slow
 @pytest.mark.crash
 @pytest.mark.fault("P29")
+@pytest.mark.clause("ordering: events of one ordering key keep their order through failures and workers")
 async def test_four_workers_that_are_killed_at_random_keep_every_keys_order(shared: Site) -> None:
     chance = random.Random(47)
     async with AsyncExitStack() as stack:

@@ -3,8 +3,9 @@
 import json
 from collections.abc import Iterable
 
-from kit.audit import Stored, at, audit
+from kit.audit import at, audit
 from kit.ledger import Event
+from kit.streams import Message
 
 
 def event(name: str, *, number: int = 0, key: str | None = None, committed: bool = True) -> Event:
@@ -12,14 +13,14 @@ def event(name: str, *, number: int = 0, key: str | None = None, committed: bool
     return Event(id=name, key=key, number=number, body=body, fault="x", committed=committed)
 
 
-def stored(*names: str) -> list[Stored]:
+def stored(*names: str) -> list[Message]:
     return [
-        Stored(seq=seq, headers={}, body=json.dumps({"event": name}).encode())
+        Message(seq=seq, headers={}, body=json.dumps({"event": name}).encode())
         for seq, name in enumerate(names, 1)
     ]
 
 
-def found(events: list[Event], messages: Iterable[Stored], **given: frozenset[str]) -> dict[str, list[str]]:
+def found(events: list[Event], messages: Iterable[Message], **given: frozenset[str]) -> dict[str, list[str]]:
     """Return the kinds of what is wrong, with the ids."""
     told = {"unfinished": frozenset[str](), "refused": frozenset[str](), **given}
     finding = audit(events, messages, pointer="", **told)["x"]
@@ -55,7 +56,7 @@ def test_a_changed_digit_is_found() -> None:
     right = Event(
         id="a", key=None, number=0, body='{"event":"a","n":0.10000000000000000001}', fault="x", committed=True
     )
-    message = Stored(seq=1, headers={}, body=b'{"event":"a","n":0.1}')
+    message = Message(seq=1, headers={}, body=b'{"event":"a","n":0.1}')
     assert found([right], [message]) == {"altered": ["a"]}
 
 
@@ -64,5 +65,5 @@ def test_an_event_is_found_inside_an_envelope_even_as_text() -> None:
 
 
 def test_a_body_that_says_nothing_is_known_by_its_message_id() -> None:
-    message = Stored(seq=1, headers={"Nats-Msg-Id": "a"}, body=b"?")
+    message = Message(seq=1, headers={"Nats-Msg-Id": "a"}, body=b"?")
     assert found([event("a")], [message]) == {"altered": ["a"]}

@@ -1,4 +1,4 @@
-"""How the workers behaved: by the log of the database, by their use of the machine, by how they ended."""
+"""Checks of how the workers behaved: what they changed, what they used of the machine, how they ended."""
 
 import statistics
 from collections import Counter, defaultdict
@@ -6,14 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from tests.soak.audit import late_calls, replays
-from tests.soak.evidence import Evidence
-from tests.soak.fleet import Life
-from tests.soak.ledger import Fate
-from tests.soak.stage import PAYLOAD_CANARY, SECRET
+from kit.process import Life
+from kit.soak.checks import late_calls, replays
+from kit.soak.deployment import PAYLOAD_CANARY, SECRET
+from kit.soak.evidence import Evidence
+from kit.soak.transactions import Fate
 
 if TYPE_CHECKING:
-    from tests.soak.watch import Sample
+    from kit.soak.watch import Sample
 
 _LEASE_SECONDS = 3.0
 _LAWFUL = {
@@ -149,8 +149,8 @@ def slopes(evidence: Evidence) -> list[dict[str, Any]]:
 def log_rates(evidence: Evidence) -> dict[str, tuple[int, float]]:
     """Count lines and minutes of each life."""
     return {
-        f"{life.worker}-{life.number}": (
-            evidence.logs[f"{life.worker}-{life.number}"].count("\n"),
+        life.title: (
+            evidence.logs[life.title].count("\n"),
             (life.ended - life.began) / 60,
         )
         for life in evidence.lives
@@ -162,11 +162,11 @@ def workers_end_as_told(evidence: Evidence) -> Iterator[str]:
     """A worker ends because it was told to, or with the documented code while what it needs is missing."""
     for life in evidence.lives:
         if not _fine(life, evidence):
-            lines = evidence.logs[f"{life.worker}-{life.number}"].splitlines()
+            lines = evidence.logs[life.title].splitlines()
             why = _reasons(lines) or "".join(lines[-1:])
             at = datetime.fromtimestamp(life.ended, UTC).time().isoformat("seconds")
             told = life.told or "nothing"
-            yield f"{life.worker}-{life.number}, told {told}, ended at {at} with {life.code}: {why}"
+            yield f"{life.title}, told {told}, ended at {at} with {life.code}: {why}"
 
 
 def _fine(life: Life, evidence: Evidence) -> bool:
@@ -184,9 +184,9 @@ def _fine(life: Life, evidence: Evidence) -> bool:
             for f in evidence.faults
             if f.kind != "worker.stop"
         )
-        unborn = life.code == -15 and not evidence.logs[f"{life.worker}-{life.number}"]
+        unborn = life.code == -15 and not evidence.logs[life.title]
         return life.code == 0 or (life.code == 5 and hurt) or unborn
-    log = evidence.logs[f"{life.worker}-{life.number}"]
+    log = evidence.logs[life.title]
     told = "" if "worker_started" in log else _reasons(log.splitlines())
     missing = during("broker.delete_consumer") and ("does not exist" in told or "not found" in told)
     return life.code == 3 and (missing or (during("broker.forbid") and "permission" in told))
@@ -197,7 +197,7 @@ def _reasons(lines: Sequence[str]) -> str:
     return "\n".join(line for line in lines if '"loop_died"' in line or '"contract_broken"' in line)
 
 
-_SERIES = {
+SERIES = {
     "repeats that the stream dropped": "sea_mq_outbox_duplicates_total",
     "leases reaped": "sea_mq_outbox_leases_reaped_total",
     "events settled too late, refused": 'sea_mq_leases_lost_total{side="outbox"}',
@@ -216,7 +216,7 @@ def sometimes(evidence: Evidence) -> dict[str, int]:
             if series.startswith("sea_mq_"):
                 for name in {series, series.partition("{")[0]}:
                     totals[name] += int(value)
-    found = {text: totals[name] for text, name in _SERIES.items()}
+    found = {text: totals[name] for text, name in SERIES.items()}
     found["409 answers"] = sum(call.status == 409 for call in evidence.heard)
     found["commits with an unknown end"] = sum(t.fate is Fate.UNKNOWN for t in evidence.ledger.values())
     found["transactions rolled back"] = sum(t.fate is Fate.ROLLED_BACK for t in evidence.ledger.values())
@@ -244,7 +244,7 @@ def late(evidence: Evidence) -> Sequence[str]:
     ]
 
 
-CONDUCT = (
+BEHAVIOUR = (
     ("A9", rows_change_lawfully),
     ("A10", resources_stay_flat),
     ("A11", workers_end_as_told),

@@ -1,4 +1,4 @@
-"""Whole streams, read past everybody's proxies."""
+"""Whole streams, read past every proxy."""
 
 import asyncio
 import base64
@@ -12,21 +12,21 @@ _AT_ONCE = 100
 _NOT_FOUND = 404
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
     """A stored message."""
 
     seq: int
-    subject: str
+    subject: str = ""
     body: bytes
     headers: Mapping[str, str]
 
 
-async def stored(broker: NatsConnection, stream: str) -> list[Message]:
-    """Read a whole stream; what was removed from it is left out."""
+async def stored(broker: NatsConnection, stream: str, *, first: int = 1) -> list[Message]:
+    """Read a stream from a sequence on; what was removed from it is left out."""
     state = (await api(broker, f"STREAM.INFO.{stream}"))["state"]
     found: list[Message] = []
-    seqs = range(max(state["first_seq"], 1), state["last_seq"] + 1)
+    seqs = range(max(state["first_seq"], first), state["last_seq"] + 1)
     for begin in range(0, len(seqs), _AT_ONCE):
         some = await asyncio.gather(*(_read(broker, stream, seq) for seq in seqs[begin : begin + _AT_ONCE]))
         found += [message for message in some if message is not None]
@@ -42,5 +42,6 @@ async def _read(broker: NatsConnection, stream: str, seq: int) -> Message | None
         return None
     message = answer["message"]
     lines = base64.b64decode(message.get("hdrs", "")).decode().split("\r\n")[1:]
-    headers = dict(line.split(": ", 1) for line in lines if line)
-    return Message(seq, message["subject"], base64.b64decode(message.get("data", "")), headers)
+    headers = {name: value.strip() for name, _, value in (line.partition(":") for line in lines) if name}
+    body = base64.b64decode(message.get("data", ""))
+    return Message(seq=seq, subject=message["subject"], body=body, headers=headers)

@@ -1,4 +1,4 @@
-"""``python -m tests.soak``: run a soak and tell what it came to; the exit code is the verdict."""
+"""The command ``python -m kit soak``: its options, and the exit code as the verdict."""
 
 import argparse
 import asyncio
@@ -8,15 +8,16 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.soak.plan import KINDS
-from tests.soak.planted import BUGS
-from tests.soak.report import data, page
-from tests.soak.run import DRAIN_SECONDS, soak
+from kit.soak.bugs import BUGS
+from kit.soak.run import DRAIN_SECONDS, soak
+from kit.soak.schedule import KINDS
+from kit.soak.summary import data, page
+
+HELP = "this worker in a whole deployment, hurt at random for minutes"
 
 
-def main() -> int:
-    """Return 0 where every check holds, else 1."""
-    parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
     parser.add_argument("--seconds", type=float, default=600, help="how long traffic and faults last")
     parser.add_argument("--seed", type=int, default=1, help="the same seed, the same plan of faults")
     parser.add_argument("--json", type=Path, help="write the result there too")
@@ -30,31 +31,28 @@ def main() -> int:
     parser.add_argument(
         "--drain", type=float, default=DRAIN_SECONDS, help="seconds to finish after the last fault"
     )
-    given = parser.parse_args()
+    parser.set_defaults(command=main)
+
+
+def main(options: argparse.Namespace) -> int:
+    """Run a soak and print its result; return 0 where every check holds, else 1."""
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(
-            number, signal.default_int_handler
-        )  # nothing is left running behind a soak that is ended
-    if given.folder:
-        given.folder.mkdir(parents=True, exist_ok=True)
-    folder = given.folder or Path(tempfile.mkdtemp(prefix="sea-mq-soak-logs-"))
-    only = frozenset(filter(None, given.only.split(",")))
+        # a soak that is interrupted leaves nothing running
+        signal.signal(number, signal.default_int_handler)
+    folder = options.folder or Path(tempfile.mkdtemp(prefix="sea-mq-soak-logs-"))
+    folder.mkdir(parents=True, exist_ok=True)
     soaked = asyncio.run(
         soak(
-            seed=given.seed,
-            seconds=given.seconds,
+            seed=options.seed,
+            seconds=options.seconds,
             folder=folder,
-            bug=given.negative_control,
-            only=only,
-            drain_seconds=given.drain,
+            bug=options.negative_control,
+            only=frozenset(filter(None, options.only.split(","))),
+            drain_seconds=options.drain,
         )
     )
     result = data(soaked)
-    if given.json:
-        given.json.write_text(json.dumps(result, indent=2))
+    if options.json:
+        options.json.write_text(json.dumps(result, indent=2))
     sys.stdout.write(f"{page(result)}\nlogs       {folder}\n")
     return 0 if soaked.passed else 1
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

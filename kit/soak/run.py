@@ -9,18 +9,18 @@ from pathlib import Path
 
 import asyncpg
 
+from kit.soak.behaviour import BEHAVIOUR, rare_paths_were_reached
+from kit.soak.chaos import Chaos, Injected, redrive
+from kit.soak.checks import CONTENT, Check, judge
+from kit.soak.deployment import CONTEXT, STOP_SECONDS, Stage, stage
+from kit.soak.evidence import Evidence, gather
+from kit.soak.schedule import Fault, draw
+from kit.soak.traffic import Producer, Sender
+from kit.soak.transactions import Ledger
+from kit.soak.watch import Watch
+from kit.streams import stored
 from sea_mq_worker.adapters.nats.connection import api
 from sea_mq_worker.domain.errors import WorkerError
-from tests.soak.audit import CONTENT, Check, judge
-from tests.soak.conduct import CONDUCT, rare_paths_were_reached
-from tests.soak.evidence import Evidence, gather
-from tests.soak.faults import Chaos, redrive
-from tests.soak.ledger import Ledger
-from tests.soak.plan import draw
-from tests.soak.producers import Producer, Sender
-from tests.soak.stage import CONTEXT, Stage, stage
-from tests.soak.streams import stored
-from tests.soak.watch import Watch
 from tests.support.jetstream import consumer_info
 
 DRAIN_SECONDS = 60.0
@@ -69,59 +69,70 @@ async def soak(
         drain_seconds: how soon after the last fault all has to be done.
     """
     plan = draw(seed, seconds, only=only)
-    ledger = Ledger(folder / "ledger")
     async with stage(folder, seed=seed, bug=bug) as made:
-        await asyncio.gather(*(member.ready() for member in made.members.values()))
-        chaos, watch, sender = Chaos(made), Watch(made), Sender(made, random.Random(seed + 3))
-        over = asyncio.Event()
+        await asyncio.gather(*(worker.ready() for worker in made.workers.values()))
+        watch, over = Watch(made), asyncio.Event()
         async with asyncio.TaskGroup() as watching:
             watching.create_task(watch.run(over))
-            async with asyncio.TaskGroup() as traffic:
-                stop = asyncio.Event()
-                for number in (1, 2):
-                    producer = Producer(made, ledger, f"p{number}", random.Random(seed + number))
-                    traffic.create_task(producer.run(stop))
-                traffic.create_task(sender.run(stop))
-                began = time.monotonic()
-                await chaos.run(plan)
-                await asyncio.sleep(max(0.0, began + seconds - time.monotonic()))
-                sender.only_good = True
-                peace = time.monotonic()
-                await _brought_to_an_end(made, drain_seconds)
-                stop.set()
-            left = await _drained(made, max(10.0, drain_seconds - (time.monotonic() - peace)))
-            drained = time.monotonic() - peace
-            await _redrive_the_rest(made)
-            for member in made.members.values():
-                await member.scrape()
+            hurt = await _hurt(made, plan, seed=seed, seconds=seconds, drain_seconds=drain_seconds)
+            for worker in made.workers.values():
+                await worker.scrape()
             over.set()
-        for member in made.members.values():
-            await member.retire()
-        ledger.close()
+        for worker in made.workers.values():
+            await worker.process.stop(within=STOP_SECONDS)
         evidence = await gather(
-            made,
-            ledger=folder / "ledger",
-            acknowledged=sender.acknowledged,
-            faults=sorted(chaos.done, key=lambda fault: fault.began),
-            watch=watch,
-            left=left,
+            made, acknowledged=hurt.acknowledged, faults=hurt.faults, watch=watch, left=hurt.left
         )
-    late = f"it took {drained:.0f} s" if drained > drain_seconds else ""
-    unfinished = tuple(filter(None, (left or late,)))
+    late = f"it took {hurt.drained:.0f} s" if hurt.drained > drain_seconds else ""
+    unfinished = tuple(filter(None, (hurt.left, late)))
     end = Check("A0", f"All is done {drain_seconds:g} s after the last fault", unfinished)
     return Soaked(
         seed=seed,
         seconds=seconds,
         bug=bug,
         planned=len(plan),
-        drain_seconds=drained,
+        drain_seconds=hurt.drained,
         evidence=evidence,
         checks=[end, *_judged(evidence, seconds)],
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Hurt:
+    """The faults that happened, what the broker acknowledged, how long the end took, and what is left."""
+
+    faults: list[Injected]
+    acknowledged: dict[int, str]
+    drained: float
+    left: str
+
+
+async def _hurt(made: Stage, plan: list[Fault], *, seed: int, seconds: float, drain_seconds: float) -> _Hurt:
+    """Let traffic and faults go on together, and everything come to its end in peace."""
+    ledger = Ledger(made.ledger)
+    chaos, sender, stop = Chaos(made), Sender(made, random.Random(seed + 3)), asyncio.Event()
+    async with asyncio.TaskGroup() as traffic:
+        for number in (1, 2):
+            producer = Producer(made, ledger, f"p{number}", random.Random(seed + number))
+            traffic.create_task(producer.run(stop))
+        traffic.create_task(sender.run(stop))
+        began = time.monotonic()
+        await chaos.run(plan)
+        await asyncio.sleep(max(0.0, began + seconds - time.monotonic()))
+        sender.only_good = True
+        peace = time.monotonic()
+        await _brought_to_an_end(made, drain_seconds)
+        stop.set()
+    left = await _drained(made, max(10.0, drain_seconds - (time.monotonic() - peace)))
+    drained = time.monotonic() - peace
+    await _redrive_the_rest(made)
+    ledger.close()
+    faults = sorted(chaos.done, key=lambda fault: fault.began)
+    return _Hurt(faults=faults, acknowledged=sender.acknowledged, drained=drained, left=left)
+
+
 def _judged(evidence: Evidence, seconds: float) -> list[Check]:
-    checks = judge(evidence, CONTENT + CONDUCT)
+    checks = judge(evidence, CONTENT + BEHAVIOUR)
     if seconds >= _RARE_PATHS_SECONDS:
         checks += judge(evidence, (("A11", rare_paths_were_reached),))
     return checks

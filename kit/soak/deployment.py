@@ -1,10 +1,10 @@
-"""The cast: servers of the soak's own, a handler, and workers each behind proxies of its own."""
+"""The deployment: servers of the soak's own, a handler, and workers each behind proxies of its own."""
 
-import asyncio
 import json
 import os
 import random
 import signal
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -14,13 +14,14 @@ from typing import Any
 
 import asyncpg
 
+from kit.process import KeptProcess, Life
+from kit.soak import change_log
+from kit.soak.schedule import SIDES, WORKERS
+from kit.soak.service import Service
+from kit.soak.workers import Worker
 from sea_mq_worker.adapters.nats.connection import NatsConnection
 from sea_mq_worker.adapters.postgres.schema.migrations import migrate
 from sea_mq_worker.embedded import EmbeddedNats, EmbeddedPostgres
-from tests.soak import witness
-from tests.soak.fleet import Member
-from tests.soak.plan import SIDES, WORKERS
-from tests.soak.service import Service
 from tests.support.handlers import HandlerServer, handler_server
 from tests.support.jetstream import SECOND, connected
 from tests.support.proxy import TcpProxy, proxied
@@ -33,6 +34,8 @@ SECRET = "canary-secret-7f3a"
 PAYLOAD_CANARY = "canary-payload-91c2"
 WINDOW_SECONDS = 20
 MAX_PAYLOAD = 65_536
+STOP_SECONDS = 12.0
+"""A graceful stop is over long before."""
 _ROOT = Path(__file__).parents[2]
 _SKEWS = {"w2": 3600}
 """Seconds by which a worker's own clock is wrong."""
@@ -51,11 +54,20 @@ class Stage:
     service: Service
     handler: HandlerServer
     broker: NatsConnection
-    members: dict[str, Member]
+    workers: dict[str, Worker]
     producer_url: str
     to_producers: TcpProxy
     pardoned: set[int] = field(default_factory=set)
     """Dead letters, by sequence, that an operator has tried to redrive."""
+
+    @property
+    def ledger(self) -> Path:
+        """The file in which the producers note their transactions."""
+        return self.folder / "ledger"
+
+    def lives(self) -> list[Life]:
+        """Return each run of each worker."""
+        return [life for worker in self.workers.values() for life in worker.process.lives]
 
     @asynccontextmanager
     async def database(self) -> AsyncIterator[asyncpg.Connection]:
@@ -106,7 +118,7 @@ async def stage(folder: Path, *, seed: int, bug: str = "") -> AsyncIterator[Stag
         nats = await stack.enter_async_context(EmbeddedNats(home / "nats", config=config))
         await migrate(postgres.dsn)
         connection = await asyncpg.connect(postgres.dsn)
-        await witness.install(connection, password=SECRET)
+        await change_log.install(connection, password=SECRET)
         await connection.close()
         handler = await stack.enter_async_context(handler_server(service.take))
         broker = await stack.enter_async_context(connected(nats.url, user="admin", password=SECRET))
@@ -120,22 +132,18 @@ async def stage(folder: Path, *, seed: int, bug: str = "") -> AsyncIterator[Stag
             service=service,
             handler=handler,
             broker=broker,
-            members={},
+            workers={},
             producer_url=producer_url,
             to_producers=to_producers,
         )
         await made.apply_streams()
         for name in WORKERS:
-            made.members[name] = await _member(stack, made, name, bug)
-        async with asyncio.TaskGroup() as keeping:
-            for member in made.members.values():
-                keeping.create_task(member.keep())
-            yield made
-            for member in made.members.values():
-                await member.retire()
+            made.workers[name] = worker = await _worker(stack, made, name, bug)
+            await stack.enter_async_context(worker.process)
+        yield made
 
 
-async def _member(stack: AsyncExitStack, made: Stage, name: str, bug: str) -> Member:
+async def _worker(stack: AsyncExitStack, made: Stage, name: str, bug: str) -> Worker:
     urls = {
         "database": made.postgres.dsn.replace("postgres:", f"{name}:", 1).replace(
             (made.postgres.folder / "password").read_text(), SECRET
@@ -147,16 +155,17 @@ async def _member(stack: AsyncExitStack, made: Stage, name: str, bug: str) -> Me
     target = _deployment(
         *(ends[side][1] for side in SIDES), worker_name=name, outbox_publish_mode=_MODES[name]
     )
-    plants = f"{Path(__file__).parent / 'plants'}{os.pathsep}{_ROOT}"
+    own = {variable: value for variable, value in os.environ.items() if not variable.startswith("SEA_MQ_")}
     environment = {
+        **own,
         **target.environment,
-        "PYTHONPATH": plants,
+        "PYTHONPATH": f"{Path(__file__).parent / 'plants'}{os.pathsep}{_ROOT}",
         "SOAK_PLANTED_BUG": bug,
         "SOAK_CLOCK_SKEW": str(_SKEWS.get(name, 0)),
     }
-    planted = Deployment(context=target.context, upstream=target.upstream, environment=environment)
-    proxies = {side: proxy for side, (proxy, _) in ends.items()}
-    return Member(name=name, target=planted, folder=made.folder, proxies=proxies)
+    command = [sys.executable, "-m", "sea_mq_worker"]
+    process = KeptProcess(name, command, environment=environment, folder=_ROOT, logs=made.folder)
+    return Worker(process, {side: proxy for side, (proxy, _) in ends.items()})
 
 
 def _deployment(database_url: str, nats_url: str, handler_url: str, **settings: object) -> Deployment:

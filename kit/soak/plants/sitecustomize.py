@@ -10,6 +10,6 @@ if _skew:
     time.time_ns = lambda: _time_ns() + int(_skew * 10**9)
 
 if os.environ.get("SOAK_PLANTED_BUG"):
-    from tests.soak import planted
+    from kit.soak import bugs
 
-    planted.plant(os.environ["SOAK_PLANTED_BUG"])
+    bugs.plant(os.environ["SOAK_PLANTED_BUG"])

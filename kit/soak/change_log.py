@@ -6,9 +6,9 @@ log knows who changed a row, whatever the row says.
 
 import asyncpg
 
-from tests.soak.plan import WORKERS
+from kit.soak.schedule import WORKERS
 
-_WITNESS = """
+_CHANGE_LOG = """
 CREATE SCHEMA soak;
 CREATE TABLE soak.outbox_log (
     n BIGINT GENERATED ALWAYS AS IDENTITY, at TIMESTAMPTZ NOT NULL DEFAULT clock_timestamp(),
@@ -62,6 +62,6 @@ GRANT INSERT, UPDATE ON sea_mq_consumers, sea_mq_standings TO {role};
 
 async def install(connection: asyncpg.Connection, *, password: str) -> None:
     """Set up log and workers' roles in a migrated database; the roles may do what a worker needs, no more."""
-    await connection.execute(_WITNESS)
+    await connection.execute(_CHANGE_LOG)
     for role in WORKERS:
         await connection.execute(_RIGHTS.format(role=role, password=password))

@@ -50,33 +50,6 @@ def _known_means_done() -> None:
     PostgresInboxAdapter.insert = insert  # type: ignore[method-assign]
 
 
-def _settle_without_fence() -> None:
-    """Settle by id alone, however late: a worker that was frozen settles what is another's by now.
-
-    The fence stands behind a look at the clock, so both have to go before anything can go wrong.
-    """
-    from sea_mq_worker.adapters.postgres.outbox import PostgresOutboxAdapter  # noqa: PLC0415
-    from sea_mq_worker.application.outbox.settlement import Settlement  # noqa: PLC0415
-
-    honest = PostgresOutboxAdapter.__init__
-
-    def init(self: Any, **given: Any) -> None:
-        honest(self, **given)
-        fence = "o.state = 'CLAIMED' AND o.claimed_by = $1::text AND o.claimed_at = $2::timestamptz"
-        unfenced = "$1::text IS NOT NULL AND $2::timestamptz IS NOT NULL"
-        for name in ("mark_published", "settle"):
-            assert fence in self._sql[name]
-            self._sql = {**self._sql, name: self._sql[name].replace(fence, unfenced)}
-
-    in_time = Settlement._persist
-
-    async def persist(self: Any, write: Any, claim: Any, verdicts: Any, _: float) -> Any:
-        return await in_time(self, write, claim, verdicts, float("inf"))
-
-    PostgresOutboxAdapter.__init__ = init  # type: ignore[method-assign]
-    Settlement._persist = persist  # type: ignore[method-assign, assignment]
-
-
 def _new_id_for_each_attempt() -> None:
     """Publish a repeat under another message id: the stream keeps both copies."""
     from sea_mq_worker.application.outbox import batch_publisher  # noqa: PLC0415
@@ -108,7 +81,6 @@ BUGS: dict[str, Callable[[], None]] = {
     "ack-before-handling": _ack_before_handling,
     "mark-before-publish": _mark_before_publish,
     "known-means-done": _known_means_done,
-    "settle-without-fence": _settle_without_fence,
     "new-id-for-each-attempt": _new_id_for_each_attempt,
     "outage-kills": _outage_kills,
 }

@@ -5,14 +5,14 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from decimal import Decimal
 from typing import Any
 
-from tests.soak.evidence import Evidence
-from tests.soak.ledger import Fate, Planned
-from tests.soak.producers import SHARE
-from tests.soak.stage import CONTEXT
-from tests.soak.streams import Message
+from kit.audit import exact, out_of_order
+from kit.soak.deployment import CONTEXT
+from kit.soak.evidence import Evidence
+from kit.soak.traffic import SHARE
+from kit.soak.transactions import Fate, Planned
+from kit.streams import Message
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ def planned_events(evidence: Evidence) -> dict[str, Planned]:
 
 
 def replays(evidence: Evidence) -> Counter[str]:
-    """Count how often an event was put back after it had been published, by the witness."""
+    """Count how often an event was put back after it had been published, by the log of changes."""
     return Counter(
         str(row["id"])
         for row in evidence.outbox_log
@@ -100,7 +100,7 @@ def contents_are_unaltered(evidence: Evidence) -> Iterator[str]:
         event_id = str(row["id"])
         if message.body != row["payload"].encode():
             yield f"event {event_id}: body at {message.seq} is not the row's payload"
-        if event_id in planned and _exact(row["payload"]) != _exact(planned[event_id].payload):
+        if event_id in planned and exact(row["payload"]) != exact(planned[event_id].payload):
             yield f"event {event_id}: payload is not the producer's"
         wanted = {
             "Nats-Msg-Id": event_id,
@@ -121,16 +121,11 @@ def contents_are_unaltered(evidence: Evidence) -> Iterator[str]:
 
 def keys_keep_their_order(evidence: Evidence) -> Iterator[str]:
     """First copies of one key's events are stored in insert order."""
-    last: dict[str, tuple[int, str]] = {}
-    copies = by_id(evidence)
-    for event_id, row in sorted(evidence.outbox.items(), key=lambda item: item[1]["seq"]):
-        if row["ordering_key"] is None or event_id not in copies:
-            continue
-        first = min(message.seq for message in copies[event_id])
-        before, earlier = last.get(row["ordering_key"], (0, ""))
-        if first < before:
-            yield f"key {row['ordering_key']}: {event_id} at {first}, behind {earlier} at {before}"
-        last[row["ordering_key"]] = max((before, earlier), (first, event_id))
+    rows = sorted(evidence.outbox.items(), key=lambda item: item[1]["seq"])
+    first_seq = {event_id: min(m.seq for m in copies) for event_id, copies in by_id(evidence).items()}
+    for event_id in out_of_order(((event_id, row["ordering_key"]) for event_id, row in rows), first_seq):
+        key = evidence.outbox[event_id]["ordering_key"]
+        yield f"key {key}: {event_id} at {first_seq[event_id]} is behind a later event"
 
 
 def message_id(message: Message) -> str:
@@ -255,11 +250,6 @@ def _groups(evidence: Evidence) -> Mapping[str, list[Message]]:
     for message in evidence.upstream:
         found[message_id(message)].append(message)
     return found
-
-
-def _exact(text: str) -> Any:
-    """Parse JSON keeping every digit; jsonb may write a number in another form of the same scale."""
-    return json.loads(text, parse_float=Decimal, parse_int=Decimal)
 
 
 CONTENT: tuple[tuple[str, Callable[[Evidence], Iterator[str]]], ...] = (

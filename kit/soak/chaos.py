@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import os
 import random
-import signal
 import sys
 import time
 from collections import defaultdict
@@ -15,12 +14,13 @@ from typing import Any, TypeVar
 
 import asyncpg
 
+from kit.process import frozen
+from kit.soak.deployment import CONTEXT, STOP_SECONDS, Stage
+from kit.soak.schedule import Fault
+from kit.soak.workers import Worker
+from kit.streams import stored
 from sea_mq_worker.adapters.nats.connection import api
 from sea_mq_worker.domain.errors import WorkerError
-from tests.soak.fleet import Member
-from tests.soak.plan import Fault
-from tests.soak.stage import CONTEXT, Stage
-from tests.soak.streams import stored
 
 _COMMAND_SECONDS = 25.0
 _COMMIT_SECONDS = 2.0
@@ -83,7 +83,7 @@ class Chaos:
                 note = await getattr(self, f"_{kind}")(fault)
             case "proxy":
                 worker, _, which = fault.victim.partition(":")
-                await self._bend(self.stage.members[worker].proxies[which], kind, fault)
+                await self._bend(self.stage.workers[worker].proxies[which], kind, fault)
             case "producer":
                 await self._cut_producers(fault)
             case "handler":
@@ -91,7 +91,7 @@ class Chaos:
                 await asyncio.sleep(fault.seconds)
                 self.stage.service.mood = "well"
             case "worker":
-                async with self._worker(self.stage.members[fault.victim], kind):
+                async with self._worker(self.stage.workers[fault.victim], kind):
                     await asyncio.sleep(fault.seconds)
             case _:
                 hurt: Callable[[Fault], AbstractAsyncContextManager[None]]
@@ -119,29 +119,26 @@ class Chaos:
         proxy.heal()
 
     @asynccontextmanager
-    async def _worker(self, member: Member, how: str) -> AsyncIterator[None]:
+    async def _worker(self, worker: Worker, how: str) -> AsyncIterator[None]:
+        process = worker.process
         if how.startswith("freeze"):
             if how == "freeze_with_claims":
-                await self._until_it_holds_claims(member)
-            member.signal(signal.SIGSTOP)
-            member.proxies["broker"].heal()
-            yield
-            member.signal(signal.SIGCONT)
+                await self._until_it_holds_claims(worker)
+            async with frozen(process.process.pid):
+                worker.proxies["broker"].heal()
+                yield
             return
-        async with member.down():
-            if how == "kill":
-                member.signal(signal.SIGKILL)
-            else:
-                await member.stopped()
-            yield
+        await (process.kill() if how == "kill" else process.stop(within=STOP_SECONDS))
+        yield
+        await process.start()
 
-    async def _until_it_holds_claims(self, member: Member) -> None:
+    async def _until_it_holds_claims(self, worker: Worker) -> None:
         """Let it claim and not publish; others settle what it holds, before it wakes up and tries to."""
         with contextlib.suppress(*_GONE):
             async with self.stage.database() as connection:
-                member.proxies["broker"].stall()
+                worker.proxies["broker"].stall()
                 for _ in range(_CLAIM_TRIES):
-                    if await connection.fetchval(_CLAIMS, f"{member.name}#%"):
+                    if await connection.fetchval(_CLAIMS, f"{worker.name}#%"):
                         return
                     await asyncio.sleep(0.01)
 
@@ -153,7 +150,7 @@ class Chaos:
 
     @asynccontextmanager
     async def _broker_freeze(self, _: Fault) -> AsyncIterator[None]:
-        async with _frozen(self.stage.nats.pid):
+        async with frozen(self.stage.nats.pid):
             yield
 
     @asynccontextmanager
@@ -193,7 +190,7 @@ class Chaos:
     @asynccontextmanager
     async def _database_freeze(self, _: Fault) -> AsyncIterator[None]:
         """Stop the postmaster: who is connected works on, nobody else gets in."""
-        async with _frozen(self.stage.postgres.pid):
+        async with frozen(self.stage.postgres.pid):
             yield
 
     @asynccontextmanager
@@ -202,7 +199,7 @@ class Chaos:
         if not pids:
             yield
             return
-        async with _frozen(pids[fault.draw % len(pids)]):
+        async with frozen(pids[fault.draw % len(pids)]):
             yield
 
     @asynccontextmanager
@@ -277,17 +274,6 @@ async def command(stage: Stage, *words: str) -> tuple[int, str]:
         process.kill()
         written, _ = await process.communicate()
     return process.returncode or 0, written.decode()
-
-
-@asynccontextmanager
-async def _frozen(pid: int) -> AsyncIterator[None]:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGCONT)
 
 
 async def _again(call: Callable[[], Awaitable[T]]) -> T:

@@ -2,18 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import asyncpg
 
-from tests.soak.faults import Injected
-from tests.soak.fleet import Life
-from tests.soak.ledger import Transaction, read
-from tests.soak.service import Heard
-from tests.soak.stage import CONTEXT, Stage
-from tests.soak.streams import Message, stored
-from tests.soak.watch import Sample, Watch
+from kit.process import Life
+from kit.soak.chaos import Injected
+from kit.soak.deployment import CONTEXT, Stage
+from kit.soak.service import Heard
+from kit.soak.transactions import Transaction, read
+from kit.soak.watch import Sample, Watch
+from kit.streams import Message, stored
 from tests.support.jetstream import consumer_info
 
 
@@ -39,7 +38,6 @@ class Evidence:
     idle_in_transaction: Sequence[Mapping[str, Any]]
     session_samples: int
     logs: Mapping[str, str]
-    drained: bool
     left: str = ""
     rejects: frozenset[str] = field(default_factory=frozenset)
     never: frozenset[str] = field(default_factory=frozenset)
@@ -48,7 +46,6 @@ class Evidence:
 async def gather(
     stage: Stage,
     *,
-    ledger: Path,
     acknowledged: Mapping[int, str],
     faults: Sequence[Injected],
     watch: Watch,
@@ -64,9 +61,8 @@ async def gather(
         inbox_log = await connection.fetch("SELECT * FROM soak.inbox_log ORDER BY n")
     finally:
         await connection.close()
-    lives = [life for member in stage.members.values() for life in member.lives]
     return Evidence(
-        ledger=read(ledger),
+        ledger=read(stage.ledger),
         outbox={str(row["id"]): row for row in outbox},
         inbox={str(row["message_id"]): row for row in inbox},
         outbox_log=outbox_log,
@@ -78,13 +74,12 @@ async def gather(
         consumer=await consumer_info(stage.broker, target.upstream_stream, target.durable),
         heard=stage.service.heard,
         effects=stage.service.effects,
-        lives=lives,
+        lives=stage.lives(),
         faults=faults,
         samples=watch.samples,
         idle_in_transaction=watch.idle_in_transaction,
         session_samples=watch.session_samples,
-        logs={f"{life.worker}-{life.number}": life.log.read_text() for life in lives},
-        drained=not left,
+        logs={life.title: life.log.read_text() for life in stage.lives()},
         left=left,
         rejects=frozenset(stage.service.rejects),
         never=frozenset(stage.service.never),

@@ -3,10 +3,10 @@
 from collections import Counter
 from typing import Any
 
-from tests.soak.audit import Check, late_calls, replays
-from tests.soak.conduct import log_rates, slopes, sometimes
-from tests.soak.evidence import Evidence
-from tests.soak.run import Soaked
+from kit.soak.behaviour import log_rates, slopes, sometimes
+from kit.soak.checks import Check, late_calls, replays
+from kit.soak.evidence import Evidence
+from kit.soak.run import Soaked
 
 _OFFENDERS = 10
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import asyncpg
 
-from tests.soak.stage import Stage
+from kit.soak.deployment import Stage
 
 _EVERY_SECONDS = 0.5
 _SCRAPE_SECONDS = 2.0
@@ -46,8 +46,8 @@ class Watch:
         """Work until asked to stop."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._sessions(stop))
-            for member in self.stage.members.values():
-                group.create_task(self._every(stop, _SCRAPE_SECONDS, member.scrape))
+            for worker in self.stage.workers.values():
+                group.create_task(self._every(stop, _SCRAPE_SECONDS, worker.scrape))
             await self._every(stop, _EVERY_SECONDS, self._processes)
 
     async def _every(self, stop: asyncio.Event, seconds: float, work: Any) -> None:
@@ -58,11 +58,11 @@ class Watch:
                     await stop.wait()
 
     async def _processes(self) -> None:
-        for member in self.stage.members.values():
-            if member.alive:
-                life = member.lives[-1]
+        for worker in self.stage.workers.values():
+            if worker.process.alive:
+                life = worker.process.lives[-1]
                 with contextlib.suppress(OSError, ValueError):
-                    self.samples.append(_sample(member.name, life.number, life.pid))
+                    self.samples.append(_sample(life.name, life.number, life.pid))
 
     async def _sessions(self, stop: asyncio.Event) -> None:
         connection: asyncpg.Connection | None = None

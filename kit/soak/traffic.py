@@ -13,10 +13,10 @@ from typing import Any
 import asyncpg
 import nats.errors
 
+from kit.soak.deployment import MAX_PAYLOAD, PAYLOAD_CANARY, Stage
+from kit.soak.service import Service
+from kit.soak.transactions import Fate, Ledger, Planned
 from sea_mq_worker.producer import Event, enqueue
-from tests.soak.ledger import Fate, Ledger, Planned
-from tests.soak.service import Service
-from tests.soak.stage import MAX_PAYLOAD, PAYLOAD_CANARY, Stage
 from tests.support.jetstream import store
 
 _PAUSE_SECONDS = 0.25
