@@ -62,6 +62,10 @@ def test_what_was_pending_is_lost_with_a_stream_that_is_made_anew() -> None:
 def test_a_durable_that_is_made_anew_misses_what_left_before() -> None:
     now = replace(BEFORE, consumer_created="2025-02-01", first_seq=31, delivered=30, deliveries=0, pending=20)
     assert find_missed(BEFORE, now) == MissedMessages(11, 30, 20)
+    assert find_missed(BEFORE, replace(now, delivered=50, pending=0)) == MissedMessages(11, 30, 20)
+    filtered = replace(BEFORE, takes_all=False, pending=10)
+    now = replace(now, takes_all=False, delivered=45, deliveries=4, pending=2)
+    assert find_missed(filtered, now) == MissedMessages(11, 30, 4)
 
 
 def test_nothing_is_said_of_a_stream_that_replaces_its_messages() -> None:

@@ -3,6 +3,8 @@
 import asyncio
 import uuid
 
+import pytest
+
 from sea_mq_worker.domain.errors import ContractError
 from sea_mq_worker.domain.facts import MessageProcessed, Noticed
 from sea_mq_worker.testing.handler import Respond
@@ -76,13 +78,14 @@ async def test_a_message_that_its_stream_has_dropped_is_told_once_and_stays_open
         await world.observer.seen(MessageProcessed)
 
 
+@pytest.mark.parametrize("same_id", [False, True])
 @in_virtual_time
-async def test_another_message_in_its_place_is_not_taken_for_it() -> None:
+async def test_another_message_in_its_place_is_not_taken_for_it(*, same_id: bool) -> None:
     world = World()
     message_id = await find_undeliverable(world)
     world.upstream.purge()
     world.upstream.last_seq = 0
-    world.upstream.store(SUBJECT, b"{}", {"ce-id": str(uuid.uuid4())})
+    world.upstream.store(SUBJECT, b"[]", {"ce-id": message_id if same_id else str(uuid.uuid4())})
     async with world.consuming():
         await asyncio.sleep(2 * OVERDUE)
     assert (told(world), set(world.handler.calls)) == (["message_lost"], set())
