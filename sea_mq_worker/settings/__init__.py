@@ -1,6 +1,6 @@
-"""Settings: read from ``SEA_MQ_*`` environment variables or a TOML file, checked with their relations.
+"""Read settings from ``SEA_MQ_*`` environment variables or a TOML file, and check how they fit together.
 
-The environment wins over the file.
+The environment overrides the file.
 """
 
 import os
@@ -17,19 +17,19 @@ from sea_mq_worker.settings.relations import contradictions
 
 __all__ = ["CONFIG_VARIABLE", "ENV_PREFIX", "ConsumerSettings", "Settings", "SettingsError", "load_settings"]
 
-_REQUIRED = "is required (`python -m sea_mq_worker dev` runs on servers of its own and needs no settings)"
+_REQUIRED = "is required; set it (`sea-mq-worker dev` starts its own servers and needs no settings)"
 _VARIABLES = {key: f"{ENV_PREFIX}{key.upper()}" for key in Settings.model_fields}
 
 
 class SettingsError(Exception):
-    """Settings are wrong, missing or contradictory; the text is one line a key, and names the key."""
+    """Settings are wrong, missing or contradictory; the text has one line per key and names the key."""
 
 
 def load_settings(*, needs: Collection[str] = ()) -> Settings:
     """Read and check the settings.
 
     Args:
-        needs: keys that must be given for the command at hand.
+        needs: keys that the command requires.
 
     Raises:
         SettingsError: names every key that is wrong or missing.
@@ -59,8 +59,8 @@ def _file() -> dict[str, Any]:
         raise SettingsError(f"{CONFIG_VARIABLE}: {path}: {error.strerror}") from None
     except ValueError as error:
         raise SettingsError(f"{CONFIG_VARIABLE}: {path}: {error}") from None
-    if strange := sorted(entries.keys() - _VARIABLES.keys()):
-        lines = (f"{CONFIG_VARIABLE}: {path}: {unknown(key, _VARIABLES)}" for key in strange)
+    if unknown_keys := sorted(entries.keys() - _VARIABLES.keys()):
+        lines = (f"{CONFIG_VARIABLE}: {path}: {unknown(key, _VARIABLES)}" for key in unknown_keys)
         raise SettingsError("\n".join(lines))
     return entries
 
@@ -70,11 +70,11 @@ def _environment() -> dict[str, str]:
 
 
 def _refuse_unknown_variables() -> None:
-    """A misspelt variable would otherwise be a default nobody asked for."""
+    """Reject a misspelt variable, which would otherwise leave the default in force silently."""
     ours = {name for name in os.environ if name.startswith(ENV_PREFIX) and "_TEST_" not in name}
     known = {CONFIG_VARIABLE, *_VARIABLES.values()}
-    if strange := sorted(ours - known):
-        raise SettingsError("\n".join(unknown(name, known) for name in strange))
+    if unknown_names := sorted(ours - known):
+        raise SettingsError("\n".join(unknown(name, known) for name in unknown_names))
 
 
 def _explain(problem: Any) -> str:

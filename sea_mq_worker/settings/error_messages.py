@@ -1,4 +1,4 @@
-"""What is wrong with a setting, in words; values are not quoted, since one may be a secret."""
+"""Error messages of settings; they quote no value, since a value may be a secret."""
 
 import re
 from collections.abc import Collection, Mapping
@@ -6,10 +6,10 @@ from difflib import get_close_matches
 from typing import Any
 
 _NAME = re.compile(r"[A-Za-z_]{1,60}")
-_WORDS: Mapping[str, str] = {
+_MESSAGES: Mapping[str, str] = {
     "bool_parsing": "expected true or false",
     "bool_type": "expected true or false",
-    "extra_forbidden": "is not known here",
+    "extra_forbidden": "is not a known key; remove it",
     "finite_number": "expected a number",
     "float_parsing": "expected a number",
     "float_type": "expected a number",
@@ -22,28 +22,28 @@ _WORDS: Mapping[str, str] = {
     "literal_error": "expected {expected}",
     "missing": "is missing",
     "path_type": "expected a path",
-    "string_type": "expected a text",
+    "string_type": "expected text",
 }
-"""By the type of pydantic's error; another's own message is passed on."""
+"""Message by type of pydantic's error; any other type keeps pydantic's message."""
 
 
 def unknown(name: str, known: Collection[str]) -> str:
-    """Say that there is no such setting, and which may be meant."""
+    """Return the message for an unknown setting, with the most similar name."""
     if not _NAME.fullmatch(name):
-        return "there is a key that no setting has, and that is not quoted: it may be a secret"
+        return "one key is not a setting; its name is not shown because it may be a secret"
     near = get_close_matches(name, known, n=1, cutoff=0.7)
-    return f"{name}: there is no such setting{f'; is {near[0]} meant?' if near else ''}"
+    return f"{name}: there is no such setting{f'; did you mean {near[0]}?' if near else ''}"
 
 
 def reason(problem: Mapping[str, Any]) -> str:
-    """Tell what is wrong, and where in a list that is."""
+    """Return the message for one error of pydantic, with its position in a list."""
     text = str(problem["msg"]).removeprefix("Value error, ")
-    if words := _WORDS.get(problem["type"]):
-        text = words.format(**problem.get("ctx", {}))
-    return ": ".join([*map(_place, problem["loc"][1:]), text])
+    if message := _MESSAGES.get(problem["type"]):
+        text = message.format(**problem.get("ctx", {}))
+    return ": ".join([*map(_position, problem["loc"][1:]), text])
 
 
-def _place(part: str | int) -> str:
+def _position(part: str | int) -> str:
     if isinstance(part, int):
         return f"item {part + 1}"
     return part if _NAME.fullmatch(part) else "a key"

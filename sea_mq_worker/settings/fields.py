@@ -1,6 +1,6 @@
-"""Every setting with its default and what is checked of it alone.
+"""Settings: every key with its default and the checks of its own value.
 
-Every duration is in seconds, every size in bytes.
+Durations are in seconds, sizes in bytes.
 """
 
 import re
@@ -29,21 +29,21 @@ _SOURCE = re.compile(r"[!-~]*")
 _INBOX_PREFIX = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 _YEAR_SECONDS = 31_536_000.0
 
-Patience: TypeAlias = Annotated[float, Field(ge=0.1, le=_YEAR_SECONDS)]
-"""Seconds that something is given to happen: below a tenth nothing ever would."""
-Pause: TypeAlias = Annotated[float, Field(ge=0.001, le=_YEAR_SECONDS)]
-"""Seconds between two things."""
+TimeoutSeconds: TypeAlias = Annotated[float, Field(ge=0.1, le=_YEAR_SECONDS)]
+"""A time limit of 0.1 seconds to a year; nothing could finish within less than 0.1 seconds."""
+DelaySeconds: TypeAlias = Annotated[float, Field(ge=0.001, le=_YEAR_SECONDS)]
+"""A delay of 0.001 seconds to a year."""
 Count: TypeAlias = Annotated[int, Field(ge=1, le=1_000_000)]
 
 
 def _no_blank(value: object) -> object:
-    """An empty path would be this folder."""
+    """Reject an empty path, which would mean the current folder."""
     if isinstance(value, str) and not value.strip():
         raise ValueError("is empty: give a path, or leave it out")
     return value
 
 
-MaybePath: TypeAlias = Annotated[Path | None, BeforeValidator(_no_blank)]
+OptionalPath: TypeAlias = Annotated[Path | None, BeforeValidator(_no_blank)]
 
 
 def _jetstream_name(value: str) -> str:
@@ -71,148 +71,199 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", str_strip_whitespace=True)
 
-    context: str = Field("sea", description="Own bounded context: the first token of every own subject.")
-    source: str = Field("", description="CloudEvents source; `/{context}` unless set.")
+    context: str = Field(
+        "sea", description="Bounded context of this worker: the first token of every subject it publishes to."
+    )
+    source: str = Field("", description="CloudEvents `source` of published events (default: `/{context}`).")
     worker_name: str = Field(
-        "", description="Name in leases, logs and connections; host and process unless set."
+        "", description="Name of this worker in leases, logs and connections (default: host and process id)."
     )
 
     database_url: SecretStr = Field(
-        SecretStr(""), description="PostgreSQL, as postgresql://user:password@host:5432/database."
+        SecretStr(""), description="URL of PostgreSQL, as postgresql://user:password@host:5432/database."
     )
     database_schema: str = Field("public", description="Schema that holds the worker's tables.")
     database_pool_max: Annotated[int, Field(ge=1, le=1000)] = Field(
-        6, description="Connections for the outbox and for the inbox, each."
+        6, description="Maximum number of connections of each of the two pools, outbox and inbox."
     )
-    database_timeout_seconds: Patience = Field(15.0, description="Longest that a statement may take.")
+    database_timeout_seconds: TimeoutSeconds = Field(
+        15.0, description="Time limit of a statement, in seconds."
+    )
 
     database_pooler: bool = Field(
-        False, description="A pooler, such as PgBouncer, is in between; excludes LISTEN."
+        False, description="Connect through a pooler such as PgBouncer; switches LISTEN off."
     )
 
     nats_url: SecretStr = Field(
-        SecretStr(""), description="NATS server or servers, comma-separated, as nats://host:4222."
+        SecretStr(""), description="URLs of the NATS servers, comma-separated, as nats://host:4222."
     )
-    nats_creds_file: MaybePath = Field(None, description="Credentials file (JWT and seed).")
-    nats_nkey_seed_file: MaybePath = Field(None, description="NKey seed file.")
-    nats_tls_ca_file: MaybePath = Field(None, description="Authority that signed the server's certificate.")
-    nats_tls_cert_file: MaybePath = Field(None, description="Own certificate, for mutual TLS.")
-    nats_tls_key_file: MaybePath = Field(None, description="Key of the own certificate.")
+    nats_creds_file: OptionalPath = Field(None, description="NATS credentials file (JWT and seed).")
+    nats_nkey_seed_file: OptionalPath = Field(None, description="NATS NKey seed file.")
+    nats_tls_ca_file: OptionalPath = Field(
+        None, description="CA certificate that signed the NATS server's certificate."
+    )
+    nats_tls_cert_file: OptionalPath = Field(None, description="Client certificate for mutual TLS with NATS.")
+    nats_tls_key_file: OptionalPath = Field(None, description="Private key of the NATS client certificate.")
     nats_inbox_prefix: str = Field(
         "_INBOX",
-        description="First tokens of the subjects that answers come to; each user's own.",
+        description="Prefix of the subjects that receive replies; give each NATS user its own.",
     )
 
-    stream: str = Field("", description="Stream to publish to; `{CONTEXT}_EVENTS` unless set.")
-    dlq_stream: str = Field("", description="Stream of dead letters; `{CONTEXT}_DLQ` unless set.")
+    stream: str = Field("", description="Stream to publish to (default: `{CONTEXT}_EVENTS`).")
+    dlq_stream: str = Field("", description="Stream of dead letters (default: `{CONTEXT}_DLQ`).")
     advisory_stream: str = Field(
-        "", description="Stream that keeps MAX_DELIVERIES advisories; `{CONTEXT}_ADVISORIES` unless set."
+        "", description="Stream that stores MAX_DELIVERIES advisories (default: `{CONTEXT}_ADVISORIES`)."
     )
-    streams_folder: MaybePath = Field(None, description="JetStream definitions; the bundled ones unless set.")
-    stream_replicas: PositiveInt | None = Field(None, description="Replicas instead of the definitions' (3).")
+    streams_folder: OptionalPath = Field(
+        None, description="Folder of JetStream definitions (default: the bundled ones)."
+    )
+    stream_replicas: PositiveInt | None = Field(
+        None, description="Number of replicas of each stream (default: 3, from the definitions)."
+    )
     stream_max_bytes: PositiveInt | None = Field(
-        None, description="Size limit of each stream instead of the definitions' (10 GiB)."
+        None, description="Size limit of each stream, in bytes (default: 10 GiB, from the definitions)."
     )
 
     outbox_enabled: bool = Field(True, description="Publish the outbox.")
     outbox_publish_mode: Literal["auto", "pipeline", "fast", "atomic"] = Field(
-        "auto", description="How batches are sent; `auto` takes what the stream reports to support."
+        "auto", description="Publish mode of batches; `auto` selects the best mode that the stream supports."
     )
-    outbox_batch_max: Annotated[int, Field(ge=1, le=1000)] = Field(1000, description="Events in a claim.")
+    outbox_batch_max: Annotated[int, Field(ge=1, le=1000)] = Field(
+        1000, description="Maximum number of events in a claim."
+    )
     outbox_batch_bytes_max: PositiveInt = Field(
         8 * 2**20,
-        description="Bytes of all events of a claim, headers and metadata included; one event may have more.",
+        description="Maximum size of a claim in bytes, headers included; a larger event is claimed alone.",
     )
     outbox_bytes_max: PositiveInt = Field(
-        32 * 2**20, description="Bytes of the events of all claims in hand; see Memory."
+        32 * 2**20, description="Maximum size of all claims in flight, in bytes; see Memory."
     )
-    outbox_batches_max: Annotated[int, Field(ge=1, le=8)] = Field(4, description="Claims in hand, per lane.")
-    outbox_lease_seconds: Patience = Field(60.0, description="Lease of a claim.")
-    outbox_publish_timeout_seconds: Patience = Field(10.0, description="Deadline to publish a claim.")
-    outbox_poll_seconds: Pause = Field(2.0, description="Longest wait between claims when idle.")
-    outbox_notify: bool = Field(True, description="Wake up by LISTEN, where connections are direct.")
-    outbox_backoff_seconds: Pause = Field(0.5, description="Bound of the first retry's delay.")
-    outbox_backoff_max_seconds: Pause = Field(300.0, description="Bound of every retry's delay.")
-    outbox_failures_max: Count = Field(10, description="Failed attempts after which an event is DEAD.")
-    outbox_age_max_seconds: Patience = Field(
-        604800.0, description="Age after its first attempt at which a failing event is DEAD."
+    outbox_batches_max: Annotated[int, Field(ge=1, le=8)] = Field(
+        4, description="Maximum number of claims in flight, per lane."
+    )
+    outbox_lease_seconds: TimeoutSeconds = Field(60.0, description="Lease of a claim, in seconds.")
+    outbox_publish_timeout_seconds: TimeoutSeconds = Field(
+        10.0, description="Time limit to publish a claim, in seconds."
+    )
+    outbox_poll_seconds: DelaySeconds = Field(
+        2.0, description="Maximum wait between claims of an idle worker, in seconds."
+    )
+    outbox_notify: bool = Field(True, description="Wake up by LISTEN; has no effect with a pooler.")
+    outbox_backoff_seconds: DelaySeconds = Field(
+        0.5, description="Upper bound of the first retry's delay, in seconds."
+    )
+    outbox_backoff_max_seconds: DelaySeconds = Field(
+        300.0, description="Upper bound of every retry's delay, in seconds."
+    )
+    outbox_failures_max: Count = Field(
+        10, description="Number of failed attempts after which an event is DEAD."
+    )
+    outbox_age_max_seconds: TimeoutSeconds = Field(
+        604800.0, description="Seconds after its first attempt at which a failing event is DEAD."
     )
     outbox_dead_key: Literal["continue", "hold"] = Field(
-        "continue", description="Whether a DEAD event lets the later ones of its ordering key go on."
+        "continue",
+        description="`continue` publishes events of a key after a DEAD one; `hold` keeps them back.",
     )
 
     outbox_partition_days: Annotated[int, Field(ge=1, le=365)] = Field(
-        7, description="Days ahead that partitions are made for, where the outbox has some."
+        7, description="Number of days ahead to create partitions for, if the outbox is partitioned."
     )
 
     consumers: tuple[ConsumerSettings, ...] = Field(
         (ConsumerSettings(stream="VIBESPRO_EVENTS", durable="sea__from_vibespro"),),
-        description="Durable consumers, comma-separated, each STREAM/durable; empty: no inbox.",
+        description="Durable consumers as STREAM/durable, comma-separated; empty: no inbox.",
     )
-    handler_url: str = Field("", description="Where messages are POSTed, as http://127.0.0.1:8000/handle.")
-    handler_timeout_seconds: Patience = Field(60.0, description="Total deadline of one handler call.")
+    handler_url: str = Field(
+        "", description="URL that receives messages by POST, as http://127.0.0.1:8000/handle."
+    )
+    handler_timeout_seconds: TimeoutSeconds = Field(
+        60.0, description="Time limit of one handler call, in seconds."
+    )
     handler_concurrency: Annotated[int, Field(ge=1, le=1000)] = Field(
-        50, description="Calls at once, per consumer."
+        50, description="Maximum number of concurrent handler calls, per consumer."
     )
     handler_accept_statuses: frozenset[int] = Field(
-        frozenset({200, 409}), description="Statuses that mean: the effect is there."
+        frozenset({200, 409}), description="HTTP statuses by which the handler confirms the effect."
     )
-    handler_token_file: MaybePath = Field(None, description="File with a bearer token for the handler.")
+    handler_token_file: OptionalPath = Field(None, description="File with the bearer token for the handler.")
     handler_allow_link_local: bool = Field(
-        False, description="Let the handler be at a link-local address or where a cloud serves its metadata."
+        False, description="Allow a handler at a link-local address or at a cloud's metadata address."
     )
     handler_keep_problem: bool = Field(
         False,
-        description="Keep `type` and `title` of an answer's RFC 9457 problem details in errors; these must "
-        "not repeat the payload.",
+        description="Copy `type` and `title` of RFC 9457 problem details into errors; keep payloads "
+        "out of them.",
     )
-    handler_tls_ca_file: MaybePath = Field(
-        None, description="Authority that signed the handler's certificate; the system's unless set."
+    handler_tls_ca_file: OptionalPath = Field(
+        None,
+        description="CA certificate that signed the handler's (default: the system's authorities).",
     )
-    handler_tls_cert_file: MaybePath = Field(None, description="Own certificate, for mutual TLS.")
-    handler_tls_key_file: MaybePath = Field(None, description="Key of the own certificate.")
+    handler_tls_cert_file: OptionalPath = Field(
+        None, description="Client certificate for mutual TLS with the handler."
+    )
+    handler_tls_key_file: OptionalPath = Field(
+        None, description="Private key of the handler's client certificate."
+    )
     handler_slow_after: Count = Field(
-        10, description="Different messages of one event type in a row without an effect that make it slow."
+        10,
+        description="Number of consecutive messages without an effect that slow an event type.",
     )
     handler_slow_failures_per_second: Annotated[float, Field(ge=0.01, le=1000)] = Field(
-        1.0, description="Failures of a slow event type that count, in a second; the others are asked again."
+        1.0,
+        description="Failures of a slow event type that count, per second; the others are retried.",
     )
     inbox_bytes_max: PositiveInt = Field(
-        32 * 2**20, description="What the bodies of the messages in hand may come to, over all consumers."
+        32 * 2**20,
+        description="Maximum size of all in-flight messages' bodies, in bytes, over all consumers.",
     )
-    inbox_lease_seconds: Patience = Field(60.0, description="Processing lease of a message.")
-    inbox_attempts_max: Count = Field(15, description="Attempts after which a message is dead-lettered.")
-    inbox_backoff_seconds: Pause = Field(1.0, description="Bound of the first redelivery's delay.")
-    inbox_backoff_max_seconds: Pause = Field(600.0, description="Bound of every redelivery's delay.")
+    inbox_lease_seconds: TimeoutSeconds = Field(
+        60.0, description="Processing lease of a message, in seconds."
+    )
+    inbox_attempts_max: Count = Field(
+        15, description="Number of attempts after which a message is dead-lettered."
+    )
+    inbox_backoff_seconds: DelaySeconds = Field(
+        1.0, description="Upper bound of the first redelivery's delay, in seconds."
+    )
+    inbox_backoff_max_seconds: DelaySeconds = Field(
+        600.0, description="Upper bound of every redelivery's delay, in seconds."
+    )
 
-    admin_host: str = Field("127.0.0.1", description="Address of /healthz, /readyz, /metrics and the page.")
-    admin_port: Annotated[int, Field(ge=0, le=65535)] = Field(
-        8080, description="Port of the same; 0: any free."
+    admin_host: str = Field(
+        "127.0.0.1", description="Address that serves /healthz, /readyz, /metrics and the page."
     )
-    admin_token_file: MaybePath = Field(None, description="File with the token that the admin pages ask for.")
+    admin_port: Annotated[int, Field(ge=0, le=65535)] = Field(
+        8080, description="Port of the admin address; 0: any free port."
+    )
+    admin_token_file: OptionalPath = Field(
+        None, description="File with the token that the admin pages require."
+    )
     broken_seconds_max: Annotated[float, Field(ge=0, le=_YEAR_SECONDS)] = Field(
         0.0,
-        description="How long a part may be paused by what somebody has to mend before the worker ends with "
-        "exit code 3; 0: it waits for ever.",
+        description="Seconds that a part may wait for an operator's fix before the worker exits with code 3; "
+        "0: no limit.",
     )
-    grace_seconds: Patience = Field(30.0, description="How long a graceful stop may take.")
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level logged.")
+    grace_seconds: TimeoutSeconds = Field(30.0, description="Time limit of a graceful stop, in seconds.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="Lowest level to log."
+    )
     log_format: Literal["json", "text"] = Field(
-        "json", description="One JSON object a line, or text for people."
+        "json", description="Log format: one JSON object per line, or text for people."
     )
     pipeline_lake: str = Field(
-        "", description="The lake of `pipeline` jobs: a folder, or an object store as s3://bucket/path."
+        "", description="Lake of the `pipeline` jobs: a folder, or an object store as s3://bucket/path."
     )
-    tracing: bool = Field(False, description="OpenTelemetry spans, exported as OTEL_* variables say.")
-    otlp_metrics: bool = Field(False, description="Metrics over OTLP, too, exported as OTEL_* variables say.")
+    tracing: bool = Field(False, description="Export OpenTelemetry spans, as the OTEL_* variables configure.")
+    otlp_metrics: bool = Field(
+        False, description="Also export metrics over OTLP, as the OTEL_* variables configure."
+    )
 
     @field_validator("database_schema")
     @classmethod
     def _check_schema(cls, value: str) -> str:
         if not _SCHEMA.fullmatch(value):
-            raise ValueError(
-                "expected letters, digits and underscores, at most 63, and not pg_ at the beginning"
-            )
+            raise ValueError("expected at most 63 letters, digits and underscores, not beginning with pg_")
         return value
 
     @field_validator("source")

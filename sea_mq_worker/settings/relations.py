@@ -1,4 +1,4 @@
-"""Which settings go together; each is right by itself, as ``fields`` has checked before."""
+"""Checks across settings; ``fields`` has checked each value by itself before."""
 
 from urllib.parse import urlsplit
 
@@ -8,7 +8,7 @@ from sea_mq_worker.settings.fields import Settings
 
 
 def contradictions(s: Settings) -> list[tuple[str, str]]:
-    """Name the settings that cannot go together, each by its key with what is wrong."""
+    """Return the key and the error message of each setting that contradicts another."""
     checks = (*_timing(s), *_access(s))
     return [(key, text) for wrong, key, text in checks if wrong]
 
@@ -39,7 +39,7 @@ def _timing(s: Settings) -> tuple[tuple[bool, str, str], ...]:
         (
             not s.outbox_enabled and not s.consumers,
             "consumers",
-            "is empty and outbox_enabled is false: there is nothing to do",
+            "is empty and outbox_enabled is false, so the worker has nothing to do; set one of them",
         ),
     )
 
@@ -54,7 +54,7 @@ def _access(s: Settings) -> tuple[tuple[bool, str, str], ...]:
         (
             not s.handler_allow_link_local and is_metadata_host(_host(s.handler_url)),
             "handler_url",
-            "is link-local or a cloud's metadata service; handler_allow_link_local, if that is meant",
+            "is link-local or a cloud's metadata service; if intended, set handler_allow_link_local=true",
         ),
         (
             not is_loopback(s.admin_host) and s.admin_token_file is None,
@@ -65,14 +65,14 @@ def _access(s: Settings) -> tuple[tuple[bool, str, str], ...]:
             (
                 (getattr(s, f"{side}_tls_cert_file") is None) != (getattr(s, f"{side}_tls_key_file") is None),
                 f"{side}_tls_cert_file",
-                f"goes together with {side}_tls_key_file",
+                f"requires {side}_tls_key_file, and the reverse; set both or neither",
             )
             for side in ("nats", "handler")
         ),
         (
             s.nats_creds_file is not None and s.nats_nkey_seed_file is not None,
             "nats_creds_file",
-            "excludes nats_nkey_seed_file",
+            "excludes nats_nkey_seed_file; set only one of them",
         ),
     )
 

@@ -54,9 +54,9 @@ def test_consumers_are_separated_by_commas(
         (None, "No such file or directory"),
         (b"context = ", "Invalid value"),
         (b"context = '\xff'", "can't decode"),
-        (b"contxt = 'crm'", "worker.toml: contxt: there is no such setting; is context meant?"),
-        (b"consumers = [{s3cret = 1}]", "SEA_MQ_CONSUMERS: item 1: a key: is not known here"),
-        (b"'s3cret' = 1", "worker.toml: there is a key that no setting has, and that is not quoted"),
+        (b"contxt = 'crm'", "worker.toml: contxt: there is no such setting; did you mean context?"),
+        (b"consumers = [{s3cret = 1}]", "SEA_MQ_CONSUMERS: item 1: a key: is not a known key; remove it"),
+        (b"'s3cret' = 1", "worker.toml: one key is not a setting; its name is not shown"),
         (b"[worker]", "worker.toml: worker: there is no such setting"),
     ],
 )
@@ -73,7 +73,7 @@ def test_a_folder_is_no_file(file: Path) -> None:
 
 def test_a_misspelt_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SEA_MQ_CONTXT", "crm")
-    assert refusal() == "SEA_MQ_CONTXT: there is no such setting; is SEA_MQ_CONTEXT meant?"
+    assert refusal() == "SEA_MQ_CONTXT: there is no such setting; did you mean SEA_MQ_CONTEXT?"
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_a_misspelt_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
         ),
     ],
 )
-def test_what_is_wrong_is_told_in_plain_words(
+def test_an_error_says_what_the_setting_expects(
     key: str, value: str, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(f"SEA_MQ_{key}", value)

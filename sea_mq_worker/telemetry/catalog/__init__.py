@@ -1,1 +1,1 @@
-"""Every log event, metric and span by name; docs/reference/telemetry.md is made of these tables."""
+"""Catalog of log events, metrics and spans; docs/reference/telemetry.md is generated from it."""

@@ -1,4 +1,4 @@
-"""Every span of the worker; attributes are OpenTelemetry's semantic conventions' where these have one."""
+"""Catalog of the worker's spans; attributes follow OpenTelemetry's semantic conventions where one exists."""
 
 from dataclasses import dataclass
 
@@ -26,13 +26,13 @@ class SpanKind:
     """One kind of span.
 
     Attributes:
-        name: what it is called; `{subject}` stands for the message's.
-        kind: OpenTelemetry's.
-        parent: the span that it is in, or none: it begins a trace.
-        linked: it has a link to the context that came with the event or message, where there was one.
-        meaning: what takes the time that it measures.
-        attributes: that it always has.
-        sometimes: that it has where they are known.
+        name: the span's name; `{subject}` is replaced by the message's.
+        kind: span kind of OpenTelemetry.
+        parent: name of the parent span; empty: the span begins a trace.
+        linked: whether the span links to the trace context of the event or message.
+        meaning: the measured interval.
+        attributes: attributes of every such span.
+        sometimes: attributes that are set when known.
     """
 
     name: str
@@ -49,7 +49,7 @@ OUTBOX_WAIT = SpanKind(
     "INTERNAL",
     "",
     True,
-    "From the event's creation to its publishing: the time in the outbox.",
+    "Time in the outbox, from the event's creation to its publish.",
     (SYSTEM, DESTINATION, MESSAGE_ID),
 )
 PUBLISH = SpanKind(
@@ -57,7 +57,7 @@ PUBLISH = SpanKind(
     "PRODUCER",
     "outbox wait",
     True,
-    "From sending to the stream's acknowledgement; the message carries this span's context.",
+    "Time from sending to the stream's acknowledgement; the message carries this span's context.",
     (SYSTEM, OPERATION, OPERATION_TYPE, DESTINATION, MESSAGE_ID, BODY_SIZE, REPEATED, OUTCOME),
     (STREAM, STREAM_SEQ, ERROR_TYPE),
 )
@@ -66,8 +66,8 @@ STREAM_WAIT = SpanKind(
     "INTERNAL",
     "",
     True,
-    "From the message's storing in the stream, by the server's clock, to the call: "
-    "the time in the stream, waits between attempts included.",
+    "Time in the stream, by the server's clock, from storing to the handler call; "
+    "it includes waits between attempts.",
     (SYSTEM, DESTINATION, MESSAGE_ID),
 )
 PROCESS = SpanKind(
@@ -75,7 +75,7 @@ PROCESS = SpanKind(
     "CONSUMER",
     "stream wait",
     True,
-    "One handling of a message.",
+    "One handling attempt of a message.",
     (SYSTEM, OPERATION, OPERATION_TYPE, DESTINATION, GROUP, MESSAGE_ID, BODY_SIZE, OUTCOME),
     (ERROR_TYPE,),
 )
@@ -84,15 +84,15 @@ POST = SpanKind(
     "CLIENT",
     "process {subject}",
     False,
-    "The call of the handler, which is given this span's context.",
+    "The call of the handler; the request carries this span's context.",
     (METHOD, SERVER, PORT, URL, OUTCOME),
     (STATUS, ERROR_TYPE),
 )
 SPANS = (OUTBOX_WAIT, PUBLISH, STREAM_WAIT, PROCESS, POST)
 
 RESOURCE = {
-    "service.name": "`sea_mq_worker {context}`, unless `OTEL_SERVICE_NAME` says otherwise",
+    "service.name": "`sea_mq_worker {context}`, unless `OTEL_SERVICE_NAME` is set",
     "service.version": "the worker's version",
     "service.instance.id": "the worker's name, as in leases, logs and `sea_mq_worker_info`",
 }
-"""Attributes of the resource, beside those of `OTEL_RESOURCE_ATTRIBUTES` and of the SDK itself."""
+"""Resource attributes beyond those of `OTEL_RESOURCE_ATTRIBUTES` and of the SDK."""
