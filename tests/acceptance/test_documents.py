@@ -114,10 +114,10 @@ async def test_what_to_ask_at_three_in_the_morning(system: Patient) -> None:
     await add_event(system.pool, id=UUID(id_.ljust(32, "0")), error="no answer")
     await add_event(system.pool, "DEAD", error="too large")
     message = await add_message(system.pool)
-    answers = {line.partition(" #")[0].strip(): await typed(line, settings(system)) for line in lines}
-    outputs = {line.removeprefix("sea-mq-worker "): answer.out for line, answer in answers.items()}
-    assert "outbox_dead" in outputs.pop("doctor")
-    assert [answer for line, answer in answers.items() if answer.code and "doctor" not in line] == []
+    answers = {" ".join(words_of(line)): await typed(line, settings(system)) for line in lines}
+    outputs = {command: answer.out for command, answer in answers.items()}
+    assert "outbox_dead" in outputs["doctor"]
+    assert [answer for command, answer in answers.items() if answer.code and command != "doctor"] == []
     assert "no answer" in outputs[f"where {id_}"]
     assert "too large" in outputs["outbox summary"]
     assert str(message) in outputs["inbox list"]
