@@ -17,7 +17,6 @@ from tests.support.hold import held
 from tests.support.site import Site, SiteWith
 from tests.support.waiting import eventually
 
-IN_BOTH_MODES = pytest.mark.parametrize("mode", ["pipeline", "fast"])
 # Of whoever comes after the dead: what these held is ended as soon as the settings' relations allow.
 HEIR: Mapping[str, Any] = MappingProxyType({
     "outbox_publish_timeout_seconds": 0.6,
@@ -99,13 +98,10 @@ async def test_an_event_whose_worker_died_before_a_frozen_broker_counts_the_cras
         assert (row["publish_attempts"], row["failures"]) == (2, 1)
 
 
-@IN_BOTH_MODES
 @pytest.mark.fault("P03")
 @pytest.mark.crash
-async def test_events_whose_acknowledgement_was_lost_with_the_worker_are_stored_once(
-    shared: Site, mode: str
-) -> None:
-    async with shared.worker(name="killed", outbox_publish_mode=mode) as killed:
+async def test_events_whose_acknowledgement_was_lost_with_the_worker_are_stored_once(shared: Site) -> None:
+    async with shared.worker(name="killed") as killed:
         await killed.ready()
         shared.to_broker.drop_to_client()
         ids = await shared.commit(3)
@@ -113,7 +109,7 @@ async def test_events_whose_acknowledgement_was_lost_with_the_worker_are_stored_
         killed.send(signal.SIGKILL)
         await killed.ended()
     shared.to_broker.heal()
-    async with shared.worker(outbox_publish_mode=mode, **HEIR) as heir:
+    async with shared.worker(**HEIR) as heir:
         await shared.quiet()
 
         async def counted() -> bool:
@@ -145,7 +141,7 @@ async def test_a_worker_killed_before_it_recorded_an_acknowledgement_has_its_eve
     await shared.audit()
 
 
-@IN_BOTH_MODES
+@pytest.mark.parametrize("mode", ["pipeline", "fast"])
 @pytest.mark.fault("P05")
 @pytest.mark.crash
 async def test_a_batch_cut_off_by_a_kill_at_any_message_arrives_whole_and_once(
