@@ -27,7 +27,7 @@ def doctor(
         if json:
             print_json([asdict(finding) for finding in findings])
         else:
-            echo_safe("\n\n".join([*map(_text, findings), _sum(checkup)]))
+            echo_safe("\n\n".join([*map(_text, findings), _summary(checkup)]))
         failing = {Severity.ERROR, Severity.WARNING} if strict else {Severity.ERROR}
         if any(finding.severity in failing for finding in findings):
             raise typer.Exit(EXIT_FAILED)
@@ -39,19 +39,21 @@ def _text(finding: "Finding") -> str:
     lines = [
         f"{finding.severity} {finding.slug}: {finding.where}: {finding.what}",
         f"   {finding.why}",
-        f"-> {finding.mend}",
+        f"-> {finding.fix}",
         *(f"   {line}" for text in (finding.command, finding.sql) if text for line in text.splitlines()),
     ]
     return "\n".join(lines)
 
 
-def _sum(checkup: "Examination") -> str:
-    """Tell how it stands, and what that is worth: what could not be looked at may be wrong, too."""
+def _summary(checkup: "Examination") -> str:
+    """Summarize the findings, and name the parts that doctor checked and could not check."""
     counts = Counter(str(finding.severity) for finding in checkup.findings)
     wrong = [f"{n} {word}{'s' * (n > 1)}" for word in ("error", "warning") if (n := counts[word])]
-    known = [f"{counts['info']} to know of"] if counts["info"] else []
-    lines = [", ".join([*(wrong or ["nothing is wrong"]), *known])]
-    lines.append(f"looked at {', '.join(checkup.seen)}")
-    if checkup.unseen:
-        lines.append(f"not looked at: {', '.join(checkup.unseen)}; mend the above, then run doctor again")
+    known = [f"{counts['info']} info"] if counts["info"] else []
+    lines = [", ".join([*(wrong or ["no problem found"]), *known])]
+    lines.append(f"checked: {', '.join(checkup.checked)}")
+    if checkup.not_checked:
+        lines.append(
+            f"not checked: {', '.join(checkup.not_checked)}; fix the errors above and run doctor again"
+        )
     return "\n".join(lines)

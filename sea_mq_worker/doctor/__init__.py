@@ -1,7 +1,7 @@
-"""Doctor: what keeps this worker from running well, why it matters, and what mends it.
+"""Doctor: find the problems of a deployment, with the consequence and the fix of each.
 
-Each dependency is looked at once and apart from the others, changing nothing; then what was seen is judged,
-each system by itself and the pair of them together.
+Doctor reads each dependency once, independently of the others, and changes nothing. Then it judges each
+system by itself, and PostgreSQL and NATS together.
 """
 
 from collections.abc import Iterator, Sequence
@@ -9,18 +9,18 @@ from collections.abc import Iterator, Sequence
 from sea_mq_worker.adapters.postgres.schema.diagnostics import DatabaseFacts, RowFacts
 from sea_mq_worker.doctor.backlog import backlog_findings
 from sea_mq_worker.doctor.broker import BrokerFacts, broker_facts
-from sea_mq_worker.doctor.broker_kinds import BrokerKind, PairKind
+from sea_mq_worker.doctor.broker_catalog import BrokerKind, PairKind
 from sea_mq_worker.doctor.catalog import Kind
 from sea_mq_worker.doctor.consumer import consumer_findings
 from sea_mq_worker.doctor.cross_checks import clock_findings, fit_findings, lost_findings, pair_findings
 from sea_mq_worker.doctor.database import constraint_findings, database_findings
-from sea_mq_worker.doctor.database_kinds import DatabaseKind
+from sea_mq_worker.doctor.database_catalog import DatabaseKind
 from sea_mq_worker.doctor.finding import Examination, Finding, Severity
 from sea_mq_worker.doctor.handler import HandlerKind, handler_findings
-from sea_mq_worker.doctor.postgres import ask_database
+from sea_mq_worker.doctor.postgres import read_database
 from sea_mq_worker.doctor.security import ExposureKind, exposure_findings
 from sea_mq_worker.doctor.stream import stream_findings
-from sea_mq_worker.doctor.worker import WorkerKind, WorkerSeen, ask_worker, worker_findings
+from sea_mq_worker.doctor.worker import WorkerKind, WorkerReadiness, read_readiness, worker_findings
 from sea_mq_worker.domain.errors import ContractError, UnavailableError
 from sea_mq_worker.operations.broker import broker
 from sea_mq_worker.settings import Settings
@@ -28,13 +28,13 @@ from sea_mq_worker.settings import Settings
 __all__ = ["KINDS", "Examination", "Finding", "Severity", "examine"]
 
 KINDS: Sequence[Kind] = (*DatabaseKind, *BrokerKind, *HandlerKind, *PairKind, *ExposureKind, *WorkerKind)
-"""Every kind of finding there is."""
+"""All kinds of findings."""
 
 
 async def examine(settings: Settings) -> Examination:
-    """Look at everything once."""
+    """Check everything once."""
     found: list[Finding] = []
-    database, rows = await ask_database(settings, found)
+    database, rows = await read_database(settings, found)
     seen = await _broker(settings, rows, found)
     if database:
         found += database_findings(database, settings)
@@ -50,32 +50,32 @@ async def examine(settings: Settings) -> Examination:
     if settings.consumers:
         found += [finding async for finding in handler_findings(settings)]
     found += exposure_findings(settings)
-    worker = await ask_worker(settings) if settings.admin_port else None
+    worker = await read_readiness(settings) if settings.admin_port else None
     if worker:
         found += worker_findings(worker)
-    looked = list(_looked(database, rows, seen, worker, settings))
+    parts = list(_parts(database, rows, seen, worker, settings))
     return Examination(
         findings=sorted(dict.fromkeys(found), key=lambda finding: list(Severity).index(finding.severity)),
-        seen=[name for name, was_seen in looked if was_seen],
-        unseen=[name for name, was_seen in looked if not was_seen],
+        checked=[name for name, is_checked in parts if is_checked],
+        not_checked=[name for name, is_checked in parts if not is_checked],
     )
 
 
-def _looked(
+def _parts(
     database: DatabaseFacts | None,
     rows: RowFacts | None,
     broker: BrokerFacts | None,
-    worker: WorkerSeen | None,
+    worker: WorkerReadiness | None,
     s: Settings,
 ) -> Iterator[tuple[str, bool]]:
-    """Name each part, and tell whether it could be looked at."""
+    """Name each part, and whether doctor could check it."""
     if database:
         version = database.settings["server_version"].setting.partition(" ")[0]
         yield f"PostgreSQL {version} (schema {database.schema})", True
         if rows is None:
-            yield "what waits in its tables", False
+            yield "the backlog in its tables", False
         elif rows.sequence and rows.sequence.last is None:
-            yield "the sequence of the outbox (it takes SELECT on it)", False
+            yield "the sequence of the outbox (grant SELECT on it)", False
     else:
         yield "PostgreSQL", False
     if broker:
@@ -94,7 +94,7 @@ def _looked(
 
 
 async def _broker(s: Settings, rows: RowFacts | None, found: list[Finding]) -> BrokerFacts | None:
-    """Return the facts; what keeps them from being asked is ``found``."""
+    """Return the facts; append findings about NATS itself to ``found``."""
     try:
         async with broker(s) as connection:
             seen = await broker_facts(connection, s, found)
@@ -102,7 +102,7 @@ async def _broker(s: Settings, rows: RowFacts | None, found: list[Finding]) -> B
                 found += await lost_findings(connection, rows.acknowledged, s.stream)
             return seen
     except UnavailableError as error:
-        found.append(BrokerKind.BROKER_UNREACHABLE.found("NATS", str(error)))
+        found.append(BrokerKind.BROKER_UNREACHABLE.finding("NATS", str(error)))
     except ContractError as error:
-        found.append(BrokerKind.BROKER_REFUSES.found("NATS", str(error)))
+        found.append(BrokerKind.BROKER_REFUSES.finding("NATS", str(error)))
     return None

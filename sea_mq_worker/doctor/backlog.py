@@ -1,4 +1,4 @@
-"""What waits in the tables for longer than it should, and what stays there for ever."""
+"""Findings about rows that wait too long or stay for ever."""
 
 from collections.abc import Iterator, Sequence
 
@@ -13,9 +13,9 @@ from sea_mq_worker.adapters.postgres.schema.diagnostics import (
     SequenceFacts,
     UnseenFacts,
 )
-from sea_mq_worker.doctor.broker_kinds import BrokerKind
+from sea_mq_worker.doctor.broker_catalog import BrokerKind
 from sea_mq_worker.doctor.database import long_seconds
-from sea_mq_worker.doctor.database_kinds import DatabaseKind
+from sea_mq_worker.doctor.database_catalog import DatabaseKind
 from sea_mq_worker.doctor.finding import Finding, format_duration
 from sea_mq_worker.settings import Settings
 
@@ -34,30 +34,32 @@ def backlog_findings(facts: DatabaseFacts, rows: RowFacts, s: Settings) -> Itera
             yield from _sequence(rows.sequence, facts)
         if rows.partitions:
             yield from _partitions(rows.partitions, facts, s)
-    yield from _unseen(rows.unseen, facts.schema)
+    yield from _missed(rows.unseen, facts.schema)
     configured = {(consumer.stream, consumer.durable) for consumer in s.consumers}
     for waiting in rows.inbox:
         where = f"inbox, by consumer {waiting.consumer} of stream {waiting.stream}"
         what = f"{waiting.count} waiting, the oldest for {format_duration(waiting.seconds)}"
         if (waiting.stream, waiting.consumer) not in configured:
-            yield DatabaseKind.INBOX_ORPHANS.found(where, what, command="python -m sea_mq_worker inbox list")
+            yield DatabaseKind.INBOX_ORPHANS.finding(
+                where, what, command="python -m sea_mq_worker inbox list"
+            )
         elif waiting.seconds > retries_seconds(s):
-            yield DatabaseKind.INBOX_STUCK.found(where, what, command="python -m sea_mq_worker inbox list")
+            yield DatabaseKind.INBOX_STUCK.finding(where, what, command="python -m sea_mq_worker inbox list")
 
 
-def _unseen(unseen: Sequence[UnseenFacts], schema: str) -> Iterator[Finding]:
-    """What a worker has found lately; once it is mended, an operator says so by the statement."""
-    for gone in unseen:
+def _missed(missed: Sequence[UnseenFacts], schema: str) -> Iterator[Finding]:
+    """Report missed messages that a worker recorded; the statement clears the record after the fix."""
+    for gone in missed:
         where = f"consumer {gone.durable} of stream {gone.stream}"
         latest = f"some of {gone.first_seq} to {gone.last_seq}, {format_duration(gone.seconds)} ago"
         what = f"{gone.count} in all; the latest are {latest}"
         table = f"{quoted_schema(schema)}.sea_mq_standings"
         sql = f"UPDATE {table} SET unseen = 0, unseen_at = NULL WHERE durable = '{gone.durable}'"  # noqa: S608
-        yield BrokerKind.MESSAGES_MISSED.found(where, what, sql=sql)
+        yield BrokerKind.MESSAGES_MISSED.finding(where, what, sql=sql)
 
 
 def retries_seconds(s: Settings) -> float:
-    """How long all attempts of a message may take."""
+    """Return the maximum duration of all attempts of a message, in seconds."""
     return s.inbox_attempts_max * (s.inbox_backoff_max_seconds + s.handler_timeout_seconds)
 
 
@@ -65,26 +67,26 @@ def _outbox(outbox: OutboxFacts, connections: Connections, s: Settings) -> Itera
     due = f"the oldest event has been due for {format_duration(outbox.due_seconds)}"
     due = f"{due}; workers connected: {connections.workers}"
     if connections.workers and not connections.relays:
-        due += ", none of which publishes"
+        due += ", none of them publishes"
     if not connections.relays and outbox.due_seconds > _UNATTENDED_SECONDS:
-        yield DatabaseKind.OUTBOX_UNATTENDED.found("outbox", due, command="python -m sea_mq_worker run")
+        yield DatabaseKind.OUTBOX_UNATTENDED.finding("outbox", due, command="python -m sea_mq_worker run")
     elif outbox.due_seconds > long_seconds(s):
-        yield DatabaseKind.OUTBOX_BEHIND.found("outbox", due)
+        yield DatabaseKind.OUTBOX_BEHIND.finding("outbox", due)
     if outbox.ahead:
-        yield DatabaseKind.OUTBOX_AHEAD.found(
+        yield DatabaseKind.OUTBOX_AHEAD.finding(
             "outbox",
-            f"events that occurred in a time to come: {outbox.ahead}",
+            f"events with times in the future: {outbox.ahead}",
             command="python -m sea_mq_worker run",
         )
     if outbox.dead:
         command = "python -m sea_mq_worker outbox list --state DEAD"
-        held = "; what comes after them in their keys waits" if s.outbox_dead_key == "hold" else ""
+        held = "; later events of their keys wait" if s.outbox_dead_key == "hold" else ""
         what = f"DEAD events: {outbox.dead}{held}"
-        yield DatabaseKind.OUTBOX_DEAD.found("outbox", what, command=command)
+        yield DatabaseKind.OUTBOX_DEAD.finding("outbox", what, command=command)
     if outbox.published_seconds > _PUBLISHED_SECONDS:
         what = f"the oldest was published {outbox.published_seconds / _DAY_SECONDS:.0f} days ago"
         command = "python -m sea_mq_worker prune --before 30d --reason 'doctor' --side outbox"
-        yield DatabaseKind.OUTBOX_UNPRUNED.found("outbox", what, command=command)
+        yield DatabaseKind.OUTBOX_UNPRUNED.finding("outbox", what, command=command)
 
 
 def _failing(group: Failing) -> Finding:
@@ -92,26 +94,26 @@ def _failing(group: Failing) -> Finding:
     what = (
         f"{group.count} wait, the oldest for {format_duration(group.seconds)}: {group.error[:_ERROR_CHARS]}"
     )
-    return kind.found(group.side, what, command=f"python -m sea_mq_worker where {group.example}")
+    return kind.finding(group.side, what, command=f"python -m sea_mq_worker where {group.example}")
 
 
 def _sequence(sequence: SequenceFacts, facts: DatabaseFacts) -> Iterator[Finding]:
     if sequence.last is None or sequence.highest is None or sequence.last >= sequence.highest:
         return
-    what = f"the last number given is {sequence.last}, an event has {sequence.highest}"
+    what = f"the last assigned number is {sequence.last}, an event has {sequence.highest}"
     table = f"{quoted_schema(facts.schema)}.outbox_events"
     sql = f"SELECT setval(pg_get_serial_sequence('{table}', 'seq'), max(seq)) FROM {table}"  # noqa: S608
-    yield DatabaseKind.SEQUENCE_BEHIND.found("outbox", what, sql=sql)
+    yield DatabaseKind.SEQUENCE_BEHIND.finding("outbox", what, sql=sql)
 
 
 def _partitions(outbox: PartitionFacts, facts: DatabaseFacts, s: Settings) -> Iterator[Finding]:
     days = outbox.ahead_seconds / _DAY_SECONDS
     if days < s.outbox_partition_days / 2:
-        yield DatabaseKind.PARTITIONS_SHORT.found(
-            "outbox", f"{days:.1f} days ahead have one", command="python -m sea_mq_worker run"
+        yield DatabaseKind.PARTITIONS_SHORT.finding(
+            "outbox", f"partitions exist for {days:.1f} days ahead", command="python -m sea_mq_worker run"
         )
     if outbox.remainder and outbox.remainder_bytes:
         name = f"{quoted_schema(facts.schema)}.{outbox.remainder}"
         what = f"{outbox.remainder} takes {outbox.remainder_bytes} bytes"
         sql = f"VACUUM (TRUNCATE) {name}"
-        yield DatabaseKind.DEFAULT_PARTITION_USED.found("outbox", what, sql=sql)
+        yield DatabaseKind.DEFAULT_PARTITION_USED.finding("outbox", what, sql=sql)

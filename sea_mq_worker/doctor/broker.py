@@ -1,4 +1,4 @@
-"""The facts about NATS, gathered by one connection: what does not answer hides nothing of the rest."""
+"""Facts about NATS, read by one connection; a part that does not answer hides no other part."""
 
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from sea_mq_worker.adapters.nats.manage.diagnostics import (
     stream_diagnostics,
     takers,
 )
-from sea_mq_worker.doctor.broker_kinds import BrokerKind
+from sea_mq_worker.doctor.broker_catalog import BrokerKind
 from sea_mq_worker.doctor.finding import Finding
 from sea_mq_worker.domain.errors import BrokerUnavailableError, ContractError
 from sea_mq_worker.operations.broker import wanted_topology
@@ -27,7 +27,7 @@ _T = TypeVar("_T")
 class BrokerFacts:
     """Streams and consumers that exist, and how they differ from their files.
 
-    ``silent``: what did not answer, or refused to; whether it exists is not known.
+    ``silent``: streams and consumers that did not answer or refused; their existence is unknown.
     """
 
     differences: Sequence[topology.Difference]
@@ -41,13 +41,13 @@ class BrokerFacts:
 
 
 async def broker_facts(connection: NatsConnection, s: Settings, found: list[Finding]) -> BrokerFacts:
-    """Ask for everything once; what keeps something from being asked is ``found``.
+    """Read everything once; append findings about refused or missing answers to ``found``.
 
     Raises:
-        BrokerUnavailableError: JetStream itself does not answer, or the connection went.
+        BrokerUnavailableError: JetStream itself does not answer, or the connection is lost.
     """
     wanted = _definitions(s, found)
-    ask = _Questions(connection, found)
+    ask = _Requests(connection, found)
     taken = {subject: await ask.takers(subject) for subject in own_subjects(s).values()}
     names = {s.stream, s.dlq_stream, s.advisory_stream, *(consumer.stream for consumer in s.consumers)}
     streams = [await ask(stream_label(name), stream_diagnostics(connection, name)) for name in sorted(names)]
@@ -67,7 +67,7 @@ async def broker_facts(connection: NatsConnection, s: Settings, found: list[Find
 
 
 def own_subjects(s: Settings) -> Mapping[str, str]:
-    """Return what the worker publishes, by the stream that has to take it."""
+    """Return the subjects that the worker publishes, by the stream that must take them."""
     return {s.stream: f"{s.context}.event.>", s.dlq_stream: f"{s.context}.dlq.>"}
 
 
@@ -81,8 +81,8 @@ def consumer_label(stream: str, durable: str) -> str:
     return f"consumer {durable} of stream {stream}"
 
 
-class _Questions:
-    """Asks, and goes on where something does not answer: ``silent`` names it, ``found`` tells why."""
+class _Requests:
+    """Requests that survive a missing answer: ``silent`` gets its name, ``found`` the reason."""
 
     def __init__(self, connection: NatsConnection, found: list[Finding]) -> None:
         self.silent: set[str] = set()
@@ -95,22 +95,22 @@ class _Questions:
         except BrokerUnavailableError as error:
             if not self._connection.is_connected:
                 raise
-            self._found.append(BrokerKind.STREAM_UNAVAILABLE.found(where, str(error)))
+            self._found.append(BrokerKind.STREAM_UNAVAILABLE.finding(where, str(error)))
         except ContractError as error:
-            self._found.append(BrokerKind.BROKER_REFUSES.found(where, str(error)))
+            self._found.append(BrokerKind.BROKER_REFUSES.finding(where, str(error)))
         self.silent.add(where)
         return None
 
     async def takers(self, subject: str) -> Sequence[str]:
-        """Name the streams that take ``subject``; JetStream's leader answers, so silence is an outage."""
+        """Name the streams that take ``subject``; JetStream's leader answers, no answer means an outage."""
         try:
             return await takers(self._connection, subject)
         except ContractError as error:
-            self._found.append(BrokerKind.BROKER_REFUSES.found("NATS", str(error)))
+            self._found.append(BrokerKind.BROKER_REFUSES.finding("NATS", str(error)))
             return ()
 
     async def differences(self, definition: Definition) -> Sequence[topology.Difference]:
-        """Compare with a file, unless the stream or consumer is known to be silent."""
+        """Compare with a file, unless it did not answer before."""
         where = _label(definition)
         if {where, stream_label(_stream(definition))} & self.silent:
             return ()
@@ -121,7 +121,7 @@ def _definitions(s: Settings, found: list[Finding]) -> Sequence[Definition]:
     try:
         return wanted_topology(s)
     except ContractError as error:
-        found.append(BrokerKind.DEFINITIONS_INVALID.found("SEA_MQ_STREAMS_FOLDER", str(error)))
+        found.append(BrokerKind.DEFINITIONS_INVALID.finding("SEA_MQ_STREAMS_FOLDER", str(error)))
         return ()
 
 

@@ -1,4 +1,4 @@
-"""What a kind of finding is; each part of the system has its own."""
+"""Base of the finding catalogs; each part of the system has its own."""
 
 import enum
 
@@ -10,28 +10,28 @@ REFUSES = "the worker refuses to start"
 
 
 class Kind(enum.Enum):
-    """A kind of finding: severity, what is looked for, why it matters, what mends it."""
+    """A kind of finding: its severity, condition, consequence and fix."""
 
-    def __init__(self, severity: Severity, sought: str, why: str, mend: str) -> None:
+    def __init__(self, severity: Severity, condition: str, why: str, fix: str) -> None:
         self.severity = severity
-        self.sought = sought
+        self.condition = condition
         self.why = why
-        self.mend = mend
+        self.fix = fix
 
     @property
     def slug(self) -> str:
-        """The name that programs know it by."""
+        """The stable name for programs."""
         return self.name.lower()
 
-    def found(self, where: str, what: str, *, command: str = "", sql: str = "") -> Finding:
-        """Say that this was found, and where."""
+    def finding(self, where: str, what: str, *, command: str = "", sql: str = "") -> Finding:
+        """Return a finding of this kind: where it is, and the observed state."""
         return Finding(
             slug=self.slug,
             severity=self.severity,
             where=where,
             what=what,
             why=self.why,
-            mend=self.mend,
+            fix=self.fix,
             command=command,
             sql=f"{sql};" if sql else "",
         )

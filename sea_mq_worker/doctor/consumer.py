@@ -1,11 +1,11 @@
-"""What is wrong with the consumers."""
+"""Findings about consumers."""
 
 from collections.abc import Iterator
 
 from sea_mq_worker.adapters.nats.manage.diagnostics import ConsumerDiagnostics, StreamDiagnostics
 from sea_mq_worker.adapters.nats.subject_match import covers
 from sea_mq_worker.doctor.broker import BrokerFacts, consumer_label, stream_label
-from sea_mq_worker.doctor.broker_kinds import BrokerKind, PairKind
+from sea_mq_worker.doctor.broker_catalog import BrokerKind, PairKind
 from sea_mq_worker.doctor.catalog import APPLY
 from sea_mq_worker.doctor.finding import Finding
 from sea_mq_worker.settings import Settings
@@ -14,13 +14,13 @@ _ACK_WAITS = 2
 
 
 def consumer_findings(facts: BrokerFacts, s: Settings) -> Iterator[Finding]:
-    """Judge the durables that messages are taken from."""
+    """Judge the durables of SEA_MQ_CONSUMERS."""
     for wanted in s.consumers:
         where = consumer_label(wanted.stream, wanted.durable)
         consumer = facts.consumers.get((wanted.stream, wanted.durable))
         if consumer is None:
             if not {where, stream_label(wanted.stream)} & facts.silent and where not in facts.defined:
-                yield BrokerKind.CONSUMER_MISSING.found(where, "it does not exist")
+                yield BrokerKind.CONSUMER_MISSING.finding(where, "it does not exist")
             continue
         yield from _nature(where, consumer)
         if stream := facts.streams.get(wanted.stream):
@@ -38,53 +38,53 @@ def _nature(where: str, consumer: ConsumerDiagnostics) -> Iterator[Finding]:
     if wrong:
         what = ", ".join(f"{field} is {config[field]}" for field in wrong)
         command = f"nats consumer rm {consumer.stream} {consumer.name}"
-        yield BrokerKind.CONSUMER_UNFIT.found(where, what, command=command)
+        yield BrokerKind.CONSUMER_UNFIT.finding(where, what, command=command)
     passing = [field for field in ("inactive_threshold", "mem_storage") if config.get(field)]
     if passing:
-        yield BrokerKind.CONSUMER_PASSING.found(where, f"{' and '.join(passing)} set", command=APPLY)
+        yield BrokerKind.CONSUMER_PASSING.finding(where, f"{' and '.join(passing)} set", command=APPLY)
 
 
 def _missed(where: str, consumer: ConsumerDiagnostics, stream: StreamDiagnostics) -> Iterator[Finding]:
-    """Of a stream that it takes as a whole: what others' subjects leave out was never the consumer's."""
+    """Judge only consumers of a whole stream; a filtered one need not get every sequence."""
     takes_all = all(any(covers(f, subject) for f in consumer.filters) for subject in stream.subjects)
     delivered, first = consumer.info["delivered"]["stream_seq"], stream.state["first_seq"]
     if (takes_all or not consumer.filters) and delivered + 1 < first:
-        what = f"up to {delivered} were delivered, the stream begins at {first}"
-        yield BrokerKind.MESSAGES_MISSED.found(where, what)
+        what = f"the consumer has got messages up to {delivered}, the stream begins at {first}"
+        yield BrokerKind.MESSAGES_MISSED.finding(where, what)
 
 
 def _filter(where: str, consumer: ConsumerDiagnostics, stream: StreamDiagnostics) -> Iterator[Finding]:
     for subject in consumer.filters:
         if not any(covers(p, subject) or covers(subject, p) for p in stream.subjects):
-            what = f"{subject} is none of {', '.join(stream.subjects)}"
-            yield BrokerKind.CONSUMER_FILTER.found(where, what)
+            what = f"{subject} matches none of {', '.join(stream.subjects)}"
+            yield BrokerKind.CONSUMER_FILTER.finding(where, what)
 
 
 def _flow(where: str, consumer: ConsumerDiagnostics) -> Iterator[Finding]:
-    info, patience = consumer.info, _ACK_WAITS * consumer.ack_wait_seconds
+    info, limit = consumer.info, _ACK_WAITS * consumer.ack_wait_seconds
     if info.get("paused"):
         command = f"nats consumer resume {consumer.stream} {consumer.name}"
-        yield BrokerKind.CONSUMER_PAUSED.found(
+        yield BrokerKind.CONSUMER_PAUSED.finding(
             where, f"until {consumer.config['pause_until']}", command=command
         )
         return
     most, out = consumer.config.get("max_ack_pending", 0), info["num_ack_pending"]
-    if 0 < most <= out and consumer.seconds_since("ack_floor") > patience:
-        yield BrokerKind.CONSUMER_STUCK.found(where, f"{out} of {most} messages are out")
-    elif info["num_pending"] and not info["num_waiting"] and consumer.seconds_since("delivered") > patience:
-        yield BrokerKind.CONSUMER_UNATTENDED.found(where, f"{info['num_pending']} messages wait")
+    if 0 < most <= out and consumer.seconds_since("ack_floor") > limit:
+        yield BrokerKind.CONSUMER_STUCK.finding(where, f"{out} of {most} messages are in flight")
+    elif info["num_pending"] and not info["num_waiting"] and consumer.seconds_since("delivered") > limit:
+        yield BrokerKind.CONSUMER_UNATTENDED.finding(where, f"{info['num_pending']} messages wait")
 
 
 def _fit(where: str, consumer: ConsumerDiagnostics, s: Settings) -> Iterator[Finding]:
     if s.handler_timeout_seconds >= consumer.ack_wait_seconds:
         field = "the first backoff" if consumer.config.get("backoff") else "ack_wait"
         what = f"{field} is {consumer.ack_wait_seconds:g} s, a call may take {s.handler_timeout_seconds:g} s"
-        yield PairKind.ACK_WAIT_SHORT.found(where, what)
+        yield PairKind.ACK_WAIT_SHORT.finding(where, what)
     max_deliver = consumer.config.get("max_deliver", -1)
     if 0 < max_deliver <= s.inbox_attempts_max:
-        what = f"max_deliver is {max_deliver}, the worker itself tries {s.inbox_attempts_max} times"
-        yield PairKind.MAX_DELIVER_LOW.found(where, what)
+        what = f"max_deliver is {max_deliver}, inbox_attempts_max is {s.inbox_attempts_max}"
+        yield PairKind.MAX_DELIVER_LOW.finding(where, what)
     most = consumer.config.get("max_ack_pending", 0)
     if 0 < most < s.handler_concurrency:
         what = f"max_ack_pending is {most}, handler_concurrency {s.handler_concurrency}"
-        yield PairKind.MAX_ACK_PENDING_LOW.found(where, what)
+        yield PairKind.MAX_ACK_PENDING_LOW.finding(where, what)

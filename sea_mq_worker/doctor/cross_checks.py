@@ -1,4 +1,4 @@
-"""What does not fit together, although each system by itself is well."""
+"""Findings about systems that are sound by themselves and do not fit together."""
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime
@@ -10,7 +10,7 @@ from sea_mq_worker.adapters.postgres.acknowledged import Acknowledged
 from sea_mq_worker.adapters.postgres.schema.diagnostics import DatabaseFacts, RowFacts
 from sea_mq_worker.doctor.backlog import retries_seconds
 from sea_mq_worker.doctor.broker import BrokerFacts, stream_label
-from sea_mq_worker.doctor.broker_kinds import PairKind
+from sea_mq_worker.doctor.broker_catalog import PairKind
 from sea_mq_worker.doctor.catalog import APPLY
 from sea_mq_worker.doctor.database import CLOCK_SECONDS
 from sea_mq_worker.doctor.finding import Finding
@@ -29,7 +29,7 @@ def fit_findings(broker: BrokerFacts, s: Settings) -> Iterator[Finding]:
         stream = broker.streams.get(name)
         if stream and 0 < stream.max_age_seconds < retries_seconds(s):
             what = f"max_age is {stream.max_age_seconds:g} s, the attempts may take {retries_seconds(s):g} s"
-            yield PairKind.RETRIES_OUTLIVE_STREAM.found(stream_label(name), what)
+            yield PairKind.RETRIES_OUTLIVE_STREAM.finding(stream_label(name), what)
 
 
 def clock_findings(database: DatabaseFacts, broker: BrokerFacts, s: Settings) -> Iterator[Finding]:
@@ -37,7 +37,7 @@ def clock_findings(database: DatabaseFacts, broker: BrokerFacts, s: Settings) ->
     if stream := broker.streams.get(s.stream):
         offset = stream.clock_offset_seconds - database.clock_offset_seconds
         if abs(offset) > CLOCK_SECONDS:
-            yield PairKind.BROKER_CLOCK.found("NATS's clock", f"{offset:+.0f} s against PostgreSQL's")
+            yield PairKind.BROKER_CLOCK.finding("NATS's clock", f"{offset:+.0f} s against PostgreSQL's")
 
 
 def pair_findings(rows: RowFacts, broker: BrokerFacts, s: Settings) -> Iterator[Finding]:
@@ -45,20 +45,20 @@ def pair_findings(rows: RowFacts, broker: BrokerFacts, s: Settings) -> Iterator[
     if stream := broker.streams.get(s.stream):
         largest, most = rows.outbox.largest_bytes, _bytes_max(stream, broker)
         if largest > most:
-            yield PairKind.EVENT_TOO_LARGE.found(
-                stream_label(s.stream), f"{largest} bytes wait, {most} are taken"
+            yield PairKind.EVENT_TOO_LARGE.finding(
+                stream_label(s.stream), f"the largest waiting event has {largest} bytes, the limit is {most}"
             )
     yield from _lost(rows, broker)
     yield from _pruned(rows, broker, s)
 
 
 async def lost_findings(connection: NatsConnection, rows: Acknowledged, stream: str) -> Sequence[Finding]:
-    """Ask whether the stream still has what rows call PUBLISHED; who may not read it cannot know."""
+    """Check that the stream still has the events of PUBLISHED rows; needs the right to read the stream."""
     try:
         why = await lost_since(connection, stream, greatest=rows.greatest, shared=rows.shared, some=rows.some)
     except ContractError:
         return ()
-    return [PairKind.EVENTS_LOST.found(stream_label(stream), why, command=RECONCILE)] if why else ()
+    return [PairKind.EVENTS_LOST.finding(stream_label(stream), why, command=RECONCILE)] if why else ()
 
 
 def _window(stream: StreamDiagnostics, s: Settings) -> Iterator[Finding]:
@@ -67,15 +67,15 @@ def _window(stream: StreamDiagnostics, s: Settings) -> Iterator[Finding]:
     backoff = lease + s.outbox_backoff_max_seconds
     if window <= s.outbox_publish_timeout_seconds:
         what = f"{window:g} s, the publish time-out is {s.outbox_publish_timeout_seconds:g} s"
-        yield PairKind.WINDOW_BELOW_PUBLISH.found(where, what, command=APPLY)
+        yield PairKind.WINDOW_BELOW_PUBLISH.finding(where, what, command=APPLY)
     elif window < lease:
         what = f"{window:g} s, lease and publish time-out are {lease:g} s"
-        yield PairKind.WINDOW_BELOW_LEASE.found(where, what, command=APPLY)
+        yield PairKind.WINDOW_BELOW_LEASE.finding(where, what, command=APPLY)
     elif window < backoff:
         what = f"{window:g} s, backoff, lease and publish time-out are {backoff:g} s"
-        yield PairKind.WINDOW_BELOW_BACKOFF.found(where, what, command=APPLY)
+        yield PairKind.WINDOW_BELOW_BACKOFF.finding(where, what, command=APPLY)
     if window > _DAY_SECONDS:
-        yield PairKind.WINDOW_DELAYS_REPLAY.found(where, f"{window:g} s", command=APPLY)
+        yield PairKind.WINDOW_DELAYS_REPLAY.finding(where, f"{window:g} s", command=APPLY)
 
 
 def _bytes_max(stream: StreamDiagnostics, broker: BrokerFacts) -> int:
@@ -92,7 +92,7 @@ def _lost(rows: RowFacts, broker: BrokerFacts) -> Iterator[Finding]:
         if waiting.first_seq < first:
             what = f"message {waiting.first_seq} waits in the inbox, the stream begins at {first}"
             where = stream_label(stream.name)
-            yield PairKind.MESSAGE_LOST.found(where, what, command="python -m sea_mq_worker inbox list")
+            yield PairKind.MESSAGE_LOST.finding(where, what, command="python -m sea_mq_worker inbox list")
 
 
 def _pruned(rows: RowFacts, broker: BrokerFacts, s: Settings) -> Iterator[Finding]:
@@ -103,5 +103,5 @@ def _pruned(rows: RowFacts, broker: BrokerFacts, s: Settings) -> Iterator[Findin
             continue
         since = datetime.fromisoformat(stream.state["first_ts"])
         if since < before:
-            what = f"inbox rows before {before:{_MINUTE}} are gone, it has messages since {since:{_MINUTE}}"
-            yield PairKind.INBOX_PRUNED_EARLY.found(stream_label(name), what)
+            what = f"inbox rows before {before:{_MINUTE}} are pruned, messages exist since {since:{_MINUTE}}"
+            yield PairKind.INBOX_PRUNED_EARLY.finding(stream_label(name), what)

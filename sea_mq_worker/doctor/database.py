@@ -1,4 +1,4 @@
-"""What is wrong with PostgreSQL by itself."""
+"""Findings about PostgreSQL by itself."""
 
 from collections.abc import Iterator, Sequence
 
@@ -12,42 +12,42 @@ from sea_mq_worker.adapters.postgres.schema.expected_schema import (
     expected_functions,
     expected_objects,
 )
-from sea_mq_worker.doctor.database_kinds import DatabaseKind
+from sea_mq_worker.doctor.database_catalog import DatabaseKind
 from sea_mq_worker.doctor.finding import Finding, format_duration
 from sea_mq_worker.settings import Settings
 
 CLOCK_SECONDS = 60.0
-"""The tolerance of POL-047-002."""
+"""Tolerated difference of two clocks, in seconds (POL-047-002)."""
 
 _LEASES = 5
 _DEAD_TIMES = 5
 _IDLE_MILLISECONDS = 60_000
-"""The worker's quietest connection says something every 30 s."""
+"""Smallest tolerated idle time-out; the worker's quietest connection sends a statement every 30 s."""
 _ENCODING = "UTF8"
 _ALONGSIDE = "INDEX CONCURRENTLY"
-"""Lets changes go on meanwhile; not to be had for a table in partitions."""
+"""Creates an index without blocking writes; PostgreSQL refuses it for a partitioned table."""
 _READS = "SELECT"
 _WRITES = 8
-"""How many of the needed privileges are no reads."""
+"""Number of required privileges other than SELECT."""
 
 
 def long_seconds(s: Settings) -> float:
-    """From which age on a transaction is too old, or an event late."""
+    """Return the age at which a transaction is too old or an event late, in seconds."""
     return _LEASES * s.outbox_lease_seconds
 
 
 def database_findings(facts: DatabaseFacts, s: Settings) -> Iterator[Finding]:
     """Judge the server, the login and the tables."""
     if facts.context not in {None, s.context}:
-        yield DatabaseKind.SCHEMA_OWNER.found(
+        yield DatabaseKind.SCHEMA_OWNER.finding(
             f"schema {facts.schema}", f"it belongs to {facts.context}, not to {s.context}"
         )
     if abs(facts.clock_offset_seconds) > CLOCK_SECONDS:
         offset = f"{facts.clock_offset_seconds:+.0f} s against this machine's"
-        yield DatabaseKind.DATABASE_CLOCK.found("PostgreSQL's clock", offset)
+        yield DatabaseKind.DATABASE_CLOCK.finding("PostgreSQL's clock", offset)
     if facts.encoding != _ENCODING:
         where = f"database {facts.database}"
-        yield DatabaseKind.DATABASE_ENCODING.found(where, f"its encoding is {facts.encoding}")
+        yield DatabaseKind.DATABASE_ENCODING.finding(where, f"its encoding is {facts.encoding}")
     yield from _rights(facts)
     yield from _server(facts, s)
     yield from _connections(facts, s)
@@ -59,19 +59,19 @@ def database_findings(facts: DatabaseFacts, s: Settings) -> Iterator[Finding]:
 
 
 def waits_for_nobody(facts: DatabaseFacts) -> bool:
-    """Tell whether a commit waits for a standby that is not there."""
+    """Return whether commits wait for a standby that is not connected."""
     waits = facts.settings["synchronous_commit"].setting not in {"off", "local"}
     return waits and bool(facts.settings["synchronous_standby_names"].setting) and not facts.standbys
 
 
 def lock_findings(locks: Sequence[TableLock]) -> Iterator[Finding]:
-    """Name who keeps the worker from a table."""
+    """Name the sessions that block the worker from a table."""
     for lock in locks:
         does = "holds" if lock.granted else "waits for"
         since = f", for {format_duration(lock.seconds)}" if lock.seconds else ""
-        what = f"session {lock.pid} {does} {lock.mode}{since}, of {lock.name or 'somebody without a name'}"
+        what = f"session {lock.pid} {does} {lock.mode}{since}, of {lock.name or 'an unnamed program'}"
         where, sql = f"table {lock.relation}", f"SELECT pg_terminate_backend({lock.pid})"
-        yield DatabaseKind.TABLE_LOCKED.found(where, what, sql=sql)
+        yield DatabaseKind.TABLE_LOCKED.finding(where, what, sql=sql)
 
 
 def constraint_findings(facts: DatabaseFacts, rows: RowFacts) -> Iterator[Finding]:
@@ -84,7 +84,7 @@ def constraint_findings(facts: DatabaseFacts, rows: RowFacts) -> Iterator[Findin
         what = f"constraint {name} is {f'{found!r}' if found else 'missing'}"
         drop = f"ALTER TABLE {table} DROP CONSTRAINT {_quoted(name)};\n" if found else ""
         sql = f"{drop}ALTER TABLE {table} {constraint.sql}"
-        yield DatabaseKind.CONSTRAINT_DIFFERS.found(where, what, sql=sql)
+        yield DatabaseKind.CONSTRAINT_DIFFERS.finding(where, what, sql=sql)
 
 
 def _rights(facts: DatabaseFacts) -> Iterator[Finding]:
@@ -92,10 +92,10 @@ def _rights(facts: DatabaseFacts) -> Iterator[Finding]:
     lacks = {lack.privilege for lack in facts.lacks}
     writes = [lack for lack in facts.lacks if lack.privilege != _READS]
     if _READS not in lacks and len(writes) == _WRITES:
-        yield DatabaseKind.RIGHTS_OF_A_READER.found(where, "it may read all of the tables and write none")
+        yield DatabaseKind.RIGHTS_OF_A_READER.finding(where, "it may read all tables and write none")
         return
     for lack in facts.lacks:
-        yield DatabaseKind.RIGHTS_MISSING.found(
+        yield DatabaseKind.RIGHTS_MISSING.finding(
             where, f"no {_privilege(lack)} on {lack.relation}", sql=_grant(lack, facts)
         )
 
@@ -119,7 +119,7 @@ def _server(facts: DatabaseFacts, s: Settings) -> Iterator[Finding]:
         if facts.settings[name].setting == wrong:
             yield _setting(kind, facts, name, right)
     if int(facts.settings["max_prepared_transactions"].setting):
-        yield DatabaseKind.TWO_PHASE_COMMIT.found(
+        yield DatabaseKind.TWO_PHASE_COMMIT.finding(
             "PostgreSQL's settings",
             f"max_prepared_transactions is {facts.settings['max_prepared_transactions'].setting}",
         )
@@ -134,7 +134,7 @@ def _server(facts: DatabaseFacts, s: Settings) -> Iterator[Finding]:
 
 
 def _setting(kind: DatabaseKind, facts: DatabaseFacts, name: str, right: str) -> Finding:
-    """A setting ends where it was made; one of the command line cannot be ended by SQL."""
+    """Reset a setting at its source; SQL cannot reset one of the command line."""
     found = facts.settings[name]
     role, database = _quoted(facts.role), _quoted(facts.database)
     sql = {
@@ -143,7 +143,7 @@ def _setting(kind: DatabaseKind, facts: DatabaseFacts, name: str, right: str) ->
         "database user": f"ALTER ROLE {role} IN DATABASE {database} RESET {name}",
         "configuration file": f"ALTER SYSTEM SET {name} = {right};\nSELECT pg_reload_conf()",
     }.get(found.source, "")
-    return kind.found("PostgreSQL's settings", f"{name} is {found.setting}, by {found.source}", sql=sql)
+    return kind.finding("PostgreSQL's settings", f"{name} is {found.setting}, by {found.source}", sql=sql)
 
 
 def _connections(facts: DatabaseFacts, s: Settings) -> Iterator[Finding]:
@@ -159,26 +159,28 @@ def _connections(facts: DatabaseFacts, s: Settings) -> Iterator[Finding]:
     for where, most, used in ceilings:
         free = most - used + c.own
         if most >= 0 and free < needed:
-            what = f"{free} of {most} are left, a worker may open {needed}"
-            yield DatabaseKind.CONNECTIONS_SHORT.found(where, what)
+            what = f"{free} of {most} are free, a worker may open {needed}"
+            yield DatabaseKind.CONNECTIONS_SHORT.finding(where, what)
 
 
 def _tables(facts: DatabaseFacts) -> Iterator[Finding]:
     for table in facts.tables:
         where, name = f"table {table.name}", _table(facts, table.name)
         if table.unlogged:
-            yield DatabaseKind.TABLE_UNLOGGED.found(
-                where, "it is unlogged", sql=f"ALTER TABLE {name} SET LOGGED"
+            yield DatabaseKind.TABLE_UNLOGGED.finding(
+                where, "the table is unlogged", sql=f"ALTER TABLE {name} SET LOGGED"
             )
         if table.filtered:
             sql = f"ALTER TABLE {name} DISABLE ROW LEVEL SECURITY"
-            yield DatabaseKind.ROW_SECURITY.found(where, f"it applies to role {facts.role}", sql=sql)
+            yield DatabaseKind.ROW_SECURITY.finding(
+                where, f"row-level security applies to role {facts.role}", sql=sql
+            )
         if not table.vacuumed:
             sql = f"ALTER TABLE {name} RESET (autovacuum_enabled)"
-            yield DatabaseKind.AUTOVACUUM_OFF.found(where, "autovacuum_enabled is false", sql=sql)
+            yield DatabaseKind.AUTOVACUUM_OFF.finding(where, "autovacuum_enabled is false", sql=sql)
         if table.dead > _DEAD_TIMES * table.vacuum_from:
-            what = f"{table.dead} dead rows; autovacuum begins at {table.vacuum_from:.0f}"
-            yield DatabaseKind.DEAD_ROWS.found(where, what, sql=f"VACUUM {name}")
+            what = f"{table.dead} dead rows; autovacuum starts at {table.vacuum_from:.0f}"
+            yield DatabaseKind.DEAD_ROWS.finding(where, what, sql=f"VACUUM {name}")
 
 
 def _indexes(facts: DatabaseFacts) -> Iterator[Finding]:
@@ -189,10 +191,10 @@ def _indexes(facts: DatabaseFacts) -> Iterator[Finding]:
             what = f"index {name} is missing"
             how = "INDEX" if index.relation in parts else _ALONGSIDE
             sql = _made(facts, index).replace("INDEX", how, 1)
-            yield DatabaseKind.INDEX_MISSING.found(where, what, sql=sql)
+            yield DatabaseKind.INDEX_MISSING.finding(where, what, sql=sql)
         elif not facts.indexes[name]:
             sql = f"REINDEX {_ALONGSIDE} {_table(facts, name)}"
-            yield DatabaseKind.INDEX_INVALID.found(where, f"index {name} is invalid", sql=sql)
+            yield DatabaseKind.INDEX_INVALID.finding(where, f"index {name} is invalid", sql=sql)
 
 
 def _triggers(facts: DatabaseFacts) -> Iterator[Finding]:
@@ -201,10 +203,10 @@ def _triggers(facts: DatabaseFacts) -> Iterator[Finding]:
         where = f"table {trigger.relation}"
         if name not in facts.triggers:
             what = f"trigger {name} is missing"
-            yield DatabaseKind.TRIGGER_MISSING.found(where, what, sql=_made(facts, trigger))
+            yield DatabaseKind.TRIGGER_MISSING.finding(where, what, sql=_made(facts, trigger))
         elif not facts.triggers[name].enabled:
             sql = f"ALTER TABLE {_table(facts, trigger.relation)} ENABLE TRIGGER {name}"
-            yield DatabaseKind.TRIGGER_DISABLED.found(where, f"trigger {name} is disabled", sql=sql)
+            yield DatabaseKind.TRIGGER_DISABLED.finding(where, f"trigger {name} is disabled", sql=sql)
 
 
 def _functions(facts: DatabaseFacts) -> Iterator[Finding]:
@@ -213,31 +215,31 @@ def _functions(facts: DatabaseFacts) -> Iterator[Finding]:
         if found is None:
             what = "it is missing"
         elif found.body != function.body:
-            what = "its text is not that of the migrations"
+            what = "its body differs from the migrations"
         elif found.search_path != function.search_path:
-            what = f"its search_path is {found.search_path or 'that of whoever calls'}"
+            what = f"its search_path is {found.search_path or 'not set'}"
         else:
             continue
         sql = _in_schema(facts, function.sql.replace(SCHEMA, quoted_schema(facts.schema)))
-        yield DatabaseKind.FUNCTION_DIFFERS.found(f"function {name}", what, sql=sql)
+        yield DatabaseKind.FUNCTION_DIFFERS.finding(f"function {name}", what, sql=sql)
 
 
 def _holding_back(facts: DatabaseFacts) -> Iterator[Finding]:
     for one in facts.transactions:
-        what = f"{format_duration(one.seconds)} old, {one.state}, of {one.name or 'somebody without a name'}"
-        yield DatabaseKind.TRANSACTION_OPEN_LONG.found(
+        what = f"{format_duration(one.seconds)} old, {one.state}, of {one.name or 'an unnamed program'}"
+        yield DatabaseKind.TRANSACTION_OPEN_LONG.finding(
             f"session {one.pid}", what, sql=f"SELECT pg_terminate_backend({one.pid})"
         )
     for waiting in facts.prepared:
-        yield DatabaseKind.TRANSACTION_PREPARED_LONG.found(
+        yield DatabaseKind.TRANSACTION_PREPARED_LONG.finding(
             f"prepared transaction {waiting.name}",
             f"{format_duration(waiting.seconds)} old",
             sql=f"ROLLBACK PREPARED {_literal(waiting.name)}",
         )
     for slot in facts.slots:
-        yield DatabaseKind.SLOT_INACTIVE.found(
+        yield DatabaseKind.SLOT_INACTIVE.finding(
             f"replication slot {slot.name}",
-            f"it keeps {slot.bytes / 2**20:.0f} MiB of WAL",
+            f"it retains {slot.bytes / 2**20:.0f} MiB of WAL",
             sql=f"SELECT pg_drop_replication_slot({_literal(slot.name)})",
         )
 

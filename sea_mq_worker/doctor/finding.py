@@ -1,4 +1,4 @@
-"""What a finding says, and to whom it matters."""
+"""Findings of doctor, and the result of one run."""
 
 import enum
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 class Severity(enum.StrEnum):
-    """``error``: something does not work or may be lost; ``warning``: it will hurt; ``info``: to be known."""
+    """``error``: something fails or may be lost; ``warning``: trouble ahead; ``info``: a note."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -15,16 +15,16 @@ class Severity(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """Something that is wrong.
+    """One problem.
 
     Attributes:
-        slug: which kind of finding it is; stays the same from version to version.
+        slug: kind of finding; stable across versions.
         where: the table, stream, consumer or server.
-        what: what was found there.
-        why: what follows from it.
-        mend: what to do, in words.
-        command: the command that does it, where one does.
-        sql: the statements that do it, as psql takes them from whoever owns the tables or the server.
+        what: the observed state.
+        why: its consequence.
+        fix: the remedy, in words.
+        command: the command that fixes or shows it; may be empty.
+        sql: the statements that fix it, for psql as the owner of the tables or of the server; may be empty.
     """
 
     slug: str
@@ -32,28 +32,28 @@ class Finding:
     where: str
     what: str
     why: str
-    mend: str
+    fix: str
     command: str = ""
     sql: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Examination:
-    """What came of looking.
+    """Result of one run of doctor.
 
     Attributes:
         findings: the worst first.
-        seen: what was looked at.
-        unseen: what could not be: more may be wrong there.
+        checked: the parts that doctor checked.
+        not_checked: the parts that doctor could not check; they may have further problems.
     """
 
     findings: Sequence[Finding]
-    seen: Sequence[str]
-    unseen: Sequence[str]
+    checked: Sequence[str]
+    not_checked: Sequence[str]
 
 
 def format_duration(seconds: float) -> str:
-    """Word how long something has lasted, in the largest unit that it has twice."""
+    """Format a duration in the largest unit of which it has at least two."""
     for unit, name in ((86_400, "days"), (3600, "hours"), (60, "minutes")):
         if seconds >= 2 * unit:
             return f"{seconds / unit:.0f} {name}"

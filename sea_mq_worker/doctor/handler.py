@@ -1,4 +1,4 @@
-"""Whether the handler can be reached, trusted, and found under its path; it is sent no event."""
+"""Findings about the handler: connection, certificate and path; doctor sends it no event."""
 
 import asyncio
 import contextlib
@@ -15,21 +15,21 @@ from sea_mq_worker.settings import Settings
 
 _SECONDS = 3.0
 _WRONG = {404, *range(300, 400), *range(500, 600)} - {501}
-"""A server that does not know OPTIONS says 405 or 501."""
+"""Statuses of a wrong path or broken handler; a server without OPTIONS answers 405 or 501."""
 
 
 class HandlerKind(Kind):
-    """Found by knocking at the handler's door."""
+    """Findings from a connection and an OPTIONS request to the handler."""
 
     HANDLER_MISSING = (
         Severity.ERROR,
-        "there are consumers and no handler",
+        "consumers are configured and no handler is",
         REFUSES,
         "set SEA_MQ_HANDLER_URL, or SEA_MQ_CONSUMERS= to receive nothing",
     )
     HANDLER_UNREACHABLE = (
         Severity.ERROR,
-        "the handler takes no connection",
+        "the handler accepts no connection",
         "receiving pauses",
         "start the handler, or correct SEA_MQ_HANDLER_URL",
     )
@@ -41,51 +41,51 @@ class HandlerKind(Kind):
     )
     HANDLER_FORBIDDEN = (
         Severity.ERROR,
-        "the handler's name leads to a link-local address or a metadata service",
-        "nothing is sent there",
-        "correct SEA_MQ_HANDLER_URL, or set SEA_MQ_HANDLER_ALLOW_LINK_LOCAL if that is meant",
+        "the handler's name resolves to a link-local address or a metadata service",
+        "the worker sends nothing there",
+        "correct SEA_MQ_HANDLER_URL, or set SEA_MQ_HANDLER_ALLOW_LINK_LOCAL if intended",
     )
     HANDLER_PATH = (
         Severity.WARNING,
-        "the handler answers OPTIONS with a redirect, 404 or 5xx, or not at all; it is sent no event",
-        "messages are tried again and again, and then dead-lettered",
-        "correct SEA_MQ_HANDLER_URL, whose path may be wrong or https missing, or mend the handler",
+        "the handler answers OPTIONS with a redirect, 404 or 5xx, or not at all",
+        "the worker retries messages and then dead-letters them",
+        "correct path and scheme of SEA_MQ_HANDLER_URL, or fix the handler",
     )
 
 
 async def handler_findings(s: Settings) -> AsyncIterator[Finding]:
-    """Connect, and ask by OPTIONS whether there is something under the path."""
+    """Connect, and request the path by OPTIONS."""
     if not s.handler_url:
-        yield HandlerKind.HANDLER_MISSING.found("handler", "SEA_MQ_HANDLER_URL is not set")
-    elif finding := await _examined(urlsplit(s.handler_url), s):
+        yield HandlerKind.HANDLER_MISSING.finding("handler", "SEA_MQ_HANDLER_URL is not set")
+    elif finding := await _examine(urlsplit(s.handler_url), s):
         yield finding
 
 
-async def _examined(url: SplitResult, s: Settings) -> Finding | None:
+async def _examine(url: SplitResult, s: Settings) -> Finding | None:
     where = f"handler {url.hostname}:{_port(url)}"
     trust = (handler_tls(s) or ssl.create_default_context()) if url.scheme == "https" else None
     try:
         async with asyncio.timeout(_SECONDS):
             if not s.handler_allow_link_local and (address := await _forbidden(url)):
-                return HandlerKind.HANDLER_FORBIDDEN.found(where, f"it is at {address}")
+                return HandlerKind.HANDLER_FORBIDDEN.finding(where, f"it is at {address}")
             reader, writer = await asyncio.open_connection(url.hostname, _port(url), ssl=trust)
     except ssl.SSLError as error:
         reason = getattr(error, "verify_message", "") or error.reason
-        return HandlerKind.HANDLER_UNTRUSTED.found(where, f"it cannot be trusted ({reason})")
+        return HandlerKind.HANDLER_UNTRUSTED.finding(where, f"it cannot be trusted ({reason})")
     except (OSError, UnicodeError) as error:
         what = getattr(error, "strerror", "") or str(error) or f"no answer within {_SECONDS:g} s"
-        return HandlerKind.HANDLER_UNREACHABLE.found(where, what)
+        return HandlerKind.HANDLER_UNREACHABLE.finding(where, what)
     try:
-        trouble = await _asked(url, reader, writer)
+        problem = await _request_options(url, reader, writer)
     finally:
         writer.close()
-    return HandlerKind.HANDLER_PATH.found(where, trouble) if trouble else None
+    return HandlerKind.HANDLER_PATH.finding(where, problem) if problem else None
 
 
 async def _forbidden(url: SplitResult) -> str:
-    """Return an address that the name leads to and that no connection is made to, if there is one."""
+    """Return a forbidden address that the name resolves to, or an empty text."""
     found = await asyncio.get_running_loop().getaddrinfo(url.hostname, _port(url), type=socket.SOCK_STREAM)
-    addresses = [str(place[0]) for *_, place in found]
+    addresses = [str(address[0]) for *_, address in found]
     return next(filter(is_metadata_host, addresses), "")
 
 
@@ -93,8 +93,10 @@ def _port(url: SplitResult) -> int:
     return url.port or (443 if url.scheme == "https" else 80)
 
 
-async def _asked(url: SplitResult, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> str:
-    """Return what is wrong with the answer; without a token, a refusal of the asker is none."""
+async def _request_options(
+    url: SplitResult, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> str:
+    """Return the problem of the answer; 401 and 403 are none, since doctor sends no token."""
     target = SplitResult("", "", url.path or "/", url.query, "").geturl()
     host = url.netloc.rpartition("@")[2]
     writer.write(f"OPTIONS {target} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())

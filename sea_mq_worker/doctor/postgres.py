@@ -1,4 +1,4 @@
-"""The facts about PostgreSQL, as far as they can be had: a locked table hides no others."""
+"""Facts about PostgreSQL, read as far as possible; a locked table hides no other table."""
 
 import asyncpg
 
@@ -15,7 +15,7 @@ from sea_mq_worker.adapters.postgres.schema.migrations import check_version
 from sea_mq_worker.connections.postgres import open_pool
 from sea_mq_worker.doctor.catalog import MIGRATE
 from sea_mq_worker.doctor.database import lock_findings, long_seconds, waits_for_nobody
-from sea_mq_worker.doctor.database_kinds import DatabaseKind
+from sea_mq_worker.doctor.database_catalog import DatabaseKind
 from sea_mq_worker.doctor.finding import Finding
 from sea_mq_worker.domain.errors import ContractError, UnavailableError, WorkerError
 from sea_mq_worker.settings import Settings
@@ -24,8 +24,8 @@ _POSTGRES = "PostgreSQL"
 _OF_ANY_AGE = -1.0
 
 
-async def ask_database(s: Settings, found: list[Finding]) -> tuple[DatabaseFacts | None, RowFacts | None]:
-    """Return what could be asked; what keeps the rest from being asked is ``found``."""
+async def read_database(s: Settings, found: list[Finding]) -> tuple[DatabaseFacts | None, RowFacts | None]:
+    """Return the facts that could be read; append findings about the rest to ``found``."""
     facts = rows = None
     try:
         pool = await open_pool(s, purpose="doctor")
@@ -35,14 +35,14 @@ async def ask_database(s: Settings, found: list[Finding]) -> tuple[DatabaseFacts
         finally:
             await pool.close()
     except UnavailableError as error:
-        found.append(_unavailable(error).found(_POSTGRES, _told(error)))
+        found.append(_unavailable(error).finding(_POSTGRES, _text(error)))
     except ContractError as error:
         kind = DatabaseKind.POOLER_UNDECLARED if POOLER in str(error) else DatabaseKind.DATABASE_REFUSES
-        found.append(kind.found(_POSTGRES, _told(error)))
+        found.append(kind.finding(_POSTGRES, _text(error)))
     return facts, rows
 
 
-def _told(error: WorkerError) -> str:
+def _text(error: WorkerError) -> str:
     return str(error).removeprefix(f"{_POSTGRES}: ")
 
 
@@ -57,19 +57,19 @@ async def _server(s: Settings, pool: asyncpg.Pool, found: list[Finding]) -> Data
         await check_version(pool)
     except ContractError as error:
         where = f"schema {s.database_schema}"
-        found.append(DatabaseKind.SCHEMA_VERSION.found(where, str(error), command=MIGRATE))
+        found.append(DatabaseKind.SCHEMA_VERSION.finding(where, str(error), command=MIGRATE))
         return None
     facts = await database_facts(pool, long_seconds=long_seconds(s))
     listens = s.outbox_enabled and s.outbox_notify and not s.database_pooler
     if listens and not waits_for_nobody(facts):
         dsn = s.database_url.get_secret_value()
         if not await hears_itself(dsn, pool, schema=s.database_schema):
-            found.append(DatabaseKind.NOTIFY_LOST.found(_POSTGRES, "LISTEN and NOTIFY do not meet"))
+            found.append(DatabaseKind.NOTIFY_LOST.finding(_POSTGRES, "LISTEN does not receive a NOTIFY"))
     return facts
 
 
 async def _rows(s: Settings, pool: asyncpg.Pool, found: list[Finding]) -> RowFacts | None:
-    """Half a statement's time is what the worker waits for a lock."""
+    """Read the rows, and the locks that block them; a worker waits for a lock half a statement's time."""
     rows = None
     try:
         rows = await row_facts(pool, s.stream)

@@ -1,4 +1,4 @@
-"""What the settings let others read, as the worker tells it at its start."""
+"""Findings about exposed secrets and plaintext connections, which the worker logs at startup, too."""
 
 from collections.abc import Iterator
 from shlex import quote
@@ -10,26 +10,26 @@ from sea_mq_worker.settings import Settings
 
 
 class ExposureKind(Kind):
-    """Found in the settings; the names are the events that the worker logs."""
+    """Findings from the settings; the names equal the worker's log events."""
 
     SECRET_FILE_EXPOSED = (
         Severity.WARNING,
         "every user of this machine may read a file with a secret",
-        "whoever reads it can do what the worker may",
-        "take the right away",
+        "a reader of the file gets all rights of the worker",
+        "remove the read permission of others",
     )
     PLAINTEXT_CONNECTION = (
         Severity.INFO,
         "a connection to another machine is not encrypted by the worker",
-        "who is in between reads events and passwords, unless the network encrypts by itself",
+        "the network between can read events and passwords, unless it encrypts by itself",
         "set up TLS as in docs/how-to/security.md",
     )
 
 
 def exposure_findings(s: Settings) -> Iterator[Finding]:
-    """Judge URLs and the modes of files."""
+    """Judge URLs and file modes."""
     if plain := "; ".join(in_plain_text(s)):
-        yield ExposureKind.PLAINTEXT_CONNECTION.found("settings", plain)
+        yield ExposureKind.PLAINTEXT_CONNECTION.finding("settings", plain)
     for key, path in readable_by_all(s):
-        what = f"its file {path} may be read by everybody"
-        yield ExposureKind.SECRET_FILE_EXPOSED.found(key, what, command=f"chmod o-rwx {quote(str(path))}")
+        what = f"every user may read its file {path}"
+        yield ExposureKind.SECRET_FILE_EXPOSED.finding(key, what, command=f"chmod o-rwx {quote(str(path))}")

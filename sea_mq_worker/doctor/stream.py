@@ -1,4 +1,4 @@
-"""What is wrong with the streams."""
+"""Findings about streams."""
 
 from collections.abc import Iterator, Mapping
 
@@ -6,7 +6,7 @@ from sea_mq_worker.adapters.nats.manage.diagnostics import StreamDiagnostics
 from sea_mq_worker.adapters.nats.manage.topology import EXISTENCE, Difference
 from sea_mq_worker.adapters.nats.subject_match import covers
 from sea_mq_worker.doctor.broker import BrokerFacts, own_subjects, stream_label
-from sea_mq_worker.doctor.broker_kinds import BrokerKind
+from sea_mq_worker.doctor.broker_catalog import BrokerKind
 from sea_mq_worker.doctor.catalog import APPLY
 from sea_mq_worker.doctor.finding import Finding
 from sea_mq_worker.settings import Settings
@@ -17,13 +17,15 @@ _DURATIONS = frozenset({"ack_wait", "duplicate_window", "max_age"})
 
 
 def stream_findings(facts: BrokerFacts, s: Settings) -> Iterator[Finding]:
-    """Judge the streams that the worker publishes to, takes messages from or reads."""
+    """Judge the streams that the worker publishes to, consumes or reads."""
     for difference in facts.differences:
-        yield BrokerKind.TOPOLOGY_DIFFERS.found(difference.name, _told(difference), command=APPLY)
+        yield BrokerKind.TOPOLOGY_DIFFERS.finding(
+            difference.name, _difference_text(difference), command=APPLY
+        )
     for name in (s.stream, s.dlq_stream, s.advisory_stream):
         where = stream_label(name)
         if name not in facts.streams and where not in facts.defined | facts.silent:
-            yield BrokerKind.STREAM_MISSING.found(where, "it does not exist")
+            yield BrokerKind.STREAM_MISSING.finding(where, "it does not exist")
     for name, subject in own_subjects(s).items():
         if stream := facts.streams.get(name):
             yield from _own(stream, subject, facts)
@@ -31,11 +33,11 @@ def stream_findings(facts: BrokerFacts, s: Settings) -> Iterator[Finding]:
         yield from _kept(stream)
     single = [stream.name for stream in facts.streams.values() if stream.replicas == 1]
     if single:
-        yield BrokerKind.SYNC_UNKNOWN.found(f"streams {', '.join(single)}", "num_replicas is 1")
+        yield BrokerKind.SYNC_UNKNOWN.finding(f"streams {', '.join(single)}", "num_replicas is 1")
     yield from _dead_letters(facts.streams, s)
 
 
-def _told(difference: Difference) -> str:
+def _difference_text(difference: Difference) -> str:
     if difference.field == EXISTENCE:
         return "it is missing"
     wanted, found = difference.wanted, difference.found
@@ -49,38 +51,38 @@ def _own(stream: StreamDiagnostics, subject: str, facts: BrokerFacts) -> Iterato
     config = stream.config
     if config.get("storage") == "memory" or config.get("persist_mode") == "async":
         what = f"storage {config.get('storage')}, persist_mode {config.get('persist_mode') or 'default'}"
-        yield BrokerKind.STREAM_FORGETFUL.found(where, what)
+        yield BrokerKind.STREAM_FORGETFUL.finding(where, what)
     if config.get("sealed") or config.get("no_ack"):
         what = "it is sealed" if config.get("sealed") else "it acknowledges nothing (no_ack)"
-        yield BrokerKind.STREAM_USELESS.found(where, what, command=APPLY)
+        yield BrokerKind.STREAM_USELESS.finding(where, what, command=APPLY)
     if config.get("discard") != "new":
-        yield BrokerKind.STREAM_DISCARDS_OLD.found(where, "discard is old", command=APPLY)
+        yield BrokerKind.STREAM_DISCARDS_OLD.finding(where, "discard is old", command=APPLY)
     elif config.get("max_msgs_per_subject", -1) > 0 and not config.get("discard_new_per_subject"):
         what = f"max_msgs_per_subject is {config['max_msgs_per_subject']}"
-        yield BrokerKind.STREAM_DISCARDS_OLD.found(where, what, command=APPLY)
+        yield BrokerKind.STREAM_DISCARDS_OLD.finding(where, what, command=APPLY)
     if config.get("retention") != "limits":
-        yield BrokerKind.STREAM_DROPS_READ.found(where, f"retention is {config.get('retention')}")
+        yield BrokerKind.STREAM_DROPS_READ.finding(where, f"retention is {config.get('retention')}")
     if not any(covers(pattern, subject) for pattern in stream.subjects):
-        what = f"it takes {', '.join(stream.subjects) or 'nothing'}, {subject} is published"
-        yield BrokerKind.SUBJECTS_UNCOVERED.found(where, what, command=APPLY)
+        what = f"it takes {', '.join(stream.subjects) or 'nothing'}, the worker publishes {subject}"
+        yield BrokerKind.SUBJECTS_UNCOVERED.finding(where, what, command=APPLY)
     others = [name for name in facts.takers.get(subject, ()) if name != stream.name]
     if others:
-        yield BrokerKind.SUBJECTS_ELSEWHERE.found(where, f"{', '.join(others)} takes of {subject}")
+        yield BrokerKind.SUBJECTS_ELSEWHERE.finding(where, f"{', '.join(others)} also takes {subject}")
 
 
 def _kept(stream: StreamDiagnostics) -> Iterator[Finding]:
     where = stream_label(stream.name)
     if stream.replicas == 1 and stream.cluster.get("name"):
-        yield BrokerKind.STREAM_SINGLE_COPY.found(where, "num_replicas is 1 in a cluster")
+        yield BrokerKind.STREAM_SINGLE_COPY.finding(where, "num_replicas is 1 in a cluster")
     away = [peer["name"] for peer in stream.cluster.get("replicas") or () if peer.get("offline")]
     if away or (stream.cluster.get("name") and not stream.cluster.get("leader")):
-        yield BrokerKind.STREAM_REPLICA_OFFLINE.found(where, f"offline: {', '.join(away) or 'the leader'}")
+        yield BrokerKind.STREAM_REPLICA_OFFLINE.finding(where, f"offline: {', '.join(away) or 'the leader'}")
     if stream.config.get("discard") == "new":
         yield from _filled(stream)
 
 
 def _filled(stream: StreamDiagnostics) -> Iterator[Finding]:
-    """A stream refuses a message that its limit has no room for: it is full before it has reached it."""
+    """Count a stream as full once an average message exceeds its limit."""
     messages, size = stream.state["messages"], stream.state["bytes"]
     average = size / max(messages, 1)
     for limit, used, more in (("max_bytes", size, average), ("max_msgs", messages, 1)):
@@ -88,7 +90,7 @@ def _filled(stream: StreamDiagnostics) -> Iterator[Finding]:
         if most <= 0 or used < _FULL * most:
             continue
         kind = BrokerKind.STREAM_FULL if used + more > most else BrokerKind.STREAM_NEARLY_FULL
-        yield kind.found(stream_label(stream.name), f"{used} of {most} ({limit})")
+        yield kind.finding(stream_label(stream.name), f"{used} of {most} ({limit})")
 
 
 def _dead_letters(streams: Mapping[str, StreamDiagnostics], s: Settings) -> Iterator[Finding]:
@@ -98,7 +100,7 @@ def _dead_letters(streams: Mapping[str, StreamDiagnostics], s: Settings) -> Iter
     where = stream_label(stream.name)
     if 0 < stream.max_age_seconds < _WEEK_SECONDS:
         what = f"max_age is {stream.max_age_seconds:g} s"
-        yield BrokerKind.DEAD_LETTERS_SHORT_LIVED.found(where, what, command=APPLY)
+        yield BrokerKind.DEAD_LETTERS_SHORT_LIVED.finding(where, what, command=APPLY)
     if stream.state["messages"]:
         what = f"dead letters: {stream.state['messages']}"
-        yield BrokerKind.DEAD_LETTERS.found(where, what, command="python -m sea_mq_worker dlq list")
+        yield BrokerKind.DEAD_LETTERS.finding(where, what, command="python -m sea_mq_worker dlq list")

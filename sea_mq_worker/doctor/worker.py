@@ -1,4 +1,4 @@
-"""What the worker says of itself, where one answers at the address of the settings."""
+"""Readiness of a running worker, read at the admin address of the settings."""
 
 import asyncio
 import json
@@ -13,58 +13,58 @@ from sea_mq_worker.settings import Settings
 
 _SECONDS = 3.0
 _BYTES_MAX = 64 * 1024
-_ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104  (the worker's own words for it)
+_ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104  (values of SEA_MQ_ADMIN_HOST)
 
 
 class WorkerKind(Kind):
-    """Found by asking a worker that runs."""
+    """Findings from a running worker."""
 
     WORKER_NOT_READY = (
         Severity.ERROR,
-        "the worker at SEA_MQ_ADMIN_HOST and SEA_MQ_ADMIN_PORT answers /readyz that it is not ready",
-        "what it names does not serve it: that part of its work pauses",
-        "mend what it names; the worker then goes on by itself",
+        "the worker at SEA_MQ_ADMIN_HOST and SEA_MQ_ADMIN_PORT reports on /readyz that it is not ready",
+        "the named parts of its work pause",
+        "fix the named cause; the worker then continues",
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerSeen:
-    """What ``/readyz`` told: nothing if it is ready; ``where`` it was asked."""
+class WorkerReadiness:
+    """Answer of ``/readyz`` at ``where``; a ready worker has no ``reasons``."""
 
     where: str
     reasons: Mapping[str, str]
 
 
-async def ask_worker(s: Settings) -> WorkerSeen | None:
-    """Ask a worker whether it is ready; None: nobody answers there as a worker does."""
+async def read_readiness(s: Settings) -> WorkerReadiness | None:
+    """Read whether a worker is ready; None: no worker answers at the address."""
     host = _ANYWHERE.get(s.admin_host, s.admin_host)
     try:
         async with asyncio.timeout(_SECONDS):
-            answer = await _asked(host, s)
+            answer = await _get_readyz(host, s)
     except (OSError, ValueError):
         return None
     if not isinstance(answer, dict) or not isinstance(answer.get("ok"), bool):
         return None
-    return WorkerSeen(where=f"worker at {host}:{s.admin_port}", reasons=_reasons(answer))
+    return WorkerReadiness(where=f"worker at {host}:{s.admin_port}", reasons=_reasons(answer))
 
 
-def worker_findings(seen: WorkerSeen) -> list[Finding]:
-    """Judge what it said."""
-    told = "; ".join(f"{part}: {reason}" if reason else part for part, reason in seen.reasons.items())
-    return [WorkerKind.WORKER_NOT_READY.found(seen.where, told)] if told else []
+def worker_findings(seen: WorkerReadiness) -> list[Finding]:
+    """Judge the worker's readiness."""
+    reasons = "; ".join(f"{part}: {reason}" if reason else part for part, reason in seen.reasons.items())
+    return [WorkerKind.WORKER_NOT_READY.finding(seen.where, reasons)] if reasons else []
 
 
 def _reasons(answer: Mapping[str, Any]) -> Mapping[str, str]:
-    """Without the worker's token it names the parts alone."""
+    """Return the reason by part; without the worker's token the answer has only the parts."""
     if answer["ok"]:
         return {}
     reasons = answer.get("reasons")
     if isinstance(reasons, dict):
         return {str(part): str(reason) for part, reason in reasons.items()}
-    return {str(part): "" for part in answer.get("parts") or ["it does not say why"]}
+    return {str(part): "" for part in answer.get("parts") or ["the answer has no reason"]}
 
 
-async def _asked(host: str, s: Settings) -> Any:
+async def _get_readyz(host: str, s: Settings) -> Any:
     reader, writer = await asyncio.open_connection(host, s.admin_port)
     try:
         token = read_secret(s.admin_token_file, key="admin_token_file")

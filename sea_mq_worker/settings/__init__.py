@@ -17,7 +17,7 @@ from sea_mq_worker.settings.relations import contradictions
 
 __all__ = ["CONFIG_VARIABLE", "ENV_PREFIX", "ConsumerSettings", "Settings", "SettingsError", "load_settings"]
 
-_REQUIRED = "is required; set it (`sea-mq-worker dev` starts its own servers and needs no settings)"
+_REQUIRED = "is required; set it (`python -m sea_mq_worker dev` starts its own servers and needs no settings)"
 _VARIABLES = {key: f"{ENV_PREFIX}{key.upper()}" for key in Settings.model_fields}
 
 

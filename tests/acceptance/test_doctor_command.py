@@ -30,11 +30,11 @@ async def doctor(p: Patient, *options: str) -> Result:
     return await asyncio.to_thread(CliRunner().invoke, app, ["doctor", *options], env=env)
 
 
-async def test_a_finding_tells_where_what_why_and_what_mends_it(well: Patient) -> None:
+async def test_a_finding_has_place_state_consequence_and_fix(well: Patient) -> None:
     await well.sql("DROP INDEX idx_outbox_due")
     text = (await doctor(well)).stdout
     assert "error index_missing: table outbox_events: index idx_outbox_due is missing\n" in text
-    assert "-> make it again\n" in text
+    assert "-> create the index again\n" in text
     assert "CREATE INDEX CONCURRENTLY idx_outbox_due ON outbox_events (available_at, seq)\n" in text
 
 
@@ -84,13 +84,13 @@ async def test_findings_stand_apart_and_the_last_lines_tell_what_they_come_to(we
     severities = Counter(part.partition(" ")[0] for part in parts)
     stands, seen = end.splitlines()
     assert severities["error"] >= 2
-    assert stands == f"{severities['error']} errors, {severities['info']} to know of"
+    assert stands == f"{severities['error']} errors, {severities['info']} info"
     servers = r"PostgreSQL [\d.]+ \(schema public\), NATS [\d.]+ \(streams: 4, consumers: 1\)"
-    assert re.fullmatch(f"looked at {servers}, the handler, the settings", seen)
+    assert re.fullmatch(f"checked: {servers}, the handler, the settings", seen)
 
 
 async def test_what_could_not_be_looked_at_is_named(well: Patient) -> None:
     well.given["nats_url"] = "nats://127.0.0.1:1"
     lines = (await doctor(well)).stdout.splitlines()
-    assert lines[-1] == "not looked at: NATS; mend the above, then run doctor again"
+    assert lines[-1] == "not checked: NATS; fix the errors above and run doctor again"
     assert "NATS" not in lines[-2]

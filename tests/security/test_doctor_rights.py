@@ -45,7 +45,7 @@ async def test_with_the_rights_of_the_worker_nothing_is_found(kind: str, well: P
         if divide:
             await partition_outbox(well.database.dsn)
         assert await well.examined() == {}
-        assert (await examine(well.settings())).unseen == []
+        assert (await examine(well.settings())).not_checked == []
 
 
 async def test_with_the_rights_of_a_reader_that_is_all_that_is_found(well: Patient, roles: Roles) -> None:

@@ -7,6 +7,6 @@ from tools.docs.markdown import table
 def table_of_findings() -> str:
     """Return a row for each kind of finding, in the order of the code."""
     return table(
-        ("slug", "severity", "found", "why it matters", "what mends it"),
-        ((f"`{kind.slug}`", kind.severity, kind.sought, kind.why, kind.mend) for kind in KINDS),
+        ("slug", "severity", "condition", "why it matters", "fix"),
+        ((f"`{kind.slug}`", kind.severity, kind.condition, kind.why, kind.fix) for kind in KINDS),
     )

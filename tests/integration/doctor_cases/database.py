@@ -251,7 +251,7 @@ async def outbox_dead(p: Patient) -> Mend:
     await add_event(p.pool, "DEAD")
 
     async def replay(finding: Finding) -> None:
-        assert finding.what == "DEAD events: 1; what comes after them in their keys waits"
+        assert finding.what == "DEAD events: 1; later events of their keys wait"
         command = "python -m sea_mq_worker outbox replay --state DEAD --reason mended --actor ann"
         await p.command(replace(finding, command=command))
 

@@ -73,7 +73,7 @@ async def worker_not_ready(p: Patient) -> Mend:
 
     async def heal(finding: Finding) -> None:
         assert finding.what == f"handler: {reasons['handler']}"
-        assert (await examine(p.settings())).unseen == []
+        assert (await examine(p.settings())).not_checked == []
         reasons.clear()
 
     return heal

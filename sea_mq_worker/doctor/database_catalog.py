@@ -1,0 +1,280 @@
+"""Catalog of PostgreSQL's findings."""
+
+from sea_mq_worker.doctor.catalog import REFUSES, Kind
+from sea_mq_worker.doctor.finding import Severity
+
+
+class DatabaseKind(Kind):
+    """Findings from PostgreSQL alone."""
+
+    # connection
+    DATABASE_UNREACHABLE = (
+        Severity.ERROR,
+        "PostgreSQL does not answer, or not in time",
+        "nothing is published or received",
+        "start PostgreSQL, check its load, or correct SEA_MQ_DATABASE_URL",
+    )
+    DATABASE_READ_ONLY = (
+        Severity.ERROR,
+        "PostgreSQL is read-only: it is a standby, or default_transaction_read_only is on",
+        "nothing is published or received",
+        "name the primary in SEA_MQ_DATABASE_URL, or set default_transaction_read_only off for the login",
+    )
+    DATABASE_REFUSES = (
+        Severity.ERROR,
+        "PostgreSQL refuses the login, TLS or a statement",
+        REFUSES,
+        "correct SEA_MQ_DATABASE_URL, or the setting that the server's message names",
+    )
+    SCHEMA_VERSION = (
+        Severity.ERROR,
+        "the schema is missing, too old, or too new for this worker",
+        REFUSES,
+        "run `migrate`, or run the worker version of that schema",
+    )
+    SCHEMA_OWNER = (
+        Severity.ERROR,
+        "the tables belong to another context",
+        f"{REFUSES}: it would publish under the wrong subjects",
+        "correct SEA_MQ_CONTEXT, or give this context its own schema by SEA_MQ_DATABASE_SCHEMA",
+    )
+    POOLER_UNDECLARED = (
+        Severity.ERROR,
+        "the connection uses a pooler in transaction mode, and SEA_MQ_DATABASE_POOLER is not set",
+        "prepared statements and session settings are lost between transactions",
+        "set SEA_MQ_DATABASE_POOLER=true, or connect directly",
+    )
+    NOTIFY_LOST = (
+        Severity.WARNING,
+        "a connection to the URL does not receive its own notification",
+        "the worker finds events by polling, up to SEA_MQ_OUTBOX_POLL_SECONDS late",
+        "connect directly, or set SEA_MQ_OUTBOX_NOTIFY=false if the delay is acceptable",
+    )
+    DATABASE_CLOCK = (
+        Severity.WARNING,
+        "the clocks of PostgreSQL and this machine differ by more than a minute",
+        "events of producers on this machine fail as FUTURE_EVENT or are late; log times mislead",
+        "synchronize both machines with the same time server",
+    )
+    # privileges and settings
+    RIGHTS_MISSING = (
+        Severity.ERROR,
+        "the login lacks a privilege that the worker needs",
+        "the worker does not start, or pauses the side that needs the privilege",
+        "grant the privilege, preferably with sql/roles.sql",
+    )
+    RIGHTS_OF_A_READER = (
+        Severity.WARNING,
+        "the login is read-only, like the reader of sql/roles.sql",
+        "the worker cannot run with this login, and doctor did not check the worker's own login",
+        "also run doctor with the worker's login",
+    )
+    FSYNC_OFF = (
+        Severity.ERROR,
+        "PostgreSQL does not flush writes to disk: fsync is off",
+        "a crash of its machine loses committed events and may corrupt the database",
+        "switch fsync on; restore a backup if the machine crashed meanwhile",
+    )
+    SYNCHRONOUS_COMMIT_OFF = (
+        Severity.WARNING,
+        "PostgreSQL confirms commits before they are on disk: synchronous_commit is off",
+        (
+            "a crash of the server loses the latest commits: the worker repeats their work, perhaps "
+            "outside the deduplication window"
+        ),
+        "switch synchronous_commit on, also for the service, whose latest events a crash would lose",
+    )
+    STANDBY_MISSING = (
+        Severity.ERROR,
+        "commits wait for a standby, and none is connected",
+        "every write hangs, including the service's",
+        "start the standby, or remove it from synchronous_standby_names",
+    )
+    DATABASE_ENCODING = (
+        Severity.WARNING,
+        "the encoding of the database is not UTF8",
+        "PostgreSQL refuses events and error texts with characters outside its encoding",
+        "create a database WITH ENCODING 'UTF8', and restore a dump of this one into it",
+    )
+    TRIGGERS_OFF = (
+        Severity.ERROR,
+        "triggers do not run: session_replication_role is replica",
+        "no rule of the lifecycle is enforced, and no insert wakes the worker",
+        "set session_replication_role to origin",
+    )
+    TWO_PHASE_COMMIT = (
+        Severity.INFO,
+        "prepared transactions are possible: max_prepared_transactions is above 0",
+        "while a worker listens, PREPARE TRANSACTION fails after an insert into the outbox",
+        "in producers that prepare transactions, run SET LOCAL sea_mq.notify = off before the insert",
+    )
+    SESSION_TIMEOUTS = (
+        Severity.WARNING,
+        "time-outs of the role end sessions or transactions that the worker needs",
+        "connections break without a fault",
+        "reset them for the worker's role; the worker sets its own time-outs",
+    )
+    CONNECTIONS_SHORT = (
+        Severity.WARNING,
+        "fewer connections are free than a worker may open",
+        "under load statements wait for a connection and fail",
+        "raise the limit, or lower SEA_MQ_DATABASE_POOL_MAX",
+    )
+    # tables
+    TABLE_LOCKED = (
+        Severity.ERROR,
+        "a session blocks a table for longer than the worker's statement time-out",
+        "nothing is published or received",
+        "end the transaction in its program; as a last resort, terminate its session",
+    )
+    ROW_SECURITY = (
+        Severity.ERROR,
+        "row-level security limits which rows the login sees",
+        "the worker never publishes or handles hidden rows, and reports no error",
+        "disable row-level security for the table, or give the login BYPASSRLS",
+    )
+    TABLE_UNLOGGED = (
+        Severity.ERROR,
+        "a table is unlogged",
+        "PostgreSQL empties it after a crash",
+        "set the table LOGGED",
+    )
+    INDEX_MISSING = (
+        Severity.ERROR,
+        "an index of the schema is missing",
+        "statements that need the index read the whole table",
+        "create the index again",
+    )
+    INDEX_INVALID = (
+        Severity.ERROR,
+        "an index is invalid, as after a failed CREATE INDEX CONCURRENTLY",
+        "the index slows every write and speeds up no statement",
+        "rebuild the index",
+    )
+    TRIGGER_MISSING = (
+        Severity.ERROR,
+        "a trigger of the schema is missing",
+        "a rule of the lifecycle is not enforced, or no insert wakes the worker",
+        "create the trigger again",
+    )
+    TRIGGER_DISABLED = (
+        Severity.ERROR,
+        "a trigger is disabled",
+        "a rule of the lifecycle is not enforced, or no insert wakes the worker",
+        "enable the trigger",
+    )
+    FUNCTION_DIFFERS = (
+        Severity.ERROR,
+        "a function of the schema is missing, or its body or search path differs from the migrations",
+        "a rule of the lifecycle is not enforced, or differs",
+        "create the function again; if it was missing, also run sql/roles.sql again",
+    )
+    CONSTRAINT_DIFFERS = (
+        Severity.ERROR,
+        "a constraint of the schema is missing, or differs from the migrations",
+        "a rule of the tables is not enforced: producers can write rows that no worker can finish",
+        "create the constraint again; if PostgreSQL refuses, first fix the rows that violate it",
+    )
+    AUTOVACUUM_OFF = (
+        Severity.WARNING,
+        "autovacuum is off, for a table or the server, or track_counts, which it needs, is off",
+        "dead rows stay, and each claim scans them",
+        "switch it on",
+    )
+    DEAD_ROWS = (
+        Severity.WARNING,
+        "a table has more than five times as many dead rows as start an autovacuum",
+        "claims slow down and the table grows; vacuum is blocked or too slow",
+        "vacuum the table, and look for old transactions",
+    )
+    TRANSACTION_OPEN_LONG = (
+        Severity.WARNING,
+        "a transaction has been open for more than five leases",
+        "vacuum removes no row that died since: claims slow down and the tables grow",
+        "end the transaction in its program; as a last resort, terminate its session",
+    )
+    TRANSACTION_PREPARED_LONG = (
+        Severity.WARNING,
+        "a prepared transaction has been open for more than five leases",
+        "vacuum removes no row that died since, and the locks survive a restart",
+        "commit the transaction or roll it back in its database",
+    )
+    SLOT_INACTIVE = (
+        Severity.WARNING,
+        "an inactive replication slot retains WAL",
+        "the disk fills up, and PostgreSQL stops; a slot can also block vacuum",
+        "start its consumer; drop the slot if it has none any more",
+    )
+    # rows
+    OUTBOX_UNATTENDED = (
+        Severity.ERROR,
+        "an event has been due for a minute, and no worker is connected",
+        "nothing is published",
+        "start the worker",
+    )
+    OUTBOX_BEHIND = (
+        Severity.WARNING,
+        "an event has been due for more than five leases, although a worker is connected",
+        "events come late",
+        "read the worker's /readyz for the reason",
+    )
+    OUTBOX_AHEAD = (
+        Severity.WARNING,
+        "open events have times in the future: PostgreSQL's clock was set back since",
+        "ages and times mislead; a running worker sends the events within 20 s",
+        "run a worker, and synchronize the server's clock with a time server",
+    )
+    OUTBOX_FAILING = (
+        Severity.WARNING,
+        "waiting events have an error",
+        "the worker retries them; they and later events of their keys are late until the cause is fixed",
+        "fix the cause in the error; the worker then publishes them",
+    )
+    OUTBOX_DEAD = (
+        Severity.WARNING,
+        "events are DEAD",
+        "the worker does not publish them",
+        "fix the causes in their errors, then run `outbox replay`, or `outbox discard` for unsendable ones",
+    )
+    OUTBOX_UNPRUNED = (
+        Severity.WARNING,
+        "the outbox still has events that were published more than 30 days ago",
+        "the table grows without limit",
+        "run `prune` or `pipeline archive` regularly",
+    )
+    SEQUENCE_BEHIND = (
+        Severity.ERROR,
+        "the sequence of `seq` is behind the table, as after a copy of rows without it",
+        "new events get lower numbers than older ones and overtake them within their key",
+        "set the sequence to the table's highest number; check the order of events written meanwhile",
+    )
+    PARTITIONS_SHORT = (
+        Severity.WARNING,
+        "the outbox has partitions for less than half of SEA_MQ_OUTBOX_PARTITION_DAYS ahead",
+        "events of a day without a partition go to the default one and block that day's partition",
+        "start a worker, or search its log for `partitions_not_made`",
+    )
+    DEFAULT_PARTITION_USED = (
+        Severity.WARNING,
+        "the default partition of the outbox holds events, or has held some",
+        "PostgreSQL reads it for each new partition; above 1 GB the worker creates none",
+        "let producers use UUIDv7; after `prune` has deleted the events, free its disk space",
+    )
+    INBOX_ORPHANS = (
+        Severity.WARNING,
+        "messages wait whose consumer is not in SEA_MQ_CONSUMERS",
+        "this worker does not handle them",
+        "add the consumer to SEA_MQ_CONSUMERS until none of its messages waits",
+    )
+    INBOX_FAILING = (
+        Severity.WARNING,
+        "waiting messages have an error",
+        "the worker retries them, and dead-letters them after the last attempt",
+        "fix the cause in the error, usually in the handler; the worker then handles them",
+    )
+    INBOX_STUCK = (
+        Severity.WARNING,
+        "a message waits for longer than all of its attempts can take",
+        "its effect is missing",
+        "check the message's error, and whether a worker is running",
+    )
