@@ -51,7 +51,7 @@ class PublisherWire:
 
     @property
     def connected(self) -> bool:
-        return not self._line.weather.broker_is_down
+        return not self._line.faults.broker_is_down
 
     @property
     def duplicate_window_seconds(self) -> float:
@@ -79,9 +79,9 @@ class PublisherWire:
             self._audit.sending(line.life, messages)
         answers: list[PublishOutcome] = [_SILENT] * len(messages)
         reply: asyncio.Future[Sequence[PublishOutcome]] = line.loop.create_future()
-        travel = line.weather.latency()
-        if line.weather.hits("frames late", line.life):
-            travel = line.weather.between(0.0, LATE_SECONDS_MAX)
+        travel = line.faults.latency()
+        if line.faults.hits("frames late", line.life):
+            travel = line.faults.between(0.0, LATE_SECONDS_MAX)
         line.later(travel, lambda: self._serve(messages, answers, reply))
         line.later(timeout_seconds, lambda: answer(reply, list(answers)))
         return await reply
@@ -96,12 +96,12 @@ class PublisherWire:
         if not self.connected or not line.arrives():
             return
         for place, message in enumerate(messages):
-            if line.weather.hits("frames lost", line.life):
+            if line.faults.hits("frames lost", line.life):
                 if self.keeps_order:
                     break
                 continue
             outcome = self._store(message)
-            if not line.weather.hits("answers lost", line.life):
+            if not line.faults.hits("answers lost", line.life):
                 answers[place] = outcome
             if self.keeps_order and not isinstance(outcome, Stored):
                 answers[place + 1 :] = [_BEHIND] * (len(messages) - place - 1)
@@ -109,7 +109,7 @@ class PublisherWire:
                     self._audit.held_back(messages[place + 1 :])
                 break
         if not any(outcome is _SILENT for outcome in answers):
-            line.later(line.weather.latency(), lambda: answer(reply, answers))
+            line.later(line.faults.latency(), lambda: answer(reply, answers))
 
     def _store(self, message: OutboundMessage) -> PublishOutcome:
         line = self._line
@@ -127,17 +127,17 @@ class PublisherWire:
     async def find(self, wanted: Sequence[SearchedId]) -> Mapping[str, SearchResult]:
         line = self._line
         reply: asyncio.Future[Mapping[str, SearchResult]] = line.loop.create_future()
-        lost = line.weather.hits("frames lost", line.life) or line.weather.hits("answers lost", line.life)
+        lost = line.faults.hits("frames lost", line.life) or line.faults.hits("answers lost", line.life)
 
         def serve() -> None:
             if lost or not self.connected:
                 _broken(reply)
             else:
                 found = self._twin.look_for(wanted)
-                line.later(line.weather.latency(), lambda: answer(reply, found))
+                line.later(line.faults.latency(), lambda: answer(reply, found))
 
         line.servers.report.saw("doubtful event looked up")
-        line.later(line.weather.latency(), serve)
+        line.later(line.faults.latency(), serve)
         return await reply
 
 
@@ -178,13 +178,13 @@ class ConsumerWire:
         reply: asyncio.Future[T] = line.loop.create_future()
 
         def serve() -> None:
-            if line.weather.broker_is_down or line.weather.hits("frames lost", line.life):
+            if line.faults.broker_is_down or line.faults.hits("frames lost", line.life):
                 _broken(reply)
             else:
                 found = run_now(question())
-                line.later(line.weather.latency(), lambda: answer(reply, found))
+                line.later(line.faults.latency(), lambda: answer(reply, found))
 
-        line.later(line.weather.latency(), serve)
+        line.later(line.faults.latency(), serve)
         return await reply
 
     async def ack(self, msg: InboundMessage) -> None:
@@ -202,16 +202,16 @@ class ConsumerWire:
         """Send without waiting; one connection keeps its order unless something is late."""
         line = self._line
         seconds = _ACK_SECONDS
-        if line.weather.broker_is_down or line.weather.hits("acks lost", line.life):
+        if line.faults.broker_is_down or line.faults.hits("acks lost", line.life):
             line.tell(f"{verb} {msg.seq} is lost")
             return
-        if line.weather.hits("acks late", line.life):
-            seconds = line.weather.between(3.0, LATE_SECONDS_MAX)
+        if line.faults.hits("acks late", line.life):
+            seconds = line.faults.between(3.0, LATE_SECONDS_MAX)
             if seconds > ACK_WAIT:
                 line.servers.report.saw("late acknowledgement")
 
         def arrive() -> None:
-            if line.arrives() and not line.weather.broker_is_down:
+            if line.arrives() and not line.faults.broker_is_down:
                 line.tell(f"{verb} {msg.seq}")
                 run_now(effect())
 
@@ -249,7 +249,7 @@ async def _pull(
 ) -> Sequence[InboundMessage]:
     """Ask for messages; who asked and is gone may still be given some, which nobody sees before ack_wait."""
     reply: asyncio.Future[Sequence[InboundMessage]] = line.loop.create_future()
-    if line.weather.broker_is_down:
+    if line.faults.broker_is_down:
         line.later(_NOTICED_SECONDS, lambda: _broken(reply))
         return await reply
 
@@ -258,10 +258,10 @@ async def _pull(
         look()
         if messages:
             line.tell(f"delivered {[(message.seq, message.deliveries) for message in messages]}")
-        if line.weather.broker_is_down or line.weather.hits("frames lost", line.life):
+        if line.faults.broker_is_down or line.faults.hits("frames lost", line.life):
             line.later(_NOTICED_SECONDS, lambda: _broken(reply))
         else:
-            line.later(line.weather.latency(), lambda: answer(reply, messages))
+            line.later(line.faults.latency(), lambda: answer(reply, messages))
 
     pull = line.loop.world_task(serve())
     line.life.pulls = [task for task in line.life.pulls if not task.done()] + [pull]
@@ -269,7 +269,7 @@ async def _pull(
         return await reply
     finally:
         if not reply.done() or reply.cancelled():
-            gone = line.weather.chance(0.5)
+            gone = line.faults.chance(0.5)
             if gone:
                 pull.cancel()
 

@@ -162,7 +162,7 @@ class Servers:
         self.publisher = self._twin(self.events)
         self.burier = self._twin(self.letters)
         self.handler = InMemoryHandler(self._behave, timeout_seconds=HANDLER_TIMEOUT)
-        self.mood: Callable[[], str] = lambda: ""
+        self.handler_trouble: Callable[[], str] = lambda: ""
         self.sent: dict[int, Message] = {}
         self.messages: dict[str, Message] = {}
 
@@ -245,11 +245,11 @@ class Servers:
     # --- the handler
 
     def _behave(self, request: HandlerRequest, call: int) -> Behaviour:
-        mood = self.mood()
-        if mood == "handler unreachable":
+        trouble = self.handler_trouble()
+        if trouble == "handler unreachable":
             return Unreachable()
-        if mood:
-            return _BEHAVIOURS["500" if mood == "handler sick" else "422"]
+        if trouble:
+            return _BEHAVIOURS["500" if trouble == "handler sick" else "422"]
         message = self.messages[request.message_id]
         answers = message.answers
         if call <= len(answers):

@@ -25,12 +25,12 @@ from sea_mq_worker.domain.outcomes import (
 )
 from sea_mq_worker.testing.inbox import InMemoryInbox
 from sea_mq_worker.testing.outbox import InMemoryOutbox
+from tests.simulation.fault_schedule import FaultSchedule
 from tests.simulation.inbox_audit import InboxAudit, leases_of
 from tests.simulation.life import Life
 from tests.simulation.loop import SeededLoop
 from tests.simulation.outbox_audit import OutboxAudit
 from tests.simulation.servers import Servers, run_now
-from tests.simulation.weather import Weather
 
 T = TypeVar("T")
 
@@ -41,10 +41,10 @@ LATE_SECONDS_MAX = 10.0
 class Line:
     """What the wires of one worker share."""
 
-    def __init__(self, *, loop: SeededLoop, servers: Servers, weather: Weather, life: Life) -> None:
+    def __init__(self, *, loop: SeededLoop, servers: Servers, faults: FaultSchedule, life: Life) -> None:
         self.loop = loop
         self.servers = servers
-        self.weather = weather
+        self.faults = faults
         self.life = life
         self.under_way = 0
 
@@ -60,7 +60,7 @@ class Line:
 
     def arrives(self) -> bool:
         """Tell whether something sent before still takes effect: not always when its sender was killed."""
-        return not self.life.dead or self.weather.chance(0.5)
+        return not self.life.dead or self.faults.chance(0.5)
 
     def tell(self, text: str) -> None:
         self.servers.report.tell(self.loop.time(), f"{self.life.name} {text}")
@@ -71,24 +71,24 @@ class Line:
         Raises:
             StoreUnavailableError: it did not take effect, or did, or will.
         """
-        weather, life = self.weather, self.life
+        faults, life = self.faults, self.life
         reply: asyncio.Future[T] = self.loop.create_future()
-        if weather.hits("store refuses"):
+        if faults.hits("store refuses"):
             life.hurt = True
             self.tell(f"{name} is refused")
-            self.later(weather.latency(), lambda: _fail(reply, "the database is away"))
-        elif weather.hits("store forgets to answer", life):
+            self.later(faults.latency(), lambda: _fail(reply, "the database is away"))
+        elif faults.hits("store forgets to answer", life):
             life.hurt = True
             self.servers.report.saw("unknown commit")
-            self.later(weather.latency(), lambda: self._run(name, effect, None))
-            self.later(weather.between(0.3, STORE_TIMEOUT), lambda: _fail(reply, "no answer"))
-        elif weather.hits("store is late", life):
+            self.later(faults.latency(), lambda: self._run(name, effect, None))
+            self.later(faults.between(0.3, STORE_TIMEOUT), lambda: _fail(reply, "no answer"))
+        elif faults.hits("store is late", life):
             life.hurt = True
-            gave_up = weather.between(0.0, STORE_TIMEOUT)
+            gave_up = faults.between(0.0, STORE_TIMEOUT)
             self.later(gave_up, lambda: _fail(reply, "time-out"))
-            self.later(gave_up + weather.between(0.0, LATE_SECONDS_MAX), lambda: self._late(name, effect))
+            self.later(gave_up + faults.between(0.0, LATE_SECONDS_MAX), lambda: self._late(name, effect))
         else:
-            self.later(weather.latency(), lambda: self._run(name, effect, reply))
+            self.later(faults.latency(), lambda: self._run(name, effect, reply))
         return await reply
 
     def _late(self, name: str, effect: Callable[[], T]) -> None:
@@ -97,15 +97,15 @@ class Line:
 
     def _run(self, name: str, effect: Callable[[], T], reply: asyncio.Future[T] | None) -> None:
         if reply is not None and not self.arrives():
-            if self.weather.chance(
+            if self.faults.chance(
                 0.5
             ):  # blocked by a lock, and nobody tells the server that its client is gone
-                self.later(self.weather.between(0.0, LATE_SECONDS_MAX), lambda: self._late(name, effect))
+                self.later(self.faults.between(0.0, LATE_SECONDS_MAX), lambda: self._late(name, effect))
             return
         result = effect()
         self.tell(f"{name} -> {_short(result)}")
         if reply is not None:
-            self.later(self.weather.latency(), lambda: answer(reply, result))
+            self.later(self.faults.latency(), lambda: answer(reply, result))
 
 
 def answer(reply: asyncio.Future[T], result: T) -> None:
@@ -261,7 +261,7 @@ class HandlerWire:
         line = self._line
         self._audit.calling(line.life, request)
         reply: asyncio.Future[HandlerResult] = line.loop.create_future()
-        line.later(line.weather.latency(), lambda: line.loop.world_task(self._serve(request, reply)))
+        line.later(line.faults.latency(), lambda: line.loop.world_task(self._serve(request, reply)))
         return await reply
 
     async def _serve(self, request: HandlerRequest, reply: asyncio.Future[HandlerResult]) -> None:
@@ -273,4 +273,4 @@ class HandlerWire:
         line.under_way -= 1
         self._audit.called(line.life, request, result)
         line.tell(f"handler: {request.message_id[:8]} -> {result}")
-        line.later(line.weather.latency(), lambda: answer(reply, result))
+        line.later(line.faults.latency(), lambda: answer(reply, result))

@@ -8,7 +8,8 @@ from typing import Any
 
 from sea_mq_worker.application.polling import PollingWakeup
 from sea_mq_worker.application.supervisor import ExitCode
-from tests.simulation import quiescence
+from tests.simulation import settle_check
+from tests.simulation.fault_schedule import FaultSchedule
 from tests.simulation.inbox_audit import InboxAudit
 from tests.simulation.life import Life
 from tests.simulation.loop import WORKER, SeededLoop
@@ -18,7 +19,6 @@ from tests.simulation.plan import Message, Plan, Transaction, Trouble
 from tests.simulation.postgres import Postgres, PostgresServers
 from tests.simulation.report import Report
 from tests.simulation.servers import Servers
-from tests.simulation.weather import Weather
 from tests.simulation.wires import Line
 from tests.simulation.worker import (
     ATTEMPTS_MAX,
@@ -68,8 +68,8 @@ class World:
         self.dice = random.Random(seed)
         make = Servers if postgres is None else partial(PostgresServers, postgres)
         self.servers = make(plan, clock=loop.time, dice=self.dice, report=report)
-        self.weather = Weather(plan, clock=loop.time, dice=self.dice)
-        self.servers.mood = self.weather.mood
+        self.faults = FaultSchedule(plan, clock=loop.time, dice=self.dice)
+        self.servers.handler_trouble = self.faults.handler_trouble
         self.outbox_audit = OutboxAudit(
             self.servers, lease=LEASE, timeout=PUBLISH_TIMEOUT + SEARCH_SECONDS, failures_max=FAILURES_MAX
         )
@@ -103,7 +103,7 @@ class World:
         await self._rest()
         if self.report.broken.is_set():
             return
-        quiescence.check(self)
+        settle_check.check(self)
         await self._stop_all()
 
     # --- what happens
@@ -177,7 +177,7 @@ class World:
 
     def line_of(self, life: Life) -> Line:
         """Connect somebody to the servers."""
-        line = Line(loop=self.loop, servers=self.servers, weather=self.weather, life=life)
+        line = Line(loop=self.loop, servers=self.servers, faults=self.faults, life=life)
         self.lines.append(line)
         return line
 
@@ -204,7 +204,7 @@ class World:
         self.report.tell(self.loop.time(), f"{life.name} ends: {life.code.name}")
         if self.current.get(life.worker) is life:
             self.report.check(False, "Q8", f"{life.name} ended by itself: {life.code.name}")
-        quiescence.check_stopped(self, life)
+        settle_check.check_stopped(self, life)
 
     def _kill(self, life: Life) -> None:
         self.report.saw("killed")
@@ -213,7 +213,7 @@ class World:
         self.current.pop(life.worker, None)
         self.loop.freeze(life.number)
         for pull in life.pulls:
-            if self.weather.chance(0.5):
+            if self.faults.chance(0.5):
                 pull.cancel()
 
     def _freeze(self, life: Life, seconds: float) -> None:
@@ -237,7 +237,7 @@ class World:
         turn = 0
         await self._until(self.loop.time() + 1.0)
         while not self.report.broken.is_set():
-            unfinished = quiescence.unfinished(self)
+            unfinished = settle_check.unfinished(self)
             if not unfinished:
                 return
             if self.loop.time() > deadline:

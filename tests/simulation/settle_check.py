@@ -1,4 +1,4 @@
-"""What must hold once everything is healed and nothing is left to do."""
+"""Checks of what must hold once everything is healed and nothing is left to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong now, by the plan's troubles."""
+"""The faults that are active now, by the troubles of the plan."""
 
 import random
 from collections.abc import Callable
@@ -10,8 +10,8 @@ _EVERYWHERE = frozenset({"store refuses", "broker down", "broker crashes", *HAND
 _LATENCIES = (0.0, 0.0, 0.01, 0.02, 0.1, 0.3)
 
 
-class Weather:
-    """Tells the fate of each call; what is not wrong everywhere hits most calls of one worker."""
+class FaultSchedule:
+    """Decides the fate of each call; trouble that is not everywhere hits half of one worker's calls."""
 
     def __init__(self, plan: Plan, *, clock: Callable[[], float], dice: random.Random) -> None:
         self._workers = plan.workers
@@ -36,7 +36,7 @@ class Weather:
     def broker_is_down(self) -> bool:
         return self.hits("broker down") or self.hits("broker crashes")
 
-    def mood(self) -> str:
+    def handler_trouble(self) -> str:
         """Return what is wrong with the handler, if anything."""
         return next((kind for kind in HANDLER_TROUBLES if self.hits(kind)), "")
 
