@@ -23,14 +23,6 @@ def check_accountable(actor: str, reason: str) -> None:
         raise ValueError("a change needs an actor and a reason, for the audit")
 
 
-def as_texts(ids: Sequence[UUID] | None) -> Sequence[str] | None:
-    """Write ids as statements of operators take them.
-
-    In each new connection the driver asks what an array of UUIDs is, and that takes longer than a list.
-    """
-    return None if ids is None else [str(one) for one in ids]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Depth:
     """QRY-050 or QRY-051, and the backlog without what no worker has anything to do with now.
@@ -87,26 +79,6 @@ class OutboxFilter:
     def finished(self) -> bool:
         """Whether published events are among them."""
         return EventState.PUBLISHED in self.states
-
-    @property
-    def arguments(self) -> tuple[object, ...]:
-        """What a list takes first: the states, and what tells its statement which index has them."""
-        return (list(self.states), not self.finished, *self.conditions)
-
-    @property
-    def conditions(self) -> tuple[object, ...]:
-        """What an event has to be, besides its state, in the order in which statements take it."""
-        return (
-            as_texts(self.ids),
-            self.event_type,
-            self.ordering_key,
-            self.aggregate_type,
-            self.aggregate_id,
-            self.correlation_id,
-            self.since,
-            self.until,
-            self.error_like,
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,21 +203,6 @@ class InboxFilter:
     def finished(self) -> bool:
         """Whether processed messages are among them."""
         return InboxState.PROCESSED in self.states
-
-    @property
-    def arguments(self) -> tuple[object, ...]:
-        """What a list takes first: the states, and what tells its statement which index has them."""
-        return (
-            list(self.states),
-            not self.finished,
-            as_texts(self.ids),
-            self.consumer,
-            self.subject,
-            self.reason,
-            self.since,
-            self.until,
-            self.error_like,
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -124,20 +124,6 @@ SELECT kind, name, count, oldest_at
  WHERE place <= $2::bigint OR kind = 'state'
  ORDER BY kind, place;
 
--- name: audit
--- What operators did, the latest first; open: under way, or cut short. Index: the primary key; a row for each action of an operator.
--- $1 part of the actor's name, $2 action, $3 since, $4 before, $5 id below, $6 limit.
-SELECT id, at, actor, action, reason, selection::text AS selection, affected,
-       coalesce(outcome, 'open') AS outcome
-  FROM operator_actions
- WHERE ($1::text IS NULL OR strpos(lower(actor), lower($1)) > 0)
-   AND ($2::text IS NULL OR action = $2)
-   AND ($3::timestamptz IS NULL OR at >= $3)
-   AND ($4::timestamptz IS NULL OR at < $4)
-   AND ($5::bigint IS NULL OR id < $5)
- ORDER BY id DESC
- LIMIT $6::bigint;
-
 -- name: discarded
 -- Who gave an event up by `outbox discard`, and why. Reads the table, which holds a row for each action of an operator.
 -- $1 id.

@@ -1,131 +1,174 @@
--- Lists of events and messages. Reading changes nothing. In filters, a null parameter means: any.
--- A list goes down an index, the latest first, and looks at so many rows at most; the row at which this ends comes
--- last, whether it fits or not, unless enough were found before. Unfinished rows have an index on their time. Finished
--- ones are in no index but those of ids and correlation ids, which spares every event and message the upkeep: a list
--- of them goes down the primary key, where ids tell when they were made (UUIDv7). For that the adapter puts the id
--- where rows are ordered by their time.
+-- Lists of events and messages. Reading changes nothing. A filter that is null matches everything.
+--
+-- A list reads down an index, the latest row first, and looks at no more than :read_max rows (null: no limit). If it
+-- stops there before it has found :limit rows, the row at which it stopped comes last, even if the filter rejects it
+-- (fits is false), so that the next page can start after it.
+--
+-- Unfinished rows have an index on their time. Finished rows have none but those on ids and correlation ids, which
+-- spares each event and message the upkeep of another index. So a list that includes finished rows reads down the
+-- primary key (list_..._by_id), if ids contain their time (UUIDv7).
+
+-- fragment: event_summary
+o.id, o.seq, o.aggregate_type, o.aggregate_id, o.event_type, o.event_version, o.ordering_key, o.correlation_id,
+o.state, o.publish_attempts AS attempts, o.failures, o.created_at, o.occurred_at, o.available_at, o.claimed_at,
+o.claimed_by, o.published_at, o.stream, o.stream_seq, o.publish_error AS last_error
+
+-- fragment: event_fits
+o.state = ANY (:states::text[])
+AND (:event_type::text IS NULL OR o.event_type = :event_type)
+AND (:ordering_key::text IS NULL OR o.ordering_key = :ordering_key)
+AND (:aggregate_type::text IS NULL OR o.aggregate_type = :aggregate_type)
+AND (:aggregate_id::text IS NULL OR o.aggregate_id = :aggregate_id)
+AND (:error_like::text IS NULL OR strpos(lower(o.publish_error), lower(:error_like)) > 0)
 
 -- name: list_outbox
--- Events by state, time and content.
--- Indexes: idx_outbox_dead where only dead ones are asked for, idx_outbox_unpublished where no published ones are,
+-- Events by time of occurrence. :finished: PUBLISHED is among the states.
+-- Indexes: idx_outbox_dead for DEAD events alone, idx_outbox_unpublished without PUBLISHED ones,
 -- idx_outbox_correlation, the primary key; otherwise the whole table is read.
--- $1 states, $2 no published ones are among them, $3 ids, $4 event type, $5 ordering key,
--- $6 aggregate type, $7 aggregate id, $8 correlation id, $9 occurred since, $10 occurred before,
--- $11 part of the error, $12 id that they come after, $13 lowest id, $14 id that they are below,
--- $15 rows to look at, null: all, $16 limit.
 SELECT *
   FROM (
     SELECT o.*, row_number() OVER (ORDER BY o.occurred_at DESC, o.seq DESC) AS place
       FROM (
         SELECT *
           FROM (
-            SELECT o.id, o.seq, o.aggregate_type, o.aggregate_id, o.event_type, o.event_version, o.ordering_key,
-                   o.correlation_id, o.state, o.publish_attempts AS attempts, o.failures, o.created_at,
-                   o.occurred_at, o.available_at, o.claimed_at, o.claimed_by, o.published_at, o.stream, o.stream_seq,
-                   o.publish_error AS last_error,
-                   o.state = ANY ($1::text[])
-                   AND ($4::text IS NULL OR o.event_type = $4)
-                   AND ($5::text IS NULL OR o.ordering_key = $5)
-                   AND ($6::text IS NULL OR o.aggregate_type = $6)
-                   AND ($7::text IS NULL OR o.aggregate_id = $7)
-                   AND ($11::text IS NULL OR strpos(lower(o.publish_error), lower($11)) > 0) AS fits
+            SELECT :event_summary, :event_fits AS fits
               FROM outbox_events o
-             WHERE (NOT $2::boolean OR o.published_at IS NULL)
-               AND ($1::text[] <> '{DEAD}' OR NOT o.is_open)
-               AND ($3::text[] IS NULL OR o.id = ANY ($3::uuid[]))
-               AND ($8::uuid IS NULL OR o.correlation_id = $8)
-               AND ($9::timestamptz IS NULL OR o.occurred_at >= $9)
-               AND ($10::timestamptz IS NULL OR o.occurred_at < $10)
-               AND ($12::uuid IS NULL
-                    OR o.occurred_at <= (SELECT b.occurred_at FROM outbox_events b WHERE b.id = $12))
-               AND ($12::uuid IS NULL
-                    OR (o.occurred_at, o.seq) < (SELECT b.occurred_at, b.seq FROM outbox_events b WHERE b.id = $12))
-               AND ($13::uuid IS NULL OR o.id >= $13)
-               AND ($14::uuid IS NULL OR o.id < $14)
+             WHERE (:finished::boolean OR o.published_at IS NULL)
+               AND (:states::text[] <> '{DEAD}' OR NOT o.is_open)
+               AND (:ids::text[] IS NULL OR o.id = ANY (:ids::uuid[]))
+               AND (:correlation_id::uuid IS NULL OR o.correlation_id = :correlation_id)
+               AND (:since::timestamptz IS NULL OR o.occurred_at >= :since)
+               AND (:until::timestamptz IS NULL OR o.occurred_at < :until)
+               AND (:before_id::uuid IS NULL
+                    OR o.occurred_at <= (SELECT b.occurred_at FROM outbox_events b WHERE b.id = :before_id))
+               AND (:before_id::uuid IS NULL
+                    OR (o.occurred_at, o.seq)
+                       < (SELECT b.occurred_at, b.seq FROM outbox_events b WHERE b.id = :before_id))
           ) o
-         WHERE $15::bigint IS NOT NULL OR o.fits
+         WHERE :read_max::bigint IS NOT NULL OR o.fits
          ORDER BY o.occurred_at DESC, o.seq DESC
-         LIMIT coalesce($15::bigint, $16::bigint)
+         LIMIT coalesce(:read_max::bigint, :limit::bigint)
       ) o
   ) o
- WHERE o.fits OR o.place = $15::bigint
+ WHERE o.fits OR o.place = :read_max::bigint
  ORDER BY o.occurred_at DESC, o.seq DESC
- LIMIT $16::bigint;
+ LIMIT :limit::bigint;
+
+-- name: list_outbox_by_id
+-- Events of any state by id: from :first_id on and below :below_id. Index: the primary key.
+SELECT *
+  FROM (
+    SELECT o.*, row_number() OVER (ORDER BY o.id DESC) AS place
+      FROM (
+        SELECT *
+          FROM (
+            SELECT :event_summary, :event_fits AS fits
+              FROM outbox_events o
+             WHERE (:first_id::uuid IS NULL OR o.id >= :first_id)
+               AND (:below_id::uuid IS NULL OR o.id < :below_id)
+          ) o
+         WHERE :read_max::bigint IS NOT NULL OR o.fits
+         ORDER BY o.id DESC
+         LIMIT coalesce(:read_max::bigint, :limit::bigint)
+      ) o
+  ) o
+ WHERE o.fits OR o.place = :read_max::bigint
+ ORDER BY o.id DESC
+ LIMIT :limit::bigint;
 
 -- name: unfinished_of_key
--- Ids of events of an ordering key that are not published. Indexes: idx_outbox_ordering, idx_outbox_dead.
--- $1 ordering key, $2 limit.
+-- Ids of the events of an ordering key that are not published. Indexes: idx_outbox_ordering, idx_outbox_dead.
 SELECT o.id
   FROM outbox_events o
- WHERE o.is_open AND o.ordering_key IS NOT NULL AND o.ordering_key = $1::text
+ WHERE o.is_open AND o.ordering_key IS NOT NULL AND o.ordering_key = :ordering_key::text
  UNION ALL
 SELECT o.id
   FROM outbox_events o
- WHERE NOT o.is_open AND o.published_at IS NULL AND o.ordering_key = $1::text
- LIMIT $2::bigint;
+ WHERE NOT o.is_open AND o.published_at IS NULL AND o.ordering_key = :ordering_key::text
+ LIMIT :limit::bigint;
 
 -- name: show_outbox
--- All of one event. Index: the primary key.
--- $1 id.
-SELECT o.id, o.seq, o.aggregate_type, o.aggregate_id, o.event_type, o.event_version, o.ordering_key,
-       o.correlation_id, o.state, o.publish_attempts AS attempts, o.failures, o.created_at, o.occurred_at,
-       o.available_at, o.claimed_at, o.claimed_by, o.published_at, o.stream, o.stream_seq,
-       o.publish_error AS last_error, o.causation_id, o.partition_key, o.first_attempt_at,
+-- All columns of one event. Index: the primary key.
+SELECT :event_summary, o.causation_id, o.partition_key, o.first_attempt_at,
        o.payload::text AS payload, o.headers::text AS headers, o.metadata::text AS metadata
   FROM outbox_events o
- WHERE o.id = $1::uuid;
+ WHERE o.id = :id::uuid;
+
+-- fragment: message
+SELECT i.message_id, i.subject, i.consumer, i.stream, i.stream_seq, i.received_at, i.processed_at, i.attempts,
+       i.last_error, i.locked_until, i.locked_by, i.dead_letter_reason, i.dead_letter_begun_at, i.dead_lettered_at,
+       CASE WHEN i.processed_at IS NOT NULL THEN 'PROCESSED'
+            WHEN i.dead_lettered_at IS NOT NULL THEN 'DEAD_LETTERED'
+            WHEN i.locked_until > now() THEN 'HANDLING'
+            ELSE 'WAITING' END AS state
+  FROM inbox_messages i
+
+-- fragment: message_fits
+i.state = ANY (:states::text[])
+AND (:consumer::text IS NULL OR i.consumer = :consumer)
+AND (:subject::text IS NULL OR i.subject = :subject)
+AND (:reason::text IS NULL OR i.dead_letter_reason = :reason)
+AND (:error_like::text IS NULL OR strpos(lower(i.last_error), lower(:error_like)) > 0)
 
 -- name: list_inbox
--- Messages by state, time and origin.
--- Indexes: idx_inbox_unprocessed where no processed ones are asked for, the primary key; otherwise the whole table is
--- read.
--- $1 states, $2 no processed ones are among them, $3 ids, $4 consumer, $5 subject, $6 reason of the dead letter,
--- $7 received since, $8 received before, $9 part of the error, $10 id that they come after, $11 lowest id,
--- $12 id that they are below, $13 rows to look at, null: all, $14 limit.
+-- Messages by time of receipt. :finished: PROCESSED is among the states.
+-- Indexes: idx_inbox_unprocessed without PROCESSED messages, the primary key; otherwise the whole table is read.
 SELECT *
   FROM (
     SELECT i.*, row_number() OVER (ORDER BY i.received_at DESC, i.message_id DESC) AS place
       FROM (
         SELECT i.*
           FROM (
-            SELECT i.*,
-                   i.state = ANY ($1::text[])
-                   AND ($4::text IS NULL OR i.consumer = $4)
-                   AND ($5::text IS NULL OR i.subject = $5)
-                   AND ($6::text IS NULL OR i.dead_letter_reason = $6)
-                   AND ($9::text IS NULL OR strpos(lower(i.last_error), lower($9)) > 0) AS fits
+            SELECT i.*, :message_fits AS fits
               FROM (
-                SELECT i.message_id, i.subject, i.consumer, i.stream, i.stream_seq, i.received_at, i.processed_at,
-                       i.attempts, i.last_error, i.locked_until, i.locked_by, i.dead_letter_reason,
-                       i.dead_letter_begun_at, i.dead_lettered_at,
-                       CASE WHEN i.processed_at IS NOT NULL THEN 'PROCESSED'
-                            WHEN i.dead_lettered_at IS NOT NULL THEN 'DEAD_LETTERED'
-                            WHEN i.locked_until > now() THEN 'HANDLING'
-                            ELSE 'WAITING' END AS state
-                  FROM inbox_messages i
-                 WHERE (NOT $2::boolean OR i.processed_at IS NULL)
-                   AND ($3::text[] IS NULL OR i.message_id = ANY ($3::uuid[]))
-                   AND ($7::timestamptz IS NULL OR i.received_at >= $7)
-                   AND ($8::timestamptz IS NULL OR i.received_at < $8)
-                   AND ($10::uuid IS NULL
-                        OR i.received_at <= (SELECT b.received_at FROM inbox_messages b WHERE b.message_id = $10))
-                   AND ($10::uuid IS NULL
-                        OR (i.received_at, i.message_id) < (SELECT b.received_at, b.message_id
-                                                              FROM inbox_messages b WHERE b.message_id = $10))
-                   AND ($11::uuid IS NULL OR i.message_id >= $11)
-                   AND ($12::uuid IS NULL OR i.message_id < $12)
+                :message
+                 WHERE (:finished::boolean OR i.processed_at IS NULL)
+                   AND (:ids::text[] IS NULL OR i.message_id = ANY (:ids::uuid[]))
+                   AND (:since::timestamptz IS NULL OR i.received_at >= :since)
+                   AND (:until::timestamptz IS NULL OR i.received_at < :until)
+                   AND (:before_id::uuid IS NULL
+                        OR i.received_at
+                           <= (SELECT b.received_at FROM inbox_messages b WHERE b.message_id = :before_id))
+                   AND (:before_id::uuid IS NULL
+                        OR (i.received_at, i.message_id)
+                           < (SELECT b.received_at, b.message_id
+                                FROM inbox_messages b WHERE b.message_id = :before_id))
               ) i
           ) i
-         WHERE $13::bigint IS NOT NULL OR i.fits
+         WHERE :read_max::bigint IS NOT NULL OR i.fits
          ORDER BY i.received_at DESC, i.message_id DESC
-         LIMIT coalesce($13::bigint, $14::bigint)
+         LIMIT coalesce(:read_max::bigint, :limit::bigint)
       ) i
   ) i
- WHERE i.fits OR i.place = $13::bigint
+ WHERE i.fits OR i.place = :read_max::bigint
  ORDER BY i.received_at DESC, i.message_id DESC
- LIMIT $14::bigint;
+ LIMIT :limit::bigint;
+
+-- name: list_inbox_by_id
+-- Messages of any state by id: from :first_id on and below :below_id. Index: the primary key.
+SELECT *
+  FROM (
+    SELECT i.*, row_number() OVER (ORDER BY i.message_id DESC) AS place
+      FROM (
+        SELECT i.*
+          FROM (
+            SELECT i.*, :message_fits AS fits
+              FROM (
+                :message
+                 WHERE (:first_id::uuid IS NULL OR i.message_id >= :first_id)
+                   AND (:below_id::uuid IS NULL OR i.message_id < :below_id)
+              ) i
+          ) i
+         WHERE :read_max::bigint IS NOT NULL OR i.fits
+         ORDER BY i.message_id DESC
+         LIMIT coalesce(:read_max::bigint, :limit::bigint)
+      ) i
+  ) i
+ WHERE i.fits OR i.place = :read_max::bigint
+ ORDER BY i.message_id DESC
+ LIMIT :limit::bigint;
 
 -- name: highest_ids
--- The highest id of each table, which tells whether ids tell when they were made. Indexes: both primary keys.
+-- The highest id of each table: it shows whether ids contain their time. Indexes: both primary keys.
 SELECT (SELECT id FROM outbox_events ORDER BY id DESC LIMIT 1) AS outbox,
        (SELECT message_id FROM inbox_messages ORDER BY message_id DESC LIMIT 1) AS inbox;

@@ -1,8 +1,7 @@
--- The archive: published events that go to the lake and then leave the outbox. `:digest` and `:fit` in a statement
--- stand for the expressions of these names, as psql would take them from \set. Pages are one relation's: where the
+-- The archive: published events that go to the lake and then leave the outbox. Pages are one relation's: where the
 -- outbox has partitions, the name of one of them stands in its place.
 
--- name: digest
+-- fragment: digest
 -- All that the lake keeps of an event, as one number of 128 bits. Whoever reads the lake can compute the same, so the
 -- two are compared without trust in what is between. Texts are told apart from what follows by their length, NULL from
 -- '' by having none, times are in microseconds.
@@ -32,7 +31,7 @@ md5(pg_catalog.convert_to(pg_catalog.concat(
     length(o.publish_error), ':', o.publish_error
 ), 'UTF8'))
 
--- name: fit
+-- fragment: fit
 -- Whether the lake can hold the event's times exactly. $2 and $3 in each statement: between these.
 LEAST(o.occurred_at, o.created_at, o.available_at, o.first_attempt_at, o.published_at) > $2::timestamptz
 AND GREATEST(o.occurred_at, o.created_at, o.available_at, o.first_attempt_at, o.published_at) < $3::timestamptz

@@ -3,43 +3,40 @@
 -- and finished; so a replay that was cut short goes on where it stopped.
 
 -- name: choose
--- Events that a replay is for, in the order of seq. In filters, a null parameter means: any.
--- Index: the primary key or idx_outbox_correlation where ids or a correlation are given; otherwise the whole table is
--- read, or idx_outbox_dead where only dead ones are asked for.
--- $1 states, $2 no published ones are among them, $3 ids, $4 event type, $5 ordering key, $6 aggregate type,
--- $7 aggregate id, $8 correlation id, $9 created since, $10 created before, $11 part of the error, $12 seq above,
--- $13 published before, $14 limit.
+-- Events to replay, in the order of seq. A filter that is null matches everything. :finished: PUBLISHED is among the
+-- states. :through and :begun_at continue a replay: events up to that seq are done, and an event that was published
+-- since it began may be its own work.
+-- Index: the primary key or idx_outbox_correlation for ids or a correlation, idx_outbox_dead for DEAD events alone;
+-- otherwise the whole table is read.
 SELECT o.id, o.seq
   FROM outbox_events o
- WHERE o.state = ANY ($1::text[])
-   AND (NOT $2::boolean OR NOT o.is_open AND o.published_at IS NULL)
-   AND ($3::text[] IS NULL OR o.id = ANY ($3::uuid[]))
-   AND ($4::text IS NULL OR o.event_type = $4)
-   AND ($5::text IS NULL OR o.ordering_key = $5)
-   AND ($6::text IS NULL OR o.aggregate_type = $6)
-   AND ($7::text IS NULL OR o.aggregate_id = $7)
-   AND ($8::uuid IS NULL OR o.correlation_id = $8)
-   AND ($9::timestamptz IS NULL OR o.created_at >= $9)
-   AND ($10::timestamptz IS NULL OR o.created_at < $10)
-   AND ($11::text IS NULL OR strpos(lower(o.publish_error), lower($11)) > 0)
-   AND o.seq > $12::bigint
-   AND ($13::timestamptz IS NULL OR o.published_at IS NULL OR o.published_at < $13)
+ WHERE o.state = ANY (:states::text[])
+   AND (:finished::boolean OR NOT o.is_open AND o.published_at IS NULL)
+   AND (:ids::text[] IS NULL OR o.id = ANY (:ids::uuid[]))
+   AND (:event_type::text IS NULL OR o.event_type = :event_type)
+   AND (:ordering_key::text IS NULL OR o.ordering_key = :ordering_key)
+   AND (:aggregate_type::text IS NULL OR o.aggregate_type = :aggregate_type)
+   AND (:aggregate_id::text IS NULL OR o.aggregate_id = :aggregate_id)
+   AND (:correlation_id::uuid IS NULL OR o.correlation_id = :correlation_id)
+   AND (:since::timestamptz IS NULL OR o.created_at >= :since)
+   AND (:until::timestamptz IS NULL OR o.created_at < :until)
+   AND (:error_like::text IS NULL OR strpos(lower(o.publish_error), lower(:error_like)) > 0)
+   AND o.seq > :through::bigint
+   AND (:begun_at::timestamptz IS NULL OR o.published_at IS NULL OR o.published_at < :begun_at)
  ORDER BY o.seq
- LIMIT $14::bigint;
+ LIMIT :limit::bigint;
 
 -- name: begin_replay
--- $1 actor, $2 reason, $3 selection.
 INSERT INTO operator_actions (actor, action, reason, selection, affected)
-VALUES ($1::text, 'replay', $2::text,
-        $3::text::jsonb || pg_catalog.jsonb_build_object('progress',
+VALUES (:actor::text, 'replay', :reason::text,
+        :selection::text::jsonb || pg_catalog.jsonb_build_object('progress',
             pg_catalog.jsonb_build_object('through', 0, 'finished', false)), 0)
 RETURNING id;
 
 -- name: load_replay
--- $1 action.
 SELECT id, at, actor, reason, selection::text AS selection, affected
   FROM operator_actions
- WHERE id = $1::bigint AND action = 'replay';
+ WHERE id = :action::bigint AND action = 'replay';
 
 -- name: put_back
 -- PUBLISHED or DEAD -> PENDING: a new lifecycle, with the same id and the same place in the order of its key.
@@ -47,21 +44,20 @@ SELECT id, at, actor, reason, selection::text AS selection, affected
 -- stream drops as a repeat of that copy waits until its duplicate window is over.
 -- is_mine is false, and nothing changes, where another run has gone on with the same replay.
 -- Index: the primary key.
--- $1 ids, $2 action, $3 where this run left it, $4 the portion's highest seq.
 WITH mine AS MATERIALIZED (
     SELECT a.id FROM operator_actions a
-     WHERE a.id = $2::bigint AND (a.selection #>> '{progress,through}'::text[])::bigint = $3::bigint
+     WHERE a.id = :action::bigint AND (a.selection #>> '{progress,through}'::text[])::bigint = :through::bigint
        FOR UPDATE
 ), replayed AS (
     UPDATE outbox_events o
        SET state = 'PENDING', published_at = NULL, publish_attempts = 0, failures = 0, publish_error = NULL,
            first_attempt_at = NULL, available_at = now()
-     WHERE o.id = ANY ($1::uuid[]) AND o.state IN ('PUBLISHED', 'DEAD') AND EXISTS (SELECT FROM mine)
+     WHERE o.id = ANY (:ids::uuid[]) AND o.state IN ('PUBLISHED', 'DEAD') AND EXISTS (SELECT FROM mine)
     RETURNING 1
 ), counted AS (
     UPDATE operator_actions a
        SET affected = a.affected + (SELECT count(*) FROM replayed),
-           selection = pg_catalog.jsonb_set(a.selection, '{progress,through}', pg_catalog.to_jsonb($4::bigint))
+           selection = pg_catalog.jsonb_set(a.selection, '{progress,through}', pg_catalog.to_jsonb(:last_seq::bigint))
       FROM mine
      WHERE a.id = mine.id
 )
@@ -70,17 +66,15 @@ SELECT EXISTS (SELECT FROM mine) AS is_mine, (SELECT count(*) FROM replayed) AS 
 -- name: not_taken
 -- Which of these events no worker has taken yet. One that waits behind a failing event of its key holds up nobody
 -- else, and is left out. Indexes: the primary key, idx_outbox_ordering.
--- $1 ids.
 SELECT o.id
   FROM outbox_events o
- WHERE o.id = ANY ($1::uuid[]) AND o.state = 'PENDING' AND o.publish_attempts = 0
+ WHERE o.id = ANY (:ids::uuid[]) AND o.state = 'PENDING' AND o.publish_attempts = 0
    AND NOT EXISTS (
        SELECT FROM outbox_events e
         WHERE e.is_open AND e.ordering_key IS NOT NULL AND e.ordering_key = o.ordering_key AND e.seq < o.seq
           AND e.publish_error IS NOT NULL);
 
 -- name: finish_replay
--- $1 action.
 UPDATE operator_actions a
    SET selection = pg_catalog.jsonb_set(a.selection, '{progress,finished}', 'true'), outcome = 'done'
- WHERE a.id = $1::bigint;
+ WHERE a.id = :action::bigint;

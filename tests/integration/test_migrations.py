@@ -19,6 +19,7 @@ from sea_mq_worker.embedded import EmbeddedPostgres
 from sea_mq_worker.resources import resource_folder
 from tests.support import servers
 from tests.support.servers import Database, PostgresAddress
+from tools.psql import script
 
 NAMES = sorted(path.stem for path in (resource_folder("sql") / "migrations").glob("*.sql"))[1:]
 
@@ -147,6 +148,26 @@ async def test_psql_runs_the_depth_queries_as_they_are(database: Database) -> No
     outbox, inbox = (line.split("|") for line in depth.splitlines())
     assert (outbox[0], bool(outbox[1])) == ("1", True)
     assert (inbox[0], inbox[1][:10]) == ("2", "2025-12-28")
+
+
+@pytest.mark.parametrize("read_max", ["NULL", "20"])
+async def test_psql_runs_a_list_with_the_named_filters_that_it_is_given(
+    read_max: str, database: Database, tmp_path: Path
+) -> None:
+    connection = await asyncpg.connect(database.dsn)
+    for event_type in ("order.created", "order.shipped"):
+        await connection.execute(
+            "INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload)"
+            " VALUES (gen_random_uuid(), 'a', '1', $1, '{}')", event_type,
+        )  # fmt: skip
+    await connection.close()
+    file = tmp_path / "list.sql"
+    file.write_text(script("lists", "list_outbox"))
+    given = {"states": "'{PENDING}'", "finished": "false", "event_type": "'order.shipped'", "limit": "9"}
+    variables = (f"-v{name}={value}" for name, value in {**given, "read_max": read_max}.items())
+    listed = await run_psql(database.dsn, *variables, "-At", "-f", str(file))
+    types = [line.split("|")[4] for line in listed.splitlines() if line.split("|")[-2] == "t"]
+    assert types == ["order.shipped"]
 
 
 # --- the version

@@ -10,9 +10,9 @@ ROOT = Path(__file__).parents[2]
 LIST = Path(__file__).with_name("mutants.toml")
 
 _QUERIES = "sql/queries/"
-_STATEMENTS = re.compile(r"^(?=-- name: )", re.MULTILINE)
+_STATEMENTS = re.compile(r"^(?=-- (?:name|fragment): )", re.MULTILINE)
 _COMMENT = re.compile(r"--.*")
-_PARAMETER = re.compile(r"\$\d+")
+_PARAMETER = re.compile(r"\$\d+|(?<!:):[a-z]\w*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +22,7 @@ class Mutant:
     Attributes:
         name: how the mutated code misbehaves.
         file: where, from the root of the tree.
-        statement: the statement of a file in sql/queries.
+        statement: the statement or fragment of a file in sql/queries.
         text: what stands there exactly once.
         replacement: what stands there instead.
         killed_by: the test that fails then, ``path::function``.
@@ -62,7 +62,7 @@ class Mutant:
         """Return where its text is looked for: one statement of several, or the whole file."""
         if not self.file.startswith(_QUERIES):
             return text
-        begins = f"-- name: {self.statement}\n"
+        begins = tuple(f"-- {kind}: {self.statement}\n" for kind in ("name", "fragment"))
         return next((part for part in _STATEMENTS.split(text) if part.startswith(begins)), "")
 
     def _keeps_parameters(self, part: str) -> bool:

@@ -226,7 +226,7 @@ NEEDS = {
         *("resume.", "refused."),
     ),
     "operator": (
-        *("inspection.", "lists.", "replay.", "operations.begin", "operations.redriven"),
+        *("inspection.", "audit.", "lists.", "replay.", "operations.begin", "operations.redriven"),
         *("operations.make_due", "operations.claim_as_operator", "operations.mark_dead"),
         *("operations.close", "operations.finish", "operations.letter"),
         *("pipeline_replay.", "inbox.", "context.owner", "partitions.record"),

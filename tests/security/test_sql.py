@@ -10,6 +10,7 @@ import pytest
 
 import sea_mq_worker
 from sea_mq_worker.adapters.postgres.connection import connect_pool
+from sea_mq_worker.adapters.postgres.queries import all_queries
 from sea_mq_worker.adapters.postgres.schema.migrations import check_version, migrate
 from sea_mq_worker.producer import enqueue
 from sea_mq_worker.resources import resource_folder
@@ -60,19 +61,8 @@ def statements() -> dict[str, str]:
     """Return every statement of the product: those of ``sql/queries`` and those in modules."""
     found = {}
     for file in sorted((resource_folder("sql") / "queries").glob("*.sql")):
-        parts = re.split(r"^-- name: (\w+)\n", file.read_text(), flags=re.MULTILINE)[1:]
-        named = {name: bare(body) for name, body in zip(parts[::2], parts[1::2], strict=True)}
-        pieces = {name: named.pop(name) for name in ("digest", "fit") if name in named}
-        for name, body in named.items():
-            for piece, text in pieces.items():
-                body = body.replace(f":{piece}", text)  # noqa: PLW2901
-            found[f"{file.stem}.{name}"] = body
+        found |= {f"{file.stem}.{name}": query.sql for name, query in all_queries(file.stem)}
     return found | dict(in_modules())
-
-
-def bare(body: str) -> str:
-    lines = [line for line in body.splitlines() if line.strip() and not line.lstrip().startswith("--")]
-    return "\n".join(lines).rstrip(";")
 
 
 def in_modules() -> Iterator[tuple[str, str]]:

@@ -8,7 +8,7 @@ import asyncpg
 
 from sea_mq_worker.adapters.postgres.connection import fetch
 from sea_mq_worker.adapters.postgres.operator.listings import PostgresLists
-from sea_mq_worker.adapters.postgres.queries import load_queries
+from sea_mq_worker.adapters.postgres.queries import load_named, load_queries
 from sea_mq_worker.domain.dead_letters import Reason, conflict_detail
 from sea_mq_worker.domain.error_fingerprint import MARKED, NUMBERS
 from sea_mq_worker.domain.read_models import (
@@ -35,9 +35,10 @@ class PostgresInspection(PostgresLists):
         self._asked = load_queries(
             "inspection",
             *("outbox_depth_capped", "inbox_depth_capped"),
-            *("outbox_summary", "inbox_summary", "audit", "discarded", "ids_between", "earlier_of_key"),
+            *("outbox_summary", "inbox_summary", "discarded", "ids_between", "earlier_of_key"),
             "conflicts",
         )
+        self._audit = load_named("audit", "audit")["audit"]
 
     async def outbox_depth(self) -> Depth:
         """QRY-050, exactly."""
@@ -67,8 +68,8 @@ class PostgresInspection(PostgresLists):
 
     async def audit(self, which: AuditFilter = _ALL, *, limit: int) -> Sequence[OperatorAction]:
         """Return what operators did, the latest first."""
-        given = (which.actor_like, which.action, which.since, which.until, which.before_id)
-        return [OperatorAction(**row) for row in await fetch(self._pool, self._asked["audit"], *given, limit)]
+        rows = await fetch(self._pool, *self._audit.bind(which, limit=limit))
+        return [OperatorAction(**row) for row in rows]
 
     async def discarded(self, event_id: UUID) -> Discarded | None:
         """Return who gave an event up and why, if anybody did."""

@@ -1,4 +1,4 @@
-"""PostgresLists: events and messages, one by one or page by page, the latest first."""
+"""PostgresLists: events and messages, one at a time or in pages, the latest first."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ from sea_mq_worker.adapters.postgres.operator.pagination import (
     build_page,
     id_bounds,
 )
-from sea_mq_worker.adapters.postgres.queries import load_queries
+from sea_mq_worker.adapters.postgres.queries import load_named
 from sea_mq_worker.domain.read_models import (
     InboxFilter,
     InboxRecord,
@@ -26,58 +26,42 @@ from sea_mq_worker.domain.read_models import (
 from sea_mq_worker.domain.uuid7 import is_uuid7
 
 _OF_A_KEY_MAX = 2000
-"""A page of a key that has more is soon full without its indexes."""
+"""Cap on the IDs that are read for a key: a key with more events fills a page soon without its indexes."""
 
 RowT = TypeVar("RowT", OutboxSummary, InboxRecord)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Kind(Generic[RowT]):
-    """A table's rows, and how their list orders them by time and by id."""
+    """The rows of a table: what a row is called, and its columns of ID and time."""
 
     side: Literal["outbox", "inbox"]
     name: str
     record: type[RowT]
     id: str
     time: str
-    by_time: str
-    by_id: str
 
 
-_EVENTS = _Kind(
-    side="outbox",
-    name="event",
-    record=OutboxSummary,
-    id="id",
-    time="occurred_at",
-    by_time="o.occurred_at DESC, o.seq DESC",
-    by_id="o.id DESC",
-)
-_MESSAGES = _Kind(
-    side="inbox",
-    name="message",
-    record=InboxRecord,
-    id="message_id",
-    time="received_at",
-    by_time="i.received_at DESC, i.message_id DESC",
-    by_id="i.message_id DESC",
-)
+_EVENTS = _Kind(side="outbox", name="event", record=OutboxSummary, id="id", time="occurred_at")
+_MESSAGES = _Kind(side="inbox", name="message", record=InboxRecord, id="message_id", time="received_at")
 
 
 class PostgresLists:
-    """Lists of what is in outbox and inbox; raises what ``translated`` raises.
+    """Lists of events and messages; each method raises what ``translated`` raises.
 
-    A page looks at ``read_max`` rows (None: all), unless an index has little more than what is asked for.
-    Unfinished rows have an index on their time, finished ones none but the primary key. So a page with
-    finished ones goes by id, where ids tell when they were made: those made last come first, and ``since``
-    and ``until`` mean when they were made. Where ids do not tell, the whole table is read.
+    A page reads at most ``read_max`` rows (None: no limit), unless an index holds few rows besides those that
+    match. Unfinished rows have an index on their time; finished rows have only the primary key. So a page
+    that includes finished rows is ordered by ID if IDs contain their time (UUIDv7), and ``since`` and
+    ``until`` then bound the time in the ID. If IDs contain no time, the whole table is read.
     """
 
     def __init__(self, *, pool: asyncpg.Pool) -> None:
         """Use a pool opened with ``OPERATOR_HINTS``."""
         self._pool = pool
-        self._lists = load_queries(
-            "lists", "list_outbox", "unfinished_of_key", "show_outbox", "list_inbox", "highest_ids"
+        self._lists = load_named(
+            "lists",
+            *("list_outbox", "list_outbox_by_id", "unfinished_of_key", "show_outbox"),
+            *("list_inbox", "list_inbox_by_id", "highest_ids"),
         )
 
     async def outbox_page(
@@ -86,51 +70,48 @@ class PostgresLists:
         """Return a page of events.
 
         Raises:
-            RowGoneError: the event that they should come after is not there.
+            RowGoneError: the event ``which.before_id`` does not exist.
         """
-        return await self._page(_EVENTS, await self._narrowed(which), read_max)
+        return await self._page(_EVENTS, await self._by_key_index(which), read_max)
 
     async def inbox_page(self, which: InboxFilter, *, read_max: int | None = READ_MAX) -> Page[InboxRecord]:
         """Return a page of messages.
 
         Raises:
-            RowGoneError: the message that they should come after is not there.
+            RowGoneError: the message ``which.before_id`` does not exist.
         """
         return await self._page(_MESSAGES, which, read_max)
 
     async def list_outbox(self, which: OutboxFilter) -> Sequence[OutboxSummary]:
-        """Return the events of a page, however much has to be read for it."""
+        """Return the events of a page, without a limit of rows to read."""
         return (await self.outbox_page(which, read_max=None)).rows
 
     async def show_outbox(self, event_id: UUID) -> OutboxDetail | None:
-        """Return all of an event, in whatever state it is; None: there is no such event."""
-        rows = await fetch(self._pool, self._lists["show_outbox"], event_id)
+        """Return all columns of an event; None: there is no such event."""
+        rows = await fetch(self._pool, *self._lists["show_outbox"].bind(id=event_id))
         return OutboxDetail(**rows[0]) if rows else None
 
     async def list_inbox(self, which: InboxFilter) -> Sequence[InboxRecord]:
-        """Return the messages of a page, however much has to be read for it."""
+        """Return the messages of a page, without a limit of rows to read."""
         return (await self.inbox_page(which, read_max=None)).rows
 
     async def show_inbox(self, message_id: UUID) -> InboxRecord | None:
-        """Return what is known of a message; None: it was never received, or is pruned."""
+        """Return the record of a message; None: it was never received, or its row was pruned."""
         return next(iter(await self.list_inbox(InboxFilter(ids=(message_id,)))), None)
 
     async def _page(
         self, kind: _Kind[RowT], which: OutboxFilter | InboxFilter, read_max: int | None
     ) -> Page[RowT]:
-        by_id = which.finished and not which.by_index and await self._tells_time(kind)
+        by_id = which.finished and not which.by_index and await self._ids_are_uuid7(kind)
         if which.by_index or (which.finished and not by_id):
             read_max = None
-        statement = self._lists[f"list_{kind.side}"]
-        chosen = (*which.arguments, which.before_id, None, None)
         if by_id:
-            statement = statement.replace(kind.by_time, kind.by_id)
-            chosen = (
-                *replace(which, since=None, until=None).arguments,
-                None,
-                *id_bounds(which.since, which.until, which.before_id),
-            )
-        rows = await fetch(self._pool, statement, *chosen, read_max, which.limit)
+            first, below = id_bounds(which.since, which.until, which.before_id)
+            query = self._lists[f"list_{kind.side}_by_id"]
+            bound = query.bind(which, first_id=first, below_id=below, read_max=read_max)
+        else:
+            bound = self._lists[f"list_{kind.side}"].bind(which, read_max=read_max)
+        rows = await fetch(self._pool, *bound)
         if which.before_id and not rows and not by_id and not await self._is_there(kind, which.before_id):
             raise RowGoneError(f"{kind.name} {which.before_id}")
         return build_page(
@@ -146,14 +127,14 @@ class PostgresLists:
         shown = self.show_outbox(id_) if kind.side == "outbox" else self.show_inbox(id_)
         return await shown is not None
 
-    async def _narrowed(self, which: OutboxFilter) -> OutboxFilter:
-        """Choose the unfinished events of an ordering key by id, as its indexes tell them, if not many."""
+    async def _by_key_index(self, which: OutboxFilter) -> OutboxFilter:
+        """Select the unfinished events of an ordering key by the IDs in its indexes, unless they are many."""
         if which.ordering_key is None or which.ids is not None or which.finished:
             return which
-        of_key = self._lists["unfinished_of_key"]
-        rows = await fetch(self._pool, of_key, which.ordering_key, _OF_A_KEY_MAX + 1)
+        of_key = self._lists["unfinished_of_key"].bind(which, limit=_OF_A_KEY_MAX + 1)
+        rows = await fetch(self._pool, *of_key)
         return which if len(rows) > _OF_A_KEY_MAX else replace(which, ids=tuple(row["id"] for row in rows))
 
-    async def _tells_time(self, kind: _Kind[RowT]) -> bool:
-        [highest] = await fetch(self._pool, self._lists["highest_ids"])
+    async def _ids_are_uuid7(self, kind: _Kind[RowT]) -> bool:
+        [highest] = await fetch(self._pool, *self._lists["highest_ids"].bind())
         return highest[kind.side] is not None and is_uuid7(highest[kind.side])

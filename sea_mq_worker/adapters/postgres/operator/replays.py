@@ -11,7 +11,7 @@ from uuid import UUID
 import asyncpg
 
 from sea_mq_worker.adapters.postgres.connection import fetch, fetch_with_long_timeout
-from sea_mq_worker.adapters.postgres.queries import load_queries
+from sea_mq_worker.adapters.postgres.queries import load_named
 from sea_mq_worker.domain.errors import WorkerError
 from sea_mq_worker.domain.events import EventState
 from sea_mq_worker.domain.read_models import OutboxFilter, ReplayStep, check_accountable
@@ -58,7 +58,7 @@ class PostgresReplays:
     def __init__(self, *, pool: asyncpg.Pool) -> None:
         """Use a pool opened with ``OPERATOR_HINTS``."""
         self._pool = pool
-        self._sql = load_queries(
+        self._sql = load_named(
             "replay", "choose", "begin_replay", "load_replay", "put_back", "not_taken", "finish_replay"
         )
 
@@ -70,17 +70,14 @@ class PostgresReplays:
         The limit and states besides PUBLISHED and DEAD do not matter. What was published since the replay
         began is left out: that may be its own work.
         """
-        states = [state for state in _TERMINAL if state in which.states]
-        rows = await fetch_with_long_timeout(
-            self._pool,
-            self._sql["choose"],
-            states,
-            EventState.PUBLISHED not in states,
-            *which.conditions,
-            goes_on.through if goes_on else 0,
-            goes_on.at if goes_on else None,
-            limit,
+        states = tuple(state for state in _TERMINAL if state in which.states)
+        choose = self._sql["choose"].bind(
+            replace(which, states=states),
+            through=goes_on.through if goes_on else 0,
+            begun_at=goes_on.at if goes_on else None,
+            limit=limit,
         )
+        rows = await fetch_with_long_timeout(self._pool, *choose)
         return [Chosen(row["id"], row["seq"]) for row in rows]
 
     async def begin(self, which: OutboxFilter, *, actor: str, reason: str) -> Replay:
@@ -88,7 +85,8 @@ class PostgresReplays:
         check_accountable(actor, reason)
         states = tuple(state for state in _TERMINAL if state in which.states)
         selection = as_json(replace(which, states=states))
-        rows = await fetch(self._pool, self._sql["begin_replay"], actor, reason, selection)
+        begin = self._sql["begin_replay"].bind(actor=actor, reason=reason, selection=selection)
+        rows = await fetch(self._pool, *begin)
         return Replay(id=rows[0]["id"], which=which)
 
     async def load(self, action: int) -> Replay:
@@ -97,7 +95,7 @@ class PostgresReplays:
         Raises:
             WorkerError: there is none, it is finished, or the pipeline has begun it.
         """
-        rows = await fetch(self._pool, self._sql["load_replay"], action)
+        rows = await fetch(self._pool, *self._sql["load_replay"].bind(action=action))
         if not rows:
             raise WorkerError(
                 f"action {action} is no replay; `python -m sea_mq_worker audit --action replay` lists them"
@@ -144,7 +142,8 @@ class PostgresReplays:
             if start:
                 await asyncio.sleep(size / per_second)
             while len(waiting) + len(portion) > ahead:
-                waiting = [row["id"] for row in await fetch(self._pool, self._sql["not_taken"], waiting)]
+                not_taken = self._sql["not_taken"].bind(ids=waiting)
+                waiting = [row["id"] for row in await fetch(self._pool, *not_taken)]
                 if len(waiting) + len(portion) <= ahead:
                     break
                 yield ReplayStep(
@@ -152,8 +151,10 @@ class PostgresReplays:
                 )
                 await asyncio.sleep(_LOOK_SECONDS)
             ids = [one.id for one in portion]
-            args = (ids, replay.id, through, portion[-1].seq)
-            [row] = await fetch(self._pool, self._sql["put_back"], *args)
+            put_back = self._sql["put_back"].bind(
+                ids=ids, action=replay.id, through=through, last_seq=portion[-1].seq
+            )
+            [row] = await fetch(self._pool, *put_back)
             if not row["is_mine"]:
                 raise WorkerError(f"another run goes on with replay {replay.id}; let it, or stop it first")
             through, replayed = portion[-1].seq, replayed + row["count"]
@@ -161,7 +162,7 @@ class PostgresReplays:
             yield ReplayStep(
                 action=replay.id, done=start + len(portion), total=len(chosen), replayed=replayed, waiting=0
             )
-        await fetch(self._pool, self._sql["finish_replay"], replay.id)
+        await fetch(self._pool, *self._sql["finish_replay"].bind(action=replay.id))
 
 
 def as_json(which: OutboxFilter) -> str:

@@ -256,18 +256,7 @@ def _lists(keys: pa.Table) -> tuple[list[Any], ...]:
     return tuple(keys.column(name).to_pylist() for name in ("id", "published_at", "digest"))
 
 
-def _queries() -> Mapping[str, str]:
-    """Load the statements, with the two expressions that several of them share put in."""
-    shared = ("digest", "fit")
-    found = load_queries(
-        "pipeline_archive",
-        *shared,
-        *("chunks", "content", "others", "all_content", "lock", "begin", "finish", "altered", "delete"),
-    )
-    whole = {name: statement for name, statement in found.items() if name not in shared}
-    for name in shared:
-        whole = {key: statement.replace(f":{name}", found[name]) for key, statement in whole.items()}
-    return whole
-
-
-_SQL = _queries()
+_SQL = load_queries(
+    "pipeline_archive",
+    *("chunks", "content", "others", "all_content", "lock", "begin", "finish", "altered", "delete"),
+)
