@@ -12,7 +12,8 @@ LIST = Path(__file__).with_name("mutants.toml")
 _QUERIES = "sql/queries/"
 _STATEMENTS = re.compile(r"^(?=-- (?:name|fragment): )", re.MULTILINE)
 _COMMENT = re.compile(r"--.*")
-_PARAMETER = re.compile(r"\$\d+|(?<!:):[a-z]\w*")
+_FRAGMENT = re.compile(r"^-- fragment: (\w+)", re.MULTILINE)
+_PARAMETER = re.compile(r"\$\d+|(?<=[^:]:)[a-z]\w*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +72,7 @@ class Mutant:
             set(_PARAMETER.findall(_COMMENT.sub("", text)))
             for text in (part, part.replace(self.text, self.replacement))
         )
-        return before == after
+        return before ^ after <= set(_FRAGMENT.findall((ROOT / self.file).read_text()))
 
 
 def load(path: Path = LIST) -> list[Mutant]:
