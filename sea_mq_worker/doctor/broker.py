@@ -7,12 +7,12 @@ from typing import TypeVar, assert_never
 from sea_mq_worker.adapters.nats.connection import NatsConnection
 from sea_mq_worker.adapters.nats.manage import topology
 from sea_mq_worker.adapters.nats.manage.definitions import ConsumerDefinition, Definition, StreamDefinition
-from sea_mq_worker.adapters.nats.manage.diagnostics import (
-    ConsumerDiagnostics,
-    StreamDiagnostics,
-    consumer_diagnostics,
-    stream_diagnostics,
-    takers,
+from sea_mq_worker.adapters.nats.server_info import (
+    ConsumerInfo,
+    StreamInfo,
+    find_consumer,
+    find_stream,
+    streams_taking,
 )
 from sea_mq_worker.doctor.broker_catalog import BrokerKind
 from sea_mq_worker.doctor.finding import Finding
@@ -32,8 +32,8 @@ class BrokerFacts:
 
     differences: Sequence[topology.Difference]
     defined: frozenset[str]
-    streams: Mapping[str, StreamDiagnostics]
-    consumers: Mapping[tuple[str, str], ConsumerDiagnostics]
+    streams: Mapping[str, StreamInfo]
+    consumers: Mapping[tuple[str, str], ConsumerInfo]
     takers: Mapping[str, Sequence[str]]
     max_payload: int
     version: str
@@ -50,9 +50,9 @@ async def broker_facts(connection: NatsConnection, s: Settings, found: list[Find
     ask = _Requests(connection, found)
     taken = {subject: await ask.takers(subject) for subject in own_subjects(s).values()}
     names = {s.stream, s.dlq_stream, s.advisory_stream, *(consumer.stream for consumer in s.consumers)}
-    streams = [await ask(stream_label(name), stream_diagnostics(connection, name)) for name in sorted(names)]
+    streams = [await ask(stream_label(name), find_stream(connection, name)) for name in sorted(names)]
     durables = [(c.stream, c.durable) for c in s.consumers if stream_label(c.stream) not in ask.silent]
-    consumers = [await ask(consumer_label(*d), consumer_diagnostics(connection, *d)) for d in durables]
+    consumers = [await ask(consumer_label(*d), find_consumer(connection, *d)) for d in durables]
     differences = [await ask.differences(definition) for definition in wanted]
     return BrokerFacts(
         differences=[difference for several in differences for difference in several],
@@ -104,7 +104,7 @@ class _Requests:
     async def takers(self, subject: str) -> Sequence[str]:
         """Name the streams that take ``subject``; JetStream's leader answers, no answer means an outage."""
         try:
-            return await takers(self._connection, subject)
+            return await streams_taking(self._connection, subject)
         except ContractError as error:
             self._found.append(BrokerKind.BROKER_REFUSES.finding("NATS", str(error)))
             return ()

@@ -1,8 +1,9 @@
 """Findings about consumers."""
 
 from collections.abc import Iterator
+from datetime import timedelta
 
-from sea_mq_worker.adapters.nats.manage.diagnostics import ConsumerDiagnostics, StreamDiagnostics
+from sea_mq_worker.adapters.nats.server_info import ConsumerInfo, StreamInfo
 from sea_mq_worker.adapters.nats.subject_match import covers
 from sea_mq_worker.doctor.broker import BrokerFacts, consumer_label, stream_label
 from sea_mq_worker.doctor.broker_catalog import BrokerKind, PairKind
@@ -30,7 +31,7 @@ def consumer_findings(facts: BrokerFacts, s: Settings) -> Iterator[Finding]:
         yield from _fit(where, consumer, s)
 
 
-def _nature(where: str, consumer: ConsumerDiagnostics) -> Iterator[Finding]:
+def _nature(where: str, consumer: ConsumerInfo) -> Iterator[Finding]:
     config = consumer.config
     wrong = [field for field in ("deliver_subject", "headers_only") if config.get(field)]
     if config.get("ack_policy") != "explicit":
@@ -44,47 +45,44 @@ def _nature(where: str, consumer: ConsumerDiagnostics) -> Iterator[Finding]:
         yield BrokerKind.CONSUMER_PASSING.finding(where, f"{' and '.join(passing)} set", command=APPLY)
 
 
-def _missed(where: str, consumer: ConsumerDiagnostics, stream: StreamDiagnostics) -> Iterator[Finding]:
+def _missed(where: str, consumer: ConsumerInfo, stream: StreamInfo) -> Iterator[Finding]:
     """Judge only consumers of a whole stream; a filtered one need not get every sequence."""
-    takes_all = all(any(covers(f, subject) for f in consumer.filters) for subject in stream.subjects)
-    delivered, first = consumer.info["delivered"]["stream_seq"], stream.state["first_seq"]
-    if (takes_all or not consumer.filters) and delivered + 1 < first:
+    takes_all = all(map(consumer.wants, stream.subjects))
+    delivered, first = consumer.delivered_seq, stream.first_seq
+    if takes_all and delivered + 1 < first:
         what = f"the consumer has got messages up to {delivered}, the stream begins at {first}"
         yield BrokerKind.MESSAGES_MISSED.finding(where, what)
 
 
-def _filter(where: str, consumer: ConsumerDiagnostics, stream: StreamDiagnostics) -> Iterator[Finding]:
+def _filter(where: str, consumer: ConsumerInfo, stream: StreamInfo) -> Iterator[Finding]:
     for subject in consumer.filters:
         if not any(covers(p, subject) or covers(subject, p) for p in stream.subjects):
             what = f"{subject} matches none of {', '.join(stream.subjects)}"
             yield BrokerKind.CONSUMER_FILTER.finding(where, what)
 
 
-def _flow(where: str, consumer: ConsumerDiagnostics) -> Iterator[Finding]:
-    info, limit = consumer.info, _ACK_WAITS * consumer.ack_wait_seconds
-    if info.get("paused"):
+def _flow(where: str, consumer: ConsumerInfo) -> Iterator[Finding]:
+    overdue = consumer.now - timedelta(seconds=_ACK_WAITS * consumer.ack_wait_seconds)
+    if consumer.is_paused:
         command = f"nats consumer resume {consumer.stream} {consumer.name}"
-        yield BrokerKind.CONSUMER_PAUSED.finding(
-            where, f"until {consumer.config['pause_until']}", command=command
-        )
+        yield BrokerKind.CONSUMER_PAUSED.finding(where, f"until {consumer.pause_until}", command=command)
         return
-    most, out = consumer.config.get("max_ack_pending", 0), info["num_ack_pending"]
-    if 0 < most <= out and consumer.seconds_since("ack_floor") > limit:
+    most, out = consumer.max_ack_pending, consumer.ack_pending
+    if 0 < most <= out and consumer.ack_floor_at < overdue:
         yield BrokerKind.CONSUMER_STUCK.finding(where, f"{out} of {most} messages are in flight")
-    elif info["num_pending"] and not info["num_waiting"] and consumer.seconds_since("delivered") > limit:
-        yield BrokerKind.CONSUMER_UNATTENDED.finding(where, f"{info['num_pending']} messages wait")
+    elif consumer.pending and not consumer.waiting and consumer.delivered_at < overdue:
+        yield BrokerKind.CONSUMER_UNATTENDED.finding(where, f"{consumer.pending} messages wait")
 
 
-def _fit(where: str, consumer: ConsumerDiagnostics, s: Settings) -> Iterator[Finding]:
+def _fit(where: str, consumer: ConsumerInfo, s: Settings) -> Iterator[Finding]:
     if s.handler_timeout_seconds >= consumer.ack_wait_seconds:
         field = "the first backoff" if consumer.config.get("backoff") else "ack_wait"
         what = f"{field} is {consumer.ack_wait_seconds:g} s, a call may take {s.handler_timeout_seconds:g} s"
         yield PairKind.ACK_WAIT_SHORT.finding(where, what)
-    max_deliver = consumer.config.get("max_deliver", -1)
-    if 0 < max_deliver <= s.inbox_attempts_max:
-        what = f"max_deliver is {max_deliver}, inbox_attempts_max is {s.inbox_attempts_max}"
+    if 0 < consumer.max_deliver <= s.inbox_attempts_max:
+        what = f"max_deliver is {consumer.max_deliver}, inbox_attempts_max is {s.inbox_attempts_max}"
         yield PairKind.MAX_DELIVER_LOW.finding(where, what)
-    most = consumer.config.get("max_ack_pending", 0)
+    most = consumer.max_ack_pending
     if 0 < most < s.handler_concurrency:
         what = f"max_ack_pending is {most}, handler_concurrency {s.handler_concurrency}"
         yield PairKind.MAX_ACK_PENDING_LOW.finding(where, what)

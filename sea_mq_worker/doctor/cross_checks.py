@@ -1,11 +1,10 @@
 """Findings about systems that are sound by themselves and do not fit together."""
 
 from collections.abc import Iterator, Sequence
-from datetime import datetime
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection
-from sea_mq_worker.adapters.nats.manage.diagnostics import StreamDiagnostics
 from sea_mq_worker.adapters.nats.manage.lost_events import RECONCILE, lost_since
+from sea_mq_worker.adapters.nats.server_info import StreamInfo
 from sea_mq_worker.adapters.postgres.acknowledged import Acknowledged
 from sea_mq_worker.adapters.postgres.schema.diagnostics import DatabaseFacts, RowFacts
 from sea_mq_worker.doctor.backlog import retries_seconds
@@ -61,7 +60,7 @@ async def lost_findings(connection: NatsConnection, rows: Acknowledged, stream: 
     return [PairKind.EVENTS_LOST.finding(stream_label(stream), why, command=RECONCILE)] if why else ()
 
 
-def _window(stream: StreamDiagnostics, s: Settings) -> Iterator[Finding]:
+def _window(stream: StreamInfo, s: Settings) -> Iterator[Finding]:
     window, where = stream.duplicate_window_seconds, stream_label(stream.name)
     lease = s.outbox_lease_seconds + s.outbox_publish_timeout_seconds
     backoff = lease + s.outbox_backoff_max_seconds
@@ -78,7 +77,7 @@ def _window(stream: StreamDiagnostics, s: Settings) -> Iterator[Finding]:
         yield PairKind.WINDOW_DELAYS_REPLAY.finding(where, f"{window:g} s", command=APPLY)
 
 
-def _bytes_max(stream: StreamDiagnostics, broker: BrokerFacts) -> int:
+def _bytes_max(stream: StreamInfo, broker: BrokerFacts) -> int:
     limit = stream.config.get("max_msg_size", -1)
     return min(limit, broker.max_payload) if limit > 0 else broker.max_payload
 
@@ -88,7 +87,7 @@ def _lost(rows: RowFacts, broker: BrokerFacts) -> Iterator[Finding]:
         stream = broker.streams.get(waiting.stream)
         if stream is None or waiting.first_seq is None:
             continue
-        first = stream.state["first_seq"]
+        first = stream.first_seq
         if waiting.first_seq < first:
             what = f"message {waiting.first_seq} waits in the inbox, the stream begins at {first}"
             where = stream_label(stream.name)
@@ -99,9 +98,9 @@ def _pruned(rows: RowFacts, broker: BrokerFacts, s: Settings) -> Iterator[Findin
     before = rows.inbox_pruned_before
     for name in sorted({consumer.stream for consumer in s.consumers}):
         stream = broker.streams.get(name)
-        if before is None or stream is None or not stream.state["messages"]:
+        if before is None or stream is None or stream.first_time is None:
             continue
-        since = datetime.fromisoformat(stream.state["first_ts"])
+        since = stream.first_time
         if since < before:
             what = f"inbox rows before {before:{_MINUTE}} are pruned, messages exist since {since:{_MINUTE}}"
             yield PairKind.INBOX_PRUNED_EARLY.finding(stream_label(name), what)

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Mapping
 
-from sea_mq_worker.adapters.nats.manage.diagnostics import StreamDiagnostics
 from sea_mq_worker.adapters.nats.manage.topology import EXISTENCE, Difference
+from sea_mq_worker.adapters.nats.server_info import StreamInfo
 from sea_mq_worker.adapters.nats.subject_match import covers
 from sea_mq_worker.doctor.broker import BrokerFacts, own_subjects, stream_label
 from sea_mq_worker.doctor.broker_catalog import BrokerKind
@@ -46,10 +46,10 @@ def _difference_text(difference: Difference) -> str:
     return f"{difference.field} should be {wanted} and is {found}"
 
 
-def _own(stream: StreamDiagnostics, subject: str, facts: BrokerFacts) -> Iterator[Finding]:
+def _own(stream: StreamInfo, subject: str, facts: BrokerFacts) -> Iterator[Finding]:
     where = stream_label(stream.name)
     config = stream.config
-    if config.get("storage") == "memory" or config.get("persist_mode") == "async":
+    if stream.volatile:
         what = f"storage {config.get('storage')}, persist_mode {config.get('persist_mode') or 'default'}"
         yield BrokerKind.STREAM_FORGETFUL.finding(where, what)
     if config.get("sealed") or config.get("no_ack"):
@@ -57,7 +57,7 @@ def _own(stream: StreamDiagnostics, subject: str, facts: BrokerFacts) -> Iterato
         yield BrokerKind.STREAM_USELESS.finding(where, what, command=APPLY)
     if config.get("discard") != "new":
         yield BrokerKind.STREAM_DISCARDS_OLD.finding(where, "discard is old", command=APPLY)
-    elif config.get("max_msgs_per_subject", -1) > 0 and not config.get("discard_new_per_subject"):
+    elif stream.replaces and not config.get("discard_new_per_subject"):
         what = f"max_msgs_per_subject is {config['max_msgs_per_subject']}"
         yield BrokerKind.STREAM_DISCARDS_OLD.finding(where, what, command=APPLY)
     if config.get("retention") != "limits":
@@ -70,20 +70,20 @@ def _own(stream: StreamDiagnostics, subject: str, facts: BrokerFacts) -> Iterato
         yield BrokerKind.SUBJECTS_ELSEWHERE.finding(where, f"{', '.join(others)} also takes {subject}")
 
 
-def _kept(stream: StreamDiagnostics) -> Iterator[Finding]:
+def _kept(stream: StreamInfo) -> Iterator[Finding]:
     where = stream_label(stream.name)
-    if stream.replicas == 1 and stream.cluster.get("name"):
+    if stream.replicas == 1 and stream.cluster:
         yield BrokerKind.STREAM_SINGLE_COPY.finding(where, "num_replicas is 1 in a cluster")
-    away = [peer["name"] for peer in stream.cluster.get("replicas") or () if peer.get("offline")]
-    if away or (stream.cluster.get("name") and not stream.cluster.get("leader")):
-        yield BrokerKind.STREAM_REPLICA_OFFLINE.finding(where, f"offline: {', '.join(away) or 'the leader'}")
+    if stream.offline or (stream.cluster and not stream.leader):
+        what = f"offline: {', '.join(stream.offline) or 'the leader'}"
+        yield BrokerKind.STREAM_REPLICA_OFFLINE.finding(where, what)
     if stream.config.get("discard") == "new":
         yield from _filled(stream)
 
 
-def _filled(stream: StreamDiagnostics) -> Iterator[Finding]:
+def _filled(stream: StreamInfo) -> Iterator[Finding]:
     """Count a stream as full once an average message exceeds its limit."""
-    messages, size = stream.state["messages"], stream.state["bytes"]
+    messages, size = stream.messages, stream.size_bytes
     average = size / max(messages, 1)
     for limit, used, more in (("max_bytes", size, average), ("max_msgs", messages, 1)):
         most = stream.config.get(limit, -1)
@@ -93,7 +93,7 @@ def _filled(stream: StreamDiagnostics) -> Iterator[Finding]:
         yield kind.finding(stream_label(stream.name), f"{used} of {most} ({limit})")
 
 
-def _dead_letters(streams: Mapping[str, StreamDiagnostics], s: Settings) -> Iterator[Finding]:
+def _dead_letters(streams: Mapping[str, StreamInfo], s: Settings) -> Iterator[Finding]:
     stream = streams.get(s.dlq_stream)
     if stream is None:
         return
@@ -101,6 +101,6 @@ def _dead_letters(streams: Mapping[str, StreamDiagnostics], s: Settings) -> Iter
     if 0 < stream.max_age_seconds < _WEEK_SECONDS:
         what = f"max_age is {stream.max_age_seconds:g} s"
         yield BrokerKind.DEAD_LETTERS_SHORT_LIVED.finding(where, what, command=APPLY)
-    if stream.state["messages"]:
-        what = f"dead letters: {stream.state['messages']}"
+    if stream.messages:
+        what = f"dead letters: {stream.messages}"
         yield BrokerKind.DEAD_LETTERS.finding(where, what, command="python -m sea_mq_worker dlq list")

@@ -14,7 +14,7 @@ from sea_mq_worker.adapters.nats.manage.definitions import (
     StreamDefinition,
     definitions,
 )
-from sea_mq_worker.adapters.nats.publish.stream_info import stream_info
+from sea_mq_worker.adapters.nats.server_info import stream_info
 from sea_mq_worker.connections.nats import open_nats
 from sea_mq_worker.domain.errors import ContractError
 from sea_mq_worker.resources import resource_folder

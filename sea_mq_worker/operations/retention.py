@@ -3,12 +3,11 @@
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from sea_mq_worker.adapters.nats.connection import NatsConnection, api
-from sea_mq_worker.adapters.nats.errors import ApiRefusedError
+from sea_mq_worker.adapters.nats.connection import NatsConnection
+from sea_mq_worker.adapters.nats.server_info import find_stream
 from sea_mq_worker.operations.broker import broker
 from sea_mq_worker.settings import Settings
 
-_NOT_FOUND = 404
 _CLOCKS = timedelta(hours=1)
 """How far the broker's clock may be ahead of the database's."""
 
@@ -35,12 +34,7 @@ async def oldest_deliverable(settings: Settings) -> Deliverable | None:
 
 
 async def _first_of(connection: NatsConnection, stream: str) -> Deliverable | None:
-    try:
-        state = (await api(connection, f"STREAM.INFO.{stream}"))["state"]
-    except ApiRefusedError as error:
-        if error.code != _NOT_FOUND:
-            raise
+    info = await find_stream(connection, stream)
+    if info is None or info.first_time is None:
         return None
-    if not state["messages"]:
-        return None
-    return Deliverable(stream=stream, since=datetime.fromisoformat(state["first_ts"]) - _CLOCKS)
+    return Deliverable(stream=stream, since=info.first_time - _CLOCKS)

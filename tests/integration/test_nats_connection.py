@@ -14,6 +14,7 @@ from nats.aio.msg import Msg
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection, api, connect
 from sea_mq_worker.adapters.nats.errors import ApiRefusedError
+from sea_mq_worker.adapters.nats.server_info import consumer_info, stream_info
 from sea_mq_worker.domain.errors import BrokerUnavailableError, ContractError
 from sea_mq_worker.embedded import EmbeddedNats
 from tests.support.jetstream import connected
@@ -250,6 +251,20 @@ class TestApi:
         await connection.client.subscribe(f"$JS.API.{subject}", cb=reply)
         with pytest.raises(BrokerUnavailableError, match="the answer"):
             (await api(connection, subject))["config"]
+
+    @pytest.mark.parametrize("state", ["{}", "[]", '{"messages": "many"}'])
+    async def test_information_without_its_fields_is_unavailability(
+        self, connection: NatsConnection, names: str, state: str
+    ) -> None:
+        async def reply(message: Msg) -> None:
+            await message.respond(f'{{"config": {{}}, "state": {state}, "created": "now"}}'.encode())
+
+        for subject in (f"STREAM.INFO.{names}.own", f"CONSUMER.INFO.{names}.own.own"):
+            await connection.client.subscribe(f"$JS.API.{subject}", cb=reply)
+        with pytest.raises(BrokerUnavailableError, match="the answer"):
+            await stream_info(connection, f"{names}.own")
+        with pytest.raises(BrokerUnavailableError, match="the answer"):
+            await consumer_info(connection, names, "own.own")
 
     async def test_a_connection_that_is_down_is_unavailable_at_once(self, nats_url: str) -> None:
         async with proxied(nats_url) as (proxy, url), connected(url) as connection:

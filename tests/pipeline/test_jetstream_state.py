@@ -5,9 +5,10 @@ from datetime import UTC, datetime
 
 import pytest
 
+from sea_mq_worker.adapters.nats.server_info import StreamInfo
 from sea_mq_worker.domain.errors import ContractError
 from sea_mq_worker.pipeline.sources.jetstream.columns import Frame, to_batch
-from sea_mq_worker.pipeline.sources.jetstream.state import StreamState, message_time, stream_state
+from sea_mq_worker.pipeline.sources.jetstream.state import message_time, stream_state
 from sea_mq_worker.settings import Settings
 from tests.pipeline.jetstream_support import Stream
 from tests.support.jetstream import connected
@@ -16,7 +17,7 @@ from tests.support.jetstream import connected
 async def test_a_state_tells_what_a_stream_holds_and_held(nats_url: str, names: str) -> None:
     settings = Settings.model_validate({"nats_url": nats_url})
 
-    async def told() -> StreamState:
+    async def told() -> StreamInfo:
         return await asyncio.to_thread(stream_state, settings, names)
 
     async with connected(nats_url) as connection:

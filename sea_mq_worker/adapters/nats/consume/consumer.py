@@ -4,21 +4,20 @@ import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
 
 import nats.errors
 from nats.aio.msg import Msg
 
-from sea_mq_worker.adapters.nats.connection import NatsConnection, api
+from sea_mq_worker.adapters.nats.connection import NatsConnection
 from sea_mq_worker.adapters.nats.consume.decoding import delivery
 from sea_mq_worker.adapters.nats.consume.pull import PullEnd, PullResult, PullSubscription
 from sea_mq_worker.adapters.nats.consume.undelivered import ahead, find_undeliverable
-from sea_mq_worker.adapters.nats.errors import STREAMS_APPLY, ApiRefusedError, plain
+from sea_mq_worker.adapters.nats.errors import STREAMS_APPLY, plain
+from sea_mq_worker.adapters.nats.server_info import consumer_info
 from sea_mq_worker.domain.errors import BrokerUnavailableError, ContractError
 from sea_mq_worker.domain.messages import InboundMessage
 
 _NANOSECONDS = 10**9
-_NOT_FOUND = 404
 _NO_LIMIT = 2**31 - 1
 _UNEXPECTED_DELAY_SECONDS = 0.1
 _PASSING = ("Leadership Change", "Server Shutdown", "Exceeded MaxWaiting")
@@ -96,23 +95,17 @@ class NatsJetStreamConsumer:
             BrokerUnavailableError: the server did not answer.
             ContractError: it is missing, is no pull consumer with explicit acknowledgement, or is forbidden.
         """
-        try:
-            config = (await api(self._connection, f"CONSUMER.INFO.{self._stream}.{self._durable}"))["config"]
-        except ApiRefusedError as error:
-            if error.code == _NOT_FOUND:
-                self._missing(error)
-            raise
-        if config.get("ack_policy") != "explicit" or config.get("deliver_subject"):
+        info = await consumer_info(self._connection, self._stream, self._durable)
+        if not info.is_explicit_pull:
             raise ContractError(
                 f"{self._label} is not a pull consumer with explicit acknowledgement: delete it with "
                 f"`nats consumer rm {self._stream} {self._durable}` and run {STREAMS_APPLY}"
             )
-        pending = config.get("max_ack_pending", -1)
         self._terms = ConsumerTerms(
-            ack_wait_seconds=config["ack_wait"] / _NANOSECONDS,
-            max_deliver=config.get("max_deliver", -1),
-            max_ack_pending=pending if pending > 0 else _NO_LIMIT,
-            subjects=tuple(config.get("filter_subjects") or [config.get("filter_subject") or ">"]),
+            ack_wait_seconds=info.ack_wait_seconds,
+            max_deliver=info.max_deliver,
+            max_ack_pending=info.max_ack_pending if info.max_ack_pending > 0 else _NO_LIMIT,
+            subjects=info.filters or (">",),
         )
         return self._terms
 
@@ -177,18 +170,10 @@ class NatsJetStreamConsumer:
                 raise ContractError(f"the worker has no permission to publish to {self._next}; grant it")
             case PullEnd.DISCONNECTED:
                 raise BrokerUnavailableError(f"{self._label}: the connection broke")
-        if pulled.status.startswith("409 Consumer Deleted"):
-            self._missing(None)
         await self.start()
         if pulled.status and not pulled.status.startswith("503") and not _passes(pulled.status):
             raise ContractError(f"{self._label} refuses to hand out messages: {pulled.status}")
         raise BrokerUnavailableError(f"{self._label}: {pulled.status or 'no answer to a pull request'}")
-
-    def _missing(self, cause: Exception | None) -> NoReturn:
-        raise ContractError(
-            f"{self._label} does not exist: create it with {STREAMS_APPLY}, or "
-            f"`nats consumer add {self._stream} --config FILE`"
-        ) from cause
 
 
 def _nak(delay_seconds: float) -> bytes:

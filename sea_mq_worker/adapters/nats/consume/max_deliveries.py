@@ -8,17 +8,15 @@ reads what is in between, and the inbox tells what of it was handled.
 import asyncio
 import json
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
-from sea_mq_worker.adapters.nats.connection import NatsConnection, api
+from sea_mq_worker.adapters.nats.connection import NatsConnection
 from sea_mq_worker.adapters.nats.consume.consumer import NatsJetStreamConsumer
 from sea_mq_worker.adapters.nats.consume.undelivered import READ_BYTES_MAX, read_back, read_next, size_of
-from sea_mq_worker.adapters.nats.errors import ApiRefusedError
+from sea_mq_worker.adapters.nats.server_info import ConsumerInfo, find_consumer
 from sea_mq_worker.domain.messages import InboundMessage
 
 _BATCH = 50
-_NOT_FOUND = 404
 _FOREIGN_DELAY_SECONDS = 300.0
 
 
@@ -131,21 +129,18 @@ class NatsExhaustedMessages:
 
     async def _sweep(self, stream: str, durable: str) -> list[InboundMessage]:
         name = stream, durable
-        try:
-            info = await api(self._connection, f"CONSUMER.INFO.{stream}.{durable}")
-        except ApiRefusedError as error:
-            if error.code == _NOT_FOUND:  # it pauses at its own gate, and no other with it
-                return []
-            raise
-        self._tell_pause(name, info)
-        if self._created.setdefault(name, info["created"]) != info["created"]:
-            self._created[name] = info["created"]
+        info = await find_consumer(self._connection, stream, durable)
+        if info is None:  # its own consuming loop reports that, and other consumers are swept meanwhile
+            return []
+        self._report_pause(info)
+        if self._created.setdefault(name, info.created) != info.created:
+            self._created[name] = info.created
             self._accounted[name], self._through[name] = set(), 0
-        delivered = info["delivered"]["stream_seq"]
-        seq = max(info["ack_floor"]["stream_seq"], min(self._through[name], delivered))
+        delivered = info.delivered_seq
+        seq = max(info.ack_floor, min(self._through[name], delivered))
         accounted = {one for one in self._accounted[name] if seq < one <= delivered}
         self._accounted[name], self._through[name] = accounted, seq
-        if info["num_ack_pending"]:
+        if info.ack_pending:
             return []
         found: list[InboundMessage] = []
         while len(found) < _BATCH and size_of(found) < READ_BYTES_MAX:
@@ -153,10 +148,7 @@ class NatsExhaustedMessages:
                 seq += 1
             if not found:
                 self._through[name] = seq
-            config = info["config"]
-            message = await read_next(
-                self._connection, stream, durable, seq + 1, config, deliveries=config["max_deliver"]
-            )
+            message = await read_next(self._connection, info, seq + 1, deliveries=info.max_deliver)
             if message is None or message.seq > delivered:
                 break
             seq = message.seq
@@ -164,11 +156,12 @@ class NatsExhaustedMessages:
                 found.append(message)
         return found
 
-    def _tell_pause(self, name: tuple[str, str], info: Mapping[str, Any]) -> None:
-        """A consumer that an operator has paused looks like one that has nothing to deliver."""
-        if info.get("paused") and name not in self._paused:
-            text = f"consumer {name[1]} of stream {name[0]} delivers nothing until it is resumed"
-            self._on_event("consumer_paused", f"{text} (at the latest {info['config'].get('pause_until')})")
+    def _report_pause(self, info: ConsumerInfo) -> None:
+        """Report a paused consumer once: it looks like one that has nothing to deliver."""
+        name = info.stream, info.name
+        if info.is_paused and name not in self._paused:
+            text = f"consumer {info.name} of stream {info.stream} delivers nothing until it is resumed"
+            self._on_event("consumer_paused", f"{text} (at the latest {info.pause_until})")
             self._paused.add(name)
-        elif not info.get("paused"):
+        elif not info.is_paused:
             self._paused.discard(name)

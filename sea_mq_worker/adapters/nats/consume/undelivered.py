@@ -3,11 +3,11 @@
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
-from typing import Any
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection, api
 from sea_mq_worker.adapters.nats.consume.decoding import stored
 from sea_mq_worker.adapters.nats.errors import ApiRefusedError
+from sea_mq_worker.adapters.nats.server_info import ConsumerInfo, consumer_info
 from sea_mq_worker.domain.messages import InboundMessage
 
 READ_BYTES_MAX = 4 * 1024 * 1024
@@ -25,16 +25,15 @@ async def find_undeliverable(
     The server does not say which messages wait for an acknowledgement, only how many do, up to where it has
     delivered, and below which sequence none waits.
     """
-    info = await api(connection, f"CONSUMER.INFO.{stream}.{durable}")
-    delivered, waits_from = info["delivered"]["stream_seq"], info["ack_floor"]["stream_seq"] + 1
+    info = await consumer_info(connection, stream, durable)
     found: dict[int, InboundMessage | None] = {}
     for seq in seqs:
         if size_of(found.values()) >= READ_BYTES_MAX:
             break
-        if info["num_ack_pending"] and waits_from <= seq <= delivered:
+        if info.ack_pending and info.ack_floor < seq <= info.delivered_seq:
             continue
         message = await read_back(connection, stream, durable, seq)
-        if message is None or seq <= delivered or not info["num_pending"]:
+        if message is None or seq <= info.delivered_seq or not info.pending:
             found[seq] = message
     return found
 
@@ -48,14 +47,13 @@ async def ahead(
     connection: NatsConnection, stream: str, durable: str, after_seq: int, limit: int
 ) -> Sequence[InboundMessage]:
     """See ports.jetstream.JetStreamConsumer; a consumer that somebody paused is left alone."""
-    info = await api(connection, f"CONSUMER.INFO.{stream}.{durable}")
-    config = info["config"]
-    full = 0 < config.get("max_ack_pending", -1) <= info["num_ack_pending"]
-    if not full or not info["num_pending"] or info.get("paused"):
+    info = await consumer_info(connection, stream, durable)
+    is_full = 0 < info.max_ack_pending <= info.ack_pending
+    if not is_full or not info.pending or info.is_paused:
         return []
-    seq, found, width = max(after_seq, info["delivered"]["stream_seq"]), list[InboundMessage](), _READS_MAX
+    seq, found, width = max(after_seq, info.delivered_seq), list[InboundMessage](), _READS_MAX
     while len(found) < limit and size_of(found) < READ_BYTES_MAX:
-        reads = [read_next(connection, stream, durable, seq + 1 + place, config) for place in range(width)]
+        reads = [read_next(connection, info, seq + 1 + place) for place in range(width)]
         read = {message.seq: message for message in await asyncio.gather(*reads) if message is not None}
         if not read:
             break
@@ -65,19 +63,12 @@ async def ahead(
 
 
 async def read_next(
-    connection: NatsConnection,
-    stream: str,
-    durable: str,
-    seq: int,
-    config: Mapping[str, Any],
-    *,
-    deliveries: int = 0,
+    connection: NatsConnection, consumer: ConsumerInfo, seq: int, *, deliveries: int = 0
 ) -> InboundMessage | None:
     """Read the first message from a sequence on that the consumer wants."""
-    filters = config.get("filter_subjects") or [config.get("filter_subject") or ">"]
     reads = [
-        read_back(connection, stream, durable, seq, deliveries=deliveries, next_of=subject)
-        for subject in filters
+        read_back(connection, consumer.stream, consumer.name, seq, deliveries=deliveries, next_of=subject)
+        for subject in consumer.filters or (">",)
     ]
     found = filter(None, await asyncio.gather(*reads))
     return min(found, key=attrgetter("seq"), default=None)

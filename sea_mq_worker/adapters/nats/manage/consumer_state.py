@@ -1,19 +1,21 @@
-"""How a durable consumer stands, as its server tells."""
+"""How far a durable consumer is with its stream."""
 
 from dataclasses import dataclass
 
-from sea_mq_worker.adapters.nats.connection import NatsConnection, api
+from sea_mq_worker.adapters.nats.connection import NatsConnection
+from sea_mq_worker.adapters.nats.server_info import consumer_info, stream_info
+from sea_mq_worker.domain.missed_messages import ConsumerStanding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerState:
-    """From CONSUMER.INFO.
+    """A consumer's backlog, for operators.
 
     Attributes:
-        pending: messages that it has still to deliver.
-        ack_pending: delivered, and not acknowledged yet.
-        redelivered: of these, those that were delivered before.
-        paused_seconds: how long it is still paused for; 0: it is not.
+        pending: messages still to deliver for the first time.
+        ack_pending: delivered and unacknowledged messages.
+        redelivered: those of ``ack_pending`` that were delivered more than once.
+        paused_seconds: time left of a pause; 0 if the consumer is not paused.
     """
 
     stream: str
@@ -26,19 +28,39 @@ class ConsumerState:
 
 
 async def consumer_state(connection: NatsConnection, stream: str, durable: str) -> ConsumerState:
-    """Ask how a consumer stands.
+    """Request a consumer's backlog.
 
     Raises:
         BrokerUnavailableError: the server did not answer.
-        ContractError: there is no such consumer, or asking is not permitted.
+        ContractError: the consumer does not exist, or the worker has no permission to request it.
     """
-    info = await api(connection, f"CONSUMER.INFO.{stream}.{durable}")
+    info = await consumer_info(connection, stream, durable)
     return ConsumerState(
         stream=stream,
         durable=durable,
-        pending=info["num_pending"],
-        ack_pending=info["num_ack_pending"],
-        ack_pending_max=info["config"].get("max_ack_pending", -1),
-        redelivered=info["num_redelivered"],
-        paused_seconds=info.get("pause_remaining", 0) / 1e9 if info.get("paused") else 0.0,
+        pending=info.pending,
+        ack_pending=info.ack_pending,
+        ack_pending_max=info.max_ack_pending,
+        redelivered=info.redelivered,
+        paused_seconds=info.paused_seconds,
+    )
+
+
+async def consumer_standing(connection: NatsConnection, stream: str, durable: str) -> ConsumerStanding:
+    """Request a consumer's progress, the stream's first: later removals show in the next comparison.
+
+    Raises as ``consumer_state`` does.
+    """
+    source = await stream_info(connection, stream)
+    info = await consumer_info(connection, stream, durable)
+    return ConsumerStanding(
+        stream_created=source.created,
+        consumer_created=info.created,
+        first_seq=source.first_seq,
+        last_seq=source.last_seq,
+        delivered=info.delivered_seq,
+        deliveries=info.delivered_count,
+        pending=info.pending,
+        takes_all=all(map(info.wants, source.subjects or (">",))),
+        replaces=source.replaces,
     )

@@ -11,6 +11,7 @@ from typing import Any
 from sea_mq_worker.adapters.nats.connection import NatsConnection, api
 from sea_mq_worker.adapters.nats.consume.decoding import stored
 from sea_mq_worker.adapters.nats.errors import ApiRefusedError
+from sea_mq_worker.adapters.nats.server_info import stream_info
 from sea_mq_worker.domain.dead_letters import original_headers
 from sea_mq_worker.domain.errors import ContractError
 from sea_mq_worker.domain.messages import InboundMessage
@@ -171,8 +172,8 @@ class NatsDeadLetters:
         """Return a sequence behind which all that match are: times grow with sequences."""
         if which.since is None:
             return which.after_seq
-        state = (await api(self._connection, f"STREAM.INFO.{self._stream}"))["state"]
-        low, high = max(which.after_seq, state["first_seq"] - 1), state["last_seq"]
+        info = await stream_info(self._connection, self._stream)
+        low, high = max(which.after_seq, info.first_seq - 1), info.last_seq
         while low < high:
             middle = (low + high) // 2
             message = await self._next(middle)
@@ -180,7 +181,7 @@ class NatsDeadLetters:
                 low = message["seq"]
             else:
                 high = middle
-        return int(low)
+        return low
 
     async def _after(self, seq: int) -> AsyncIterator[DeadLetterEntry]:
         """Walk the stream, over the gaps that removals left; the further it goes, the more at once."""

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from sea_mq_worker.adapters.nats.connection import NatsConnection
 from sea_mq_worker.adapters.nats.consume.undelivered import read_back
 from sea_mq_worker.adapters.nats.errors import ApiRefusedError
-from sea_mq_worker.adapters.nats.publish.stream_info import stream_info
+from sea_mq_worker.adapters.nats.server_info import stream_info
 from sea_mq_worker.domain.headers import MSG_ID
 
 RECONCILE = "python -m sea_mq_worker pipeline reconcile --requeue --reason 'the stream lost them'"
@@ -32,9 +32,9 @@ async def lost_since(
         BrokerUnavailableError: the server did not answer.
         ContractError: there is no such stream, or asking is not permitted.
     """
-    facts = await stream_info(connection, stream)
-    if greatest > facts.last_seq:
-        ends = f"the stream, made at {facts.created}, ends at {facts.last_seq}"
+    info = await stream_info(connection, stream)
+    if greatest > info.last_seq:
+        ends = f"the stream, made at {info.created}, ends at {info.last_seq}"
         return f"a row names sequence {greatest}, and {ends}"
     if shared:
         return f"{shared} rows name a sequence that a later row names, too"

@@ -1,15 +1,13 @@
 """What a stream still has of one message, and how far each of its consumers is with it."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
 
-from sea_mq_worker.adapters.nats.connection import NatsConnection, api
+from sea_mq_worker.adapters.nats.connection import NatsConnection
 from sea_mq_worker.adapters.nats.consume.undelivered import read_back
 from sea_mq_worker.adapters.nats.errors import ApiRefusedError
-from sea_mq_worker.adapters.nats.subject_match import covers
+from sea_mq_worker.adapters.nats.server_info import ConsumerInfo, consumer_info, durable_consumers
 from sea_mq_worker.domain.inbound import recorded_as, storage_id
 
 _NOT_FOUND = 404
@@ -76,36 +74,19 @@ async def consumer_deliveries(
         ContractError: there is no such consumer, or asking is not permitted.
     """
     if consumer:
-        infos: Sequence[Mapping[str, Any]] = [
-            await api(connection, f"CONSUMER.INFO.{found.stream}.{consumer}")
-        ]
-    else:
-        infos = await _durables(connection, found.stream)
-    return tuple(_reader(info, found) for info in infos)
+        return (_delivery(await consumer_info(connection, found.stream, consumer), found),)
+    return tuple(_delivery(info, found) for info in await durable_consumers(connection, found.stream))
 
 
-async def _durables(connection: NatsConnection, stream: str) -> Sequence[Mapping[str, Any]]:
-    """List the stream's durables, page by page."""
-    found: list[Mapping[str, Any]] = []
-    while True:
-        page = await api(connection, f"CONSUMER.LIST.{stream}", {"offset": len(found)})
-        infos = page.get("consumers") or []
-        found += infos
-        if not infos or len(found) >= page["total"]:
-            return [info for info in found if info["config"].get("durable_name")]
-
-
-def _reader(info: Mapping[str, Any], found: StoredMessage) -> ConsumerDelivery:
-    config, seq = info["config"], found.seq
-    filters = config.get("filter_subjects") or [config.get("filter_subject") or ">"]
-    delivered, settled = info["delivered"]["stream_seq"], info["ack_floor"]["stream_seq"]
-    if not any(covers(pattern, found.subject) for pattern in filters):
+def _delivery(info: ConsumerInfo, found: StoredMessage) -> ConsumerDelivery:
+    seq = found.seq
+    if not info.wants(found.subject):
         reading = DeliveryState.NOT_FOR_IT
-    elif seq > delivered and info["num_pending"]:
+    elif seq > info.delivered_seq and info.pending:
         reading = DeliveryState.TO_COME
-    elif seq <= settled or not info["num_ack_pending"]:
+    elif seq <= info.ack_floor or not info.ack_pending:
         reading = DeliveryState.DONE
     else:
         reading = DeliveryState.DELIVERED
-    before = min(seq - delivered, info["num_pending"]) - 1 if reading is DeliveryState.TO_COME else 0
-    return ConsumerDelivery(consumer=info["name"], reading=reading, before=before)
+    before = min(seq - info.delivered_seq, info.pending) - 1 if reading is DeliveryState.TO_COME else 0
+    return ConsumerDelivery(consumer=info.name, reading=reading, before=before)

@@ -11,10 +11,17 @@ from typing import Any, assert_never
 from sea_mq_worker.adapters.nats.connection import NatsConnection, api
 from sea_mq_worker.adapters.nats.errors import ApiRefusedError
 from sea_mq_worker.adapters.nats.manage.definitions import ConsumerDefinition, Definition, StreamDefinition
+from sea_mq_worker.adapters.nats.server_info import (
+    ConsumerInfo,
+    StreamInfo,
+    find_consumer,
+    find_stream,
+    stream_info,
+    streams_taking,
+)
 from sea_mq_worker.adapters.nats.subject_match import covers
 from sea_mq_worker.domain.errors import ContractError
 
-_NOT_FOUND = 404
 _SINCE: Mapping[str, tuple[int, int]] = {"allow_atomic": (2, 12), "allow_batched": (2, 14)}
 _MAX_DELIVERIES = "$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES"
 
@@ -127,20 +134,15 @@ def _label(definition: Definition) -> str:
 
 async def _existing_config(connection: NatsConnection, definition: Definition) -> dict[str, Any]:
     """Return the configuration that the server has, empty where it has none."""
+    found: StreamInfo | ConsumerInfo | None
     match definition:
         case StreamDefinition():
-            subject = f"STREAM.INFO.{definition.name}"
+            found = await find_stream(connection, definition.name)
         case ConsumerDefinition():
-            subject = f"CONSUMER.INFO.{definition.stream}.{definition.name}"
+            found = await find_consumer(connection, definition.stream, definition.name)
         case _:
             assert_never(definition)
-    try:
-        config: dict[str, Any] = (await api(connection, subject))["config"]
-    except ApiRefusedError as error:
-        if error.code != _NOT_FOUND:
-            raise
-        return {}
-    return _without_reserved(config)
+    return _without_reserved(found.config) if found else {}
 
 
 def _wanted(connection: NatsConnection, definition: Definition) -> dict[str, Any]:
@@ -186,8 +188,7 @@ async def _filters_outside_stream(
     connection: NatsConnection, definition: ConsumerDefinition, config: Mapping[str, Any]
 ) -> list[Difference]:
     """Find a filter that matches nothing, which the server accepts silently."""
-    stream = await api(connection, f"STREAM.INFO.{definition.stream}")
-    subjects = stream["config"].get("subjects", [])
+    subjects = (await stream_info(connection, definition.stream)).subjects
     name = _label(definition)
     found = []
     for subject in config.get("filter_subjects") or [config.get("filter_subject", ">")]:
@@ -204,8 +205,7 @@ async def _advisories_not_kept(
     if config.get("max_deliver", -1) <= 0:
         return []
     advisory = f"{_MAX_DELIVERIES}.{definition.stream}.{definition.name}"
-    keepers = await api(connection, "STREAM.NAMES", {"subject": advisory})
-    if keepers.get("streams"):
+    if await streams_taking(connection, advisory):
         return []
     wanted = f"{advisory} kept by a stream"
     return [Difference(name=_label(definition), field="advisories", wanted=wanted, found="not kept")]

@@ -7,7 +7,7 @@ from datetime import datetime
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection, api
 from sea_mq_worker.adapters.nats.consume.decoding import stored
-from sea_mq_worker.adapters.nats.publish.stream_info import stream_info
+from sea_mq_worker.adapters.nats.server_info import stream_info
 from sea_mq_worker.domain.errors import WorkerError
 from sea_mq_worker.domain.messages import OutboundMessage
 from sea_mq_worker.domain.outcomes import PublishOutcome, Stored

@@ -16,7 +16,7 @@ from sea_mq_worker.adapters.nats.publish.ordered import OrderedPublisher
 from sea_mq_worker.adapters.nats.publish.pipelined import PipelinedPublisher
 from sea_mq_worker.adapters.nats.publish.reply_mux import ReplyMux
 from sea_mq_worker.adapters.nats.publish.search import find_messages
-from sea_mq_worker.adapters.nats.publish.stream_info import StreamInfo, stream_info
+from sea_mq_worker.adapters.nats.server_info import StreamInfo, stream_info
 from sea_mq_worker.domain.encoding import EncodedMessage, encode
 from sea_mq_worker.domain.errors import BrokerUnavailableError, ContractError, WorkerError
 from sea_mq_worker.domain.headers import MSG_ID
@@ -29,8 +29,8 @@ Mode: TypeAlias = Literal["auto", "pipeline", "fast", "atomic"]
 _BEHIND = Unsent("held back behind a message that was not stored")
 _APART_SECONDS = 10.0
 """For this long ``auto`` uses the pipeline after a batch met other writers or a message that was refused."""
-_FACTS_TIMEOUT_SECONDS = 2.0
-_FACTS_SHARE = 0.25
+_INFO_TIMEOUT_SECONDS = 2.0
+_INFO_SHARE = 0.25
 """Of a deadline, at most, to ask about the stream before it is published to."""
 
 
@@ -68,8 +68,8 @@ class NatsJetStreamPublisher:
             "fast": FastIngestPublisher(connection, replies, stream),
             "atomic": AtomicBatchPublisher(connection, replies, stream),
         }
-        self._facts: StreamInfo
-        self._facts_are_old = False
+        self._info: StreamInfo
+        self._info_is_stale = False
         self._apart_at = float("-inf")
 
     async def start(self) -> None:
@@ -80,16 +80,16 @@ class NatsJetStreamPublisher:
             ContractError: the stream is missing, takes or acknowledges nothing, does not allow the mode, or
                 may not be asked about.
         """
-        self._facts = await stream_info(self._connection, self._stream)
-        if self._facts.useless:
-            raise ContractError(self._facts.useless)
-        allowed = {"fast": self._facts.allow_batched, "atomic": self._facts.allow_atomic}
+        self._info = await stream_info(self._connection, self._stream)
+        if self._info.unusable_reason:
+            raise ContractError(self._info.unusable_reason)
+        allowed = {"fast": self._info.allow_batched, "atomic": self._info.allow_atomic}
         if not allowed.get(self._mode, True):
             flag = {"fast": "allow_batched", "atomic": "allow_atomic"}[self._mode]
             raise ContractError(
                 f"publish mode {self._mode} needs {flag} on stream {self._stream}; set it there or use `auto`"
             )
-        self._ordered.last_seq = self._facts.last_seq
+        self._ordered.last_seq = self._info.last_seq
         await self._replies.start()
         self._connection.listen(self._on_event)
 
@@ -106,7 +106,7 @@ class NatsJetStreamPublisher:
     @property
     def duplicate_window_seconds(self) -> float:
         """How long the stream remembers a message id."""
-        return self._facts.duplicate_window_seconds
+        return self._info.duplicate_window_seconds
 
     @property
     def max_payload(self) -> int:
@@ -127,11 +127,11 @@ class NatsJetStreamPublisher:
         """Make one attempt for each message; see JetStreamPublisher."""
         route = self._route()
         deadline = asyncio.get_running_loop().time() + timeout_seconds
-        if self._facts_are_old and timeout_seconds > 0:
-            await self._renew_facts(min(timeout_seconds * _FACTS_SHARE, _FACTS_TIMEOUT_SECONDS))
-        if self._facts.useless:
-            self._facts_are_old = True
-            return [Unsent(self._facts.useless)] * len(messages)
+        if self._info_is_stale and timeout_seconds > 0:
+            await self._refresh_info(min(timeout_seconds * _INFO_SHARE, _INFO_TIMEOUT_SECONDS))
+        if self._info.unusable_reason:
+            self._info_is_stale = True
+            return [Unsent(self._info.unusable_reason)] * len(messages)
         limit = self.max_payload
         ready = [encode(message, limit) for message in messages]
         known = self._ordered.last_seq
@@ -155,8 +155,8 @@ class NatsJetStreamPublisher:
     def _route(self) -> str:
         """Which way the next batch goes."""
         if self._mode == "atomic":
-            return "atomic" if self._facts.allow_atomic else "pipeline"
-        if self._mode == "pipeline" or not self._facts.allow_batched:
+            return "atomic" if self._info.allow_atomic else "pipeline"
+        if self._mode == "pipeline" or not self._info.allow_batched:
             return "pipeline"
         apart_at = max(self._apart_at, self._ordered.mixed_at)
         apart = asyncio.get_running_loop().time() - apart_at < _APART_SECONDS
@@ -184,7 +184,7 @@ class NatsJetStreamPublisher:
                 break
             good.append(message)
         outcomes = await self._ordered.send(batcher, good, deadline)
-        self._facts_are_old = self._facts_are_old or self._ordered.disabled
+        self._info_is_stale = self._info_is_stale or self._ordered.disabled
         if bad and all(isinstance(outcome, Stored) for outcome in outcomes):
             outcomes.append(Rejected(bad))
         return outcomes + [_BEHIND] * (len(messages) - len(outcomes))
@@ -195,36 +195,36 @@ class NatsJetStreamPublisher:
         others = [outcome for outcome in outcomes if not isinstance(outcome, Stored)]
         if any(isinstance(outcome, Rejected | FailedTransiently | Unknown) for outcome in others):
             self._apart_at = asyncio.get_running_loop().time()
-            self._facts_are_old = self._facts_are_old or not stored
+            self._info_is_stale = self._info_is_stale or not stored
         if self._ordered.last_seq < known or any(o.seq <= known and not o.duplicate for o in stored):
-            self._facts_are_old = True
+            self._info_is_stale = True
 
-    async def _renew_facts(self, timeout_seconds: float) -> None:
+    async def _refresh_info(self, timeout_seconds: float) -> None:
         """The stream may be another, or another one's past; while it cannot be asked, the old facts stand."""
         known = self._ordered.last_seq
         try:
-            facts = await stream_info(self._connection, self._stream, timeout_seconds=timeout_seconds)
+            info = await stream_info(self._connection, self._stream, timeout_seconds=timeout_seconds)
         except WorkerError:
-            self._facts = replace(self._facts, useless="")  # a publish will tell what is wrong now
+            self._info = replace(self._info, unusable_reason="")  # a publish will tell what is wrong now
             return
-        if facts.created != self._facts.created:
-            self._ordered.last_seq = facts.last_seq
-            self._connection.emit("stream", f"stream {self._stream} was created anew at {facts.created}")
-        elif facts.last_seq < known:
-            self._ordered.last_seq = facts.last_seq
-            self._connection.emit("stream", _lost(self._stream, facts.last_seq, known))
-        if facts.useless and not self._facts.useless:
-            self._connection.emit("stream", facts.useless)
-        self._facts = facts
+        if info.created != self._info.created:
+            self._ordered.last_seq = info.last_seq
+            self._connection.emit("stream", f"stream {self._stream} was created anew at {info.created}")
+        elif info.last_seq < known:
+            self._ordered.last_seq = info.last_seq
+            self._connection.emit("stream", _rollback_text(self._stream, info.last_seq, known))
+        if info.unusable_reason and not self._info.unusable_reason:
+            self._connection.emit("stream", info.unusable_reason)
+        self._info = info
         self._ordered.disabled = False
-        self._facts_are_old = False
+        self._info_is_stale = False
 
     def _on_event(self, event: str, _text: str) -> None:
         if event == "reconnected":
-            self._facts_are_old = True
+            self._info_is_stale = True
 
 
-def _lost(stream: str, ends_at: int, acknowledged: int) -> str:
+def _rollback_text(stream: str, ends_at: int, acknowledged: int) -> str:
     return (
         f"stream {stream} ends at {ends_at} and had acknowledged {acknowledged}: the server lost what lay in "
         "between; `python -m sea_mq_worker pipeline reconcile` names it"

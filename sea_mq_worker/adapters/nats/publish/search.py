@@ -12,7 +12,7 @@ from nats.aio.msg import Msg
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection, api
 from sea_mq_worker.adapters.nats.publish.acks import number
-from sea_mq_worker.adapters.nats.publish.stream_info import StreamInfo, stream_info
+from sea_mq_worker.adapters.nats.server_info import StreamInfo, stream_info
 from sea_mq_worker.domain.errors import BrokerUnavailableError, WorkerError
 from sea_mq_worker.domain.headers import MSG_ID
 from sea_mq_worker.domain.outcomes import Stored
@@ -67,16 +67,16 @@ class _Scan:
     """
 
     def __init__(
-        self, connection: NatsConnection, stream: str, wanted: Sequence[SearchedId], facts: StreamInfo
+        self, connection: NatsConnection, stream: str, wanted: Sequence[SearchedId], info: StreamInfo
     ) -> None:
         self.has_read = False
         self._connection = connection
         self._stream = stream
-        self._facts = facts
+        self._info = info
         self._wanted = {each.id: each._replace(looked=self._known(each.looked)) for each in wanted}
         self._until = max((each.looked.until for each in self._wanted.values() if each.looked), default=0)
         if not all(each.looked for each in self._wanted.values()):
-            self._until = facts.last_seq
+            self._until = info.last_seq
         self._through = 0
         self._found: dict[str, Stored] = {}
         self._consumer = f"sea-mq-find-{uuid.uuid4().hex}"
@@ -88,9 +88,9 @@ class _Scan:
 
     def _known(self, looked: SearchProgress | None) -> SearchProgress | None:
         """Take what was known of this very stream; a search that is asked for anew ends where it ends now."""
-        if looked is None or looked.created != self._facts.created or looked.through > self._facts.last_seq:
+        if looked is None or looked.created != self._info.created or looked.through > self._info.last_seq:
             return None
-        return looked if looked.until else looked._replace(until=self._facts.last_seq)
+        return looked if looked.until else looked._replace(until=self._info.last_seq)
 
     async def open(self) -> None:
         config = {
@@ -119,12 +119,12 @@ class _Scan:
             first = min(far.through for far in looked if far) + 1
             return {"deliver_policy": "by_start_sequence", "opt_start_seq": first}
         since = max(each.since_seconds for each in self._wanted.values())
-        start = max(self._facts.now - timedelta(seconds=min(since, 1e9)), _EPOCH)
+        start = max(self._info.now - timedelta(seconds=min(since, 1e9)), _EPOCH)
         return {"deliver_policy": "by_start_time", "opt_start_time": start.isoformat()}
 
     def _filter(self) -> dict[str, object]:
         subjects = sorted({each.subject for each in self._wanted.values()})
-        if self._facts.renames or "" in subjects or len(subjects) > _SUBJECTS_MAX:
+        if self._info.transforms_subjects or "" in subjects or len(subjects) > _SUBJECTS_MAX:
             return {}
         return {"filter_subjects": subjects}
 
@@ -137,7 +137,7 @@ class _Scan:
     def _looked(self, looked: SearchProgress | None) -> SearchProgress:
         if looked:
             return looked._replace(through=max(looked.through, self._through))
-        return SearchProgress(self._facts.created, self._through, self._facts.last_seq)
+        return SearchProgress(self._info.created, self._through, self._info.last_seq)
 
     async def run(self) -> None:
         """Read on until the last message, or until nothing is left before it."""

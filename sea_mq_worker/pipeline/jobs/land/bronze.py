@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentation has it
 
+from sea_mq_worker.adapters.nats.server_info import StreamInfo
 from sea_mq_worker.pipeline.errors import DataLossError
 from sea_mq_worker.pipeline.executor_settings import access_options
 from sea_mq_worker.pipeline.jobs.land.stream_progress import (
@@ -22,7 +23,7 @@ from sea_mq_worker.pipeline.jobs.land.stream_progress import (
     progress_of,
 )
 from sea_mq_worker.pipeline.lake.table import NO_FILES, Files, LakeTable
-from sea_mq_worker.pipeline.sources.jetstream.state import StreamState, message_time, stream_state
+from sea_mq_worker.pipeline.sources.jetstream.state import message_time, stream_state
 from sea_mq_worker.settings import Settings
 
 _PROBED_SEQUENCES = 1000
@@ -33,7 +34,7 @@ _ROWS_PER_TASK_MIN = 10_000
 
 
 def find_place(
-    settings: Settings, bronze: LakeTable, state: StreamState, *, on_loss: Callable[[str], None]
+    settings: Settings, bronze: LakeTable, state: StreamInfo, *, on_loss: Callable[[str], None]
 ) -> StreamProgress:
     """Return from where the stream is to be landed, noted in the lake where that is not where it was.
 
@@ -43,7 +44,7 @@ def find_place(
         state: the stream now.
         on_loss: told what is missing; raises unless that is accepted.
     """
-    stream, created = state.stream, nanoseconds(state.created)
+    stream, created = state.name, nanoseconds(state.created)
     place = progress_of(bronze, stream)
     if place.created != created:
         if place.created:
@@ -58,10 +59,10 @@ def find_place(
     return place
 
 
-def to_land(bronze: LakeTable, state: StreamState) -> StreamProgress:
+def to_land(bronze: LakeTable, state: StreamInfo) -> StreamProgress:
     """Return how far the stream was landed, and note nothing."""
-    place, created = progress_of(bronze, state.stream), nanoseconds(state.created)
-    return place if place.created == created else StreamProgress(stream=state.stream, created=created)
+    place, created = progress_of(bronze, state.name), nanoseconds(state.created)
+    return place if place.created == created else StreamProgress(stream=state.name, created=created)
 
 
 def land_range(
@@ -69,7 +70,7 @@ def land_range(
     settings: Settings,
     bronze: LakeTable,
     place: StreamProgress,
-    state: StreamState,
+    state: StreamInfo,
     *,
     rows_max: int,
     on_loss: Callable[[str], None],
@@ -117,7 +118,7 @@ def _write(
     )
 
 
-def _restored(settings: Settings, bronze: LakeTable, place: StreamProgress, state: StreamState) -> str:
+def _restored(settings: Settings, bronze: LakeTable, place: StreamProgress, state: StreamInfo) -> str:
     """Say what tells that the stream is at an older state than the one landed; empty: nothing does."""
     if state.last_seq < place.landed:
         return (
@@ -155,7 +156,7 @@ def _latest(bronze: LakeTable, place: StreamProgress, least: int) -> list[tuple[
     return list(zip(last["seq"].to_pylist(), last["time"].to_pylist(), strict=True))
 
 
-def _made_again(place: StreamProgress, state: StreamState) -> str:
+def _made_again(place: StreamProgress, state: StreamInfo) -> str:
     return (
         f"stream {place.stream} was deleted and made again: sequence {place.landed} was landed of the one "
         f"created at {moment_text(place.created)}, this one was created at {state.created}; what the former "

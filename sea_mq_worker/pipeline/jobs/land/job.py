@@ -10,12 +10,13 @@ from dataclasses import dataclass, field
 
 from pyspark.sql import SparkSession
 
+from sea_mq_worker.adapters.nats.server_info import StreamInfo
 from sea_mq_worker.pipeline.errors import DataLossError
 from sea_mq_worker.pipeline.jobs.land import bronze, gold, silver
 from sea_mq_worker.pipeline.jobs.land.stream_progress import StreamProgress, incarnations
 from sea_mq_worker.pipeline.lake.schemas import BRONZE, GOLD, SILVER
 from sea_mq_worker.pipeline.lake.table import LakeTable
-from sea_mq_worker.pipeline.sources.jetstream.state import StreamState, stream_state
+from sea_mq_worker.pipeline.sources.jetstream.state import stream_state
 from sea_mq_worker.settings import Settings
 
 BATCH_ROWS = 500_000
@@ -214,9 +215,9 @@ class _Run:
             left=state.last_seq - place.landed,
         )
 
-    def _batch_rows(self, state: StreamState) -> int:
+    def _batch_rows(self, state: StreamInfo) -> int:
         """Return how many sequences to land at once, fewer where messages are large."""
-        fitting = _BATCH_BYTES * state.messages // max(state.size, 1)
+        fitting = _BATCH_BYTES * state.messages // max(state.size_bytes, 1)
         return max(1, min(self.options.batch_rows, fitting or self.options.batch_rows))
 
     def _take(self, place: StreamProgress) -> None:

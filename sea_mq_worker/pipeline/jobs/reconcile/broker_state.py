@@ -7,18 +7,16 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
-from sea_mq_worker.adapters.nats.connection import NatsConnection, api
-from sea_mq_worker.adapters.nats.errors import ApiRefusedError
+from sea_mq_worker.adapters.nats.connection import NatsConnection
+from sea_mq_worker.adapters.nats.server_info import StreamInfo, find_consumer, stream_info
 from sea_mq_worker.adapters.postgres.queries import load_queries
 from sea_mq_worker.domain.errors import ContractError
 from sea_mq_worker.operations.broker import broker
 from sea_mq_worker.pipeline.jobs.reconcile.replays import Replay
 from sea_mq_worker.pipeline.snapshot import Snapshot
-from sea_mq_worker.pipeline.sources.jetstream.state import StreamState, state_of, stored_message
+from sea_mq_worker.pipeline.sources.jetstream.state import stored_message
 from sea_mq_worker.settings import ConsumerSettings, Settings
 
-_NOT_FOUND = 404
-_NANOSECONDS = 1e9
 _CLOCK = timedelta(hours=1)
 """Read so much more of a stream than a time asks for, whatever the clocks of database and broker say."""
 
@@ -56,7 +54,7 @@ class StreamBounds:
         drops: they may leave it for other reasons.
     """
 
-    state: StreamState
+    state: StreamInfo
     start_seq: int
     max_age_seconds: float | None
     drops: bool
@@ -107,13 +105,12 @@ def ask_bounds(settings: Settings, stream: str, since: datetime | None = None) -
     """
 
     async def ask(connection: NatsConnection) -> StreamBounds:
-        state = await state_of(connection, stream)
-        config = (await api(connection, f"STREAM.INFO.{stream}"))["config"]
+        state = await stream_info(connection, stream)
         start = state.first_seq
         if since is not None:
             start = await _first_since(connection, state, since - _CLOCK)
-        age = config.get("max_age", 0) / _NANOSECONDS
-        return StreamBounds(state=state, start_seq=start, max_age_seconds=age or None, drops=_drops(config))
+        age = state.max_age_seconds or None
+        return StreamBounds(state=state, start_seq=start, max_age_seconds=age, drops=_drops(state.config))
 
     return _asked(settings, ask)
 
@@ -136,26 +133,22 @@ def _latest(actions: Iterable[tuple[str, datetime, Mapping[str, Any]]], wanted: 
 
 
 async def _position(connection: NatsConnection, stream: str, durable: str) -> ConsumerPosition:
-    try:
-        info = await api(connection, f"CONSUMER.INFO.{stream}.{durable}")
-    except ApiRefusedError as error:
-        if error.code != _NOT_FOUND:
-            raise
+    info = await find_consumer(connection, stream, durable)
+    if info is None:
         raise ContractError(
             f"consumer {durable} of stream {stream} does not exist, so nobody can tell what it was to have: "
             "create it with `python -m sea_mq_worker streams apply`, or leave it out of SEA_MQ_CONSUMERS"
-        ) from error
-    config, created = info["config"], datetime.fromisoformat(info["created"])
-    one = config.get("filter_subject")
-    start_seq, start_time = _start(config, created)
+        )
+    created = datetime.fromisoformat(info.created)
+    start_seq, start_time = _start(info.config, created)
     return ConsumerPosition(
         stream=stream,
         durable=durable,
-        filters=tuple(config.get("filter_subjects") or ([one] if one else [])),
+        filters=info.filters,
         start_seq=start_seq,
         start_time=start_time,
         created=created,
-        settled_seq=int(info["ack_floor"]["stream_seq"]),
+        settled_seq=info.ack_floor,
     )
 
 
@@ -181,12 +174,12 @@ def _drops(config: Mapping[str, Any]) -> bool:
     )
 
 
-async def _first_since(connection: NatsConnection, state: StreamState, since: datetime) -> int:
+async def _first_since(connection: NatsConnection, state: StreamInfo, since: datetime) -> int:
     """Find the first message stored at a time or later by halving; times rise with sequences."""
     low, high = state.first_seq, state.last_seq + 1
     while low < high:
         middle = (low + high) // 2
-        found = await stored_message(connection, state.stream, {"seq": middle, "next_by_subj": ">"})
+        found = await stored_message(connection, state.name, {"seq": middle, "next_by_subj": ">"})
         if found is None or datetime.fromisoformat(found["time"]) >= since:
             high = middle
         else:

@@ -154,7 +154,7 @@ class _Judge:
     def _facts(self) -> StreamEvidence:
         bounds = self.sources.bounds[self.settings.stream]
         return StreamEvidence(
-            stream=bounds.state.stream,
+            stream=bounds.state.name,
             created=datetime.fromisoformat(bounds.state.created),
             first_seq=bounds.state.first_seq,
             last_seq=bounds.state.last_seq,

@@ -63,7 +63,7 @@ def read_stream(spark: SparkSession, bounds: StreamBounds, keep: Keep) -> tuple[
     again afterwards.
     """
     options = {
-        "stream": bounds.state.stream,
+        "stream": bounds.state.name,
         "startSeq": str(max(bounds.start_seq, 1)),
         "endSeq": str(bounds.state.last_seq),
         "failOnDataLoss": "false",
@@ -83,7 +83,7 @@ def with_lake(
 ) -> Messages:
     """Add what the lake has of the stream from before its first message as of ``bounds``."""
     prints, count = streamed
-    name = bounds.state.stream
+    name = bounds.state.name
     if lake is None:
         own = named(prints, stream=name).withColumn("place", F.col("seq"))
         return Messages(frame=own, current=0, streamed=count, landed=0)
@@ -162,7 +162,7 @@ def stored_within(messages: DataFrame, limits: Limits) -> DataFrame:
 
 def _landed(spark: SparkSession, lake: str, bounds: StreamBounds, limits: Limits) -> DataFrame:
     """Read of bronze what the stream does not hold any more: older streams, and what is before its first."""
-    name = bounds.state.stream
+    name = bounds.state.name
     columns = ("stream", "date", "incarnation", "seq", "time", "subject", "headers", "data")
     rows = LakeTable(lake, BRONZE).read(spark, [("stream", "=", name)], columns=columns)
     rows = rows.where(F.col("stream") == name)

@@ -5,9 +5,10 @@ import threading
 import time
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection
+from sea_mq_worker.adapters.nats.server_info import StreamInfo, stream_info
 from sea_mq_worker.domain.errors import UnavailableError
 from sea_mq_worker.pipeline.sources.jetstream.idle_timeout import IdleTimeout
-from sea_mq_worker.pipeline.sources.jetstream.state import StreamState, open_connection, state_of
+from sea_mq_worker.pipeline.sources.jetstream.state import open_connection
 from sea_mq_worker.settings import Settings
 
 _PACE_SECONDS = 0.1
@@ -26,7 +27,7 @@ class OffsetWatcher:
         self._thread = threading.Thread(target=self._loop.run_forever, name=f"watch {stream}", daemon=True)
         self._thread.start()
 
-    def state(self) -> StreamState:
+    def state(self) -> StreamInfo:
         """Ask once, waiting as long as a minute for servers that are away.
 
         Raises:
@@ -42,12 +43,12 @@ class OffsetWatcher:
         self._thread.join()
         self._loop.close()
 
-    async def _state(self) -> StreamState:
+    async def _state(self) -> StreamInfo:
         await asyncio.sleep(self._asked + _PACE_SECONDS - time.monotonic())
         patience = IdleTimeout()
         while True:
             try:
-                state = await state_of(await self._connected(), self._stream)
+                state = await stream_info(await self._connected(), self._stream)
             except UnavailableError as error:
                 await self._disconnect()
                 await patience.pause(error)

@@ -10,6 +10,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection
+from sea_mq_worker.adapters.nats.server_info import StreamInfo, stream_info
 from sea_mq_worker.domain.errors import UnavailableError
 from sea_mq_worker.pipeline.sources.jetstream import loss_messages
 from sea_mq_worker.pipeline.sources.jetstream.columns import Frame, to_batch
@@ -17,7 +18,7 @@ from sea_mq_worker.pipeline.sources.jetstream.direct_get import GIVES_FRAMES, Di
 from sea_mq_worker.pipeline.sources.jetstream.idle_timeout import IdleTimeout
 from sea_mq_worker.pipeline.sources.jetstream.leader import Leader
 from sea_mq_worker.pipeline.sources.jetstream.options import JetStreamOptions
-from sea_mq_worker.pipeline.sources.jetstream.state import StreamState, connected, state_of
+from sea_mq_worker.pipeline.sources.jetstream.state import connected
 
 _BATCH_ROWS = 10_000
 _BATCH_BYTES = 8 * 1024 * 1024
@@ -115,7 +116,7 @@ class _Read:
         cls, connection: NatsConnection, options: JetStreamOptions, stretch: SequenceRange
     ) -> Self:
         """Choose how to read: by batches from any replica, or from the leader where there are none."""
-        state = await state_of(connection, options.stream)
+        state = await stream_info(connection, options.stream)
         quick = GIVES_FRAMES and state.allow_direct and connection.server_version >= _BATCHES_SINCE
         direct = await DirectGet.open(connection, options.stream) if quick else None
         created = stretch.created if options.one_stream else state.created
@@ -139,7 +140,7 @@ class _Read:
         Raises:
             DataLossError: it was not.
         """
-        self._check(await state_of(self._connection, self._options.stream))
+        self._check(await stream_info(self._connection, self._options.stream))
 
     def _request(self, at: int) -> dict[str, Any]:
         rows = min(_BATCH_ROWS, self._stretch.last - at + 1)
@@ -158,7 +159,7 @@ class _Read:
 
     async def _believed(self, found: "_Found") -> tuple[pa.RecordBatch, int]:
         if found.gaps and self._options.fail_on_data_loss:
-            state = await state_of(self._connection, self._options.stream)
+            state = await stream_info(self._connection, self._options.stream)
             self._check(state)
             gone = [first for first, _ in found.gaps if first < state.first_seq]
             if self._stretch.floats and gone[:1] == [self._stretch.first]:
@@ -167,7 +168,7 @@ class _Read:
                 raise loss_messages.removed(state, gone[0])
         return found.batch, found.end
 
-    def _check(self, state: StreamState) -> None:
+    def _check(self, state: StreamInfo) -> None:
         if self._options.one_stream and state.created != self._created:
             raise loss_messages.made_again(state, self._created)
         if self._options.fail_on_data_loss and state.last_seq < self._stretch.last:

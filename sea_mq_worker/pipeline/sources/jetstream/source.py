@@ -10,11 +10,12 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
+from sea_mq_worker.adapters.nats.server_info import StreamInfo
 from sea_mq_worker.pipeline.sources.jetstream import loss_messages
 from sea_mq_worker.pipeline.sources.jetstream.columns import DDL
 from sea_mq_worker.pipeline.sources.jetstream.options import JetStreamOptions
 from sea_mq_worker.pipeline.sources.jetstream.reader import SequenceRange, read_range, share_out
-from sea_mq_worker.pipeline.sources.jetstream.state import StreamState, stream_state
+from sea_mq_worker.pipeline.sources.jetstream.state import stream_state
 from sea_mq_worker.pipeline.sources.jetstream.stream import JetStreamStreamReader
 
 
@@ -71,7 +72,7 @@ class JetStreamReader(DataSourceReader):
         return read_range(self._options, partition)
 
 
-def _wanted(options: JetStreamOptions, state: StreamState) -> tuple[int, int]:
+def _wanted(options: JetStreamOptions, state: StreamInfo) -> tuple[int, int]:
     first = options.start_seq or state.first_seq
     last = state.last_seq if options.end_seq is None else options.end_seq
     if options.created and options.created != state.created:

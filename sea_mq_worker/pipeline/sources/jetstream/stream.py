@@ -21,12 +21,12 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
+from sea_mq_worker.adapters.nats.server_info import StreamInfo
 from sea_mq_worker.pipeline.errors import PipelineError
 from sea_mq_worker.pipeline.sources.jetstream import loss_messages
 from sea_mq_worker.pipeline.sources.jetstream.offset_watcher import OffsetWatcher
 from sea_mq_worker.pipeline.sources.jetstream.options import JetStreamOptions
 from sea_mq_worker.pipeline.sources.jetstream.reader import SequenceRange, read_range, share_out
-from sea_mq_worker.pipeline.sources.jetstream.state import StreamState
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     def __init__(self, options: JetStreamOptions) -> None:
         self._options = options
         self._watch: OffsetWatcher | None = None
-        self._seen: StreamState | None = None
+        self._seen: StreamInfo | None = None
         self._target: Position | None = None
         self._begins = False
 
@@ -79,7 +79,7 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         ends = {"earliest": state.first_seq, "latest": state.last_seq + 1}
         at = begins if isinstance(begins, int) else ends[begins]
         created = self._options.created or state.created
-        wanted = Position(state.stream, created, at, floats=begins == "earliest")
+        wanted = Position(state.name, created, at, floats=begins == "earliest")
         return self._tenable(wanted, state).offset()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
@@ -140,13 +140,13 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             self._watch.close()
             self._watch = None
 
-    def _state(self) -> StreamState:
+    def _state(self) -> StreamInfo:
         if self._watch is None:
             self._watch = OffsetWatcher(self._options.settings(), self._options.stream)
         self._seen = self._watch.state()
         return self._seen
 
-    def _tenable(self, at: Position, state: StreamState) -> Position:
+    def _tenable(self, at: Position, state: StreamInfo) -> Position:
         """Return a position that the stream has: the same one, unless loss is allowed."""
         fails = self._options.fail_on_data_loss
         if at.created != state.created:
@@ -173,5 +173,5 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return state.first_seq if state.created == after.created else after.next
 
 
-def _end_of(state: StreamState) -> Position:
-    return Position(state.stream, state.created, state.last_seq + 1)
+def _end_of(state: StreamInfo) -> Position:
+    return Position(state.name, state.created, state.last_seq + 1)

@@ -1,0 +1,309 @@
+"""Streams and consumers as the server reports them: the only reader of STREAM.INFO and CONSUMER.INFO answers.
+
+``config`` keeps the raw configuration, for comparisons with definition files and for options that a single
+caller checks; every other module reads typed fields.
+"""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sea_mq_worker.adapters.nats.connection import NatsConnection, api
+from sea_mq_worker.adapters.nats.errors import STREAMS_APPLY, ApiRefusedError
+from sea_mq_worker.adapters.nats.subject_match import covers
+from sea_mq_worker.domain.errors import BrokerUnavailableError, ContractError
+
+_NOT_FOUND = 404
+_NANOSECONDS = 1e9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamInfo:
+    """A stream, from STREAM.INFO.
+
+    Attributes:
+        created: creation time as the server writes it; a different text means a different stream.
+        now: the server's clock when it answered.
+        clock_offset_seconds: the server's clock minus this machine's.
+        volatile: the stream acknowledges before it stores; a crash of the server loses such messages.
+        unusable_reason: why the stream takes no publishes; empty if it takes them.
+        transforms_subjects: messages are stored under other subjects than they were published to.
+        replaces: a new message of a subject can drop an older one.
+        first_seq: ``last_seq + 1`` while the stream is empty.
+        first_time: when the first message was stored; None while the stream is empty.
+        last_seq: the highest sequence ever given, even if its message was removed.
+        last_time: when the last message was stored; None before the first message.
+        offline: names of replicas that do not answer.
+    """
+
+    name: str
+    created: str
+    now: datetime
+    clock_offset_seconds: float
+    config: Mapping[str, Any]
+    subjects: tuple[str, ...]
+    replicas: int
+    duplicate_window_seconds: float
+    max_age_seconds: float
+    allow_batched: bool
+    allow_atomic: bool
+    allow_direct: bool
+    volatile: bool
+    unusable_reason: str
+    transforms_subjects: bool
+    replaces: bool
+    messages: int
+    size_bytes: int
+    first_seq: int
+    first_time: datetime | None
+    last_seq: int
+    last_time: datetime | None
+    cluster: str
+    leader: str
+    offline: tuple[str, ...]
+
+    @classmethod
+    def from_json(cls, name: str, answer: Mapping[str, Any], *, local_time: float) -> "StreamInfo":
+        """Parse an answer; ``local_time`` is this machine's clock at the request, in seconds of the epoch.
+
+        Raises:
+            KeyError, TypeError, ValueError: the answer lacks a field, or has a wrong one.
+        """
+        config, state, cluster = answer["config"], answer["state"], answer.get("cluster") or {}
+        messages, last_seq = int(state["messages"]), int(state["last_seq"])
+        now = datetime.fromisoformat(answer["ts"]) if "ts" in answer else None
+        return cls(
+            name=name,
+            created=str(answer["created"]),
+            now=now or datetime.fromisoformat(answer["created"]),
+            clock_offset_seconds=now.timestamp() - local_time if now else 0.0,
+            config=config,
+            subjects=tuple(config.get("subjects") or ()),
+            replicas=int(config.get("num_replicas", 1)),
+            duplicate_window_seconds=config.get("duplicate_window", 0) / _NANOSECONDS,
+            max_age_seconds=config.get("max_age", 0) / _NANOSECONDS,
+            allow_batched=bool(config.get("allow_batched")),
+            allow_atomic=bool(config.get("allow_atomic")),
+            allow_direct=bool(config.get("allow_direct")),
+            volatile=config.get("storage") == "memory" or config.get("persist_mode") == "async",
+            unusable_reason=_unusable_reason(name, config),
+            transforms_subjects=bool(config.get("subject_transform")),
+            replaces=config.get("max_msgs_per_subject", -1) > 0,
+            messages=messages,
+            size_bytes=int(state["bytes"]),
+            first_seq=int(state["first_seq"]) if messages else last_seq + 1,
+            first_time=datetime.fromisoformat(state["first_ts"]) if messages else None,
+            last_seq=last_seq,
+            last_time=datetime.fromisoformat(state["last_ts"]) if last_seq else None,
+            cluster=cluster.get("name", ""),
+            leader=cluster.get("leader", ""),
+            offline=tuple(peer["name"] for peer in cluster.get("replicas") or () if peer.get("offline")),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerInfo:
+    """A consumer, from CONSUMER.INFO or CONSUMER.LIST.
+
+    Attributes:
+        created: creation time as the server writes it; a different text means a different consumer.
+        now: the server's clock when it answered.
+        filters: subjects that the consumer wants; empty if it wants all of the stream.
+        ack_wait_seconds: until an unacknowledged message is delivered again for the first time.
+        max_deliver: -1 for no limit.
+        max_ack_pending: at most -1 for no limit.
+        delivered_seq: stream sequence up to which the consumer has delivered.
+        delivered_count: deliveries, repeats included.
+        ack_floor: stream sequence up to which every message is acknowledged.
+        pending: messages still to deliver for the first time.
+        ack_pending: delivered and unacknowledged messages.
+        redelivered: those of ``ack_pending`` that were delivered more than once.
+        waiting: open pull requests.
+        paused_seconds: time left of a pause; 0 if the consumer is not paused.
+        pause_until: end of the pause, as the server writes it.
+        delivered_at: time of the latest delivery, or of the creation before the first delivery.
+        ack_floor_at: time when ``ack_floor`` last rose, or of the creation before it first rose.
+    """
+
+    stream: str
+    name: str
+    is_durable: bool
+    created: str
+    now: datetime
+    config: Mapping[str, Any]
+    filters: tuple[str, ...]
+    is_explicit_pull: bool
+    ack_wait_seconds: float
+    max_deliver: int
+    max_ack_pending: int
+    delivered_seq: int
+    delivered_count: int
+    ack_floor: int
+    pending: int
+    ack_pending: int
+    redelivered: int
+    waiting: int
+    is_paused: bool
+    paused_seconds: float
+    pause_until: str
+    delivered_at: datetime
+    ack_floor_at: datetime
+
+    @classmethod
+    def from_json(cls, stream: str, answer: Mapping[str, Any]) -> "ConsumerInfo":
+        """Parse an answer, or an entry of a list.
+
+        Raises:
+            KeyError, TypeError, ValueError: the answer lacks a field, or has a wrong one.
+        """
+        config, delivered, floor = answer["config"], answer["delivered"], answer["ack_floor"]
+        created, one = str(answer["created"]), config.get("filter_subject")
+        ack_wait = (config.get("backoff") or [config.get("ack_wait", 0)])[0]
+        is_paused = bool(answer.get("paused"))
+        return cls(
+            stream=stream,
+            name=str(answer["name"]),
+            is_durable=bool(config.get("durable_name")),
+            created=created,
+            now=datetime.fromisoformat(answer.get("ts", created)),
+            config=config,
+            filters=tuple(config.get("filter_subjects") or ([one] if one else ())),
+            is_explicit_pull=config.get("ack_policy") == "explicit" and not config.get("deliver_subject"),
+            ack_wait_seconds=ack_wait / _NANOSECONDS,
+            max_deliver=config.get("max_deliver", -1),
+            max_ack_pending=config.get("max_ack_pending", -1),
+            delivered_seq=int(delivered["stream_seq"]),
+            delivered_count=int(delivered["consumer_seq"]),
+            ack_floor=int(floor["stream_seq"]),
+            pending=int(answer["num_pending"]),
+            ack_pending=int(answer["num_ack_pending"]),
+            redelivered=int(answer.get("num_redelivered", 0)),
+            waiting=int(answer.get("num_waiting", 0)),
+            is_paused=is_paused,
+            paused_seconds=answer.get("pause_remaining", 0) / _NANOSECONDS if is_paused else 0.0,
+            pause_until=str(config.get("pause_until", "")),
+            delivered_at=datetime.fromisoformat(delivered.get("last_active") or created),
+            ack_floor_at=datetime.fromisoformat(floor.get("last_active") or created),
+        )
+
+    def wants(self, subject: str) -> bool:
+        """Whether a filter covers ``subject``, which may be a pattern."""
+        return any(covers(pattern, subject) for pattern in self.filters or (">",))
+
+
+async def find_stream(
+    connection: NatsConnection, name: str, *, timeout_seconds: float = 5.0
+) -> StreamInfo | None:
+    """Request a stream's information; None if the stream does not exist.
+
+    Raises:
+        BrokerUnavailableError: the server did not answer.
+        ContractError: the worker has no permission to request it.
+    """
+    subject, began = f"STREAM.INFO.{name}", time.time()
+    answer = await _found(connection, subject, timeout_seconds=timeout_seconds)
+    local_time = (began + time.time()) / 2
+    if answer is None:
+        return None
+    with _parsing(subject):
+        return StreamInfo.from_json(name, answer, local_time=local_time)
+
+
+async def stream_info(connection: NatsConnection, name: str, *, timeout_seconds: float = 5.0) -> StreamInfo:
+    """Request the information of a stream that must exist.
+
+    Raises:
+        BrokerUnavailableError: the server did not answer.
+        ContractError: the stream does not exist, or the worker has no permission to request it.
+    """
+    found = await find_stream(connection, name, timeout_seconds=timeout_seconds)
+    if found is None:
+        raise missing_stream(name)
+    return found
+
+
+def missing_stream(name: str) -> ContractError:
+    """Return the error for a stream that does not exist."""
+    return ContractError(
+        f"stream {name} does not exist: `nats stream ls` lists the existing ones; "
+        f"{STREAMS_APPLY} creates the worker's own"
+    )
+
+
+async def find_consumer(connection: NatsConnection, stream: str, name: str) -> ConsumerInfo | None:
+    """Request a consumer's information; None if the consumer or its stream does not exist.
+
+    Raises:
+        BrokerUnavailableError: the server did not answer.
+        ContractError: the worker has no permission to request it.
+    """
+    subject = f"CONSUMER.INFO.{stream}.{name}"
+    answer = await _found(connection, subject)
+    if answer is None:
+        return None
+    with _parsing(subject):
+        return ConsumerInfo.from_json(stream, answer)
+
+
+async def consumer_info(connection: NatsConnection, stream: str, name: str) -> ConsumerInfo:
+    """Request the information of a consumer that must exist.
+
+    Raises:
+        BrokerUnavailableError: the server did not answer.
+        ContractError: the consumer does not exist, or the worker has no permission to request it.
+    """
+    found = await find_consumer(connection, stream, name)
+    if found is None:
+        raise ContractError(
+            f"consumer {name} of stream {stream} does not exist: create it with {STREAMS_APPLY}, or "
+            f"`nats consumer add {stream} --config FILE`"
+        )
+    return found
+
+
+async def durable_consumers(connection: NatsConnection, stream: str) -> Sequence[ConsumerInfo]:
+    """Request all durable consumers of a stream, page by page. Raises as ``consumer_info`` does."""
+    subject, found = f"CONSUMER.LIST.{stream}", list[ConsumerInfo]()
+    while True:
+        page = await api(connection, subject, {"offset": len(found)})
+        infos = page.get("consumers") or []
+        with _parsing(subject):
+            found += [ConsumerInfo.from_json(stream, info) for info in infos]
+        if not infos or len(found) >= page["total"]:
+            return [info for info in found if info.is_durable]
+
+
+async def streams_taking(connection: NatsConnection, subject: str) -> Sequence[str]:
+    """Request the names of the streams that store messages of ``subject``. Raises as ``find_stream`` does."""
+    answer = await api(connection, "STREAM.NAMES", {"subject": subject})
+    return answer.get("streams") or []
+
+
+async def _found(
+    connection: NatsConnection, subject: str, *, timeout_seconds: float = 5.0
+) -> dict[str, Any] | None:
+    try:
+        return await api(connection, subject, timeout_seconds=timeout_seconds)
+    except ApiRefusedError as error:
+        if error.code != _NOT_FOUND:
+            raise
+        return None
+
+
+@contextmanager
+def _parsing(subject: str) -> Iterator[None]:
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise BrokerUnavailableError(f"{subject}: the answer has no usable field {error}") from error
+
+
+def _unusable_reason(stream: str, config: Mapping[str, Any]) -> str:
+    if config.get("sealed"):
+        return f"stream {stream} is sealed: name another one, or delete it and create it with {STREAMS_APPLY}"
+    if config.get("no_ack"):
+        return f"stream {stream} acknowledges nothing (no_ack); set that to false with {STREAMS_APPLY}"
+    return ""
