@@ -103,7 +103,7 @@ class OrphanFinder:
             return
         text = (
             f"{_describe(entry)} had no effect and its stream no longer holds it: publish it again, "
-            "or end it with `sea-mq-worker inbox close`"
+            "or end it with `python -m sea_mq_worker inbox close`"
         )
         with contextlib.suppress(RowsRefusedError):  # the log line says it all the same
             await call_when_available(
