@@ -116,15 +116,15 @@ async def _command(args: list[str], environment: Mapping[str, str]) -> None:
         raise RuntimeError(f"{args}: exit code {result.exit_code}: {result.output}")
 
 
-def _page(desk: WorkerOperatorApi, examples: Mapping[str, str]) -> Mapping[str, Question]:
+def _page(api: WorkerOperatorApi, examples: Mapping[str, str]) -> Mapping[str, Question]:
     return {
-        "page: search EVENT": partial(desk.whereabouts, examples["event"]),
-        "page: search CORRELATION": partial(desk.whereabouts, examples["correlation"]),
-        "page: dead events": partial(desk.dead_events, event_type="", error="", below=None),
+        "page: search EVENT": partial(api.lookup, examples["event"]),
+        "page: search CORRELATION": partial(api.lookup, examples["correlation"]),
+        "page: dead events": partial(api.dead_events, event_type="", error="", below=None),
         "page: dead events of a type and an error": partial(
-            desk.dead_events, event_type=DEAD_TYPE, error="acknowledgement", below=None
+            api.dead_events, event_type=DEAD_TYPE, error="acknowledgement", below=None
         ),
-        "page: EVENT": partial(desk.event, UUID(examples["event"])),
+        "page: EVENT": partial(api.event, UUID(examples["event"])),
     }
 
 

@@ -1,1 +1,1 @@
-"""The admin server: health, metrics, the page, and its API for operators."""
+"""The admin server: health, metrics, the page, and the operator API."""

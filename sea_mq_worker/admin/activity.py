@@ -1,13 +1,12 @@
-"""Board: an observer that keeps what an operator asks first: what pauses, what fails, how long it takes.
+"""Activity log: an observer of open circuits, errors, recent events and latencies, for the page.
 
-Neither an id nor a payload is kept; texts of failures are, because they name what is wrong.
+It stores no id and no payload; it stores error texts, because they name the cause.
 """
 
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from sea_mq_worker.admin.latencies import Latencies
 from sea_mq_worker.domain.facts import (
@@ -31,33 +30,43 @@ from sea_mq_worker.domain.facts import (
 )
 
 _LATENCIES_OF_A_CLAIM = 16
-"""So many of its events stand for a claim: they were published together, and a drain pays for each call."""
-_TROUBLES_MAX = 64
-_NEWS_MAX = 40
+"""Latencies recorded per claim: its events were published together, and each call costs time in a drain."""
+_ERROR_GROUPS_MAX = 64
+_RECENT_EVENTS_MAX = 40
 _TEXT_MAX = 300
 
 
 @dataclass(slots=True)
 class ErrorGroup:
-    """A kind of failure; times are seconds since 1970."""
+    """Errors of one kind; ``last`` is in seconds since 1970."""
 
     side: str
-    what: str
+    effect: str
     text: str
     count: int
     last: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RecentEvent:
+    """One line of the page's recent activity; ``at`` is in seconds since 1970."""
+
+    at: float
+    level: str
+    text: str
+    times: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Pause:
-    """Why a gate is closed, and since when, in seconds since 1970."""
+    """Why a circuit is open, and since when in seconds since 1970."""
 
     reason: str
     since: float
 
 
 class ActivityLog:
-    """Takes facts and tells how it stands.
+    """Records facts in a fixed amount of memory.
 
     Args:
         clock: monotonic seconds.
@@ -72,8 +81,8 @@ class ActivityLog:
         self.paused: dict[str, Pause] = {}
         self.waiting_for = ""
         self.slow_types: set[str] = set()
-        self._troubles: OrderedDict[tuple[str, str, str], ErrorGroup] = OrderedDict()
-        self._news: deque[Mapping[str, Any]] = deque(maxlen=_NEWS_MAX)
+        self._error_groups: OrderedDict[tuple[str, str, str], ErrorGroup] = OrderedDict()
+        self._recent: deque[RecentEvent] = deque(maxlen=_RECENT_EVENTS_MAX)
 
     def observe(self, fact: Fact) -> None:  # noqa: C901, PLR0912  (one line a fact: the list is the point)
         match fact:
@@ -84,84 +93,84 @@ class ActivityLog:
             case MessageProcessed():
                 self.latencies["inbox"].observe(fact.seconds)
             case EventPostponed():
-                self._trouble("outbox", "tried again", fact.error)
+                self._add_error("outbox", "retried", fact.error)
             case EventDied():
-                self._trouble("outbox", "DEAD", fact.error)
+                self._add_error("outbox", "DEAD", fact.error)
             case MessageRetried():
-                self._trouble("inbox", "tried again", fact.error)
+                self._add_error("inbox", "retried", fact.error)
             case MessageGivenBack():
-                self._trouble("inbox", "given back", fact.error)
+                self._add_error("inbox", "given back", fact.error)
             case TypeSlowed() | TypeResumed():
-                self._pace(fact)
+                self._record_pace(fact)
             case MessageDeadLettered():
-                self._trouble("inbox", "dead letter", fact.reason)
+                self._add_error("inbox", "dead letter", fact.reason)
             case LeasesLost():
-                self._add_news("warn", f"{fact.side}: {fact.count} leases lost to another worker")
+                self._add_event("warn", f"{fact.side}: {fact.count} leases lost to another worker")
             case MessagesMissed():
-                gone = f"{fact.count} of {fact.first_seq} to {fact.last_seq} left stream {fact.stream}"
-                self._add_news("bad", f"{fact.consumer}: {gone} unseen; have their sender replay them")
+                lost = f"{fact.count} of {fact.first_seq} to {fact.last_seq} missed in stream {fact.stream}"
+                self._add_event("bad", f"{fact.consumer}: {lost}; have their sender replay them")
             case CircuitOpened():
-                self._pause(fact)
+                self._record_pause(fact)
             case CircuitClosed():
-                self._resume(fact)
+                self._end_pause(fact)
             case Noticed():
                 self._notice(fact)
             case Progressed():
                 self.waiting_for = ""
-                self._add_news("good", _named(fact))
+                self._add_event("good", _named(fact))
             case WorkerStarted():
-                self._add_news("good", "all loops run")
+                self._add_event("good", "all loops are running")
             case _:
                 pass
 
-    def troubles(self) -> list[ErrorGroup]:
-        """Return the kinds of failures of late, the most frequent first."""
-        return sorted(self._troubles.values(), key=lambda trouble: -trouble.count)
+    def error_groups(self) -> list[ErrorGroup]:
+        """Return recent errors by kind, the most frequent first."""
+        return sorted(self._error_groups.values(), key=lambda group: -group.count)
 
-    def news(self) -> list[Mapping[str, Any]]:
-        """Return what was told of late, the latest first."""
-        return list(reversed(self._news))
+    def recent_events(self) -> list[RecentEvent]:
+        """Return recent events, the latest first."""
+        return list(reversed(self._recent))
 
-    def _pause(self, fact: CircuitOpened) -> None:
+    def _record_pause(self, fact: CircuitOpened) -> None:
         before = self.paused.get(fact.circuit)
         since = before.since if before else self._now()
         self.paused[fact.circuit] = Pause(reason=fact.reason, since=since)
-        self._add_news("bad", f"{fact.circuit}: {fact.reason}")
+        self._add_event("bad", f"{fact.circuit}: {fact.reason}")
 
-    def _resume(self, fact: CircuitClosed) -> None:
+    def _end_pause(self, fact: CircuitClosed) -> None:
         self.paused.pop(fact.circuit, None)
-        self._add_news("good", f"{fact.circuit}: works again, after {fact.paused_seconds:.1f} s")
+        self._add_event("good", f"{fact.circuit}: works again after {fact.paused_seconds:.1f} s")
 
-    def _pace(self, fact: TypeSlowed | TypeResumed) -> None:
+    def _record_pace(self, fact: TypeSlowed | TypeResumed) -> None:
         if isinstance(fact, TypeSlowed):
             self.slow_types.add(fact.event_type)
-            self._add_news("bad", f"{fact.event_type}: {fact.reason}")
+            self._add_event("bad", f"{fact.event_type}: {fact.reason}")
         else:
             self.slow_types.discard(fact.event_type)
-            self._add_news("good", f"{fact.event_type}: at full speed again, for {fact.why}")
+            self._add_event("good", f"{fact.event_type}: full speed again, because of {fact.why}")
 
     def _notice(self, fact: Noticed) -> None:
         if fact.event == "waiting":
             self.waiting_for = _cut(fact.text)
-        self._add_news("warn", _named(fact))
+        self._add_event("warn", _named(fact))
 
-    def _trouble(self, side: str, what: str, text: str) -> None:
-        key = (side, what, _cut(text))
-        trouble = self._troubles.pop(key, None) or ErrorGroup(*key, count=0, last=0.0)
-        trouble.count += 1
-        trouble.last = self._now()
-        self._troubles[key] = trouble
-        if len(self._troubles) > _TROUBLES_MAX:
-            self._troubles.popitem(last=False)
+    def _add_error(self, side: str, effect: str, text: str) -> None:
+        key = (side, effect, _cut(text))
+        group = self._error_groups.pop(key, None) or ErrorGroup(*key, count=0, last=0.0)
+        group.count += 1
+        group.last = self._now()
+        self._error_groups[key] = group
+        if len(self._error_groups) > _ERROR_GROUPS_MAX:
+            self._error_groups.popitem(last=False)
 
-    def _add_news(self, level: str, text: str) -> None:
-        """What is told again and again, such as a server that is waited for, stays one line."""
+    def _add_event(self, level: str, text: str) -> None:
+        """Add a line; a repeated text stays one line with a count."""
         text = _cut(text)
-        known = next((one for one in self._news if one["text"] == text), None)
+        known = next((event for event in self._recent if event.text == text), None)
         if known:
-            self._news.remove(known)
-        times = known["times"] + 1 if known else 1
-        self._news.append({"at": self._now(), "level": level, "text": text, "times": times})
+            self._recent.remove(known)
+        times = known.times + 1 if known else 1
+        self._recent.append(RecentEvent(at=self._now(), level=level, text=text, times=times))
 
 
 def _named(fact: Noticed | Progressed) -> str:

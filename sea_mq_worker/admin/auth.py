@@ -1,4 +1,4 @@
-"""Who may see and do what: a bearer token, compared in constant time."""
+"""Authorization by a bearer token, compared in constant time."""
 
 import hmac
 import time
@@ -14,35 +14,37 @@ _WINDOW_SECONDS = 60.0
 _PEERS_MAX = 64
 
 UNAUTHORIZED = AdminResponse(HTTPStatus.UNAUTHORIZED, headers=("www-authenticate: Bearer",))
-_CLOSED = "set SEA_MQ_ADMIN_TOKEN_FILE and restart the worker: without a token it only shows numbers"
+_OPERATOR_API_OFF = (
+    "set SEA_MQ_ADMIN_TOKEN_FILE and restart the worker: without a token the page shows only numbers"
+)
 
 
 @dataclass(slots=True)
 class TokenAuth:
-    """Judges requests by the token; an empty one means that there is none, so that numbers are for everybody.
+    """Authorizes requests by the token; without a token everybody may read numbers.
 
-    The token decides before anything is counted: many clients may share one address, as behind a proxy or on
-    loopback, and wrong tokens of one must not keep the others out. Wrong ones are counted by address, and
-    too many in a minute are answered 429.
+    A correct token always passes: many clients may share one address, as behind a proxy or on loopback, and
+    wrong tokens of one client must not lock out the others. Wrong tokens are counted by address, and too
+    many in a minute get 429.
     """
 
     token: str = field(repr=False)
     clock: Callable[[], float] = time.monotonic
     _wrong: dict[str, tuple[int, float]] = field(default_factory=dict)
 
-    def to_numbers(self, request: Request) -> AdminResponse | None:
-        """Return why numbers are not for whoever asks; None: they are."""
-        return self._judged(request) if self.token else None
+    def refuse_numbers(self, request: Request) -> AdminResponse | None:
+        """Return the refusal of a request for numbers; None: it is allowed."""
+        return self._check_token(request) if self.token else None
 
-    def to_desk(self, request: Request) -> AdminResponse | None:
-        """Return why single events, and changes, are not for whoever asks; None: they are."""
+    def refuse_operator(self, request: Request) -> AdminResponse | None:
+        """Return the refusal of a request for the operator API; None: it is allowed."""
         if not self.token:
-            return refusal(HTTPStatus.FORBIDDEN, _CLOSED)
+            return refusal(HTTPStatus.FORBIDDEN, _OPERATOR_API_OFF)
         if request.is_from_another_origin:
-            return refusal(HTTPStatus.FORBIDDEN, "this comes from a page of another origin")
-        return self._judged(request)
+            return refusal(HTTPStatus.FORBIDDEN, "the request comes from a page of another origin")
+        return self._check_token(request)
 
-    def _judged(self, request: Request) -> AdminResponse | None:
+    def _check_token(self, request: Request) -> AdminResponse | None:
         given = request.headers.get("authorization", "")
         if not given:
             return UNAUTHORIZED

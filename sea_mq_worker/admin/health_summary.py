@@ -1,12 +1,13 @@
-"""The page's first line: how it stands, in words, since when, and what helps. Decides only."""
+"""Health summary: the page's first line, with its causes and next steps."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 BEHIND_SECONDS = 60.0
-"""Nothing that works leaves an event waiting for so long."""
+"""Age in seconds from which the oldest waiting event or message means that a side is behind."""
 STALE_SECONDS = 60.0
+"""Age in seconds from which a sample is outdated."""
 _DOCTOR = "python -m sea_mq_worker doctor"
 _LISTS = {
     "outbox": "python -m sea_mq_worker outbox list --state DEAD",
@@ -18,7 +19,7 @@ VALUES (gen_random_uuid(), 'order', '1', 'order.paid', '{}');"""
 
 
 class Level(StrEnum):
-    """How urgent it is; the page's colours."""
+    """Urgency; the page shows each level in its own colour."""
 
     GOOD = "good"
     IDLE = "idle"
@@ -28,7 +29,7 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """How one side stands; None: not counted yet, or not for this side."""
+    """State of one side; None: not sampled yet, or not applicable."""
 
     name: str
     depth: int | None = None
@@ -36,23 +37,23 @@ class Side:
     dead: int | None = None
     scheduled: int = 0
     undelivered: int = 0
-    """In the streams; beside ``depth``."""
+    """Messages still in the streams; ``depth`` excludes them."""
     sample_age_seconds: float | None = None
     before: float | None = None
-    """The depth five minutes ago."""
+    """Depth five minutes ago."""
     done: int = 0
 
 
 _SLOW_TYPES = "slow event types"
-_ENDS_SLOW = (
+_SLOW_STEPS = (
     "python -m sea_mq_worker inbox resume",
     "python -m sea_mq_worker dlq redrive --dlq-reason REJECTED",
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
-    """A consumer that somebody has paused, although it has something to deliver."""
+class PausedConsumer:
+    """A paused consumer that has messages to deliver."""
 
     stream: str
     durable: str
@@ -62,7 +63,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
-    """One thing that is in the way; ``since`` in seconds since 1970."""
+    """One reason for not being ready; ``since`` is in seconds since 1970."""
 
     part: str
     reason: str
@@ -71,30 +72,31 @@ class Cause:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthSummary:
-    """``state`` is a word or two, ``text`` a sentence, ``helps`` commands or steps."""
+    """``state`` is a word or two, ``text`` a sentence, ``next_steps`` are commands; ``since``: from 1970."""
 
     level: Level
     state: str
     text: str
     causes: Sequence[Cause] = ()
-    helps: Sequence[str] = ()
+    next_steps: Sequence[str] = ()
+    since: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
-    """All that the verdict is made of; ``reasons``: why the worker is not ready, by part; ``since``: when."""
+    """Input of the summary; ``reasons``: why the worker is not ready, by part; ``since``: from when."""
 
     reasons: Mapping[str, str]
     since: Mapping[str, float]
     sides: Sequence[Side]
-    held: Sequence[Held] = ()
+    paused_consumers: Sequence[PausedConsumer] = ()
     waiting_for: str = ""
 
 
 def summarize(situation: Situation) -> HealthSummary:
-    """Return the first that holds, the most urgent first."""
+    """Return the summary of the first rule that applies; the most urgent rule is first."""
     rules = (_stopping, _starting, _slow, _paused, _held, _stale, _behind, _dead, _empty)
-    return next((verdict for rule in rules if (verdict := rule(situation))), _working(situation))
+    return next((summary for rule in rules if (summary := rule(situation))), _working(situation))
 
 
 def _working(situation: Situation) -> HealthSummary:
@@ -102,14 +104,14 @@ def _working(situation: Situation) -> HealthSummary:
     busy = waiting or any(side.depth for side in situation.sides)
     text = "Nothing is late." if busy else "Nothing waits."
     if waiting:
-        text = f"Nothing that came is late; the streams have {waiting:,} still to deliver."
+        text = f"No received message is late; the streams have {waiting:,} more to deliver."
     return HealthSummary(level=Level.GOOD, state="Working", text=text)
 
 
 def _stopping(situation: Situation) -> HealthSummary | None:
     if "stop" not in situation.reasons:
         return None
-    return HealthSummary(level=Level.WARN, state="Stopping", text="What is in hand is finished first.")
+    return HealthSummary(level=Level.WARN, state="Stopping", text="The worker finishes work in flight.")
 
 
 def _starting(situation: Situation) -> HealthSummary | None:
@@ -118,19 +120,19 @@ def _starting(situation: Situation) -> HealthSummary | None:
     return HealthSummary(
         level=Level.BAD if situation.waiting_for else Level.IDLE,
         state="Starting",
-        text=situation.waiting_for or "Servers are being connected to.",
+        text=situation.waiting_for or "The worker connects to its servers.",
         causes=(Cause(part="start", reason=situation.reasons["start"], since=situation.since["start"]),),
-        helps=(_DOCTOR,) if situation.waiting_for else (),
+        next_steps=(_DOCTOR,) if situation.waiting_for else (),
     )
 
 
 def _slow(situation: Situation) -> HealthSummary | None:
-    """Only some event types are in trouble."""
+    """Only some event types are slow."""
     if set(situation.reasons) != {_SLOW_TYPES}:
         return None
     cause = Cause(part=_SLOW_TYPES, reason=situation.reasons[_SLOW_TYPES], since=situation.since[_SLOW_TYPES])
-    text = "The handler fails message after message of some event types. All others go on."
-    return HealthSummary(level=Level.BAD, state="Slow", text=text, causes=(cause,), helps=_ENDS_SLOW)
+    text = "The handler fails message after message of some event types. Others continue."
+    return HealthSummary(level=Level.BAD, state="Slow", text=text, causes=(cause,), next_steps=_SLOW_STEPS)
 
 
 def _paused(situation: Situation) -> HealthSummary | None:
@@ -146,27 +148,29 @@ def _paused(situation: Situation) -> HealthSummary | None:
         state="Paused",
         text=f"{_subject(first.part)}: {first.reason}",
         causes=causes,
-        helps=(_DOCTOR, *_steps(first.part)),
+        next_steps=(_DOCTOR, *_steps(first.part)),
     )
 
 
 def _held(situation: Situation) -> HealthSummary | None:
-    """Nothing comes of it, so nothing is late, and no gate is shut."""
-    if not situation.held:
+    """A paused consumer delivers nothing, so no message is late and no circuit is open."""
+    if not situation.paused_consumers:
         return None
-    told = "; ".join(
+    text = "; ".join(
         f"consumer {each.durable} of {each.stream} is paused for {_duration(each.paused_seconds)} more, "
-        f"and {each.pending:,} wait for it"
-        for each in situation.held
+        f"and {each.pending:,} messages wait"
+        for each in situation.paused_consumers
     )
-    helps = [f"nats consumer resume {each.stream} {each.durable}" for each in situation.held]
-    return HealthSummary(level=Level.WARN, state="Held", text=f"{told[:1].upper()}{told[1:]}.", helps=helps)
+    steps = [f"nats consumer resume {each.stream} {each.durable}" for each in situation.paused_consumers]
+    return HealthSummary(
+        level=Level.WARN, state="Held", text=f"{text[:1].upper()}{text[1:]}.", next_steps=steps
+    )
 
 
 def _rank(part: str) -> tuple[int, str]:
-    """A database or broker that is away takes the others along: tell it first."""
+    """Rank database and broker first: their outage causes others."""
     order = ("database", "nats", "stream", "consumer", "handler")
-    return next((place for place, word in enumerate(order) if word in part), len(order)), part
+    return next((rank for rank, word in enumerate(order) if word in part), len(order)), part
 
 
 def _subject(part: str) -> str:
@@ -194,8 +198,8 @@ def _stale(situation: Situation) -> HealthSummary | None:
     return HealthSummary(
         level=Level.WARN,
         state="Not sure",
-        text=f"The {named} could not be counted for {_duration(oldest)}: the numbers below are older.",
-        helps=(_DOCTOR,),
+        text=f"The worker could not count the {named} for {_duration(oldest)}: the numbers are outdated.",
+        next_steps=(_DOCTOR,),
     )
 
 
@@ -203,20 +207,20 @@ def _behind(situation: Situation) -> HealthSummary | None:
     sides = [side for side in situation.sides if (side.oldest_seconds or 0.0) > BEHIND_SECONDS]
     if not sides:
         return None
-    told = "; ".join(
+    text = "; ".join(
         f"{side.name}: the oldest of {side.depth or 0:,} waits for {_duration(side.oldest_seconds or 0.0)}"
         f"{_trend(side)}"
         for side in sides
     )
     return HealthSummary(
-        level=Level.WARN, state="Behind", text=f"{told[:1].upper()}{told[1:]}.", helps=(_DOCTOR,)
+        level=Level.WARN, state="Behind", text=f"{text[:1].upper()}{text[1:]}.", next_steps=(_DOCTOR,)
     )
 
 
 def _trend(side: Side) -> str:
     if side.before is None or side.depth is None or side.before == side.depth:
         return ""
-    return ", getting fewer" if side.depth < side.before else ", getting more"
+    return ", decreasing" if side.depth < side.before else ", increasing"
 
 
 def _dead(situation: Situation) -> HealthSummary | None:
@@ -224,12 +228,12 @@ def _dead(situation: Situation) -> HealthSummary | None:
     if not sides:
         return None
     nouns = {"outbox": ("dead event", "dead events"), "inbox": ("dead letter", "dead letters")}
-    told = " and ".join(f"{side.dead:,} {nouns[side.name][side.dead != 1]}" for side in sides)
+    counts = " and ".join(f"{side.dead:,} {nouns[side.name][side.dead != 1]}" for side in sides)
     return HealthSummary(
         level=Level.WARN,
         state="Working",
-        text=f"{told} stopped for good, until somebody sends them again.",
-        helps=tuple(_LISTS[side.name] for side in sides),
+        text=f"{counts}: no retry without an operator.",
+        next_steps=tuple(_LISTS[side.name] for side in sides),
     )
 
 
@@ -239,8 +243,8 @@ def _empty(situation: Situation) -> HealthSummary | None:
     return HealthSummary(
         level=Level.IDLE,
         state="Ready",
-        text="Nothing has come through yet. Write an event, and it appears here.",
-        helps=(_FIRST_EVENT,),
+        text="No event or message yet. Insert an event, and it appears here.",
+        next_steps=(_FIRST_EVENT,),
     )
 
 

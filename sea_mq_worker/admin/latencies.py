@@ -1,17 +1,26 @@
-"""Percentiles of the last minute, from counts in buckets that are a tenth wide."""
+"""Percentiles of the last minute, from counts in buckets that grow by a tenth."""
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import dataclass
 
 _SLICES = 6
 _SLICE_SECONDS = 10
 _BOUNDS = tuple(0.001 * 1.1**step for step in range(160))
-"""From a millisecond to an hour."""
-_SHARES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
+"""Upper bounds of the buckets in seconds, from a millisecond to about an hour."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Percentiles:
+    """Percentiles in seconds, exact to a tenth."""
+
+    p50: float
+    p95: float
+    p99: float
 
 
 class Latencies:
-    """Counts durations in a ring of slices; what is older than a minute falls out slice by slice."""
+    """Counts durations in a ring of ten-second slices; a slice is dropped after a minute."""
 
     __slots__ = ("_clock", "_ring", "_slice")
 
@@ -22,21 +31,24 @@ class Latencies:
 
     def observe(self, seconds: float) -> None:
         """Count one duration."""
-        self._turn()
+        self._advance()
         self._ring[self._slice % _SLICES][bisect_left(_BOUNDS, seconds)] += 1
 
-    def percentiles(self) -> Mapping[str, float] | None:
-        """Return seconds that so large a share took at most, to a tenth; None: nothing was counted."""
-        self._turn()
+    def percentiles(self) -> Percentiles | None:
+        """Return the percentiles of the last minute; None: no duration was counted."""
+        self._advance()
         counts = [sum(column) for column in zip(*self._ring, strict=True)]
         total = sum(counts)
-        return {name: _at(counts, share * total) for name, share in _SHARES.items()} if total else None
+        if not total:
+            return None
+        p50, p95, p99 = (_at(counts, share * total) for share in (0.5, 0.95, 0.99))
+        return Percentiles(p50=p50, p95=p95, p99=p99)
 
     def _now(self) -> int:
         return int(self._clock() // _SLICE_SECONDS)
 
-    def _turn(self) -> None:
-        """Empty the slices that have begun since the last call."""
+    def _advance(self) -> None:
+        """Clear the slices that began since the last call."""
         now = self._now()
         for passed in range(max(self._slice + 1, now - _SLICES + 1), now + 1):
             self._ring[passed % _SLICES] = _empty()

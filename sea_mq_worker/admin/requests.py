@@ -1,4 +1,4 @@
-"""What the admin server is asked: a head, and for POST a small JSON body of a known length."""
+"""Requests to the admin server: a head, and for POST a small JSON body of a known length."""
 
 import asyncio
 import json
@@ -17,7 +17,7 @@ _SECONDS_MAX = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One request; header names in small letters."""
+    """One request; header names are in lower case."""
 
     method: str
     path: str
@@ -28,7 +28,7 @@ class Request:
 
     @property
     def is_from_another_origin(self) -> bool:
-        """Whether a browser says that a page from elsewhere sends this."""
+        """Whether a browser marks the request as sent by a page of another origin."""
         origin = self.headers.get("origin")
         site = self.headers.get("sec-fetch-site", "same-origin")
         return site not in {"same-origin", "none"} or (
@@ -37,7 +37,7 @@ class Request:
 
 
 async def read_request(reader: asyncio.StreamReader, *, peer: str) -> Request | AdminResponse:
-    """Read one request within a few seconds, or return why it is refused."""
+    """Read one request within five seconds, or return its refusal."""
     try:
         async with asyncio.timeout(_SECONDS_MAX):
             return await _read(reader, peer)
@@ -68,7 +68,7 @@ async def _read(reader: asyncio.StreamReader, peer: str) -> Request | AdminRespo
 async def _read_body(
     reader: asyncio.StreamReader, headers: Mapping[str, str]
 ) -> Mapping[str, Any] | AdminResponse:
-    """Read a JSON object; no form of another page can send its type."""
+    """Read a JSON object; a form of another page cannot send its content type."""
     if headers.get("content-type", "").partition(";")[0].strip() != "application/json":
         return refusal(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "send JSON, as content-type: application/json")
     length = headers.get("content-length", "")

@@ -1,4 +1,4 @@
-"""What the admin server answers, and the headers that keep browsers from doing more with it."""
+"""Responses of the admin server, with headers that restrict browsers; the one place that writes JSON."""
 
 import json
 from collections.abc import Mapping
@@ -14,12 +14,12 @@ _HEADERS = (
 )
 
 _STATES = {"stop": "stopping", "start": "starting"}
-"""Parts that tell more than that something pauses."""
+"""State of a worker by its unready part; any other part means paused."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdminResponse:
-    """One response; ``headers`` come on top of those that every answer has."""
+    """One response; ``headers`` are added to those of every response."""
 
     status: HTTPStatus
     body: bytes = b""
@@ -27,7 +27,7 @@ class AdminResponse:
     headers: tuple[str, ...] = ()
 
     def to_bytes(self, *, head_only: bool = False) -> bytes:
-        """Return what goes over the wire; a body left empty says the status in words."""
+        """Return the bytes of the response; an empty body becomes the phrase of the status."""
         body = self.body or f"{self.status.phrase}\n".encode()
         lines = (
             f"HTTP/1.1 {self.status.value} {self.status.phrase}",
@@ -40,25 +40,25 @@ class AdminResponse:
 
 
 def json_response(data: object, status: HTTPStatus = HTTPStatus.OK) -> AdminResponse:
-    """Answer with JSON; dataclasses become objects, moments and ids texts."""
+    """Return a JSON response; dataclasses become objects, times and ids become strings."""
     return AdminResponse(status, json.dumps(data, default=_plain).encode(), "application/json")
 
 
 def refusal(status: HTTPStatus, text: str, *headers: str) -> AdminResponse:
-    """Answer that something is not done, and why, as the page shows it."""
+    """Return an error response with a text for the page."""
     answer = json_response({"error": text}, status)
     return AdminResponse(status, answer.body, answer.content_type, headers)
 
 
 def health(reasons: Mapping[str, str], *, authorized: bool) -> AdminResponse:
-    """Answer a probe: which parts are in the way is for everybody, why is for those who may know it."""
+    """Answer a probe with the unready parts, and with their reasons for authorized clients."""
     if not reasons:
         return json_response({"ok": True})
-    state = next((told for part, told in _STATES.items() if part in reasons), "paused")
-    told = {"ok": False, "state": state, "parts": sorted(reasons)}
+    state = next((name for part, name in _STATES.items() if part in reasons), "paused")
+    answer = {"ok": False, "state": state, "parts": sorted(reasons)}
     if authorized:
-        told["reasons"] = dict(reasons)
-    return json_response(told, HTTPStatus.SERVICE_UNAVAILABLE)
+        answer["reasons"] = dict(reasons)
+    return json_response(answer, HTTPStatus.SERVICE_UNAVAILABLE)
 
 
 def _plain(value: object) -> object:

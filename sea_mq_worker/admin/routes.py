@@ -1,7 +1,7 @@
-"""Which request gets which answer, and who may ask.
+"""Routes of the admin server, and their authorization.
 
-Probes get no secrets, so /healthz and /readyz ask for no token; without the one that is set they name the
-parts that are in the way, and not why. The page itself holds no data and asks the reader for the token.
+Probes carry no token, so /healthz and /readyz require none; without the token they name the unready parts and
+not the reasons. The page itself holds no data and asks the user for the token.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,13 +17,13 @@ from sea_mq_worker.admin.requests import Request
 from sea_mq_worker.admin.responses import AdminResponse, health, json_response
 
 Reasons: TypeAlias = Mapping[str, str]
-"""What is wrong, by the name of the part; empty: nothing is."""
+"""Reason by the name of the unready part; empty: all parts are ready."""
 
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _OPEN_METRICS = "application/openmetrics-text"
 _OPEN_METRICS_TYPE = f"{_OPEN_METRICS}; version=1.0.0; charset=utf-8"
 _FOLDER = Path(__file__).with_name("page")
-_SCRIPTS = ("acts", "asking", "charts", "desk", "page", "sides", "words")
+_SCRIPTS = ("action_form", "api", "charts", "operator_panel", "page", "rendering", "side_cards")
 _FILES = {
     "/": ("index.html", "text/html; charset=utf-8"),
     "/page.css": ("page.css", "text/css; charset=utf-8"),
@@ -38,20 +38,20 @@ _POLICY = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routes:
-    """Attributes are the server's."""
+    """Answers requests; the attributes are those of the server."""
 
     live: Callable[[], Reasons]
     ready: Callable[[], Reasons]
     metrics: Callable[[bool], bytes]
-    status: Callable[[], Mapping[str, object]]
-    history: Callable[[], Mapping[str, object]]
+    status: Callable[[], object]
+    history: Callable[[], object]
     access: TokenAuth
-    desk: OperatorApi | None
+    operator_api: OperatorApi | None
 
     async def answer(self, request: Request) -> AdminResponse:
         """Answer at once from what is at hand; only what is asked of the desk may take a while."""
         if request.path.startswith("/api/") and request.method in {"GET", "POST"}:
-            return await self._desk(request)
+            return await self._operator(request)
         if request.method not in {"GET", "HEAD"}:
             return AdminResponse(HTTPStatus.METHOD_NOT_ALLOWED, headers=("allow: GET, HEAD",))
         if request.path in _FILES:
@@ -59,7 +59,7 @@ class Routes:
         return self._numbers(request)
 
     def _numbers(self, request: Request) -> AdminResponse:
-        refused = self.access.to_numbers(request)
+        refused = self.access.refuse_numbers(request)
         match request.path:
             case "/healthz":
                 return health(self.live(), authorized=refused is None)
@@ -75,16 +75,16 @@ class Routes:
                 return AdminResponse(HTTPStatus.NOT_FOUND)
 
     def _metrics(self, request: Request) -> AdminResponse:
-        """OpenMetrics alone leads from a latency to its trace; Prometheus asks for it."""
+        """Render OpenMetrics, which has exemplars, if the client accepts it; otherwise the text format."""
         open_metrics = _OPEN_METRICS in request.headers.get("accept", "")
         content_type = _OPEN_METRICS_TYPE if open_metrics else _METRICS_TYPE
         return AdminResponse(HTTPStatus.OK, self.metrics(open_metrics), content_type)
 
-    async def _desk(self, request: Request) -> AdminResponse:
-        refused = self.access.to_desk(request)
-        if refused is not None or self.desk is None:
+    async def _operator(self, request: Request) -> AdminResponse:
+        refused = self.access.refuse_operator(request)
+        if refused is not None or self.operator_api is None:
             return refused or AdminResponse(HTTPStatus.NOT_FOUND)
-        return await dispatch(self.desk, request)
+        return await dispatch(self.operator_api, request)
 
 
 def _file(name: str, content_type: str) -> AdminResponse:

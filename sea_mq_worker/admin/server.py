@@ -1,13 +1,13 @@
-"""The admin server's connections: few, short, and never in the way of a probe.
+"""Connections of the admin server: few and short, so that a probe always gets its answer.
 
-On the worker's own loop on purpose: a loop that is stuck must fail its liveness probe. Every answer but the
-desk's is made of what is at hand, so it comes at once even while a database or a broker hangs.
+The server runs on the worker's own event loop: a stuck loop must fail its liveness probe. Only the operator
+API queries servers; every other answer comes at once, even while a database or a broker hangs.
 """
 
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from http import HTTPStatus
 
@@ -26,29 +26,28 @@ _log = logging.getLogger("sea_mq_worker")
 
 @dataclass(kw_only=True)
 class AdminServer:
-    """Serves one request a connection.
+    """Serves one request per connection.
 
     Attributes:
-        port: 0 takes a free one; after ``start`` it is the port in use.
-        ready: why it cannot work now.
-        metrics: the Prometheus exposition; told True it is OpenMetrics.
-        status: what the page shows; JSON data.
-        history: how that went during the last hour; JSON data.
-        live: why the process should be restarted, beyond a loop that is stuck and so does not answer at all.
-        token: asked for on what tells more than health; empty: numbers are for everybody, and the desk is
-            closed.
-        desk: what is asked and done with the token.
+        port: 0 selects a free port; after ``start`` it is the port in use.
+        ready: why the worker is not ready, by part.
+        metrics: the exposition; the argument selects OpenMetrics.
+        status: the data of ``/status``.
+        history: the data of ``/history``, the last hour.
+        live: why the process should be restarted; a stuck loop fails the probe by itself.
+        token: required for all but health; empty: everybody may read numbers, and the operator API is off.
+        operator_api: queries and changes with the token.
     """
 
     host: str
     port: int
     ready: Callable[[], Reasons]
     metrics: Callable[[bool], bytes]
-    status: Callable[[], Mapping[str, object]]
-    history: Callable[[], Mapping[str, object]] = dict
+    status: Callable[[], object]
+    history: Callable[[], object] = dict
     live: Callable[[], Reasons] = dict
     token: str = field(default="", repr=False)
-    desk: OperatorApi | None = None
+    operator_api: OperatorApi | None = None
     _server: asyncio.Server | None = field(default=None, init=False, repr=False)
     _open: dict[asyncio.Task[None], asyncio.WriteTransport] = field(
         default_factory=dict, init=False, repr=False
@@ -62,7 +61,7 @@ class AdminServer:
             status=self.status,
             history=self.history,
             access=TokenAuth(self.token),
-            desk=self.desk,
+            operator_api=self.operator_api,
         )
 
     async def start(self) -> None:
@@ -76,7 +75,7 @@ class AdminServer:
         except OSError as error:
             raise WorkerError(
                 f"{self.host}:{self.port} cannot be bound ({_reason(error)}): "
-                "choose another, or stop what listens there"
+                "choose another address, or stop the program that listens there"
             ) from error
         self.port = self._server.sockets[0].getsockname()[1]
 
@@ -105,13 +104,13 @@ class AdminServer:
             async with asyncio.timeout(_WRITE_SECONDS_MAX):
                 await writer.drain()
         except (OSError, TimeoutError, asyncio.IncompleteReadError):
-            writer.transport.abort()  # whoever asked is gone, or reads too slowly
+            writer.transport.abort()  # the client is gone, or reads too slowly
         finally:
             self._open.pop(task, None)
             writer.close()
 
     def _end_oldest(self) -> None:
-        """A probe is over in milliseconds: who has been here longest is slow, perhaps on purpose."""
+        """Abort the oldest connection: a probe takes milliseconds, so its client is slow."""
         oldest = next(iter(self._open))
         self._open.pop(oldest).abort()
 
@@ -124,6 +123,8 @@ class AdminServer:
 
 
 def _reason(error: OSError) -> str:
-    """Word it as the system does: asyncio's own text tells the address again."""
+    """Return the system's text, because asyncio's own text repeats the address."""
     number = error.errno or 0
-    return os.strerror(number) if number > 0 else str(error.strerror)  # of a name that leads nowhere: below 0
+    return (
+        os.strerror(number) if number > 0 else str(error.strerror)
+    )  # a name that does not resolve has a number below 0

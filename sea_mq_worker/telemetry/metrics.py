@@ -1,9 +1,9 @@
-"""Counts facts, for Prometheus, OTLP and the status page; every metric stands in ``vocabulary``."""
+"""Metrics from facts, for Prometheus, OTLP and the page; ``catalog.metrics`` lists them."""
 
 import re
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Literal, TypeAlias, assert_never, get_args
 
 from sea_mq_worker.domain.facts import (
@@ -43,24 +43,24 @@ _COUNTER = re.compile(r"sea_mq_(?:outbox_|inbox_)?(\w+)_total")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backlog:
-    """One sample of QRY-050 or QRY-051."""
+    """Sample of one side's table (QRY-050, QRY-051)."""
 
     depth: int
     oldest_seconds: float
-    """0 where nothing waits."""
+    """0 if nothing waits."""
     dead: int
     scheduled: int = 0
-    """Of the outbox alone."""
+    """Only for the outbox."""
 
 
 class MetricsObserver:
-    """Counts facts; ``render`` is what a scrape gets, ``numbers`` what the status page shows.
+    """Counts facts; ``render`` serves scrapes, ``totals`` and ``rates`` serve the page.
 
     Args:
         clock: monotonic seconds.
 
     Attributes:
-        spans: of messages in hand, noted by whoever traces; they become exemplars.
+        spans: spans of in-flight messages, recorded by tracing; they become exemplars.
     """
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -70,8 +70,8 @@ class MetricsObserver:
         self.spans = RecentSpans()
         self._rendered: dict[bool, tuple[bytes, float]] = {}
         self._rates = {"published": Rate(clock), "processed": Rate(clock)}
-        self._open_circuits: dict[str, tuple[str, float]] = {}
-        self._backlogs: dict[Side, tuple[Backlog, float]] = {}
+        self._open_circuits: set[str] = set()
+        self._sampled_at: dict[Side, float] = {}
         self._processed: dict[tuple[str, int], tuple[Number, Histogram]] = {}
         self._begin_at_zero()
         self._published = self._number("outbox_published_total")
@@ -107,9 +107,9 @@ class MetricsObserver:
             case LeasesReaped():
                 self._count("outbox_leases_reaped_total", amount=fact.count)
             case CircuitOpened():
-                self._gate_paused(fact)
+                self._circuit_opened(fact)
             case CircuitClosed():
-                self._gate_resumed(fact)
+                self._circuit_closed(fact)
             case Noticed():
                 self._count("notices_total", fact.event)
             case WorkerStarted():
@@ -120,8 +120,8 @@ class MetricsObserver:
                 assert_never(fact)
 
     def set_backlog(self, side: Side, backlog: Backlog) -> None:
-        """Take a sample of what waits in the database."""
-        self._backlogs[side] = (backlog, self._clock())
+        """Record a sample of one side's table."""
+        self._sampled_at[side] = self._clock()
         self._number(f"{side}_depth").value = backlog.depth
         self._number(f"{side}_oldest_seconds").value = backlog.oldest_seconds
         self._number(f"{side}_dead").value = backlog.dead
@@ -129,16 +129,16 @@ class MetricsObserver:
             self._number("outbox_scheduled").value = backlog.scheduled
 
     def set_events_lost(self, lost: bool) -> None:
-        """Take whether the stream misses what rows call PUBLISHED."""
+        """Record whether the stream lacks events of PUBLISHED rows."""
         self._number("outbox_events_lost").value = int(lost)
 
     def set_consumer(self, consumer: str, pending: int, ack_pending: int) -> None:
-        """Take a sample of what waits in the stream for a durable."""
+        """Record a sample of a durable consumer."""
         self._number("consumer_pending", consumer).value = pending
         self._number("consumer_ack_pending", consumer).value = ack_pending
 
     def render(self, open_metrics: bool = False) -> bytes:
-        """Return the exposition; made anew at most once a second, because it takes milliseconds."""
+        """Return the exposition, rendered at most once a second, because rendering takes milliseconds."""
         now = self._clock()
         rendered, at = self._rendered.get(open_metrics, (b"", float("-inf")))
         if now - at >= _RENDER_SECONDS:
@@ -148,29 +148,26 @@ class MetricsObserver:
         return rendered
 
     def measure(self) -> Families:
-        """Return all numbers as they are now."""
-        for side, (_, at) in self._backlogs.items():
+        """Return the current numbers."""
+        for side, at in self._sampled_at.items():
             self._number("backlog_sample_age_seconds", side).value = self._clock() - at
         return self._families
 
-    def numbers(self) -> Mapping[str, object]:
-        """Return totals since the start, recent rates, backlogs and paused gates, as JSON data."""
-        now = self._clock()
-        return {
-            "totals": self._totals(),
-            "per_second": {name: round(rate.per_second(), 1) for name, rate in self._rates.items()},
-            "backlog": {
-                side: asdict(backlog) | {"sample_age_seconds": round(now - at, 1)}
-                for side, (backlog, at) in self._backlogs.items()
-            },
-            "paused": {
-                circuit: {"reason": reason, "seconds": round(now - since, 1)}
-                for circuit, (reason, since) in self._open_circuits.items()
-            },
+    def rates(self) -> Mapping[str, float]:
+        """Return the published and processed rates of the last seconds, per second."""
+        return {name: round(rate.per_second(), 1) for name, rate in self._rates.items()}
+
+    def totals(self) -> Mapping[str, float]:
+        """Return the nonzero totals since the start, over all labels."""
+        sums = {
+            counter[1]: sum(number.value for number in family.series.values())
+            for name, family in self._families.numbers.items()
+            if (counter := _COUNTER.fullmatch(name))
         }
+        return {name: total for name, total in sums.items() if total}
 
     def _begin_at_zero(self) -> None:
-        """Show what can be named beforehand from the start: nobody sees the rise of what begins at 1."""
+        """Create known series at 0: Prometheus sees no increase of a series that begins at 1."""
         self._number("inbox_slow_types")
         for side in get_args(Side):
             self._number("leases_lost_total", side)
@@ -200,7 +197,7 @@ class MetricsObserver:
             histogram.exemplify(value, span)
 
     def _processed_by(self, consumer: str, status: int) -> tuple[Number, Histogram]:
-        """Look the labels up once: there are few, and this is asked for each message."""
+        """Look the labels up once per pair, because every message needs them."""
         found = self._processed.get((consumer, status))
         if found is None:
             found = self._processed[consumer, status] = (
@@ -209,11 +206,10 @@ class MetricsObserver:
             )
         return found
 
-    def _gate_paused(self, fact: CircuitOpened) -> None:
-        since = self._open_circuits[fact.circuit][1] if fact.circuit in self._open_circuits else self._clock()
+    def _circuit_opened(self, fact: CircuitOpened) -> None:
         if fact.circuit not in self._open_circuits:
             self._count("circuit_opened_total", fact.circuit)
-        self._open_circuits[fact.circuit] = (fact.reason, since)
+        self._open_circuits.add(fact.circuit)
         self._number("circuit_open", fact.circuit).value = 1
 
     def _batch_relayed(self, fact: BatchRelayed) -> None:
@@ -225,8 +221,8 @@ class MetricsObserver:
         if fact.brought_by:
             self._count("inbox_overlapping_total", fact.consumer)
 
-    def _gate_resumed(self, fact: CircuitClosed) -> None:
-        self._open_circuits.pop(fact.circuit, None)
+    def _circuit_closed(self, fact: CircuitClosed) -> None:
+        self._open_circuits.discard(fact.circuit)
         self._number("circuit_open", fact.circuit).value = 0
 
     def _count(self, name: str, *labels: str, amount: int = 1) -> None:
@@ -234,12 +230,3 @@ class MetricsObserver:
 
     def _number(self, name: str, *labels: str) -> Number:
         return self._families.numbers[f"sea_mq_{name}"].of(*labels)
-
-    def _totals(self) -> dict[str, float]:
-        """Return what was counted at all since the start, over all labels."""
-        sums = {
-            counter[1]: sum(number.value for number in family.series.values())
-            for name, family in self._families.numbers.items()
-            if (counter := _COUNTER.fullmatch(name))
-        }
-        return {name: total for name, total in sums.items() if total}

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
@@ -16,12 +16,12 @@ from sea_mq_worker.admin.server import AdminServer
 from sea_mq_worker.domain.errors import ContractError, StoreUnavailableError
 
 ID = "0198c3a2-5f7e-7c31-9f0e-3b8a4d2e6c10"
-WHY = {"actor": "Ann", "reason": "mended"}
+WHY = {"actor": "Ann", "reason": "fixed"}
 TOKEN = {"authorization": "Bearer s3cret"}
 
 
 @dataclass
-class ScriptedDesk:
+class ScriptedOperatorApi:
     """Notes what it is asked, and fails as it is told."""
 
     asked: list[tuple[object, ...]] = field(default_factory=list)
@@ -33,41 +33,41 @@ class ScriptedDesk:
             raise self.error
         return {"items": [], "more": False}
 
-    async def whereabouts(self, text: str) -> Mapping[str, Any]:
-        return self._note("where", text)
+    async def lookup(self, text: str) -> Any:
+        return self._note("lookup", text)
 
-    async def dead_events(self, *, event_type: str, error: str, below: int | None) -> Mapping[str, Any]:
+    async def dead_events(self, *, event_type: str, error: str, below: int | None) -> Any:
         return self._note("events", event_type, error, below)
 
-    async def event(self, id_: UUID) -> Mapping[str, Any] | None:
+    async def event(self, id_: UUID) -> Any:
         self._note("event", id_)
         return None
 
-    async def dead_letters(self, *, reason: str, after: int) -> Mapping[str, Any]:
+    async def dead_letters(self, *, reason: str, after: int) -> Any:
         return self._note("letters", reason, after)
 
-    async def letter_groups(self) -> Mapping[str, Any]:
+    async def dead_letter_groups(self) -> Any:
         return self._note("groups")
 
-    async def dead_letter(self, seq: int) -> Mapping[str, Any]:
+    async def dead_letter(self, seq: int) -> Any:
         return self._note("letter", seq)
 
-    async def actions(self) -> Mapping[str, Any]:
+    async def actions(self) -> Any:
         return self._note("actions")
 
-    async def replay(self, id_: UUID, *, actor: str, reason: str) -> Mapping[str, Any]:
+    async def replay(self, id_: UUID, *, actor: str, reason: str) -> Any:
         return self._note("replay", id_, actor, reason)
 
-    async def redrive(self, seq: int, *, actor: str, reason: str) -> Mapping[str, Any]:
+    async def redrive(self, seq: int, *, actor: str, reason: str) -> Any:
         return self._note("redrive", seq, actor, reason)
 
-    async def redrive_group(self, group: DeadLetterGroup, *, actor: str, reason: str) -> Mapping[str, Any]:
+    async def redrive_group(self, group: DeadLetterGroup, *, actor: str, reason: str) -> Any:
         return self._note("redrive group", group, actor, reason)
 
-    async def purge_group(self, group: DeadLetterGroup, *, actor: str, reason: str) -> Mapping[str, Any]:
+    async def purge_group(self, group: DeadLetterGroup, *, actor: str, reason: str) -> Any:
         return self._note("purge group", group, actor, reason)
 
-    async def resume(self, event_type: str, *, actor: str, reason: str) -> Mapping[str, Any]:
+    async def resume(self, event_type: str, *, actor: str, reason: str) -> Any:
         return self._note("resume", event_type, actor, reason)
 
 
@@ -75,7 +75,7 @@ class ScriptedDesk:
 class Served:
     """A server with a desk, and how it is asked."""
 
-    desk: ScriptedDesk
+    desk: ScriptedOperatorApi
     server: AdminServer
 
     async def ask(
@@ -99,9 +99,15 @@ class Served:
 
 
 async def serve(token: str) -> AsyncIterator[Served]:
-    desk = ScriptedDesk()
+    desk = ScriptedOperatorApi()
     server = AdminServer(
-        host="127.0.0.1", port=0, ready=dict, metrics=lambda _: b"", status=dict, token=token, desk=desk
+        host="127.0.0.1",
+        port=0,
+        ready=dict,
+        metrics=lambda _: b"",
+        status=dict,
+        token=token,
+        operator_api=desk,
     )
     await server.start()
     yield Served(desk, server)
@@ -123,15 +129,15 @@ async def open_to_all() -> AsyncIterator[Served]:
 @pytest.mark.parametrize(
     ("method", "path", "asked"),
     [
-        ("GET", "/api/where?id=0198", ("where", "0198")),
+        ("GET", "/api/lookup?id=0198", ("lookup", "0198")),
         ("GET", "/api/events", ("events", "", "", None)),
         ("GET", "/api/events?type=a.b&error=x%20y&below=7", ("events", "a.b", "x y", 7)),
         ("GET", "/api/dead-letters?reason=REJECTED&after=50", ("letters", "REJECTED", 50)),
         ("GET", "/api/dead-letters/9", ("letter", 9)),
-        ("GET", "/api/letter-groups", ("groups",)),
+        ("GET", "/api/dead-letter-groups", ("groups",)),
         ("GET", "/api/actions", ("actions",)),
-        ("POST", f"/api/events/{ID}/replay", ("replay", UUID(ID), "Ann", "mended")),
-        ("POST", "/api/dead-letters/9/redrive", ("redrive", 9, "Ann", "mended")),
+        ("POST", f"/api/events/{ID}/replay", ("replay", UUID(ID), "Ann", "fixed")),
+        ("POST", "/api/dead-letters/9/redrive", ("redrive", 9, "Ann", "fixed")),
     ],
 )
 async def test_a_path_with_its_arguments_becomes_one_question(
@@ -145,23 +151,23 @@ async def test_a_path_with_its_arguments_becomes_one_question(
 @pytest.mark.parametrize("act", ["redrive", "purge"])
 async def test_a_group_is_named_by_all_of_its_parts(act: str, served: Served) -> None:
     group = {"dlq_reason": "REJECTED", "subject": "a.event.b.v1", "after": 3, "last": 9}
-    assert (await served.act(f"/api/letter-groups/{act}", WHY | group))[0] == 200
+    assert (await served.act(f"/api/dead-letter-groups/{act}", WHY | group))[0] == 200
     told = DeadLetterGroup(reason="REJECTED", subject="a.event.b.v1", after=3, last=9)
-    assert served.desk.asked == [(f"{act} group", told, "Ann", "mended")]
+    assert served.desk.asked == [(f"{act} group", told, "Ann", "fixed")]
     for name in group:
         for wrong in (None, 0.5, []):
-            status, said = await served.act(f"/api/letter-groups/{act}", WHY | group | {name: wrong})
-            assert (status, "say the group" in said["error"]) == (400, True)
-    assert (await served.act(f"/api/letter-groups/{act}", group))[0] == 400
+            status, said = await served.act(f"/api/dead-letter-groups/{act}", WHY | group | {name: wrong})
+            assert (status, "give the group" in said["error"]) == (400, True)
+    assert (await served.act(f"/api/dead-letter-groups/{act}", group))[0] == 400
 
 
 async def test_a_slow_pace_is_ended_for_one_event_type_or_for_all(served: Served) -> None:
     for event_type in ("order.paid", ""):
         assert (await served.act("/api/slow-types/resume", WHY | {"event_type": event_type}))[0] == 200
-        assert served.desk.asked.pop() == ("resume", event_type, "Ann", "mended")
+        assert served.desk.asked.pop() == ("resume", event_type, "Ann", "fixed")
     for wrong in ({}, {"event_type": None}, {"event_type": "a\0b"}, {"event_type": "x" * 1025}):
         status, said = await served.act("/api/slow-types/resume", WHY | wrong)
-        assert (status, "say the event_type" in said["error"]) == (400, True)
+        assert (status, "give the event_type" in said["error"]) == (400, True)
     assert (await served.act("/api/slow-types/resume", {"event_type": "order.paid"}))[0] == 400
     assert served.desk.asked == []
 
@@ -175,7 +181,7 @@ async def test_what_is_not_there_is_told(served: Served) -> None:
 
 @pytest.mark.fault("S10")
 async def test_without_a_token_set_nothing_is_listed_and_nothing_changed(open_to_all: Served) -> None:
-    for method, path in (("GET", "/api/where?id=0198"), ("POST", f"/api/events/{ID}/replay")):
+    for method, path in (("GET", "/api/lookup?id=0198"), ("POST", f"/api/events/{ID}/replay")):
         status, told = await open_to_all.ask(method, path, json.dumps(WHY).encode())
         assert (status, "SEA_MQ_ADMIN_TOKEN_FILE" in told["error"]) == (403, True)
     assert open_to_all.desk.asked == []
@@ -216,8 +222,8 @@ async def test_a_change_that_the_page_did_not_send_is_refused(
         (f"/api/events/{ID}/replay", {}),
         (f"/api/events/{ID}/replay", {"actor": "Ann", "reason": " "}),
         (f"/api/events/{ID}/replay", {"actor": "Ann", "reason": "a\nb"}),
-        (f"/api/events/{ID}/replay", {"actor": "x" * 81, "reason": "mended"}),
-        (f"/api/events/{ID}/replay", {"actor": 7, "reason": "mended"}),
+        (f"/api/events/{ID}/replay", {"actor": "x" * 81, "reason": "fixed"}),
+        (f"/api/events/{ID}/replay", {"actor": 7, "reason": "fixed"}),
         (f"/api/events/{ID}/replay", [WHY]),
         ("/api/events/first/replay", WHY),
         ("/api/dead-letters/-1/redrive", WHY),
@@ -262,7 +268,7 @@ def test_wrong_tokens_are_throttled_and_keep_the_right_one_out_nowhere() -> None
         request = Request(
             method="GET", path="/status", headers={"authorization": f"Bearer {token}"}, peer=peer
         )
-        refused = access.to_numbers(request)
+        refused = access.refuse_numbers(request)
         return refused.status if refused else 200
 
     assert [status("a", "x") for _ in range(10)] == [401] * 10

@@ -5,13 +5,21 @@ import uuid
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import pytest
 from pydantic import SecretStr
 
 from sea_mq_worker.adapters.postgres.resumptions import PostgresResumptions
-from sea_mq_worker.admin.operator_api import DeadLetterGroup, OperatorBusyError, OperatorTimeoutError
+from sea_mq_worker.admin.operator_api import (
+    ActionResult,
+    DeadLetterGroup,
+    GroupProgress,
+    ItemPage,
+    OperatorBusyError,
+    OperatorTimeoutError,
+)
 from sea_mq_worker.bootstrap.worker import operator_api as module
 from sea_mq_worker.bootstrap.worker.operator_api import WorkerOperatorApi
 from sea_mq_worker.domain.errors import ContractError
@@ -43,8 +51,8 @@ def desk(place: Site, *, database_url: str = "") -> WorkerOperatorApi:
 async def test_a_question_that_is_not_answered_ends_and_lets_the_next_one_come(
     place: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_QUESTION_SECONDS", 0.4)
-    monkeypatch.setattr("sea_mq_worker.bootstrap.worker.serialized._TURN_SECONDS", 0.1)
+    monkeypatch.setattr(module, "_REQUEST_SECONDS", 0.4)
+    monkeypatch.setattr("sea_mq_worker.bootstrap.worker.serialized._WAIT_SECONDS", 0.1)
     asked = desk(place)
     place.to_database.stall()
     first = asyncio.create_task(asked.actions())
@@ -55,8 +63,8 @@ async def test_a_question_that_is_not_answered_ends_and_lets_the_next_one_come(
         with pytest.raises(OperatorTimeoutError, match=r"within 0\.4 s"):
             await first
     place.to_database.heal()
-    monkeypatch.setattr(module, "_QUESTION_SECONDS", 8.0)
-    assert await asked.actions() == {"items": []}
+    monkeypatch.setattr(module, "_REQUEST_SECONDS", 8.0)
+    assert await asked.actions() == ItemPage(items=[])
 
 
 async def test_a_change_without_the_right_names_the_grant_and_changes_nothing(
@@ -74,7 +82,7 @@ async def test_a_change_without_the_right_names_the_grant_and_changes_nothing(
     try:
         asked = desk(place, database_url=dsn)
         listed = await asked.dead_events(event_type="", error="", below=None)
-        assert [str(found.id) for found in listed["items"]] == [event]
+        assert [str(found.id) for found in cast("Any", listed.items)] == [event]
         with pytest.raises(ContractError, match=r"operator_actions.*grant the operator's role.*roles\.sql"):
             await asked.replay(uuid.UUID(event), actor="Ann", reason="try")
         with pytest.raises(ContractError, match=r"roles\.sql"):
@@ -88,54 +96,51 @@ async def test_an_endless_payload_is_shown_up_to_a_bound(place: Site) -> None:
     event = await add_dead_event(place.database, event_type="no subject", text="ä" * 100_000)
     shown = await desk(place).event(uuid.UUID(event))
     assert shown is not None
-    assert (shown["payload_cut"], shown["payload_bytes"], shown["payload_encoding"]) == (
-        True,
-        200_012,
-        "utf-8",
-    )
-    assert len(shown["payload"].encode()) <= 65_536
+    body = shown.body
+    assert (body.payload_cut, body.payload_bytes, body.payload_encoding) == (True, 200_012, "utf-8")
+    assert len(body.payload.encode()) <= 65_536
     assert await desk(place).event(uuid.uuid4()) is None
 
 
 async def test_what_is_no_id_is_told_as_such(place: Site) -> None:
     with pytest.raises(ValueError, match="no id"):
-        await desk(place).whereabouts("order 17")
+        await desk(place).lookup("order 17")
 
 
 async def test_a_group_of_dead_letters_is_counted_and_purged_some_at_a_time_up_to_its_last(
     place: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sea_mq_worker.bootstrap.worker.dead_letter_groups._AT_ONCE_MAX", 2)
+    monkeypatch.setattr("sea_mq_worker.bootstrap.worker.dead_letter_groups._BATCH_MAX", 2)
     asked = desk(place)
     for subject in ("a", "b", "a", "a", "a"):
         headers = {"Dlq-Reason": "REJECTED", "Dlq-Original-Subject": subject, "Dlq-Detail": "422"}
         await store(place.broker, f"{place.target.context}.dlq.x", headers=headers)
-    first, second = (await asked.letter_groups())["items"]
-    assert (first["subject"], first["count"], first["last"], second["count"]) == ("a", 4, 5, 1)
+    first, second = cast("Any", (await asked.dead_letter_groups()).items)
+    assert (first.subject, first.count, first.last, second.count) == ("a", 4, 5, 1)
     group, why = (
         DeadLetterGroup(reason="REJECTED", subject="a", after=0, last=4),
         {"actor": "Ann", "reason": "old"},
     )
-    some = await asked.purge_group(group, **why)
-    assert some == {"done": 2, "failed": 0, "after": 3, "text": "", "more": True}
-    some = await asked.purge_group(replace(group, after=some["after"]), **why)
-    assert some == {"done": 1, "failed": 0, "after": 4, "text": "", "more": False}
-    assert [each["count"] for each in (await asked.letter_groups())["items"]] == [1, 1]
-    actions = (await asked.actions())["items"]
+    progress = await asked.purge_group(group, **why)
+    assert progress == GroupProgress(done=2, failed=0, after=3, text="", more=True)
+    progress = await asked.purge_group(replace(group, after=progress.after), **why)
+    assert progress == GroupProgress(done=1, failed=0, after=4, text="", more=False)
+    assert [each.count for each in cast("Any", (await asked.dead_letter_groups()).items)] == [1, 1]
+    actions = cast("Any", (await asked.actions()).items)
     assert [(each.action, each.actor, each.affected) for each in actions] == [
         ("purge", "Ann (page)", 1), ("purge", "Ann (page)", 2),
     ]  # fmt: skip
 
 
 async def test_a_slow_pace_is_ended_by_the_row_that_workers_ask_for(place: Site) -> None:
-    asked, why = desk(place), {"actor": "Ann", "reason": "mended"}
-    told = await asked.resume("order.paid", **why)
-    assert told == {"done": True, "text": "order.paid goes on at full speed within seconds"}
-    assert "every slow event type" in (await asked.resume("", **why))["text"]
+    asked, why = desk(place), {"actor": "Ann", "reason": "fixed"}
+    result = await asked.resume("order.paid", **why)
+    assert result == ActionResult(done=True, text="order.paid continues at full speed within seconds")
+    assert "every slow event type" in (await asked.resume("", **why)).text
     async with tables_pool(asked._settings, purpose="operator") as pool:
         found = await PostgresResumptions(pool=pool).resumed(within_seconds=60)
     assert [event_type for event_type, _ in found] == ["", "order.paid"]
-    [_, first] = (await asked.actions())["items"]
+    [_, first] = cast("Any", (await asked.actions()).items)
     assert (first.action, first.actor, first.reason, first.outcome) == (
-        "resume", "Ann (page)", "mended", "done",
+        "resume", "Ann (page)", "fixed", "done",
     )  # fmt: skip

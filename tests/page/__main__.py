@@ -56,7 +56,7 @@ async def _take(place: Path, site: Site, browser: Browser) -> None:
         await page.click("Close", "#found")
         site.to_handler.refuse()
         await site.send(40)
-        await page.says("The handler takes no messages", "#verdict", within=40)
+        await page.says("The handler takes no messages", "#health", within=40)
         await page.until("/for \\d\\d s/.test(document.querySelector('#since').innerText)")
         await page.prefer(dark=True)
         await _picture(page, place / "page-outage.png", 640)

@@ -40,7 +40,7 @@ async def unlocked(browser: Browser, site: Site, **settings: object) -> AsyncIte
     async with site.worker(admin_token_file=site.folder / "token", **settings) as worker:
         await worker.ready()
         page = await browser.page(url_of(worker))
-        await page.says("This worker asks for its token")
+        await page.says("This worker requires its token")
         page.troubles.clear()  # the answer 401 is told on the console
         await page.write("#token", TOKEN)
         await page.press("Enter")
@@ -78,8 +78,8 @@ async def test_without_a_token_it_shows_numbers_alone_and_says_what_to_do_first(
     async with site.worker() as worker:
         await worker.ready()
         page = await browser.page(url_of(worker))
-        await page.says("Nothing has come through yet")
-        first = await page.text("#helps code")
+        await page.says("No event or message yet")
+        first = await page.text("#next-steps code")
         assert await fits(page, PHONE)
         await site.database.execute(first)
         await page.says("Working", "#state", within=30)
@@ -115,7 +115,7 @@ async def test_with_the_token_an_event_is_found_shown_and_replayed(browser: Brow
         await page.says("Done: it is PENDING again", "dialog")
         await page.press("Escape")
         assert not await page.evaluate("document.querySelector('#detail').open")
-        await page.click("What operators did")
+        await page.click("Operator actions")
         await page.says("the type is allowed now", "#list")
         assert page.troubles == []
     row = await site.database.fetchrow("SELECT actor, action, reason, affected FROM operator_actions")
@@ -129,7 +129,7 @@ async def test_the_address_that_dev_prints_signs_in_and_keeps_no_token(
     async with dev(tmp_path) as printed:
         page = await browser.page(printed)
         await page.says("No event is DEAD", "#list")
-        await page.click("What operators did")
+        await page.click("Operator actions")
         await page.says("Nobody has changed anything by hand", "#list")
         token = printed.partition("#token=")[2]
         assert len(token) > 40
@@ -138,9 +138,9 @@ async def test_the_address_that_dev_prints_signs_in_and_keeps_no_token(
         assert not any(token in entry["url"] for entry in visited)
         assert page.troubles == []
         await page.evaluate("location.hash = '#token=wrong'")
-        await page.says("That is not its token")
+        await page.says("The token is wrong")
         await page.says("Locked, ready", "#state")
-        assert await page.text("#helps") == ""
+        assert await page.text("#next-steps") == ""
 
 
 @pytest.mark.fault("S10")
@@ -151,7 +151,7 @@ async def test_many_dead_letters_are_shown_in_pages_and_one_is_redriven(browser:
         await worker.ready()
         await site.quiet()
     async with unlocked(browser, site) as page:
-        await page.says("120 dead letters stopped for good", "#verdict")
+        await page.says("120 dead letters", "#health")
         await page.until("document.querySelector('#tab-letters').innerText.includes('120')")
         assert await page.evaluate("document.querySelector('#tab-letters').ariaSelected") == "true"
         await page.evaluate("document.querySelector('#tab-events').click()")
@@ -174,7 +174,7 @@ async def test_many_dead_letters_are_shown_in_pages_and_one_is_redriven(browser:
         await page.click("Show dead letter 7", "#list")
         await page.says('"vibe": "calm"', "dialog")
         await page.write("#actor", "Ann")
-        await page.write("#reason", "the handler is mended")
+        await page.write("#reason", "the handler is fixed")
         await page.evaluate("document.querySelector('dialog .act').focus()")
         await page.press("Enter")
         await page.says("Not done: the handler answered 422", "dialog")
@@ -200,10 +200,10 @@ async def test_a_group_of_dead_letters_is_redriven_by_one_button(browser: Browse
         await worker.ready()
         await site.quiet()
     async with unlocked(browser, site) as page:
-        await page.says("12 dead letters stopped for good", "#verdict")
+        await page.says("12 dead letters", "#health")
         await page.click(f"Redrive all 12 of REJECTED, {site.subject}", "#list")
         await page.write("#actor", "Ann")
-        await page.write("#reason", "the handler is mended")
+        await page.write("#reason", "the handler is fixed")
         await page.press("Enter")
         await page.says(
             "Not done: stopped, 0 of 12, 10 without an effect: the handler answered 422", "dialog"
@@ -225,15 +225,15 @@ async def test_a_slow_pace_is_ended_by_its_button_and_only_while_there_is_one(
     quick = {"handler_slow_after": 3, "handler_slow_failures_per_second": 0.01}
     async with unlocked(browser, site, **quick, inbox_backoff_max_seconds=600) as page:
         sent = await site.send(4)  # once it is signed in: /readyz, which a locked page asks, answers 503 then
-        await page.says("The handler fails message after message", "#verdict")
+        await page.says("The handler fails message after message", "#health")
         await page.click("Resume made", "#resumes")
         await page.evaluate("document.querySelector('#resumes button').append('.long_name'.repeat(20))")
         assert await fits(page, PHONE)
         site.handler.default = answer(200)
         await page.write("#actor", "Ann")
-        await page.write("#reason", "the handler is mended")
+        await page.write("#reason", "the handler is fixed")
         await page.press("Enter")
-        await page.says("Done: made goes on at full speed within seconds", "dialog")
+        await page.says("Done: made continues at full speed within seconds", "dialog")
         await page.press("Escape")
         await page.until("!document.querySelector('#resumes').checkVisibility()", within=30)
         await site.quiet()
@@ -246,21 +246,21 @@ async def test_an_outage_is_told_with_its_cause_and_numbers_still_come(browser: 
     async with site.worker() as worker:
         await worker.ready()
         page = await browser.page(url_of(worker))
-        await page.says("Nothing has come through yet")
+        await page.says("No event or message yet")
         site.to_handler.refuse()
         await site.send(12)
-        await page.says("The handler takes no messages", "#verdict", within=30)
+        await page.says("The handler takes no messages", "#health", within=30)
         assert re.search(r"since \d\d:\d\d, for", await page.text("#since"))
-        assert await page.text("#helps code") == "python -m sea_mq_worker doctor"
+        assert await page.text("#next-steps code") == "python -m sea_mq_worker doctor"
         site.to_database.stall()
         assert await numbers_come(page)
         site.to_database.heal()
         site.to_database.refuse()
-        await page.says("PostgreSQL does not serve", "#verdict", within=30)
+        await page.says("PostgreSQL does not serve", "#health", within=30)
         assert await numbers_come(page)
         assert page.troubles == []
         await end(worker)
-        await page.says("The worker does not answer", "#verdict")
+        await page.says("The worker does not answer", "#health")
 
 
 async def numbers_come(page: Page) -> bool:

@@ -1,13 +1,13 @@
-// One line over what is remembered, up to an hour: enough to see since when, and whether it grows.
+// Line charts of the history, up to an hour.
 
-import { atClock, element, whole, write } from "./words.js";
+import { atClock, element, whole, write } from "./rendering.js";
 
 const NAMESPACE = "http://www.w3.org/2000/svg";
 const HEIGHT = 40;
 const SAMPLES_MIN = 20;
 
-/** Make a chart; `told` turns a value into words. */
-export function chart(name, told) {
+/** Make a chart; `format` turns a value into text. */
+export function chart(name, format) {
   const area = part("path", { class: "area" });
   const line = part("path", { class: "line" });
   const mark = part("line", { class: "mark", y1: 0, y2: HEIGHT, x1: -1, x2: -1 });
@@ -16,7 +16,7 @@ export function chart(name, told) {
   const left = element("span");
   const right = element("span", {}, "now");
   const shown = element("figure", {}, drawn, element("figcaption", { "aria-hidden": "true" }, left, right));
-  const made = { shown, drawn, area, line, left, right, mark, name, told, series: [], size: 0, history: null, place: null };
+  const made = { shown, drawn, area, line, left, right, mark, name, format, series: [], size: 0, history: null, place: null };
   drawn.addEventListener("pointermove", (event) => {
     const box = drawn.getBoundingClientRect();
     point(made, Math.round(((event.clientX - box.left) / box.width) * (made.size - 1)));
@@ -48,7 +48,7 @@ export function draw(made, history, series) {
   series.forEach((value, place) => {
     const x = first + place;
     if (value !== null) {
-      line += `${begun === null ? "M" : "L"}${x} ${y(value).toFixed(2)}${begun === null ? "h0" : ""}`; // even one shows
+      line += `${begun === null ? "M" : "L"}${x} ${y(value).toFixed(2)}${begun === null ? "h0" : ""}`; // draws a single sample, too
       area += begun === null ? `M${x} ${HEIGHT}L${x} ${y(value).toFixed(2)}` : `L${x} ${y(value).toFixed(2)}`;
       begun ??= x;
     }
@@ -62,14 +62,14 @@ export function draw(made, history, series) {
   const most = known.length ? Math.max(...known) : null;
   made.drawn.setAttribute(
     "aria-label",
-    most === null ? `${made.name}: nothing counted yet` : `${made.name}, last ${whole(size * history.step_seconds)}: now ${made.told(series.at(-1))}, at most ${made.told(most)}`,
+    most === null ? `${made.name}: no samples yet` : `${made.name}, last ${whole(size * history.step_seconds)}: now ${made.format(series.at(-1))}, at most ${made.format(most)}`,
   );
   made.drawn.setAttribute("aria-valuemax", size - 1);
   if (made.place === null) rest(made);
-  write(made.left, most === null ? "no samples yet" : `${whole(size * history.step_seconds)}, at most ${made.told(most)}`);
+  write(made.left, most === null ? "no samples yet" : `${whole(size * history.step_seconds)}, at most ${made.format(most)}`);
 }
 
-/** Tell the value at a place, under the pointer or by the arrow keys. */
+/** Show the value at a place, selected by the pointer or the arrow keys. */
 function point(made, place) {
   if (!made.history) return;
   const value = made.series[place - (made.size - made.series.length)];
@@ -77,7 +77,7 @@ function point(made, place) {
   made.mark.setAttribute("x1", place);
   made.mark.setAttribute("x2", place);
   const at = atClock(made.history.at - (made.size - 1 - place) * made.history.step_seconds);
-  const text = `${at}: ${value === null || value === undefined ? "not counted" : made.told(value)}`;
+  const text = `${at}: ${value === null || value === undefined ? "no sample" : made.format(value)}`;
   write(made.right, text);
   made.shown.classList.add("pointed");
   made.drawn.setAttribute("aria-valuenow", place);
@@ -91,7 +91,7 @@ function rest(made) {
   write(made.right, "now");
   made.shown.classList.remove("pointed");
   made.drawn.setAttribute("aria-valuenow", made.size - 1);
-  made.drawn.setAttribute("aria-valuetext", made.series.length ? `now ${made.told(made.series.at(-1))}` : "nothing counted yet");
+  made.drawn.setAttribute("aria-valuetext", made.series.length ? `now ${made.format(made.series.at(-1))}` : "no samples yet");
 }
 
 function part(tag, attributes) {

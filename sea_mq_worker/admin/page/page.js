@@ -1,14 +1,14 @@
-// Asks every two seconds how it stands. What is shown changes in place, so that nothing jumps.
+// Requests the status every two seconds, and updates the page in place, so that nothing moves.
 
-import { headers } from "./asking.js";
-import { openDesk, refreshList, resumeButtons } from "./desk.js";
-import { drawSides, showSides } from "./sides.js";
-import { atClock, command, count, element, grow, moment, present, setClock, table, whole, write } from "./words.js";
+import { headers } from "./api.js";
+import { initOperatorPanel, refreshList, resumeButtons } from "./operator_panel.js";
+import { drawSides, showSides } from "./side_cards.js";
+import { atClock, command, count, element, moment, present, setClock, table, updateAges, whole, write } from "./rendering.js";
 
-const TOKEN_PLACE = "The token is in the file that SEA_MQ_ADMIN_TOKEN_FILE names; `dev` prints an address that signs in.";
+const TOKEN_HINT = "The token is in the file of SEA_MQ_ADMIN_TOKEN_FILE; `dev` prints an address that signs in.";
 const STATUS_SECONDS = 2;
 const HISTORY_SECONDS = 5;
-const PATIENCE_SECONDS = 5;
+const TIMEOUT_SECONDS = 5;
 
 const at = (id) => document.getElementById(id);
 let last = 0;
@@ -20,42 +20,42 @@ function show(status) {
   setClock(status.now);
   last = Date.now();
   lost = 0;
-  document.title = `${status.verdict.state} – ${status.context} sea_mq_worker`;
+  document.title = `${status.health.state} – ${status.context} sea_mq_worker`;
   write(at("context"), status.context);
   const others = status.overview?.workers > 1 ? `, ${count(status.overview.workers)} workers on this database` : "";
   write(at("about"), `${status.worker}, version ${status.version}, up for ${whole(status.now - status.started)}${others}`);
-  showVerdict(status.verdict, status.offers === "all" ? status.slow_types : []);
+  showHealth(status.health, status.offers === "all" ? status.slow_types : []);
   showSides(status);
   showConsumers(status.consumers);
-  showTroubles(status.troubles);
-  showNews(status.news);
+  showErrors(status.errors);
+  showActivity(status.activity);
   at("closed").hidden = status.offers === "all";
   offer(status);
   at("main").classList.remove("old");
 }
 
-function showVerdict(verdict, resumable = []) {
-  at("verdict").dataset.level = verdict.level;
-  write(at("state"), verdict.state);
-  write(at("text"), verdict.text);
-  at("since").hidden = verdict.level === "good" || verdict.level === "idle" || !verdict.since;
-  write(at("since"), `since ${atClock(verdict.since)}, for ${whole(present() - verdict.since)}`);
-  const others = verdict.causes.slice(1);
+function showHealth(health, resumable = []) {
+  at("health").dataset.level = health.level;
+  write(at("state"), health.state);
+  write(at("text"), health.text);
+  at("since").hidden = health.level === "good" || health.level === "idle" || !health.since;
+  write(at("since"), `since ${atClock(health.since)}, for ${whole(present() - health.since)}`);
+  const others = health.causes.slice(1);
   at("causes").hidden = !others.length;
-  once(at("causes"), others, () => others.map((cause) => element("li", {}, element("b", {}, cause.part), said(cause), " ", moment(cause.since))));
-  once(at("helps"), verdict.helps, () => verdict.helps.map(command));
+  once(at("causes"), others, () => others.map((cause) => element("li", {}, element("b", {}, cause.part), reasonText(cause), " ", moment(cause.since))));
+  once(at("next-steps"), health.next_steps, () => health.next_steps.map(command));
   at("resumes").hidden = !resumable.length;
   once(at("resumes"), resumable, () => resumeButtons(resumable));
 }
 
-/** A reason that begins with its part does not name it twice. */
-function said({ part, reason }) {
+/** Return a reason without its part's name if it begins with that name. */
+function reasonText({ part, reason }) {
   return reason.startsWith(part) ? reason.slice(part.length) : `: ${reason}`;
 }
 
 function showConsumers(consumers) {
   at("consumers").hidden = !consumers.length;
-  const heads = ["Consumer", "To deliver", "In hand", "Redelivered", "State"];
+  const heads = ["Consumer", "To deliver", "In flight", "Redelivered", "State"];
   once(at("consumers").lastElementChild, consumers.map(({ at: _, ...rest }) => rest), () => [
     table("Consumers", heads, consumers.map((each) => [
       `${each.stream}/${each.durable}`,
@@ -67,21 +67,21 @@ function showConsumers(consumers) {
   ]);
 }
 
-function showTroubles(troubles) {
-  at("troubles").hidden = !troubles.length;
-  once(at("troubles").lastElementChild, troubles, () => [
-    table("Failures", ["Where", "Times", "What", "Last"], troubles.map((each) => [`${each.side}, ${each.what}`, count(each.count), each.text, moment(each.last)])),
+function showErrors(errors) {
+  at("errors").hidden = !errors.length;
+  once(at("errors").lastElementChild, errors, () => [
+    table("Errors", ["Side", "Times", "Error", "Last"], errors.map((each) => [`${each.side}, ${each.effect}`, count(each.count), each.text, moment(each.last)])),
   ]);
 }
 
-function showNews(news) {
-  at("news").hidden = !news.length;
-  once(at("news").lastElementChild, news, () => news.map((each) => element("li", { "data-level": each.level }, moment(each.at), ` ${each.text}`, each.times > 1 ? element("small", {}, ` ${count(each.times)} times`) : null)));
+function showActivity(activity) {
+  at("activity").hidden = !activity.length;
+  once(at("activity").lastElementChild, activity, () => activity.map((each) => element("li", { "data-level": each.level }, moment(each.at), ` ${each.text}`, each.times > 1 ? element("small", {}, ` ${count(each.times)} times`) : null)));
 }
 
 function offer(status) {
   const offers = status.offers === "all";
-  const counted = Object.values(status.sides).every((side) => side.sample); // only then is it known which list has something
+  const counted = Object.values(status.sides).every((side) => side.sample); // the first sample shows which list is non-empty
   at("search").hidden = at("forget").hidden = !offers;
   if (!offers || counted) at("stopped").hidden = !offers;
   const now = JSON.stringify(Object.values(status.sides).map((side) => side.sample?.dead));
@@ -92,23 +92,23 @@ function offer(status) {
   if (offers && counted && now !== dead && refreshList(status.sides.outbox?.sample.dead, status.sides.inbox?.sample.dead)) dead = now;
 }
 
-/** Make children anew only where what they tell has changed. */
-function once(shown, told, make) {
-  const text = JSON.stringify(told);
-  if (shown.dataset.told === text) return;
-  shown.dataset.told = text;
+/** Replace the children only if their data has changed. */
+function once(shown, data, make) {
+  const text = JSON.stringify(data);
+  if (shown.dataset.data === text) return;
+  shown.dataset.data = text;
   shown.replaceChildren(...make());
 }
 
-function fail(state, text, helps) {
+function fail(state, text, next_steps) {
   lost ||= present();
   at("main").classList.add("old");
-  showVerdict({ level: "bad", state, text, since: lost, causes: [], helps });
+  showHealth({ level: "bad", state, text, since: lost, causes: [], next_steps });
   document.title = `${state} – sea_mq_worker`;
 }
 
 async function get(path) {
-  return fetch(path, { headers: headers(), signal: AbortSignal.timeout(PATIENCE_SECONDS * 1000) });
+  return fetch(path, { headers: headers(), signal: AbortSignal.timeout(TIMEOUT_SECONDS * 1000) });
 }
 
 async function poll() {
@@ -121,24 +121,24 @@ async function poll() {
       await pollHistory();
     } else if (locked) {
       at("main").classList.add("old");
-      showVerdict(await lockedVerdict(answer.status === 429));
+      showHealth(await lockedHealth(answer.status === 429));
     } else {
-      fail("Broken", `The worker answers ${answer.status}.`, ["python -m sea_mq_worker doctor"]);
+      fail("Broken", `The worker answered with status ${answer.status}.`, ["python -m sea_mq_worker doctor"]);
     }
   } catch {
-    fail("Gone", "The worker does not answer: it has ended, is stuck, or cannot be reached from here.", ["python -m sea_mq_worker doctor"]);
+    fail("Gone", "The worker does not answer: it has stopped, is stuck, or is unreachable from this browser.", ["python -m sea_mq_worker doctor"]);
   }
-  grow();
-  write(at("fresh"), last ? `Numbers of ${atClock(last / 1000)}, asked for every ${STATUS_SECONDS} s` : "");
+  updateAges();
+  write(at("fresh"), last ? `Numbers of ${atClock(last / 1000)}, updated every ${STATUS_SECONDS} s` : "");
 }
 
-/** Without the token only the probe answers: whether work goes on, and which part is in the way. */
-async function lockedVerdict(tooMany) {
+/** Without the token only the probe answers, with the unready parts. */
+async function lockedHealth(tooMany) {
   const ready = await (await get("readyz")).json();
-  const text = tooMany ? "Too many wrong tokens: wait a minute." : TOKEN_PLACE;
+  const text = tooMany ? "Too many wrong tokens: wait a minute." : TOKEN_HINT;
   const causes = (ready.parts ?? []).map((part) => ({ part, reason: "sign in to see why", since: present() }));
   const state = ready.ok ? "Locked, ready" : `Locked, ${ready.state}`;
-  return { level: ready.ok ? "idle" : "bad", state, text, since: present(), causes, helps: [] };
+  return { level: ready.ok ? "idle" : "bad", state, text, since: present(), causes, next_steps: [] };
 }
 
 async function pollHistory() {
@@ -149,7 +149,7 @@ async function pollHistory() {
   drawn = Date.now();
 }
 
-/** Sign in by `#token=…`, which no browser sends: then it is gone from the address and from the tab's history. */
+/** Sign in by `#token=…`, which no browser sends, and remove it from the address and the tab's history. */
 function takeToken() {
   const token = new URLSearchParams(location.hash.slice(1)).get("token");
   if (!token) return;
@@ -160,7 +160,7 @@ function takeToken() {
 function lock(locked) {
   at("login").hidden = !locked;
   if (locked) {
-    write(at("refused"), sessionStorage.getItem("token") ? "That is not its token." : "");
+    write(at("refused"), sessionStorage.getItem("token") ? "The token is wrong." : "");
     sessionStorage.removeItem("token");
     at("token").focus();
   }
@@ -181,8 +181,8 @@ document.addEventListener("keydown", (event) => {
   const writes = event.target.closest("input, textarea, [contenteditable]");
   if (event.key === "/" && !writes && !at("search").hidden && !at("detail").open) {
     event.preventDefault();
-    at("wanted").focus();
-    at("wanted").select();
+    at("lookup-id").focus();
+    at("lookup-id").select();
   } else if (event.key === "Escape" && !at("detail").open) {
     at("found").hidden = true;
   }
@@ -193,9 +193,9 @@ addEventListener("hashchange", () => {
   poll();
 });
 takeToken();
-openDesk();
+initOperatorPanel();
 
-/** One question after the other: a slow answer is waited for, and nothing is asked while the token is. */
+/** Poll one request at a time; wait for a slow answer, and pause while the sign-in form is shown. */
 async function run() {
   if (!document.hidden && at("login").hidden) await poll();
   setTimeout(run, STATUS_SECONDS * 1000);

@@ -1,12 +1,11 @@
-"""Dead letters by groups, for the page: counted, and sent again or deleted a few at a time."""
+"""Groups of dead letters for the page: counts, and redrives or purges in small batches."""
 
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict
 
 from sea_mq_worker.adapters.nats.manage.dead_letters import LetterFilter, NatsDeadLetters
-from sea_mq_worker.admin.operator_api import DeadLetterGroup
+from sea_mq_worker.admin.operator_api import DeadLetterCount, DeadLetterGroup, GroupProgress, ItemPage
 from sea_mq_worker.operations.broker import dead_letters
 from sea_mq_worker.operations.dead_letters import DeadLetterOutcome
 from sea_mq_worker.operations.purge import purger
@@ -14,47 +13,39 @@ from sea_mq_worker.operations.redrive import redriver
 from sea_mq_worker.settings import Settings
 
 READ_MAX = 2000
-"""Dead letters that are looked at for one answer."""
-_AT_ONCE_MAX = 50
+"""Maximum number of dead letters read for one answer."""
+_BATCH_MAX = 50
 _SECONDS = 3.0
-"""After this time no letter is begun, so that the page can show the progress."""
+"""Time limit to begin another dead letter, in seconds, so that the page can show progress."""
 _FAILURES_MAX = 10
-"""After this number of letters without an effect the handler is taken for not mended."""
+"""Number of dead letters without an effect after which the batch stops: the handler still fails."""
 
 
-@dataclass(slots=True, kw_only=True)
-class _Counted:
-    """A group, as the list shows it."""
-
-    reason: str
-    subject: str
-    detail: str
-    oldest_at: Any
-    count: int = 0
-    last: int = 0
-
-
-async def letter_groups(settings: Settings) -> Mapping[str, Any]:
-    """Count the oldest by reason and subject, the most frequent first; ``more``: there are others behind."""
-    groups: dict[tuple[str, str], _Counted] = {}
+async def dead_letter_groups(settings: Settings) -> ItemPage:
+    """Count the oldest dead letters by reason and subject; ``more``: others follow."""
+    groups: dict[tuple[str, str], DeadLetterCount] = {}
     read = 0
     async with dead_letters(settings) as letters:
         async for one in letters.walk(read_max=READ_MAX):
             read += 1
             key = (one.reason, one.original_subject)
-            group = groups.get(key) or _Counted(
-                reason=one.reason, subject=one.original_subject, detail=one.detail, oldest_at=one.stored_at
+            first = groups.get(key)
+            groups[key] = DeadLetterCount(
+                reason=one.reason,
+                subject=one.original_subject,
+                detail=first.detail if first else one.detail,
+                oldest_at=first.oldest_at if first else one.stored_at,
+                count=first.count + 1 if first else 1,
+                last=one.seq,
             )
-            group.count, group.last = group.count + 1, one.seq
-            groups[key] = group
     items = sorted(groups.values(), key=lambda group: -group.count)
-    return {"items": [asdict(group) for group in items], "more": read == READ_MAX}
+    return ItemPage(items=items, more=read == READ_MAX)
 
 
 async def redrive_some(
     settings: Settings, group: DeadLetterGroup, *, actor: str, reason: str
-) -> Mapping[str, Any]:
-    """Hand the next ones to the handler; where one has no effect, it stays."""
+) -> GroupProgress:
+    """Send the next dead letters to the handler; one without an effect stays."""
     async with redriver(settings) as again:
 
         async def one(seq: int) -> DeadLetterOutcome:
@@ -63,10 +54,8 @@ async def redrive_some(
         return await _each(again.letters, group, one)
 
 
-async def purge_some(
-    settings: Settings, group: DeadLetterGroup, *, actor: str, reason: str
-) -> Mapping[str, Any]:
-    """Delete the next ones for good, and note it in the audit."""
+async def purge_some(settings: Settings, group: DeadLetterGroup, *, actor: str, reason: str) -> GroupProgress:
+    """Delete the next dead letters for good, and record it in the audit."""
     async with (
         purger(settings, actor=actor, reason=reason) as tool,
         tool.recorded(asdict(group)) as delete,
@@ -76,17 +65,17 @@ async def purge_some(
 
 async def _each(
     letters: NatsDeadLetters, group: DeadLetterGroup, do: Callable[[int], Awaitable[DeadLetterOutcome]]
-) -> Mapping[str, Any]:
+) -> GroupProgress:
     which = LetterFilter(reason=group.reason, subject=group.subject, after_seq=group.after)
-    chosen = await letters.list(which, limit=_AT_ONCE_MAX + 1, read_max=READ_MAX)
+    chosen = await letters.list(which, limit=_BATCH_MAX + 1, read_max=READ_MAX)
     seqs = [one.seq for one in chosen if one.seq <= group.last]
     done = failed = 0
     after, text, until = group.after, "", time.monotonic() + _SECONDS
-    for seq in seqs[:_AT_ONCE_MAX]:
+    for seq in seqs[:_BATCH_MAX]:
         if failed >= _FAILURES_MAX or time.monotonic() > until:
             break
         outcome = await do(seq)
         done, failed, after = done + outcome.done, failed + (not outcome.done), seq
         text = text if outcome.done else outcome.text
     more = bool(seqs) and after < seqs[-1]
-    return {"done": done, "failed": failed, "after": after, "text": text, "more": more}
+    return GroupProgress(done=done, failed=failed, after=after, text=text, more=more)

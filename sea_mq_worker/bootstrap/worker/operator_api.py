@@ -1,4 +1,4 @@
-"""The page's desk: what operators' commands do, on connections of their own, one at a time and bounded."""
+"""Operator API of the page: commands on separate connections, one at a time and with a time limit."""
 
 import base64
 from collections.abc import Coroutine, Iterator, Mapping
@@ -7,12 +7,20 @@ from dataclasses import asdict
 from typing import Any, TypeVar
 from uuid import UUID
 
-from sea_mq_worker.adapters.nats.manage.dead_letters import DeadLetterEntry, LetterFilter
+from sea_mq_worker.adapters.nats.manage.dead_letters import LetterFilter
 from sea_mq_worker.adapters.postgres.operator.overview import BY_INDEX, PostgresOverview
-from sea_mq_worker.admin.operator_api import DeadLetterGroup
+from sea_mq_worker.admin.operator_api import (
+    ActionResult,
+    Body,
+    DeadLetterGroup,
+    GroupProgress,
+    ItemPage,
+    LookupResult,
+    RecordDetail,
+)
 from sea_mq_worker.bootstrap.worker.dead_letter_groups import (
     READ_MAX,
-    letter_groups,
+    dead_letter_groups,
     purge_some,
     redrive_some,
 )
@@ -27,17 +35,17 @@ from sea_mq_worker.operations.lookup_report import lookup_report
 from sea_mq_worker.operations.redrive import redriver
 from sea_mq_worker.settings import Settings
 
-_QUESTION_SECONDS = 8.0
+_REQUEST_SECONDS = 8.0
 _HANDLING_SPARE_SECONDS = 20.0
 _PAGE = 50
 _ACTIONS = 20
 _SHOWN_BYTES_MAX = 64 * 1024
 _GRANT = (
-    "the worker's own role may not do this: do it by the command, as an operator, or grant the operator's "
-    "role to the worker's login, as sql/roles.sql shows"
+    "the worker's own role may not do this: run the command as an operator, or grant the operator's "
+    "role to the worker's login, as in sql/roles.sql"
 )
 _PERMIT = (
-    "the worker's own NATS user may not do this: do it by the command, as sea_operator, or permit it "
+    "the worker's own NATS user may not do this: run the command as sea_operator, or grant the permission "
     "(deploy/nats-accounts.conf)"
 )
 
@@ -45,101 +53,107 @@ _T = TypeVar("_T")
 
 
 class WorkerOperatorApi:
-    """Answers the page; the port tells what each method is for."""
+    """Implements the port ``OperatorApi``; the methods are documented there."""
 
     def __init__(self, settings: Settings) -> None:
-        seconds = min(settings.database_timeout_seconds, _QUESTION_SECONDS)
+        seconds = min(settings.database_timeout_seconds, _REQUEST_SECONDS)
         few = {"database_pool_max": 1, "database_timeout_seconds": seconds}
         self._settings = settings.model_copy(update=few)
-        self._turn = SerializedCalls()
+        self._serialized = SerializedCalls()
 
-    async def whereabouts(self, text: str) -> Mapping[str, Any]:
-        return await self._ask(self._whereabouts(text))
+    async def lookup(self, text: str) -> LookupResult:
+        return await self._run(self._lookup(text))
 
-    async def dead_events(self, *, event_type: str, error: str, below: int | None) -> Mapping[str, Any]:
-        return await self._ask(self._dead_events(event_type or None, error or None, below))
+    async def dead_events(self, *, event_type: str, error: str, below: int | None) -> ItemPage:
+        return await self._run(self._dead_events(event_type or None, error or None, below))
 
-    async def event(self, id_: UUID) -> Mapping[str, Any] | None:
-        return await self._ask(self._event(id_))
+    async def event(self, id_: UUID) -> RecordDetail | None:
+        return await self._run(self._event(id_))
 
-    async def dead_letters(self, *, reason: str, after: int) -> Mapping[str, Any]:
-        return await self._ask(self._dead_letters(LetterFilter(reason=reason, after_seq=after)))
+    async def dead_letters(self, *, reason: str, after: int) -> ItemPage:
+        return await self._run(self._dead_letters(LetterFilter(reason=reason, after_seq=after)))
 
-    async def letter_groups(self) -> Mapping[str, Any]:
-        return await self._ask(letter_groups(self._settings))
+    async def dead_letter_groups(self) -> ItemPage:
+        return await self._run(dead_letter_groups(self._settings))
 
-    async def dead_letter(self, seq: int) -> Mapping[str, Any]:
-        return await self._ask(self._dead_letter(seq))
+    async def dead_letter(self, seq: int) -> RecordDetail:
+        return await self._run(self._dead_letter(seq))
 
-    async def actions(self) -> Mapping[str, Any]:
-        return await self._ask(self._actions())
+    async def actions(self) -> ItemPage:
+        return await self._run(self._actions())
 
-    async def replay(self, id_: UUID, *, actor: str, reason: str) -> Mapping[str, Any]:
-        return await self._ask(self._replay(id_, _on_page(actor), reason))
+    async def replay(self, id_: UUID, *, actor: str, reason: str) -> ActionResult:
+        return await self._run(self._replay(id_, _on_page(actor), reason))
 
-    async def redrive(self, seq: int, *, actor: str, reason: str) -> Mapping[str, Any]:
-        """Give the handler its usual time."""
+    async def redrive(self, seq: int, *, actor: str, reason: str) -> ActionResult:
         seconds = self._settings.handler_timeout_seconds + _HANDLING_SPARE_SECONDS
-        return await self._ask(self._redrive(seq, _on_page(actor), reason), seconds)
+        return await self._run(self._redrive(seq, _on_page(actor), reason), seconds)
 
-    async def redrive_group(self, group: DeadLetterGroup, *, actor: str, reason: str) -> Mapping[str, Any]:
+    async def redrive_group(self, group: DeadLetterGroup, *, actor: str, reason: str) -> GroupProgress:
         seconds = self._settings.handler_timeout_seconds + _HANDLING_SPARE_SECONDS
         some = redrive_some(self._settings, group, actor=_on_page(actor), reason=reason)
-        return await self._ask(some, seconds)
+        return await self._run(some, seconds)
 
-    async def purge_group(self, group: DeadLetterGroup, *, actor: str, reason: str) -> Mapping[str, Any]:
-        return await self._ask(purge_some(self._settings, group, actor=_on_page(actor), reason=reason))
+    async def purge_group(self, group: DeadLetterGroup, *, actor: str, reason: str) -> GroupProgress:
+        return await self._run(purge_some(self._settings, group, actor=_on_page(actor), reason=reason))
 
-    async def resume(self, event_type: str, *, actor: str, reason: str) -> Mapping[str, Any]:
-        return await self._ask(self._resume(event_type, _on_page(actor), reason))
+    async def resume(self, event_type: str, *, actor: str, reason: str) -> ActionResult:
+        return await self._run(self._resume(event_type, _on_page(actor), reason))
 
-    async def _ask(self, question: Coroutine[Any, Any, _T], seconds: float | None = None) -> _T:
+    async def _run(self, request: Coroutine[Any, Any, _T], seconds: float | None = None) -> _T:
         with _naming_grants():
-            return await self._turn.take(question, seconds=seconds or _QUESTION_SECONDS)
+            return await self._serialized.run(request, seconds=seconds or _REQUEST_SECONDS)
 
-    async def _whereabouts(self, text: str) -> Mapping[str, Any]:
+    async def _lookup(self, text: str) -> LookupResult:
         async with message_lookup(self._settings) as place:
             try:
-                told = await lookup_report(text, place)
+                report = await lookup_report(text, place)
             except NoIdError as error:
                 raise ValueError(str(error)) from error
-        found = told.found
-        return {name: value for name, value in asdict(told).items() if name != "found"} | {
-            "event": found.event if found else None,
-            "letters": found.letters if found else (),
-        }
+        found = report.found
+        return LookupResult(
+            id=report.id,
+            answer=report.answer,
+            steps=report.steps,
+            next_steps=report.next,
+            matches=report.matches,
+            not_checked=report.unseen,
+            event=found.event if found else None,
+            dead_letters=found.letters if found else (),
+        )
 
-    async def _dead_events(
-        self, event_type: str | None, error: str | None, below: int | None
-    ) -> Mapping[str, Any]:
+    async def _dead_events(self, event_type: str | None, error: str | None, below: int | None) -> ItemPage:
         async with AsyncExitStack() as stack:
             pool = await open_pool(self._settings, purpose="page", hints=BY_INDEX)
             stack.push_async_callback(pool.close)
             found = await PostgresOverview(pool=pool).dead_events(
                 event_type=event_type, error=error, below=below, limit=_PAGE + 1
             )
-        return {"items": found[:_PAGE], "more": len(found) > _PAGE}
+        return ItemPage(items=found[:_PAGE], more=len(found) > _PAGE)
 
-    async def _event(self, id_: UUID) -> Mapping[str, Any] | None:
+    async def _event(self, id_: UUID) -> RecordDetail | None:
         async with operations(self._settings) as tables:
             found = await tables.show_outbox(id_)
-        return asdict(found) | _shown(found.payload.encode()) if found else None
+        if found is None:
+            return None
+        return RecordDetail(fields=_without(asdict(found), "payload"), body=_body(found.payload.encode()))
 
-    async def _dead_letters(self, which: LetterFilter) -> Mapping[str, Any]:
+    async def _dead_letters(self, which: LetterFilter) -> ItemPage:
         async with dead_letters(self._settings) as letters:
             found = await letters.list(which, limit=_PAGE + 1, read_max=READ_MAX)
-        return {"items": [_summary(entry) for entry in found[:_PAGE]], "more": len(found) > _PAGE}
+        items = [_without(asdict(entry), "headers", "payload") for entry in found[:_PAGE]]
+        return ItemPage(items=items, more=len(found) > _PAGE)
 
-    async def _dead_letter(self, seq: int) -> Mapping[str, Any]:
+    async def _dead_letter(self, seq: int) -> RecordDetail:
         async with dead_letters(self._settings) as letters:
             found = await letters.show(seq)
-        return _summary(found) | {"headers": dict(found.headers)} | _shown(found.payload)
+        return RecordDetail(fields=_without(asdict(found), "payload"), body=_body(found.payload))
 
-    async def _actions(self) -> Mapping[str, Any]:
+    async def _actions(self) -> ItemPage:
         async with operations(self._settings) as tables:
-            return {"items": await tables.audit(limit=_ACTIONS)}
+            return ItemPage(items=await tables.audit(limit=_ACTIONS))
 
-    async def _replay(self, id_: UUID, actor: str, reason: str) -> Mapping[str, Any]:
+    async def _replay(self, id_: UUID, actor: str, reason: str) -> ActionResult:
         async with operations(self._settings) as tables:
             result = await tables.replay(
                 OutboxFilter(ids=(id_,)),
@@ -149,26 +163,27 @@ class WorkerOperatorApi:
                 dry_run=False,
             )
         if result.replayed:
-            return {"done": True, "text": "it is PENDING again, and published when it is due"}
-        return {"done": False, "text": "it is neither PUBLISHED nor DEAD"}
+            return ActionResult(done=True, text="it is PENDING again, and published when it is due")
+        return ActionResult(done=False, text="it is neither PUBLISHED nor DEAD")
 
-    async def _resume(self, event_type: str, actor: str, reason: str) -> Mapping[str, Any]:
+    async def _resume(self, event_type: str, actor: str, reason: str) -> ActionResult:
         async with operations(self._settings) as tables:
             await tables.resume(event_type, actor=actor, reason=reason)
-        text = f"{event_type or 'every slow event type'} goes on at full speed within seconds"
-        return {"done": True, "text": text}
+        text = f"{event_type or 'every slow event type'} continues at full speed within seconds"
+        return ActionResult(done=True, text=text)
 
-    async def _redrive(self, seq: int, actor: str, reason: str) -> Mapping[str, Any]:
+    async def _redrive(self, seq: int, actor: str, reason: str) -> ActionResult:
         async with redriver(self._settings) as again:
-            return asdict(await again.redrive(seq, actor=actor, reason=reason))
+            outcome = await again.redrive(seq, actor=actor, reason=reason)
+        return ActionResult(done=outcome.done, text=outcome.text)
 
 
 @contextmanager
 def _naming_grants() -> Iterator[None]:
-    """Say which right is missing: a worker's own roles have the least.
+    """Name the missing right in an error: the worker's own roles have the least rights.
 
     Raises:
-        ContractError: something was not permitted, or is not as it must be.
+        ContractError: a right is missing, or something is not as required.
     """
     try:
         yield
@@ -185,16 +200,21 @@ def _on_page(actor: str) -> str:
     return f"{actor} (page)"
 
 
-def _summary(entry: DeadLetterEntry) -> dict[str, Any]:
-    return {name: value for name, value in asdict(entry).items() if name not in {"headers", "payload"}}
+def _without(record: Mapping[str, object], *names: str) -> Mapping[str, object]:
+    return {name: value for name, value in record.items() if name not in names}
 
 
-def _shown(payload: bytes) -> dict[str, Any]:
-    """Return a body as text, or in base64 where it is none, up to a bound."""
+def _body(payload: bytes) -> Body:
+    """Return a payload as text, or in base64 if it is no text, up to 64 KiB."""
     cut = payload[:_SHOWN_BYTES_MAX]
     try:
         text = cut.decode(errors="strict" if cut == payload else "ignore")
-        shown = {"payload": text, "payload_encoding": "utf-8"}
+        encoding = "utf-8"
     except UnicodeDecodeError:
-        shown = {"payload": base64.b64encode(cut).decode(), "payload_encoding": "base64"}
-    return shown | {"payload_bytes": len(payload), "payload_cut": len(cut) < len(payload)}
+        text, encoding = base64.b64encode(cut).decode(), "base64"
+    return Body(
+        payload=text,
+        payload_encoding=encoding,
+        payload_bytes=len(payload),
+        payload_cut=len(cut) < len(payload),
+    )

@@ -11,6 +11,7 @@ from functools import partial
 from sea_mq_worker.adapters.nats.manage.topology import EXISTENCE
 from sea_mq_worker.admin.activity import ActivityLog
 from sea_mq_worker.admin.server import AdminServer
+from sea_mq_worker.admin.status import Counters, WorkerInfo
 from sea_mq_worker.admin.worker_status import WorkerStatus
 from sea_mq_worker.application.supervisor import ExitCode, Loop, Supervisor
 from sea_mq_worker.application.waiting import StoppedError
@@ -41,12 +42,12 @@ async def run_worker(settings: Settings, stop: asyncio.Event) -> ExitCode:
         SettingsError: a setting contradicts what a server reports.
     """
     configure(level=settings.log_level, format=settings.log_format, stream=sys.stderr)
-    metrics, board = MetricsObserver(), ActivityLog()
+    metrics, activity = MetricsObserver(), ActivityLog()
     async with bounded_stack() as stack:
         base = WorkerContext(
             settings=settings,
             name=settings.worker_name or _own_name(),
-            observer=FanOut([LogObserver(), metrics, board]),
+            observer=FanOut([LogObserver(), metrics, activity]),
             metrics=metrics,
             stop=stop,
             stack=stack,
@@ -55,10 +56,10 @@ async def run_worker(settings: Settings, stop: asyncio.Event) -> ExitCode:
             start_tracing(base)
         for exposure in exposures(settings):
             base.observer.observe(exposure)
-        standing = _standing(base, board)
-        started = await _serve_admin(base, standing)
+        status = _status(base, activity)
+        started = await _serve_admin(base, status)
         try:
-            loops = await _loops(base, standing)
+            loops = await _loops(base, status)
         except StoppedError:
             return ExitCode.DONE
         except ContractError as error:
@@ -75,8 +76,8 @@ async def run_worker(settings: Settings, stop: asyncio.Event) -> ExitCode:
         ).run(stop)
 
 
-async def _loops(base: WorkerContext, standing: WorkerStatus) -> dict[str, Loop]:
-    loops = await sampling(base, standing)
+async def _loops(base: WorkerContext, status: WorkerStatus) -> dict[str, Loop]:
+    loops = await sampling(base, status)
     if base.settings.otlp_metrics:
         loops["metrics export"] = metrics_export(base)
     if limit := base.settings.broken_seconds_max:
@@ -85,7 +86,7 @@ async def _loops(base: WorkerContext, standing: WorkerStatus) -> dict[str, Loop]
         loops |= await outbound_loops(base)
     if base.settings.consumers:
         connection, inbound = await inbound_loops(base)
-        loops |= inbound | consumer_sampling(base, standing, connection)
+        loops |= inbound | consumer_sampling(base, status, connection)
     return loops
 
 
@@ -101,26 +102,25 @@ async def _tell_differences(base: WorkerContext) -> None:
         base.observer.observe(Noticed(event="streams_differ", text=told))
 
 
-def _standing(base: WorkerContext, board: ActivityLog) -> WorkerStatus:
+def _status(base: WorkerContext, activity: ActivityLog) -> WorkerStatus:
     s = base.settings
-    offered = "all" if s.admin_token_file else "numbers"
     sides = [side for side, works in (("outbox", s.outbox_enabled), ("inbox", s.consumers)) if works]
     return WorkerStatus(
-        about={
-            "worker": base.name,
-            "context": s.context,
-            "version": _VERSION,
-            "offers": offered,
-            "depth_max": DEPTH_MAX,
-        },
+        info=WorkerInfo(
+            worker=base.name,
+            context=s.context,
+            version=_VERSION,
+            offers="all" if s.admin_token_file else "numbers",
+            depth_max=DEPTH_MAX,
+        ),
         sides=sides,
-        numbers=base.metrics.numbers,
+        counters=lambda: Counters(totals=base.metrics.totals(), per_second=base.metrics.rates()),
         reasons=base.readiness.reasons,
-        board=board,
+        activity=activity,
     )
 
 
-async def _serve_admin(base: WorkerContext, standing: WorkerStatus) -> asyncio.Event:
+async def _serve_admin(base: WorkerContext, status: WorkerStatus) -> asyncio.Event:
     """Answer probes from the first moment on; not ready until the returned event is set."""
     started = asyncio.Event()
     base.readiness.check("start", lambda: "" if started.is_set() else "the worker is starting")
@@ -131,10 +131,10 @@ async def _serve_admin(base: WorkerContext, standing: WorkerStatus) -> asyncio.E
         port=s.admin_port,
         ready=base.readiness.reasons,
         metrics=base.metrics.render,
-        status=standing.status,
-        history=standing.history,
+        status=status.status,
+        history=status.history,
         token=read_secret(s.admin_token_file, key="admin_token_file"),
-        desk=WorkerOperatorApi(s),
+        operator_api=WorkerOperatorApi(s),
     )
     try:
         await admin.start()

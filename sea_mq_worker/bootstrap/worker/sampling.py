@@ -1,10 +1,8 @@
-"""What is measured now and then for metrics and page; checks of the schema go along."""
+"""Periodic samples for metrics and page, with checks of the schema."""
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
 
 import asyncpg
 
@@ -16,7 +14,8 @@ from sea_mq_worker.adapters.postgres.operator.overview import BY_INDEX, Postgres
 from sea_mq_worker.adapters.postgres.schema.migrations import check_version
 from sea_mq_worker.adapters.postgres.schema.schema_owner import check_rows_visible, claim_schema
 from sea_mq_worker.admin.history import STEP_SECONDS
-from sea_mq_worker.admin.worker_status import Sample, WorkerStatus
+from sea_mq_worker.admin.status import ConsumerSample, DeadReason, Overview, Sample
+from sea_mq_worker.admin.worker_status import WorkerStatus
 from sea_mq_worker.application.maintenance import PeriodicTask
 from sea_mq_worker.application.supervisor import Loop
 from sea_mq_worker.application.waiting import StoppedError, cancel_on_stop, sleep_or_stop
@@ -30,12 +29,12 @@ from sea_mq_worker.telemetry.metrics import Backlog, Side
 _PROBE_MAX_SECONDS = 5.0
 DEPTH_MAX = 100_000
 _OVERVIEW_EVERY = 4
-"""Samples of the depth; sooner where something stopped for good, or was sent again."""
+"""Number of depth samples per overview; a change of the dead counts brings it sooner."""
 _PURPOSE = "upkeep"
 
 
-async def sampling(base: WorkerContext, standing: WorkerStatus) -> dict[str, Loop]:
-    """Check the schema's version, and measure depth now and then."""
+async def sampling(base: WorkerContext, status: WorkerStatus) -> dict[str, Loop]:
+    """Check the schema's version, and sample the depth every 15 s."""
 
     async def connect() -> asyncpg.Pool:
         pool = await open_pool(base.settings, purpose=_PURPOSE, hints=BY_INDEX)
@@ -46,52 +45,52 @@ async def sampling(base: WorkerContext, standing: WorkerStatus) -> dict[str, Loo
         return pool
 
     pool = await connect_with_retry(connect, what="PostgreSQL", observer=base.observer, stop=base.stop)
-    sampler = _Sampler(base, standing, pool)
+    sampler = _Sampler(base, status, pool)
     breaker = base.breaker("upkeep database", cap_seconds=_PROBE_MAX_SECONDS)
 
-    async def remember(stop: asyncio.Event) -> None:
+    async def record_history(stop: asyncio.Event) -> None:
         while not stop.is_set():
-            standing.tick()
+            status.tick()
             await sleep_or_stop(stop, seconds=STEP_SECONDS)
 
     depth = PeriodicTask(work=sampler.sample, store_breaker=breaker, seconds=STEP_SECONDS)
-    return {"depth": depth.run, "history": remember}
+    return {"depth": depth.run, "history": record_history}
 
 
 def consumer_sampling(
-    base: WorkerContext, standing: WorkerStatus, connection: NatsConnection
+    base: WorkerContext, status: WorkerStatus, connection: NatsConnection
 ) -> dict[str, Loop]:
-    """Ask now and then how the durables stand; what cannot be asked keeps its age on the page."""
+    """Sample the durables every 15 s."""
 
-    async def look() -> None:
+    async def sample_all() -> None:
         for durable in base.settings.consumers:
-            state = await _state(connection, durable.stream, durable.durable)
-            standing.set_consumer(f"{durable.stream}/{durable.durable}", state)
-            if "pending" in state:
-                base.metrics.set_consumer(durable.durable, state["pending"], state["ack_pending"])
+            sample = await _sample(connection, durable.stream, durable.durable)
+            status.set_consumer(sample)
+            if sample.pending is not None and sample.ack_pending is not None:
+                base.metrics.set_consumer(durable.durable, sample.pending, sample.ack_pending)
 
     async def watch(stop: asyncio.Event) -> None:
         with contextlib.suppress(StoppedError):
             while not stop.is_set():
-                await cancel_on_stop(stop, look())
+                await cancel_on_stop(stop, sample_all())
                 await sleep_or_stop(stop, seconds=STEP_SECONDS)
 
     return {"consumer states": watch}
 
 
-async def _state(connection: NatsConnection, stream: str, durable: str) -> Mapping[str, Any]:
+async def _sample(connection: NatsConnection, stream: str, durable: str) -> ConsumerSample:
     try:
-        return asdict(await consumer_state(connection, stream, durable))
+        return ConsumerSample(**asdict(await consumer_state(connection, stream, durable)))
     except WorkerError as error:
-        return {"stream": stream, "durable": durable, "error": str(error)}
+        return ConsumerSample(stream=stream, durable=durable, error=str(error))
 
 
 class _Sampler:
-    """Asks for the dear part only now and then, and when the cheap part shows that it has changed."""
+    """Samples the depth each time, and the costly overview rarely or after a change."""
 
-    def __init__(self, base: WorkerContext, standing: WorkerStatus, pool: asyncpg.Pool) -> None:
+    def __init__(self, base: WorkerContext, status: WorkerStatus, pool: asyncpg.Pool) -> None:
         self._base = base
-        self._standing = standing
+        self._status = status
         self._pool = pool
         self._tables = PostgresInspection(pool=pool)
         self._overview = PostgresOverview(pool=pool)
@@ -102,22 +101,29 @@ class _Sampler:
         await leave_former_primary(self._pool)
         outbox = await self._tables.outbox_depth_capped(limit=DEPTH_MAX)
         inbox = await self._tables.inbox_depth_capped(limit=DEPTH_MAX)
-        self._take("outbox", outbox)
-        self._take("inbox", inbox)
+        self._record("outbox", outbox)
+        self._record("inbox", inbox)
         dead = (outbox.dead, inbox.dead)
         if self._count % _OVERVIEW_EVERY == 0 or dead != self._dead:
             await check_rows_visible(self._pool)
-            found = await self._overview.overview(sessions=f"sea_mq_worker {_PURPOSE}")
-            self._standing.set_overview(asdict(found))
+            self._status.set_overview(await self._read_overview())
         self._count, self._dead = self._count + 1, dead
-        await check_version(self._pool)  # a migration may have come that this worker cannot live with
+        await check_version(self._pool)  # a migration may be too new for this worker
 
-    def _take(self, side: Side, depth: Depth) -> None:
-        numbers: dict[str, Any] = {
-            "depth": depth.waiting,
-            "oldest_seconds": depth.waiting_seconds,
-            "scheduled": depth.scheduled,
-            "dead": depth.dead,
+    async def _read_overview(self) -> Overview:
+        found = await self._overview.overview(sessions=f"sea_mq_worker {_PURPOSE}")
+        reasons = {
+            side: [DeadReason(text=reason.text, count=reason.count) for reason in several]
+            for side, several in found.reasons.items()
         }
-        self._base.metrics.set_backlog(side, Backlog(**numbers))
-        self._standing.set_sample(side, Sample(**numbers))
+        return Overview(reasons=reasons, workers=found.workers)
+
+    def _record(self, side: Side, depth: Depth) -> None:
+        sample = Sample(
+            depth=depth.waiting,
+            oldest_seconds=depth.waiting_seconds,
+            scheduled=depth.scheduled,
+            dead=depth.dead,
+        )
+        self._base.metrics.set_backlog(side, Backlog(**asdict(sample)))
+        self._status.set_sample(side, sample)

@@ -1,4 +1,4 @@
-"""One question of the page at a time, and each within a bound, so that none of them can pile up."""
+"""Run the page's requests one at a time, each with a time limit, so that they cannot pile up."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -7,27 +7,27 @@ from typing import Any, TypeVar
 from sea_mq_worker.admin.operator_api import OperatorBusyError, OperatorTimeoutError
 from sea_mq_worker.bootstrap.worker.shutdown import abort_after_grace
 
-_TURN_SECONDS = 4.0
-"""How long one waits for the question before it to be answered."""
+_WAIT_SECONDS = 4.0
+"""Time limit to wait for the request before, in seconds."""
 
 _T = TypeVar("_T")
 
 
 class SerializedCalls:
-    """Whose turn it is."""
+    """A queue for one request at a time."""
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
 
-    async def take(self, work: Coroutine[Any, Any, _T], *, seconds: float) -> _T:
-        """Do ``work`` when nobody else is asked, and give it up after so many seconds.
+    async def run(self, work: Coroutine[Any, Any, _T], *, seconds: float) -> _T:
+        """Run ``work`` after the request before, and cancel it after ``seconds``.
 
         Raises:
-            DeskBusyError: somebody else's took too long.
-            DeskTimeoutError: this one did.
+            OperatorBusyError: the request before took too long.
+            OperatorTimeoutError: ``work`` took too long.
         """
         try:
-            await asyncio.wait_for(self._lock.acquire(), _TURN_SECONDS)
+            await asyncio.wait_for(self._lock.acquire(), _WAIT_SECONDS)
         except TimeoutError:
             work.close()
             raise OperatorBusyError from None
@@ -38,12 +38,12 @@ class SerializedCalls:
 
 
 async def _bounded(work: Coroutine[Any, Any, _T], seconds: float) -> _T:
-    """Cut the work off together with its goodbyes, which a server that hangs would never answer."""
+    """Cancel the work together with its shutdown, which a hanging server would never answer."""
     task = asyncio.create_task(work)
     try:
         await asyncio.wait({task}, timeout=seconds)
         if not task.done():
-            text = f"no answer within {seconds:g} s: see what the page says of the servers"
+            text = f"no answer within {seconds:g} s: see the health summary for the servers' state"
             raise OperatorTimeoutError(text)
     finally:
         await abort_after_grace(task)

@@ -1,4 +1,4 @@
-// Questions to the worker, with the token that the tab keeps.
+// Requests to the worker, with the token from the tab's session storage.
 
 export function headers() {
   const token = sessionStorage.getItem("token");
@@ -10,14 +10,14 @@ export function query(path, given) {
   return known.length ? `${path}?${new URLSearchParams(known)}` : path;
 }
 
-/** Ask the worker; with a body it changes something. */
-export async function ask(path, body) {
+/** Send a request; a body makes it a POST. */
+export async function request(path, body) {
   const sent = body === undefined ? {} : { method: "POST", body: JSON.stringify(body) };
   const type = body === undefined ? {} : { "content-type": "application/json" };
   const answer = await fetch(path, { ...sent, headers: { ...headers(), ...type } }).catch(() => {
     throw new Error("The worker does not answer");
   });
   const data = await answer.json().catch(() => ({}));
-  if (!answer.ok) throw new Error(data.error ?? `The worker answers ${answer.status}`);
+  if (!answer.ok) throw new Error(data.error ?? `The worker answered with status ${answer.status}`);
   return data;
 }

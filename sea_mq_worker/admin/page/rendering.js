@@ -1,5 +1,5 @@
-// Numbers, durations and moments as people read them, and elements made of text alone: what comes from an
-// event is never markup.
+// Formats of numbers, durations and times, and elements built from text alone, so that an event's content is
+// never markup.
 
 const UNITS = [[86400, "d"], [3600, "h"], [60, "min"]];
 const grouped = new Intl.NumberFormat("en");
@@ -9,7 +9,7 @@ const day = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short" })
 
 let skew = 0;
 
-/** Take the worker's clock for the present: ages are told by it. */
+/** Use the worker's clock as the present for all ages. */
 export function setClock(seconds) {
   skew = seconds - Date.now() / 1000;
 }
@@ -35,7 +35,7 @@ export function duration(seconds) {
   return `${Number((seconds / size).toFixed(seconds >= 10 * size ? 0 : 1))} ${unit}`;
 }
 
-/** A duration known to a tenth of itself. */
+/** Format a duration that is exact to a tenth. */
 export function rough(seconds) {
   return duration(Number(seconds.toPrecision(2)));
 }
@@ -61,7 +61,7 @@ export function element(tag, attributes = {}, ...children) {
   return made;
 }
 
-/** Tell a moment by its age; the exact one is in the title. */
+/** Show a time by its age, with the exact time in the title. */
 export function moment(given) {
   const seconds = typeof given === "number" ? given : Date.parse(given) / 1000;
   const at = new Date(seconds * 1000);
@@ -70,19 +70,19 @@ export function moment(given) {
   return made;
 }
 
-/** Bring the ages of all moments shown up to date. */
-export function grow() {
+/** Update the ages of all shown times. */
+export function updateAges() {
   for (const shown of document.querySelectorAll("time[data-at]")) {
     write(shown, `${whole(present() - Number(shown.dataset.at))} ago`);
   }
 }
 
-/** Change a text only where it differs: what is the same is not read aloud again. */
+/** Change a text only if it differs, so that a screen reader does not repeat it. */
 export function write(shown, text) {
   if (shown.textContent !== text) shown.textContent = text;
 }
 
-/** A command that can be copied. */
+/** Show a command with a button that copies it. */
 export function command(text) {
   const button = element("button", { type: "button", class: "copy", "aria-label": `Copy ${text}` }, "Copy");
   button.addEventListener("click", async () => {
@@ -90,7 +90,7 @@ export function command(text) {
       await navigator.clipboard.writeText(text);
       button.textContent = "Copied";
     } catch {
-      button.textContent = "Select it";
+      button.textContent = "Select and copy";
     }
     setTimeout(() => (button.textContent = "Copy"), 2000);
   });
@@ -101,7 +101,7 @@ export function table(caption, heads, rows) {
   return element(
     "table",
     {},
-    element("caption", { class: "unseen" }, caption),
+    element("caption", { class: "visually-hidden" }, caption),
     element("thead", {}, element("tr", {}, ...heads.map((head) => element("th", { scope: "col" }, head)))),
     element("tbody", {}, ...rows.map((cells) => row(heads, cells))),
   );

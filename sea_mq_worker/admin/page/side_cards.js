@@ -1,33 +1,33 @@
-// A card for each side: what waits, how old, how fast, and what came of it since the start.
+// A card for each side: depth, oldest, rate, latencies, and totals since the start.
 
 import { chart, draw } from "./charts.js";
-import { count, duration, element, moment, rate, rough, write } from "./words.js";
+import { count, duration, element, moment, rate, rough, write } from "./rendering.js";
 
 const SIDES = {
   outbox: {
     title: "Outbox",
-    says: "database → stream",
+    subtitle: "database → stream",
     flow: "Published / s",
     took: "From commit to stream",
     dead: "dead event",
     counts: [
       ["published", "published"],
       ["duplicates", "duplicates suppressed by the stream"],
-      ["postponed", "attempts that failed and are repeated"],
-      ["buried", "gave up (DEAD)"],
-      ["leases_reaped", "leases ended because they had run out"],
+      ["postponed", "failed attempts, retried"],
+      ["died", "became DEAD"],
+      ["leases_reaped", "expired leases removed"],
     ],
   },
   inbox: {
     title: "Inbox",
-    says: "stream → handler",
+    subtitle: "stream → handler",
     flow: "Processed / s",
     took: "From receipt to effect",
     dead: "dead letter",
     counts: [
       ["processed", "processed"],
       ["skipped", "duplicates suppressed by the inbox"],
-      ["retried", "attempts that failed and are repeated"],
+      ["retried", "failed attempts, retried"],
       ["dead_lettered", "dead-lettered"],
       ["leases_lost", "leases lost, on both sides"],
     ],
@@ -52,37 +52,37 @@ export function drawSides(history) {
 }
 
 function add(name) {
-  const words = SIDES[name];
+  const labels = SIDES[name];
   const tiles = {
     depth: tile("Waiting", count),
     oldest: tile("Oldest waits for", duration),
-    rate: tile(words.flow, rate),
+    rate: tile(labels.flow, rate),
   };
-  const card = { tiles, took: element("p", { class: "took" }), undelivered: element("p", { hidden: true }), scheduled: element("p"), dead: element("p"), reasons: element("ul", { class: "reasons" }), counts: {}, words };
+  const card = { tiles, took: element("p", { class: "took" }), undelivered: element("p", { hidden: true }), scheduled: element("p"), dead: element("p"), reasons: element("ul", { class: "reasons" }), counts: {}, labels };
   const list = element("dl");
-  for (const [key, text] of words.counts) {
+  for (const [key, text] of labels.counts) {
     card.counts[key] = element("dd");
     list.append(element("dt", {}, text), card.counts[key]);
   }
   card.counted = element("small", { class: "counted" });
-  const title = element("h2", {}, words.title, element("small", {}, words.says));
+  const title = element("h2", {}, labels.title, element("small", {}, labels.subtitle));
   const shown = element(
     "section",
-    { class: "side", "aria-label": words.title },
+    { class: "side", "aria-label": labels.title },
     element("div", { class: "head" }, title, card.counted),
     element("div", { class: "tiles" }, ...Object.values(tiles).map((each) => each.shown)),
     card.took,
     element("div", { class: "dead" }, card.undelivered, card.scheduled, card.dead, card.reasons),
-    element("h3", {}, "By this worker, since its start"),
+    element("h3", {}, "This worker, since its start"),
     list,
   );
   document.getElementById("sides").append(shown);
   cards.set(name, card);
 }
 
-function tile(title, told) {
+function tile(title, format) {
   const value = element("b", {}, "–");
-  const made = chart(title, told);
+  const made = chart(title, format);
   return { value, chart: made, shown: element("div", { class: "tile" }, element("h3", {}, title), value, made.shown) };
 }
 
@@ -92,25 +92,25 @@ function show(card, side, status, name) {
   if (card.at !== side.at) card.counted.replaceChildren("counted ", moment((card.at = side.at)));
   card.counted.classList.toggle("warn", status.now - side.at > OLD_SECONDS);
   write(card.tiles.depth.value, sample ? capped(sample.depth + side.undelivered) : "–");
-  write(card.undelivered, side.undelivered ? `${count(side.undelivered)} of what waits is not delivered yet: the stream has it` : "");
+  write(card.undelivered, side.undelivered ? `${count(side.undelivered)} of them are not delivered yet, and wait in the stream` : "");
   card.undelivered.hidden = !side.undelivered;
   write(card.tiles.oldest.value, sample ? (sample.depth ? duration(sample.oldest_seconds) : "none") : "–");
   write(card.tiles.rate.value, rate(side.per_second));
-  write(card.took, side.latency ? `${card.words.took} ${percentiles(side.latency)}, in the last minute` : "Nothing came through in the last minute");
+  write(card.took, side.latency ? `${card.labels.took} ${percentiles(side.latency)}, in the last minute` : "Nothing in the last minute");
   for (const [key, shown] of Object.entries(card.counts)) {
     const total = status.totals[key] ?? 0;
     write(shown, count(total));
-    shown.classList.toggle("warn", total > 0 && (key === "buried" || key === "dead_lettered" || key === "leases_lost"));
+    shown.classList.toggle("warn", total > 0 && (key === "died" || key === "dead_lettered" || key === "leases_lost"));
   }
   write(card.scheduled, sample?.scheduled ? `${capped(sample.scheduled)} scheduled for later` : "");
   card.scheduled.hidden = !sample?.scheduled;
-  write(card.dead, sample ? stopped(sample.dead, capped, card.words.dead) : "–");
+  write(card.dead, sample ? stopped(sample.dead, capped, card.labels.dead) : "–");
   card.dead.classList.toggle("warn", Boolean(sample?.dead));
   showReasons(card.reasons, sample?.dead ? (status.overview?.reasons[name] ?? []) : []);
 }
 
 function stopped(number, capped, noun) {
-  return number ? `${capped(number)} ${noun}${number === 1 ? "" : "s"} stopped for good` : `No ${noun}s`;
+  return number ? `${capped(number)} ${noun}${number === 1 ? "" : "s"}` : `No ${noun}s`;
 }
 
 function percentiles(latency) {
@@ -118,8 +118,8 @@ function percentiles(latency) {
 }
 
 function showReasons(shown, reasons) {
-  const told = JSON.stringify(reasons);
-  if (shown.dataset.told === told) return;
-  shown.dataset.told = told;
+  const text = JSON.stringify(reasons);
+  if (shown.dataset.data === text) return;
+  shown.dataset.data = text;
   shown.replaceChildren(...reasons.map((each) => element("li", {}, element("b", {}, count(each.count)), ` ${each.text}`)));
 }

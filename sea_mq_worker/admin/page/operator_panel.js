@@ -1,8 +1,8 @@
-// What is asked with the token: where an event is, what stopped for good, and sending it again.
+// Panel for the operator: lookup of an event, lists of dead events and dead letters, and their changes.
 
-import { actForm, throughGroup } from "./acts.js";
-import { ask, query } from "./asking.js";
-import { count, command, element, moment, row, table, write } from "./words.js";
+import { actionForm, changeGroup } from "./action_form.js";
+import { query, request } from "./api.js";
+import { count, command, element, moment, row, table, write } from "./rendering.js";
 
 const at = (id) => document.getElementById(id);
 const dialog = () => at("detail");
@@ -39,11 +39,11 @@ let chosen = false;
 let paged = false;
 let changed = false;
 
-/** Make the desk's controls work; they are shown once the worker offers them. */
-export function openDesk() {
+/** Connect the panel's controls; the page shows them once the worker offers them. */
+export function initOperatorPanel() {
   at("search").addEventListener("submit", (event) => {
     event.preventDefault();
-    find(at("wanted").value.trim());
+    find(at("lookup-id").value.trim());
   });
   const tabs = [...document.querySelectorAll("[role=tab]")];
   tabs.forEach((tab, place) => {
@@ -77,8 +77,8 @@ function loadList() {
   return fill(tab, body);
 }
 
-/** Bring the list up to date unless somebody is reading it; return whether that was done. Who has not chosen gets the one
-    that has something. */
+/** Refresh the list unless the user is reading it; return whether it was refreshed. Until the user selects a tab,
+    the first non-empty list is shown. */
 export function refreshList(deadEvents, deadLetters) {
   const isRead = paged || at("list").contains(document.activeElement) || dialog().open;
   if (isRead) return false;
@@ -88,7 +88,7 @@ export function refreshList(deadEvents, deadLetters) {
   return true;
 }
 
-/** Show the first page anew, filtered as before. */
+/** Reload the first page with the same filters. */
 function showFirst() {
   return fill(TABS[selected], at("list").querySelector(".wide"));
 }
@@ -114,18 +114,18 @@ function filterForm(tab) {
   } }, ...inputs, element("button", {}, "Filter"));
 }
 
-/** Show a list and then, for the desk answers one question after the other, its groups. */
+/** Show a list and then its groups, because the worker serves one request at a time. */
 async function fill(tab, body) {
   await fillList(tab, body);
   const groups = at("list").querySelector(".groups");
   if (groups && body.isConnected) await fillGroups(groups);
 }
 
-/** Show the first page of a list; each further one is added below. */
+/** Show the first page of a list; the next ones are appended. */
 async function fillList(tab, body) {
   paged = false;
   try {
-    const page = await ask(tab.path(filters));
+    const page = await request(tab.path(filters));
     if (!page.items.length) return body.replaceChildren(element("p", { class: "soft" }, tab.empty));
     const shown = table("", tab.heads, page.items.map(tab.cells));
     body.replaceChildren(shown);
@@ -143,7 +143,7 @@ function addMore(tab, body, shown, page) {
     if (busy) return;
     busy = true;
     try {
-      const next = await ask(tab.path(filters, page.items.at(-1)));
+      const next = await request(tab.path(filters, page.items.at(-1)));
       const rows = next.items.map((item) => row(tab.heads, tab.cells(item)));
       shown.tBodies[0].append(...rows);
       paged = true;
@@ -162,9 +162,9 @@ async function find(text) {
   const place = at("found");
   if (!text) return;
   place.hidden = false;
-  place.replaceChildren(element("h2", { id: "found-title" }, text), element("p", { class: "soft" }, "Looking …"));
+  place.replaceChildren(element("h2", { id: "found-title" }, text), element("p", { class: "soft" }, "Searching …"));
   try {
-    showFound(place, await ask(query("api/where", { id: text })));
+    showFound(place, await request(query("api/lookup", { id: text })));
   } catch (error) {
     place.replaceChildren(element("h2", { id: "found-title" }, text), element("p", { class: "warn", role: "alert" }, error.message), closer(place));
   }
@@ -174,11 +174,11 @@ async function find(text) {
 function showFound(place, found) {
   const buttons = [];
   if (found.event) buttons.push(opener(`Show event ${found.id}`, () => showEvent(found.id), "Show the event"));
-  for (const letter of found.letters) {
+  for (const letter of found.dead_letters) {
     buttons.push(opener(`Show dead letter ${letter.seq}`, () => showLetter(letter.seq), `Show dead letter ${letter.seq}`));
   }
   const matches = found.matches.map((match) => element("li", {}, element("button", { type: "button", class: "link", onclick: () => {
-    at("wanted").value = match.id;
+    at("lookup-id").value = match.id;
     find(match.id);
   } }, match.id), ` ${match.side}, ${match.state}: ${match.name} `, moment(match.at)));
   place.replaceChildren(
@@ -186,8 +186,8 @@ function showFound(place, found) {
     ...found.answer.map((text, number) => element("p", number ? {} : { class: "answer" }, text)),
     ...(matches.length ? [element("ul", {}, ...matches)] : []),
     element("ol", { class: "steps" }, ...found.steps.map((step) => element("li", {}, moment(step.at), ` ${step.text}`))),
-    ...found.unseen.map((text) => element("p", { class: "warn" }, `Not looked at: ${text}`)),
-    ...found.next.map(command),
+    ...found.not_checked.map((text) => element("p", { class: "warn" }, `Not checked: ${text}`)),
+    ...found.next_steps.map(command),
     element("p", { class: "buttons" }, ...buttons, closer(place)),
   );
 }
@@ -195,36 +195,36 @@ function showFound(place, found) {
 function closer(place) {
   return element("button", { type: "button", onclick: () => {
     place.hidden = true;
-    at("wanted").focus();
+    at("lookup-id").focus();
   } }, "Close");
 }
 
 async function showEvent(id) {
-  const event = await open(`Event ${id}`, `api/events/${id}`);
-  if (!event) return;
-  const again = event.state === "DEAD" || event.state === "PUBLISHED";
-  const { payload, payload_encoding, payload_bytes, payload_cut, headers: sent, metadata, ...fields } = event;
-  describe(fields, { headers: sent, metadata, payload }, { payload_bytes, payload_cut, payload_encoding });
-  if (again) dialog().append(actForm("Publish it again", act(`api/events/${id}/replay`)));
+  const found = await open(`Event ${id}`, `api/events/${id}`);
+  if (!found) return;
+  const { headers: sent, metadata, ...fields } = found.fields;
+  const again = fields.state === "DEAD" || fields.state === "PUBLISHED";
+  describe(fields, { headers: sent, metadata, payload: found.body.payload }, found.body);
+  if (again) dialog().append(actionForm("Publish it again", action(`api/events/${id}/replay`)));
 }
 
 async function showLetter(seq) {
-  const letter = await open(`Dead letter ${seq}`, `api/dead-letters/${seq}`);
-  if (!letter) return;
-  const { payload, payload_encoding, payload_bytes, payload_cut, headers: sent, ...fields } = letter;
-  describe(fields, { headers: JSON.stringify(sent, null, 2), payload }, { payload_bytes, payload_cut, payload_encoding });
-  dialog().append(actForm("Hand it to the handler again", act(`api/dead-letters/${seq}/redrive`)));
+  const found = await open(`Dead letter ${seq}`, `api/dead-letters/${seq}`);
+  if (!found) return;
+  const { headers: sent, ...fields } = found.fields;
+  describe(fields, { headers: JSON.stringify(sent, null, 2), payload: found.body.payload }, found.body);
+  dialog().append(actionForm("Send it to the handler again", action(`api/dead-letters/${seq}/redrive`)));
 }
 
-function act(path, given = {}) {
+function action(path, given = {}) {
   return async (why) => {
-    const outcome = await ask(path, { ...why, ...given });
+    const outcome = await request(path, { ...why, ...given });
     changed = true;
     return outcome;
   };
 }
 
-/** Make the buttons that end a slow pace: one for each event type, and one for all where there are several. */
+/** Make a button per slow event type that ends its slow pace, and one for all if there are several. */
 export function resumeButtons(types) {
   const all = types.length > 1 ? [""] : [];
   return [...types, ...all].map((type) => {
@@ -232,45 +232,45 @@ export function resumeButtons(types) {
     return opener(title, () => {
       head(title);
       dialog().append(
-        element("p", {}, "It ends the slow pace in every worker. Mend the handler first: what it still fails is slow again."),
-        actForm(title, act("api/slow-types/resume", { event_type: type })),
+        element("p", {}, "This ends the slow pace in every worker. Fix the handler first: a type that still fails becomes slow again."),
+        actionForm(title, action("api/slow-types/resume", { event_type: type })),
       );
     }, title);
   });
 }
 
-/** Show what dead letters have in common, with what can be done to all of a kind. */
+/** Show the groups of dead letters, with buttons to change a whole group. */
 async function fillGroups(place) {
   try {
-    const found = await ask("api/letter-groups");
+    const found = await request("api/dead-letter-groups");
     const heads = ["Reason", "Subject", "How many", "Detail of the first", "Since", ""];
     const cells = (group) => [group.reason, group.subject, count(group.count), group.detail || "–", moment(group.oldest_at),
-      element("span", { class: "buttons" }, ...Object.keys(GROUP_ACTS).map((name) => groupButton(name, group)))];
-    const more = found.more ? [element("p", { class: "soft" }, "Of the oldest 2,000; there are more behind them.")] : [];
+      element("span", { class: "buttons" }, ...Object.keys(GROUP_ACTIONS).map((name) => groupButton(name, group)))];
+    const more = found.more ? [element("p", { class: "soft" }, "Counted from the oldest 2,000; more dead letters follow.")] : [];
     place.replaceChildren(...(found.items.length ? [table("Groups", heads, found.items.map(cells)), ...more] : []));
   } catch (error) {
     place.replaceChildren(element("p", { class: "warn" }, `Groups: ${error.message}`));
   }
 }
 
-const GROUP_ACTS = {
-  redrive: ["Redrive", "handed to the handler again, one after the other. It stops when the handler refuses all of a few"],
-  purge: ["Purge", "deleted for good; the inbox notes that their messages are given up"],
+const GROUP_ACTIONS = {
+  redrive: ["Redrive", "sent to the handler again, one after the other. The run stops if the handler fails a whole batch"],
+  purge: ["Purge", "deleted for good; the inbox records that their messages are abandoned"],
 };
 
 function groupButton(name, group) {
-  const [title, text] = GROUP_ACTS[name];
+  const [title, text] = GROUP_ACTIONS[name];
   const all = `${title} all ${count(group.count)}`;
   const label = `${all} of ${group.reason}, ${group.subject}`;
   return opener(label, () => {
     head(all);
-    const run = (why, tell) => {
+    const run = (why, show) => {
       changed = true;
-      return throughGroup(`api/letter-groups/${name}`, group, why, tell, () => dialog().open);
+      return changeGroup(`api/dead-letter-groups/${name}`, group, why, show, () => dialog().open);
     };
     dialog().append(
-      element("p", {}, `${count(group.count)} dead letters of ${group.reason}, ${group.subject}, are ${text}. Closing this stops it.`),
-      actForm(all, run),
+      element("p", {}, `${count(group.count)} dead letters of ${group.reason}, ${group.subject}, are ${text}. Closing this window stops the run.`),
+      actionForm(all, run),
     );
   }, all);
 }
@@ -284,7 +284,7 @@ function head(title) {
 async function open(title, path) {
   head(title);
   try {
-    return await ask(path);
+    return await request(path);
   } catch (error) {
     dialog().append(element("p", { class: "warn", role: "alert" }, error.message));
     return null;
@@ -308,7 +308,7 @@ function describe(fields, texts, about) {
 
 function payloadNote(about) {
   const size = `${count(about.payload_bytes)} bytes`;
-  return [size, about.payload_cut && "cut here", about.payload_encoding === "base64" && "no text: base64"].filter(Boolean).join(", ");
+  return [size, about.payload_cut && "only the beginning", about.payload_encoding === "base64" && "not text: base64"].filter(Boolean).join(", ");
 }
 
 function pretty(text) {

@@ -1,0 +1,134 @@
+"""Records of ``/status``: their field names are the keys of the JSON."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from sea_mq_worker.admin.activity import ErrorGroup, RecentEvent
+from sea_mq_worker.admin.health_summary import HealthSummary
+from sea_mq_worker.admin.latencies import Percentiles
+
+Offers: TypeAlias = Literal["all", "numbers"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerInfo:
+    """The constant part of the status.
+
+    Attributes:
+        offers: "numbers" without a token; "all" includes the operator API.
+        depth_max: highest depth that the worker counts to.
+    """
+
+    worker: str
+    context: str
+    version: str
+    offers: Offers
+    depth_max: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counters:
+    """Totals since the start, and rates per second of the last seconds, both by name."""
+
+    totals: Mapping[str, float]
+    per_second: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """Sample of one side's table.
+
+    Attributes:
+        depth: events or messages that are due.
+        oldest_seconds: age of the oldest of them.
+        dead: DEAD events or dead-lettered messages.
+        scheduled: events that are not due yet; ``depth`` excludes them.
+    """
+
+    depth: int
+    oldest_seconds: float
+    dead: int
+    scheduled: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConsumerSample:
+    """State of a durable consumer; without numbers, ``error`` is the reason."""
+
+    stream: str
+    durable: str
+    pending: int | None = None
+    ack_pending: int | None = None
+    ack_pending_max: int | None = None
+    redelivered: int | None = None
+    paused_seconds: float = 0.0
+    error: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConsumerStatus(ConsumerSample):
+    """A sample, and its time in seconds since 1970."""
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadReason:
+    """Number of DEAD events or dead letters with one reason."""
+
+    text: str
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overview:
+    """Reasons by side, the most frequent first, and the number of workers on the database."""
+
+    reasons: Mapping[str, Sequence[DeadReason]]
+    workers: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class OverviewStatus(Overview):
+    """An overview, and its time in seconds since 1970."""
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SideStatus:
+    """State of one side.
+
+    Attributes:
+        undelivered: messages that the consumers have not delivered yet.
+        at: time of ``sample``, in seconds since 1970.
+    """
+
+    sample: Sample | None
+    undelivered: int
+    at: float | None
+    per_second: float
+    latency: Percentiles | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """State of the worker; ``now`` and ``started`` are in seconds since 1970."""
+
+    worker: str
+    context: str
+    version: str
+    offers: Offers
+    depth_max: int
+    totals: Mapping[str, float]
+    per_second: Mapping[str, float]
+    now: float
+    started: float
+    health: HealthSummary
+    sides: Mapping[str, SideStatus]
+    consumers: Sequence[ConsumerStatus]
+    overview: OverviewStatus | None
+    slow_types: Sequence[str]
+    errors: Sequence[ErrorGroup]
+    activity: Sequence[RecentEvent]
