@@ -1,6 +1,6 @@
-"""Ask the worker in this container for a path; exit 0 if it answers 200.
+"""Request a path from the worker in this container; exit 0 if the status is 200.
 
-Proxies from the environment are not for this, so the request is made without them.
+The request ignores proxies from the environment.
 """
 
 import http.client
@@ -11,18 +11,18 @@ TIMEOUT_SECONDS = 4.0
 
 
 def main(path: str) -> int:
-    """Return the exit code for the answer to GET ``path``."""
+    """Send GET ``path`` and return the exit code."""
     host = os.environ.get("SEA_MQ_ADMIN_HOST", "127.0.0.1")
     port = int(os.environ.get("SEA_MQ_ADMIN_PORT", "8080"))
     connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT_SECONDS)
     try:
         connection.request("GET", path)
-        answer = connection.getresponse()
-        sys.stdout.write(f"{answer.status} {answer.read().decode(errors='replace')}\n")
+        response = connection.getresponse()
+        sys.stdout.write(f"{response.status} {response.read().decode(errors='replace')}\n")
     except OSError as error:
         sys.stdout.write(f"{error}\n")
         return 1
-    return int(answer.status != http.client.OK)
+    return int(response.status != http.client.OK)
 
 
 if __name__ == "__main__":

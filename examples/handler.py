@@ -1,17 +1,17 @@
-"""A handler for the worker, in FastAPI: copy the request model, the 409 and the 422; replace the effect.
+"""A sample handler in FastAPI: copy the request model and the statuses 409 and 422, and replace the effect.
 
 Run it with ``uvicorn handler:app --port 8000`` and point the worker at http://127.0.0.1:8000/handle.
 
 The contract in four lines:
 
-- 200: the effect is there now. In a real service the message id and the effect are written in one database
-  transaction, so that a crash leaves both or neither; here a dictionary stands for that table.
-- 409: this message id was handled before. The worker delivers at least once, so this happens.
-- 422: this message can never be handled; the worker moves it to the dead-letter stream.
-- 5xx, or no answer in time: not now; the worker comes back later.
+- 200: the effect has taken place. A real service writes the message ID and the effect in one database
+  transaction, so that a crash leaves both or neither. This example uses a dictionary instead of a table.
+- 409: this message ID was handled before. The worker delivers at least once, so repeated deliveries happen.
+- 422: this message can never be handled. The worker moves it to the dead-letter stream.
+- 5xx, or no response in time: the message cannot be handled now. The worker retries later.
 
-FastAPI itself answers 422 to a body that does not fit the model. Keep ``Message`` as it is and leave the
-payload's own model to the code behind it, or a mistake in your model dead-letters good messages.
+FastAPI itself responds with 422 to a body that does not match the model. Keep ``Message`` unchanged and
+validate the payload in your own code. Otherwise a mistake in your model dead-letters good messages.
 """
 
 from collections import Counter
@@ -26,7 +26,7 @@ FLAKY_FAILURES = 2
 
 
 class Message(BaseModel):
-    """What the worker posts (SDS-047, handler contract)."""
+    """The body of the worker's request (SDS-047, handler contract)."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -47,7 +47,7 @@ calls: Counter[UUID] = Counter()
 
 @app.post("/handle")
 async def handle(message: Message) -> dict[str, str]:
-    """Take the message's effect once."""
+    """Apply the message's effect once."""
     calls[message.message_id] += 1
     if message.message_id in effects:
         raise HTTPException(409, "handled before")
@@ -58,7 +58,7 @@ async def handle(message: Message) -> dict[str, str]:
 
 @app.get("/effects")
 async def show_effects() -> dict[str, object]:
-    """Tell what was handled: how many messages, calls in all, messages by event type."""
+    """Return the number of handled messages, of all calls, and of messages by event type."""
     return {
         "effects": len(effects),
         "calls": calls.total(),
@@ -68,14 +68,14 @@ async def show_effects() -> dict[str, object]:
 
 @app.get("/effects/{message_id}")
 async def show_effect(message_id: UUID) -> dict[str, object]:
-    """Tell whether one message took effect, and in how many calls."""
+    """Return whether one message took effect, and the number of its calls."""
     return {"effect": message_id in effects, "calls": calls[message_id]}
 
 
 def _misbehave_if_asked(message: Message) -> None:
-    """Let a demonstration see the worker's other answers: ``{"poison": true}`` and ``{"flaky": true}``."""
-    wishes = message.payload if isinstance(message.payload, dict) else {}
-    if wishes.get("poison") is True:
+    """Fail on request, for demonstrations: ``{"poison": true}`` always, ``{"flaky": true}`` at first."""
+    payload = message.payload if isinstance(message.payload, dict) else {}
+    if payload.get("poison") is True:
         raise HTTPException(422, "this message can never be handled")
-    if wishes.get("flaky") is True and calls[message.message_id] <= FLAKY_FAILURES:
+    if payload.get("flaky") is True and calls[message.message_id] <= FLAKY_FAILURES:
         raise HTTPException(503, "not now")

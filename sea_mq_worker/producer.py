@@ -1,9 +1,11 @@
-"""For producers: put events into the outbox inside the transaction of the change that they tell of.
+"""Put events into the outbox, in the same transaction as the change that the events describe.
 
-``enqueue`` takes asyncpg's connections, psycopg's AsyncConnection, and SQLAlchemy's AsyncConnection and
-AsyncSession; ``enqueue_sync`` takes psycopg's Connection, and SQLAlchemy's Connection and Session. None of
-these libraries is imported here. Both send one statement, never commit, and refuse a connection that would
-commit the events apart from the change. A plain INSERT does as well.
+``enqueue`` accepts an asyncpg connection, a psycopg AsyncConnection, and a SQLAlchemy AsyncConnection or
+AsyncSession. ``enqueue_sync`` accepts a psycopg Connection, and a SQLAlchemy Connection or Session. This
+module imports none of these libraries.
+
+Both functions send one statement and never commit. They refuse a connection in autocommit mode, which would
+commit the events separately from the change. A plain INSERT into ``outbox_events`` works as well.
 """
 
 import json
@@ -28,10 +30,10 @@ __all__ = ["Event", "InvalidEventError", "enqueue", "enqueue_sync", "uuid7"]
 _SCHEMA = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
 _VERSION_MAX = 2**31 - 1
 ORDERING_KEY_BYTES_MAX = 2048
-"""What the database takes: an index over the key has room for little more."""
+"""Cap on an ordering key in bytes of UTF-8: an index entry of PostgreSQL holds little more."""
 _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 _IDLE = 0
-"""psycopg's TransactionStatus of a connection outside any transaction."""
+"""psycopg's TransactionStatus IDLE: the connection is outside any transaction."""
 
 _ASYNCPG = {"asyncpg.Connection", "asyncpg.PoolConnectionProxy"}
 _ASYNC_SESSIONS = {"sqlalchemy.AsyncSession", "sqlalchemy.async_scoped_session"}
@@ -39,7 +41,7 @@ _SESSIONS = {"sqlalchemy.Session", "sqlalchemy.scoped_session"}
 
 
 def uuid7() -> UUID:
-    """Make a UUID of version 7 (RFC 9562): later ones are greater, which keeps indexes compact."""
+    """Return a new UUID of version 7 (RFC 9562). Later IDs are greater, which keeps indexes compact."""
     milliseconds, rest = divmod(time.time_ns(), 1_000_000)
     fraction = (rest << 12) // 1_000_000
     return UUID(int=milliseconds << 80 | 7 << 76 | fraction << 64 | 2 << 62 | secrets.randbits(62))
@@ -47,19 +49,26 @@ def uuid7() -> UUID:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """An event to publish (SDS-047 2.1, Open Outbox event model).
+    """An event to publish.
 
     Attributes:
-        payload: what ``json.dumps`` takes, or JSON text as ``str`` or ``bytes``, whose numbers keep every
-            digit.
-        occurred_at: not in the future; None: the start of the transaction.
-        ordering_key: events of one key are published in the order of their insertion; of at most 2048 bytes
-            in UTF-8; None: no order.
-        headers: delivered to consumers as they are.
-        metadata: stays in the database; a trace context in it, given or of the span that is active, is
-            delivered as headers.
-        available_at: not published earlier; None: at once.
-        id: made with the event, so that a transaction that is tried again keeps it.
+        aggregate_type: the kind of thing that changed, such as ``order``.
+        aggregate_id: the ID of the thing that changed.
+        event_type: the name of the event, such as ``order.created``; it becomes part of the subject.
+        payload: a value for ``json.dumps``, or JSON text as ``str`` or ``bytes``. JSON text keeps every digit
+            of its numbers.
+        event_version: the version of the payload's schema; it becomes part of the subject.
+        occurred_at: a time with a time zone, not in the future. None: the start of the transaction.
+        correlation_id: the ID shared by all messages of one business process.
+        causation_id: the ID of the message that caused this event.
+        ordering_key: events with the same key are published in the order of their insertion. At most 2048
+            bytes of UTF-8. None: no order.
+        partition_key: delivered to consumers as ``ce-partitionkey``; it does not affect publishing.
+        headers: delivered to consumers unchanged.
+        metadata: stays in the database, except a W3C trace context, which is delivered as headers. Without a
+            ``traceparent`` here, the context of the active OpenTelemetry span is added.
+        available_at: the event is not published before this time. None: publish immediately.
+        id: created with the event, so a retried transaction inserts the same ID.
     """
 
     aggregate_type: str
@@ -97,16 +106,16 @@ _OPTIONAL = {own.name for own in fields(Event) if own.default is None}
 
 
 async def enqueue(connection: Any, *events: Event, schema: str | None = None) -> list[UUID]:
-    """Insert events in the connection's transaction and return their ids.
+    """Insert events in the connection's transaction and return their IDs.
 
     Args:
-        connection: see the module.
-        events: published in this order where they have one ordering key.
-        schema: where the outbox is; None: in the search path.
+        connection: an open asyncpg, psycopg or SQLAlchemy connection or session; the module lists the types.
+        events: events with the same ordering key are published in this order.
+        schema: the schema that contains ``outbox_events``. None: the first one in the search path.
 
     Raises:
-        InvalidEventError: an event could never be published as it is (INVALID_OUTBOX); nothing was sent.
-        TypeError: not a connection of a known library.
+        InvalidEventError: an event can never be published (INVALID_OUTBOX); no statement was sent.
+        TypeError: the connection's type is not supported.
         ValueError: the connection is not in a transaction.
     """
     document = _document(events)
@@ -123,12 +132,14 @@ async def enqueue(connection: Any, *events: Event, schema: str | None = None) ->
         _require_transaction(_in_sqlalchemy_transaction(connection.sync_connection))
         await connection.execute(_sqlalchemy_text(schema), {"events": document})
     else:
-        raise TypeError(f"enqueue does not know {type(connection)}; see also enqueue_sync")
+        raise TypeError(
+            f"enqueue does not support {type(connection)}; use enqueue_sync for synchronous connections"
+        )
     return [event.id for event in events]
 
 
 def enqueue_sync(connection: Any, *events: Event, schema: str | None = None) -> list[UUID]:
-    """Do as ``enqueue`` does, over a connection or session that is not asynchronous."""
+    """Insert events over a synchronous connection or session; otherwise the same as ``enqueue``."""
     document = _document(events)
     kinds = _kinds(connection)
     if kinds & _SESSIONS:
@@ -140,7 +151,9 @@ def enqueue_sync(connection: Any, *events: Event, schema: str | None = None) -> 
         _require_transaction(_in_sqlalchemy_transaction(connection))
         connection.execute(_sqlalchemy_text(schema), {"events": document})
     else:
-        raise TypeError(f"enqueue_sync does not know {type(connection)}; see also enqueue")
+        raise TypeError(
+            f"enqueue_sync does not support {type(connection)}; use enqueue for asynchronous connections"
+        )
     return [event.id for event in events]
 
 
@@ -148,7 +161,7 @@ def enqueue_sync(connection: Any, *events: Event, schema: str | None = None) -> 
 
 
 def _kinds(connection: object) -> set[str]:
-    """Name the classes of a connection by library, without importing any."""
+    """Return the names of the connection's classes as ``library.Class``, without importing a library."""
     return {f"{kind.__module__.partition('.')[0]}.{kind.__name__}" for kind in type(connection).__mro__}
 
 
@@ -163,7 +176,7 @@ def _in_sqlalchemy_transaction(connection: Any) -> bool:
 def _require_transaction(is_open: bool) -> None:
     if not is_open:
         raise ValueError(
-            "no transaction is open: events must be committed together with the change they tell of"
+            "no transaction is open: begin one, so that events commit together with the change they describe"
         )
 
 
@@ -177,7 +190,7 @@ def _statement(placeholder: str, schema: str | None) -> str:
     if schema is None:
         return text
     if not _SCHEMA.fullmatch(schema):
-        raise ValueError("the schema's name must be letters, digits and underscores")
+        raise ValueError("the schema's name must consist of letters, digits and underscores")
     return text.replace("outbox_events", f'"{schema}".outbox_events')
 
 
@@ -185,7 +198,7 @@ def _statement(placeholder: str, schema: str | None) -> str:
 
 
 def _document(events: Sequence[Event]) -> str:
-    """Write all events as one JSON text: every library can pass it, and no number changes on the way."""
+    """Return all events as one JSON text, which every library can pass without changing a number."""
     context = _trace_context()
     return f"[{', '.join([_member(event, context) for event in events])}]"
 
@@ -203,7 +216,7 @@ def _member(event: Event, context: Mapping[str, str]) -> str:
     known = {name: value for name, value in columns.items() if value is not None}
     member = f'{_json("metadata", known, default=_as_text)[:-1]}, "payload": {_payload(event.payload)}}}'
     if _NUL.search(member):
-        raise _invalid("there is a NUL character, which PostgreSQL cannot store")
+        raise _invalid("the event contains a NUL character, which PostgreSQL cannot store")
     return member
 
 
@@ -240,7 +253,7 @@ def _payload(payload: Any) -> str:
         text = payload if isinstance(payload, str) else payload.decode()
         json.loads(text, parse_int=str, parse_float=str, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
-        raise _invalid(f"payload is text that is not JSON: {error}") from error
+        raise _invalid(f"payload is text, but not JSON: {error}") from error
     return text
 
 
@@ -266,7 +279,7 @@ def _invalid(problem: str) -> InvalidEventError:
 
 
 def _trace_context() -> dict[str, str]:
-    """Return the context of the span that is active, if the program traces at all."""
+    """Return the trace context of the active span, if the program uses OpenTelemetry."""
     carrier: dict[str, str] = {}
     if "opentelemetry.trace" in sys.modules:
         from opentelemetry.trace.propagation import tracecontext  # noqa: PLC0415 - only where it is in use

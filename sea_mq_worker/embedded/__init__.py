@@ -1,6 +1,7 @@
-"""Real PostgreSQL and nats-server from wheels, run on a folder: for `dev`, tests and benchmarks.
+"""PostgreSQL and nats-server from Python wheels, for `dev`, tests and benchmarks.
 
-Needs the extra ``embedded``. Works offline, as root and as an ordinary user, on Linux and macOS.
+Each server keeps its data in one folder. The extra ``embedded`` installs the wheels. The servers run offline,
+as root or as an ordinary user, on Linux and macOS.
 """
 
 from sea_mq_worker.embedded.nats import EmbeddedNats

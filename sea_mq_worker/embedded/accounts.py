@@ -1,7 +1,7 @@
-"""Whom PostgreSQL runs as when we are root, which it refuses, and how that user reaches its files.
+"""Choose the user that runs PostgreSQL, which refuses to run as root, and give that user access to its files.
 
-No system user is created. Private folders are opened to others only for passing through, never for
-listing, and only the server's own folder and those below the system's temporary folder.
+No system user is created. Others get the permission to pass through a private folder, never to list it. Only
+the server's own folder and folders below the system's temporary folder are changed.
 """
 
 import os
@@ -17,7 +17,7 @@ SERVICE_USERS = ("postgres", "nobody")
 
 
 def account_for(data: Path) -> Account:
-    """Return ourselves, or as root the owner of the data, or a service user for new data."""
+    """Return the current user; as root, the owner of the data, or a service user for new data."""
     if os.geteuid() != 0:
         return Account.own()
     if data.exists() and data.stat().st_uid != 0:
@@ -35,7 +35,7 @@ def account_for(data: Path) -> Account:
 
 
 def can_pass(path: Path, account: Account) -> bool:
-    """Tell whether the account may execute the file, or pass through the folder."""
+    """Return whether the account may execute the file or pass through the folder."""
     status = path.stat()
     if account.uid in (0, status.st_uid):
         return bool(status.st_mode & stat.S_IXUSR)
@@ -45,7 +45,11 @@ def can_pass(path: Path, account: Account) -> bool:
 
 
 def open_way_to(folder: Path, account: Account) -> None:
-    """Let the account reach the folder, or say which parent is in the way."""
+    """Give the account access to the folder.
+
+    Raises:
+        ServerStartError: a parent folder denies access; the text names it.
+    """
     temporary = Path(tempfile.gettempdir()).resolve()
     for path in (folder, *folder.parents):
         if can_pass(path, account):
@@ -61,8 +65,8 @@ def open_way_to(folder: Path, account: Account) -> None:
 def reachable_copy(package: Path, program: Path, account: Account, copy: Path) -> Path:
     """Return the package's folder, or a copy of it if the account cannot run the program there.
 
-    A virtual environment under root's home is such a case. The package's bundled libraries lie
-    beside it in ``<name>.libs`` and are looked up relative to the program.
+    A virtual environment under root's home needs such a copy. The package's bundled libraries are in
+    ``<name>.libs`` beside it, and the program finds them by a relative path.
     """
     if all(can_pass(path, account) for path in (program, *program.parents)):
         return package

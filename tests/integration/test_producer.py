@@ -195,14 +195,14 @@ async def test_a_connection_that_would_commit_at_once_is_refused(
 
 
 async def test_a_connection_of_another_kind_is_refused(database: Database) -> None:
-    with pytest.raises(TypeError, match="enqueue does not know"):
+    with pytest.raises(TypeError, match="enqueue does not support"):
         await enqueue(object(), event())
-    with pytest.raises(TypeError, match="enqueue_sync does not know"):
+    with pytest.raises(TypeError, match="enqueue_sync does not support"):
         enqueue_sync(object(), event())
     async with asyncpg.create_pool(database.dsn, min_size=1) as pool:
-        with pytest.raises(TypeError, match="enqueue does not know"):
+        with pytest.raises(TypeError, match="enqueue does not support"):
             await enqueue(pool, event())
-    with psycopg.connect(database.dsn) as connection, pytest.raises(TypeError, match="see also enqueue_sync"):
+    with psycopg.connect(database.dsn) as connection, pytest.raises(TypeError, match="use enqueue_sync"):
         await enqueue(connection, event())
 
 

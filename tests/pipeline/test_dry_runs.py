@@ -51,7 +51,7 @@ async def test_what_would_be_landed_is_counted(
         found = await told("land", "--lake", str(tmp_path))
 
     assert (found.exit_code, found.stdout) == (
-        0, f"{names}: 3 messages would be landed, behind sequence 0\n",
+        0, f"{names}: 3 messages would be landed, after sequence 0\n",
     )  # fmt: skip
 
 

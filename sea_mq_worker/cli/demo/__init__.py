@@ -1,1 +1,1 @@
-"""What ``dev`` shows: real servers, the worker, a sample handler and traffic in both contexts."""
+"""The command ``dev``: run real servers, the worker, a sample handler and traffic in both directions."""

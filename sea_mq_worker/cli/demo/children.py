@@ -1,4 +1,4 @@
-"""The sample handler and the worker as child processes, kept like the embedded servers."""
+"""Run the sample handler and the worker as child processes, in the same way as the embedded servers."""
 
 import os
 import signal
@@ -15,25 +15,25 @@ from sea_mq_worker.embedded.process import Account, EmbeddedServer, spawn
 
 
 class _Child(EmbeddedServer):
-    """A Python program with an HTTP port that tells when it is ready."""
+    """A Python program with an HTTP endpoint that reports readiness."""
 
     crash_signal: ClassVar[signal.Signals] = signal.SIGKILL
     ready_path: ClassVar[str]
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """The base URL of the program."""
         return f"http://127.0.0.1:{self.port}"
 
     @abstractmethod
     def _command(self) -> list[str]:
-        """Return the module to run and its arguments."""
+        """Return the module to run, followed by its arguments."""
 
     def _environment(self) -> Mapping[str, str]:
         return os.environ
 
     async def stop(self) -> int:
-        """Ask it to stop and wait; return its exit code."""
+        """Send SIGTERM, wait until the program has ended, and return its exit code."""
         await self._end(signal.SIGTERM)
         return next((child.returncode for child in self._children), 0)
 
@@ -62,7 +62,7 @@ class SampleHandler(_Child):
     ready_path: ClassVar[str] = "/effects"
 
     def __init__(self, folder: Path, *, source: Path) -> None:
-        """Take the folder that ``handler.py`` is in."""
+        """Create the handler; ``source`` is the folder that contains ``handler.py``."""
         super().__init__(folder, port=0)
         self._source = source
 
@@ -72,19 +72,19 @@ class SampleHandler(_Child):
 
 
 class WorkerProcess(_Child):
-    """``python -m sea_mq_worker run``, configured by its environment as anywhere else."""
+    """``python -m sea_mq_worker run``, configured by environment variables."""
 
     name: ClassVar[str] = "worker"
     ready_path: ClassVar[str] = "/readyz"
 
     def __init__(self, folder: Path, *, settings: Mapping[str, str]) -> None:
-        """Take the ``SEA_MQ_*`` variables; the admin port is chosen here."""
+        """Create the worker with ``SEA_MQ_*`` variables; the admin port is chosen here."""
         super().__init__(folder, port=0)
         self.settings = {**settings, "SEA_MQ_ADMIN_PORT": str(self.port)}
 
     @property
     def page(self) -> str:
-        """The page's address; what follows # stays in the browser, which signs in by it."""
+        """The page's address with the admin token behind #, which the browser keeps and uses to sign in."""
         token = Path(self.settings["SEA_MQ_ADMIN_TOKEN_FILE"]).read_text().strip()
         return f"{self.url}/#token={token}"
 

@@ -1,4 +1,4 @@
-"""A command of the user's, run on the demo's servers."""
+"""Run a command of the user against the servers of ``dev``."""
 
 import asyncio
 import contextlib
@@ -10,37 +10,38 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 _LEAVE_SECONDS = 3.0
-"""Ctrl-C reaches the command as well: so long it may take to end by itself before it is told to."""
+"""Time for the command to end by itself before it gets SIGTERM. Ctrl-C reaches the command as well."""
 _END_SECONDS = 30.0
+"""Time for the command to end after SIGTERM before it gets SIGKILL."""
 
 
 class CommandStartError(Exception):
-    """The command cannot be started; the text says why."""
+    """The command cannot be started; the text states the reason."""
 
 
 def check_command(command: Sequence[str]) -> None:
-    """See to it that there is such a program, before anything else is started.
+    """Check that the program exists, before anything else is started.
 
     Raises:
-        CommandStartError: there is none.
+        CommandStartError: the program was not found.
     """
     if shutil.which(command[0], path=_search_path()) is None:
-        raise CommandStartError(f"{command[0]}: there is no such program that can be run")
+        raise CommandStartError(f"{command[0]}: program not found on PATH, or not executable")
 
 
 async def run_command(command: Sequence[str], *, settings: Mapping[str, str], stop: asyncio.Event) -> int:
     """Run the command in this terminal, with the settings in its environment.
 
     Args:
-        command: program and arguments; ``python`` is the one that runs this.
+        command: program and arguments; ``python`` is the interpreter of this process.
         settings: ``SEA_MQ_*`` variables.
         stop: ends the command when set.
 
     Returns:
-        Its exit code, as a shell tells it: 128 + N where signal N ended it.
+        The command's exit code as a shell reports it: 128 + N if signal N ended the command.
 
     Raises:
-        CommandStartError: the system does not start it.
+        CommandStartError: the operating system cannot start the command.
     """
     program = shutil.which(command[0], path=_search_path()) or command[0]
     environment = {**os.environ, **settings, "PATH": _search_path()}
@@ -60,7 +61,7 @@ async def run_command(command: Sequence[str], *, settings: Mapping[str, str], st
 
 
 def _search_path() -> str:
-    """Return PATH with this Python's own folder first, as in an activated environment."""
+    """Return PATH with the folder of this Python first, as in an activated virtual environment."""
     return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
 
 

@@ -1,4 +1,4 @@
-"""How far the traffic has come, read from the servers themselves and not from the worker."""
+"""Follow the progress of the sample traffic by querying the servers, independently of the worker."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,12 +10,12 @@ import httpx2
 import nats
 from nats.js import JetStreamContext
 
-_LOOK_SECONDS = 0.25
+_POLL_SECONDS = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """Where the events are."""
+    """Counts of events and messages at each step."""
 
     written: int
     published: int
@@ -28,7 +28,7 @@ class Figures:
 
     @property
     def complete(self) -> bool:
-        """Everything that was written is published, and every message has come to its end."""
+        """Whether every written event is published and every message is processed or dead-lettered."""
         return self.published == self.written and self.processed + self.dead_letters == self.received
 
 
@@ -40,23 +40,23 @@ async def follow(
     show: Callable[[Figures], None],
     ended: Callable[[], bool],
 ) -> Figures:
-    """Show figures until all is done, or ``ended`` says that no more will be; return the last."""
+    """Show figures until they are complete or ``ended`` returns true; return the last figures."""
     database = await asyncpg.connect(dsn)
     broker = await nats.connect(nats_url)
     try:
         async with httpx2.AsyncClient(trust_env=False, verify=False) as http:
             while True:
-                figures = await _look(database, broker.jetstream(), http, handler_url)
+                figures = await _read_figures(database, broker.jetstream(), http, handler_url)
                 show(figures)
                 if figures.complete or ended():
                     return figures
-                await asyncio.sleep(_LOOK_SECONDS)
+                await asyncio.sleep(_POLL_SECONDS)
     finally:
         await broker.close()
         await database.close()
 
 
-async def _look(
+async def _read_figures(
     database: asyncpg.Connection, stream: JetStreamContext, http: httpx2.AsyncClient, handler_url: str
 ) -> Figures:
     outbox = await database.fetchrow(

@@ -1,4 +1,4 @@
-"""``dev`` from start to stop."""
+"""Run ``dev``: start the servers, send traffic, report the result and stop everything."""
 
 import asyncio
 import secrets
@@ -26,7 +26,7 @@ from sea_mq_worker.settings import Settings
 
 _STREAM_BYTES = 256 * 1024 * 1024
 _SIGNAL_SECONDS = 0.1
-"""Ctrl-C may end a server that is only just being started before it is heard of here."""
+"""Time to wait for SIGINT after a server failed to start, because Ctrl-C may have ended that server first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,30 +38,32 @@ class _Stage:
 
 
 async def run_demo(folder: Path, *, events: int, leave: bool) -> bool:
-    """Start everything, send traffic, tell what became of it; stay until Ctrl-C unless ``leave``.
+    """Start everything, send traffic, print the result; run until Ctrl-C unless ``leave`` is set.
 
-    Returns whether all traffic arrived.
+    Returns:
+        Whether all traffic arrived.
     """
     stop = asyncio.Event()
     stop_on_signals(stop)
     async with AsyncExitStack() as stack:
-        stage = await _set_unless(stop, stack, folder)
+        stage = await _start_unless_stopped(stop, stack, folder)
         if stage is None:
             return False
         figures = await _send(stage, events, stop)
-        _tell_figures(figures)
+        _print_figures(figures)
         if not leave and not stop.is_set():
-            _tell_where_to_look(stage, folder)
-            typer.echo("\nThe worker goes on until Ctrl-C.")
+            _print_next_steps(stage, folder)
+            typer.echo("\nThe worker runs until Ctrl-C.")
             await stop.wait()
         typer.echo("Stopping.")
     return figures.complete
 
 
 async def run_demo_for(command: Sequence[str], folder: Path, *, events: int) -> int | None:
-    """Start everything, send traffic, run the command on it and stop; stdout is left to the command.
+    """Start everything, send traffic, run the command and stop; only the command writes to stdout.
 
-    Returns the command's exit code; None: the traffic did not arrive, the command was not run.
+    Returns:
+        The command's exit code; None if the traffic did not arrive and the command was not run.
 
     Raises:
         CommandStartError: the command cannot be started.
@@ -70,35 +72,35 @@ async def run_demo_for(command: Sequence[str], folder: Path, *, events: int) -> 
     stop_on_signals(stop)
     with redirect_stdout(sys.stderr):
         async with AsyncExitStack() as stack:
-            stage = await _set_unless(stop, stack, folder)
+            stage = await _start_unless_stopped(stop, stack, folder)
             if stage is None:
                 return None
             figures = await _send(stage, events, stop)
-            _tell_figures(figures)
+            _print_figures(figures)
             if not figures.complete or stop.is_set():
                 return None
             typer.echo(f"\nRunning {shlex.join(command)}")
             code = await run_command(command, settings=stage.worker.settings, stop=stop)
-            typer.echo(f"It ended with exit code {code}. Stopping.")
+            typer.echo(f"The command ended with exit code {code}. Stopping.")
     return code
 
 
-async def _set_unless(stop: asyncio.Event, stack: AsyncExitStack, folder: Path) -> _Stage | None:
-    """Start everything; None where ``stop`` came first, and what was begun is given up."""
-    setting, stopped = asyncio.ensure_future(_set(stack, folder)), asyncio.ensure_future(stop.wait())
-    await asyncio.wait({setting, stopped}, return_when=asyncio.FIRST_COMPLETED)
-    if setting.done() and setting.exception():
+async def _start_unless_stopped(stop: asyncio.Event, stack: AsyncExitStack, folder: Path) -> _Stage | None:
+    """Start everything; cancel the start and return None if ``stop`` is set first."""
+    starting, stopped = asyncio.ensure_future(_start(stack, folder)), asyncio.ensure_future(stop.wait())
+    await asyncio.wait({starting, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    if starting.done() and starting.exception():
         await asyncio.wait({stopped}, timeout=_SIGNAL_SECONDS)
     stopped.cancel()
     if stop.is_set():
-        setting.cancel()
-        await asyncio.gather(setting, return_exceptions=True)
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
         typer.echo("Stopped before any traffic was sent.")
         return None
-    return await setting
+    return await starting
 
 
-async def _set(stack: AsyncExitStack, folder: Path) -> _Stage:
+async def _start(stack: AsyncExitStack, folder: Path) -> _Stage:
     began = time.monotonic()
     postgres = await stack.enter_async_context(EmbeddedPostgres(folder / "postgres"))
     nats = await stack.enter_async_context(EmbeddedNats(folder / "nats"))
@@ -118,14 +120,16 @@ async def _set(stack: AsyncExitStack, folder: Path) -> _Stage:
     )
     await migrate_schema(own)
     await apply_topology(own, streams=defined_streams(own))
-    typer.echo("Schema migrated, streams applied (1 replica and 256 MiB each, by setting)")
+    typer.echo("Schema migrated, streams created (1 replica and 256 MiB each, by settings)")
     worker = await stack.enter_async_context(WorkerProcess(folder / "worker", settings=settings))
     typer.echo(f"The worker is ready ({time.monotonic() - began:.1f} s)")
     return _Stage(postgres=postgres, nats=nats, handler=handler, worker=worker)
 
 
 async def _send(stage: _Stage, events: int, stop: asyncio.Event) -> Figures:
-    typer.echo(f"Sending {events} events each way: orders into the outbox, vibes into VIBESPRO_EVENTS")
+    typer.echo(
+        f"Sending {events} events in each direction: orders into the outbox, vibes into VIBESPRO_EVENTS"
+    )
     began = time.monotonic()
     await asyncio.gather(write_orders(stage.postgres.dsn, events), publish_vibes(stage.nats.url, events))
     figures = await follow(
@@ -138,9 +142,9 @@ async def _send(stage: _Stage, events: int, stop: asyncio.Event) -> Figures:
     if sys.stdout.isatty():
         typer.echo("")
     if not stage.worker.running:
-        told = log_tail(stage.worker.log, since=0)
-        raise ServerStartError(f"the worker has ended; its last lines:\n{told}")
-    typer.echo(f"Done in {time.monotonic() - began:.1f} s" if figures.complete else "Stopped before the end")
+        lines = log_tail(stage.worker.log, since=0)
+        raise ServerStartError(f"the worker has ended; the last lines of its log:\n{lines}")
+    typer.echo(f"Done in {time.monotonic() - began:.1f} s" if figures.complete else "Stopped early")
     return figures
 
 
@@ -151,28 +155,28 @@ def _show_progress(figures: Figures) -> None:
         typer.echo(f"\r{done}, {ended}   ", nl=False)
 
 
-def _tell_figures(figures: Figures) -> None:
+def _print_figures(figures: Figures) -> None:
     typer.echo(
         f"""
 outbox -> stream      {figures.written} events written, {figures.published} PUBLISHED, \
 {figures.in_stream} messages in SEA_EVENTS
 stream -> handler     {figures.received} messages in VIBESPRO_EVENTS, {figures.processed} processed, \
 {figures.effects} effects in {figures.calls} calls
-dead letters          {figures.dead_letters} answered 422 by the handler, in SEA_DLQ"""
+dead letters          {figures.dead_letters} in SEA_DLQ, rejected by the handler with status 422"""
     )
 
 
-def _tell_where_to_look(stage: _Stage, folder: Path) -> None:
+def _print_next_steps(stage: _Stage, folder: Path) -> None:
     exports = [f"export {name}={shlex.quote(value)}" for name, value in stage.worker.settings.items()]
-    places = Path(sys.executable).parent, stage.postgres.programs
-    exports.append('export PATH={}:"$PATH":{}'.format(*(shlex.quote(str(place)) for place in places)))
+    folders = Path(sys.executable).parent, stage.postgres.programs
+    exports.append('export PATH={}:"$PATH":{}'.format(*(shlex.quote(str(each)) for each in folders)))
     environment = _private(folder / "environment", "\n".join(exports))
     typer.echo(
         f"""
-Where to look next
+Next steps
   {stage.worker.page}
                             the worker's page, signed in
-  . {environment}    in another terminal; then, there:
+  . {environment}    in another terminal, followed by:
     python -m sea_mq_worker depth
     python -m sea_mq_worker dlq list
     python -m sea_mq_worker outbox list --state PUBLISHED
@@ -182,7 +186,7 @@ Where to look next
 
 
 def _private(path: Path, text: str) -> Path:
-    """Write a file with secrets."""
+    """Write a file that only its owner can read."""
     path.touch(mode=0o600)
     path.write_text(f"{text}\n")
     return path

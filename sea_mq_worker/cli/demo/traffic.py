@@ -1,4 +1,4 @@
-"""Sample traffic: the service's own outbox events, and another context's messages."""
+"""Send sample traffic: outbox events of this service, and messages of another context."""
 
 import json
 from dataclasses import dataclass
@@ -17,14 +17,14 @@ _FLAKY_EVERY = 40
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What the other context published, by how the handler will take it."""
+    """Numbers of messages that the other context published, by the handler's expected result."""
 
     good: int
     poison: int
 
 
 async def write_orders(dsn: str, count: int) -> None:
-    """Insert events as a service does: in the transactions of the changes that they tell of."""
+    """Insert events as a service does: in the transactions of the changes that the events describe."""
     connection = await asyncpg.connect(dsn)
     try:
         await connection.execute("CREATE TABLE IF NOT EXISTS orders (id INT PRIMARY KEY, total NUMERIC)")
@@ -51,7 +51,7 @@ def _order_created(number: int) -> Event:
 
 
 async def publish_vibes(url: str, count: int) -> Sent:
-    """Publish as the context ``vibespro`` does, a few messages poisonous and a few passing 5xx."""
+    """Publish as the context ``vibespro``; the handler rejects a few messages and fails a few temporarily."""
     connection = await nats.connect(url)
     try:
         stream = connection.jetstream()

@@ -5,7 +5,7 @@ import typer
 from sea_mq_worker.cli.pipeline import archive, drain, land, reconcile, replay, report
 
 app = typer.Typer(
-    help="Jobs on Apache Spark over the same events: keep, prove, send again, drain, report.",
+    help="Run Apache Spark jobs over the same events: land, archive, reconcile, replay, drain, report.",
     no_args_is_help=True,
 )
 app.command("archive")(archive.archive)

@@ -1,4 +1,4 @@
-"""``pipeline archive``: move old published events from the outbox to the lake."""
+"""The command ``pipeline archive``: move old published events from the outbox to the lake."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -14,10 +14,10 @@ from sea_mq_worker.cli.pipeline.support import (
     DryRunOption,
     LakeOption,
     MasterOption,
-    lake_of,
-    look,
+    print_progress,
+    required_lake,
     run_job,
-    say,
+    run_without_spark,
 )
 from sea_mq_worker.cli.prune import partition_text
 from sea_mq_worker.cli.support import EXIT_USAGE, JsonOption, abort, print_json
@@ -33,13 +33,18 @@ _NEEDS = ("database_url",)
 BeforeOption = Annotated[
     datetime,
     typer.Option(
-        "--before", parser=moment, metavar="TIME", help="Published before: ISO 8601, or an age: 30d."
+        "--before",
+        parser=moment,
+        metavar="TIME",
+        help="Archive events published before this time: ISO 8601, or an age such as 30d.",
     ),
 ]
 BatchOption = Annotated[
-    int, typer.Option(min=1000, help="Events that are written and proved at a time, about.")
+    int, typer.Option(min=1000, help="Approximate number of events written and verified per batch.")
 ]
-PaceOption = Annotated[int, typer.Option(min=1, help="Pace of the deletion, so that the worker is not hurt.")]
+PaceOption = Annotated[
+    int, typer.Option(min=1, help="Delete at most about this many events a second, to spare the worker.")
+]
 
 
 def archive(
@@ -55,19 +60,19 @@ def archive(
     master: MasterOption = None,
     conf: ConfOption = None,
 ) -> None:
-    """Move published events from the outbox to the lake, each batch proved there before it is deleted here.
+    """Move published events from the outbox to the lake; verify each batch before deleting its events.
 
-    Read back from the lake, a batch must have the number and the content that PostgreSQL tells; an event that
-    is replayed meanwhile stays in the outbox. A partition is dropped whole where all that it holds is proved.
-    May run beside workers, and again after whatever ended it: unfinished batches of an earlier run are done
-    first, whatever --before says. Exit code 0: done; 1: the lake does not have what PostgreSQL has, or a
+    A batch is read back from the lake and must match PostgreSQL's event count and content. An event that is
+    replayed in the meantime stays in the outbox. A partition whose events are all verified is dropped. The
+    command may run beside workers, and may be repeated after any interruption: it first finishes the batches
+    of an earlier run, regardless of --before. Exit code 0: done; 1: the lake differs from PostgreSQL, or a
     server failed.
     """
     if before > datetime.now(UTC):
-        abort("--before: must be past, or events would leave as soon as they are published", EXIT_USAGE)
-    where = lake_of(lake)
+        abort("--before: must be past; otherwise events would leave on publication", EXIT_USAGE)
+    where = required_lake(lake)
     if dry_run:
-        result = look(partial(_count, where, before), needs=_NEEDS)
+        result = run_without_spark(partial(_count, where, before), needs=_NEEDS)
     else:
         given = {"before": before, "actor": actor, "reason": reason}
         given |= {"batch_rows": batch_rows, "per_second": per_second}
@@ -89,32 +94,32 @@ def _archive(
 ) -> "ArchiveResult":
     from sea_mq_worker.pipeline.jobs.archive.job import archive
 
-    return archive(spark, settings, lake, on_progress=_tell, **given)
+    return archive(spark, settings, lake, on_progress=_print_progress, **given)
 
 
-def _tell(progress: "ArchiveProgress") -> None:
+def _print_progress(progress: "ArchiveProgress") -> None:
     if progress.partition:
-        say(partition_text(progress.partition))
+        print_progress(partition_text(progress.partition))
         return
-    text = f"batch {progress.batch}: {progress.rows:,} events proved in the lake, {progress.gone:,} deleted"
+    text = f"batch {progress.batch}: {progress.rows:,} events verified in the lake, {progress.gone:,} deleted"
     if progress.total:
         text += f"; {progress.done:,} of {progress.total:,}"
-    say(text)
+    print_progress(text)
 
 
 def _summary(result: "ArchiveResult", *, dry_run: bool) -> str:
     if dry_run:
         text = f"{result.found:,} events would be archived"
         if result.resumed is not None:
-            text += f", after what is unfinished from batch {result.resumed} on is deleted from the outbox"
+            text += f"; first, unfinished batches from {result.resumed} on would be deleted from the outbox"
     else:
         text = f"archived {result.archived:,} events in {result.batches} batches, deleted {result.deleted:,}"
         if result.resumed is not None:
-            text += f" (from batch {result.resumed} on, left unfinished by an earlier run, among them)"
+            text += f" (including batches from {result.resumed} on, left unfinished by an earlier run)"
         for partition in result.dropped:
             text += f"; {partition_text(partition)}"
         if result.stayed:
-            text += f"; {result.stayed:,} stayed, replayed or changed meanwhile"
+            text += f"; {result.stayed:,} stayed: they were replayed or changed in the meantime"
     if result.unfit:
-        text += f"; {result.unfit:,} stay for good, with times beyond the years 2 to 9998"
+        text += f"; {result.unfit:,} cannot be archived: they have times outside the years 2 to 9998"
     return text

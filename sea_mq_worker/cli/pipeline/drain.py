@@ -1,11 +1,17 @@
-"""``pipeline drain``: publish a large backlog by many Spark tasks."""
+"""The command ``pipeline drain``: publish a large backlog with many Spark tasks."""
 
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sea_mq_worker.cli.pipeline.support import ConfOption, DryRunOption, MasterOption, run_job, say
+from sea_mq_worker.cli.pipeline.support import (
+    ConfOption,
+    DryRunOption,
+    MasterOption,
+    print_progress,
+    run_job,
+)
 from sea_mq_worker.cli.support import EXIT_FAILED, JsonOption, print_json
 
 if TYPE_CHECKING:
@@ -17,13 +23,14 @@ if TYPE_CHECKING:
 
 TasksOption = Annotated[
     int | None,
-    typer.Option(min=1, help="Relays side by side; as many as the cluster has cores unless given."),
+    typer.Option(min=1, help="Number of parallel publishers (default: the cluster's number of cores)."),
 ]
 UntilEmptyOption = Annotated[
-    bool, typer.Option("--until-empty", help="Go on until nothing is due, new events included.")
+    bool, typer.Option("--until-empty", help="Continue until no event is due, including new events.")
 ]
 RoundOption = Annotated[
-    float, typer.Option(min=1, help="How long a task works before it tells its counts, and before a stop.")
+    float,
+    typer.Option(min=1, help="Seconds that a task works before it reports its counts and can stop."),
 ]
 
 
@@ -37,11 +44,11 @@ def drain(
     master: MasterOption = None,
     conf: ConfOption = None,
 ) -> None:
-    """Publish the outbox's backlog by many relays at once, beside running workers.
+    """Publish the outbox's backlog with many parallel publishers, beside running workers.
 
-    Ends when nothing is left of what was due at its start. The first SIGTERM or SIGINT ends it after the
-    round under way, with all claims settled; the second at once: claims then last as long as their leases.
-    Exit code 0: drained; 1: events are left, dead ones not counted.
+    The command ends when all events that were due at its start are published. The first SIGTERM or SIGINT
+    ends it after the current round with all claims settled. The second ends it immediately, and claims last
+    until their leases expire. Exit code 0: drained; 1: events remain, not counting dead ones.
     """
 
     def job(spark: "SparkSession", settings: "Settings") -> "DrainResult":
@@ -57,7 +64,7 @@ def drain(
                 spark,
                 settings,
                 stop=stop,
-                on_progress=_tell,
+                on_progress=_print_progress,
                 tasks=tasks,
                 until_empty=until_empty,
                 dry_run=dry_run,
@@ -75,20 +82,20 @@ def drain(
         raise typer.Exit(EXIT_FAILED)
 
 
-def _tell(progress: "DrainProgress") -> None:
+def _print_progress(progress: "DrainProgress") -> None:
     text = f"drain: {progress.left:,} left, {progress.per_second:,.0f} a second"
     if progress.left and progress.seconds_left is not None:
-        text += f", about {_clock(progress.seconds_left)} to go"
+        text += f", about {_clock(progress.seconds_left)} remaining"
     if progress.trouble:
-        text += f"; waits: {progress.trouble}"
-    say(text)
+        text += f"; waiting: {progress.trouble}"
+    print_progress(text)
 
 
 def _summary(result: "DrainResult", *, dry_run: bool) -> str:
     if dry_run:
         return (
             f"{result.backlog:,} events would be drained by {result.tasks} tasks; "
-            f"{result.postponed:,} that have failed wait for their retry"
+            f"{result.postponed:,} failed events wait for their retry"
         )
     text = (
         f"backlog {result.backlog:,}, left {result.left:,}; {result.tasks} tasks published "
@@ -97,9 +104,12 @@ def _summary(result: "DrainResult", *, dry_run: bool) -> str:
     if result.dead:
         text += f"; {result.dead:,} ended DEAD, see `outbox list --state DEAD`"
     if result.stopped and result.left:
-        text += "; stopped, the same command goes on"
+        text += "; stopped, run the same command to continue"
     elif result.left:
-        text += f"; {result.due:,} are held or behind an earlier event, {result.postponed:,} to retry later"
+        text += (
+            f"; {result.due:,} are claimed or wait for an earlier event of their key,"
+            f" {result.postponed:,} wait for their retry"
+        )
     return text
 
 

@@ -1,4 +1,4 @@
-"""``pipeline land``: streams into the lake."""
+"""The command ``pipeline land``: copy streams into the lake."""
 
 import time
 from collections.abc import Callable
@@ -13,10 +13,10 @@ from sea_mq_worker.cli.pipeline.support import (
     DryRunOption,
     LakeOption,
     MasterOption,
-    lake_of,
-    look,
+    print_progress,
+    required_lake,
     run_job,
-    say,
+    run_without_spark,
 )
 from sea_mq_worker.cli.support import JsonOption, print_json
 
@@ -32,33 +32,39 @@ _POLL_SECONDS = 0.2
 
 _Stream = Annotated[
     list[str] | None,
-    typer.Option(help="Stream to land; may be repeated. SEA_MQ_STREAM and the consumers' unless given."),
+    typer.Option(help="Stream to land; may be repeated (default: SEA_MQ_STREAM and the consumers' streams)."),
 ]
 _Every = Annotated[
     float | None,
-    typer.Option(min=0.1, metavar="SECONDS", help="Go on, with so long a pause when caught up."),
+    typer.Option(min=0.1, metavar="SECONDS", help="Repeat until stopped, with this pause between runs."),
 ]
-_BatchRows = Annotated[int, typer.Option(min=1, help="Most messages in one commit.")]
+_BatchRows = Annotated[int, typer.Option(min=1, help="Commit at most this many messages at once.")]
 _AcceptLoss = Annotated[
     bool,
-    typer.Option("--accept-loss", help="Go on where messages are gone that were to be landed; say which."),
+    typer.Option(
+        "--accept-loss",
+        help="Continue if messages were deleted before they could be landed, and report them.",
+    ),
 ]
 _DedupeDays = Annotated[
     int | None,
-    typer.Option(min=0, help="Days back that copies of an id are looked for; all unless given."),
+    typer.Option(min=0, help="Search this many days back for copies of a message ID (default: no limit)."),
 ]
 _LateSeconds = Annotated[
-    float, typer.Option(min=0, help="An event stored so long after it occurred counts as late.")
+    float, typer.Option(min=0, help="Count an event as late if it was stored this long after it occurred.")
 ]
 _CompactFiles = Annotated[
     int,
-    typer.Option(min=0, metavar="N", help="Merge a partition's small files where they are more; 0: never."),
+    typer.Option(
+        min=0, metavar="N", help="Merge a partition's small files if there are more than N (0: never)."
+    ),
 ]
 _VacuumHours = Annotated[
     int | None,
     typer.Option(
         min=1,
-        help="Delete merged files and those of killed runs after so many hours; no query may run longer.",
+        help="Delete merged files and files of killed runs after this many hours (default: never);"
+        " no query may run longer.",
     ),
 ]
 
@@ -79,13 +85,14 @@ def land(
     master: MasterOption = None,
     conf: ConfOption = None,
 ) -> None:
-    """Land streams in the lake: as received, one row per event, and counted; each message once.
+    """Copy streams into the lake, each message once: as received, as one row per event, and as counts.
 
-    Runs until all that the streams hold at the start is landed, or goes on with --every. It may be killed at
-    any time and run again. The first SIGTERM or SIGINT ends it after the batch under way, the second at once.
-    Exit code 1: a stream no longer holds what was to be landed, or another failure.
+    The command ends when all messages that the streams contained at its start are landed; with --every it
+    repeats. It may be killed at any time and run again. The first SIGTERM or SIGINT ends it after the current
+    batch, the second immediately. Exit code 1: messages were deleted before they could be landed, or another
+    failure.
     """
-    where = lake_of(lake)
+    where = required_lake(lake)
     given = {
         "batch_rows": batch_rows,
         "accept_loss": accept_loss,
@@ -95,20 +102,20 @@ def land(
         "vacuum_hours": vacuum_hours,
     }
 
-    def left(settings: "Settings") -> None:
-        _show_left(settings, where, stream or _streams(settings), json=json)
+    def remaining(settings: "Settings") -> None:
+        _print_remaining(settings, where, stream or _streams(settings), json=json)
 
     def job(spark: "SparkSession", settings: "Settings") -> None:
         streams = stream or _streams(settings)
-        _work(spark, settings, lake=where, streams=streams, given=given, every=every, json=json)
+        _land(spark, settings, lake=where, streams=streams, given=given, every=every, json=json)
 
     if dry_run:
-        look(left, needs=_NEEDS)
+        run_without_spark(remaining, needs=_NEEDS)
     else:
         run_job("land", job, needs=_NEEDS, master=master, conf=conf)
 
 
-def _work(
+def _land(
     spark: "SparkSession",
     settings: "Settings",
     *,
@@ -118,7 +125,7 @@ def _work(
     every: float | None,
     json: bool,
 ) -> None:
-    """Land once, or again and again."""
+    """Land once, or repeatedly with ``every``."""
     from sea_mq_worker.cli.pipeline.signals import stopping_on_signals
     from sea_mq_worker.pipeline.jobs.land.job import LandOptions
     from sea_mq_worker.pipeline.jobs.land.job import land as land_
@@ -131,16 +138,16 @@ def _work(
             lake=lake,
             streams=streams,
             options=LandOptions(**given),
-            on_progress=_tell,
+            on_progress=_print_progress,
             is_stopping=is_stopping,
         )
         if every is None:
-            _show(once(), json=json)
+            _print_result(once(), json=json)
         else:
             _repeat(once, every, is_stopping, json=json)
 
 
-def _show_left(settings: "Settings", lake: str, streams: list[str], *, json: bool) -> None:
+def _print_remaining(settings: "Settings", lake: str, streams: list[str], *, json: bool) -> None:
     from sea_mq_worker.pipeline.jobs.land.job import count
 
     found = count(settings, lake=lake, streams=streams)
@@ -148,9 +155,7 @@ def _show_left(settings: "Settings", lake: str, streams: list[str], *, json: boo
         print_json(asdict(found))
         return
     for each in found.streams:
-        typer.echo(
-            f"{each.stream}: {each.left:,} messages would be landed, behind sequence {each.last_seq:,}"
-        )
+        typer.echo(f"{each.stream}: {each.left:,} messages would be landed, after sequence {each.last_seq:,}")
 
 
 def _streams(settings: "Settings") -> list[str]:
@@ -160,7 +165,7 @@ def _streams(settings: "Settings") -> list[str]:
 def _repeat(
     once: "Callable[[], LandResult]", pause: float, is_stopping: Callable[[], bool], *, json: bool
 ) -> None:
-    """Land again and again, through outages of NATS; show the runs that found something."""
+    """Land repeatedly, also across outages of NATS; print the results of runs that found something."""
     from sea_mq_worker.domain.errors import UnavailableError
     from sea_mq_worker.pipeline.spark_errors import translated
 
@@ -169,10 +174,10 @@ def _repeat(
             with translated():
                 result = once()
         except UnavailableError as error:
-            say(f"land: waits: {error}")
+            print_progress(f"land: waiting: {error}")
         else:
             if result.rows or result.events or result.missing:
-                _show(result, json=json)
+                _print_result(result, json=json)
         _wait(pause, is_stopping)
 
 
@@ -182,16 +187,16 @@ def _wait(seconds: float, is_stopping: Callable[[], bool]) -> None:
         time.sleep(_POLL_SECONDS)
 
 
-def _tell(progress: "LandProgress") -> None:
-    say(
+def _print_progress(progress: "LandProgress") -> None:
+    print_progress(
         f"land: {progress.stream}: {progress.rows:,} messages, {progress.per_second:,.0f} a second, "
         f"{progress.left:,} left"
     )
 
 
-def _show(result: "LandResult", *, json: bool) -> None:
+def _print_result(result: "LandResult", *, json: bool) -> None:
     for text in result.missing:
-        say(f"land: missing: {text}")
+        print_progress(f"land: missing: {text}")
     if json:
         print_json(asdict(result))
         return
@@ -201,6 +206,6 @@ def _show(result: "LandResult", *, json: bool) -> None:
             f"{stream.left:,} left"
         )
     typer.echo(
-        f"{result.events:,} new events, {result.partitions:,} days counted, "
+        f"{result.events:,} new events, {result.partitions:,} days recounted, "
         f"{result.compacted:,} partitions compacted, {result.seconds:,.1f} s"
     )

@@ -1,4 +1,4 @@
-"""What each command of the pipeline prints with ``--json``; docs/reference/cli.schema.json is made of it."""
+"""JSON outputs of the pipeline's commands; docs/reference/cli.schema.json is generated from them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,14 +15,14 @@ from sea_mq_worker.pipeline.jobs.report.model import Report
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArchiveOutput(ArchiveResult):
-    """``dry_run``: ``found`` would be archived, and nothing was done."""
+    """``dry_run``: ``found`` events would be archived, and nothing was changed."""
 
     dry_run: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainOutput(DrainResult):
-    """``left``: of the backlog, still to be published; ``dry_run``: nothing was done."""
+    """``left``: events of the backlog that are still to be published; ``dry_run``: nothing was changed."""
 
     left: int = field()
     dry_run: bool
@@ -30,7 +30,7 @@ class DrainOutput(DrainResult):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReconcileOutput(Reconciliation):
-    """``failed``: how many findings are of the kinds ``failed_on``; any makes the exit code 1."""
+    """``failed``: the number of findings of the kinds in ``failed_on``; exit code 1 unless it is 0."""
 
     failed_on: Sequence[Verdict]
     failed: int
@@ -38,7 +38,7 @@ class ReconcileOutput(Reconciliation):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayOutput(ReplayResult):
-    """``dry_run``: ``matched`` would be put back, and nothing was done."""
+    """``dry_run``: ``matched`` events would be put back, and nothing was changed."""
 
     dry_run: bool
 
@@ -53,4 +53,4 @@ PIPELINE_OUTPUTS: Mapping[str, object] = MappingProxyType(
         "pipeline report": Report,
     }
 )
-"""By command; ``land --every`` prints one for each run that found something."""
+"""Output type by command; ``land --every`` prints one output for each run that found something."""

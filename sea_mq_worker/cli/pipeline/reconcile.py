@@ -1,4 +1,4 @@
-"""``pipeline reconcile``: prove that nothing was lost, or name what was."""
+"""The command ``pipeline reconcile``: prove that no message was lost, or name the lost ones."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict
@@ -14,8 +14,8 @@ from sea_mq_worker.cli.pipeline.support import (
     DryRunOption,
     MasterOption,
     lake_to_read,
+    print_progress,
     run_job,
-    say,
 )
 from sea_mq_worker.cli.support import EXIT_FAILED, EXIT_USAGE, JsonOption, abort, print_json, print_table
 from sea_mq_worker.pipeline.jobs.reconcile.verdicts import LOSS, Verdict
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Format(StrEnum):
-    """Of the files that ``--out`` gets."""
+    """Format of the files in the folder ``--out``."""
 
     JSON = "json"
     PARQUET = "parquet"
@@ -42,7 +42,7 @@ LakeOption = Annotated[
     typer.Option(
         "--lake",
         envvar="SEA_MQ_PIPELINE_LAKE",
-        help="The lake, to compare its archive and bronze too; tables and streams alone unless given.",
+        help="Lake whose archive and landed messages are compared too (default: tables and streams only).",
     ),
 ]
 ReceiverOption = Annotated[
@@ -51,32 +51,43 @@ ReceiverOption = Annotated[
         "--receiver",
         exists=True,
         dir_okay=False,
-        help="Settings file of a service that consumes the own stream; may be repeated.",
+        help="Settings file of another service that consumes this service's stream; may be repeated.",
     ),
 ]
 GraceOption = Annotated[
-    float, typer.Option("--grace", min=0, help="Seconds in which nothing is called missing yet.")
+    float,
+    typer.Option("--grace", min=0, help="Seconds after publishing or storing in which no ID is missing yet."),
 ]
-LateOption = Annotated[float, typer.Option("--late", min=0, help="Seconds above which a hop is late.")]
-ExamplesOption = Annotated[int, typer.Option("--examples", min=0, help="Ids to name of each verdict.")]
+LateOption = Annotated[
+    float, typer.Option("--late", min=0, help="Report a hop as late above this number of seconds.")
+]
+ExamplesOption = Annotated[
+    int, typer.Option("--examples", min=0, help="Print at most this many IDs of each verdict.")
+]
 OutOption = Annotated[
     str | None,
-    typer.Option("--out", metavar="FOLDER", help="New folder for every id that is not simply delivered."),
+    typer.Option(
+        "--out",
+        metavar="FOLDER",
+        help="Write every ID with a verdict other than delivered to this new folder.",
+    ),
 ]
-FormatOption = Annotated[Format, typer.Option("--format", help="Of the files in --out.")]
+FormatOption = Annotated[Format, typer.Option("--format", help="Format of the files in --out.")]
 FailOnOption = Annotated[
     list[Verdict] | None,
     typer.Option(
         "--fail-on",
         metavar="VERDICT",
-        help=f"Exit 1 where an id has it; may be repeated. Unless given: {', '.join(sorted(LOSS))}.",
+        help=f"Exit 1 if an ID has this verdict; may be repeated (default: {', '.join(sorted(LOSS))}).",
     ),
 ]
 RequeueOption = Annotated[
-    bool, typer.Option("--requeue", help="Publish again what the stream has lost; needs --reason.")
+    bool, typer.Option("--requeue", help="Publish the events again that the stream lost; needs --reason.")
 ]
-CapOption = Annotated[int, typer.Option(min=1, help="If more are lost, none is put back.")]
-WhyOption = Annotated[str, typer.Option("--reason", help="Why it is put back; kept for the audit.")]
+CapOption = Annotated[int, typer.Option(min=1, help="Put back no event if more than this many are lost.")]
+RequeueReasonOption = Annotated[
+    str, typer.Option("--reason", help="Reason for --requeue, kept in the audit records.")
+]
 
 
 def reconcile(
@@ -93,27 +104,28 @@ def reconcile(
     fail_on: FailOnOption = None,
     requeue: RequeueOption = False,
     cap: CapOption = 1000,
-    reason: WhyOption = "",
+    reason: RequeueReasonOption = "",
     actor: ActorOption,
     dry_run: DryRunOption = False,
     json: JsonOption = False,
     master: MasterOption = None,
     conf: ConfOption = None,
 ) -> None:
-    """Compare outbox, stream and inbox id by id; exit 1 where one is lost or altered.
+    """Compare outbox, stream and inbox ID by ID; exit 1 if an ID is lost or altered.
 
-    Tells of every event whether the stream holds it, and of every message that a consumer is to have whether
-    the inbox shows its effect: delivered, pending, dead, missing-in-stream, missing-in-inbox, altered,
-    unexpected, duplicated, out-of-order, late, expired or pruned. Changes nothing without --requeue.
+    The command checks for every event whether the stream contains it, and for every message of a consumer
+    whether the inbox shows its effect. Verdicts: delivered, pending, dead, missing-in-stream,
+    missing-in-inbox, altered, unexpected, duplicated, out-of-order, late, expired, pruned. Without --requeue
+    nothing is changed.
     """
     if requeue and not reason.strip():
-        abort("--requeue changes rows: say why with --reason, it is kept for the audit", EXIT_USAGE)
+        abort("--requeue changes rows: give a --reason for the audit records", EXIT_USAGE)
     if out and Path(out).exists():
-        abort(f"--out {out} is there already: name a new folder, so that results do not mix", EXIT_USAGE)
+        abort(f"--out {out} already exists: name a new folder, so that results do not mix", EXIT_USAGE)
     limits = {"grace_seconds": grace, "late_seconds": late, "since": since, "until": until}
-    who = {"actor": actor, "reason": reason, "cap": cap, "dry_run": dry_run} if requeue else None
-    tell = {"examples": examples, "out": out, "out_format": out_format.value}
-    job = _job({"lake": lake, "receivers": _receivers(receiver or ()), **tell}, limits, who)
+    repair = {"actor": actor, "reason": reason, "cap": cap, "dry_run": dry_run} if requeue else None
+    output = {"examples": examples, "out": out, "out_format": out_format.value}
+    job = _job({"lake": lake, "receivers": _receivers(receiver or ()), **output}, limits, repair)
     result = run_job("reconcile", job, needs=_NEEDS, master=master, conf=conf)
     _end(result, frozenset(fail_on or LOSS), json=json)
 
@@ -129,7 +141,7 @@ def _job(
         how = Requeue(**requeue) if requeue else None
         lake = lake_to_read(wanted["lake"], settings)
         chosen = ReconcileRequest(limits=Limits(**limits), requeue=how, **{**wanted, "lake": lake})
-        return reconcile(spark, settings, chosen, on_progress=say)
+        return reconcile(spark, settings, chosen, on_progress=print_progress)
 
     return job
 
@@ -139,7 +151,7 @@ def _end(result: "Reconciliation", wrong: Collection[Verdict], *, json: bool) ->
     if json:
         print_json(asdict(result) | {"failed_on": sorted(wrong), "failed": failed})
     else:
-        _tell(result)
+        _print_result(result)
     if failed:
         abort(f"{failed} findings of {', '.join(sorted(wrong))}", EXIT_FAILED)
 
@@ -156,11 +168,11 @@ def _receivers(paths: Iterable[Path]) -> "list[Receiver]":
         abort(str(error), EXIT_USAGE)
 
 
-def _tell(result: "Reconciliation") -> None:
+def _print_result(result: "Reconciliation") -> None:
     for one in result.compared:
         typer.echo(
             f"{one.stream}: sequences {one.first_seq} to {one.last_seq}, {one.streamed} messages"
-            + (f", {one.landed} older ones from the lake" if one.landed else "")
+            + (f", {one.landed} older messages from the lake" if one.landed else "")
         )
     rows = [
         (hop.name, verdict, hop.verdicts.get(verdict, 0), hop.findings.get(verdict, 0), _some(hop, verdict))
@@ -179,25 +191,26 @@ def _tell(result: "Reconciliation") -> None:
     for note in result.notes:
         typer.echo(note)
     if result.requeued:
-        typer.echo(_requeued(result.requeued))
+        typer.echo(_requeue_text(result.requeued))
 
 
 def _some(hop: "Hop", verdict: Verdict) -> str:
     return " ".join(hop.examples.get(verdict, ())[:3])
 
 
-def _requeued(done: "Requeued") -> str:
+def _requeue_text(done: "Requeued") -> str:
     rows = done.lost - done.archived_count
     if done.capped:
         text = (
-            f"{rows} are lost, more than --cap: none was put back; see that the settings are for this broker"
+            f"{rows} events are lost, more than --cap, so none was put back; check that the settings name the"
+            " right broker, then raise --cap"
         )
     elif done.dry_run:
-        text = f"{rows} would be put back"
+        text = f"{rows} events would be put back"
     else:
-        text = f"put back {done.replayed} of {rows}"
+        text = f"put back {done.replayed} of {rows} events"
     if done.archived_count:
         named = " ".join(f"--id {each}" for each in done.archived)
-        text += f"; {done.archived_count} are only in the archive: `pipeline replay {named}` puts back these"
-        text += "" if done.archived_count == len(done.archived) else " first ones, --out names all"
+        text += f"; {done.archived_count} are only in the archive: run `pipeline replay {named}`"
+        text += "" if done.archived_count == len(done.archived) else " for these; --out lists the others"
     return text

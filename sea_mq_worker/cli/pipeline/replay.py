@@ -1,4 +1,4 @@
-"""``pipeline replay``: publish events again, from the table and from the archive."""
+"""The command ``pipeline replay``: publish events again, from the table and from the archive."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -15,8 +15,8 @@ from sea_mq_worker.cli.pipeline.support import (
     DryRunOption,
     MasterOption,
     lake_to_read,
+    print_progress,
     run_job,
-    say,
 )
 from sea_mq_worker.cli.support import EXIT_FAILED, EXIT_USAGE, JsonOption, abort, print_json, print_table
 from sea_mq_worker.domain.events import EventState
@@ -37,18 +37,18 @@ LakeOption = Annotated[
     typer.Option(
         "--lake",
         envvar="SEA_MQ_PIPELINE_LAKE",
-        help="The lake whose archive has what the table no longer has; none is asked unless given.",
+        help="Lake whose archive contains events that left the table (default: the table only).",
     ),
 ]
 StatesOption = Annotated[
     list[EventState] | None,
-    typer.Option("--state", help="PUBLISHED or DEAD; both unless given. May be repeated."),
+    typer.Option("--state", help="PUBLISHED or DEAD; may be repeated (default: both)."),
 ]
 TypesOption = Annotated[list[str] | None, typer.Option("--type", help="Event type; may be repeated.")]
 KeysOption = Annotated[list[str] | None, typer.Option("--key", help="Ordering key; may be repeated.")]
-IdsOption = Annotated[list[UUID] | None, typer.Option("--id", help="Event id; may be repeated.")]
+IdsOption = Annotated[list[UUID] | None, typer.Option("--id", help="Event ID; may be repeated.")]
 IdsFileOption = Annotated[
-    Path | None, typer.Option(help="File with an event id on each line.", exists=True, dir_okay=False)
+    Path | None, typer.Option(help="File with one event ID per line.", exists=True, dir_okay=False)
 ]
 SinceOption = Annotated[str | None, typer.Option(metavar="TIME", help="Created at this time or later.")]
 UntilOption = Annotated[str | None, typer.Option(metavar="TIME", help="Created before this time.")]
@@ -58,12 +58,14 @@ PublishedSinceOption = Annotated[
 PublishedUntilOption = Annotated[
     str | None, typer.Option(metavar="TIME", help="Last published before this time.")
 ]
-CapOption = Annotated[int, typer.Option(min=1, help="If more match, none is replayed.")]
-PaceOption = Annotated[int, typer.Option(min=1, help="Pace: how many are put back a second.")]
+CapOption = Annotated[int, typer.Option(min=1, help="Replay no event if more than this many match.")]
+PaceOption = Annotated[int, typer.Option(min=1, help="Put back at most this many events a second.")]
 AnewOption = Annotated[
-    bool, typer.Option("--anew", help="Begin from the start although an earlier run was cut short.")
+    bool, typer.Option("--anew", help="Begin from the start, although an earlier run was interrupted.")
 ]
-YesOption = Annotated[bool, typer.Option("--yes", help=f"Needed above {_WITHOUT_YES_MAX} events.")]
+YesOption = Annotated[
+    bool, typer.Option("--yes", help=f"Confirm a replay of more than {_WITHOUT_YES_MAX} events.")
+]
 
 
 def replay(
@@ -89,10 +91,11 @@ def replay(
     master: MasterOption = None,
     conf: ConfOption = None,
 ) -> None:
-    """Publish PUBLISHED or DEAD events again, those in the archive too, in order of each ordering key.
+    """Publish PUBLISHED or DEAD events again, including archived ones, in the order of each ordering key.
 
-    They keep their ids, and wait until the stream's duplicate window has forgotten the earlier copies. The
-    same command after a crash or a stop goes on where it was. Exit code 0: all are put back; 1: some are not.
+    The events keep their IDs. They wait until the earlier copies have left the stream's deduplication window.
+    After a crash or a stop, the same command continues the replay. Exit code 0: all events are put back; 1:
+    some are not.
     """
     selection = _selection(
         {"states": _replayable(state), "event_types": tuple(type_ or ()), "ordering_keys": tuple(key or ())},
@@ -108,8 +111,8 @@ def replay(
         master=master,
         conf=conf,
     )
-    _tell(result, dry_run=dry_run, json=json)
-    _judge(result, cap=cap, dry_run=dry_run, yes=yes)
+    _print_result(result, dry_run=dry_run, json=json)
+    _exit_unless_complete(result, cap=cap, dry_run=dry_run, yes=yes)
 
 
 def _selection(given: Mapping[str, Any], *, ids: set[UUID], times: Mapping[str, str | None]) -> "Selection":
@@ -121,7 +124,7 @@ def _selection(given: Mapping[str, Any], *, ids: set[UUID], times: Mapping[str, 
         **{**given, **{name: _moment(name, text) for name, text in times.items()}},
     )
     if selection.is_empty:
-        abort("say which events: --id, --ids-file, --type, --key, --state, or a time", EXIT_USAGE)
+        abort("choose events by --id, --ids-file, --type, --key, --state or a time", EXIT_USAGE)
     return selection
 
 
@@ -146,7 +149,7 @@ def _run(
             asked = ReplayRules(**rules)
             where = lake_to_read(lake, settings)
             return await replay_(
-                spark, settings, selection, asked, lake=where, stop=stop, on_progress=_tell_progress
+                spark, settings, selection, asked, lake=where, stop=stop, on_progress=_print_progress
             )
 
         return asyncio.run(main())
@@ -157,7 +160,7 @@ def _run(
 def _replayable(state: list[EventState] | None) -> tuple[EventState, ...]:
     states = tuple(one for one in _TERMINAL if one in (state or _TERMINAL))
     if not set(state or ()) <= set(_TERMINAL):
-        text = "--state: only PUBLISHED and DEAD events can be replayed, the others are on their way"
+        text = "--state: only PUBLISHED and DEAD events can be replayed; the others are still to be published"
         abort(text, EXIT_USAGE)
     return states
 
@@ -170,7 +173,7 @@ def _moment(name: str, text: str | None) -> datetime | None:
 
 
 def _read_ids(path: Path | None) -> list[UUID]:
-    """Read ids, one a line; empty lines do not matter."""
+    """Read one ID per line; ignore empty lines."""
     if path is None:
         return []
     found = []
@@ -179,40 +182,42 @@ def _read_ids(path: Path | None) -> list[UUID]:
             try:
                 found.append(UUID(line.strip()))
             except ValueError:
-                abort(f"{path}:{number}: not an event id", EXIT_USAGE)
+                abort(f"{path}:{number}: not an event ID", EXIT_USAGE)
     if not found:
-        abort(f"{path}: holds no ids", EXIT_USAGE)
+        abort(f"{path}: contains no IDs", EXIT_USAGE)
     return found
 
 
-def _judge(result: "ReplayResult", *, cap: int, dry_run: bool, yes: bool) -> None:
+def _exit_unless_complete(result: "ReplayResult", *, cap: int, dry_run: bool, yes: bool) -> None:
     if result.matched > cap and not dry_run:
         text = f"{result.matched:,} events match, more than {cap:,}; narrow the filters, or raise --cap"
         abort(text, EXIT_USAGE)
     if result.matched > _WITHOUT_YES_MAX and not (dry_run or yes):
-        abort(f"{result.matched:,} events match; look with --dry-run, then say --yes", EXIT_USAGE)
+        abort(f"{result.matched:,} events match; check them with --dry-run, then add --yes", EXIT_USAGE)
     if result.skipped or result.stopped:
         raise typer.Exit(EXIT_FAILED)
 
 
-def _tell_progress(turns: int, matched: int, replayed: int) -> None:
-    say(f"replay: {turns:,} of {matched:,}, {replayed:,} put back")
+def _print_progress(handled: int, matched: int, replayed: int) -> None:
+    print_progress(f"replay: {handled:,} of {matched:,}, {replayed:,} put back")
 
 
-def _tell(result: "ReplayResult", *, dry_run: bool, json: bool) -> None:
+def _print_result(result: "ReplayResult", *, dry_run: bool, json: bool) -> None:
     if json:
         print_json(asdict(result) | {"dry_run": dry_run})
         return
     if result.resumed_after is not None:
-        say(f"goes on with an earlier run, behind seq {result.resumed_after} (--anew: from the start)")
+        print_progress(
+            f"continued an earlier run after seq {result.resumed_after}; use --anew to begin from the start"
+        )
     if dry_run:
         rows = [(one.event_type, one.table, one.archive) for one in result.types]
         print_table(("event_type", "table", "archive"), rows, empty="no events match")
-        typer.echo(f"{result.matched:,} would be replayed")
+        typer.echo(f"{result.matched:,} events would be replayed")
     elif result.action is not None or not result.matched:
-        typer.echo(f"replayed {result.replayed:,} of {result.matched:,}")
+        typer.echo(f"replayed {result.replayed:,} of {result.matched:,} events")
     if result.stopped:
-        say("stopped; the same command goes on")
+        print_progress("stopped; run the same command to continue")
     if result.skipped:
-        text = "were neither PUBLISHED nor DEAD any more, or not there, when their turn came"
-        say(f"{result.skipped:,} {text}: {', '.join(result.skipped_ids)}")
+        text = "events were skipped, because they were gone or no longer PUBLISHED or DEAD"
+        print_progress(f"{result.skipped:,} {text}: {', '.join(result.skipped_ids)}")

@@ -1,4 +1,4 @@
-"""``pipeline report``: one HTML file of what went through outbox and inbox."""
+"""The command ``pipeline report``: write one HTML file about the traffic of outbox and inbox."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sea_mq_worker.cli.arguments import SinceOption, UntilOption
-from sea_mq_worker.cli.pipeline.support import ConfOption, MasterOption, lake_to_read, run_job, say
+from sea_mq_worker.cli.pipeline.support import (
+    ConfOption,
+    MasterOption,
+    lake_to_read,
+    print_progress,
+    run_job,
+)
 from sea_mq_worker.cli.support import EXIT_USAGE, JsonOption, abort, print_json
 
 if TYPE_CHECKING:
@@ -20,7 +26,7 @@ if TYPE_CHECKING:
 def report(
     *,
     out: Annotated[
-        Path, typer.Option("--out", help="The file to write; an earlier report there is replaced.")
+        Path, typer.Option("--out", help="File to write; an earlier report in this file is replaced.")
     ] = Path("report.html"),
     since: SinceOption = None,
     until: UntilOption = None,
@@ -29,7 +35,8 @@ def report(
         typer.Option(
             "--lake",
             envvar="SEA_MQ_PIPELINE_LAKE",
-            help="Count what was archived there, too: a folder, or an object store as s3://bucket/path.",
+            help="Lake whose archived events are counted too: a folder, or an object store as"
+            " s3://bucket/path.",
         ),
     ] = None,
     title: Annotated[str | None, typer.Option("--title", help="Heading of the page.")] = None,
@@ -37,14 +44,14 @@ def report(
     master: MasterOption = None,
     conf: ConfOption = None,
 ) -> None:
-    """Write a page of plots: throughput, latency, retries, dead letters, largest keys and the backlog.
+    """Write a page with plots of throughput, latency, retries, dead letters, largest keys and the backlog.
 
-    The file needs no network and holds no payloads. Dead letters come from their stream, or from the inbox
-    table where no NATS server is set. With --json the figures are printed as well.
+    The file needs no network and contains no payloads. Dead letters are read from their stream, or from the
+    inbox table if no NATS server is configured. With --json the figures are also printed.
     """
     if since and until and since >= until:
         abort("--until: must be later than --since", EXIT_USAGE)
-    _check_place(out)
+    _check_out(out)
 
     def job(spark: "SparkSession", settings: "Settings") -> "Report":
         from sea_mq_worker.pipeline.jobs.report.files import write_page
@@ -52,7 +59,7 @@ def report(
         from sea_mq_worker.pipeline.jobs.report.page import page
 
         where = lake_to_read(lake, settings)
-        figures = report_(spark, settings, since=since, until=until, lake=where, on_progress=_tell)
+        figures = report_(spark, settings, since=since, until=until, lake=where, on_progress=_print_progress)
         write_page(page(figures, title=title), out)
         return figures
 
@@ -63,17 +70,17 @@ def report(
         _summarise(figures, out)
 
 
-def _tell(text: str) -> None:
-    say(f"report: {text}")
+def _print_progress(text: str) -> None:
+    print_progress(f"report: {text}")
 
 
-def _check_place(out: Path) -> None:
+def _check_out(out: Path) -> None:
     from sea_mq_worker.pipeline.jobs.report.files import is_replaceable
 
     if not out.parent.is_dir():
-        abort(f"--out: there is no folder {out.parent}", EXIT_USAGE)
+        abort(f"--out: the folder {out.parent} does not exist", EXIT_USAGE)
     if not is_replaceable(out):
-        abort(f"--out: {out} is there and no report; choose another name or move it away", EXIT_USAGE)
+        abort(f"--out: {out} exists and is not a report; choose another name or move it away", EXIT_USAGE)
 
 
 def _summarise(figures: "Report", out: Path) -> None:

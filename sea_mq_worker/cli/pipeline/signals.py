@@ -1,4 +1,4 @@
-"""Signals for jobs: some look up between two steps whether they are to end, others are left as they stand."""
+"""Signals of the commands: stop between two steps of a job, or exit immediately."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ from sea_mq_worker.pipeline.signals import handled
 
 @contextmanager
 def leaving_on_signals() -> Iterator[None]:
-    """Leave the block in order at SIGTERM or SIGHUP, as at SIGINT, with 128 + its number."""
+    """Exit with 128 + N at SIGTERM or SIGHUP after the block's cleanup, in the same way as at SIGINT."""
 
     def leave(number: int, _frame: FrameType | None) -> None:
         sys.exit(128 + number)
@@ -23,13 +23,13 @@ def leaving_on_signals() -> Iterator[None]:
 
 @contextmanager
 def stopping_on_signals() -> Iterator[Callable[[], bool]]:
-    """Provide what tells whether SIGTERM or SIGINT came; at a second one leave with 128 + its number."""
-    came: list[int] = []
+    """Yield a function that returns whether SIGTERM or SIGINT was received; exit at the second signal."""
+    received: list[int] = []
 
     def receive(number: int, _frame: FrameType | None) -> None:
-        if came:
+        if received:
             os._exit(128 + number)
-        came.append(number)
+        received.append(number)
 
     with handled((signal.SIGTERM, signal.SIGINT), receive):
-        yield lambda: bool(came)
+        yield lambda: bool(received)

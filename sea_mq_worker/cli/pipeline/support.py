@@ -1,4 +1,4 @@
-"""What the pipeline's commands share: options, a session, progress, errors as exit codes."""
+"""Common parts of the pipeline's commands: options, the Spark session, progress, exit codes."""
 
 import sys
 from collections.abc import Callable, Collection, Iterator
@@ -19,22 +19,23 @@ _INSTALL = "pip install 'sea-mq-worker[spark,spark-java]'"
 MasterOption = Annotated[
     str | None,
     typer.Option(
-        "--master", help="Spark master, as spark-submit takes it; local[*] unless given or submitted."
+        "--master",
+        help="Spark master in the form of spark-submit (default: the one of spark-submit, or local[*]).",
     ),
 ]
 ConfOption = Annotated[
     list[str] | None,
-    typer.Option("--conf", metavar="KEY=VALUE", help="Spark property; may be repeated."),
+    typer.Option("--conf", metavar="KEY=VALUE", help="Set a Spark property; may be repeated."),
 ]
 LakeOption = Annotated[
     str | None,
     typer.Option(
         "--lake",
         envvar="SEA_MQ_PIPELINE_LAKE",
-        help="The lake: a folder, or an object store as s3://bucket/path; SEA_MQ_PIPELINE_LAKE unless given.",
+        help="Lake: a folder, or an object store as s3://bucket/path (default: SEA_MQ_PIPELINE_LAKE).",
     ),
 ]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Change nothing; tell what would be done.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Change nothing; print the planned changes.")]
 
 _T = TypeVar("_T")
 
@@ -47,7 +48,7 @@ def run_job(
     master: str | None,
     conf: Collection[str] | None,
 ) -> _T:
-    """Run a job in a session of its own, and translate its errors into exit codes."""
+    """Run a job in a new Spark session, and translate its errors into exit codes."""
     properties = _properties(conf or ())
     settings = settings_for(*needs)
     with _exit_codes():
@@ -61,8 +62,8 @@ def run_job(
             return job(spark, settings)
 
 
-def look(job: "Callable[[Settings], _T]", *, needs: Collection[str]) -> _T:
-    """Run what needs no session, such as telling what a job would do; else as ``run_job``."""
+def run_without_spark(job: "Callable[[Settings], _T]", *, needs: Collection[str]) -> _T:
+    """Run a job that needs no Spark session, such as a dry run; otherwise the same as ``run_job``."""
     settings = settings_for(*needs)
     with _exit_codes():
         return job(settings)
@@ -70,9 +71,9 @@ def look(job: "Callable[[Settings], _T]", *, needs: Collection[str]) -> _T:
 
 @contextmanager
 def _exit_codes() -> Iterator[None]:
-    """Leave by the exit code that an error stands for, or where Spark is not installed."""
+    """Exit with the code for an error of the block, or if Spark is not installed."""
     try:
-        import sea_mq_worker.pipeline.session  # noqa: F401 - all that the jobs import
+        import sea_mq_worker.pipeline.session  # noqa: F401 - imports all packages that the jobs need
     except ImportError as error:
         abort(f"`pipeline` needs {error.name}: install it with {_INSTALL}", EXIT_CONTRACT)
     from sea_mq_worker.domain.errors import ContractError, WorkerError
@@ -88,17 +89,17 @@ def _exit_codes() -> Iterator[None]:
         abort(str(error), EXIT_FAILED)
 
 
-def lake_of(given: str | None) -> str:
-    """Return the lake of a job that cannot do without one, or leave."""
+def required_lake(given: str | None) -> str:
+    """Return the lake of a job that needs one; exit if none is configured."""
     lake = given or settings_for().pipeline_lake
     return lake or abort("SEA_MQ_PIPELINE_LAKE: is required, or --lake", EXIT_USAGE)
 
 
 def lake_to_read(given: str | None, settings: "Settings") -> str | None:
-    """Return the lake that a job reads besides, None where there is to be none.
+    """Return the lake that a job reads in addition to the tables; None if none is configured.
 
     Raises:
-        PipelineError: it is not there.
+        PipelineError: the lake does not exist.
     """
     from sea_mq_worker.pipeline.lake.table import check_lake
 
@@ -108,8 +109,8 @@ def lake_to_read(given: str | None, settings: "Settings") -> str | None:
     return lake
 
 
-def say(text: str) -> None:
-    """Tell how far a job is: on stderr, so that stdout is the result alone."""
+def print_progress(text: str) -> None:
+    """Print progress to stderr, so that stdout contains only the result."""
     typer.echo(text, err=True)
     sys.stderr.flush()
 
