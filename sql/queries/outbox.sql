@@ -90,6 +90,7 @@ SELECT head.*, o.id::text AS id, o.seq,
 -- Leases due events that have an ordering key, each with every earlier unfinished event of its key: the unbroken
 -- run from the key's head. An event that has failed ends its run, so that a bad head drags nobody along.
 -- The whole prefix of a key is locked and looked at again, so that an old snapshot can only claim less.
+-- docs/explanation/ordering.md has a worked example.
 -- Indexes: idx_outbox_due_ordered and idx_outbox_retry_ordered find the keys, idx_outbox_ordering their runs,
 -- idx_outbox_dead what holds them.
 -- $1 .. $6 as in claim, $1 also first tries looked at for keys; $7 retried events looked at ($1 where first tries are
