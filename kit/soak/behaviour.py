@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from kit.process import Life
-from kit.soak.checks import late_calls, replays
+from kit.soak.checks import replays
 from kit.soak.deployment import PAYLOAD_CANARY, SECRET
 from kit.soak.evidence import Evidence
 from kit.soak.transactions import Fate
@@ -234,14 +234,6 @@ def rare_paths_were_reached(evidence: Evidence) -> Iterator[str]:
     for what, count in sometimes(evidence).items():
         if not count:
             yield f"never: {what}"
-
-
-def late(evidence: Evidence) -> Sequence[str]:
-    """Tell the calls that came after their message was processed, and why."""
-    return [
-        f"{call.id} {seconds:.2f} s late: {why or 'unexplained'}"
-        for call, seconds, why in late_calls(evidence)
-    ]
 
 
 BEHAVIOUR = (

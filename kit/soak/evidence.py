@@ -38,7 +38,6 @@ class Evidence:
     idle_in_transaction: Sequence[Mapping[str, Any]]
     session_samples: int
     logs: Mapping[str, str]
-    left: str = ""
     rejects: frozenset[str] = field(default_factory=frozenset)
     never: frozenset[str] = field(default_factory=frozenset)
 
@@ -49,7 +48,6 @@ async def gather(
     acknowledged: Mapping[int, str],
     faults: Sequence[Injected],
     watch: Watch,
-    left: str,
 ) -> Evidence:
     """Read all of it."""
     target = stage.direct
@@ -80,7 +78,6 @@ async def gather(
         idle_in_transaction=watch.idle_in_transaction,
         session_samples=watch.session_samples,
         logs={life.title: life.log.read_text() for life in stage.lives()},
-        left=left,
         rejects=frozenset(stage.service.rejects),
         never=frozenset(stage.service.never),
     )

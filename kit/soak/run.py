@@ -80,9 +80,7 @@ async def soak(
             over.set()
         for worker in made.workers.values():
             await worker.process.stop(within=STOP_SECONDS)
-        evidence = await gather(
-            made, acknowledged=hurt.acknowledged, faults=hurt.faults, watch=watch, left=hurt.left
-        )
+        evidence = await gather(made, acknowledged=hurt.acknowledged, faults=hurt.faults, watch=watch)
     late = f"it took {hurt.drained:.0f} s" if hurt.drained > drain_seconds else ""
     unfinished = tuple(filter(None, (hurt.left, late)))
     end = Check("A0", f"All is done {drain_seconds:g} s after the last fault", unfinished)
