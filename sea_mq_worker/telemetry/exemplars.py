@@ -1,13 +1,13 @@
-"""Which span tells of a message: how a number in a histogram leads to a trace."""
+"""Recent spans by message, which become exemplars of histograms."""
 
 from typing import Protocol
 
 _SPANS_MAX = 10_000
-"""More messages are not in hand at a time; what is never asked for is forgotten."""
+"""Cap on stored spans, above the number of in-flight messages; the oldest is dropped."""
 
 
 class SpanName(Protocol):
-    """What names a span: its trace's number and its own."""
+    """Identity of a span: the ids of its trace and of itself."""
 
     @property
     def trace_id(self) -> int: ...
@@ -17,7 +17,7 @@ class SpanName(Protocol):
 
 
 class RecentSpans:
-    """Sampled spans of messages that are not counted yet; empty where tracing is off."""
+    """Sampled spans of messages that metrics have not counted yet; empty if tracing is off."""
 
     def __init__(self) -> None:
         self._spans: dict[str, SpanName] = {}
@@ -26,11 +26,11 @@ class RecentSpans:
         return bool(self._spans)
 
     def note(self, message_id: str, span: SpanName) -> None:
-        """Remember the span of a message, and no more than there may be in hand."""
+        """Store the span of a message; drop the oldest above the cap."""
         if len(self._spans) >= _SPANS_MAX:
             del self._spans[next(iter(self._spans))]
         self._spans[message_id] = span
 
     def take(self, message_id: str) -> SpanName | None:
-        """Return a message's span and forget it."""
+        """Return and remove a message's span."""
         return self._spans.pop(message_id, None)

@@ -1,4 +1,4 @@
-"""The numbers in Prometheus' format, made when somebody asks."""
+"""Exposition of the metrics for Prometheus, rendered on a scrape."""
 
 from collections.abc import Iterator
 from itertools import accumulate
@@ -18,7 +18,7 @@ _BOUNDS = (*map(str, BOUNDS_SECONDS), "+Inf")
 
 
 class Exposition(Collector):
-    """Shows families, and the process's CPU, memory and descriptors."""
+    """Exposes families, and the process's CPU, memory and descriptors."""
 
     def __init__(self, families: Families) -> None:
         self._families = families
@@ -27,12 +27,12 @@ class Exposition(Collector):
         self._registry.register(self)
 
     def collect(self) -> Iterator[Exposed]:
-        """Answer a registry."""
+        """Yield all metrics for the registry."""
         yield from map(_number, self._families.numbers.values())
         yield from map(_histogram, self._families.histograms.values())
 
     def render(self, *, open_metrics: bool) -> bytes:
-        """Write it as OpenMetrics, which alone has exemplars, or as the older text."""
+        """Render OpenMetrics, which has exemplars, or the older text format."""
         if open_metrics:
             text: bytes = openmetrics.generate_latest(self._registry)  # type: ignore[no-untyped-call]
             return text
@@ -57,8 +57,8 @@ def _histogram(family: Family[Histogram]) -> Exposed:
 
 
 def _buckets(histogram: Histogram) -> Iterator[_Bucket]:
-    for place, (bound, count) in enumerate(zip(_BOUNDS, accumulate(histogram.counts), strict=True)):
-        if found := histogram.exemplars.get(place):
+    for bucket, (bound, count) in enumerate(zip(_BOUNDS, accumulate(histogram.counts), strict=True)):
+        if found := histogram.exemplars.get(bucket):
             labels = {"trace_id": f"{found.span.trace_id:032x}", "span_id": f"{found.span.span_id:016x}"}
             yield bound, count, Exemplar(labels, found.value, found.at)
         else:

@@ -1,13 +1,13 @@
-"""Logs: one line a record, with a stable ``event`` key; facts become records here.
+"""Logs: one line per record, with a stable ``event`` key; facts become records here.
 
-Nothing that could hold a payload or a credential is written: facts carry none, and of a foreign exception
-only its type and its frames are shown, because drivers quote rows in their messages. Control characters are
-escaped in both formats, so no text from outside can forge a line or speak to a terminal.
+Logs hold no payload and no credential: facts carry none, and a foreign exception is logged only by its type
+and frames, because drivers quote rows in their messages. Control characters are escaped in both formats, so
+no text from outside can forge a line or control a terminal.
 
-A kind of trouble that repeats is written a few times every ten seconds, then counted; the next line of that
-kind says how many were left out. An outage is told in a line or two, not in thousands.
+Repeated warnings and errors of one kind are limited to a few lines in ten seconds; the next line of that kind
+has the number of suppressed ones. An outage writes a few lines, not thousands.
 
-Nobody waits for whoever reads the log: what a full pipe does not take is lost, and counted on the next line.
+The worker never waits for the reader of the log: lines that a full pipe does not take are lost and counted.
 """
 
 import contextlib
@@ -41,18 +41,18 @@ Format = Literal["json", "text"]
 _LEVELS = {kind: logging.getLevelNamesMapping()[level.upper()] for kind, level in LEVELS.items()}
 _WINDOW_SECONDS = 10.0
 _LINES_MAX = 2
-"""Of one kind in a window; five kinds of trouble at once make 60 lines a minute."""
+"""Cap on lines of one kind in a window; five kinds at once make 60 lines a minute."""
 _LINES_MAX_FINAL = 20
-"""Of what an operator has to act upon, event by event."""
+"""Cap for facts that need an operator's action, event by event."""
 _FINAL = (EventDied, MessageDeadLettered)
 _CHARS_MAX = 2000
 _KINDS_MAX = 200
 
 
 def configure(*, level: str, format: Format, stream: TextIO) -> None:  # noqa: A002
-    """Write the worker's records from ``level`` on, and the libraries' warnings, to ``stream``.
+    """Write the worker's records from ``level`` up, and the libraries' warnings, to ``stream``.
 
-    May be called again: the handler of the call before is taken away.
+    A further call replaces the handler of the call before.
     """
     root = logging.getLogger()
     for handler in root.handlers:
@@ -68,23 +68,23 @@ def configure(*, level: str, format: Format, stream: TextIO) -> None:  # noqa: A
 
 
 class _WorkerStreamHandler(logging.StreamHandler[TextIO]):
-    """Never waits for whoever reads the log: lines that are not taken at once are counted instead."""
+    """Never waits for the reader of the log; counts the lines that could not be written at once."""
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__(stream)
-        self._outlet: NonblockingWriter | None = None
+        self._writer: NonblockingWriter | None = None
         self._lost = 0
         with contextlib.suppress(OSError):
-            self._outlet = NonblockingWriter(stream)
+            self._writer = NonblockingWriter(stream)
 
     def emit(self, record: logging.LogRecord) -> None:
-        if self._outlet is None:
+        if self._writer is None:
             super().emit(record)
             return
         try:
-            if self._lost and self._outlet.takes(self.format(_lines_lost(self._lost))):
+            if self._lost and self._writer.try_write(self.format(_lines_lost(self._lost))):
                 self._lost = 0
-            if self._lost or not self._outlet.takes(self.format(record)):
+            if self._lost or not self._writer.try_write(self.format(record)):
                 self._lost += 1
         except OSError:
             self._lost += 1
@@ -97,11 +97,11 @@ def _lines_lost(count: int) -> logging.LogRecord:
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line, ASCII only: ts, level, event, logger, then the record's message and fields."""
+    """One JSON object per line, in ASCII: ts, level, event, logger, then message and fields."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, object] = {
-            "ts": _moment(datetime.fromtimestamp(record.created, UTC)),
+            "ts": _timestamp(datetime.fromtimestamp(record.created, UTC)),
             "level": record.levelname.lower(),
             "event": getattr(record, "event", "logged"),
             "logger": record.name,
@@ -110,28 +110,28 @@ class JsonFormatter(logging.Formatter):
             line["message"] = _bounded(record.getMessage())
         line |= {name: _bounded(value) for name, value in _fields(record).items() if name not in line}
         if record.exc_info and record.exc_info[1]:
-            line["exception"] = "\n".join(_told(record.exc_info[1]))
+            line["exception"] = "\n".join(_exception_lines(record.exc_info[1]))
         return json.dumps(line, default=str)
 
 
 class TextFormatter(logging.Formatter):
-    """Time, level, event, then name=value; an exception's frames follow on lines of their own."""
+    """Time, level, event, then name=value; an exception's frames follow on separate lines."""
 
     def format(self, record: logging.LogRecord) -> str:
-        words = [_moment(datetime.fromtimestamp(record.created, UTC)), f"{record.levelname:<7}"]
+        parts = [_timestamp(datetime.fromtimestamp(record.created, UTC)), f"{record.levelname:<7}"]
         if event := getattr(record, "event", ""):
-            words.append(event)
+            parts.append(event)
         if record.msg:
-            words.append(_escaped(record.getMessage()))
-        words += [f"{name}={_shown(value)}" for name, value in _fields(record).items()]
-        lines = [" ".join(words)]
+            parts.append(_escaped(record.getMessage()))
+        parts += [f"{name}={_format_value(value)}" for name, value in _fields(record).items()]
+        lines = [" ".join(parts)]
         if record.exc_info and record.exc_info[1]:
-            lines += [f"    {_escaped(line)}" for line in _told(record.exc_info[1])]
+            lines += [f"    {_escaped(line)}" for line in _exception_lines(record.exc_info[1])]
         return "\n".join(lines)
 
 
 class LogObserver:
-    """Turns facts into records; costs next to nothing for facts below the logger's level.
+    """Turns facts into records; facts below the logger's level cost almost nothing.
 
     Args:
         clock: monotonic seconds.
@@ -143,30 +143,30 @@ class LogObserver:
         self._kinds: dict[str, _Kind] = {}
 
     def observe(self, fact: Fact) -> None:
-        ends = isinstance(fact, Noticed) and fact.event in FATAL_NOTICES
-        level = logging.ERROR if ends else _LEVELS[type(fact)]
+        is_fatal = isinstance(fact, Noticed) and fact.event in FATAL_NOTICES
+        level = logging.ERROR if is_fatal else _LEVELS[type(fact)]
         if not self._logger.isEnabledFor(level):
             return
-        for told in fact.each() if isinstance(fact, EventsPublished) else (fact,):
-            self._write(told, level)
+        for each in fact.each() if isinstance(fact, EventsPublished) else (fact,):
+            self._write(each, level)
 
     def _write(self, fact: Fact | EventPublished, level: int) -> None:
         event, values = described(fact)
         if level >= logging.WARNING:
-            left_out = self._left_out(fact, event)
-            if left_out < 0:
+            suppressed_count = self._suppressed_count(fact, event)
+            if suppressed_count < 0:
                 return
-            if left_out > 0:
-                values["suppressed"] = left_out
+            if suppressed_count > 0:
+                values["suppressed"] = suppressed_count
         self._logger.log(level, "", extra={"event": event, "fields": values})
 
-    def _left_out(self, fact: Fact | EventPublished, event: str) -> int:
-        """Tell how many lines of this kind were left out since its last one; -1: leave this one out too."""
+    def _suppressed_count(self, fact: Fact | EventPublished, event: str) -> int:
+        """Return the number of lines suppressed since the last one of this kind; -1: suppress this line."""
         key = f"{event} {fact.circuit}" if isinstance(fact, CircuitOpened) else event
         if key not in self._kinds and len(self._kinds) >= _KINDS_MAX:
             self._kinds.clear()
         kind = self._kinds.setdefault(key, _Kind())
-        return kind.left_out(self._clock(), _LINES_MAX_FINAL if isinstance(fact, _FINAL) else _LINES_MAX)
+        return kind.count_line(self._clock(), _LINES_MAX_FINAL if isinstance(fact, _FINAL) else _LINES_MAX)
 
 
 @dataclass(slots=True)
@@ -177,7 +177,7 @@ class _Kind:
     lines: int = 0
     suppressed: int = 0
 
-    def left_out(self, now: float, lines_max: int) -> int:
+    def count_line(self, now: float, lines_max: int) -> int:
         if now - self.begun >= _WINDOW_SECONDS:
             self.begun, self.lines = now, 0
         if self.lines >= lines_max:
@@ -195,7 +195,7 @@ def described(fact: Fact | EventPublished) -> tuple[str, dict[str, object]]:
     event = FACTS[type(fact)]
     values = {name: getattr(fact, name, None) for name in event.fields}
     if isinstance(fact, EventPublished):
-        values["published_at"] = _moment(fact.published_at)
+        values["published_at"] = _timestamp(fact.published_at)
     return event.key, values
 
 
@@ -204,11 +204,11 @@ def _fields(record: logging.LogRecord) -> Mapping[str, object]:
     return found
 
 
-def _moment(at: datetime) -> str:
+def _timestamp(at: datetime) -> str:
     return at.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def _shown(value: object) -> str:
+def _format_value(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.3f}"
     text = _escaped(str(value))
@@ -226,8 +226,8 @@ def _escaped(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def _told(error: BaseException) -> Iterator[str]:
-    """Tell an exception and its causes by type and frames; the text only of our own errors."""
+def _exception_lines(error: BaseException) -> Iterator[str]:
+    """Yield an exception and its causes by type and frames; only our own errors have their text."""
     seen: set[int] = set()
     current: BaseException | None = error
     while current is not None and id(current) not in seen:

@@ -1,35 +1,35 @@
-"""Lines written to somebody who may have stopped reading: whoever logs never waits for them."""
+"""Write lines without waiting for a slow or stopped reader."""
 
 import os
 import select
 from typing import TextIO
 
 _PIECE_BYTES = select.PIPE_BUF
-"""What a pipe that takes anything takes whole."""
+"""Largest write that a ready pipe takes whole, in bytes."""
 
 
 class NonblockingWriter:
-    """Writes lines as long as they are taken at once; files always take them.
+    """Writes lines that the descriptor takes at once; a file always does.
 
-    A write to a full pipe, or to a terminal that was halted, would stop the whole worker.
+    A write to a full pipe, or to a halted terminal, would block the whole worker.
     """
 
     def __init__(self, stream: TextIO) -> None:
-        """Take over from ``stream``, which must lead to a file descriptor.
+        """Write to the file descriptor of ``stream``.
 
         Raises:
-            OSError: it does not.
+            OSError: ``stream`` has no file descriptor.
         """
         self._descriptor = stream.fileno()
         self._poll = select.poll()
         self._poll.register(self._descriptor, select.POLLOUT)
         self._cut = False
 
-    def takes(self, line: str) -> bool:
-        """Write a line and its end; False: it was not taken, or not as a whole.
+    def try_write(self, line: str) -> bool:
+        """Write a line and its end; False: it was not written, or not as a whole.
 
         Raises:
-            OSError: there is no reader any more, or no space.
+            OSError: there is no reader, or no space.
         """
         data = f"{line}\n".encode(errors="backslashreplace")
         if self._cut:

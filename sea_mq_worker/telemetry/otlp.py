@@ -1,6 +1,6 @@
-"""Spans and metrics over OTLP/HTTP, by the exporters of the extra ``otel``, as ``OTEL_*`` variables say.
+"""Export spans and metrics over OTLP/HTTP with the extra ``otel``, configured by ``OTEL_*`` variables.
 
-Metrics keep the names that they have for Prometheus.
+Metrics have the same names as for Prometheus.
 """
 
 import time
@@ -35,7 +35,7 @@ _CUMULATIVE = AggregationTemporality.CUMULATIVE
 
 
 def described(*, context: str, worker: str) -> Resource:
-    """Describe the worker as a resource; what ``OTEL_*`` variables say of it goes first."""
+    """Describe the worker as a resource; ``OTEL_*`` variables override the defaults."""
     own = {
         "service.name": f"sea_mq_worker {context}",
         "service.version": version("sea-mq-worker"),
@@ -45,7 +45,7 @@ def described(*, context: str, worker: str) -> Resource:
 
 
 def export_spans(resource: Resource) -> Callable[[], None]:
-    """Export every span that is made from now on; the returned function sends the last ones and ends it.
+    """Export all spans from now on; the returned function sends the last ones and stops the export.
 
     Raises:
         WorkerError: the exporter is not installed.
@@ -63,7 +63,7 @@ def export_spans(resource: Resource) -> Callable[[], None]:
 
 
 def metrics_exporter() -> Callable[[MetricsData], None]:
-    """Return what sends metrics, and waits for the answer; a collector that is away is told in the log.
+    """Return a function that sends metrics and waits for the reply; the SDK logs an unreachable collector.
 
     Raises:
         WorkerError: the exporter is not installed.
@@ -83,7 +83,7 @@ def metrics_exporter() -> Callable[[MetricsData], None]:
 
 
 def metrics_data(families: Families, *, resource: Resource, since_ns: int) -> MetricsData:
-    """Write the numbers as OTLP has them, counted since a moment in nanoseconds since 1970."""
+    """Convert the numbers to OTLP, counted since ``since_ns`` (nanoseconds since 1970)."""
     now = time.time_ns()
     numbers = [_number(family, since_ns, now) for family in families.numbers.values()]
     histograms = [_histogram(family, since_ns, now) for family in families.histograms.values()]
@@ -113,7 +113,7 @@ def _histogram(family: Family[Histogram], since_ns: int, now_ns: int) -> Metric:
             sum=histogram.sum,
             bucket_counts=tuple(histogram.counts),
             explicit_bounds=BOUNDS_SECONDS,
-            min=cast("float", None),  # neither is known, and the protocol lets them be absent
+            min=cast("float", None),  # both are unknown, and optional in the protocol
             max=cast("float", None),
             exemplars=list(_exemplars(histogram)),
         )

@@ -1,4 +1,4 @@
-"""How many a second, for the status page."""
+"""Rates per second for the status page."""
 
 from collections.abc import Callable
 
@@ -6,7 +6,7 @@ _RATE_SECONDS = 10
 
 
 class Rate:
-    """Events a second over the last ten whole seconds, in a ring of one bucket a second."""
+    """Events per second over the last ten whole seconds, in a ring of one bucket per second."""
 
     __slots__ = ("_buckets", "_clock", "_second")
 
@@ -18,17 +18,17 @@ class Rate:
     def add(self, count: int = 1) -> None:
         second = int(self._clock())
         if second != self._second:
-            self._turn(second)
+            self._advance(second)
         self._buckets[second % len(self._buckets)] += count
 
     def per_second(self) -> float:
         second = int(self._clock())
-        self._turn(second)
+        self._advance(second)
         whole = sum(self._buckets) - self._buckets[second % len(self._buckets)]
         return whole / _RATE_SECONDS
 
-    def _turn(self, second: int) -> None:
-        """Empty the buckets of the seconds that have begun since the last call."""
+    def _advance(self, second: int) -> None:
+        """Clear the buckets of the seconds that began since the last call."""
         size = len(self._buckets)
         for passed in range(self._second + 1, min(second, self._second + size) + 1):
             self._buckets[passed % size] = 0

@@ -1,4 +1,4 @@
-"""Numbers kept in plain ints and lists: to count is a tenth of a microsecond, all else is a scrape's."""
+"""Series in plain numbers and lists: a count costs 0.1 microseconds, the scrape does the rest."""
 
 import time
 from bisect import bisect_left
@@ -14,7 +14,7 @@ BOUNDS_SECONDS = (
     *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0),
 )
 _VALUES_MAX = 64
-"""Of a label; a worker with more consumers, gates or reasons than that does not exist."""
+"""Cap on values of a label, above the number of consumers, circuits and reasons of any worker."""
 
 SeriesT = TypeVar("SeriesT")
 
@@ -28,12 +28,12 @@ class Number:
 
 @dataclass(slots=True)
 class Histogram:
-    """How many values lie between each bound and the one before it; the last count: above all of them."""
+    """Counts of values between each bound and the one before; the last count is above all bounds."""
 
     counts: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS_SECONDS) + 1))
     sum: float = 0.0
     exemplars: dict[int, "Exemplar"] = field(default_factory=dict)
-    """By the place of their bucket, the latest of each."""
+    """The latest exemplar of each bucket, by its index."""
 
     def observe(self, value: float) -> None:
         self.counts[bisect_left(BOUNDS_SECONDS, value)] += 1
@@ -46,13 +46,13 @@ class Histogram:
         self.sum += sum(values)
 
     def exemplify(self, value: float, span: SpanName) -> None:
-        """Let a value that was observed lead to its trace."""
+        """Link an observed value to its trace."""
         self.exemplars[bisect_left(BOUNDS_SECONDS, value)] = Exemplar(value, span, time.time())
 
 
 @dataclass(frozen=True, slots=True)
 class Exemplar:
-    """One value out of a bucket, and the span that tells of it; ``at`` is in seconds since 1970."""
+    """One value of a bucket and its span; ``at`` is in seconds since 1970."""
 
     value: float
     span: SpanName
@@ -60,7 +60,7 @@ class Exemplar:
 
 
 class Family(Generic[SeriesT]):
-    """A metric's series by label values; a label that could grow without end ends in ``other``."""
+    """A metric's series by label values; values above the cap become ``other``."""
 
     def __init__(self, metric: Metric, make: Callable[[], SeriesT]) -> None:
         self.metric = metric
@@ -68,10 +68,10 @@ class Family(Generic[SeriesT]):
         self._known: tuple[set[str], ...] = tuple(set() for _ in metric.labels)
         self._make = make
         if not metric.labels:
-            self.of()  # the only one there is: shown from the start
+            self.of()  # the only series, exposed from the start
 
     def of(self, *values: str) -> SeriesT:
-        """Return the series of these label values, which is to be kept where it is asked for often."""
+        """Return the series of these label values; a frequent caller should store it."""
         found = self.series.get(values)
         if found is None:
             bounded = tuple(map(_bounded, self._known, values))
@@ -87,7 +87,7 @@ def _bounded(known: set[str], value: str) -> str:
 
 
 class Families:
-    """All metrics of the vocabulary, by name."""
+    """All metrics of the catalog, by name."""
 
     def __init__(self) -> None:
         self.numbers = {m.name: Family(m, Number) for m in METRICS if m.kind != "histogram"}

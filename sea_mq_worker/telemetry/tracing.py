@@ -1,9 +1,9 @@
-"""Traces with OpenTelemetry: decorators of two ports, used only where tracing is switched on.
+"""Traces with OpenTelemetry: decorators of two ports, used only if tracing is on.
 
-Across a queue spans are linked, not nested: a message may wait for days, so each side begins a trace of its
-own with a link to the context that it was given. That trace begins with the wait, so it shows where the time
-went. The given context's sampled bit decides first: what the producer did not sample passes through untouched
-and costs a look at one header. Without a context the SDK's sampler decides alone.
+Spans across a queue are linked, not nested: a message may wait for days, so each side begins its own trace
+with a link to the received context. The trace begins with the wait, so it shows the whole delay. The sampled
+bit of the received context decides first: a message that the producer did not sample passes unchanged and
+costs a check of one header. Without a context the SDK's sampler decides.
 """
 
 import re
@@ -39,7 +39,7 @@ def _tracer() -> Tracer:
 
 @dataclass(frozen=True, slots=True)
 class TracedPublisher:
-    """A JetStreamPublisher that makes a PRODUCER span of each message and sends its context along."""
+    """A JetStreamPublisher that makes a PRODUCER span per message and adds its context to the headers."""
 
     inner: JetStreamPublisher
     recent: RecentSpans = field(default_factory=RecentSpans)
@@ -116,10 +116,10 @@ class TracedPublisher:
 
 @dataclass(frozen=True, slots=True)
 class TracedHandler:
-    """An EventHandler that makes a CONSUMER span of each message, with a CLIENT span for the call.
+    """An EventHandler that makes a CONSUMER span per message, with a CLIENT span for the call.
 
     Attributes:
-        url: the handler's; its user, password and query are left out of spans.
+        url: URL of the handler; spans omit its user, password and query.
     """
 
     inner: EventHandler
@@ -172,7 +172,7 @@ def _waited(
     origin: SpanContext,
     about: Mapping[str, AttributeValue],
 ) -> Context:
-    """Begin a trace with a wait that is over; without one the next span begins it."""
+    """Begin a trace with the finished wait; without a wait the next span begins the trace."""
     if seconds <= 0.0:
         return Context()
     now = time.time_ns()
@@ -204,7 +204,7 @@ def _links(origin: SpanContext) -> tuple[Link, ...]:
 
 
 def _is_unsampled(headers: Mapping[str, str]) -> bool:
-    """Look at the sampled bit alone, which is a tenth of the work of parsing: most events are not sampled."""
+    """Check only the sampled bit, a tenth of the cost of parsing: most events are not sampled."""
     return _UNSAMPLED.fullmatch(headers.get("traceparent", "")) is not None
 
 
@@ -216,7 +216,7 @@ def _span_context(headers: Mapping[str, str]) -> SpanContext:
 
 
 def _carrying(span: Span, headers: Mapping[str, str]) -> Mapping[str, str]:
-    """Return ``headers`` with the span's own trace context, or as they are where it records nothing."""
+    """Return ``headers`` with the span's trace context; unchanged if the span is not recorded."""
     if not span.is_recording():
         return headers
     carrier = {name: value for name, value in headers.items() if name not in _TRACE_HEADERS}
