@@ -90,12 +90,6 @@ BEGIN
     FOREACH definition IN ARRAY indexes || triggers LOOP
         EXECUTE definition;
     END LOOP;
-    -- A row's place in the table, by which workers find again what they have locked, is one of each partition's. A
-    -- claim that relies on it is refused, and its worker goes on by ids; eight hexadecimal digits are such a claim's
-    -- mark.
-    CREATE TRIGGER outbox_claimed_by_place AFTER UPDATE OF publish_attempts ON outbox_events FOR EACH ROW
-        WHEN (OLD.state = 'PENDING' AND NEW.state = 'CLAIMED' AND NEW.claimed_by ~ '#[0-9a-f]{8}$')
-        EXECUTE FUNCTION outbox_reject('the table has partitions, of which this claim does not know');
 
     EXECUTE format('ALTER TABLE outbox_events ATTACH PARTITION outbox_events_before FOR VALUES FROM (MINVALUE) TO (%L)',
                    outbox_id_from(midnight));

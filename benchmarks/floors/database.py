@@ -8,7 +8,7 @@ from typing import Any
 import asyncpg
 
 from sea_mq_worker.adapters.postgres.connection import connect_pool
-from sea_mq_worker.adapters.postgres.queries import load_queries
+from sea_mq_worker.adapters.postgres.queries import load_named
 from sea_mq_worker.domain.events import NO_BYTES_MAX
 from sea_mq_worker.settings import Settings
 
@@ -40,10 +40,10 @@ class _Lane:
         self._pool = pool
         self._stream = settings.stream
         self._batch_max = settings.outbox_batch_max
-        self._bytes_max = settings.outbox_batch_bytes_max, NO_BYTES_MAX
+        self._bytes_max = settings.outbox_batch_bytes_max
         self._places = asyncio.Semaphore(settings.outbox_batches_max)
         self._ordered = ordered
-        self._sql = load_queries(
+        self._sql = load_named(
             "outbox", "claim", "claim_ordered", "mark_published", "settle", "reap", "reap_ordered"
         )
         self._position = _START
@@ -63,24 +63,36 @@ class _Lane:
                 task.add_done_callback(lambda _: self._places.release())
 
     async def _claim(self) -> Sequence[Any]:
-        return await self._pool.fetch(
-            self._sql["claim"], self._batch_max, _OWNER, *self._position, *_START, self._batch_max // 4,
-            *self._bytes_max, False, [],
-        )  # fmt: skip
+        return await self._pool.fetch(*self._sql["claim"].bind(**self._given(), retries_first=False))
 
     async def _claim_ordered(self) -> Sequence[Any]:
         hints, self._keys = list(self._keys), set()
-        return await self._pool.fetch(
-            self._sql["claim_ordered"], self._batch_max, _OWNER, *self._position, *_START,
-            self._batch_max // 4, _RUN_MAX, hints, False, False, *self._bytes_max, [],
-        )  # fmt: skip
+        claim = self._sql["claim_ordered"].bind(
+            **self._given(), run_max=_RUN_MAX, hints=hints, take_turns=False, hold_dead_keys=False
+        )
+        return await self._pool.fetch(*claim)
+
+    def _given(self) -> dict[str, Any]:
+        """Return the parameters that both claims have."""
+        return {
+            "limit": self._batch_max,
+            "claimed_by": _OWNER,
+            "fresh_at": self._position[0],
+            "fresh_seq": self._position[1],
+            "retry_at": _START[0],
+            "retry_seq": _START[1],
+            "retry_places": self._batch_max // 4,
+            "batch_bytes_max": self._bytes_max,
+            "event_bytes_max": NO_BYTES_MAX,
+            "passed_over": [],
+        }
 
     async def _settle(self, claimed_at: datetime, events: Sequence[Any]) -> None:
         if not events:
             return
         size = len(events)
         kept = await self._pool.fetchval(
-            self._sql["mark_published"], _OWNER, claimed_at, [event["id"] for event in events],
+            self._sql["mark_published"].sql, _OWNER, claimed_at, [event["id"] for event in events],
             self._stream, [event["seq"] for event in events],
         )  # fmt: skip
         if kept is not None:

@@ -198,8 +198,7 @@ def _indexes(facts: DatabaseFacts) -> Iterator[Finding]:
 
 
 def _triggers(facts: DatabaseFacts) -> Iterator[Finding]:
-    partitioned = any(table.partitioned for table in facts.tables)
-    for name, trigger in expected_objects("TRIGGER", partitioned=partitioned).items():
+    for name, trigger in expected_objects("TRIGGER").items():
         where = f"table {trigger.relation}"
         if name not in facts.triggers:
             what = f"trigger {name} is missing"

@@ -46,7 +46,7 @@ async def partitions_world(
         servers.scratch_database(
             postgres_server, prefix="test_", template=partitioned_template.name
         ) as database,
-        _world(database.dsn, new_id=ids_of_all_partitions(), partitioned=True) as made,
+        _world(database.dsn, new_id=ids_of_all_partitions()) as made,
     ):
         yield made
 

@@ -1,10 +1,12 @@
 """Bugs to plant in the statements of ``sql/queries``; each replaces a piece of one statement."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType, ModuleType
 from unittest import mock
 
-from sea_mq_worker.adapters.postgres import inbox, outbox
+from sea_mq_worker.adapters.postgres import inbox, outbox, queries
+from sea_mq_worker.adapters.postgres.queries import NamedQuery
 from tests.simulation.bugs import Plant
 from tests.simulation.plan import Message, Plan, Row, SeededDice, Transaction, Trouble, draw_plan
 
@@ -32,15 +34,22 @@ def _bug(
     owner: ModuleType, statement: str, right: str, wrong: str, *, called: str, by: tuple[Plan, int] | int
 ) -> None:
     """Register a replacement, and what finds it; ``by`` a number: what this seed draws."""
-    real: Callable[..., Mapping[str, str]] = owner.load_queries
+
+    def planted(sql: str) -> str:
+        if right not in sql:
+            raise LookupError(f"{statement} does not hold {right}")
+        return sql.replace(right, wrong)
+
+    def load_named(file: str, *names: str) -> Mapping[str, NamedQuery]:
+        found = queries.load_named(file, *names)
+        query = replace(found[statement], sql=planted(found[statement].sql))
+        return MappingProxyType({**found, statement: query})
 
     def load_queries(file: str, *names: str) -> Mapping[str, str]:
-        found = real(file, *names)
-        if right not in found[statement]:
-            raise LookupError(f"{statement} does not hold {right}")
-        return MappingProxyType({**found, statement: found[statement].replace(right, wrong)})
+        return {name: query.sql for name, query in load_named(file, *names).items()}
 
-    SQL_BUGS[called] = lambda: mock.patch.object(owner, "load_queries", load_queries)
+    loader = load_named if hasattr(owner, "load_named") else load_queries
+    SQL_BUGS[called] = lambda: mock.patch.object(owner, loader.__name__, loader)
     FOUND_BY[called] = (draw_plan(SeededDice(by)), by) if isinstance(by, int) else by
 
 

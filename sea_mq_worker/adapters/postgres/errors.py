@@ -60,10 +60,6 @@ _STOP = {
 """SQLSTATEs, by prefix, that somebody has to mend, and how."""
 
 
-_CLAIMED_BY_PLACE = "outbox_claimed_by_place"
-"""The trigger of an outbox in partitions that refuses claims which join by ``ctid``."""
-
-
 class StatementTooLongError(StoreTooSlowError):
     """A statement took longer than the settings allow."""
 
@@ -78,10 +74,6 @@ class NoTlsError(ContractError):
     def __init__(self, host: str, port: int) -> None:
         self.host, self.port = host, port
         super().__init__("PostgreSQL: it offers no TLS, although sslmode in SEA_MQ_DATABASE_URL demands it")
-
-
-class PartitionedError(ContractError):
-    """The outbox has partitions, and rows were looked up by their place in a single table."""
 
 
 @contextmanager
@@ -135,8 +127,6 @@ def _from_server(error: asyncpg.PostgresError) -> WorkerError:
     if mend:
         kind = TableMissingError if state == _TABLE_MISSING else ContractError
         return kind(f"PostgreSQL: {text}: {mend}")
-    if error.constraint_name == _CLAIMED_BY_PLACE:
-        return PartitionedError(f"PostgreSQL: {text}")
     if state.startswith(_ROWS):
         return RowsRefusedError(f"PostgreSQL refuses a row: {text}: {_MEND_ROW}")
     if state.startswith(_OWN_MISTAKES):

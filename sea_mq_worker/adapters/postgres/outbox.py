@@ -4,7 +4,7 @@ import asyncio
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from operator import attrgetter
@@ -14,8 +14,7 @@ import asyncpg
 
 from sea_mq_worker.adapters.postgres.claim_cursor import END, START, ClaimCursor, Look, Position, Scan
 from sea_mq_worker.adapters.postgres.connection import fetch
-from sea_mq_worker.adapters.postgres.errors import PartitionedError
-from sea_mq_worker.adapters.postgres.queries import joined_by_id, load_queries
+from sea_mq_worker.adapters.postgres.queries import load_named
 from sea_mq_worker.adapters.postgres.refusals import Refusals
 from sea_mq_worker.adapters.postgres.texts import to_storable_text
 from sea_mq_worker.domain.errors import RowsRefusedError
@@ -26,8 +25,6 @@ _REFUSALS_MAX = 20
 _REFUSAL_SECONDS = 0.005
 _REAP_MAX = 500
 _YEAR_SECONDS = 31_536_000.0
-_BY_PLACE, _BY_ID = "#", "#id-"
-"""By what a claim joins; an outbox in partitions tells the two apart by this, before the digits."""
 _EVENT = slice(-len(ClaimedEvent._fields), None)
 """Where a row of a claim holds the event."""
 
@@ -37,9 +34,6 @@ class PostgresOutboxAdapter:
 
     One adapter claims the events that have an ordering key, another those that have none; either one reaps
     both. Safe to use from several tasks.
-
-    Where the outbox has partitions, rows are joined by id. That it has got them meanwhile is learned from the
-    next claim: the database refuses it.
     """
 
     def __init__(
@@ -55,7 +49,6 @@ class PostgresOutboxAdapter:
         run_max: int = 100,
         look_max: int = 5000,
         take_turns: bool = True,
-        partitioned: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Serve a lane; nothing is asked of the database yet.
@@ -72,7 +65,6 @@ class PostgresOutboxAdapter:
             run_max: most events of one key in a claim.
             look_max: most rows of an index that one look for leases that ran out reads.
             take_turns: claims of several relays in the ordered lane avoid each other.
-            partitioned: the outbox has partitions.
             clock: monotonic seconds, by which it spaces what it does now and then.
         """
         self._pool = pool
@@ -86,12 +78,9 @@ class PostgresOutboxAdapter:
         self._run_max = run_max
         self._look_max = look_max
         self._take_turns = take_turns
-        self._sql = load_queries(
+        self._sql = load_named(
             "outbox", "claim", "claim_ordered", "mark_published", "settle", "reap", "reap_ordered"
         )
-        self._mark = _BY_PLACE
-        if partitioned:
-            self._join_by_id()
         self._fresh = ClaimCursor(clock)
         self._retries = ClaimCursor(clock)
         self._retries_first = False
@@ -107,9 +96,6 @@ class PostgresOutboxAdapter:
         claim = self._claim_ordered if self._ordered else self._claim
         limits = batch_max, bytes_max, event_bytes_max
         try:
-            return await claim(*limits)
-        except PartitionedError:
-            self._join_by_id()
             return await claim(*limits)
         except RowsRefusedError:
             refused = await self._refusals.find(
@@ -187,7 +173,7 @@ class PostgresOutboxAdapter:
     ) -> Look:
         limits = self._lease_seconds, limit, self._failures_max, rows or self._look_max
         [row] = await fetch(
-            self._pool, self._sql[statement], *limits, *fresh, *retries, self._delay_max_seconds
+            self._pool, self._sql[statement].sql, *limits, *fresh, *retries, self._delay_max_seconds
         )
         if self._ordered:
             self._hints.update(row["keys"])
@@ -230,10 +216,9 @@ class PostgresOutboxAdapter:
     async def _claim(self, batch_max: int, *bytes_max: int) -> Claim:
         owner = self._owner()
         began = self._clock()
-        positions = *self._fresh.next(), *self._retries.next()
-        kept = self._places_kept(batch_max)
-        args = batch_max, owner, *positions, kept, *bytes_max, self._retries_first
-        rows = await fetch(self._pool, self._sql["claim"], *args, self._refusals.passed_over)
+        given = self._claim_parameters(owner, batch_max, *bytes_max)
+        claim = self._sql["claim"].bind(**given, retries_first=self._retries_first)
+        rows = await fetch(self._pool, *claim)
         seconds = self._clock() - began
         head, events = _split(rows)
         full = len(events) == batch_max or head["cut"]
@@ -246,12 +231,9 @@ class PostgresOutboxAdapter:
         owner = self._owner()
         hints, self._hints = self._hints, set()
         began = self._clock()
-        positions = *self._fresh.next(), *self._retries.next()
-        kept = self._places_kept(batch_max)
+        given = self._claim_parameters(owner, batch_max, *bytes_max)
         try:
-            head, events = await self._take_turn(
-                (batch_max, owner, *positions, kept, self._run_max, list(hints)), bytes_max
-            )
+            head, events = await self._take_turn({**given, "hints": list(hints)})
         except BaseException:
             self._hints |= hints
             raise
@@ -259,35 +241,56 @@ class PostgresOutboxAdapter:
         self._hints.update(head["leftover"])
         cut = len(events) == batch_max or (head["cut"] and bool(events))
         fresh_full = head["fresh_count"] == batch_max
-        retries_full = head["retry_count"] == (kept if fresh_full else batch_max)
+        retry_places = given["retry_places"]
+        retries_full = head["retry_count"] == (retry_places if fresh_full else batch_max)
         for cursor, name, full in (
             (self._fresh, "fresh", fresh_full),
             (self._retries, "retry", retries_full),
         ):
             read = Scan(_position(head, name), now=head["at"], full=full or cut, fruitful=bool(events))
             cursor.advance(read, seconds=seconds)
-        return _claim_of(owner, head, events, more=cut or fresh_full or (retries_full and kept > 0))
+        return _claim_of(owner, head, events, more=cut or fresh_full or (retries_full and retry_places > 0))
 
-    def _places_kept(self, batch_max: int) -> int:
-        """Keep a quarter of the places for retries; of a batch too small to divide, every other one."""
-        self._retries_first = not self._retries_first
-        return batch_max // 4 or int(self._retries_first)
+    def _claim_parameters(
+        self, owner: str, batch_max: int, batch_bytes_max: int, event_bytes_max: int
+    ) -> dict[str, Any]:
+        """Return the parameters that both claims have.
 
-    async def _take_turn(
-        self, args: Sequence[object], bytes_max: Sequence[int]
-    ) -> tuple[Any, list[ClaimedEvent]]:
-        """Claim in turn with other relays; after a bounded number of refusals, out of turn.
-
-        Two claims at once are correct, but the second one walks over what the first has locked.
+        A quarter of the places is kept for retries; of a batch too small to divide, every other one.
         """
-        statement = self._sql["claim_ordered"]
-        rest = self._hold_dead_keys, *bytes_max, self._refusals.passed_over
+        self._retries_first = not self._retries_first
+        fresh, retry = self._fresh.next(), self._retries.next()
+        return {
+            "limit": batch_max,
+            "claimed_by": owner,
+            "fresh_at": fresh[0],
+            "fresh_seq": fresh[1],
+            "retry_at": retry[0],
+            "retry_seq": retry[1],
+            "retry_places": batch_max // 4 or int(self._retries_first),
+            "batch_bytes_max": batch_bytes_max,
+            "event_bytes_max": event_bytes_max,
+            "passed_over": self._refusals.passed_over,
+        }
+
+    async def _take_turn(self, given: Mapping[str, object]) -> tuple[Any, list[ClaimedEvent]]:
+        """Claim in turn with other workers; after a bounded number of refusals, out of turn.
+
+        Two claims at once are correct, but the second one reads the rows that the first has locked.
+        """
+
+        async def claim(*, take_turns: bool) -> tuple[Any, list[ClaimedEvent]]:
+            statement = self._sql["claim_ordered"].bind(
+                **given, take_turns=take_turns, run_max=self._run_max, hold_dead_keys=self._hold_dead_keys
+            )
+            return _split(await fetch(self._pool, *statement))
+
         for _ in range(_REFUSALS_MAX if self._take_turns else 0):
-            head, events = _split(await fetch(self._pool, statement, *args, True, *rest))
+            head, events = await claim(take_turns=True)
             if head["my_turn"]:
                 return head, events
             await asyncio.sleep(_REFUSAL_SECONDS)
-        return _split(await fetch(self._pool, statement, *args, False, *rest))
+        return await claim(take_turns=False)
 
     async def _settle(
         self, statement: str, claim: Claim, verdicts: Sequence[Verdict], *columns: Sequence[object]
@@ -298,24 +301,20 @@ class PostgresOutboxAdapter:
         claimed_at, owner = claim.token.split(" ", 1)
         ids = [verdict.event.id for verdict in verdicts]
         [row] = await fetch(
-            self._pool, self._sql[statement], owner, datetime.fromisoformat(claimed_at), ids, *columns
+            self._pool, self._sql[statement].sql, owner, datetime.fromisoformat(claimed_at), ids, *columns
         )
         kept = frozenset(ids if row["kept"] is None else row["kept"])
         if self._ordered:
             self._hints.update(v.event.ordering_key or "" for v in verdicts if v.event.id in kept)
         return kept
 
-    def _join_by_id(self) -> None:
-        self._sql = {name: joined_by_id(statement) for name, statement in self._sql.items()}
-        self._mark = _BY_ID
-
     def _owner(self) -> str:
         """Name one claim: two claims of one worker in the same microsecond stay apart."""
-        return f"{self._worker}{self._mark}{secrets.token_hex(4)}"
+        return f"{self._worker}#{secrets.token_hex(4)}"
 
 
 def _split(rows: Sequence[Any]) -> tuple[Any, list[ClaimedEvent]]:
-    """Return the row that tells of the claim as a whole, and the events in insert order."""
+    """Return the row that describes the claim, and the events in insert order."""
     [head] = [row for row in rows if row["id"] is None]
     events = [ClaimedEvent._make(row[_EVENT]) for row in rows if row is not head]
     return head, sorted(events, key=attrgetter("seq"))

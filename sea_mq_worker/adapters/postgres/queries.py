@@ -26,8 +26,6 @@ _BLOCK = re.compile(r"^-- (name|fragment): (\w+)\n", re.MULTILINE)
 _PLACEHOLDER = re.compile(r"'[^']*'|(?<!:):([a-z]\w*)")
 """A fragment or a parameter; a literal is matched so that it is left as it is."""
 
-_JOIN = re.compile(r"\bo\.(?:ctid|id) = (\w+\.\w+)")
-
 _FILES = {
     file.stem: file.read_text(encoding="utf-8") for file in (resource_folder("sql") / "queries").glob("*.sql")
 }
@@ -82,16 +80,6 @@ def all_queries(file: str) -> Sequence[tuple[str, NamedQuery]]:
     blocks = [*zip(parts[::3], parts[1::3], map(_without_comments, parts[2::3]), strict=True)]
     fragments = {name: text for kind, name, text in blocks if kind == "fragment"}
     return [(name, _named(text, fragments)) for kind, name, text in blocks if kind == "name"]
-
-
-def joined_by_id(statement: str) -> str:
-    """Return a statement that finds rows of ``o`` again by their place so that it finds them by id.
-
-    The id is compared with an array of one: that can only be looked up, and leaves out the partitions that
-    cannot have it. A plan may be older than the rows of a partition, and by a plain comparison would read all
-    of its index, which cost nothing as long as there was none.
-    """
-    return _JOIN.sub(r"o.id = ANY (ARRAY[\1])", statement).replace("o.ctid", "o.id")
 
 
 def _named(text: str, fragments: Mapping[str, str]) -> NamedQuery:

@@ -14,7 +14,7 @@ _PASSED_OVER_SECONDS = 15.0
 """After this an event is tried again: the trigger may have been mended."""
 _FOUND_MAX = 16
 """More are left for the next claim."""
-_TRIAL = "trial#id-"
+_TRIAL = "trial"
 
 
 class Refusals:

@@ -49,11 +49,8 @@ async def outbound_loops(base: WorkerContext) -> dict[str, Loop]:
     store_breaker = base.breaker("outbox database", cap_seconds=_PROBE_MAX_SECONDS)
     wakeup = await _wakeup(base)
     partitions = PostgresPartitions(pool=pool)
-    partitioned = await connect_with_retry(
-        partitions.exist, what="PostgreSQL", observer=base.observer, stop=base.stop
-    )
     window = publishing.publisher.duplicate_window_seconds
-    outbox = partial(_outbox, base, pool, partitioned=partitioned, duplicate_window_seconds=window)
+    outbox = partial(_outbox, base, pool, duplicate_window_seconds=window)
     unordered, ordered = outbox(ordered=False), outbox(ordered=True)
     lane = partial(
         _lane,
@@ -175,7 +172,6 @@ def _outbox(
     pool: asyncpg.Pool,
     *,
     ordered: bool,
-    partitioned: bool,
     duplicate_window_seconds: float,
 ) -> PostgresOutboxAdapter:
     s = base.settings
@@ -187,7 +183,6 @@ def _outbox(
         hold_dead_keys=s.outbox_dead_key == "hold",
         failures_max=s.outbox_failures_max,
         delay_max_seconds=max(s.outbox_backoff_max_seconds, duplicate_window_seconds, _REAP_DELAY_SECONDS),
-        partitioned=partitioned,
     )
 
 

@@ -106,12 +106,6 @@ async def connections_short(p: Patient) -> Mend:
 
 
 @provokes_in_tables
-async def trigger_missing__of_partitions(p: Patient) -> None:
-    await partition_outbox(p.database.dsn)
-    await p.sql("DROP TRIGGER outbox_claimed_by_place ON outbox_events")
-
-
-@provokes_in_tables
 async def index_missing__in_partitions(p: Patient) -> None:
     await partition_outbox(p.database.dsn)
     await p.sql("DROP INDEX idx_outbox_due")

@@ -57,10 +57,10 @@ class ExpectedFunction:
 
 
 @functools.cache
-def expected_objects(kind: str, *, partitioned: bool = False) -> Mapping[str, ExpectedObject]:
+def expected_objects(kind: str) -> Mapping[str, ExpectedObject]:
     """Return each ``INDEX`` or ``TRIGGER`` by its name, as the last script that ran leaves it."""
     found: dict[str, ExpectedObject] = {}
-    for script in _scripts(partitioned=partitioned):
+    for script in _scripts():
         for statement in _STATEMENT.finditer(script):
             verb, what, name = statement.groups()
             if what != kind:
@@ -139,7 +139,6 @@ def _items(body: str) -> Iterator[str]:
     yield item
 
 
-def _scripts(*, partitioned: bool = False) -> Iterator[str]:
-    sql = resource_folder("sql")
-    for script in [*sorted((sql / "migrations").glob("*.sql")), *[sql / "partitions.sql"] * partitioned]:
+def _scripts() -> Iterator[str]:
+    for script in sorted((resource_folder("sql") / "migrations").glob("*.sql")):
         yield script.read_text(encoding="utf-8")
