@@ -37,7 +37,7 @@ def table_of_commands() -> str:
         (
             (f"`{name}`", " ".join(command.help.split("\n\n")[0].split()), _parameters(command))
             for name, command in commands().items()
-            if not name.startswith("pipeline ")  # docs/pipeline.md lists them
+            if not name.startswith("pipeline ")  # docs/how-to/pipeline.md
         ),
     )
 
