@@ -126,7 +126,9 @@ class Settings(BaseModel):
 
     outbox_enabled: bool = Field(True, description="Publish the outbox.")
     outbox_publish_mode: Literal["auto", "pipeline", "fast", "atomic"] = Field(
-        "auto", description="Publish mode of batches; `auto` selects the best mode that the stream supports."
+        "auto",
+        description="Publish mode of batches; `auto` selects `fast` or `pipeline`, as the stream supports. "
+        "Set `atomic` for a stream of one replica whose server has `sync_interval: always`.",
     )
     outbox_batch_max: Annotated[int, Field(ge=1, le=1000)] = Field(
         1000, description="Maximum number of events in a claim."

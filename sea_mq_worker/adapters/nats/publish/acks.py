@@ -1,4 +1,4 @@
-"""What the stream's answer to a publish means for the message."""
+"""Judges a stream's reply to a publish."""
 
 import json
 from collections.abc import Mapping
@@ -9,31 +9,31 @@ from nats.aio.msg import Msg
 from sea_mq_worker.domain.outcomes import FailedTransiently, PublishOutcome, Rejected, Stored, Unknown
 
 NOT_BATCHED = frozenset({10174, 10205})
-"""The stream no longer takes atomic batches, or fast ones."""
+"""Errors of a stream that does not allow atomic batches, or fast ones."""
 
 _NEVER = frozenset({10054, 10097, 10165, 10166, *range(10186, 10194), 10203, 10212, 10223, 10227})
-"""The message's own fault: too large, headers too large, per-message TTL, schedules, reserved headers."""
+"""Errors that the message itself causes: its size, headers too large, TTL, schedules, reserved headers."""
 _SEQ_MAX = 2**63 - 1
-"""The largest that a row can note; a stream that counts on from 1 never gets there."""
+"""Largest sequence that fits into a column of PostgreSQL; a stream that counts from 1 never reaches it."""
 _SEQ_DIGITS = len(str(_SEQ_MAX))
 _NOT_NOW = frozenset({10070, 10071, 10164})
-"""An expectation about what the stream held last was not met."""
+"""Errors of an expectation about the stream's last message."""
 
 
 def read_ack(msg: Msg, stream: str) -> PublishOutcome:
-    """Read the answer to one publish; an acknowledgement counts only if it is from ``stream``."""
+    """Read the reply to one publish; an acknowledgement counts only if ``stream`` sent it."""
     if msg.headers and not msg.data:
         return Unknown(_status(msg.headers.get("Status", "")), answered=True)
     return judge_ack(parse(msg.data), stream)
 
 
 def judge_ack(answer: dict[str, Any], stream: str) -> PublishOutcome:
-    """Judge a parsed answer. A refusal that tells nothing about the message itself is Unknown."""
+    """Judge a parsed reply; a refusal for a reason other than the message itself is Unknown."""
     if error := answer.get("error"):
         return judge_error(error)
     named, seq = answer.get("stream"), answer.get("seq")
     if not _is_number(seq) or not 1 <= seq <= _SEQ_MAX:
-        return Unknown("the answer was no acknowledgement of a stream", answered=True)
+        return Unknown("the reply was no acknowledgement of a stream", answered=True)
     if named != stream:
         return Unknown(
             f"acknowledged by stream {named!r} instead of {stream!r}: another stream takes the subject; "
@@ -44,7 +44,7 @@ def judge_ack(answer: dict[str, Any], stream: str) -> PublishOutcome:
 
 
 def judge_error(error: dict[str, Any]) -> PublishOutcome:
-    """Judge the error object of an answer."""
+    """Judge the error object of a reply."""
     code = error_code(error)
     text = f"{error.get('description', 'refused')} ({error.get('code', 0)}/{code})"
     if code in _NEVER:
@@ -55,13 +55,13 @@ def judge_error(error: dict[str, Any]) -> PublishOutcome:
 
 
 def error_code(error: dict[str, Any]) -> int:
-    """Return JetStream's own number of an error, or 0."""
+    """Return JetStream's own error number, or 0."""
     code = error.get("err_code")
     return code if _is_number(code) else 0
 
 
 def parse(data: bytes) -> dict[str, Any]:
-    """Parse an answer; what is no JSON object becomes an empty one, and so does an error that is none."""
+    """Parse a reply; return an empty object unless it is a JSON object whose error is an object."""
     try:
         parsed = json.loads(data)
     except (ValueError, RecursionError):
@@ -74,13 +74,13 @@ def parse(data: bytes) -> dict[str, Any]:
 
 
 def number(answer: Mapping[str, Any], name: str) -> int:
-    """Return a count of an answer; what is none is 0."""
+    """Return a count from a reply; 0 if it is not a number."""
     value = answer.get(name)
     return max(0, value) if _is_number(value) else 0
 
 
 def _is_number(value: object) -> TypeGuard[int]:
-    """Tell a whole number from all else; ``true`` is an int to Python."""
+    """Return whether a value is an integer and no bool."""
     return type(value) is int
 
 
@@ -91,7 +91,7 @@ def _status(status: str) -> str:
 
 
 class AckReader:
-    """Reads acknowledgements of one stream; the usual form without parsing JSON."""
+    """Reads acknowledgements of one stream, the usual form without a JSON parser."""
 
     def __init__(self, stream: str) -> None:
         self.stream = stream

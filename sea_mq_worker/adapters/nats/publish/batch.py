@@ -1,4 +1,4 @@
-"""What the batched modes share: a conversation whose answers tell how much of a batch is stored."""
+"""Shared by the batched modes: the replies to one batch, and how many of its messages are stored."""
 
 import asyncio
 from collections.abc import Iterator, Sequence
@@ -8,22 +8,22 @@ from typing import Any, Protocol
 from nats.aio.msg import Msg
 
 from sea_mq_worker.adapters.nats.publish.acks import NOT_BATCHED, error_code, parse
-from sea_mq_worker.adapters.nats.publish.pipelined import WINDOW_BYTES, WINDOW_MESSAGES, forbidden
+from sea_mq_worker.adapters.nats.publish.pipelined import WINDOW_BYTES, WINDOW_MESSAGES, no_permission
 from sea_mq_worker.domain.encoding import EncodedMessage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchResult:
-    """How far a batch came.
+    """How much of a batch is stored.
 
     Attributes:
         sent: messages that may be stored.
-        stored: messages from the first on that are stored for certain; the rest is in doubt.
+        stored: messages, counted from the first, that are certainly stored; the others are possibly stored.
         stream: as the acknowledgement named it.
         last_seq: stream sequence of the last stored one.
-        unbroken: the stored ones have consecutive sequences for certain.
-        trouble: why it ended early; empty where all are stored.
-        disabled: the stream does not take such batches any more.
+        unbroken: the stored messages certainly have consecutive sequences.
+        trouble: why the batch ended early; empty if all messages are stored.
+        disabled: the stream no longer allows this kind of batch.
     """
 
     sent: int
@@ -44,7 +44,7 @@ class BatchSender(Protocol):
 
 
 class BatchReplies:
-    """The answers to one batch, taken one by one."""
+    """Collects the replies to one batch."""
 
     def __init__(self, messages: Sequence[EncodedMessage]) -> None:
         self.stopped = ""
@@ -52,30 +52,30 @@ class BatchReplies:
         self._answers: list[tuple[str, dict[str, Any]]] = []
         self._wake: asyncio.Future[None] | None = None
 
-    def answered(self, token: str, msg: Msg) -> None:
-        """Keep an answer; a status without a body says that nobody takes the subject."""
+    def on_reply(self, token: str, msg: Msg) -> None:
+        """Keep a reply; a status without a body means that no stream takes the subject."""
         if msg.headers and not msg.data:
             return self.stop("no stream takes the subject, or it has no leader now")
         self._answers.append((token, parse(msg.data)))
         return self._notify()
 
     def stop(self, reason: str) -> None:
-        """No more answers will come."""
+        """Stop waiting: no more replies will come."""
         self.stopped = self.stopped or reason
         self._notify()
 
     def deny(self, subject: str) -> None:
-        """A forbidden subject ends the batch."""
+        """Stop the batch if one of its subjects is forbidden."""
         if any(message.subject.lower() == subject for message in self._messages):
-            self.stop(forbidden(subject))
+            self.stop(no_permission(subject))
 
     def take(self) -> list[tuple[str, dict[str, Any]]]:
-        """Return the answers that came since the last call, without waiting."""
+        """Return the replies since the last call, without waiting."""
         taken, self._answers = self._answers, []
         return taken
 
     async def wait(self) -> None:
-        """Wait for an answer or the end."""
+        """Wait for a reply or for the stop."""
         if not self._answers and not self.stopped:
             self._wake = asyncio.get_running_loop().create_future()
             await self._wake
@@ -85,15 +85,15 @@ class BatchReplies:
             self._wake.set_result(None)
 
 
-def says_disabled(answer: dict[str, Any]) -> bool:
-    """Tell whether an answer refuses the kind of batch as such."""
+def is_mode_disabled(answer: dict[str, Any]) -> bool:
+    """Return whether a reply refuses this kind of batch altogether."""
     return bool(answer.get("error")) and error_code(answer["error"]) in NOT_BATCHED
 
 
 def chunks(messages: Sequence[EncodedMessage]) -> Iterator[Sequence[EncodedMessage]]:
-    """Split messages into batches that server and buffers can take; a repeated one goes alone.
+    """Split messages into batches that fit server and buffers; a repeated message is a batch of its own.
 
-    The server refuses an atomic batch for one known id, and skips a known id in a fast one without notice.
+    The server refuses an atomic batch that holds one known id, and silently skips a known id in a fast batch.
     """
     start, size = 0, 0
     for index, message in enumerate(messages):

@@ -1,4 +1,7 @@
-"""How old a copy is that swallowed a replay, which can be stored again once the stream has forgotten it."""
+"""Dates the earlier copy that made the stream drop a replayed event as a duplicate.
+
+The stream stores the event again once that copy has left the deduplication window.
+"""
 
 import asyncio
 import contextlib
@@ -22,14 +25,14 @@ async def date_earlier_copies(
     outcomes: Sequence[PublishOutcome],
     deadline: float,
 ) -> list[PublishOutcome]:
-    """Return the outcomes, with the age of each such copy, where deadline and permissions let it be asked."""
+    """Return the outcomes, with the age of each earlier copy that could be read before the deadline."""
     dated = list(outcomes)
-    swallowed = [
+    duplicates = [
         (index, outcome)
         for index, (message, outcome) in enumerate(zip(messages, outcomes, strict=True))
         if isinstance(outcome, Stored) and outcome.duplicate and outcome.seq == message.earlier_seq
     ]
-    if not swallowed:
+    if not duplicates:
         return dated
     turns = asyncio.Semaphore(_AT_ONCE)
 
@@ -42,6 +45,6 @@ async def date_earlier_copies(
     with contextlib.suppress(TimeoutError, WorkerError):
         async with asyncio.timeout_at(deadline):
             now = (await stream_info(connection, stream)).now
-            asked = (date(index, outcome, now) for index, outcome in swallowed)
+            asked = (date(index, outcome, now) for index, outcome in duplicates)
             await asyncio.gather(*asked, return_exceptions=True)
     return dated

@@ -1,7 +1,7 @@
 """Fast ingest (server 2.14 and later): one acknowledgement for many messages, nothing stored behind a gap.
 
-Position and operation travel in the reply subject, so messages stay as they are. A batch that is silent
-for 10 s ends without notice: one batch a chunk, never a standing one.
+The reply subject carries position and operation, so messages are sent unchanged. The server silently ends a
+batch after 10 s without a message, so each chunk is a batch of its own.
 """
 
 import asyncio
@@ -12,29 +12,29 @@ from typing import Any
 from sea_mq_worker.adapters.nats.connection import NatsConnection
 from sea_mq_worker.adapters.nats.errors import plain
 from sea_mq_worker.adapters.nats.publish.acks import judge_ack, number
-from sea_mq_worker.adapters.nats.publish.batch import BatchReplies, BatchResult, says_disabled
+from sea_mq_worker.adapters.nats.publish.batch import BatchReplies, BatchResult, is_mode_disabled
 from sea_mq_worker.adapters.nats.publish.hpub import TURN_MESSAGES, Sending, send_all
-from sea_mq_worker.adapters.nats.publish.pipelined import BROKEN, NOT_CONNECTED, wait_for_buffer
+from sea_mq_worker.adapters.nats.publish.pipelined import CONNECTION_ERRORS, NOT_CONNECTED, wait_for_buffer
 from sea_mq_worker.adapters.nats.publish.reply_mux import ReplyMux, stop_at
 from sea_mq_worker.domain.encoding import EncodedMessage
 from sea_mq_worker.domain.outcomes import Stored
 
 _FLOW = 1000
-"""Messages that are to share an acknowledgement. The server may grant fewer: half are enough for a chunk to
-go at once behind its first message."""
+"""Messages per acknowledgement, as requested. The server may grant fewer: with half of them, a whole chunk
+still follows its first message without another wait."""
 _START, _APPEND, _COMMIT = 0, 1, 2
-_LAST_WORD_SECONDS = 0.25
-"""After an error the server still says how much it stored, if it does at all."""
+_FINAL_COUNT_SECONDS = 0.25
+"""Wait after an error for the acknowledgement that reports how many messages are stored, if one comes."""
 _TIMED_OUT = "the deadline passed before the batch was acknowledged"
 
 
 class _Progress:
-    """What the answers have told so far."""
+    """The state of a batch by the replies so far."""
 
-    def __init__(self, stream: str, batch: str, talk: BatchReplies) -> None:
+    def __init__(self, stream: str, batch: str, batch_replies: BatchReplies) -> None:
         self._stream = stream
         self._batch = batch
-        self._talk = talk
+        self._batch_replies = batch_replies
         self.acked = 0
         self.flow = 0
         self.trouble = ""
@@ -43,43 +43,43 @@ class _Progress:
         self.count = 0
 
     @property
-    def over(self) -> bool:
-        return bool(self.final or self.trouble or self._talk.stopped)
+    def is_over(self) -> bool:
+        return bool(self.final or self.trouble or self._batch_replies.stopped)
 
-    def room(self, sent: int) -> int:
-        """The first message opens the batch; the others keep within two acknowledgements."""
+    def capacity(self, sent: int) -> int:
+        """Return how many messages may follow: one to open the batch, then two acknowledgements' worth."""
         return self.acked + 2 * self.flow - sent if sent else 1
 
-    def absorb(self) -> None:
-        for _, answer in self._talk.take():
-            self._take(answer)
+    def process_replies(self) -> None:
+        for _, answer in self._batch_replies.take():
+            self._process_reply(answer)
 
-    def _take(self, answer: dict[str, Any]) -> None:
+    def _process_reply(self, answer: dict[str, Any]) -> None:
         match answer.get("type"):
             case "ack":
                 self.acked = max(self.acked, number(answer, "seq"))
                 self.flow = number(answer, "msgs") or self.flow
             case "gap":
-                self._stumble("the server missed a message of the batch")
+                self._record_failure("the server missed a message of the batch")
             case _ if answer.get("error"):
-                self.disabled = self.disabled or says_disabled(answer)
-                self._stumble(str(answer["error"].get("description", "refused")))
+                self.disabled = self.disabled or is_mode_disabled(answer)
+                self._record_failure(str(answer["error"].get("description", "refused")))
             case _ if answer.get("batch") == self._batch:
                 self._end(answer)
             case _:
-                self._stumble("the answer was none to a batch")
+                self._record_failure("the reply does not belong to the batch")
 
     def _end(self, answer: dict[str, Any]) -> None:
         outcome = judge_ack(answer, self._stream)
         if isinstance(outcome, Stored):
             self.final, self.count = outcome, number(answer, "count")
         else:
-            self._talk.stop(self.trouble or outcome.reason)
+            self._batch_replies.stop(self.trouble or outcome.reason)
 
-    def _stumble(self, trouble: str) -> None:
+    def _record_failure(self, trouble: str) -> None:
         if not self.trouble:
             self.trouble = trouble
-            asyncio.get_running_loop().call_later(_LAST_WORD_SECONDS, self._talk.stop, trouble)
+            asyncio.get_running_loop().call_later(_FINAL_COUNT_SECONDS, self._batch_replies.stop, trouble)
 
 
 class FastIngestPublisher:
@@ -92,37 +92,37 @@ class FastIngestPublisher:
 
     async def send(self, messages: Sequence[EncodedMessage], deadline: float) -> BatchResult:
         """Send one batch of two or more messages."""
-        talk = BatchReplies(messages)
-        prefix = self._replies.open(talk)
-        timer = stop_at(deadline, talk, _TIMED_OUT)
+        batch_replies = BatchReplies(messages)
+        prefix = self._replies.open(batch_replies)
+        timer = stop_at(deadline, batch_replies, _TIMED_OUT)
         batch = uuid.uuid4().hex
-        progress = _Progress(self._stream, batch, talk)
+        progress = _Progress(self._stream, batch, batch_replies)
         sendings = _sendings(messages, f"{prefix}{batch}.{_FLOW}.fail")
         sent = 0
         try:
-            while sent < len(messages) and (room := await self._room(sent, progress, talk)):
+            while sent < len(messages) and (room := await self._wait_for_room(sent, progress, batch_replies)):
                 run = sendings[sent : sent + room]
                 sent += len(run)
                 await send_all(self._connection.client, run)
-            while progress.final is None and not talk.stopped and self._connection.is_connected:
-                await talk.wait()
-                progress.absorb()
-        except BROKEN as error:
-            talk.stop(plain(error))
+            while progress.final is None and not batch_replies.stopped and self._connection.is_connected:
+                await batch_replies.wait()
+                progress.process_replies()
+        except CONNECTION_ERRORS as error:
+            batch_replies.stop(plain(error))
         finally:
             timer.cancel()
             self._replies.close(prefix)
-        return _result(sent, len(messages), progress, talk.stopped)
+        return _result(sent, len(messages), progress, batch_replies.stopped)
 
-    async def _room(self, sent: int, progress: _Progress, talk: BatchReplies) -> int:
-        """Wait until the batch may go on; return how many messages may follow, 0 where it is over."""
-        await wait_for_buffer(self._connection, talk)
-        progress.absorb()
-        while not progress.over and progress.room(sent) <= 0:
-            await talk.wait()
-            progress.absorb()
-        goes_on = not progress.over and self._connection.is_connected
-        return min(progress.room(sent), TURN_MESSAGES) if goes_on else 0
+    async def _wait_for_room(self, sent: int, progress: _Progress, batch_replies: BatchReplies) -> int:
+        """Wait until more messages may follow; return their number, 0 once the batch is over."""
+        await wait_for_buffer(self._connection, batch_replies)
+        progress.process_replies()
+        while not progress.is_over and progress.capacity(sent) <= 0:
+            await batch_replies.wait()
+            progress.process_replies()
+        may_continue = not progress.is_over and self._connection.is_connected
+        return min(progress.capacity(sent), TURN_MESSAGES) if may_continue else 0
 
 
 def _sendings(messages: Sequence[EncodedMessage], stem: str) -> list[Sending]:
@@ -134,9 +134,9 @@ def _sendings(messages: Sequence[EncodedMessage], stem: str) -> list[Sending]:
 
 
 def _result(sent: int, wanted: int, progress: _Progress, stopped: str) -> BatchResult:
-    """Only the final acknowledgement names the stream, so it alone is believed.
+    """Rely on the final acknowledgement alone, because only that names the stream.
 
-    It ends the batch: what it does not count is not stored, whatever was sent.
+    The final acknowledgement ends the batch: a message outside its count is not stored, even if it was sent.
     """
     final = progress.final
     stored = min(progress.count, sent) if final else 0

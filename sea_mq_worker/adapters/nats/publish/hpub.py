@@ -1,8 +1,7 @@
-"""Publish frames, encoded here and handed to nats-py whole, many at a time.
+"""Encodes publish frames and passes many at a time to nats-py.
 
-Its own encoding, header by header, costs more than all the rest of a publish. The two methods that take
-whole frames are not in its public API, which the pinned version and a test guard; a release without them
-is met with ``publish``.
+nats-py's own encoding, header by header, costs more than all the rest of a publish. The two methods that
+take whole frames are not public; the pinned version and a test guard them. Without them, ``publish`` is used.
 """
 
 from collections.abc import Sequence
@@ -13,16 +12,16 @@ from nats.aio.client import Client
 from sea_mq_worker.domain.encoding import EncodedMessage, HeaderBlock
 
 TURN_MESSAGES = 256
-"""As many are sent before others may run."""
+"""Messages per write, so that other tasks get to run in between."""
 
 Sending: TypeAlias = tuple[EncodedMessage, str]
-"""A message and where an answer goes."""
+"""A message and its reply subject."""
 
 _TAKES_FRAMES = hasattr(Client, "_send_command") and hasattr(Client, "_flush_pending")
 
 
 async def send_all(client: Client, sendings: Sequence[Sending]) -> None:
-    """Publish in order, in one piece."""
+    """Publish the messages in order, in one write."""
     if not _TAKES_FRAMES:
         for message, reply in sendings:
             headers = dict(HeaderBlock(message.head))

@@ -1,7 +1,7 @@
-"""Another message under an event's id, in the stream before the event itself came.
+"""Rejects an event whose id another message of the stream already has.
 
-The stream would drop the event as its duplicate and call it stored. Seen at a first attempt only, where a
-duplicate is not to be expected; later ones are the worker's own.
+The stream drops such an event as a duplicate and acknowledges it. Only the first attempt of an event is
+checked, because a duplicate at a later attempt is the worker's own.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ async def reject_conflicting_ids(
     outcomes: Sequence[PublishOutcome],
     deadline: float,
 ) -> list[PublishOutcome]:
-    """Return the outcomes, with those refused whose id another message has, as far as the deadline lets."""
+    """Return the outcomes; before the deadline, conflicting ids are checked and become Rejected."""
     checked = list(outcomes)
     turns = asyncio.Semaphore(_AT_ONCE)
 
@@ -43,7 +43,7 @@ async def reject_conflicting_ids(
 
 
 async def _is_taken(connection: NatsConnection, stream: str, message: OutboundMessage, seq: int) -> bool:
-    """Compare with what is stored; what cannot be read is taken for the worker's own."""
+    """Compare with the stored message; an unreadable one counts as the worker's own."""
     try:
         answer = await api(connection, f"STREAM.MSG.GET.{stream}", {"seq": seq})
     except WorkerError:

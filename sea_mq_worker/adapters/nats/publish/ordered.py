@@ -1,7 +1,12 @@
-"""Publishing so that nothing is stored behind a message that was not.
+"""Ordered publishing: no message is stored after one that is not.
 
-Chunks go as batches; whatever a batch leaves in doubt is sent again, one message after the other, under
-the same ids. The first that is not stored ends the call.
+Each chunk is one batch. Messages that the batch did not certainly store are sent again one by one, under the
+same ids. The first message that is not stored ends the call. For example, with four events:
+
+    batch A B C D   its acknowledgement does not arrive: all four are possibly published
+    send A again    Stored: the stream knows the id, because the batch had stored A
+    send B again    FailedTransiently: the call ends
+    C, D            Unknown, because the batch sent them; Unsent if it had not
 """
 
 import asyncio
@@ -12,21 +17,21 @@ from sea_mq_worker.adapters.nats.publish.pipelined import PipelinedPublisher
 from sea_mq_worker.domain.encoding import EncodedMessage
 from sea_mq_worker.domain.outcomes import PublishOutcome, Stored, Unknown, Unsent
 
-_BEHIND = Unsent("held back behind a message that was not stored")
+_HELD_BACK = Unsent("held back behind a message that was not stored")
 
 
 class OrderedPublisher:
     """Publishes in order by batches; one call at a time.
 
     Attributes:
-        last_seq: the stream's last sequence as far as this publisher knows.
-        mixed_at: when a batch last shared its run of sequences with other writers, in the loop's time.
-        disabled: the stream has refused the kind of batch as such.
+        last_seq: the stream's last sequence that this publisher knows.
+        interleaved_at: when another writer last stored messages between those of a batch, in the loop's time.
+        disabled: the stream no longer allows this kind of batch.
     """
 
     def __init__(self, pipeline: PipelinedPublisher, *, last_seq: int) -> None:
         self.last_seq = last_seq
-        self.mixed_at = float("-inf")
+        self.interleaved_at = float("-inf")
         self.disabled = False
         self._pipeline = pipeline
         self._turn = asyncio.Lock()
@@ -34,7 +39,7 @@ class OrderedPublisher:
     async def send(
         self, batcher: BatchSender, messages: Sequence[EncodedMessage], deadline: float
     ) -> list[PublishOutcome]:
-        """Make one attempt for each message, as far as they get."""
+        """Make one attempt for each message up to the first that is not stored."""
         try:
             async with asyncio.timeout_at(deadline):
                 await self._turn.acquire()
@@ -48,33 +53,37 @@ class OrderedPublisher:
                     break
         finally:
             self._turn.release()
-        return outcomes + [_BEHIND] * (len(messages) - len(outcomes))
+        return outcomes + [_HELD_BACK] * (len(messages) - len(outcomes))
 
     async def _chunk(
         self, batcher: BatchSender, chunk: Sequence[EncodedMessage], deadline: float
     ) -> list[PublishOutcome]:
         if len(chunk) == 1:
             return await self._one_by_one(chunk, deadline)
-        known = self.last_seq  # before the batch: what others store meanwhile is not known to lie before it
+        known = self.last_seq  # read before the batch, because other writers may store meanwhile
         result = await batcher.send(chunk, deadline)
         self.disabled = self.disabled or result.disabled
-        outcomes = await self._numbered(chunk[: result.stored], result, known, deadline)
+        outcomes = await self._with_sequences(chunk[: result.stored], result, known, deadline)
         if result.stored == len(chunk) or not _all_stored(outcomes):
             return outcomes
         rest = await self._one_by_one(chunk[result.stored :], deadline)
-        doubt, doubtful = Unknown(result.trouble), result.sent - result.stored
+        possibly_published, sent = Unknown(result.trouble), result.sent - result.stored
         return outcomes + [
-            doubt if index < doubtful and isinstance(outcome, Unsent) else outcome
+            possibly_published if index < sent and isinstance(outcome, Unsent) else outcome
             for index, outcome in enumerate(rest)
         ]
 
-    async def _numbered(
+    async def _with_sequences(
         self, stored: Sequence[EncodedMessage], result: BatchResult, known: int, deadline: float
     ) -> list[PublishOutcome]:
-        """Give stored messages their sequences: by counting where the run is unbroken, else by asking.
+        """Return the stored messages with their sequences.
 
-        It is where nothing else was stored since ``known``, the stream's last sequence before. A message is
-        asked for by sending it again: the stream knows the id and answers with the first sequence.
+        The sequences are consecutive if nobody else stored between ``known``, the stream's last sequence
+        before the batch, and the batch's last sequence. Otherwise each message is sent again: the stream
+        knows its id and acknowledges it with the sequence of the first copy. For example, with ``known`` 10:
+
+            3 stored, last sequence 13   11, 12, 13
+            3 stored, last sequence 14   another writer stored one in between: send all three again
         """
         if not stored:
             return []
@@ -83,7 +92,7 @@ class OrderedPublisher:
         stream = result.stream
         if result.unbroken or first == known + 1:
             return [Stored(stream, seq) for seq in range(first, result.last_seq + 1)]
-        self.mixed_at = asyncio.get_running_loop().time()
+        self.interleaved_at = asyncio.get_running_loop().time()
         answers = await self._pipeline.send(stored, deadline)
         return [
             Stored(answer.stream, answer.seq, duplicate=answer.duplicate and answer.seq <= known)
@@ -100,7 +109,7 @@ class OrderedPublisher:
                 break
         stored = [outcome.seq for outcome in outcomes if isinstance(outcome, Stored)]
         self.last_seq = max([self.last_seq, *stored])
-        return outcomes + [_BEHIND] * (len(messages) - len(outcomes))
+        return outcomes + [_HELD_BACK] * (len(messages) - len(outcomes))
 
 
 def _all_stored(outcomes: Sequence[PublishOutcome]) -> bool:

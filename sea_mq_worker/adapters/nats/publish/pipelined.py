@@ -1,4 +1,4 @@
-"""Publishing without waiting in between, an acknowledgement for each message; works on any server."""
+"""Pipelined publishing: sends without waiting, one acknowledgement per message; works on any server."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -19,16 +19,16 @@ WINDOW_BYTES = 4 * 1024 * 1024
 _BUFFERED_BYTES_MAX = PENDING_BYTES_MAX - WINDOW_BYTES
 _STALLED_SECONDS = 0.02
 _TIMED_OUT = "the deadline passed without an acknowledgement"
-BROKEN = (nats.errors.Error, OSError, UnicodeError)
+CONNECTION_ERRORS = (nats.errors.Error, OSError, UnicodeError)
 
 
-def forbidden(subject: str) -> str:
-    """Say that the server lets nobody publish there with these credentials."""
+def no_permission(subject: str) -> str:
+    """Return the reason text for a subject that the worker may not publish to."""
     return f"the worker has no permission to publish to {subject}; grant it"
 
 
 class InFlightBatch:
-    """The messages of one call: sent in order, answered in any."""
+    """The messages of one call: sent in order, acknowledged in any order."""
 
     def __init__(self, messages: Sequence[EncodedMessage], read: Callable[[Msg], PublishOutcome]) -> None:
         self._messages = messages
@@ -40,39 +40,39 @@ class InFlightBatch:
         self._wake: asyncio.Future[None] | None = None
         self.stopped = ""
 
-    def answered(self, token: str, msg: Msg) -> None:
-        """Take the answer to the message numbered ``token``."""
+    def on_reply(self, token: str, msg: Msg) -> None:
+        """Record the reply to the message numbered ``token``."""
         if token.isdecimal() and int(token) < self._sent:
             self.settle(int(token), self._read(msg))
 
     def stop(self, reason: str) -> None:
-        """Give up what is unanswered and send nothing more."""
+        """Stop sending, and stop waiting for the outstanding replies."""
         self.stopped = self.stopped or reason
         self._notify()
 
     def deny(self, subject: str) -> None:
-        """Settle what was sent to a forbidden subject."""
+        """Settle the messages that were sent to a forbidden subject."""
         for index in range(self._sent):
             if self._messages[index].subject.lower() == subject:
-                self.settle(index, Unknown(forbidden(subject), answered=True))
+                self.settle(index, Unknown(no_permission(subject), answered=True))
 
     def settle(self, index: int, outcome: PublishOutcome) -> None:
-        """Give a message its outcome; the first one counts."""
+        """Record the outcome of a message; the first outcome counts."""
         if self._outcomes[index] is None:
             self._outcomes[index] = outcome
             self._in_flight -= 1
             self._in_flight_bytes -= self._messages[index].size
             self._notify()
 
-    async def room(self) -> bool:
-        """Wait until the window has room; false: all are sent, or the flight is stopped."""
+    async def wait_for_window(self) -> bool:
+        """Wait until the window has room; False if all messages are sent, or the batch is stopped."""
         unsent = self._sent < len(self._messages)
         while unsent and not self.stopped and not self._has_room():
             await self._change()
         return unsent and not self.stopped
 
-    def take(self) -> range:
-        """Count the next messages that the window has room for as sent; return their numbers."""
+    def take_sendable(self) -> range:
+        """Mark the next messages that fit into the window as sent; return their numbers."""
         start = self._sent
         while self._sent < min(start + TURN_MESSAGES, len(self._messages)) and self._has_room():
             self._in_flight += 1
@@ -80,8 +80,8 @@ class InFlightBatch:
             self._sent += 1
         return range(start, self._sent)
 
-    async def landed(self) -> None:
-        """Wait until everything that was sent is answered, or the flight is stopped."""
+    async def wait_for_replies(self) -> None:
+        """Wait until all sent messages have a reply, or the batch is stopped."""
         while self._in_flight and not self.stopped:
             await self._change()
 
@@ -118,35 +118,35 @@ class PipelinedPublisher:
 
     async def send(self, messages: Sequence[EncodedMessage], deadline: float) -> list[PublishOutcome]:
         """Make one attempt for each message; ``deadline`` is in the loop's time."""
-        flight = InFlightBatch(messages, self._read)
-        prefix = self._replies.open(flight)
-        timer = stop_at(deadline, flight, _TIMED_OUT)
+        batch = InFlightBatch(messages, self._read)
+        prefix = self._replies.open(batch)
+        timer = stop_at(deadline, batch, _TIMED_OUT)
         try:
-            while await self._may_send(flight):
-                run = flight.take()
+            while await self._may_send(batch):
+                run = batch.take_sendable()
                 await send_all(
                     self._connection.client,
                     [(messages[index], f"{prefix}{index}") for index in run],
                 )
-            await flight.landed()
-        except BROKEN as error:
-            flight.stop(plain(error))
+            await batch.wait_for_replies()
+        except CONNECTION_ERRORS as error:
+            batch.stop(plain(error))
         finally:
             timer.cancel()
             self._replies.close(prefix)
-        return flight.outcomes()
+        return batch.outcomes()
 
-    async def _may_send(self, flight: InFlightBatch) -> bool:
-        await wait_for_buffer(self._connection, flight)
-        return await flight.room() and self._connection.is_connected
+    async def _may_send(self, batch: InFlightBatch) -> bool:
+        await wait_for_buffer(self._connection, batch)
+        return await batch.wait_for_window() and self._connection.is_connected
 
 
-async def wait_for_buffer(connection: NatsConnection, exchange: PendingRequest) -> None:
-    """Let others run; wait while nats-py's buffer is so full that a publish could block there.
+async def wait_for_buffer(connection: NatsConnection, request: PendingRequest) -> None:
+    """Yield to the loop, and wait while nats-py's buffer is so full that a publish could block in it.
 
-    A cancelled task that is blocked inside nats-py's publish would go on as if nothing had happened.
+    A task that is cancelled while nats-py's publish blocks would continue as if nothing had happened.
     """
     await asyncio.sleep(0)
     client = connection.client
-    while client.pending_data_size > _BUFFERED_BYTES_MAX and not exchange.stopped:  # noqa: ASYNC110, no event tells
+    while client.pending_data_size > _BUFFERED_BYTES_MAX and not request.stopped:  # noqa: ASYNC110, no event tells
         await asyncio.sleep(_STALLED_SECONDS)

@@ -1,4 +1,4 @@
-"""Port PORT-047-003 on NATS JetStream: publishing to one stream in the way that the stream allows."""
+"""Port PORT-047-003 on NATS JetStream: publishes to one stream, in a mode that the stream allows."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -26,12 +26,12 @@ from sea_mq_worker.domain.stream_search import SearchedId, SearchResult
 
 Mode: TypeAlias = Literal["auto", "pipeline", "fast", "atomic"]
 
-_BEHIND = Unsent("held back behind a message that was not stored")
-_APART_SECONDS = 10.0
-"""For this long ``auto`` uses the pipeline after a batch met other writers or a message that was refused."""
+_HELD_BACK = Unsent("held back behind a message that was not stored")
+_NO_BATCH_SECONDS = 10.0
+"""Seconds without batches in mode ``auto`` after another writer or a refusal disturbed a batch."""
 _INFO_TIMEOUT_SECONDS = 2.0
 _INFO_SHARE = 0.25
-"""Of a deadline, at most, to ask about the stream before it is published to."""
+"""Share of a deadline that the request for the stream's information may take."""
 
 
 class NatsJetStreamPublisher:
@@ -40,10 +40,10 @@ class NatsJetStreamPublisher:
     Args:
         stream: the only stream whose acknowledgements count.
         mode: ``pipeline`` works on any server; ``fast`` needs ``allow_batched``, ``atomic``
-            ``allow_atomic`` on the stream, and both keep the order of a batch; ``auto`` is ``fast`` where
-            the stream allows it, no other writer is busy and nothing is refused, else ``pipeline``.
+            ``allow_atomic`` on the stream, and both keep the order of a batch; ``auto`` is ``fast`` while
+            the stream allows it, no other writer is active and nothing is refused, else ``pipeline``.
         publish_timeout_seconds: deadline of a single ``publish``.
-        find_timeout_seconds: how long a ``find`` reads on.
+        find_timeout_seconds: time limit of a ``find``.
     """
 
     def __init__(
@@ -70,15 +70,15 @@ class NatsJetStreamPublisher:
         }
         self._info: StreamInfo
         self._info_is_stale = False
-        self._apart_at = float("-inf")
+        self._batch_failed_at = float("-inf")
 
     async def start(self) -> None:
-        """Learn what the stream allows.
+        """Request what the stream allows.
 
         Raises:
             BrokerUnavailableError: the server does not answer now.
-            ContractError: the stream is missing, takes or acknowledges nothing, does not allow the mode, or
-                may not be asked about.
+            ContractError: the stream is missing, unusable or does not allow the mode, or the worker has no
+                permission to request its information.
         """
         self._info = await stream_info(self._connection, self._stream)
         if self._info.unusable_reason:
@@ -95,22 +95,22 @@ class NatsJetStreamPublisher:
 
     @property
     def connected(self) -> bool:
-        """As far as is known, a publish could reach the server now."""
+        """Whether the connection to the server is up, as far as the client knows."""
         return self._connection.is_connected
 
     @property
     def keeps_order(self) -> bool:
-        """Nothing of the next batch is stored behind a message of it that was not; may change in between."""
+        """Whether the next batch stores no message after one that is not stored; can change per batch."""
         return self._route() != "pipeline"
 
     @property
     def duplicate_window_seconds(self) -> float:
-        """How long the stream remembers a message id."""
+        """Deduplication window of the stream."""
         return self._info.duplicate_window_seconds
 
     @property
     def max_payload(self) -> int:
-        """Bytes of headers and body that the server takes."""
+        """Limit of the server for headers and body of a message, in bytes."""
         return self._connection.client.max_payload
 
     async def publish(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> PublishOutcome:
@@ -139,7 +139,7 @@ class NatsJetStreamPublisher:
             outcomes = await self._publish_each(ready, deadline)
         else:
             outcomes = await self._publish_ordered(self._batchers[route], ready, deadline)
-        self._learn(outcomes, known)
+        self._update_state(outcomes, known)
         outcomes = await reject_conflicting_ids(self._connection, self._stream, messages, outcomes, deadline)
         return await date_earlier_copies(self._connection, self._stream, messages, outcomes, deadline)
 
@@ -153,14 +153,19 @@ class NatsJetStreamPublisher:
             raise BrokerUnavailableError(f"searching stream {self._stream}: {error}") from error
 
     def _route(self) -> str:
-        """Which way the next batch goes."""
+        """Return the mode of the next batch.
+
+        For example, with mode ``auto`` on a stream that allows fast ingest: batches go as ``fast``. At
+        12:00:00 another writer's message lies between those of a batch, or the stream refuses an event.
+        Batches then go as ``pipeline`` until 12:00:10, and as ``fast`` after that.
+        """
         if self._mode == "atomic":
             return "atomic" if self._info.allow_atomic else "pipeline"
         if self._mode == "pipeline" or not self._info.allow_batched:
             return "pipeline"
-        apart_at = max(self._apart_at, self._ordered.mixed_at)
-        apart = asyncio.get_running_loop().time() - apart_at < _APART_SECONDS
-        return "pipeline" if apart and self._mode == "auto" else "fast"
+        disturbed_at = max(self._batch_failed_at, self._ordered.interleaved_at)
+        is_disturbed = asyncio.get_running_loop().time() - disturbed_at < _NO_BATCH_SECONDS
+        return "pipeline" if is_disturbed and self._mode == "auto" else "fast"
 
     async def _publish_each(
         self, messages: Sequence[EncodedMessage | str], deadline: float
@@ -175,7 +180,7 @@ class NatsJetStreamPublisher:
     async def _publish_ordered(
         self, batcher: BatchSender, messages: Sequence[EncodedMessage | str], deadline: float
     ) -> list[PublishOutcome]:
-        """A message that cannot be sent holds back those behind it, like one that is not stored."""
+        """Hold back the messages after one that cannot be sent, as after one that is not stored."""
         good: list[EncodedMessage] = []
         bad = ""
         for message in messages:
@@ -187,25 +192,28 @@ class NatsJetStreamPublisher:
         self._info_is_stale = self._info_is_stale or self._ordered.disabled
         if bad and all(isinstance(outcome, Stored) for outcome in outcomes):
             outcomes.append(Rejected(bad))
-        return outcomes + [_BEHIND] * (len(messages) - len(outcomes))
+        return outcomes + [_HELD_BACK] * (len(messages) - len(outcomes))
 
-    def _learn(self, outcomes: Sequence[PublishOutcome], known: int) -> None:
-        """Ask about the stream anew when it may have changed; batch nothing while messages are refused."""
+    def _update_state(self, outcomes: Sequence[PublishOutcome], known: int) -> None:
+        """Mark the stream's information stale if it may have changed; pause batches after a refusal."""
         stored = [outcome for outcome in outcomes if isinstance(outcome, Stored)]
         others = [outcome for outcome in outcomes if not isinstance(outcome, Stored)]
         if any(isinstance(outcome, Rejected | FailedTransiently | Unknown) for outcome in others):
-            self._apart_at = asyncio.get_running_loop().time()
+            self._batch_failed_at = asyncio.get_running_loop().time()
             self._info_is_stale = self._info_is_stale or not stored
         if self._ordered.last_seq < known or any(o.seq <= known and not o.duplicate for o in stored):
             self._info_is_stale = True
 
     async def _refresh_info(self, timeout_seconds: float) -> None:
-        """The stream may be another, or another one's past; while it cannot be asked, the old facts stand."""
+        """Request the information again; if that fails, the former one stays in use.
+
+        The stream may have been deleted and created again, or restored to an earlier state.
+        """
         known = self._ordered.last_seq
         try:
             info = await stream_info(self._connection, self._stream, timeout_seconds=timeout_seconds)
         except WorkerError:
-            self._info = replace(self._info, unusable_reason="")  # a publish will tell what is wrong now
+            self._info = replace(self._info, unusable_reason="")  # a publish reports the present reason
             return
         if info.created != self._info.created:
             self._ordered.last_seq = info.last_seq
@@ -226,6 +234,6 @@ class NatsJetStreamPublisher:
 
 def _rollback_text(stream: str, ends_at: int, acknowledged: int) -> str:
     return (
-        f"stream {stream} ends at {ends_at} and had acknowledged {acknowledged}: the server lost what lay in "
-        "between; `python -m sea_mq_worker pipeline reconcile` names it"
+        f"stream {stream} ends at {ends_at} and had acknowledged {acknowledged}: the server lost messages "
+        "in between; `python -m sea_mq_worker pipeline reconcile` lists them"
     )

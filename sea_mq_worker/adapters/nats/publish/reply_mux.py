@@ -1,4 +1,4 @@
-"""One wildcard subscription for the answers to everything that is published."""
+"""Routes the replies of all publishes through one wildcard subscription."""
 
 import asyncio
 import itertools
@@ -10,37 +10,37 @@ from sea_mq_worker.adapters.nats.connection import NatsConnection
 
 
 class PendingRequest(Protocol):
-    """Something that was sent and waits for answers.
+    """A sent request that waits for replies.
 
     Attributes:
-        stopped: why no more answers are waited for; empty while they are.
+        stopped: why the request no longer waits for replies; empty while it does.
     """
 
     stopped: str
 
-    def answered(self, token: str, msg: Msg) -> None:
-        """Take an answer; ``token`` is what the reply subject had behind the exchange's own prefix."""
+    def on_reply(self, token: str, msg: Msg) -> None:
+        """Handle a reply; ``token`` is the part of its subject after the request's prefix."""
         ...
 
     def stop(self, reason: str) -> None:
-        """No more answers will come."""
+        """Stop waiting: no more replies will come."""
         ...
 
     def deny(self, subject: str) -> None:
-        """The server has forbidden a subject (in lower case) and will not answer for it."""
+        """Handle a permission error for a subject (in lower case); the server will not reply for it."""
         ...
 
 
-def stop_at(deadline: float, exchange: PendingRequest, reason: str) -> asyncio.TimerHandle:
-    """Stop an exchange at a deadline in the loop's time, at once if it has passed."""
+def stop_at(deadline: float, request: PendingRequest, reason: str) -> asyncio.TimerHandle:
+    """Stop a request at a deadline in the loop's time, at once if it has passed."""
     loop = asyncio.get_running_loop()
     if deadline <= loop.time():
-        exchange.stop(reason)
-    return loop.call_at(deadline, exchange.stop, reason)
+        request.stop(reason)
+    return loop.call_at(deadline, request.stop, reason)
 
 
 class ReplyMux:
-    """Hands each answer to the exchange it belongs to; what comes late belongs to nobody and is dropped."""
+    """Passes each reply to its request; a reply to a request that has ended is dropped."""
 
     def __init__(self, connection: NatsConnection) -> None:
         self._connection = connection
@@ -56,25 +56,25 @@ class ReplyMux:
         self._connection.listen(self._on_event)
         await self._connection.client.subscribe(f"{self._inbox}.>", cb=self._on_reply, pending_bytes_limit=0)
 
-    def open(self, exchange: PendingRequest) -> str:
-        """Begin an exchange; return the prefix of its reply subjects."""
+    def open(self, request: PendingRequest) -> str:
+        """Begin a request; return the prefix of its reply subjects."""
         number = str(next(self._numbers))
-        self._open[number] = exchange
+        self._open[number] = request
         return f"{self._inbox}.{number}."
 
     def close(self, prefix: str) -> None:
-        """End an exchange."""
+        """End a request."""
         self._open.pop(prefix[self._skip : -1], None)
 
     async def _on_reply(self, msg: Msg) -> None:
         number, _, token = msg.subject[self._skip :].partition(".")
-        exchange = self._open.get(number)
-        if exchange is not None:
-            exchange.answered(token, msg)
+        request = self._open.get(number)
+        if request is not None:
+            request.on_reply(token, msg)
 
     def _on_event(self, event: str, text: str) -> None:
-        for exchange in list(self._open.values()):
+        for request in list(self._open.values()):
             if event in {"disconnected", "connection_closed"}:
-                exchange.stop(f"the connection broke: {text}")
+                request.stop(f"the connection broke: {text}")
             elif event == "denied":
-                exchange.deny(text)
+                request.deny(text)

@@ -1,4 +1,4 @@
-"""Which messages a stream holds: a scan of headers by a consumer that exists only for it."""
+"""Searches a stream for message ids: a scan of headers by a temporary consumer."""
 
 import asyncio
 import contextlib
@@ -25,14 +25,14 @@ _PULL_MESSAGES = 1000
 _SILENT_SECONDS_MAX = 10.0
 _INACTIVE_SECONDS = 60
 _SUBJECTS_MAX = 32
-"""Of more the server would have to sort out too many: then all messages are read."""
+"""Cap on filter subjects, because many filters slow the server down; with more, all messages are read."""
 _EPOCH = datetime(1970, 1, 2, tzinfo=UTC)
 
 
 async def find_messages(
     connection: NatsConnection, stream: str, wanted: Sequence[SearchedId], *, timeout_seconds: float
 ) -> dict[str, SearchResult]:
-    """Look for each up to the last message as of now, as far as the time allows.
+    """Search for each id up to the stream's present last message, within the time limit.
 
     Raises:
         BrokerUnavailableError: nothing could be read.
@@ -60,10 +60,10 @@ def _unread(error: Exception, seconds: float) -> WorkerError:
 
 
 class _Scan:
-    """One reading of a stream for all that is wanted, from where the search is least far.
+    """One scan of a stream for all wanted ids, from the position of the least advanced search.
 
     Attributes:
-        has_read: something new is known.
+        has_read: the scan has read at least one message, or there was none to read.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class _Scan:
         self._pending = 0
 
     def _known(self, looked: SearchProgress | None) -> SearchProgress | None:
-        """Take what was known of this very stream; a search that is asked for anew ends where it ends now."""
+        """Return the progress if it belongs to this stream; an endless one ends at the present end."""
         if looked is None or looked.created != self._info.created or looked.through > self._info.last_seq:
             return None
         return looked if looked.until else looked._replace(until=self._info.last_seq)
@@ -129,7 +129,7 @@ class _Scan:
         return {"filter_subjects": subjects}
 
     def results(self) -> dict[str, SearchResult]:
-        """Tell what was found, and of the rest how far it was looked for."""
+        """Return the place of each id found, and the progress of each search that found nothing."""
         return {
             each.id: self._found.get(each.id) or self._looked(each.looked) for each in self._wanted.values()
         }
@@ -140,14 +140,14 @@ class _Scan:
         return SearchProgress(self._info.created, self._through, self._info.last_seq)
 
     async def run(self) -> None:
-        """Read on until the last message, or until nothing is left before it."""
+        """Read up to the last wanted sequence."""
         while self._pending > 0:
             await self._pull(min(self._pending, _PULL_MESSAGES))
         self._through = self._until
         self.has_read = True
 
     async def close(self) -> None:
-        """Remove the consumer now; should that fail, the server does it after a while."""
+        """Delete the consumer; if that fails, the server deletes it after its inactivity threshold."""
         if self._subscription is None:
             return
         with contextlib.suppress(Exception):
@@ -192,4 +192,4 @@ class _Scan:
 
 
 _ACK_TOKENS_MIN = 9
-"""``$JS.ACK.stream.consumer.deliveries.seq.place.time.left``; newer ones have domain and account first."""
+"""Tokens of ``$JS.ACK.stream.consumer.deliveries.seq.place.time.left``; newer servers add two."""
