@@ -115,9 +115,9 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class Poison:
-    """422: the handler can never take this message (POL-047-006)."""
+    """422: the handler can never accept this message (POL-047-006)."""
 
-    detail: str
+    error: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,4 +184,4 @@ class LeaseLost:
     """Somebody else has it now: the server is told nothing, their answer counts."""
 
 
-Ending: TypeAlias = Processed | Retried | GivenBack | DeadLettered | LeaseLost
+HandlingOutcome: TypeAlias = Processed | Retried | GivenBack | DeadLettered | LeaseLost

@@ -4,7 +4,6 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import assert_never
 from uuid import UUID
 
 from sea_mq_worker.adapters.nats.manage.dead_letters import DeadLetterEntry, NatsDeadLetters
@@ -17,7 +16,7 @@ from sea_mq_worker.domain.errors import ContractError, WorkerError
 from sea_mq_worker.domain.inbound import ParsedMessage, content_hash, parse_message
 from sea_mq_worker.domain.inbox_results import InboxEntry, Leased
 from sea_mq_worker.domain.messages import InboundMessage
-from sea_mq_worker.domain.outcomes import Accepted, NotDelivered, Poison, Retry
+from sea_mq_worker.domain.outcomes import Accepted
 from sea_mq_worker.operations.broker import dead_letters
 from sea_mq_worker.operations.database import operations
 from sea_mq_worker.operations.dead_letters import DeadLetterOutcome
@@ -83,7 +82,7 @@ class Redriver:
                 )
             await self.letters.remove(entry.seq)
             return _done(entry, f"processed, the handler answered {result.status}")
-        trouble = _trouble(result)
+        trouble = result.error
         await self._close_again(run, entry, trouble)
         return _failed(entry, f"{trouble}; the dead letter stays")
 
@@ -121,18 +120,6 @@ def _recorded(message: InboundMessage, envelope: ParsedMessage) -> InboxEntry:
         stream_seq=message.seq,
         content_hash=content_hash(message),
     )
-
-
-def _trouble(result: Retry | Poison | NotDelivered) -> str:
-    match result:
-        case Retry(error):
-            return error
-        case Poison(detail):
-            return detail
-        case NotDelivered(error):
-            return error
-        case _:
-            assert_never(result)
 
 
 def _done(entry: DeadLetterEntry, text: str) -> DeadLetterOutcome:

@@ -110,7 +110,7 @@ async def test_422_is_poison(world: World) -> None:
     await world.behave(Respond(status=422))
     result = await world.handler.handle(request())
     assert isinstance(result, Poison)
-    assert "422" in result.detail
+    assert "422" in result.error
 
 
 @pytest.mark.clause("POL-047-007")

@@ -134,7 +134,7 @@ class _NumberingReception(InboxRecorder):
 
     numbers: Iterator[int] = field(default_factory=itertools.count)
 
-    def take(self, message: InboundMessage, *, received_at: float) -> InFlightMessage:
+    def identify(self, message: InboundMessage, *, received_at: float) -> InFlightMessage:
         numbered = _NumberedInHand.of(message, received_at=received_at)
         numbered.number = next(self.numbers)
         return numbered

@@ -12,6 +12,8 @@ from sea_mq_worker.application.inbox.consumer import InboxConsumer
 from sea_mq_worker.application.inbox.dead_lettering import DeadLetterer
 from sea_mq_worker.application.inbox.handler_call import HandlerCaller
 from sea_mq_worker.application.inbox.handler_health import HandlerHealth
+from sea_mq_worker.application.inbox.in_flight import InFlight
+from sea_mq_worker.application.inbox.lease_renewal import LeaseRenewal
 from sea_mq_worker.application.inbox.max_deliveries import MaxDeliveriesLoop
 from sea_mq_worker.application.inbox.orphans import OrphanFinder
 from sea_mq_worker.application.inbox.read_ahead import ReadAhead
@@ -125,10 +127,14 @@ class World:
         recorder, broker_breaker = self.recorder(), self._gate("broker")
         store_breaker = recorder.store_breaker
         handler_caller = self._handler_caller(store_breaker)
+        in_flight = InFlight(concurrency=CONCURRENCY, bytes_max=self.bytes_max)
         return InboxConsumer(
             consumer=self.consumer,
-            inbox=self.inbox,
             recorder=recorder,
+            leases=LeaseRenewal(
+                inbox=self.inbox, store_breaker=store_breaker, clock=self.clock, lease_seconds=self.lease
+            ),
+            in_flight=in_flight,
             handler_caller=handler_caller,
             completion=CompletionBatcher(
                 consumer=self.consumer,
@@ -137,15 +143,14 @@ class World:
                 observer=self.observer,
                 store_breaker=store_breaker,
                 clock=self.clock,
+                in_flight=in_flight,
                 returned=ReturnedMessages(self.clock),
             ),
             observer=self.observer,
             broker_breaker=broker_breaker,
             clock=self.clock,
             concurrency=CONCURRENCY,
-            bytes_max=self.bytes_max,
             heartbeat_seconds=LEASE / 3,
-            lease_seconds=self.lease,
             siblings=frozenset({self.consumer.name}),
             orphans=OrphanFinder(
                 consumer=self.consumer,

@@ -264,7 +264,7 @@ async def test_a_type_of_which_nothing_fails_any_more_is_not_slow() -> None:
     async with world.consuming():
         await world.observer.seen(MessageDeadLettered, count=2 * SLOW_AFTER, within=60.0)
         assert (
-            "`python -m sea_mq_worker inbox resume --type vibe_created --reason mended`"
+            "`python -m sea_mq_worker inbox resume --type vibe_created --reason fixed`"
             in world.health.reasons()
         )
         await asyncio.sleep(301.0)

@@ -237,7 +237,7 @@ async def test_the_body_of_a_message_whose_attempts_are_spent_is_not_looked_at()
     deadly = world.send(body=b"{")
     [message] = await world.consumer.fetch(1)
     for _ in range(ATTEMPTS_MAX):
-        item = world.recorder().take(message, received_at=world.clock())
+        item = world.recorder().identify(message, received_at=world.clock())
         await world.recorder().record([item], world.stop)
         await asyncio.sleep(LEASE)
     async with world.consuming():

@@ -16,7 +16,7 @@ async def find_undeliverable(world: World, *, body: bytes = b"{}") -> str:
     """Record a message as a worker did that died then, and have somebody else acknowledge it."""
     message_id = world.send(body=body)
     [message] = await world.consumer.fetch(1)
-    item = world.recorder().take(message, received_at=world.clock())
+    item = world.recorder().identify(message, received_at=world.clock())
     await world.recorder().record([item], world.stop)
     await world.consumer.ack(message)
     return message_id
@@ -54,7 +54,7 @@ async def test_what_a_consumer_will_deliver_again_is_left_to_it() -> None:
     world = World()
     world.send()
     [message] = await world.consumer.fetch(1)
-    item = world.recorder().take(message, received_at=world.clock())
+    item = world.recorder().identify(message, received_at=world.clock())
     await world.recorder().record([item], world.stop)
     for _ in range(6):
         await asyncio.sleep(LEASE)
@@ -98,7 +98,7 @@ async def test_a_conflicting_message_is_found_under_the_id_of_its_own() -> None:
     first = await find_undeliverable(world)
     world.send(message_id=first, body=b"[]")
     [message] = await world.consumer.fetch(1)
-    item = world.recorder().take(message, received_at=world.clock())
+    item = world.recorder().identify(message, received_at=world.clock())
     await world.recorder().record([item], world.stop)
     await world.consumer.ack(message)
     async with world.consuming():

@@ -1,8 +1,21 @@
-"""Endings of messages, recorded in batches as they come: first the inbox, then the acknowledgement.
+"""Batched recording of outcomes: first in the inbox, then the acknowledgement to the server.
 
-A lease that no longer holds can mean that somebody else has the message. It can also mean that a failover
-lost its row, or the answer to the note of its ending. So the message is recorded once more, and only where
-another worker holds it is the server told nothing.
+A lost lease can mean that another worker has the message. It can also mean that a failover lost the row, or
+the response to an earlier write of the outcome. So the message is recorded once more, and left to the other
+worker only where that one really holds it.
+
+An example with a concurrency of 10, so that five outcomes make a batch::
+
+    +0.0 ms  add(A)                the timer starts: 5 ms
+    +1.0 ms  add(B), add(C)
+    +2.0 ms  add(D), add(E)        five: one UPDATE for all, then five acknowledgements
+    +2.1 ms  add(F)                waits for the write under way, and at most 5 ms for others
+
+    UPDATE reports A B C D as leased   -> ACK A B C D
+    E is missing: record it once more
+        leased again                   -> UPDATE E, ACK E
+        already settled                -> ACK E
+        leased by another worker       -> no reply: that worker settles it
 """
 
 import asyncio
@@ -11,6 +24,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias, assert_never
 
 from sea_mq_worker.application.circuit_breaker import CircuitBreaker
+from sea_mq_worker.application.inbox.in_flight import InFlight
 from sea_mq_worker.application.inbox.receiving import InboxRecorder, InFlightMessage
 from sea_mq_worker.application.inbox.returned_messages import ReturnedMessages
 from sea_mq_worker.application.retry_unavailable import call_when_available
@@ -25,7 +39,14 @@ from sea_mq_worker.domain.inbox_results import (
     LeasedElsewhere,
     Unwritable,
 )
-from sea_mq_worker.domain.outcomes import DeadLettered, Ending, GivenBack, LeaseLost, Processed, Retried
+from sea_mq_worker.domain.outcomes import (
+    DeadLettered,
+    GivenBack,
+    HandlingOutcome,
+    LeaseLost,
+    Processed,
+    Retried,
+)
 from sea_mq_worker.ports.inbox import InboxRepository
 from sea_mq_worker.ports.jetstream import JetStreamConsumer, Settler
 from sea_mq_worker.ports.observer import Observer
@@ -33,20 +54,20 @@ from sea_mq_worker.ports.observer import Observer
 
 @dataclass(frozen=True, slots=True)
 class CompletedMessage:
-    """The inbox has its ending already, whoever wrote it: acknowledge."""
+    """The inbox has the outcome already, from whichever worker: acknowledge."""
 
 
 _Settlement: TypeAlias = Processed | Retried | GivenBack | DeadLettered | CompletedMessage
-_Closed: TypeAlias = tuple[InFlightMessage, Leased, Ending]
+_Closed: TypeAlias = tuple[InFlightMessage, Leased, HandlingOutcome]
 _Settled: TypeAlias = tuple[InFlightMessage, Leased, _Settlement]
 
 _LINGER_SECONDS = 0.005
-"""How long an ending waits for others at most."""
+"""Longest wait of an outcome for others, so that several share one write."""
 
 
 @dataclass(slots=True, kw_only=True)
 class CompletionBatcher:
-    """Lets endings gather while others are to be expected, and records them together."""
+    """Collects outcomes while more are expected, and records them together."""
 
     consumer: JetStreamConsumer
     inbox: InboxRepository
@@ -54,31 +75,25 @@ class CompletionBatcher:
     observer: Observer
     store_breaker: CircuitBreaker
     clock: Callable[[], float]
+    in_flight: InFlight
     returned: ReturnedMessages
     _waiting: list[_Closed] = field(default_factory=list)
-    _batch_target: Callable[[], int] = lambda: 1
     _due: asyncio.Event = field(default_factory=asyncio.Event)
     _timer: asyncio.TimerHandle | None = None
     _idle: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def add(self, item: InFlightMessage, run: Leased, ending: Ending) -> None:
-        """Take an ending; it is recorded soon."""
-        self._waiting.append((item, run, ending))
+    def add(self, item: InFlightMessage, run: Leased, outcome: HandlingOutcome) -> None:
+        """Queue an outcome; it is recorded within milliseconds."""
+        self._waiting.append((item, run, outcome))
         self._idle.clear()
         self._flush_if_due()
 
     async def drained(self) -> None:
-        """Wait until every ending that was added is recorded."""
+        """Wait until every added outcome is recorded."""
         await self._idle.wait()
 
-    async def run(
-        self,
-        stop: asyncio.Event,
-        on_done: Callable[[Sequence[InFlightMessage]], None],
-        batch_target: Callable[[], int],
-    ) -> None:
-        """Record endings until cancelled; ``batch_target`` tells how many need not wait for more."""
-        self._batch_target = batch_target
+    async def run(self, stop: asyncio.Event) -> None:
+        """Record outcomes until cancelled, and release their messages."""
         while True:
             if self._waiting:
                 self._flush_if_due()
@@ -87,10 +102,10 @@ class CompletionBatcher:
             await self._due.wait()
             batch = self._take()
             await self._record_and_settle(batch, stop)
-            on_done([item for item, _, _ in batch])
+            self.in_flight.release([item for item, _, _ in batch])
 
     def _flush_if_due(self) -> None:
-        if len(self._waiting) >= self._batch_target():
+        if len(self._waiting) >= self.in_flight.completion_batch:
             self._due.set()
         elif self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(_LINGER_SECONDS, self._due.set)
@@ -111,41 +126,42 @@ class CompletionBatcher:
             for item, _, _ in batch:
                 await self._settler(item).nak(item.message, delay_seconds=IMMEDIATE_REDELIVERY_SECONDS)
             return
-        for item, run, ending in [*recorded, *again]:
-            await self._acknowledge(item, run, ending)
+        for item, run, outcome in [*recorded, *again]:
+            await self._acknowledge(item, run, outcome)
         if others:
             self.observer.observe(LeasesLost(side="inbox", count=others))
 
     async def _record(
         self, batch: Sequence[_Closed], stop: asyncio.Event
     ) -> tuple[Sequence[_Settled], Sequence[_Closed]]:
-        """Write to the inbox; return what is recorded now, and what had lost its lease.
+        """Write to the inbox; return the outcomes that are recorded now, and those without a lease.
 
-        What the inbox refuses is neither: it is not acknowledged, and comes again, when that may be mended.
+        An outcome that the inbox refuses is in neither: its message is not acknowledged, and is delivered
+        again, when the cause may be fixed.
         """
         kept, refused = await self._write(batch, stop)
         recorded: list[_Settled] = []
         lost: list[_Closed] = []
-        for item, run, ending in batch:
-            if not isinstance(ending, LeaseLost) and run.lease.message_id in kept:
-                recorded.append((item, run, ending))
+        for item, run, outcome in batch:
+            if not isinstance(outcome, LeaseLost) and run.lease.message_id in kept:
+                recorded.append((item, run, outcome))
             elif run.lease.message_id not in refused:
-                lost.append((item, run, ending))
+                lost.append((item, run, outcome))
         return recorded, lost
 
     async def _record_again(
         self, lost: Sequence[_Closed], stop: asyncio.Event
     ) -> tuple[Sequence[_Settled], int]:
-        """Record under a new lease what nobody holds; return what is settled and how many are lost."""
+        """Record outcomes under a new lease where none holds; return the settled and the number of lost."""
         if not lost:
             return (), 0
         receipts = await self.recorder.lease([item for item, _, _ in lost], stop)
         known: list[_Settled] = []
         leased: list[_Closed] = []
-        for (item, run, ending), receipt in zip(lost, receipts, strict=True):
+        for (item, run, outcome), receipt in zip(lost, receipts, strict=True):
             match receipt:
                 case Leased():
-                    leased.append((item, receipt, _with_new_lease(ending, run, receipt)))
+                    leased.append((item, receipt, _with_new_lease(outcome, run, receipt)))
                 case AlreadySettled():
                     known.append((item, run, CompletedMessage()))
                 case LeasedElsewhere() | ContentConflict() | Unwritable():
@@ -158,19 +174,19 @@ class CompletionBatcher:
     async def _write(
         self, batch: Sequence[_Closed], stop: asyncio.Event
     ) -> tuple[frozenset[str], frozenset[str]]:
-        """Write endings; return the message ids whose lease still held, and those that the inbox refuses."""
-        processed = [run.lease for _, run, ending in batch if isinstance(ending, Processed)]
+        """Write outcomes; return the message ids whose lease still held, and those that the inbox refuses."""
+        processed = [run.lease for _, run, outcome in batch if isinstance(outcome, Processed)]
         failed = [
-            FailedHandling(lease=run.lease, error=ending.error, counted=isinstance(ending, Retried))
-            for _, run, ending in batch
-            if isinstance(ending, Retried | GivenBack)
+            FailedHandling(lease=run.lease, error=outcome.error, counted=isinstance(outcome, Retried))
+            for _, run, outcome in batch
+            if isinstance(outcome, Retried | GivenBack)
         ]
-        kept = {run.lease.message_id for _, run, ending in batch if isinstance(ending, DeadLettered)}
+        kept = {run.lease.message_id for _, run, outcome in batch if isinstance(outcome, DeadLettered)}
         done = RowIsolator(processed, self.inbox.mark_processed)
         undone = RowIsolator(failed, self.inbox.record_error)
-        for pieces in (done, undone):
-            await call_when_available(pieces.run, breaker=self.store_breaker, stop=stop)
-            kept = kept.union(*(answer for _, answer in pieces.answers))
+        for isolator in (done, undone):
+            await call_when_available(isolator.run, breaker=self.store_breaker, stop=stop)
+            kept = kept.union(*(answer for _, answer in isolator.answers))
         refused = [(lease.message_id, error) for lease, error in done.refused]
         refused += [(failure.lease.message_id, error) for failure, error in undone.refused]
         for message_id, error in refused:
@@ -180,9 +196,9 @@ class CompletionBatcher:
     def _settler(self, item: InFlightMessage) -> Settler:
         return item.settler or self.consumer
 
-    async def _acknowledge(self, item: InFlightMessage, run: Leased, ending: _Settlement) -> None:
+    async def _acknowledge(self, item: InFlightMessage, run: Leased, outcome: _Settlement) -> None:
         message_id, settler = run.lease.message_id, self._settler(item)
-        match ending:
+        match outcome:
             case Processed(status):
                 await settler.ack(item.message)
                 self._report_processed(item, run, status)
@@ -190,7 +206,7 @@ class CompletionBatcher:
                 await settler.ack(item.message)
             case GivenBack(error, delay):
                 await settler.nak(item.message, delay_seconds=delay)
-                self.returned.add(item.message, ending, item.settler)
+                self.returned.add(item.message, outcome, item.settler)
                 fact = MessageGivenBack(
                     message_id=message_id, consumer=self.consumer.name, error=error, delay_seconds=delay
                 )
@@ -209,7 +225,7 @@ class CompletionBatcher:
                     )
                 )
             case _:
-                assert_never(ending)
+                assert_never(outcome)
 
     def _report_processed(self, item: InFlightMessage, run: Leased, status: int) -> None:
         self.observer.observe(
@@ -223,14 +239,14 @@ class CompletionBatcher:
         )
 
 
-def _with_new_lease(ending: Ending, lost: Leased, now: Leased) -> Ending:
-    """Return the ending for a new lease, which has counted an attempt, unless the row had lost that."""
-    match ending:
+def _with_new_lease(outcome: HandlingOutcome, lost: Leased, now: Leased) -> HandlingOutcome:
+    """Return the outcome for a new lease, which has counted another attempt unless the row was lost."""
+    match outcome:
         case LeaseLost():
-            return GivenBack("its lease was lost, and nobody else had it", IMMEDIATE_REDELIVERY_SECONDS)
+            return GivenBack("its lease was lost, and no other worker had it", IMMEDIATE_REDELIVERY_SECONDS)
         case Retried(error, delay_seconds) if now.attempts > lost.attempts:
             return GivenBack(error, delay_seconds)
         case Processed() | DeadLettered() | Retried() | GivenBack():
-            return ending
+            return outcome
         case _:
-            assert_never(ending)
+            assert_never(outcome)

@@ -1,13 +1,13 @@
-"""One message's way through the handler (SDS-047 POL-047-005 to 007)."""
+"""Calls of the handler for one message, and the outcome for it (SDS-047 POL-047-005 to 007)."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TypeAlias, assert_never
+from typing import assert_never
 
 from sea_mq_worker.application.circuit_breaker import Permit
 from sea_mq_worker.application.inbox.dead_lettering import DeadLetterer
 from sea_mq_worker.application.inbox.handler_health import HandlerHealth
+from sea_mq_worker.application.inbox.lease_renewal import LeaseRenewal
 from sea_mq_worker.application.inbox.receiving import InFlightMessage
 from sea_mq_worker.application.waiting import IMMEDIATE_REDELIVERY_SECONDS, StoppedError, cancel_on_stop
 from sea_mq_worker.domain.dead_letters import Reason
@@ -16,8 +16,8 @@ from sea_mq_worker.domain.inbox_results import Leased
 from sea_mq_worker.domain.messages import DeadLetter, HandlerRequest
 from sea_mq_worker.domain.outcomes import (
     Accepted,
-    Ending,
     GivenBack,
+    HandlingOutcome,
     LeaseLost,
     NotDelivered,
     Poison,
@@ -28,15 +28,13 @@ from sea_mq_worker.domain.outcomes import (
 from sea_mq_worker.domain.retry import Backoff
 from sea_mq_worker.ports.handler import EventHandler
 
-Holds: TypeAlias = Callable[[], Awaitable[bool]]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandlerCaller:
-    """Asks the handler about a message until there is an ending.
+    """Calls the handler for a message until there is an outcome.
 
     Attributes:
-        attempts_max: after so many attempts without an effect a message is dead-lettered as EXHAUSTED;
+        attempts_max: a message with this many attempts without an effect is dead-lettered as EXHAUSTED;
             below the consumer's max_deliver, so that the worker decides before the server gives up.
     """
 
@@ -47,24 +45,22 @@ class HandlerCaller:
     attempts_max: int
 
     async def handle(
-        self, item: InFlightMessage, run: Leased, stop: asyncio.Event, *, holds: Holds
-    ) -> Ending:
-        """Work on a leased message to its end, or give it back when asked to stop while waiting.
+        self, item: InFlightMessage, run: Leased, stop: asyncio.Event, *, leases: LeaseRenewal
+    ) -> HandlingOutcome:
+        """Bring a leased message to an outcome; give it back when the worker stops while it waits.
 
-        ``holds`` is asked before each call of the handler: what waited for a sick handler while the process
-        stood still, or the database was away, may be another worker's by now, and handled.
+        The lease is checked before each call: while the handler or the database was away, another worker
+        may have leased and handled the message.
         """
         try:
-            if (
-                item.refusal is None and run.attempts > self.attempts_max
-            ):  # not opened: that may be what kills
+            if item.refusal is None and run.attempts > self.attempts_max:  # the body may kill the process
                 detail = "its attempts ended with the worker, not with an answer"
                 return await self._dead_letter(item, run, Reason.EXHAUSTED, detail, stop)
             match item.open():
                 case InvalidMessage(_, reason, detail):
                     return await self._dead_letter(item, run, reason, detail, stop)
                 case ParsedMessage(_, request):
-                    return await self._call_handler(item, run, request, stop, holds)
+                    return await self._call_handler(item, run, request, stop, leases)
         except StoppedError as error:
             waited_for = str(error) or self.health.breaker.reason
             return GivenBack(
@@ -72,28 +68,34 @@ class HandlerCaller:
             )
 
     async def _call_handler(
-        self, item: InFlightMessage, run: Leased, request: HandlerRequest, stop: asyncio.Event, holds: Holds
-    ) -> Ending:
+        self,
+        item: InFlightMessage,
+        run: Leased,
+        request: HandlerRequest,
+        stop: asyncio.Event,
+        leases: LeaseRenewal,
+    ) -> HandlingOutcome:
         wait = self.health.take_call(request.event_type, repeated=item.message.deliveries > 1)
         if wait is None:
-            return self._in_turn(item, request, self.health.error(request.event_type))
+            return self._give_back(item, request, self.health.error(request.event_type))
         if wait:
             await cancel_on_stop(stop, asyncio.sleep(wait))
-        while (permit := await self.health.breaker.enter(stop)) is not Permit.STOPPED:
-            if not await holds():
+        breaker = self.health.breaker
+        while (permit := await breaker.enter(stop)) is not Permit.STOPPED:
+            if not await leases.still_leased(item, run, stop):
                 if permit is Permit.PROBE:
-                    self.health.breaker.release()
+                    breaker.release()
                 return LeaseLost()
             with self.health.calling(request.event_type):
                 result = await self.handler.handle(request)
             if not isinstance(result, NotDelivered):
-                self._note_reached(result)
+                self._record_reached(result)
                 return await self._conclude(item, run, request, result, stop)
-            self.health.breaker.record_failure(result.error)
-        raise StoppedError(self.health.breaker.reason)
+            breaker.record_failure(result.error)
+        raise StoppedError(breaker.reason)
 
-    def _note_reached(self, result: Accepted | Poison | Retry) -> None:
-        """Open the gate for an answer; a call that broke off does not show that the handler is back."""
+    def _record_reached(self, result: Accepted | Poison | Retry) -> None:
+        """Close the circuit for a response; a call that broke off does not prove that the handler is back."""
         if isinstance(result, Retry) and not result.answered:
             self.health.breaker.release()
         else:
@@ -106,19 +108,19 @@ class HandlerCaller:
         request: HandlerRequest,
         result: Accepted | Poison | Retry,
         stop: asyncio.Event,
-    ) -> Ending:
+    ) -> HandlingOutcome:
         if isinstance(result, Accepted):
-            self.health.took(request.event_type)
+            self.health.record_effect(request.event_type)
             return Processed(result.status)
         counts = self.health.is_message_fault(request.event_type, request.message_id, result)
         match result:
-            case Poison(detail) if counts:
-                return await self._dead_letter(item, run, Reason.REJECTED, detail, stop)
-            case Poison(detail):
-                return self._in_turn(item, request, detail)
+            case Poison(error) if counts:
+                return await self._dead_letter(item, run, Reason.REJECTED, error, stop)
+            case Poison(error):
+                return self._give_back(item, request, error)
             case Retry(error, after_seconds) if not counts:
                 deliveries = max(1, item.message.deliveries)
-                return self._in_turn(item, request, error, deliveries=deliveries, least=after_seconds)
+                return self._give_back(item, request, error, deliveries=deliveries, least=after_seconds)
             case Retry(error) if run.attempts >= self.attempts_max:
                 return await self._dead_letter(item, run, Reason.EXHAUSTED, error, stop)
             case Retry(error, after_seconds):
@@ -126,7 +128,7 @@ class HandlerCaller:
             case _:
                 assert_never(result)
 
-    def _in_turn(
+    def _give_back(
         self,
         item: InFlightMessage,
         request: HandlerRequest,
@@ -135,14 +137,14 @@ class HandlerCaller:
         deliveries: int = 0,
         least: float = 0.0,
     ) -> GivenBack:
-        """Give a message of a slow type back; what nobody delivered has no place in the line."""
+        """Give back a message of a slow type; only a delivered message has a turn in the type's queue."""
         health, delivered = self.health, bool(item.message.reply)
         delay = health.delay_seconds(request.event_type, deliveries=deliveries, in_line=delivered)
         return GivenBack(error, max(delay, least), request.event_type, least)
 
     async def _dead_letter(
         self, item: InFlightMessage, run: Leased, reason: str, detail: str, stop: asyncio.Event
-    ) -> Ending:
+    ) -> HandlingOutcome:
         letter = DeadLetter(
             message_id=run.lease.message_id,
             original_subject=item.message.subject,

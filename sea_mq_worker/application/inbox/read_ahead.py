@@ -76,7 +76,7 @@ class ReadAhead:
     async def _take_postponed(self, limit: int, _stop: asyncio.Event) -> list[InboundMessage]:
         found: list[InboundMessage] = []
         for event_type, messages in list(self._postponed.items()):
-            takes = self.health.takes_soon(event_type, limit - len(found))
+            takes = self.health.calls_soon(event_type, limit - len(found))
             found += [messages.popleft() for _ in range(min(len(messages), takes))]
             if not messages:
                 del self._postponed[event_type]

@@ -1,4 +1,4 @@
-"""Recording a received batch in the inbox (CMD-051) before anybody is asked about it."""
+"""Recording of received messages in the inbox (CMD-051), before the handler is called."""
 
 import asyncio
 from collections.abc import Sequence
@@ -30,20 +30,20 @@ class InFlightMessage:
 
     message: InboundMessage
     entry: InboxEntry
-    """How it is recorded; known without a look at the body."""
+    """Inbox entry, made without reading the body."""
     received_at: float
     refusal: InvalidMessage | None = None
-    """Why it cannot be handled, as far as that is known without a look at the body."""
+    """Reason why it cannot be handled, as far as that is known without reading the body."""
     run: Leased | None = None
-    """The lease, once the inbox has given it to us."""
+    """The lease, once the inbox has given one to this worker."""
     leased_until: float = 0.0
-    """Until then the lease is ours for certain."""
+    """Time until which this worker certainly holds the lease."""
     settler: Settler | None = None
-    """Who hears of its ending, where that is not the consumer."""
+    """Receiver of acknowledgements, where that is not the consumer."""
 
     @classmethod
     def of(cls, message: InboundMessage, *, received_at: float) -> Self:
-        """Take a message in hand."""
+        """Identify a fetched message by its headers."""
         identity = identify(message)
         refusal = identity if isinstance(identity, InvalidMessage) else None
         message_id = identity.message_id if isinstance(identity, InvalidMessage) else identity
@@ -58,33 +58,33 @@ class InFlightMessage:
         return cls(message=message, entry=entry, received_at=received_at, refusal=refusal)
 
     def refuse(self, refusal: InvalidMessage) -> None:
-        """Know it from now on under the refusal's id."""
+        """Mark the message as invalid, and record it under the refusal's id from now on."""
         self.refusal = refusal
         self.entry = self.entry._replace(message_id=refusal.message_id)
 
     def open(self) -> ParsedMessage | InvalidMessage:
-        """Check the body too; call it only once the attempt is counted, for a body may kill the process."""
+        """Parse the body; call this only after the attempt is counted, for a body may kill the process."""
         return self.refusal or parse_message(self.message)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InboxRecorder:
-    """Leases messages in one round trip a batch, before anybody looks into their bodies."""
+    """Leases a batch of messages in one round trip, before their bodies are read."""
 
     inbox: InboxRepository
     store_breaker: CircuitBreaker
     observer: Observer
     lease_seconds: float
 
-    def take(self, message: InboundMessage, *, received_at: float) -> InFlightMessage:
-        """Take a message in hand."""
+    def identify(self, message: InboundMessage, *, received_at: float) -> InFlightMessage:
+        """Make the in-flight message of a fetched one."""
         return InFlightMessage.of(message, received_at=received_at)
 
     async def record(self, items: Sequence[InFlightMessage], stop: asyncio.Event) -> list[Receipt]:
-        """Record a batch; a message whose id is known with another content is recorded under its own.
+        """Record a batch; a message whose id is known with another content gets an id of its own.
 
         Raises:
-            StoppedError: asked to stop while the database was away.
+            StoppedError: the worker stopped while the database was away.
         """
         receipts = await self.lease(items, stop)
         conflicting = [
@@ -101,19 +101,19 @@ class InboxRecorder:
         return [next(again) if isinstance(receipt, ContentConflict) else receipt for receipt in receipts]
 
     async def lease(self, items: Sequence[InFlightMessage], stop: asyncio.Event) -> list[Receipt]:
-        """Record messages as they are, and lease what is to be handled.
+        """Record messages as they are, and lease those that must be handled.
 
         Raises:
-            StoppedError: asked to stop while the database was away.
+            StoppedError: the worker stopped while the database was away.
         """
-        pieces = RowIsolator(items, self._write)
-        await call_when_available(pieces.run, breaker=self.store_breaker, stop=stop)
+        isolator = RowIsolator(items, self._write)
+        await call_when_available(isolator.run, breaker=self.store_breaker, stop=stop)
         receipts: dict[InFlightMessage, Receipt] = {
             item: receipt
-            for part, answer in pieces.answers
+            for part, answer in isolator.answers
             for item, receipt in zip(part, answer, strict=True)
         }
-        for item, error in pieces.refused:
+        for item, error in isolator.refused:
             report_refused(self.observer, f"message {item.entry.message_id}", error)
             receipts[item] = Unwritable()
         for item, receipt in receipts.items():

@@ -1,4 +1,4 @@
-"""Messages that were given back without an attempt, and when each is due again."""
+"""Messages given back without an attempt, and the time when each is due again."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -11,6 +11,7 @@ from sea_mq_worker.domain.outcomes import GivenBack
 from sea_mq_worker.ports.jetstream import Settler
 
 _HELD_MAX = 10_000
+"""Cap on remembered messages, which bounds their memory."""
 
 
 class _Held(NamedTuple):
@@ -23,7 +24,7 @@ class _Held(NamedTuple):
 
 @dataclass(slots=True)
 class ReturnedMessages:
-    """Of one consumer, by stream sequence; memory alone, for the server remembers the messages.
+    """Messages of one consumer by stream sequence; in memory only, because the server keeps the messages.
 
     Attributes:
         clock: monotonic seconds.
@@ -31,23 +32,23 @@ class ReturnedMessages:
 
     clock: Callable[[], float]
     _held: dict[int, _Held] = field(default_factory=dict)
-    _some: asyncio.Event = field(default_factory=asyncio.Event)
+    _added: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def add(self, message: InboundMessage, ending: GivenBack, settler: Settler | None = None) -> None:
-        """Remember when a message comes again; ``settler``: who settled it, if not the consumer."""
+    def add(self, message: InboundMessage, outcome: GivenBack, settler: Settler | None = None) -> None:
+        """Remember when a message is due again; ``settler`` acknowledged it, where the consumer did not."""
         now = self.clock()
         if len(self._held) >= _HELD_MAX:
             self._held = {seq: held for seq, held in self._held.items() if held.due_at > now}
-        due_at, not_before = now + ending.delay_seconds, now + ending.least_seconds
+        due_at, not_before = now + outcome.delay_seconds, now + outcome.least_seconds
         if len(self._held) < _HELD_MAX and due_at > now:
-            named = message._replace(payload=b"", headers={})  # thousands of bodies would be too many
-            self._held[message.seq] = _Held(named, settler, ending.event_type, due_at, not_before)
-            self._some.set()
+            position = message._replace(payload=b"", headers={})  # thousands of bodies would fill memory
+            self._held[message.seq] = _Held(position, settler, outcome.event_type, due_at, not_before)
+            self._added.set()
 
     def early_seconds(self, message: InboundMessage) -> float:
-        """Return for how long a message that is there again must still wait.
+        """Return the seconds that a message received again must still wait.
 
-        A delivery waits as long as the handler asked; what was only read waits its whole delay.
+        A delivered message waits as long as the handler requested; one read ahead waits its whole delay.
         """
         held = self._held.get(message.seq)
         if held is None:
@@ -57,16 +58,16 @@ class ReturnedMessages:
             del self._held[message.seq]
         return max(0.0, early)
 
-    async def some(self) -> None:
-        """Wait until the consumer holds a place for a message that is not due yet."""
+    async def wait_for_held(self) -> None:
+        """Wait until a message that is not due yet fills a slot of the consumer's max_ack_pending."""
         now = self.clock()
-        while not any(held.due_at > now and _holds_place(held) for held in self._held.values()):
-            self._some.clear()
-            await self._some.wait()
+        while not any(held.due_at > now and _fills_slot(held) for held in self._held.values()):
+            self._added.clear()
+            await self._added.wait()
             now = self.clock()
 
     def take(self, event_type: str) -> Iterator[tuple[InboundMessage, Settler | None, float]]:
-        """Forget the messages of a type; return each, who settled it, and after which delay it may come."""
+        """Forget the messages of a type; yield each with its settler and the delay of its redelivery."""
         now = self.clock()
         for seq, held in list(self._held.items()):
             if held.event_type != event_type or (not held.message.reply and held.not_before > now):
@@ -76,5 +77,5 @@ class ReturnedMessages:
                 yield held.message, held.settler, max(IMMEDIATE_REDELIVERY_SECONDS, held.not_before - now)
 
 
-def _holds_place(held: _Held) -> bool:
+def _fills_slot(held: _Held) -> bool:
     return held.settler is None and bool(held.message.reply)

@@ -12,6 +12,8 @@ from sea_mq_worker.application.inbox.consumer import InboxConsumer
 from sea_mq_worker.application.inbox.dead_lettering import DeadLetterer
 from sea_mq_worker.application.inbox.handler_call import HandlerCaller
 from sea_mq_worker.application.inbox.handler_health import HandlerHealth
+from sea_mq_worker.application.inbox.in_flight import InFlight
+from sea_mq_worker.application.inbox.lease_renewal import LeaseRenewal
 from sea_mq_worker.application.inbox.max_deliveries import MaxDeliveriesLoop
 from sea_mq_worker.application.inbox.orphans import OrphanFinder
 from sea_mq_worker.application.inbox.read_ahead import ReadAhead
@@ -90,6 +92,8 @@ def _inbox_loop(
 ) -> InboxConsumer:
     s = base.settings
     broker_breaker = base.breaker(f"consumer {consumer.name}", cap_seconds=_PROBE_MAX_SECONDS)
+    concurrency = min(s.handler_concurrency, consumer.max_ack_pending)
+    in_flight = InFlight(concurrency=concurrency, bytes_max=max(1, s.inbox_bytes_max // len(s.consumers)))
     completion = CompletionBatcher(
         consumer=consumer,
         inbox=inbox,
@@ -97,21 +101,26 @@ def _inbox_loop(
         observer=base.observer,
         store_breaker=recorder.store_breaker,
         clock=base.clock,
+        in_flight=in_flight,
         returned=ReturnedMessages(base.clock),
     )
     return InboxConsumer(
         consumer=consumer,
-        inbox=inbox,
         recorder=recorder,
+        leases=LeaseRenewal(
+            inbox=inbox,
+            store_breaker=recorder.store_breaker,
+            clock=base.clock,
+            lease_seconds=s.inbox_lease_seconds,
+        ),
         handler_caller=handler_caller,
+        in_flight=in_flight,
         completion=completion,
         observer=base.observer,
         broker_breaker=broker_breaker,
         clock=base.clock,
-        concurrency=min(s.handler_concurrency, consumer.max_ack_pending),
-        bytes_max=max(1, s.inbox_bytes_max // len(s.consumers)),
+        concurrency=concurrency,
         heartbeat_seconds=min(consumer.ack_wait_seconds, s.inbox_lease_seconds) / _HEARTBEATS_PER_LEASE,
-        lease_seconds=s.inbox_lease_seconds,
         siblings=frozenset(durable.durable for durable in s.consumers),
         orphans=_orphan_finder(base, consumer, inbox, broker_breaker, recorder.store_breaker),
         ahead=_read_ahead(base, consumer, broker_breaker, handler_caller.health),

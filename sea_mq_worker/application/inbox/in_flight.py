@@ -1,0 +1,105 @@
+"""In-flight messages of one consumer, and the capacity that is left for more."""
+
+import asyncio
+import contextlib
+from collections.abc import Iterator, Sequence
+
+from sea_mq_worker.application.circuit_breaker import CircuitBreaker
+from sea_mq_worker.application.inbox.receiving import InFlightMessage
+from sea_mq_worker.application.waiting import StoppedError
+
+_BATCHES = 2
+"""Batches that share the slots under load: the handler works on one while another is recorded or fetched."""
+_LINGER_SECONDS = 0.005
+"""Longest wait of a fetch for a whole batch of free slots, so that batches form under load."""
+
+
+class InFlight:
+    """Bounds the messages that are fetched and not yet settled, by number and by bytes.
+
+    Messages that the consumer delivered and extra ones (orphans, exhausted messages, messages read ahead)
+    have slots of their own, so that neither can keep out the other; the bytes are shared. With a
+    concurrency of 10::
+
+        delivered  [##########]   10 slots: one fetch asks for at most the free ones
+        extra      [#####]         5 slots: half as many again
+    """
+
+    def __init__(self, *, concurrency: int, bytes_max: int) -> None:
+        self._concurrency = concurrency
+        self._extra_max = -(-concurrency // 2)
+        self._bytes_max = bytes_max
+        self._messages: set[InFlightMessage] = set()
+        self._extra: set[InFlightMessage] = set()
+        self._released = asyncio.Event()
+
+    def __iter__(self) -> Iterator[InFlightMessage]:
+        return iter(self._messages)
+
+    @property
+    def free_bytes(self) -> int:
+        return self._bytes_max - sum(len(item.message.payload) for item in self._messages)
+
+    @property
+    def completion_batch(self) -> int:
+        """Number of outcomes worth one write: half the slots, or all messages where fewer are in flight."""
+        return min(len(self._messages), -(-self._concurrency // _BATCHES))
+
+    @property
+    def _free(self) -> int:
+        return self._concurrency - len(self._messages) + len(self._extra)
+
+    def add(self, items: Sequence[InFlightMessage], *, extra: bool) -> None:
+        self._messages.update(items)
+        if extra:
+            self._extra.update(items)
+
+    def release(self, items: Sequence[InFlightMessage]) -> None:
+        """Free the slots and bytes of settled messages."""
+        self._messages.difference_update(items)
+        self._extra.difference_update(items)
+        self._released.set()
+
+    async def wake_on_stop(self, stop: asyncio.Event) -> None:
+        """Wake waiting callers when the worker stops: each waits for one event, which is cheaper than two."""
+        await stop.wait()
+        self._released.set()
+
+    async def wait_for_slots(self, stop: asyncio.Event, breaker: CircuitBreaker) -> int:
+        """Return the number of free slots: a batch of them, or fewer after a short wait.
+
+        While the handler's circuit is open, return one slot after each probe: a good message among bad ones
+        can then close the circuit.
+
+        Raises:
+            StoppedError: the worker stopped before there was a free slot.
+        """
+        await asyncio.sleep(0)  # messages just received call the handler first, and may open its circuit
+        if not breaker.is_closed and self._messages:
+            self._released.clear()
+            await breaker.wait_for_probe(unless=self._released)
+        while not self._free or self.free_bytes <= 0:
+            await self._wait_for_release(stop)
+        if not breaker.is_closed:
+            return 1
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LINGER_SECONDS):
+                while self._free * _BATCHES < self._concurrency:
+                    await self._wait_for_release(stop)
+        return self._free
+
+    async def wait_for_extra_slots(self, stop: asyncio.Event) -> int:
+        """Return the number of free slots for extra messages, once there is one.
+
+        Raises:
+            StoppedError: the worker stopped before there was a free slot.
+        """
+        while not (free := self._extra_max - len(self._extra)) or self.free_bytes <= 0:
+            await self._wait_for_release(stop)
+        return free
+
+    async def _wait_for_release(self, stop: asyncio.Event) -> None:
+        self._released.clear()
+        if stop.is_set():
+            raise StoppedError
+        await self._released.wait()
