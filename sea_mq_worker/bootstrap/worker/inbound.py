@@ -107,12 +107,7 @@ def _inbox_loop(
     return InboxConsumer(
         consumer=consumer,
         recorder=recorder,
-        leases=LeaseRenewal(
-            inbox=inbox,
-            store_breaker=recorder.store_breaker,
-            clock=base.clock,
-            lease_seconds=s.inbox_lease_seconds,
-        ),
+        leases=_lease_renewal(base, recorder),
         handler_caller=handler_caller,
         in_flight=in_flight,
         completion=completion,
@@ -124,6 +119,15 @@ def _inbox_loop(
         siblings=frozenset(durable.durable for durable in s.consumers),
         orphans=_orphan_finder(base, consumer, inbox, broker_breaker, recorder.store_breaker),
         ahead=_read_ahead(base, consumer, broker_breaker, handler_caller.health),
+    )
+
+
+def _lease_renewal(base: WorkerContext, recorder: InboxRecorder) -> LeaseRenewal:
+    return LeaseRenewal(
+        inbox=recorder.inbox,
+        store_breaker=recorder.store_breaker,
+        clock=base.clock,
+        lease_seconds=recorder.lease_seconds,
     )
 
 
