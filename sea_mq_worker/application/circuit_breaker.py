@@ -1,7 +1,23 @@
-"""A gate before a dependency: closed while it is away, probed by one caller at a time.
+"""Circuit breaker before a dependency, so that an outage uses up no attempt of an event or message.
 
-The circuit breaker of this worker. While closed nobody passes but a probe, each time after a longer wait;
-the probe's success opens it for all. That is how an outage spends no event's or message's life.
+A closed circuit lets every call through. The first failure opens it; then one caller at a time gets a
+permit to probe, each time after a longer wait, until a probe succeeds::
+
+    CLOSED --- record_failure ---> OPEN --- wait ---> PROBING --- record_success ---> CLOSED
+                                    ^                    |
+                                    +-- record_failure --+    failures + 1: the next wait is longer
+                                    +-- release ---------+    nothing was tried: the same wait
+
+An example with three callers and a first wait of 0.2 s::
+
+    A  record_failure("no servers")   circuit opens
+    B  enter() ... C enter() ...      both wait in a queue
+       0.2 s later                    B gets Permit.PROBE, C waits on
+    B  record_failure("no servers")   B rejoins the queue behind C
+       0.4 s later                    C gets Permit.PROBE
+    C  record_success()               circuit closes, A and B get Permit.FREE
+
+The waits are drawn with full jitter; the ones shown are their upper bounds.
 """
 
 import asyncio
@@ -17,14 +33,12 @@ from sea_mq_worker.ports.observer import Observer
 
 _PROBE_GROWTH = 8
 _PROBE_GROWTHS_MAX = 4
-
-
 _TURN_SECONDS = 0.05
-"""How soon a caller looks again whether the one before it, whose turn it was, is gone."""
+"""Interval at which a queued caller checks whether the caller before it has left the queue."""
 
 
 class Permit(Enum):
-    """How a caller was let through."""
+    """Answer of the circuit breaker to a caller."""
 
     FREE = "free"
     PROBE = "probe"
@@ -32,11 +46,11 @@ class Permit(Enum):
 
 
 class CircuitBreaker:
-    """One per dependency; all its methods belong to one event loop.
+    """One circuit per dependency; call all methods from one event loop.
 
     Args:
-        name: what is behind it, for facts and readiness.
-        backoff: how long it stays closed before each probe.
+        name: name of the dependency, for facts and readiness.
+        backoff: wait before each probe of an open circuit.
         clock: monotonic seconds.
     """
 
@@ -59,7 +73,7 @@ class CircuitBreaker:
 
     @property
     def reason(self) -> str:
-        """Why it is closed; empty while it is open."""
+        """Reason why the circuit is open; empty while it is closed."""
         return self._reason
 
     @property
@@ -68,22 +82,22 @@ class CircuitBreaker:
 
     @property
     def broken_seconds(self) -> float:
-        """For how long it is closed by what somebody has to mend; 0 otherwise."""
+        """Seconds since the circuit opened for a fault that an operator must fix; 0 otherwise."""
         return 0.0 if self._contract_broken_at is None else self._clock() - self._contract_broken_at
 
     @property
     def probe_batch_max(self) -> int:
-        """How much a probe may try: one thing, but more after each time that all it tried was refused.
+        """Batch size of a probe: 1, times 8 after each probe that was entirely rejected, at most 4096.
 
-        So what the dependency does take is found behind what it refuses.
+        A growing probe finds the items that the dependency accepts behind those that it rejects.
         """
         return int(_PROBE_GROWTH ** min(self._rejected_probes, _PROBE_GROWTHS_MAX))
 
     async def enter(self, stop: asyncio.Event) -> Permit:
-        """Wait while closed, unless asked to stop; an open gate lets through all the same.
+        """Wait while the circuit is open, unless the worker stops; a closed circuit permits even then.
 
-        A caller let through as the probe must answer with pause, resume or skip. Callers probe in the order
-        in which they came, so that one with nothing but bad news does not keep the others from their turn.
+        A caller with ``Permit.PROBE`` must call record_failure, record_success or release. Callers probe in
+        the order in which they entered, so that one that always fails does not keep the others from a probe.
         """
         if self.is_closed:
             return Permit.FREE
@@ -95,14 +109,18 @@ class CircuitBreaker:
             del self._queue[place]
 
     async def wait_for_probe(self, *, unless: asyncio.Event) -> None:
-        """Wait until a probe has ended, well or badly, or until ``unless`` happens."""
+        """Wait until a probe has ended, with success or not, or until ``unless`` is set."""
         await self._wait_changed(unless, None)
 
     def record_failure(self, reason: str, *, answered: bool = False, broken: bool = False) -> None:
-        """The dependency does not work: close, or stay closed for longer after a failed probe.
+        """Open the circuit, or keep it open for longer after a failed probe.
 
-        ``answered``: it can be reached, but refuses what was asked of it. ``broken``: it does so until
-        somebody mends it.
+        Failures of calls that began before the circuit opened change nothing.
+
+        Args:
+            reason: error text, for facts and readiness.
+            answered: the dependency is reachable, but rejects the call.
+            broken: the fault lasts until an operator fixes it.
         """
         if self.is_closed:
             self._opened_at = self._clock()
@@ -122,16 +140,16 @@ class CircuitBreaker:
         self._schedule(delay)
 
     def record_exception(self, error: DependencyError) -> None:
-        """Close for what a call has raised."""
+        """Record the error that a call has raised."""
         self.record_failure(str(error), broken=isinstance(error, ContractError))
 
     def release(self) -> None:
-        """The probe found nothing to try: let another try after the same wait."""
+        """Give back the permit of a probe that tried nothing: another caller probes after the same wait."""
         if self._probing:
             self._schedule(self._backoff.delay_seconds(max(self._failures, 1)))
 
     def record_success(self) -> None:
-        """The dependency works: open."""
+        """Close the circuit: the dependency works."""
         if self.is_closed:
             return
         paused = self._clock() - self._opened_at

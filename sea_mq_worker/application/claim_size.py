@@ -1,4 +1,4 @@
-"""How much a claim may take, so that many small events go at once and large ones find room in memory."""
+"""Size of claims: many small events at once, and large ones within a memory budget."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -8,14 +8,14 @@ from sea_mq_worker.domain.events import Claim
 
 @dataclass(slots=True)
 class ClaimSize:
-    """What to ask of the coming claim; the store keeps to both limits.
+    """Limits of the next claim; the store keeps to both.
 
     Attributes:
-        events_max: events in a claim, however small.
-        bytes_max: bytes of all events of a claim; a single one may have more.
-        events: how many events to ask for now. Those that the bytes leave over are looked at in vain, so
-            where events are large it is twice what was taken.
-        bytes: how many bytes to ask for now.
+        events_max: most events of a claim.
+        bytes_max: most bytes of all events of a claim; a single event may have more.
+        events: number of events to request now. The store reads events above the byte limit for nothing, so
+            where events are large this is twice the number of the last claim.
+        bytes: number of bytes to request now.
     """
 
     events_max: int
@@ -26,22 +26,22 @@ class ClaimSize:
     def __post_init__(self) -> None:
         self.events, self.bytes = self.events_max, self.bytes_max
 
-    def learn(self, claim: Claim) -> None:
-        """Follow larger events at once, and smaller ones step by step."""
+    def update(self, claim: Claim) -> None:
+        """Adapt to larger events at once, and to smaller ones step by step."""
         asked = len(claim.events) if claim.cut else self.events
         self.events = min(self.events_max, max(1, 2 * asked))
         self.bytes = min(self.bytes_max, 2 * self.bytes)
 
     def halve(self) -> None:
-        """Ask for less after a claim that could not be read in time."""
+        """Request half as much after a claim that could not be read in time."""
         self.events, self.bytes = max(1, self.events // 2), max(1, self.bytes // 2)
 
 
 class MemoryBudget:
-    """Bytes that all claims in hand share; first come, first served.
+    """Bytes that all claims in progress share; first come, first served.
 
     Args:
-        bytes_max: how many there are. One event that is larger is let in all the same; later claims wait.
+        bytes_max: size of the budget. One event that is larger is admitted anyway; later claims wait.
     """
 
     def __init__(self, bytes_max: int) -> None:
@@ -50,7 +50,7 @@ class MemoryBudget:
         self._changed = asyncio.Event()
 
     async def take(self, wanted: int) -> None:
-        """Wait until that many bytes are free."""
+        """Take ``wanted`` bytes, once they are free."""
         async with self._turn:
             while self._free < wanted:
                 self._changed.clear()

@@ -1,4 +1,4 @@
-"""When a repeat is looked up in the stream instead of trusted to its duplicate window, and how far."""
+"""Stream searches for repeats that may be outside the stream's deduplication window."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from sea_mq_worker.ports.jetstream import JetStreamPublisher
 from sea_mq_worker.ports.observer import Observer
 
 SEARCH_SLACK_SECONDS = 60.0
-"""How much further back than the first attempt a search goes."""
+"""Time before the first attempt at which a search starts, against clock differences."""
 
 _SAFETY_FACTOR = 0.8
 _REMEMBERED_MAX = 10_000
@@ -21,39 +21,39 @@ _REPORT_EVERY = 5
 
 
 def may_be_outside_window(seconds_ago: float, *, window_seconds: float, sending_seconds: float = 0.0) -> bool:
-    """Tell whether the stream may not know an id any more by the time it is published again.
+    """Return whether the stream may have forgotten an id by the time it is published again.
 
     Args:
         seconds_ago: since the first attempt; 0 where this is the first.
-        window_seconds: the stream's duplicate window.
+        window_seconds: the stream's deduplication window.
         sending_seconds: longest time until the repeat reaches the stream.
     """
     return seconds_ago > 0 and seconds_ago + sending_seconds > window_seconds * _SAFETY_FACTOR
 
 
 class SearchOutcome(NamedTuple):
-    """What a search brought; a doubtful event that is in neither is not in the stream."""
+    """Result of a search; an event that is in neither collection is not in the stream."""
 
     found: Mapping[str, Stored]
     unfinished: frozenset[str]
     why: str
     progressed: bool
-    """Another search goes on further on."""
+    """The search read some messages, and the next one continues behind them."""
 
 
 class _Search(NamedTuple):
     attempts: int
-    """The event's, at the claim that searched."""
+    """Attempts of the event at the claim that searched."""
     tries: int
-    """Searches that did not reach the end."""
+    """Number of searches that did not reach the end."""
     looked: SearchProgress | None
 
 
 class StreamSearches:
-    """How far the stream was searched for doubtful events, kept from one claim of an event to the next.
+    """Progress of the searches for possibly published events, kept from one claim of an event to the next.
 
-    A busy stream cannot be searched within one claim. No message is read twice, so that every search comes
-    to its end; an event that is forgotten here is searched for from its first attempt on.
+    A busy stream cannot be searched within one claim. No message is read twice, so every search ends; the
+    search for an event that is forgotten here starts again at its first attempt.
     """
 
     def __init__(self, *, context: str, observer: Observer) -> None:
@@ -62,7 +62,7 @@ class StreamSearches:
         self._known: dict[str, _Search] = {}
 
     async def look_up(self, publisher: JetStreamPublisher, events: Sequence[ClaimedEvent]) -> SearchOutcome:
-        """Search for events, each from where its last search stopped."""
+        """Search for events, each from the end of its last search."""
         results: Mapping[str, SearchResult] = {}
         why = ""
         try:
@@ -84,7 +84,7 @@ class StreamSearches:
         known = self._known.get(event.id)
         looked = known.looked if known else None
         if looked and known and (looked.is_over or event.attempts != known.attempts + 1):
-            looked = looked._replace(until=0)  # it may have been sent since, by this worker or another
+            looked = looked._replace(until=0)  # a worker may have sent it since
         return SearchedId(
             id=event.id,
             since_seconds=event.attempted_seconds_ago + SEARCH_SLACK_SECONDS,
@@ -94,7 +94,7 @@ class StreamSearches:
         )
 
     def _ended(self, event: ClaimedEvent, result: SearchResult | None) -> bool:
-        """Remember how far a search came that has found nothing; return whether it is over."""
+        """Remember the progress of a search without a result; return whether it is over."""
         known = self._known.pop(event.id, _Search(0, 0, None))
         looked = result if isinstance(result, SearchProgress) else known.looked
         over = isinstance(result, SearchProgress) and result.is_over
@@ -108,9 +108,9 @@ class StreamSearches:
         if not long:
             return
         text = (
-            f"{self._known[long[0].id].tries} searches have not told whether the stream has a copy of event "
-            f"{long[0].id} ({why}); until then it and {len(long) - 1} others are not sent. If what is left "
-            "does not shrink, raise SEA_MQ_OUTBOX_LEASE_SECONDS, which gives each search more time"
+            f"{self._known[long[0].id].tries} searches have not shown whether the stream has a copy of event "
+            f"{long[0].id} ({why}); until then it and {len(long) - 1} others are not sent. If the number "
+            "left does not shrink, raise SEA_MQ_OUTBOX_LEASE_SECONDS, which gives each search more time"
         )
         self._observer.observe(Noticed(event="search_unfinished", text=text))
 

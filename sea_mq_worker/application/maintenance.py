@@ -1,4 +1,4 @@
-"""Work that must be done now and then: ending leases that ran out, partitions ahead, measuring depth."""
+"""Periodic tasks of the outbox: end expired leases, create partitions ahead."""
 
 import asyncio
 import contextlib
@@ -20,14 +20,14 @@ _SET_BACK = "the database's clock was set back since they were written; look at 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeriodicTask:
-    """Does ``work`` at once and then every ``seconds``; waits at the gate while the database is away."""
+    """Does ``work`` at once and then every ``seconds``; waits at the circuit while the database is away."""
 
     work: Callable[[], Awaitable[None]]
     store_breaker: CircuitBreaker
     seconds: float
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Work until asked to stop."""
+        """Work until the worker stops."""
         with contextlib.suppress(StoppedError):
             while not stop.is_set():
                 await call_when_available(self.work, breaker=self.store_breaker, stop=stop)
@@ -36,13 +36,13 @@ class PeriodicTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseReaper:
-    """Ends the leases of workers that died or stalled, and waits that only a clock set back makes long."""
+    """Ends the leases of workers that died or stalled, and waits that a clock set back made too long."""
 
     outbox: OutboxRepository
     observer: Observer
 
     async def reap(self) -> None:
-        """End what has run out now."""
+        """End the leases that have expired."""
         try:
             reaped = await self.outbox.reap()
         except RowsRefusedError as error:
@@ -51,15 +51,16 @@ class LeaseReaper:
         if reaped.leases:
             self.observer.observe(LeasesReaped(count=reaped.leases))
         if reaped.brought_forward:
-            text = f"{reaped.brought_forward} events of a time to come are due now: " + _SET_BACK
+            text = f"{reaped.brought_forward} events with a due time in the future are due now: " + _SET_BACK
             self.observer.observe(Noticed(event="clock_set_back", text=text))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionMaker:
-    """Makes the days ahead of an outbox in partitions.
+    """Creates the partitions of the next days, where the outbox is partitioned by day.
 
-    A worker that may not make them publishes all the same: events of a day that nobody has made have a place.
+    A worker without the right to create partitions publishes anyway: the default partition takes the events
+    of a day without one.
     """
 
     partitions: Partitions
@@ -67,7 +68,7 @@ class PartitionMaker:
     days_ahead: int
 
     async def make(self) -> None:
-        """Make what is missing now."""
+        """Create the missing partitions."""
         try:
             made = await self.partitions.make(days_ahead=self.days_ahead)
         except ContractError as error:

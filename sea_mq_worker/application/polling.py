@@ -1,16 +1,16 @@
-"""Wakeup by polling alone: for where notifications cannot work, and for tests."""
+"""Wakeup by polling alone, where notifications cannot work and in tests."""
 
 import asyncio
 
 
 class PollingWakeup:
-    """Waits the whole time-out, or until ``wake``."""
+    """Waits for the whole time-out, or until ``wake`` is called."""
 
     def __init__(self) -> None:
         self._woken = asyncio.Event()
 
     def wake(self) -> None:
-        """End the waits under way."""
+        """End the current waits."""
         self._woken.set()
         self._woken = asyncio.Event()
 

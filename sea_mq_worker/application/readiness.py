@@ -1,4 +1,4 @@
-"""Whether the worker can do its work now, and if not, why and for how long it may go on so."""
+"""Readiness of the worker, and the reasons against it."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -11,47 +11,47 @@ from sea_mq_worker.domain.errors import ContractError
 _LOOK_SECONDS = 1.0
 
 SLOW_TYPES = "slow event types"
-"""The part whose reason names the event types that have a slow pace."""
+"""Name of the readiness check whose reason lists the slow event types."""
 
 
 @dataclass(slots=True)
 class Readiness:
-    """Collects reasons from everything that can be in the way; ready is: there is none."""
+    """Collects reasons from all circuits and checks; the worker is ready when there is none."""
 
-    _gates: list[CircuitBreaker] = field(default_factory=list)
+    _breakers: list[CircuitBreaker] = field(default_factory=list)
     _checks: dict[str, Callable[[], str]] = field(default_factory=dict)
     _broken: dict[str, Callable[[], float]] = field(default_factory=dict)
 
     def watch(self, *breakers: CircuitBreaker) -> None:
-        """A closed gate is a reason."""
-        self._gates += breakers
+        """Count an open circuit as a reason."""
+        self._breakers += breakers
 
     def check(
         self, name: str, reason: Callable[[], str], *, broken_seconds: Callable[[], float] = lambda: 0.0
     ) -> None:
-        """Ask ``reason`` whenever readiness is asked for; empty: nothing in the way.
+        """Add a check; ``reason`` returns an empty text while the part is ready.
 
-        ``broken_seconds``: for how long somebody has had to mend it; 0: it may pass by itself.
+        ``broken_seconds`` returns for how long an operator has had to fix the part; 0: it may recover alone.
         """
         self._checks[name] = reason
         self._broken[name] = broken_seconds
 
     def reasons(self) -> Mapping[str, str]:
-        """Return what is in the way, by name."""
+        """Return the reasons against readiness, by name of the part."""
         found = {name: reason() for name, reason in self._checks.items()}
-        found |= {breaker.name: breaker.reason for breaker in self._gates}
+        found |= {breaker.name: breaker.reason for breaker in self._breakers}
         return {name: reason for name, reason in found.items() if reason}
 
     async def give_up_after(self, seconds: float, stop: asyncio.Event) -> None:
-        """Look until asked to stop.
+        """Check until the worker stops.
 
         Raises:
-            ContractError: somebody had so long to mend something, and it is as it was.
+            ContractError: a part that an operator must fix has been broken for longer than ``seconds``.
         """
         while not stop.is_set():
-            broken = {name: ask() for name, ask in self._broken.items()}
-            broken |= {breaker.name: breaker.broken_seconds for breaker in self._gates}
-            for name in (name for name, so_long in broken.items() if so_long > seconds):
+            broken = {name: measure() for name, measure in self._broken.items()}
+            broken |= {breaker.name: breaker.broken_seconds for breaker in self._breakers}
+            for name in (name for name, lasting in broken.items() if lasting > seconds):
                 reason = self.reasons().get(name, "")
-                raise ContractError(f"{name}: {reason}; nobody has mended it for {seconds:g} s")
+                raise ContractError(f"{name}: {reason}; it was not fixed within {seconds:g} s")
             await sleep_or_stop(stop, seconds=_LOOK_SECONDS)

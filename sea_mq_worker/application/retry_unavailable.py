@@ -1,4 +1,4 @@
-"""Calls that outlast an outage of their dependency."""
+"""Calls that are retried until their dependency is available again."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -14,12 +14,12 @@ _T = TypeVar("_T")
 async def call_when_available(
     call: Callable[[], Awaitable[_T]], *, breaker: CircuitBreaker, stop: asyncio.Event
 ) -> _T:
-    """Call until the dependency does it, waiting at its gate in between; the call must bear repeating.
+    """Repeat an idempotent call until it succeeds, waiting at the dependency's circuit in between.
 
     Raises:
-        StoppedError: asked to stop while the dependency was away, or was not what it must be.
-        RowsRefusedError: PostgreSQL serves, and refuses a row.
-        FinalError: waiting is of no use to this process.
+        StoppedError: the worker stopped while the dependency was away or broke its contract.
+        RowsRefusedError: PostgreSQL is available and refuses a row.
+        FinalError: this process cannot continue, however long it waits.
     """
     while await breaker.enter(stop) is not Permit.STOPPED:
         try:
@@ -33,7 +33,7 @@ async def call_when_available(
         except DependencyError as error:
             breaker.record_exception(error)
         except BaseException:
-            breaker.release()  # a probe that has learnt nothing must not keep the others from theirs
+            breaker.release()  # a cancelled probe must not block the probes of other callers
             raise
         else:
             breaker.record_success()

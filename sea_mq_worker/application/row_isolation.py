@@ -1,4 +1,4 @@
-"""Statements about many rows of which PostgreSQL may refuse one: split until that row is alone."""
+"""Writes of many rows of which PostgreSQL may refuse one: split the batch until that row is alone."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ _R = TypeVar("_R")
 _A = TypeVar("_A")
 
 _REFUSED_MAX = 16
-"""So many rows refused and none taken: it does not lie with the rows."""
+"""If this many rows are refused and none accepted, the rows are not the cause."""
 
 
 @dataclass(slots=True)
@@ -20,7 +20,7 @@ class RowIsolator(Generic[_R, _A]):
     """Writes rows together, and by halves where one of them is refused.
 
     Attributes:
-        write: one statement; each row stands in one statement that took effect, or in ``refused``.
+        write: one statement; each row is in one statement that took effect, or in ``refused``.
         answers: of the statements that took effect, each with its rows.
         refused: rows that PostgreSQL refuses, each with the error.
     """
@@ -35,10 +35,10 @@ class RowIsolator(Generic[_R, _A]):
         self._left = [self.rows] if self.rows else []
 
     async def run(self) -> None:
-        """Write what is left to be written; called again after an outage it goes on where it was.
+        """Write the remaining rows; called again after an outage, continue where it stopped.
 
         Raises:
-            ContractError: it refuses all of many rows, so that it does not lie with one of them.
+            ContractError: PostgreSQL refuses all of many rows, so no single row is the cause.
             UnavailableError: from ``write``.
         """
         while self._left:
@@ -64,5 +64,5 @@ class RowIsolator(Generic[_R, _A]):
 
 
 def report_refused(observer: Observer, row: str, error: RowsRefusedError) -> None:
-    """Tell an operator of a row that PostgreSQL refuses, by its kind and id."""
+    """Notify the operator of a row that PostgreSQL refuses, by its kind and id."""
     observer.observe(Noticed(event="row_refused", text=f"{row}: {error}"))

@@ -1,4 +1,4 @@
-"""Runs the loops: the death of one stops the worker, and a stop is bounded by the grace period."""
+"""Runs the loops: an error in one stops the worker, and the grace period bounds a stop."""
 
 import asyncio
 import traceback
@@ -12,7 +12,7 @@ from sea_mq_worker.ports.observer import Observer
 
 
 class ExitCode(IntEnum):
-    """How the process ends."""
+    """Exit code of the process."""
 
     DONE = 0
     FAILED = 1
@@ -23,18 +23,18 @@ class ExitCode(IntEnum):
 
 
 _CANCEL_SECONDS = 0.2
-"""How long a loop that was cut off may take to let go of what it holds."""
+"""Time for cancelled loops to release their resources."""
 
 Loop = Callable[[asyncio.Event], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Supervisor:
-    """One life for all loops: start together, stop together.
+    """Starts all loops together and stops them together.
 
     Attributes:
-        loops: by name; each works until its event is set, then finishes what it has in hand.
-        grace_seconds: how long finishing may take before it is cut off.
+        loops: by name; each works until its event is set, then finishes its work in progress.
+        grace_seconds: time to finish before unfinished loops are cancelled.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Supervisor:
     grace_seconds: float
 
     async def run(self, stop: asyncio.Event) -> ExitCode:
-        """Run until asked to stop or until a loop dies."""
+        """Run until the worker is stopped or a loop dies."""
         tasks = {asyncio.create_task(_run(loop, stop), name=name) for name, loop in self.loops.items()}
         self.observer.observe(WorkerStarted(name=self.name, version=self.version))
         stopping = asyncio.create_task(stop.wait())
@@ -81,7 +81,7 @@ async def _run(loop: Loop, stop: asyncio.Event) -> None:
 
 
 def _describe(cause: BaseException) -> str:
-    """Name what happened and where; only our own errors' texts are known to hold no data."""
+    """Return the error with its place; only texts of this package's errors are free of data."""
     if isinstance(cause, WorkerError):
         return str(cause)
     frames = traceback.extract_tb(cause.__traceback__)
@@ -90,7 +90,7 @@ def _describe(cause: BaseException) -> str:
 
 
 def _causes(error: BaseException) -> list[BaseException]:
-    """Take exception groups apart."""
+    """Flatten exception groups."""
     if isinstance(error, BaseExceptionGroup):
         return [cause for inner in error.exceptions for cause in _causes(inner)]
     return [error]

@@ -1,4 +1,4 @@
-"""The only ways in which a loop waits; every one of them ends early when the worker is asked to stop."""
+"""Waits of the loops; each ends early when the worker stops."""
 
 import asyncio
 import contextlib
@@ -6,26 +6,26 @@ from collections.abc import Awaitable
 from typing import TypeVar
 
 IMMEDIATE_REDELIVERY_SECONDS = 0.1
-"""Delay of a message that is given back because this worker stops: another may take it now."""
+"""Delay of a message that a stopping worker gives back, so that another worker gets it at once."""
 
 _T = TypeVar("_T")
 
 
 class StoppedError(Exception):
-    """The worker was asked to stop while something was waited for."""
+    """The worker was stopped during a wait."""
 
 
 async def sleep_or_stop(stop: asyncio.Event, *, seconds: float) -> None:
-    """Wait, or return at once when asked to stop."""
+    """Wait, or return at once when the worker stops."""
     with contextlib.suppress(StoppedError):
         await cancel_on_stop(stop, asyncio.sleep(seconds))
 
 
 async def cancel_on_stop(stop: asyncio.Event, wait: Awaitable[_T]) -> _T:
-    """Await ``wait``; what is not over when the worker is asked to stop is cancelled.
+    """Await ``wait``, and cancel it when the worker stops.
 
     Raises:
-        StoppedError: it was not over.
+        StoppedError: the wait was cancelled.
     """
     waiting = asyncio.ensure_future(wait)
     stopping = asyncio.ensure_future(stop.wait())

@@ -1,4 +1,4 @@
-"""What the inbox says of a message (CMD-051): run it, or why not."""
+"""Results of recording a message in the inbox (CMD-051): leased, or the reason why not."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from typing import NamedTuple, TypeAlias, assert_never
 
 
 class InboxEntry(NamedTuple):
-    """What is recorded of a received message; a tuple, as all that is made for every message."""
+    """Inbox entry of a received message; a tuple, like everything created for every message."""
 
     message_id: str
     subject: str
@@ -24,7 +24,7 @@ class Lease(NamedTuple):
 
 
 class Leased(NamedTuple):
-    """Ours to handle.
+    """This worker has the lease and must handle the message.
 
     Attributes:
         attempts: this one included.
@@ -39,7 +39,7 @@ class Leased(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AlreadySettled:
-    """Processed or dead-lettered before: acknowledge, the handler is not asked again.
+    """Processed or dead-lettered before: acknowledge without calling the handler.
 
     ``consumer``: the durable that brought it then, where that is known.
     """
@@ -49,7 +49,7 @@ class AlreadySettled:
 
 @dataclass(frozen=True, slots=True)
 class LeasedElsewhere:
-    """Somebody is handling it now, or it came twice in one batch.
+    """Another worker handles it now, or it came twice in one batch.
 
     ``attempts``: how often it was taken for handling so far, where that is known.
     """
@@ -64,7 +64,7 @@ class ContentConflict:
 
 @dataclass(frozen=True, slots=True)
 class Unwritable:
-    """PostgreSQL refuses to record it, as by somebody's trigger: it comes again when that may be mended."""
+    """PostgreSQL refuses to record it, for example by a trigger: it is delivered again later."""
 
 
 Receipt: TypeAlias = Leased | AlreadySettled | LeasedElsewhere | ContentConflict | Unwritable
@@ -72,7 +72,7 @@ Receipt: TypeAlias = Leased | AlreadySettled | LeasedElsewhere | ContentConflict
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailedHandling:
-    """A handling that ended without an effect; ``counted``: it spends one of the message's attempts."""
+    """A handling that ended without an effect; ``counted``: it costs the message an attempt."""
 
     lease: Lease
     error: str
@@ -101,7 +101,7 @@ def expand_duplicates(entries: Sequence[InboxEntry], receipts: Mapping[str, Rece
 
 
 def _repeated(first: Receipt, *, same_content: bool) -> Receipt:
-    """What cannot be told before the first one is settled is busy, and is asked about when it comes again."""
+    """Return LeasedElsewhere for a repeat that is undecided until the first is settled; it comes again."""
     match first:
         case Leased():
             return LeasedElsewhere() if same_content else ContentConflict()

@@ -1,7 +1,7 @@
-"""Closed unions: what became of a publish, of an event, of a handler call, of a message.
+"""Closed unions: outcomes of a publish, an event, a handler call and a received message.
 
-Matched whole with ``assert_never``, so that a new outcome is a type error until every loop decides on it.
-What becomes of nearly every event is a tuple, which is made in half the time of a frozen dataclass.
+Every ``match`` on one ends with ``assert_never``, so a new outcome is a type error until each loop decides on
+it. The outcomes of nearly every event are tuples, created in half the time of a frozen dataclass.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeAlias
 
 from sea_mq_worker.domain.events import ClaimedEvent
 
-# --- a publish attempt, as the broker answered it
+# --- outcome of a publish attempt
 
 
 class Stored(NamedTuple):
@@ -33,16 +33,16 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class FailedTransiently:
-    """The broker refused this message now but may take it later: transient, spends a failure."""
+    """The broker refused this message now but may accept it later: transient, costs a failure."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """No answer, or none that tells: it may be stored. Send again under the same id; spends nothing.
+    """No response, or an unclear one: possibly published. Retry under the same id; costs no failure.
 
-    ``answered``: the server did answer, so the link works and another message may fare better.
+    ``answered``: the server did respond, so the link works and another message may be stored.
     """
 
     reason: str
@@ -51,14 +51,14 @@ class Unknown:
 
 @dataclass(frozen=True, slots=True)
 class Unsent:
-    """It never left: the connection was down or the deadline had passed before its turn."""
+    """It was not sent: the connection was down or the deadline had passed before its turn."""
 
     reason: str
 
 
 PublishOutcome: TypeAlias = Stored | Rejected | FailedTransiently | Unknown | Unsent
 
-# --- what to do with a claimed event
+# --- verdict on a claimed event
 
 
 class Published(NamedTuple):
@@ -70,7 +70,7 @@ class Published(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Postponed:
-    """CLAIMED -> PENDING, due again after ``delay_seconds``; ``failed``: it spends one of its failures."""
+    """CLAIMED -> PENDING, due again after ``delay_seconds``; ``failed``: it costs a failure."""
 
     event: ClaimedEvent
     error: str
@@ -103,7 +103,7 @@ class Reaped(NamedTuple):
     brought_forward: int
 
 
-# --- a handler call
+# --- result of a handler call
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,14 +134,14 @@ class Retry:
 
 @dataclass(frozen=True, slots=True)
 class NotDelivered:
-    """The handler could not be reached: nobody has seen the message, and the next one will fare no better."""
+    """The handler was unreachable: it has not seen the message, and the next call would fail too."""
 
     error: str
 
 
 HandlerResult: TypeAlias = Accepted | Poison | Retry | NotDelivered
 
-# --- what became of a received message
+# --- outcome of a received message
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ class Processed:
 
 @dataclass(frozen=True, slots=True)
 class Retried:
-    """No effect: record the error, then NAK with a delay; it spends an attempt."""
+    """No effect: record the error, then NAK with a delay; costs an attempt."""
 
     error: str
     delay_seconds: float
@@ -161,9 +161,10 @@ class Retried:
 
 @dataclass(frozen=True, slots=True)
 class GivenBack:
-    """No effect that counts: record the error, then NAK with a delay; no attempt is spent.
+    """No effect, at no attempt's cost: record the error, then NAK with a delay.
 
-    ``event_type``: of a slow type, whose end brings the message sooner, but not before ``least_seconds``.
+    ``event_type``: a slow type; when its slow pace ends, the message comes sooner, but not before
+    ``least_seconds``.
     """
 
     error: str
@@ -181,7 +182,7 @@ class DeadLettered:
 
 @dataclass(frozen=True, slots=True)
 class LeaseLost:
-    """Somebody else has it now: the server is told nothing, their answer counts."""
+    """Another worker has the message: send nothing, because that worker settles it."""
 
 
 HandlingOutcome: TypeAlias = Processed | Retried | GivenBack | DeadLettered | LeaseLost

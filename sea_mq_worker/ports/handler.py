@@ -1,4 +1,4 @@
-"""Port PORT-047-005: the service's own code."""
+"""Port PORT-047-005: the service's handler."""
 
 from typing import Protocol
 
@@ -7,8 +7,8 @@ from sea_mq_worker.domain.outcomes import HandlerResult
 
 
 class EventHandler(Protocol):
-    """Takes an event's effect into the service; must be idempotent by message id."""
+    """Applies a message's effect in the service; must be idempotent by message id."""
 
     async def handle(self, request: HandlerRequest) -> HandlerResult:
-        """Ask the handler once, within one total deadline; trouble is told in the result, never raised."""
+        """Call the handler once, within one total deadline; return errors in the result, never raise them."""
         ...

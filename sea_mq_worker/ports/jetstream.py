@@ -11,27 +11,27 @@ from sea_mq_worker.domain.stream_search import SearchedId, SearchResult
 class JetStreamPublisher(Protocol):
     """Publishes to the one stream it is bound to; each call is one attempt and changes no payload.
 
-    An acknowledgement is believed only from that stream. Trouble is told in outcomes, never raised.
+    An acknowledgement counts only from that stream. Errors are returned as outcomes, never raised.
     """
 
     @property
     def connected(self) -> bool:
-        """As far as is known, a publish could reach the server now."""
+        """Whether a publish could reach the server now, as far as is known."""
         ...
 
     @property
     def keeps_order(self) -> bool:
-        """Nothing of a batch is stored behind a message of it that was not."""
+        """Whether the stream stores no message of a batch behind one that it did not store."""
         ...
 
     @property
     def duplicate_window_seconds(self) -> float:
-        """How long the stream remembers a message id."""
+        """The deduplication window: how long the stream remembers a message id."""
         ...
 
     @property
     def max_payload(self) -> int:
-        """Bytes of headers and body that the server takes; what has more is never stored."""
+        """Most bytes of headers and body that the server accepts; it never stores a larger message."""
         ...
 
     async def publish(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> PublishOutcome:
@@ -43,16 +43,16 @@ class JetStreamPublisher(Protocol):
     ) -> Sequence[PublishOutcome]:
         """Make one attempt for each message, sent in order without waiting in between; one outcome each.
 
-        Returns within ``timeout_seconds``; what is unanswered by then is Unknown, what was not sent Unsent.
-        A message that is not ``repeated`` and whose id the stream has given to another one is Refused.
+        Return within ``timeout_seconds``; a message without a response by then is Unknown, one not sent is
+        Unsent. A message that is not ``repeated`` is Rejected if the stream has another one under its id.
         """
         ...
 
     async def find(self, wanted: Sequence[SearchedId]) -> Mapping[str, SearchResult]:
-        """Look for messages by their ids; return the latest copy of each, or how far the search came.
+        """Search for messages by their ids; return the latest copy of each, or the progress of the search.
 
-        For what is older than the duplicate window, where publishing again could store a second copy. A
-        search takes a bounded time; one that is not over by then goes on from what was returned.
+        For messages outside the deduplication window, where publishing again could store a second copy. A
+        search takes a bounded time; the next one continues from the progress of an unfinished one.
 
         Raises:
             BrokerUnavailableError: the stream could not be read.
@@ -61,11 +61,11 @@ class JetStreamPublisher(Protocol):
 
 
 class Settler(Protocol):
-    """Hears what becomes of a message.
+    """Acknowledges messages to the server.
 
     Acknowledgements are sent without waiting for the server: a lost one only costs a redelivery, which the
-    inbox answers. While the connection is down they are dropped. A message that was read and not delivered
-    has nobody to hear of it.
+    inbox recognises. While the connection is down they are dropped. A message that was read and not
+    delivered has no reply subject, so nothing is sent for it.
     """
 
     async def ack(self, msg: InboundMessage) -> None:
@@ -73,11 +73,11 @@ class Settler(Protocol):
         ...
 
     async def nak(self, msg: InboundMessage, *, delay_seconds: float) -> None:
-        """Ask for redelivery after a delay; asked again before it is over, the later word counts."""
+        """Request redelivery after a delay; of two requests for one delivery, the later counts."""
         ...
 
     async def in_progress(self, msg: InboundMessage) -> None:
-        """Start the message's ack_wait anew."""
+        """Restart the message's ack_wait."""
         ...
 
 
@@ -97,8 +97,8 @@ class JetStreamConsumer(Settler, Protocol):
     async def fetch(self, batch: int, *, bytes_max: int | None = None) -> Sequence[InboundMessage]:
         """Wait for messages; return 1 to ``batch`` of them, or none when a bounded wait is over.
 
-        The server never hands out more than was asked for: no more than ``bytes_max``, save that a message
-        larger than that comes alone.
+        The server never delivers more than requested: at most ``bytes_max``, except that a larger message
+        comes alone.
 
         Raises:
             BrokerUnavailableError: the connection or the consumer's leader is away.
@@ -107,11 +107,11 @@ class JetStreamConsumer(Settler, Protocol):
         ...
 
     async def find_undeliverable(self, seqs: Sequence[int]) -> Mapping[int, InboundMessage | None]:
-        """Of messages recorded before, tell those that will not be delivered (again), by stream sequence.
+        """Return, by stream sequence, those of the messages that the consumer will not deliver (again).
 
-        Each as the stream has it now, with nobody to acknowledge it to, or None where the stream has it no
-        longer. A message that may still be delivered is left out, and so is one that is not known yet, or
-        that lies behind a few MB of others.
+        Each is returned as stored now, without a reply subject, or None where the stream no longer has it.
+        A message that may still be delivered is left out, and so is one whose state is unknown or that lies
+        behind a few MB of others.
 
         Raises:
             BrokerUnavailableError: as ``fetch``.
@@ -120,10 +120,10 @@ class JetStreamConsumer(Settler, Protocol):
         ...
 
     async def ahead(self, after_seq: int, limit: int) -> Sequence[InboundMessage]:
-        """Read what the consumer will deliver only once it has room: max_ack_pending messages are unsettled.
+        """Read messages that the consumer cannot deliver yet, while max_ack_pending messages are unsettled.
 
-        The first messages behind ``after_seq`` that it has not delivered, each with nobody to acknowledge it
-        to; it delivers them later all the same. None while it has room, or nothing is left.
+        Return the first undelivered messages behind ``after_seq``, without reply subjects; the consumer
+        delivers them later anyway. Return none while it can deliver, or where no message is left.
 
         Raises:
             BrokerUnavailableError: as ``fetch``.
@@ -133,13 +133,13 @@ class JetStreamConsumer(Settler, Protocol):
 
 
 class ExhaustedMessages(Settler, Protocol):
-    """Messages that the server has given up on: max_deliver reached, and invisible in every lag.
+    """Exhausted messages: those that reached max_deliver, which no lag shows any more.
 
-    They come again until they are acknowledged here.
+    The port returns them again until they are acknowledged here.
     """
 
     async def fetch(self) -> Sequence[InboundMessage]:
-        """Return stranded messages, or none after a bounded wait.
+        """Return exhausted messages, or none after a bounded wait.
 
         Raises:
             BrokerUnavailableError: as JetStreamConsumer.fetch.

@@ -1,19 +1,19 @@
-"""Port: the partitions that an outbox may have, a day each."""
+"""Port: the daily partitions of an outbox."""
 
 from collections.abc import Sequence
 from typing import Protocol
 
 
 class Partitions(Protocol):
-    """What keeps days ahead; where the outbox is a single table there is nothing to do."""
+    """Creates partitions ahead; does nothing where the outbox is a single table."""
 
     async def make(self, *, days_ahead: int) -> Sequence[str]:
-        """Make the missing ones of today and so many days after it; return their names.
+        """Create the missing partitions of today and the next ``days_ahead`` days; return their names.
 
-        Several may ask at once. What is busy is left out, for the next time.
+        Safe to call concurrently. A partition that is locked is left to the next call.
 
         Raises:
             StoreUnavailableError: the store cannot serve now.
-            ContractError: this worker may not make any.
+            ContractError: this worker has no right to create partitions.
         """
         ...

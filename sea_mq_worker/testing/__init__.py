@@ -1,1 +1,17 @@
-"""In-memory fakes of the ports: the rules of the real adapters without servers."""
+"""In-memory fakes of the ports: the rules of the real adapters without servers.
+
+One contract suite tests each fake and its real adapter alike. An example that publishes an event, receives
+the message, and handles it::
+
+    clock = time.monotonic
+    stream = InMemoryStream(name="SHOP_EVENTS", clock=clock)
+    publisher = InMemoryPublisher(stream=stream, clock=clock)
+    consumer = InMemoryConsumer(stream=stream, name="billing", clock=clock)
+    handler = InMemoryHandler()
+
+    await publisher.publish("shop.event.order_paid.v1", b'{"order": 7}', {"Nats-Msg-Id": str(uuid4())})
+    [message] = await consumer.fetch(10)
+    parsed = parse_message(message)
+    assert await handler.handle(parsed.request) == Accepted(200)
+    await consumer.ack(message)
+"""

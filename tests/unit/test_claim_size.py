@@ -17,7 +17,7 @@ def test_it_asks_for_twice_what_the_bytes_let_it_have_and_grows_again() -> None:
     size = ClaimSize(events_max=1000, bytes_max=8000)
     asked = [size.events]
     for taken in (claim(16, cut=True), claim(8, cut=True), *[claim(1, cut=False)] * 7):
-        size.learn(taken)
+        size.update(taken)
         asked.append(size.events)
     assert asked == [1000, 32, 16, 32, 64, 128, 256, 512, 1000, 1000]
 
@@ -30,7 +30,7 @@ def test_after_time_outs_it_asks_for_half_down_to_one_and_grows_again() -> None:
         asked.append((size.events, size.bytes))
     assert asked == [(4, 4), (2, 2), (1, 1), (1, 1), (1, 1)]
     for _ in range(4):
-        size.learn(NOTHING_CLAIMED)
+        size.update(NOTHING_CLAIMED)
     assert (size.events, size.bytes) == (9, 8)
 
 

@@ -43,7 +43,7 @@ async def test_what_nobody_mends_ends_the_worker_when_the_time_is_over() -> None
     world = World(ContractError("permission denied"))
     asking = asyncio.create_task(world.keep_asking())
     with pytest.raises(
-        ContractError, match="inbox database: permission denied; nobody has mended it for 60 s"
+        ContractError, match="inbox database: permission denied; it was not fixed within 60 s"
     ):
         await world.readiness.give_up_after(LIMIT, world.stop)
     assert LIMIT < asyncio.get_running_loop().time() < LIMIT + 5

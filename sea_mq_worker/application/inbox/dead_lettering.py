@@ -1,8 +1,8 @@
 """Dead-lettering (CMD-052): no message lost, no duplicate in the dead-letter stream.
 
-The inbox notes the intent first, then the stream confirms, then the inbox notes that, and only then may
-the message be acknowledged. A repeat inside the stream's duplicate window is dropped by it; a later one
-finds the noted intent and looks into the stream before it publishes.
+The inbox records the intent, the stream confirms the dead letter, the inbox records that, and only then is
+the message acknowledged. Inside the deduplication window the stream drops a repeat; a later repeat finds the
+recorded intent and searches the stream before it publishes.
 """
 
 import asyncio
@@ -27,17 +27,17 @@ from sea_mq_worker.ports.observer import Observer
 
 
 class _LeaseExpiredError(Exception):
-    """The intent was noted so long ago that it may not be ours any more."""
+    """The intent was recorded longer ago than a lease lasts, so another worker may have the message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetterer:
-    """Puts messages into the dead-letter stream of ``context``; waits while that stream is away.
+    """Publishes messages to the dead-letter stream of ``context``; waits while that stream is away.
 
     Attributes:
         clock: monotonic seconds.
-        lease_seconds: processing lease in the inbox; what was noted longer ago is noted and looked for again
-            before anything is sent, for this worker may have stalled meanwhile.
+        lease_seconds: processing lease in the inbox; an intent older than that is recorded again, and the
+            stream searched again, before anything is sent, because this worker may have stalled.
     """
 
     context: str
@@ -52,32 +52,32 @@ class DeadLetterer:
     async def dead_letter(
         self, letter: DeadLetter, run: Leased, stop: asyncio.Event
     ) -> DeadLettered | LeaseLost:
-        """Dead-letter a leased message; one whose row PostgreSQL refuses to change is left to come again.
+        """Dead-letter a leased message; leave it to a redelivery where PostgreSQL refuses to change its row.
 
         Raises:
-            StoppedError: asked to stop while the stream or the inbox was away; it may be dead-lettered.
+            StoppedError: the worker stopped while the stream or the inbox was away; it may be dead-lettered.
         """
         try:
-            buried = await self._dead_letter(letter, run, stop)
+            done = await self._dead_letter(letter, run, stop)
         except RowsRefusedError as error:
             report_refused(self.observer, f"message {letter.message_id}", error)
             return LeaseLost()
-        if buried:
+        if done:
             self._report(letter)
-        return DeadLettered(letter.reason) if buried else LeaseLost()
+        return DeadLettered(letter.reason) if done else LeaseLost()
 
     async def _dead_letter(self, letter: DeadLetter, run: Leased, stop: asyncio.Event) -> bool:
-        """Bring it to the stream and note that; False: the lease is somebody else's."""
+        """Store the dead letter and record that; return False where another worker has the lease."""
         message = dead_letter_message(letter, context=self.context)
         began_at = self.clock()
         stored = False
         while not stored:
-            noted_at = self.clock()
+            recorded_at = self.clock()
             if not await self._record_intent(letter, run, stop):
                 return False
-            begun_ago = run.dead_letter_begun_seconds_ago + noted_at - began_at
+            begun_ago = run.dead_letter_begun_seconds_ago + recorded_at - began_at
             with contextlib.suppress(_LeaseExpiredError):
-                await self._publish_unless_stored(message, begun_ago, noted_at + self.lease_seconds, stop)
+                await self._publish_unless_stored(message, begun_ago, recorded_at + self.lease_seconds, stop)
                 stored = True
         kept = await call_when_available(
             lambda: self.inbox.mark_dead_lettered([run.lease]), breaker=self.store_breaker, stop=stop
@@ -85,7 +85,7 @@ class DeadLetterer:
         return bool(kept)
 
     async def _record_intent(self, letter: DeadLetter, run: Leased, stop: asyncio.Event) -> bool:
-        """Note the intent; False: the lease is somebody else's."""
+        """Record the intent; return False where another worker has the lease."""
         kept = await call_when_available(
             lambda: self.inbox.begin_dead_letter(run.lease, reason=letter.reason, detail=letter.detail),
             breaker=self.store_breaker,
@@ -96,21 +96,21 @@ class DeadLetterer:
     async def _publish_unless_stored(
         self, message: OutboundMessage, begun_ago: float, fresh_until: float, stop: asyncio.Event
     ) -> None:
-        """Publish it unless the stream has it."""
+        """Publish the dead letter unless the stream has it."""
         if not await self._is_stored(message, begun_ago, stop):
             await call_when_available(
                 lambda: self._publish(message, fresh_until), breaker=self.breaker, stop=stop
             )
 
     async def _is_stored(self, message: OutboundMessage, begun_ago: float, stop: asyncio.Event) -> bool:
-        """Look for the dead letter of an earlier attempt that the duplicate window may have forgotten."""
+        """Search for the dead letter of an earlier attempt that may be outside the deduplication window."""
         if not may_be_outside_window(begun_ago, window_seconds=self.publisher.duplicate_window_seconds):
             return False
         wanted = SearchedId(message.id, begun_ago + SEARCH_SLACK_SECONDS, message.subject)
         return await call_when_available(lambda: self._finds(wanted), breaker=self.breaker, stop=stop)
 
     async def _publish(self, message: OutboundMessage, fresh_until: float) -> None:
-        """Publish it, under another id where the stream only remembers one that was taken out of it since."""
+        """Publish the dead letter, under a new id where the stream remembers only a copy that was removed."""
         stored = await self._store(message, fresh_until)
         while stored.duplicate and not await self._is_in_stream(message):
             message = with_new_id(message, removed_seq=stored.seq)
@@ -121,7 +121,7 @@ class DeadLetterer:
         return await self._finds(SearchedId(message.id, since, message.subject))
 
     async def _finds(self, wanted: SearchedId) -> bool:
-        """Search the stream to its end, in as many parts as that takes."""
+        """Search the stream to its end, in as many parts as necessary."""
         while True:
             result = (await self.publisher.find([wanted]))[wanted.id]
             if isinstance(result, Stored) or result.is_over:

@@ -1,4 +1,4 @@
-"""Messages that the server gave up on: handled like all others, for the inbox counts their attempts."""
+"""Recovery of exhausted messages, which the server stopped delivering because they reached max_deliver."""
 
 import asyncio
 from collections.abc import Mapping
@@ -13,11 +13,10 @@ from sea_mq_worker.ports.jetstream import ExhaustedMessages
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaxDeliveriesLoop:
-    """The loop beside the InboxConsumers that nothing slips past.
+    """Submits exhausted messages to the loop of their consumer.
 
-    It hands a message to the loop of its consumer, which asks the handler, or dead-letters the message where
-    its attempts are spent: a delivery that was given back was no attempt. The message comes again here until
-    it is settled.
+    That loop calls the handler, or dead-letters a message without attempts left; a delivery that was given
+    back was no attempt. The port returns a message again until it is settled.
 
     Attributes:
         loops: by stream and durable.
@@ -28,7 +27,7 @@ class MaxDeliveriesLoop:
     broker_breaker: CircuitBreaker
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Work until asked to stop."""
+        """Work until the worker stops."""
         while not stop.is_set():
             try:
                 fetching = call_when_available(self.exhausted.fetch, breaker=self.broker_breaker, stop=stop)

@@ -1,8 +1,8 @@
-"""Messages that the inbox waits for in vain: recorded, without an ending, and no delivery will bring them.
+"""Orphans: messages that are recorded in the inbox without an outcome, and that no delivery will bring.
 
-It happens when the server gave a message up and its advisory was lost, when the durable was deleted and
-made anew with another start, or when somebody else acknowledged what he did not handle. The row is what is
-left, and it says where the message is stored.
+A message becomes an orphan when the server stopped delivering it and the advisory was lost, when the durable
+was deleted and created again with another start, or when another client acknowledged it without handling
+it. Its inbox row still names its place in the stream.
 """
 
 import asyncio
@@ -27,11 +27,11 @@ _PAGE = 50
 
 @dataclass(slots=True, kw_only=True)
 class OrphanFinder:
-    """Finds them for one consumer, a page of rows at a time.
+    """Finds the orphans of one consumer, a page of rows at a time.
 
     Attributes:
-        older_than_seconds: age of a row before it is looked at; a few times what a redelivery takes.
-        every_seconds: how often a page is looked at.
+        older_than_seconds: least age of a checked row; a few times what a redelivery takes.
+        every_seconds: interval between two pages.
         lease_seconds: processing lease in the inbox.
     """
 
@@ -45,7 +45,7 @@ class OrphanFinder:
     lease_seconds: float
     _after: str = ""
     _lost: set[str] = field(default_factory=set)
-    """Messages that were told to be lost, as far as they were met in this walk or the last one."""
+    """Messages reported as lost that were seen in this scan or the last one."""
     _seen: set[str] = field(default_factory=set)
 
     async def wait(self, stop: asyncio.Event) -> None:
@@ -53,10 +53,10 @@ class OrphanFinder:
         await sleep_or_stop(stop, seconds=self.every_seconds)
 
     async def find(self, stop: asyncio.Event) -> list[InboundMessage]:
-        """Look at one page of rows; return the messages to handle again, and tell those that are lost.
+        """Check one page of rows; return the messages to handle again, and report those that are lost.
 
         Raises:
-            StoppedError: asked to stop while the database or the broker was away.
+            StoppedError: the worker stopped while the database or the broker was away.
         """
         entries = await call_when_available(self._page, breaker=self.store_breaker, stop=stop)
         if not entries:
@@ -73,7 +73,8 @@ class OrphanFinder:
             if message is not None and _is_recorded(message, entry):
                 found.append(message)
                 self._notice(
-                    "message_undeliverable", f"{_describe(entry)} is handled again: nothing would bring it"
+                    "message_undeliverable",
+                    f"{_describe(entry)} is handled again: no delivery would bring it",
                 )
             elif entry.stream_seq in stored:
                 await self._report_lost(entry, stop)
@@ -82,7 +83,7 @@ class OrphanFinder:
     async def _find_undeliverable(self, seqs: Sequence[int]) -> Mapping[int, InboundMessage | None]:
         try:
             return await self.consumer.find_undeliverable(seqs)
-        except ContractError as error:  # who may not read the stream still consumes it
+        except ContractError as error:  # a worker without the right to read the stream still consumes it
             self._notice("undeliverable_not_readable", str(error))
             return {}
 
@@ -97,7 +98,7 @@ class OrphanFinder:
         )
 
     async def _report_lost(self, entry: InboxEntry, stop: asyncio.Event) -> None:
-        """Tell it once; the row stays open, for the message may be sent again under its id."""
+        """Report a lost message once; its row stays open, because a producer may publish it again."""
         self._seen.add(entry.message_id)
         if entry.message_id in self._lost:
             return
@@ -105,7 +106,7 @@ class OrphanFinder:
             f"{_describe(entry)} had no effect and its stream no longer holds it: publish it again, "
             "or end it with `python -m sea_mq_worker inbox close`"
         )
-        with contextlib.suppress(RowsRefusedError):  # the log line says it all the same
+        with contextlib.suppress(RowsRefusedError):  # the log line reports it anyway
             await call_when_available(
                 lambda: self._record_lost(entry, text), breaker=self.store_breaker, stop=stop
             )
@@ -122,7 +123,7 @@ class OrphanFinder:
 
 
 def _is_recorded(message: InboundMessage, entry: InboxEntry) -> bool:
-    """Tell the recorded message from another that a stream made anew has in its place."""
+    """Return whether a stored message is the recorded one, not another of a stream created again."""
     known_as = {recorded_as(message), storage_id(message)}
     return entry.message_id in known_as and entry.content_hash == content_hash(message)
 

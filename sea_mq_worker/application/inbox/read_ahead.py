@@ -1,9 +1,9 @@
-"""What waits behind messages that hold every place of a consumer, read from the stream itself.
+"""Reading ahead: messages behind those that fill a consumer's max_ack_pending, read from the stream itself.
 
-A message that was given back counts against max_ack_pending until it is settled. While such messages hold
-all places, the consumer delivers nothing, and the messages behind them would wait for nothing. They are read
-and handled here; the consumer delivers them later, and the inbox knows them then. So nothing rests on what
-is read here: the cursor is memory alone.
+A message that was given back counts against max_ack_pending until it is settled. While such messages fill
+it, the consumer delivers nothing, and healthy messages behind them would wait. The worker reads and handles
+those here; the consumer delivers them later, and the inbox recognises them then. No guarantee depends on
+reading ahead, so the cursor is in memory only.
 """
 
 import asyncio
@@ -23,22 +23,22 @@ from sea_mq_worker.ports.jetstream import JetStreamConsumer
 from sea_mq_worker.ports.observer import Observer
 
 LOOK_SECONDS = 0.5
-"""How often it is looked whether there is something to read ahead."""
+"""Interval between two checks for messages to read ahead."""
 _POSTPONED_MAX = 1000
 _POSTPONED_BYTES_MAX = 1024 * 1024
 _PAGE = 50
 _PAGES_MAX = 20
 
 
-_Way: TypeAlias = "Callable[[ReadAhead, int, asyncio.Event], Awaitable[list[InboundMessage]]]"
+_Source: TypeAlias = "Callable[[ReadAhead, int, asyncio.Event], Awaitable[list[InboundMessage]]]"
 
 
 @dataclass(slots=True, kw_only=True)
 class ReadAhead:
     """Reads ahead for one consumer, as fast as its messages are handled.
 
-    Messages of a slow event type wait here for their turn, and others are read past them. What finds no room
-    to wait is come back to.
+    Messages of a slow event type wait here for their turn, and others are read past them. The reader returns
+    to messages that found no room to wait.
 
     Attributes:
         clock: monotonic seconds.
@@ -50,27 +50,27 @@ class ReadAhead:
     broker_breaker: CircuitBreaker
     clock: Callable[[], float]
     cursor: int = 0
-    """The last that was read."""
-    _goes_on_at: float = 0.0
+    """Sequence of the last message that was read."""
+    _next_read_at: float = 0.0
     _postponed: dict[str, deque[InboundMessage]] = field(default_factory=lambda: defaultdict(deque))
-    _passed_over: int = 0
-    """The first that found no room among the postponed."""
+    _first_skipped: int = 0
+    """Sequence of the first message that found no room among the postponed."""
     _forbidden: bool = False
-    _ways: deque[_Way] = field(init=False)
+    _sources: deque[_Source] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._ways = deque((ReadAhead._take_postponed, ReadAhead._go_on))
+        self._sources = deque((ReadAhead._take_postponed, ReadAhead._read_more))
 
     async def next(self, limit: int, stop: asyncio.Event) -> list[InboundMessage]:
         """Return up to ``limit`` messages to handle now; none while the consumer has room itself.
 
         Raises:
-            StoppedError: asked to stop while the broker was away.
+            StoppedError: the worker stopped while the broker was away.
         """
-        self._ways.rotate()
+        self._sources.rotate()
         found: list[InboundMessage] = []
-        for way in self._ways:  # neither keeps the places from the other
-            found += await way(self, limit - len(found), stop)
+        for source in self._sources:  # they take turns at the slots
+            found += await source(self, limit - len(found), stop)
         return found
 
     async def _take_postponed(self, limit: int, _stop: asyncio.Event) -> list[InboundMessage]:
@@ -82,19 +82,19 @@ class ReadAhead:
                 del self._postponed[event_type]
         return found
 
-    async def _go_on(self, limit: int, stop: asyncio.Event) -> list[InboundMessage]:
-        """Read on until there is something to handle, but not for long; postpone what is of a slow type."""
+    async def _read_more(self, limit: int, stop: asyncio.Event) -> list[InboundMessage]:
+        """Read at most 20 pages, until there is a message to handle; postpone messages of slow types."""
         found: list[InboundMessage] = []
         pages = _PAGES_MAX if limit else 0
-        while pages and not found and self.clock() >= self._goes_on_at:
+        while pages and not found and self.clock() >= self._next_read_at:
             found = self._sort(await self._read(self.cursor, _PAGE, stop), limit)
             pages -= 1
         return found
 
     def _sort(self, messages: Sequence[InboundMessage], limit: int) -> list[InboundMessage]:
-        """Return what to handle; nothing else of a page is kept while the next one is read."""
+        """Return the messages to handle; keep no others of a page while the next one is read."""
         if not messages:
-            self._come_back()
+            self._return_to_skipped()
         found: list[InboundMessage] = []
         for message in messages:
             if len(found) == limit:
@@ -107,17 +107,17 @@ class ReadAhead:
                 found.append(message)
         return found
 
-    def _come_back(self) -> None:
-        """At the end, wait for more, or go back to what was passed over."""
-        self._goes_on_at = self.clock() + LOOK_SECONDS
-        if self._passed_over and not self._postponed:
-            self.cursor, self._passed_over = self._passed_over - 1, 0
+    def _return_to_skipped(self) -> None:
+        """At the end, wait for more messages, or return to those that found no room."""
+        self._next_read_at = self.clock() + LOOK_SECONDS
+        if self._first_skipped and not self._postponed:
+            self.cursor, self._first_skipped = self._first_skipped - 1, 0
 
     def _postpone(self, message: InboundMessage, event_type: str) -> None:
-        if not self._passed_over and self._has_room(message):
+        if not self._first_skipped and self._has_room(message):
             self._postponed[event_type].append(message)
-        elif not self._passed_over:
-            self._passed_over = message.seq
+        elif not self._first_skipped:
+            self._first_skipped = message.seq
 
     def _has_room(self, message: InboundMessage) -> bool:
         messages = [one for several in self._postponed.values() for one in several]
@@ -134,7 +134,7 @@ class ReadAhead:
     async def _ahead(self, after_seq: int, limit: int) -> Sequence[InboundMessage]:
         try:
             return await self.consumer.ahead(after_seq, limit)
-        except ContractError as error:  # who may not read the stream still consumes it
+        except ContractError as error:  # a worker without the right to read the stream still consumes it
             self._forbidden = True
             self.observer.observe(Noticed(event="read_ahead_failed", text=str(error)))
             return ()

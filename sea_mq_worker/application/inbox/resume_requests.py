@@ -1,4 +1,4 @@
-"""What operators resume while the worker runs; asked for only while an event type is slow."""
+"""Operators' requests to resume slow event types; queried only while an event type is slow."""
 
 import asyncio
 import math
@@ -15,7 +15,7 @@ from sea_mq_worker.ports.observer import Observer
 
 @dataclass(slots=True, kw_only=True)
 class ResumeRequests:
-    """Ends the slow pace of an event type where an operator says so, whichever worker it is in."""
+    """Ends the slow pace of an event type at an operator's request, in every worker."""
 
     resumptions: Resumptions
     health: HandlerHealth
@@ -24,27 +24,27 @@ class ResumeRequests:
     _forbidden: bool = False
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Work until asked to stop."""
+        """Work until the worker stops."""
         while not stop.is_set():
             await sleep_or_stop(stop, seconds=self.seconds)
             slow = self.health.slow_seconds()
             if slow and not self._forbidden:
-                for event_type, seconds_ago in await self._asked(max(slow.values())):
+                for event_type, seconds_ago in await self._requests(max(slow.values())):
                     self._resume(event_type, seconds_ago, slow)
 
-    async def _asked(self, within_seconds: float) -> Sequence[tuple[str, float]]:
+    async def _requests(self, within_seconds: float) -> Sequence[tuple[str, float]]:
         try:
             return await self.resumptions.resumed(within_seconds=math.ceil(within_seconds))
         except UnavailableError:
             return ()
-        except ContractError as error:  # who may not read the audit still works
+        except ContractError as error:  # a worker without the right to read the audit still works
             self._forbidden = True
             text = f"`inbox resume` does not reach this worker: run sql/roles.sql again ({error})"
             self.observer.observe(Noticed(event="resume_not_readable", text=text))
             return ()
 
     def _resume(self, event_type: str, seconds_ago: float, slow: dict[str, float]) -> None:
-        """Only what was slow by then; an empty type means all."""
+        """Resume the type, or all for an empty one, if it was slow when the operator requested it."""
         for name, seconds in slow.items():
             if event_type in {"", name} and seconds_ago < seconds:
                 self.health.resume(name)

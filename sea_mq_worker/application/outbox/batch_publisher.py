@@ -1,7 +1,7 @@
-"""One claim's way through the broker: which events go out in which order, and what becomes of each.
+"""Publishing of one claim: the order of its events, and a verdict for each.
 
-Events of one ordering key go out one after the other, the next only when the stream has the one before;
-the first that does not get through sends the rest of its key back, and nothing else.
+Events of one ordering key are published one after the other, each only when the stream has the one before.
+The first event that is not stored releases the rest of its key, and no other event.
 """
 
 import asyncio
@@ -34,17 +34,17 @@ from sea_mq_worker.ports.jetstream import JetStreamPublisher
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchPublisher:
-    """Publishes claimed events and judges the answers.
+    """Publishes claimed events and decides on the outcomes.
 
     Attributes:
         context: first token of every subject.
         source: CloudEvents source.
-        timeout_seconds: deadline of all publishing of one claim, from when the claim is in hand or from the
-            end of a search on; well below the lease.
-        searches: how far the stream was searched for doubtful events.
-        search_seconds: by how much reading a claim and a search for doubtful events may move that deadline; a
-            worker that stalled for longer sends nothing, because its claim is no longer its own.
-        hold_dead_keys: an event that dies holds back the later ones of its key.
+        timeout_seconds: time for all publishing of one claim, from the end of the claim or of a search; well
+            below the lease.
+        searches: progress of the stream searches for possibly published events.
+        search_seconds: most time by which reading a claim and a search may move that deadline; a worker that
+            stalled for longer sends nothing, because another worker may have the claim.
+        hold_dead_keys: a DEAD event holds back the later events of its key.
     """
 
     context: str
@@ -61,15 +61,15 @@ class BatchPublisher:
     async def publish(
         self, events: tuple[ClaimedEvent, ...], *, claimed_at: float, stop: asyncio.Event
     ) -> list[Verdict]:
-        """Give every event a verdict by the deadline; asked to stop, send no further wave.
+        """Give every event a verdict by the deadline; after a stop, send no further wave.
 
-        A search for doubtful events has a deadline of its own. It comes last, for it may take long; what the
-        stream has not is sent after it.
+        The search for possibly published events has a deadline of its own. It comes last, because it may take
+        long; the events that it does not find are sent after it.
         """
         results = _Results(hold_dead_keys=self.hold_dead_keys)
         deadline = self._deadline(claimed_at)
         possibly_published = self._possibly_published(events)
-        clear, waiting = _apart(possibly_published, events)
+        clear, waiting = _split_searched(possibly_published, events)
         asked = await self._send(clear, results, deadline, stop)
         if waiting and self.clock() < deadline and not stop.is_set():
             left = await self._look_up(possibly_published, waiting, results)
@@ -79,13 +79,13 @@ class BatchPublisher:
             for event in waiting:
                 results.add(Released(event))
         if not asked:
-            self.broker_breaker.release()  # a probe that sent nothing has learnt nothing
+            self.broker_breaker.release()  # a probe that sent nothing proves nothing
         return results.verdicts
 
     async def _send(
         self, left: Sequence[ClaimedEvent], results: "_Results", deadline: float, stop: asyncio.Event
     ) -> bool:
-        """Send wave after wave; return whether the broker was asked for anything."""
+        """Send wave after wave; return whether any message was sent."""
         asked = False
         while left:
             wave, left = self._next_wave(left)
@@ -107,7 +107,7 @@ class BatchPublisher:
         return min(self.clock(), claimed_at + self.search_seconds) + self.timeout_seconds
 
     def _next_wave(self, left: Sequence[ClaimedEvent]) -> tuple[Sequence[ClaimedEvent], list[ClaimedEvent]]:
-        """All where the publisher keeps order; but a replay must be judged before what follows it."""
+        """Return all events where the publisher keeps order, unless a replay needs its outcome first."""
         if self.publisher.keeps_order and not any(event.earlier_stream_seq for event in left):
             return left, []
         return first_wave(left)
@@ -115,7 +115,7 @@ class BatchPublisher:
     def _compose(
         self, event: ClaimedEvent, results: "_Results", *, in_time: bool
     ) -> tuple[ClaimedEvent, OutboundMessage] | None:
-        """Make the message, or give the event its verdict at once; time saves none that can never be sent."""
+        """Make the message, or give the event its verdict; after the deadline only DEAD or Released."""
         if event.ordering_key in results.blocked_keys:
             results.add(Released(event))
             return None
@@ -136,12 +136,12 @@ class BatchPublisher:
         return outbound_message(event, context=self.context, source=self.source)
 
     def _possibly_published(self, events: Sequence[ClaimedEvent]) -> list[ClaimedEvent]:
-        """Return repeats that the duplicate window may have forgotten by the time they are sent."""
+        """Return repeats that may be outside the deduplication window by the time they are sent."""
         window, sending = self.publisher.duplicate_window_seconds, self.timeout_seconds
         return [
             event
             for event in events
-            if event.attempted_seconds_ago  # no call for what nearly all are
+            if event.attempted_seconds_ago  # saves the call for nearly all events
             and may_be_outside_window(
                 event.attempted_seconds_ago, window_seconds=window, sending_seconds=sending
             )
@@ -150,10 +150,10 @@ class BatchPublisher:
     async def _look_up(
         self, possibly_published: Sequence[ClaimedEvent], events: Sequence[ClaimedEvent], results: "_Results"
     ) -> Sequence[ClaimedEvent]:
-        """Settle doubtful events by what the stream really holds; return those that are to be sent.
+        """Settle possibly published events by the stream's content; return the events to send.
 
-        A search that has not ended goes on at the event's next claim. That closes no gate: the broker takes
-        all else meanwhile.
+        An unfinished search continues at the event's next claim. It opens no circuit, because the broker
+        accepts other events meanwhile.
         """
         searched = await self.searches.look_up(self.publisher, possibly_published)
         for event in possibly_published:
@@ -166,7 +166,7 @@ class BatchPublisher:
         return [event for event in events if event.id not in settled]
 
     def _judge_broker(self, outcomes: Sequence[PublishOutcome], results: "_Results") -> None:
-        """Close the gate when nothing got through, except where that lay with the messages themselves."""
+        """Open the circuit when nothing was stored, unless the messages themselves were the reason."""
         judged = outcomes[: _first_held_back(outcomes)]
         stored = any(isinstance(outcome, Stored) for outcome in judged)
         trouble = [] if stored else [outcome for outcome in judged if isinstance(outcome, Unknown | Unsent)]
@@ -174,15 +174,15 @@ class BatchPublisher:
         if not trouble:
             self.broker_breaker.record_success()
         elif answered and any(isinstance(verdict, Published) for verdict in results.verdicts):
-            self.broker_breaker.release()  # where all good news is that an event was found, it is still shut
+            self.broker_breaker.release()  # a found copy proves no working publish
         else:
             self.broker_breaker.record_failure(trouble[0].reason, answered=answered)
 
 
-def _apart(
+def _split_searched(
     possibly_published: Sequence[ClaimedEvent], events: Sequence[ClaimedEvent]
 ) -> tuple[Sequence[ClaimedEvent], Sequence[ClaimedEvent]]:
-    """Split a claim into what can be sent at once, and what is doubtful or shares a key with such."""
+    """Split a claim into events to send at once, and possibly published ones with their keys' events."""
     if not possibly_published:
         return events, ()
     ids = {event.id for event in possibly_published}
@@ -193,7 +193,16 @@ def _apart(
 
 
 def _first_held_back(outcomes: Sequence[PublishOutcome]) -> int:
-    """Return where those begin that were only held back behind one with an answer of its own, or the end."""
+    """Return the index of the first message that was only held back behind a rejected one, or the length.
+
+    A publisher that keeps order sends nothing behind a message that was not stored. The Unsent tail behind a
+    message with a response of its own goes out with the next wave; behind an outage it does not::
+
+        Stored Stored Rejected Unsent Unsent   ->  3: the last two are sent again without the rejected one
+        Stored Stored Unknown  Unsent Unsent   ->  5: no response, so an outage: release the last two
+        Stored Stored Stored                   ->  3: nothing was held back
+        Unsent Unsent                          ->  2: nothing was sent at all
+    """
     start = len(outcomes)
     while start and isinstance(outcomes[start - 1], Unsent):
         start -= 1
@@ -210,8 +219,8 @@ class _Results:
 
     def add(self, verdict: Verdict) -> None:
         self.verdicts.append(verdict)
-        if verdict.event.ordering_key is not None and not self._lets_next_go(verdict):
+        if verdict.event.ordering_key is not None and not self._unblocks_next(verdict):
             self.blocked_keys.add(verdict.event.ordering_key)
 
-    def _lets_next_go(self, verdict: Verdict) -> bool:
+    def _unblocks_next(self, verdict: Verdict) -> bool:
         return isinstance(verdict, Published) or (isinstance(verdict, Died) and not self.hold_dead_keys)

@@ -1,8 +1,8 @@
 """OutboxPublisher: outbox -> JetStream, at least once, and once inside the stream's duplicate window.
 
 The order of steps is the guarantee: claim (which counts the attempt), publish, wait for the stream's
-acknowledgement, settle. A crash in between publishes the same message id again, and the stream drops it.
-Nothing is settled as published that the stream has not confirmed.
+acknowledgement, settle. After a crash in between, the worker publishes the same message id again, and the
+stream drops the repeat. An event is settled as published only after the stream has confirmed it.
 """
 
 import asyncio
@@ -22,22 +22,22 @@ from sea_mq_worker.ports.outbox import OutboxRepository
 from sea_mq_worker.ports.wakeup import Wakeup
 
 _POLL_FIRST_SECONDS = 0.003
-"""After a claim that found something: at a steady rate half of this is what an event waits for its claim."""
+"""Wait after a claim that found events; at a steady rate, an event waits half of this for its claim."""
 _POLL_JITTER = 0.25
 _BESIDE_PAYLOAD_MAX = 2**20
-"""Bytes of headers, metadata and names that are read beside a payload as large as the server takes."""
+"""Bytes of headers, metadata and names that a claim reads beside a payload of the server's max_payload."""
 _NOT_CONNECTED = "not connected to NATS"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutboxPublisher:
-    """One lane of the relay.
+    """One lane of the outbound side.
 
     Attributes:
         room: bytes that the claims of all lanes share.
-        batch_max: events in a claim.
-        batch_bytes_max: bytes of all events of a claim.
-        batches_max: claims worked on side by side, so that one is claimed while another is published.
+        batch_max: most events of a claim.
+        batch_bytes_max: most bytes of all events of a claim.
+        batches_max: most claims at a time, so that one is claimed while another is published.
         poll_seconds: longest wait between two claims of an idle lane.
     """
 
@@ -55,7 +55,7 @@ class OutboxPublisher:
     poll_seconds: float
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Work until asked to stop, then finish the claims in hand."""
+        """Work until the worker stops, then finish the claims in progress."""
         places = asyncio.Semaphore(self.batches_max)
         size = ClaimSize(self.batch_max, self.batch_bytes_max)
         idle_seconds = _POLL_FIRST_SECONDS
@@ -77,7 +77,7 @@ class OutboxPublisher:
                     idle_seconds = min(idle_seconds * 2, self.poll_seconds)
 
     async def _sleep(self, stop: asyncio.Event, seconds: float) -> None:
-        """Wait for a commit; relays that were woken together do not stay together."""
+        """Wait for a commit; the jitter separates workers that were woken together."""
         seconds *= 1.0 - _POLL_JITTER * self.publishing.policy.backoff.random()
         with contextlib.suppress(StoppedError):
             await cancel_on_stop(stop, self.wakeup.wait(timeout_seconds=seconds))
@@ -90,9 +90,9 @@ class OutboxPublisher:
             self.room.give_back(claim.bytes)
 
     async def _claim(self, size: ClaimSize, stop: asyncio.Event) -> tuple[Claim, float]:
-        """Claim through both gates: an outage uses up no attempts, and an unanswered probe a single one.
+        """Claim through both circuits: an outage uses up no attempts, and an unanswered probe only one.
 
-        The moment that comes with it is that of the claim itself: a lease does not run while a gate is shut.
+        Return the time of the claim itself too, because no lease runs while the lane waits at a circuit.
         """
         if not self.publishing.publisher.connected:
             self.broker_breaker.record_failure(_NOT_CONNECTED)
@@ -107,18 +107,18 @@ class OutboxPublisher:
         probe_batch_max = min(size.events, self.broker_breaker.probe_batch_max)
         claim = await self._find_unpublished(size, probe_batch_max if broker is Permit.PROBE else size.events)
         if broker is Permit.PROBE and not claim.events:
-            self._nothing_to_probe_with()
+            self._end_empty_probe()
         return claim, claimed_at
 
-    def _nothing_to_probe_with(self) -> None:
-        """Where all that was wrong is that there was no connection, nothing is wrong any more."""
+    def _end_empty_probe(self) -> None:
+        """Close the circuit if its only fault was a missing connection, else give the probe back."""
         if self.broker_breaker.reason == _NOT_CONNECTED:
             self.broker_breaker.record_success()
         else:
             self.broker_breaker.release()
 
     async def _find_unpublished(self, size: ClaimSize, batch_max: int) -> Claim:
-        """Claim what can be read in time: after a time-out half as much is asked for, down to one event."""
+        """Claim events; after a time-out, the next claim requests half as many, down to one."""
         event_bytes_max = self.publishing.publisher.max_payload + _BESIDE_PAYLOAD_MAX
         try:
             claim = await self.outbox.find_unpublished(
@@ -132,5 +132,5 @@ class OutboxPublisher:
         self.store_breaker.record_success()
         for event_id, refusal in claim.refused:
             report_refused(self.settlement.observer, f"event {event_id}", refusal)
-        size.learn(claim)
+        size.update(claim)
         return claim

@@ -1,4 +1,4 @@
-"""Writes verdicts back under their claim and tells what was settled."""
+"""Settlement of claims: writes the verdicts to the outbox and reports them as facts."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -32,10 +32,10 @@ _V = TypeVar("_V", bound=Verdict)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settlement:
-    """Settles claims, through a database outage as long as the lease lasts.
+    """Settles claims; retries through a database outage as long as the lease lasts.
 
     Attributes:
-        lease_seconds: after this the claim is somebody else's, so writing it is given up.
+        lease_seconds: after this time another worker may have the claim, so the settlement stops.
     """
 
     context: str
@@ -47,7 +47,7 @@ class Settlement:
     async def settle(
         self, outbox: OutboxRepository, claim: Claim, verdicts: Sequence[Verdict], *, claimed_at: float
     ) -> None:
-        """Record every verdict; what was taken over meanwhile is reported as lost."""
+        """Record every verdict; report the events that another worker has taken over as lost leases."""
         lease_ends = claimed_at + self.lease_seconds
         published = [v for v in verdicts if isinstance(v, Published)]
         others = [v for v in verdicts if not isinstance(v, Published)]
@@ -55,7 +55,7 @@ class Settlement:
         released = [v for v in others if isinstance(v, Released)]
         refused: set[str] = set()
         kept = await self._persist(outbox.mark_published, claim, published, lease_ends, refused)
-        # What a head held back goes first: while this worker has it, no other gets the head.
+        # Events held back go first: while this worker has them, no other worker can claim their head.
         kept |= await self._persist(outbox.release, claim, released, lease_ends, refused)
         kept |= await self._persist(outbox.increment_attempts, claim, failed, lease_ends, refused)
         if lost := len({verdict.event.id for verdict in verdicts} - kept - refused):
@@ -70,11 +70,11 @@ class Settlement:
         lease_ends: float,
         refused: set[str],
     ) -> frozenset[str]:
-        """Write until an answer comes or the lease is over; return the ids that are settled as wanted.
+        """Write until PostgreSQL responds or the lease ends; return the ids that are settled.
 
-        Within the lease nobody else could settle them: what a repeat does not find was settled by an earlier
-        try, whose answer was lost. ``refused`` gets the events that PostgreSQL does not let it settle: they
-        are left to their lease's end.
+        Within the lease no other worker can settle them: an event that a repeat does not find was settled by
+        an earlier try whose response was lost. Events that PostgreSQL refuses to change are added to
+        ``refused``; they stay leased until the lease ends.
         """
         pieces = RowIsolator(verdicts, lambda part: write(claim, part))
         repeated = False
@@ -162,7 +162,7 @@ class Settlement:
 
 
 def _is_notable(claims: int) -> bool:
-    """Whether to report an event that was claimed in vain: the 16th, 32nd, 64th time and so on."""
+    """Return whether to report an event that was claimed without an attempt: the 16th, 32nd, 64th time."""
     return claims >= _NOTABLE_CLAIMS and claims.bit_count() == 1
 
 
