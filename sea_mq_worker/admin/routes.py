@@ -49,7 +49,7 @@ class Routes:
     operator_api: OperatorApi | None
 
     async def answer(self, request: Request) -> AdminResponse:
-        """Answer at once from what is at hand; only what is asked of the desk may take a while."""
+        """Answer at once; only a request to the operator API may take a while."""
         if request.path.startswith("/api/") and request.method in {"GET", "POST"}:
             return await self._operator(request)
         if request.method not in {"GET", "HEAD"}:

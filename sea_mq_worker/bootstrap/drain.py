@@ -71,7 +71,7 @@ class DrainBacklog:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainShare:
-    """What one relay did in its time; ``trouble`` is what it waited for when it ended, or empty."""
+    """Result of one relay; ``trouble`` is the reason why it still waited at its end, or empty."""
 
     published: int = 0
     dead: int = 0

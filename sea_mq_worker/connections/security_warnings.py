@@ -1,4 +1,4 @@
-"""What of the settings lets others read along: connections in plain text, files that everybody may read.
+"""Security warnings about the settings: plaintext connections, and secret files that everybody may read.
 
 Told and not refused: behind a mesh or in a network of containers a host's name says nothing about who
 listens, and some platforms hand secrets over in files with such a mode.

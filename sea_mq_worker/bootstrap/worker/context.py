@@ -1,4 +1,4 @@
-"""What both sides of the worker share while they are put together."""
+"""Parts that both sides of the worker share."""
 
 import asyncio
 import random
@@ -21,7 +21,7 @@ from sea_mq_worker.ports.observer import Observer
 from sea_mq_worker.settings import Settings
 from sea_mq_worker.telemetry.metrics import MetricsObserver
 
-_GATE_FIRST_SECONDS = 0.2
+_FIRST_PROBE_SECONDS = 0.2
 _GOOD_NEWS = frozenset({"connected", "reconnected"})
 
 
@@ -43,7 +43,7 @@ class WorkerContext:
 
     def breaker(self, name: str, *, cap_seconds: float) -> CircuitBreaker:
         """Make a gate that readiness watches; probes come no rarer than ``cap_seconds``."""
-        backoff = self.backoff(base_seconds=_GATE_FIRST_SECONDS, cap_seconds=cap_seconds)
+        backoff = self.backoff(base_seconds=_FIRST_PROBE_SECONDS, cap_seconds=cap_seconds)
         breaker = CircuitBreaker(name=name, backoff=backoff, observer=self.observer, clock=self.clock)
         self.readiness.watch(breaker)
         return breaker

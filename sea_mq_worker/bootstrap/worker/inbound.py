@@ -39,7 +39,7 @@ _SICK_PROBE_MAX_SECONDS = 5.0
 _HEARTBEATS_PER_LEASE = 3
 _RESUME_SECONDS = 2.0
 """How often what operators resumed is asked for, while an event type is slow."""
-_LEFTOVERS_SECONDS = 60.0
+_ORPHAN_SEARCH_SECONDS = 60.0
 """How often messages without a delivery are looked for, at the rarest."""
 
 
@@ -161,7 +161,7 @@ def _orphan_finder(
         broker_breaker=broker_breaker,
         store_breaker=store_breaker,
         older_than_seconds=2 * again_seconds,
-        every_seconds=min(_LEFTOVERS_SECONDS, 2 * again_seconds),
+        every_seconds=min(_ORPHAN_SEARCH_SECONDS, 2 * again_seconds),
         lease_seconds=base.settings.inbox_lease_seconds,
     )
 

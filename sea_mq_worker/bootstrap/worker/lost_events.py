@@ -19,10 +19,10 @@ def ghost_watch(
     base: WorkerContext, pool: asyncpg.Pool, connection: NatsConnection, store_breaker: CircuitBreaker
 ) -> Loop:
     """Compare rows with the stream at the start and then regularly."""
-    told = ""
+    reported = ""
 
     async def look() -> None:
-        nonlocal told
+        nonlocal reported
         stream = base.settings.stream
         rows = await acknowledged(pool, stream)
         try:
@@ -32,10 +32,10 @@ def ghost_watch(
         except (BrokerUnavailableError, ContractError):
             return  # the publisher reports that
         base.metrics.set_events_lost(bool(why))
-        if why and not told:
+        if why and not reported:
             said = f"stream {stream} has lost events whose rows are PUBLISHED: {why}"
             text = f"{said}; send them again: `{RECONCILE}`"
             base.observer.observe(Noticed(event="events_lost", text=text))
-        told = why
+        reported = why
 
     return PeriodicTask(work=look, store_breaker=store_breaker, seconds=LOOK_SECONDS).run

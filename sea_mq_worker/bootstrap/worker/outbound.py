@@ -91,7 +91,7 @@ async def _publisher(base: WorkerContext, connection: NatsConnection) -> JetStre
 
 
 def _search_seconds(s: Settings) -> float:
-    """What a lease leaves for a search before the publishing and the settlement."""
+    """Return the time that a lease leaves for a search, before publish and settlement."""
     spare = s.outbox_lease_seconds - s.outbox_publish_timeout_seconds - s.database_timeout_seconds
     return max(spare, s.outbox_publish_timeout_seconds)
 

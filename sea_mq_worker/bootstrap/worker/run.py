@@ -97,9 +97,9 @@ async def _tell_differences(base: WorkerContext) -> None:
     except WorkerError as error:
         base.observer.observe(Progressed(event="streams_not_compared", text=str(error)))
         return
-    told = "; ".join(str(difference) for difference in differences if difference.field != EXISTENCE)
-    if told:
-        base.observer.observe(Noticed(event="streams_differ", text=told))
+    text = "; ".join(str(difference) for difference in differences if difference.field != EXISTENCE)
+    if text:
+        base.observer.observe(Noticed(event="streams_differ", text=text))
 
 
 def _status(base: WorkerContext, activity: ActivityLog) -> WorkerStatus:

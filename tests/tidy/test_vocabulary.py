@@ -1,0 +1,166 @@
+"""Texts are plain English, and names the field's terms; exceptions are counted by folder and only shrink."""
+
+import ast
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from itertools import chain
+from pathlib import Path
+
+import pytest
+
+from sea_mq_worker.doctor import KINDS
+from sea_mq_worker.settings import Settings
+from sea_mq_worker.telemetry.catalog.log_events import LOG_EVENTS
+from sea_mq_worker.telemetry.catalog.metrics import METRICS
+from sea_mq_worker.telemetry.catalog.spans import SPANS
+from tests.support.documents import ROOT
+from tools.docs.cli import commands
+
+PACKAGE = ROOT / "sea_mq_worker"
+OTHERS = ("benchmarks", "kit", "tests", "tools")
+QUIRKS = re.compile(
+    r"(?:^|[.!?] )(?:What|Whoever)\b(?![^.!]*\?)"  # a sentence that begins with a free relative clause
+    r"|\bis told\b|\btells what\b|\bso many\b|\bat the least\b|\b[Mm]end(?:s|ed|ing)?\b"
+)
+JARGON = frozenset(
+    {"gate", "gates", "burial", "buried", "bury", "leftovers", "stranded", "doubtful", "patience", "keeping"}
+    | {"lookout", "desk", "errand", "told", "twin"}
+)
+WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
+SENTENCE_WORDS_MIN = 3
+TEXT_EXCEPTIONS: Mapping[str, int] = {
+    "adapters": 36,
+    "application": 11,
+    "benchmarks": 13,
+    "cli": 9,
+    "domain": 20,
+    "kit": 20,
+    "operations": 5,
+    "pipeline": 44,
+    "ports": 5,
+    "testing": 5,
+    "tests": 110,
+    "tools": 1,
+}
+"""Texts with a quirk, by folder: docstrings' first lines and string constants."""
+HELP_EXCEPTIONS = 13
+"""Help texts with a quirk."""
+NAME_EXCEPTIONS: Mapping[str, int] = {
+    "adapters": 6,
+    "application": 3,
+    "benchmarks": 11,
+    "cli": 6,
+    "kit": 15,
+    "operations": 2,
+    "pipeline": 16,
+    "testing": 2,
+    "tests": 232,
+}
+"""Identifiers with jargon, by folder."""
+
+
+def folder(path: Path) -> str:
+    """Return the package's subfolder of a module, or the top folder of any other file."""
+    inside = path.is_relative_to(PACKAGE) and path.parent != PACKAGE
+    return path.relative_to(PACKAGE if inside else ROOT).parts[0]
+
+
+@cache
+def trees() -> tuple[tuple[str, ast.Module], ...]:
+    paths = sorted(path for name in ("sea_mq_worker", *OTHERS) for path in (ROOT / name).rglob("*.py"))
+    return tuple((folder(path), ast.parse(path.read_text())) for path in paths if path != Path(__file__))
+
+
+def texts(tree: ast.Module) -> Iterator[str]:
+    """Yield the first line of each docstring, and every other string constant with several words."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            first = node.value.strip().split("\n\n")[0]
+            if len(first.split()) >= SENTENCE_WORDS_MIN:
+                yield first
+
+
+def names(tree: ast.Module) -> Iterator[str]:
+    """Yield every name that the module defines."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                yield name
+            case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
+                yield name
+            case ast.arg(arg=name):
+                yield name
+            case _:
+                pass
+
+
+def has_jargon(name: str) -> bool:
+    return not JARGON.isdisjoint(word.lower() for word in WORDS.findall(name))
+
+
+def has_quirk(text: str) -> bool:
+    return QUIRKS.search(text) is not None
+
+
+def counted(found: Callable[[ast.Module], Iterator[str]], is_wrong: Callable[[str], bool]) -> Counter[str]:
+    wrong: Counter[str] = Counter()
+    for name, tree in trees():
+        wrong[name] += sum(map(is_wrong, found(tree)))
+    return wrong
+
+
+@pytest.mark.parametrize(
+    ("text", "is_wrong"),
+    [
+        ("What is wrong with the streams.", True),
+        ("It ended. Whoever reads it is slow.", True),
+        ("What happens after a crash? It restarts.", False),
+        ("The worker fixes it; the log says what happened.", False),
+        ("Look at so many rows.", True),
+        ("It is told in the log.", True),
+        ("An operator mended it.", True),
+        ("An amended recommendation.", False),
+    ],
+)
+def test_a_quirk_is_recognized(text: str, is_wrong: bool) -> None:
+    assert has_quirk(text) == is_wrong
+
+
+@pytest.mark.parametrize(
+    ("name", "is_wrong"), [("_told_of", True), ("WorkerDesk", True), ("gateway", False), ("tell", False)]
+)
+def test_jargon_is_recognized_as_a_word_of_a_name(name: str, is_wrong: bool) -> None:
+    assert has_jargon(name) == is_wrong
+
+
+def test_texts_for_users_have_no_quirk() -> None:
+    shown = chain(
+        (field.description or "" for field in Settings.model_fields.values()),
+        (text for metric in METRICS for text in (metric.meaning, metric.conclusion)),
+        (event.meaning for event in LOG_EVENTS),
+        (span.meaning for span in SPANS),
+        (text for kind in KINDS for text in (kind.condition, kind.why, kind.fix)),
+    )
+    assert [text for text in shown if has_quirk(text)] == []
+
+
+def test_help_has_no_more_quirks_than_excepted() -> None:
+    found = [text for command in commands().values() for text in helps(command) if has_quirk(text)]
+    assert len(found) <= HELP_EXCEPTIONS, found
+
+
+def helps(command: object) -> Iterator[str]:
+    """Yield the help of a command and of each of its options."""
+    yield getattr(command, "help", None) or ""
+    for option in getattr(command, "params", ()):
+        yield getattr(option, "help", None) or ""
+
+
+def test_texts_have_no_more_quirks_than_excepted() -> None:
+    assert counted(texts, has_quirk) <= Counter(TEXT_EXCEPTIONS)
+
+
+def test_names_have_no_more_jargon_than_excepted() -> None:
+    assert counted(names, has_jargon) <= Counter(NAME_EXCEPTIONS)
