@@ -65,7 +65,11 @@ def discard(
     It is for what can never be sent, as an event without a valid subject. What died of something that is
     mended can be replayed.
     """
-    which = event_filter((EventState.DEAD,), type_, key, aggregate, correlation, since, until, error)
+    which = event_filter(
+        (EventState.DEAD,),
+        type_=type_, key=key, aggregate=aggregate, correlation=correlation,
+        since=since, until=until, error=error,
+    )  # fmt: skip
     if not any((ids, type_, key, aggregate, correlation, since, until, error)):
         abort(f"say which events: {_CHOICES}", EXIT_USAGE)
     which = replace(which, ids=tuple(ids) if ids else None)

@@ -24,8 +24,9 @@ LetterTypeOption = Annotated[str | None, typer.Option("--type", help="Original e
 DetailOption = Annotated[str | None, typer.Option("--error", help="Part of the detail.")]
 
 
-def event_filter(  # noqa: PLR0917 - in the order in which commands take them
+def event_filter(
     states: tuple[EventState, ...],
+    *,
     type_: str | None,
     key: str | None,
     aggregate: str | None,
@@ -34,7 +35,7 @@ def event_filter(  # noqa: PLR0917 - in the order in which commands take them
     until: datetime | None,
     error: str | None,
 ) -> "OutboxFilter":
-    """Make a filter of events of what several commands take."""
+    """Return the filter of events that the options of a command describe."""
     from sea_mq_worker.domain.read_models import OutboxFilter
 
     aggregate_type, _, aggregate_id = (aggregate or "").partition("/")

@@ -87,7 +87,11 @@ def list_(
     are asked for by anything else, those whose id was made last.
     """
     states = tuple(state) if state else tuple(EventState) if correlation else _UNFINISHED
-    which = event_filter(states, type_, key, aggregate, correlation, since, until, error)
+    which = event_filter(
+        states,
+        type_=type_, key=key, aggregate=aggregate, correlation=correlation,
+        since=since, until=until, error=error,
+    )  # fmt: skip
     which = replace(which, before_id=after, limit=limit)
     too_long = _TOO_LONG if EventState.PUBLISHED in states else _TOO_MANY
     page = query_database(lambda tables: tables.outbox_page(which, read_max=read or None), too_long=too_long)

@@ -103,7 +103,11 @@ def replay(
     portions, so that new events never wait for more than --ahead old ones. Stopped by Ctrl-C or killed, it
     has put back what it has told; that is published, and --resume goes on with the rest.
     """
-    which = event_filter(_replayable(state), type_, key, aggregate, correlation, since, until, error)
+    which = event_filter(
+        _replayable(state),
+        type_=type_, key=key, aggregate=aggregate, correlation=correlation,
+        since=since, until=until, error=error,
+    )  # fmt: skip
     chosen_by = any((ids, state, type_, key, aggregate, correlation, since, until, error))
     _check_choice(chosen_by=chosen_by, resume=resume, reason=reason)
     order = ReplayRequest(

@@ -17,8 +17,8 @@ class Clock:
         return self.now
 
 
-def read(position: Position = START, *, full: bool = False, fruitful: bool = False) -> Scan:
-    return Scan(position, now=NOW, full=full, fruitful=fruitful)
+def read(position: Position = START, *, truncated: bool = False, found_any: bool = False) -> Scan:
+    return Scan(position, now=NOW, truncated=truncated, found_any=found_any)
 
 
 def swept(clock: Clock, *, seconds: float = 0.001) -> ClaimCursor:
@@ -57,8 +57,8 @@ def test_a_sweep_over_many_pages_without_anything_to_claim_is_one_sweep() -> Non
     for page in range(5):
         clock.now += 1.0
         assert (cursor.next() == START) == (page == 0)
-        cursor.advance(read((SEEN[0], page), full=True), seconds=1.0)
-    cursor.advance(read(full=True, fruitful=True), seconds=1.0)
+        cursor.advance(read((SEEN[0], page), truncated=True), seconds=1.0)
+    cursor.advance(read(truncated=True, found_any=True), seconds=1.0)
     clock.now += 10
     assert cursor.next() != START
 
@@ -88,6 +88,6 @@ def test_a_rewind_begins_anew_at_once_also_in_the_middle_of_a_sweep() -> None:
     cursor = swept(Clock())
     cursor.rewind()
     assert cursor.next() == START
-    cursor.advance(read(SEEN, full=True), seconds=0.001)
+    cursor.advance(read(SEEN, truncated=True), seconds=0.001)
     cursor.rewind()
     assert cursor.next() == START

@@ -1,4 +1,4 @@
-"""Where a claim goes on reading its index."""
+"""ClaimCursor: where a claim continues to read its index."""
 
 import time
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from sea_mq_worker.domain.outcomes import Reaped
 
 _GRACE = timedelta(seconds=5)
 _CHEAP_SECONDS = 0.005
-"""Below this a sweep that found nothing may be repeated by each claim."""
+"""A sweep that costs less, and finds nothing, may be repeated by each claim."""
 _SWEEP_SECONDS = 1.0
 _SWEEP_SHARE = 20.0
 _SWEEP_MAX_SECONDS = 30.0
@@ -23,23 +23,23 @@ END: Position = (datetime(9999, 12, 31, tzinfo=UTC), 0)
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """What a claim has read of an index.
+    """The part of an index that a claim has read.
 
     Attributes:
         position: the last row that need not be read again.
         now: the claim's time, by the database's clock.
-        full: there may be more behind ``position``.
-        fruitful: it found something to claim.
+        truncated: there may be more rows behind ``position``.
+        found_any: the claim took an event.
     """
 
     position: Position
     now: datetime
-    full: bool
-    fruitful: bool
+    truncated: bool
+    found_any: bool
 
 
 class Look(NamedTuple):
-    """What a reaper has done on its way along both indexes; an end of None: there is nothing behind."""
+    """The result of a reaper's look at both indexes; an end of None: it reached the end of the index."""
 
     reaped: Reaped
     at: datetime
@@ -47,13 +47,21 @@ class Look(NamedTuple):
 
 
 class ClaimCursor:
-    """A place in an index over (available_at, seq) that spares a claim what it has passed before.
+    """A position in an index over (available_at, seq), from which the next claim reads on.
 
     Entries of published events stay in the index while any transaction is older than they are, and events
-    behind a failing head of their key cannot be claimed; a claim that read from the front would walk over
-    all of them each time. Whatever comes to lie behind the cursor is found by a sweep from the front: once
-    a second or, where the walk to the first thing to claim costs more, for a twentieth of the time, but at
-    least twice a minute.
+    behind a failing head of their key cannot be claimed. A claim that read from the front would read all of
+    them each time. An event that becomes claimable behind the cursor is found by a sweep from the front: once
+    a second, or less often if the sweep is slow (a twentieth of the time), but at least twice a minute.
+
+    With a batch of 2, and positions written as their seq::
+
+        index     next()  claim reads  advance(...)                     next position
+        1 2 3 4   START   1 2          truncated, found: a sweep ends   2
+        1 2 3 4   2       3 4          truncated, found                 4
+        3 4 5     4       5            not truncated                    5 s before now, or 5 if earlier
+        1 5       (1 s later)
+        1 5       START   1 5          a sweep: 1 was due again         5
 
     Args:
         clock: monotonic seconds.
@@ -68,7 +76,7 @@ class ClaimCursor:
         self._sweep_at = float("-inf")
 
     def next(self) -> Position:
-        """Return where the coming claim begins to read."""
+        """Return the position behind which the next claim reads."""
         if not self._sweeping and self._clock() >= self._sweep_at:
             self._sweeping = True
             self._swept_at = self._clock()
@@ -77,11 +85,11 @@ class ClaimCursor:
         return self._position
 
     def advance(self, read: Scan, *, seconds: float) -> None:
-        """Go on behind what a claim has read in so many ``seconds``."""
+        """Move behind the part that a claim has read, which took ``seconds``."""
         self._position = max(self._position, read.position)
         if self._sweeping:
             self._sweep_seconds += seconds
-        if not read.full:
+        if not read.truncated:
             # A row can be seen from its commit on, but is sorted by the start of its transaction.
             seen = read.now - _GRACE, 0
             is_dear = self._sweeping and self._sweep_seconds > _CHEAP_SECONDS
@@ -89,9 +97,9 @@ class ClaimCursor:
         if self._sweeping:
             pause = max(_SWEEP_SECONDS, _SWEEP_SHARE * self._sweep_seconds)
             self._sweep_at = self._swept_at + min(pause, _SWEEP_MAX_SECONDS)
-            self._sweeping = read.full and not read.fruitful
+            self._sweeping = read.truncated and not read.found_any
 
     def rewind(self) -> None:
-        """Let the coming claim read from the front."""
+        """Let the next claim read from the front."""
         self._sweeping = False
         self._sweep_at = float("-inf")

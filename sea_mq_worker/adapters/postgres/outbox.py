@@ -223,7 +223,7 @@ class PostgresOutboxAdapter:
         head, events = _split(rows)
         full = len(events) == batch_max or head["cut"]
         for cursor, name in ((self._fresh, "fresh"), (self._retries, "retry")):
-            read = Scan(_position(head, name), now=head["at"], full=full, fruitful=bool(events))
+            read = Scan(_position(head, name), now=head["at"], truncated=full, found_any=bool(events))
             cursor.advance(read, seconds=seconds)
         return _claim_of(owner, head, events, more=full)
 
@@ -247,7 +247,7 @@ class PostgresOutboxAdapter:
             (self._fresh, "fresh", fresh_full),
             (self._retries, "retry", retries_full),
         ):
-            read = Scan(_position(head, name), now=head["at"], full=full or cut, fruitful=bool(events))
+            read = Scan(_position(head, name), now=head["at"], truncated=full or cut, found_any=bool(events))
             cursor.advance(read, seconds=seconds)
         return _claim_of(owner, head, events, more=cut or fresh_full or (retries_full and retry_places > 0))
 

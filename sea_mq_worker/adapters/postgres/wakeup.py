@@ -1,13 +1,24 @@
 """PostgresWakeup: LISTEN, with producers that notify only while somebody listens for it.
 
-NOTIFY serialises the commits of all transactions that use it, so producers are spared it while relays are
-busy. A relay goes on watch by taking an advisory lock exclusively; the insert trigger (outbox_notify) tries
-the same lock shared and sends a notification only where it is refused.
+NOTIFY serialises the commits of all transactions that use it, so producers send none while workers are busy.
+A worker watches by holding an advisory lock exclusively. The insert trigger (outbox_notify) tries the same
+lock shared, and sends a notification only if it does not get the lock.
 
-No commit is lost in between. A producer that got the lock shared keeps it until its commit is visible, so the
-watch begins only after all silent commits. ``wait`` therefore returns once when a watch has begun, and the
-claim that the caller makes then sees them; every later insert notifies. One relay on watch is enough for all:
-the others see its lock and only listen.
+    worker                       advisory lock        producer
+      |  claim finds nothing       (free)
+      |                             shared  <-------  INSERT: gets the lock, sends nothing
+      |  try exclusive: refused     shared
+      |  wait for it ...            shared
+      |                             (free)  <-------  COMMIT: the event is visible, the lock is free
+      |  watch begins              EXCLUSIVE
+      |  claim again: finds it     EXCLUSIVE
+      |  claim finds nothing       EXCLUSIVE
+      |  sleep                     EXCLUSIVE <------  INSERT: does not get the lock, notifies at its commit
+      |  woken: unlock, claim       (free)
+
+No commit is lost. A silent producer keeps the shared lock until its commit is visible, so a watch begins only
+after all silent commits. ``wait`` returns once when a watch has begun, and the caller's next claim sees these
+events; every later insert notifies. One watching worker is enough: the others see its lock and only listen.
 """
 
 import asyncio
@@ -27,7 +38,7 @@ _CONNECT_SECONDS = 10.0
 _STATEMENT_SECONDS = 5.0
 _HEARTBEAT_SECONDS = 30.0
 _LOOK_SECONDS = 1.0
-"""The driver does not tell every end of a connection to its listeners."""
+"""Interval at which the connection is checked: the driver does not report every end of a connection."""
 _RECONNECT_SECONDS = 0.5
 _RECONNECT_MAX_SECONDS = 30.0
 _LOCK_MILLISECONDS = "50"
@@ -36,9 +47,9 @@ _QUIET_SECONDS = 0.1
 """After a notification, more are likely: claims are made every 10 ms, and producers need not notify."""
 _NAP_SECONDS = 0.01
 _SETTLE_SECONDS = 0.1
-"""Longer than a claim that found nothing: one that began before the watch is repeated."""
+"""Longer than a claim that finds nothing, so that a claim that began before the watch is repeated."""
 _RELY_SECONDS = 4.0
-"""How long another relay's watch is relied on before looking again."""
+"""How long a worker relies on the watch of another one before it checks again."""
 
 _IDENTITY = "SELECT hashtext(current_schema()::text) AS key, pg_backend_pid() AS pid"
 _TRY_WATCH = """
@@ -66,12 +77,12 @@ class _Watch(enum.StrEnum):
 class PostgresWakeup:
     """Ends waits when a producer commits; see ``ports.wakeup.Wakeup``.
 
-    Has one connection of its own, direct to the server, and any number of callers, who must claim between
-    two waits. Where it cannot listen, waits last their time-out, and it tries again by itself.
+    It has one connection of its own, direct to the server, and any number of callers, who must claim between
+    two waits. While it cannot listen, waits last until their time-out, and it keeps trying to connect.
     """
 
     def __init__(self, *, dsn: str, schema: str, application_name: str = "sea_mq_worker wakeup") -> None:
-        """Serve the outbox of ``schema``; nothing is asked of the database yet."""
+        """Serve the outbox of ``schema``, without a query yet."""
         self._dsn = dsn
         self._settings = {
             **session_settings(schema, application_name),
@@ -92,7 +103,7 @@ class PostgresWakeup:
 
     @property
     def listening(self) -> bool:
-        """Tell whether a commit can end a wait now."""
+        """Whether a commit can end a wait now."""
         return self._listening.is_set()
 
     async def start(self) -> None:
@@ -143,7 +154,7 @@ class PostgresWakeup:
         self._wake_all()
 
     async def _begin_watch(self) -> bool:
-        """Make sure that producers notify; False: not now, because some that do not are still at it."""
+        """Make producers notify; False: not yet, because transactions of silent producers are still open."""
         loop = asyncio.get_running_loop()
         async with self._turn:
             if self._is_watched(loop.time()):
