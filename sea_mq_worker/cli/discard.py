@@ -1,7 +1,7 @@
 """``outbox discard``: DEAD events that can never be sent are given up."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 from uuid import UUID
 
@@ -66,13 +66,11 @@ def discard(
     mended can be replayed.
     """
     which = event_filter(
-        (EventState.DEAD,),
-        type_=type_, key=key, aggregate=aggregate, correlation=correlation,
+        (EventState.DEAD,), ids=ids, type_=type_, key=key, aggregate=aggregate, correlation=correlation,
         since=since, until=until, error=error,
     )  # fmt: skip
     if not any((ids, type_, key, aggregate, correlation, since, until, error)):
         abort(f"say which events: {_CHOICES}", EXIT_USAGE)
-    which = replace(which, ids=tuple(ids) if ids else None)
 
     async def work(settings: "Settings") -> DiscardOutput:
         chosen = await _chosen(settings, which, cap)

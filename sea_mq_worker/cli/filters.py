@@ -1,5 +1,6 @@
 """Filters of events and of dead letters: the options that several commands take, and what they make."""
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
 from uuid import UUID
@@ -34,6 +35,7 @@ def event_filter(
     since: datetime | None,
     until: datetime | None,
     error: str | None,
+    ids: Sequence[UUID] | None = None,
 ) -> "OutboxFilter":
     """Return the filter of events that the options of a command describe."""
     from sea_mq_worker.domain.read_models import OutboxFilter
@@ -41,6 +43,7 @@ def event_filter(
     aggregate_type, _, aggregate_id = (aggregate or "").partition("/")
     return OutboxFilter(
         states=states,
+        ids=tuple(ids) if ids else None,
         event_type=type_,
         ordering_key=key,
         aggregate_type=aggregate_type or None,

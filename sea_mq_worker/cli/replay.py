@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 from uuid import UUID
 
@@ -104,14 +104,13 @@ def replay(
     has put back what it has told; that is published, and --resume goes on with the rest.
     """
     which = event_filter(
-        _replayable(state),
-        type_=type_, key=key, aggregate=aggregate, correlation=correlation,
+        _replayable(state), ids=ids, type_=type_, key=key, aggregate=aggregate, correlation=correlation,
         since=since, until=until, error=error,
     )  # fmt: skip
     chosen_by = any((ids, state, type_, key, aggregate, correlation, since, until, error))
     _check_choice(chosen_by=chosen_by, resume=resume, reason=reason)
     order = ReplayRequest(
-        which=replace(which, ids=tuple(ids) if ids else None), actor=actor, reason=reason, resume=resume,
+        which=which, actor=actor, reason=reason, resume=resume,
         cap=cap, per_second=rate, ahead=ahead, dry_run=dry_run, yes=yes,
     )  # fmt: skip
     result = run_command(lambda settings: _carry_out(order, settings), needs=("database_url",))
