@@ -10,7 +10,7 @@ from sea_mq_worker.cli.support import EXIT_USAGE, JsonOption, abort, print_json,
 from sea_mq_worker.domain.read_models import Depth
 
 if TYPE_CHECKING:
-    from sea_mq_worker.adapters.postgres.schema.migrations import Plan
+    from sea_mq_worker.domain.schema_records import MigrationPlan
     from sea_mq_worker.settings import Settings
 
 
@@ -62,7 +62,7 @@ def migrate(
     run_command(work, needs=("database_url",))
 
 
-def _tell_plan(plan: "Plan") -> None:
+def _tell_plan(plan: "MigrationPlan") -> None:
     for name in plan.missing:
         typer.echo(f"would apply {name}")
     if not plan.missing:

@@ -11,9 +11,9 @@ from sea_mq_worker.cli.arguments import LimitOption, SinceOption, UntilOption
 from sea_mq_worker.cli.filters import (
     ConsumerOption,
     DetailOption,
-    LetterTypeOption,
+    OriginalTypeOption,
     SubjectOption,
-    letter_filter,
+    dead_letter_filter,
 )
 from sea_mq_worker.cli.summary import GroupsOption, tell_groups
 from sea_mq_worker.cli.support import (
@@ -46,7 +46,7 @@ def list_(
     reason: Annotated[
         Reason | None, typer.Option("--reason", "--dlq-reason", help="Dead-lettered for this reason.")
     ] = None,
-    type_: LetterTypeOption = None,
+    type_: OriginalTypeOption = None,
     subject: SubjectOption = None,
     consumer: ConsumerOption = None,
     since: SinceOption = None,
@@ -57,10 +57,10 @@ def list_(
     json: JsonOption = False,
 ) -> None:
     """List dead letters, the oldest first, without their content."""
-    which = letter_filter(reason, subject, consumer, since, until, error, type_, after_seq=after)
+    which = dead_letter_filter(reason, subject, consumer, since, until, error, type_, after_seq=after)
 
     async def work(settings: "Settings") -> None:
-        from sea_mq_worker.adapters.nats.manage.dead_letters import DeadLetterSummary
+        from sea_mq_worker.domain.dead_letter_records import DeadLetterSummary
         from sea_mq_worker.operations.broker import dead_letters
 
         async with dead_letters(settings) as stream:
@@ -86,7 +86,7 @@ def summary(
     json: JsonOption = False,
 ) -> None:
     """Count dead letters by reason, subject, consumer and detail, the most frequent first."""
-    which = letter_filter(None, None, None, since, until, None)
+    which = dead_letter_filter(None, None, None, since, until, None)
 
     async def work(settings: "Settings") -> None:
         from sea_mq_worker.operations.broker import dead_letters

@@ -7,11 +7,11 @@ from uuid import UUID
 
 import typer
 
+from sea_mq_worker.domain.dead_letter_records import DeadLetterFilter
 from sea_mq_worker.domain.dead_letters import Reason
 from sea_mq_worker.domain.events import EventState
 
 if TYPE_CHECKING:
-    from sea_mq_worker.adapters.nats.manage.dead_letters import LetterFilter
     from sea_mq_worker.domain.read_models import OutboxFilter
 
 ErrorOption = Annotated[str | None, typer.Option("--error", help="Part of the last error.")]
@@ -21,7 +21,7 @@ AggregateOption = Annotated[str | None, typer.Option("--aggregate", metavar="TYP
 CorrelationOption = Annotated[UUID | None, typer.Option("--correlation", help="Correlation id.")]
 SubjectOption = Annotated[str | None, typer.Option("--subject", help="Original subject, exactly.")]
 ConsumerOption = Annotated[str | None, typer.Option("--consumer", help="Received by this durable consumer.")]
-LetterTypeOption = Annotated[str | None, typer.Option("--type", help="Original event type.")]
+OriginalTypeOption = Annotated[str | None, typer.Option("--type", help="Original event type.")]
 DetailOption = Annotated[str | None, typer.Option("--error", help="Part of the detail.")]
 
 
@@ -55,7 +55,7 @@ def event_filter(
     )
 
 
-def letter_filter(  # noqa: PLR0917 - in the order in which commands take them
+def dead_letter_filter(  # noqa: PLR0917 - in the order in which commands take them
     reason: Reason | None,
     subject: str | None,
     consumer: str | None,
@@ -64,11 +64,9 @@ def letter_filter(  # noqa: PLR0917 - in the order in which commands take them
     error: str | None,
     event_type: str | None = None,
     after_seq: int = 0,
-) -> "LetterFilter":
+) -> DeadLetterFilter:
     """Make a filter of dead letters of what several commands take."""
-    from sea_mq_worker.adapters.nats.manage.dead_letters import LetterFilter
-
-    return LetterFilter(
+    return DeadLetterFilter(
         reason=reason or "",
         subject=subject or "",
         event_type=event_type or "",

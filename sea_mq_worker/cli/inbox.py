@@ -7,7 +7,6 @@ from uuid import UUID
 
 import typer
 
-from sea_mq_worker.adapters.postgres.operator.pagination import READ_MAX
 from sea_mq_worker.cli.arguments import ActorOption, LimitOption, ReasonOption, SinceOption, UntilOption
 from sea_mq_worker.cli.filters import ErrorOption
 from sea_mq_worker.cli.pagination import AfterOption, ReadOption, print_list
@@ -23,6 +22,7 @@ from sea_mq_worker.cli.support import (
     query_database,
     run_command,
 )
+from sea_mq_worker.domain.pagination import READ_MAX
 from sea_mq_worker.domain.read_models import InboxFilter, InboxState
 
 if TYPE_CHECKING:

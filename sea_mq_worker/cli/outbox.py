@@ -7,7 +7,6 @@ from uuid import UUID
 
 import typer
 
-from sea_mq_worker.adapters.postgres.operator.pagination import READ_MAX
 from sea_mq_worker.cli import discard, replay
 from sea_mq_worker.cli.arguments import ActorOption, LimitOption, ReasonOption, SinceOption, UntilOption
 from sea_mq_worker.cli.filters import (
@@ -31,6 +30,7 @@ from sea_mq_worker.cli.support import (
     run_command,
 )
 from sea_mq_worker.domain.events import EventState
+from sea_mq_worker.domain.pagination import READ_MAX
 
 if TYPE_CHECKING:
     from sea_mq_worker.settings import Settings

@@ -5,9 +5,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-from sea_mq_worker.adapters.nats.manage.dead_letters import DeadLetterSummary
-from sea_mq_worker.adapters.nats.manage.topology import Difference
-from sea_mq_worker.adapters.postgres.schema.partitions import Partition
 from sea_mq_worker.cli.database import Depths
 from sea_mq_worker.cli.discard import DiscardOutput
 from sea_mq_worker.cli.inbox import Closed, Resumed
@@ -17,14 +14,17 @@ from sea_mq_worker.cli.redrive import Counted
 from sea_mq_worker.cli.replay import Replayed
 from sea_mq_worker.cli.summary import Summary
 from sea_mq_worker.doctor import Finding
+from sea_mq_worker.domain.dead_letter_records import DeadLetterSummary
 from sea_mq_worker.domain.read_models import InboxRecord, OperatorAction, OutboxDetail, OutboxSummary
+from sea_mq_worker.domain.schema_records import Partition
+from sea_mq_worker.domain.topology import Difference
 from sea_mq_worker.operations.broker import Applied
 from sea_mq_worker.operations.dead_letters import DeadLetterOutcome
 from sea_mq_worker.operations.lookup_report import LookupReport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShownLetter(DeadLetterSummary):
+class ShownDeadLetter(DeadLetterSummary):
     """All of a dead letter; ``payload`` in base64 where it is no UTF-8."""
 
     headers: Mapping[str, str]
@@ -52,7 +52,7 @@ OUTPUTS: Mapping[str, object] = MappingProxyType(
         "inbox resume": Resumed,
         "dlq list": list[DeadLetterSummary],
         "dlq summary": Summary,
-        "dlq show": ShownLetter,
+        "dlq show": ShownDeadLetter,
         "dlq redrive": list[DeadLetterOutcome] | Counted,
         "dlq purge": list[DeadLetterOutcome] | Counted,
         "partitions list": list[Partition],

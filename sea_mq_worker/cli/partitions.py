@@ -28,11 +28,10 @@ def enable(
     """
 
     async def work(settings: "Settings") -> None:
-        from sea_mq_worker.adapters.postgres.schema.partitions import partitioning_script
-        from sea_mq_worker.operations.database import enable_partitions
+        from sea_mq_worker.operations.database import enable_partitions, partitioning_sql
 
         if dry_run:
-            typer.echo(partitioning_script())
+            typer.echo(partitioning_sql())
         elif await enable_partitions(settings, actor=actor, reason=reason):
             typer.echo("the outbox is in partitions now; `partitions list` shows them")
         else:

@@ -17,7 +17,7 @@ from sea_mq_worker.cli.support import EXIT_USAGE, JsonOption, abort, print_json,
 from sea_mq_worker.domain.read_models import DroppedPartition, KeptPartition, Prunable, PruneResult
 
 if TYPE_CHECKING:
-    from sea_mq_worker.adapters.postgres.operator.pruning import OnProgress
+    from sea_mq_worker.domain.read_models import OnProgress
     from sea_mq_worker.settings import Settings
 
 _COUNT_SECONDS_MAX = 30.0

@@ -17,9 +17,9 @@ from sea_mq_worker.cli.arguments import (
 from sea_mq_worker.cli.filters import (
     ConsumerOption,
     DetailOption,
-    LetterTypeOption,
+    OriginalTypeOption,
     SubjectOption,
-    letter_filter,
+    dead_letter_filter,
 )
 from sea_mq_worker.cli.support import (
     EXIT_FAILED,
@@ -32,10 +32,10 @@ from sea_mq_worker.cli.support import (
     progress,
     run_command,
 )
+from sea_mq_worker.domain.dead_letter_records import DeadLetterFilter
 from sea_mq_worker.domain.dead_letters import Reason
 
 if TYPE_CHECKING:
-    from sea_mq_worker.adapters.nats.manage.dead_letters import LetterFilter
     from sea_mq_worker.operations.dead_letters import DeadLetterOutcome
     from sea_mq_worker.settings import Settings
 
@@ -62,7 +62,7 @@ def redrive(
     reason: ReasonOption,
     actor: ActorOption,
     dlq_reason: DlqReasonOption = None,
-    type_: LetterTypeOption = None,
+    type_: OriginalTypeOption = None,
     subject: SubjectOption = None,
     consumer: ConsumerOption = None,
     since: SinceOption = None,
@@ -78,7 +78,7 @@ def redrive(
 
     It stops after ten in a row without an effect. Cut short, the same command goes on: what was done is gone.
     """
-    which = letter_filter(dlq_reason, subject, consumer, since, until, error, type_)
+    which = dead_letter_filter(dlq_reason, subject, consumer, since, until, error, type_)
 
     async def work(settings: "Settings") -> None:
         from sea_mq_worker.operations.redrive import redriver
@@ -100,7 +100,7 @@ def purge(
     reason: ReasonOption,
     actor: ActorOption,
     dlq_reason: DlqReasonOption = None,
-    type_: LetterTypeOption = None,
+    type_: OriginalTypeOption = None,
     subject: SubjectOption = None,
     consumer: ConsumerOption = None,
     since: SinceOption = None,
@@ -113,7 +113,7 @@ def purge(
     json: JsonOption = False,
 ) -> None:
     """Delete dead letters for good; the inbox notes that their messages are given up (CLOSED)."""
-    which = letter_filter(dlq_reason, subject, consumer, since, until, error, type_)
+    which = dead_letter_filter(dlq_reason, subject, consumer, since, until, error, type_)
 
     async def work(settings: "Settings") -> None:
         from sea_mq_worker.operations.purge import purger
@@ -134,13 +134,12 @@ def purge(
 
 
 async def _chosen(
-    settings: "Settings", seqs: Sequence[int], which: "LetterFilter", *, every: bool, cap: int
+    settings: "Settings", seqs: Sequence[int], which: DeadLetterFilter, *, every: bool, cap: int
 ) -> list[int]:
     """Return the sequences; by filters no more than ``cap``, or leave."""
-    from sea_mq_worker.adapters.nats.manage.dead_letters import LetterFilter
     from sea_mq_worker.operations.broker import dead_letters
 
-    filtered = which != LetterFilter()
+    filtered = which != DeadLetterFilter()
     if bool(seqs) + filtered + every != 1:
         abort(
             "say which dead letters: sequences, or --dlq-reason, --type, --subject, --consumer, --since, "

@@ -27,10 +27,11 @@ from sea_mq_worker.cli.support import (
     run_command,
 )
 from sea_mq_worker.domain.events import EventState
-from sea_mq_worker.domain.read_models import OutboxFilter, ReplayResult, ReplayStep
+from sea_mq_worker.domain.read_models import OutboxFilter
+from sea_mq_worker.domain.replay_records import ReplayResult, ReplayStep
 
 if TYPE_CHECKING:
-    from sea_mq_worker.adapters.postgres.operator.replays import Replay
+    from sea_mq_worker.domain.replay_records import Replay
     from sea_mq_worker.settings import Settings
 
 _TERMINAL = (EventState.PUBLISHED, EventState.DEAD)

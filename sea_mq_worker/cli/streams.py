@@ -9,7 +9,7 @@ import typer
 from sea_mq_worker.cli.support import EXIT_FAILED, JsonOption, echo_safe, print_json, run_command
 
 if TYPE_CHECKING:
-    from sea_mq_worker.adapters.nats.manage.topology import Change, Difference
+    from sea_mq_worker.domain.topology import Change, Difference
     from sea_mq_worker.operations.broker import Applied
     from sea_mq_worker.settings import Settings
 

@@ -10,7 +10,7 @@ from sea_mq_worker.cli.support import print_json, print_table, query_database
 from sea_mq_worker.domain.read_models import Group
 
 if TYPE_CHECKING:
-    from sea_mq_worker.adapters.postgres.operator.operations import PostgresOperations
+    from sea_mq_worker.ports.operations import Listings
 
 READ_MAX = 50_000
 """The oldest of a queue tell why it grows, and are counted in a moment."""
@@ -28,7 +28,7 @@ class Summary:
 
 
 def print_groups(
-    question: "Callable[[PostgresOperations, int], Awaitable[Sequence[Group]]]", *, what: str, json: bool
+    question: "Callable[[Listings, int], Awaitable[Sequence[Group]]]", *, what: str, json: bool
 ) -> None:
     """Ask the tables for groups and print them."""
     groups = query_database(lambda tables: question(tables, READ_MAX))

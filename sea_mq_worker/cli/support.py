@@ -15,7 +15,7 @@ from sea_mq_worker.cli.arguments import CONFIRM_ABOVE
 from sea_mq_worker.cli.table_format import cell, plain, table
 
 if TYPE_CHECKING:
-    from sea_mq_worker.adapters.postgres.operator.operations import PostgresOperations
+    from sea_mq_worker.ports.operations import Listings
     from sea_mq_worker.settings import Settings
 
 EXIT_FAILED = 1
@@ -82,11 +82,11 @@ def run_command(work: "Callable[[Settings], Awaitable[_T]]", *, needs: Collectio
         abort(str(error), EXIT_FAILED)
 
 
-def query_database(question: "Callable[[PostgresOperations], Awaitable[_T]]", *, too_long: str = "") -> _T:
+def query_database(question: "Callable[[Listings], Awaitable[_T]]", *, too_long: str = "") -> _T:
     """Ask the tables something, and translate errors into exit codes; ``too_long`` says what is quicker."""
 
     async def work(settings: "Settings") -> _T:
-        from sea_mq_worker.adapters.postgres.errors import StatementTooLongError
+        from sea_mq_worker.domain.errors import StatementTooLongError
         from sea_mq_worker.operations.database import operations
 
         async with operations(settings) as tables:

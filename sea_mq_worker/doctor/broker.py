@@ -17,6 +17,7 @@ from sea_mq_worker.adapters.nats.server_info import (
 from sea_mq_worker.doctor.broker_catalog import BrokerKind
 from sea_mq_worker.doctor.finding import Finding
 from sea_mq_worker.domain.errors import BrokerUnavailableError, ContractError
+from sea_mq_worker.domain.topology import Difference
 from sea_mq_worker.operations.broker import wanted_topology
 from sea_mq_worker.settings import Settings
 
@@ -30,7 +31,7 @@ class BrokerFacts:
     ``silent``: streams and consumers that did not answer or refused; their existence is unknown.
     """
 
-    differences: Sequence[topology.Difference]
+    differences: Sequence[Difference]
     defined: frozenset[str]
     streams: Mapping[str, StreamInfo]
     consumers: Mapping[tuple[str, str], ConsumerInfo]
@@ -109,7 +110,7 @@ class _Requests:
             self._found.append(BrokerKind.BROKER_REFUSES.finding("NATS", str(error)))
             return ()
 
-    async def differences(self, definition: Definition) -> Sequence[topology.Difference]:
+    async def differences(self, definition: Definition) -> Sequence[Difference]:
         """Compare with a file, unless it did not answer before."""
         where = _label(definition)
         if {where, stream_label(_stream(definition))} & self.silent:

@@ -28,6 +28,10 @@ class StoreTooSlowError(StoreUnavailableError):
     """PostgreSQL did not answer in time: asking for less may help."""
 
 
+class StatementTooLongError(StoreTooSlowError):
+    """A statement took longer than the settings allow."""
+
+
 class BrokerUnavailableError(UnavailableError):
     """NATS JetStream cannot serve now."""
 

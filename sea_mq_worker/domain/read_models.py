@@ -1,6 +1,6 @@
 """What operators ask for and are shown: filters, rows as records, results of actions."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -227,37 +227,6 @@ class InboxRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReplayResult:
-    """What a replay found and did.
-
-    Attributes:
-        matched: events that could be replayed; one above the cap means: more than the cap.
-        replayed: 0 in a dry run, and where more than the cap matched.
-    """
-
-    matched: int
-    replayed: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplayStep:
-    """How far a replay is.
-
-    Attributes:
-        action: its record in ``operator_actions``.
-        done: events of ``total`` that are behind it in this run.
-        replayed: events that it has put back, those of the runs before too.
-        waiting: put back and taken by no worker yet, which the replay waits for; 0: it goes on.
-    """
-
-    action: int
-    done: int
-    total: int
-    replayed: int
-    waiting: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Prunable:
     """What a prune would delete, as far as was looked: ``pages`` of the table's ``pages_of``.
 
@@ -299,6 +268,13 @@ class PruneResult:
 
     deleted: int
     dropped: Sequence[DroppedPartition] = ()
+
+
+OnProgress: TypeAlias = Callable[[int, int, int], None]
+"""Receives the pages that are done, the pages in all, and the rows changed so far."""
+
+OnPartition: TypeAlias = Callable[[DroppedPartition | KeptPartition], None]
+"""Receives each partition whose time is over, dropped or kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

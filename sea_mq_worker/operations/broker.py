@@ -17,6 +17,7 @@ from sea_mq_worker.adapters.nats.manage.definitions import (
 from sea_mq_worker.adapters.nats.server_info import stream_info
 from sea_mq_worker.connections.nats import open_nats
 from sea_mq_worker.domain.errors import ContractError
+from sea_mq_worker.domain.topology import Change, Difference
 from sea_mq_worker.resources import resource_folder
 from sea_mq_worker.settings import Settings
 
@@ -52,8 +53,8 @@ async def dead_letters(settings: Settings) -> AsyncIterator[NatsDeadLetters]:
 class Applied:
     """What ``streams apply`` made, or would make, and what still differs from the definitions."""
 
-    changes: list[topology.Change] = field(default_factory=list)
-    differences: list[topology.Difference] = field(default_factory=list)
+    changes: list[Change] = field(default_factory=list)
+    differences: list[Difference] = field(default_factory=list)
 
 
 def wanted_topology(settings: Settings, *, streams: Collection[str] = ()) -> list[Definition]:
@@ -88,7 +89,7 @@ def defined_streams(settings: Settings) -> frozenset[str]:
     return _streams_of(_definitions(settings))
 
 
-async def check_topology(settings: Settings, *, streams: Collection[str] = ()) -> list[topology.Difference]:
+async def check_topology(settings: Settings, *, streams: Collection[str] = ()) -> list[Difference]:
     """Compare streams and consumers with their definitions."""
     wanted = wanted_topology(settings, streams=streams)
     async with broker(settings) as connection:
@@ -100,7 +101,7 @@ async def apply_topology(
     *,
     streams: Collection[str] = (),
     dry_run: bool = False,
-    on_change: Callable[[topology.Change], None] = lambda _change: None,
+    on_change: Callable[[Change], None] = lambda _change: None,
 ) -> Applied:
     """Create and update streams and consumers, and compare them afterwards, unless it is a dry run."""
     wanted = wanted_topology(settings, streams=streams)
@@ -112,7 +113,7 @@ async def apply_topology(
 
 async def _compared(
     connection: NatsConnection, wanted: Sequence[Definition], settings: Settings
-) -> list[topology.Difference]:
+) -> list[Difference]:
     """Advisories are kept by a stream of this context's: without it they are nobody's business here."""
     advisories = settings.advisory_stream in _streams_of(wanted)
     return await topology.check(connection, wanted, advisories=advisories)

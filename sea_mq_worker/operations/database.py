@@ -8,9 +8,14 @@ import asyncpg
 from sea_mq_worker.adapters.postgres.connection import OPERATOR_HINTS
 from sea_mq_worker.adapters.postgres.operator.operations import PostgresOperations
 from sea_mq_worker.adapters.postgres.operator.replays import PostgresReplays
-from sea_mq_worker.adapters.postgres.schema.migrations import Plan, check_version, migrate, plan
-from sea_mq_worker.adapters.postgres.schema.partitions import PostgresPartitions, partition_outbox
+from sea_mq_worker.adapters.postgres.schema.migrations import check_version, migrate, plan
+from sea_mq_worker.adapters.postgres.schema.partitions import (
+    PostgresPartitions,
+    partition_outbox,
+    partitioning_script,
+)
 from sea_mq_worker.connections.postgres import open_pool
+from sea_mq_worker.domain.schema_records import MigrationPlan
 from sea_mq_worker.settings import Settings
 
 
@@ -19,7 +24,7 @@ async def migrate_schema(settings: Settings) -> Sequence[str]:
     return await migrate(settings.database_url.get_secret_value(), schema=settings.database_schema)
 
 
-async def plan_migration(settings: Settings) -> Plan:
+async def plan_migration(settings: Settings) -> MigrationPlan:
     """Tell which migrations are missing."""
     return await plan(settings.database_url.get_secret_value(), schema=settings.database_schema)
 
@@ -32,6 +37,11 @@ async def enable_partitions(settings: Settings, *, actor: str, reason: str) -> b
         actor=actor,
         reason=reason,
     )
+
+
+def partitioning_sql() -> str:
+    """Return the SQL by which ``enable_partitions`` divides the outbox; psql runs it, too."""
+    return partitioning_script()
 
 
 @asynccontextmanager

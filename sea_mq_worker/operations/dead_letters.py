@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
 
-from sea_mq_worker.adapters.nats.manage.dead_letters import DeadLetterEntry, LetterFilter, NatsDeadLetters
+from sea_mq_worker.adapters.nats.manage.dead_letters import NatsDeadLetters
+from sea_mq_worker.domain.dead_letter_records import DeadLetterEntry, DeadLetterFilter
 from sea_mq_worker.domain.error_fingerprint import mask_ids
 from sea_mq_worker.domain.read_models import Group
 
@@ -21,7 +22,7 @@ class DeadLetterOutcome:
 
 
 async def dead_letter_groups(
-    letters: NatsDeadLetters, which: LetterFilter, *, read_max: int, groups_max: int
+    letters: NatsDeadLetters, which: DeadLetterFilter, *, read_max: int, groups_max: int
 ) -> tuple[int, Sequence[Group]]:
     """Count dead letters by reason, subject, consumer and detail, the most frequent first.
 

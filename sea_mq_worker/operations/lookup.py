@@ -10,11 +10,12 @@ from typing import TypeVar
 from uuid import UUID
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection
-from sea_mq_worker.adapters.nats.manage.dead_letters import DeadLetterEntry, LetterFilter, NatsDeadLetters
+from sea_mq_worker.adapters.nats.manage.dead_letters import NatsDeadLetters
 from sea_mq_worker.adapters.nats.manage.lost_events import lost_since
-from sea_mq_worker.adapters.nats.manage.message_location import StoredMessage, consumer_deliveries, locate
+from sea_mq_worker.adapters.nats.manage.message_location import consumer_deliveries, locate
 from sea_mq_worker.adapters.nats.publish.search import find_messages
 from sea_mq_worker.adapters.postgres.operator.inspection import PostgresInspection
+from sea_mq_worker.domain.dead_letter_records import DeadLetterEntry, DeadLetterFilter
 from sea_mq_worker.domain.errors import ContractError, WorkerError
 from sea_mq_worker.domain.events import EventState
 from sea_mq_worker.domain.outcomes import Stored
@@ -26,6 +27,7 @@ from sea_mq_worker.domain.read_models import (
     OutboxFilter,
     OutboxSummary,
 )
+from sea_mq_worker.domain.stored_messages import StoredMessage
 from sea_mq_worker.domain.stream_search import SearchedId
 from sea_mq_worker.operations.broker import broker
 from sea_mq_worker.operations.database import operations
@@ -295,14 +297,14 @@ class _Broker:
             return []
         if event and not message:
             return []
-        which = LetterFilter()
+        which = DeadLetterFilter()
         if message and message.dead_letter_begun_at:
             which = replace(which, since=message.dead_letter_begun_at - _MARGIN)
         if message and message.dead_lettered_at:
             which = replace(which, until=message.dead_lettered_at + _MARGIN)
         return await self._try(f"stream {self.dlq_stream}", self._read_letters(wanted, which)) or []
 
-    async def _read_letters(self, wanted: str, which: LetterFilter) -> list[Letter]:
+    async def _read_letters(self, wanted: str, which: DeadLetterFilter) -> list[Letter]:
         letters = NatsDeadLetters(connection=self.connection, stream=self.dlq_stream)
         read = 0
         found: list[Letter] = []

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from uuid import UUID
 
-from sea_mq_worker.adapters.nats.manage.message_location import ConsumerDelivery, DeliveryState, StoredMessage
 from sea_mq_worker.domain.events import EventState
 from sea_mq_worker.domain.read_models import (
     EarlierEvent,
@@ -15,6 +14,7 @@ from sea_mq_worker.domain.read_models import (
     OutboxSummary,
 )
 from sea_mq_worker.domain.retry import can_be_sent
+from sea_mq_worker.domain.stored_messages import ConsumerDelivery, DeliveryState, StoredMessage
 from sea_mq_worker.operations.lookup import Conflicting, Found, Letter, MessageLookup
 
 _PROGRAM = "python -m sea_mq_worker"

@@ -6,12 +6,13 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from uuid import UUID
 
-from sea_mq_worker.adapters.nats.manage.dead_letters import DeadLetterEntry, NatsDeadLetters
+from sea_mq_worker.adapters.nats.manage.dead_letters import NatsDeadLetters
 from sea_mq_worker.adapters.postgres.inbox import PostgresInboxAdapter
 from sea_mq_worker.adapters.postgres.operator.operations import PostgresOperations
 from sea_mq_worker.application.inbox.lease_renewal import renewing_lease
 from sea_mq_worker.connections.handler import open_handler
 from sea_mq_worker.connections.postgres import open_pool
+from sea_mq_worker.domain.dead_letter_records import DeadLetterEntry
 from sea_mq_worker.domain.errors import ContractError, WorkerError
 from sea_mq_worker.domain.inbound import ParsedMessage, content_hash, parse_message
 from sea_mq_worker.domain.inbox_results import InboxEntry, Leased

@@ -15,10 +15,10 @@ from sea_mq_worker.adapters.postgres.connection import OPERATOR_HINTS
 from sea_mq_worker.adapters.postgres.operator.inspection import PostgresInspection
 from sea_mq_worker.adapters.postgres.operator.listings import PostgresLists
 from sea_mq_worker.adapters.postgres.operator.overview import PostgresOverview
-from sea_mq_worker.adapters.postgres.operator.pagination import READ_MAX
 from sea_mq_worker.adapters.postgres.operator.replays import PostgresReplays
 from sea_mq_worker.adapters.postgres.schema.migrations import migrate
 from sea_mq_worker.domain.events import EventState
+from sea_mq_worker.domain.pagination import READ_MAX
 from sea_mq_worker.domain.read_models import InboxFilter, InboxState, OutboxFilter
 from sea_mq_worker.operations.lookup import MessageLookup
 from sea_mq_worker.operations.lookup_report import lookup_report

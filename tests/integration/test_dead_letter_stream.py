@@ -7,7 +7,8 @@ import pytest
 import pytest_asyncio
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection
-from sea_mq_worker.adapters.nats.manage.dead_letters import LetterFilter, NatsDeadLetters
+from sea_mq_worker.adapters.nats.manage.dead_letters import NatsDeadLetters
+from sea_mq_worker.domain.dead_letter_records import DeadLetterFilter
 from sea_mq_worker.domain.dead_letters import Reason, dead_letter_message, headers_only
 from sea_mq_worker.domain.errors import ContractError
 from sea_mq_worker.domain.messages import DeadLetter, InboundMessage, OutboundMessage
@@ -87,9 +88,9 @@ async def test_a_list_is_filtered_and_bounded_and_skips_what_was_removed(world: 
     dead_letters = world.dead_letters
     assert [entry.seq for entry in await dead_letters.list()] == [1, 2, 4, 5]
     assert [entry.seq for entry in await dead_letters.list(limit=2)] == [1, 2]
-    assert [entry.seq for entry in await dead_letters.list(LetterFilter(reason="EXHAUSTED"))] == [1, 5]
-    assert [entry.seq for entry in await dead_letters.list(LetterFilter(after_seq=2))] == [4, 5]
-    by_id = await dead_letters.list(LetterFilter(message_id="0c2f3b8e-0000-4000-8000-000000000004"))
+    assert [entry.seq for entry in await dead_letters.list(DeadLetterFilter(reason="EXHAUSTED"))] == [1, 5]
+    assert [entry.seq for entry in await dead_letters.list(DeadLetterFilter(after_seq=2))] == [4, 5]
+    by_id = await dead_letters.list(DeadLetterFilter(message_id="0c2f3b8e-0000-4000-8000-000000000004"))
     assert [entry.seq for entry in by_id] == [4]
 
 

@@ -12,9 +12,10 @@ import pytest
 
 from sea_mq_worker.adapters.postgres import connection as postgres_connection
 from sea_mq_worker.adapters.postgres.connection import connect_pool
-from sea_mq_worker.adapters.postgres.schema.migrations import Plan, check_version, migrate, plan
+from sea_mq_worker.adapters.postgres.schema.migrations import check_version, migrate, plan
 from sea_mq_worker.adapters.postgres.schema.schema_owner import claim_schema
 from sea_mq_worker.domain.errors import ContractError, StoreUnavailableError
+from sea_mq_worker.domain.schema_records import MigrationPlan
 from sea_mq_worker.embedded import EmbeddedPostgres
 from sea_mq_worker.resources import resource_folder
 from tests.support import servers
@@ -79,10 +80,10 @@ async def test_each_migration_is_applied_once(empty: Database) -> None:
 
 
 async def test_a_plan_names_what_is_missing_and_changes_nothing(empty: Database) -> None:
-    first = Plan(version=0, missing=NAMES, serves_running=False)
+    first = MigrationPlan(version=0, missing=NAMES, serves_running=False)
     assert [await plan(empty.dsn), await plan(empty.dsn)] == [first, first]
     await migrate(empty.dsn)
-    assert await plan(empty.dsn) == Plan(version=len(NAMES), missing=[], serves_running=True)
+    assert await plan(empty.dsn) == MigrationPlan(version=len(NAMES), missing=[], serves_running=True)
 
 
 async def test_a_missing_schema_is_created_beside_others(empty: Database) -> None:

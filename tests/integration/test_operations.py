@@ -17,7 +17,8 @@ from sea_mq_worker.adapters.postgres.operator.operations import PostgresOperatio
 from sea_mq_worker.adapters.postgres.operator.replays import PostgresReplays
 from sea_mq_worker.adapters.postgres.outbox import PostgresOutboxAdapter
 from sea_mq_worker.domain.events import EventState
-from sea_mq_worker.domain.read_models import Depth, OutboxFilter, ReplayResult
+from sea_mq_worker.domain.read_models import Depth, OutboxFilter
+from sea_mq_worker.domain.replay_records import ReplayResult
 from tests.support.rows import add_event, add_message, opened
 from tests.support.servers import Database
 

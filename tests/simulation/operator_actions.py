@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 from uuid import UUID
 
-from sea_mq_worker.adapters.nats.manage.dead_letters import DeadLetterEntry
+from sea_mq_worker.domain.dead_letter_records import DeadLetterEntry
 from sea_mq_worker.domain.dead_letters import original_headers
 from sea_mq_worker.domain.errors import ContractError, UnavailableError
 from sea_mq_worker.domain.events import EventState

@@ -13,6 +13,7 @@ import asyncpg
 from sea_mq_worker.domain.errors import (
     ContractError,
     RowsRefusedError,
+    StatementTooLongError,
     StoreTooSlowError,
     StoreUnavailableError,
     WorkerError,
@@ -58,10 +59,6 @@ _STOP = {
     "42P07": "a table is there that `migrate` has not made; move it away, then migrate again",
 }
 """SQLSTATEs, by prefix, that somebody has to mend, and how."""
-
-
-class StatementTooLongError(StoreTooSlowError):
-    """A statement took longer than the settings allow."""
 
 
 class TableMissingError(ContractError):

@@ -4,8 +4,9 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 
-from sea_mq_worker.adapters.nats.manage.dead_letters import LetterFilter, NatsDeadLetters
+from sea_mq_worker.adapters.nats.manage.dead_letters import NatsDeadLetters
 from sea_mq_worker.admin.operator_api import DeadLetterCount, DeadLetterGroup, GroupProgress, ItemPage
+from sea_mq_worker.domain.dead_letter_records import DeadLetterFilter
 from sea_mq_worker.operations.broker import dead_letters
 from sea_mq_worker.operations.dead_letters import DeadLetterOutcome
 from sea_mq_worker.operations.purge import purger
@@ -66,7 +67,7 @@ async def purge_some(settings: Settings, group: DeadLetterGroup, *, actor: str, 
 async def _each(
     letters: NatsDeadLetters, group: DeadLetterGroup, do: Callable[[int], Awaitable[DeadLetterOutcome]]
 ) -> GroupProgress:
-    which = LetterFilter(reason=group.reason, subject=group.subject, after_seq=group.after)
+    which = DeadLetterFilter(reason=group.reason, subject=group.subject, after_seq=group.after)
     chosen = await letters.list(which, limit=_BATCH_MAX + 1, read_max=READ_MAX)
     seqs = [one.seq for one in chosen if one.seq <= group.last]
     done = failed = 0

@@ -7,7 +7,6 @@ from dataclasses import asdict
 from typing import Any, TypeVar
 from uuid import UUID
 
-from sea_mq_worker.adapters.nats.manage.dead_letters import LetterFilter
 from sea_mq_worker.adapters.postgres.operator.overview import BY_INDEX, PostgresOverview
 from sea_mq_worker.admin.operator_api import (
     ActionResult,
@@ -26,6 +25,7 @@ from sea_mq_worker.bootstrap.worker.dead_letter_groups import (
 )
 from sea_mq_worker.bootstrap.worker.serialized import SerializedCalls
 from sea_mq_worker.connections.postgres import open_pool
+from sea_mq_worker.domain.dead_letter_records import DeadLetterFilter
 from sea_mq_worker.domain.errors import ContractError
 from sea_mq_worker.domain.read_models import OutboxFilter
 from sea_mq_worker.operations.broker import dead_letters
@@ -71,7 +71,7 @@ class WorkerOperatorApi:
         return await self._run(self._event(id_))
 
     async def dead_letters(self, *, reason: str, after: int) -> ItemPage:
-        return await self._run(self._dead_letters(LetterFilter(reason=reason, after_seq=after)))
+        return await self._run(self._dead_letters(DeadLetterFilter(reason=reason, after_seq=after)))
 
     async def dead_letter_groups(self) -> ItemPage:
         return await self._run(dead_letter_groups(self._settings))
@@ -138,7 +138,7 @@ class WorkerOperatorApi:
             return None
         return RecordDetail(fields=_without(asdict(found), "payload"), body=_body(found.payload.encode()))
 
-    async def _dead_letters(self, which: LetterFilter) -> ItemPage:
+    async def _dead_letters(self, which: DeadLetterFilter) -> ItemPage:
         async with dead_letters(self._settings) as letters:
             found = await letters.list(which, limit=_PAGE + 1, read_max=READ_MAX)
         items = [_without(asdict(entry), "headers", "payload") for entry in found[:_PAGE]]

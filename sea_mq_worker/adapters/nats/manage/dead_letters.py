@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, field
 from datetime import datetime
 from types import MappingProxyType
 from typing import Any
@@ -12,6 +11,7 @@ from sea_mq_worker.adapters.nats.connection import NatsConnection, api
 from sea_mq_worker.adapters.nats.consume.decoding import stored
 from sea_mq_worker.adapters.nats.errors import ApiRefusedError
 from sea_mq_worker.adapters.nats.server_info import stream_info
+from sea_mq_worker.domain.dead_letter_records import DeadLetterEntry, DeadLetterFilter
 from sea_mq_worker.domain.dead_letters import original_headers
 from sea_mq_worker.domain.errors import ContractError
 from sea_mq_worker.domain.messages import InboundMessage
@@ -21,72 +21,7 @@ _NO_MESSAGE = 10037
 _AT_ONCE_MAX = 64
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeadLetterSummary:
-    """EVT-047-002 as it is stored, without the original's content.
-
-    Attributes:
-        seq: where it is in the dead-letter stream.
-        stored_at: since when.
-        stream_sequence: where the original is, or was, in ``stream``.
-        body_bytes: size of the original's body.
-        body_omitted: it was too large to be dead-lettered whole.
-        headers_omitted: how many of the original's headers could not be dead-lettered.
-    """
-
-    seq: int
-    stored_at: datetime
-    message_id: str
-    original_subject: str
-    reason: str
-    attempts: int
-    detail: str
-    stream: str
-    stream_sequence: int
-    consumer: str
-    body_bytes: int
-    body_omitted: bool
-    headers_omitted: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeadLetterEntry(DeadLetterSummary):
-    """All of it.
-
-    Attributes:
-        headers: the original's.
-        payload: the original's body; empty where ``body_omitted``.
-    """
-
-    headers: Mapping[str, str]
-    payload: bytes = field(repr=False)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LetterFilter:
-    """Which dead letters; empty or None means any.
-
-    Attributes:
-        subject: the original's, exactly.
-        event_type: the original's.
-        since: dead-lettered at this time or later.
-        until: dead-lettered before this time.
-        error: part of the detail, capitals and small letters alike.
-        after_seq: behind this one.
-    """
-
-    reason: str = ""
-    message_id: str = ""
-    subject: str = ""
-    event_type: str = ""
-    consumer: str = ""
-    error: str = ""
-    since: datetime | None = None
-    until: datetime | None = None
-    after_seq: int = 0
-
-
-_ALL = LetterFilter()
+_ALL = DeadLetterFilter()
 
 
 class NatsDeadLetters:
@@ -97,7 +32,7 @@ class NatsDeadLetters:
         self._stream = stream
 
     async def list(
-        self, which: LetterFilter = _ALL, *, limit: int = 100, read_max: int | None = None
+        self, which: DeadLetterFilter = _ALL, *, limit: int = 100, read_max: int | None = None
     ) -> list[DeadLetterEntry]:
         """Return up to ``limit`` entries, oldest first, of the first ``read_max`` that are looked at.
 
@@ -108,7 +43,7 @@ class NatsDeadLetters:
         return [entry async for entry in self.walk(which, limit=limit, read_max=read_max)]
 
     async def walk(
-        self, which: LetterFilter = _ALL, *, limit: int | None = None, read_max: int | None = None
+        self, which: DeadLetterFilter = _ALL, *, limit: int | None = None, read_max: int | None = None
     ) -> AsyncIterator[DeadLetterEntry]:
         """Yield them one by one, and raise, as ``list`` does."""
         found = read = 0
@@ -168,7 +103,7 @@ class NatsDeadLetters:
         found = await self._get(entry.stream, entry.stream_sequence)
         return stored(found, stream=entry.stream, consumer=entry.consumer, deliveries=entry.attempts)
 
-    async def _start(self, which: LetterFilter) -> int:
+    async def _start(self, which: DeadLetterFilter) -> int:
         """Return a sequence behind which all that match are: times grow with sequences."""
         if which.since is None:
             return which.after_seq
@@ -245,7 +180,7 @@ def _entry(message: Mapping[str, Any]) -> DeadLetterEntry:
     )
 
 
-def _matches(entry: DeadLetterEntry, which: LetterFilter) -> bool:
+def _matches(entry: DeadLetterEntry, which: DeadLetterFilter) -> bool:
     """Look at what only the headers tell."""
     exact = (
         (entry.reason, which.reason),

@@ -1,49 +1,13 @@
 """What a stream still has of one message, and how far each of its consumers is with it."""
 
-from dataclasses import dataclass
-from datetime import datetime
-from enum import StrEnum
-
 from sea_mq_worker.adapters.nats.connection import NatsConnection
 from sea_mq_worker.adapters.nats.consume.undelivered import read_back
 from sea_mq_worker.adapters.nats.errors import ApiRefusedError
 from sea_mq_worker.adapters.nats.server_info import ConsumerInfo, consumer_info, durable_consumers
 from sea_mq_worker.domain.inbound import recorded_as, storage_id
+from sea_mq_worker.domain.stored_messages import ConsumerDelivery, DeliveryState, StoredMessage
 
 _NOT_FOUND = 404
-
-
-class DeliveryState(StrEnum):
-    """How far a consumer is with a message."""
-
-    TO_COME = "TO_COME"
-    """It has not delivered it yet."""
-    DELIVERED = "DELIVERED"
-    """It has delivered it; the server does not say whether this one or one before it waits for its end."""
-    DONE = "DONE"
-    """It has acknowledged it, or was made to begin behind it."""
-    NOT_FOR_IT = "NOT_FOR_IT"
-    """Its filter leaves the message out."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConsumerDelivery:
-    """A consumer of the stream; ``before`` bounds the messages that it delivers before a message to come."""
-
-    consumer: str
-    reading: DeliveryState
-    before: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredMessage:
-    """A message as its stream has it, without its content."""
-
-    stream: str
-    seq: int
-    subject: str
-    stored_at: datetime
-    readers: tuple[ConsumerDelivery, ...] = ()
 
 
 async def locate(connection: NatsConnection, stream: str, seq: int, message_id: str) -> StoredMessage | None:

@@ -5,7 +5,6 @@ and writing it back through them would lose settings.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, assert_never
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection, api
@@ -21,6 +20,7 @@ from sea_mq_worker.adapters.nats.server_info import (
 )
 from sea_mq_worker.adapters.nats.subject_match import covers
 from sea_mq_worker.domain.errors import ContractError
+from sea_mq_worker.domain.topology import Change, Difference
 
 _SINCE: Mapping[str, tuple[int, int]] = {"allow_atomic": (2, 12), "allow_batched": (2, 14)}
 _MAX_DELIVERIES = "$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES"
@@ -28,32 +28,6 @@ _MAX_DELIVERIES = "$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES"
 
 EXISTENCE = "existence"
 """Stands for the field of a difference where the whole is missing."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
-    """A field of a stream or consumer that is not as wanted; EXISTENCE where all of it is missing."""
-
-    name: str
-    field: str
-    wanted: Any
-    found: Any
-
-    def __str__(self) -> str:
-        return f"{self.name}: {self.field} should be {self.wanted} and is {self.found}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
-    """A change of a stream or consumer: ``created`` or ``updated``, and the differences that it ended.
-
-    In a dry run, a change that would be made.
-    """
-
-    name: str
-    action: str
-    differences: tuple[Difference, ...]
-    by_setting: tuple[str, ...] = ()
 
 
 async def check(

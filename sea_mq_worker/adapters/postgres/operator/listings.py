@@ -8,14 +8,9 @@ from uuid import UUID
 import asyncpg
 
 from sea_mq_worker.adapters.postgres.connection import fetch
-from sea_mq_worker.adapters.postgres.operator.pagination import (
-    READ_MAX,
-    Page,
-    RowGoneError,
-    build_page,
-    id_bounds,
-)
+from sea_mq_worker.adapters.postgres.operator.pagination import RowGoneError, build_page, id_bounds
 from sea_mq_worker.adapters.postgres.queries import load_named
+from sea_mq_worker.domain.pagination import READ_MAX, Page
 from sea_mq_worker.domain.read_models import (
     InboxFilter,
     InboxRecord,

@@ -12,19 +12,21 @@ import asyncpg
 from sea_mq_worker.adapters.postgres.connection import fetch
 from sea_mq_worker.adapters.postgres.errors import translated
 from sea_mq_worker.adapters.postgres.operator.inspection import PostgresInspection
-from sea_mq_worker.adapters.postgres.operator.pruning import OnPartition, OnProgress, PostgresPruning, nobody
+from sea_mq_worker.adapters.postgres.operator.pruning import PostgresPruning, nobody
 from sea_mq_worker.adapters.postgres.operator.replays import PostgresReplays, as_json
 from sea_mq_worker.adapters.postgres.queries import load_queries
 from sea_mq_worker.domain.errors import WorkerError
 from sea_mq_worker.domain.read_models import (
     ActionOutcome,
+    OnPartition,
+    OnProgress,
     OutboxFilter,
     Prunable,
     PruneResult,
     Redrive,
-    ReplayResult,
     check_accountable,
 )
+from sea_mq_worker.domain.replay_records import ReplayResult
 
 
 class PostgresOperations(PostgresInspection):

@@ -1,18 +1,13 @@
 """Pages of lists: from which id to which one is read, and what is told of the end."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Generic, TypeVar
+from typing import Any
 from uuid import UUID
 
 from sea_mq_worker.domain.errors import WorkerError
+from sea_mq_worker.domain.pagination import Page, RowT
 from sea_mq_worker.domain.uuid7 import min_id_at, timestamp_of
-
-READ_MAX = 20_000
-"""So many rows are looked at in some hundredths of a second."""
-
-RowT = TypeVar("RowT")
 
 
 class RowGoneError(WorkerError):
@@ -20,23 +15,6 @@ class RowGoneError(WorkerError):
 
     def __init__(self, what: str) -> None:
         super().__init__(f"there is no {what} (any more): begin again without --after")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Page(Generic[RowT]):
-    """A part of a list.
-
-    Attributes:
-        rows: what fits, the latest first.
-        goes_on: the id behind which the next page begins; None: the list ends here.
-        read: so many rows were looked at without finding a page full; None: the page is full, or all were.
-        reached: the time back to which they go, where ``read`` is told.
-    """
-
-    rows: Sequence[RowT]
-    goes_on: UUID | None
-    read: int | None = None
-    reached: datetime | None = None
 
 
 def build_page(

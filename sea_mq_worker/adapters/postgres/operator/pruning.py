@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any
 
 import asyncpg
 
@@ -21,18 +21,19 @@ from sea_mq_worker.adapters.postgres.schema.leaf_partitions import (
     leaf_of,
     ranges,
 )
-from sea_mq_worker.domain.read_models import DroppedPartition, KeptPartition, Prunable, PruneResult
+from sea_mq_worker.domain.read_models import (
+    DroppedPartition,
+    KeptPartition,
+    OnPartition,
+    OnProgress,
+    Prunable,
+    PruneResult,
+)
 
 _PAGES = 500
 _GONE = MappingProxyType({"count": 0, "rows": 0})
 """What is found in a partition that another session has dropped."""
 _TABLES = MappingProxyType({"outbox": "outbox_events", "inbox": "inbox_messages"})
-
-OnProgress: TypeAlias = Callable[[int, int, int], None]
-"""Is told how much is done, of how much, and how many rows were changed."""
-
-OnPartition: TypeAlias = Callable[[DroppedPartition | KeptPartition], None]
-"""Is told what became of a partition whose time is over."""
 
 
 def nobody(*_told: object) -> None:

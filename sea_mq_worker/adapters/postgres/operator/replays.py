@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -14,39 +14,14 @@ from sea_mq_worker.adapters.postgres.connection import fetch, fetch_with_long_ti
 from sea_mq_worker.adapters.postgres.queries import load_named
 from sea_mq_worker.domain.errors import WorkerError
 from sea_mq_worker.domain.events import EventState
-from sea_mq_worker.domain.read_models import OutboxFilter, ReplayStep, check_accountable
+from sea_mq_worker.domain.read_models import OutboxFilter, check_accountable
+from sea_mq_worker.domain.replay_records import Chosen, Replay, ReplayStep
 
 _TERMINAL = (EventState.PUBLISHED, EventState.DEAD)
 _PORTION_MAX = 1000
 _LOOK_SECONDS = 0.5
 _TIMES = ("since", "until")
 _PAGING = ("limit", "before_id")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Replay:
-    """A replay that has begun.
-
-    Attributes:
-        id: of its record in ``operator_actions``.
-        at: when it began; None: just now.
-        through: everything up to this seq is done.
-        replayed: events that were put back so far.
-    """
-
-    id: int
-    which: OutboxFilter
-    at: datetime | None = None
-    through: int = 0
-    replayed: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Chosen:
-    """An event to put back."""
-
-    id: UUID
-    seq: int
 
 
 class PostgresReplays:

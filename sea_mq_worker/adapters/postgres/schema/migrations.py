@@ -4,7 +4,6 @@ import functools
 import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from sea_mq_worker.adapters.postgres.connection import (
 from sea_mq_worker.adapters.postgres.errors import translated
 from sea_mq_worker.adapters.postgres.opening import opening
 from sea_mq_worker.domain.errors import ContractError, FinalError
+from sea_mq_worker.domain.schema_records import MigrationPlan
 from sea_mq_worker.resources import resource_folder
 
 _MIGRATE = "python -m sea_mq_worker migrate"
@@ -33,22 +33,7 @@ _SERVES = "SELECT bool_and(coalesce(serves_from, version) <= $1) FROM sea_mq_mig
 _SERVES_FROM = re.compile(r"^-- Serves workers from version (\d+)\.$", re.MULTILINE)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """What ``migrate`` would do.
-
-    Attributes:
-        version: that of the schema; 0 where it is not there.
-        missing: names of the migrations that would be applied, in order.
-        serves_running: workers that know ``version`` may go on afterwards.
-    """
-
-    version: int
-    missing: Sequence[str]
-    serves_running: bool
-
-
-async def plan(dsn: str, *, schema: str = "public") -> Plan:
+async def plan(dsn: str, *, schema: str = "public") -> MigrationPlan:
     """Tell what ``migrate`` would do, changing nothing.
 
     Raises:
@@ -61,7 +46,7 @@ async def plan(dsn: str, *, schema: str = "public") -> Plan:
             await _check_newer(connection, found, len(_migrations()))
         scripts = _migrations()[found:]
         serving = (_SERVES_FROM.search(script.read_text(encoding="utf-8")) for script in scripts)
-        return Plan(
+        return MigrationPlan(
             version=found,
             missing=[script.stem for script in scripts],
             serves_running=all(serves and int(serves[1]) <= found for serves in serving),

@@ -1,8 +1,6 @@
 """PostgresPartitions: an outbox in partitions of a day each; see ``ports.partitions.Partitions``."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime
 
 import asyncpg
 
@@ -10,25 +8,8 @@ from sea_mq_worker.adapters.postgres.connection import fetch
 from sea_mq_worker.adapters.postgres.queries import load_queries
 from sea_mq_worker.adapters.postgres.schema.migrations import check_version, owner_session
 from sea_mq_worker.domain.read_models import check_accountable
+from sea_mq_worker.domain.schema_records import Partition
 from sea_mq_worker.resources import resource_folder
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Partition:
-    """A partition, or the table itself where it has none.
-
-    Attributes:
-        from_at: the first moment of its ids; None: it begins with the lowest one.
-        until_at: the moment behind the last.
-        is_default: holds the events that no other partition is for.
-        bytes: on disk, indexes included.
-    """
-
-    partition: str
-    from_at: datetime | None
-    until_at: datetime | None
-    is_default: bool
-    bytes: int
 
 
 class PostgresPartitions:

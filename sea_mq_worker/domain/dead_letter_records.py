@@ -1,0 +1,70 @@
+"""Dead letters as operators see them: filter, summary, and the whole entry."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetterSummary:
+    """EVT-047-002 as it is stored, without the original's content.
+
+    Attributes:
+        seq: where it is in the dead-letter stream.
+        stored_at: since when.
+        stream_sequence: where the original is, or was, in ``stream``.
+        body_bytes: size of the original's body.
+        body_omitted: it was too large to be dead-lettered whole.
+        headers_omitted: how many of the original's headers could not be dead-lettered.
+    """
+
+    seq: int
+    stored_at: datetime
+    message_id: str
+    original_subject: str
+    reason: str
+    attempts: int
+    detail: str
+    stream: str
+    stream_sequence: int
+    consumer: str
+    body_bytes: int
+    body_omitted: bool
+    headers_omitted: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetterEntry(DeadLetterSummary):
+    """All of it.
+
+    Attributes:
+        headers: the original's.
+        payload: the original's body; empty where ``body_omitted``.
+    """
+
+    headers: Mapping[str, str]
+    payload: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetterFilter:
+    """Which dead letters; empty or None means any.
+
+    Attributes:
+        subject: the original's, exactly.
+        event_type: the original's.
+        since: dead-lettered at this time or later.
+        until: dead-lettered before this time.
+        error: part of the detail, capitals and small letters alike.
+        after_seq: behind this one.
+    """
+
+    reason: str = ""
+    message_id: str = ""
+    subject: str = ""
+    event_type: str = ""
+    consumer: str = ""
+    error: str = ""
+    since: datetime | None = None
+    until: datetime | None = None
+    after_seq: int = 0
