@@ -1,4 +1,4 @@
-"""``outbox list|summary|show|replay|bury|discard``: events (Open Outbox, operator)."""
+"""``outbox list|summary|show|replay|mark-dead|discard``: events (Open Outbox, operator)."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -35,7 +35,7 @@ from sea_mq_worker.domain.pagination import READ_MAX
 if TYPE_CHECKING:
     from sea_mq_worker.settings import Settings
 
-app = typer.Typer(help="Events in the outbox: look, count, replay, bury, discard.", no_args_is_help=True)
+app = typer.Typer(help="List, count, show, replay, mark dead or discard events of the outbox.", no_args_is_help=True)
 app.command("replay")(replay.replay)
 app.command("discard")(discard.discard)
 
@@ -54,9 +54,9 @@ _TOO_LONG = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MarkedDead:
-    """The answer of `bury`: which were ended, and which were not PENDING."""
+    """Output of `mark-dead`: IDs now DEAD, and IDs left because they were not PENDING."""
 
-    buried: Sequence[str]
+    marked_dead: Sequence[str]
     left: Sequence[str]
 
 
@@ -120,22 +120,22 @@ def show(event_id: Annotated[UUID, typer.Argument(metavar="ID")], json: JsonOpti
     (print_json if json else print_fields)(asdict(event))
 
 
-@app.command("bury")
-def bury(
+@app.command("mark-dead")
+def mark_dead(
     ids: Annotated[list[UUID], typer.Argument(metavar="ID...")],
     reason: ReasonOption,
     actor: ActorOption,
     json: JsonOption = False,
 ) -> None:
-    """End PENDING events as DEAD, so that they are not published; exit 1 where one was not PENDING."""
+    """Mark PENDING events DEAD so that they are not published; exit 1 if one was not PENDING."""
 
     async def work(settings: "Settings") -> None:
         from sea_mq_worker.operations.database import operations
 
         async with operations(settings) as tables:
-            buried = await tables.mark_dead(ids, actor=actor, reason=reason)
-        left_is = "not PENDING, or in a relay's hands just now; see `python -m sea_mq_worker outbox show`"
-        output = (lambda ended, left: MarkedDead(buried=ended, left=left)) if json else None
-        print_result(buried, ids, word="buried", left_is=left_is, output=output)
+            ended = await tables.mark_dead(ids, actor=actor, reason=reason)
+        left_is = "not PENDING, or being published by a worker; see `python -m sea_mq_worker outbox show`"
+        output = (lambda ended, left: MarkedDead(marked_dead=ended, left=left)) if json else None
+        print_result(ended, ids, word="marked dead", left_is=left_is, output=output)
 
     run_command(work, needs=("database_url",))

@@ -43,7 +43,7 @@ OUTPUTS: Mapping[str, object] = MappingProxyType(
         "outbox summary": Summary,
         "outbox show": OutboxDetail,
         "outbox replay": Replayed,
-        "outbox bury": MarkedDead,
+        "outbox mark-dead": MarkedDead,
         "outbox discard": DiscardOutput,
         "inbox list": list[InboxRecord],
         "inbox summary": Summary,

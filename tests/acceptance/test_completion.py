@@ -22,7 +22,7 @@ def completed(words: str) -> set[str]:
     ("words", "offered"),
     [
         ("", {"where", "depth", "audit", "outbox", "inbox", "dlq"}),
-        ("outbox ", {"list", "summary", "show", "replay", "bury"}),
+        ("outbox ", {"list", "summary", "show", "replay", "mark-dead"}),
         ("dlq redrive --al", {"--all"}),
         ("outbox list --state DE", {"DEAD"}),
     ],

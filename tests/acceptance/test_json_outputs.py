@@ -29,7 +29,7 @@ async def test_every_command_prints_what_is_documented(world: World) -> None:
         "where": (str(letter),),
         "outbox show": (str(dead),),
         "outbox replay": (str(dead), *WHY),
-        "outbox bury": (str(pending), *WHY),
+        "outbox mark-dead": (str(pending), *WHY),
         "outbox discard": (str(pending), *WHY),
         "inbox show": (str(lost),),
         "inbox close": (str(lost), *WHY),
@@ -38,7 +38,7 @@ async def test_every_command_prints_what_is_documented(world: World) -> None:
         "dlq purge": (seq, *WHY),
         "prune": ("--before", "30d", *WHY),
     }
-    later = ["outbox replay", "outbox bury", "outbox discard", "inbox close", "inbox resume", "dlq purge"]
+    later = ["outbox replay", "outbox mark-dead", "outbox discard", "inbox close", "inbox resume", "dlq purge"]
     later += ["prune", "audit"]
     looking = [name for name in OUTPUTS if name not in {*later, *NEED_MORE}]
     assert (await world.run("prune", "--before", "30d", "--dry-run", *WHY, "--json")).code == 0

@@ -207,9 +207,9 @@ async def test_a_replay_that_is_not_clear_is_refused(
 
 async def test_bury_ends_pending_events_and_names_the_others(world: World) -> None:
     pending, published = await add_event(world.pool), await add_event(world.pool, "PUBLISHED")
-    buried = await world.run("outbox", "bury", str(pending), str(published), *WHY)
-    assert (buried.code, buried.out) == (1, "buried 1 of 2\n")
-    assert f"{published}: not PENDING" in buried.err
+    marked = await world.run("outbox", "mark-dead", str(pending), str(published), *WHY)
+    assert (marked.code, marked.out) == (1, "marked dead 1 of 2\n")
+    assert f"{published}: not PENDING" in marked.err
     shown = (await world.run("outbox", "show", str(pending), "--json")).json
     assert (shown["state"], shown["last_error"]) == ("DEAD", "ended by ann: the handler was broken")
 
@@ -335,7 +335,7 @@ async def test_depth_counts_what_the_stream_has_not_delivered(world: World) -> N
 
 async def test_the_audit_tells_who_did_what_and_why(world: World) -> None:
     event = await add_event(world.pool)
-    await world.run("outbox", "bury", str(event), *WHY)
+    await world.run("outbox", "mark-dead", str(event), *WHY)
     await world.run("prune", "--before", "0s", "--reason", "monthly", "--actor", "Bob")
 
     async def listed(*options: str) -> list[str]:

@@ -118,7 +118,7 @@ async def test_did_the_handler_ever_get_a_message(world: World) -> None:
 
 async def test_who_changed_something_last_night(world: World) -> None:
     await world.run(
-        "outbox", "bury", str(await add_event(world.pool)), "--reason", "sent twice", "--actor", "ann"
+        "outbox", "mark-dead", str(await add_event(world.pool)), "--reason", "sent twice", "--actor", "ann"
     )
     [listed] = await done(world, "Who changed something last night?")
     assert [said in listed.out for said in ("ann", "mark_dead", "sent twice")] == [True] * 3
@@ -183,8 +183,8 @@ async def test_redrive_one_dead_letter(world: World, system: Patient) -> None:
 
 
 async def test_keep_an_event_from_being_published(world: World) -> None:
-    [buried] = await done(world, "Keep an event from being published", EVENT=await add_event(world.pool))
-    assert (buried.code, await states(world)) == (0, {"DEAD": 1})
+    [marked] = await done(world, "Keep an event from being published", EVENT=await add_event(world.pool))
+    assert (marked.code, await states(world)) == (0, {"DEAD": 1})
 
 
 async def test_give_up_an_event_that_can_never_be_sent(world: World) -> None:
