@@ -35,7 +35,7 @@ from sea_mq_worker.domain.pagination import READ_MAX
 if TYPE_CHECKING:
     from sea_mq_worker.settings import Settings
 
-app = typer.Typer(help="List, count, show, replay, mark dead or discard events of the outbox.", no_args_is_help=True)
+app = typer.Typer(help="List, replay, mark dead or discard events of the outbox.", no_args_is_help=True)
 app.command("replay")(replay.replay)
 app.command("discard")(discard.discard)
 

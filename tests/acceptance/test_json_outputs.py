@@ -38,8 +38,15 @@ async def test_every_command_prints_what_is_documented(world: World) -> None:
         "dlq purge": (seq, *WHY),
         "prune": ("--before", "30d", *WHY),
     }
-    later = ["outbox replay", "outbox mark-dead", "outbox discard", "inbox close", "inbox resume", "dlq purge"]
-    later += ["prune", "audit"]
+    later = [
+        "outbox replay",
+        "outbox mark-dead",
+        "outbox discard",
+        "inbox close",
+        "inbox resume",
+        "dlq purge",
+    ]
+    later += ["dlq purge", "prune", "audit"]
     looking = [name for name in OUTPUTS if name not in {*later, *NEED_MORE}]
     assert (await world.run("prune", "--before", "30d", "--dry-run", *WHY, "--json")).code == 0
     assert (await world.run("dlq", "purge", "--all", "--dry-run", *WHY, "--json")).json["matched"] == 1
