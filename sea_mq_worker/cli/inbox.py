@@ -22,8 +22,7 @@ from sea_mq_worker.cli.support import (
     query_database,
     run_command,
 )
-from sea_mq_worker.domain.pagination import READ_MAX
-from sea_mq_worker.domain.read_models import InboxFilter, InboxState
+from sea_mq_worker.domain.read_models import READ_MAX, InboxFilter, InboxState
 
 if TYPE_CHECKING:
     from sea_mq_worker.settings import Settings

@@ -30,7 +30,7 @@ from sea_mq_worker.cli.support import (
     run_command,
 )
 from sea_mq_worker.domain.events import EventState
-from sea_mq_worker.domain.pagination import READ_MAX
+from sea_mq_worker.domain.read_models import READ_MAX
 
 if TYPE_CHECKING:
     from sea_mq_worker.settings import Settings

@@ -8,7 +8,7 @@ import typer
 
 from sea_mq_worker.cli.support import echo_safe, print_page
 from sea_mq_worker.cli.table_format import cell
-from sea_mq_worker.domain.pagination import Page
+from sea_mq_worker.domain.read_models import Page
 
 AfterOption = Annotated[
     UUID | None, typer.Option("--after", metavar="ID", help="Behind this one, the next page.")

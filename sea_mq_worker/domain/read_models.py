@@ -4,13 +4,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Literal, TypeAlias
+from typing import Generic, Literal, TypeAlias, TypeVar
 from uuid import UUID
 
 from sea_mq_worker.domain.events import EventState
 
 ActionOutcome: TypeAlias = Literal["done", "refused", "failed"]
 """How an operator's action ended."""
+
+
+READ_MAX = 20_000
+"""Rows that a page reads at most by default: PostgreSQL reads them in some hundredths of a second."""
+
+RowT = TypeVar("RowT")
 
 
 def check_accountable(actor: str, reason: str) -> None:
@@ -21,6 +27,23 @@ def check_accountable(actor: str, reason: str) -> None:
     """
     if not (actor.strip() and reason.strip()):
         raise ValueError("a change needs an actor and a reason, for the audit")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page(Generic[RowT]):
+    """A part of a list.
+
+    Attributes:
+        rows: what fits, the latest first.
+        goes_on: the id behind which the next page begins; None: the list ends here.
+        read: so many rows were looked at without finding a page full; None: the page is full, or all were.
+        reached: the time back to which they go, where ``read`` is told.
+    """
+
+    rows: Sequence[RowT]
+    goes_on: UUID | None
+    read: int | None = None
+    reached: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

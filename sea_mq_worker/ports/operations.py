@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Protocol
 from uuid import UUID
 
-from sea_mq_worker.domain.pagination import Page
 from sea_mq_worker.domain.read_models import (
     AuditFilter,
     Group,
@@ -14,6 +13,7 @@ from sea_mq_worker.domain.read_models import (
     OutboxDetail,
     OutboxFilter,
     OutboxSummary,
+    Page,
 )
 
 

@@ -18,8 +18,7 @@ from sea_mq_worker.adapters.postgres.operator.overview import PostgresOverview
 from sea_mq_worker.adapters.postgres.operator.replays import PostgresReplays
 from sea_mq_worker.adapters.postgres.schema.migrations import migrate
 from sea_mq_worker.domain.events import EventState
-from sea_mq_worker.domain.pagination import READ_MAX
-from sea_mq_worker.domain.read_models import InboxFilter, InboxState, OutboxFilter
+from sea_mq_worker.domain.read_models import READ_MAX, InboxFilter, InboxState, OutboxFilter
 from sea_mq_worker.operations.lookup import MessageLookup
 from sea_mq_worker.operations.lookup_report import lookup_report
 from tests.counters import budgets

@@ -10,13 +10,14 @@ import asyncpg
 from sea_mq_worker.adapters.postgres.connection import fetch
 from sea_mq_worker.adapters.postgres.operator.pagination import RowGoneError, build_page, id_bounds
 from sea_mq_worker.adapters.postgres.queries import load_named
-from sea_mq_worker.domain.pagination import READ_MAX, Page
 from sea_mq_worker.domain.read_models import (
+    READ_MAX,
     InboxFilter,
     InboxRecord,
     OutboxDetail,
     OutboxFilter,
     OutboxSummary,
+    Page,
 )
 from sea_mq_worker.domain.uuid7 import is_uuid7
 

@@ -6,7 +6,7 @@ from typing import Any
 from uuid import UUID
 
 from sea_mq_worker.domain.errors import WorkerError
-from sea_mq_worker.domain.pagination import Page, RowT
+from sea_mq_worker.domain.read_models import Page, RowT
 from sea_mq_worker.domain.uuid7 import min_id_at, timestamp_of
 
 
