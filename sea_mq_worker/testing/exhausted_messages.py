@@ -1,4 +1,4 @@
-"""In-memory fake of the stranded messages: what consumers in memory have given up."""
+"""In-memory fake of the exhausted messages: those that in-memory consumers stopped delivering."""
 
 import asyncio
 from collections.abc import Callable, Sequence

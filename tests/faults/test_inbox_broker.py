@@ -156,7 +156,7 @@ async def test_a_consumer_that_nobody_makes_anew_ends_the_worker_where_that_is_w
         await api(shared.broker, f"CONSUMER.DELETE.{stream}.{durable}")
         assert await worker.ended(within=15) == 3
     assert "streams apply" in worker.written
-    assert "nobody has mended it for 1 s" in worker.written
+    assert "it was not fixed within 1 s" in worker.written
 
 
 @pytest.mark.fault("N34")

@@ -38,13 +38,13 @@ _PROBE_MAX_SECONDS = 2.0
 _SICK_PROBE_MAX_SECONDS = 5.0
 _HEARTBEATS_PER_LEASE = 3
 _RESUME_SECONDS = 2.0
-"""How often what operators resumed is asked for, while an event type is slow."""
+"""Interval between queries for resume requests, while an event type is slow."""
 _ORPHAN_SEARCH_SECONDS = 60.0
-"""How often messages without a delivery are looked for, at the rarest."""
+"""Longest interval between two searches for orphans."""
 
 
 async def inbound_loops(base: WorkerContext) -> tuple[NatsConnection, dict[str, Loop]]:
-    """Put one consumer loop together for each durable, and one loop that rescues what was given up on.
+    """Build one consumer loop for each durable, and one loop that recovers exhausted messages.
 
     Returns the loops, and the connection that they share.
     """

@@ -1,4 +1,4 @@
-"""The end of what was opened: a goodbye to whatever answers, and a bound for what does not."""
+"""Closing of all resources, with a time limit."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -11,9 +11,9 @@ _NEXT_SECONDS = 0.1
 
 @asynccontextmanager
 async def bounded_stack() -> AsyncIterator[AsyncExitStack]:
-    """Close what is on the stack at the end of a block, in reverse order and in about a second.
+    """Close the resources on the stack at the end of a block, in reverse order and within about a second.
 
-    What is still open then is dropped. Nothing is lost with it: what had to be written is written by then.
+    Resources that are still open then are dropped. That loses nothing, because all writes are done by then.
     """
     stack = AsyncExitStack()
     try:
@@ -25,7 +25,7 @@ async def bounded_stack() -> AsyncIterator[AsyncExitStack]:
 
 
 async def abort_after_grace(task: asyncio.Task[Any]) -> None:
-    """End a task, and one after the other the goodbyes that it still waits for."""
+    """Cancel a task until it ends, once for each resource whose close it still waits for."""
     while not task.done():
         task.cancel()
         await asyncio.wait({task}, timeout=_NEXT_SECONDS)
