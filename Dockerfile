@@ -1,7 +1,7 @@
 # Two images: `worker` (the default) and `handler`, the sample that docker-compose.yml calls.
-# Everything is installed from hash-locked files. PIP_INDEX_URL may name another package index while building.
+# All packages are installed from lock files with hashes. Set PIP_INDEX_URL to use another package index.
 
-# Pin it by digest for builds that can be repeated: --build-arg PYTHON_IMAGE=python:3.13-slim@sha256:...
+# For reproducible builds, pin the image by digest: --build-arg PYTHON_IMAGE=python:3.13-slim@sha256:...
 ARG PYTHON_IMAGE=python:3.13-slim
 FROM ${PYTHON_IMAGE} AS base
 ENV PATH=/opt/venv/bin:$PATH PYTHONUNBUFFERED=1

@@ -1,4 +1,4 @@
-"""What several jobs do with frames."""
+"""Helpers for Spark DataFrames that several jobs use."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentat
 
 
 def deduplicate_by(rows: DataFrame, key: str | Sequence[str | Column], *order: str | Column) -> DataFrame:
-    """Return one row of each key: the one that comes first in the order."""
+    """Return one row per key: the first row in the given order."""
     keys = [key] if isinstance(key, str) else key
-    place = F.row_number().over(Window.partitionBy(*keys).orderBy(*order))
-    return rows.withColumn("place_of_key", place).where("place_of_key = 1").drop("place_of_key")
+    rank = F.row_number().over(Window.partitionBy(*keys).orderBy(*order))
+    return rows.withColumn("rank_in_key", rank).where("rank_in_key = 1").drop("rank_in_key")

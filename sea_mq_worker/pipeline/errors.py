@@ -1,11 +1,11 @@
-"""What goes wrong in the pipeline alone; the worker's own errors are used for everything else."""
+"""Errors that only the pipeline raises; it uses the worker's errors for everything else."""
 
 from sea_mq_worker.domain.errors import WorkerError
 
 
 class PipelineError(WorkerError):
-    """A job cannot go on; its text says what to do."""
+    """A job cannot continue; the text states what to do."""
 
 
 class DataLossError(PipelineError):
-    """Data that was to be read is no longer there, or is not what it was: nothing was skipped in silence."""
+    """Data to be read was deleted or has changed; nothing was skipped silently."""

@@ -1,7 +1,7 @@
-"""How executors reach PostgreSQL and NATS: by the worker's own settings, read where they run.
+"""Load the worker's settings in Spark's executors, which use them to connect to PostgreSQL and NATS.
 
-Plans, event logs and Spark's pages show the options of a source, so no option ever holds a secret. An
-executor reads ``SEA_MQ_*`` from its own environment, or the file that the option ``config`` names.
+Query plans, event logs and Spark's web pages show the options of a source, so no option contains a secret. An
+executor reads ``SEA_MQ_*`` from its own environment, or from the file in the option ``config``.
 """
 
 import os
@@ -11,28 +11,28 @@ from contextlib import contextmanager
 from sea_mq_worker.settings import CONFIG_VARIABLE, Settings, load_settings
 
 CONFIG = "config"
-"""Option: path of a settings file, the same on every node."""
+"""Option of a source: path of a settings file, the same on every node."""
 
 
 def executor_settings(options: Mapping[str, str], *, needs: Collection[str]) -> Settings:
     """Load the settings in this process.
 
     Raises:
-        SettingsError: one is missing or wrong here.
+        SettingsError: a setting is missing or wrong in this process.
     """
-    with config_of(options.get(CONFIG) or None):  # the next task of this process may be another job's
+    with config_of(options.get(CONFIG) or None):  # the process may run a task of another job next
         return load_settings(needs=needs)
 
 
 def access_options() -> dict[str, str]:
-    """Return the options by which executors find the settings that this process has."""
+    """Return the options that let executors load the same settings as this process."""
     path = os.environ.get(CONFIG_VARIABLE)
     return {CONFIG: path} if path else {}
 
 
 @contextmanager
 def config_of(config: str | None) -> Iterator[None]:
-    """Let what is read in the block be read with this settings file; None: with the own one."""
+    """Use this settings file inside the block; None: keep the current one."""
     if config is None:
         yield
         return

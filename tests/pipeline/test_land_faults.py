@@ -54,7 +54,7 @@ async def test_a_stream_made_again_is_landed_only_when_the_loss_is_accepted(
     await publish(server, names, [event(names, number) for number in range(8, 13)])
     await publish(server, other, [event(other, 1)])
 
-    with pytest.raises(DataLossError, match=rf"stream {names} was deleted and made again: sequence 10 was"):
+    with pytest.raises(DataLossError, match=rf"stream {names} was deleted and created again: sequence 10 of"):
         await lake.land(names, other)
 
     assert len(lake.rows(BRONZE)) == 11, "the other stream was landed"
@@ -72,7 +72,7 @@ async def test_what_retention_removed_is_named(lake: Lake, server: NatsConnectio
     await publish(server, names, [event(names, number) for number in range(10, 20)])
     await api(server, f"STREAM.PURGE.{names}", {"seq": 16})
 
-    with pytest.raises(DataLossError, match=r"sequences 11 to 15 were removed, .* go on from sequence 16"):
+    with pytest.raises(DataLossError, match=r"sequences 11 to 15 were removed, .* continue from sequence 16"):
         await lake.land(names)
 
     result = await lake.land(names, accept_loss=True)
@@ -104,10 +104,10 @@ async def test_a_stream_restored_to_an_older_state_is_found(
     shutil.rmtree(home / "jetstream")
     shutil.move(tmp_path / "backup", home / "jetstream")
     async with EmbeddedNats(home, port=port):
-        with pytest.raises(DataLossError, match=r"ends at sequence 10, while 15 was landed"):
+        with pytest.raises(DataLossError, match=r"ends at sequence 10, but 15 was landed"):
             await lake.land(names)
         await put(20, 27)
-        with pytest.raises(DataLossError, match=r"holds another message at sequence 15 "):
+        with pytest.raises(DataLossError, match=r"contains another message at sequence 15 "):
             await lake.land(names)
         result = await lake.land(names, accept_loss=True)
         assert (result.rows, result.events) == (17, 7)

@@ -1,13 +1,13 @@
-"""Drain: a backlog too large for one process, published by the worker's own relay in many Spark tasks.
+"""Publish a backlog that is too large for one process, with the worker's own publisher in many Spark tasks.
 
-Every task is a relay under a name and leases of its own, so running workers, other drains and a repeated or
-speculative task cannot publish an event side by side, and the order of each key is kept. A relay is bound by
-the speed of one core: as many tasks as the cluster has cores gain the most.
+Each task is a publisher with its own name and leases. Therefore running workers, other drains and a repeated
+or speculative task cannot publish an event at the same time, and the order of each key is kept. One core
+limits the speed of a publisher, so one task per core of the cluster is fastest.
 
-Tasks work in rounds of some seconds. A round's end brings the counts, and is where a drain stops when it is
-asked to, with every claim settled or given back. Spark itself stops a task by SIGKILL: its claims then last
-as long as their leases (``outbox_lease_seconds``), and what it published in that round is not counted. A task
-that Spark starts again goes on with what is free.
+Tasks work in rounds of some seconds. At the end of a round each task returns its counts, with every claim
+settled or given back. A requested stop takes effect there. Spark itself stops a task by SIGKILL. Its claims
+then last until their leases expire (``outbox_lease_seconds``), and the events that it published in this round
+are not counted. A task that Spark restarts continues with the events that are not claimed.
 """
 
 import asyncio
@@ -42,18 +42,18 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainResult:
-    """What a drain found and did.
+    """Result of a drain.
 
     Attributes:
         backlog: events that were due at the start.
-        tasks: relays side by side.
-        published: events that the tasks published, newer ones included; workers beside them took the others.
-        dead: events that ended DEAD in the tasks' hands.
-        due: of the backlog, still due: held by a relay, or behind an earlier event of their key.
-        postponed: of the backlog, failed and tried again later.
+        tasks: number of parallel publishers.
+        published: events published by the tasks, including new events; workers published the others.
+        dead: events that became DEAD in the tasks.
+        due: events of the backlog that are still due: claimed, or waiting for an earlier event of their key.
+        postponed: events of the backlog that failed and wait for their retry.
         seconds: duration.
-        per_second: ``published`` by the second.
-        stopped: it was asked to stop.
+        per_second: ``published`` divided by ``seconds``.
+        stopped: whether a stop was requested.
     """
 
     backlog: int
@@ -68,20 +68,20 @@ class DrainResult:
 
     @property
     def left(self) -> int:
-        """Events of the backlog that are still to be published; dead ones are not among them."""
+        """Events of the backlog that are still to be published, without dead events."""
         return self.due + self.postponed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainProgress:
-    """Where a drain is after a round.
+    """Progress of a drain after a round.
 
     Attributes:
-        left: of the backlog, still to be published.
-        published: by the tasks so far.
-        per_second: by the tasks in the last round.
-        seconds_left: at the pace of the backlog's fall so far; None: it does not fall.
-        trouble: what a task waits for, or empty.
+        left: events of the backlog that are still to be published.
+        published: events published by the tasks so far.
+        per_second: events published per second in the last round.
+        seconds_left: estimate from the backlog's decrease so far; None: the backlog does not decrease.
+        trouble: the error that a task waits out, or empty.
     """
 
     left: int
@@ -105,25 +105,25 @@ async def drain(
     dry_run: bool = False,
     round_seconds: float = ROUND_SECONDS,
 ) -> DrainResult:
-    """Publish the events that are due now, and return when none of them can be published any more.
+    """Publish the events that are due now; return when none of them can be published any more.
 
-    Events that have failed and wait for a later retry do not keep it, dead ones neither; claims of others do,
-    until they are settled or their leases run out.
+    The drain does not wait for dead events, nor for failed events that wait for a retry. It waits for events
+    claimed by others until they are settled or their leases expire.
 
     Args:
-        spark: where the tasks run; each has at most ``database_pool_max`` + 1 connections to PostgreSQL and
-            one to NATS.
-        settings: the driver's; each task reads its own.
-        stop: ends it after the round under way.
-        on_progress: is told after each round.
-        tasks: relays side by side; as many as the cluster has cores unless given.
-        until_empty: go on until nothing at all is due, what comes in meanwhile included.
+        spark: the session that runs the tasks. Each task has at most ``database_pool_max`` + 1 connections to
+            PostgreSQL and one to NATS.
+        settings: the driver's settings; each task loads its own.
+        stop: ends the drain after the current round.
+        on_progress: called after each round.
+        tasks: number of parallel publishers; default: the cluster's number of cores.
+        until_empty: continue until no event is due, including new events.
         dry_run: only count.
-        round_seconds: how long a task runs before it tells its counts.
+        round_seconds: time that a task runs before it returns its counts.
 
     Raises:
-        ContractError: PostgreSQL, the stream or an executor's settings are not as the worker needs them.
-        UnavailableError: PostgreSQL is away at the start; later it is waited for.
+        ContractError: PostgreSQL, the stream or an executor's settings do not meet the worker's requirements.
+        UnavailableError: PostgreSQL is unavailable at the start; later outages are waited out.
     """
     count = tasks or spark.sparkContext.defaultParallelism
     began = time.monotonic()
@@ -153,7 +153,7 @@ async def drain(
 
 
 class _Run:
-    """The driver's notes between rounds."""
+    """The driver's state between rounds."""
 
     def __init__(
         self,
@@ -176,26 +176,26 @@ class _Run:
         self._published_at_count = 0
 
     async def patiently(self, ask: Callable[[], Awaitable[_T]]) -> _T | None:
-        """Ask PostgreSQL until it answers; None: asked to stop while it was away."""
+        """Repeat the query until PostgreSQL is available; None: a stop was requested during the outage."""
         while True:
             try:
                 return await ask()
             except UnavailableError as error:
-                self._tell(0.0, str(error))
+                self._report(0.0, str(error))
             if self._stop.is_set():
                 return None
             await sleep_or_stop(self._stop, seconds=_AGAIN_SECONDS)
 
     async def add(self, shares: list[DrainShare], seconds: float) -> None:
-        """Take in a round's counts, and tell how it stands."""
+        """Add a round's counts and report the progress."""
         published = sum(share.published for share in shares)
         self.published += published
         self.dead += sum(share.dead for share in shares)
         await self._count()
-        self._tell(published / seconds, next((s.trouble for s in shares if s.trouble), ""))
+        self._report(published / seconds, next((s.trouble for s in shares if s.trouble), ""))
 
     async def _count(self) -> None:
-        """Count for at most a twentieth of the time; between two counts, the tasks' own work is known."""
+        """Count for at most a twentieth of the time; between counts, rely on the tasks' own counts."""
         began = time.monotonic()
         if began < self._count_at:
             return
@@ -206,7 +206,7 @@ class _Run:
         now = time.monotonic()
         self._count_at = now + _COUNT_SHARE * (now - began)
 
-    def _tell(self, per_second: float, trouble: str) -> None:
+    def _report(self, per_second: float, trouble: str) -> None:
         left = max(0, self.known.due + self.known.postponed - (self.published - self._published_at_count))
         pace = (self._first - left) / (time.monotonic() - self._began)
         self._on_progress(
@@ -222,14 +222,14 @@ class _Run:
 
 @dataclass(frozen=True, slots=True)
 class _Relay:
-    """What a task runs, for ``DataFrame.mapInArrow``; its input only says that it is one task."""
+    """The function of a task, for ``DataFrame.mapInArrow``; its input is ignored."""
 
     options: Mapping[str, str]
     since: str
     seconds: float
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Relay for a round, and tell what was done; a contract that is broken is told, not raised."""
+        """Publish for one round and yield the counts; return a ContractError in ``refused``."""
         for _ in batches:
             pass
         share, refused = DrainShare(), ""

@@ -1,1 +1,1 @@
-"""Archive: published events out of the outbox table into the lake."""
+"""The job ``archive``: move published events from the outbox table to the lake."""

@@ -1,4 +1,4 @@
-"""The digest of an archived event, computed from the lake; ``pipeline_archive.sql`` has it for the outbox."""
+"""Compute digests of archived events from the lake; ``pipeline_archive.sql`` computes those of the outbox."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,35 +10,35 @@ from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentat
 from sea_mq_worker.pipeline.lake.schemas import ARCHIVE
 
 ADDED = ("batch", "context", "date")
-"""Columns of the lake that the outbox does not have."""
+"""Columns of the lake that are not in the outbox."""
 
 KEPT = tuple(field.name for field in ARCHIVE.schema if field.name not in ADDED)
-"""Columns of the outbox that the lake keeps."""
+"""Columns of the outbox that the lake stores."""
 
 TIMES = tuple(name for name in KEPT if pa.types.is_timestamp(ARCHIVE.schema.field(name).type))
 
 _IDS = ("id", "correlation_id", "causation_id")
 _HALF = 15
-"""Hexadecimal digits of a digest that a sum takes: so many fit into a bigint on both sides."""
+"""Number of a digest's hexadecimal digits that a sum uses; 15 digits fit into a bigint in both systems."""
 
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What a set of events holds: their number, and the sums of both halves of their digests."""
+    """The content of a set of events: their number, and the sums of both halves of their digests."""
 
     rows: int
     left_sum: int
     right_sum: int
 
     def __add__(self, other: "Content") -> "Content":
-        """Return what both sets hold."""
+        """Return the content of both sets together."""
         return Content(
             self.rows + other.rows, self.left_sum + other.left_sum, self.right_sum + other.right_sum
         )
 
     @property
     def digest(self) -> str:
-        """Both sums, short."""
+        """Both sums as one short text."""
         return f"{self.left_sum:x}-{self.right_sum:x}"
 
 
@@ -46,13 +46,13 @@ NOTHING = Content(0, 0, 0)
 
 
 def keys_of(frame: DataFrame) -> pa.Table:
-    """Read of archived rows, into the driver's memory: ``id``, ``published_at``, ``digest`` and ``bytes``."""
+    """Read ``id``, ``published_at``, ``digest`` and ``bytes`` of archived rows into the driver's memory."""
     size = F.octet_length(F.concat_ws("", "payload", "headers", "metadata"))
     return frame.select("id", "published_at", _digest().alias("digest"), size.alias("bytes")).toArrow()
 
 
 def slices(keys: pa.Table, *, rows: int, size: int) -> Iterator[pa.Table]:
-    """Part what ``keys_of`` has read, so that no part has more rows, nor more bytes unless it is one row."""
+    """Split the result of ``keys_of`` into parts of at most ``rows`` rows and ``size`` bytes, or one row."""
     start, room = 0, size
     for at, weight in enumerate(keys.column("bytes").to_pylist()):
         if at > start and (at - start == rows or weight > room):
@@ -64,7 +64,7 @@ def slices(keys: pa.Table, *, rows: int, size: int) -> Iterator[pa.Table]:
 
 
 def content_of(keys: pa.Table) -> Content:
-    """Sum up what ``keys_of`` has read."""
+    """Sum up the result of ``keys_of``."""
     digests = keys.column("digest").to_pylist()
     return Content(
         rows=len(digests),
@@ -78,7 +78,7 @@ def _digest() -> Column:
 
 
 def _parts(name: str) -> tuple[Column, ...]:
-    """Return the texts of a column, none where it is null."""
+    """Return the texts of a column; a null column has none."""
     kind = ARCHIVE.schema.field(name).type
     if pa.types.is_timestamp(kind):
         return F.unix_micros(name).cast("string"), F.lit(";")

@@ -1,14 +1,16 @@
-"""Archive: published events go to the lake, are proved to be there, and then leave the outbox.
+"""Move published events to the lake, verify them there, and then delete them from the outbox.
 
-Events go in batches. A batch is read under one snapshot and written to files; the files are read back and
-compared with what PostgreSQL itself says of the same events (number and digest), then committed; what was
-committed is read once more, and only events that equal what was read are deleted. Two marks of the lake's
-table tell how far it came: ``archive <context>``, the last batch committed, and ``archived <context>``, the
-last one whose events were deleted. So a run that ended anywhere is taken up by the next one: what is in the
-lake and not yet done with is compared with the outbox and deleted there first.
+Events are processed in batches. The job reads a batch under one snapshot and writes it to files. It reads the
+files back, compares event count and digest with PostgreSQL's own, and commits the files. It then reads the
+committed batch once more and deletes only events that equal the batch.
 
-Of a partition all of which is to go, every batch is committed before anything is deleted. It is dropped whole
-if it then holds, by number and digest, exactly what was compared, and else loses its events as any other.
+Two watermarks of the lake's table record the progress: ``archive <context>``, the last committed batch, and
+``archived <context>``, the last batch whose events were deleted. A run after an interruption first compares
+the batches between these watermarks with the outbox and deletes their events.
+
+If all events of a partition can be archived, every batch is committed before anything is deleted. The
+partition is dropped if its event count and digest still equal the compared ones; otherwise its events are
+deleted.
 """
 
 from collections.abc import Sequence
@@ -59,31 +61,32 @@ def archive(
     """Move the events published before a time to the lake.
 
     Args:
-        spark: where the tasks run.
-        settings: the driver's; each task reads its own.
-        lake: its address.
-        before: past.
-        actor: who asks for it.
-        reason: why.
-        on_progress: is told after each batch, and now and then while its events are deleted.
-        batch_rows: about how many events a batch has; some 100 bytes of each are held in the driver's memory.
-        per_second: pace of the deletion, so that the worker is not hurt.
+        spark: the session that runs the tasks.
+        settings: the driver's settings; each task loads its own.
+        lake: the lake's address.
+        before: archive events published before this time, which must be in the past.
+        actor: the operator, for the audit.
+        reason: the operator's reason, for the audit.
+        on_progress: called after each batch, and from time to time while its events are deleted.
+        batch_rows: approximate number of events per batch; the driver keeps about 100 bytes of each in
+            memory.
+        per_second: approximate maximum of deleted events a second, to spare the worker.
 
     Raises:
-        DataLossError: the lake does not have what PostgreSQL has; nothing was deleted of the batch.
-        PipelineError: another archive is at work, or the lake cannot be written.
-        UnavailableError: PostgreSQL is away; run it again.
-        ContractError: PostgreSQL is not as the worker needs it.
+        DataLossError: the lake differs from PostgreSQL; no event of the batch was deleted.
+        PipelineError: another archive is running, or the lake cannot be written.
+        UnavailableError: PostgreSQL is unavailable; run the job again.
+        ContractError: PostgreSQL does not meet the worker's requirements.
     """
     if before > datetime.now(UTC):
-        raise PipelineError("the time before which events are archived must be past")
+        raise PipelineError("`before` must be in the past; choose an earlier time")
     with deletion(settings) as outbox:
         run = _Run(
             spark=spark,
             settings=settings,
             lake=lake,
             before=before,
-            who=(actor, reason),
+            actor_and_reason=(actor, reason),
             outbox=outbox,
             per_second=per_second,
             on_progress=on_progress,
@@ -99,7 +102,7 @@ def archive(
 
 
 def count(settings: Settings, lake: str, *, before: datetime) -> ArchiveResult:
-    """Tell what an archive would find, and change nothing."""
+    """Count the events that an archive would find, and change nothing."""
     table = LakeTable(lake, ARCHIVE)
     unfinished = _unfinished(table, settings)
     with snapshot(settings) as held:
@@ -114,14 +117,14 @@ class _Run:
     settings: Settings
     lake: str
     before: datetime
-    who: tuple[str, str]
+    actor_and_reason: tuple[str, str]
     outbox: Deletion
     per_second: int
     on_progress: OnProgress
     result: ArchiveResult = field(default_factory=ArchiveResult)
 
     def resume(self) -> None:
-        """Finish the batches that an earlier run has left in the lake."""
+        """Finish the batches that an earlier run left unfinished in the lake."""
         self._table.sync()
         unfinished = _unfinished(self._table, self.settings)
         self.result = replace(self.result, resumed=min(unfinished, default=None))
@@ -132,14 +135,14 @@ class _Run:
         keys = self._keys(number, self._committed_rows(number))
         if event := self.outbox.altered(keys):
             raise DataLossError(
-                f"{self._table.uri}: batch {number} was left unfinished, and event {event} is not there what"
-                " it is in the outbox. Nothing was deleted of it. Restore its files; where that cannot be"
-                " done, take its events that are still in the outbox out of the lake"
+                f"{self._table.uri}: batch {number} was left unfinished, and its event {event} differs from"
+                " the outbox. Nothing was deleted. Restore the files; if that is impossible, remove its"
+                " events that are still in the outbox from the lake"
             )
         self._delete(number, keys)
 
     def leaf(self, leaf: LeafPlan) -> None:
-        """Archive what is to go of a leaf, and drop it if that is all of it."""
+        """Archive the events of a leaf, and drop the leaf if it contains nothing else."""
         compared = NOTHING
         for pages in leaf.batches:
             if (batch := self._batch(pages)) is None:
@@ -147,7 +150,7 @@ class _Run:
             number, keys = batch
             compared += content_of(keys)
             if leaf.may_go:
-                self._tell(number, keys.num_rows)
+                self._report(number, keys.num_rows)
             else:
                 self._delete(number, keys)
         if leaf.may_go and not self._drop(leaf.leaf, compared):
@@ -155,7 +158,7 @@ class _Run:
                 self._delete(number, self._keys(number, self._committed_rows(number)))
 
     def _batch(self, pages: PageRange) -> tuple[int, pa.Table] | None:
-        """Archive the events in a range of pages; return the batch's number and keys, None: none is left."""
+        """Archive the events in a range of pages; return the batch's number and keys, None without events."""
         number = (self._table.mark(_committed(self.settings)) or 0) + 1
         with snapshot(self.settings) as held:
             wanted = content(held, self.before, pages)
@@ -173,18 +176,18 @@ class _Run:
         return number, keys
 
     def _drop(self, leaf: str, compared: Content) -> bool:
-        """Drop a partition that holds what was compared, and nothing else."""
+        """Drop a partition that contains exactly the compared events; return whether it was dropped."""
         self.outbox.check_lock()
         numbers = _unfinished(self._table, self.settings)
         selection = {"before": self.before.isoformat(), "lake": self.lake, "batches": list(numbers)}
-        told = self.outbox.drop(leaf, self.before, compared, (*self.who, selection))
-        self._tell(max(numbers, default=0), compared.rows, partition=told)
-        if isinstance(told, KeptPartition):
+        outcome = self.outbox.drop(leaf, self.before, compared, (*self.actor_and_reason, selection))
+        self._report(max(numbers, default=0), compared.rows, partition=outcome)
+        if isinstance(outcome, KeptPartition):
             return False
         self.result = replace(
             self.result,
-            deleted=self.result.deleted + told.events,
-            dropped=(*self.result.dropped, told),
+            deleted=self.result.deleted + outcome.events,
+            dropped=(*self.result.dropped, outcome),
         )
         for number in numbers:
             self._finish(number)
@@ -215,7 +218,7 @@ class _Run:
         )
 
     def _written_rows(self, files: Files) -> DataFrame:
-        """Return the rows of files that nobody else sees yet."""
+        """Return the rows of files that are not committed yet."""
         paths = [action.path for action in files.actions]
         return read_files(self.spark, self._table.uri, ARCHIVE, paths, ARCHIVE.schema.names)
 
@@ -229,25 +232,25 @@ class _Run:
             return keys_of(rows)
         except (PySparkException, Py4JError) as error:
             raise DataLossError(
-                f"{self._table.uri}: batch {number} cannot be read back, so nothing was deleted of it:"
-                f" {cause(error)[1]}"
+                f"{self._table.uri}: batch {number} cannot be read back, so none of its events was deleted;"
+                f" check the lake's files, then run again: {cause(error)[1]}"
             ) from error
 
     def _verify(self, number: int, wanted: Content, keys: pa.Table) -> None:
         found = content_of(keys)
         if found != wanted:
             raise DataLossError(
-                f"{self._table.uri}: batch {number} does not hold what PostgreSQL has: {found.rows} events"
-                f" with digest {found.digest} instead of {wanted.rows} with {wanted.digest}. Nothing was"
-                " deleted of it; look for what damages the lake's files, then run again"
+                f"{self._table.uri}: batch {number} differs from PostgreSQL: {found.rows} events"
+                f" with digest {found.digest} instead of {wanted.rows} with {wanted.digest}. None of its"
+                " events was deleted; find what damages the lake's files, then run again"
             )
 
     def _delete(self, number: int, keys: pa.Table) -> None:
-        tell = partial(self._tell, number, keys.num_rows)
-        tell(0)
+        report = partial(self._report, number, keys.num_rows)
+        report(0)
         selection = {"before": self.before.isoformat(), "lake": self.lake, "batch": number}
-        action = self.outbox.begin(*self.who, selection)
-        deleted, stayed = self.outbox.delete(keys, action, per_second=self.per_second, on_deleted=tell)
+        action = self.outbox.begin(*self.actor_and_reason, selection)
+        deleted, stayed = self.outbox.delete(keys, action, per_second=self.per_second, on_deleted=report)
         self._finish(number)
         self.result = replace(
             self.result,
@@ -258,7 +261,7 @@ class _Run:
     def _finish(self, number: int) -> None:
         self._commit(NO_FILES, Watermark(_finished(self.settings), number, after=number - 1))
 
-    def _tell(
+    def _report(
         self,
         number: int,
         rows: int,
@@ -293,7 +296,7 @@ def _finished(settings: Settings) -> str:
 
 
 def _unfinished(table: LakeTable, settings: Settings) -> range:
-    """Return the numbers of the batches that are in the lake and not yet done with in the outbox."""
+    """Return the numbers of committed batches whose events are not yet deleted from the outbox."""
     committed, finished = table.mark(_committed(settings)), table.mark(_finished(settings))
     return range((finished or 0) + 1, (committed or 0) + 1)
 

@@ -1,4 +1,4 @@
-"""The archive's hands on the outbox: one archive at a time, what is to go, and its deletion."""
+"""The archive's access to the outbox: lock, plan, verification and deletion of archived events."""
 
 import asyncio
 import json
@@ -34,16 +34,16 @@ from sea_mq_worker.pipeline.sources.tables.query import FIRST_TIME, LAST_TIME
 from sea_mq_worker.settings import Settings
 
 DELETE_ROWS = 2000
-"""Events that one transaction deletes: some ten milliseconds of the server."""
+"""Cap on the events that one transaction deletes, which takes the server some ten milliseconds."""
 
 _DELETE_BYTES = 8 * 2**20
-"""Their content, since the server computes digests of it."""
+"""Cap on the content of these events in bytes, because the server computes digests of it."""
 
 _CHUNK_PAGES = 256
 _TABLE = "outbox_events"
 
 _DROP_SECONDS_MAX = 3600
-"""Longest for reading a partition that is about to be dropped; nobody waits for it meanwhile."""
+"""Time limit for reading a partition before its drop; no other session waits for this read."""
 
 _READ_ALL = f"SET LOCAL enable_seqscan = on; SET LOCAL statement_timeout = '{_DROP_SECONDS_MAX}s'"
 _TELL_SECONDS = 2.0
@@ -51,14 +51,14 @@ _TELL_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class LeafPlan:
-    """What there is to archive in a leaf of the outbox, which is all of it or one of its partitions.
+    """The events to archive in a leaf of the outbox: the whole table, or one partition.
 
     Attributes:
-        leaf: its name.
-        fit: events.
-        unfit: events that stay, since a time of theirs is beyond what the lake can hold.
-        batches: each with a bounded number of events.
-        may_go: it is a partition whose time is over, and holds nothing else.
+        leaf: the leaf's name.
+        fit: number of events that can be archived.
+        unfit: number of events that stay, because the lake cannot store one of their times.
+        batches: page ranges, each with a limited number of events.
+        may_go: whether the leaf is a partition whose time range has passed and that contains no other events.
     """
 
     leaf: str
@@ -69,7 +69,7 @@ class LeafPlan:
 
 
 def plan(held: Snapshot, before: datetime, batch_rows: int) -> list[LeafPlan]:
-    """Look where the events are; they can only become fewer, as ``before`` is past."""
+    """Locate the events to archive; their number can only decrease, because ``before`` is in the past."""
     leaves = [leaf_of(row) for row in held.rows(LEAVES, _TABLE)]
     return [_plan_of(held, leaf, before, batch_rows) for leaf in leaves]
 
@@ -103,72 +103,72 @@ def _has_others(held: Snapshot, leaf: LeafPartition, before: datetime) -> bool:
 
 
 def content(held: Snapshot, before: datetime, pages: PageRange) -> Content:
-    """Ask PostgreSQL itself what a batch must hold."""
+    """Query from PostgreSQL the content that a batch must have."""
     statement = for_leaf(_SQL["content"], _TABLE, pages.leaf)
     (row,) = held.rows(statement, before, FIRST_TIME, LAST_TIME, pages.first, pages.end)
     return _content_of(row)
 
 
 class Deletion:
-    """Deletes archived events, under the lock that keeps other archives away."""
+    """Deletes archived events under the lock that excludes other archives."""
 
     def __init__(self, runner: asyncio.Runner, connection: asyncpg.Connection) -> None:
         self._runner = runner
         self._connection = connection
 
     def check_lock(self) -> None:
-        """Make sure that the session of the lock is alive.
+        """Check that the session with the lock is alive.
 
         Raises:
-            StoreUnavailableError: it is not, and neither is the lock.
+            StoreUnavailableError: the session has ended, and with it the lock.
         """
         self._runner.run(self._fetch("SELECT 1"))
 
     def begin(self, actor: str, reason: str, selection: Mapping[str, Any]) -> int:
-        """Open a record in the audit, and return its number."""
+        """Insert an audit record and return its number."""
         return self._runner.run(self._begin(actor, reason, selection))
 
     def altered(self, keys: pa.Table) -> str | None:
-        """Return the id of an event that is not what the lake has of it, though it is of the same time."""
+        """Return the ID of an event that differs from the lake although it was published at the same time."""
         return self._runner.run(self._altered(keys))
 
     def delete(
         self, keys: pa.Table, action: int, *, per_second: int, on_deleted: Callable[[int], None]
     ) -> tuple[int, int]:
-        """Delete the events that are still exactly what the lake has; return how many, and how many stay.
+        """Delete the events that still equal the lake's; return the numbers of deleted and of kept events.
 
         Args:
-            keys: as of ``keys_of``.
-            action: the audit's record.
-            per_second: pace.
-            on_deleted: is told how many keys are done, now and then.
+            keys: the result of ``keys_of``.
+            action: the audit record.
+            per_second: approximate maximum of deleted events a second.
+            on_deleted: called from time to time with the number of processed keys.
         """
         return self._runner.run(self._delete(keys, action, per_second, on_deleted))
 
     def drop(
         self, leaf: str, before: datetime, compared: Content, action: tuple[str, str, Mapping[str, Any]]
     ) -> DroppedPartition | KeptPartition:
-        """Drop a partition if it holds exactly what was compared with the lake, and all of it may go.
+        """Drop a partition if it contains exactly the events that were compared with the lake.
 
         Args:
-            leaf: its name.
-            before: published before.
-            compared: what the lake has of it.
-            action: who asks for it, why, and the selection, for the audit.
+            leaf: the partition's name.
+            before: all its events must be published before this time.
+            compared: the lake's content of the partition.
+            action: actor, reason and selection for the audit.
         """
         return self._runner.run(self._drop(leaf, before, compared, action))
 
     async def _drop(
         self, leaf: str, before: datetime, compared: Content, action: tuple[str, str, Mapping[str, Any]]
     ) -> DroppedPartition | KeptPartition:
-        # Each statement must see what was committed before it, above all the last, under its lock.
+        # Each statement must see all earlier commits, above all the last statement under its lock.
         with translated():
             async with self._connection.transaction(isolation="read_committed"):
                 await self._connection.execute(_READ_ALL)
                 content = for_leaf(_SQL["all_content"], _TABLE, leaf)
                 (row,) = await self._connection.fetch(content, timeout=_DROP_SECONDS_MAX)
                 if _content_of(row) != compared:
-                    return KeptPartition(name=leaf, reason="it holds other events than the lake has of it")
+                    return KeptPartition(name=leaf, reason="its events differ from those in the lake")
                 number = await self._begin(*action)
                 drop = (DROP_LEAF, leaf, before, number)
                 (row,) = await self._connection.fetch(*drop, timeout=_DROP_SECONDS_MAX)
@@ -211,12 +211,12 @@ class Deletion:
 
 @contextmanager
 def deletion(settings: Settings) -> Iterator[Deletion]:
-    """Take the lock, and provide the one session that deletes.
+    """Acquire the lock, and yield the only session that deletes events.
 
     Raises:
         PipelineError: another archive has the lock.
         StoreUnavailableError: PostgreSQL cannot be reached.
-        ContractError: it refuses the user, or is of another version.
+        ContractError: PostgreSQL refuses the user, or its version is not supported.
     """
     with asyncio.Runner() as runner:
         pool = runner.run(open_pool(settings, purpose="archive", hints=WORKER_HINTS))
@@ -236,14 +236,14 @@ async def _acquire(pool: asyncpg.Pool) -> asyncpg.Connection:
         connection = await pool.acquire()
         if not await connection.fetchval(_SQL["lock"]):
             raise PipelineError(
-                "another archive is at work on this outbox; wait until it is done (pg_stat_activity shows it"
+                "another archive is running on this outbox; wait until it ends (pg_stat_activity shows it"
                 " as 'sea_mq_worker archive')"
             )
     return connection
 
 
 async def _release(pool: asyncpg.Pool, connection: asyncpg.Connection) -> None:
-    """End the session, and the lock with it."""
+    """End the session, which releases the lock."""
     connection.terminate()
     await pool.release(connection)
 

@@ -1,4 +1,4 @@
-"""What an archive tells: where it is, and what it did."""
+"""Progress and result of an archive."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,17 +9,18 @@ from sea_mq_worker.domain.read_models import DroppedPartition, KeptPartition
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArchiveResult:
-    """What an archive found and did.
+    """Result of an archive.
 
     Attributes:
-        found: events that were to be archived, after an unfinished batch was done with.
-        unfit: events that stay in the outbox, since a time of theirs is beyond the years 2 to 9998.
-        batches: committed to the lake.
-        archived: events in them.
-        deleted: events deleted from the outbox, those of unfinished batches of an earlier run included.
-        stayed: events that are in the lake and were replayed or changed before they could be deleted.
-        resumed: the number of the first unfinished batch, taken up; None: there was none.
-        dropped: partitions that went whole, with their events among those deleted.
+        found: events to archive, counted after unfinished batches were finished.
+        unfit: events that stay in the outbox, because one of their times is outside the years 2 to 9998.
+        batches: batches committed to the lake.
+        archived: events in these batches.
+        deleted: events deleted from the outbox, including unfinished batches of an earlier run.
+        stayed: archived events that stay in the outbox, because they were replayed or changed in the
+            meantime.
+        resumed: number of the first unfinished batch of an earlier run; None: there was none.
+        dropped: dropped partitions; their events are included in ``deleted``.
     """
 
     found: int = 0
@@ -34,15 +35,15 @@ class ArchiveResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArchiveProgress:
-    """Where an archive is.
+    """Progress of an archive.
 
     Attributes:
-        batch: its number in the lake.
-        rows: events of the batch, all in the lake and verified.
-        gone: of these, done with in the outbox.
+        batch: the batch's number in the lake.
+        rows: events of the batch, all verified in the lake.
+        gone: events of the batch that are processed in the outbox.
         done: events of this run's batches so far.
-        total: events found; 0 while an unfinished batch is taken up.
-        partition: what has just become of one that could be dropped whole; None: nothing.
+        total: events to archive; 0 while an unfinished batch of an earlier run is finished.
+        partition: outcome of an attempt to drop a partition; None: there was no attempt.
     """
 
     batch: int

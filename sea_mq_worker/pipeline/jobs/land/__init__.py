@@ -1,1 +1,1 @@
-"""Land: streams into the lake."""
+"""The job ``land``: copy streams into the lake."""

@@ -1,8 +1,8 @@
-"""From a stream to the lake's bronze: a range of sequences at a time, each message once.
+"""Copy a stream into the lake's bronze table, one range of sequences at a time and each message once.
 
-The lake is the only memory. How far a stream was landed is a mark that is committed with the files, so a run
-that is killed, repeated or run twice at once can neither double a message nor leave one out. A range that
-holds only deleted messages is committed as well.
+Only the lake stores progress. The last landed sequence is a watermark that is committed with the files. A run
+that is killed, repeated or started twice can therefore neither duplicate nor omit a message. A range with
+only deleted messages is committed as well.
 """
 
 from collections.abc import Callable
@@ -30,19 +30,19 @@ _PROBED_SEQUENCES = 1000
 _PROBES = 5
 _ROWS_PER_TASK_MAX = 50_000
 _ROWS_PER_TASK_MIN = 10_000
-"""Fewer are read sooner than another Python worker has started."""
+"""Minimum rows per task; fewer rows are read faster than another Python worker starts."""
 
 
 def find_place(
     settings: Settings, bronze: LakeTable, state: StreamInfo, *, on_loss: Callable[[str], None]
 ) -> StreamProgress:
-    """Return from where the stream is to be landed, noted in the lake where that is not where it was.
+    """Return the progress of landing a stream; record in the lake if the stream was recreated or restored.
 
     Args:
-        settings: to reach the stream.
+        settings: settings for the connection to NATS.
         bronze: the table.
-        state: the stream now.
-        on_loss: told what is missing; raises unless that is accepted.
+        state: the stream's current state.
+        on_loss: called with a description of missing messages; raises unless loss is accepted.
     """
     stream, created = state.name, nanoseconds(state.created)
     place = progress_of(bronze, stream)
@@ -60,7 +60,7 @@ def find_place(
 
 
 def to_land(bronze: LakeTable, state: StreamInfo) -> StreamProgress:
-    """Return how far the stream was landed, and note nothing."""
+    """Return the progress of landing a stream, without recording anything."""
     place, created = progress_of(bronze, state.name), nanoseconds(state.created)
     return place if place.created == created else StreamProgress(stream=state.name, created=created)
 
@@ -75,10 +75,10 @@ def land_range(
     rows_max: int,
     on_loss: Callable[[str], None],
 ) -> tuple[StreamProgress, Files]:
-    """Land the next sequences, at most ``rows_max``; return where that leads and what was written.
+    """Land at most ``rows_max`` sequences; return the new progress and the written files.
 
     Raises:
-        ConflictError: another run lands this stream into this lake.
+        ConflictError: another run is landing this stream into this lake.
     """
     first = max(place.landed + 1, state.first_seq)
     last = min(state.last_seq, first + rows_max - 1)
@@ -87,12 +87,12 @@ def land_range(
         files = _write(spark, bronze, place, created=state.created, first=first, last=last)
     now = stream_state(settings, place.stream)
     if now.created != state.created:
-        raise DataLossError(f"{_made_again(place, now)}; it happened while it was read: run again")
+        raise DataLossError(f"{_made_again(place, now)}; this happened during the read: run again")
     if now.last_seq < last:
         raise DataLossError(
-            f"stream {place.stream} was restored to an older state while it was read: run again"
+            f"stream {place.stream} was restored to an older state during the read: run again"
         )
-    # What goes before anything was landed was never to be landed.
+    # Messages deleted before the first landing do not count as lost.
     if place.landed and now.first_seq > first and files.rows < last - first + 1:
         on_loss(_removed(place.stream, first, min(now.first_seq, last + 1)))
     bronze.commit(files, *place.landed_to(last))
@@ -109,7 +109,7 @@ def _write(
         "startSeq": str(first),
         "endSeq": str(last),
         "rowsPerPartition": str(min(max(share, _ROWS_PER_TASK_MIN), _ROWS_PER_TASK_MAX)),
-        "failOnDataLoss": "false",  # the caller looks for it afterwards
+        "failOnDataLoss": "false",  # the caller checks for loss afterwards
         **access_options(),
     }
     rows = spark.read.format("jetstream").options(**options).load()
@@ -119,12 +119,12 @@ def _write(
 
 
 def _restored(settings: Settings, bronze: LakeTable, place: StreamProgress, state: StreamInfo) -> str:
-    """Say what tells that the stream is at an older state than the one landed; empty: nothing does."""
+    """Describe the evidence that the stream was restored to an older state; empty if there is none."""
     if state.last_seq < place.landed:
         return (
-            f"stream {place.stream} ends at sequence {state.last_seq}, while {place.landed} was landed: it "
-            f"was restored to an older state, sequences {state.last_seq + 1} to {place.landed} are in the "
-            f"lake alone. {_find_lost('land it anew as another incarnation')}"
+            f"stream {place.stream} ends at sequence {state.last_seq}, but {place.landed} was landed: the "
+            f"stream was restored to an older state, and sequences {state.last_seq + 1} to {place.landed} "
+            f"exist only in the lake. {_find_lost('land it again as another incarnation')}"
         )
     for seq, moment in _latest(bronze, place, max(state.first_seq, place.landed - _PROBED_SEQUENCES)):
         found = message_time(settings, place.stream, seq)
@@ -133,15 +133,15 @@ def _restored(settings: Settings, bronze: LakeTable, place: StreamProgress, stat
         if found == moment:
             return ""
         return (
-            f"stream {place.stream} holds another message at sequence {seq} (stored {found.isoformat()}) "
-            f"than was landed (stored {moment.isoformat()}): it was restored to an older state and "
-            f"written to since. {_find_lost('land it anew as another incarnation')}"
+            f"stream {place.stream} contains another message at sequence {seq} (stored "
+            f"{found.isoformat()}) than was landed (stored {moment.isoformat()}): the stream was restored to "
+            f"an older state and has new messages since. {_find_lost('land it again as another incarnation')}"
         )
     return ""
 
 
 def _latest(bronze: LakeTable, place: StreamProgress, least: int) -> list[tuple[int, datetime]]:
-    """Return sequence and time of the last messages landed that the stream should still hold."""
+    """Return sequence and time of the last landed messages that the stream should still contain."""
     if least > place.landed:
         return []
     conditions = [
@@ -158,19 +158,19 @@ def _latest(bronze: LakeTable, place: StreamProgress, least: int) -> list[tuple[
 
 def _made_again(place: StreamProgress, state: StreamInfo) -> str:
     return (
-        f"stream {place.stream} was deleted and made again: sequence {place.landed} was landed of the one "
-        f"created at {moment_text(place.created)}, this one was created at {state.created}; what the former "
-        f"held behind that sequence is gone. {_find_lost('land the new one from its beginning')}"
+        f"stream {place.stream} was deleted and created again: sequence {place.landed} of the one created at "
+        f"{moment_text(place.created)} was landed, this one was created at {state.created}; later messages "
+        f"of the old stream are lost. {_find_lost('land the new stream from its beginning')}"
     )
 
 
 def _removed(stream: str, first: int, behind: int) -> str:
     return (
-        f"stream {stream}: sequences {first} to {behind - 1} were removed, by its limits or by a purge, "
+        f"stream {stream}: sequences {first} to {behind - 1} were removed by the stream's limits or a purge "
         f"before they were landed. Raise max_age and max_bytes of the stream, or land more often. "
-        f"{_find_lost(f'go on from sequence {behind}')}"
+        f"{_find_lost(f'continue from sequence {behind}')}"
     )
 
 
 def _find_lost(then: str) -> str:
-    return f"`pipeline reconcile` tells which events are missing; --accept-loss to {then}"
+    return f"`pipeline reconcile` lists the missing events; use --accept-loss to {then}"

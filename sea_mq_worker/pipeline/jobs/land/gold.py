@@ -1,8 +1,8 @@
-"""From silver to gold: events per context, type and minute, for the dates that new rows touch.
+"""Update gold from silver: events per context, type and minute, for the dates of new rows.
 
-A date is computed anew from all of silver's rows of it and replaced in one step, so a number never counts an
-event twice. An event is late when the stream stored it more than ``late_seconds`` after it occurred; where it
-does not tell when it occurred it counts, and has no part in the percentiles.
+Each affected date is recomputed from all its rows in silver and replaced in one commit, so no event counts
+twice. An event is late if the stream stored it more than ``late_seconds`` after it occurred. An event without
+a time of occurrence is counted, but is not part of the percentiles.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ def refresh(
     *,
     late_seconds: float,
 ) -> int:
-    """Bring gold as far as silver; return how many partitions were computed anew."""
+    """Update gold to the progress of silver; return the number of recomputed partitions."""
     replaced = conflicts = 0
     while True:
         serial = gold.mark(SERIAL) or 0
@@ -52,7 +52,7 @@ def refresh(
 def _due(
     silver: LakeTable, gold: LakeTable, places: Sequence[StreamProgress]
 ) -> list[tuple[StreamProgress, int, int]]:
-    """Return what silver has and gold has not: incarnation, gold's mark, silver's mark."""
+    """Return the incarnations in which silver is ahead of gold, with gold's and silver's watermarks."""
     there, here = silver.open(), gold.open()
     found = []
     for place in places:
@@ -66,7 +66,7 @@ def _due(
 def _touched(
     spark: SparkSession, silver: LakeTable, due: Sequence[tuple[StreamProgress, int, int]]
 ) -> list[Mapping[str, Any]]:
-    """Return the partitions that rows which gold does not know are in."""
+    """Return the partitions that contain rows missing in gold."""
     columns = ["stream", "incarnation", "seq", "context", "date"]
     frames = []
     for place, reached, value in due:

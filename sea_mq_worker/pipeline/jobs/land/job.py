@@ -1,7 +1,7 @@
-"""``land``: streams into the lake, as received (bronze), one row per event (silver), counted (gold).
+"""Copy streams into the lake: as received (bronze), as one row per event (silver), and as counts (gold).
 
-Each of the three steps is a commit of its own, and each begins where its table's marks say: a run that was
-killed between two of them is caught up by the next, also when no message came since.
+Each of the three steps is a separate commit and begins at its table's watermarks. If a run is killed between
+two steps, the next run completes them, also if no new message was stored.
 """
 
 import time
@@ -26,13 +26,13 @@ _BATCH_BYTES = 2 * 2**30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LandProgress:
-    """After a batch.
+    """Progress of a stream after a batch.
 
     Attributes:
-        stream: which one.
+        stream: the stream's name.
         rows: messages landed in this run so far.
-        per_second: of the batch, from the stream to silver.
-        left: sequences between the last one landed and the stream's end as this run found it.
+        per_second: messages of the batch per second, from the stream to silver.
+        left: sequences between the last landed one and the stream's end at the start of this run.
     """
 
     stream: str
@@ -43,14 +43,14 @@ class LandProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LandedStream:
-    """What became of a stream.
+    """Result for a stream.
 
     Attributes:
-        stream: which one.
-        incarnation: tells it from others of its name.
-        rows: messages put into bronze.
-        last_seq: how far it is landed now.
-        left: sequences that the stream has behind that, as this run found it.
+        stream: the stream's name.
+        incarnation: distinguishes the stream from others with the same name.
+        rows: messages added to bronze.
+        last_seq: the last landed sequence.
+        left: sequences after ``last_seq``, up to the stream's end at the start of this run.
     """
 
     stream: str
@@ -62,16 +62,17 @@ class LandedStream:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LandResult:
-    """What a run did.
+    """Result of a run.
 
     Attributes:
-        streams: by stream.
-        rows: messages put into bronze.
-        events: rows put into silver; less than ``rows`` by the copies, and more by what an earlier run left.
-        partitions: of gold, computed anew.
+        streams: result per stream.
+        rows: messages added to bronze.
+        events: rows added to silver, without copies, and including messages that an earlier run added to
+            bronze.
+        partitions: recomputed partitions of gold.
         compacted: partitions whose files were merged.
-        missing: what is missing in the lake, where that was accepted.
-        seconds: how long it took.
+        missing: descriptions of messages missing in the lake, if loss was accepted.
+        seconds: duration.
     """
 
     streams: tuple[LandedStream, ...]
@@ -85,15 +86,15 @@ class LandResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LandOptions:
-    """How to land.
+    """Options of a run.
 
     Attributes:
-        batch_rows: sequences in one commit; fewer where that would be more than 2 GiB.
-        accept_loss: go on where messages are gone that were to be landed, and say which.
-        dedupe_days: how far back copies of an id are looked for; None: in all of silver.
-        late_seconds: an event is late when it was stored more than this after it occurred.
-        compact_files: merge the files of partitions that have more small ones; None: never.
-        vacuum_hours: delete merged files and those of killed runs after so many hours; None: never.
+        batch_rows: sequences per commit; fewer if they exceed 2 GiB.
+        accept_loss: continue if messages were deleted before they were landed, and report them.
+        dedupe_days: search this many days back for copies of an ID; None: search all of silver.
+        late_seconds: an event is late if it was stored more than this after it occurred.
+        compact_files: merge the small files of a partition if there are more than this; None: never.
+        vacuum_hours: delete merged files and files of killed runs after this many hours; None: never.
     """
 
     batch_rows: int = BATCH_ROWS
@@ -114,27 +115,27 @@ def land(
     on_progress: Callable[[LandProgress], None] = lambda _progress: None,
     is_stopping: Callable[[], bool] = lambda: False,
 ) -> LandResult:
-    """Land all that the streams hold now.
+    """Land all messages that the streams contain now.
 
     Args:
         spark: the session.
-        settings: to reach NATS.
-        lake: where the tables are.
-        streams: their names.
-        options: how.
-        on_progress: told after each batch.
-        is_stopping: asked after each batch; the run then ends early and in order.
+        settings: settings for the connection to NATS.
+        lake: the lake's address.
+        streams: names of the streams.
+        options: options of the run.
+        on_progress: called after each batch.
+        is_stopping: checked after each batch; if it returns true, the run ends early without loss.
 
     Raises:
-        DataLossError: a stream does not hold what was to be landed; the others were landed.
-        ConflictError: another run lands one of the streams into this lake.
+        DataLossError: a stream lost messages before they were landed; the other streams were landed.
+        ConflictError: another run is landing one of the streams into this lake.
     """
     run = _Run(spark, settings, lake, options or LandOptions(), on_progress, is_stopping)
     return run.all(list(dict.fromkeys(streams)))
 
 
 def count(settings: Settings, *, lake: str, streams: Collection[str]) -> LandResult:
-    """Tell how much a run would have to land, in ``left``, and change nothing."""
+    """Count the sequences that a run would land, in ``left``, and change nothing."""
     table = LakeTable(lake, BRONZE)
     found = []
     for stream in dict.fromkeys(streams):
@@ -216,7 +217,7 @@ class _Run:
         )
 
     def _batch_rows(self, state: StreamInfo) -> int:
-        """Return how many sequences to land at once, fewer where messages are large."""
+        """Return the number of sequences per batch; fewer if messages are large."""
         fitting = _BATCH_BYTES * state.messages // max(state.size_bytes, 1)
         return max(1, min(self.options.batch_rows, fitting or self.options.batch_rows))
 

@@ -1,8 +1,8 @@
-"""From bronze to silver: typed columns, one row per message id.
+"""Update silver from bronze: typed columns, one row per message ID.
 
-A duplicate is a message whose id was seen before, in this stream or in another one, however long ago. The
-first copy landed wins, within a batch the one with the lowest sequence; later copies stay in bronze alone. An
-id is Nats-Msg-Id, else ce-id, else made of where and when the message was stored, which a restore keeps.
+A duplicate is a message whose ID was landed before, from any stream and at any time. The copy landed first is
+kept; within a batch, the one with the lowest sequence. Later copies exist only in bronze. The ID is
+Nats-Msg-Id, else ce-id, else derived from the place and time of storage, which a restore preserves.
 """
 
 from datetime import timedelta
@@ -15,8 +15,8 @@ from sea_mq_worker.pipeline.jobs.land.stream_progress import StreamProgress
 from sea_mq_worker.pipeline.lake.table import Conditions, ConflictError, LakeTable, Watermark
 
 SERIAL = "commits"
-"""The mark that every commit moves on: rows are compared with all that the table holds, so two at once
-cannot both be right."""
+"""Watermark that every commit increments. A commit depends on all rows of the table, so of two concurrent
+commits one must fail."""
 
 _ATTEMPTS = 5
 _SUBJECT = r"^([a-z0-9][a-z0-9_-]*)\.event\.(.+)\.v([1-9][0-9]{0,9})$"
@@ -33,15 +33,15 @@ def take(
     rows_max: int,
     dedupe_days: int | None,
 ) -> int:
-    """Bring silver as far as bronze was landed; return how many rows were new.
+    """Update silver to the progress of bronze; return the number of new rows.
 
     Args:
         spark: the session.
-        bronze: from here.
-        silver: to here.
-        place: which incarnation, and how far it was landed.
-        rows_max: sequences to take in one step.
-        dedupe_days: how many days before a batch's first message copies are looked for; None: all.
+        bronze: the source table.
+        silver: the target table.
+        place: the incarnation of the stream and its progress in bronze.
+        rows_max: sequences per commit.
+        dedupe_days: search copies up to this many days before a batch's first message; None: no limit.
     """
     added = conflicts = 0
     while (taken := silver.mark(place.name) or 0) < place.landed:
@@ -62,9 +62,9 @@ def take(
 
 
 def to_silver(bronze: DataFrame) -> DataFrame:
-    """Type the columns; header names have no case, of a repeated one the first counts."""
+    """Return typed columns; header names are case-insensitive, and the first of repeated headers counts."""
     lowered = F.transform("headers", lambda h: F.struct(F.lower(h["key"]), h["value"]))
-    # Of equal keys a map keeps the last.
+    # map_from_entries keeps the last of equal keys, so reverse the headers.
     given = bronze.withColumn("given", F.map_from_entries(F.reverse(lowered)))
     return given.select(
         _message_id().alias("message_id"),
@@ -104,13 +104,13 @@ def _landed(
 
 
 def _first(spark: SparkSession, bronze: LakeTable, place: StreamProgress) -> int:
-    """Return the first sequence landed; the one behind the last where there are no rows."""
+    """Return the first landed sequence; without rows, the sequence after the last landed one."""
     row = _landed(spark, bronze, place, 0, place.landed).agg(F.min("seq")).first()
     return place.landed + 1 if row is None or row[0] is None else int(row[0])
 
 
 def _unknown(spark: SparkSession, silver: LakeTable, new: DataFrame, days: int | None) -> DataFrame:
-    """Leave out ids that silver has; files that hold none of these ids are not looked into."""
+    """Remove the IDs that silver already contains; skip files outside the range of these IDs."""
     if silver.open() is None:
         return new
     ends = new.agg(F.min("message_id"), F.max("message_id"), F.min("date")).first()
@@ -124,17 +124,17 @@ def _unknown(spark: SparkSession, silver: LakeTable, new: DataFrame, days: int |
 
 
 def _message_id() -> Column:
-    told = F.coalesce(F.nullif(F.col("given")["nats-msg-id"], F.lit("")), F.nullif(_ce("id"), F.lit("")))
+    header = F.coalesce(F.nullif(F.col("given")["nats-msg-id"], F.lit("")), F.nullif(_ce("id"), F.lit("")))
     moment = F.date_format("time", "yyyy-MM-dd'T'HH:mm:ss.SSSSSS'Z'")
     stored = F.concat(F.col("stream"), F.lit("/"), F.col("seq"), F.lit("@"), moment)
-    # UUIDs are compared as the worker compares them.
-    return F.coalesce(F.when(told.rlike(_UUID), F.lower(told)).otherwise(told), stored)
+    # Normalize UUIDs in the same way as the worker.
+    return F.coalesce(F.when(header.rlike(_UUID), F.lower(header)).otherwise(header), stored)
 
 
 def _ce(name: str) -> Column:
-    """Return a CloudEvents attribute, with percent-encoding undone where it is sound."""
+    """Return a CloudEvents attribute, percent-decoded if its encoding is valid."""
     value = F.col("given")[f"ce-{name}"]
-    # url_decode takes a plus sign for a space.
+    # url_decode would decode a plus sign as a space.
     return F.coalesce(F.try_url_decode(F.replace(value, F.lit("+"), F.lit("%2B"))), value)
 
 
@@ -143,6 +143,6 @@ def _of_subject(group: int) -> Column:
 
 
 def _moment(text: Column) -> Column:
-    """Read RFC 3339; null where it is something else, or has no offset."""
+    """Parse RFC 3339; null if the text is something else or has no offset."""
     upper = F.upper(text)
     return F.when(text.rlike(_MOMENT), upper.try_cast("timestamp"))

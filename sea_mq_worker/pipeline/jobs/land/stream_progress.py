@@ -1,8 +1,8 @@
-"""Which streams of one name were landed, told by the lake's marks alone.
+"""Progress of landing streams, stored only in the lake's watermarks.
 
-A stream that was deleted and made again, or restored to an older state, gives the same sequences to other
-messages. Each of them is an incarnation: the time it was created, with ``#n`` behind it after the n-th
-restore.
+A stream that was deleted and created again, or restored to an older state, uses the same sequences for other
+messages. Each such state of a stream is an incarnation. Its name is the stream's creation time, followed by
+``#n`` after the n-th restore.
 """
 
 import re
@@ -19,14 +19,14 @@ _FRACTION = re.compile(r"\.(\d{1,9})")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamProgress:
-    """How far a stream was landed.
+    """Progress of landing a stream.
 
     Attributes:
-        stream: its name.
-        created: when it was created, in nanoseconds since 1970; 0: it was never landed.
-        restores: how often it was found restored since.
-        landed: the last sequence landed of this incarnation.
-        before: ``created`` of the stream of this name that was landed before; 0: there was none.
+        stream: the stream's name.
+        created: the stream's creation time in nanoseconds since 1970; 0: never landed.
+        restores: number of detected restores since then.
+        landed: the last landed sequence of this incarnation.
+        before: ``created`` of the stream with this name that was landed before; 0: none.
     """
 
     stream: str
@@ -37,16 +37,16 @@ class StreamProgress:
 
     @property
     def incarnation(self) -> str:
-        """Return what tells it from others of its name."""
+        """The incarnation's name, unique among streams with the same name."""
         return moment_text(self.created) + (f"#{self.restores}" if self.restores else "")
 
     @property
     def name(self) -> str:
-        """Return the name of its mark in each table."""
+        """The name of the incarnation's watermark in each table."""
         return f"{self.stream} {self.incarnation}"
 
     def landed_to(self, seq: int) -> tuple[Watermark, ...]:
-        """Return the marks of a commit that brings it to ``seq``; no other run can have come between."""
+        """Return the watermarks of a commit up to ``seq``, which fails if another run committed first."""
         return (
             Watermark(self.name, seq, after=self.landed),
             Watermark(_created(self.stream), self.created, after=self.created),
@@ -54,25 +54,25 @@ class StreamProgress:
         )
 
     def made_again(self, created: int) -> tuple[Watermark, ...]:
-        """Return the marks of a commit that goes on with another stream of the name."""
+        """Return the watermarks of a commit that switches to a new stream with the same name."""
         return (
             Watermark(_created(self.stream), created, after=self.created),
             Watermark(_before(self.stream, created), self.created),
         )
 
     def restored(self) -> tuple[Watermark, ...]:
-        """Return the marks of a commit that goes on with an older state of the same stream."""
+        """Return the watermarks of a commit that switches to a restored state of the same stream."""
         return (Watermark(_restored(self.stream, self.created), self.restores + 1, after=self.restores),)
 
 
 def progress_of(bronze: LakeTable, stream: str) -> StreamProgress:
-    """Return how far a stream was landed."""
+    """Return the progress of a stream's latest incarnation."""
     value = _values(bronze)
     return _place(value, stream, value(_created(stream)))
 
 
 def incarnations(bronze: LakeTable, stream: str) -> list[StreamProgress]:
-    """Return all that was landed under a stream's name, the oldest first."""
+    """Return the progress of all incarnations of a stream's name, oldest first."""
     value = _values(bronze)
     found: list[StreamProgress] = []
     created = value(_created(stream))
@@ -108,14 +108,14 @@ def _before(stream: str, created: int) -> str:
 
 
 def nanoseconds(text: str) -> int:
-    """Read the server's time, which has up to nine digits behind the second."""
+    """Parse the server's time, which has up to nine decimal places."""
     whole = int(datetime.fromisoformat(text).replace(microsecond=0).timestamp())
     fraction = _FRACTION.search(text)
     return whole * _NS + int(fraction[1].ljust(9, "0") if fraction else 0)
 
 
 def moment_text(ns: int) -> str:
-    """Write nanoseconds since 1970 as the server writes times: RFC 3339 without zeros at the end."""
+    """Format nanoseconds since 1970 as the server does: RFC 3339 without trailing zeros."""
     whole = datetime.fromtimestamp(ns // _NS, UTC).strftime("%Y-%m-%dT%H:%M:%S")
     fraction = f"{ns % _NS:09}".rstrip("0")
     return f"{whole}.{fraction}Z" if fraction else f"{whole}Z"

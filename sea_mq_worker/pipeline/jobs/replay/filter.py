@@ -1,4 +1,4 @@
-"""What an operator asks of a replay: which events, and by what rules."""
+"""The operator's request for a replay: the selection of events and the rules."""
 
 import hashlib
 import json
@@ -11,7 +11,7 @@ from uuid import UUID
 from sea_mq_worker.domain.events import EventState
 
 TERMINAL = (EventState.PUBLISHED, EventState.DEAD)
-"""States that an event can be replayed from."""
+"""States from which an event can be replayed."""
 
 _TIMES = ("since", "until", "published_since", "published_until")
 _LISTED_MAX = 1000
@@ -19,15 +19,15 @@ _LISTED_MAX = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """Which events; None or empty means any.
+    """Selection of events; None or an empty filter matches all events.
 
     Attributes:
-        states: PUBLISHED or DEAD; what is archived was PUBLISHED.
-        since: created at this time or later.
-        until: created before this time.
-        published_since: last published at this time or later.
-        published_until: last published before this time.
-        words: how the times were given, by name.
+        states: PUBLISHED or DEAD; archived events were PUBLISHED.
+        since: only events created at this time or later.
+        until: only events created before this time.
+        published_since: only events last published at this time or later.
+        published_until: only events last published before this time.
+        words: the times as the operator wrote them, by name.
     """
 
     states: tuple[EventState, ...] = TERMINAL
@@ -42,19 +42,19 @@ class Selection:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing was chosen, so that it would be everything."""
+        """Whether no filter is set, so that all events would match."""
         return replace(self, words=()) == Selection()
 
     def audited(self, lake: str | None) -> str:
-        """Return the filter for the audit, as JSON; of very many ids only their number and digest."""
+        """Return the selection for the audit as JSON; of many IDs, only their number and digest."""
         return json.dumps(self._fields(lake), default=str)
 
     def as_given(self, lake: str | None) -> str:
-        """Return the filter in the words it was given in, the same for the same command on another day."""
+        """Return the selection as the operator wrote it, the same for the same command on another day."""
         return json.dumps(self._fields(lake) | dict(self.words), default=str)
 
     def with_times(self, audited: Mapping[str, Any]) -> "Selection":
-        """Return it with the times of an earlier run: an age, such as 30d, means another time today."""
+        """Return the selection with an earlier run's times; an age such as 30d means another time today."""
         given = {name: datetime.fromisoformat(audited[name]) for name in _TIMES if name in audited}
         return replace(self, **given)  # type: ignore[arg-type]
 
@@ -70,13 +70,13 @@ class Selection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayRules:
-    """Who replays, and how much at once.
+    """Actor, limits and mode of a replay.
 
     Attributes:
-        cap: if more than this many match, none is replayed.
-        per_second: pace, so that a large replay does not delay what is new.
+        cap: replay no event if more than this many match.
+        per_second: maximum of events put back a second, so that a large replay does not delay new events.
         dry_run: only count.
-        anew: begin from the start although an earlier run was cut short.
+        anew: begin from the start, although an earlier run was interrupted.
     """
 
     actor: str

@@ -1,16 +1,16 @@
-"""Replay: events of the outbox and of its archive are published again, in order per key.
+"""Publish events of the outbox and of its archive again, in order per key.
 
-An event that is still in the table goes back to PENDING, as by the worker's own replay. One that only the
-archive has is inserted again with everything it had: its id, its place in the order of its key and the copy
-in the stream that the new one is told apart from. Either one is due when the stream's duplicate window has
-forgotten the earlier copy.
+An event that is still in the table becomes PENDING again, as in the worker's own replay. An event that is
+only in the archive is inserted again with all its columns: its ID, its position in the order of its key, and
+the stream sequence of its earlier copy. Both are due when the earlier copy has left the stream's
+deduplication window.
 
-Batches go back in the order of ``seq``, each in one transaction. So of every key, what was put back at any
-time is the beginning of what will be; and the relay takes the events of a key only from the earliest open one
-on. Order holds while relays run, however slowly the batches come.
+Batches are put back in the order of ``seq``, each in one transaction. At any time, the events of a key that
+were put back are therefore the first ones of the selection, and the publisher claims the events of a key only
+from the earliest open event on. The order holds while publishers run, regardless of the pace of the batches.
 
-The audit record tells how far a replay is, in the same transaction as each batch. The same command after a
-crash goes on behind it and doubles nothing; what was published since the replay began is then left out.
+Each batch records its progress in the audit record in the same transaction. After a crash, the same command
+continues from there and duplicates nothing; it leaves out events that were published since the replay began.
 """
 
 import asyncio
@@ -34,13 +34,13 @@ NEEDS = ("database_url", "nats_url")
 
 _BATCH_MAX = 1000
 _PARTITION_ROWS = 10_000
-"""Events that the driver holds at once, about."""
+"""Approximate number of events that the driver keeps in memory."""
 _NAMED_MAX = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matched:
-    """Events of one type that a replay takes."""
+    """Number of selected events of one type."""
 
     event_type: str
     table: int
@@ -49,18 +49,18 @@ class Matched:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayResult:
-    """What a replay found and did.
+    """Result of a replay.
 
     Attributes:
-        matched: events that were to be put back by this run.
-        types: the same, by event type and by where they are.
-        replayed: events that were put back by this run; 0 in a dry run, and where more than the cap matched.
-        skipped: were in no state to be replayed any more when their turn came.
-        skipped_ids: some of them.
+        matched: events selected for this run.
+        types: the same events by type and by source.
+        replayed: events put back by this run; 0 in a dry run, and if more than the cap matched.
+        skipped: events that were gone or no longer PUBLISHED or DEAD when their batch was put back.
+        skipped_ids: some IDs of skipped events.
         action: the audit record; None: nothing was to be changed.
-        resumed_after: an earlier run had done everything up to this seq; None: this one began.
-        seconds: duration of putting back.
-        stopped: it was asked to stop; the same command goes on.
+        resumed_after: an earlier run was complete up to this seq; None: this run began a new replay.
+        seconds: time spent putting events back.
+        stopped: whether a stop was requested; the same command continues.
     """
 
     matched: int
@@ -75,7 +75,7 @@ class ReplayResult:
 
 
 OnProgress = Callable[[int, int, int], None]
-"""Is told how many events have had their turn, of how many, and how many were put back."""
+"""Called with the numbers of processed events, of matched events and of events put back."""
 
 
 async def replay(
@@ -88,21 +88,21 @@ async def replay(
     stop: asyncio.Event,
     on_progress: OnProgress,
 ) -> ReplayResult:
-    """Put the events back that are chosen.
+    """Put the selected events back into the outbox.
 
     Args:
-        spark: reads and sorts; the events go through the driver, some ten thousand at a time.
-        settings: the driver's; tasks read their own.
-        selection: which.
-        rules: who, and how many.
-        lake: where the archive is; None: only the table is asked.
-        stop: ends it after the batch under way.
-        on_progress: is told after each batch.
+        spark: reads and sorts the events, which pass through the driver some ten thousand at a time.
+        settings: the driver's settings; each task loads its own.
+        selection: the events.
+        rules: actor and limits.
+        lake: the lake with the archive; None: only the table.
+        stop: ends the replay after the current batch.
+        on_progress: called after each batch.
 
     Raises:
-        PipelineError: another run is at the same replay.
-        UnavailableError: a server went away; the same command goes on.
-        ContractError: the schema or the stream is not as the worker needs it.
+        PipelineError: another run is executing the same replay.
+        UnavailableError: a server became unavailable; the same command continues.
+        ContractError: the schema or the stream does not meet the worker's requirements.
     """
     words = selection.as_given(lake)
     async with replay_store(settings) as store:
@@ -129,7 +129,7 @@ async def replay(
 def _choose(
     spark: SparkSession, settings: Settings, selection: Selection, lake: str | None, earlier: Action | None
 ) -> tuple[DataFrame, tuple[Matched, ...]]:
-    """Keep the chosen events on Spark's disks, so that PostgreSQL's snapshot need not outlast the reading."""
+    """Persist the selected events on Spark's disks, so that PostgreSQL's snapshot can end after the read."""
     bounds = Bounds(earlier.through, earlier.at) if earlier else Bounds()
     with snapshot(settings) as held:
         chosen = select(spark, held, selection, lake=lake, context=settings.context, bounds=bounds)
@@ -151,7 +151,7 @@ def _in_order(chosen: DataFrame, count: int) -> Iterator[Row]:
 
 @dataclass(slots=True)
 class _Run:
-    """One run through the chosen events."""
+    """One pass over the selected events."""
 
     store: ReplayStore
     action: Action

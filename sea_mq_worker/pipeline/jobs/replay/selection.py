@@ -1,4 +1,4 @@
-"""Which events a replay takes: from the outbox table, and from the archive what the table no longer has."""
+"""Select the events of a replay: from the outbox table, and from the archive if they left the table."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,20 +33,20 @@ CONTENT = (
     "stream_seq",
     "published_at",
 )
-"""Columns that are null where the table has the event."""
+"""Columns that are null for events that are in the table."""
 
 _TIMES = ("occurred_at", "created_at", "published_at")
 _OPTION_IDS_MAX = 1000
-"""More are joined."""
+"""Cap on IDs that become a filter; more IDs are joined."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What an earlier run of the same replay has left.
+    """The state in which an earlier run of the same replay stopped.
 
     Attributes:
         through: everything up to this seq is done.
-        begun_at: what was published later is not meant; None: it begins now.
+        begun_at: events published after this time are left out; None: the replay begins now.
     """
 
     through: int = 0
@@ -62,10 +62,10 @@ def select(
     context: str,
     bounds: Bounds,
 ) -> DataFrame:
-    """Return the events, once each: id, seq, event_type, ``archived`` and the columns of CONTENT.
+    """Return each event once: id, seq, event_type, ``archived`` and the columns of CONTENT.
 
-    The table is read as of the snapshot, the archive afterwards: an event on its way from one to the other is
-    seen in one of them at least. Times are microseconds since 1970.
+    The table is read as of the snapshot and the archive afterwards, so an event that moves from one to the
+    other is found in at least one. Times are microseconds since 1970.
     """
     known = _known(spark, held, selection)
     is_meant = F.col("state").isin(*selection.states) & _is_within(selection, bounds)
@@ -85,7 +85,7 @@ def select(
 
 
 def _known(spark: SparkSession, held: Snapshot, selection: Selection) -> DataFrame:
-    """Return the table's events in any state, chosen by what never changes."""
+    """Return the table's events in any state, filtered by immutable columns."""
     frame = read_outbox(
         spark,
         held,
@@ -100,7 +100,7 @@ def _known(spark: SparkSession, held: Snapshot, selection: Selection) -> DataFra
 
 
 def _archive(spark: SparkSession, lake: str, context: str, selection: Selection) -> DataFrame:
-    """Return the archive's events, each as it was archived last."""
+    """Return the latest archived version of each event."""
     frame = (
         LakeTable(lake, ARCHIVE).read(spark, [("context", "=", context)]).where(F.col("context") == context)
     )

@@ -1,4 +1,4 @@
-"""Puts events back into the outbox, batch by batch, and keeps the record of it."""
+"""Put events back into the outbox in batches, and record the progress."""
 
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -23,7 +23,7 @@ _COLUMNS = (
     *("correlation_id", "causation_id", "seq", "created_at", "partition_key", "ordering_key", "headers"),
     *("metadata", "stream", "stream_seq"),
 )
-"""As the statement `restore` takes them."""
+"""Parameters of the statement `restore`, in order."""
 
 _UUIDS = frozenset({"id", "correlation_id", "causation_id"})
 _TIMES = frozenset({"occurred_at", "created_at"})
@@ -35,11 +35,11 @@ class Action:
     """The record of a replay.
 
     Attributes:
-        at: when it began.
+        at: time when the replay began.
         selection: the filter.
         through: everything up to this seq is done.
-        finished: nothing is left of it.
-        affected: events that were put back so far.
+        finished: whether the replay is complete.
+        affected: events put back so far.
     """
 
     id: int
@@ -51,7 +51,7 @@ class Action:
 
 
 class ReplayStore:
-    """The statements of a replay; each method raises what ``translated`` raises."""
+    """The statements of a replay; each method raises the errors of ``translated``."""
 
     def __init__(self, pool: asyncpg.Pool) -> None:
         self._pool = pool
@@ -61,26 +61,26 @@ class ReplayStore:
         )
 
     async def unfinished(self, as_given: str) -> Action | None:
-        """Return the latest replay that was asked for in these words, if it was cut short."""
+        """Return the latest replay with this selection as written, if it was interrupted."""
         rows = await fetch(self._pool, self._sql["latest"], as_given)
         found = _action(rows[0]) if rows else None
         return None if found is None or found.finished else found
 
     async def begin(self, selection: str, as_given: str, *, actor: str, reason: str) -> Action:
-        """Open the record of a new replay."""
+        """Insert the audit record of a new replay."""
         rows = await fetch(self._pool, self._sql["begin"], actor, reason, selection, as_given)
         return _action(rows[0])
 
     async def put_back(self, action: int, rows: Sequence[Row], *, after: int) -> frozenset[str]:
-        """Put a batch back, all or none; return the ids of those that could be.
+        """Put a batch back in one transaction; return the IDs of the events that were put back.
 
         Args:
-            action: the record.
-            rows: as ``replay_selection.select`` returns them, in the order of seq.
-            after: the highest seq of the batch before.
+            action: the audit record.
+            rows: rows of ``selection.select``, in the order of seq.
+            after: the highest seq of the previous batch.
 
         Raises:
-            PipelineError: another run goes on with the same replay.
+            PipelineError: another run continues the same replay.
         """
         here = [UUID(row.id) for row in rows if not row.archived]
         gone = [row for row in rows if row.archived]
@@ -88,7 +88,9 @@ class ReplayStore:
         with translated():
             async with self._pool.acquire() as connection, connection.transaction():
                 if not await connection.fetch(self._sql["advance"], action, after, rows[-1].seq):
-                    raise PipelineError(f"another run goes on with replay {action}; let it, or stop it first")
+                    raise PipelineError(
+                        f"another run is continuing replay {action}; wait until it ends, or stop it first"
+                    )
                 if here:
                     done += await connection.fetch(self._sql["requeue"], here)
                 if gone:
@@ -97,13 +99,13 @@ class ReplayStore:
         return frozenset(row["id"] for row in done)
 
     async def finish(self, action: int) -> None:
-        """Note that nothing of it is left: the same selection begins anew next time."""
+        """Record that the replay is complete: the same selection then begins a new replay."""
         await fetch(self._pool, self._sql["finish"], action)
 
 
 @asynccontextmanager
 async def replay_store(settings: Settings) -> AsyncIterator[ReplayStore]:
-    """Connect to the tables."""
+    """Connect to the database for the length of a block."""
     async with tables_pool(settings, purpose="replay") as pool:
         yield ReplayStore(pool)
 
