@@ -295,7 +295,7 @@ async def test_a_replay_that_is_killed_goes_on_and_each_key_is_published_again_i
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ([], "say which events"),
+        ([], "choose events by"),
         (["--state", "PENDING"], "only PUBLISHED and DEAD"),
         (["--since", "yesterday"], "--since: 'yesterday' is neither"),
         (["--published-until", "1x"], "--published-until: '1x' is neither"),
