@@ -9,7 +9,7 @@ from sea_mq_worker.settings import Settings, SettingsError
 
 
 def open_handler(settings: Settings, *, concurrency: int) -> HttpEventHandler:
-    """Make the client of the service's handler; it connects when first asked.
+    """Create the client of the service's handler; it connects at the first call.
 
     Raises:
         SettingsError: the URL, the token or a file cannot be used.
@@ -23,14 +23,14 @@ def open_handler(settings: Settings, *, concurrency: int) -> HttpEventHandler:
             token=read_secret(settings.handler_token_file, key="handler_token_file"),
             verify=handler_tls(settings),
             keep_problem=settings.handler_keep_problem,
-            forbidden=_nothing if settings.handler_allow_link_local else is_metadata_host,
+            forbidden=_allow_all if settings.handler_allow_link_local else is_metadata_host,
         )
     except ValueError as error:
         raise SettingsError(f"SEA_MQ_HANDLER_URL or SEA_MQ_HANDLER_TOKEN_FILE: {error}") from None
 
 
 def handler_tls(settings: Settings) -> ssl.SSLContext | None:
-    """Return what the handler's certificate is verified with; none: the system's trust store.
+    """Return the context that verifies the handler's certificate; None for the system's trust store.
 
     Raises:
         SettingsError: a file cannot be used.
@@ -43,5 +43,5 @@ def handler_tls(settings: Settings) -> ssl.SSLContext | None:
     )
 
 
-def _nothing(_address: str) -> bool:
+def _allow_all(_address: str) -> bool:
     return False

@@ -18,7 +18,7 @@ async def open_nats(
     on_event: Callable[[str, str], None],
     connect_timeout_seconds: float = _CONNECT_SECONDS,
 ) -> NatsConnection:
-    """Connect to NATS; user and password, or a token, may stand in the first URL."""
+    """Connect to NATS; the first URL may hold user and password, or a token."""
     servers = nats_addresses(settings.nats_url.get_secret_value())
     return await connect(
         urls=[server.url for server in servers],
@@ -36,14 +36,14 @@ async def open_nats(
 
 
 def demands_nats_tls(settings: Settings) -> bool:
-    """Tell whether no connection to NATS is made without TLS."""
+    """Return whether every connection to NATS must use TLS."""
     s = settings
     servers = nats_addresses(s.nats_url.get_secret_value())
     return bool(s.nats_tls_ca_file or s.nats_tls_cert_file) or any(server.demands_tls for server in servers)
 
 
 def nats_tls(settings: Settings) -> ssl.SSLContext | None:
-    """Return what NATS is verified with; none: TLS only if the server asks for it.
+    """Return the context that verifies NATS; None uses TLS only if the server requires it.
 
     Raises:
         SettingsError: a file cannot be used.

@@ -13,7 +13,7 @@ _CONNECT_SECONDS = 10.0
 async def open_pool(
     settings: Settings, *, purpose: str, hints: Mapping[str, str] = WORKER_HINTS
 ) -> asyncpg.Pool:
-    """Connect to PostgreSQL; ``purpose`` shows in pg_stat_activity."""
+    """Connect to PostgreSQL; pg_stat_activity shows ``purpose``."""
     return await connect_pool(
         settings.database_url.get_secret_value(),
         schema=settings.database_schema,

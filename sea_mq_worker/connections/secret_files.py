@@ -1,4 +1,4 @@
-"""Secrets and certificates, from the files that settings name."""
+"""Reads secrets and certificates from the files that settings name."""
 
 import ssl
 from pathlib import Path
@@ -8,10 +8,10 @@ from sea_mq_worker.settings import SettingsError
 
 
 def read_secret(path: Path | None, *, key: str) -> str:
-    """Read a secret's file; no file, no secret.
+    """Read a secret from its file; empty without a file.
 
     Raises:
-        SettingsError: there is none to be read, or nothing in it, which would be no secret either.
+        SettingsError: the file cannot be read or is empty.
         UnavailableError: this machine can open no file now.
     """
     if path is None:
@@ -28,7 +28,7 @@ def read_secret(path: Path | None, *, key: str) -> str:
 
 
 def tls_context(side: str, *, ca: Path | None, cert: Path | None, key: Path | None) -> ssl.SSLContext:
-    """Return what a server is verified with; without ``ca``, the system's trust store.
+    """Return the context that verifies a server; without ``ca`` it uses the system's trust store.
 
     Raises:
         SettingsError: a file cannot be used; the text names the settings of ``side``.
@@ -49,5 +49,5 @@ def _kind(error: OSError | ValueError) -> type[SettingsError | UnavailableError]
 
 
 def _no_passphrase() -> str:
-    """Without it OpenSSL would ask at the terminal."""
-    raise ValueError("the key is encrypted; it must not be")
+    """Raise instead of a prompt, which OpenSSL would show at the terminal."""
+    raise ValueError("the private key is encrypted; use an unencrypted key")

@@ -1,7 +1,7 @@
 """Security warnings about the settings: plaintext connections, and secret files that everybody may read.
 
-Told and not refused: behind a mesh or in a network of containers a host's name says nothing about who
-listens, and some platforms hand secrets over in files with such a mode.
+They are warnings, not refusals: behind a mesh or in a container network a host's name does not show who can
+listen, and some platforms provide secrets in files with such a mode.
 """
 
 import os
@@ -25,18 +25,18 @@ _SECRETS = (
 
 
 def exposures(settings: Settings) -> Iterator[Noticed]:
-    """Tell what may be read by others, one notice a kind."""
+    """Yield one notice per kind of exposure."""
     plain = "; ".join(in_plain_text(settings))
     if plain:
         yield Noticed(event="plaintext_connection", text=plain)
     readable = ", ".join(f"{key} ({path})" for key, path in readable_by_all(settings))
     if readable:
-        text = f"every user of this machine may read {readable}; take the right away (chmod o-rwx)"
+        text = f"every user of this machine may read {readable}; remove the permission (chmod o-rwx)"
         yield Noticed(event="secret_file_exposed", text=text)
 
 
 def in_plain_text(s: Settings) -> Iterator[str]:
-    """Tell of each URL by which others may read along what it should say."""
+    """Yield the fix for each URL that connects in plain text."""
     mode = os.environ.get("PGSSLMODE", "prefer")
     if is_postgres_exposed(s.database_url.get_secret_value(), default_mode=mode):
         yield f"{ENV_PREFIX}DATABASE_URL: use sslmode=verify-full"
@@ -57,6 +57,6 @@ def readable_by_all(s: Settings) -> Iterator[tuple[str, Path]]:
         try:
             mode = path.stat().st_mode
         except OSError:
-            continue  # whoever needs it tells
+            continue  # the reader of the file reports that
         if mode & stat.S_IROTH:
             yield name, path

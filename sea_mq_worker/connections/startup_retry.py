@@ -1,4 +1,4 @@
-"""Servers that are away at the start are waited for."""
+"""Retries connections at start until the servers are available."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -19,21 +19,21 @@ _T = TypeVar("_T")
 async def connect_with_retry(
     connect_once: Callable[[], Awaitable[_T]], *, what: str, observer: Observer, stop: asyncio.Event
 ) -> _T:
-    """Try until the server answers, telling what is waited for.
+    """Retry until the server answers, and report each failure.
 
     Raises:
-        StoppedError: asked to stop first.
+        StoppedError: ``stop`` was set first.
         ContractError: the server refuses for good.
     """
 
-    def tell(state: tenacity.RetryCallState) -> None:
+    def report(state: tenacity.RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome else None
         observer.observe(Noticed(event="waiting", text=f"waiting for {what}: {error}"))
 
     retrying = tenacity.AsyncRetrying(
         retry=tenacity.retry_if_exception_type(UnavailableError),
         wait=tenacity.wait_random_exponential(multiplier=0.2, max=_WAIT_MAX_SECONDS),
-        before_sleep=tell,
+        before_sleep=report,
     )
 
     async def attempt() -> _T:  # tenacity awaits only what is declared async

@@ -164,7 +164,7 @@ async def test_what_comes_when_nobody_waits_goes_back(connection: NatsConnection
     await store(connection, subject)
     await consumer.ack((await consumer.fetch(1))[0])
     request = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{DURABLE}"
-    await connection.client.publish(request, b"1", reply=f"{consumer._inbox._inbox}.stale")
+    await connection.client.publish(request, b"1", reply=f"{consumer._pulls._inbox}.stale")
     await waiting(connection, stream)
     await store(connection, subject)
 

@@ -1,9 +1,9 @@
 """HttpEventHandler: PORT-047-005 over HTTP.
 
-One total deadline covers everything from the connection to the answer's last byte. Three kinds of trouble
-are kept apart: nothing was sent (NotDelivered), the outcome is unknown (Retry) and an answer that is no
-success (see domain/answers.py). Texts name the status and the place, never the handler's words, which may
-repeat the payload; only what ``keep_problem`` asks for is kept of them.
+One deadline covers a call from the connection to the response's last byte. Three failures are distinct:
+nothing was sent (NotDelivered), the outcome is unknown (Retry), and a response without success (see
+domain/handler_status.py). Error texts name status and address, never the response body, which may repeat the
+payload; ``keep_problem`` adds the type and title of problem details.
 """
 
 import ssl
@@ -23,13 +23,13 @@ from sea_mq_worker.domain.outcomes import HandlerResult, NotDelivered, Retry
 
 _TROUBLE_CHARS_MAX = 200
 _STEP_SHARE = 1 / 3
-"""A free slot and the connection come to an end, each of its own, before the deadline."""
+"""Share of the deadline for the wait for a slot, and again for the connect."""
 _UNREACHABLE = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
 _BROKEN = (httpx2.HTTPError, OSError, ValueError)
 
 
 class HttpEventHandler:
-    """Asks one URL; connects when first asked and holds at most ``concurrency`` connections.
+    """Posts to one URL; connects at the first call and holds at most ``concurrency`` connections.
 
     Args:
         url: where to POST; http or https, without user and password.
@@ -93,7 +93,7 @@ class HttpEventHandler:
         await self._transport.aclose()
 
     async def handle(self, request: HandlerRequest) -> HandlerResult:
-        """Ask the handler once; see ports/handler.py."""
+        """Call the handler once; see ports/handler.py."""
         try:
             answer = await self._transport.post(_headers(request), request_body(request))
         except _UNREACHABLE as error:
@@ -125,10 +125,10 @@ class HttpEventHandler:
         )
 
     def _detail(self, answer: Response) -> str:
-        """Tell what the problem is, where that is kept, or else the body's size as it came over the wire."""
+        """Return the problem details if they are kept, else the size of the body on the wire."""
         body = answer.body
-        if self._keep_problem and (told := problem_text(answer.headers, body)):
-            return f" ({told})"
+        if self._keep_problem and (problem := problem_text(answer.headers, body)):
+            return f" ({problem})"
         if len(body) > self._response_bytes_max:
             return f" (with more than {self._response_bytes_max} bytes)"
         return f" (with {len(body)} bytes)"
@@ -141,8 +141,8 @@ def _headers(request: HandlerRequest) -> list[Header]:
     return headers
 
 
-def _hung_up(error: httpx2.HTTPError) -> bool:
-    """Tell a connection that ended from bytes that are not HTTP; both can be a RemoteProtocolError."""
+def _is_disconnect(error: httpx2.HTTPError) -> bool:
+    """Return whether the connection ended; RemoteProtocolError also means bytes that are not HTTP."""
     return isinstance(error, httpx2.NetworkError) or "disconnected" in str(error)
 
 
@@ -161,7 +161,7 @@ def _constant_headers(url: httpx2.URL, token: str) -> list[Header]:
 
 
 def _checked_url(url: str) -> httpx2.URL:
-    """Refuse what would fail at every call; the text leaves the URL out, it may hold a password."""
+    """Raise for a URL that fails at every call; the text omits the URL, which may hold a password."""
     try:
         parsed = httpx2.URL(url)
     except httpx2.InvalidURL:
@@ -174,7 +174,7 @@ def _checked_url(url: str) -> httpx2.URL:
 
 
 def _trust(scheme: str) -> ssl.SSLContext:
-    """Without https nothing is verified; an empty context saves reading the trust store."""
+    """Return the context to verify with; plain http gets an empty one, without the trust store."""
     if scheme == "https":
         return httpx2.create_ssl_context(trust_env=False)
     return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -186,7 +186,7 @@ def _one_line(error: Exception) -> str:
 
 
 def _broken(error: Exception) -> str:
-    """Leave the error's text out: of an answer that is no HTTP it quotes the handler's bytes."""
-    if isinstance(error, httpx2.HTTPError) and _hung_up(error):
+    """Describe an error without its text, which may quote the handler's bytes."""
+    if isinstance(error, httpx2.HTTPError) and _is_disconnect(error):
         return "the handler closed the connection without a whole answer"
     return f"the handler's answer is broken or not HTTP ({type(error).__name__})"

@@ -1,6 +1,6 @@
-"""What an answer says is wrong, by RFC 9457: of its problem details the type and the title alone.
+"""Reads type and title of a response's problem details (RFC 9457).
 
-Its ``detail`` and ``instance`` tell of the one message, and so may repeat the payload: they are never read.
+``detail`` and ``instance`` may repeat the payload of the message, so they are never read.
 """
 
 import json
@@ -10,7 +10,7 @@ _CHARS_MAX = 120
 
 
 def problem_text(headers: list[tuple[bytes, bytes]], body: bytes) -> str:
-    """Return type and title, each on one line and not at any length; empty: the answer has none."""
+    """Return type and title, each on one line and cut; empty if the response has no problem details."""
     named = next((value for name, value in headers if name.lower() == b"content-type"), b"")
     if named.partition(b";")[0].strip().lower() != _CONTENT_TYPE:
         return ""

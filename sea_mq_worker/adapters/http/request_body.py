@@ -1,4 +1,4 @@
-"""What is sent to the handler and how its Retry-After reads (SDS-047, handler contract)."""
+"""Encodes the handler's request body, and reads its Retry-After (SDS-047, handler contract)."""
 
 import json
 import math
@@ -10,7 +10,7 @@ from sea_mq_worker.domain.messages import HandlerRequest
 
 _SECONDS = re.compile(r"[0-9]{1,9}")
 _text = json.JSONEncoder().encode
-"""For texts alone: all else takes it ten times as long."""
+"""Encodes strings only; encoding the whole object takes ten times as long."""
 
 
 def request_body(request: HandlerRequest) -> tuple[bytes, bytes, bytes]:
@@ -33,7 +33,7 @@ def _text_or_null(text: str | None) -> str:
 
 
 def retry_after_seconds(value: str, *, date: str, max_seconds: float) -> float:
-    """Read a Retry-After header, seconds or an HTTP-date, as seconds from now; 0 where it says nothing.
+    """Read a Retry-After header, seconds or an HTTP-date, as seconds from now; 0 if it is unusable.
 
     A date is compared with the answer's own ``Date``, so that only the handler's clock is asked.
     """

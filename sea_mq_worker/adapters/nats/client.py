@@ -1,8 +1,8 @@
-"""nats-py's client, made to outlive malformed messages, new credentials, failed logins and the server's -ERR.
+"""A nats-py client that survives malformed messages, new credentials, failed logins and the server's -ERR.
 
-A server passes on whatever bytes a producer put into a subject or a header block. Where nats-py cannot
-read them, it ends its read loop without a word or breaks the connection, again at every redelivery. What
-meets such bytes is not in its public API, which the pinned version and a test guard.
+A server forwards any bytes that a producer put into a subject or a header block. If nats-py cannot read
+them, its read loop silently ends or the connection breaks, again at every redelivery. The methods overridden
+here are not public; the pinned version and a test guard them.
 """
 
 import re
@@ -18,15 +18,15 @@ from sea_mq_worker.adapters.nats.credentials import FileCredentials
 
 _WORD = r"([^ \t\r\n]+)"
 _BEGINNING = rf"{_WORD}[ \t]+{_WORD}[ \t]+({_WORD}[ \t]+)?"
-# The protocol's words end at a blank or a tab. nats-py ends them at every white space, such as a form feed in
-# a subject, and then takes the rest for a breach of the protocol.
+# A space or a tab ends a word of the protocol. nats-py also ends words at other white space, such as a form
+# feed in a subject, and then reports a protocol error for the rest.
 parser.MSG_RE = re.compile(rf"\AMSG[ \t]+{_BEGINNING}(\d+)\r\n".encode())
 parser.HMSG_RE = re.compile(rf"\AHMSG[ \t]+{_BEGINNING}(\d+)[ \t]+(\d+)\r\n".encode())
 
 
 @lru_cache(maxsize=256)  # a stream's messages have the same few
 def _header_name(raw: bytes) -> str:
-    """Read a header's name; empty where it is none."""
+    """Decode a header's name; empty if it is not a valid one."""
     name = raw.strip().decode("ascii", "replace")
     return name if name.isascii() and name.split() == [name] else ""
 
@@ -34,16 +34,16 @@ def _header_name(raw: bytes) -> str:
 class ResilientClient(Client):
     """Reads malformed messages too: a bad header block as no headers, bad UTF-8 in a subject as U+FFFD."""
 
-    async def publish_raw(self, subject: str, word: bytes) -> None:
-        """Publish a word to a subject that came from a server: as ``publish``, without its checks."""
-        await self._send_command(b"PUB %b %d\r\n%b\r\n" % (subject.encode(), len(word), word))
+    async def publish_raw(self, subject: str, body: bytes) -> None:
+        """Publish to a subject that a server supplied: like ``publish``, but without its checks."""
+        await self._send_command(b"PUB %b %d\r\n%b\r\n" % (subject.encode(), len(body), body))
         if self._flush_queue is not None and self._flush_queue.empty():
             await self._flush_pending()
 
     def _setup_nkeys_connect(self) -> None:
         path, with_jwt = self._user_credentials or self._nkeys_seed, self._user_credentials is not None
         login = FileCredentials(str(path), with_jwt=with_jwt)
-        login.sign("")  # what cannot be used is told now, not only where a server asks for it
+        login.sign("")  # report unusable credentials now, before a server requests them
 
         def sign(nonce: str) -> bytes:
             signature = login.sign(nonce)
@@ -54,7 +54,7 @@ class ResilientClient(Client):
         self._user_jwt_cb = (lambda: bytearray(login.jwt)) if with_jwt else None
 
     async def _process_connect_init(self) -> None:
-        """Where it fails nats-py connects again and forgets the socket."""
+        """Close the socket of a failed login, because nats-py connects again and never closes it."""
         try:
             await super()._process_connect_init()
         except BaseException:
@@ -63,10 +63,10 @@ class ResilientClient(Client):
             raise
 
     async def _process_err(self, err_msg: str) -> None:
-        """Connect again where the server ends a connection.
+        """Connect again after the server closes a connection.
 
-        nats-py would end for good, for a message over a limit that was lowered as for credentials that have
-        expired, although their file may hold new ones.
+        nats-py would close for good, for example after a message above a lowered limit, or with expired
+        credentials, although their file may hold new ones.
         """
         error = nats.errors.Error(f"nats: {err_msg.strip(chr(39))}")
         if PERMISSIONS_ERR in err_msg or STALE_CONNECTION in err_msg:
@@ -84,7 +84,7 @@ class ResilientClient(Client):
 
     @staticmethod
     def _parse_header_lines(raw: bytes) -> dict[str, str]:
-        """Read as nats-py does, but for its look at each name's every character, which costs most of it."""
+        """Parse as nats-py does, without its check of every character of a name, which is its main cost."""
         headers = {}
         for line in raw.split(b"\r\n"):
             name, colon, value = line.partition(b":")

@@ -20,7 +20,7 @@ from sea_mq_worker.adapters.nats.errors import api_failed, connect_failed, is_re
 from sea_mq_worker.domain.errors import BrokerUnavailableError, ContractError
 
 PENDING_BYTES_MAX = 8 * 1024 * 1024
-"""Bytes that nats-py takes before a publish waits for the socket; senders here stay below it."""
+"""Bytes that nats-py buffers before a publish waits for the socket; the publishers stay below it."""
 
 _SERVER_MIN = (2, 10)
 _RECONNECT_WAIT_SECONDS = 1
@@ -32,15 +32,15 @@ _DENIALS_MAX = 256
 _DENIED = re.compile(r'permissions violation for \w+ to "([^"]+)"')
 
 Listener: TypeAlias = Callable[[str, str], None]
-"""Takes an event (connected, disconnected, reconnected, denied, error, lost) and a line about it."""
+"""Called with an event (connected, disconnected, reconnected, denied, error, connection_closed) and text."""
 
 
 class NatsConnection:
-    """What publishers and consumers share of one nats-py client.
+    """One nats-py client, shared by publishers and consumers.
 
     Attributes:
         client: for publish and subscribe.
-        closed_for_good: set when the connection will not come back by itself; ``closed_reason`` says why.
+        closed_for_good: set once the connection cannot recover; ``closed_reason`` holds the reason.
     """
 
     def __init__(self, on_event: Listener) -> None:
@@ -58,32 +58,32 @@ class NatsConnection:
 
     @property
     def is_connected(self) -> bool:
-        """A message that is sent now has a socket to go to."""
+        """Whether there is a socket to send a message to."""
         return self.client.is_connected
 
     @property
     def last_error(self) -> Exception:
-        """What nats-py last complained of."""
+        """The latest error that nats-py reported."""
         return self._last_error
 
     @property
     def trouble(self) -> str:
-        """Why it is down, and what to do where it does not come back by itself; empty while it is up."""
+        """Why the connection is down, with the fix if the server refuses it; empty while it is up."""
         if self.is_connected:
             return ""
-        said = plain(self._last_error)
+        reason = plain(self._last_error)
         if is_refusal(self._last_error):
-            return f"the server refuses the worker ({said}): correct its credentials, or the server's"
-        return f"the connection is down ({said})"
+            return f"the server refuses the worker ({reason}): correct its credentials, or the server's"
+        return f"the connection is down ({reason})"
 
     @property
     def refused_seconds(self) -> float:
-        """For how long the server has been refusing the worker; 0 while it does not."""
+        """Seconds since the server began to refuse the worker; 0 while it does not."""
         return 0.0 if self._refused_at is None else asyncio.get_running_loop().time() - self._refused_at
 
     @property
     def server_version(self) -> tuple[int, int, int]:
-        """Of the server that it is connected to; the oldest supported one where that names none."""
+        """Version of the connected server; the oldest supported version if the server reports none."""
         here = (0, 0, 0)
         with contextlib.suppress(ValueError):
             version = self.client.connected_server_version
@@ -91,20 +91,20 @@ class NatsConnection:
         return here if any(here) else (*_SERVER_MIN, 0)
 
     def listen(self, listener: Listener) -> None:
-        """Call ``listener`` at every event from now on; it must be quick."""
+        """Call ``listener`` at every later event; it must return quickly."""
         self._listeners.append(listener)
 
     async def request(self, subject: str, body: bytes, *, timeout_seconds: float) -> bytes:
-        """Ask and return the answer's body; what the server forbids is told at once.
+        """Send a request and return the body of its reply; a permission error is raised at once.
 
         Raises:
-            ContractError: the worker has no permission to ask, or to receive answers.
+            ContractError: the worker has no permission to send the request, or to receive replies.
             nats.errors.Error: as nats-py.
         """
         self._check_replies_allowed()
         answer = asyncio.ensure_future(self.client.request(subject, body, timeout=timeout_seconds))
         denial: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._pending_requests[denial] = _question(subject)
+        self._pending_requests[denial] = _request_key(subject)
         try:
             either: set[asyncio.Future[Any]] = {answer, denial}
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
@@ -115,14 +115,14 @@ class NatsConnection:
             del self._pending_requests[denial]
         if answer.done():
             return (await answer).data
-        answer.add_done_callback(_forget)  # nats-py tidies up after it when its time is over
+        answer.add_done_callback(_ignore_error)  # nats-py ends the request at its time limit
         self._check_replies_allowed()
         mapped = denial.result()
         where = subject if mapped == subject.lower() else f"{subject}, which the account maps to {mapped}"
         raise ContractError(f"the user has no permission to publish to {where}; grant it")
 
     def _check_replies_allowed(self) -> None:
-        """Refuse to ask where the server keeps all answers back: they come to one subscription."""
+        """Raise if the server denies the one subscription that receives all replies."""
         if self._replies_denied:
             raise ContractError(
                 f"the server lets no answer through to {self._inbox_prefix}.>; "
@@ -139,11 +139,11 @@ class NatsConnection:
         return self.client.new_inbox().rpartition(".")[0]
 
     def denied(self, subject: str) -> bool:
-        """Tell whether the server has forbidden this connection the subject; it answers nothing else then."""
-        return _question(subject) in self._denied
+        """Return whether the server has denied this connection the subject; such a request gets no reply."""
+        return _request_key(subject) in self._denied
 
     async def close(self) -> None:
-        """Close for good; safe to call twice, and bounded where the socket takes no more bytes."""
+        """Close for good, within a time limit even if the socket accepts no bytes; safe to call twice."""
         self._closing = True
         self._watch(stop=True)
         with contextlib.suppress(Exception):
@@ -151,7 +151,7 @@ class NatsConnection:
                 await self.client.close()
 
     def emit(self, event: str, text: str) -> None:
-        """Pass an event on to whoever listens."""
+        """Call every listener with an event."""
         for listener in self._listeners:
             with contextlib.suppress(Exception):
                 listener(event, text)
@@ -170,9 +170,9 @@ class NatsConnection:
         if not denied:
             return self.emit("error", plain(error))
         if len(self._denied) < _DENIALS_MAX:
-            self._denied[_question(denied[1])] = None
+            self._denied[_request_key(denied[1])] = None
         for denial, subject in self._pending_requests.items():
-            if (subject == _question(denied[1]) or self._replies_denied) and not denial.done():
+            if (subject == _request_key(denied[1]) or self._replies_denied) and not denial.done():
                 denial.set_result(denied[1])
         return self.emit("denied", denied[1])
 
@@ -192,7 +192,10 @@ class NatsConnection:
             self._mark_closed(plain(self.client.last_error or self._last_error))
 
     def _watch(self, *, stop: bool = False) -> None:
-        """While it is away, every try makes an error; when they cease, the task that tries has died."""
+        """Restart or stop the watchdog of a lost connection.
+
+        Each failed reconnect reports an error; 60 s without one mean that nats-py's task has died.
+        """
         if self._reconnect_watchdog:
             self._reconnect_watchdog.cancel()
             self._reconnect_watchdog = None
@@ -209,13 +212,13 @@ class NatsConnection:
         self.emit("connection_closed", reason)
 
 
-def _question(subject: str) -> str:
-    """Name what is asked: an account may map requests about another account's stream to its own prefix."""
+def _request_key(subject: str) -> str:
+    """Return the request without its prefix: an account may map another account's API to its own prefix."""
     return subject.lower().partition(".api.")[2] or subject.lower()
 
 
-def _forget(answer: "asyncio.Future[Any]") -> None:
-    """Take notice of an error that nobody waits for any more."""
+def _ignore_error(answer: "asyncio.Future[Any]") -> None:
+    """Retrieve an error that no caller awaits, so that asyncio does not report it."""
     if not answer.cancelled():
         answer.exception()
 
@@ -294,7 +297,7 @@ def _secret(text: str, connection: NatsConnection, tls: ssl.SSLContext | None) -
 
 
 async def _first_connect(connection: NatsConnection, timeout_seconds: float, **options: Any) -> None:
-    """With endless retries nats-py's first connect never gives up by itself."""
+    """Limit the first connect: with unlimited reconnects nats-py never ends it."""
     attempt: asyncio.Future[Any] = asyncio.ensure_future(
         connection.client.connect(
             connect_timeout=cast("int", min(timeout_seconds, _HANDSHAKE_SECONDS_MAX)),
@@ -326,7 +329,7 @@ async def _first_connect(connection: NatsConnection, timeout_seconds: float, **o
 
 
 def _is_private(connection: NatsConnection, tls: ssl.SSLContext | None) -> bool:
-    """nats-py falls back to plain text where TLS is wanted and the server does not ask for it."""
+    """Return whether demanded TLS is in use: nats-py may connect without it."""
     return tls is None or bool(connection.client._server_info.get("tls_required"))  # noqa: SLF001
 
 
@@ -341,12 +344,12 @@ async def api(
     *,
     timeout_seconds: float = 5.0,
 ) -> dict[str, Any]:
-    """Ask the JetStream API, ``$JS.API.{subject}``, and return its answer.
+    """Send a request to the JetStream API, ``$JS.API.{subject}``, and return the reply.
 
     Raises:
-        BrokerUnavailableError: no answer, no leader, or an error that passes.
-        ApiRefusedError: an error that stays; ``code`` 404 says that there is no such thing.
-        ContractError: the worker has no permission to ask.
+        BrokerUnavailableError: no reply, no leader, or a transient error.
+        ApiRefusedError: a lasting error; ``code`` is 404 if the stream, consumer or message does not exist.
+        ContractError: the worker has no permission to send the request.
     """
     full = f"$JS.API.{subject}"
     if not connection.is_connected:
@@ -371,7 +374,7 @@ async def api(
 
 
 class _Answer(dict[str, Any]):
-    """An object of the JetStream API. What it should hold and does not is the server's trouble."""
+    """A JSON object from the JetStream API; a missing field counts as an unavailable server."""
 
     subject = ""
 
@@ -383,7 +386,7 @@ class _Answer(dict[str, Any]):
                 answer = cls(parsed)
                 answer.subject = subject
                 return answer
-        raise BrokerUnavailableError(f"{subject}: the answer is none of JetStream's API")
+        raise BrokerUnavailableError(f"{subject}: the answer is not from JetStream's API")
 
     def __missing__(self, key: str) -> NoReturn:
         raise BrokerUnavailableError(f"{self.subject}: the answer has no {key}")

@@ -1,7 +1,7 @@
-"""Credentials in a file, read anew at each login, so that new ones are taken up without a restart.
+"""Signs logins with credentials from a file that is read at each login, so new ones need no restart.
 
-nats-py reads a credentials file anew as well, but never ends on one without a JWT, dies of one that is half
-written, and shows the server a seed file's first public key for ever.
+nats-py reads a credentials file at each login, too, but hangs on a file without a JWT, crashes on a partly
+written one, and keeps sending a seed file's first public key.
 """
 
 import base64
@@ -16,15 +16,15 @@ _SEED = re.compile(rb"-+BEGIN USER NKEY SEED-+\s+(\S+)\s")
 
 
 class FileCredentials:
-    """Signs what the server asks for.
+    """Signs the server's nonce.
 
     Args:
         path: a credentials file (JWT and seed), or an nkey's seed alone.
-        with_jwt: which of both it is.
+        with_jwt: whether the file is a credentials file.
 
     Attributes:
-        jwt: what the server is shown, as of the latest signature; or
-        public_key: the same for an nkey.
+        jwt: the JWT at the latest signature; empty for an nkey.
+        public_key: the public key at the latest signature.
     """
 
     def __init__(self, path: str, *, with_jwt: bool) -> None:
@@ -37,8 +37,8 @@ class FileCredentials:
         """Read the file and sign.
 
         Raises:
-            OSError: it cannot be read.
-            nats.errors.Error: it holds no credentials.
+            OSError: the file cannot be read.
+            nats.errors.Error: the file holds no usable credentials.
         """
         content = self._path.read_bytes()
         jwt, seed = _JWT.search(content), _SEED.search(content)

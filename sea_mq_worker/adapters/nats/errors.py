@@ -1,4 +1,4 @@
-"""Failures of nats-py and of the JetStream API, by what the worker does next."""
+"""Classifies errors of nats-py and of the JetStream API by the worker's reaction."""
 
 import ssl
 from collections.abc import Mapping
@@ -13,18 +13,18 @@ STREAMS_APPLY = "`python -m sea_mq_worker streams apply`"
 
 _REFUSALS = ("authorization", "authentication", "user jwt", "account", "nkey", "certificate", "no tls")
 _TOO_SLOW = "authentication timeout"
-"""The server's answer to a login that did not come in time, as through a slow network or after a pause."""
+"""The server's error for a late login, for example after a pause or over a slow network."""
 _TLS_CUT = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
-"""The connection broke during TLS, or was ended in order: an outage like any other."""
+"""Errors of a connection that broke or closed during TLS: an outage, and no refusal."""
 _LASTING = frozenset({10012, 10047, 10052, 10074})
-"""A bad configuration, too little storage, too many replicas: 500 too, but only an operator mends them."""
+"""Lasting errors with code 500: a bad configuration, too little storage, too many replicas."""
 
 
 class ApiRefusedError(ContractError):
-    """The JetStream API answered a request with an error that asking again does not mend.
+    """The JetStream API replied with a lasting error: a retry does not help.
 
     Attributes:
-        code: as in HTTP: 400 a bad request, 404 no such thing.
+        code: as in HTTP: 400 for a bad request, 404 for a missing object.
         err_code: JetStream's own number, exact where ``code`` is not.
     """
 
@@ -35,7 +35,7 @@ class ApiRefusedError(ContractError):
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Tell whether a server turned the worker away, so that trying again is of no use."""
+    """Return whether the server refuses the worker, so that a retry does not help."""
     if isinstance(error, _TLS_CUT):
         return False
     if isinstance(error, ssl.SSLError | nats.errors.AuthorizationError):
@@ -51,7 +51,7 @@ def is_refusal(error: BaseException) -> bool:
 
 
 def connect_failed(error: Exception, where: str) -> WorkerError:
-    """Word a failure to connect; no text of the credentials themselves."""
+    """Translate a failed connect; the text never quotes credentials."""
     if isinstance(error, ContractError):
         return ContractError(f"{where}: {error}")
     if isinstance(error, ssl.SSLError) and not isinstance(error, _TLS_CUT):
@@ -68,17 +68,17 @@ def connect_failed(error: Exception, where: str) -> WorkerError:
 
 
 def _cannot_read(error: BaseException) -> bool:
-    """Tell whether a file of credentials is in the way, and not a machine that can open no file now."""
+    """Return whether a credentials file is unreadable, as opposed to a machine out of file descriptors."""
     return isinstance(error, OSError) and bool(error.filename) and not is_shortage(error)
 
 
 def plain(error: BaseException) -> str:
-    """Name an error in one line, also one that has no text."""
+    """Return an error's text on one line, or its type if it has no text."""
     return " ".join(str(error).split()) or type(error).__name__
 
 
 def api_failed(subject: str, error: Mapping[str, Any]) -> WorkerError:
-    """Translate the error object of a JetStream API answer: 429 and most 5xx pass, others stay."""
+    """Translate the error object of an API reply: 429 and most 5xx are transient, others last."""
     refused = ApiRefusedError(subject, error)
     if refused.err_code not in _LASTING and (refused.code == 429 or refused.code >= 500):  # noqa: PLR2004
         return BrokerUnavailableError(str(refused))

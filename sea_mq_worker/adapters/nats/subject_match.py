@@ -1,10 +1,10 @@
-"""Subject wildcards: ``*`` is one token, a last ``>`` one or more."""
+"""Matches subject wildcards: ``*`` is one token, a last ``>`` one or more."""
 
 _REST = ">"
 
 
 def covers(pattern: str, subject: str) -> bool:
-    """Tell whether every subject that ``subject``, itself a pattern, matches is matched by ``pattern``."""
+    """Return whether every subject that ``subject``, itself a pattern, matches is matched by ``pattern``."""
     wide, narrow = pattern.split("."), subject.split(".")
     for place, token in enumerate(wide):
         if token == _REST:

@@ -11,24 +11,24 @@ import httpx2
 from sea_mq_worker.adapters.http.client.response import Response, ResponseParser
 
 _TCP = {"TCP_USER_TIMEOUT": 8000, "TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 2}
-"""A peer that vanished without a word is noticed within ten seconds, also while an answer is waited for."""
+"""Detect a vanished peer within ten seconds, also while a call waits for its response."""
 _LARGE_BYTES = 65_536
 _INTERIM_MAX = 100
-"""Whoever sends more 1xx than this is not listened to any more; the deadline ends the wait."""
+"""Cap on 1xx responses; after it the connection is not read any more, and the deadline ends the call."""
 
 
 class Connection(asyncio.Protocol):
-    """Asks and listens; anything that nobody asked for ends it.
+    """Sends requests and reads responses; unexpected bytes end the connection.
 
     Attributes:
-        lost: done when it has ended.
-        received_any: something has come since the last request.
-        idle_since: on the loop's clock; kept by whoever holds idle connections.
+        closed: done once the connection has ended.
+        received_any: bytes arrived since the last request.
+        idle_since: on the loop's clock; set by the pool.
     """
 
     def __init__(self, *, body_bytes_max: int) -> None:
         self._loop = asyncio.get_running_loop()
-        self.lost = self._loop.create_future()
+        self.closed = self._loop.create_future()
         self.received_any = False
         self.idle_since = 0.0
         self._reader = ResponseParser(body_bytes_max)
@@ -37,33 +37,33 @@ class Connection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
 
     def use(self, transport: asyncio.Transport) -> None:
-        """Talk over this: what it was made with, or TLS over that."""
+        """Use this transport: the socket's, or TLS over it."""
         self._transport = transport
 
     @property
     def is_reusable(self) -> bool:
-        """The last answer leaves it open, and there is nothing of a request or an answer on its way."""
+        """Whether the last response leaves it open, and no byte of a request or response is in flight."""
         transport = self._transport
         return self._reader.reusable and not transport.is_closing() and not transport.get_write_buffer_size()
 
     @property
     def is_quiet(self) -> bool:
-        """Nothing has come, no end and no bytes; the loop may not have read yet what has."""
+        """Whether neither bytes nor an end arrived, including those that the loop has not read yet."""
         return not self._transport.is_closing() and not self._arrivals.poll(0)
 
     def abort(self) -> None:
-        """End it at once."""
+        """Close the connection at once."""
         self._transport.abort()
 
     async def exchange(self, request: Sequence[bytes], deadline: float) -> Response:
-        """Send one request, head and body, and return the answer; the connection ends if there is none.
+        """Send one request, head and body, and return the response; without one the connection ends.
 
-        A small one goes out in one write; a large one is not copied for that.
+        A small request goes out in one write; a large one is written in parts, without a copy.
 
         Raises:
-            httpx2.ConnectError: it has ended already; nothing was sent.
-            httpx2.ReadTimeout: there was none before the deadline, on the loop's clock.
-            httpx2.ReadError, httpx2.RemoteProtocolError: there will be none, or it is none.
+            httpx2.ConnectError: the connection has already ended; nothing was sent.
+            httpx2.ReadTimeout: no response before the deadline, on the loop's clock.
+            httpx2.ReadError, httpx2.RemoteProtocolError: the connection broke, or the bytes are not HTTP.
         """
         if self._transport.is_closing():
             raise httpx2.ConnectError("the connection has ended")
@@ -89,7 +89,7 @@ class Connection(asyncio.Protocol):
         return outcome
 
     def _watch(self, deadline: float) -> None:
-        """Set the timer, unless it rings before anyway: it serves many requests, most of which need none."""
+        """Set the timer unless it fires earlier anyway; one timer serves many requests."""
         self._deadline = deadline
         if self._timer is not None:
             if self._timer.when() <= deadline:
@@ -118,7 +118,7 @@ class Connection(asyncio.Protocol):
         self._arrivals = select.poll()
         self._arrivals.register(end, select.POLLIN)
         if end.family != socket.AF_UNIX:
-            _notice_silence(end)
+            _enable_keepalive(end)
 
     def data_received(self, data: bytes) -> None:
         if self._waiter is None or self._waiter.done():
@@ -136,7 +136,7 @@ class Connection(asyncio.Protocol):
             self._transport.pause_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.lost.set_result(None)
+        self.closed.set_result(None)
         if self._timer is not None:
             self._timer.cancel()
         if exc is not None:
@@ -146,8 +146,8 @@ class Connection(asyncio.Protocol):
         self._end(self._reader.answer or httpx2.RemoteProtocolError("Server disconnected without an answer."))
 
 
-def _notice_silence(end: socket.socket) -> None:
+def _enable_keepalive(end: socket.socket) -> None:
     end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _TCP.items():
-        if hasattr(socket, name):  # as far as the platform has them
+        if hasattr(socket, name):  # if the platform has the option
             end.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -1,4 +1,4 @@
-"""Connections to one handler: so many at most, and the one used last is used first."""
+"""A pool of at most N connections to one handler; the one used last is used first."""
 
 import asyncio
 from collections import deque
@@ -10,19 +10,19 @@ from sea_mq_worker.adapters.http.client.connection import Connection
 
 
 class ConnectionPool:
-    """Places for calls, entered by ``async with``, and connections that wait for the next one.
+    """Slots for calls, entered by ``async with``, and idle connections.
 
-    No timer runs beside it: what has been idle for too long is found when connections come and go.
+    The pool has no timer: it closes expired connections when a call takes or returns one.
 
     Args:
-        size: how many places there are.
-        wait_seconds: for a place.
+        size: number of slots.
+        wait_seconds: time limit of the wait for a slot.
         keepalive_seconds: an idle connection is not used again after this long.
     """
 
     def __init__(self, *, size: int, wait_seconds: float, keepalive_seconds: float) -> None:
         self._size = size
-        self._places = asyncio.Semaphore(size)
+        self._slots = asyncio.Semaphore(size)
         self._wait_seconds = wait_seconds
         self._keepalive_seconds = keepalive_seconds
         self._active = self._queued = 0
@@ -36,7 +36,7 @@ class ConnectionPool:
 
     async def __aenter__(self) -> Self:
         if self._active + self._queued < self._size:
-            await self._places.acquire()
+            await self._slots.acquire()
         else:
             await self._queue()
         self._active += 1
@@ -44,25 +44,25 @@ class ConnectionPool:
 
     async def __aexit__(self, *_: object) -> None:
         self._active -= 1
-        self._places.release()
+        self._slots.release()
 
     async def _queue(self) -> None:
         self._queued += 1
         try:
             async with asyncio.timeout(self._wait_seconds):
-                await self._places.acquire()
+                await self._slots.acquire()
         except TimeoutError:
             raise httpx2.PoolTimeout("all connections are in use") from None
         finally:
             self._queued -= 1
 
     def add(self, connection: Connection) -> None:
-        """Look after a new one until it is lost."""
+        """Track a new connection until it has ended."""
         self._open.add(connection)
-        connection.lost.add_done_callback(lambda _: self._open.discard(connection))
+        connection.closed.add_done_callback(lambda _: self._open.discard(connection))
 
     def take(self) -> Connection | None:
-        """Return the one used last, if any is still good."""
+        """Return the connection used last that is still usable, if there is one."""
         fresh_since = asyncio.get_running_loop().time() - self._keepalive_seconds
         while self._idle:
             connection = self._idle.pop()
@@ -72,7 +72,7 @@ class ConnectionPool:
         return None
 
     def put(self, connection: Connection) -> None:
-        """Keep one for the next call if it is good for that."""
+        """Keep a connection for the next call if it is reusable, else close it."""
         if self.closed or not connection.is_reusable:
             connection.abort()
             return
@@ -83,9 +83,9 @@ class ConnectionPool:
         self._idle.append(connection)
 
     async def aclose(self) -> None:
-        """End all; safe twice."""
+        """Close all connections; safe to call twice."""
         self.closed = True
         connections = tuple(self._open)
         for connection in connections:
             connection.abort()
-        await asyncio.gather(*(connection.lost for connection in connections))
+        await asyncio.gather(*(connection.closed for connection in connections))

@@ -10,14 +10,14 @@ import httpx2
 
 _HEAD_BYTES_MAX = 65536
 _HEADER_BYTES = 32
-"""Counted for each header besides its text, as HTTP/2 does: so the bound is one of their number, too."""
+"""Bytes counted per header besides its text, as in HTTP/2; so the cap also limits their number."""
 _SUCCESS = 200
 _SWITCHING_PROTOCOLS = 101
 
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """One answer; ``body`` is as it came over the wire, but not all of it if it was too long."""
+    """One response; ``body`` is as it came over the wire, cut if it was too long."""
 
     status: int
     headers: list[tuple[bytes, bytes]]
@@ -25,15 +25,15 @@ class Response:
 
 
 class ResponseParser:
-    """Reads one answer after another from a connection's bytes; ``begin`` before each.
+    """Reads one response after another from a connection's bytes; call ``begin`` before each.
 
     Args:
         body_bytes_max: a longer body is not read to its end.
 
     Attributes:
-        answer: none until it is whole, or all of it that is read.
-        interim: how many 1xx came before it.
-        reusable: the connection can take another request.
+        answer: the response once it is complete or cut, else None.
+        interim: number of 1xx responses before it.
+        reusable: whether the connection can take another request.
     """
 
     __slots__ = (
@@ -63,10 +63,10 @@ class ResponseParser:
         self.on_message_begin()
 
     def feed(self, data: bytes) -> None:
-        """Read on.
+        """Parse more bytes.
 
         Raises:
-            httpx2.RemoteProtocolError: it is not HTTP, or its head is too long.
+            httpx2.RemoteProtocolError: the bytes are not HTTP, or the head is too long.
         """
         self._other_bytes += len(data)
         try:
@@ -79,14 +79,14 @@ class ResponseParser:
             self._stop_at_bounds()
 
     def feed_eof(self) -> None:
-        """Take the connection's end for the end of an answer that tells no other."""
+        """End a response that announces no length with the connection."""
         if self._status is not None and self.answer is None:
-            told = {name.lower() for name, _ in self._headers}
-            if told.isdisjoint((b"content-length", b"transfer-encoding")):
+            names = {name.lower() for name, _ in self._headers}
+            if names.isdisjoint((b"content-length", b"transfer-encoding")):
                 self._finish(self._status)
 
     def _stop_at_bounds(self) -> None:
-        """What comes after the status changes nothing, so there is an answer even if it is too long."""
+        """Cut a response that is too long: only its status matters."""
         if self._body_bytes > self._body_bytes_max or self._other_bytes > _HEAD_BYTES_MAX:
             if self._status is None:
                 raise httpx2.RemoteProtocolError("the head is too long")

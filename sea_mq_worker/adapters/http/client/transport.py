@@ -1,9 +1,8 @@
-"""HandlerTransport: many small requests to one URL, told in httpx2's terms.
+"""HandlerTransport: many small requests to one URL, with httpx2's URL, TLS context and errors.
 
-It does HTTP/1.1 over TCP, TLS or a Unix socket, and what a handler's calls need of it: one write for a
-request, one deadline for an exchange, bounds for an answer. httpx2's own transport costs several times as
-much CPU for a request, its request and response objects as much again, and it reads answers that nobody
-asked for as the next one's. URL, TLS context and errors are httpx2's.
+It speaks HTTP/1.1 over TCP, TLS or a Unix socket: one write per request, one deadline per exchange, limits
+per response. httpx2's own transport costs several times as much CPU per request, its request and response
+objects as much again, and it takes unrequested bytes for the next response.
 """
 
 import asyncio
@@ -25,7 +24,7 @@ Header: TypeAlias = tuple[bytes, bytes]
 class HandlerTransport:
     """Posts to one URL.
 
-    ``ConnectError``, ``ConnectTimeout`` and ``PoolTimeout`` tell that nothing of a request was sent,
+    ``ConnectError``, ``ConnectTimeout`` and ``PoolTimeout`` mean that nothing of a request was sent,
     ``ReadTimeout``, ``ReadError`` and ``RemoteProtocolError`` that its outcome is unknown.
 
     Args:
@@ -75,34 +74,34 @@ class HandlerTransport:
         length = b"content-length: %d\r\n\r\n" % sum(map(len, body))
         request = (self._head + _lines(headers) + length, *body)
         async with self._pool:
-            return await self._ask(request, deadline)
+            return await self._send(request, deadline)
 
     async def aclose(self) -> None:
         """Close all connections; safe twice."""
         await self._pool.aclose()
 
-    async def _ask(self, request: Sequence[bytes], deadline: float) -> Response:
-        """Ask again, once, if the connection was an idle one that the server was just closing.
+    async def _send(self, request: Sequence[bytes], deadline: float) -> Response:
+        """Retry once on a new connection if the server was just closing the idle one.
 
-        Then the handler most probably saw nothing; if it did, it knows the message id. A second try that
-        finds nobody says nothing about the first one: its outcome stays unknown.
+        The handler has probably not seen the first request; if it has, it knows the message id. If the new
+        connection fails, the outcome of the first request stays unknown.
         """
         idle = self._pool.take()
         if idle is None:
-            return await self._ask_anew(request, deadline)
+            return await self._send_on_new_connection(request, deadline)
         try:
             answer = await idle.exchange(request, deadline)
         except (httpx2.ReadError, httpx2.RemoteProtocolError) as closed:
             if idle.received_any:
                 raise
             try:
-                return await self._ask_anew(request, deadline)
+                return await self._send_on_new_connection(request, deadline)
             except (httpx2.ConnectError, httpx2.ConnectTimeout):
                 raise closed from None
         self._pool.put(idle)
         return answer
 
-    async def _ask_anew(self, request: Sequence[bytes], deadline: float) -> Response:
+    async def _send_on_new_connection(self, request: Sequence[bytes], deadline: float) -> Response:
         connection = await self._connect(deadline)
         answer = await connection.exchange(request, deadline)
         self._pool.put(connection)
@@ -142,7 +141,7 @@ class HandlerTransport:
         return connection
 
     def _check_peer(self, transport: asyncio.Transport) -> None:
-        """Look at whom a name has led to, before anything is sent."""
+        """Check the address that the name resolved to, before anything is sent."""
         peer = transport.get_extra_info("peername")
         if peer is None:
             raise ConnectionResetError("the connection has ended")

@@ -1,4 +1,4 @@
-"""Adapter of PORT-047-004: one durable pull consumer, bound to and never made or changed here."""
+"""Adapter of PORT-047-004: consumes from one durable pull consumer, and never creates or changes it."""
 
 import asyncio
 import json
@@ -20,20 +20,20 @@ from sea_mq_worker.domain.messages import InboundMessage
 _NANOSECONDS = 10**9
 _NO_LIMIT = 2**31 - 1
 _UNEXPECTED_DELAY_SECONDS = 0.1
-_PASSING = ("Leadership Change", "Server Shutdown", "Exceeded MaxWaiting")
+_TRANSIENT_STATUSES = ("Leadership Change", "Server Shutdown", "Exceeded MaxWaiting")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerTerms:
-    """What the server promises a consumer; the worker's own limits are checked against it."""
+    """The server's limits of a consumer; the worker checks its own limits against them."""
 
     ack_wait_seconds: float = 30.0
     max_deliver: int = -1
     """-1 for no limit."""
     max_ack_pending: int = 1000
-    """A number far too large where there is no limit."""
+    """A very large number if there is no limit."""
     subjects: tuple[str, ...] = (">",)
-    """Filters; all of the stream's where there is none."""
+    """Subject filters; ``>`` if the consumer has none."""
 
 
 class NatsJetStreamConsumer:
@@ -54,7 +54,7 @@ class NatsJetStreamConsumer:
         self._durable = durable
         self._wait_seconds = wait_seconds
         self._next = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{durable}"
-        self._inbox = PullSubscription(connection, self._next, on_unexpected=self._return)
+        self._pulls = PullSubscription(connection, self._next, on_unexpected=self._give_back)
         self._turn = asyncio.Lock()
         self._terms = ConsumerTerms()
 
@@ -89,7 +89,7 @@ class NatsJetStreamConsumer:
         return self._terms.subjects
 
     async def start(self) -> ConsumerTerms:
-        """Verify that the consumer exists and fits, and tell its terms.
+        """Verify that the consumer exists and fits, and return its terms.
 
         Raises:
             BrokerUnavailableError: the server did not answer.
@@ -110,59 +110,61 @@ class NatsJetStreamConsumer:
         return self._terms
 
     async def fetch(self, batch: int, *, bytes_max: int | None = None) -> Sequence[InboundMessage]:
-        """Return what is there, once something is; none after ``wait_seconds``."""
+        """Wait for messages and return those available; none after ``wait_seconds``."""
         async with self._turn:
             if not self._connection.is_connected:
                 raise BrokerUnavailableError(f"{self._label}: the connection is down")
             try:
-                pulled = await self._inbox.ask(batch, bytes_max=bytes_max, wait_seconds=self._wait_seconds)
+                pulled = await self._pulls.fetch(batch, bytes_max=bytes_max, wait_seconds=self._wait_seconds)
             except nats.errors.Error as error:
-                raise BrokerUnavailableError(f"{self._label}: cannot be asked ({plain(error)})") from error
+                raise BrokerUnavailableError(
+                    f"{self._label}: the pull request failed ({plain(error)})"
+                ) from error
         if not pulled.messages:
-            await self._explain(pulled)
+            await self._raise_reason(pulled)
         return [delivery(msg) for msg in pulled.messages]
 
     async def ack(self, msg: InboundMessage) -> None:
         """Settle the message (POL-047-005, POL-047-006)."""
-        await self._say(msg.reply, b"+ACK")
+        await self._send(msg.reply, b"+ACK")
 
     async def nak(self, msg: InboundMessage, *, delay_seconds: float) -> None:
-        """Ask for redelivery after a delay (POL-047-007)."""
-        await self._say(msg.reply, _nak(delay_seconds))
+        """Request redelivery after a delay (POL-047-007)."""
+        await self._send(msg.reply, _nak(delay_seconds))
 
     async def in_progress(self, msg: InboundMessage) -> None:
-        """Start the message's ack_wait anew."""
-        await self._say(msg.reply, b"+WPI")
+        """Restart the message's ack_wait."""
+        await self._send(msg.reply, b"+WPI")
 
     async def find_undeliverable(self, seqs: Sequence[int]) -> Mapping[int, InboundMessage | None]:
-        """Compare with what the server says is delivered and acknowledged, and read the rest back."""
+        """Compare with the server's delivered and acknowledged sequences, and read the others back."""
         return await find_undeliverable(self._connection, self._stream, self._durable, seqs)
 
     async def ahead(self, after_seq: int, limit: int) -> Sequence[InboundMessage]:
-        """Read the stream itself, while the server says that the consumer has no room."""
+        """Read the stream itself while the consumer has reached max_ack_pending."""
         return await ahead(self._connection, self._stream, self._durable, after_seq, limit)
 
     async def close(self) -> None:
-        """Stop asking; messages that nobody was given go back to the server."""
-        await self._inbox.close()
+        """Stop pulling; unexpected messages go back to the server."""
+        await self._pulls.close()
 
     @property
     def _label(self) -> str:
         return f"consumer {self._durable} of stream {self._stream}"
 
-    async def _say(self, reply: str, verb: bytes) -> None:
-        """While the connection is down nats-py would keep it and send it much later: drop it instead.
+    async def _send(self, reply: str, verb: bytes) -> None:
+        """Send a reply, or drop it while the connection is down: nats-py would send it much later.
 
-        A message that was read back and not delivered has nobody to say it to.
+        A message that was read from the stream, and not delivered, has no reply subject.
         """
         if reply and self._connection.is_connected:
             await self._connection.client.publish_raw(reply, verb)
 
-    async def _return(self, msg: Msg) -> None:
-        await self._say(msg.reply, _nak(_UNEXPECTED_DELAY_SECONDS))
+    async def _give_back(self, msg: Msg) -> None:
+        await self._send(msg.reply, _nak(_UNEXPECTED_DELAY_SECONDS))
 
-    async def _explain(self, pulled: PullResult) -> None:
-        """Raise why a pull brought nothing; an idle stream is no reason."""
+    async def _raise_reason(self, pulled: PullResult) -> None:
+        """Raise the reason for a pull without messages, unless the stream is idle."""
         match pulled.ended.result():
             case PullEnd.DONE:
                 return
@@ -171,8 +173,8 @@ class NatsJetStreamConsumer:
             case PullEnd.DISCONNECTED:
                 raise BrokerUnavailableError(f"{self._label}: the connection broke")
         await self.start()
-        if pulled.status and not pulled.status.startswith("503") and not _passes(pulled.status):
-            raise ContractError(f"{self._label} refuses to hand out messages: {pulled.status}")
+        if pulled.status and not pulled.status.startswith("503") and not _is_transient(pulled.status):
+            raise ContractError(f"{self._label} refuses to deliver messages: {pulled.status}")
         raise BrokerUnavailableError(f"{self._label}: {pulled.status or 'no answer to a pull request'}")
 
 
@@ -180,5 +182,5 @@ def _nak(delay_seconds: float) -> bytes:
     return b"-NAK " + json.dumps({"delay": int(delay_seconds * _NANOSECONDS)}).encode()
 
 
-def _passes(status: str) -> bool:
-    return any(text in status for text in _PASSING)
+def _is_transient(status: str) -> bool:
+    return any(text in status for text in _TRANSIENT_STATUSES)

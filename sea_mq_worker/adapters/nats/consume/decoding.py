@@ -1,4 +1,4 @@
-"""From nats-py's messages and the API's stored ones to InboundMessage."""
+"""Decodes nats-py's messages, and stored messages of the API, into InboundMessage."""
 
 import base64
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ _SHORT_TOKENS = 9
 
 
 def delivery(msg: Msg) -> InboundMessage:
-    """Read a delivery; stream, sequence and the rest stand in its reply subject.
+    """Decode a delivery, whose reply subject holds stream, sequence and counters.
 
     ``$JS.ACK.<stream>.<consumer>.<deliveries>.<stream seq>.<consumer seq>.<ns>.<pending>``, or with domain
     and account before the stream and a token at the end.
@@ -38,7 +38,7 @@ def delivery(msg: Msg) -> InboundMessage:
 def stored(
     message: Mapping[str, Any], *, stream: str, consumer: str, deliveries: int, reply: str = ""
 ) -> InboundMessage:
-    """Read what STREAM.MSG.GET answered, as if it had been delivered."""
+    """Decode a stored message from STREAM.MSG.GET as if it had been delivered."""
     return InboundMessage(
         stream=stream,
         seq=message["seq"],
@@ -53,7 +53,7 @@ def stored(
 
 
 def _headers(block: bytes) -> dict[str, str]:
-    """Parse a header block as nats-py does for a delivery: of a repeated name the last value counts."""
+    """Parse a header block as nats-py does for a delivery: the last value of a repeated name counts."""
     parted = (line.partition(b":") for line in block.split(b"\r\n")[1:])
     return {
         name.strip().decode("ascii", "replace"): value.strip().decode("utf-8", "replace")

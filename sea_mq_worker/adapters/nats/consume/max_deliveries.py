@@ -1,8 +1,7 @@
-"""Finds messages that the server has given up: max_deliver reached, and invisible in every lag.
+"""Finds exhausted messages: they reached max_deliver, and no count of waiting messages includes them.
 
-The server says so once, in an advisory that a stream keeps. Where that was lost, such a message still shows
-as a consumer that waits for no acknowledgement and yet has delivered more than was acknowledged: a sweep
-reads what is in between, and the inbox tells what of it was handled.
+The server reports each of them once, in an advisory that a stream keeps. If an advisory is lost, a sweep
+finds the message: its consumer awaits no acknowledgement, although it delivered more than was acknowledged.
 """
 
 import asyncio
@@ -21,16 +20,16 @@ _FOREIGN_DELAY_SECONDS = 300.0
 
 
 class NatsExhaustedMessages:
-    """Stranded messages of some consumers; workers of one service share the work.
+    """Exhausted messages of some consumers; the workers of one service share the work.
 
     Args:
         connection: of the inbound side.
         stream: the one that keeps MAX_DELIVERIES advisories.
         durable: a durable consumer of that stream.
-        consumers: stream and durable of the consumers that this worker answers for.
-        on_event: told of a message that is lost, with a line for the operator.
+        consumers: stream and durable of this worker's consumers.
+        on_event: called with the event of a lost message and a line for the operator.
         wait_seconds: how long a fetch waits for an advisory.
-        sweep_seconds: how often the consumers are looked at for messages without an advisory.
+        sweep_seconds: interval between sweeps for messages without an advisory.
     """
 
     def __init__(
@@ -54,7 +53,7 @@ class NatsExhaustedMessages:
         self._sweep_at = 0.0
         self._advised: deque[InboundMessage] = deque()  # advisories whose messages are not read yet
         self._accounted: dict[tuple[str, str], set[int]] = {name: set() for name in consumers}
-        self._through = dict.fromkeys(consumers, 0)  # accounted for up to this one without a gap
+        self._through = dict.fromkeys(consumers, 0)  # all messages up to this sequence are accounted for
         self._created: dict[tuple[str, str], str] = {}
         self._paused: set[tuple[str, str]] = set()
 
@@ -68,10 +67,10 @@ class NatsExhaustedMessages:
         await self._advisories.start()
 
     async def fetch(self) -> Sequence[InboundMessage]:
-        """Return messages that advisories name, else what a sweep finds when one is due.
+        """Return the messages of new advisories; without any, those that a due sweep finds.
 
         Raises:
-            BrokerUnavailableError: as NatsJetStreamConsumer.fetch; what was not returned comes again.
+            BrokerUnavailableError: as NatsJetStreamConsumer.fetch; a later call returns the others.
             ContractError: likewise.
         """
         found: list[InboundMessage] = []
@@ -88,29 +87,29 @@ class NatsExhaustedMessages:
         return found
 
     async def ack(self, msg: InboundMessage) -> None:
-        """Forget a message: its advisory is acknowledged, the sweep passes over it."""
+        """Acknowledge a message's advisory; later sweeps skip the message."""
         self._accounted[msg.stream, msg.consumer].add(msg.seq)
         await self._advisories.ack(msg)
 
     async def nak(self, msg: InboundMessage, *, delay_seconds: float) -> None:
-        """Have its advisory delivered again after a delay; a sweep finds what has none."""
+        """Request a message's advisory again after a delay; a sweep finds a message without one."""
         await self._advisories.nak(msg, delay_seconds=delay_seconds)
 
     async def in_progress(self, msg: InboundMessage) -> None:
-        """Keep its advisory."""
+        """Restart the ack_wait of a message's advisory."""
         await self._advisories.in_progress(msg)
 
     async def close(self) -> None:
-        """Stop asking for advisories."""
+        """Stop pulling advisories."""
         await self._advisories.close()
 
     async def _named_by(self, advisory: InboundMessage) -> list[InboundMessage]:
         try:
-            told = json.loads(advisory.payload)
+            parsed = json.loads(advisory.payload)
             name, seq, deliveries = (
-                (told["stream"], told["consumer"]),
-                int(told["stream_seq"]),
-                int(told["deliveries"]),
+                (parsed["stream"], parsed["consumer"]),
+                int(parsed["stream_seq"]),
+                int(parsed["deliveries"]),
             )
         except (ValueError, TypeError, KeyError):
             self._on_event("advisory_unreadable", f"{advisory.stream} {advisory.seq} is no advisory")
@@ -120,7 +119,7 @@ class NatsExhaustedMessages:
             await self._advisories.nak(advisory, delay_seconds=_FOREIGN_DELAY_SECONDS)
             return []
         found = await read_back(self._connection, *name, seq, deliveries=deliveries, reply=advisory.reply)
-        if found is None or found.stored_at > advisory.stored_at:  # in its place in a stream made anew
+        if found is None or found.stored_at > advisory.stored_at:  # the stream was created again
             text = f"consumer {name[1]} gave up message {seq} of stream {name[0]}, which has dropped it since"
             self._on_event("exhausted_message_lost", text)
             await self._advisories.ack(advisory)
@@ -128,6 +127,18 @@ class NatsExhaustedMessages:
         return [found]
 
     async def _sweep(self, stream: str, durable: str) -> list[InboundMessage]:
+        """Return delivered, unacknowledged messages while the consumer awaits no acknowledgement.
+
+        Such a message has reached max_deliver. For example, the consumer has delivered up to 8, its
+        acknowledgement floor is 4 and nothing awaits an acknowledgement; ``ack`` was called here for 5:
+
+            sequence   ..4           5              6          7             8
+            message    acknowledged  accounted for  exhausted  acknowledged  exhausted
+
+        The stream is read from 5, the first sequence above the floor. 5 is skipped, and 6, 7 and 8 are
+        returned: the server does not report single acknowledgements above the floor, but the inbox knows 7 as
+        settled. ``_through`` rises to 5, so the next sweep starts at 6.
+        """
         name = stream, durable
         info = await find_consumer(self._connection, stream, durable)
         if info is None:  # its own consuming loop reports that, and other consumers are swept meanwhile

@@ -1,7 +1,7 @@
-"""Own pull requests on nats-py's public API: one at a time, and none outlives its call.
+"""Pull requests on nats-py's public API: one at a time, and none outlives its call.
 
-The server is asked to wait for the first message, to hand out with it what is there, and to say that this
-was all. So nothing is ever handed out that nobody is waiting for, and a lost request costs one bounded wait.
+Each request lets the server wait for the first message, deliver with it the messages available, and report
+the end. So the server never delivers without a waiting call, and a lost request costs one bounded wait.
 """
 
 import asyncio
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 _ACKS = "$JS.ACK."
 _DRAIN_SECONDS_MAX = 2.0
 _ARRIVAL_SECONDS_MAX = 10.0
-"""How long messages may take that are on their way when a request is cut short."""
+"""Cap on the wait for messages in flight after a request ended early."""
 _BYTES_MAX = 4 * 1024 * 1024
-"""Asked for at once: a slow network takes it before the server gives the connection up as a slow consumer."""
+"""Cap on a request, so that the server does not close a slow connection as a slow consumer."""
 _TOO_LARGE = "Message Size Exceeds MaxBytes"
 _SOCKET_CLOSED = (OSError, RuntimeError)
-"""What a write to a socket raises that broke a moment ago; uvloop has a RuntimeError for it."""
+"""Errors of a write to a socket that has just broken; uvloop raises RuntimeError."""
 _SETTLED_SECONDS = 0.02
 _ANSWER_SECONDS = 1.0
 _NANOSECONDS = 10**9
@@ -39,20 +39,20 @@ class PullEnd(Enum):
     """How a pull request ended."""
 
     DONE = auto()
-    """As asked: full, or the server says that this was all."""
+    """The batch is full, or the server reported its end."""
     CUT = auto()
-    """Messages came and then nothing, not even the end: max_ack_pending is reached."""
+    """Messages came, but no end: max_ack_pending is reached."""
     SILENCE = auto()
-    """Neither a message nor a status; the request is lost."""
+    """Neither a message nor a status came; the request is lost."""
     DISCONNECTED = auto()
     DENIED = auto()
     REFUSED = auto()
-    """The server answered with another status, see ``PullResult.status``."""
+    """The server replied with another status; see ``PullResult.status``."""
 
 
 @dataclass(slots=True)
 class PullResult:
-    """One request, and what it has brought so far."""
+    """One request and its messages so far."""
 
     batch: int
     token: str
@@ -61,16 +61,16 @@ class PullResult:
     status: str = ""
 
     def end(self, how: PullEnd) -> None:
-        """Note the end; the first one counts."""
+        """Record the end; the first one counts."""
         if not self.ended.done():
             self.ended.set_result(how)
 
 
 class PullSubscription:
-    """Asks one durable consumer for messages.
+    """Pulls messages of one durable consumer.
 
     Args:
-        on_unexpected: takes a message that came when nobody was waiting for it.
+        on_unexpected: called with a message that arrived while no call waited.
     """
 
     def __init__(
@@ -81,27 +81,27 @@ class PullSubscription:
         self._on_unexpected = on_unexpected
         self._inbox = ""
         self._subscription: Subscription | None = None
-        self._pulled: PullResult | None = None
+        self._request: PullResult | None = None
         self._count = 0
         connection.listen(self._on_event)
 
-    async def ask(self, batch: int, *, bytes_max: int | None = None, wait_seconds: float) -> PullResult:
-        """Make one request and wait for its end, a little longer than ``wait_seconds`` at most.
+    async def fetch(self, batch: int, *, bytes_max: int | None = None, wait_seconds: float) -> PullResult:
+        """Make one request and wait for its end, for at most ``wait_seconds`` and one second more.
 
-        Not more than a few MB come, and not more than ``bytes_max``, but a single message of any size.
+        The messages have at most a few MB in all, and at most ``bytes_max``; a single one may be larger.
         """
         at_once = max(_BYTES_MAX, 2 * self._connection.client.max_payload)
         limit = at_once if bytes_max is None else min(at_once, bytes_max)
-        pulled = await self._ask(batch, wait_seconds, {"max_bytes": limit})
+        pulled = await self._pull(batch, wait_seconds, {"max_bytes": limit})
         if pulled.messages or _TOO_LARGE not in pulled.status:
             return pulled
-        return await self._ask(1, wait_seconds, {})
+        return await self._pull(1, wait_seconds, {})
 
-    async def _ask(self, batch: int, wait_seconds: float, limits: Mapping[str, int]) -> PullResult:
+    async def _pull(self, batch: int, wait_seconds: float, limits: Mapping[str, int]) -> PullResult:
         await self._subscribe()
         self._count += 1
         ended = asyncio.get_running_loop().create_future()
-        pulled = self._pulled = PullResult(batch, str(self._count), ended)
+        pulled = self._request = PullResult(batch, str(self._count), ended)
         request = {"batch": batch, "expires": int(wait_seconds * _NANOSECONDS), "no_wait": True, **limits}
         deadline = ended.get_loop().call_later(wait_seconds + _ANSWER_SECONDS, pulled.end, PullEnd.SILENCE)
         try:
@@ -114,12 +114,12 @@ class PullSubscription:
             await asyncio.gather(*map(self._on_unexpected, pulled.messages))
             raise
         finally:
-            self._pulled = None
+            self._request = None
             deadline.cancel()
         return pulled
 
     async def close(self) -> None:
-        """End the server's interest; what it sent before it knew still arrives."""
+        """Unsubscribe; messages that the server had already sent still arrive."""
         await self._end_interest(_DRAIN_SECONDS_MAX)
 
     async def _end_interest(self, seconds_max: float) -> None:
@@ -142,7 +142,7 @@ class PullSubscription:
             )
 
     async def _on_message(self, msg: Msg) -> None:
-        pulled = self._pulled
+        pulled = self._request
         if not msg.reply:
             self._on_status(msg, pulled)
         elif not msg.reply.startswith(_ACKS):
@@ -169,9 +169,9 @@ class PullSubscription:
         pulled.end(PullEnd.DONE if finished else PullEnd.REFUSED)
 
     def _on_event(self, event: str, text: str) -> None:
-        if self._pulled is None:
+        if self._request is None:
             return
         if event in {"disconnected", "connection_closed"}:
-            self._pulled.end(PullEnd.DISCONNECTED)
+            self._request.end(PullEnd.DISCONNECTED)
         elif event == "denied" and text == self._subject.lower():
-            self._pulled.end(PullEnd.DENIED)
+            self._request.end(PullEnd.DENIED)

@@ -1,4 +1,4 @@
-"""Which recorded messages a consumer will not deliver again, and what the stream still has of them."""
+"""Finds recorded messages that a consumer will not deliver again, and reads them from the stream."""
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,9 +11,9 @@ from sea_mq_worker.adapters.nats.server_info import ConsumerInfo, consumer_info
 from sea_mq_worker.domain.messages import InboundMessage
 
 READ_BYTES_MAX = 4 * 1024 * 1024
-"""Bytes of bodies after which a read-back stops."""
+"""Cap on the bytes of bodies that one call reads."""
 _READS_MAX = 10
-"""So many are read at once where messages are dense, and few where the consumer wants few of them."""
+"""Cap on concurrent reads; fewer are made while the consumer's filter matches few messages."""
 _NO_MESSAGE = 10037
 
 
@@ -22,8 +22,8 @@ async def find_undeliverable(
 ) -> Mapping[int, InboundMessage | None]:
     """See ports.jetstream.JetStreamConsumer.
 
-    The server does not say which messages wait for an acknowledgement, only how many do, up to where it has
-    delivered, and below which sequence none waits.
+    The server does not report which messages await an acknowledgement. It reports their number, the last
+    delivered sequence, and the floor up to which every message is acknowledged.
     """
     info = await consumer_info(connection, stream, durable)
     found: dict[int, InboundMessage | None] = {}
@@ -39,14 +39,14 @@ async def find_undeliverable(
 
 
 def size_of(messages: Iterable[InboundMessage | None]) -> int:
-    """Add up the bodies of what was read."""
+    """Return the bytes of all bodies."""
     return sum(len(message.payload) for message in messages if message is not None)
 
 
 async def ahead(
     connection: NatsConnection, stream: str, durable: str, after_seq: int, limit: int
 ) -> Sequence[InboundMessage]:
-    """See ports.jetstream.JetStreamConsumer; a consumer that somebody paused is left alone."""
+    """See ports.jetstream.JetStreamConsumer; returns nothing while the consumer is paused."""
     info = await consumer_info(connection, stream, durable)
     is_full = 0 < info.max_ack_pending <= info.ack_pending
     if not is_full or not info.pending or info.is_paused:
@@ -65,7 +65,7 @@ async def ahead(
 async def read_next(
     connection: NatsConnection, consumer: ConsumerInfo, seq: int, *, deliveries: int = 0
 ) -> InboundMessage | None:
-    """Read the first message from a sequence on that the consumer wants."""
+    """Read the first message at or after a sequence that the consumer wants."""
     reads = [
         read_back(connection, consumer.stream, consumer.name, seq, deliveries=deliveries, next_of=subject)
         for subject in consumer.filters or (">",)
@@ -84,9 +84,9 @@ async def read_back(
     reply: str = "",
     next_of: str = "",
 ) -> InboundMessage | None:
-    """Read one message as if it had been delivered, or None where the stream does not have it.
+    """Read one message as if it had been delivered; None if the stream does not have it.
 
-    ``next_of``: the first of these subjects from the sequence on.
+    ``next_of``: read the first message of these subjects at or after the sequence.
 
     Raises:
         BrokerUnavailableError: the server did not answer.

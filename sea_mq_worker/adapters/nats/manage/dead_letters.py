@@ -1,4 +1,4 @@
-"""The dead-letter stream as operators see it: list, show, take back, remove."""
+"""Reads and prunes the dead-letter stream for operators."""
 
 import asyncio
 import contextlib
@@ -104,7 +104,7 @@ class NatsDeadLetters:
         return stored(found, stream=entry.stream, consumer=entry.consumer, deliveries=entry.attempts)
 
     async def _start(self, which: DeadLetterFilter) -> int:
-        """Return a sequence behind which all that match are: times grow with sequences."""
+        """Return a sequence below every match by binary search, because times grow with sequences."""
         if which.since is None:
             return which.after_seq
         info = await stream_info(self._connection, self._stream)
@@ -119,7 +119,7 @@ class NatsDeadLetters:
         return low
 
     async def _after(self, seq: int) -> AsyncIterator[DeadLetterEntry]:
-        """Walk the stream, over the gaps that removals left; the further it goes, the more at once."""
+        """Yield the entries after a sequence, skipping gaps of removed messages; read ever more at once."""
         at_once = 1
         while message := await self._next(seq):
             yield _entry(message)
@@ -131,7 +131,7 @@ class NatsDeadLetters:
             seq += at_once - 1
 
     async def _next(self, seq: int) -> dict[str, Any] | None:
-        """Return the first message behind ``seq``."""
+        """Return the first message after ``seq``."""
         return await self._at(seq + 1, {"next_by_subj": ">"})
 
     async def _at(self, seq: int, how: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any] | None:
@@ -157,7 +157,7 @@ class NatsDeadLetters:
 
 
 def _entry(message: Mapping[str, Any]) -> DeadLetterEntry:
-    """Read a stored dead letter; what somebody else put into the stream shows with blanks."""
+    """Decode a stored dead letter; a message of another origin has empty fields."""
     read = stored(message, stream="", consumer="", deliveries=0)
     headers = read.headers
     omitted = headers.get("Dlq-Body-Omitted", "")
@@ -181,7 +181,7 @@ def _entry(message: Mapping[str, Any]) -> DeadLetterEntry:
 
 
 def _matches(entry: DeadLetterEntry, which: DeadLetterFilter) -> bool:
-    """Look at what only the headers tell."""
+    """Return whether an entry matches the filter, apart from its times and ``after_seq``."""
     exact = (
         (entry.reason, which.reason),
         (entry.message_id, which.message_id),

@@ -1,4 +1,4 @@
-"""Whether a stream has lost what it acknowledged: made anew, set back, or rolled back by a failover."""
+"""Detects acknowledged events that a stream lost: it was created again, restored or rolled back."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from sea_mq_worker.adapters.nats.server_info import stream_info
 from sea_mq_worker.domain.headers import MSG_ID
 
 RECONCILE = "python -m sea_mq_worker pipeline reconcile --requeue --reason 'the stream lost them'"
-"""What names the events that are lost, and sends them again."""
+"""Command that lists the lost events and publishes them again."""
 _NOT_FOUND = 404
 
 
@@ -45,7 +45,7 @@ async def lost_since(
 
 
 async def is_displaced(connection: NatsConnection, stream: str, seq: int, message_id: str) -> bool:
-    """Tell whether the stream has another message at a sequence that it once acknowledged for this one.
+    """Return whether the stream has another message at a sequence that it acknowledged for this one.
 
     Raises as ``lost_since``.
     """

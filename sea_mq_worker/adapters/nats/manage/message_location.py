@@ -1,4 +1,4 @@
-"""What a stream still has of one message, and how far each of its consumers is with it."""
+"""Locates one message in its stream, and each consumer's progress with it."""
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection
 from sea_mq_worker.adapters.nats.consume.undelivered import read_back
@@ -11,7 +11,7 @@ _NOT_FOUND = 404
 
 
 async def locate(connection: NatsConnection, stream: str, seq: int, message_id: str) -> StoredMessage | None:
-    """Look for a message where it was stored; None: the stream has dropped it, or has another one there.
+    """Read a message at its sequence; None if the stream dropped it, or has another message there.
 
     Raises:
         BrokerUnavailableError: the server did not answer.
@@ -31,7 +31,7 @@ async def locate(connection: NatsConnection, stream: str, seq: int, message_id: 
 async def consumer_deliveries(
     connection: NatsConnection, found: StoredMessage, *, consumer: str = ""
 ) -> tuple[ConsumerDelivery, ...]:
-    """Tell how far the durables of a message's stream are with it, or only ``consumer``.
+    """Return the progress of ``consumer`` with a message, or of all durables of its stream.
 
     Raises:
         BrokerUnavailableError: the server did not answer.

@@ -1,7 +1,6 @@
 """Compares the server's streams and consumers with their definitions, and creates or updates them.
 
-Raw JSON both ways: nats-py's dataclasses drop fields that they do not know, so reading a configuration
-and writing it back through them would lose settings.
+Configurations stay raw JSON: nats-py's dataclasses drop unknown fields, so an update would lose settings.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,15 +26,15 @@ _MAX_DELIVERIES = "$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES"
 
 
 EXISTENCE = "existence"
-"""Stands for the field of a difference where the whole is missing."""
+"""Field name of a difference whose stream or consumer is missing altogether."""
 
 
 async def check(
     connection: NatsConnection, definitions: Sequence[Definition], *, advisories: bool = True
 ) -> list[Difference]:
-    """Compare field by field; what a file does not name may be anything.
+    """Compare the fields that each definition names; other fields may have any value.
 
-    ``advisories``: ask whether a stream keeps what the server says when it gives up a consumer's message.
+    ``advisories``: also check that a stream keeps the server's MAX_DELIVERIES advisories.
 
     Raises:
         BrokerUnavailableError: the server did not answer.
@@ -62,13 +61,13 @@ async def apply(
     dry_run: bool = False,
     on_change: Callable[[Change], None] = _ignore_change,
 ) -> list[Change]:
-    """Create what is missing, update what differs, delete nothing; doing it again changes nothing.
+    """Create missing and update differing streams and consumers; delete nothing. Idempotent.
 
     ``on_change`` is called with each change once it is made.
 
     Raises:
         BrokerUnavailableError: the server did not answer; earlier changes stay.
-        ContractError: the server refuses; the text says what to do. Earlier changes stay.
+        ContractError: the server refuses; the text names the fix. Earlier changes stay.
     """
     changes = []
     for definition in definitions:
@@ -107,7 +106,7 @@ def _label(definition: Definition) -> str:
 
 
 async def _existing_config(connection: NatsConnection, definition: Definition) -> dict[str, Any]:
-    """Return the configuration that the server has, empty where it has none."""
+    """Return the server's configuration; empty if the stream or consumer does not exist."""
     found: StreamInfo | ConsumerInfo | None
     match definition:
         case StreamDefinition():
@@ -120,14 +119,14 @@ async def _existing_config(connection: NatsConnection, definition: Definition) -
 
 
 def _wanted(connection: NatsConnection, definition: Definition) -> dict[str, Any]:
-    """Leave out what the connected server is too old to know."""
+    """Leave out the fields that the connected server is too old for."""
     here = connection.server_version
     config = _without_reserved(definition.config)
     return {key: value for key, value in config.items() if here >= _SINCE.get(key, (0, 0))}
 
 
 def _without_reserved(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Drop the metadata that the server writes itself."""
+    """Drop the metadata that the server adds."""
     if "metadata" not in config:
         return dict(config)
     own = {key: value for key, value in config["metadata"].items() if not key.startswith("_nats.")}
@@ -150,7 +149,7 @@ def _differences(
 
 
 def _value(found: Mapping[str, Any], field: str, wanted: object) -> Any:
-    """The server leaves out what is false, empty or 0."""
+    """Return a field of the server; the server leaves out false, empty and 0."""
     return found.get(field, type(wanted)())
 
 
@@ -175,7 +174,7 @@ async def _filters_outside_stream(
 async def _advisories_not_kept(
     connection: NatsConnection, definition: ConsumerDefinition, config: Mapping[str, Any]
 ) -> list[Difference]:
-    """Find a consumer whose advisories nobody keeps."""
+    """Find a consumer whose advisories no stream keeps."""
     if config.get("max_deliver", -1) <= 0:
         return []
     advisory = f"{_MAX_DELIVERIES}.{definition.stream}.{definition.name}"
@@ -188,7 +187,7 @@ async def _advisories_not_kept(
 async def _create_or_update(
     connection: NatsConnection, definition: Definition, wanted: Mapping[str, Any], found: Mapping[str, Any]
 ) -> None:
-    """An update starts from what the server has, so that settings nobody named here stay."""
+    """Create or update; an update keeps the server's fields that the definition does not name."""
     config = {**found, **wanted}
     match definition:
         case StreamDefinition():
