@@ -10,15 +10,16 @@ import typer
 
 _AGE = re.compile(r"(\d{1,6})([smhd])")
 CONFIRM_ABOVE = 10
-"""So many are changed without a question, and told one by one."""
+"""Cap on items that a command changes without a confirmation and reports one by one."""
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+_TIME = "ISO 8601 (UTC), or an age such as 15m, 12h or 30d"
 
 
 def moment(text: str) -> datetime:
-    """Read a time: ISO 8601, UTC unless it names an offset, or an age as 90s, 15m, 12h or 30d.
+    """Parse a time: ISO 8601, UTC unless it names an offset, or an age such as 90s, 15m, 12h or 30d.
 
     Raises:
-        typer.BadParameter: it is neither.
+        typer.BadParameter: ``text`` is neither.
     """
     if age := _AGE.fullmatch(text):
         return datetime.now(UTC) - timedelta(**{_UNITS[age[2]]: int(age[1])})
@@ -32,7 +33,7 @@ def moment(text: str) -> datetime:
 
 
 def system_user() -> str:
-    """Name who runs the command; in a container the user may have no name."""
+    """Return the name of the OS user, or the uid: in a container the user may have no name."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):
@@ -45,22 +46,28 @@ def _not_blank(text: str) -> str:
     return text
 
 
-ReasonOption = Annotated[str, typer.Option("--reason", help="Why; kept for the audit.", callback=_not_blank)]
+ReasonOption = Annotated[
+    str, typer.Option("--reason", help="Reason of the change; kept for the audit.", callback=_not_blank)
+]
 ActorOption = Annotated[
     str,
     typer.Option(
         "--actor",
-        help="Who; kept for the audit.",
+        help="Person who makes the change; kept for the audit.",
         default_factory=system_user,
         show_default="the OS user",
         callback=_not_blank,
     ),
 ]
-LimitOption = Annotated[int, typer.Option("--limit", min=1, help="Show at most so many.")]
+LimitOption = Annotated[int, typer.Option("--limit", min=1, help="Show at most N rows.", metavar="N")]
 SinceOption = Annotated[
-    datetime | None, typer.Option("--since", parser=moment, metavar="TIME", help="At this time or later.")
+    datetime | None,
+    typer.Option("--since", parser=moment, metavar="TIME", help=f"Select this time or later: {_TIME}."),
 ]
 UntilOption = Annotated[
-    datetime | None, typer.Option("--until", parser=moment, metavar="TIME", help="Before this time.")
+    datetime | None,
+    typer.Option("--until", parser=moment, metavar="TIME", help=f"Select times before this one: {_TIME}."),
 ]
-YesOption = Annotated[bool, typer.Option("--yes", help=f"Do not ask, with more than {CONFIRM_ABOVE}.")]
+YesOption = Annotated[
+    bool, typer.Option("--yes", help=f"Skip the confirmation for more than {CONFIRM_ABOVE} items.")
+]

@@ -1,4 +1,4 @@
-"""``audit``: what operators did."""
+"""``audit``: list operators' changes."""
 
 from typing import Annotated
 
@@ -13,26 +13,27 @@ _COLUMNS = ("id", "at", "actor", "action", "outcome", "affected", "reason", "sel
 
 def audit(
     *,
-    actor: Annotated[str | None, typer.Option("--actor", help="Part of who did it.")] = None,
+    actor: Annotated[str | None, typer.Option("--actor", help="Part of the actor's name.")] = None,
     action: Annotated[
         str | None,
         typer.Option(
             "--action",
-            help="replay, mark_dead, discard, redrive, purge, close, prune_outbox, prune_inbox,"
-            " partition_outbox.",
+            help="Kind of change: replay, mark_dead, discard, redrive, purge, close, resume, prune_outbox,"
+            " prune_inbox or partition_outbox.",
         ),
     ] = None,
     since: SinceOption = None,
     until: UntilOption = None,
     after: Annotated[
-        int | None, typer.Option("--after", metavar="ID", help="Behind this one, the next page.")
+        int | None, typer.Option("--after", metavar="ID", help="Start the page after this ID.")
     ] = None,
     limit: LimitOption = 100,
     json: JsonOption = False,
 ) -> None:
-    """List what operators did, the latest first: who, when, what came of it, to how many, and why.
+    """List operators' changes, newest first: time, actor, outcome, number of items, and reason.
 
-    An outcome is done, refused, failed, or open while it is under way; what was cut short stays open.
+    An outcome is done, refused, failed or open. A change is open while it runs, and stays open if it was
+    interrupted.
     """
     which = AuditFilter(actor_like=actor, action=action, since=since, until=until, before_id=after)
     found = query_database(lambda tables: tables.audit(which, limit=limit))

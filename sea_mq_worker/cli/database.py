@@ -1,4 +1,4 @@
-"""``migrate`` and ``depth``: the database as a whole."""
+"""``migrate`` and ``depth``: upgrade the schema, and count the backlog."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -10,13 +10,12 @@ from sea_mq_worker.cli.support import EXIT_USAGE, JsonOption, abort, print_json,
 from sea_mq_worker.domain.read_models import Depth
 
 if TYPE_CHECKING:
-    from sea_mq_worker.domain.schema_records import MigrationPlan
     from sea_mq_worker.settings import Settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToDeliver:
-    """A consumer: what it has still to deliver, what is out, and how long it is still paused for."""
+    """Messages that a consumer has yet to deliver, and the seconds for which it is still paused."""
 
     stream: str
     durable: str
@@ -27,108 +26,114 @@ class ToDeliver:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Depths:
-    """The answer of `depth`.
+    """Output of `depth`.
 
     Attributes:
-        consumers: what each has still to deliver, ``pending``, is in no table yet.
-        unseen: consumers that could not be asked, and why.
+        consumers: messages of ``pending`` are in no table yet.
+        not_checked: consumers that could not be queried, each with the reason.
     """
 
     context: str
     outbox: Depth
     inbox: Depth
     consumers: Sequence[ToDeliver]
-    unseen: Sequence[str]
+    not_checked: Sequence[str]
 
 
 def migrate(
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Only tell what is missing, and what it does to workers that run."),
+        typer.Option(
+            "--dry-run",
+            help="Print the missing migrations and their effect on running workers, and change nothing.",
+        ),
     ] = False,
 ) -> None:
-    """Bring the database schema to this version; safe to run again, and by several at once."""
-
-    async def work(settings: "Settings") -> None:
-        from sea_mq_worker.operations.database import migrate_schema, plan_migration
-
-        if dry_run:
-            _tell_plan(await plan_migration(settings))
-            return
-        for name in await migrate_schema(settings):
-            typer.echo(f"applied {name}")
-        typer.echo(f"schema {settings.database_schema} is up to date")
-
-    run_command(work, needs=("database_url",))
+    """Upgrade the database schema to this version; safe to run again, and by several processes at once."""
+    run_command(_print_plan if dry_run else _migrate, needs=("database_url",))
 
 
-def _tell_plan(plan: "MigrationPlan") -> None:
+async def _migrate(settings: "Settings") -> None:
+    from sea_mq_worker.operations.database import migrate_schema
+
+    for name in await migrate_schema(settings):
+        typer.echo(f"applied {name}")
+    typer.echo(f"schema {settings.database_schema} is up to date")
+
+
+async def _print_plan(settings: "Settings") -> None:
+    from sea_mq_worker.operations.database import plan_migration
+
+    plan = await plan_migration(settings)
     for name in plan.missing:
         typer.echo(f"would apply {name}")
     if not plan.missing:
         typer.echo("nothing to apply: old and new workers can run side by side")
     elif not plan.version:
-        typer.echo("the schema is not there: nothing runs on it yet")
+        typer.echo("the schema does not exist: nothing runs on it yet")
     elif plan.serves_running:
-        typer.echo("workers that run can go on: replace them one after the other afterwards")
+        typer.echo("running workers can continue: replace them one after the other afterwards")
     else:
         typer.echo(
-            f"workers that know version {plan.version} end with exit code 3 then: replace them at once"
+            f"workers of schema version {plan.version} will end with exit code 3: replace them at once"
         )
 
 
 def depth(
     context: Annotated[
-        str, typer.Option("--context", help="Bounded context; the configured one unless given.")
+        str, typer.Option("--context", help="Bounded context (default: SEA_MQ_CONTEXT).")
     ] = "",
     json: JsonOption = False,
 ) -> None:
-    """Count what is not published and what is not processed, with the oldest of each (QRY-050, QRY-051).
+    """Count unpublished events and unprocessed messages, with the oldest of each.
 
-    What the streams have not delivered yet is asked of the broker, where it answers.
+    Messages that the streams have not delivered yet are counted if NATS answers.
     """
+    depths = run_command(lambda settings: _depths(settings, context), needs=("database_url",))
+    if json:
+        print_json(depths)
+        return
+    pending = sum(each.pending for each in depths.consumers)
+    undelivered = "?" if depths.not_checked else str(pending)
+    columns = ("side", "count", "oldest", "waiting", "for", "to deliver", "scheduled", "dead")
+    rows = [
+        (
+            side,
+            *(d.count, d.oldest_at, d.waiting, f"{d.waiting_seconds:.0f} s"),
+            *(to_deliver, d.scheduled, d.dead),
+        )
+        for side, d, to_deliver in (("outbox", depths.outbox, ""), ("inbox", depths.inbox, undelivered))
+    ]
+    print_table(columns, rows, empty="")
+    for text in depths.not_checked:
+        typer.echo(f"not counted: {text}", err=True)
 
-    async def work(settings: "Settings") -> None:
-        from sea_mq_worker.operations.database import operations
 
-        if context not in {"", settings.context}:
-            abort(
-                f"--context {context}: these settings are for {settings.context}, each has tables of its "
-                f"own; set SEA_MQ_CONTEXT, SEA_MQ_DATABASE_URL and SEA_MQ_DATABASE_SCHEMA for it",
-                EXIT_USAGE,
-            )
-        async with operations(settings) as tables:
-            sides = {"outbox": await tables.outbox_depth(), "inbox": await tables.inbox_depth()}
-        consumers, unseen = await _to_deliver(settings)
-        if json:
-            print_json(Depths(context=settings.context, consumers=consumers, unseen=unseen, **sides))
-            return
-        pending = sum(each.pending for each in consumers)
-        to_deliver = {"outbox": "", "inbox": "?" if unseen else str(pending)}
-        columns = ("side", "count", "oldest", "waiting", "for", "to deliver", "scheduled", "dead")
-        rows = [
-            (
-                side,
-                *(d.count, d.oldest_at, d.waiting, f"{d.waiting_seconds:.0f} s"),
-                *(to_deliver[side], d.scheduled, d.dead),
-            )
-            for side, d in sides.items()
-        ]
-        print_table(columns, rows, empty="")
-        for text in unseen:
-            typer.echo(f"not counted: {text}", err=True)
+async def _depths(settings: "Settings", context: str) -> Depths:
+    from sea_mq_worker.operations.database import operations
 
-    run_command(work, needs=("database_url",))
+    if context not in {"", settings.context}:
+        abort(
+            f"--context {context}: these settings are for {settings.context}, and each context has its own "
+            f"tables; set SEA_MQ_CONTEXT, SEA_MQ_DATABASE_URL and SEA_MQ_DATABASE_SCHEMA for it",
+            EXIT_USAGE,
+        )
+    async with operations(settings) as tables:
+        outbox, inbox = await tables.outbox_depth(), await tables.inbox_depth()
+    consumers, not_checked = await _to_deliver(settings)
+    return Depths(
+        context=settings.context, outbox=outbox, inbox=inbox, consumers=consumers, not_checked=not_checked
+    )
 
 
 async def _to_deliver(settings: "Settings") -> tuple[Sequence[ToDeliver], Sequence[str]]:
-    """Ask how the consumers stand; also return which could not be asked, and why."""
+    """Return the consumers' states, and those that could not be queried with the reason."""
     if not settings.consumers:
         return (), ()
     if not settings.nats_url.get_secret_value():
         return (), ("streams: SEA_MQ_NATS_URL is not set",)
     from sea_mq_worker.operations.undelivered import consumer_states
 
-    states, unseen = await consumer_states(settings)
+    states, not_checked = await consumer_states(settings)
     names = [field.name for field in fields(ToDeliver)]
-    return [ToDeliver(**{name: getattr(each, name) for name in names}) for each in states], unseen
+    return [ToDeliver(**{name: getattr(each, name) for name in names}) for each in states], not_checked

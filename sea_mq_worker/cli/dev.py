@@ -1,4 +1,4 @@
-"""``dev``: the worker on servers of its own."""
+"""``dev``: run the worker on embedded servers."""
 
 from pathlib import Path
 from typing import Annotated
@@ -14,33 +14,33 @@ def dev(
         typer.Argument(
             metavar="-- COMMAND",
             show_default=False,
-            help="Run this program, with its arguments, when the sample traffic has arrived, with the "
-            "SEA_MQ_* settings of the servers in its environment; then stop, with its exit code.",
+            help="Program and arguments to run after the sample traffic has arrived. Its environment has the "
+            "SEA_MQ_* settings of the servers. The demo stops with its exit code.",
         ),
     ] = None,
     folder: Annotated[
-        Path | None, typer.Option(help="Where the servers keep their data; a temporary folder unless given.")
+        Path | None, typer.Option(help="Data folder of the servers (default: a temporary folder).")
     ] = None,
-    events: Annotated[int, typer.Option(min=1, help="Sample events to send each way.")] = 1000,
+    events: Annotated[int, typer.Option(min=1, help="Sample events to send in each direction.")] = 1000,
     leave: Annotated[bool, typer.Option("--exit", help="Stop when the sample traffic has arrived.")] = False,
 ) -> None:
-    """Show the worker on an embedded PostgreSQL and nats-server, with sample traffic; needs no settings."""
+    """Run the worker on an embedded PostgreSQL and nats-server with sample traffic; needs no settings."""
     import os
     import tempfile
 
     for name in [name for name in os.environ if name.startswith("SEA_MQ_")]:
         del os.environ[name]
     if folder is not None:
-        raise typer.Exit(_perform(command or [], folder.resolve(), events=events, leave=leave))
+        raise typer.Exit(_run(command or [], folder.resolve(), events=events, leave=leave))
     try:
         temporary = tempfile.TemporaryDirectory(prefix="sea_mq_worker-", ignore_cleanup_errors=True)
     except OSError as error:
-        abort(f"there is no temporary folder ({error.strerror}): give one by --folder", EXIT_USAGE)
+        abort(f"there is no temporary folder ({error.strerror}): name a folder with --folder", EXIT_USAGE)
     with temporary as name:
-        raise typer.Exit(_perform(command or [], Path(name), events=events, leave=leave))
+        raise typer.Exit(_run(command or [], Path(name), events=events, leave=leave))
 
 
-def _perform(command: list[str], folder: Path, *, events: int, leave: bool) -> int:
+def _run(command: list[str], folder: Path, *, events: int, leave: bool) -> int:
     """Return the exit code."""
     import asyncio
 

@@ -1,4 +1,4 @@
-"""``outbox discard``: DEAD events that can never be sent are given up."""
+"""``outbox discard``: delete DEAD events that can never be sent."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,21 +31,33 @@ from sea_mq_worker.domain.read_models import OutboxFilter
 if TYPE_CHECKING:
     from sea_mq_worker.settings import Settings
 
-_CHOICES = "ids, or --type, --key, --aggregate, --correlation, --since, --until, --error"
+_CHOICES = "IDs, or by --type, --key, --aggregate, --correlation, --since, --until, --error"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiscardOutput:
-    """The answer: how many events match, and the ids of those that are deleted."""
+    """Output: the number of matching events, and the IDs of the deleted ones."""
 
     matched: int
     discarded: Sequence[str]
     dry_run: bool
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiscardRequest:
+    """The options of the command."""
+
+    which: OutboxFilter
+    actor: str
+    reason: str
+    cap: int
+    dry_run: bool
+    yes: bool
+
+
 def discard(
     *,
-    ids: Annotated[list[UUID] | None, typer.Argument(metavar="[ID]...")] = None,
+    ids: Annotated[list[UUID] | None, typer.Argument(metavar="[ID]...", help="Event IDs.")] = None,
     reason: ReasonOption,
     actor: ActorOption,
     type_: TypeOption = None,
@@ -55,43 +67,46 @@ def discard(
     since: SinceOption = None,
     until: UntilOption = None,
     error: ErrorOption = None,
-    cap: Annotated[int, typer.Option("--cap", min=1, help="If more match, none is deleted.")] = 1000,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count.")] = False,
+    cap: Annotated[int, typer.Option("--cap", min=1, help="Delete nothing if more than N match.")] = 1000,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count the matches and delete nothing.")] = False,
     yes: YesOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Delete DEAD events for good, chosen by id or by filters; the audit keeps all of them but their content.
+    """Delete DEAD events for good, by ID or by filters; the audit keeps everything but their content.
 
-    It is for what can never be sent, as an event without a valid subject. What died of something that is
-    mended can be replayed.
+    Use it for events that can never be sent, such as one without a valid subject. If you have fixed the cause
+    of the failure, use `outbox replay` instead.
     """
     which = event_filter(
         (EventState.DEAD,), ids=ids, type_=type_, key=key, aggregate=aggregate, correlation=correlation,
         since=since, until=until, error=error,
     )  # fmt: skip
     if not any((ids, type_, key, aggregate, correlation, since, until, error)):
-        abort(f"say which events: {_CHOICES}", EXIT_USAGE)
-
-    async def work(settings: "Settings") -> DiscardOutput:
-        chosen = await _chosen(settings, which, cap)
-        if dry_run or not chosen:
-            return DiscardOutput(matched=len(chosen), discarded=(), dry_run=dry_run)
-        confirm(len(chosen), "events will be deleted for good", yes=yes)
-        from sea_mq_worker.operations.database import operations
-
-        async with operations(settings) as tables:
-            gone = await tables.discard(chosen, selection=which, actor=actor, reason=reason)
-        return DiscardOutput(matched=len(chosen), discarded=sorted(map(str, gone)), dry_run=False)
-
-    result = run_command(work, needs=("database_url",))
-    _tell(result, json=json)
+        abort(f"choose events by {_CHOICES}", EXIT_USAGE)
+    request = DiscardRequest(which=which, actor=actor, reason=reason, cap=cap, dry_run=dry_run, yes=yes)
+    result = run_command(lambda settings: _discard(settings, request), needs=("database_url",))
+    _print_output(result, json=json)
     left = len(set(ids or ())) - result.matched
     if left > 0:
-        abort(f"not there, or not DEAD: {left} of those named", EXIT_FAILED)
+        abort(f"not there, or not DEAD: {left} of the named events", EXIT_FAILED)
 
 
-async def _chosen(settings: "Settings", which: OutboxFilter, cap: int) -> list[UUID]:
-    """Count first, so that a slip of the filters is seen before it has an effect."""
+async def _discard(settings: "Settings", request: DiscardRequest) -> DiscardOutput:
+    from sea_mq_worker.operations.database import operations
+
+    chosen = await _choose(settings, request.which, request.cap)
+    if request.dry_run or not chosen:
+        return DiscardOutput(matched=len(chosen), discarded=(), dry_run=request.dry_run)
+    confirm(len(chosen), "events will be deleted for good", yes=request.yes)
+    async with operations(settings) as tables:
+        deleted = await tables.discard(
+            chosen, selection=request.which, actor=request.actor, reason=request.reason
+        )
+    return DiscardOutput(matched=len(chosen), discarded=sorted(map(str, deleted)), dry_run=False)
+
+
+async def _choose(settings: "Settings", which: OutboxFilter, cap: int) -> list[UUID]:
+    """Return the matching IDs; abort if they are more than the cap, since the filters may be wrong."""
     from sea_mq_worker.operations.database import replays
 
     async with replays(settings) as tables:
@@ -101,7 +116,7 @@ async def _chosen(settings: "Settings", which: OutboxFilter, cap: int) -> list[U
     return chosen
 
 
-def _tell(result: DiscardOutput, *, json: bool) -> None:
+def _print_output(result: DiscardOutput, *, json: bool) -> None:
     if json:
         print_json(result)
     elif result.dry_run:

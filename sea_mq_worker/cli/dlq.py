@@ -1,6 +1,7 @@
-"""``dlq list|summary|show|redrive|purge``: dead letters."""
+"""``dlq list|summary|show|redrive|purge``: list, redrive and delete dead letters."""
 
 import base64
+from collections.abc import Sequence
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,7 +16,7 @@ from sea_mq_worker.cli.filters import (
     SubjectOption,
     dead_letter_filter,
 )
-from sea_mq_worker.cli.summary import GroupsOption, tell_groups
+from sea_mq_worker.cli.summary import GroupsOption, print_summary
 from sea_mq_worker.cli.support import (
     EXIT_FAILED,
     JsonOption,
@@ -26,17 +27,19 @@ from sea_mq_worker.cli.support import (
     print_table,
     run_command,
 )
+from sea_mq_worker.domain.dead_letter_records import DeadLetterEntry, DeadLetterFilter, DeadLetterSummary
 from sea_mq_worker.domain.dead_letters import Reason
+from sea_mq_worker.domain.read_models import Group
 
 if TYPE_CHECKING:
     from sea_mq_worker.settings import Settings
 
-app = typer.Typer(help="Dead letters: look, count, hand to the handler again, delete.", no_args_is_help=True)
+app = typer.Typer(help="List, count, redrive and delete dead letters.", no_args_is_help=True)
 app.command("redrive")(redrive.redrive)
 app.command("purge")(redrive.purge)
 
 _READ_MAX = 10_000
-"""Each is asked for by itself."""
+"""Cap on dead letters that `summary` reads: each takes a request of its own."""
 _COLUMNS = ("seq", "stored_at", "reason", "message_id", "original_subject", "attempts", "detail")
 
 
@@ -44,7 +47,7 @@ _COLUMNS = ("seq", "stored_at", "reason", "message_id", "original_subject", "att
 def list_(
     *,
     reason: Annotated[
-        Reason | None, typer.Option("--reason", "--dlq-reason", help="Dead-lettered for this reason.")
+        Reason | None, typer.Option("--reason", "--dlq-reason", help="Reason of the dead letter.")
     ] = None,
     type_: OriginalTypeOption = None,
     subject: SubjectOption = None,
@@ -52,29 +55,31 @@ def list_(
     since: SinceOption = None,
     until: UntilOption = None,
     error: DetailOption = None,
-    after: Annotated[int, typer.Option(min=0, metavar="SEQ", help="Behind this one, the next page.")] = 0,
+    after: Annotated[int, typer.Option(min=0, metavar="SEQ", help="Start the page after this sequence.")] = 0,
     limit: LimitOption = 100,
     json: JsonOption = False,
 ) -> None:
-    """List dead letters, the oldest first, without their content."""
-    which = dead_letter_filter(reason, subject, consumer, since, until, error, type_, after_seq=after)
+    """List dead letters, oldest first, without their content."""
+    which = dead_letter_filter(
+        reason=reason, event_type=type_, subject=subject, consumer=consumer, since=since, until=until,
+        error=error, after_seq=after,
+    )  # fmt: skip
+    found = run_command(lambda settings: _list(settings, which, limit), needs=("nats_url",))
+    if json:
+        names = [each.name for each in fields(DeadLetterSummary)]
+        print_json([{name: getattr(entry, name) for name in names} for entry in found])
+    else:
+        rows = [[getattr(entry, column) for column in _COLUMNS] for entry in found]
+        print_table(_COLUMNS, rows, empty="no dead letters")
+    if len(found) == limit:
+        echo_safe(f"perhaps more: --after {found[-1].seq}", err=True)
 
-    async def work(settings: "Settings") -> None:
-        from sea_mq_worker.domain.dead_letter_records import DeadLetterSummary
-        from sea_mq_worker.operations.broker import dead_letters
 
-        async with dead_letters(settings) as stream:
-            found = await stream.list(which, limit=limit)
-        if json:
-            names = [each.name for each in fields(DeadLetterSummary)]
-            print_json([{name: getattr(entry, name) for name in names} for entry in found])
-        else:
-            rows = [[getattr(entry, column) for column in _COLUMNS] for entry in found]
-            print_table(_COLUMNS, rows, empty="no dead letters")
-        if len(found) == limit:
-            echo_safe(f"perhaps more: --after {found[-1].seq}", err=True)
+async def _list(settings: "Settings", which: DeadLetterFilter, limit: int) -> Sequence[DeadLetterEntry]:
+    from sea_mq_worker.operations.broker import dead_letters
 
-    run_command(work, needs=("nats_url",))
+    async with dead_letters(settings) as stream:
+        return await stream.list(which, limit=limit)
 
 
 @app.command("summary")
@@ -85,40 +90,45 @@ def summary(
     groups: GroupsOption = 5,
     json: JsonOption = False,
 ) -> None:
-    """Count dead letters by reason, subject, consumer and detail, the most frequent first."""
-    which = dead_letter_filter(None, None, None, since, until, None)
+    """Count dead letters by reason, subject, consumer and detail, most frequent first."""
+    which = dead_letter_filter(since=since, until=until)
+    read, found = run_command(lambda settings: _groups(settings, which, groups), needs=("nats_url",))
+    print_summary(found, read, what="dead letters", json=json, read_max=_READ_MAX)
 
-    async def work(settings: "Settings") -> None:
-        from sea_mq_worker.operations.broker import dead_letters
-        from sea_mq_worker.operations.dead_letters import dead_letter_groups
 
-        async with dead_letters(settings) as stream:
-            read, found = await dead_letter_groups(stream, which, read_max=_READ_MAX, groups_max=groups)
-        tell_groups(found, read, what="dead letters", json=json, read_max=_READ_MAX)
+async def _groups(
+    settings: "Settings", which: DeadLetterFilter, groups_max: int
+) -> tuple[int, Sequence[Group]]:
+    from sea_mq_worker.operations.broker import dead_letters
+    from sea_mq_worker.operations.dead_letters import dead_letter_groups
 
-    run_command(work, needs=("nats_url",))
+    async with dead_letters(settings) as stream:
+        return await dead_letter_groups(stream, which, read_max=_READ_MAX, groups_max=groups_max)
 
 
 @app.command("show")
-def show(seq: Annotated[int, typer.Argument(min=1, metavar="SEQ")], json: JsonOption = False) -> None:
-    """Show all of one dead letter, the original's headers and body too."""
+def show(
+    seq: Annotated[int, typer.Argument(min=1, metavar="SEQ", help="Sequence in the dead-letter stream.")],
+    json: JsonOption = False,
+) -> None:
+    """Show one dead letter with the headers and body of the original."""
+    entry = run_command(lambda settings: _show(settings, seq), needs=("nats_url",))
+    (print_json if json else print_fields)(asdict(entry) | _readable(entry.payload))
 
-    async def work(settings: "Settings") -> None:
-        from sea_mq_worker.domain.errors import ContractError
-        from sea_mq_worker.operations.broker import dead_letters
 
-        async with dead_letters(settings) as stream:
-            try:
-                entry = await stream.show(seq)
-            except ContractError as error:
-                abort(f"{error}; `python -m sea_mq_worker dlq list` shows which are", EXIT_FAILED)
-        (print_json if json else print_fields)(asdict(entry) | _readable(entry.payload))
+async def _show(settings: "Settings", seq: int) -> DeadLetterEntry:
+    from sea_mq_worker.domain.errors import ContractError
+    from sea_mq_worker.operations.broker import dead_letters
 
-    run_command(work, needs=("nats_url",))
+    async with dead_letters(settings) as stream:
+        try:
+            return await stream.show(seq)
+        except ContractError as error:
+            abort(f"{error}; `python -m sea_mq_worker dlq list` lists the dead letters", EXIT_FAILED)
 
 
 def _readable(payload: bytes) -> dict[str, Any]:
-    """Show a body as text; what is no UTF-8 in base64, and say so."""
+    """Return a body as text, or as base64 if it is not UTF-8, with the name of the encoding."""
     try:
         return {"payload": payload.decode(), "payload_encoding": "utf-8"}
     except UnicodeDecodeError:

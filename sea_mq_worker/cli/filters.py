@@ -1,8 +1,8 @@
-"""Filters of events and of dead letters: the options that several commands take, and what they make."""
+"""Filters of events and of dead letters: shared options, and the filters that they make."""
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 from uuid import UUID
 
 import typer
@@ -10,17 +10,19 @@ import typer
 from sea_mq_worker.domain.dead_letter_records import DeadLetterFilter
 from sea_mq_worker.domain.dead_letters import Reason
 from sea_mq_worker.domain.events import EventState
-
-if TYPE_CHECKING:
-    from sea_mq_worker.domain.read_models import OutboxFilter
+from sea_mq_worker.domain.read_models import OutboxFilter
 
 ErrorOption = Annotated[str | None, typer.Option("--error", help="Part of the last error.")]
 TypeOption = Annotated[str | None, typer.Option("--type", help="Event type.")]
 KeyOption = Annotated[str | None, typer.Option("--key", help="Ordering key.")]
-AggregateOption = Annotated[str | None, typer.Option("--aggregate", metavar="TYPE[/ID]", help="Aggregate.")]
-CorrelationOption = Annotated[UUID | None, typer.Option("--correlation", help="Correlation id.")]
-SubjectOption = Annotated[str | None, typer.Option("--subject", help="Original subject, exactly.")]
-ConsumerOption = Annotated[str | None, typer.Option("--consumer", help="Received by this durable consumer.")]
+AggregateOption = Annotated[
+    str | None, typer.Option("--aggregate", metavar="TYPE[/ID]", help="Aggregate type, or one aggregate.")
+]
+CorrelationOption = Annotated[UUID | None, typer.Option("--correlation", help="Correlation ID.")]
+SubjectOption = Annotated[str | None, typer.Option("--subject", help="Exact original subject.")]
+ConsumerOption = Annotated[
+    str | None, typer.Option("--consumer", help="Durable consumer that received the message.")
+]
 OriginalTypeOption = Annotated[str | None, typer.Option("--type", help="Original event type.")]
 DetailOption = Annotated[str | None, typer.Option("--error", help="Part of the detail.")]
 
@@ -36,10 +38,8 @@ def event_filter(
     until: datetime | None,
     error: str | None,
     ids: Sequence[UUID] | None = None,
-) -> "OutboxFilter":
-    """Return the filter of events that the options of a command describe."""
-    from sea_mq_worker.domain.read_models import OutboxFilter
-
+) -> OutboxFilter:
+    """Build a filter of events from the options that several commands take."""
     aggregate_type, _, aggregate_id = (aggregate or "").partition("/")
     return OutboxFilter(
         states=states,
@@ -55,17 +55,18 @@ def event_filter(
     )
 
 
-def dead_letter_filter(  # noqa: PLR0917 - in the order in which commands take them
-    reason: Reason | None,
-    subject: str | None,
-    consumer: str | None,
+def dead_letter_filter(
+    *,
+    reason: Reason | None = None,
+    event_type: str | None = None,
+    subject: str | None = None,
+    consumer: str | None = None,
     since: datetime | None,
     until: datetime | None,
-    error: str | None,
-    event_type: str | None = None,
+    error: str | None = None,
     after_seq: int = 0,
 ) -> DeadLetterFilter:
-    """Make a filter of dead letters of what several commands take."""
+    """Build a filter of dead letters from the options that several commands take."""
     return DeadLetterFilter(
         reason=reason or "",
         subject=subject or "",

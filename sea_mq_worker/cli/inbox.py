@@ -1,8 +1,8 @@
-"""``inbox list|summary|show|close|resume``: messages that were received."""
+"""``inbox list|summary|show|close|resume``: messages of the inbox, and slow event types."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 from uuid import UUID
 
 import typer
@@ -15,31 +15,31 @@ from sea_mq_worker.cli.support import (
     EXIT_FAILED,
     JsonOption,
     abort,
+    change_rows,
     echo_safe,
     print_fields,
     print_json,
     print_result,
     query_database,
-    run_command,
 )
 from sea_mq_worker.domain.read_models import READ_MAX, InboxFilter, InboxState
 
-if TYPE_CHECKING:
-    from sea_mq_worker.settings import Settings
-
-app = typer.Typer(help="Messages in the inbox: look, count, give up, go on.", no_args_is_help=True)
+app = typer.Typer(
+    help="List, count, show or close messages of the inbox; end the slow pace of an event type.",
+    no_args_is_help=True,
+)
 
 _UNFINISHED = (InboxState.WAITING, InboxState.HANDLING, InboxState.DEAD_LETTERED)
 _TOO_LONG = (
-    "PROCESSED messages are found by id (`where`): by anything else the whole table is read with --read 0, "
-    "or where ids are no UUIDv7; leave PROCESSED out, or raise SEA_MQ_DATABASE_TIMEOUT_SECONDS"
+    "PROCESSED messages are found by ID (`where`); any other filter reads the whole table with --read 0, or "
+    "if IDs are not UUIDv7; leave PROCESSED out, or raise SEA_MQ_DATABASE_TIMEOUT_SECONDS"
 )
 _COLUMNS = ("message_id", "state", "subject", "consumer", "attempts", "received_at", "last_error")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Closed:
-    """The answer of `close`: which were given up, and which were not WAITING."""
+    """Output of `close`: IDs now closed, and IDs left because they were not WAITING."""
 
     closed: Sequence[str]
     left: Sequence[str]
@@ -47,7 +47,7 @@ class Closed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resumed:
-    """The answer of `resume`: the record in the audit, and the event type; empty: all."""
+    """Output of `resume`: ID of the audit record, and the event type (empty: all)."""
 
     action: int
     event_type: str
@@ -58,12 +58,12 @@ def list_(
     *,
     state: Annotated[
         list[InboxState] | None,
-        typer.Option("--state", help="In this state; may be repeated. All but PROCESSED unless given."),
+        typer.Option("--state", help="State; may be repeated (default: all but PROCESSED)."),
     ] = None,
-    consumer: Annotated[str | None, typer.Option(help="Received by this durable consumer.")] = None,
+    consumer: Annotated[str | None, typer.Option(help="Durable consumer that received the message.")] = None,
     subject: Annotated[str | None, typer.Option(help="Exact subject.")] = None,
     reason: Annotated[
-        str | None, typer.Option(help="Dead-lettered for this reason; CLOSED: given up by an operator.")
+        str | None, typer.Option(help="Reason of the dead letter; CLOSED: closed by an operator.")
     ] = None,
     since: SinceOption = None,
     until: UntilOption = None,
@@ -73,10 +73,10 @@ def list_(
     read: ReadOption = READ_MAX,
     json: JsonOption = False,
 ) -> None:
-    """List messages, the latest first.
+    """List messages, newest first.
 
-    The latest are those that were received last, and --since and --until mean that time; with PROCESSED ones
-    those whose id was made last.
+    Order, --since and --until go by the time of receipt; if PROCESSED messages are included, by the time
+    encoded in the ID.
     """
     which = InboxFilter(
         states=tuple(state or _UNFINISHED),
@@ -95,7 +95,7 @@ def list_(
 
 @app.command("summary")
 def summary(groups: GroupsOption = 5, json: JsonOption = False) -> None:
-    """Count unprocessed messages by state, subject, consumer and error, the most frequent first."""
+    """Count unprocessed messages by state, subject, consumer and error, most frequent first."""
     print_groups(
         lambda tables, read_max: tables.inbox_summary(read_max=read_max, groups_max=groups),
         what="unprocessed messages",
@@ -104,8 +104,10 @@ def summary(groups: GroupsOption = 5, json: JsonOption = False) -> None:
 
 
 @app.command("show")
-def show(message_id: Annotated[UUID, typer.Argument(metavar="ID")], json: JsonOption = False) -> None:
-    """Show what is known of one message; the inbox keeps no payload."""
+def show(
+    message_id: Annotated[UUID, typer.Argument(metavar="ID", help="Message ID.")], json: JsonOption = False
+) -> None:
+    """Show the inbox row of one message; it holds no payload."""
     message = query_database(lambda tables: tables.show_inbox(message_id))
     if message is None:
         abort(f"message {message_id} was never received, or is pruned", EXIT_FAILED)
@@ -114,46 +116,33 @@ def show(message_id: Annotated[UUID, typer.Argument(metavar="ID")], json: JsonOp
 
 @app.command("close")
 def close(
-    ids: Annotated[list[UUID], typer.Argument(metavar="ID...")],
+    ids: Annotated[list[UUID], typer.Argument(metavar="ID...", help="Message IDs.")],
     reason: ReasonOption,
     actor: ActorOption,
     json: JsonOption = False,
 ) -> None:
-    """Give up WAITING messages, such as lost ones, so that nothing waits for them; exit 1 where one is not.
+    """Close WAITING messages, such as lost ones; exit 1 if one was not WAITING.
 
-    They count as dead-lettered (CLOSED) without a dead letter, and are not handled if they come again.
+    A closed message counts as dead-lettered (CLOSED) without a dead letter. It is not handled if it is
+    delivered again.
     """
-
-    async def work(settings: "Settings") -> None:
-        from sea_mq_worker.operations.database import operations
-
-        async with operations(settings) as tables:
-            closed = await tables.close(ids, actor=actor, reason=reason)
-        left_is = "not WAITING: unknown, ended, or leased by a worker; see `python -m sea_mq_worker where`"
-        output = (lambda ended, left: Closed(closed=ended, left=left)) if json else None
-        print_result(closed, ids, word="closed", left_is=left_is, output=output)
-
-    run_command(work, needs=("database_url",))
+    closed = change_rows(lambda tables: tables.close(ids, actor=actor, reason=reason))
+    left_is = "not WAITING: unknown, ended, or leased by a worker; see `python -m sea_mq_worker where`"
+    output = (lambda ended, left: Closed(closed=ended, left=left)) if json else None
+    print_result(closed, ids, word="closed", left_is=left_is, output=output)
 
 
 @app.command("resume")
 def resume(
     *,
-    type_: Annotated[str, typer.Option("--type", help="Event type; all that are slow unless given.")] = "",
+    type_: Annotated[str, typer.Option("--type", help="Event type (default: every slow one).")] = "",
     reason: ReasonOption,
     actor: ActorOption,
     json: JsonOption = False,
 ) -> None:
-    """End the slow pace of an event type in every worker, within seconds; one that fails on is slow again."""
-
-    async def work(settings: "Settings") -> None:
-        from sea_mq_worker.operations.database import operations
-
-        async with operations(settings) as tables:
-            action = await tables.resume(type_, actor=actor, reason=reason)
-        if json:
-            print_json(Resumed(action=action, event_type=type_))
-        else:
-            echo_safe(f"{type_ or 'every slow event type'} goes on at full speed within seconds")
-
-    run_command(work, needs=("database_url",))
+    """End the slow pace of an event type in all workers within seconds; it returns if messages still fail."""
+    action = change_rows(lambda tables: tables.resume(type_, actor=actor, reason=reason))
+    if json:
+        print_json(Resumed(action=action, event_type=type_))
+    else:
+        echo_safe(f"{type_ or 'every slow event type'} runs at full speed within seconds")

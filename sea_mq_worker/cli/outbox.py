@@ -1,8 +1,8 @@
-"""``outbox list|summary|show|replay|mark-dead|discard``: events (Open Outbox, operator)."""
+"""``outbox list|summary|show|replay|mark-dead|discard``: events of the outbox."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 from uuid import UUID
 
 import typer
@@ -23,17 +23,14 @@ from sea_mq_worker.cli.support import (
     EXIT_FAILED,
     JsonOption,
     abort,
+    change_rows,
     print_fields,
     print_json,
     print_result,
     query_database,
-    run_command,
 )
 from sea_mq_worker.domain.events import EventState
 from sea_mq_worker.domain.read_models import READ_MAX
-
-if TYPE_CHECKING:
-    from sea_mq_worker.settings import Settings
 
 app = typer.Typer(help="List, replay, mark dead or discard events of the outbox.", no_args_is_help=True)
 app.command("replay")(replay.replay)
@@ -42,13 +39,12 @@ app.command("discard")(discard.discard)
 _UNFINISHED = (EventState.PENDING, EventState.CLAIMED, EventState.DEAD)
 _COLUMNS = ("id", "state", "event_type", "ordering_key", "attempts", "failures", "created_at", "last_error")
 _TOO_MANY = (
-    "let it look at less with --read; --state DEAD, --key, --correlation and ids (`where`) find some of a "
-    "large backlog at once; or raise SEA_MQ_DATABASE_TIMEOUT_SECONDS"
+    "read less with --read; --state DEAD, --key, --correlation and IDs (`where`) find events of a large "
+    "backlog at once; or raise SEA_MQ_DATABASE_TIMEOUT_SECONDS"
 )
 _TOO_LONG = (
-    "PUBLISHED events are found by --correlation, or by id (`where`): by anything else the whole table is "
-    "read with --read 0, or where ids are no UUIDv7; leave PUBLISHED out, or raise "
-    "SEA_MQ_DATABASE_TIMEOUT_SECONDS"
+    "PUBLISHED events are found by --correlation, or by ID (`where`); any other filter reads the whole table "
+    "with --read 0, or if IDs are not UUIDv7; leave PUBLISHED out, or raise SEA_MQ_DATABASE_TIMEOUT_SECONDS"
 )
 
 
@@ -65,7 +61,7 @@ def list_(
     *,
     state: Annotated[
         list[EventState] | None,
-        typer.Option("--state", help="In this state; may be repeated. All but PUBLISHED unless given."),
+        typer.Option("--state", help="State; may be repeated (default: all but PUBLISHED)."),
     ] = None,
     type_: TypeOption = None,
     key: KeyOption = None,
@@ -79,12 +75,12 @@ def list_(
     read: ReadOption = READ_MAX,
     json: JsonOption = False,
 ) -> None:
-    """List events, the latest first, without their content.
+    """List events, newest first, without their content.
 
-    With --correlation those of every state are listed, unless --state says which.
+    With --correlation and without --state, events of every state are listed.
 
-    The latest are those that occurred last, and --since and --until mean that time; with PUBLISHED ones that
-    are asked for by anything else, those whose id was made last.
+    Order, --since and --until go by the time at which events occurred. If PUBLISHED events are included and
+    no index fits, they go by the time encoded in the ID.
     """
     states = tuple(state) if state else tuple(EventState) if correlation else _UNFINISHED
     which = event_filter(
@@ -100,7 +96,7 @@ def list_(
 
 @app.command("summary")
 def summary(groups: GroupsOption = 5, json: JsonOption = False) -> None:
-    """Tell why the queue grows: states, types, keys and errors of unfinished events, most frequent first."""
+    """Count unfinished events by state, type, key and error, most frequent first."""
     print_groups(
         lambda tables, read_max: tables.outbox_summary(read_max=read_max, groups_max=groups),
         what="unfinished events",
@@ -109,12 +105,14 @@ def summary(groups: GroupsOption = 5, json: JsonOption = False) -> None:
 
 
 @app.command("show")
-def show(event_id: Annotated[UUID, typer.Argument(metavar="ID")], json: JsonOption = False) -> None:
-    """Show all of one event, its payload too."""
+def show(
+    event_id: Annotated[UUID, typer.Argument(metavar="ID", help="Event ID.")], json: JsonOption = False
+) -> None:
+    """Show one event with its payload."""
     event = query_database(lambda tables: tables.show_outbox(event_id))
     if event is None:
         abort(
-            f"there is no event {event_id}; `python -m sea_mq_worker outbox list` shows which are",
+            f"there is no event {event_id}; `python -m sea_mq_worker outbox list` lists the events",
             EXIT_FAILED,
         )
     (print_json if json else print_fields)(asdict(event))
@@ -122,20 +120,13 @@ def show(event_id: Annotated[UUID, typer.Argument(metavar="ID")], json: JsonOpti
 
 @app.command("mark-dead")
 def mark_dead(
-    ids: Annotated[list[UUID], typer.Argument(metavar="ID...")],
+    ids: Annotated[list[UUID], typer.Argument(metavar="ID...", help="Event IDs.")],
     reason: ReasonOption,
     actor: ActorOption,
     json: JsonOption = False,
 ) -> None:
     """Mark PENDING events DEAD so that they are not published; exit 1 if one was not PENDING."""
-
-    async def work(settings: "Settings") -> None:
-        from sea_mq_worker.operations.database import operations
-
-        async with operations(settings) as tables:
-            ended = await tables.mark_dead(ids, actor=actor, reason=reason)
-        left_is = "not PENDING, or being published by a worker; see `python -m sea_mq_worker outbox show`"
-        output = (lambda ended, left: MarkedDead(marked_dead=ended, left=left)) if json else None
-        print_result(ended, ids, word="marked dead", left_is=left_is, output=output)
-
-    run_command(work, needs=("database_url",))
+    ended = change_rows(lambda tables: tables.mark_dead(ids, actor=actor, reason=reason))
+    left_is = "not PENDING, or being published by a worker; see `python -m sea_mq_worker outbox show`"
+    output = (lambda ended, left: MarkedDead(marked_dead=ended, left=left)) if json else None
+    print_result(ended, ids, word="marked dead", left_is=left_is, output=output)

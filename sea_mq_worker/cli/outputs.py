@@ -25,7 +25,7 @@ from sea_mq_worker.operations.lookup_report import LookupReport
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownDeadLetter(DeadLetterSummary):
-    """All of a dead letter; ``payload`` in base64 where it is no UTF-8."""
+    """A dead letter with its content; ``payload`` is base64 if it is not UTF-8."""
 
     headers: Mapping[str, str]
     payload: str

@@ -1,4 +1,4 @@
-"""Pages of `outbox list` and `inbox list`, and how they go on."""
+"""Pages of `outbox list` and `inbox list`."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -11,18 +11,21 @@ from sea_mq_worker.cli.table_format import cell
 from sea_mq_worker.domain.read_models import Page
 
 AfterOption = Annotated[
-    UUID | None, typer.Option("--after", metavar="ID", help="Behind this one, the next page.")
+    UUID | None, typer.Option("--after", metavar="ID", help="Start the page after this ID.")
 ]
 ReadOption = Annotated[
-    int, typer.Option("--read", min=0, help="Look at so many, from the latest on; 0: at all.")
+    int, typer.Option("--read", min=0, metavar="N", help="Read at most N rows, newest first (0: no limit).")
 ]
 
 
 def print_list(page: Page[Any], columns: Sequence[str], *, what: str, json: bool) -> None:
-    """Print a page, and what is behind it; where not all of ``what`` were looked at, say so."""
+    """Print a page, the start of the next one, and how many of ``what`` were read if not all."""
     if page.read is None or page.goes_on is None:
         print_page(page.rows, columns, json=json, empty=f"no {what}", more=page.goes_on)
         return
     print_page(page.rows, columns, json=json, empty=f"none of {page.read} {what}")
-    reached = f"looked at {page.read} {what}, back to {cell(page.reached)}"
-    echo_safe(f"{reached}: --after {page.goes_on} goes on, --read looks at more", err=True)
+    echo_safe(
+        f"read {page.read} {what}, back to {cell(page.reached)}: continue with --after {page.goes_on}, "
+        "or read more with --read",
+        err=True,
+    )

@@ -1,18 +1,20 @@
-"""``partitions enable`` and ``partitions list``: the outbox in partitions of a day each."""
+"""``partitions enable`` and ``partitions list``: daily partitions of the outbox."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from sea_mq_worker.cli.arguments import ActorOption, ReasonOption
 from sea_mq_worker.cli.support import JsonOption, print_page, run_command
+from sea_mq_worker.domain.schema_records import Partition
 
 if TYPE_CHECKING:
     from sea_mq_worker.settings import Settings
 
 _COLUMNS = ("partition", "from_at", "until_at", "bytes")
 
-app = typer.Typer(help="Partitions of the outbox, a day each.", no_args_is_help=True)
+app = typer.Typer(help="Divide the outbox into daily partitions, and list them.", no_args_is_help=True)
 
 
 @app.command("enable")
@@ -20,34 +22,37 @@ def enable(
     *,
     reason: ReasonOption,
     actor: ActorOption,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the SQL.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the SQL and change nothing.")] = False,
 ) -> None:
-    """Keep the outbox in partitions of a day each from now on; there is no way back.
+    """Divide the outbox into daily partitions; this cannot be undone.
 
-    The table is read once meanwhile, and whoever wants it waits; workers go on by themselves.
+    The command locks the table while it reads it once. Workers wait and then continue without a restart.
     """
+    run_command(
+        lambda settings: _enable(settings, actor=actor, reason=reason, dry_run=dry_run),
+        needs=("database_url",),
+    )
 
-    async def work(settings: "Settings") -> None:
-        from sea_mq_worker.operations.database import enable_partitions, partitioning_sql
 
-        if dry_run:
-            typer.echo(partitioning_sql())
-        elif await enable_partitions(settings, actor=actor, reason=reason):
-            typer.echo("the outbox is in partitions now; `partitions list` shows them")
-        else:
-            typer.echo("the outbox is in partitions already")
+async def _enable(settings: "Settings", *, actor: str, reason: str, dry_run: bool) -> None:
+    from sea_mq_worker.operations.database import enable_partitions, partitioning_sql
 
-    run_command(work, needs=("database_url",))
+    if dry_run:
+        typer.echo(partitioning_sql())
+    elif await enable_partitions(settings, actor=actor, reason=reason):
+        typer.echo("the outbox is in partitions now; `partitions list` shows them")
+    else:
+        typer.echo("the outbox is in partitions already")
 
 
 @app.command("list")
 def list_(json: JsonOption = False) -> None:
-    """List where the events are: the partitions with the times of their ids, or the table itself."""
+    """List the partitions of the outbox with their times and sizes; one row if it is a single table."""
+    print_page(run_command(_list, needs=("database_url",)), _COLUMNS, json=json, empty="")
 
-    async def work(settings: "Settings") -> None:
-        from sea_mq_worker.operations.database import partitions
 
-        async with partitions(settings) as outbox:
-            print_page(await outbox.all(), _COLUMNS, json=json, empty="")
+async def _list(settings: "Settings") -> Sequence[Partition]:
+    from sea_mq_worker.operations.database import partitions
 
-    run_command(work, needs=("database_url",))
+    async with partitions(settings) as outbox:
+        return await outbox.all()

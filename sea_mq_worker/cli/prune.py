@@ -1,4 +1,4 @@
-"""``prune``: what is finished and old is deleted."""
+"""``prune``: delete old finished events and messages."""
 
 import sys
 import time
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -21,29 +21,39 @@ if TYPE_CHECKING:
     from sea_mq_worker.settings import Settings
 
 _COUNT_SECONDS_MAX = 30.0
+"""Cap on a dry run for each table: somebody waits at the terminal."""
 
 
 class PrunedTable(StrEnum):
-    """A side of the worker."""
+    """A table that a prune deletes from."""
 
     OUTBOX = "outbox"
     INBOX = "inbox"
 
 
 BeforeOption = Annotated[
-    datetime, typer.Option("--before", parser=moment, metavar="TIME", help="ISO 8601, or an age: 30d.")
+    datetime,
+    typer.Option(
+        "--before",
+        parser=moment,
+        metavar="TIME",
+        help="Delete rows finished before this time: ISO 8601, or an age such as 30d.",
+    ),
 ]
-SideOption = Annotated[PrunedTable | None, typer.Option("--side", help="Only this side.")]
+SideOption = Annotated[
+    PrunedTable | None, typer.Option("--side", help="Prune only this table (default: both).")
+]
 DeliverableOption = Annotated[
-    bool, typer.Option("--deliverable", help="Inbox rows too whose message a stream can still deliver.")
+    bool,
+    typer.Option("--deliverable", help="Also delete inbox rows whose message a stream can still redeliver."),
 ]
-CapOption = Annotated[int | None, typer.Option("--cap", min=1, help="Stop after about so many on each side.")]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only count, for half a minute at most.")]
+CapOption = Annotated[int | None, typer.Option("--cap", min=1, help="Stop after about N rows of each table.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Count for at most 30 s and delete nothing.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pruned:
-    """The answer: how many rows of each side are gone, and in which whole partitions some of them."""
+    """Output: deleted rows of each table, and the partitions dropped among them."""
 
     before: datetime
     deleted: Mapping[PrunedTable, int]
@@ -52,7 +62,7 @@ class Pruned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WouldPrune:
-    """The answer of a dry run."""
+    """Output of a dry run."""
 
     before: datetime
     would_delete: Mapping[PrunedTable, Prunable]
@@ -69,59 +79,82 @@ def prune(
     dry_run: DryRunOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Delete what was published, processed or closed before a time; all else stays, whatever its age.
+    """Delete events published, and messages processed or closed, before a time; keep all others.
 
-    A message that comes again after its row is gone has its effect again: so the rows of what the consumed
-    streams still hold stay too. A partition of the outbox all of whose events may go is dropped whole. Tables
-    are read once, page by page; cut short, it can be done again.
+    A message has its effect again if it is delivered after its row was deleted. So prune keeps the rows of
+    messages that a consumed stream still holds. A partition whose events may all be deleted is dropped. If
+    interrupted, run the same command again.
     """
-
-    async def work(settings: "Settings") -> None:
-        from sea_mq_worker.operations.database import operations
-
-        counted: dict[PrunedTable, Prunable] = {}
-        results: dict[PrunedTable, PruneResult] = {}
-        async with operations(settings) as tables:
-            prunes: Mapping[PrunedTable, Callable[..., Awaitable[PruneResult]]] = {
-                PrunedTable.OUTBOX: partial(tables.prune_outbox, on_partition=_tell_partition),
-                PrunedTable.INBOX: tables.prune_inbox,
-            }
-            for one in [side] if side else PrunedTable:
-                as_given = one is PrunedTable.OUTBOX or deliverable
-                until = before if as_given else await _forgotten(settings, before)
-                with _watched(one) as tell:
-                    if dry_run:
-                        counted[one] = await tables.count_prunable(
-                            one, until, go_on=_for(_COUNT_SECONDS_MAX), on_progress=tell
-                        )
-                    else:
-                        results[one] = await prunes[one](
-                            until, actor=actor, reason=reason, cap=cap, on_progress=tell
-                        )
-        if dry_run:
-            _tell_counts(before, counted, json=json)
-        else:
-            _tell_pruned(before, results, json=json)
-
-    run_command(work, needs=("database_url",))
+    sides = [side] if side else list(PrunedTable)
+    if dry_run:
+        counted = run_command(
+            lambda settings: _count(settings, sides, before, deliverable=deliverable), needs=("database_url",)
+        )
+        _print_counts(before, counted, json=json)
+        return
+    how = {"actor": actor, "reason": reason, "cap": cap}
+    results = run_command(
+        lambda settings: _prune(settings, sides, before, deliverable=deliverable, how=how),
+        needs=("database_url",),
+    )
+    _print_pruned(before, results, json=json)
 
 
-def _for(seconds: float) -> Callable[[], bool]:
-    end = time.monotonic() + seconds
-    return lambda: time.monotonic() < end
+async def _count(
+    settings: "Settings", sides: Sequence[PrunedTable], before: datetime, *, deliverable: bool
+) -> Mapping[PrunedTable, Prunable]:
+    from sea_mq_worker.operations.database import operations
+
+    counted = {}
+    async with operations(settings) as tables:
+        for side in sides:
+            until = await _until(settings, side, before, deliverable=deliverable)
+            end = time.monotonic() + _COUNT_SECONDS_MAX
+            with _progress(side) as report:
+                counted[side] = await tables.count_prunable(
+                    side, until, go_on=partial(_is_before, end), on_progress=report
+                )
+    return counted
 
 
-def _tell_counts(before: datetime, counted: "Mapping[PrunedTable, Prunable]", *, json: bool) -> None:
+async def _prune(
+    settings: "Settings",
+    sides: Sequence[PrunedTable],
+    before: datetime,
+    *,
+    deliverable: bool,
+    how: Mapping[str, Any],
+) -> Mapping[PrunedTable, PruneResult]:
+    from sea_mq_worker.operations.database import operations
+
+    results = {}
+    async with operations(settings) as tables:
+        prunes: Mapping[PrunedTable, Callable[..., Awaitable[PruneResult]]] = {
+            PrunedTable.OUTBOX: partial(tables.prune_outbox, on_partition=_print_partition),
+            PrunedTable.INBOX: tables.prune_inbox,
+        }
+        for side in sides:
+            until = await _until(settings, side, before, deliverable=deliverable)
+            with _progress(side) as report:
+                results[side] = await prunes[side](until, on_progress=report, **how)
+    return results
+
+
+def _is_before(end: float) -> bool:
+    return time.monotonic() < end
+
+
+def _print_counts(before: datetime, counted: "Mapping[PrunedTable, Prunable]", *, json: bool) -> None:
     if json:
         print_json(WouldPrune(before=before, would_delete=counted))
         return
     for side, one in counted.items():
-        part = f" in {one.pages} of {one.pages_of} pages, counted no further" * (one.pages < one.pages_of)
+        part = f" in {one.pages} of {one.pages_of} pages, stopped counting there" * (one.pages < one.pages_of)
         whole = f", {', '.join(one.partitions)} whole" if one.partitions else ""
         typer.echo(f"{side}: would delete {one.count}{whole}{part}")
 
 
-def _tell_pruned(before: datetime, results: Mapping[PrunedTable, PruneResult], *, json: bool) -> None:
+def _print_pruned(before: datetime, results: Mapping[PrunedTable, PruneResult], *, json: bool) -> None:
     deleted = {side: one.deleted for side, one in results.items()}
     dropped = [partition for one in results.values() for partition in one.dropped]
     if json:
@@ -131,26 +164,26 @@ def _tell_pruned(before: datetime, results: Mapping[PrunedTable, PruneResult], *
         typer.echo("; ".join([f"{side}: deleted {one.deleted}", *map(partition_text, one.dropped)]))
 
 
-def partition_text(told: DroppedPartition | KeptPartition) -> str:
-    """Say what became of a partition whose time is over."""
-    match told:
+def partition_text(partition: DroppedPartition | KeptPartition) -> str:
+    """Describe whether a partition whose time is over was dropped."""
+    match partition:
         case DroppedPartition(name=name, events=events):
             return f"dropped partition {name}, {events:,} events"
         case KeptPartition(name=name, reason=reason):
-            return f"partition {name} goes row by row: {reason}"
+            return f"partition {name} is deleted row by row: {reason}"
 
 
-def _tell_partition(told: DroppedPartition | KeptPartition) -> None:
-    typer.echo(partition_text(told), err=True)
+def _print_partition(partition: DroppedPartition | KeptPartition) -> None:
+    typer.echo(partition_text(partition), err=True)
 
 
 @contextmanager
-def _watched(side: PrunedTable) -> "Iterator[OnProgress]":
-    """Show progress where it is in nobody's way: a bar to people, ten lines to a log."""
+def _progress(side: PrunedTable) -> "Iterator[OnProgress]":
+    """Show progress on stderr: a bar on a terminal, ten lines in a log."""
     seen = 0
     with typer.progressbar(length=100, label=side, file=sys.stderr, hidden=not sys.stderr.isatty()) as bar:
 
-        def tell(done: int, total: int, changed: int) -> None:
+        def report(done: int, total: int, changed: int) -> None:
             nonlocal seen
             percent = 100 * done // total
             bar.update(percent - seen)
@@ -158,19 +191,19 @@ def _watched(side: PrunedTable) -> "Iterator[OnProgress]":
                 typer.echo(f"{side}: page {done} of {total}, {changed} rows", err=True)
             seen = percent
 
-        yield tell
+        yield report
 
 
-async def _forgotten(settings: "Settings", before: datetime) -> datetime:
-    """Return up to when no consumed stream has a message any more, at most ``before``."""
+async def _until(settings: "Settings", side: PrunedTable, before: datetime, *, deliverable: bool) -> datetime:
+    """Return ``before``, or for the inbox the earlier time since when a consumed stream holds messages."""
     from sea_mq_worker.operations.retention import oldest_deliverable
 
-    if not settings.consumers:
+    if side is PrunedTable.OUTBOX or deliverable or not settings.consumers:
         return before
     if not settings.nats_url.get_secret_value():
         abort(
-            "SEA_MQ_NATS_URL: is required to ask what the consumed streams can still deliver; "
-            "--deliverable does not ask",
+            "SEA_MQ_NATS_URL: is required to find out what the consumed streams can still deliver; "
+            "--deliverable prunes without it",
             EXIT_USAGE,
         )
     kept = await oldest_deliverable(settings)

@@ -1,4 +1,4 @@
-"""``dlq redrive|purge``: dead letters chosen by sequence or by filters, one after the other."""
+"""``dlq redrive|purge``: redrive or delete dead letters, one after the other."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -39,143 +39,173 @@ if TYPE_CHECKING:
     from sea_mq_worker.operations.dead_letters import DeadLetterOutcome
     from sea_mq_worker.settings import Settings
 
-SeqsArgument = Annotated[list[int] | None, typer.Argument(min=1, metavar="[SEQ]...")]
-DlqReasonOption = Annotated[
-    Reason | None, typer.Option("--dlq-reason", help="Dead-lettered for this reason.")
+SeqsArgument = Annotated[
+    list[int] | None,
+    typer.Argument(min=1, metavar="[SEQ]...", help="Sequences in the dead-letter stream."),
 ]
-AllOption = Annotated[bool, typer.Option("--all", help="Every dead letter.")]
-CapOption = Annotated[int, typer.Option("--cap", min=1, help="If more match, nothing is done.")]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only count.")]
+DlqReasonOption = Annotated[Reason | None, typer.Option("--dlq-reason", help="Reason of the dead letter.")]
+AllOption = Annotated[bool, typer.Option("--all", help="Select every dead letter.")]
+CapOption = Annotated[int, typer.Option("--cap", min=1, help="Change nothing if more than N match.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Count the matches and change nothing.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counted:
-    """The answer of a dry run."""
+    """Output of a dry run."""
 
     matched: int
     dry_run: bool = True
 
 
-def redrive(
-    *,
-    seqs: SeqsArgument = None,
-    reason: ReasonOption,
-    actor: ActorOption,
-    dlq_reason: DlqReasonOption = None,
-    type_: OriginalTypeOption = None,
-    subject: SubjectOption = None,
-    consumer: ConsumerOption = None,
-    since: SinceOption = None,
-    until: UntilOption = None,
-    error: DetailOption = None,
-    every: AllOption = False,
-    cap: CapOption = 1000,
-    dry_run: DryRunOption = False,
-    yes: YesOption = False,
-    json: JsonOption = False,
-) -> None:
-    """Hand dead letters to the handler again, here and now; exit 1 where one has no effect and stays.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """The options that ``redrive`` and ``purge`` share."""
 
-    It stops after ten in a row without an effect. Cut short, the same command goes on: what was done is gone.
+    seqs: Sequence[int]
+    which: DeadLetterFilter
+    every: bool
+    cap: int
+    actor: str
+    reason: str
+    dry_run: bool
+    yes: bool
+    json: bool
+
+
+def _on_dead_letters(run: Callable[[Request], None]) -> Callable[..., None]:
+    """Make a command that takes the shared options, and keeps the name and the help of ``run``."""
+
+    def command(
+        *,
+        seqs: SeqsArgument = None,
+        reason: ReasonOption,
+        actor: ActorOption,
+        dlq_reason: DlqReasonOption = None,
+        type_: OriginalTypeOption = None,
+        subject: SubjectOption = None,
+        consumer: ConsumerOption = None,
+        since: SinceOption = None,
+        until: UntilOption = None,
+        error: DetailOption = None,
+        every: AllOption = False,
+        cap: CapOption = 1000,
+        dry_run: DryRunOption = False,
+        yes: YesOption = False,
+        json: JsonOption = False,
+    ) -> None:
+        which = dead_letter_filter(
+            reason=dlq_reason,
+            event_type=type_,
+            subject=subject,
+            consumer=consumer,
+            since=since,
+            until=until,
+            error=error,
+        )
+        request = Request(
+            seqs=tuple(dict.fromkeys(seqs or ())), which=which, every=every, cap=cap,
+            actor=actor, reason=reason, dry_run=dry_run, yes=yes, json=json,
+        )  # fmt: skip
+        run(request)
+
+    command.__name__, command.__doc__ = run.__name__, run.__doc__
+    return command
+
+
+@_on_dead_letters
+def redrive(request: Request) -> None:
+    """Call the handler again with dead letters, in this process; exit 1 if one fails and stays.
+
+    Stops after 10 failures in a row. If interrupted, run the same command again: finished dead letters are
+    gone.
     """
-    which = dead_letter_filter(dlq_reason, subject, consumer, since, until, error, type_)
-
-    async def work(settings: "Settings") -> None:
-        from sea_mq_worker.operations.redrive import redriver
-
-        chosen = await _chosen(settings, seqs or (), which, every=every, cap=cap)
-        if dry_run:
-            _tell_count(chosen, "handed to the handler again", json=json)
-            return
-        confirm(len(chosen), "dead letters will be handed to the handler again", yes=yes)
-        async with redriver(settings) as again:
-            await _each(chosen, lambda seq: again.redrive(seq, actor=actor, reason=reason), json=json)
-
-    run_command(work, needs=("database_url", "nats_url", "handler_url"))
+    run_command(
+        lambda settings: _redrive(settings, request), needs=("database_url", "nats_url", "handler_url")
+    )
 
 
-def purge(
-    *,
-    seqs: SeqsArgument = None,
-    reason: ReasonOption,
-    actor: ActorOption,
-    dlq_reason: DlqReasonOption = None,
-    type_: OriginalTypeOption = None,
-    subject: SubjectOption = None,
-    consumer: ConsumerOption = None,
-    since: SinceOption = None,
-    until: UntilOption = None,
-    error: DetailOption = None,
-    every: AllOption = False,
-    cap: CapOption = 1000,
-    dry_run: DryRunOption = False,
-    yes: YesOption = False,
-    json: JsonOption = False,
-) -> None:
-    """Delete dead letters for good; the inbox notes that their messages are given up (CLOSED)."""
-    which = dead_letter_filter(dlq_reason, subject, consumer, since, until, error, type_)
-
-    async def work(settings: "Settings") -> None:
-        from sea_mq_worker.operations.purge import purger
-
-        chosen = await _chosen(settings, seqs or (), which, every=every, cap=cap)
-        if dry_run:
-            _tell_count(chosen, "deleted", json=json)
-            return
-        confirm(len(chosen), "dead letters will be deleted for good", yes=yes)
-        selection = {"seqs": seqs} if seqs else asdict(which)
-        async with (
-            purger(settings, actor=actor, reason=reason) as tool,
-            tool.recorded(selection) as delete,
-        ):
-            await _each(chosen, delete, json=json)
-
-    run_command(work, needs=("database_url", "nats_url"))
+@_on_dead_letters
+def purge(request: Request) -> None:
+    """Delete dead letters for good; the inbox records their messages as given up (CLOSED)."""
+    run_command(lambda settings: _purge(settings, request), needs=("database_url", "nats_url"))
 
 
-async def _chosen(
-    settings: "Settings", seqs: Sequence[int], which: DeadLetterFilter, *, every: bool, cap: int
-) -> list[int]:
-    """Return the sequences; by filters no more than ``cap``, or leave."""
+async def _redrive(settings: "Settings", request: Request) -> None:
+    from sea_mq_worker.operations.redrive import redriver
+
+    chosen = await _choose(settings, request)
+    if request.dry_run:
+        _print_count(len(chosen), "handed to the handler again", json=request.json)
+        return
+    confirm(len(chosen), "dead letters will be handed to the handler again", yes=request.yes)
+    async with redriver(settings) as tool:
+        await _run_each(
+            chosen,
+            lambda seq: tool.redrive(seq, actor=request.actor, reason=request.reason),
+            json=request.json,
+        )
+
+
+async def _purge(settings: "Settings", request: Request) -> None:
+    from sea_mq_worker.operations.purge import purger
+
+    chosen = await _choose(settings, request)
+    if request.dry_run:
+        _print_count(len(chosen), "deleted", json=request.json)
+        return
+    confirm(len(chosen), "dead letters will be deleted for good", yes=request.yes)
+    selection = {"seqs": list(request.seqs)} if request.seqs else asdict(request.which)
+    async with (
+        purger(settings, actor=request.actor, reason=request.reason) as tool,
+        tool.recorded(selection) as delete,
+    ):
+        await _run_each(chosen, delete, json=request.json)
+
+
+async def _choose(settings: "Settings", request: Request) -> Sequence[int]:
+    """Return the chosen sequences; abort if a filter matches more than the cap."""
     from sea_mq_worker.operations.broker import dead_letters
 
-    filtered = which != DeadLetterFilter()
-    if bool(seqs) + filtered + every != 1:
+    filtered = request.which != DeadLetterFilter()
+    if bool(request.seqs) + filtered + request.every != 1:
         abort(
-            "say which dead letters: sequences, or --dlq-reason, --type, --subject, --consumer, --since, "
-            "--until, --error, or --all",
+            "choose dead letters by sequences, or by --dlq-reason, --type, --subject, --consumer, --since, "
+            "--until, --error, or by --all",
             EXIT_USAGE,
         )
-    if seqs:
-        return list(dict.fromkeys(seqs))
-    async with dead_letters(settings) as letters:
-        found = [entry.seq async for entry in letters.walk(which, limit=cap + 1)]
-    if len(found) > cap:
-        abort(f"more than {cap} dead letters match; narrow the filters, or raise --cap", EXIT_USAGE)
+    if request.seqs:
+        return request.seqs
+    async with dead_letters(settings) as stream:
+        found = [entry.seq async for entry in stream.walk(request.which, limit=request.cap + 1)]
+    if len(found) > request.cap:
+        abort(f"more than {request.cap} dead letters match; narrow the filters, or raise --cap", EXIT_USAGE)
     return found
 
 
-async def _each(
-    seqs: Sequence[int], do: "Callable[[int], Awaitable[DeadLetterOutcome]]", *, json: bool
+async def _run_each(
+    seqs: Sequence[int], run: "Callable[[int], Awaitable[DeadLetterOutcome]]", *, json: bool
 ) -> None:
-    """Do it to one after the other; tell each, or only those that stay where they are many."""
+    """Run the operation on one dead letter after the other; report all, or of many only the failed ones."""
     from sea_mq_worker.domain.errors import UnavailableError
 
     outcomes: list[DeadLetterOutcome] = []
-    in_a_row = 0
+    failures = 0
     with progress("dead letters", len(seqs)) as step:
         for seq in seqs:
             try:
-                outcome = await do(seq)
+                outcome = await run(seq)
             except UnavailableError as error:
                 done = sum(outcome.done for outcome in outcomes)
-                abort(f"{error}; {done} of {len(seqs)} are done, the same command goes on", EXIT_FAILED)
+                abort(
+                    f"{error}; {done} of {len(seqs)} are done, run the same command again for the others",
+                    EXIT_FAILED,
+                )
             outcomes.append(outcome)
-            in_a_row = 0 if outcome.done else in_a_row + 1
+            failures = 0 if outcome.done else failures + 1
             if not json and not (outcome.done and len(seqs) > CONFIRM_ABOVE):
                 echo_safe(f"{outcome.seq}: {'done' if outcome.done else 'failed'}: {outcome.text}")
             step(1)
-            if in_a_row == CONFIRM_ABOVE and len(seqs) > CONFIRM_ABOVE:
+            if failures == CONFIRM_ABOVE and len(seqs) > CONFIRM_ABOVE:
                 break
     if json:
         print_json([asdict(outcome) for outcome in outcomes])
@@ -197,8 +227,8 @@ def _end(outcomes: "Sequence[DeadLetterOutcome]", asked: int, *, json: bool) -> 
         raise typer.Exit(EXIT_FAILED)
 
 
-def _tell_count(chosen: Sequence[int], what: str, *, json: bool) -> None:
+def _print_count(count: int, change: str, *, json: bool) -> None:
     if json:
-        print_json(Counted(matched=len(chosen)))
+        print_json(Counted(matched=count))
     else:
-        typer.echo(f"{len(chosen)} would be {what}")
+        typer.echo(f"{count} would be {change}")

@@ -1,4 +1,4 @@
-"""``outbox replay``: events that were published, or ended, are published again."""
+"""``outbox replay``: publish PUBLISHED or DEAD events again."""
 
 import sys
 from collections.abc import AsyncIterator, Sequence
@@ -37,27 +37,30 @@ if TYPE_CHECKING:
 _TERMINAL = (EventState.PUBLISHED, EventState.DEAD)
 _EXIT_INTERRUPTED = 130
 
-IdsArgument = Annotated[list[UUID] | None, typer.Argument(metavar="[ID]...")]
-ReasonOption = Annotated[str, typer.Option("--reason", help="Why; kept for the audit. Required.")]
+IdsArgument = Annotated[list[UUID] | None, typer.Argument(metavar="[ID]...", help="Event IDs.")]
+ReasonOption = Annotated[
+    str, typer.Option("--reason", help="Reason of the change; kept for the audit. Required without --resume.")
+]
 StateOption = Annotated[
-    list[EventState] | None, typer.Option("--state", help="PUBLISHED or DEAD; both unless given.")
+    list[EventState] | None, typer.Option("--state", help="State: PUBLISHED or DEAD (default: both).")
 ]
 ResumeOption = Annotated[
-    int | None, typer.Option("--resume", metavar="ACTION", help="Go on with a replay that was cut short.")
+    int | None,
+    typer.Option("--resume", metavar="ACTION", help="Continue the interrupted replay with this audit ID."),
 ]
 CapOption = Annotated[
-    int, typer.Option("--cap", min=1, help="If more match, none is replayed, unless by --resume.")
+    int, typer.Option("--cap", min=1, help="Replay nothing if more than N match, except with --resume.")
 ]
-RateOption = Annotated[int, typer.Option("--rate", min=1, help="Put back at most so many a second.")]
+RateOption = Annotated[int, typer.Option("--rate", min=1, help="Replay at most N events per second.")]
 AheadOption = Annotated[
-    int, typer.Option("--ahead", min=1, help="At most so many put back that no worker has taken yet.")
+    int, typer.Option("--ahead", min=1, help="Wait while N replayed events have not been claimed yet.")
 ]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only count.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Count the matches and change nothing.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayRequest:
-    """What was asked for."""
+    """The options of the command."""
 
     which: OutboxFilter
     actor: str
@@ -72,7 +75,7 @@ class ReplayRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replayed(ReplayResult):
-    """The answer."""
+    """Output of `replay`."""
 
     dry_run: bool
 
@@ -98,11 +101,11 @@ def replay(
     yes: YesOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Publish PUBLISHED or DEAD events again, chosen by id or by filters, the earliest first.
+    """Publish PUBLISHED or DEAD events again, chosen by ID or by filters, earliest first.
 
-    What the stream may still remember waits until its duplicate window is over. A large replay is fed in
-    portions, so that new events never wait for more than --ahead old ones. Stopped by Ctrl-C or killed, it
-    has put back what it has told; that is published, and --resume goes on with the rest.
+    An event that the stream still remembers waits for the end of the deduplication window. A large replay
+    runs in portions, so that new events wait for at most --ahead replayed ones. If interrupted, the events
+    reported so far will be published; continue with --resume.
     """
     which = event_filter(
         _replayable(state), ids=ids, type_=type_, key=key, aggregate=aggregate, correlation=correlation,
@@ -110,49 +113,50 @@ def replay(
     )  # fmt: skip
     chosen_by = any((ids, state, type_, key, aggregate, correlation, since, until, error))
     _check_choice(chosen_by=chosen_by, resume=resume, reason=reason)
-    order = ReplayRequest(
+    request = ReplayRequest(
         which=which, actor=actor, reason=reason, resume=resume,
         cap=cap, per_second=rate, ahead=ahead, dry_run=dry_run, yes=yes,
     )  # fmt: skip
-    result = run_command(lambda settings: _carry_out(order, settings), needs=("database_url",))
-    _tell(result, dry_run=dry_run, json=json)
+    result = run_command(lambda settings: _replay(settings, request), needs=("database_url",))
+    _print_output(result, dry_run=dry_run, json=json)
     left = len(set(ids or ())) - result.matched
     if left > 0:
-        abort(f"not there, or neither PUBLISHED nor DEAD: {left} of those named", EXIT_FAILED)
+        abort(f"not there, or neither PUBLISHED nor DEAD: {left} of the named events", EXIT_FAILED)
 
 
-async def _carry_out(order: ReplayRequest, settings: "Settings") -> ReplayResult:
-    """Count first, so that a slip of the filters is seen before it has an effect."""
+async def _replay(settings: "Settings", request: ReplayRequest) -> ReplayResult:
+    """Count before changing rows: the filters may be wrong."""
     from sea_mq_worker.operations.database import replays
 
     async with replays(settings) as tables:
-        old = await tables.load(order.resume) if order.resume else None
-        which = old.which if old else order.which
-        chosen = await tables.choose(which, limit=None if old else order.cap + 1, goes_on=old)
-        if not old and len(chosen) > order.cap:
-            abort(f"more than {order.cap} events match; narrow the filters, or raise --cap", EXIT_USAGE)
-        if order.dry_run or not (chosen or old):
+        old = await tables.load(request.resume) if request.resume else None
+        which = old.which if old else request.which
+        chosen = await tables.choose(which, limit=None if old else request.cap + 1, goes_on=old)
+        if not old and len(chosen) > request.cap:
+            abort(f"more than {request.cap} events match; narrow the filters, or raise --cap", EXIT_USAGE)
+        if request.dry_run or not (chosen or old):
             return ReplayResult(matched=len(chosen), replayed=0)
-        confirm(len(chosen), "events will be published again", yes=order.yes)
-        begun = old or await tables.begin(which, actor=order.actor, reason=order.reason)
+        confirm(len(chosen), "events will be published again", yes=request.yes)
+        begun = old or await tables.begin(which, actor=request.actor, reason=request.reason)
         steps = tables.feed(
             begun,
             chosen,
-            per_second=order.per_second,
-            ahead=order.ahead,
+            per_second=request.per_second,
+            ahead=request.ahead,
         )
-        replayed = await _watched(steps, begun, len(chosen))
+        replayed = await _follow(steps, begun, len(chosen))
         return ReplayResult(matched=len(chosen), replayed=replayed)
 
 
-async def _watched(steps: AsyncIterator[ReplayStep], begun: "Replay", total: int) -> int:
-    """Return how many this run has put back; cut short, say how it goes on."""
+async def _follow(steps: AsyncIterator[ReplayStep], begun: "Replay", total: int) -> int:
+    """Return how many events this run has replayed; if interrupted, abort with the command to continue."""
     from asyncio import CancelledError
 
     from sea_mq_worker.domain.errors import UnavailableError
 
     left = (
-        f"what was put back is published; the rest: python -m sea_mq_worker outbox replay --resume {begun.id}"
+        "replayed events will be published; continue with: "
+        f"python -m sea_mq_worker outbox replay --resume {begun.id}"
     )
     try:
         return await _show(steps, total, before=begun.replayed)
@@ -163,7 +167,7 @@ async def _watched(steps: AsyncIterator[ReplayStep], begun: "Replay", total: int
 
 
 async def _show(steps: AsyncIterator[ReplayStep], total: int, *, before: int) -> int:
-    """Draw a bar where somebody looks at it; return how many were put back besides those of earlier runs."""
+    """Show a progress bar; return how many events were replayed by this run."""
     replayed = done = 0
     with typer.progressbar(length=total, label=_label(0), file=sys.stderr) as bar:
         async for step in steps:
@@ -174,32 +178,33 @@ async def _show(steps: AsyncIterator[ReplayStep], total: int, *, before: int) ->
 
 
 def _label(waiting: int) -> str:
-    return "replay (waits for workers to take what is put back)" if waiting else "replay"
+    return "replay (waiting for workers to claim replayed events)" if waiting else "replay"
 
 
 def _replayable(state: Sequence[EventState] | None) -> tuple[EventState, ...]:
     states = tuple(state or _TERMINAL)
     if not set(states) <= set(_TERMINAL):
         abort(
-            "--state: only PUBLISHED and DEAD events can be replayed, the others are on their way", EXIT_USAGE
+            "--state: only PUBLISHED and DEAD events can be replayed, the others will be published",
+            EXIT_USAGE,
         )
     return states
 
 
 def _check_choice(*, chosen_by: bool, resume: int | None, reason: str) -> None:
     if resume is not None and chosen_by:
-        abort("--resume: goes on with what was chosen then; leave ids and filters out", EXIT_USAGE)
+        abort("--resume: continues with the events chosen then; leave ids and filters out", EXIT_USAGE)
     if resume is None and not chosen_by:
         abort(
-            "say which events: ids, or --state, --type, --key, --aggregate, --correlation, --since, --until, "
-            "--error",
+            "choose events by IDs, or by --state, --type, --key, --aggregate, --correlation, --since, "
+            "--until, --error",
             EXIT_USAGE,
         )
     if resume is None and not reason.strip():
         abort("--reason: is required and must not be blank, it is kept for the audit", EXIT_USAGE)
 
 
-def _tell(result: ReplayResult, *, dry_run: bool, json: bool) -> None:
+def _print_output(result: ReplayResult, *, dry_run: bool, json: bool) -> None:
     if json:
         print_json(Replayed(matched=result.matched, replayed=result.replayed, dry_run=dry_run))
     elif dry_run:

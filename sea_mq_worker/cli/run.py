@@ -1,4 +1,4 @@
-"""``run``: the worker itself."""
+"""``run``: run the worker."""
 
 from typing import Annotated
 
@@ -7,9 +7,10 @@ import typer
 from sea_mq_worker.cli.support import EXIT_FAILED, EXIT_USAGE, abort, settings_for
 
 _ALLOCATIONS_PER_COLLECTION = 20_000
+"""Threshold of the garbage collector: batches are thousands of short-lived objects without cycles."""
 
 
-def _tell_version(asked: bool) -> None:
+def _print_version(asked: bool) -> None:
     if asked:
         from importlib.metadata import version
 
@@ -18,21 +19,20 @@ def _tell_version(asked: bool) -> None:
 
 
 VersionOption = Annotated[
-    bool, typer.Option("--version", help="Print the version.", callback=_tell_version, is_eager=True)
+    bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
 ]
 
 
 def default(context: typer.Context, *, _version: VersionOption = False) -> None:
-    """Run the worker, unless a command is named."""
+    """Run the worker if no command is given."""
     if context.invoked_subcommand is None:
         run()
 
 
 def run() -> None:
-    """Run the worker: publish the outbox, take messages into the inbox."""
+    """Run the worker: publish outbox events, and pass messages through the inbox to the handler."""
     import gc
 
-    # Modules stay, and batches are thousands of short-lived objects without cycles: seldom look for cycles.
     gc.set_threshold(_ALLOCATIONS_PER_COLLECTION, 20, 20)
     settings = settings_for("database_url", "nats_url")
     if settings.consumers and not settings.handler_url:

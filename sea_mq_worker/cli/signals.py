@@ -1,4 +1,4 @@
-"""Signals: the first asks for a graceful stop, the second ends the process at once."""
+"""Signals: the first starts a graceful stop, the second ends the process at once."""
 
 import asyncio
 import os
@@ -8,9 +8,9 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def stop_on_signals(stop: asyncio.Event) -> None:
-    """Set ``stop`` at SIGTERM, SIGINT or SIGHUP; at another one leave with 128 + its number.
+    """Set ``stop`` at SIGTERM, SIGINT or SIGHUP; at the second one exit with 128 + its number.
 
-    Under nohup, which has SIGHUP ignored, it stays so.
+    SIGHUP stays ignored under nohup.
     """
 
     def receive(number: int) -> None:

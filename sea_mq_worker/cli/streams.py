@@ -1,4 +1,4 @@
-"""``streams check`` and ``streams apply``: the JetStream side."""
+"""``streams check`` and ``streams apply``: compare and update JetStream streams and consumers."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sea_mq_worker.cli.support import EXIT_FAILED, JsonOption, echo_safe, print_json, run_command
+from sea_mq_worker.domain.topology import Change, Difference
 
 if TYPE_CHECKING:
-    from sea_mq_worker.domain.topology import Change, Difference
     from sea_mq_worker.operations.broker import Applied
     from sea_mq_worker.settings import Settings
 
 app = typer.Typer(
-    help="The own streams, and the own durables on others' streams, against their definitions.",
+    help="Check and apply the definitions of this context's streams and durable consumers.",
     no_args_is_help=True,
 )
 
@@ -23,70 +23,70 @@ StreamsOption = Annotated[
     typer.Option(
         "--stream",
         metavar="NAME",
-        help="Only this stream with its consumers, another context's too; may be given again.",
+        help="Only this stream with its consumers, also of another context; may be repeated.",
     ),
 ]
 
 
 @app.command("check")
 def check(*, streams: StreamsOption = None, json: JsonOption = False) -> None:
-    """Report, field by field, what differs from the definitions; exit 1 where anything does."""
+    """List every field that differs from the definitions; exit 1 if any does."""
+    differences = run_command(lambda settings: _check(settings, streams or ()), needs=("nats_url",))
+    if json:
+        print_json([asdict(difference) for difference in differences])
+    else:
+        _print_differences(differences, fix="`python -m sea_mq_worker streams apply` fixes them")
+    if differences:
+        raise typer.Exit(EXIT_FAILED)
 
-    async def work(settings: "Settings") -> None:
-        from sea_mq_worker.operations.broker import check_topology
 
-        differences = await check_topology(settings, streams=streams or ())
-        if json:
-            print_json([asdict(difference) for difference in differences])
-        else:
-            _tell_verdict(differences, mend="`python -m sea_mq_worker streams apply` mends it")
-        if differences:
-            raise typer.Exit(EXIT_FAILED)
+async def _check(settings: "Settings", streams: Sequence[str]) -> Sequence[Difference]:
+    from sea_mq_worker.operations.broker import check_topology
 
-    run_command(work, needs=("nats_url",))
+    return await check_topology(settings, streams=streams)
 
 
 @app.command("apply")
 def apply(
     *,
     streams: StreamsOption = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the changes, and make none.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the changes and make none.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Create what is missing and update what differs; nothing is deleted.
+    """Create missing streams and consumers, and update those that differ; delete nothing.
 
-    Streams of other contexts stay as they are, unless one is named. It ends with the verdict of
-    `streams check`: exit 1 where something still differs. Where the server refuses something, the changes
-    before it are listed.
+    Streams of other contexts are left alone unless --stream names one. At the end the command checks like
+    `streams check`: exit 1 if a field still differs. If the server refuses a change, the changes before it
+    are listed.
     """
+    run_command(
+        lambda settings: _apply(settings, streams or (), dry_run=dry_run, json=json), needs=("nats_url",)
+    )
 
-    async def work(settings: "Settings") -> None:
-        from sea_mq_worker.operations.broker import Applied, apply_topology
 
-        made: list[Change] = []
+async def _apply(settings: "Settings", streams: Sequence[str], *, dry_run: bool, json: bool) -> None:
+    from sea_mq_worker.operations.broker import Applied, apply_topology
 
-        def on_change(change: "Change") -> None:
-            made.append(change)
-            if not json:
-                _tell_change(change, "would be " if dry_run else "")
+    made: list[Change] = []
 
-        applied = Applied(changes=made)
-        try:
-            applied = await apply_topology(
-                settings, streams=streams or (), dry_run=dry_run, on_change=on_change
-            )
-        finally:
-            if json:
-                print_json(asdict(applied))
+    def on_change(change: Change) -> None:
+        made.append(change)
         if not json:
-            _tell_end(applied, dry_run=dry_run)
-        if applied.differences:
-            raise typer.Exit(EXIT_FAILED)
+            _print_change(change, "would be " if dry_run else "")
 
-    run_command(work, needs=("nats_url",))
+    applied = Applied(changes=made)
+    try:
+        applied = await apply_topology(settings, streams=streams, dry_run=dry_run, on_change=on_change)
+    finally:
+        if json:
+            print_json(asdict(applied))
+    if not json:
+        _print_end(applied, dry_run=dry_run)
+    if applied.differences:
+        raise typer.Exit(EXIT_FAILED)
 
 
-def _tell_change(change: "Change", would_be: str) -> None:
+def _print_change(change: Change, would_be: str) -> None:
     echo_safe(f"{would_be}{change.action} {change.name}")
     for text in change.by_setting:
         echo_safe(f"  {text} by setting")
@@ -95,16 +95,16 @@ def _tell_change(change: "Change", would_be: str) -> None:
             echo_safe(f"  {difference.field}: {difference.found} -> {difference.wanted}")
 
 
-def _tell_end(applied: "Applied", *, dry_run: bool) -> None:
+def _print_end(applied: "Applied", *, dry_run: bool) -> None:
     if not dry_run:
-        _tell_verdict(applied.differences, mend="change the definitions, or what is named there")
+        _print_differences(applied.differences, fix="change the definitions, or the streams that they name")
     elif applied.changes:
-        typer.echo("nothing was changed; without --dry-run it would be")
+        typer.echo("nothing was changed; repeat without --dry-run to change it")
     else:
         typer.echo("as defined")
 
 
-def _tell_verdict(differences: "Sequence[Difference]", *, mend: str) -> None:
+def _print_differences(differences: Sequence[Difference], *, fix: str) -> None:
     for difference in differences:
         echo_safe(str(difference))
-    typer.echo(mend if differences else "as defined")
+    typer.echo(fix if differences else "as defined")

@@ -1,4 +1,4 @@
-"""``summary`` of outbox and inbox: what the unfinished have in common."""
+"""``summary`` of outbox, inbox and dead letters: the largest groups."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -13,14 +13,16 @@ if TYPE_CHECKING:
     from sea_mq_worker.ports.operations import Listings
 
 READ_MAX = 50_000
-"""The oldest of a queue tell why it grows, and are counted in a moment."""
+"""Cap on rows that a summary reads: the oldest show why a queue grows, and take about a second."""
 
-GroupsOption = Annotated[int, typer.Option("--groups", min=1, help="Show at most so many of each kind.")]
+GroupsOption = Annotated[
+    int, typer.Option("--groups", min=1, help="Show at most N groups of each kind.", metavar="N")
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """The answer; ``read``: how many were looked at, the oldest, ``read_max`` at most."""
+    """Output; ``read``: rows that were read, oldest first, at most ``read_max``."""
 
     read: int
     read_max: int
@@ -28,17 +30,17 @@ class Summary:
 
 
 def print_groups(
-    question: "Callable[[Listings, int], Awaitable[Sequence[Group]]]", *, what: str, json: bool
+    query: "Callable[[Listings, int], Awaitable[Sequence[Group]]]", *, what: str, json: bool
 ) -> None:
-    """Ask the tables for groups and print them."""
-    groups = query_database(lambda tables: question(tables, READ_MAX))
-    tell_groups(groups, sum(group.count for group in groups if group.kind == "state"), what=what, json=json)
+    """Query the groups and print them."""
+    groups = query_database(lambda tables: query(tables, READ_MAX))
+    print_summary(groups, sum(group.count for group in groups if group.kind == "state"), what=what, json=json)
 
 
-def tell_groups(
+def print_summary(
     groups: Sequence[Group], read: int, *, what: str, json: bool, read_max: int = READ_MAX
 ) -> None:
-    """Print groups, and say where not everything was looked at."""
+    """Print groups, and a note if rows were left unread."""
     if json:
         print_json(Summary(read=read, read_max=read_max, groups=groups))
         return

@@ -1,4 +1,4 @@
-"""What commands share: settings, errors as exit codes, output for people and for programs."""
+"""Shared by commands: settings, errors as exit codes, output for people and for programs."""
 
 import json as json_
 import shutil
@@ -15,7 +15,7 @@ from sea_mq_worker.cli.arguments import CONFIRM_ABOVE
 from sea_mq_worker.cli.table_format import cell, plain, table
 
 if TYPE_CHECKING:
-    from sea_mq_worker.ports.operations import Listings
+    from sea_mq_worker.ports.operations import Listings, OperatorTables
     from sea_mq_worker.settings import Settings
 
 EXIT_FAILED = 1
@@ -28,18 +28,18 @@ _T = TypeVar("_T")
 
 
 def abort(text: str, code: int) -> NoReturn:
-    """Say what is wrong, on one line a problem, and leave."""
+    """Print the error, one line for each problem, and exit with ``code``."""
     echo_safe(text, err=True)
     raise typer.Exit(code)
 
 
 def echo_safe(text: str, *, err: bool = False) -> None:
-    """Print lines for people; what in them came from outside must not speak to the terminal."""
+    """Print lines for people; escape control characters, which foreign text may hold."""
     typer.echo("\n".join(map(plain, text.split("\n"))), err=err)
 
 
 def settings_for(*needs: str) -> "Settings":
-    """Load the settings, or leave with what is wrong with them."""
+    """Load the settings, or abort with their errors."""
     from sea_mq_worker.settings import SettingsError, load_settings
 
     try:
@@ -49,17 +49,17 @@ def settings_for(*needs: str) -> "Settings":
 
 
 def confirm(count: int, what: str, *, yes: bool) -> None:
-    """Ask before more than a handful is changed; where nobody can answer, ``yes`` has to be given."""
+    """Require a confirmation of more than CONFIRM_ABOVE changes; without a terminal require ``yes``."""
     if yes or count <= CONFIRM_ABOVE:
         return
     if not sys.stdin.isatty():
-        abort(f"{count} {what}; look with --dry-run, then say --yes", EXIT_USAGE)
-    if not typer.confirm(f"{count} {what}. Go on?", err=True):
+        abort(f"{count} {what}; check with --dry-run, then repeat with --yes", EXIT_USAGE)
+    if not typer.confirm(f"{count} {what}. Continue?", err=True):
         abort("nothing was changed", EXIT_FAILED)
 
 
 def run_command(work: "Callable[[Settings], Awaitable[_T]]", *, needs: Collection[str]) -> _T:
-    """Do an operator's work and translate its errors into exit codes."""
+    """Run an operator's command and translate its errors into exit codes."""
     import asyncio
 
     from sea_mq_worker.domain.errors import ContractError, UnavailableError, WorkerError
@@ -77,30 +77,42 @@ def run_command(work: "Callable[[Settings], Awaitable[_T]]", *, needs: Collectio
     except ContractError as error:
         abort(str(error), EXIT_CONTRACT)
     except UnavailableError as error:
-        abort(f"{error}; try again, or see what `python -m sea_mq_worker doctor` says", EXIT_FAILED)
+        abort(f"{error}; retry, or run `python -m sea_mq_worker doctor`", EXIT_FAILED)
     except WorkerError as error:
         abort(str(error), EXIT_FAILED)
 
 
-def query_database(question: "Callable[[Listings], Awaitable[_T]]", *, too_long: str = "") -> _T:
-    """Ask the tables something, and translate errors into exit codes; ``too_long`` says what is quicker."""
+def query_database(query: "Callable[[Listings], Awaitable[_T]]", *, too_long: str = "") -> _T:
+    """Run a query and translate its errors into exit codes; ``too_long`` names a faster query."""
 
-    async def work(settings: "Settings") -> _T:
+    async def run(settings: "Settings") -> _T:
         from sea_mq_worker.domain.errors import StatementTooLongError
         from sea_mq_worker.operations.database import operations
 
         async with operations(settings) as tables:
             try:
-                return await question(tables)
+                return await query(tables)
             except StatementTooLongError as error:
                 abort(f"{error}; {too_long}" if too_long else str(error), EXIT_FAILED)
 
-    return run_command(work, needs=("database_url",))
+    return run_command(run, needs=("database_url",))
+
+
+def change_rows(change: "Callable[[OperatorTables], Awaitable[_T]]") -> _T:
+    """Change rows of outbox or inbox and translate errors into exit codes."""
+
+    async def run(settings: "Settings") -> _T:
+        from sea_mq_worker.operations.database import operations
+
+        async with operations(settings) as tables:
+            return await change(tables)
+
+    return run_command(run, needs=("database_url",))
 
 
 @contextmanager
 def progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Draw a bar with the time left of work that takes a while, where somebody looks; yield what moves it."""
+    """Show a progress bar with the time left if a terminal is there; yield its ``update``."""
     hidden = total <= CONFIRM_ABOVE or not sys.stderr.isatty()
     with typer.progressbar(length=total, label=label, file=sys.stderr, hidden=hidden) as bar:
         yield bar.update
@@ -114,7 +126,7 @@ def print_result(
     left_is: str,
     output: Callable[[Sequence[str], Sequence[str]], object] | None,
 ) -> None:
-    """Tell how many were ended, as ``output`` makes JSON of it; leave with what the others are."""
+    """Print how many items were ended, or JSON by ``output``; abort with the reason for the others."""
     left = sorted(str(one) for one in set(asked) - set(ended))
     if output:
         print_json(output(sorted(map(str, ended)), left))
@@ -127,9 +139,9 @@ def print_result(
 def print_page(
     records: Sequence[object], columns: Sequence[str], *, json: bool, empty: str, more: object = None
 ) -> None:
-    """Print dataclasses: whole as JSON for programs, some columns of them for people.
+    """Print dataclasses: all fields as JSON for programs, some columns for people.
 
-    ``more``: what ``--after`` takes for the next page; None where this is the last one.
+    ``more`` is the value of ``--after`` for the next page; None: this is the last page.
     """
     fields = [asdict(record) for record in records]  # type: ignore[call-overload]
     if json:
@@ -141,14 +153,14 @@ def print_page(
 
 
 def print_json(data: object) -> None:
-    """Print one JSON document, as docs/reference/cli.schema.json describes it; moments as ISO 8601."""
+    """Print one JSON document that fits docs/reference/cli.schema.json; times are ISO 8601."""
     from pydantic_core import to_jsonable_python
 
     typer.echo(json_.dumps(to_jsonable_python(data), indent=2))
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, empty: str) -> None:
-    """Print rows for people, as wide as the terminal; whole to a file or a pipe; ``empty`` without rows."""
+    """Print rows for people, at most as wide as the terminal; uncut to a file or a pipe."""
     if not rows:
         typer.echo(empty)
         return
@@ -158,7 +170,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, emp
 
 
 def print_fields(fields: Mapping[str, Any]) -> None:
-    """Print one thing, a field a line."""
+    """Print one record, one field on each line."""
     width = max(map(len, fields))
     for name, value in fields.items():
         typer.echo(f"{name:<{width}}  {cell(value)}".rstrip())

@@ -1,4 +1,4 @@
-"""Tables that fit the terminal: what names a row stays whole, the rest shrinks, or stands below it."""
+"""Tables that fit the terminal: the first column stays whole, the others shrink or move below it."""
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime
@@ -6,25 +6,25 @@ from datetime import datetime
 _GAP = "  "
 _CUT = "\u2026"
 _NARROW = 12
-"""No column is cut below this."""
+"""Characters: no column is cut below this width, so that its text stays useful."""
 
 
 def cell(value: object) -> str:
-    """Write a value for people, on one line."""
+    """Format a value for people, on one line."""
     if isinstance(value, datetime):
         return value.isoformat(sep=" ", timespec="seconds")
     return plain("" if value is None else str(value))
 
 
 def plain(text: str) -> str:
-    """Escape what a terminal would act upon."""
+    """Escape control characters that a terminal would interpret."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, width: int | None) -> Iterator[str]:
-    """Yield the lines of a table that is at most ``width`` wide; None: as wide as it wants to be.
+    """Yield the lines of a table that is at most ``width`` wide; None: no limit.
 
-    The first column names the row, as by an id that is to be copied.
+    The first column is never cut: it identifies the row, often by an ID to copy.
     """
     cells = [tuple(map(cell, row)) for row in rows]
     widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
@@ -42,7 +42,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, width: in
 
 
 def _shrunk(widths: Sequence[int], room: int) -> list[int] | None:
-    """Take from the widest columns but the first; None: there is not room enough."""
+    """Shrink the widest columns except the first; None: the room is too small."""
     found = list(widths)
     while sum(found) > room:
         widest = max(range(1, len(found)), key=lambda place: found[place], default=0)
@@ -53,17 +53,17 @@ def _shrunk(widths: Sequence[int], room: int) -> list[int] | None:
 
 
 def _block(columns: Sequence[str], row: Sequence[str], width: int) -> Iterator[str]:
-    """Yield the name of a row, and below it what else there is, as much on a line as there is room for."""
+    """Yield the first column, and the other columns on lines below it."""
     yield row[0]
     line = ""
     for column, text in zip(columns[1:], row[1:], strict=True):
         if not text:
             continue
-        told = _cut(f"{column} {text}", width - len(_GAP))
-        if line and len(line) + len(_GAP) + len(told) > width:
+        part = _cut(f"{column} {text}", width - len(_GAP))
+        if line and len(line) + len(_GAP) + len(part) > width:
             yield line
             line = ""
-        line += f"{_GAP}{told}"
+        line += f"{_GAP}{part}"
     if line:
         yield line
 

@@ -1,11 +1,12 @@
-"""``where``: what became of one event or message."""
+"""``where``: find one event or message."""
 
 from dataclasses import asdict
+from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sea_mq_worker.cli.arguments import SinceOption
+from sea_mq_worker.cli.arguments import moment
 from sea_mq_worker.cli.support import (
     EXIT_FAILED,
     EXIT_USAGE,
@@ -27,36 +28,44 @@ _MATCHES = ("id", "side", "state", "name", "at")
 
 def where(
     wanted: Annotated[
-        str, typer.Argument(metavar="ID", help="An id, 4 or more of its first digits, or a correlation id.")
+        str, typer.Argument(metavar="ID", help="ID, its first 4 or more digits, or a correlation ID.")
     ],
-    since: SinceOption = None,
+    since: Annotated[
+        datetime | None,
+        typer.Option(
+            "--since",
+            parser=moment,
+            metavar="TIME",
+            help="Also scan the headers of stream messages stored after this time: ISO 8601, or an age: 24h.",
+        ),
+    ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Tell where an event or message is, what happened to it and what to do next; exit 1 if it is nowhere.
+    """Show where an event or message is, its history, and the next commands; exit 1 if it is not found.
 
-    With --since, what no table knows is looked for in the streams, by the headers of all that they got since.
+    Use --since for a message that no table has: the scan takes time in proportion to the stream.
     """
-
-    async def work(settings: "Settings") -> None:
-        from sea_mq_worker.operations.lookup import NoIdError, message_lookup
-        from sea_mq_worker.operations.lookup_report import lookup_report
-
-        async with message_lookup(settings) as place:
-            try:
-                found = await lookup_report(wanted, place, since=since)
-            except NoIdError as error:
-                abort(str(error), EXIT_USAGE)
-        if json:
-            print_json(asdict(found))
-        else:
-            _tell(found)
-        if not found.known:
-            raise typer.Exit(EXIT_FAILED)
-
-    run_command(work, needs=("database_url",))
+    found = run_command(lambda settings: _look_up(settings, wanted, since), needs=("database_url",))
+    if json:
+        print_json(asdict(found))
+    else:
+        _print_report(found)
+    if not found.known:
+        raise typer.Exit(EXIT_FAILED)
 
 
-def _tell(found: "LookupReport") -> None:
+async def _look_up(settings: "Settings", wanted: str, since: datetime | None) -> "LookupReport":
+    from sea_mq_worker.operations.lookup import NoIdError, message_lookup
+    from sea_mq_worker.operations.lookup_report import lookup_report
+
+    async with message_lookup(settings) as lookup:
+        try:
+            return await lookup_report(wanted, lookup, since=since)
+        except NoIdError as error:
+            abort(str(error), EXIT_USAGE)
+
+
+def _print_report(found: "LookupReport") -> None:
     echo_safe("\n".join([found.id, *(f"  {sentence}" for sentence in found.answer)]))
     if found.matches:
         print_page(found.matches, _MATCHES, json=False, empty="")

@@ -1,4 +1,4 @@
-"""Streams and dead letters, for operators' commands."""
+"""Connects operators' commands to NATS: streams, consumers and dead letters."""
 
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
@@ -22,7 +22,7 @@ from sea_mq_worker.resources import resource_folder
 from sea_mq_worker.settings import Settings
 
 _CONNECT_SECONDS = 3.0
-"""Somebody waits in front of the terminal."""
+"""Cap on the time to connect: somebody waits at the terminal."""
 
 
 @asynccontextmanager
@@ -42,7 +42,7 @@ async def dead_letters(settings: Settings) -> AsyncIterator[NatsDeadLetters]:
     """Connect to the dead-letter stream.
 
     Raises:
-        ContractError: there is none; the text names the command that creates it.
+        ContractError: the stream does not exist; the text names the command that creates it.
     """
     async with broker(settings) as connection:
         await stream_info(connection, settings.dlq_stream)
@@ -51,19 +51,19 @@ async def dead_letters(settings: Settings) -> AsyncIterator[NatsDeadLetters]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Applied:
-    """What ``streams apply`` made, or would make, and what still differs from the definitions."""
+    """Changes that ``streams apply`` made or would make, and the differences that are left."""
 
     changes: list[Change] = field(default_factory=list)
     differences: list[Difference] = field(default_factory=list)
 
 
 def wanted_topology(settings: Settings, *, streams: Collection[str] = ()) -> list[Definition]:
-    """Read the definitions of what is this context's own; with ``streams`` those of them alone, also others'.
+    """Read the definitions of this context, or those of ``streams``, which may be another context's.
 
-    Its own are its streams with their consumers, and the durables that the settings name on others' streams.
+    A context owns its streams with their consumers, and the durables that its settings name on other streams.
 
     Raises:
-        ContractError: a file is missing or is no definition, or none defines one of ``streams``.
+        ContractError: a file is missing or no definition, or no file defines one of ``streams``.
     """
     found = _definitions(settings)
     if unknown := set(streams) - _streams_of(found):
@@ -85,7 +85,7 @@ def wanted_topology(settings: Settings, *, streams: Collection[str] = ()) -> lis
 
 
 def defined_streams(settings: Settings) -> frozenset[str]:
-    """Name every stream that has a definition, for a server that is nobody else's."""
+    """Return every stream that has a definition, for a server that no other context uses."""
     return _streams_of(_definitions(settings))
 
 
@@ -93,7 +93,7 @@ async def check_topology(settings: Settings, *, streams: Collection[str] = ()) -
     """Compare streams and consumers with their definitions."""
     wanted = wanted_topology(settings, streams=streams)
     async with broker(settings) as connection:
-        return await _compared(connection, wanted, settings)
+        return await _compare(connection, wanted, settings)
 
 
 async def apply_topology(
@@ -103,18 +103,18 @@ async def apply_topology(
     dry_run: bool = False,
     on_change: Callable[[Change], None] = lambda _change: None,
 ) -> Applied:
-    """Create and update streams and consumers, and compare them afterwards, unless it is a dry run."""
+    """Create and update streams and consumers, then compare them; change nothing in a dry run."""
     wanted = wanted_topology(settings, streams=streams)
     async with broker(settings) as connection:
         changes = await topology.apply(connection, wanted, dry_run=dry_run, on_change=on_change)
-        differences = [] if dry_run else await _compared(connection, wanted, settings)
+        differences = [] if dry_run else await _compare(connection, wanted, settings)
     return Applied(changes=changes, differences=differences)
 
 
-async def _compared(
+async def _compare(
     connection: NatsConnection, wanted: Sequence[Definition], settings: Settings
 ) -> list[Difference]:
-    """Advisories are kept by a stream of this context's: without it they are nobody's business here."""
+    """Compare with the definitions; check advisories only if their stream is among the definitions."""
     advisories = settings.advisory_stream in _streams_of(wanted)
     return await topology.check(connection, wanted, advisories=advisories)
 
@@ -133,4 +133,4 @@ def _streams_of(found: Collection[Definition]) -> frozenset[str]:
 
 
 def _ignore(_event: str, _text: str) -> None:
-    """A command tells what it does, not how its connection fares."""
+    """Ignore events of the connection: a command prints its own result."""

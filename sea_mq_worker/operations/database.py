@@ -1,4 +1,4 @@
-"""The tables, for operators' commands."""
+"""Connects operators' commands to PostgreSQL."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -20,17 +20,17 @@ from sea_mq_worker.settings import Settings
 
 
 async def migrate_schema(settings: Settings) -> Sequence[str]:
-    """Apply the migrations that are missing; return their names."""
+    """Apply the missing migrations; return their names."""
     return await migrate(settings.database_url.get_secret_value(), schema=settings.database_schema)
 
 
 async def plan_migration(settings: Settings) -> MigrationPlan:
-    """Tell which migrations are missing."""
+    """Return the missing migrations, without applying them."""
     return await plan(settings.database_url.get_secret_value(), schema=settings.database_schema)
 
 
 async def enable_partitions(settings: Settings, *, actor: str, reason: str) -> bool:
-    """Keep the outbox in partitions from now on; False: it is in partitions already."""
+    """Divide the outbox into daily partitions; False: it has partitions already."""
     return await partition_outbox(
         settings.database_url.get_secret_value(),
         schema=settings.database_schema,
@@ -46,11 +46,11 @@ def partitioning_sql() -> str:
 
 @asynccontextmanager
 async def tables_pool(settings: Settings, *, purpose: str) -> AsyncIterator[asyncpg.Pool]:
-    """Connect to the tables, without the hints that the worker gives the planner.
+    """Connect to the tables, without the planner hints of the worker.
 
     Raises:
         StoreUnavailableError: PostgreSQL cannot be reached.
-        ContractError: its schema is not the worker's.
+        ContractError: the schema has another version.
     """
     pool = await open_pool(settings, purpose=purpose, hints=OPERATOR_HINTS)
     try:
@@ -69,13 +69,13 @@ async def operations(settings: Settings) -> AsyncIterator[PostgresOperations]:
 
 @asynccontextmanager
 async def replays(settings: Settings) -> AsyncIterator[PostgresReplays]:
-    """Connect to the tables to put events back."""
+    """Connect to the tables to replay events."""
     async with tables_pool(settings, purpose="operator") as pool:
         yield PostgresReplays(pool=pool)
 
 
 @asynccontextmanager
 async def partitions(settings: Settings) -> AsyncIterator[PostgresPartitions]:
-    """Connect to the tables to look at the outbox's partitions."""
+    """Connect to the tables to list the partitions of the outbox."""
     async with tables_pool(settings, purpose="operator") as pool:
         yield PostgresPartitions(pool=pool)

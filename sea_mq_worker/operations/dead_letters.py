@@ -1,4 +1,4 @@
-"""Dead letters: what they have in common, and what becomes of one."""
+"""Groups of dead letters, and the outcome of a change of one."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from sea_mq_worker.domain.read_models import Group
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetterOutcome:
-    """What became of one dead letter; ``done``: the effect is there and the dead letter removed."""
+    """Outcome for one dead letter; ``done``: the change succeeded and the dead letter is removed."""
 
     seq: int
     message_id: str
@@ -22,16 +22,16 @@ class DeadLetterOutcome:
 
 
 async def dead_letter_groups(
-    letters: NatsDeadLetters, which: DeadLetterFilter, *, read_max: int, groups_max: int
+    stream: NatsDeadLetters, which: DeadLetterFilter, *, read_max: int, groups_max: int
 ) -> tuple[int, Sequence[Group]]:
-    """Count dead letters by reason, subject, consumer and detail, the most frequent first.
+    """Count dead letters by reason, subject, consumer and detail, most frequent first.
 
-    Returns how many were looked at, and the groups. Numbers in details count as alike.
+    Returns the number of dead letters read, and the groups. Numbers in details do not matter.
     """
     counts: Counter[tuple[str, str]] = Counter()
     first: dict[tuple[str, str], DeadLetterEntry] = {}
     read = 0
-    async for entry in letters.walk(which, limit=read_max):
+    async for entry in stream.walk(which, limit=read_max):
         read += 1
         for name in _names(entry):
             counts[name] += 1
@@ -40,8 +40,8 @@ async def dead_letter_groups(
         Group(kind=kind, name=name, count=count, oldest_at=first[kind, name].stored_at)
         for (kind, name), count in sorted(counts.items(), key=lambda item: (item[0][0], -item[1], item[0]))
     ]
-    of_a_kind = groupby(groups, key=lambda group: group.kind)
-    return read, [group for _, same in of_a_kind for group in islice(same, groups_max)]
+    by_kind = groupby(groups, key=lambda group: group.kind)
+    return read, [group for _, same in by_kind for group in islice(same, groups_max)]
 
 
 def _names(entry: DeadLetterEntry) -> Sequence[tuple[str, str]]:

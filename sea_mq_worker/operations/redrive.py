@@ -1,4 +1,4 @@
-"""Redrive: a dead letter goes through inbox and handler again, in this process."""
+"""Redrive: pass a dead letter through inbox and handler again, in this process."""
 
 import os
 from collections.abc import AsyncIterator
@@ -6,9 +6,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from uuid import UUID
 
-from sea_mq_worker.adapters.nats.manage.dead_letters import NatsDeadLetters
 from sea_mq_worker.adapters.postgres.inbox import PostgresInboxAdapter
-from sea_mq_worker.adapters.postgres.operator.operations import PostgresOperations
 from sea_mq_worker.application.inbox.lease_renewal import renewing_lease
 from sea_mq_worker.connections.handler import open_handler
 from sea_mq_worker.connections.postgres import open_pool
@@ -23,46 +21,47 @@ from sea_mq_worker.operations.database import operations
 from sea_mq_worker.operations.dead_letters import DeadLetterOutcome
 from sea_mq_worker.ports.handler import EventHandler
 from sea_mq_worker.ports.inbox import InboxRepository
+from sea_mq_worker.ports.operations import DeadLetterRecords, DeadLetterStore
 from sea_mq_worker.settings import Settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Redriver:
-    """Hands dead letters to the handler as the worker would; ``lease_seconds`` are kept up during a call."""
+    """Calls the handler with dead letters like the worker; renews the lease during the call."""
 
-    tables: PostgresOperations
+    records: DeadLetterRecords
     inbox: InboxRepository
-    letters: NatsDeadLetters
+    dead_letters: DeadLetterStore
     handler: EventHandler
     lease_seconds: float
 
     async def redrive(self, seq: int, *, actor: str, reason: str) -> DeadLetterOutcome:
-        """Handle one dead letter; where there is no effect it stays, in its stream and in the inbox.
+        """Handle one dead letter; without an effect it stays in the stream and in the inbox.
 
         Raises:
-            UnavailableError: a server went away; doing it again is safe.
+            UnavailableError: a server cannot be reached; repeating the redrive is safe.
         """
         try:
-            entry = await self.letters.show(seq)
-            message = await self.letters.original(entry)
+            entry = await self.dead_letters.show(seq)
+            message = await self.dead_letters.original(entry)
         except ContractError as error:
             return DeadLetterOutcome(seq=seq, message_id="", done=False, text=str(error))
         envelope = parse_message(message)
         if not isinstance(envelope, ParsedMessage) or envelope.message_id != entry.message_id:
-            text = f"{entry.reason}: it can never be handled as it is; publish it corrected, under a new id"
+            text = f"{entry.reason}: it can never be handled as it is; publish it corrected, under a new ID"
             return _failed(entry, text)
-        opened = await self.tables.redriven(UUID(envelope.message_id), actor=actor, reason=reason)
+        opened = await self.records.redriven(UUID(envelope.message_id), actor=actor, reason=reason)
         try:
             if opened.open:
                 outcome = await self._handle(entry, message, envelope)
             else:
-                await self.letters.remove(seq)
+                await self.dead_letters.remove(seq)
                 outcome = _done(entry, "processed before; the dead letter is removed")
         except WorkerError:
             with suppress(WorkerError):
-                await self.tables.finish_redrive(opened.action, "failed")
+                await self.records.finish_redrive(opened.action, "failed")
             raise
-        await self.tables.finish_redrive(opened.action, "done" if outcome.done else "refused")
+        await self.records.finish_redrive(opened.action, "done" if outcome.done else "refused")
         return outcome
 
     async def _handle(
@@ -72,41 +71,41 @@ class Redriver:
         run = receipts[0]
         if not isinstance(run, Leased):
             return _failed(
-                entry, f"the inbox answers {type(run).__name__}: somebody has it now; try again later"
+                entry, f"the inbox returned {type(run).__name__}: a worker has the message now; retry later"
             )
         async with renewing_lease(self.inbox, run.lease, lease_seconds=self.lease_seconds):
             result = await self.handler.handle(envelope.request)
         if isinstance(result, Accepted):
             if not await self.inbox.mark_processed([run.lease]):
                 return _failed(
-                    entry, "handled, but somebody else has taken it over meanwhile; see `inbox show`"
+                    entry,
+                    "handled, but another worker has taken it over; see `python -m sea_mq_worker inbox show`",
                 )
-            await self.letters.remove(entry.seq)
+            await self.dead_letters.remove(entry.seq)
             return _done(entry, f"processed, the handler answered {result.status}")
-        trouble = result.error
-        await self._close_again(run, entry, trouble)
-        return _failed(entry, f"{trouble}; the dead letter stays")
+        await self._dead_letter_again(run, entry, result.error)
+        return _failed(entry, f"{result.error}; the dead letter stays")
 
-    async def _close_again(self, run: Leased, entry: DeadLetterEntry, trouble: str) -> None:
-        """Nobody would bring a message that waits: its dead letter is still there, so that is its state."""
-        await self.inbox.begin_dead_letter(run.lease, reason=entry.reason, detail=f"redrive: {trouble}")
+    async def _dead_letter_again(self, run: Leased, entry: DeadLetterEntry, error: str) -> None:
+        """Record the message as dead-lettered: a WAITING one would never be delivered again."""
+        await self.inbox.begin_dead_letter(run.lease, reason=entry.reason, detail=f"redrive: {error}")
         await self.inbox.mark_dead_lettered([run.lease])
 
 
 @asynccontextmanager
 async def redriver(settings: Settings) -> AsyncIterator[Redriver]:
-    """Connect all that a redrive needs."""
+    """Connect to the tables, the dead-letter stream and the handler."""
     async with AsyncExitStack() as stack:
-        tables = await stack.enter_async_context(operations(settings))
-        letters = await stack.enter_async_context(dead_letters(settings))
+        records = await stack.enter_async_context(operations(settings))
+        dead_letter_stream = await stack.enter_async_context(dead_letters(settings))
         pool = await open_pool(settings, purpose="redrive")
         stack.push_async_callback(pool.close)
         handler = open_handler(settings, concurrency=1)
         stack.push_async_callback(handler.close)
         yield Redriver(
-            tables=tables,
+            records=records,
             inbox=PostgresInboxAdapter(pool=pool, worker=f"redrive-{os.getpid()}"),
-            letters=letters,
+            dead_letters=dead_letter_stream,
             handler=handler,
             lease_seconds=settings.inbox_lease_seconds,
         )

@@ -1,4 +1,4 @@
-"""How far back the streams that are consumed can deliver: inbox rows of that time must stay."""
+"""The oldest message that a consumed stream can deliver: younger inbox rows must stay."""
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -9,23 +9,23 @@ from sea_mq_worker.operations.broker import broker
 from sea_mq_worker.settings import Settings
 
 _CLOCKS = timedelta(hours=1)
-"""How far the broker's clock may be ahead of the database's."""
+"""Tolerance, since the broker's clock may be ahead of the database's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deliverable:
-    """A stream that may deliver (again) what was received ``since`` then."""
+    """A stream that may redeliver messages received ``since`` this time."""
 
     stream: str
     since: datetime
 
 
 async def oldest_deliverable(settings: Settings) -> Deliverable | None:
-    """Return the stream of the configured consumers that reaches back furthest; None: none holds a message.
+    """Return the consumed stream with the oldest message; None: no stream holds a message.
 
     Raises:
         BrokerUnavailableError: the server did not answer.
-        ContractError: asking is not permitted.
+        ContractError: the request is not permitted.
     """
     async with broker(settings) as connection:
         streams = {consumer.stream for consumer in settings.consumers}

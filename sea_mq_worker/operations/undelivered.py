@@ -1,4 +1,4 @@
-"""What the streams have not delivered yet: it is in no table, and waits all the same."""
+"""Counts messages that the streams have not delivered yet, which no table holds."""
 
 from collections.abc import Sequence
 
@@ -9,16 +9,16 @@ from sea_mq_worker.settings import Settings
 
 
 async def consumer_states(settings: Settings) -> tuple[Sequence[ConsumerState], Sequence[str]]:
-    """Ask the broker how the consumers of the settings stand; also tell which could not be asked, and why."""
+    """Return the states of the configured consumers, and those that could not be queried with the reason."""
     found: list[ConsumerState] = []
-    unseen: list[str] = []
+    not_checked: list[str] = []
     try:
         async with broker(settings) as connection:
             for wanted in settings.consumers:
                 try:
                     found.append(await consumer_state(connection, wanted.stream, wanted.durable))
                 except WorkerError as error:
-                    unseen.append(f"consumer {wanted.durable} of {wanted.stream}: {error}")
+                    not_checked.append(f"consumer {wanted.durable} of {wanted.stream}: {error}")
     except WorkerError as error:
-        unseen.append(f"streams: {error}")
-    return found, unseen
+        not_checked.append(f"streams: {error}")
+    return found, not_checked

@@ -1,10 +1,13 @@
 """Servers as operators' commands use them."""
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 from uuid import UUID
 
+from sea_mq_worker.domain.dead_letter_records import DeadLetterEntry
+from sea_mq_worker.domain.messages import InboundMessage
 from sea_mq_worker.domain.read_models import (
+    ActionOutcome,
     AuditFilter,
     Group,
     InboxFilter,
@@ -14,6 +17,7 @@ from sea_mq_worker.domain.read_models import (
     OutboxFilter,
     OutboxSummary,
     Page,
+    Redrive,
 )
 
 
@@ -46,4 +50,72 @@ class Listings(Protocol):
 
     async def audit(self, which: AuditFilter = ..., *, limit: int) -> Sequence[OperatorAction]:
         """List what operators did, the latest first."""
+        ...
+
+
+class OperatorTables(Protocol):
+    """Changes rows of outbox and inbox; each change leaves a record in the audit."""
+
+    async def mark_dead(self, ids: Sequence[UUID], *, actor: str, reason: str) -> frozenset[UUID]:
+        """Mark PENDING events DEAD; return those that were changed."""
+        ...
+
+    async def close(self, ids: Sequence[UUID], *, actor: str, reason: str) -> frozenset[UUID]:
+        """Close WAITING messages; return those that were changed."""
+        ...
+
+    async def resume(self, event_type: str, *, actor: str, reason: str) -> int:
+        """End the slow pace of an event type, or of all (empty); return the ID of the audit record."""
+        ...
+
+
+class DeadLetterRecords(Protocol):
+    """Records in inbox and audit what an operator does to dead letters."""
+
+    async def redriven(self, message_id: UUID, *, actor: str, reason: str) -> Redrive:
+        """Open a dead-lettered message for another call of the handler, and begin a record."""
+        ...
+
+    async def finish_redrive(self, action: int, outcome: ActionOutcome) -> None:
+        """Record the outcome of a redrive."""
+        ...
+
+    async def begin_purge(self, selection: Mapping[str, Any], *, actor: str, reason: str) -> int:
+        """Begin the record of a purge; return its ID."""
+        ...
+
+    async def letter_purged(self, message_id: UUID | None, *, action: int, actor: str, reason: str) -> bool:
+        """Record that a message is given up; False: the message is open again, keep its dead letter."""
+        ...
+
+    async def finish(self, action: int, outcome: ActionOutcome) -> None:
+        """Record the outcome of a purge."""
+        ...
+
+
+class DeadLetterStore(Protocol):
+    """The dead-letter stream."""
+
+    async def show(self, seq: int) -> DeadLetterEntry:
+        """Return one dead letter.
+
+        Raises:
+            ContractError: there is none.
+        """
+        ...
+
+    async def original(self, entry: DeadLetterEntry) -> InboundMessage:
+        """Restore the message that was dead-lettered.
+
+        Raises:
+            ContractError: its body was omitted, and its stream no longer has it.
+        """
+        ...
+
+    async def remove(self, seq: int) -> None:
+        """Delete one dead letter for good.
+
+        Raises:
+            ContractError: there is none, or the stream forbids it.
+        """
         ...

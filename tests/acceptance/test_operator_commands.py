@@ -73,7 +73,7 @@ async def test_a_list_says_how_far_back_it_has_looked(world: World) -> None:
         (["inbox", "list", "--state", "PROCESSED", "--consumer", "nobody"], message["id"]),
     ):
         some = await world.run(*command, "--read", "2")
-        assert (some.code, some.out.split()[:3], f"--after {behind} goes on" in some.err) == (
+        assert (some.code, some.out.split()[:3], f"continue with --after {behind}" in some.err) == (
             0, ["none", "of", "2"], True,
         )  # fmt: skip
         same = await world.run(*command, "--read", "2", "--json")
@@ -191,7 +191,7 @@ async def test_a_published_event_is_replayed_at_once_and_without_the_broker(worl
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ((*WHY,), "say which events"),
+        ((*WHY,), "choose events by"),
         (("--state", "PENDING", *WHY), "only PUBLISHED and DEAD"),
         (("--state", "DEAD"), "--reason"),
         (("--state", "DEAD", "--reason", " "), "must not be blank"),
@@ -433,7 +433,7 @@ async def test_a_database_that_is_away_or_slow_says_what_helps(world: World, unu
     assert (slow.code, "found by --correlation" in slow.err) == (1, True)
     await world.pool.execute("UPDATE quick SET state = 'PENDING', published_at = NULL")
     slow = await world.run("outbox", "list", **short)
-    assert (slow.code, "look at less with --read" in slow.err) == (1, True)
+    assert (slow.code, "read less with --read" in slow.err) == (1, True)
 
 
 async def test_a_missing_schema_says_migrate(world: World, postgres_server: PostgresAddress) -> None:

@@ -244,7 +244,7 @@ async def test_a_stream_was_changed_by_hand(world: World, system: Patient) -> No
 async def test_end_the_slow_pace_of_an_event_type(world: World, system: Patient) -> None:
     messages = (await refused(world, 2)).values()
     resumed, redriven = await done(world, "End the slow pace of an event type", TYPE="b")
-    assert (resumed.code, resumed.out) == (0, "b goes on at full speed within seconds\n")
+    assert (resumed.code, resumed.out) == (0, "b runs at full speed within seconds\n")
     assert redriven.code == 0
     assert {call.message_id for call in system.handler.calls} == {str(message) for message in messages}
     [action] = (await world.run("audit", "--action", "resume", "--json")).json

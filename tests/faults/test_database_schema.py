@@ -60,7 +60,7 @@ async def test_two_versions_work_together_on_a_schema_that_serves_both(
         await old.ready()
         await shared.both_ways()
         of_next_version(f"-- Serves workers from version {KNOWN}.\n{ADDITIONS}")
-        await migrated(shared, announced="workers that run can go on")
+        await migrated(shared, announced="running workers can continue")
         async with shared.worker(name="new", outbox_batch_max=3) as new:
             await new.ready()
             for _ in range(5):

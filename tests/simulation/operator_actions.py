@@ -30,9 +30,9 @@ class Operator:
         self._servers = line.servers
         real = isinstance(line.servers, PostgresServers)
         self._redriver = Redriver(
-            tables=cast("Any", (PostgresTables if real else _Tables)(line, audit)),
+            records=cast("Any", (PostgresTables if real else _Tables)(line, audit)),
             inbox=inbox_wire(line, audit, worker="operator"),
-            letters=cast("Any", _Letters(line.servers)),
+            dead_letters=cast("Any", _Letters(line.servers)),
             handler=HandlerWire(line, audit),
             lease_seconds=_LEASE,
         )

@@ -52,7 +52,7 @@ async def redrive_some(
         async def one(seq: int) -> DeadLetterOutcome:
             return await again.redrive(seq, actor=actor, reason=reason)
 
-        return await _each(again.letters, group, one)
+        return await _each(again.dead_letters, group, one)
 
 
 async def purge_some(settings: Settings, group: DeadLetterGroup, *, actor: str, reason: str) -> GroupProgress:
@@ -61,7 +61,7 @@ async def purge_some(settings: Settings, group: DeadLetterGroup, *, actor: str, 
         purger(settings, actor=actor, reason=reason) as tool,
         tool.recorded(asdict(group)) as delete,
     ):
-        return await _each(tool.letters, group, delete)
+        return await _each(tool.dead_letters, group, delete)
 
 
 async def _each(
