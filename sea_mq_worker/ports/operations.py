@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 from uuid import UUID
 
-from sea_mq_worker.domain.dead_letter_records import DeadLetterEntry
+from sea_mq_worker.domain.dead_letter_records import DeadLetterEntry, DeadLetterFilter
 from sea_mq_worker.domain.messages import InboundMessage
 from sea_mq_worker.domain.read_models import (
     ActionOutcome,
@@ -95,6 +95,12 @@ class DeadLetterRecords(Protocol):
 
 class DeadLetterStore(Protocol):
     """The dead-letter stream."""
+
+    async def list(
+        self, which: DeadLetterFilter = ..., *, limit: int = ..., read_max: int | None = ...
+    ) -> Sequence[DeadLetterEntry]:
+        """List dead letters, oldest first; read at most ``read_max`` (None: no limit)."""
+        ...
 
     async def show(self, seq: int) -> DeadLetterEntry:
         """Return one dead letter.

@@ -312,7 +312,7 @@ async def test_depth_counts_both_sides_of_the_configured_context(world: World) -
     depth = (await world.run("depth", "--context", world.name, "--json")).json
     assert (depth["context"], depth["outbox"]["count"], depth["inbox"]["count"]) == (world.name, 1, 1)
     assert datetime.fromisoformat(depth["outbox"]["oldest_at"]) <= datetime.now(UTC)
-    assert (depth["consumers"], len(depth["unseen"])) == ([], 1)
+    assert (depth["consumers"], len(depth["not_checked"])) == ([], 1)
     other = await world.run("depth", "--context", "other")
     assert (other.code, "SEA_MQ_CONTEXT" in other.err) == (2, True)
 
@@ -326,7 +326,7 @@ async def test_depth_counts_what_the_stream_has_not_delivered(world: World) -> N
     given = {"SEA_MQ_CONSUMERS": f"{stream}/slow,{stream}/none"}
     depth = (await world.run("depth", "--json", **given)).json
     assert [(each["durable"], each["pending"]) for each in depth["consumers"]] == [("slow", 3)]
-    assert depth["unseen"][0].startswith(f"consumer none of {stream}: ")
+    assert depth["not_checked"][0].startswith(f"consumer none of {stream}: ")
     told = await world.run("depth", SEA_MQ_CONSUMERS=f"{stream}/slow")
     assert re.search(r"inbox +0 .* 3 ", told.out)
     unknown = await world.run("depth", **given)

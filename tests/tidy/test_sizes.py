@@ -25,7 +25,6 @@ SHORT_MODULES = {
     "adapters/postgres/resumptions.py": "an adapter of its own for a port of its own",
     "adapters/postgres/texts.py": "outbox and inbox use it, which do not import each other",
     "application/polling.py": "a wakeup of its own, for servers that cannot notify",
-    "cli/pagination.py": "two commands share it",
     "cli/signals.py": "several commands share it",
     "connections/postgres.py": "one module for each server",
     "domain/error_fingerprint.py": "diagnostics and dead letters use it",

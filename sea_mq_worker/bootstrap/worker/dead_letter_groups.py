@@ -4,13 +4,13 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 
-from sea_mq_worker.adapters.nats.manage.dead_letters import NatsDeadLetters
 from sea_mq_worker.admin.operator_api import DeadLetterCount, DeadLetterGroup, GroupProgress, ItemPage
 from sea_mq_worker.domain.dead_letter_records import DeadLetterFilter
 from sea_mq_worker.operations.broker import dead_letters
 from sea_mq_worker.operations.dead_letters import DeadLetterOutcome
 from sea_mq_worker.operations.purge import purger
 from sea_mq_worker.operations.redrive import redriver
+from sea_mq_worker.ports.operations import DeadLetterStore
 from sea_mq_worker.settings import Settings
 
 READ_MAX = 2000
@@ -65,7 +65,7 @@ async def purge_some(settings: Settings, group: DeadLetterGroup, *, actor: str, 
 
 
 async def _each(
-    letters: NatsDeadLetters, group: DeadLetterGroup, do: Callable[[int], Awaitable[DeadLetterOutcome]]
+    letters: DeadLetterStore, group: DeadLetterGroup, do: Callable[[int], Awaitable[DeadLetterOutcome]]
 ) -> GroupProgress:
     which = DeadLetterFilter(reason=group.reason, subject=group.subject, after_seq=group.after)
     chosen = await letters.list(which, limit=_BATCH_MAX + 1, read_max=READ_MAX)
