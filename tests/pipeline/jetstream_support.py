@@ -67,11 +67,11 @@ async def plan(stream: str, **options: Any) -> tuple[JetStreamReader, Sequence[I
     return reader, await asyncio.to_thread(reader.partitions)
 
 
-async def rows_of(reader: Any, stretches: Sequence[InputPartition]) -> list[dict[str, Any]]:
+async def rows_of(reader: Any, ranges: Sequence[InputPartition]) -> list[dict[str, Any]]:
     """Read as Spark does on its executors."""
 
     def read() -> list[dict[str, Any]]:
-        return [row for part in stretches for batch in reader.read(part) for row in batch.to_pylist()]
+        return [row for part in ranges for batch in reader.read(part) for row in batch.to_pylist()]
 
     return await asyncio.to_thread(read)
 

@@ -104,24 +104,24 @@ class Lake:
         found = await asyncio.to_thread(count, self.settings, lake=str(self.folder), streams=[stream])
         return found.streams[0].left
 
-    def table(self, layout: TableSchema) -> LakeTable:
+    def table(self, table_schema: TableSchema) -> LakeTable:
         """Return one of its tables."""
-        return LakeTable(str(self.folder), layout)
+        return LakeTable(str(self.folder), table_schema)
 
-    def rows(self, layout: TableSchema) -> list[dict[str, Any]]:
+    def rows(self, table_schema: TableSchema) -> list[dict[str, Any]]:
         """Read all of a table, by a reader that is not Spark."""
-        table = self.table(layout).open()
+        table = self.table(table_schema).open()
         found: list[dict[str, Any]] = table.to_pyarrow_table().to_pylist() if table else []
         return found
 
-    def count(self, layout: TableSchema) -> int:
+    def count(self, table_schema: TableSchema) -> int:
         """Count a table's rows."""
-        table = self.table(layout).open()
+        table = self.table(table_schema).open()
         return table.count() if table else 0
 
     def versions(self) -> list[int]:
         """Return how often each table was committed to."""
-        opened = [self.table(layout).open() for layout in (BRONZE, SILVER, GOLD)]
+        opened = [self.table(table_schema).open() for table_schema in (BRONZE, SILVER, GOLD)]
         return [table.version() for table in opened if table]
 
 

@@ -204,8 +204,8 @@ async def test_what_the_lake_no_longer_holds_once_it_is_committed_is_not_deleted
     before = await table(pool)
     commit = LakeTable.commit
 
-    def damaging(self: LakeTable, files: Files, *marks: Watermark) -> bool:
-        done = commit(self, files, *marks)
+    def damaging(self: LakeTable, files: Files, *watermarks: Watermark) -> bool:
+        done = commit(self, files, *watermarks)
         rewrite(only_file(lake), "publish_attempts", lambda column: pc.add(column, 1))
         return done
 

@@ -132,13 +132,13 @@ async def test_a_replica_that_lags_hides_no_message(
 
 async def test_messages_that_go_while_they_are_read_are_an_error(stream: Stream) -> None:
     await stream.store(30)
-    reader, stretches = await plan(stream.name, startSeq=1, rowsPerPartition=10)
+    reader, ranges = await plan(stream.name, startSeq=1, rowsPerPartition=10)
     floating = await plan(stream.name, rowsPerPartition=10)
     lenient = await plan(stream.name, startSeq=1, rowsPerPartition=10, failOnDataLoss="false")
     await stream.purge(before=15)
 
     with pytest.raises(DataLossError, match="sequences 1 to 14 were removed"):
-        await rows_of(reader, stretches)
+        await rows_of(reader, ranges)
     with pytest.raises(DataLossError, match="sequences 11 to 14 were removed"):
         await rows_of(*floating)
     assert [row["seq"] for row in await rows_of(*lenient)] == list(range(15, 31))
@@ -146,16 +146,16 @@ async def test_messages_that_go_while_they_are_read_are_an_error(stream: Stream)
 
 async def test_a_read_from_wherever_the_stream_begins_lets_its_head_go(stream: Stream) -> None:
     await stream.store(30)
-    reader, stretches = await plan(stream.name, rowsPerPartition=10)
+    reader, ranges = await plan(stream.name, rowsPerPartition=10)
     await stream.purge(before=5)
-    assert [row["seq"] for row in await rows_of(reader, stretches)] == list(range(5, 31))
+    assert [row["seq"] for row in await rows_of(reader, ranges)] == list(range(5, 31))
 
 
 async def test_a_stream_that_is_made_again_while_it_is_read_is_an_error(
     stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await stream.store(3)
-    reader, stretches = await plan(stream.name)
+    reader, ranges = await plan(stream.name)
     created = (await stream.info())["created"]
 
     async def make_again(_frames: list[Frame]) -> None:
@@ -166,7 +166,7 @@ async def test_a_stream_that_is_made_again_while_it_is_read_is_an_error(
     with monkeypatch.context() as patch:
         meddling(patch, make_again)
         with pytest.raises(DataLossError, match="deleted and made again"):
-            await rows_of(reader, stretches)
+            await rows_of(reader, ranges)
     with pytest.raises(DataLossError, match="deleted and made again"):
         await plan(stream.name, created=created, failOnDataLoss="false")
 
@@ -185,8 +185,8 @@ async def test_what_the_stream_does_not_hold_is_not_left_out_in_silence(stream: 
 
 async def test_large_messages_come_in_small_batches(stream: Stream) -> None:
     await stream.store(30, body=bytes(900_000))
-    reader, stretches = await plan(stream.name)
-    sizes = await asyncio.to_thread(lambda: [batch.nbytes for batch in reader.read(stretches[0])])
+    reader, ranges = await plan(stream.name)
+    sizes = await asyncio.to_thread(lambda: [batch.nbytes for batch in reader.read(ranges[0])])
     assert sum(sizes) > 27_000_000
     assert max(sizes) < 10_000_000
 
@@ -203,8 +203,8 @@ async def test_a_read_goes_on_behind_its_last_row_when_the_server_comes_back(
             own = Stream(connection, names)
             await own.create()
             await own.store(25)
-        reader, (stretch,) = await plan(names)
-        batches = reader.read(stretch)
+        reader, (sequences,) = await plan(names)
+        batches = reader.read(sequences)
         found = (await asyncio.to_thread(next, batches)).column("seq").to_pylist()
         now = 300.0  # Spark took its time with the batch
         await server.stop()
@@ -227,16 +227,16 @@ async def test_a_server_that_stays_away_or_refuses_ends_the_read(
             own = Stream(connection, names)
             await own.create()
             await own.store(1)
-        reader, stretches = await plan(names)
+        reader, ranges = await plan(names)
         monkeypatch.setenv("SEA_MQ_NATS_URL", own_url.replace("sesame", "tahini"))
         began = time.monotonic()
         with pytest.raises(ContractError, match="refused the worker") as refused:
-            await rows_of(reader, stretches)
+            await rows_of(reader, ranges)
         assert time.monotonic() - began < 30
         assert "tahini" not in str(refused.value)
         monkeypatch.setenv("SEA_MQ_NATS_URL", own_url)
     with pytest.raises(UnavailableError, match="no server answers") as away:
-        await rows_of(reader, stretches)
+        await rows_of(reader, ranges)
     assert "sesame" not in str(away.value)
 
 

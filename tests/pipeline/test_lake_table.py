@@ -65,14 +65,14 @@ def test_a_mark_that_was_reached_takes_no_files_again(spark: SparkSession, tmp_p
     assert not table.commit(table.write(messages(spark, 1, 10)), Watermark("land", 10))
 
     assert table.read(spark).count() == 10
-    assert table.mark("land") == 10
+    assert table.watermark("land") == 10
 
 
 def test_a_commit_is_refused_where_another_run_has_gone_on(spark: SparkSession, tmp_path: Path) -> None:
     table = LakeTable(str(tmp_path), BRONZE)
     table.commit(table.write(messages(spark, 1, 10)), Watermark("land", 10, after=0))
 
-    with pytest.raises(ConflictError, match=r"'land' stands at 10, not at 5: another run writes there"):
+    with pytest.raises(ConflictError, match=r"'land' is at 10, not at 5: another run writes to"):
         table.commit(NO_FILES, Watermark("land", 20, after=5))
 
     assert table.commit(NO_FILES, Watermark("land", 20, after=10))
@@ -89,7 +89,7 @@ def test_marks_outlive_the_log_of_the_commits_that_made_them(tmp_path: Path) -> 
     for entry in sorted(Path(table.uri, "_delta_log").glob("*.json"))[:-1]:
         entry.unlink()
 
-    assert (table.mark("early"), table.mark("land")) == (7, 19)
+    assert (table.watermark("early"), table.watermark("land")) == (7, 19)
 
 
 def test_a_commit_and_all_that_it_stands_on_is_on_the_disk(
@@ -119,7 +119,7 @@ def test_of_two_processes_that_commit_one_step_exactly_one_does(spark: SparkSess
 
     assert sum(won) == STEPS
     assert sum(lost) == STEPS
-    assert table.mark("land") == STEPS
+    assert table.watermark("land") == STEPS
     assert table.read(spark).count() == rows_of(table)
 
 
@@ -249,7 +249,7 @@ def test_vacuum_removes_what_killed_runs_left_and_nothing_that_may_be_read(
 
     assert (Path(table.uri) / fresh).exists()
     assert before.count() == table.read(spark).count() == 30
-    assert table.mark("land") == 3
+    assert table.watermark("land") == 3
 
 
 def test_a_lake_is_where_it_was_said_to_be(

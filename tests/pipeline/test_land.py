@@ -185,8 +185,8 @@ async def test_a_run_that_died_between_two_steps_is_caught_up(
 def land_bronze_alone(lake: Lake, stream: str, rows: int) -> None:
     """Do a run's first step, and prove that another run cannot do it again with other bounds."""
     table, state = lake.table(BRONZE), stream_state(lake.settings, stream)
-    place = bronze.find_place(lake.settings, table, state, on_loss=pytest.fail)
+    place = bronze.current_progress(lake.settings, table, state, on_loss=pytest.fail)
     step = partial(bronze.land_range, lake.spark, lake.settings, table, place, state, on_loss=pytest.fail)
     step(rows_max=rows)
-    with pytest.raises(ConflictError, match="another run writes there"):
+    with pytest.raises(ConflictError, match="another run writes to this table"):
         step(rows_max=rows + 1)

@@ -219,7 +219,7 @@ def test_settings_of_the_environment_are_not_taken_for_a_receiver_s(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SEA_MQ_DATABASE_URL", "postgresql://own")
-    with pytest.raises(SettingsError, match="SEA_MQ_DATABASE_URL in the environment would be taken for"):
+    with pytest.raises(SettingsError, match="SEA_MQ_DATABASE_URL in the environment would override"):
         load_receiver(write_settings(tmp_path / "theirs.toml", {"nats_url": "nats://theirs"}))
 
 

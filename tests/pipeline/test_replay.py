@@ -23,7 +23,7 @@ from sea_mq_worker.cli import app
 from sea_mq_worker.domain.events import EventState
 from sea_mq_worker.pipeline.errors import PipelineError
 from sea_mq_worker.pipeline.jobs.replay.filter import ReplayRules, Selection
-from sea_mq_worker.pipeline.jobs.replay.job import Matched, ReplayResult, replay
+from sea_mq_worker.pipeline.jobs.replay.job import Matched, ReplayJobResult, replay
 from sea_mq_worker.pipeline.jobs.replay.store import replay_store
 from sea_mq_worker.pipeline.lake.schemas import ARCHIVE
 from sea_mq_worker.pipeline.lake.table import LakeTable, Watermark
@@ -79,7 +79,7 @@ class Site:
             )
             table.commit(table.write(rows), Watermark("by hand", batch))
 
-    async def replay(self, selection: Selection, **given: Any) -> ReplayResult:
+    async def replay(self, selection: Selection, **given: Any) -> ReplayJobResult:
         rules = ReplayRules(**({"actor": "ann", "reason": "the stream lost them", "cap": EVENTS} | given))
         return await replay(
             self.spark,

@@ -168,8 +168,8 @@ def archived(identity: str, attempt: int) -> dict[str, Any]:
     }
 
 
-def commit(spark: SparkSession, lake: str, layout: TableSchema, rows: list[dict[str, Any]]) -> None:
-    table = LakeTable(lake, layout)
-    schema = from_arrow_schema(layout.schema)
+def commit(spark: SparkSession, lake: str, table_schema: TableSchema, rows: list[dict[str, Any]]) -> None:
+    table = LakeTable(lake, table_schema)
+    schema = from_arrow_schema(table_schema.schema)
     values = [tuple(row.get(name) for name in schema.names) for row in rows]
     assert table.commit(table.write(spark.createDataFrame(values, schema)), Watermark("test", 1))

@@ -15,7 +15,12 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from sea_mq_worker.domain.headers import outbound_message
 from sea_mq_worker.domain.inbound import storage_id
-from sea_mq_worker.pipeline.jobs.reconcile.fingerprints import EVENT_DDL, event_prints, message_prints, named
+from sea_mq_worker.pipeline.jobs.reconcile.fingerprints import (
+    EVENT_DDL,
+    event_fingerprints,
+    message_fingerprints,
+    named,
+)
 from sea_mq_worker.pipeline.jobs.reconcile.inbox import ConsumerFacts, covered, covered_copies, judge_inbox
 from sea_mq_worker.pipeline.jobs.reconcile.order import outside_longest_run
 from sea_mq_worker.pipeline.jobs.reconcile.outbox import (
@@ -25,11 +30,14 @@ from sea_mq_worker.pipeline.jobs.reconcile.outbox import (
     judge_stream,
     matched,
 )
-from sea_mq_worker.pipeline.jobs.reconcile.replays import Replay
+from sea_mq_worker.pipeline.jobs.reconcile.replays import AuditedReplay
 from tests.support.builders import claimed_event, inbound_message
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
-MESSAGES = "id string, place bigint, seq bigint, time timestamp, subject string, content binary, marks binary"
+MESSAGES = (
+    "id string, position bigint, seq bigint, time timestamp, subject string, content binary,"
+    " header_hash binary"
+)
 INBOX = (
     "message_id string, processed_at timestamp, dead_lettered_at timestamp, locked_until timestamp, "
     "content_hash binary, stream_seq bigint"
@@ -58,7 +66,7 @@ CONSUMER = ConsumerFacts(
     start_time=None,
     created=ago(8000),
     settled=500,
-    first_place=100,
+    first_position=100,
     read_at=NOW,
 )
 
@@ -77,19 +85,19 @@ def event(name: str, seq: int = 1, **given: Any) -> dict[str, Any]:
         "state": "PUBLISHED",
         "sent_as": SUBJECT,
         "content": b"c",
-        "marks": b"m",
+        "header_hash": b"m",
     } | given
 
 
-def message(name: str, place: int = 200, **given: Any) -> dict[str, Any]:
+def message(name: str, position: int = 200, **given: Any) -> dict[str, Any]:
     return {
         "id": name,
-        "place": place,
-        "seq": place,
+        "position": position,
+        "seq": position,
         "time": ago(1000),
         "subject": SUBJECT,
         "content": b"c",
-        "marks": b"m",
+        "header_hash": b"m",
     } | given
 
 
@@ -135,9 +143,9 @@ def test_each_row_and_each_message_gets_what_holds_of_it(spark: SparkSession) ->
     copies = [
         message("fine"),
         message("other-body", content=b"x"),
-        message("other-headers", marks=b"x"),
+        message("other-headers", header_hash=b"x"),
         message("slow"),
-        message("slow-and-altered", marks=b"x"),
+        message("slow-and-altered", header_hash=b"x"),
         message("nobody's"),
         message("pruned", time=ago(3000)),
     ]
@@ -178,7 +186,7 @@ def test_each_row_and_each_message_gets_what_holds_of_it(spark: SparkSession) ->
 Rows = list[dict[str, Any]]
 
 
-def _copied() -> tuple[Rows, Rows, list[Replay], dict[str, list[str]]]:
+def _copied() -> tuple[Rows, Rows, list[AuditedReplay], dict[str, list[str]]]:
     """Make events with further copies: a replay explains one that it selects and that comes after it."""
     explained = {
         "by-id": True,
@@ -192,7 +200,7 @@ def _copied() -> tuple[Rows, Rows, list[Replay], dict[str, list[str]]]:
     }
     events = [event(name, ordering_key=f"k-{name}", correlation_id=f"c-{name}") for name in explained]
     two = ((200, ago(980)), (300, ago(500)))
-    copies = [message(name, place, time=at) for name in explained for place, at in two]
+    copies = [message(name, position, time=at) for name in explained for position, at in two]
     copies.append(message("one-replay-two-copies", 400, time=ago(100)))
     given: list[tuple[float, dict[str, Any]]] = [
         (600, {"ids": ["by-id", "one-replay-two-copies"], "states": ["PUBLISHED"]}),
@@ -202,7 +210,7 @@ def _copied() -> tuple[Rows, Rows, list[Replay], dict[str, list[str]]]:
         (600, {"ordering_keys": ["k-of-another-type"], "event_types": ["order.made"]}),
         (600, {"ordering_keys": ["k-created-later"], "until": ago(1001).isoformat()}),
     ]
-    replays = [Replay(at=ago(seconds), selection=selection) for seconds, selection in given]
+    replays = [AuditedReplay(at=ago(seconds), selection=selection) for seconds, selection in given]
     verdicts = {name: ["delivered" if known else "duplicated"] for name, known in explained.items()}
     return events, copies, replays, verdicts
 
@@ -218,10 +226,12 @@ def _moved() -> tuple[Rows, Rows, dict[str, list[str]]]:
     }
     wrong = {"late-b", "early-g", "swap-c", "two-a", "two-h"}
     letters = [
-        (key, letter, 300 + place) for key, order in stored.items() for place, letter in enumerate(order)
+        (key, letter, 300 + position)
+        for key, order in stored.items()
+        for position, letter in enumerate(order)
     ]
     events = [event(f"{key}-{letter}", ord(letter), ordering_key=key) for key, letter, _ in letters]
-    copies = [message(f"{key}-{letter}", place) for key, letter, place in letters]
+    copies = [message(f"{key}-{letter}", position) for key, letter, position in letters]
     names = [f"{key}-{letter}" for key, letter, _ in letters]
     return events, copies, {name: ["out-of-order" if name in wrong else "delivered"] for name in names}
 
@@ -241,7 +251,7 @@ def test_a_full_stream_that_refuses_drops_only_what_is_old_and_a_part_tells_noth
         message("seen-by-its-replay-alone", 300, time=ago(500)),
         message("later", 200, time=ago(900)),
     ]
-    replays = [Replay(at=ago(600), selection={"ids": ["seen-by-its-replay-alone"]})]
+    replays = [AuditedReplay(at=ago(600), selection={"ids": ["seen-by-its-replay-alone"]})]
     found = stream_findings(spark, events, copies, Limits(since=ago(9000)), facts, replays=replays)
     assert found == {
         "purged": ["missing-in-stream"],
@@ -252,13 +262,13 @@ def test_a_full_stream_that_refuses_drops_only_what_is_old_and_a_part_tells_noth
 
 
 @given(st.lists(st.integers(0, 1000), unique=True, max_size=60))
-def test_the_rest_is_in_order_and_no_fewer_would_do(places: list[int]) -> None:
-    outside = outside_longest_run(places)
-    rest = [place for index, place in enumerate(places) if index not in outside]
+def test_the_rest_is_in_order_and_no_fewer_would_do(positions: list[int]) -> None:
+    outside = outside_longest_run(positions)
+    rest = [position for index, position in enumerate(positions) if index not in outside]
     assert rest == sorted(rest)
-    longest = [1] * len(places)
-    for end in range(len(places)):
-        longest[end] += max((longest[i] for i in range(end) if places[i] < places[end]), default=0)
+    longest = [1] * len(positions)
+    for end in range(len(positions)):
+        longest[end] += max((longest[i] for i in range(end) if positions[i] < positions[end]), default=0)
     assert len(rest) == max(longest, default=0)
 
 
@@ -326,7 +336,9 @@ def test_an_own_event_keeps_its_verdict_where_it_never_reached_the_stream(spark:
 
 def test_a_consumer_covers_what_its_patterns_match_from_its_start_on(spark: SparkSession) -> None:
     subjects = ("a", "a.b", "axb", "a.b.c", "c", "a.$x+")
-    rows = frame(spark, [message(each, place, subject=each) for place, each in enumerate(subjects)], MESSAGES)
+    rows = frame(
+        spark, [message(each, position, subject=each) for position, each in enumerate(subjects)], MESSAGES
+    )
 
     def covers(*patterns: str, **given: Any) -> DataFrame:
         consumer = replace(CONSUMER, filters=patterns, **given)
@@ -357,7 +369,7 @@ def test_the_worker_s_own_message_has_the_prints_of_its_row(spark: SparkSession)
     kinds = {"seq": "bigint", "stream_seq": "bigint", "event_version": "int"}
     kinds |= dict.fromkeys(("occurred_at", "created_at", "published_at"), "timestamp")
     ddl = ", ".join(f"{name} {kinds.get(name, 'string')}" for name in rows[0])
-    printed = event_prints(frame(spark, rows, ddl), context="sea", source="/sea")
+    printed = event_fingerprints(frame(spark, rows, ddl), context="sea", source="/sea")
 
     stored = []
     for row in rows:
@@ -375,15 +387,15 @@ def test_the_worker_s_own_message_has_the_prints_of_its_row(spark: SparkSession)
         "seq bigint, time timestamp, subject string, headers array<struct<key:string,value:string>>, "
         "data binary",
     )
-    prints = {row.seq: row for row in named(message_prints(messages), stream="S").collect()}
+    fingerprints = {row.seq: row for row in named(message_fingerprints(messages), stream="S").collect()}
 
     for row in printed.collect():
-        other = prints[row.seq]
-        assert (row.id, row.sent_as, row.content, row.marks) == (
+        other = fingerprints[row.seq]
+        assert (row.id, row.sent_as, row.content, row.header_hash) == (
             other.id,
             other.subject,
             other.content,
-            other.marks,
+            other.header_hash,
         )
     nameless = inbound_message(stream="S", seq=9, stored_at=ago(0.123457), headers={})
-    assert prints[9].id == storage_id(nameless)
+    assert fingerprints[9].id == storage_id(nameless)

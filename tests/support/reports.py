@@ -4,12 +4,12 @@ from datetime import UTC, datetime, timedelta
 
 from sea_mq_worker.pipeline.jobs.report.model import (
     Attempts,
-    Backlog,
+    BacklogCount,
     Bin,
     Dead,
     DeadLetterBin,
     DeadLetters,
-    Latency,
+    LatencyFigures,
     Report,
     Share,
     Shares,
@@ -82,7 +82,7 @@ def hostile_report() -> Report:
         ),
         bins=bins,
         latencies=[
-            Latency(way=way, at=at, count=7, p50=0.02, p95=0.5, p99=90.0, most=100.0)
+            LatencyFigures(way=way, at=at, count=7, p50=0.02, p95=0.5, p99=90.0, most=100.0)
             for way in ("outbox", "inbox")
             for at in times
         ],
@@ -93,6 +93,8 @@ def hostile_report() -> Report:
         dead_letter_bins=[DeadLetterBin(at=SINCE, reason=HOSTILE, count=2)],
         keys=Shares(largest=[Share(name=HOSTILE, count=20, size=2000)], distinct=1),
         types=Shares(largest=[Share(name=HOSTILE, count=27, size=2700)], distinct=1),
-        backlog=[Backlog(way="outbox", state="PENDING", age="over 1 day", count=3, oldest_seconds=90_000.0)],
+        backlog=[
+            BacklogCount(way="outbox", state="PENDING", age="over 1 day", count=3, oldest_seconds=90_000.0)
+        ],
         stream_bins=[],
     )  # fmt: skip

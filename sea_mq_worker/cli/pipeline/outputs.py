@@ -9,7 +9,7 @@ from sea_mq_worker.pipeline.jobs.drain import DrainResult
 from sea_mq_worker.pipeline.jobs.land.job import LandResult
 from sea_mq_worker.pipeline.jobs.reconcile.result import Reconciliation
 from sea_mq_worker.pipeline.jobs.reconcile.verdicts import Verdict
-from sea_mq_worker.pipeline.jobs.replay.job import ReplayResult
+from sea_mq_worker.pipeline.jobs.replay.job import ReplayJobResult
 from sea_mq_worker.pipeline.jobs.report.model import Report
 
 
@@ -37,7 +37,7 @@ class ReconcileOutput(Reconciliation):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReplayOutput(ReplayResult):
+class ReplayOutput(ReplayJobResult):
     """``dry_run``: ``matched`` events would be put back, and nothing was changed."""
 
     dry_run: bool

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from sea_mq_worker.pipeline.jobs.replay.filter import Selection
-    from sea_mq_worker.pipeline.jobs.replay.job import ReplayResult
+    from sea_mq_worker.pipeline.jobs.replay.job import ReplayJobResult
     from sea_mq_worker.settings import Settings
 
 _WITHOUT_YES_MAX = 10
@@ -135,15 +135,15 @@ def _run(
     lake: str | None,
     master: str | None,
     conf: list[str] | None,
-) -> "ReplayResult":
-    def job(spark: "SparkSession", settings: "Settings") -> "ReplayResult":
+) -> "ReplayJobResult":
+    def job(spark: "SparkSession", settings: "Settings") -> "ReplayJobResult":
         import asyncio
 
         from sea_mq_worker.cli.signals import stop_on_signals
         from sea_mq_worker.pipeline.jobs.replay.filter import ReplayRules
         from sea_mq_worker.pipeline.jobs.replay.job import replay as replay_
 
-        async def main() -> "ReplayResult":
+        async def main() -> "ReplayJobResult":
             stop = asyncio.Event()
             stop_on_signals(stop)
             asked = ReplayRules(**rules)
@@ -188,7 +188,7 @@ def _read_ids(path: Path | None) -> list[UUID]:
     return found
 
 
-def _exit_unless_complete(result: "ReplayResult", *, cap: int, dry_run: bool, yes: bool) -> None:
+def _exit_unless_complete(result: "ReplayJobResult", *, cap: int, dry_run: bool, yes: bool) -> None:
     if result.matched > cap and not dry_run:
         text = f"{result.matched:,} events match, more than {cap:,}; narrow the filters, or raise --cap"
         abort(text, EXIT_USAGE)
@@ -202,7 +202,7 @@ def _print_progress(handled: int, matched: int, replayed: int) -> None:
     print_progress(f"replay: {handled:,} of {matched:,}, {replayed:,} put back")
 
 
-def _print_result(result: "ReplayResult", *, dry_run: bool, json: bool) -> None:
+def _print_result(result: "ReplayJobResult", *, dry_run: bool, json: bool) -> None:
     if json:
         print_json(asdict(result) | {"dry_run": dry_run})
         return

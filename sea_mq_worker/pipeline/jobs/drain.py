@@ -131,13 +131,13 @@ async def drain(
     since = None if until_empty else found.at
     if dry_run:
         return DrainResult(backlog=found.due, tasks=count, due=found.due, postponed=found.postponed)
-    run = _Run(settings, since, stop, on_progress, found)
+    run = _DrainRun(settings, since, stop, on_progress, found)
     relay = _Relay(access_options(), since.isoformat() if since else "", round_seconds)
-    while not stop.is_set() and await run.patiently(lambda: is_backlog_left(settings, since=since)):
+    while not stop.is_set() and await run.when_available(lambda: is_backlog_left(settings, since=since)):
         round_began = time.monotonic()
         shares = await asyncio.to_thread(_round, spark, relay, count)
         await run.add(shares, time.monotonic() - round_began)
-    left = await run.patiently(lambda: count_backlog(settings, since=since)) or run.known
+    left = await run.when_available(lambda: count_backlog(settings, since=since)) or run.known
     seconds = time.monotonic() - began
     return DrainResult(
         backlog=found.due,
@@ -152,7 +152,7 @@ async def drain(
     )
 
 
-class _Run:
+class _DrainRun:
     """The driver's state between rounds."""
 
     def __init__(
@@ -175,7 +175,7 @@ class _Run:
         self._count_at = 0.0
         self._published_at_count = 0
 
-    async def patiently(self, ask: Callable[[], Awaitable[_T]]) -> _T | None:
+    async def when_available(self, ask: Callable[[], Awaitable[_T]]) -> _T | None:
         """Repeat the query until PostgreSQL is available; None: a stop was requested during the outage."""
         while True:
             try:
@@ -199,7 +199,7 @@ class _Run:
         began = time.monotonic()
         if began < self._count_at:
             return
-        counted = await self.patiently(lambda: count_backlog(self._settings, since=self._since))
+        counted = await self.when_available(lambda: count_backlog(self._settings, since=self._since))
         if counted is not None:
             self.known = counted
             self._published_at_count = self.published

@@ -1,1 +1,1 @@
-"""The lake: Delta tables, written by Spark's tasks and committed by the driver, without a jar."""
+"""The lake: Delta tables that Spark's tasks write and the driver commits, without a Java library."""

@@ -1,6 +1,6 @@
-"""Reads a table's files in Spark: by the JVM from a folder, by the executors' pyarrow from an object store.
+"""Read a table's files in Spark: with the JVM from a folder, with pyarrow from an object store.
 
-The JVM would need a jar and credentials of its own for each kind of store.
+For object stores, the JVM would need an additional library and its own credentials.
 """
 
 import re
@@ -21,41 +21,43 @@ from sea_mq_worker.pipeline.lake.write_files import NULL_FOLDER
 _BATCH_ROWS = 20_000
 _TASKS_MAX = 64
 _NON_ASCII = re.compile("%[89A-F]")
-"""In the name of a partition's folder, where Spark would read each byte of UTF-8 as a character."""
+"""Matches folder names of partitions that Spark would decode wrongly, byte by byte."""
 
 
 def read_files(
-    spark: SparkSession, uri: str, layout: TableSchema, paths: Sequence[str], columns: Sequence[str]
+    spark: SparkSession, uri: str, table_schema: TableSchema, paths: Sequence[str], columns: Sequence[str]
 ) -> DataFrame:
     """Return the rows of the files, which are named by their paths below ``uri``."""
-    schema = from_arrow_schema(layout.schema)
-    wanted = layout.chosen(columns)
+    schema = from_arrow_schema(table_schema.schema)
+    wanted = table_schema.chosen(columns)
     if not paths:
         return spark.createDataFrame(wanted.empty_table())
     for_jvm = [path for path in paths if is_local(uri) and not _NON_ASCII.search(path)]
     for_tasks = sorted(set(paths).difference(for_jvm))
     frames = []
     if for_jvm:
-        # The names are names, whatever brackets and stars they hold.
+        # Brackets and stars in file names are not patterns.
         reader = spark.read.schema(schema).option("basePath", uri).option("__globPaths__", "false")
         frames.append(reader.parquet(*(f"{uri}/{path}" for path in for_jvm)).select(*columns))
     if for_tasks:
         files = spark.createDataFrame(pa.table({"path": for_tasks}))
         tasks = files.repartition(min(len(for_tasks), _TASKS_MAX))
-        frames.append(tasks.mapInArrow(ReadFiles(uri, layout, tuple(columns)), from_arrow_schema(wanted)))
+        frames.append(
+            tasks.mapInArrow(ReadFiles(uri, table_schema, tuple(columns)), from_arrow_schema(wanted))
+        )
     return reduce(DataFrame.unionAll, frames)
 
 
 @dataclass(frozen=True, slots=True)
 class ReadFiles:
-    """Reads the files that its rows name; for ``DataFrame.mapInArrow``."""
+    """Reads the files named in its rows; for ``DataFrame.mapInArrow``."""
 
     uri: str
-    layout: TableSchema
+    table_schema: TableSchema
     columns: tuple[str, ...]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the chosen columns, those of the partitions from the path."""
+        """Yield the chosen columns; partition columns come from the path."""
         store = filesystem(self.uri)
         for batch in batches:
             for path in batch.column("path").to_pylist():
@@ -64,7 +66,7 @@ class ReadFiles:
 
     def _rows(self, file: pq.ParquetFile, path: str) -> Iterator[pa.RecordBatch]:
         partitions = dict(folder.split("=", 1) for folder in path.split("/")[:-1])
-        schema = self.layout.chosen(self.columns)
+        schema = self.table_schema.chosen(self.columns)
         stored = [name for name in self.columns if name not in partitions]
         for batch in file.iter_batches(_BATCH_ROWS, columns=stored):
             arrays = [

@@ -1,6 +1,6 @@
-"""The lake's tables: columns, partitions and what the columns mean.
+"""The lake's tables: columns, their meaning, and partitions.
 
-Times are UTC in microseconds. ``date`` is the day of the time that the table is about.
+Times are UTC in microseconds. ``date`` is the day of the table's main time.
 """
 
 from collections.abc import Sequence
@@ -17,10 +17,10 @@ class TableSchema:
     """A table of the lake.
 
     Attributes:
-        name: its folder.
-        schema: all columns, those of the partitions last.
-        partition_by: columns whose values are folders and not in the files.
-        ranged: columns whose least and greatest value each file's entry in the log tells.
+        name: the table's folder.
+        schema: all columns, partition columns last.
+        partition_by: columns whose values are in folder names and not in the files.
+        ranged: columns whose minimum and maximum are in the log entry of each file.
     """
 
     name: str
@@ -30,11 +30,11 @@ class TableSchema:
 
     @property
     def file_schema(self) -> pa.Schema:
-        """The columns that are in the files."""
+        """The columns in the files."""
         return pa.schema([field for field in self.schema if field.name not in self.partition_by])
 
     def chosen(self, columns: Sequence[str]) -> pa.Schema:
-        """Return some columns, in the order asked for."""
+        """Return the given columns, in this order."""
         return pa.schema([self.schema.field(name) for name in columns])
 
 
@@ -55,8 +55,8 @@ BRONZE = TableSchema(
     partition_by=("stream", "date"),
     ranged=("seq", "time", "incarnation"),
 )
-"""Messages as the stream holds them, each once. ``incarnation`` tells streams of one name apart: when it was
-created, and how often it was found restored to an older state since. A row is (stream, incarnation, seq)."""
+"""Messages as stored in the stream, each once. ``incarnation`` distinguishes streams with the same name:
+creation time and number of detected restores. The key of a row is (stream, incarnation, seq)."""
 
 SILVER = TableSchema(
     name="silver",
@@ -85,9 +85,9 @@ SILVER = TableSchema(
     partition_by=("context", "date"),
     ranged=("message_id", "published_at", "stream", "incarnation", "seq"),
 )
-"""One row per message id: its first copy. ``date`` is that of ``published_at``, when the stream stored it;
-``bytes`` is the body's size; ``payload`` is null where the body is no UTF-8, ``context`` where the subject is
-no event's."""
+"""One row per message ID: its first copy. ``published_at`` is the time of storage in the stream, ``date`` its
+day, and ``bytes`` the body's size. ``payload`` is null if the body is not UTF-8, ``context`` if the subject
+is not an event's."""
 
 GOLD = TableSchema(
     name="gold",
@@ -145,10 +145,10 @@ ARCHIVE = TableSchema(
     partition_by=("context", "date"),
     ranged=("id", "seq", "published_at", "batch"),
 )
-"""Outbox rows as they were when published, every column but those that only an unpublished event has; JSON
-columns hold PostgreSQL's text. ``batch`` counts the commits of a context, ``date`` is that of
-``published_at``. An event that is inserted again after it was archived comes again: the latest
-``published_at`` tells how it ended."""
+"""Outbox rows in their published state, without columns that only unpublished events have. JSON columns
+contain PostgreSQL's text. ``batch`` is the number of the context's commit, ``date`` the day of
+``published_at``. An event that is inserted again after archiving has several rows; the one with the latest
+``published_at`` is current."""
 
 SCHEMAS = (BRONZE, SILVER, GOLD, ARCHIVE)
 """All tables of a lake."""

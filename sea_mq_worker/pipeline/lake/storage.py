@@ -1,8 +1,8 @@
-"""Where a lake is: a folder, or an object store that delta-rs knows (s3://, gs://, abfs://).
+"""Storage of a lake: a folder, or an object store that delta-rs supports (s3://, gs://, abfs://).
 
-Credentials of object stores come from the environment, as each store's own tools take them (``AWS_*`` and so
-on), on the driver and on the executors; they are never an option. On a cluster a folder has to be one that
-all nodes share.
+Credentials of object stores come from the environment variables of each store's own tools (``AWS_*`` and so
+on), in the driver and in the executors; they are never an option. On a cluster, all nodes must share the
+folder.
 """
 
 import os
@@ -18,10 +18,10 @@ from sea_mq_worker.pipeline.errors import PipelineError
 
 
 def table_uri(lake: str, table: str) -> str:
-    """Return the address of a table of the lake; that of a folder is an absolute path without a scheme.
+    """Return the address of a table of the lake; a folder's address is an absolute path without a scheme.
 
     Raises:
-        PipelineError: the folder's name would be taken for another by delta-rs.
+        PipelineError: delta-rs would decode the folder's name to another one.
     """
     parts = urlsplit(lake)
     if parts.scheme and parts.scheme != "file":
@@ -34,7 +34,7 @@ def table_uri(lake: str, table: str) -> str:
 
 
 def is_local(uri: str) -> bool:
-    """Tell whether a table's address is a folder."""
+    """Return whether a table's address is a folder."""
     return "://" not in uri
 
 
@@ -42,7 +42,7 @@ def filesystem(uri: str) -> pafs.FileSystem:
     """Return the table's folder as a file system, its paths relative to the table.
 
     Raises:
-        PipelineError: the folder cannot be made.
+        PipelineError: the folder cannot be created.
     """
     if is_local(uri):
         with reachable(uri):
@@ -54,12 +54,10 @@ def filesystem(uri: str) -> pafs.FileSystem:
 
 
 def make_durable(uri: str, path: str) -> None:
-    """Have a file of the table, and the table itself, outlive a loss of power.
-
-    Object stores keep what they have acknowledged.
+    """Sync a file of the table and its folders to disk; object stores are durable once they acknowledge.
 
     Raises:
-        OSError: the disk cannot promise it.
+        OSError: the file or a folder cannot be synced.
     """
     if not is_local(uri):
         return
@@ -76,10 +74,10 @@ def make_durable(uri: str, path: str) -> None:
 
 @contextmanager
 def reachable(uri: str) -> Iterator[None]:
-    """Tell in one line what keeps a block from the table.
+    """Translate storage errors of a block into one line.
 
     Raises:
-        PipelineError: in the place of the block's OSError or DeltaError.
+        PipelineError: replaces the block's OSError or DeltaError.
     """
     try:
         yield

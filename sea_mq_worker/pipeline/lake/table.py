@@ -1,7 +1,7 @@
-"""A Delta table of the lake: files by Spark's tasks, one atomic commit by the driver, read as Parquet.
+"""A Delta table of the lake: Spark's tasks write Parquet files, the driver commits them atomically.
 
-A commit carries marks, names with numbers. Who says what it has written by such a mark can neither write it
-twice nor leave something out, whatever becomes of its own notes.
+A commit contains watermarks: names with numbers. A writer that records its progress in watermarks can neither
+write data twice nor omit data.
 """
 
 import time
@@ -28,10 +28,10 @@ from sea_mq_worker.pipeline.lake.write_files import FILE_BYTES_MAX, RESULT_DDL, 
 __all__ = ["Conditions", "ConflictError", "Files", "LakeTable", "Watermark"]
 
 Conditions: TypeAlias = Sequence[tuple[str, str, Any]]
-"""(column, operator, value), all of which must hold; operators as deltalake takes them."""
+"""(column, operator, value), all of which must match; operators of deltalake."""
 
 _READER_VERSION = 1
-"""Tables that ask for more (deletion vectors, column mapping) cannot be read as plain Parquet."""
+"""Tables with a higher version (deletion vectors, column mapping) cannot be read as plain Parquet."""
 
 _ATTEMPTS = 10
 _PAUSE_SECONDS = 0.05
@@ -39,14 +39,14 @@ _PAUSE_SECONDS = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """Files that tasks have written and nobody sees yet."""
+    """Files that tasks have written and that are not committed yet."""
 
     actions: tuple[AddAction, ...]
     rows: int
 
     @property
     def size(self) -> int:
-        """Bytes in all files."""
+        """Size of all files in bytes."""
         return sum(action.size for action in self.actions)
 
 
@@ -54,31 +54,29 @@ NO_FILES = Files((), 0)
 
 
 def check_lake(lake: str) -> None:
-    """Make sure that a lake to be read is there.
+    """Check that a lake exists before it is read.
 
     Raises:
-        PipelineError: none of its tables is.
+        PipelineError: the lake has no tables.
     """
-    if not any(LakeTable(lake, layout).open() for layout in SCHEMAS):
+    if not any(LakeTable(lake, table_schema).open() for table_schema in SCHEMAS):
         raise PipelineError(
-            f"{lake}: there is no lake; see whether the path is right, or begin one by `pipeline land` or"
-            " `pipeline archive`"
+            f"{lake}: there is no lake; check the path, or create it by `pipeline land` or `pipeline archive`"
         )
 
 
 class LakeTable:
-    """One table of a lake, made at the first commit."""
+    """One table of a lake, created by its first commit."""
 
-    def __init__(self, lake: str, layout: TableSchema) -> None:
-        self.uri = table_uri(lake, layout.name)
-        self.layout = layout
+    def __init__(self, lake: str, table_schema: TableSchema) -> None:
+        self.uri = table_uri(lake, table_schema.name)
+        self.table_schema = table_schema
 
     def open(self) -> DeltaTable | None:
-        """Return the table as it is now; None: nothing was committed yet.
+        """Return the table's current version; None: nothing was committed yet.
 
         Raises:
-            PipelineError: it cannot be read, or another tool turned features on that this reader would get
-                wrong.
+            PipelineError: the table cannot be read, or it has features that this reader does not support.
         """
         with reachable(self.uri):
             if not DeltaTable.is_deltatable(self.uri):
@@ -86,21 +84,21 @@ class LakeTable:
             table = DeltaTable(self.uri)
         if table.protocol().min_reader_version > _READER_VERSION:
             raise PipelineError(
-                f"{self.uri} asks for Delta reader version {table.protocol().min_reader_version}: turn "
-                "deletion vectors and column mapping off for it, they would be ignored here"
+                f"{self.uri} requires Delta reader version {table.protocol().min_reader_version}: turn off "
+                "deletion vectors and column mapping, which this reader does not support"
             )
         return table
 
-    def mark(self, name: str) -> int | None:
-        """Return the last value committed under a mark's name; None: there is none."""
+    def watermark(self, name: str) -> int | None:
+        """Return the last value committed under a watermark's name; None: there is none."""
         table = self.open()
         return table.transaction_version(name) if table else None
 
     def sync(self) -> None:
-        """Have the last commit outlive a loss of power, also where who made it was killed right afterwards.
+        """Sync the last commit to disk, in case its writer was killed before it did so.
 
         Raises:
-            PipelineError: the disk cannot promise it.
+            PipelineError: the commit cannot be synced.
         """
         table = self.open()
         if table:
@@ -110,23 +108,27 @@ class LakeTable:
     def read(
         self, spark: SparkSession, skip_unless: Conditions = (), *, columns: Sequence[str] = ()
     ) -> DataFrame:
-        """Return the rows as of now.
+        """Return the current rows.
 
         Args:
             spark: the session.
-            skip_unless: leave out files that hold no row like this, by partition or ``ranged`` column; rows
-                that are otherwise may still be among those returned.
-            columns: only these; all unless given.
+            skip_unless: skip files without matching rows, by partition or ``ranged`` column; the result may
+                still contain rows that do not match.
+            columns: the columns to return; default: all.
         """
         return read_files(
-            spark, self.uri, self.layout, self._paths(skip_unless), columns or self.layout.schema.names
+            spark,
+            self.uri,
+            self.table_schema,
+            self._paths(skip_unless),
+            columns or self.table_schema.schema.names,
         )
 
     def peek(self, skip_unless: Conditions, columns: Sequence[str]) -> pa.Table:
-        """Return rows as ``read`` does, but here and now: for few files."""
-        reader = ReadFiles(self.uri, self.layout, tuple(columns))
+        """Return rows like ``read``, but read them in this process; for few files."""
+        reader = ReadFiles(self.uri, self.table_schema, tuple(columns))
         paths = pa.RecordBatch.from_pydict({"path": pa.array(self._paths(skip_unless), pa.string())})
-        return pa.Table.from_batches(reader(iter([paths])), schema=self.layout.chosen(columns))
+        return pa.Table.from_batches(reader(iter([paths])), schema=self.table_schema.chosen(columns))
 
     def write(self, frame: DataFrame) -> Files:
         """Write the frame's rows into new files by Spark's tasks; ``commit`` adds them to the table.
@@ -136,46 +138,49 @@ class LakeTable:
         """
         if is_local(self.uri):
             filesystem(self.uri)
-        columns = frame.select(*self.layout.schema.names)
-        written = columns.mapInArrow(WriteFiles(self.uri, self.layout), RESULT_DDL).collect()
+        columns = frame.select(*self.table_schema.schema.names)
+        written = columns.mapInArrow(WriteFiles(self.uri, self.table_schema), RESULT_DDL).collect()
         now = int(time.time() * 1000)
         actions = [AddAction(r.path, r.size, r.partitions, now, True, r.stats) for r in written]
         return Files(tuple(actions), sum(r.rows for r in written))
 
-    def commit(self, files: Files, *marks: Watermark) -> bool:
-        """Make the files part of the table, all or none.
-
-        Returns False, and leaves the table as it is, where the first mark's value was reached before.
-
-        Raises:
-            ConflictError: somebody else moved a mark at the same time, or it is not where it must be before.
-        """
-        return self._commit(files, (), marks)
-
-    def replace(self, files: Files, partitions: Collection[Mapping[str, Any]], *marks: Watermark) -> bool:
-        """Put the files in the place of all that the partitions hold, in one step; else as ``commit``.
-
-        Args:
-            files: what the partitions shall hold.
-            partitions: value by partition column, each as in a row.
-            marks: as of ``commit``.
-        """
-        return self._commit(files, partitions, marks)
-
-    def compact(self, files_max: int) -> int:
-        """Merge the files of each partition that has more small ones than ``files_max``.
-
-        Readers and writers are not disturbed: the old files stay until ``vacuum``, and a merge that collides
-        with a commit is left to the next time.
+    def commit(self, files: Files, *watermarks: Watermark) -> bool:
+        """Add the files to the table atomically.
 
         Returns:
-            How many partitions were merged.
+            False, without a change, if the first watermark has already reached its value.
+
+        Raises:
+            ConflictError: another run changed a watermark, or a watermark does not have the value ``after``.
+        """
+        return self._commit(files, (), watermarks)
+
+    def replace(
+        self, files: Files, partitions: Collection[Mapping[str, Any]], *watermarks: Watermark
+    ) -> bool:
+        """Replace the content of the partitions by the files atomically; otherwise the same as ``commit``.
+
+        Args:
+            files: the new content of the partitions.
+            partitions: values by partition column.
+            watermarks: see ``commit``.
+        """
+        return self._commit(files, partitions, watermarks)
+
+    def compact(self, files_max: int) -> int:
+        """Merge the files of each partition that has more than ``files_max`` small files.
+
+        Readers and writers are not affected: the old files stay until ``vacuum``, and a merge that conflicts
+        with a commit is skipped until the next call.
+
+        Returns:
+            The number of merged partitions.
         """
         table = self.open()
         if table is None:
             return 0
         small = Counter(
-            tuple(file["partition"][name] for name in self.layout.partition_by)
+            tuple(file["partition"][name] for name in self.table_schema.partition_by)
             for file in _files(table)
             if file["size_bytes"] < FILE_BYTES_MAX // 2
         )
@@ -183,12 +188,12 @@ class LakeTable:
         return sum(self._merge(table, values) for values in crowded)
 
     def vacuum(self, hours: int) -> list[str]:
-        """Delete files that no version of the last ``hours`` has, those of killed runs as well.
+        """Delete files that no version of the last ``hours`` contains, including files of killed runs.
 
-        A file that a run is just writing is safe while the run takes fewer hours than these.
+        Files that a run is writing are safe if the run takes less time than this.
 
         Returns:
-            The files deleted.
+            The deleted files.
         """
         table = self.open()
         if table is None:
@@ -201,33 +206,35 @@ class LakeTable:
     def _paths(self, skip_unless: Conditions) -> list[str]:
         table = self.open()
         # An empty text would be taken for null.
-        asked = [c for c in skip_unless if c[2] != "" or c[0] in self.layout.partition_by]
+        asked = [c for c in skip_unless if c[2] != "" or c[0] in self.table_schema.partition_by]
         pruned = table.file_uris(file_pruning_predicate=asked or None) if table else []
         # Below the table's address a file is named as it is, while the address itself is percent-encoded.
-        levels = len(self.layout.partition_by) + 1
+        levels = len(self.table_schema.partition_by) + 1
         return ["/".join(uri.split("/")[-levels:]) for uri in pruned]
 
     def _commit(
-        self, files: Files, replaced: Collection[Mapping[str, Any]], marks: Sequence[Watermark]
+        self, files: Files, replaced: Collection[Mapping[str, Any]], watermarks: Sequence[Watermark]
     ) -> bool:
-        transactions = [Transaction(mark.name, mark.value) for mark in marks]
-        # Every attempt looks at the marks of the very version that it builds upon.
+        transactions = [Transaction(watermark.name, watermark.value) for watermark in watermarks]
+        # Every attempt looks at the watermarks of the very version that it builds upon.
         properties = CommitProperties(app_transactions=transactions, max_commit_retries=0)
         refused = ""
         for attempt in range(_ATTEMPTS):
             time.sleep(attempt * _PAUSE_SECONDS)
             table = self.open() or self._create()
-            if is_reached(table, marks):
+            if is_reached(table, watermarks):
                 if not attempt:
                     return False
-                raise ConflictError(f"{self.uri}: another run committed {marks[0].name!r} at the same time")
+                raise ConflictError(
+                    f"{self.uri}: another run committed {watermarks[0].name!r} at the same time"
+                )
             with reachable(self.uri):
                 try:
                     table.create_write_transaction(
                         [*files.actions, *_removals(table, replaced)],
                         "append",
                         table.schema(),
-                        partition_by=list(self.layout.partition_by),
+                        partition_by=list(self.table_schema.partition_by),
                         commit_properties=properties,
                     )
                 except CommitFailedError as error:
@@ -238,7 +245,7 @@ class LakeTable:
         raise ConflictError(f"{self.uri}: other runs kept committing before this one; run again: {refused}")
 
     def _merge(self, table: DeltaTable, values: tuple[Any, ...]) -> bool:
-        names = self.layout.partition_by
+        names = self.table_schema.partition_by
         which = [
             (name, "=", "" if value is None else value) for name, value in zip(names, values, strict=True)
         ]
@@ -249,10 +256,10 @@ class LakeTable:
         return bool(merged["numFilesRemoved"])
 
     def _create(self) -> DeltaTable:
-        by = list(self.layout.partition_by)
+        by = list(self.table_schema.partition_by)
         with reachable(self.uri):
             try:
-                table = DeltaTable.create(self.uri, self.layout.schema, mode="ignore", partition_by=by)
+                table = DeltaTable.create(self.uri, self.table_schema.schema, mode="ignore", partition_by=by)
             except CommitFailedError:
                 table = DeltaTable(self.uri)
             self._sync(0)

@@ -1,4 +1,4 @@
-"""Marks: how far a writer has come, committed in one step with what it has written."""
+"""Watermarks: a writer's progress, committed atomically with the data."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,17 +9,17 @@ from sea_mq_worker.pipeline.errors import PipelineError
 
 
 class ConflictError(PipelineError):
-    """Another run changed the table in between; what is there now has to be looked at anew."""
+    """Another run changed the table in the meantime; read its current state before the next attempt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Watermark:
-    """How far a writer has come.
+    """Progress of a writer.
 
     Attributes:
-        name: whose mark it is.
-        value: how far the commit brings it.
-        after: how far it must be before, 0 for not yet there; None: anywhere below ``value``.
+        name: name of the watermark.
+        value: value after the commit.
+        after: required value before the commit, 0 if there is none yet; None: any value below ``value``.
     """
 
     name: str
@@ -27,21 +27,21 @@ class Watermark:
     after: int | None = None
 
 
-def is_reached(table: DeltaTable, marks: Sequence[Watermark]) -> bool:
-    """Tell whether what the marks stand for was committed before: whether the first is where it is to be.
+def is_reached(table: DeltaTable, watermarks: Sequence[Watermark]) -> bool:
+    """Return whether the first watermark has already reached its value.
 
     Raises:
-        ConflictError: a mark is neither there nor where it must be before.
+        ConflictError: a watermark has neither the value ``value`` nor the value ``after``.
     """
-    standing = {mark.name: table.transaction_version(mark.name) for mark in marks}
-    first = marks[0]
-    reached = standing[first.name]
+    current = {watermark.name: table.transaction_version(watermark.name) for watermark in watermarks}
+    first = watermarks[0]
+    reached = current[first.name]
     if reached is not None and (reached == first.value or (first.after is None and reached > first.value)):
         return True
-    for mark in marks:
-        if mark.after is not None and (standing[mark.name] or 0) != mark.after:
+    for watermark in watermarks:
+        if watermark.after is not None and (current[watermark.name] or 0) != watermark.after:
             raise ConflictError(
-                f"{table.table_uri}: mark {mark.name!r} stands at {standing[mark.name]}, not at "
-                f"{mark.after}: another run writes there, let it finish or stop it, then run again"
+                f"{table.table_uri}: watermark {watermark.name!r} is at {current[watermark.name]}, not at "
+                f"{watermark.after}: another run writes to this table; wait for it or stop it, then run again"
             )
     return False

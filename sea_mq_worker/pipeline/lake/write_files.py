@@ -49,7 +49,7 @@ class WriteFiles:
     """
 
     uri: str
-    layout: TableSchema
+    table_schema: TableSchema
     file_bytes: int = FILE_BYTES_MAX
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -57,8 +57,8 @@ class WriteFiles:
         store = filesystem(self.uri)
         files: dict[tuple[Any, ...], _File] = {}
         for batch in batches:
-            for values, part in _split(batch, self.layout):
-                file = files.pop(values, None) or _File.begun(self.uri, store, self.layout, values)
+            for values, part in _split(batch, self.table_schema):
+                file = files.pop(values, None) or _File.begun(self.uri, store, self.table_schema, values)
                 file.add(part)
                 if file.written >= self.file_bytes:
                     yield file.close()
@@ -77,7 +77,7 @@ class _File:
     store: pafs.FileSystem
     sink: pa.NativeFile
     writer: pq.ParquetWriter
-    layout: TableSchema
+    table_schema: TableSchema
     partitions: dict[str, str | None]
     rows: int = 0
     ranges: dict[str, tuple[Any, Any]] = field(default_factory=dict)
@@ -85,14 +85,18 @@ class _File:
     waiting: list[pa.Table] = field(default_factory=list)
 
     @classmethod
-    def begun(cls, uri: str, store: pafs.FileSystem, layout: TableSchema, values: tuple[Any, ...]) -> "_File":
-        partitions = {name: _text(value) for name, value in zip(layout.partition_by, values, strict=True)}
+    def begun(
+        cls, uri: str, store: pafs.FileSystem, table_schema: TableSchema, values: tuple[Any, ...]
+    ) -> "_File":
+        partitions = {
+            name: _text(value) for name, value in zip(table_schema.partition_by, values, strict=True)
+        }
         folder = "/".join(f"{name}={_folder(value)}" for name, value in partitions.items())
         store.create_dir(folder, recursive=True)
         path = f"{folder}/part-{uuid.uuid4()}.zstd.parquet"
         sink = store.open_output_stream(path)
-        writer = pq.ParquetWriter(sink, layout.file_schema, compression=_COMPRESSION)
-        return cls(uri, path, store, sink, writer, layout, partitions)
+        writer = pq.ParquetWriter(sink, table_schema.file_schema, compression=_COMPRESSION)
+        return cls(uri, path, store, sink, writer, table_schema, partitions)
 
     @property
     def written(self) -> int:
@@ -100,7 +104,7 @@ class _File:
 
     def add(self, part: pa.Table) -> None:
         self.rows += part.num_rows
-        for name in self.layout.ranged:
+        for name in self.table_schema.ranged:
             self._widen(name, part.column(name))
         self.waiting.append(part)
         if (
@@ -150,10 +154,10 @@ class _File:
         return json.dumps(stats)
 
 
-def _split(batch: pa.RecordBatch, layout: TableSchema) -> Iterator[tuple[tuple[Any, ...], pa.Table]]:
+def _split(batch: pa.RecordBatch, table_schema: TableSchema) -> Iterator[tuple[tuple[Any, ...], pa.Table]]:
     """Part a batch by the values of its partition columns, and drop these columns."""
-    table = pa.Table.from_batches([batch]).cast(layout.schema)
-    by = list(layout.partition_by)
+    table = pa.Table.from_batches([batch]).cast(table_schema.schema)
+    by = list(table_schema.partition_by)
     keys = table.select(by).group_by(by).aggregate([]).to_pylist()
     for key in keys:
         part = table if len(keys) == 1 else table.filter(_matches(key))

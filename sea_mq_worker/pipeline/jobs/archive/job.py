@@ -81,7 +81,7 @@ def archive(
     if before > datetime.now(UTC):
         raise PipelineError("`before` must be in the past; choose an earlier time")
     with deletion(settings) as outbox:
-        run = _Run(
+        run = _ArchiveRun(
             spark=spark,
             settings=settings,
             lake=lake,
@@ -112,7 +112,7 @@ def count(settings: Settings, lake: str, *, before: datetime) -> ArchiveResult:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Run:
+class _ArchiveRun:
     spark: SparkSession
     settings: Settings
     lake: str
@@ -159,7 +159,7 @@ class _Run:
 
     def _batch(self, pages: PageRange) -> tuple[int, pa.Table] | None:
         """Archive the events in a range of pages; return the batch's number and keys, None without events."""
-        number = (self._table.mark(_committed(self.settings)) or 0) + 1
+        number = (self._table.watermark(_committed(self.settings)) or 0) + 1
         with snapshot(self.settings) as held:
             wanted = content(held, self.before, pages)
             if not wanted.rows:
@@ -280,10 +280,10 @@ class _Run:
             )
         )
 
-    def _commit(self, files: Files, mark: Watermark) -> None:
-        if not self._table.commit(files, mark):
+    def _commit(self, files: Files, watermark: Watermark) -> None:
+        if not self._table.commit(files, watermark):
             raise PipelineError(
-                f"{self._table.uri}: another archive has committed batch {mark.value}; run again"
+                f"{self._table.uri}: another archive has committed batch {watermark.value}; run again"
             )
 
 
@@ -297,7 +297,7 @@ def _finished(settings: Settings) -> str:
 
 def _unfinished(table: LakeTable, settings: Settings) -> range:
     """Return the numbers of committed batches whose events are not yet deleted from the outbox."""
-    committed, finished = table.mark(_committed(settings)), table.mark(_finished(settings))
+    committed, finished = table.watermark(_committed(settings)), table.watermark(_finished(settings))
     return range((finished or 0) + 1, (committed or 0) + 1)
 
 

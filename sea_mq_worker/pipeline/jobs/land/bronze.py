@@ -33,7 +33,7 @@ _ROWS_PER_TASK_MIN = 10_000
 """Minimum rows per task; fewer rows are read faster than another Python worker starts."""
 
 
-def find_place(
+def current_progress(
     settings: Settings, bronze: LakeTable, state: StreamInfo, *, on_loss: Callable[[str], None]
 ) -> StreamProgress:
     """Return the progress of landing a stream; record in the lake if the stream was recreated or restored.
@@ -45,31 +45,31 @@ def find_place(
         on_loss: called with a description of missing messages; raises unless loss is accepted.
     """
     stream, created = state.name, nanoseconds(state.created)
-    place = progress_of(bronze, stream)
-    if place.created != created:
-        if place.created:
-            on_loss(_made_again(place, state))
-        bronze.commit(NO_FILES, *place.made_again(created))
-    elif restored := _restored(settings, bronze, place, state):
+    progress = progress_of(bronze, stream)
+    if progress.created != created:
+        if progress.created:
+            on_loss(_recreated_text(progress, state))
+        bronze.commit(NO_FILES, *progress.recreated(created))
+    elif restored := _restored(settings, bronze, progress, state):
         on_loss(restored)
-        bronze.commit(NO_FILES, *place.restored())
-    place = progress_of(bronze, stream)
-    if place.landed and place.landed + 1 < state.first_seq:
-        on_loss(_removed(place.stream, place.landed + 1, state.first_seq))
-    return place
+        bronze.commit(NO_FILES, *progress.restored())
+    progress = progress_of(bronze, stream)
+    if progress.landed and progress.landed + 1 < state.first_seq:
+        on_loss(_removed_text(progress.stream, progress.landed + 1, state.first_seq))
+    return progress
 
 
-def to_land(bronze: LakeTable, state: StreamInfo) -> StreamProgress:
+def recorded_progress(bronze: LakeTable, state: StreamInfo) -> StreamProgress:
     """Return the progress of landing a stream, without recording anything."""
-    place, created = progress_of(bronze, state.name), nanoseconds(state.created)
-    return place if place.created == created else StreamProgress(stream=state.name, created=created)
+    progress, created = progress_of(bronze, state.name), nanoseconds(state.created)
+    return progress if progress.created == created else StreamProgress(stream=state.name, created=created)
 
 
 def land_range(
     spark: SparkSession,
     settings: Settings,
     bronze: LakeTable,
-    place: StreamProgress,
+    progress: StreamProgress,
     state: StreamInfo,
     *,
     rows_max: int,
@@ -80,31 +80,31 @@ def land_range(
     Raises:
         ConflictError: another run is landing this stream into this lake.
     """
-    first = max(place.landed + 1, state.first_seq)
+    first = max(progress.landed + 1, state.first_seq)
     last = min(state.last_seq, first + rows_max - 1)
     files = NO_FILES
     if first <= last:
-        files = _write(spark, bronze, place, created=state.created, first=first, last=last)
-    now = stream_state(settings, place.stream)
+        files = _write(spark, bronze, progress, created=state.created, first=first, last=last)
+    now = stream_state(settings, progress.stream)
     if now.created != state.created:
-        raise DataLossError(f"{_made_again(place, now)}; this happened during the read: run again")
+        raise DataLossError(f"{_recreated_text(progress, now)}; this happened during the read: run again")
     if now.last_seq < last:
         raise DataLossError(
-            f"stream {place.stream} was restored to an older state during the read: run again"
+            f"stream {progress.stream} was restored to an older state during the read: run again"
         )
     # Messages deleted before the first landing do not count as lost.
-    if place.landed and now.first_seq > first and files.rows < last - first + 1:
-        on_loss(_removed(place.stream, first, min(now.first_seq, last + 1)))
-    bronze.commit(files, *place.landed_to(last))
-    return replace(place, landed=last), files
+    if progress.landed and now.first_seq > first and files.rows < last - first + 1:
+        on_loss(_removed_text(progress.stream, first, min(now.first_seq, last + 1)))
+    bronze.commit(files, *progress.landed_to(last))
+    return replace(progress, landed=last), files
 
 
 def _write(
-    spark: SparkSession, bronze: LakeTable, place: StreamProgress, *, created: str, first: int, last: int
+    spark: SparkSession, bronze: LakeTable, progress: StreamProgress, *, created: str, first: int, last: int
 ) -> Files:
     share = -(-(last - first + 1) // spark.sparkContext.defaultParallelism)
     options = {
-        "stream": place.stream,
+        "stream": progress.stream,
         "created": created,
         "startSeq": str(first),
         "endSeq": str(last),
@@ -114,57 +114,57 @@ def _write(
     }
     rows = spark.read.format("jetstream").options(**options).load()
     return bronze.write(
-        rows.withColumns({"incarnation": F.lit(place.incarnation), "date": F.to_date("time")})
+        rows.withColumns({"incarnation": F.lit(progress.incarnation), "date": F.to_date("time")})
     )
 
 
-def _restored(settings: Settings, bronze: LakeTable, place: StreamProgress, state: StreamInfo) -> str:
+def _restored(settings: Settings, bronze: LakeTable, progress: StreamProgress, state: StreamInfo) -> str:
     """Describe the evidence that the stream was restored to an older state; empty if there is none."""
-    if state.last_seq < place.landed:
+    if state.last_seq < progress.landed:
         return (
-            f"stream {place.stream} ends at sequence {state.last_seq}, but {place.landed} was landed: the "
-            f"stream was restored to an older state, and sequences {state.last_seq + 1} to {place.landed} "
+            f"stream {progress.stream} ends at sequence {state.last_seq}, but {progress.landed} was landed: "
+            f"it was restored to an older state, and sequences {state.last_seq + 1} to {progress.landed} "
             f"exist only in the lake. {_find_lost('land it again as another incarnation')}"
         )
-    for seq, moment in _latest(bronze, place, max(state.first_seq, place.landed - _PROBED_SEQUENCES)):
-        found = message_time(settings, place.stream, seq)
+    for seq, moment in _latest(bronze, progress, max(state.first_seq, progress.landed - _PROBED_SEQUENCES)):
+        found = message_time(settings, progress.stream, seq)
         if found is None:
             continue
         if found == moment:
             return ""
         return (
-            f"stream {place.stream} contains another message at sequence {seq} (stored "
+            f"stream {progress.stream} contains another message at sequence {seq} (stored "
             f"{found.isoformat()}) than was landed (stored {moment.isoformat()}): the stream was restored to "
             f"an older state and has new messages since. {_find_lost('land it again as another incarnation')}"
         )
     return ""
 
 
-def _latest(bronze: LakeTable, place: StreamProgress, least: int) -> list[tuple[int, datetime]]:
+def _latest(bronze: LakeTable, progress: StreamProgress, least: int) -> list[tuple[int, datetime]]:
     """Return sequence and time of the last landed messages that the stream should still contain."""
-    if least > place.landed:
+    if least > progress.landed:
         return []
     conditions = [
-        ("stream", "=", place.stream),
-        ("incarnation", "=", place.incarnation),
+        ("stream", "=", progress.stream),
+        ("incarnation", "=", progress.incarnation),
         ("seq", ">=", least),
     ]
     rows = bronze.peek(conditions, ["seq", "time", "incarnation"])
-    mine = pc.equal(rows["incarnation"], place.incarnation)
+    mine = pc.equal(rows["incarnation"], progress.incarnation)
     ours = rows.filter(pc.and_(mine, pc.greater_equal(rows["seq"], least)))
     last = ours.sort_by([("seq", "descending")]).slice(0, _PROBES)
     return list(zip(last["seq"].to_pylist(), last["time"].to_pylist(), strict=True))
 
 
-def _made_again(place: StreamProgress, state: StreamInfo) -> str:
+def _recreated_text(progress: StreamProgress, state: StreamInfo) -> str:
     return (
-        f"stream {place.stream} was deleted and created again: sequence {place.landed} of the one created at "
-        f"{moment_text(place.created)} was landed, this one was created at {state.created}; later messages "
-        f"of the old stream are lost. {_find_lost('land the new stream from its beginning')}"
+        f"stream {progress.stream} was deleted and created again: sequence {progress.landed} of the one "
+        f"created at {moment_text(progress.created)} was landed, this one was created at {state.created}; "
+        f"later messages of the old stream are lost. {_find_lost('land the new stream from its beginning')}"
     )
 
 
-def _removed(stream: str, first: int, behind: int) -> str:
+def _removed_text(stream: str, first: int, behind: int) -> str:
     return (
         f"stream {stream}: sequences {first} to {behind - 1} were removed by the stream's limits or a purge "
         f"before they were landed. Raise max_age and max_bytes of the stream, or land more often. "

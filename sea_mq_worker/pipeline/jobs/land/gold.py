@@ -26,22 +26,22 @@ def refresh(
     spark: SparkSession,
     silver: LakeTable,
     gold: LakeTable,
-    places: Sequence[StreamProgress],
+    progresses: Sequence[StreamProgress],
     *,
     late_seconds: float,
 ) -> int:
     """Update gold to the progress of silver; return the number of recomputed partitions."""
     replaced = conflicts = 0
     while True:
-        serial = gold.mark(SERIAL) or 0
-        due = _due(silver, gold, places)
+        serial = gold.watermark(SERIAL) or 0
+        due = _due(silver, gold, progresses)
         if not due:
             return replaced
         touched = _touched(spark, silver, due)
         files = gold.write(_minutes(spark, silver, touched, late_seconds)) if touched else NO_FILES
-        marks = [Watermark(place.name, value, after=reached) for place, reached, value in due]
+        watermarks = [Watermark(progress.name, value, after=reached) for progress, reached, value in due]
         try:
-            gold.replace(files, touched, *marks, Watermark(SERIAL, serial + 1, after=serial))
+            gold.replace(files, touched, *watermarks, Watermark(SERIAL, serial + 1, after=serial))
             replaced += len(touched)
         except ConflictError:
             conflicts += 1
@@ -50,16 +50,16 @@ def refresh(
 
 
 def _due(
-    silver: LakeTable, gold: LakeTable, places: Sequence[StreamProgress]
+    silver: LakeTable, gold: LakeTable, progresses: Sequence[StreamProgress]
 ) -> list[tuple[StreamProgress, int, int]]:
     """Return the incarnations in which silver is ahead of gold, with gold's and silver's watermarks."""
     there, here = silver.open(), gold.open()
     found = []
-    for place in places:
-        value = (there.transaction_version(place.name) if there else None) or 0
-        reached = (here.transaction_version(place.name) if here else None) or 0
+    for progress in progresses:
+        value = (there.transaction_version(progress.name) if there else None) or 0
+        reached = (here.transaction_version(progress.name) if here else None) or 0
         if reached < value:
-            found.append((place, reached, value))
+            found.append((progress, reached, value))
     return found
 
 
@@ -69,10 +69,10 @@ def _touched(
     """Return the partitions that contain rows missing in gold."""
     columns = ["stream", "incarnation", "seq", "context", "date"]
     frames = []
-    for place, reached, value in due:
-        mine = [("stream", "=", place.stream), ("incarnation", "=", place.incarnation)]
+    for progress, reached, value in due:
+        mine = [("stream", "=", progress.stream), ("incarnation", "=", progress.incarnation)]
         rows = silver.read(spark, [*mine, ("seq", ">", reached), ("seq", "<=", value)], columns=columns)
-        same = (F.col("stream") == place.stream) & (F.col("incarnation") == place.incarnation)
+        same = (F.col("stream") == progress.stream) & (F.col("incarnation") == progress.incarnation)
         frames.append(rows.where(same & (F.col("seq") > reached) & (F.col("seq") <= value)))
     found = reduce(DataFrame.unionAll, frames).select("context", "date").distinct()
     return [row.asDict() for row in found.collect()]
@@ -82,7 +82,7 @@ def _minutes(
     spark: SparkSession, silver: LakeTable, touched: Sequence[Mapping[str, Any]], late_seconds: float
 ) -> DataFrame:
     dates = [partition["date"] for partition in touched]
-    by = silver.layout.chosen(silver.layout.partition_by)
+    by = silver.table_schema.chosen(silver.table_schema.partition_by)
     which = F.broadcast(spark.createDataFrame(pa.Table.from_pylist(list(touched), schema=by)))
     rows = silver.read(spark, [("date", ">=", min(dates)), ("date", "<=", max(dates))])
     same = (rows["date"] == which["date"]) & rows["context"].eqNullSafe(which["context"])
@@ -98,5 +98,5 @@ def _minutes(
             F.percentile_approx("delay", [0.5, 0.95, 0.99], _ACCURACY).alias("p"),
         )
     )
-    names = {f"p{share}_seconds": F.col("p")[place] for place, share in enumerate((50, 95, 99))}
+    names = {f"p{share}_seconds": F.col("p")[rank] for rank, share in enumerate((50, 95, 99))}
     return counted.withColumns(names).repartition("context", "date")

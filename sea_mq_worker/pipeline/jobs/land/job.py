@@ -130,7 +130,7 @@ def land(
         DataLossError: a stream lost messages before they were landed; the other streams were landed.
         ConflictError: another run is landing one of the streams into this lake.
     """
-    run = _Run(spark, settings, lake, options or LandOptions(), on_progress, is_stopping)
+    run = _LandRun(spark, settings, lake, options or LandOptions(), on_progress, is_stopping)
     return run.all(list(dict.fromkeys(streams)))
 
 
@@ -140,18 +140,18 @@ def count(settings: Settings, *, lake: str, streams: Collection[str]) -> LandRes
     found = []
     for stream in dict.fromkeys(streams):
         state = stream_state(settings, stream)
-        place = bronze.to_land(table, state)
-        left = max(0, state.last_seq - max(place.landed, state.first_seq - 1))
+        progress = bronze.recorded_progress(table, state)
+        left = max(0, state.last_seq - max(progress.landed, state.first_seq - 1))
         found.append(
             LandedStream(
-                stream=stream, incarnation=place.incarnation, rows=0, last_seq=place.landed, left=left
+                stream=stream, incarnation=progress.incarnation, rows=0, last_seq=progress.landed, left=left
             )
         )
     return LandResult(streams=tuple(found))
 
 
 @dataclass(slots=True)
-class _Run:
+class _LandRun:
     spark: SparkSession
     settings: Settings
     lake: str
@@ -169,11 +169,11 @@ class _Run:
                 landed.append(self.one(stream))
             except DataLossError as error:
                 lost.append(str(error))
-        places = [place for stream in streams for place in incarnations(self._bronze, stream)]
+        progresses = [progress for stream in streams for progress in incarnations(self._bronze, stream)]
         partitions = gold.refresh(
-            self.spark, self._silver, self._gold, places, late_seconds=self.options.late_seconds
+            self.spark, self._silver, self._gold, progresses, late_seconds=self.options.late_seconds
         )
-        compacted = self._tidy()
+        compacted = self._maintain()
         if lost:
             raise DataLossError("\n".join(lost))
         return LandResult(
@@ -187,33 +187,33 @@ class _Run:
         )
 
     def one(self, stream: str) -> LandedStream:
-        for place in incarnations(self._bronze, stream):
-            self._take(place)
+        for progress in incarnations(self._bronze, stream):
+            self._update_silver(progress)
         state = stream_state(self.settings, stream)
-        place = bronze.find_place(self.settings, self._bronze, state, on_loss=self._lose)
+        progress = bronze.current_progress(self.settings, self._bronze, state, on_loss=self._report_loss)
         rows = 0
-        while place.landed < state.last_seq and not self.is_stopping():
+        while progress.landed < state.last_seq and not self.is_stopping():
             started = time.monotonic()
-            place, files = bronze.land_range(
+            progress, files = bronze.land_range(
                 self.spark,
                 self.settings,
                 self._bronze,
-                place,
+                progress,
                 state,
                 rows_max=self._batch_rows(state),
-                on_loss=self._lose,
+                on_loss=self._report_loss,
             )
-            self._take(place)
+            self._update_silver(progress)
             rows += files.rows
             per_second = files.rows / (time.monotonic() - started)
-            left = state.last_seq - place.landed
+            left = state.last_seq - progress.landed
             self.on_progress(LandProgress(stream=stream, rows=rows, per_second=per_second, left=left))
         return LandedStream(
             stream=stream,
-            incarnation=place.incarnation,
+            incarnation=progress.incarnation,
             rows=rows,
-            last_seq=place.landed,
-            left=state.last_seq - place.landed,
+            last_seq=progress.landed,
+            left=state.last_seq - progress.landed,
         )
 
     def _batch_rows(self, state: StreamInfo) -> int:
@@ -221,22 +221,22 @@ class _Run:
         fitting = _BATCH_BYTES * state.messages // max(state.size_bytes, 1)
         return max(1, min(self.options.batch_rows, fitting or self.options.batch_rows))
 
-    def _take(self, place: StreamProgress) -> None:
-        self.events += silver.take(
+    def _update_silver(self, progress: StreamProgress) -> None:
+        self.events += silver.update(
             self.spark,
             self._bronze,
             self._silver,
-            place,
+            progress,
             rows_max=self.options.batch_rows,
             dedupe_days=self.options.dedupe_days,
         )
 
-    def _lose(self, text: str) -> None:
+    def _report_loss(self, text: str) -> None:
         if not self.options.accept_loss:
             raise DataLossError(text)
         self.missing.append(text)
 
-    def _tidy(self) -> int:
+    def _maintain(self) -> int:
         tables = (self._bronze, self._silver, self._gold)
         files, hours = self.options.compact_files, self.options.vacuum_hours
         compacted = 0 if files is None else sum(table.compact(files) for table in tables)

@@ -24,11 +24,11 @@ _UUID = r"^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$"
 _MOMENT = r"^\d{4}-\d{2}-\d{2}[Tt ]\d{2}:\d{2}(:\d{2}(\.\d+)?)?([Zz]|[+-]\d{2}:?\d{2})$"
 
 
-def take(
+def update(
     spark: SparkSession,
     bronze: LakeTable,
     silver: LakeTable,
-    place: StreamProgress,
+    progress: StreamProgress,
     *,
     rows_max: int,
     dedupe_days: int | None,
@@ -39,21 +39,21 @@ def take(
         spark: the session.
         bronze: the source table.
         silver: the target table.
-        place: the incarnation of the stream and its progress in bronze.
+        progress: the incarnation of the stream and its progress in bronze.
         rows_max: sequences per commit.
         dedupe_days: search copies up to this many days before a batch's first message; None: no limit.
     """
     added = conflicts = 0
-    while (taken := silver.mark(place.name) or 0) < place.landed:
-        serial = silver.mark(SERIAL) or 0
-        one_step = taken or place.landed <= rows_max
-        start = taken if one_step else _first(spark, bronze, place) - 1
-        upto = min(place.landed, start + rows_max)
-        new = deduplicate_by(to_silver(_landed(spark, bronze, place, start, upto)), "message_id", "seq")
+    while (taken := silver.watermark(progress.name) or 0) < progress.landed:
+        serial = silver.watermark(SERIAL) or 0
+        one_step = taken or progress.landed <= rows_max
+        start = taken if one_step else _first(spark, bronze, progress) - 1
+        upto = min(progress.landed, start + rows_max)
+        new = deduplicate_by(to_silver(_landed(spark, bronze, progress, start, upto)), "message_id", "seq")
         files = silver.write(_unknown(spark, silver, new, dedupe_days))
-        marks = Watermark(place.name, upto, after=taken), Watermark(SERIAL, serial + 1, after=serial)
+        watermarks = Watermark(progress.name, upto, after=taken), Watermark(SERIAL, serial + 1, after=serial)
         try:
-            added += files.rows if silver.commit(files, *marks) else 0
+            added += files.rows if silver.commit(files, *watermarks) else 0
         except ConflictError:
             conflicts += 1
             if conflicts == _ATTEMPTS:
@@ -91,22 +91,22 @@ def to_silver(bronze: DataFrame) -> DataFrame:
 
 
 def _landed(
-    spark: SparkSession, bronze: LakeTable, place: StreamProgress, after: int, upto: int
+    spark: SparkSession, bronze: LakeTable, progress: StreamProgress, after: int, upto: int
 ) -> DataFrame:
     conditions: Conditions = [
-        ("stream", "=", place.stream),
-        ("incarnation", "=", place.incarnation),
+        ("stream", "=", progress.stream),
+        ("incarnation", "=", progress.incarnation),
         ("seq", ">", after),
         ("seq", "<=", upto),
     ]
-    mine = (F.col("stream") == place.stream) & (F.col("incarnation") == place.incarnation)
+    mine = (F.col("stream") == progress.stream) & (F.col("incarnation") == progress.incarnation)
     return bronze.read(spark, conditions).where(mine & (F.col("seq") > after) & (F.col("seq") <= upto))
 
 
-def _first(spark: SparkSession, bronze: LakeTable, place: StreamProgress) -> int:
+def _first(spark: SparkSession, bronze: LakeTable, progress: StreamProgress) -> int:
     """Return the first landed sequence; without rows, the sequence after the last landed one."""
-    row = _landed(spark, bronze, place, 0, place.landed).agg(F.min("seq")).first()
-    return place.landed + 1 if row is None or row[0] is None else int(row[0])
+    row = _landed(spark, bronze, progress, 0, progress.landed).agg(F.min("seq")).first()
+    return progress.landed + 1 if row is None or row[0] is None else int(row[0])
 
 
 def _unknown(spark: SparkSession, silver: LakeTable, new: DataFrame, days: int | None) -> DataFrame:

@@ -53,7 +53,7 @@ class StreamProgress:
             Watermark(_restored(self.stream, self.created), self.restores, after=self.restores),
         )
 
-    def made_again(self, created: int) -> tuple[Watermark, ...]:
+    def recreated(self, created: int) -> tuple[Watermark, ...]:
         """Return the watermarks of a commit that switches to a new stream with the same name."""
         return (
             Watermark(_created(self.stream), created, after=self.created),
@@ -68,7 +68,7 @@ class StreamProgress:
 def progress_of(bronze: LakeTable, stream: str) -> StreamProgress:
     """Return the progress of a stream's latest incarnation."""
     value = _values(bronze)
-    return _place(value, stream, value(_created(stream)))
+    return _progress(value, stream, value(_created(stream)))
 
 
 def incarnations(bronze: LakeTable, stream: str) -> list[StreamProgress]:
@@ -76,8 +76,8 @@ def incarnations(bronze: LakeTable, stream: str) -> list[StreamProgress]:
     value = _values(bronze)
     found: list[StreamProgress] = []
     created = value(_created(stream))
-    while created and created not in {place.created for place in found}:
-        last = _place(value, stream, created)
+    while created and created not in {progress.created for progress in found}:
+        last = _progress(value, stream, created)
         earlier = [replace(last, restores=n) for n in range(last.restores - 1, -1, -1)]
         found += [last, *(replace(each, landed=value(each.name)) for each in earlier)]
         created = last.before
@@ -89,10 +89,10 @@ def _values(bronze: LakeTable) -> Callable[[str], int]:
     return lambda name: (table.transaction_version(name) if table else None) or 0
 
 
-def _place(value: Callable[[str], int], stream: str, created: int) -> StreamProgress:
+def _progress(value: Callable[[str], int], stream: str, created: int) -> StreamProgress:
     restores, before = value(_restored(stream, created)), value(_before(stream, created))
-    place = StreamProgress(stream=stream, created=created, restores=restores, before=before)
-    return replace(place, landed=value(place.name))
+    progress = StreamProgress(stream=stream, created=created, restores=restores, before=before)
+    return replace(progress, landed=value(progress.name))
 
 
 def _created(stream: str) -> str:

@@ -1,4 +1,4 @@
-"""What broker and audit tell: bounds of streams, positions of consumers, replays and prunes."""
+"""Query the broker and the audit: bounds of streams, positions of consumers, replays and prunes."""
 
 import asyncio
 import json
@@ -12,26 +12,26 @@ from sea_mq_worker.adapters.nats.server_info import StreamInfo, find_consumer, s
 from sea_mq_worker.adapters.postgres.queries import load_queries
 from sea_mq_worker.domain.errors import ContractError
 from sea_mq_worker.operations.broker import broker
-from sea_mq_worker.pipeline.jobs.reconcile.replays import Replay
+from sea_mq_worker.pipeline.jobs.reconcile.replays import AuditedReplay
 from sea_mq_worker.pipeline.snapshot import Snapshot
 from sea_mq_worker.pipeline.sources.jetstream.state import stored_message
 from sea_mq_worker.settings import ConsumerSettings, Settings
 
 _CLOCK = timedelta(hours=1)
-"""Read so much more of a stream than a time asks for, whatever the clocks of database and broker say."""
+"""Margin added to a time range of a stream, because the clocks of database and broker may differ."""
 
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerPosition:
-    """A durable consumer as its stream knows it.
+    """A durable consumer's configuration and progress.
 
     Attributes:
-        filters: subject patterns; none: all subjects.
-        start_seq: where it begins.
-        start_time: where it begins; None: anywhere.
-        settled_seq: up to here, this one included, all that it covers is acknowledged or given up.
+        filters: subject patterns; empty: all subjects.
+        start_seq: the first sequence that the consumer covers.
+        start_time: the earliest storage time that the consumer covers; None: any.
+        settled_seq: all covered messages up to this sequence are acknowledged or exhausted.
     """
 
     stream: str
@@ -45,13 +45,13 @@ class ConsumerPosition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamBounds:
-    """What a stream holds and may drop.
+    """Bounds and retention of a stream.
 
     Attributes:
-        state: as it is now.
-        start_seq: the first sequence that matters for the time that was asked about.
-        max_age_seconds: after which messages leave it; None: never.
-        drops: they may leave it for other reasons.
+        state: the stream's current state.
+        start_seq: the first sequence that is relevant for the compared time range.
+        max_age_seconds: age at which the stream removes messages; None: never.
+        drops: whether the stream may remove messages for other reasons than age.
     """
 
     state: StreamInfo
@@ -62,26 +62,26 @@ class StreamBounds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Audit:
-    """What operators did that explains copies too many and rows too few.
+    """Operators' actions that explain additional copies and missing rows.
 
     Attributes:
-        outbox_pruned_before: rows published before this may be gone; None: no prune.
-        inbox_pruned_before: likewise for rows processed before this.
-        archived_before: likewise for rows that were moved to the lake.
+        outbox_pruned_before: rows published before this time may have been pruned; None: no prune.
+        inbox_pruned_before: rows processed before this time may have been pruned; None: no prune.
+        archived_before: rows published before this time may have been archived; None: no archive.
     """
 
-    replays: Sequence[Replay]
+    replays: Sequence[AuditedReplay]
     outbox_pruned_before: datetime | None
     inbox_pruned_before: datetime | None
     archived_before: datetime | None
 
 
-def ask_positions(settings: Settings, consumers: Iterable[ConsumerSettings]) -> list[ConsumerPosition]:
-    """Ask how far consumers are.
+def query_positions(settings: Settings, consumers: Iterable[ConsumerSettings]) -> list[ConsumerPosition]:
+    """Query the progress of consumers.
 
     Raises:
-        BrokerUnavailableError: there is no answer now.
-        ContractError: one of them is missing.
+        BrokerUnavailableError: the broker did not respond.
+        ContractError: a consumer is missing.
     """
     wanted = list(consumers)
 
@@ -91,17 +91,17 @@ def ask_positions(settings: Settings, consumers: Iterable[ConsumerSettings]) -> 
     return _asked(settings, ask) if wanted else []
 
 
-def ask_bounds(settings: Settings, stream: str, since: datetime | None = None) -> StreamBounds:
-    """Ask what a stream holds.
+def query_bounds(settings: Settings, stream: str, since: datetime | None = None) -> StreamBounds:
+    """Query the bounds of a stream.
 
     Args:
-        settings: where the broker is.
-        stream: its name.
-        since: what was stored before this time does not matter; None: all does.
+        settings: settings for the connection to NATS.
+        stream: the stream's name.
+        since: ignore messages stored before this time; None: ignore none.
 
     Raises:
-        BrokerUnavailableError: there is no answer now.
-        ContractError: it is missing.
+        BrokerUnavailableError: the broker did not respond.
+        ContractError: the stream is missing.
     """
 
     async def ask(connection: NatsConnection) -> StreamBounds:
@@ -116,11 +116,13 @@ def ask_bounds(settings: Settings, stream: str, since: datetime | None = None) -
 
 
 def read_audit(held: Snapshot) -> Audit:
-    """Read what operators did, as of a snapshot."""
+    """Read the operators' actions as of a snapshot."""
     rows = held.rows(load_queries("pipeline_reconcile", "actions")["actions"])
     actions = [(row["action"], row["at"], json.loads(row["selection"])) for row in rows]
     return Audit(
-        replays=[Replay(at=at, selection=chosen) for action, at, chosen in actions if action == "replay"],
+        replays=[
+            AuditedReplay(at=at, selection=chosen) for action, at, chosen in actions if action == "replay"
+        ],
         outbox_pruned_before=_latest(actions, "prune_outbox"),
         inbox_pruned_before=_latest(actions, "prune_inbox"),
         archived_before=_latest(actions, "archive"),
@@ -136,8 +138,8 @@ async def _position(connection: NatsConnection, stream: str, durable: str) -> Co
     info = await find_consumer(connection, stream, durable)
     if info is None:
         raise ContractError(
-            f"consumer {durable} of stream {stream} does not exist, so nobody can tell what it was to have: "
-            "create it with `python -m sea_mq_worker streams apply`, or leave it out of SEA_MQ_CONSUMERS"
+            f"consumer {durable} of stream {stream} does not exist, so its messages cannot be determined: "
+            "create it with `python -m sea_mq_worker streams apply`, or remove it from SEA_MQ_CONSUMERS"
         )
     created = datetime.fromisoformat(info.created)
     start_seq, start_time = _start(info.config, created)
@@ -153,7 +155,7 @@ async def _position(connection: NatsConnection, stream: str, durable: str) -> Co
 
 
 def _start(config: Mapping[str, Any], created: datetime) -> tuple[int, datetime | None]:
-    """Of the policies that begin with the last messages, only what came after the consumer is certain."""
+    """Return the consumer's start; for policies that begin with the last messages, its creation time."""
     policy = config.get("deliver_policy", "all")
     if policy == "all":
         return 1, None
@@ -175,7 +177,7 @@ def _drops(config: Mapping[str, Any]) -> bool:
 
 
 async def _first_since(connection: NatsConnection, state: StreamInfo, since: datetime) -> int:
-    """Find the first message stored at a time or later by halving; times rise with sequences."""
+    """Find the first message stored at a time or later by binary search; times increase with sequences."""
     low, high = state.first_seq, state.last_seq + 1
     while low < high:
         middle = (low + high) // 2

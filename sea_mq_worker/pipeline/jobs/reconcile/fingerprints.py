@@ -1,8 +1,8 @@
-"""Fingerprints by which a row and a message are compared, so that no payload is ever shuffled.
+"""Fingerprints that represent rows and messages in comparisons, so that Spark never shuffles payloads.
 
-``content`` is what the inbox keeps as content_hash: SHA-256 over subject and body. ``marks`` is SHA-256 over
-the headers that the row decides. Left out are those of the broker (``nats-*``) and of the trace, which differ
-from attempt to attempt, and ``ce-source``, which is a setting and no part of the row.
+``content`` equals the inbox's content_hash: SHA-256 of subject and body. ``header_hash`` is SHA-256 of the
+headers that the row determines. It excludes the broker's headers (``nats-*``), trace headers, which differ
+between attempts, and ``ce-source``, which is a setting and not part of the row.
 """
 
 import hashlib
@@ -24,17 +24,17 @@ CONTENT_COLUMNS = (
     *("id", "seq", "aggregate_type", "aggregate_id", "event_type", "event_version", "payload", "occurred_at"),
     *("correlation_id", "causation_id", "partition_key", "ordering_key", "headers", "metadata"),
 )
-"""Columns of a row that its message is made of."""
+"""Columns of a row that determine its message."""
 
 PASSED_COLUMNS = ("created_at", "published_at", "stream", "stream_seq", "state")
-"""Columns of a row that are compared as they are."""
+"""Columns of a row that are compared unchanged."""
 
 EVENT_DDL = (
     "id string, seq bigint, ordering_key string, event_type string, correlation_id string, "
     "occurred_at timestamp, created_at timestamp, published_at timestamp, stream string, stream_seq bigint, "
-    "state string, sent_as string, content binary, marks binary"
+    "state string, sent_as string, content binary, header_hash binary"
 )
-"""A row as it is compared; ``sent_as`` is its subject, null with both prints where it makes no message."""
+"""A row in the comparison. ``sent_as`` is its subject, null with both hashes if the row makes no message."""
 
 _MOMENT = pa.timestamp("us", tz="UTC")
 _EVENTS = pa.schema(
@@ -46,7 +46,7 @@ _EVENTS = pa.schema(
         ("stream", pa.string()),
         ("stream_seq", pa.int64()),
         *((name, pa.string()) for name in ("state", "sent_as")),
-        *((name, pa.binary()) for name in ("content", "marks")),
+        *((name, pa.binary()) for name in ("content", "header_hash")),
     ]
 )
 _UNMARKED = ("traceparent", "tracestate", "ce-source")
@@ -55,14 +55,14 @@ _UUID = "^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$"
 
 
 @dataclass(frozen=True, slots=True)
-class EventPrints:
-    """Makes of each row the message that the worker would send; for ``DataFrame.mapInArrow``."""
+class EventFingerprints:
+    """Encodes each row as the message that the worker would send; for ``DataFrame.mapInArrow``."""
 
     context: str
     source: str
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the rows as ``EVENT_DDL`` has them."""
+        """Yield rows with the schema ``EVENT_DDL``."""
         for batch in batches:
             yield pa.RecordBatch.from_pylist([self._print(row) for row in batch.to_pylist()], schema=_EVENTS)
 
@@ -72,24 +72,30 @@ class EventPrints:
         except InvalidEventError:
             return row
         said = hashlib.sha256(message.subject.encode() + b"\0" + message.payload)
-        return row | {"sent_as": message.subject, "content": said.digest(), "marks": marks(message.headers)}
+        return row | {
+            "sent_as": message.subject,
+            "content": said.digest(),
+            "header_hash": header_hash(message.headers),
+        }
 
 
-def event_prints(rows: DataFrame, *, context: str, source: str) -> DataFrame:
+def event_fingerprints(rows: DataFrame, *, context: str, source: str) -> DataFrame:
     """Fingerprint outbox or archive rows with the columns ``CONTENT_COLUMNS`` and ``PASSED_COLUMNS``."""
-    return rows.select(*CONTENT_COLUMNS, *PASSED_COLUMNS).mapInArrow(EventPrints(context, source), EVENT_DDL)
+    return rows.select(*CONTENT_COLUMNS, *PASSED_COLUMNS).mapInArrow(
+        EventFingerprints(context, source), EVENT_DDL
+    )
 
 
-def marks(headers: Mapping[str, str]) -> bytes:
-    """Fingerprint headers; names in small letters, sorted."""
-    lines = sorted(f"{name.lower()}:{value}" for name, value in headers.items() if _is_marked(name.lower()))
+def header_hash(headers: Mapping[str, str]) -> bytes:
+    """Hash headers, sorted by lower-case name."""
+    lines = sorted(f"{name.lower()}:{value}" for name, value in headers.items() if _is_hashed(name.lower()))
     return hashlib.sha256("\n".join(lines).encode()).digest()
 
 
-def message_prints(messages: DataFrame, *more: str) -> DataFrame:
-    """Fingerprint messages; ``id`` is null where they bear no valid one. Columns ``more`` stay."""
+def message_fingerprints(messages: DataFrame, *more: str) -> DataFrame:
+    """Fingerprint messages; ``id`` is null for messages without a valid ID. Columns ``more`` are kept."""
     lines = F.transform(
-        F.filter("headers", lambda header: _marked(F.lower(header["key"]))),
+        F.filter("headers", lambda header: _hashed(F.lower(header["key"]))),
         lambda header: F.concat(F.lower(header["key"]), F.lit(":"), header["value"]),
     )
     told = F.lower(F.coalesce(_header(MSG_ID), _header("ce-id")))
@@ -100,19 +106,19 @@ def message_prints(messages: DataFrame, *more: str) -> DataFrame:
         "time",
         "subject",
         F.unhex(F.sha2(F.concat(F.encode("subject", "UTF-8"), F.lit(b"\0"), body), 256)).alias("content"),
-        F.unhex(F.sha2(F.array_join(F.array_sort(lines), "\n"), 256)).alias("marks"),
+        F.unhex(F.sha2(F.array_join(F.array_sort(lines), "\n"), 256)).alias("header_hash"),
         *more,
     )
 
 
 @dataclass(frozen=True, slots=True)
 class StorageIds:
-    """Names messages without a valid id as the inbox does, after where they are stored."""
+    """Gives messages without a valid ID the same ID as the inbox, derived from their stream sequence."""
 
     stream: str
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the same rows with an id."""
+        """Yield the same rows with an ID."""
         for batch in batches:
             rows = [row | {"id": storage_id(self._message(row))} for row in batch.to_pylist()]
             yield pa.RecordBatch.from_pylist(rows, schema=batch.schema)
@@ -131,13 +137,13 @@ class StorageIds:
         )
 
 
-def named(prints: DataFrame, *, stream: str) -> DataFrame:
-    """Give every message an id; ``prints`` is read at once, and twice where one has none."""
-    without = prints.where(F.col("id").isNull())
+def named(fingerprints: DataFrame, *, stream: str) -> DataFrame:
+    """Give every message an ID; this reads ``fingerprints``, and twice if a message has no ID."""
+    without = fingerprints.where(F.col("id").isNull())
     if without.isEmpty():
-        return prints
-    nameless = without.mapInArrow(StorageIds(stream), prints.schema)
-    return prints.where(F.col("id").isNotNull()).unionByName(nameless)
+        return fingerprints
+    nameless = without.mapInArrow(StorageIds(stream), fingerprints.schema)
+    return fingerprints.where(F.col("id").isNotNull()).unionByName(nameless)
 
 
 def _event(row: dict[str, Any]) -> ClaimedEvent:
@@ -163,14 +169,14 @@ def _event(row: dict[str, Any]) -> ClaimedEvent:
 
 
 def _header(name: str) -> Column:
-    """Return a header's value; of a repeated name the last one counts, as when it is received."""
+    """Return a header's value; of repeated headers the last one counts, as in the worker."""
     found = F.filter("headers", lambda header: F.lower(header["key"]) == name.lower())
     return F.try_element_at(found, F.lit(-1))["value"]
 
 
-def _is_marked(name: str) -> bool:
+def _is_hashed(name: str) -> bool:
     return not name.startswith(_BROKER) and name not in _UNMARKED
 
 
-def _marked(name: Column) -> Column:
+def _hashed(name: Column) -> Column:
     return ~name.startswith(_BROKER) & ~name.isin(*_UNMARKED)

@@ -1,4 +1,4 @@
-"""The hop stream -> inbox: each message that a consumer covers against the inbox of the service behind it."""
+"""Judge the hop stream -> inbox: compare each message of a consumer with the inbox of its service."""
 
 import re
 from collections.abc import Sequence
@@ -15,16 +15,16 @@ from sea_mq_worker.pipeline.jobs.reconcile.verdicts import Verdict
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerFacts:
-    """What a durable consumer covers and has settled, asked for before the inbox was read.
+    """Range and progress of a durable consumer, queried before the inbox was read.
 
     Attributes:
-        filters: subject patterns, any of which may match; none: all subjects.
-        start_seq: the first sequence that it begins with.
-        start_time: the earliest time of storage that it begins with; None: any.
-        created: when it was created: what the stream had dropped by then it never saw.
-        settled: place of the last message before which all are settled.
-        first_place: of the first message that the stream itself holds; what is before comes from the lake.
-        read_at: the database's clock when it was asked about.
+        filters: subject patterns, any of which may match; empty: all subjects.
+        start_seq: the first sequence that the consumer covers.
+        start_time: the earliest storage time that the consumer covers; None: any.
+        created: the consumer's creation time; it never received messages that the stream had removed by then.
+        settled: position up to which all messages are settled.
+        first_position: position of the first message in the stream; earlier messages come from the lake.
+        read_at: the database's time of the query.
     """
 
     stream: str
@@ -34,7 +34,7 @@ class ConsumerFacts:
     start_time: datetime | None
     created: datetime
     settled: int
-    first_place: int
+    first_position: int
     read_at: datetime
 
 
@@ -46,7 +46,7 @@ def covered(messages: DataFrame, consumer: ConsumerFacts) -> DataFrame:
 
 
 def covered_copies(judged: DataFrame, consumer: ConsumerFacts) -> DataFrame:
-    """Return own events that the consumer is to have, with what the hop before said and the copies for it."""
+    """Return own events that the consumer covers, with the verdict of the previous hop and their copies."""
     copies = F.filter(
         "copies",
         lambda copy: _matches(copy["subject"], consumer) & _begun(copy["seq"], copy["time"], consumer),
@@ -69,14 +69,14 @@ def judge_inbox(
 ) -> DataFrame:
     """Add ``state_verdict``, ``findings`` and ``seconds`` (from stored to processed).
 
-    An id that never came to the stream keeps what the hop before said of it, unless the inbox knows better.
+    An ID that never reached the stream keeps its verdict of the previous hop, unless the inbox contains it.
 
     Args:
-        expected: ``id``, ``copies``, and ``before`` where the hop before was judged (else null).
+        expected: ``id``, ``copies``, and ``before``, the verdict of the previous hop (or null).
         inbox: rows of ``inbox_messages``.
-        consumer: what it covers.
-        limits: of the run.
-        pruned_before: messages processed before this time may have been deleted; None: none were.
+        consumer: range and progress of the consumer.
+        limits: the limits of the run.
+        pruned_before: messages processed before this time may have been pruned; None: no prune.
     """
     rows = inbox.select(
         F.col("message_id").alias("id"),
@@ -102,13 +102,13 @@ def _state(consumer: ConsumerFacts, limits: Limits, pruned_before: datetime | No
     first = F.try_element_at("copies", F.lit(1))
     pruned = F.lit(False) if pruned_before is None else first["time"] < F.lit(pruned_before)
     young = F.lit(consumer.read_at - timedelta(seconds=limits.grace_seconds))
-    unseen = (first["place"] < consumer.first_place) & (first["time"] < F.lit(consumer.created))
+    unseen = (first["position"] < consumer.first_position) & (first["time"] < F.lit(consumer.created))
     held = F.col("locked_until") > F.lit(consumer.read_at)
     rules = [
         (F.col("processed_at").isNotNull(), Verdict.DELIVERED),
         (F.col("dead_lettered_at").isNotNull(), Verdict.DEAD),
         *((F.col("copies").isNull() & (F.col("before") == each.value), each) for each in _CARRIED),
-        ((first["place"] > consumer.settled) | held | (first["time"] > young), Verdict.PENDING),
+        ((first["position"] > consumer.settled) | held | (first["time"] > young), Verdict.PENDING),
         (F.col("received").isNull() & unseen, Verdict.EXPIRED),
         (F.col("received").isNull() & pruned, Verdict.PRUNED),
     ]
@@ -125,7 +125,7 @@ def _matches(subject: Column, consumer: ConsumerFacts) -> Column:
 
 
 def _regex(pattern: str) -> str:
-    """Write a subject pattern as a regular expression: ``*`` is one token, a last ``>`` one or more."""
+    """Convert a subject pattern to a regular expression: ``*`` is one token, a final ``>`` one or more."""
     wild = {"*": "[^.]+", ">": ".+"}
     return "^" + r"\.".join(wild.get(token) or re.escape(token) for token in pattern.split(".")) + "$"
 

@@ -1,4 +1,4 @@
-"""reconcile: proves id by id that what the outbox had reached the stream, and from there the inbox."""
+"""Prove ID by ID that each event of the outbox reached the stream, and each message the inbox."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -38,16 +38,16 @@ from sea_mq_worker.settings import Settings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReconcileRequest:
-    """What to compare and what to tell.
+    """Scope and output of a comparison.
 
     Attributes:
-        limits: of time.
-        lake: where the archive and bronze are; None: tables and streams alone.
-        receivers: other services that consume the own stream.
-        examples: how many ids to name of each verdict.
-        out: a new folder for all ids that are not simply delivered; None: none.
-        out_format: of the files there.
-        requeue: put back what the stream lost; None: leave it.
+        limits: limits of time.
+        lake: the lake with archive and bronze; None: only tables and streams.
+        receivers: other services that consume this service's stream.
+        examples: number of IDs to return for each verdict.
+        out: a new folder for all IDs with another verdict than delivered; None: no files.
+        out_format: format of these files.
+        requeue: put back the events that the stream lost; None: change nothing.
     """
 
     limits: Limits = field(default_factory=Limits)
@@ -62,19 +62,19 @@ class ReconcileRequest:
 def reconcile(
     spark: SparkSession, settings: Settings, wanted: ReconcileRequest, *, on_progress: Callable[[str], None]
 ) -> Reconciliation:
-    """Judge each id at each hop; see ``Verdict``.
+    """Judge each ID at each hop; see ``Verdict``.
 
-    Each source is read once, and what is read of one table is one moment of it.
+    Each source is read once, and each table as of one moment.
 
     Raises:
-        PipelineError: the folder for the result is there already.
-        DataLossError: a stream was made again or set back while it was read.
-        StoreUnavailableError: PostgreSQL does not answer.
-        BrokerUnavailableError: NATS does not answer.
+        PipelineError: the output folder already exists.
+        DataLossError: a stream was recreated or restored during the read.
+        StoreUnavailableError: PostgreSQL is unavailable.
+        BrokerUnavailableError: NATS is unavailable.
         ContractError: a stream, a consumer or a table is missing.
     """
     if wanted.out and Path(wanted.out).exists():
-        raise PipelineError(f"{wanted.out} is there already: name a new folder, so that results do not mix")
+        raise PipelineError(f"{wanted.out} already exists: name a new folder, so that results do not mix")
     with ExitStack() as held:
         sources = read_sources(
             spark,
@@ -131,7 +131,7 @@ class _Judge:
             replays=audit.replays,
             pruned_before=max((moment for moment in gone if moment), default=None),
         )
-        return self._keep(judged.drop("content", "marks"))
+        return self._keep(judged.drop("content", "header_hash"))
 
     def _inbox(self, own: DataFrame, inbox: Inbox, position: ConsumerPosition) -> DataFrame:
         consumer = self._consumer(inbox, position)
@@ -174,7 +174,7 @@ class _Judge:
             start_time=position.start_time,
             created=position.created,
             settled=current + position.settled_seq,
-            first_place=current + self.sources.bounds[position.stream].state.first_seq,
+            first_position=current + self.sources.bounds[position.stream].state.first_seq,
             read_at=inbox.at,
         )
 
@@ -201,9 +201,9 @@ class _Judge:
         return restore_signs(missing, self.sources.messages[self.settings.stream], self._facts())
 
     def _notes(self) -> list[str]:
-        """Say what limits the judgement, or speaks of a broker that was set back."""
+        """Return notes on limits of the result and on signs of a restored broker."""
         notes = [
-            f"{inbox.context}: none of its consumers is on {self.settings.stream}"
+            f"{inbox.context}: no consumer of this service reads {self.settings.stream}"
             for inbox in self.sources.inboxes[1:]
             if not inbox.positions
         ]
@@ -213,18 +213,17 @@ class _Judge:
             if one.settled_seq > last:
                 notes.append(
                     f"{one.durable} has settled sequence {one.settled_seq}, but {one.stream} ends at {last}: "
-                    "the stream was set back, and the consumer passes over what comes up to there"
+                    "the stream was restored to an older state, and the consumer skips up to that sequence"
                 )
         archived = self.sources.audit.archived_before
         if self.wanted.lake is None and archived:
             notes.append(
-                f"rows published before {archived.isoformat()} were archived: "
-                "without --lake they are not compared"
+                f"rows published before {archived.isoformat()} were archived: use --lake to compare them"
             )
         return notes
 
     def _write(self, hops: Mapping[str, DataFrame]) -> None:
-        """Write all hops into one folder, which is complete when it has a file ``_SUCCESS``."""
+        """Write all hops into one folder, which is complete when it contains a file ``_SUCCESS``."""
         if not self.wanted.out:
             return
         all_hops: DataFrame | None = None

@@ -1,4 +1,4 @@
-"""The hop outbox -> stream: each row against the copies of it that the stream, or the lake for it, holds."""
+"""Judge the hop outbox -> stream: compare each row with its copies in the stream and in the lake."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,27 +8,27 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
 from sea_mq_worker.pipeline.jobs.reconcile.order import order_conflicts, out_of_order
-from sea_mq_worker.pipeline.jobs.reconcile.replays import Replay, unexplained
+from sea_mq_worker.pipeline.jobs.reconcile.replays import AuditedReplay, unexplained
 from sea_mq_worker.pipeline.jobs.reconcile.verdict_columns import case, findings
 from sea_mq_worker.pipeline.jobs.reconcile.verdicts import Verdict
 
 _CLOCK_SECONDS = 60
-"""How far the clocks of database and broker may be apart where a row might belong to an older stream."""
+"""Tolerance between the clocks of database and broker, for deciding if a row belongs to an older stream."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamEvidence:
-    """What the stream may hold.
+    """Bounds and retention of the stream at the time of the read.
 
     Attributes:
-        stream: its name.
-        created: when it was created.
-        first_seq: the first message that it held when all had been read.
-        last_seq: the last one when the reading began.
-        first_time: when the first one was stored; None: it is empty.
-        asked_at: the database's clock before ``last_seq`` was asked for; what was acknowledged earlier is in.
-        max_age_seconds: after which it drops messages; None: never.
-        drops: it may drop messages for other reasons than their age.
+        stream: the stream's name.
+        created: the stream's creation time.
+        first_seq: the first message after the read.
+        last_seq: the last message before the read.
+        first_time: storage time of the first message; None: the stream is empty.
+        asked_at: the database's time before ``last_seq`` was queried; it covers events acknowledged earlier.
+        max_age_seconds: age at which the stream removes messages; None: never.
+        drops: whether the stream may remove messages for other reasons than age.
     """
 
     stream: str
@@ -43,13 +43,13 @@ class StreamEvidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What the operator chose.
+    """Limits of time, chosen by the operator.
 
     Attributes:
-        grace_seconds: what was published or stored less long ago is never called missing.
-        late_seconds: above which a hop is late; None: never.
-        since: compare only events created (own) or stored (others') at this time or later.
-        until: compare only those before this time.
+        grace_seconds: events published or stored within this time are never missing.
+        late_seconds: a hop is late above this time; None: never.
+        since: compare only own events created, and other messages stored, at this time or later.
+        until: compare only own events created, and other messages stored, before this time.
     """
 
     grace_seconds: float = 60.0
@@ -59,18 +59,18 @@ class Limits:
 
     @property
     def windowed(self) -> bool:
-        """Only a part is compared."""
+        """Whether only a part is compared."""
         return self.since is not None or self.until is not None
 
 
 def copies_by_id(messages: DataFrame) -> DataFrame:
-    """Return each ``id`` with its ``copies``, the first one first."""
-    copy = F.struct("place", "seq", "time", "subject", "content", "marks")
+    """Return each ``id`` with its ``copies`` in stream order."""
+    copy = F.struct("position", "seq", "time", "subject", "content", "header_hash")
     return messages.groupBy("id").agg(F.sort_array(F.collect_list(copy)).alias("copies"))
 
 
 def matched(events: DataFrame, messages: DataFrame) -> DataFrame:
-    """Join rows and copies; either side may be missing."""
+    """Join rows and copies with a full outer join."""
     return events.join(copies_by_id(messages), "id", "full_outer")
 
 
@@ -79,19 +79,19 @@ def judge_stream(
     facts: StreamEvidence,
     limits: Limits,
     *,
-    replays: Sequence[Replay] = (),
+    replays: Sequence[AuditedReplay] = (),
     pruned_before: datetime | None = None,
 ) -> DataFrame:
     """Add ``state_verdict``, ``findings`` and ``seconds`` (from occurred to stored).
 
-    ``state_verdict`` is the one of the findings that exclude each other.
+    ``state_verdict`` is one of the mutually exclusive findings.
 
     Args:
-        joined: from ``matched``; read several times, here already, so it should be persisted.
-        facts: of the stream.
-        limits: of the run.
-        replays: audited ones, which explain further copies.
-        pruned_before: rows published before this time may have been deleted; None: none were.
+        joined: the result of ``matched``; read several times, so it should be persisted.
+        facts: bounds and retention of the stream.
+        limits: the limits of the run.
+        replays: audited replays, which explain additional copies.
+        pruned_before: rows published before this time may have been pruned; None: no prune.
     """
     first = F.element_at("copies", 1)
     marked = _flagged(joined, _repeated(joined, replays), "repeated")
@@ -122,7 +122,7 @@ def _state(facts: StreamEvidence, limits: Limits, pruned_before: datetime | None
         (F.col("state").isin("PENDING", "CLAIMED"), Verdict.PENDING),
         (F.col("state") == "DEAD", Verdict.DEAD),
         (F.col("copies").isNotNull(), Verdict.DELIVERED),
-        # It was acknowledged after the last sequence was asked for, so nobody looked where it is.
+        # The event was acknowledged after the last sequence was queried, so its message was not read.
         (F.col("published_at") >= young, Verdict.PENDING),
         (_expired(facts), Verdict.EXPIRED),
         otherwise=Verdict.MISSING_IN_STREAM,
@@ -130,10 +130,10 @@ def _state(facts: StreamEvidence, limits: Limits, pruned_before: datetime | None
 
 
 def _expired(facts: StreamEvidence) -> Column:
-    """Retention may have removed it.
+    """Whether retention may have removed the message.
 
-    A stream that refuses messages when it is full drops none but the old ones: a younger one that is gone was
-    removed by somebody, even at the stream's head.
+    A stream that refuses messages when it is full removes only messages above the maximum age. A younger
+    missing message was removed by an operator, even at the stream's head.
     """
     elsewhere = F.coalesce(F.col("stream") != facts.stream, F.lit(False))
     old = F.lit(False)
@@ -150,44 +150,45 @@ def _expired(facts: StreamEvidence) -> Column:
 
 
 def _altered() -> Column:
-    """No row, or one that makes no message: there is nothing to compare."""
+    """Whether a copy differs from its row; a row that makes no message is not compared."""
     differs = F.exists(
-        "copies", lambda copy: (copy["content"] != F.col("content")) | (copy["marks"] != F.col("marks"))
+        "copies",
+        lambda copy: (copy["content"] != F.col("content")) | (copy["header_hash"] != F.col("header_hash")),
     )
     return F.col("content").isNotNull() & F.coalesce(differs, F.lit(False))
 
 
-def _repeated(joined: DataFrame, replays: Sequence[Replay]) -> DataFrame | None:
-    """Return the ids with a copy that no replay explains; None: there is no second copy of any."""
+def _repeated(joined: DataFrame, replays: Sequence[AuditedReplay]) -> DataFrame | None:
+    """Return the IDs with a copy that no replay explains; None: no ID has a second copy."""
     several = joined.where(F.size("copies") > 1)
     if several.isEmpty():
         return None
     pairs = F.transform(
         F.sequence(F.lit(2), F.size("copies")),
-        lambda place: F.struct(
-            F.element_at("copies", place - 1)["time"].alias("earlier"),
-            F.element_at("copies", place)["time"].alias("later"),
+        lambda position: F.struct(
+            F.element_at("copies", position - 1)["time"].alias("earlier"),
+            F.element_at("copies", position)["time"].alias("later"),
         ),
     )
     each = several.select(*_SELECTED, F.inline(pairs))
     return unexplained(each, replays)
 
 
-def _displaced(joined: DataFrame, replays: Sequence[Replay]) -> DataFrame | None:
-    """Return the ids out of order, by their first copies; None: all are in order.
+def _displaced(joined: DataFrame, replays: Sequence[AuditedReplay]) -> DataFrame | None:
+    """Return the IDs that are out of order by their first copies; None: all are in order.
 
-    An event whose first copy left the stream long ago, so that a replay's is the first seen, is left out.
+    Events whose first copy has left the stream, so that a replay's copy is the first one, are left out.
     """
     first = F.element_at("copies", 1)
     keyed = joined.where(F.col("ordering_key").isNotNull() & F.col("copies").isNotNull())
-    places = keyed.select(
+    positions = keyed.select(
         *_SELECTED,
         "seq",
-        first["place"].alias("place"),
+        first["position"].alias("position"),
         F.col("created_at").alias("earlier"),
         first["time"].alias("later"),
     )
-    wrong = order_conflicts(places)
+    wrong = order_conflicts(positions)
     return None if wrong.isEmpty() else out_of_order(unexplained(wrong, replays))
 
 

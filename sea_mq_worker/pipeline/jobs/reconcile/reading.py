@@ -1,4 +1,4 @@
-"""Reads what is compared: rows of table and archive, messages of stream and bronze."""
+"""Read the compared data: rows of table and archive, messages of stream and bronze."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,8 +15,8 @@ from sea_mq_worker.pipeline.jobs.reconcile.broker_state import StreamBounds
 from sea_mq_worker.pipeline.jobs.reconcile.fingerprints import (
     CONTENT_COLUMNS,
     PASSED_COLUMNS,
-    event_prints,
-    message_prints,
+    event_fingerprints,
+    message_fingerprints,
     named,
 )
 from sea_mq_worker.pipeline.jobs.reconcile.outbox import Limits
@@ -26,28 +26,29 @@ from sea_mq_worker.pipeline.snapshot import Snapshot, read_inbox, read_outbox
 from sea_mq_worker.settings import Settings
 
 _INCARNATION = 1 << 48
-"""Places of messages: sequences, each incarnation's after those of the one before."""
+"""Offset between incarnations: positions are sequences, each incarnation after the previous one."""
 
 _INBOX_COLUMNS = (
     *("message_id", "received_at", "processed_at", "dead_lettered_at", "locked_until"),
     *("content_hash", "stream_seq"),
 )
 _CLOCK = timedelta(hours=1)
-"""Read so much more than a time asks for, whatever the clocks of database and broker say."""
+"""Margin added to a time range, because the clocks of database and broker may differ."""
 
 Keep: TypeAlias = Callable[[DataFrame], tuple[DataFrame, int]]
-"""Reads a frame, keeps its rows on the executors' disks, and returns it with their number."""
+"""Persists a frame on the executors' disks and returns it with its number of rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Messages:
-    """Messages of a stream, and of the lake what the stream no longer holds.
+    """Messages of a stream, including messages of the lake that left the stream.
 
     Attributes:
-        frame: ``id``, ``place``, ``seq``, ``time``, ``subject``, ``content`` and ``marks`` of each.
-        current: place of the stream's own sequence 0.
-        streamed: how many the stream gave.
-        landed: how many came from the lake.
+        frame: ``id``, ``position``, ``seq``, ``time``, ``subject``, ``content`` and ``header_hash`` of each
+            message.
+        current: position of sequence 0 of the current stream.
+        streamed: number of messages from the stream.
+        landed: number of messages from the lake.
     """
 
     frame: DataFrame
@@ -57,10 +58,10 @@ class Messages:
 
 
 def read_stream(spark: SparkSession, bounds: StreamBounds, keep: Keep) -> tuple[DataFrame, int]:
-    """Read and keep the prints of a stream's messages within the bounds.
+    """Read and persist the fingerprints of a stream's messages within the bounds.
 
-    What retention removes in the meantime is not there and no error: who judges asks for the first sequence
-    again afterwards.
+    Messages that retention removes in the meantime are missing without an error, so the caller queries the
+    first sequence again afterwards.
     """
     options = {
         "stream": bounds.state.name,
@@ -69,7 +70,7 @@ def read_stream(spark: SparkSession, bounds: StreamBounds, keep: Keep) -> tuple[
         "failOnDataLoss": "false",
     }
     messages = spark.read.format("jetstream").options(**access_options(), **options).load()
-    return keep(message_prints(messages))
+    return keep(message_fingerprints(messages))
 
 
 def with_lake(
@@ -81,11 +82,11 @@ def with_lake(
     limits: Limits,
     keep: Keep,
 ) -> Messages:
-    """Add what the lake has of the stream from before its first message as of ``bounds``."""
-    prints, count = streamed
+    """Add the lake's messages that precede the first message of the stream in ``bounds``."""
+    fingerprints, count = streamed
     name = bounds.state.name
     if lake is None:
-        own = named(prints, stream=name).withColumn("place", F.col("seq"))
+        own = named(fingerprints, stream=name).withColumn("position", F.col("seq"))
         return Messages(frame=own, current=0, streamed=count, landed=0)
     landed = _landed(spark, lake, bounds, limits)
     found = {row.incarnation for row in landed.select("incarnation").distinct().collect()}
@@ -95,11 +96,11 @@ def with_lake(
     numbers = {each: number for number, each in enumerate(sorted({*found, newest}, key=_age))}
     current = numbers[newest] * _INCARNATION
     older, landed_count = keep(_placed(landed, numbers, several=len(same) > 1))
-    twice = prints.where(F.col("seq") < bounds.state.first_seq).select(
-        (F.col("seq") + current).alias("place")
+    twice = fingerprints.where(F.col("seq") < bounds.state.first_seq).select(
+        (F.col("seq") + current).alias("position")
     )
-    older = older.join(twice, "place", "left_anti").select(*prints.columns, "place")
-    own = prints.withColumn("place", F.col("seq") + current)
+    older = older.join(twice, "position", "left_anti").select(*fingerprints.columns, "position")
+    own = fingerprints.withColumn("position", F.col("seq") + current)
     both = named(own.unionByName(older), stream=name)
     return Messages(frame=both, current=current, streamed=count, landed=landed_count)
 
@@ -107,7 +108,7 @@ def with_lake(
 def read_events(
     spark: SparkSession, settings: Settings, held: Snapshot, limits: Limits, keep: Keep
 ) -> tuple[DataFrame, int]:
-    """Read and keep the prints of the outbox's rows."""
+    """Read and persist the fingerprints of the outbox's rows."""
     rows = read_outbox(
         spark,
         held,
@@ -115,8 +116,8 @@ def read_events(
         created_since=limits.since,
         created_before=limits.until,
     )
-    prints = event_prints(rows, context=settings.context, source=settings.source)
-    return keep(prints.withColumn("in_table", F.lit(True)))
+    fingerprints = event_fingerprints(rows, context=settings.context, source=settings.source)
+    return keep(fingerprints.withColumn("in_table", F.lit(True)))
 
 
 def with_archive(
@@ -128,7 +129,7 @@ def with_archive(
     limits: Limits,
     keep: Keep,
 ) -> tuple[DataFrame, int]:
-    """Add the archive's rows; of several with one id the table's counts, else the one published last."""
+    """Add the archive's rows; of rows with one ID the table's row is used, else the one published last."""
     if lake is None:
         return events, 0
     columns = tuple(name for name in (*CONTENT_COLUMNS, *PASSED_COLUMNS, "context") if name != "state")
@@ -138,7 +139,7 @@ def with_archive(
         rows = rows.where(F.col("created_at") >= F.lit(limits.since))
     if limits.until is not None:
         rows = rows.where(F.col("created_at") < F.lit(limits.until))
-    archived, count = keep(event_prints(rows, context=settings.context, source=settings.source))
+    archived, count = keep(event_fingerprints(rows, context=settings.context, source=settings.source))
     if not count:
         return events, 0
     both = events.unionByName(archived.withColumn("in_table", F.lit(False)))
@@ -146,13 +147,13 @@ def with_archive(
 
 
 def read_received(spark: SparkSession, held: Snapshot, limits: Limits, keep: Keep) -> tuple[DataFrame, int]:
-    """Read and keep the inbox's rows."""
+    """Read and persist the inbox's rows."""
     since = None if limits.since is None else limits.since - _CLOCK
     return keep(read_inbox(spark, held, columns=_INBOX_COLUMNS, received_since=since))
 
 
 def stored_within(messages: DataFrame, limits: Limits) -> DataFrame:
-    """Return the messages that were stored in the time that is compared."""
+    """Return the messages stored in the compared time range."""
     if limits.since is not None:
         messages = messages.where(F.col("time") >= F.lit(limits.since))
     if limits.until is not None:
@@ -161,7 +162,7 @@ def stored_within(messages: DataFrame, limits: Limits) -> DataFrame:
 
 
 def _landed(spark: SparkSession, lake: str, bounds: StreamBounds, limits: Limits) -> DataFrame:
-    """Read of bronze what the stream does not hold any more: older streams, and what is before its first."""
+    """Read messages from bronze that left the stream: older incarnations, and those before its start."""
     name = bounds.state.name
     columns = ("stream", "date", "incarnation", "seq", "time", "subject", "headers", "data")
     rows = LakeTable(lake, BRONZE).read(spark, [("stream", "=", name)], columns=columns)
@@ -174,22 +175,24 @@ def _landed(spark: SparkSession, lake: str, bounds: StreamBounds, limits: Limits
 
 
 def _placed(landed: DataFrame, numbers: dict[str, int], *, several: bool) -> DataFrame:
-    """Give places; where a stream was set back, the later incarnation's message counts at a sequence."""
+    """Add positions; if a stream was restored, the later incarnation's message is used for a sequence."""
     number = F.create_map(*(F.lit(part) for pair in numbers.items() for part in pair))[F.col("incarnation")]
     rows = landed
     if several:
         created = F.split_part("incarnation", F.lit("#"), F.lit(1))
         rows = deduplicate_by(rows, (created, "seq"), F.desc(number))
-    prints = message_prints(rows, "incarnation")
-    return prints.withColumn("place", number * F.lit(_INCARNATION) + F.col("seq")).drop("incarnation")
+    fingerprints = message_fingerprints(rows, "incarnation")
+    return fingerprints.withColumn("position", number * F.lit(_INCARNATION) + F.col("seq")).drop(
+        "incarnation"
+    )
 
 
 def _created(bounds: StreamBounds) -> str:
-    """Return the creation time as the lake writes it."""
+    """Return the creation time in the lake's format."""
     return moment_text(nanoseconds(bounds.state.created))
 
 
 def _age(incarnation: str) -> tuple[int, int]:
-    """Sort incarnations: by creation, then by how often the stream was found set back."""
+    """Return the sort key of an incarnation: creation time, then number of restores."""
     created, _, restored = incarnation.partition("#")
     return nanoseconds(created), int(restored or 0)

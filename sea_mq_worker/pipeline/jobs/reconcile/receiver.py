@@ -1,4 +1,4 @@
-"""Other services that consume the own stream, each known by its settings file."""
+"""Other services that consume this service's stream, each described by its settings file."""
 
 import os
 from dataclasses import dataclass
@@ -10,22 +10,22 @@ from sea_mq_worker.settings import CONFIG_VARIABLE, ENV_PREFIX, Settings, Settin
 
 @dataclass(frozen=True, slots=True)
 class Receiver:
-    """A service; ``config`` is its settings file, the same on every node."""
+    """A service; ``config`` is the path of its settings file on every node."""
 
     config: str
     settings: Settings
 
 
 def load_receiver(path: Path) -> Receiver:
-    """Read a receiver's settings.
+    """Load a receiver's settings.
 
     Raises:
-        SettingsError: the file is wrong, or settings in the environment would hide what it says.
+        SettingsError: the file is wrong, or environment variables would override it.
     """
     if hiding := sorted(_from_environment()):
         raise SettingsError(
-            f"--receiver {path}: {', '.join(hiding)} in the environment would be taken for the receiver's "
-            f"too; put your own settings into a file and name it by {CONFIG_VARIABLE}"
+            f"--receiver {path}: {', '.join(hiding)} in the environment would override the receiver's "
+            f"settings; put this service's settings into a file and set {CONFIG_VARIABLE} to its path"
         )
     config = str(path.resolve())
     with config_of(config):
@@ -33,6 +33,6 @@ def load_receiver(path: Path) -> Receiver:
 
 
 def _from_environment() -> set[str]:
-    """Name what would be taken for the receiver's; the lake is asked for the own service alone."""
+    """Return the environment variables that would override the receiver's file, except the lake."""
     fields = {f"{ENV_PREFIX}{name}".upper() for name in Settings.model_fields if name != "pipeline_lake"}
     return fields & set(os.environ)

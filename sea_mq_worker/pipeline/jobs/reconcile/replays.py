@@ -1,9 +1,9 @@
-"""Which copies in a stream an operator has asked for: those that an audited replay explains.
+"""Find the copies in a stream that an audited replay explains.
 
-A replay explains a further copy of an event when its record in ``operator_actions`` selects the event, by id
-or by what else it names (types, keys, correlation id, time of creation), and was made between the copy before
-and this one. State, error and time of publishing as they were then are not known any more, nor are the ids
-where a record only counts them: such a replay counts for all events that its other filters select.
+A replay explains another copy of an event if its record in ``operator_actions`` selects the event, by ID or
+by other filters (types, keys, correlation ID, creation time), and was written between the previous copy and
+this one. The event's former state, error and publishing time are unknown. The IDs are unknown if the record
+contains only their number. Such a replay then applies to all events that its other filters select.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,7 +16,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 _SKEW_SECONDS = 5
-"""How far the clocks of database and broker may be apart."""
+"""Tolerance between the clocks of database and broker."""
 
 _MOMENT = pa.timestamp("us", tz="UTC")
 _SCHEMA = pa.schema(
@@ -32,25 +32,25 @@ _FILTERS = {
     "keys": ("ordering_key", "ordering_keys"),
     "correlations": ("correlation_id", "correlation_ids"),
 }
-"""Column by column: what the worker's replay records, and the pipeline's, which takes several."""
+"""Names of each column's filter in records of the worker's replay, and of the pipeline's, with lists."""
 
 
 @dataclass(frozen=True, slots=True)
-class Replay:
-    """One audited replay: when, and ``selection`` as it was recorded."""
+class AuditedReplay:
+    """One audited replay: its time, and its recorded ``selection``."""
 
     at: datetime
     selection: Mapping[str, Any]
 
 
-def unexplained(copies: DataFrame, replays: Iterable[Replay]) -> DataFrame:
-    """Leave out what a replay explains.
+def unexplained(copies: DataFrame, replays: Iterable[AuditedReplay]) -> DataFrame:
+    """Remove the copies that a replay explains.
 
     Args:
         copies: ``id``, ``event_type``, ``ordering_key``, ``correlation_id`` and ``created_at`` of the event,
-            and the times ``earlier`` and ``later`` between which a replay would have been asked for; more
-            columns are kept.
-        replays: the audit's.
+            and the times ``earlier`` and ``later`` between which a replay must be recorded; other columns are
+            kept.
+        replays: the audited replays.
     """
     rows = [row for replay in replays for row in _rows(replay)]
     by_id = [row for row in rows if row["by_id"] is not None]
@@ -65,7 +65,7 @@ def unexplained(copies: DataFrame, replays: Iterable[Replay]) -> DataFrame:
     return left
 
 
-def _rows(replay: Replay) -> list[dict[str, Any]]:
+def _rows(replay: AuditedReplay) -> list[dict[str, Any]]:
     given = replay.selection
     row: dict[str, Any] = {name: _several(given, *names) for name, names in _FILTERS.items()}
     row |= {name: _moment(given.get(name)) for name in ("since", "until")}

@@ -1,4 +1,4 @@
-"""What the stream lost: signs of a broker that was set back to an older state, and putting the ids back."""
+"""Events that the stream lost: detect a broker restored to an older state, and put the events back."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -24,12 +24,12 @@ _EXAMPLES = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Requeue:
-    """How to put lost ids back.
+    """Options for putting lost events back.
 
     Attributes:
-        actor: who asks for it.
-        reason: why.
-        cap: if more rows than this are lost, none is put back: the settings may point at another broker.
+        actor: the operator, for the audit.
+        reason: the operator's reason, for the audit.
+        cap: put back no event if more than this are lost, because the settings may name another broker.
         dry_run: only count.
     """
 
@@ -40,12 +40,12 @@ class Requeue:
 
 
 def lost(judged: DataFrame) -> DataFrame:
-    """Return what the hop outbox -> stream found missing."""
+    """Return the events that are missing in the stream."""
     return judged.where(F.col("state_verdict") == Verdict.MISSING_IN_STREAM.value)
 
 
 def restore_signs(missing: DataFrame, messages: Messages, facts: StreamEvidence) -> list[str]:
-    """Say in words what the lost ids tell of the broker."""
+    """Describe the signs of a restored broker that the lost IDs show."""
     ours = missing.where(F.col("stream") == facts.stream)
     row = ours.agg(
         F.count("*").alias("lost"),
@@ -56,7 +56,7 @@ def restore_signs(missing: DataFrame, messages: Messages, facts: StreamEvidence)
     if row is None or not row.lost:
         return []
     there = messages.frame.select(
-        (F.col("place") - messages.current).alias("stream_seq"), F.lit(1).alias("one")
+        (F.col("position") - messages.current).alias("stream_seq"), F.lit(1).alias("one")
     )
     replaced = (
         ours.where(F.col("stream_seq") <= facts.last_seq).join(there, "stream_seq", "left_semi").count()
@@ -67,14 +67,14 @@ def restore_signs(missing: DataFrame, messages: Messages, facts: StreamEvidence)
 def put_back(
     settings: Settings, missing: DataFrame, how: Requeue, on_progress: Callable[[str], None]
 ) -> Requeued:
-    """PUBLISHED -> PENDING for the lost rows that the table still has, the earliest first.
+    """Set lost rows that are still in the table from PUBLISHED to PENDING, earliest first.
 
-    It is the worker's own replay, with its record in the audit for each batch; a batch is one transaction.
-    Doing it again puts back only what is still lost and PUBLISHED.
+    Each batch is one transaction of the worker's own replay, with an audit record. A repetition puts back
+    only rows that are still lost and PUBLISHED.
 
     Raises:
-        StoreUnavailableError: batches before stay put back; doing it again is safe.
-        BrokerUnavailableError: nothing was put back.
+        StoreUnavailableError: earlier batches stay put back; a repetition is safe.
+        BrokerUnavailableError: no row was put back.
     """
     counts = {row.in_table: row["count"] for row in missing.groupBy("in_table").count().collect()}
     rows, archived = counts.get(True, 0), counts.get(False, 0)
@@ -99,18 +99,18 @@ def _told(facts: StreamEvidence, *, older: int, above: int, highest: int | None,
     notes = []
     if above:
         notes.append(
-            f"{name} was set back to an older state: {above} lost ids were acknowledged above its last "
-            f"sequence {facts.last_seq}, up to {highest}; --requeue publishes again what is lost"
+            f"{name} was restored to an older state: {above} lost IDs were acknowledged above its last "
+            f"sequence {facts.last_seq}, up to {highest}; use --requeue to publish the lost events again"
         )
     if replaced:
         notes.append(
-            f"{name} holds other messages at the sequences of {replaced} lost ids: it was set back, or made "
-            "again, and has taken new messages since"
+            f"{name} contains other messages at the sequences of {replaced} lost IDs: it was restored or "
+            "created again, and has stored new messages since"
         )
     if older:
         notes.append(
-            f"{name} was created at {facts.created.isoformat()}, after {older} lost ids had been "
-            "acknowledged by the stream of that name before it"
+            f"{name} was created at {facts.created.isoformat()}, after {older} lost IDs had been "
+            "acknowledged by an earlier stream with this name"
         )
     return notes
 

@@ -14,8 +14,8 @@ _ACCURACY = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Latency:
-    """Seconds that a hop took; percentiles are exact to a ten-thousandth of the rank."""
+class HopLatency:
+    """Seconds per hop; percentiles are exact to a ten-thousandth of the rank."""
 
     events: int
     p50: float
@@ -26,15 +26,15 @@ class Latency:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hop:
-    """One hop.
+    """Result for a hop.
 
     Attributes:
-        name: from where to where.
-        ids: how many were judged.
-        verdicts: how many got each verdict; they add up to ``ids``.
-        findings: how many have each finding, also where a worse one is the verdict.
-        examples: some ids of each verdict but ``delivered``, in order.
-        latency: from occurrence to stream, or from stream to effect; None: nothing passed the hop.
+        name: source and target of the hop.
+        ids: number of judged IDs.
+        verdicts: number of IDs per verdict; the sum is ``ids``.
+        findings: number of IDs per finding, including IDs with a worse verdict.
+        examples: some IDs per verdict except ``delivered``, sorted.
+        latency: from occurrence to stream, or from stream to effect; None: no ID passed the hop.
     """
 
     name: str
@@ -42,19 +42,19 @@ class Hop:
     verdicts: Mapping[Verdict, int]
     findings: Mapping[Verdict, int]
     examples: Mapping[Verdict, Sequence[str]]
-    latency: Latency | None
+    latency: HopLatency | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """The part of a stream that was compared.
+    """The compared part of a stream.
 
     Attributes:
-        created: when the stream was created.
-        first_seq: the first message that the stream held when it had been read.
-        last_seq: the last one when the reading began; what came later is not judged.
+        created: the stream's creation time.
+        first_seq: the first message after the read.
+        last_seq: the last message before the read; later messages are not judged.
         streamed: messages read from the stream.
-        landed: messages read from the lake, because the stream does not hold them any more.
+        landed: messages read from the lake, because they left the stream.
     """
 
     stream: str
@@ -69,14 +69,14 @@ class Compared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Requeued:
-    """What was done about the ids that the stream lost.
+    """Result of putting lost events back.
 
     Attributes:
-        lost: how many there are.
-        replayed: how many were put back; 0 in a dry run, and where more than the cap are lost.
-        capped: more rows than the cap are lost, so none was put back.
-        archived: some ids of those whose rows are only in the archive: `pipeline replay --id` puts them back.
-        archived_count: how many of them there are.
+        lost: number of lost IDs.
+        replayed: number of events put back; 0 in a dry run, and if more than the cap are lost.
+        capped: whether more rows than the cap are lost, so that none was put back.
+        archived: some IDs of lost events that are only in the archive; `pipeline replay --id` puts them back.
+        archived_count: number of lost events that are only in the archive.
     """
 
     lost: int
@@ -89,7 +89,7 @@ class Requeued:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reconciliation:
-    """The whole result; ``rows`` tells how many were read of each table, stream and lake table."""
+    """Result of a comparison; ``rows`` is the number of rows read from each table, stream and lake table."""
 
     since: datetime | None
     until: datetime | None
@@ -100,17 +100,17 @@ class Reconciliation:
     requeued: Requeued | None
 
     def found(self, verdicts: Collection[Verdict]) -> int:
-        """Count findings of these kinds, over all hops."""
+        """Count findings of these kinds over all hops."""
         return sum(hop.findings.get(verdict, 0) for hop in self.hops for verdict in verdicts)
 
 
 def summary(name: str, judged: DataFrame, *, examples: int) -> Hop:
-    """Count what a hop's ids got.
+    """Count the verdicts and findings of a hop.
 
     Args:
-        name: of the hop.
+        name: the hop's name.
         judged: ``id``, ``findings`` and ``seconds``; read several times.
-        examples: how many ids to name of each verdict.
+        examples: number of IDs to return for each verdict.
     """
     shares = F.percentile_approx("seconds", list(_SHARES), _ACCURACY).alias("shares")
     figures = (
@@ -135,7 +135,7 @@ def summary(name: str, judged: DataFrame, *, examples: int) -> Hop:
 
 
 def troubled(judged: DataFrame) -> DataFrame:
-    """Return the ids that are not simply delivered, with their verdicts."""
+    """Return the IDs with another verdict than delivered."""
     bad = judged.where(F.col("findings")[0] != Verdict.DELIVERED.value)
     return bad.select("id", F.col("findings")[0].alias("verdict"), "findings", "seconds")
 
@@ -150,6 +150,6 @@ def _examples(judged: DataFrame, number: int) -> dict[Verdict, list[str]]:
     return found
 
 
-def _latency(row: Row) -> Latency:
+def _latency(row: Row) -> HopLatency:
     p50, p95, p99 = row.shares
-    return Latency(events=row.events, p50=p50, p95=p95, p99=p99, longest=row.longest)
+    return HopLatency(events=row.events, p50=p50, p95=p95, p99=p99, longest=row.longest)

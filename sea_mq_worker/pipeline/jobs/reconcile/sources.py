@@ -1,4 +1,4 @@
-"""Reads all that is compared, each source once, in the order that makes the comparison fair."""
+"""Read all compared sources once, in an order in which events in transit never look lost."""
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -14,8 +14,8 @@ from sea_mq_worker.pipeline.jobs.reconcile.broker_state import (
     Audit,
     ConsumerPosition,
     StreamBounds,
-    ask_bounds,
-    ask_positions,
+    query_bounds,
+    query_positions,
     read_audit,
 )
 from sea_mq_worker.pipeline.jobs.reconcile.outbox import Limits
@@ -35,13 +35,14 @@ from sea_mq_worker.settings import ConsumerSettings, Settings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inbox:
-    """A service's inbox, and how far its consumers were just before it was read.
+    """A service's inbox, and the progress of its consumers just before the read.
 
     Attributes:
-        context: the service's.
-        at: the database's clock when it was read.
-        rows: of ``inbox_messages``.
-        pruned_before: rows processed before this may be gone; None: no prune.
+        context: the service's context.
+        positions: the progress of its consumers.
+        at: the database's time of the read.
+        rows: rows of ``inbox_messages``.
+        pruned_before: rows processed before this time may have been pruned; None: no prune.
     """
 
     context: str
@@ -53,15 +54,15 @@ class Inbox:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sources:
-    """All that is compared.
+    """All compared data.
 
     Attributes:
-        inboxes: the own one first.
-        bounds: of each stream, its first sequence as of after the reading.
-        messages: of each stream.
+        inboxes: this service's inbox first, then the receivers'.
+        bounds: bounds of each stream, with its first sequence after the read.
+        messages: messages of each stream.
         events: rows of outbox and archive.
-        audit: of the own schema.
-        rows: how many were read of what.
+        audit: operators' actions in this service's schema.
+        rows: number of rows read from each source.
     """
 
     inboxes: Sequence[Inbox]
@@ -82,21 +83,21 @@ def read_sources(
     held: ExitStack,
     on_progress: Callable[[str], None],
 ) -> Sources:
-    """Read in the direction opposite to that in which an event travels.
+    """Read the sources against the direction in which an event travels.
 
-    So whatever is seen at one place was at the places before it when they were read: what is in flight looks
-    pending, and never lost. Consumers' positions come first of all, then inboxes, streams, outbox and
-    archive. What moves to the lake meanwhile is found there, since the lake is read after the table or stream
-    that it leaves.
+    An event found in one source had then already reached the sources before it when those are read. Events in
+    transit therefore look pending, and never lost. The order of reading is: consumers' positions, inboxes,
+    streams, outbox, archive. Events that move to the lake in the meantime are found there, because the lake
+    is read last.
 
     Args:
         spark: the session.
-        settings: the own ones.
-        lake: None: there is none.
-        receivers: other services that consume the own stream.
-        limits: of time.
-        held: keeps snapshots and rows until it is closed.
-        on_progress: is told what was read.
+        settings: settings of this service.
+        lake: the lake's address; None: no lake.
+        receivers: other services that consume this service's stream.
+        limits: limits of time.
+        held: holds snapshots and persisted rows until it is closed.
+        on_progress: called with a description of each read.
     """
     rows: dict[str, int] = {}
     reading = _Reading(spark, limits, held, rows, on_progress)
@@ -113,8 +114,10 @@ def read_sources(
         spark, settings, table, lake=lake, limits=limits, keep=reading.keep("archive")
     )
     messages = {
-        name: with_lake(spark, prints, now, lake=lake, limits=limits, keep=reading.keep(f"bronze {name}"))
-        for name, (now, prints) in streamed.items()
+        name: with_lake(
+            spark, fingerprints, now, lake=lake, limits=limits, keep=reading.keep(f"bronze {name}")
+        )
+        for name, (now, fingerprints) in streamed.items()
     }
     if lake is not None:
         rows |= {"archive": archived} | {f"bronze {name}": found.landed for name, found in messages.items()}
@@ -147,7 +150,7 @@ class _Reading:
         return keep
 
     def inbox(self, config: str | None, settings: Settings, consumers: Sequence[ConsumerSettings]) -> Inbox:
-        positions = ask_positions(settings, consumers)
+        positions = query_positions(settings, consumers)
         moment = self.held.enter_context(snapshot(settings))
         name = f"inbox {settings.context}"
         with config_of(config):
@@ -161,13 +164,13 @@ class _Reading:
         )
 
     def stream(self, settings: Settings, name: str) -> tuple[StreamBounds, tuple[DataFrame, int]]:
-        before = ask_bounds(settings, name, self.limits.since)
-        prints, self.rows[name] = read_stream(self.spark, before, self.keep(name))
-        after = ask_bounds(settings, name).state
+        before = query_bounds(settings, name, self.limits.since)
+        fingerprints, self.rows[name] = read_stream(self.spark, before, self.keep(name))
+        after = query_bounds(settings, name).state
         if after.created != before.state.created or after.last_seq < before.state.last_seq:
             raise DataLossError(
-                f"stream {name} was made again or set back while it was read: run reconcile again, once the "
-                "broker is settled"
+                f"stream {name} was recreated or restored during the read: run reconcile again when the "
+                "broker is stable"
             )
         state = replace(before.state, first_seq=after.first_seq, first_time=after.first_time)
-        return replace(before, state=state), (prints, self.rows[name])
+        return replace(before, state=state), (fingerprints, self.rows[name])

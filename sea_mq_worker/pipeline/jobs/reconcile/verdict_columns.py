@@ -1,4 +1,4 @@
-"""Verdicts as columns of Spark."""
+"""Verdicts as Spark columns."""
 
 from collections.abc import Mapping
 
@@ -9,11 +9,11 @@ from sea_mq_worker.pipeline.jobs.reconcile.verdicts import Verdict
 
 
 def findings(state: Column, further: Mapping[Verdict, Column]) -> Column:
-    """Return an array of all findings, the worst first; ``delivered`` only where there is nothing else.
+    """Return an array of all findings, worst first; ``delivered`` only if there is no other finding.
 
     Args:
-        state: exactly one of the verdicts that exclude each other.
-        further: conditions of those that may come on top; null counts as false.
+        state: one of the mutually exclusive verdicts.
+        further: conditions of the additional findings; null counts as false.
     """
     held = [
         F.when(further.get(verdict, state == verdict.value), verdict.value)

@@ -1,40 +1,40 @@
-"""What reconcile says of an id at a hop.
+"""Verdicts of reconcile on an ID at a hop.
 
-An id can have several findings; the worst is its verdict. Worst first: what is lost, what is not what was
-sent, what nobody sent, what came too often, in the wrong order, not at all by the worker's own decision, or
-too late; then what cannot be told yet or any more.
+An ID can have several findings; the worst finding is its verdict. The order, worst first: lost, altered, sent
+by nobody, duplicated, out of order, dead by the worker's own decision, late; then findings that cannot be
+decided yet or any more.
 """
 
 from enum import StrEnum
 
 
 class Verdict(StrEnum):
-    """Findings, the worst first."""
+    """Findings, worst first."""
 
     MISSING_IN_STREAM = "missing-in-stream"
-    """The broker acknowledged it, and retention has not removed it, yet the stream does not hold it."""
+    """The broker acknowledged the event and retention has not removed it, but it is not in the stream."""
     MISSING_IN_INBOX = "missing-in-inbox"
-    """The consumer has settled it, yet the inbox shows no effect of it."""
+    """The consumer has settled the message, but the inbox shows no effect."""
     ALTERED = "altered"
-    """Subject, body or headers of a copy differ from the row's, or the inbox recorded another content."""
+    """Subject, body or headers of a copy differ from the row, or the inbox recorded other content."""
     UNEXPECTED = "unexpected"
-    """In the stream, though neither table nor archive has it and no prune removed it."""
+    """The stream contains the ID, but neither table nor archive does, and no prune removed it."""
     DUPLICATED = "duplicated"
-    """The stream holds a further copy that no audited replay explains."""
+    """The stream contains another copy that no audited replay explains."""
     OUT_OF_ORDER = "out-of-order"
-    """One of the fewest events of its ordering key without which all others are stored in insert order."""
+    """Stored out of order: removing it, and as few others as possible, would restore the order of its key."""
     DEAD = "dead"
-    """The relay gave it up, or the inbox dead-lettered it."""
+    """The publisher marked the event DEAD, or the inbox dead-lettered the message."""
     LATE = "late"
-    """It took longer than the limit from its occurrence to the stream, or from there to its effect."""
+    """The time from occurrence to the stream, or from the stream to the effect, exceeded the limit."""
     PENDING = "pending"
-    """On its way: not yet published, not yet delivered, being handled, or younger than the grace."""
+    """In transit: not yet published, not yet delivered, being handled, or within the grace period."""
     EXPIRED = "expired"
-    """Retention may have removed it before it was landed in the lake: it cannot be judged any more."""
+    """Retention may have removed the message before it was landed in the lake, so it cannot be judged."""
     PRUNED = "pruned"
-    """An operator pruned rows of its age: that there is none says nothing."""
+    """An operator pruned rows of this age, so a missing row proves nothing."""
     DELIVERED = "delivered"
 
 
 LOSS = frozenset({Verdict.MISSING_IN_STREAM, Verdict.MISSING_IN_INBOX, Verdict.ALTERED})
-"""What a run fails on unless told otherwise."""
+"""Verdicts that make a run fail by default."""

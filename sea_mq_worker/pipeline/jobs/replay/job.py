@@ -48,7 +48,7 @@ class Matched:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReplayResult:
+class ReplayJobResult:
     """Result of a replay.
 
     Attributes:
@@ -87,7 +87,7 @@ async def replay(
     lake: str | None,
     stop: asyncio.Event,
     on_progress: OnProgress,
-) -> ReplayResult:
+) -> ReplayJobResult:
     """Put the selected events back into the outbox.
 
     Args:
@@ -112,7 +112,7 @@ async def replay(
         chosen, types = await asyncio.to_thread(_choose, spark, settings, selection, lake, earlier)
         try:
             matched = sum(one.table + one.archive for one in types)
-            found = ReplayResult(
+            found = ReplayJobResult(
                 matched=matched, types=types, resumed_after=earlier.through if earlier else None
             )
             if rules.dry_run or matched > rules.cap or not (matched or earlier):
@@ -121,7 +121,7 @@ async def replay(
                 selection.audited(lake), words, actor=rules.actor, reason=rules.reason
             )
             rows = await asyncio.to_thread(_in_order, chosen, matched)
-            return await _Run(store, action, rules, stop, on_progress).put_back(rows, found)
+            return await _ReplayRun(store, action, rules, stop, on_progress).put_back(rows, found)
         finally:
             chosen.unpersist()
 
@@ -150,7 +150,7 @@ def _in_order(chosen: DataFrame, count: int) -> Iterator[Row]:
 
 
 @dataclass(slots=True)
-class _Run:
+class _ReplayRun:
     """One pass over the selected events."""
 
     store: ReplayStore
@@ -162,7 +162,7 @@ class _Run:
     skipped: int = 0
     skipped_ids: list[str] = field(default_factory=list)
 
-    async def put_back(self, rows: Iterator[Row], found: ReplayResult) -> ReplayResult:
+    async def put_back(self, rows: Iterator[Row], found: ReplayJobResult) -> ReplayJobResult:
         began = time.monotonic()
         size = max(1, min(_BATCH_MAX, self.rules.per_second))
         through, turns = self.action.through, 0
@@ -177,7 +177,7 @@ class _Run:
                 )
         if turns == found.matched:
             await self.store.finish(self.action.id)
-        return ReplayResult(
+        return ReplayJobResult(
             matched=found.matched,
             types=found.types,
             replayed=self.replayed,

@@ -67,7 +67,7 @@ def report(
             flow = _flow(tables)
             on_progress("counting dead letters")
             source = settings.dlq_stream if settings.nats_url.get_secret_value() else None
-            letters = _letters(spark, source) if source else _noted_letters(messages)
+            letters = _letters(spark, source) if source else _inbox_letters(messages)
             ended = _ended(letters, period)
             on_progress("counting keys, types and the backlog")
             gold = LakeTable(lake, GOLD).read(spark) if lake else None
@@ -82,7 +82,7 @@ def report(
                 stream_bins=[] if gold is None else queries.stream_bins(gold, period),
                 **flow,
                 **ended,
-                **_standing(tables),
+                **_current_figures(tables),
             )
 
 
@@ -116,7 +116,7 @@ def _ended(letters: DataFrame, period: Period) -> dict[str, Any]:
     return {"dead_letters": groups, "dead_letter_bins": over_time, "dead_letter_count": count}
 
 
-def _standing(tables: _Tables) -> dict[str, Any]:
+def _current_figures(tables: _Tables) -> dict[str, Any]:
     """Return the fields of the report that are about what there is, whenever it came."""
     events, messages, period, at = tables.events, tables.messages, tables.period, tables.at
     unsent = events.where(F.col("state").isin("PENDING", "CLAIMED")).select(
@@ -194,7 +194,7 @@ def _header(name: str) -> Column:
     return F.coalesce(value, F.lit(_UNKNOWN))
 
 
-def _noted_letters(messages: DataFrame) -> DataFrame:
+def _inbox_letters(messages: DataFrame) -> DataFrame:
     reason = F.coalesce("dead_letter_reason", F.lit(_UNKNOWN)).alias("reason")
     return messages.where("dead_lettered_at IS NOT NULL").select(
         reason, "subject", F.col("dead_lettered_at").alias("time")

@@ -27,7 +27,7 @@ class Bin:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Latency:
+class LatencyFigures:
     """Seconds from occurred to published (outbox), or received to processed (inbox); ``at`` None: of all."""
 
     way: Way
@@ -94,7 +94,7 @@ class Shares:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Backlog:
+class BacklogCount:
     """What was not done when the tables were read, whatever the period, by state and age class."""
 
     way: Way
@@ -154,7 +154,7 @@ class Report:
     dead_letter_source: str | None
     totals: Totals
     bins: Sequence[Bin]
-    latencies: Sequence[Latency]
+    latencies: Sequence[LatencyFigures]
     attempts: Sequence[Attempts]
     dead: Sequence[Dead]
     dead_letters: Sequence[DeadLetters]
@@ -162,9 +162,9 @@ class Report:
     dead_letter_bins: Sequence[DeadLetterBin]
     keys: Shares
     types: Shares
-    backlog: Sequence[Backlog]
+    backlog: Sequence[BacklogCount]
     stream_bins: Sequence[StreamBin]
 
-    def latency(self, way: Way) -> Latency | None:
+    def latency(self, way: Way) -> LatencyFigures | None:
         """Return the percentiles of the whole period; None: nothing was published or processed in it."""
         return next((each for each in self.latencies if each.way == way and each.at is None), None)

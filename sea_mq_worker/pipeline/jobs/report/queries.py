@@ -11,11 +11,11 @@ from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentat
 from sea_mq_worker.pipeline.jobs.report.model import (
     AGES,
     Attempts,
-    Backlog,
+    BacklogCount,
     Dead,
     DeadLetterBin,
     DeadLetters,
-    Latency,
+    LatencyFigures,
     Share,
     Shares,
     StreamBin,
@@ -122,7 +122,7 @@ def ended(frame: DataFrame, way: Way, begin: str, end: str) -> DataFrame:
     )
 
 
-def latencies(ended: DataFrame, period: Period) -> list[Latency]:
+def latencies(ended: DataFrame, period: Period) -> list[LatencyFigures]:
     """Return percentiles of each way by the bin of the end, and of the whole period."""
     timed = ended.where(period.holds("end")).withColumn("bin", period.bin("end"))
     measures = (
@@ -133,7 +133,7 @@ def latencies(ended: DataFrame, period: Period) -> list[Latency]:
     way, bin_ = F.col("way"), F.col("bin")
     grouped = timed.groupingSets([(way, bin_), (way,)], way, bin_).agg(*measures)
     return [
-        Latency(
+        LatencyFigures(
             way=row["way"],
             at=None if row["bin"] is None else moment(row["bin"]),
             count=row["count"],
@@ -212,7 +212,7 @@ def dead_letters(letters: DataFrame, period: Period) -> tuple[list[DeadLetters],
     return groups, over_time, sum(row["count"] for row in by_reason)
 
 
-def backlog(waiting: DataFrame, at: datetime) -> list[Backlog]:
+def backlog(waiting: DataFrame, at: datetime) -> list[BacklogCount]:
     """Count rows (way, state, begin) by state and age at a moment."""
     age = F.greatest(F.unix_seconds(F.lit(at)) - F.unix_seconds("begin"), F.lit(0))
     label = F.lit(AGES[-1])
@@ -224,7 +224,7 @@ def backlog(waiting: DataFrame, at: datetime) -> list[Backlog]:
         .collect()
     )
     found = [
-        Backlog(
+        BacklogCount(
             way=row["way"],
             state=row["state"],
             age=row["age"],

@@ -6,7 +6,7 @@ from sea_mq_worker.pipeline.errors import DataLossError
 _OR_GO_ON = "or set the option failOnDataLoss=false to go on with what is there"
 
 
-def made_again(state: StreamInfo, created: str) -> DataLossError:
+def recreated(state: StreamInfo, created: str) -> DataLossError:
     """The stream has another creation time."""
     return DataLossError(
         f"stream {state.name} was deleted and made again: it was created at {created}, this one at "

@@ -39,7 +39,7 @@ class SequenceRange(InputPartition):
     floats: bool = False
 
 
-def share_out(created: str, first: int, last: int, *, size: int, floats: bool) -> Sequence[SequenceRange]:
+def split_range(created: str, first: int, last: int, *, size: int, floats: bool) -> Sequence[SequenceRange]:
     """Cut a range into stretches of ``size``, the first of which may float; an empty range is one of none."""
     starts = range(first, last + 1, size) or (first,)
     return [
@@ -48,7 +48,7 @@ def share_out(created: str, first: int, last: int, *, size: int, floats: bool) -
     ]
 
 
-def read_range(options: JetStreamOptions, stretch: SequenceRange) -> Iterator[pa.RecordBatch]:
+def read_range(options: JetStreamOptions, sequences: SequenceRange) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a stretch.
 
     Servers that are away are waited for as long as a minute; the read goes on behind the last row.
@@ -58,10 +58,10 @@ def read_range(options: JetStreamOptions, stretch: SequenceRange) -> Iterator[pa
         ContractError: the server refuses the connection or the request, or the stream is gone.
         DataLossError: messages are gone that were to be read.
     """
-    if stretch.first > stretch.last:
+    if sequences.first > sequences.last:
         return
     with asyncio.Runner() as runner:
-        batches = _resumed(options, stretch)
+        batches = _resumed(options, sequences)
 
         async def following() -> pa.RecordBatch | None:
             return await anext(batches, None)
@@ -73,15 +73,17 @@ def read_range(options: JetStreamOptions, stretch: SequenceRange) -> Iterator[pa
             runner.run(batches.aclose())
 
 
-async def _resumed(options: JetStreamOptions, stretch: SequenceRange) -> AsyncGenerator[pa.RecordBatch, None]:
+async def _resumed(
+    options: JetStreamOptions, sequences: SequenceRange
+) -> AsyncGenerator[pa.RecordBatch, None]:
     settings = options.settings()
-    at = stretch.first
+    at = sequences.first
     patience = IdleTimeout()
     while True:
         try:
             async with connected(settings) as connection:
-                read = await _Read.open(connection, options, stretch)
-                while at <= stretch.last:
+                read = await _Read.open(connection, options, sequences)
+                while at <= sequences.last:
                     batch, at = await read.step(at)
                     if batch.num_rows:
                         yield batch
@@ -99,28 +101,28 @@ class _Read:
         self,
         connection: NatsConnection,
         options: JetStreamOptions,
-        stretch: SequenceRange,
+        sequences: SequenceRange,
         *,
         created: str,
         direct: DirectGet | None,
     ) -> None:
         self._connection = connection
         self._options = options
-        self._stretch = stretch
+        self._sequences = sequences
         self._created = created
         self._direct = direct
         self._leader = Leader(connection, options.stream, subject=options.subject or ">")
 
     @classmethod
     async def open(
-        cls, connection: NatsConnection, options: JetStreamOptions, stretch: SequenceRange
+        cls, connection: NatsConnection, options: JetStreamOptions, sequences: SequenceRange
     ) -> Self:
         """Choose how to read: by batches from any replica, or from the leader where there are none."""
         state = await stream_info(connection, options.stream)
         quick = GIVES_FRAMES and state.allow_direct and connection.server_version >= _BATCHES_SINCE
         direct = await DirectGet.open(connection, options.stream) if quick else None
-        created = stretch.created if options.one_stream else state.created
-        read = cls(connection, options, stretch, created=created, direct=direct)
+        created = sequences.created if options.one_stream else state.created
+        read = cls(connection, options, sequences, created=created, direct=direct)
         read._check(state)
         return read
 
@@ -131,7 +133,7 @@ class _Read:
             denied = await self._leader.first_denied(found.gaps)
             if denied is None or denied > at:
                 return await self._believed(found.before(denied))
-        frames, following = await self._leader.read(at, self._stretch.last)
+        frames, following = await self._leader.read(at, self._sequences.last)
         return await self._believed(self._found(at, frames, following))
 
     async def check_end(self) -> None:
@@ -143,13 +145,13 @@ class _Read:
         self._check(await stream_info(self._connection, self._options.stream))
 
     def _request(self, at: int) -> dict[str, Any]:
-        rows = min(_BATCH_ROWS, self._stretch.last - at + 1)
+        rows = min(_BATCH_ROWS, self._sequences.last - at + 1)
         subject = {"next_by_subj": self._options.subject} if self._options.subject else {}
         return {"seq": at, "batch": rows, "max_bytes": _BATCH_BYTES, **subject}
 
     def _found(self, at: int, frames: Sequence[Frame], following: int | None = None) -> "_Found":
         """Drop what is behind the stretch; where nothing follows a message, nothing follows in the stream."""
-        last = self._stretch.last
+        last = self._sequences.last
         batch = to_batch(self._options.stream, self._created, frames)
         seqs = batch.column("seq").to_pylist()
         kept = bisect_right(seqs, last)
@@ -162,7 +164,7 @@ class _Read:
             state = await stream_info(self._connection, self._options.stream)
             self._check(state)
             gone = [first for first, _ in found.gaps if first < state.first_seq]
-            if self._stretch.floats and gone[:1] == [self._stretch.first]:
+            if self._sequences.floats and gone[:1] == [self._sequences.first]:
                 del gone[0]
             if gone:
                 raise loss_messages.removed(state, gone[0])
@@ -170,9 +172,9 @@ class _Read:
 
     def _check(self, state: StreamInfo) -> None:
         if self._options.one_stream and state.created != self._created:
-            raise loss_messages.made_again(state, self._created)
-        if self._options.fail_on_data_loss and state.last_seq < self._stretch.last:
-            raise loss_messages.rolled_back(state, self._stretch.last)
+            raise loss_messages.recreated(state, self._created)
+        if self._options.fail_on_data_loss and state.last_seq < self._sequences.last:
+            raise loss_messages.rolled_back(state, self._sequences.last)
 
 
 @dataclass(frozen=True, slots=True)

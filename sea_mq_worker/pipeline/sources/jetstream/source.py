@@ -14,7 +14,7 @@ from sea_mq_worker.adapters.nats.server_info import StreamInfo
 from sea_mq_worker.pipeline.sources.jetstream import loss_messages
 from sea_mq_worker.pipeline.sources.jetstream.columns import DDL
 from sea_mq_worker.pipeline.sources.jetstream.options import JetStreamOptions
-from sea_mq_worker.pipeline.sources.jetstream.reader import SequenceRange, read_range, share_out
+from sea_mq_worker.pipeline.sources.jetstream.reader import SequenceRange, read_range, split_range
 from sea_mq_worker.pipeline.sources.jetstream.state import stream_state
 from sea_mq_worker.pipeline.sources.jetstream.stream import JetStreamStreamReader
 
@@ -64,7 +64,7 @@ class JetStreamReader(DataSourceReader):
         state = stream_state(self._options.settings(), self._options.stream)
         first, last = _wanted(self._options, state)
         size, floats = self._options.rows_per_partition, self._options.start_seq is None
-        return list(share_out(state.created, first, last, size=size, floats=floats))
+        return list(split_range(state.created, first, last, size=size, floats=floats))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one stretch."""
@@ -76,7 +76,7 @@ def _wanted(options: JetStreamOptions, state: StreamInfo) -> tuple[int, int]:
     first = options.start_seq or state.first_seq
     last = state.last_seq if options.end_seq is None else options.end_seq
     if options.created and options.created != state.created:
-        raise loss_messages.made_again(state, options.created)
+        raise loss_messages.recreated(state, options.created)
     if options.fail_on_data_loss:
         if max(first - 1, last) > state.last_seq:
             raise loss_messages.rolled_back(state, max(first - 1, last))

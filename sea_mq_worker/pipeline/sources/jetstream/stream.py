@@ -26,7 +26,7 @@ from sea_mq_worker.pipeline.errors import PipelineError
 from sea_mq_worker.pipeline.sources.jetstream import loss_messages
 from sea_mq_worker.pipeline.sources.jetstream.offset_watcher import OffsetWatcher
 from sea_mq_worker.pipeline.sources.jetstream.options import JetStreamOptions
-from sea_mq_worker.pipeline.sources.jetstream.reader import SequenceRange, read_range, share_out
+from sea_mq_worker.pipeline.sources.jetstream.reader import SequenceRange, read_range, split_range
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         if at >= after.next:
             return []
         size = self._options.rows_per_partition
-        return share_out(after.created, at, after.next - 1, size=size, floats=first.floats)
+        return split_range(after.created, at, after.next - 1, size=size, floats=first.floats)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one stretch."""
@@ -151,7 +151,7 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         fails = self._options.fail_on_data_loss
         if at.created != state.created:
             if self._options.one_stream:
-                raise loss_messages.made_again(state, at.created)
+                raise loss_messages.recreated(state, at.created)
             return Position(at.stream, state.created, state.first_seq)
         if at.next > state.last_seq + 1:
             if fails:
@@ -169,7 +169,7 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         if state.created == after.created and before.floats:
             return max(before.next, state.first_seq)
         if self._options.one_stream:
-            raise loss_messages.made_again(state, before.created)
+            raise loss_messages.recreated(state, before.created)
         return state.first_seq if state.created == after.created else after.next
 
 

@@ -45,7 +45,7 @@ class Filter:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class SourceTable:
     """A table as the source shows it: columns with their kinds, and the options that choose rows."""
 
     name: str
@@ -65,7 +65,7 @@ DDL = {
 }
 """Spark's types of the kinds of columns."""
 
-OUTBOX = Table(
+OUTBOX = SourceTable(
     name="outbox_events",
     columns={
         "id": "uuid",
@@ -108,7 +108,7 @@ OUTBOX = Table(
     },
 )
 
-INBOX = Table(
+INBOX = SourceTable(
     name="inbox_messages",
     columns={
         "message_id": "uuid",
@@ -150,7 +150,7 @@ class TableQuery:
         pages_per_partition: how many pages one task reads; None: one task reads all.
     """
 
-    table: Table
+    table: SourceTable
     columns: tuple[str, ...]
     conditions: tuple[str, ...]
     snapshot: str
@@ -177,7 +177,7 @@ class TableQuery:
         return f"{source} WHERE {' AND '.join(where)}" if where else source
 
 
-def table_query(table: Table, options: Mapping[str, str]) -> TableQuery:
+def table_query(table: SourceTable, options: Mapping[str, str]) -> TableQuery:
     """Read the options of a source.
 
     Raises:
@@ -210,7 +210,7 @@ def table_query(table: Table, options: Mapping[str, str]) -> TableQuery:
     )
 
 
-def _columns(table: Table, given: str | None) -> tuple[str, ...]:
+def _columns(table: SourceTable, given: str | None) -> tuple[str, ...]:
     names = tuple(name.strip() for name in given.split(",")) if given is not None else tuple(table.columns)
     if unknown := [name for name in names if name not in table.columns]:
         raise PipelineError(f"{table.name} has no column {unknown[0]!r}")

@@ -24,7 +24,7 @@ from sea_mq_worker.adapters.postgres.schema.leaf_partitions import LEAVES, LeafP
 from sea_mq_worker.pipeline.errors import PipelineError
 from sea_mq_worker.pipeline.executor_settings import CONFIG, executor_settings
 from sea_mq_worker.pipeline.sources.tables.connection import ONE_MOMENT, connected, record_batches
-from sea_mq_worker.pipeline.sources.tables.query import INBOX, OUTBOX, Table, TableQuery, table_query
+from sea_mq_worker.pipeline.sources.tables.query import INBOX, OUTBOX, SourceTable, TableQuery, table_query
 
 _NEEDS = ("database_url",)
 
@@ -74,7 +74,7 @@ class TableReader(DataSourceReader):
 
 
 class _TableSource(DataSource):
-    table: Table
+    table: SourceTable
 
     def schema(self) -> str:
         """Return the columns that the options choose."""
