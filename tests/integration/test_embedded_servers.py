@@ -188,7 +188,7 @@ async def test_a_port_in_use_is_an_error_and_not_somebody_elses_server(folder: P
 
 
 def test_a_port_is_not_given_to_another_process_before_its_server_listens() -> None:
-    script = f"from sea_mq_worker.embedded import process; print(process._take({free_port()}))"
+    script = f"from sea_mq_worker.embedded import process; print(process._reserve({free_port()}))"
     other = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
     assert other.stdout == "False\n"
 
