@@ -217,7 +217,7 @@ async def test_a_read_goes_on_behind_its_last_row_when_the_server_comes_back(
 async def test_a_server_that_stays_away_or_refuses_ends_the_read(
     tmp_path: Path, names: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(idle_timeout, "_PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(idle_timeout, "_IDLE_TIMEOUT_SECONDS", 0.0)
     monkeypatch.setattr(state, "_CONNECT_SECONDS", 1.0)
     config = {"authorization": {"user": "spark", "password": "sesame"}}
     async with EmbeddedNats(tmp_path / "nats", config=config) as server:
