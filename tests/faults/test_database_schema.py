@@ -82,7 +82,7 @@ async def test_a_migration_that_does_not_serve_it_stops_a_worker_that_runs(
     async with shared.worker() as worker:
         await worker.ready()
         of_next_version(ADDITIONS)
-        await migrated(shared, announced=f"workers that know version {KNOWN} end with exit code 3")
+        await migrated(shared, announced=f"workers of schema version {KNOWN} will end with exit code 3")
         assert await worker.ended(within=20) == 3
     assert f"version {KNOWN + 1}, this worker knows only {KNOWN}" in worker.written
 
