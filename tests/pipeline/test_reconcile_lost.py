@@ -83,7 +83,7 @@ async def test_what_a_broker_lost_that_was_set_back_is_named_and_put_back(
     assert told["hops"][0]["verdicts"] == {"missing-in-stream": 100, "delivered": 220}
     assert set(told["hops"][0]["examples"]["missing-in-stream"]) <= set(lost)
     assert "80 lost IDs were acknowledged above its last sequence 220, up to 300" in told["notes"][0]
-    assert "holds other messages at the sequences of 20 lost ids" in told["notes"][1]
+    assert "contains other messages at the sequences of 20 lost IDs" in told["notes"][1]
     assert (told["requeued"]["lost"], told["requeued"]["replayed"]) == (100, 100)
     assert _written(tmp_path / "out") == set(lost)
     assert set(after.hops[0].verdicts) <= {Verdict.DELIVERED, Verdict.PENDING}
