@@ -1,1 +1,1 @@
-"""What is decided: frozen data and pure functions, no IO and no drivers."""
+"""Decisions as frozen data and pure functions, without IO and drivers."""

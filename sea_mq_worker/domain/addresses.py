@@ -1,7 +1,7 @@
-"""Addresses of servers: what they are made of, and whether what goes there leaves the machine.
+"""Addresses of servers: their parts, and whether a connection to them leaves the machine.
 
-What is wrong with an address is told without quoting any of it: a password may stand in it, and one with a
-character that should be percent-encoded shows up in the place of a host or a port.
+A description of a faulty address never quotes the address: it may contain a password, and a password with a
+character that should be percent-encoded is parsed as part of a host or a port.
 """
 
 import re
@@ -21,11 +21,11 @@ _ENCRYPTED = frozenset({"require", "verify-ca", "verify-full"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NatsAddress:
-    """One NATS server, and how to log in there.
+    """One NATS server and its login.
 
     Attributes:
         url: without credentials.
-        token: stands for itself, without user and password.
+        token: used alone, without user and password.
     """
 
     url: str
@@ -37,16 +37,16 @@ class NatsAddress:
 
 
 def nats_addresses(text: str) -> list[NatsAddress]:
-    """Take a comma-separated list of ``nats://`` or ``tls://`` URLs apart.
+    """Parse a comma-separated list of ``nats://`` or ``tls://`` URLs.
 
     Raises:
-        ValueError: one is no such URL.
+        ValueError: an entry is no such URL.
     """
     return [_nats_address(part.strip()) for part in text.split(",")]
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether ``host`` is this machine; a name other than localhost may be any machine."""
+    """Return whether ``host`` is this machine; a name other than localhost may be any machine."""
     try:
         return ip_address(host).is_loopback
     except ValueError:
@@ -54,7 +54,7 @@ def is_loopback(host: str) -> bool:
 
 
 def postgres_problem(dsn: str) -> str:
-    """Tell what is wrong with a PostgreSQL URL as far as its form goes; empty: nothing is."""
+    """Return the error in the form of a PostgreSQL URL; empty: no error."""
     parts = _parts(dsn)
     if parts.scheme not in {"postgresql", "postgres"} or "@" in parts.path or parts.netloc.count("@") > 1:
         return f"expected postgresql://user:password@host:5432/database; {_ENCODE}"
@@ -62,10 +62,10 @@ def postgres_problem(dsn: str) -> str:
 
 
 def postgres_address(dsn: str) -> tuple[str, list[tuple[str, int]]]:
-    """Take the hosts out of a PostgreSQL URL; the port of one that has none is 0.
+    """Split a PostgreSQL URL into the URL without hosts, and its hosts; a missing port is 0.
 
     Raises:
-        ValueError: it is no such URL.
+        ValueError: the text is no such URL.
     """
     if problem := postgres_problem(dsn):
         raise ValueError(problem)
@@ -78,10 +78,10 @@ def postgres_address(dsn: str) -> tuple[str, list[tuple[str, int]]]:
 
 
 def is_postgres_exposed(dsn: str, *, default_mode: str) -> bool:
-    """Tell whether a session may cross a network in plain text.
+    """Return whether a session may cross a network in plain text.
 
-    ``default_mode`` stands where the URL has no sslmode. A Unix socket, a host that begins with a slash,
-    crosses none.
+    ``default_mode`` applies where the URL has no sslmode. A Unix socket (a host that begins with a slash)
+    crosses no network.
     """
     parts = _parts(dsn)
     given = parse_qs(parts.query)
@@ -98,7 +98,7 @@ def postgres_tls_files(dsn: str) -> list[str]:
 
 
 def is_http_exposed(url: str) -> bool:
-    """Tell whether requests cross a network in plain text."""
+    """Return whether requests cross a network in plain text."""
     parts = urlsplit(url)
     return parts.scheme == "http" and not is_loopback(parts.hostname or "")
 
@@ -120,7 +120,7 @@ def _nats_address(text: str) -> NatsAddress:
 
 
 def _parts(text: str) -> SplitResult:
-    """Split a URL; an empty result where it is none, has no readable hosts and ports, or a fragment."""
+    """Split a URL; the result is empty for no URL, for unreadable hosts or ports, and for a fragment."""
     found = _URL.fullmatch(text)
     if not found:
         return _NOTHING

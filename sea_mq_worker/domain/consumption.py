@@ -1,4 +1,4 @@
-"""Who consumes what for which handler, and whom that cannot be shared with."""
+"""Durables consumed for handlers, and conflicts between two handlers."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,10 +19,10 @@ class Consumption:
 def clashes(
     own: Sequence[Consumption], others: Sequence[Consumption]
 ) -> Iterator[tuple[Consumption, Consumption]]:
-    """Find what is consumed twice, by different durables for different handlers.
+    """Find subjects that are consumed twice, by different durables for different handlers.
 
-    Of one inbox each message reaches only one of the two handlers. A durable that is consumed here too is no
-    clash, for its handler is just being changed.
+    With one inbox, each message reaches only one of the two handlers. A durable that this worker consumes too
+    is no clash: its handler is being changed.
     """
     durables = {(one.stream, one.durable) for one in own}
     for one in own:
@@ -36,7 +36,7 @@ def clashes(
 
 
 def overlap(one: str, other: str) -> bool:
-    """Tell whether some subject matches both patterns: ``*`` is one token, a last ``>`` one or more."""
+    """Return whether some subject matches both patterns: ``*`` is one token, a last ``>`` one or more."""
     ours, theirs = one.split("."), other.split(".")
     for place in range(max(len(ours), len(theirs))):
         if place >= len(ours) or place >= len(theirs):

@@ -10,12 +10,12 @@ class DeadLetterSummary:
     """EVT-047-002 as it is stored, without the original's content.
 
     Attributes:
-        seq: where it is in the dead-letter stream.
-        stored_at: since when.
-        stream_sequence: where the original is, or was, in ``stream``.
+        seq: sequence in the dead-letter stream.
+        stored_at: when the dead-letter stream stored it.
+        stream_sequence: current or former sequence of the original in ``stream``.
         body_bytes: size of the original's body.
-        body_omitted: it was too large to be dead-lettered whole.
-        headers_omitted: how many of the original's headers could not be dead-lettered.
+        body_omitted: whether the original was too large to be dead-lettered whole.
+        headers_omitted: number of the original's headers that could not be dead-lettered.
     """
 
     seq: int
@@ -35,10 +35,10 @@ class DeadLetterSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetterEntry(DeadLetterSummary):
-    """All of it.
+    """A dead letter with the original's content.
 
     Attributes:
-        headers: the original's.
+        headers: the original's headers.
         payload: the original's body; empty where ``body_omitted``.
     """
 
@@ -48,15 +48,15 @@ class DeadLetterEntry(DeadLetterSummary):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetterFilter:
-    """Which dead letters; empty or None means any.
+    """Filter of dead letters; empty or None means any.
 
     Attributes:
-        subject: the original's, exactly.
-        event_type: the original's.
+        subject: exact subject of the original.
+        event_type: event type of the original.
         since: dead-lettered at this time or later.
         until: dead-lettered before this time.
-        error: part of the detail, capitals and small letters alike.
-        after_seq: behind this one.
+        error: part of the detail, ignoring case.
+        after_seq: only sequences above this one.
     """
 
     reason: str = ""

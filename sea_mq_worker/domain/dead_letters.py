@@ -1,4 +1,4 @@
-"""Dead letters: CMD-052 and EVT-047-002, and back again for a redrive."""
+"""Build dead letters (CMD-052, EVT-047-002), and restore the original headers for a redrive."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -11,7 +11,7 @@ from sea_mq_worker.domain.messages import DeadLetter, OutboundMessage
 _DETAIL_CHARS_MAX = 500
 _QUOTED_CHARS_MAX = 1000
 _OWN_HEADER_BYTES = 8192
-"""Kept free for the dead letter's own headers, the original subject among them."""
+"""Bytes reserved for the dead letter's own headers, including the original subject."""
 _ORIGINAL = "Original-"
 
 
@@ -21,25 +21,25 @@ class Reason(StrEnum):
     REJECTED = "REJECTED"
     """The handler answered 422."""
     EXHAUSTED = "EXHAUSTED"
-    """Its attempts are spent, the worker's own or the server's max_deliver."""
+    """The attempts are used up: the worker's own limit, or the server's max_deliver."""
     INVALID_MESSAGE_ID = "INVALID_MESSAGE_ID"
     INVALID_PAYLOAD = "INVALID_PAYLOAD"
     BAD_SUBJECT = "BAD_SUBJECT"
     CONTENT_CONFLICT = "CONTENT_CONFLICT"
-    """Its id is known with another content."""
+    """The id is already known with another content."""
 
 
 def conflict_detail(message_id: str) -> str:
-    """Word why a message is dead-lettered under an id of its own; by these words it is found again."""
+    """Return the reason for dead-lettering a message under an id of its own; searches use these words."""
     return f"message id {message_id} is known with another content"
 
 
 def dead_letter_message(letter: DeadLetter, *, context: str) -> OutboundMessage:
-    """Make the message for ``{context}.dlq.{original subject}``; its body is the original's, untouched.
+    """Build the message for ``{context}.dlq.{original subject}``; its body is the original's, unchanged.
 
-    Headers that would speak to the server are kept under ``Original-``. A stream may hold what nobody can
-    publish: a subject with wildcards or too long is quoted and cut, headers that cannot be sent are left
-    out and counted, for no message may block the others' way to the dead letters.
+    Headers that the server would interpret get the prefix ``Original-``. A stream may hold messages that
+    cannot be published: a subject with wildcards or too long is quoted and cut, and headers that cannot be
+    sent are left out and counted. Otherwise one message could block dead-lettering for all others.
     """
     source = letter.source
     headers = _sendable(source.headers)
@@ -65,20 +65,20 @@ def dead_letter_message(letter: DeadLetter, *, context: str) -> OutboundMessage:
 
 
 def with_new_id(message: OutboundMessage, *, removed_seq: int) -> OutboundMessage:
-    """Give a dead letter an id that the removed one at ``removed_seq`` does not hide; always the same one."""
+    """Give a dead letter a new, deterministic id, unlike that of the removed copy at ``removed_seq``."""
     message_id = f"{message.id}:{removed_seq}"
     return message._replace(id=message_id, headers={**message.headers, MSG_ID: message_id})
 
 
 def headers_only(message: OutboundMessage) -> OutboundMessage:
-    """Shorten a dead letter that is too large with its headers; the original stays in its stream."""
+    """Reduce a dead letter that is too large to its own headers; the original stays in its stream."""
     headers = {name: value for name, value in message.headers.items() if name.startswith(("Dlq-", MSG_ID))}
     headers["Dlq-Body-Omitted"] = str(len(message.payload))
     return OutboundMessage(id=message.id, subject=message.subject, payload=b"", headers=headers)
 
 
 def original_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    """Give back the headers that the original message had."""
+    """Return the headers of the original message."""
     kept = {name: value for name, value in headers.items() if not name.startswith(("Dlq-", "Nats-"))}
     return {name.removeprefix(_ORIGINAL): value for name, value in kept.items()}
 
@@ -98,7 +98,7 @@ def _as_header(text: str) -> str:
 
 
 def _sendable(headers: Mapping[str, str]) -> dict[str, str]:
-    """Take what can be sent, the smallest first, as far as there is room."""
+    """Return the headers that can be sent, smallest first, up to the size limit."""
     kept = {_prefixed_name(name): value for name, value in headers.items() if not header_problem(name, value)}
     room = HEADER_BYTES_MAX - _OWN_HEADER_BYTES
     for name in sorted(kept, key=lambda name: len(kept[name])):

@@ -1,7 +1,7 @@
-"""What a message becomes on the wire, checked before it gets there.
+"""Encode messages for the wire, and validate them before they are sent.
 
-A NATS server closes the connection on a body with headers over max_payload and on a control line over
-4 KiB, and clients alter some headers in silence; neither may happen for one message's sake.
+A NATS server closes the connection if body and headers exceed max_payload, or if a control line exceeds
+4 KiB. Clients silently alter some headers. One message must cause neither.
 """
 
 import re
@@ -15,27 +15,27 @@ SUBJECT_BYTES_MAX = 3072
 """Leaves room on the control line of 4096 bytes for the reply subject and the sizes."""
 
 HEADER_BYTES_MAX = 65_535
-"""Of a stored message's whole header block."""
+"""Limit of the server on the header block of a stored message, in bytes."""
 _BAD_SUBJECT = re.compile(r"[\s\x00-\x1f\x7f*>]|\.\.|^\.|\.$|^$")
 _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 
 
 class EncodedMessage(NamedTuple):
-    """A message that can be sent unaltered, its headers encoded once for all that needs them."""
+    """A message that can be sent unaltered; its headers are encoded only once."""
 
     subject: str
     head: bytes
-    """The header block, the blank line behind it included."""
+    """The header block, including the blank line after it."""
     payload: bytes
     size: int
-    """Of header block and payload."""
+    """Bytes of header block and payload."""
     repeated: bool
 
 
 class HeaderBlock(Mapping[str, str]):
-    """Headers that whoever made them has encoded, of values that need no look before they are sent.
+    """Headers that are already encoded, with values that need no validation.
 
-    Made for nearly every event, and read by name for next to none.
+    Nearly every event has one, and almost none is read by name.
     """
 
     def __init__(self, encoded: bytes) -> None:
@@ -57,7 +57,7 @@ class HeaderBlock(Mapping[str, str]):
 
 
 def encode(message: OutboundMessage, max_payload: int) -> EncodedMessage | str:
-    """Encode a message, or say why it can never be sent unaltered."""
+    """Encode a message, or return why it can never be sent unaltered."""
     if why := subject_problem(message.subject):
         return why
     headers = message.headers
@@ -73,34 +73,34 @@ def encode(message: OutboundMessage, max_payload: int) -> EncodedMessage | str:
 
 
 def too_large(size: int, max_payload: int) -> str:
-    """Say that what an event has to send is more than the server takes."""
+    """Return the error of a message that exceeds the server's max_payload."""
     return f"{size} bytes with headers are more than the server's max_payload of {max_payload}"
 
 
 def validation_error(message: OutboundMessage, max_payload: int) -> str:
-    """Say why a message can never be sent unaltered; empty where it can."""
+    """Return why a message can never be sent unaltered; empty: it can be sent."""
     ready = encode(message, max_payload)
     return ready if isinstance(ready, str) else ""
 
 
 def with_headers(message: EncodedMessage, own: Mapping[str, str]) -> EncodedMessage:
-    """Add headers that the limits leave room for."""
+    """Add headers; the limits must leave room for them."""
     head = message.head.removesuffix(b"\r\n") + "\r\n".join([*header_lines(own), "\r\n"]).encode()
     return message._replace(head=head, size=len(head) + len(message.payload))
 
 
 def header_block(lines: Sequence[str]) -> bytes:
-    """Encode lines of headers that are fit to be sent."""
+    """Encode valid header lines as a header block."""
     return "\r\n".join(["NATS/1.0", *lines, "\r\n"]).encode()
 
 
 def header_lines(headers: Mapping[str, str]) -> list[str]:
-    """Write headers, a line each."""
+    """Format headers, one line each."""
     return [f"{name}: {value}" for name, value in headers.items()]
 
 
 def _encoded(headers: Mapping[str, str]) -> bytes | str:
-    """Encode headers, or say what is wrong: look at all at once, and one by one only where something is."""
+    """Encode headers, or return the error; check all at once, and each alone only after a failure."""
     values = list(headers.values())
     text = "".join(values)
     breaks = "\r" in text or "\n" in text or "\0" in text
@@ -113,7 +113,7 @@ def _encoded(headers: Mapping[str, str]) -> bytes | str:
 
 
 def header_problem(name: str, value: str) -> str:
-    """Say why a header can never be sent unaltered; empty where it can."""
+    """Return why a header can never be sent unaltered; empty: it can be sent."""
     if not _is_token(name):
         return f"header name {name[:64]!r} cannot be sent: only letters, digits and !#$%&'*+-.^_`|~ can"
     if value != value.strip() or "\r" in value or "\n" in value or "\0" in value:
@@ -123,7 +123,7 @@ def header_problem(name: str, value: str) -> str:
 
 @lru_cache(maxsize=1024)
 def subject_problem(subject: str) -> str:
-    """Say why nothing can be published to a subject; empty where it can."""
+    """Return why a subject cannot be published to; empty: it can be."""
     if _BAD_SUBJECT.search(subject):
         return "the subject has a wildcard, an empty token, white space or a control character"
     if len(subject.encode(errors="replace")) > SUBJECT_BYTES_MAX:

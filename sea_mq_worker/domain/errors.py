@@ -1,4 +1,4 @@
-"""The failures that loops decide on, named by what to do next."""
+"""Errors that loops handle; each class stands for one reaction."""
 
 import errno
 
@@ -10,13 +10,13 @@ class WorkerError(Exception):
 
 
 class DependencyError(WorkerError):
-    """A dependency did not do what it was asked to; the call may or may not have taken effect."""
+    """A call to a dependency failed; it may or may not have taken effect."""
 
 
 class UnavailableError(DependencyError):
-    """A dependency cannot be reached or cannot work now: pause, then try again.
+    """A dependency cannot be reached or cannot work now: pause, then retry.
 
-    Nobody's fault but the infrastructure's, so it never spends a row's or a message's life.
+    The infrastructure is at fault, so this error never counts as an attempt of a row or a message.
     """
 
 
@@ -25,7 +25,7 @@ class StoreUnavailableError(UnavailableError):
 
 
 class StoreTooSlowError(StoreUnavailableError):
-    """PostgreSQL did not answer in time: asking for less may help."""
+    """PostgreSQL did not answer in time; a smaller request may succeed."""
 
 
 class StatementTooLongError(StoreTooSlowError):
@@ -37,33 +37,33 @@ class BrokerUnavailableError(UnavailableError):
 
 
 class ContractError(DependencyError):
-    """A dependency is not what the worker was promised, and the text tells the operator how to mend it.
+    """A dependency lacks something that the worker needs; the text explains the fix to the operator.
 
-    A missing table, stream, consumer or permission. A worker does not start with it; in a worker that runs,
-    the loop that meets it pauses until it is mended.
+    For example a missing table, stream, consumer or permission. A worker does not start with this error; in a
+    running worker, the affected loop pauses until the cause is fixed.
     """
 
 
 class FinalError(ContractError):
-    """Nothing that somebody mends lets this process go on: the schema has outgrown it."""
+    """No fix lets this process continue: the schema is too new for this version."""
 
 
 class RowsRefusedError(ContractError):
-    """PostgreSQL refuses what a statement does to a row, as a trigger or a constraint of somebody else.
+    """PostgreSQL refuses the change of a row, for example by a trigger or a constraint of the application.
 
-    Nothing of the statement took effect. Its other rows may be good: write them without that one.
+    The statement had no effect. Its other rows may be good: write them without the refused row.
     """
 
 
 class InvalidEventError(WorkerError):
-    """An outbox row that can never be published as it is (INVALID_OUTBOX); it harms no other row."""
+    """An outbox row that can never be published as it is (INVALID_OUTBOX); other rows are not affected."""
 
 
 class InvalidMessageError(WorkerError):
     """A received message that can never be handled as it is.
 
     Attributes:
-        reason: the dead-letter reason that names what is wrong.
+        reason: the dead-letter reason.
     """
 
     def __init__(self, reason: str, detail: str) -> None:
@@ -72,5 +72,5 @@ class InvalidMessageError(WorkerError):
 
 
 def is_shortage(error: OSError) -> bool:
-    """Tell whether this machine lacked descriptors or memory, so that the same call may succeed later."""
+    """Return whether this machine lacked descriptors or memory, so that the same call may succeed later."""
     return error.errno in _SHORTAGES

@@ -1,4 +1,4 @@
-"""Outbox events as a relay sees them (SDS-047 2.1, Open Outbox event model)."""
+"""Outbox events as the publisher sees them (SDS-047 2.1, Open Outbox event model)."""
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -9,7 +9,7 @@ from sea_mq_worker.domain.errors import RowsRefusedError
 
 
 class EventState(StrEnum):
-    """Where an event is in its lifecycle (Open Outbox, processing lifecycle)."""
+    """State of an event in its lifecycle (Open Outbox, processing lifecycle)."""
 
     PENDING = "PENDING"
     CLAIMED = "CLAIMED"
@@ -18,12 +18,12 @@ class EventState(StrEnum):
 
 
 class ClaimedEvent(NamedTuple):
-    """An event leased to one relay for one publish attempt.
+    """An event leased to one publisher for one publish attempt.
 
     ``payload`` is the JSON text exactly as PostgreSQL renders the column, so that no number passes
     through a float. ``headers`` and ``metadata`` are JSON texts.
-    A tuple, because it is made for every event and takes a third of the time of a frozen dataclass; the
-    database's rows have its fields in their order.
+    A tuple, because one is made for every event, in a third of the time of a frozen dataclass. The
+    database's rows have its fields in the same order.
     """
 
     id: str
@@ -35,13 +35,13 @@ class ClaimedEvent(NamedTuple):
     payload: bytes
     occurred_at: datetime
     attempts: int
-    """Claims in this lifecycle, this one included; counted before the attempt."""
+    """Number of claims in this lifecycle, including this one; counted before the attempt."""
     failures: int
-    """Attempts that failed by the event's own fault or ended with the process; they decide DEAD."""
+    """Attempts that failed because of the event or ended with the process; they decide DEAD."""
     age_seconds: float
-    """Since the event was due, or first tried if that was earlier; by the database's clock."""
+    """Seconds since the event was due, or since its first attempt if earlier; by the database's clock."""
     attempted_seconds_ago: float
-    """Since the first attempt of this lifecycle; 0 on the first attempt."""
+    """Seconds since the first attempt of this lifecycle; 0 on the first attempt."""
     correlation_id: str | None = None
     causation_id: str | None = None
     partition_key: str | None = None
@@ -49,9 +49,9 @@ class ClaimedEvent(NamedTuple):
     headers: str | None = None
     metadata: str | None = None
     earlier_stream_seq: int = 0
-    """Stream sequence of the copy that an earlier lifecycle published; 0 where there was none."""
+    """Stream sequence of the copy that an earlier lifecycle published; 0: no copy."""
     withheld_bytes: int = 0
-    """Size of an event that was too large to be read; it comes without payload, headers and metadata."""
+    """Size of an event that was too large to be read: payload, headers and metadata are missing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,10 +62,10 @@ class Claim:
         token: fencing token; a settlement under another token changes nothing.
         at: when the claim was made, by the database's clock.
         events: in insert order; events of one ordering key are an unbroken run from its head.
-        more: another claim would probably find work at once.
-        bytes: size of all events together; one that was withheld counts nothing.
-        cut: its bytes were used up before its number of events.
-        refused: ids of due events that the store refuses to have claimed, each with the error.
+        more: whether another claim would probably find events at once.
+        bytes: total size of the events; a withheld event counts 0.
+        cut: whether the limit of bytes ended the claim before the limit of events.
+        refused: ids of due events whose claim the database refuses, each with the error.
     """
 
     token: str
@@ -78,6 +78,6 @@ class Claim:
 
 
 NO_BYTES_MAX = 2**62
-"""A limit in bytes that nothing reaches."""
+"""No limit in bytes: larger than any claim."""
 
 NOTHING_CLAIMED = Claim(token="", at=datetime.min.replace(tzinfo=UTC), events=(), more=False)

@@ -1,4 +1,4 @@
-"""The vocabulary of what can happen, in the past tense; logs and metrics are made of it.
+"""Facts that happened in a worker, named in the past tense; logs and metrics are derived from them.
 
 Facts carry ids, counts, sizes and reasons, never payloads or credentials.
 """
@@ -17,7 +17,7 @@ class EventPublished:
     event_type: str
     subject: str
     published_at: datetime
-    """By the database's clock: the moment of the claim there, and what passed until the settlement."""
+    """By the database's clock: time of the claim plus the time until the settlement."""
     duplicate: bool
     latency_seconds: float
     """From the event's creation to the broker's acknowledgement."""
@@ -25,12 +25,12 @@ class EventPublished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventsPublished:
-    """Events of one claim were published: told together, because they are what the worker does most.
+    """Events of one claim were published; one fact for all, because this is the most frequent fact.
 
     Attributes:
-        latencies: of each event, in seconds.
-        duplicates: how many of them the stream already had.
-        each: makes one fact an event, for who wants them that exactly.
+        latencies: latency of each event, in seconds.
+        duplicates: number of events that the stream already had.
+        each: makes one fact per event.
     """
 
     latencies: Sequence[float]
@@ -40,7 +40,7 @@ class EventsPublished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventPostponed:
-    """An attempt brought no confirmation; the event is due again later."""
+    """A publish attempt was not confirmed; the event is retried later."""
 
     outbox_id: str
     event_type: str
@@ -51,7 +51,7 @@ class EventPostponed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventDied:
-    """The event is DEAD: it is never tried again by itself."""
+    """The event is DEAD: it is not retried automatically."""
 
     outbox_id: str
     event_type: str
@@ -61,7 +61,7 @@ class EventDied:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchRelayed:
-    """One claim was worked off."""
+    """All events of one claim were settled or released."""
 
     claimed: int
     published: int
@@ -71,7 +71,7 @@ class BatchRelayed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeasesLost:
-    """Another worker has taken over what this one was too slow to settle."""
+    """Another worker took over rows that this worker was too slow to settle."""
 
     side: str
     count: int
@@ -85,7 +85,7 @@ class LeasesReaped:
 
 
 class MessageProcessed(NamedTuple):
-    """The handler has the effect and the inbox knows it; a tuple, because it is made for every message."""
+    """The handler had its effect and the inbox recorded it; a tuple, because one is made per message."""
 
     message_id: str
     consumer: str
@@ -96,9 +96,9 @@ class MessageProcessed(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageSkipped:
-    """A duplicate: settled before, acknowledged without asking the handler.
+    """A duplicate of a settled message was acknowledged without a call of the handler.
 
-    ``brought_by``: the consumer that had brought it then, if that is none of this worker's.
+    ``brought_by``: the consumer that delivered it then, if this worker does not have that consumer.
     """
 
     message_id: str
@@ -108,7 +108,7 @@ class MessageSkipped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessagesMissed:
-    """At least ``count`` messages of a range left their stream before the consumer was given them."""
+    """At least ``count`` messages of a range left their stream before their delivery to the consumer."""
 
     consumer: str
     stream: str
@@ -119,7 +119,7 @@ class MessagesMissed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageRetried:
-    """A handling without an effect; the message comes again."""
+    """A handling had no effect; the message is redelivered."""
 
     message_id: str
     consumer: str
@@ -130,7 +130,7 @@ class MessageRetried:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageGivenBack:
-    """A handling without an effect that spends no attempt; the message comes again."""
+    """A handling had no effect and counts as no attempt; the message is redelivered."""
 
     message_id: str
     consumer: str
@@ -140,7 +140,7 @@ class MessageGivenBack:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TypeSlowed:
-    """Different messages of one event type in a row had no effect: it goes on at a slow pace."""
+    """Different messages of one event type failed in a row: the type continues at a low rate."""
 
     event_type: str
     reason: str
@@ -148,7 +148,7 @@ class TypeSlowed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TypeResumed:
-    """The event type goes on at full speed."""
+    """The event type continues at full rate."""
 
     event_type: str
     why: str
@@ -157,7 +157,7 @@ class TypeResumed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageDeadLettered:
-    """EVT-047-002, as a fact."""
+    """A message was dead-lettered (EVT-047-002)."""
 
     message_id: str
     original_subject: str
@@ -168,7 +168,7 @@ class MessageDeadLettered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CircuitOpened:
-    """Work on one side pauses because a dependency is away or answers wrongly."""
+    """One side pauses because a dependency is unavailable or answers wrongly."""
 
     circuit: str
     reason: str
@@ -193,7 +193,7 @@ class WorkerStarted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerStopped:
-    """All loops have ended; ``unfinished`` names those that the grace period cut off."""
+    """All loops have ended; ``unfinished`` names the loops cancelled at the end of the grace period."""
 
     name: str
     unfinished: tuple[str, ...]
@@ -201,7 +201,7 @@ class WorkerStopped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Noticed:
-    """Something an operator should look at that no other fact names; ``event`` is its stable key."""
+    """An operator should look at something that no other fact covers; ``event`` is its stable key."""
 
     event: str
     text: str
@@ -209,7 +209,7 @@ class Noticed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progressed:
-    """A step of the worker's life that went well; ``event`` is its stable key."""
+    """A step of the worker's lifecycle succeeded; ``event`` is its stable key."""
 
     event: str
     text: str

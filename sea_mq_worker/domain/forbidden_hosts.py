@@ -1,4 +1,4 @@
-"""Where no handler is looked for unless asked: clouds hand out a machine's credentials there."""
+"""Hosts refused as a handler by default: clouds hand out a machine's credentials there."""
 
 import socket
 from collections.abc import Iterator
@@ -11,15 +11,15 @@ _BEYOND_LINK_LOCAL = frozenset(
     map(ip_address, ("100.100.100.200", "168.63.129.16", "192.0.0.192", "fd00:ec2::254", "fd20:ce::254"))
 )
 _LAST_BYTES = tuple(map(ip_network, ("::/96", "64:ff9b::/96", "64:ff9b:1::/48")))
-"""IPv4-compatible addresses, and NAT64's: the IPv4 address is in the last four bytes (RFC 4291, RFC 6052)."""
+"""IPv4-compatible and NAT64 addresses; the last four bytes are the IPv4 address (RFC 4291, RFC 6052)."""
 
 _LOCAL_NAT64 = ip_network("64:ff9b:1::/48")
 _LOCAL_NAT64_PLACES = ((6, 7, 9, 10), (7, 9, 10, 11), (9, 10, 11, 12))
-"""The same with a prefix of 48, 56 or 64 bits: which bytes are the IPv4 address (RFC 6052, RFC 8215)."""
+"""Positions of the IPv4 address for prefixes of 48, 56 and 64 bits (RFC 6052, RFC 8215)."""
 
 
 def is_metadata_host(host: str) -> bool:
-    """Tell whether ``host``, in any notation, is link-local or a cloud's metadata service."""
+    """Return whether ``host``, in any notation, is link-local or a cloud's metadata service."""
     if host.lower().rstrip(".") in _NAMES:
         return True
     address = _address(host)
@@ -29,7 +29,7 @@ def is_metadata_host(host: str) -> bool:
 
 
 def _address(host: str) -> IPv4Address | IPv6Address | None:
-    """Read an address as a resolver would."""
+    """Parse an address as a resolver would."""
     try:
         return ip_address(host.strip("[]"))
     except ValueError:
@@ -50,7 +50,7 @@ def _within(address: IPv4Address | IPv6Address) -> Iterator[IPv4Address]:
 
 
 def _short_or_numeric(host: str) -> IPv4Address | None:
-    """Read forms such as 0xa9fea9fe and 169.254.43518, which resolvers take."""
+    """Parse forms such as 0xa9fea9fe and 169.254.43518, which resolvers accept."""
     try:
         return IPv4Address(socket.inet_aton(host))
     except (OSError, ValueError):

@@ -1,13 +1,13 @@
-"""What a handler's status means (SDS-047, handler contract; POL-047-005, POL-047-006, POL-047-007).
+"""Meaning of a handler's HTTP status (SDS-047, handler contract; POL-047-005, POL-047-006, POL-047-007).
 
-Only the contract's statuses settle a message. Any other one is a Retry that names it, because it says more
-about the deployment (a wrong URL, a proxy, a missing login) than about the message.
+Only the contract's statuses settle a message. Any other status is a Retry that names the status: its
+cause is more often the deployment (a wrong URL, a proxy, a missing login) than the message.
 """
 
 from sea_mq_worker.domain.outcomes import Accepted, HandlerResult, Poison, Retry
 
 ACCEPT_STATUSES = frozenset({200, 409})
-"""POL-047-005: processed now, or known from before."""
+"""POL-047-005: processed now or earlier."""
 
 _POISON = 422
 _ASKS_TO_WAIT = frozenset({429, 503})
@@ -17,9 +17,9 @@ _SERVER_ERRORS = range(500, 600)
 def result_for_status(
     status: int, *, accept_statuses: frozenset[int], after_seconds: float = 0.0, detail: str = ""
 ) -> HandlerResult:
-    """Decide by the status alone; ``after_seconds`` is the answer's Retry-After, 0 where it had none.
+    """Decide by the status alone; ``after_seconds`` is the answer's Retry-After (0: no such header).
 
-    ``detail`` may tell the answer's size or kind of problem, never its text, which could repeat the payload.
+    ``detail`` may give the answer's size or kind of problem, never its text, which could repeat the payload.
     """
     if status in accept_statuses:
         return Accepted(status)

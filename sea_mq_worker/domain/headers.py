@@ -1,7 +1,7 @@
 """Headers of a published event: message id, CloudEvents 1.0 in binary mode, trace context, the row's own.
 
-The row's own headers are delivered as they are (Open Outbox, headers). What cannot be delivered
-unaltered, or would speak to the server in the worker's name, is refused instead.
+The row's own headers are delivered as they are (Open Outbox, headers). A header that cannot be delivered
+unaltered, or that the server would take for the worker's, is refused.
 """
 
 import json
@@ -34,27 +34,27 @@ _OF_THE_EVENT = frozenset(
         "ce-partitionkey",
     }
 )
-"""Attributes that the event's own columns tell; a row's header could only contradict them."""
+"""Attributes set from the event's columns; a header of the row could only contradict them."""
 _TRACE = frozenset({"traceparent", "tracestate"})
 _NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _TRACESTATE_CHARS_MAX = 512
-"""As far as W3C asks everybody to pass it on; a longer one could be more than the handler takes."""
+"""Length that W3C requires everybody to propagate; the handler may refuse a longer value."""
 _TRACESTATE = re.compile(r"[a-z0-9][a-z0-9_\-*/@]{0,255}=[ -+\--<>-~]{0,256}")
-"""One member of a list, W3C Trace Context 3.3.1."""
+"""One list member (W3C Trace Context 3.3.1)."""
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 _PLAIN = re.compile(r"[!#$&-~]*")
-"""Visible ASCII but for the quotation mark and the per cent sign."""
+"""Visible ASCII except the quotation mark and the per cent sign."""
 _PRINTABLE_SAFE = "!#$&'()*+,-./:;<=>?@[\\]^_`{|}~"
 
 
 def outbound_message(event: ClaimedEvent, *, context: str, source: str) -> OutboundMessage:
-    """Make the message of an event; its body is exactly the payload's JSON.
+    """Build the message of an event; its body is exactly the payload's JSON.
 
-    The headers are encoded as they are made, which takes a third of the time: all of their values are visible
-    ASCII. Only the row's own make a mapping, which is looked through before it is sent.
+    The headers are encoded at once, in a third of the time: all their values are visible ASCII. Only a row
+    with own headers needs a mapping, which is validated before sending.
 
     Args:
-        event: what to send.
+        event: the event to send.
         context: first token of the subject.
         source: CloudEvents source, visible ASCII.
 
@@ -88,7 +88,7 @@ def outbound_message(event: ClaimedEvent, *, context: str, source: str) -> Outbo
 
 @lru_cache(maxsize=1024)
 def _of_type(event_type: str, version: int, context: str, source: str) -> tuple[str, Sequence[str]]:
-    """Return the subject, and the lines of headers that all events of a type and version share."""
+    """Return the subject and the header lines that all events of a type and version share."""
     return event_subject(context, event_type, version), (
         "ce-specversion: 1.0",
         f"ce-source: {source}",
@@ -98,19 +98,19 @@ def _of_type(event_type: str, version: int, context: str, source: str) -> tuple[
 
 
 def is_same_message(message: OutboundMessage, payload: bytes, headers: Mapping[str, str]) -> bool:
-    """Tell whether what is stored under a message's id is the message; trace headers may differ."""
+    """Return whether the message stored under an id is this message; trace headers may differ."""
     return payload == message.payload and all(
         headers.get(name) == message.headers.get(name) for name in _IDENTITY_HEADERS
     )
 
 
 def trace_context(metadata: str) -> dict[str, str]:
-    """Return W3C ``traceparent`` and ``tracestate`` where ``metadata`` (a JSON text) holds a valid one."""
+    """Return the valid W3C ``traceparent`` and ``tracestate`` of ``metadata`` (a JSON text)."""
     return valid_trace_context(_object(metadata) or {})
 
 
 def valid_trace_context(carrier: Mapping[str, object]) -> dict[str, str]:
-    """Return only the trace headers of ``carrier`` that are well-formed; others are untrusted text."""
+    """Return only the well-formed trace headers of ``carrier``; others are untrusted text."""
     parent = carrier.get("traceparent")
     if not isinstance(parent, str) or not _TRACEPARENT.fullmatch(parent):
         return {}
@@ -134,14 +134,14 @@ def rfc3339(moment: datetime) -> str:
 
 
 def _cloudevents_value(text: str) -> str:
-    """Encode a CloudEvents attribute value: anything but visible ASCII is percent-encoded."""
+    """Percent-encode everything but visible ASCII in a CloudEvents attribute value."""
     if _PLAIN.fullmatch(text):
         return text
     return quote(text, safe=_PRINTABLE_SAFE)
 
 
 def _object(text: str) -> dict[str, Any] | None:
-    """Parse a JSON object; None for anything else, numbers of any length and depth beyond reason included."""
+    """Parse a JSON object; None for any other text or excessive depth. Numbers may have any length."""
     try:
         parsed = json.loads(text, parse_int=float)
     except (ValueError, RecursionError):
@@ -161,7 +161,7 @@ def _own_headers(text: str) -> dict[str, str]:
 
 
 def header_problem(name: str, value: object) -> str:
-    """Tell why a row's own header cannot be delivered as it is; empty: it can."""
+    """Return why a row's own header cannot be delivered as it is; empty: it can be."""
     if not _NAME.fullmatch(name):
         return "has a name that is blank or holds other than letters, digits and !#$%&'*+-.^_`|~"
     if reserved := _reserved(name):
@@ -184,9 +184,9 @@ def _reserved(name: str) -> str:
 
 
 def speaks_to_broker(name: str) -> bool:
-    """Tell whether the server, or a client of it, would take a header for its own.
+    """Return whether the server or a client would interpret a header.
 
-    Clients read ``Status`` and ``Description`` as the server's word, and end a subscription at it.
+    Clients take ``Status`` and ``Description`` for the server's headers, and end a subscription on them.
     """
     lower = name.lower()
     return lower.startswith("nats-") or lower in {"status", "description"}
@@ -195,8 +195,8 @@ def speaks_to_broker(name: str) -> bool:
 def _with_own(headers: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
     """Add the row's own headers.
 
-    A valid trace context among them replaces that of the metadata, an invalid one is left out: no event is
-    worth less because its trace is broken.
+    A valid trace context among them replaces the one of the metadata. An invalid one is left out: a broken
+    trace must not prevent the event.
     """
     trace = valid_trace_context({name.lower(): value for name, value in own.items()})
     kept = {n: v for n, v in own.items() if n.lower() not in _TRACE or trace.get(n.lower()) == v}

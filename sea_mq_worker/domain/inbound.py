@@ -1,4 +1,4 @@
-"""From a received message to the handler's request (SDS-047, handler contract)."""
+"""Turn a received message into the handler's request (SDS-047, handler contract)."""
 
 import hashlib
 import re
@@ -19,7 +19,7 @@ _NAMESPACE = uuid.UUID("6f0f6cc5-6f0e-5d0c-9a53-0f1f5b7d2f47")
 
 
 class ParsedMessage(NamedTuple):
-    """A message that the handler can be asked about."""
+    """A valid message and its request to the handler."""
 
     message_id: str
     request: HandlerRequest
@@ -27,7 +27,7 @@ class ParsedMessage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class InvalidMessage:
-    """A message that must be dead-lettered; ``message_id`` is its own or made from where it is stored."""
+    """A message that must be dead-lettered; ``message_id`` is its own or made from its stream position."""
 
     message_id: str
     reason: str
@@ -35,7 +35,7 @@ class InvalidMessage:
 
 
 def identify(message: InboundMessage) -> str | InvalidMessage:
-    """Return a message's own id, or why it has none that can be used; the body is not looked at."""
+    """Return a message's own id, or why it has no valid id; the body is not checked."""
     try:
         return _message_id(_lower(message.headers))
     except InvalidMessageError as error:
@@ -43,13 +43,13 @@ def identify(message: InboundMessage) -> str | InvalidMessage:
 
 
 def recorded_as(message: InboundMessage) -> str:
-    """Return the id that a message is recorded under: its own, else one made from where it is stored."""
+    """Return the id under which a message is recorded: its own, or one made from its stream position."""
     identity = identify(message)
     return identity.message_id if isinstance(identity, InvalidMessage) else identity
 
 
 def parse_message(message: InboundMessage) -> ParsedMessage | InvalidMessage:
-    """Check a message and make the handler's request of it."""
+    """Validate a message and build the handler's request."""
     message_id = identify(message)
     if isinstance(message_id, InvalidMessage):
         return message_id
@@ -60,12 +60,12 @@ def parse_message(message: InboundMessage) -> ParsedMessage | InvalidMessage:
 
 
 def storage_id(message: InboundMessage) -> str:
-    """Make an id from where a message is stored, the same at every delivery."""
+    """Make an id from a message's stream position; every delivery gives the same id."""
     return str(uuid.uuid5(_NAMESPACE, f"{message.stream}\0{message.seq}\0{message.stored_at.timestamp()}"))
 
 
 def content_hash(message: InboundMessage) -> bytes:
-    """Fingerprint what a message says: SHA-256 over subject and body."""
+    """Return SHA-256 over a message's subject and body."""
     return hashlib.sha256(message.subject.encode() + b"\0" + message.payload).digest()
 
 
@@ -85,7 +85,7 @@ def _message_id(headers: Mapping[str, str]) -> str:
 
 def _request(message: InboundMessage, headers: Mapping[str, str], message_id: str) -> HandlerRequest:
     subject = parse_subject(message.subject)
-    if not is_json(message.payload):  # only checked: the bytes go on untouched, so that no digit is lost
+    if not is_json(message.payload):  # only checked: unchanged bytes lose no digit
         raise InvalidMessageError("INVALID_PAYLOAD", "the body is not JSON")
     return HandlerRequest(
         message_id=message_id,
@@ -109,7 +109,7 @@ def _occurred_at(headers: Mapping[str, str], message: InboundMessage) -> str:
     try:
         moment = datetime.fromisoformat(given)
         return rfc3339(moment if moment.tzinfo else message.stored_at)
-    except (ValueError, OverflowError):  # an offset can lead out of the years that there are
+    except (ValueError, OverflowError):  # an offset can lead out of datetime's range of years
         return rfc3339(message.stored_at)
 
 

@@ -1,4 +1,4 @@
-"""Tells JSON from other bytes without building a tree of it: memory does not grow with the text."""
+"""Validate JSON without building a tree, so that memory does not grow with the text."""
 
 import codecs
 import re
@@ -7,14 +7,14 @@ import msgspec
 
 _CHUNK_BYTES = 65_536
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
-"""Of an escaped half of a pair, which JSON allows alone and the validator does not."""
+"""Start of an escaped lone surrogate, which JSON allows and the validator refuses."""
 _VALIDATOR = msgspec.json.Decoder(msgspec.Raw)
 
 
 def is_json(text: bytes) -> bool:
-    """Tell whether a text is JSON in UTF-8; nested deeper than the interpreter goes it counts as none.
+    """Return whether a text is JSON in UTF-8; False for JSON nested deeper than the interpreter allows.
 
-    Python goes about a thousand levels deep, from 3.14 on a few hundred thousand.
+    Python allows about a thousand levels, from 3.14 on a few hundred thousand.
     """
     try:
         if not text.isascii():

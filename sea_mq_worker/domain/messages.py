@@ -1,4 +1,4 @@
-"""What travels: messages to the stream and messages from it."""
+"""Messages to the stream and messages from it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,23 +8,23 @@ from typing import NamedTuple
 
 
 class OutboundMessage(NamedTuple):
-    """One publish: subject, body and headers, ready for the wire; a tuple for the same reason as an event."""
+    """A message to publish, ready for the wire; a tuple for the same reason as an event."""
 
     id: str
-    """``Nats-Msg-Id``, by which the stream drops a repeat inside its duplicate window."""
+    """``Nats-Msg-Id``: the stream drops a repeat of it inside the deduplication window."""
     subject: str
     payload: bytes
     headers: Mapping[str, str]
     repeated: bool = False
-    """An earlier attempt or lifecycle may have stored it: it needs an answer of its own."""
+    """An earlier attempt or lifecycle may have stored it, so it needs an acknowledgement of its own."""
     waited_seconds: float = 0.0
-    """In the outbox, from its creation to its claim; 0 for what comes from elsewhere."""
+    """Seconds in the outbox, from creation to claim; 0 for messages from elsewhere."""
     earlier_seq: int = 0
-    """Where the stream has the copy of an earlier lifecycle, which does not count; 0: nowhere."""
+    """Stream sequence of an earlier lifecycle's copy, which does not count; 0: no copy."""
 
 
 class InboundMessage(NamedTuple):
-    """One delivery of a durable consumer; a tuple, because to make one costs half as much.
+    """One delivery of a durable consumer; a tuple, because creating it costs half as much.
 
     Two deliveries of a message are equal in everything but ``deliveries`` and ``reply``.
     """
@@ -39,15 +39,15 @@ class InboundMessage(NamedTuple):
     stored_at: datetime
     """When the stream stored it, by the server's clock."""
     deliveries: int
-    """How often the server delivered it; a hint only, it can fall when the server restarts."""
+    """Number of deliveries by the server; only a hint, because a restart of the server can lower it."""
     reply: str
-    """Where acknowledgements of this delivery go."""
+    """Subject for acknowledgements of this delivery."""
 
 
 class HandlerRequest(NamedTuple):
-    """What the handler is sent (SDS-047, handler contract); ``payload`` is the JSON text as received.
+    """The request to the handler (SDS-047, handler contract); ``payload`` is the JSON text as received.
 
-    ``consumer`` and ``stored_at``, of the message, are for traces.
+    ``consumer`` and ``stored_at`` of the message are for traces.
     """
 
     message_id: str
@@ -65,7 +65,7 @@ class HandlerRequest(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetter:
-    """EVT-047-002 (MessageDeadLettered), with all that is needed to send the message again."""
+    """EVT-047-002 (MessageDeadLettered), with all data needed to redrive the message."""
 
     message_id: str
     original_subject: str

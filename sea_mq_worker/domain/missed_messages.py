@@ -1,17 +1,17 @@
-"""Which messages left their stream before a consumer was given them, as far as that can be known."""
+"""Find messages that left their stream before their delivery to a consumer, as far as can be known."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerStanding:
-    """How far a consumer is with its stream, in the server's words.
+    """Progress of a consumer in its stream, as the server reports it.
 
     Attributes:
-        delivered: the stream sequence up to which it was given messages, or was moved on by a purge.
-        deliveries: how many it was given, repeats included.
-        pending: messages that it has still to be given.
-        takes_all: its filters leave nothing of the stream out, so that what is stored is for it.
+        delivered: sequence of the last delivered message, or the one to which a purge moved the consumer.
+        deliveries: number of deliveries, including repeats.
+        pending: number of messages still to be delivered.
+        takes_all: the filters match every subject of the stream, so every stored message is for the consumer.
         replaces: the stream drops older messages of a subject for newer ones.
     """
 
@@ -36,11 +36,11 @@ class MissedMessages:
 
 
 def find_missed(before: ConsumerStanding | None, now: ConsumerStanding) -> MissedMessages | None:
-    """Compare two looks at a consumer; None: nothing is known to be missed.
+    """Compare two states of a consumer; None: no message is known to be missed.
 
-    Each message that was pending (and, for a consumer that takes all, each that was stored since) was
+    Each message that was pending (and, for a consumer that takes all, each message stored since) was
     delivered since, is still pending, or is gone. Repeated deliveries make the count too low, never too
-    high. Where the stream replaces messages, one that is gone may be replaced.
+    high. In a stream that replaces messages, a missing message may have been replaced.
     """
     if now.replaces:
         return None

@@ -1,4 +1,4 @@
-"""What operators ask for and are shown: filters, rows as records, results of actions."""
+"""Filters, records and results of actions for operators."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,16 +14,16 @@ ActionOutcome: TypeAlias = Literal["done", "refused", "failed"]
 
 
 READ_MAX = 20_000
-"""Rows that a page reads at most by default: PostgreSQL reads them in some hundredths of a second."""
+"""Cap on rows that a page reads by default: PostgreSQL reads them in some hundredths of a second."""
 
 RowT = TypeVar("RowT")
 
 
 def check_accountable(actor: str, reason: str) -> None:
-    """Make sure that a change names who makes it and why.
+    """Require an actor and a reason for a change.
 
     Raises:
-        ValueError: it does not.
+        ValueError: one of them is blank.
     """
     if not (actor.strip() and reason.strip()):
         raise ValueError("a change needs an actor and a reason, for the audit")
@@ -34,10 +34,10 @@ class Page(Generic[RowT]):
     """A part of a list.
 
     Attributes:
-        rows: what fits, the latest first.
-        goes_on: the id behind which the next page begins; None: the list ends here.
-        read: so many rows were looked at without finding a page full; None: the page is full, or all were.
-        reached: the time back to which they go, where ``read`` is told.
+        rows: the rows of this page, latest first.
+        goes_on: the next page begins after this id; None: the list ends here.
+        read: number of rows read without filling the page; None: the page is full, or all rows were read.
+        reached: time of the earliest row read, if ``read`` is set.
     """
 
     rows: Sequence[RowT]
@@ -48,15 +48,16 @@ class Page(Generic[RowT]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Depth:
-    """QRY-050 or QRY-051, and the backlog without what no worker has anything to do with now.
+    """QRY-050 or QRY-051, and the backlog that workers can process now.
 
     Attributes:
         count: not published or not processed, whether waiting, scheduled or dead.
-        oldest_at: when the oldest of them occurred or was received; None where there is none.
+        oldest_at: when the oldest of them occurred or was received; None: there is none.
         waiting: ``count`` without the scheduled and the dead.
-        waiting_seconds: for how long the oldest waiting one has, by the database's clock: an event since it
-            was due, or first tried where it has failed, a message since its receipt; 0 where there is none.
-        scheduled: events that are not due yet and have not failed; no message is ever.
+        waiting_seconds: age of the oldest waiting one, by the database's clock: for an event since it was
+            due (for a failed event: since its first attempt), for a message since its receipt; 0: there is
+            none.
+        scheduled: events that are not due yet and have not failed; always 0 for messages.
         dead: dead events or dead-lettered messages.
     """
 
@@ -70,13 +71,13 @@ class Depth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutboxFilter:
-    """Which events; None means any.
+    """Filter of events; None means any.
 
     Attributes:
-        since: at this time or later: occurred, in a list, or created, where events are chosen for a replay.
+        since: this time or later; compared with the time of occurrence in a list, of creation in a replay.
         until: before this time.
-        error_like: part of the last error, capitals and small letters alike.
-        before_id: the last event's id of the page before.
+        error_like: part of the last error, ignoring case.
+        before_id: id of the last event of the previous page.
     """
 
     states: tuple[EventState, ...] = tuple(EventState)
@@ -94,13 +95,13 @@ class OutboxFilter:
 
     @property
     def by_index(self) -> bool:
-        """Whether an index has little more than what is asked for: ids, a correlation, dead events."""
+        """Whether an index selects little more than the wanted rows: ids, a correlation, dead events."""
         dead = self.states == (EventState.DEAD,)
         return dead or self.ids is not None or self.correlation_id is not None
 
     @property
     def finished(self) -> bool:
-        """Whether published events are among them."""
+        """Whether the filter includes published events."""
         return EventState.PUBLISHED in self.states
 
 
@@ -132,7 +133,7 @@ class OutboxSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutboxDetail(OutboxSummary):
-    """All of an event; payload, headers and metadata as JSON texts."""
+    """An event with its content; payload, headers and metadata are JSON texts."""
 
     causation_id: UUID | None
     partition_key: str | None
@@ -144,7 +145,7 @@ class OutboxDetail(OutboxSummary):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EarlierEvent:
-    """An event that another one of its ordering key waits for."""
+    """An event for which another event of its ordering key waits."""
 
     id: UUID
     state: str
@@ -153,7 +154,7 @@ class EarlierEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Unfinished events or messages that have something in common: ``kind`` says what, ``name`` which."""
+    """Unfinished events or messages with a common property: ``kind`` is the property, ``name`` its value."""
 
     kind: str
     name: str
@@ -163,7 +164,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Match:
-    """An event or message that an id may mean: its side, what it is of, and since when it is there."""
+    """An event or message that matches an id: its side, its type or subject, and its time."""
 
     side: str
     id: UUID
@@ -174,7 +175,7 @@ class Match:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Discarded:
-    """What the audit keeps of an event that an operator gave up."""
+    """The audit's record of an event that an operator discarded."""
 
     at: datetime
     actor: str
@@ -184,26 +185,26 @@ class Discarded:
 
 
 class InboxState(StrEnum):
-    """Where a message is."""
+    """State of a message in the inbox."""
 
     WAITING = "WAITING"
-    """Nobody has it; it is handled when the stream delivers it again."""
+    """No worker has the message; a redelivery handles it."""
     HANDLING = "HANDLING"
-    """A worker has it."""
+    """A worker has the message."""
     PROCESSED = "PROCESSED"
     DEAD_LETTERED = "DEAD_LETTERED"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InboxFilter:
-    """Which messages; None means any.
+    """Filter of messages; None means any.
 
     Attributes:
         reason: dead-lettered for this reason.
         since: received at this time or later.
         until: received before this time.
-        error_like: part of the last error, capitals and small letters alike.
-        before_id: the last message id of the page before.
+        error_like: part of the last error, ignoring case.
+        before_id: id of the last message of the previous page.
     """
 
     states: tuple[InboxState, ...] = tuple(InboxState)
@@ -219,18 +220,18 @@ class InboxFilter:
 
     @property
     def by_index(self) -> bool:
-        """Whether an index has little more than what is asked for: ids."""
+        """Whether an index selects little more than the wanted rows: ids."""
         return self.ids is not None
 
     @property
     def finished(self) -> bool:
-        """Whether processed messages are among them."""
+        """Whether the filter includes processed messages."""
         return InboxState.PROCESSED in self.states
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InboxRecord:
-    """What the inbox knows of a message; it keeps no payload."""
+    """The inbox's record of a message; the inbox stores no payload."""
 
     message_id: UUID
     subject: str
@@ -251,11 +252,11 @@ class InboxRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prunable:
-    """What a prune would delete, as far as was looked: ``pages`` of the table's ``pages_of``.
+    """Rows that a prune would delete, counted in ``pages`` of the table's ``pages_of``.
 
     Attributes:
-        count: rows.
-        partitions: that would be dropped whole, their rows among ``count``.
+        count: number of rows.
+        partitions: partitions that would be dropped whole; ``count`` includes their rows.
     """
 
     count: int
@@ -266,7 +267,7 @@ class Prunable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DroppedPartition:
-    """A partition that was dropped whole, with this many events."""
+    """A partition that was dropped whole, with its number of events."""
 
     name: str
     events: int
@@ -274,7 +275,7 @@ class DroppedPartition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptPartition:
-    """A partition that was not dropped, although its time is over, and why."""
+    """A partition that was not dropped although its time is over, with the reason."""
 
     name: str
     reason: str
@@ -282,11 +283,11 @@ class KeptPartition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PruneResult:
-    """What a prune has deleted.
+    """Result of a prune.
 
     Attributes:
-        deleted: rows, those of dropped partitions among them.
-        dropped: partitions that went whole.
+        deleted: number of rows, including those of dropped partitions.
+        dropped: partitions that were dropped whole.
     """
 
     deleted: int
@@ -294,7 +295,7 @@ class PruneResult:
 
 
 OnProgress: TypeAlias = Callable[[int, int, int], None]
-"""Receives the pages that are done, the pages in all, and the rows changed so far."""
+"""Receives the number of finished pages, of all pages, and of rows changed so far."""
 
 OnPartition: TypeAlias = Callable[[DroppedPartition | KeptPartition], None]
 """Receives each partition whose time is over, dropped or kept."""
@@ -302,12 +303,12 @@ OnPartition: TypeAlias = Callable[[DroppedPartition | KeptPartition], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Redrive:
-    """Whether a message is handled when it comes again.
+    """Start of a redrive.
 
     Attributes:
-        open: it is; False: it was processed meanwhile, and must not be sent.
-        reopened: it was dead-lettered until now.
-        action: its record, to be finished with what came of it.
+        open: the message will be handled; False: it was processed meanwhile and must not be sent.
+        reopened: the message was dead-lettered until now.
+        action: id of its record in the audit, to be finished with the outcome.
     """
 
     open: bool
@@ -317,11 +318,11 @@ class Redrive:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditFilter:
-    """Which records of the audit; None means any.
+    """Filter of the audit's records; None means any.
 
     Attributes:
-        actor_like: part of who did it, capitals and small letters alike.
-        before_id: the last record's id of the page before.
+        actor_like: part of the actor, ignoring case.
+        before_id: id of the last record of the previous page.
     """
 
     actor_like: str | None = None
@@ -337,8 +338,8 @@ class OperatorAction:
 
     Attributes:
         selection: the filter as JSON text.
-        outcome: done; refused: nothing was changed, or the handler did not take it; failed: an error ended
-            it; open: it is under way, or was cut short.
+        outcome: done; refused: nothing was changed, or the handler did not accept the message; failed: an
+            error ended the action; open: the action is running or was interrupted.
     """
 
     id: int

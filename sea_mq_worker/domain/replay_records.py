@@ -12,10 +12,10 @@ class Replay:
     """A replay that has begun.
 
     Attributes:
-        id: of its record in ``operator_actions``.
-        at: when it began; None: just now.
-        through: everything up to this seq is done.
-        replayed: events that were put back so far.
+        id: id of its record in ``operator_actions``.
+        at: when the replay began; None: just now.
+        through: all events up to this seq are done.
+        replayed: number of events put back so far.
     """
 
     id: int
@@ -35,11 +35,11 @@ class Chosen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayResult:
-    """What a replay found and did.
+    """Result of a replay.
 
     Attributes:
-        matched: events that could be replayed; one above the cap means: more than the cap.
-        replayed: 0 in a dry run, and where more than the cap matched.
+        matched: number of events that could be replayed; cap + 1 means more than the cap.
+        replayed: number of events put back; 0 in a dry run, and if more than the cap matched.
     """
 
     matched: int
@@ -48,13 +48,13 @@ class ReplayResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayStep:
-    """How far a replay is.
+    """Progress of a replay.
 
     Attributes:
-        action: its record in ``operator_actions``.
-        done: events of ``total`` that are behind it in this run.
-        replayed: events that it has put back, those of the runs before too.
-        waiting: put back and taken by no worker yet, which the replay waits for; 0: it goes on.
+        action: id of its record in ``operator_actions``.
+        done: number of events of ``total`` that this run has passed.
+        replayed: number of events put back, including those of earlier runs.
+        waiting: number of events put back but not yet claimed, for which the replay waits; 0: it continues.
     """
 
     action: int

@@ -1,4 +1,4 @@
-"""Retry policy: what a publish outcome means for its event, and how long to wait."""
+"""Retry policy: the effect of a publish outcome on its event, and the delay of a retry."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -20,17 +20,17 @@ from sea_mq_worker.domain.outcomes import (
 )
 
 _EXPONENT_MAX = 30
-"""Doubling is capped long before; this only keeps the power of two small."""
+"""Cap on the exponent: ``cap_seconds`` applies long before; this only keeps the power of two small."""
 _LATE_SECONDS = 1.0
-"""A stream may forget an id a moment later than its duplicate window says."""
+"""Margin in seconds: a stream may forget an id a moment after the end of its deduplication window."""
 _BLAMELESS_CAP_SECONDS = 15.0
-"""An event that waits for others to be mended is tried soon afterwards, however long that took."""
+"""Cap of the delay after an outage, so that events go out soon after recovery."""
 
 _FOR_EVER = ("INVALID_OUTBOX:", "ID_TAKEN:")
 
 
 def can_be_sent(error: str | None) -> bool:
-    """Tell whether a DEAD event with this error can be published as it is, once its cause is mended."""
+    """Return whether a DEAD event with this error can be published unchanged once the cause is fixed."""
     return not (error or "").startswith(_FOR_EVER)
 
 
@@ -49,18 +49,18 @@ class Backoff:
     random: Callable[[], float]
 
     def delay_seconds(self, tries: int) -> float:
-        """Draw a delay after ``tries`` (1 or more) failed tries."""
+        """Draw a delay after ``tries`` (1 or more) failed attempts."""
         bound = self.base_seconds * 2.0 ** min(tries - 1, _EXPONENT_MAX)
         return float(self.random() * min(self.cap_seconds, bound))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """When an event is tried again, and when it is dead (Open Outbox, termination conditions).
+    """When an event is retried, and when it is dead (Open Outbox, termination conditions).
 
     Attributes:
-        failures_max: failed attempts that make an event dead.
-        age_max_seconds: an event that fails so long after its first attempt is dead.
+        failures_max: number of failed attempts that make an event dead.
+        age_max_seconds: an event that fails later than this after its first attempt is dead.
         duplicate_window_seconds: how long the stream remembers a message id.
     """
 
@@ -70,7 +70,7 @@ class RetryPolicy:
     duplicate_window_seconds: float
 
     def judge(self, event: ClaimedEvent, outcome: PublishOutcome) -> Verdict:
-        """Decide what becomes of ``event`` after a publish attempt."""
+        """Decide the verdict on ``event`` after a publish attempt."""
         match outcome:
             case Stored(duplicate=False):
                 return Published(event, outcome)
@@ -90,7 +90,7 @@ class RetryPolicy:
                 assert_never(outcome)
 
     def _known(self, event: ClaimedEvent, stored: Stored) -> Verdict:
-        """A replay that the duplicate window swallowed has not arrived: it waits for the window's end."""
+        """Postpone a replay that was dropped as a duplicate until the deduplication window ends."""
         if stored.seq == event.earlier_stream_seq:
             return Postponed(
                 event,
@@ -101,7 +101,7 @@ class RetryPolicy:
         return Published(event, stored)
 
     def _forgotten_in(self, stored: Stored) -> float:
-        """Return how long the stream will remember a copy; of one of unknown age, at most."""
+        """Return how long the stream remembers a copy; the maximum for a copy of unknown age."""
         return max(self.duplicate_window_seconds - (stored.seconds_ago or 0.0), 0.0) + _LATE_SECONDS
 
     def _failed(self, event: ClaimedEvent, reason: str) -> Verdict:
@@ -113,7 +113,7 @@ class RetryPolicy:
 
 
 def first_wave(events: Sequence[ClaimedEvent]) -> tuple[list[ClaimedEvent], list[ClaimedEvent]]:
-    """Split a claim into what may go out side by side, the first event of each key, and what comes after."""
+    """Split a claim into events that may be sent concurrently (the first of each key), and the rest."""
     keys: set[str] = set()
     wave: list[ClaimedEvent] = []
     rest: list[ClaimedEvent] = []

@@ -7,12 +7,12 @@ from datetime import datetime
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MigrationPlan:
-    """What ``migrate`` would do.
+    """Changes that ``migrate`` would make.
 
     Attributes:
-        version: that of the schema; 0 where it is not there.
+        version: version of the schema; 0: there is no schema.
         missing: names of the migrations that would be applied, in order.
-        serves_running: workers that know ``version`` may go on afterwards.
+        serves_running: workers that know ``version`` may continue afterwards.
     """
 
     version: int
@@ -22,13 +22,13 @@ class MigrationPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Partition:
-    """A partition, or the table itself where it has none.
+    """A partition, or the table itself if it is not partitioned.
 
     Attributes:
-        from_at: the first moment of its ids; None: it begins with the lowest one.
-        until_at: the moment behind the last.
-        is_default: holds the events that no other partition is for.
-        bytes: on disk, indexes included.
+        from_at: inclusive start of the range of its ids; None: the range starts with the lowest id.
+        until_at: exclusive end of that range.
+        is_default: whether it holds the events of no other partition.
+        bytes: size on disk, including indexes.
     """
 
     partition: str

@@ -1,4 +1,4 @@
-"""A message as its stream has it, and how far each consumer is with it."""
+"""A message stored in a stream, and its state for each consumer."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -6,21 +6,21 @@ from enum import StrEnum
 
 
 class DeliveryState(StrEnum):
-    """How far a consumer is with a message."""
+    """State of a message for a consumer."""
 
     TO_COME = "TO_COME"
-    """It has not delivered it yet."""
+    """The consumer has not delivered the message yet."""
     DELIVERED = "DELIVERED"
-    """It has delivered it; the server does not say whether this one or one before it waits for its end."""
+    """The consumer has delivered it; the server does not report whether it or an earlier one is pending."""
     DONE = "DONE"
-    """It has acknowledged it, or was made to begin behind it."""
+    """The message is acknowledged, or the consumer was created to start after it."""
     NOT_FOR_IT = "NOT_FOR_IT"
-    """Its filter leaves the message out."""
+    """The consumer's filter excludes the message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerDelivery:
-    """A consumer of the stream; ``before`` bounds the messages that it delivers before a message to come."""
+    """State for one consumer; ``before``: cap on messages delivered before this one, if it is TO_COME."""
 
     consumer: str
     reading: DeliveryState
@@ -29,10 +29,10 @@ class ConsumerDelivery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredMessage:
-    """A message as its stream has it, without its content."""
+    """A message stored in a stream, without its content."""
 
     stream: str
     seq: int
     subject: str
     stored_at: datetime
-    readers: tuple[ConsumerDelivery, ...] = ()
+    consumers: tuple[ConsumerDelivery, ...] = ()

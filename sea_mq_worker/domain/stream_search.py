@@ -1,4 +1,4 @@
-"""Looking for messages in a stream that may hold them: what is wanted, and how far a search came."""
+"""Search for messages in a stream: the wanted messages, and the progress of a search."""
 
 from typing import NamedTuple, TypeAlias
 
@@ -6,40 +6,40 @@ from sea_mq_worker.domain.outcomes import Stored
 
 
 class SearchProgress(NamedTuple):
-    """A search that has not found its message; another one goes on from here.
+    """A search that has not found its message; a later search continues from here.
 
-    Sequences count within the stream that was made at ``created``.
+    Sequences refer to the stream created at ``created``.
     """
 
     created: str
     through: int
-    """Nothing up to this sequence is the message."""
+    """The message is not at or below this sequence."""
     until: int
-    """Where the search ends; what is stored later was not there when it began."""
+    """Last sequence of the search; later messages were stored after the search began."""
 
     @property
     def is_over(self) -> bool:
-        """The stream has no such message."""
+        """Whether the search is complete: the stream has no such message."""
         return self.left == 0
 
     @property
     def left(self) -> int:
-        """Sequences that are still to be looked at."""
+        """Number of sequences still to be searched."""
         return max(0, self.until - self.through)
 
 
 class SearchedId(NamedTuple):
-    """A message to look for."""
+    """A message to search for."""
 
     id: str
     since_seconds: float
-    """How far back it may have been stored."""
+    """Maximum age of the stored message, in seconds."""
     subject: str = ""
-    """That it was published to; empty: any."""
+    """Subject of the message; empty: any."""
     other_than: int = 0
     """Sequence of a copy that does not count."""
     looked: SearchProgress | None = None
-    """Where an earlier search stopped."""
+    """Progress of an earlier search."""
 
 
 SearchResult: TypeAlias = Stored | SearchProgress

@@ -7,12 +7,12 @@ from functools import lru_cache
 from sea_mq_worker.domain.errors import InvalidEventError, InvalidMessageError
 
 SUBJECT_BYTES_MAX = 1024
-"""Far below the server's control line of 4 KiB, which closes the connection when exceeded."""
+"""Limit far below the server's control line of 4 KiB; the server closes the connection beyond it."""
 
 _CONTEXT = re.compile(r"[a-z0-9][a-z0-9_-]*")
 _VERSION = re.compile(r"v([1-9][0-9]{0,9})")
 _UNREADABLE = "\ufffd"
-"""Stands for bytes that are no UTF-8 in a received subject, so that it may stand for nothing else."""
+"""Placeholder of invalid UTF-8 in a received subject; therefore refused as a character of a subject."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class EventSubject:
 
 
 def is_context(text: str) -> bool:
-    """Tell whether ``text`` can be a bounded context: one lower-case token."""
+    """Return whether ``text`` can be a bounded context: one lower-case token."""
     return _CONTEXT.fullmatch(text) is not None
 
 
@@ -34,7 +34,7 @@ def event_subject(context: str, event_type: str, event_version: int) -> str:
     """Build the subject of an event.
 
     Raises:
-        InvalidEventError: the type or version makes no valid subject.
+        InvalidEventError: type and version give no valid subject.
     """
     problem = _token_problem(event_type)
     if problem:
@@ -47,12 +47,12 @@ def event_subject(context: str, event_type: str, event_version: int) -> str:
     return subject
 
 
-@lru_cache(maxsize=256)  # of a stream's many messages, few have a subject of their own
+@lru_cache(maxsize=256)  # the messages of a stream have few different subjects
 def parse_subject(subject: str) -> EventSubject:
-    """Take a subject apart.
+    """Parse a subject.
 
     Raises:
-        InvalidMessageError: BAD_SUBJECT, it does not follow the grammar.
+        InvalidMessageError: BAD_SUBJECT, the subject does not follow the grammar.
     """
     if _UNREADABLE in subject:
         raise InvalidMessageError("BAD_SUBJECT", "the subject is not UTF-8, or holds U+FFFD")
@@ -65,7 +65,7 @@ def parse_subject(subject: str) -> EventSubject:
 
 
 def event_type_of(subject: str) -> str:
-    """Return the event type that a subject names, or nothing where it follows no grammar."""
+    """Return the event type of a subject; empty if the subject does not follow the grammar."""
     try:
         return parse_subject(subject).event_type
     except InvalidMessageError:

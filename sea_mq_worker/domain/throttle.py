@@ -1,28 +1,29 @@
-"""How often a handler is asked about one event type that fails again and again, and which answers count.
+"""Limit the rate of calls and of counted failures of an event type that fails repeatedly.
 
-The handler of such a type may be wrong, or its messages may be. Nobody can tell, so failures count at a
-bounded rate, and every message behind them is asked about soon: a healthy one ends the slow pace.
+Either the handler or the messages of such a type may be wrong, and the worker cannot distinguish the two.
+Therefore failures count at a limited rate, and the handler is soon called with every later message: one
+success ends the low rate.
 """
 
 from dataclasses import dataclass, field
 
 WAIT_MAX_SECONDS = 0.5
-"""A message that has to wait longer for its call gives its place back."""
+"""Maximum wait for a call; a message that would wait longer is returned."""
 _SPACING_SECONDS = 0.00005
 _SPACING_MAX_SECONDS = 1.0
 _BURST = 2
-"""Failures that may count at once after a while without any."""
+"""Failures that may count at once after a time without counted failures."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Throttle:
-    """Of one event type; every method takes the time in monotonic seconds.
+    """Throttle of one event type; every method takes the time in monotonic seconds.
 
     Attributes:
-        slow_after: different messages in a row without an effect that make it slow.
-        per_second: failures of a slow type that count.
-        slow_since: when it became slow; None: it is not.
-        failed_at: when a message failed last.
+        slow_after: number of different messages that fail in a row before the type is slow.
+        per_second: number of failures of a slow type that count per second.
+        slow_since: when the type became slow; None: it is not slow.
+        failed_at: time of the last failure.
     """
 
     slow_after: int
@@ -30,14 +31,14 @@ class Throttle:
     slow_since: float | None = None
     failed_at: float = 0.0
     failures: int = 0
-    """In a row."""
+    """Number of failures in a row."""
     _failing: set[str] = field(default_factory=set)
     _call_at: float = 0.0
     _counts_at: float = 0.0
     _line_ends_at: float = 0.0
 
     def failed(self, message_id: str, now: float, *, may_count: bool) -> bool:
-        """Note a call without an effect; return whether it counts: of a slow type only where it may."""
+        """Record a failed call; return whether it counts (for a slow type only if ``may_count``)."""
         self.failures += 1
         self.failed_at = now
         if self.slow_since is None:
@@ -52,29 +53,29 @@ class Throttle:
         return True
 
     def next_turn(self, now: float) -> float:
-        """Put a message that is given back into a line; return in how many seconds it is its turn.
+        """Queue a returned message; return the seconds until its turn.
 
-        Those in the line come again one after the other, as fast as failures count.
+        Queued messages are redelivered one after the other, at the rate at which failures count.
         """
         self._line_ends_at = max(self._line_ends_at, now) + 1 / self.per_second
         return self._line_ends_at - now
 
     def call_in(self, now: float) -> float:
-        """Return in how many seconds a message may be asked about for the first time."""
+        """Return the seconds until the handler may be called with a new message."""
         return max(0.0, self._call_at - now)
 
     def take_call(self, now: float) -> float:
-        """Take the next call; return in how many seconds it may be made.
+        """Reserve the next call; return the seconds until it may be made.
 
-        The longer the run of failures, the further calls are apart: 300 messages are asked about within three
-        seconds, and a handler that is broken for long gets a call a second.
+        The interval grows with the run of failures: 300 messages reach the handler within three seconds, and
+        a handler that fails for a long time gets one call a second.
         """
         wait = self.call_in(now)
         self._call_at = now + wait + self._spacing_seconds
         return wait
 
     def calls_within(self, seconds: float, now: float) -> int:
-        """Return how many messages may be asked about for the first time within some seconds."""
+        """Return the number of new messages with which the handler may be called within ``seconds``."""
         left = seconds - self.call_in(now)
         return 0 if left < 0 else 1 + int(left / self._spacing_seconds)
 

@@ -1,4 +1,4 @@
-"""Differences of streams and consumers from their definitions, and the changes that end them."""
+"""Differences of streams and consumers from their definitions, and the changes that remove them."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """A field of a stream or consumer that is not as wanted; EXISTENCE where all of it is missing."""
+    """A field of a stream or consumer that differs from its definition; EXISTENCE: all of it is missing."""
 
     name: str
     field: str
@@ -19,9 +19,9 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """A change of a stream or consumer: ``created`` or ``updated``, and the differences that it ended.
+    """A change of a stream or consumer: ``created`` or ``updated``, and the differences that it removed.
 
-    In a dry run, a change that would be made.
+    In a dry run, the change was not made.
     """
 
     name: str
