@@ -71,7 +71,7 @@ def _print_report(found: "LookupReport") -> None:
         print_page(found.matches, _MATCHES, json=False, empty="")
     if found.steps:
         echo_safe("\n" + "\n".join(f"  {cell(step.at)}  {step.text}" for step in found.steps))
-    if found.unseen:
-        echo_safe("\n" + "\n".join(f"  not looked in {reason}" for reason in found.unseen))
-    if found.next:
-        echo_safe("\n" + "\n".join(f"  -> {command}" for command in found.next))
+    if found.not_checked:
+        echo_safe("\n" + "\n".join(f"  not looked in {reason}" for reason in found.not_checked))
+    if found.next_steps:
+        echo_safe("\n" + "\n".join(f"  -> {command}" for command in found.next_steps))

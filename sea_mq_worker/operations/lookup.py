@@ -1,4 +1,4 @@
-"""Where an event or a message is: outbox, stream, inbox and dead letters asked for one id."""
+"""Message lookup: find one id in outbox, streams, inbox and dead letters."""
 
 import asyncio
 import re
@@ -41,17 +41,17 @@ _CONFLICTS_MAX = 5
 _LETTERS_READ_MAX = 10_000
 _SEARCH_SECONDS_MAX = 600.0
 _MARGIN = timedelta(minutes=5)
-"""How far the broker's clock may be from the database's."""
+"""Margin for the difference between the broker's and the database's clock."""
 
 _T = TypeVar("_T")
 
 
 class NoIdError(WorkerError):
-    """What was given can be no id."""
+    """The given text can be no id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Letter:
+class FoundDeadLetter:
     """A dead letter of the message, without its content."""
 
     seq: int
@@ -63,47 +63,47 @@ class Letter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conflicting:
-    """A message that came under an id of another content: its own id, and its dead letter, if it is there."""
+    """A message with another content under the same id: its own id, and its dead letter if it was found."""
 
     id: str
-    letter: Letter | None
+    dead_letter: FoundDeadLetter | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """All that is known of one id.
+    """All results for one id.
 
     Attributes:
-        event: its row in the outbox.
-        earlier: events of its ordering key that go first, as far as they were counted.
-        message: its row in the inbox.
-        traces: what the streams have, that of the event first.
-        letters: what the dead-letter stream has.
-        conflicts: other contents that came under this id, and were dead-lettered.
-        discarded: what the audit keeps of an event that an operator gave up.
-        lost: the evidence that the stream acknowledged the event and lost it; empty where there is none.
-        unseen: where it could not be looked, and why.
+        event: the row in the outbox.
+        earlier: earlier events of its ordering key, at most 100.
+        message: the row in the inbox.
+        stored: messages in the streams, the event's first.
+        dead_letters: dead letters in the dead-letter stream.
+        conflicts: messages with another content under this id, which were dead-lettered.
+        discarded: the audit's record of an event that an operator discarded.
+        lost: evidence that the stream acknowledged the event and lost it; empty: there is none.
+        not_checked: places that could not be searched, with the reason.
     """
 
     id: str
     event: OutboxSummary | None
     earlier: tuple[EarlierEvent, ...]
     message: InboxRecord | None
-    traces: tuple[StoredMessage, ...]
-    letters: tuple[Letter, ...]
+    stored: tuple[StoredMessage, ...]
+    dead_letters: tuple[FoundDeadLetter, ...]
     conflicts: tuple[Conflicting, ...]
-    unseen: tuple[str, ...]
+    not_checked: tuple[str, ...]
     discarded: Discarded | None = None
     lost: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageLookup:
-    """Where it is looked; without ``connection`` in the tables alone, for ``absent`` says why.
+    """Sources to search. Without a connection only the tables are searched; ``absent`` gives the reason.
 
     Attributes:
-        streams: searched by their headers where a time is given to search back to.
-        dead_hold: a DEAD event holds the later ones of its ordering key.
+        streams: streams whose headers are searched if a start time is given.
+        dead_hold: whether a DEAD event holds back the later events of its ordering key.
     """
 
     tables: PostgresInspection
@@ -114,10 +114,10 @@ class MessageLookup:
     absent: str = ""
 
     async def matches(self, text: str) -> Sequence[Match]:
-        """Return what an id, its beginning (4 hexadecimal digits or more) or a correlation id may mean.
+        """Return matches of an id, of its beginning (4 hexadecimal digits or more) or of a correlation id.
 
         Raises:
-            NoIdError: it is none of these.
+            NoIdError: the text is none of these.
         """
         digits = text.strip().lower().removeprefix("urn:uuid:").replace("-", "")
         if not _PREFIX.fullmatch(digits):
@@ -133,16 +133,16 @@ class MessageLookup:
         ]
 
     async def find(self, wanted: UUID, *, since: datetime | None = None) -> Found:
-        """Look for one id everywhere; with ``since`` also in the headers of all that the streams got since.
+        """Search for one id; with ``since`` also in the headers of stream messages stored after that time.
 
         Raises:
-            WorkerError: the tables cannot be asked. What else cannot be asked is told in ``unseen``.
+            WorkerError: the tables cannot be read. ``not_checked`` lists other places that cannot be read.
         """
         event = next(iter(await self.tables.list_outbox(OutboxFilter(ids=(wanted,), limit=1))), None)
         message = await self.tables.show_inbox(wanted)
         unseen: list[str] = []
-        traces, letters = await self._at_broker(str(wanted), event, message, since, unseen)
-        lost = await self._lost(event, traces, unseen)
+        stored, letters = await self._at_broker(str(wanted), event, message, since, unseen)
+        lost = await self._lost(event, stored, unseen)
         earlier: Sequence[EarlierEvent] = ()
         if event:
             earlier = await self.tables.earlier_of_key(event, limit=_EARLIER_MAX, dead_hold=self.dead_hold)
@@ -152,16 +152,16 @@ class MessageLookup:
             event=event,
             earlier=tuple(earlier),
             message=message,
-            traces=traces,
-            letters=letters,
+            stored=stored,
+            dead_letters=letters,
             conflicts=await self._conflicts(wanted, unseen) if message else (),
             discarded=discarded,
-            unseen=tuple(sorted(set(unseen))),
+            not_checked=tuple(sorted(set(unseen))),
             lost=lost,
         )
 
     async def _discarded(self, wanted: UUID, unseen: list[str]) -> Discarded | None:
-        """Ask the audit, which not every login may read."""
+        """Query the audit; not every login may read it."""
         try:
             return await self.tables.discarded(wanted)
         except ContractError as error:
@@ -169,13 +169,13 @@ class MessageLookup:
             return None
 
     async def _lost(
-        self, event: OutboxSummary | None, traces: Sequence[StoredMessage], unseen: list[str]
+        self, event: OutboxSummary | None, stored: Sequence[StoredMessage], unseen: list[str]
     ) -> str:
-        """Tell an event that its stream has lost from one that its limits have dropped."""
+        """Return the evidence that the stream lost the event, instead of dropping it by its limits."""
         if self.connection is None or event is None or event.state != EventState.PUBLISHED:
             return ""
         stream, seq = event.stream or "", event.stream_seq or 0
-        if not seq or any((locate.stream, locate.seq) == (stream, seq) for locate in traces):
+        if not seq or any((one.stream, one.seq) == (stream, seq) for one in stored):
             return ""
         asked = lost_since(self.connection, stream, greatest=seq, shared=0, some=[(str(event.id), seq)])
         try:
@@ -188,11 +188,11 @@ class MessageLookup:
         found = []
         for own_id in await self.tables.conflicts(wanted, limit=_CONFLICTS_MAX):
             row = await self.tables.show_inbox(own_id)
-            letters: Sequence[Letter] = ()
+            letters: Sequence[FoundDeadLetter] = ()
             if row and self.connection:
                 broker = _Broker(self.connection, self.dlq_stream, unseen)
                 letters = await broker.letters(str(own_id), None, row)
-            found.append(Conflicting(id=str(own_id), letter=letters[-1] if letters else None))
+            found.append(Conflicting(id=str(own_id), dead_letter=letters[-1] if letters else None))
         return tuple(found)
 
     async def _at_broker(
@@ -202,31 +202,31 @@ class MessageLookup:
         message: InboxRecord | None,
         since: datetime | None,
         unseen: list[str],
-    ) -> tuple[tuple[StoredMessage, ...], tuple[Letter, ...]]:
-        """Ask the streams; what one cannot be asked is added to ``unseen``, and the others are asked.
+    ) -> tuple[tuple[StoredMessage, ...], tuple[FoundDeadLetter, ...]]:
+        """Query the streams; a stream that cannot be read is added to ``unseen``.
 
-        All at once: a stream without a leader answers nothing, and whoever asks must not wait for one after
-        the other.
+        Query all streams concurrently: a stream without a leader does not answer, and the time-outs must not
+        add up.
         """
         if self.connection is None:
             unseen.append(self.absent)
             return (), ()
         broker = _Broker(self.connection, self.dlq_stream, unseen)
-        traces, letters = await asyncio.gather(
-            asyncio.gather(*(broker.trace(wanted, place) for place in _places(event, message))),
+        stored, letters = await asyncio.gather(
+            asyncio.gather(*(broker.locate(wanted, place) for place in _places(event, message))),
             broker.letters(wanted, event, message),
         )
-        if since is not None and not any(traces):
-            traces = [await broker.search(wanted, stream, since) for stream in self.streams]
-        return tuple(one for one in traces if one), tuple(letters)
+        if since is not None and not any(stored):
+            stored = [await broker.search(wanted, stream, since) for stream in self.streams]
+        return tuple(one for one in stored if one), tuple(letters)
 
 
 @asynccontextmanager
 async def message_lookup(settings: Settings) -> AsyncIterator[MessageLookup]:
-    """Connect to what can be looked at.
+    """Connect to the database and, if it can be reached, to the broker.
 
     Raises:
-        WorkerError: the tables cannot be asked; without a broker it is looked in them alone.
+        WorkerError: the tables cannot be read; without a broker only they are searched.
     """
     async with AsyncExitStack() as stack:
         tables = await stack.enter_async_context(operations(settings))
@@ -255,13 +255,13 @@ class _Place:
 
 @dataclass(frozen=True, slots=True)
 class _Broker:
-    """Asks, and notes what could not be asked."""
+    """Queries the broker, and records failed queries in ``unseen``."""
 
     connection: NatsConnection
     dlq_stream: str
     unseen: list[str]
 
-    async def trace(self, wanted: str, place: _Place) -> StoredMessage | None:
+    async def locate(self, wanted: str, place: _Place) -> StoredMessage | None:
         found = await self._try(
             f"stream {place.stream}", locate(self.connection, place.stream, place.seq, wanted)
         )
@@ -270,29 +270,29 @@ class _Broker:
         what = f"consumers of {place.stream}"
         return replace(
             found,
-            readers=await self._try(
+            consumers=await self._try(
                 what, consumer_deliveries(self.connection, found, consumer=place.consumer)
             )
             or (),
         )
 
     async def search(self, wanted: str, stream: str, since: datetime) -> StoredMessage | None:
-        """Read the headers of all that a stream got since."""
+        """Search the headers of all messages that a stream stored since then."""
         seconds = (datetime.now(UTC) - since + _MARGIN).total_seconds()
         asked = find_messages(
             self.connection, stream, [SearchedId(wanted, seconds)], timeout_seconds=_SEARCH_SECONDS_MAX
         )
         found = (await self._try(f"stream {stream}", asked) or {}).get(wanted)
         if isinstance(found, Stored):
-            return await self.trace(wanted, _Place(stream, found.seq))
+            return await self.locate(wanted, _Place(stream, found.seq))
         if found and not found.is_over:
             self.unseen.append(f"stream {stream}: only searched up to {found.through}; give a later --since")
         return None
 
     async def letters(
         self, wanted: str, event: OutboxSummary | None, message: InboxRecord | None
-    ) -> list[Letter]:
-        """Look for dead letters: where the inbox says when there was one, only around that time."""
+    ) -> list[FoundDeadLetter]:
+        """Search the dead letters, around the time of dead-lettering if the inbox recorded it."""
         if message and not message.dead_letter_begun_at:
             return []
         if event and not message:
@@ -304,10 +304,10 @@ class _Broker:
             which = replace(which, until=message.dead_lettered_at + _MARGIN)
         return await self._try(f"stream {self.dlq_stream}", self._read_letters(wanted, which)) or []
 
-    async def _read_letters(self, wanted: str, which: DeadLetterFilter) -> list[Letter]:
+    async def _read_letters(self, wanted: str, which: DeadLetterFilter) -> list[FoundDeadLetter]:
         letters = NatsDeadLetters(connection=self.connection, stream=self.dlq_stream)
         read = 0
-        found: list[Letter] = []
+        found: list[FoundDeadLetter] = []
         async for one in letters.walk(which, limit=_LETTERS_READ_MAX):
             read += 1
             if one.message_id == wanted:
@@ -324,14 +324,14 @@ class _Broker:
             return None
 
 
-def _letter(one: DeadLetterEntry) -> Letter:
-    return Letter(
+def _letter(one: DeadLetterEntry) -> FoundDeadLetter:
+    return FoundDeadLetter(
         seq=one.seq, stored_at=one.stored_at, reason=one.reason, detail=one.detail, consumer=one.consumer
     )
 
 
 def _places(event: OutboxSummary | None, message: InboxRecord | None) -> list[_Place]:
-    """Return where the rows say that the message is stored."""
+    """Return the stream positions of the message according to its rows."""
     places = []
     if event and event.stream and event.stream_seq:
         places.append(_Place(event.stream, event.stream_seq))

@@ -1,4 +1,4 @@
-"""Where an event or message is, in plain words: what happened to it when, and what to do next."""
+"""Report of a message lookup in plain words: state, history and next commands."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from sea_mq_worker.domain.read_models import (
 )
 from sea_mq_worker.domain.retry import can_be_sent
 from sea_mq_worker.domain.stored_messages import ConsumerDelivery, DeliveryState, StoredMessage
-from sea_mq_worker.operations.lookup import Conflicting, Found, Letter, MessageLookup
+from sea_mq_worker.operations.lookup import Conflicting, Found, FoundDeadLetter, MessageLookup
 
 _PROGRAM = "python -m sea_mq_worker"
 _WHY = '--reason "..."'
@@ -23,7 +23,7 @@ _WHY = '--reason "..."'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """Something that happened."""
+    """A step in the history of an event or message."""
 
     at: datetime
     text: str
@@ -31,45 +31,47 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LookupReport:
-    """The answer.
+    """Result of a lookup in plain words.
 
     Attributes:
-        answer: sentences; the first says where it is.
-        steps: what happened, the earliest first.
-        next: commands to run next.
-        unseen: where it could not be looked, and why.
-        matches: what the id may mean, where that is not one thing.
-        found: the data that this was made of; None where ``matches`` has several.
+        answer: sentences; the first gives the state and place.
+        steps: the history, earliest first.
+        next_steps: commands to run next.
+        not_checked: places that could not be searched, with the reason.
+        matches: events and messages that match the id, if there are several.
+        found: the data of the report; None if ``matches`` has several.
     """
 
     id: str
     answer: tuple[str, ...]
     steps: tuple[Step, ...] = ()
-    next: tuple[str, ...] = ()
-    unseen: tuple[str, ...] = ()
+    next_steps: tuple[str, ...] = ()
+    not_checked: tuple[str, ...] = ()
     matches: tuple[Match, ...] = ()
     found: Found | None = None
 
     @property
     def known(self) -> bool:
-        """Something of it was found."""
+        """Whether anything was found."""
         f = self.found
-        return bool(self.matches or (f and (f.event or f.message or f.traces or f.letters or f.discarded)))
+        return bool(
+            self.matches or (f and (f.event or f.message or f.stored or f.dead_letters or f.discarded))
+        )
 
 
-async def lookup_report(text: str, lookout: MessageLookup, *, since: datetime | None = None) -> LookupReport:
-    """Find out where an event or message is.
+async def lookup_report(text: str, lookup: MessageLookup, *, since: datetime | None = None) -> LookupReport:
+    """Report where an event or message is.
 
     Args:
-        text: its id, the beginning of it, or a correlation id.
-        lookout: where to look.
-        since: search the headers of the streams, too, back to this time, where the tables know nothing.
+        text: its id, the beginning of its id, or a correlation id.
+        lookup: searches tables and streams.
+        since: also search the headers of stream messages back to this time, if no table has the message.
 
     Raises:
         NoIdError: ``text`` can be no id.
-        WorkerError: the tables cannot be asked.
+        WorkerError: the tables cannot be read.
     """
-    matches = await lookout.matches(text)
+    matches = await lookup.matches(text)
     ids = {match.id for match in matches}
     if len(ids) > 1:
         said = f"{text} may mean any of these and perhaps others; name one"
@@ -77,7 +79,7 @@ async def lookup_report(text: str, lookout: MessageLookup, *, since: datetime | 
     wanted = ids.pop() if ids else _whole(text)
     if wanted is None:
         return LookupReport(id=text, answer=(f"no event and no message begins with {text}",))
-    return describe(await lookout.find(wanted, since=since), now=datetime.now(UTC))
+    return describe(await lookup.find(wanted, since=since), now=datetime.now(UTC))
 
 
 def _whole(text: str) -> UUID | None:
@@ -88,7 +90,7 @@ def _whole(text: str) -> UUID | None:
 
 
 def describe(found: Found, *, now: datetime) -> LookupReport:
-    """Put what was found into words."""
+    """Describe the result of a lookup in words."""
     answer: list[str] = []
     following: list[str] = []
     parts = []
@@ -99,16 +101,16 @@ def describe(found: Found, *, now: datetime) -> LookupReport:
     for part in parts or [_unknown(found)]:
         answer += part[0]
         following += part[1]
-    answer += [text for trace in found.traces for text in _readers(trace)]
+    answer += [text for message in found.stored for text in _consumers(message)]
     for conflict in found.conflicts:
         answer.append(_conflict(conflict))
-        following += [f"{_PROGRAM} dlq show {conflict.letter.seq}"] if conflict.letter else []
+        following += [f"{_PROGRAM} dlq show {conflict.dead_letter.seq}"] if conflict.dead_letter else []
     return LookupReport(
         id=found.id,
         answer=tuple(answer),
         steps=tuple(sorted(_steps(found), key=lambda step: step.at)),
-        next=tuple(following),
-        unseen=found.unseen,
+        next_steps=tuple(following),
+        not_checked=found.not_checked,
         found=found,
     )
 
@@ -130,13 +132,13 @@ def _event(
 
 def _published(event: OutboxSummary, found: Found) -> tuple[list[str], list[str]]:
     place = f"{event.stream} under sequence {event.stream_seq}"
-    if any((trace.stream, trace.seq) == (event.stream, event.stream_seq) for trace in found.traces):
+    if any((one.stream, one.seq) == (event.stream, event.stream_seq) for one in found.stored):
         return [f"it is published, and in {place}"], []
     again = f"{_PROGRAM} outbox replay {event.id} {_WHY}"
     if found.lost:
         said = f"it was published, and the stream has lost it since: {found.lost}"
         return [said], [again, f"{_PROGRAM} doctor"]
-    if found.unseen:
+    if found.not_checked:
         return [f"it is published: {place} was acknowledged"], []
     return [f"it was published, and is no longer in {place}"], [again]
 
@@ -175,25 +177,27 @@ def _message(message: InboxRecord, found: Found) -> tuple[list[str], list[str]]:
             worker = (message.locked_by or "").partition("#")[0]
             return [f"the worker {worker} is handling it, attempt {message.attempts}"], []
         case InboxState.DEAD_LETTERED:
-            return _dead_lettered(message, found.letters, found)
+            return _dead_lettered(message, found.dead_letters, found)
         case InboxState.WAITING:
             return _waiting(message, found)
 
 
 def _dead_lettered(
-    message: InboxRecord, letters: Sequence[Letter], found: Found
+    message: InboxRecord, letters: Sequence[FoundDeadLetter], found: Found
 ) -> tuple[list[str], list[str]]:
     if message.dead_letter_reason == "CLOSED":
         return [f"an operator gave it up: {message.last_error}"], []
     said = f"it is dead-lettered: {message.last_error or message.dead_letter_reason}"
     if letters:
         return [said], [f"{_PROGRAM} dlq redrive {letters[-1].seq} {_WHY}"]
-    return [said if found.unseen else f"{said}; its dead letter is no longer in the stream"], []
+    return [said if found.not_checked else f"{said}; its dead letter is no longer in the stream"], []
 
 
 def _conflict(conflict: Conflicting) -> str:
     place = (
-        f"as dead letter {conflict.letter.seq}" if conflict.letter else "and its dead letter was not found"
+        f"as dead letter {conflict.dead_letter.seq}"
+        if conflict.dead_letter
+        else "and its dead letter was not found"
     )
     return f"another content came under this id: it is dead-lettered {place}, under the id {conflict.id}"
 
@@ -201,12 +205,12 @@ def _conflict(conflict: Conflicting) -> str:
 def _waiting(message: InboxRecord, found: Found) -> tuple[list[str], list[str]]:
     place = f"{message.stream} under sequence {message.stream_seq}"
     said = f"{message.attempts} attempts had no effect, the last: {message.last_error or 'no answer'}"
-    held = [t for t in found.traces if (t.stream, t.seq) == (message.stream, message.stream_seq)]
-    if not held and not found.unseen:
+    held = [one for one in found.stored if (one.stream, one.seq) == (message.stream, message.stream_seq)]
+    if not held and not found.not_checked:
         return [f"it is lost: {said}; it is no longer in {place}"], [
             f"send it again under its id, or {_PROGRAM} inbox close {message.message_id} {_WHY}"
         ]
-    if any(reader.reading is DeliveryState.DONE for trace in held for reader in trace.readers):
+    if any(consumer.reading is DeliveryState.DONE for one in held for consumer in one.consumers):
         return [f"it waits to be read back from {place}, for its consumer will not deliver it; {said}"], []
     return [f"it waits to be delivered again from {place}; {said}"], []
 
@@ -218,13 +222,13 @@ def _unknown(found: Found) -> tuple[list[str], list[str]]:
             text,
             f"it was a DEAD event of type {gone.event_type}: {gone.error or 'no error is noted'}",
         ], []
-    if found.letters:
-        letter = found.letters[-1]
+    if found.dead_letters:
+        letter = found.dead_letters[-1]
         text = f"it is dead-lettered: {letter.reason}: {letter.detail}"
         return [text], [f"{_PROGRAM} dlq show {letter.seq}", f"{_PROGRAM} dlq redrive {letter.seq} {_WHY}"]
-    if found.traces:
-        trace = found.traces[0]
-        return [f"it is in {trace.stream} under sequence {trace.seq}; no row tells of it"], []
+    if found.stored:
+        stored = found.stored[0]
+        return [f"it is in {stored.stream} under sequence {stored.seq}; neither table has a row of it"], []
     text = "it is not here: neither in the outbox nor received, or its row is pruned"
     return [text], [f"{_PROGRAM} where {found.id} --since 24h"]
 
@@ -237,13 +241,13 @@ _READINGS = {
 }
 
 
-def _readers(trace: StoredMessage) -> Iterator[str]:
-    for reader in trace.readers:
-        yield f"consumer {reader.consumer} of {trace.stream} {_reading(reader)}"
+def _consumers(message: StoredMessage) -> Iterator[str]:
+    for each in message.consumers:
+        yield f"consumer {each.consumer} of {message.stream} {_reading(each)}"
 
 
-def _reading(reader: ConsumerDelivery) -> str:
-    return _READINGS[reader.reading].format(before=reader.before)
+def _reading(delivery: ConsumerDelivery) -> str:
+    return _READINGS[delivery.reading].format(before=delivery.before)
 
 
 def _steps(found: Found) -> Iterator[Step]:
@@ -254,8 +258,9 @@ def _steps(found: Found) -> Iterator[Step]:
             yield Step(at=event.claimed_at, text=f"claimed by {event.claimed_by}")
         if event.published_at:
             yield Step(at=event.published_at, text=f"acknowledged by {event.stream} ({event.stream_seq})")
-    for trace in found.traces:
-        yield Step(at=trace.stored_at, text=f"stored in {trace.stream} ({trace.seq}) as {trace.subject}")
+    for stored in found.stored:
+        text = f"stored in {stored.stream} ({stored.seq}) as {stored.subject}"
+        yield Step(at=stored.stored_at, text=text)
     if message := found.message:
         by = f" by {message.consumer}" if message.consumer else ""
         yield Step(at=message.received_at, text=f"received{by}: {message.subject}")
@@ -265,7 +270,7 @@ def _steps(found: Found) -> Iterator[Step]:
             yield Step(
                 at=message.dead_lettered_at, text=f"noted as dead-lettered: {message.dead_letter_reason}"
             )
-    for letter in found.letters:
+    for letter in found.dead_letters:
         yield Step(at=letter.stored_at, text=f"stored as dead letter {letter.seq}: {letter.reason}")
 
 

@@ -297,7 +297,7 @@ async def test_where_tells_of_one_event_in_words_and_as_json(world: World) -> No
     assert told.out.splitlines()[:2] == [str(dead), "  it is DEAD and will not be published: too large"]
     assert f"-> python -m sea_mq_worker outbox replay {dead}" in told.out
     found = (await world.run("where", str(dead), "--json")).json
-    assert (found["found"]["event"]["state"], found["next"][0].split()[3]) == ("DEAD", "outbox")
+    assert (found["found"]["event"]["state"], found["next_steps"][0].split()[3]) == ("DEAD", "outbox")
     nowhere = await world.run("where", str(uuid.uuid4()), "--since", "1h")
     assert (nowhere.code, "not here" in nowhere.out) == (1, True)
     assert (await world.run("where", "order-17")).code == 2

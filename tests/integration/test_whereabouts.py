@@ -79,7 +79,7 @@ async def test_an_event_that_waits_names_what_it_waits_for(site: Site) -> None:
     assert behind.answer == (
         "it waits for 1 earlier event of its ordering key, the first PENDING: no answer",
     )
-    assert behind.next == (f"python -m sea_mq_worker where {first}",)
+    assert behind.next_steps == (f"python -m sea_mq_worker where {first}",)
     assert (await site.ask(free)).answer[0].startswith("it waits for a worker since 20")
 
 
@@ -89,7 +89,7 @@ async def test_an_event_behind_a_dead_one_waits_for_it_where_dead_ones_hold_thei
     assert "waits for a worker" in (await site.ask(held)).answer[0]
     found = await lookup_report(str(held), replace(site.lookout, dead_hold=True))
     assert found.answer == ("it waits for 1 earlier event of its ordering key, the first DEAD: too large",)
-    assert found.next == (f"python -m sea_mq_worker where {dead}",)
+    assert found.next_steps == (f"python -m sea_mq_worker where {dead}",)
 
 
 async def test_a_published_event_tells_how_far_each_consumer_is(site: Site) -> None:
@@ -125,7 +125,7 @@ async def test_an_event_that_the_stream_has_lost_is_told_so(site: Site) -> None:
     )
     found = await site.ask(event)
     assert f"lost it since: the stream has another message at {seq}" in found.answer[0]
-    assert found.next == (
+    assert found.next_steps == (
         f'python -m sea_mq_worker outbox replay {event} --reason "..."',
         "python -m sea_mq_worker doctor",
     )
@@ -146,7 +146,7 @@ async def test_a_dead_event_tells_its_error_and_how_to_send_it_again(site: Site)
     event = await add_event(site.world.pool, "DEAD", error="too large: 2 MB")
     found = await site.ask(event)
     assert found.answer == ("it is DEAD and will not be published: too large: 2 MB",)
-    assert found.next == (f'python -m sea_mq_worker outbox replay {event} --reason "..."',)
+    assert found.next_steps == (f'python -m sea_mq_worker outbox replay {event} --reason "..."',)
 
 
 async def test_a_dead_event_that_can_never_be_sent_is_to_be_discarded_and_then_tells_by_whom(
@@ -154,7 +154,7 @@ async def test_a_dead_event_that_can_never_be_sent_is_to_be_discarded_and_then_t
 ) -> None:
     event = await add_event(site.world.pool, "DEAD", error="INVALID_OUTBOX: event_type is blank")
     found = await site.ask(event)
-    assert found.next == (f'python -m sea_mq_worker outbox discard {event} --reason "..."',)
+    assert found.next_steps == (f'python -m sea_mq_worker outbox discard {event} --reason "..."',)
     assert "can never be sent as it is" in found.answer[1]
     await site.world.run("outbox", "discard", str(event), "--actor", "ann", "--reason", "sent anew")
     gone = await site.ask(event)
@@ -170,7 +170,7 @@ async def test_a_dead_lettered_message_names_its_dead_letter(site: Site) -> None
     seq = await site.world.dead_letter(message)
     found = await site.ask(message)
     assert found.answer == ("it is dead-lettered: REJECTED: 422",)
-    assert found.next == (f'python -m sea_mq_worker dlq redrive {seq} --reason "..."',)
+    assert found.next_steps == (f'python -m sea_mq_worker dlq redrive {seq} --reason "..."',)
     assert found.steps[-1].text == f"stored as dead letter {seq}: REJECTED"
 
 
@@ -192,7 +192,7 @@ async def test_another_content_under_the_id_is_told_with_its_dead_letter(site: S
     seq = await site.world.dead_letter(other)
     found = await site.ask(message)
     assert found.answer[1].endswith(conflict.format(f"as dead letter {seq}"))
-    assert found.next == (f"python -m sea_mq_worker dlq show {seq}",)
+    assert found.next_steps == (f"python -m sea_mq_worker dlq show {seq}",)
 
 
 async def test_a_message_without_an_ending_is_waiting_or_lost(site: Site) -> None:
@@ -205,7 +205,7 @@ async def test_a_message_without_an_ending_is_waiting_or_lost(site: Site) -> Non
     await world.connection.client.jetstream().purge_stream(stream)
     lost = await site.ask(waiting)
     assert lost.answer[0].startswith("it is lost: 3 attempts had no effect")
-    assert f"inbox close {waiting}" in lost.next[0]
+    assert f"inbox close {waiting}" in lost.next_steps[0]
 
 
 async def test_a_message_that_was_given_up_says_by_whom(site: Site) -> None:
@@ -241,10 +241,10 @@ async def test_what_no_table_knows_is_found_in_the_streams_when_they_are_searche
     letter = await site.world.dead_letter(invalid)
 
     blind = await site.ask(unknown)
-    assert (blind.known, "--since" in blind.next[0]) == (False, True)
+    assert (blind.known, "--since" in blind.next_steps[0]) == (False, True)
     seen = await site.ask(unknown, since=datetime.now(UTC) - timedelta(hours=1))
-    assert f"under sequence {seq}; no row tells of it" in seen.answer[0]
-    assert f"dlq redrive {letter}" in (await site.ask(invalid)).next[1]
+    assert f"under sequence {seq}; neither table has a row of it" in seen.answer[0]
+    assert f"dlq redrive {letter}" in (await site.ask(invalid)).next_steps[1]
 
 
 async def test_without_a_broker_the_tables_answer(site: Site) -> None:
@@ -254,7 +254,7 @@ async def test_without_a_broker_the_tables_answer(site: Site) -> None:
     )
     found = await lookup_report(str(event), alone)
     assert found.answer == ("it is published: SEA_EVENTS under sequence 5 was acknowledged",)
-    assert found.unseen == ("streams: no server",)
+    assert found.not_checked == ("streams: no server",)
 
 
 async def test_streams_without_a_leader_are_named_and_waited_for_together(
@@ -275,9 +275,9 @@ async def test_streams_without_a_leader_are_named_and_waited_for_together(
     found = await site.ask(message)
     assert found.answer[0].startswith("it is dead-lettered")
     name = site.world.name.upper()
-    assert [text.partition(": $JS.API.STREAM.")[0] for text in found.unseen] == [
+    assert [text.partition(": $JS.API.STREAM.")[0] for text in found.not_checked] == [
         f"stream {name}_DLQ",
         f"stream {name}_EVENTS",
     ]
-    assert all("no answer within 5 s: no leader now" in text for text in found.unseen)
-    assert len(together) == len(found.unseen)
+    assert all("no answer within 5 s: no leader now" in text for text in found.not_checked)
+    assert len(together) == len(found.not_checked)

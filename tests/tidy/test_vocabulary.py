@@ -33,9 +33,7 @@ SENTENCE_WORDS_MIN = 3
 TEXT_EXCEPTIONS: Mapping[str, int] = {
     "adapters": 17,
     "benchmarks": 13,
-    "domain": 16,
     "kit": 20,
-    "operations": 1,
     "pipeline": 17,
     "testing": 5,
     "tools": 1,
@@ -47,7 +45,6 @@ NAME_EXCEPTIONS: Mapping[str, int] = {
     "adapters": 3,
     "benchmarks": 11,
     "kit": 15,
-    "operations": 1,
     "pipeline": 13,
     "testing": 2,
 }

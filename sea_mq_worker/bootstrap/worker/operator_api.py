@@ -115,11 +115,11 @@ class WorkerOperatorApi:
             id=report.id,
             answer=report.answer,
             steps=report.steps,
-            next_steps=report.next,
+            next_steps=report.next_steps,
             matches=report.matches,
-            not_checked=report.unseen,
+            not_checked=report.not_checked,
             event=found.event if found else None,
-            dead_letters=found.letters if found else (),
+            dead_letters=found.dead_letters if found else (),
         )
 
     async def _dead_events(self, event_type: str | None, error: str | None, below: int | None) -> ItemPage:
