@@ -5,7 +5,7 @@
 --
 --   {prefix}_producer  the service: puts events into the outbox, and can neither read nor change them
 --   {prefix}_relay     the worker (`run`, `pipeline drain`)
---   {prefix}_operator  `outbox replay|bury`, `inbox close`, `dlq redrive|purge`, `pipeline replay`; all of the relay's
+--   {prefix}_operator  `outbox replay|mark-dead`, `inbox close`, `dlq redrive|purge`, `pipeline replay`; all of the relay's
 --                      besides
 --   {prefix}_janitor   `prune`, `outbox discard`, `pipeline archive`: may delete, and only what is finished
 --   {prefix}_reader    `where`, `depth`, `doctor`, `audit`, `outbox|inbox list|summary|show`,

@@ -45,10 +45,10 @@ class _Room:
 
 
 class InMemoryConsumer:
-    """What the server keeps of a durable consumer; several workers may share it.
+    """State of a durable consumer on the server; several workers may share it.
 
     Args:
-        stream: where the messages are.
+        stream: source of the messages.
         name: the durable's name.
         clock: seconds; only differences count.
         ack_wait_seconds: how long a delivery stays unanswered before the next one.
@@ -70,7 +70,7 @@ class InMemoryConsumer:
     ) -> None:
         self.ack_wait_seconds = ack_wait_seconds
         self.exhausted_deliveries: dict[int, int] = {}
-        """Deliveries by stream sequence of what max_deliver ended; StrandedMessages takes it from here."""
+        """Deliveries of exhausted messages by stream sequence; the fake of exhausted messages reads them."""
         self.became_exhausted = asyncio.Event()
         self._stream = stream
         self._name = name
@@ -93,7 +93,7 @@ class InMemoryConsumer:
         return self._stream.name
 
     async def fetch(self, batch: int, *, bytes_max: int | None = None) -> Sequence[InboundMessage]:
-        """Return what is due, once something is; none after ``wait_seconds``."""
+        """Wait for due messages and return them; none after ``wait_seconds``."""
         deadline = self._clock() + self._wait_seconds
         while True:
             room = _Room(batch, bytes_max)
@@ -110,20 +110,20 @@ class InMemoryConsumer:
             self._changed.set()
 
     async def nak(self, msg: InboundMessage, *, delay_seconds: float) -> None:
-        """Ask for redelivery after a delay."""
+        """Request redelivery after a delay."""
         self._postpone(msg, delay_seconds)
 
     async def in_progress(self, msg: InboundMessage) -> None:
-        """Start the message's ack_wait anew."""
+        """Restart the message's ack_wait."""
         self._postpone(msg, self.ack_wait_seconds)
 
     async def find_undeliverable(self, seqs: Sequence[int]) -> Mapping[int, InboundMessage | None]:
-        """Tell what will not be delivered again; the fake knows of each message, the server not always."""
+        """Return messages that will not be redelivered; the fake knows all of them, the server not always."""
         found = {seq: self.message(seq, deliveries=0) for seq in seqs if seq not in self._pending}
         return {seq: message for seq, message in found.items() if message is None or seq <= self._last_seq}
 
     async def ahead(self, after_seq: int, limit: int) -> Sequence[InboundMessage]:
-        """Read what is behind the messages that hold all places."""
+        """Read messages after those that fill max_ack_pending."""
         behind = range(max(after_seq, self._last_seq) + 1, self._stream.last_seq + 1)
         found = (message for seq in behind if (message := self.message(seq, deliveries=0)) is not None)
         return [] if self._has_room() else list(itertools.islice(found, limit))
@@ -152,7 +152,7 @@ class InMemoryConsumer:
             self._changed.set()
 
     def _again(self, room: "_Room") -> list[InboundMessage]:
-        """Deliver once more what was not answered in time."""
+        """Redeliver messages without an answer in time."""
         now = self._clock()
         taken: list[InboundMessage] = []
         for seq, pending in sorted(self._pending.items(), key=lambda item: item[1].due_at):

@@ -1,4 +1,4 @@
-"""In-memory fake of the event handler: an effects table and a script of how to behave."""
+"""In-memory fake of the event handler: a table of effects, and a script of its behaviour."""
 
 import asyncio
 from collections import Counter
@@ -16,7 +16,7 @@ _SUCCESS = range(200, 300)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Respond:
-    """Answer ``status`` after ``slow_seconds``; a 2xx takes the effect, and is a 409 where it is there."""
+    """Answer ``status`` after ``slow_seconds``; a 2xx has the effect, or is a 409 if it already had it."""
 
     status: int = 200
     slow_seconds: float = 0.0
@@ -25,7 +25,7 @@ class Respond:
 
 @dataclass(frozen=True, slots=True)
 class LoseResponse:
-    """Take the effect, then break off before the answer."""
+    """Have the effect, then fail before the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,20 +40,20 @@ class Unreachable:
 
 Behaviour: TypeAlias = Respond | LoseResponse | Hang | Unreachable
 Script: TypeAlias = Callable[[HandlerRequest, int], Behaviour]
-"""What to do with a request; the number counts the calls for its message id, from 1."""
+"""Chooses the behaviour for a request; the number counts the calls for its message id, from 1."""
 
 
 def obliging(_request: HandlerRequest, _call: int) -> Behaviour:
-    """Take every message."""
+    """Accept every message."""
     return Respond()
 
 
 class InMemoryHandler:
-    """Does what ``script`` says; ``script`` may be replaced at any time.
+    """Behaves as ``script`` chooses; ``script`` may be replaced at any time.
 
     Attributes:
-        effects: how often each message id took effect; never more than once.
-        calls: how often each message id was asked about.
+        effects: number of effects by message id; never above one.
+        calls: number of calls by message id.
         requests: all requests, in order.
     """
 
@@ -72,7 +72,7 @@ class InMemoryHandler:
         self._accept_statuses = accept_statuses
 
     async def handle(self, request: HandlerRequest) -> HandlerResult:
-        """Ask the script once; see ports/handler.py."""
+        """Behave as the script chooses; see ports/handler.py."""
         behaviour = self.script(request, self.calls[request.message_id] + 1)
         if isinstance(behaviour, Unreachable):
             return NotDelivered("the handler cannot be reached")

@@ -1,4 +1,4 @@
-"""In-memory fake of the PostgreSQL inbox: the same leases, receipts and endings, on a given clock."""
+"""In-memory fake of the PostgreSQL inbox: the same leases, receipts and outcomes, on a given clock."""
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -41,7 +41,7 @@ class InboxRow:
         return self.processed_at is not None or self.dead_lettered_at is not None
 
     def leased(self, now: float, lease_seconds: float) -> bool:
-        """Tell whether somebody holds it: its lease ends neither in the past nor later than any could."""
+        """Return whether the row is leased: its lease ends neither in the past nor implausibly late."""
         return self.locked_until is not None and now < self.locked_until <= now + 2 * lease_seconds
 
     def unlock(self) -> None:
@@ -51,7 +51,7 @@ class InboxRow:
 
 @dataclass(slots=True)
 class InboxTable:
-    """What every adapter of one database shares."""
+    """State shared by all adapters of one database."""
 
     clock: Callable[[], float]
     rows: dict[str, InboxRow] = field(default_factory=dict)
@@ -62,7 +62,7 @@ class InMemoryInbox:
     """An ``InboxTable`` as a worker sees it; see ``ports.inbox.InboxRepository``."""
 
     def __init__(self, *, table: InboxTable, worker: str) -> None:
-        """Serve ``table``; ``worker`` shows in tokens."""
+        """Use ``table``; tokens contain ``worker``."""
         self._table = table
         self._worker = worker
 
@@ -84,7 +84,7 @@ class InMemoryInbox:
         after: str,
         limit: int,
     ) -> Sequence[InboxEntry]:
-        """Return what nobody settled or leases; see ``ports.inbox.InboxRepository``."""
+        """Return unsettled messages without a lease; see ``ports.inbox.InboxRepository``."""
         now = self._table.clock()
         rows = sorted(self._table.rows.values(), key=_age)
         behind = _age(self._table.rows[after]) if after in self._table.rows else (0.0, "")
@@ -118,7 +118,7 @@ class InMemoryInbox:
         return _ids(held)
 
     async def record_error(self, failures: Sequence[FailedHandling]) -> frozenset[str]:
-        """Keep the error; attempts never fall below 0."""
+        """Record the error; attempts never fall below 0."""
         changed = []
         for failure in failures:
             for row in self._held([failure.lease]):
@@ -129,7 +129,7 @@ class InMemoryInbox:
         return _ids(changed)
 
     async def begin_dead_letter(self, lease: Lease, *, reason: str, detail: str) -> frozenset[str]:
-        """Note reason and time; the time of the earliest attempt stays."""
+        """Record reason and time; the time of the earliest attempt stays."""
         held = list(self._held([lease]))
         for row in held:
             row.dead_letter_reason = reason

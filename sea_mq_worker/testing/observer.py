@@ -1,4 +1,4 @@
-"""Observer that remembers: how tests learn that something has happened, without sleeping."""
+"""Observer that records facts, so that tests wait for facts instead of sleeping."""
 
 import asyncio
 from collections.abc import Callable
@@ -6,8 +6,8 @@ from typing import TypeAlias, TypeVar, cast
 
 from sea_mq_worker.domain.facts import EventPublished, EventsPublished, Fact
 
-Told: TypeAlias = Fact | EventPublished
-FactT = TypeVar("FactT", bound=Told)
+RecordedFact: TypeAlias = Fact | EventPublished
+FactT = TypeVar("FactT", bound=RecordedFact)
 
 
 def _any(_fact: object) -> bool:
@@ -15,19 +15,19 @@ def _any(_fact: object) -> bool:
 
 
 class RecordingObserver:
-    """Keeps every fact in ``facts``, in order, and those that are told together one by one."""
+    """Records every fact in ``facts``, in order; facts of several events are recorded one by one."""
 
     def __init__(self) -> None:
-        self.facts: list[Told] = []
-        self._waiting: list[tuple[Callable[[Told], bool], asyncio.Future[Told]]] = []
+        self.facts: list[RecordedFact] = []
+        self._waiting: list[tuple[Callable[[RecordedFact], bool], asyncio.Future[RecordedFact]]] = []
 
     def observe(self, fact: Fact) -> None:
-        """Remember ``fact`` and wake those who wait for it."""
-        for told in fact.each() if isinstance(fact, EventsPublished) else (fact,):
-            self.facts.append(told)
+        """Record ``fact`` and wake tasks that wait for it."""
+        for single in fact.each() if isinstance(fact, EventsPublished) else (fact,):
+            self.facts.append(single)
             for wanted, found in self._waiting:
-                if not found.done() and wanted(told):
-                    found.set_result(told)
+                if not found.done() and wanted(single):
+                    found.set_result(single)
 
     def of(self, kind: type[FactT]) -> list[FactT]:
         """Return the facts of one kind, in order."""
@@ -51,7 +51,7 @@ class RecordingObserver:
             return matching[count - 1]
         remaining = count - len(matching)
 
-        def wanted(fact: Told) -> bool:
+        def wanted(fact: RecordedFact) -> bool:
             nonlocal remaining
             if isinstance(fact, kind) and predicate(fact):
                 remaining -= 1

@@ -10,11 +10,11 @@ from sea_mq_worker.domain.events import NO_BYTES_MAX, NOTHING_CLAIMED, Claim, Cl
 from sea_mq_worker.domain.outcomes import Died, Postponed, Published, Reaped, Released, Verdict
 
 EPOCH = datetime(2025, 1, 1, tzinfo=UTC)
-"""The moment at which the given clock says 0."""
+"""The moment at which the given clock is 0."""
 
 _ERROR_CHARS_MAX = 2000
 _NOT_YET_SECONDS = 60.0
-"""An event that has not occurred yet by no more is not put off."""
+"""An event that occurs at most this many seconds in the future is not postponed."""
 _REAP_DELAY_MAX_SECONDS = 60.0
 _REAP_DOUBLINGS_MAX = 6
 
@@ -51,14 +51,14 @@ class OutboxRow:
 
     @property
     def bytes(self) -> int:
-        """Size of what a worker would have to read."""
+        """Number of bytes that a worker would have to read."""
         texts = self.headers, self.metadata, self.aggregate_type, self.aggregate_id
         return len(self.payload) + sum(map(len, (*texts, self.event_type, self.partition_key)))
 
 
 @dataclass(slots=True)
 class OutboxTable:
-    """What every adapter of one database shares."""
+    """State shared by all adapters of one database."""
 
     clock: Callable[[], float]
     rows: dict[str, OutboxRow] = field(default_factory=dict)
@@ -93,7 +93,7 @@ class OutboxTable:
         )
 
     def replay(self, id: str) -> None:  # noqa: A002 - the column's name
-        """Begin another lifecycle of a published or dead event."""
+        """Start another lifecycle of a published or dead event."""
         row = self.rows[id]
         if row.state not in {EventState.PUBLISHED, EventState.DEAD}:
             raise ValueError(f"{id} is {row.state}")
@@ -104,7 +104,7 @@ class OutboxTable:
 
 
 class InMemoryOutbox:
-    """One lane of an ``OutboxTable`` as a relay sees it; see ``ports.outbox.OutboxRepository``."""
+    """One lane of an ``OutboxTable`` as a publisher sees it; see ``ports.outbox.OutboxRepository``."""
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class InMemoryOutbox:
     async def find_unpublished(
         self, *, batch_max: int, bytes_max: int = NO_BYTES_MAX, event_bytes_max: int = NO_BYTES_MAX
     ) -> Claim:
-        """Lease due events, a quarter of the places kept for retries."""
+        """Lease due events; a quarter of the limit is reserved for retries."""
         looked = self._looked_at(batch_max)
         sizes = [row.bytes if row.bytes <= event_bytes_max else 0 for row in looked]
         through = list(itertools.accumulate(sizes))

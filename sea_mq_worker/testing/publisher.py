@@ -17,19 +17,19 @@ _BEHIND = Unsent("held back behind a message that was not stored")
 
 
 class Fault(Enum):
-    """What goes wrong with one message."""
+    """Failure of one message."""
 
     NONE = auto()
     REFUSED = auto()
-    """The stream can never take it."""
+    """The stream can never store the message."""
     FAILED = auto()
-    """The stream does not take it now."""
+    """The stream cannot store the message now."""
     BARRED = auto()
-    """The server says that it takes nothing like it now."""
+    """The server reports that it accepts no such messages now."""
     LOST = auto()
-    """It never reaches the stream, and nobody says so."""
+    """The message never reaches the stream; there is no answer."""
     ACK_LOST = auto()
-    """It is stored, and nobody says so."""
+    """The message is stored; there is no answer."""
 
 
 def no_fault(_message: OutboundMessage) -> Fault:

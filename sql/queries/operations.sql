@@ -93,7 +93,7 @@ UPDATE operator_actions a
  WHERE a.id = $1::bigint AND a.outcome IS NULL;
 
 -- name: close_messages
--- Ends messages without an effect that nobody has in hand: CLOSED stands for the reason of a dead letter, and there is
+-- Closes messages without an effect that no worker leases: CLOSED stands for the reason of a dead letter, and there is
 -- none. They are not handled again, whatever is delivered. Index: the primary key.
 -- $1 ids, $2 note, $3 action.
 WITH closed AS (

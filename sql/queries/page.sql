@@ -1,8 +1,8 @@
--- What the worker's page shows beside the depth. Reading changes nothing, and costs the same whatever the backlog is.
+-- Queries of the worker's page beside the depth. They only read, at a cost that does not depend on the backlog.
 
 -- name: overview
--- What stopped for good and why, the most frequent reasons first, of so many events and messages at most; and how many
--- workers there are, by the session that each of them keeps open for its upkeep.
+-- Reasons of DEAD events and dead-lettered messages, the most frequent first, from a limited number of rows; and the
+-- number of workers, by the session that each of them keeps open for its maintenance.
 -- Indexes: idx_outbox_dead, idx_inbox_dead_lettered.
 -- $1 limit of rows, $2 limit of reasons, $3 name of the sessions.
 (SELECT 'outbox' AS kind, left(o.publish_error, 200) AS name, count(*) AS count
@@ -20,7 +20,7 @@ SELECT 'workers', NULL, count(*)
  WHERE a.datname = current_database() AND a.application_name = $3::text;
 
 -- name: dead_events
--- Events that are DEAD, the latest first, of so many at most.
+-- DEAD events, the latest first, from a limited number of rows.
 -- Index: idx_outbox_dead.
 -- $1 event type, $2 part of the error, $3 seq below, $4 limit of rows, $5 limit; null means any.
 SELECT *

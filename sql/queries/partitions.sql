@@ -5,7 +5,7 @@
 SELECT c.relkind = 'p'::"char" AS exist FROM pg_class c WHERE c.oid = 'outbox_events'::regclass;
 
 -- name: make
--- Makes the missing ones of today and so many days after it; one row for each.
+-- Creates the missing partitions of today and of the $1 days after it; one row for each.
 -- $1 days.
 SELECT outbox_make_partitions($1::int) AS name;
 

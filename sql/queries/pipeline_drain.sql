@@ -12,7 +12,7 @@ SELECT now() AS at,
    AND (o.available_at <= coalesce($1::timestamptz, now()) OR o.publish_error IS NOT NULL);
 
 -- name: is_left
--- Whether any of it will be due within $2 seconds or is in a relay's hands, events behind an earlier one of their key
+-- Whether any of it will be due within $2 seconds or is leased to a worker, events behind an earlier one of their key
 -- that is due later left out. $3 a dead event holds its key.
 -- Indexes: idx_outbox_due, idx_outbox_retry, idx_outbox_due_ordered, idx_outbox_retry_ordered, idx_outbox_ordering,
 -- idx_outbox_dead.

@@ -1,8 +1,8 @@
--- What a producer runs, inside its own transaction. It needs no privilege but INSERT.
+-- The statement of a producer, inside its own transaction. It needs only the privilege INSERT.
 
 -- name: enqueue
--- Inserts events in the order in which they are given; what is absent takes the column's default.
--- Keys are cast to text, so that no operator of somebody else's in the service's search path is nearer.
+-- Inserts events in the given order; an absent value takes the column's default.
+-- Keys are cast to text, so that no foreign operator in the service's search path matches better.
 -- $1 the events, as a JSON array of objects.
 INSERT INTO outbox_events (
     id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, correlation_id, causation_id,

@@ -1,5 +1,5 @@
--- What is finished and old leaves the tables, range of pages after range of pages. A range is one relation's: where a
--- table has partitions, the name of one of them stands in the place of the table's.
+-- Deletes old finished rows, range of pages after range of pages. A range belongs to one relation: for a partitioned
+-- table, the name of a partition replaces the table's.
 
 -- name: outbox
 -- Deletes published events from a range of pages; reads no index and needs none.

@@ -1,4 +1,4 @@
--- Finding the event that a claim failed for: somebody's trigger or constraint refuses to have it claimed.
+-- Finds the event for which a claim failed: a trigger or constraint of the application refuses its claim.
 
 -- name: due
 -- Events that a claim without an ordering key may have met.
@@ -54,7 +54,7 @@ SELECT run.id::text AS id
  WHERE run.state = 'PENDING' AND run.available_at <= now() AND run.id <> ALL ($6::uuid[]);
 
 -- name: try_claim
--- Claims events as a claim does, to be rolled back: whether PostgreSQL lets it is all that is asked.
+-- Claims events as a claim does, to be rolled back: only whether PostgreSQL accepts it matters.
 -- Index: the primary key.
 -- $1 ids, $2 claimed_by.
 UPDATE outbox_events o

@@ -1,6 +1,6 @@
 -- How events are put back: portion after portion in the order of seq, each one statement with its share of the record
 -- in operator_actions. The record's selection is the filter, with "progress": through, the highest seq that is done,
--- and finished; so a replay that was cut short goes on where it stopped.
+-- and finished; so an interrupted replay continues where it stopped.
 
 -- name: choose
 -- Events to replay, in the order of seq. A filter that is null matches everything. :finished: PUBLISHED is among the
@@ -42,7 +42,7 @@ SELECT id, at, actor, reason, selection::text AS selection, affected
 -- PUBLISHED or DEAD -> PENDING: a new lifecycle, with the same id and the same place in the order of its key.
 -- It is due at once. stream and stream_seq stay, so that the relay can tell the earlier copy from the new one: what the
 -- stream drops as a repeat of that copy waits until its duplicate window is over.
--- is_mine is false, and nothing changes, where another run has gone on with the same replay.
+-- is_mine is false, and nothing changes, if another run has continued the same replay.
 -- Index: the primary key.
 WITH mine AS MATERIALIZED (
     SELECT a.id FROM operator_actions a

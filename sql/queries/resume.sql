@@ -1,8 +1,8 @@
--- What operators let go on at full speed, as workers ask for it.
+-- Event types that operators resumed, for workers.
 
 -- name: resumed
--- Event types that operators resumed of late, by the audit, and how long ago; an empty one stands for all. Workers ask
--- while an event type is slow, and only then. Index: the primary key, from its end on.
+-- Event types that operators resumed recently, by the audit, and how long ago; an empty type means all. Workers
+-- query only while an event type is slow. Index: the primary key, from its end on.
 -- $1 seconds.
 SELECT latest.selection ->> 'event_type'::text AS event_type,
        extract(epoch FROM clock_timestamp() - latest.at)::float8 AS seconds_ago

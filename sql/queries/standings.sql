@@ -1,4 +1,4 @@
--- How far each consumer was at the last look, and what left its stream before it was given.
+-- Progress of each consumer at the last look, and the messages that left its stream before delivery.
 
 -- name: standing
 -- $1 stream, $2 durable.

@@ -31,22 +31,18 @@ JARGON = frozenset(
 WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 SENTENCE_WORDS_MIN = 3
 TEXT_EXCEPTIONS: Mapping[str, int] = {
-    "adapters": 17,
     "benchmarks": 13,
     "kit": 20,
     "pipeline": 17,
-    "testing": 5,
     "tools": 1,
 }
 """Texts with a quirk, by folder: docstrings' first lines and string constants."""
 HELP_EXCEPTIONS = 13
 """Help texts with a quirk."""
 NAME_EXCEPTIONS: Mapping[str, int] = {
-    "adapters": 3,
     "benchmarks": 11,
     "kit": 15,
     "pipeline": 13,
-    "testing": 2,
 }
 """Identifiers with jargon, by folder."""
 

@@ -9,14 +9,14 @@ import pytest
 from sea_mq_worker.application.maintenance import PartitionMaker
 from sea_mq_worker.domain.errors import ContractError, StoreUnavailableError
 from sea_mq_worker.domain.facts import Noticed, Progressed
-from sea_mq_worker.testing.observer import RecordingObserver, Told
+from sea_mq_worker.testing.observer import RecordedFact, RecordingObserver
 from sea_mq_worker.testing.partitions import InMemoryPartitions
 from tests.support.simulation import Interrupted
 
 TODAY = date(2025, 12, 31)
 
 
-async def told(partitions: Any) -> Sequence[Told]:
+async def told(partitions: Any) -> Sequence[RecordedFact]:
     observer = RecordingObserver()
     await PartitionMaker(partitions=partitions, observer=observer, days_ahead=1).make()
     return observer.facts

@@ -1,4 +1,4 @@
-"""What rows of published events say of their stream, by a bounded look at the table."""
+"""Read the stream sequences of published events from a bounded number of rows."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ _SOME = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Acknowledged:
-    """Rows that are PUBLISHED, as far as they were looked at.
+    """Stream sequences of the PUBLISHED rows that were read.
 
     Attributes:
-        greatest: sequence that a row names; 0: there is none.
-        shared: how many rows name a sequence that another row names, too.
-        some: id and sequence of a few.
+        greatest: the greatest sequence in a row; 0: there is none.
+        shared: number of rows whose sequence is also in another row.
+        some: id and sequence of a few rows.
     """
 
     greatest: int = 0
@@ -28,7 +28,7 @@ class Acknowledged:
 
 
 async def acknowledged(pool: asyncpg.Pool, stream: str) -> Acknowledged:
-    """Look at the latest rows and some others; raises what ``translated`` raises."""
+    """Read the latest rows and some others; raises what ``translated`` raises."""
     sql = load_queries("ghosts", "acknowledged")["acknowledged"]
     [row] = await fetch(pool, sql, stream, _PAGES, _SOME)
     some = tuple((event_id, int(seq)) for event_id, seq in (one.split() for one in row["some"]))

@@ -1,4 +1,4 @@
-"""Connections that know their schema, give up in time and heal by themselves."""
+"""Open connections with schema, time-outs and planner settings, and replace broken ones."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -19,8 +19,8 @@ _SCHEMA = re.compile(r"(?!pg_)[A-Za-z_][A-Za-z0-9_]{0,62}")
 OPERATOR_HINTS: Mapping[str, str] = MappingProxyType(
     {"plan_cache_mode": "force_custom_plan", "enable_bitmapscan": "off"}
 )
-"""For statements that operators ask for: the planner knows which filters are given, and reads not all of a
-backlog to list the latest of it, as it would before the first ANALYZE."""
+"""For operators' statements: the planner knows which filters are set, and does not read a whole backlog to
+list its latest rows, as it would before the first ANALYZE."""
 
 WORKER_HINTS: Mapping[str, str] = MappingProxyType(
     {
@@ -34,17 +34,17 @@ WORKER_HINTS: Mapping[str, str] = MappingProxyType(
         "plan_cache_mode": "force_generic_plan",
     }
 )
-"""Keep a small or never analysed table from being read whole, or sorted, at every call, and keep no rows in
-mind that are asked for once."""
+"""Prevent full reads and sorts of a small or never analysed table at every call, and a cache of rows that
+are read only once."""
 
 SERVER_MIN = 14
 """The oldest PostgreSQL that the statements are written for."""
 
-_CLIENT_PATIENCE_SECONDS = 2.0
-"""How much later than the server the client gives a statement up."""
+_CLIENT_GRACE_SECONDS = 2.0
+"""The client abandons a statement this much later than the server."""
 
 _SLOW_SECONDS_MAX = 600
-"""Longest for a statement of which an operator knows that it takes long."""
+"""Time-out of operators' statements that are expected to take long."""
 
 _TCP = MappingProxyType(
     {
@@ -68,10 +68,10 @@ async def connect_pool(
     hints: Mapping[str, str] = WORKER_HINTS,
     pooler: bool = False,
 ) -> asyncpg.Pool:
-    """Open a pool whose statements see ``schema``, one connection at first.
+    """Open a pool whose statements use ``schema``; it starts with one connection.
 
-    A statement that the server does not end within ``statement_timeout_seconds`` is given up a little later
-    by the client, as on a server that is frozen or cut off. ``pooler``: one in transaction mode is between.
+    If the server does not end a statement within ``statement_timeout_seconds`` (it may be frozen or cut off),
+    the client abandons the statement a little later. ``pooler``: a pooler in transaction mode is in between.
 
     Raises:
         StoreUnavailableError: no primary can be reached.
@@ -83,10 +83,10 @@ async def connect_pool(
     async with opening(dsn) as address:
         pool = await asyncpg.create_pool(
             **address,
-            min_size=0,  # more would be restored behind our back, and each failure logged
+            min_size=0,  # asyncpg would reopen more in the background, and log each failure
             max_size=size_max,
             timeout=connect_timeout_seconds,
-            command_timeout=statement_timeout_seconds + _CLIENT_PATIENCE_SECONDS,
+            command_timeout=statement_timeout_seconds + _CLIENT_GRACE_SECONDS,
             target_session_attrs="read-write",
             init=_welcome,
             reset=_keep_as_is,
@@ -113,10 +113,10 @@ def _timeouts(seconds: float) -> dict[str, str]:
 
 
 async def check_settings(connection: Any, settings: Mapping[str, str]) -> None:
-    """Make sure that a session, or each transaction, starts with what is asked for.
+    """Require that a session, or each transaction, starts with the given settings.
 
     Raises:
-        ContractError: somebody in between drops it.
+        ContractError: a pooler drops them.
     """
     found = await connection.fetchval("SELECT current_setting('search_path')")
     if found.replace('"', "") != settings["search_path"].replace('"', ""):
@@ -129,10 +129,10 @@ async def _welcome(connection: Any) -> None:
 
 
 async def check_server(connection: Any) -> None:
-    """Make sure that the server is not too old; asks it nothing.
+    """Require a supported server version, without a request.
 
     Raises:
-        ContractError: it is; the text names its version and the oldest that will do.
+        ContractError: the server is too old; the text names its version and the oldest supported one.
     """
     version = connection.get_server_version()
     if version.major < SERVER_MIN:
@@ -141,11 +141,11 @@ async def check_server(connection: Any) -> None:
 
 
 def check_tls_files(dsn: str) -> None:
-    """Make sure that the files that a DSN names for TLS can be read; the driver would not name them.
+    """Require that the TLS files of a DSN can be read; the driver's error would not name the file.
 
     Raises:
         StoreUnavailableError: the machine can open no file now.
-        ContractError: one cannot be read.
+        ContractError: a file cannot be read.
     """
     for name in postgres_tls_files(dsn):
         try:
@@ -156,7 +156,7 @@ def check_tls_files(dsn: str) -> None:
 
 
 def session_settings(schema: str, application_name: str) -> dict[str, str]:
-    """Return what every session of the worker starts with.
+    """Return the settings with which every session of the worker starts.
 
     Raises:
         ContractError: ``schema`` is not a plain name.
@@ -170,10 +170,10 @@ def session_settings(schema: str, application_name: str) -> dict[str, str]:
 
 
 def quoted_schema(schema: str) -> str:
-    """Return ``schema`` as SQL takes it.
+    """Return ``schema`` quoted for SQL.
 
     Raises:
-        ContractError: it is not a plain name, and might be SQL itself.
+        ContractError: ``schema`` is not a plain name, and might contain SQL.
     """
     if not _SCHEMA.fullmatch(schema):
         raise ContractError(
@@ -186,7 +186,7 @@ async def fetch(pool: asyncpg.Pool, statement: str, *args: object) -> Sequence[A
     """Run one statement as its own transaction and return its rows.
 
     Raises:
-        StoreUnavailableError: it may or may not have taken effect.
+        StoreUnavailableError: the statement may or may not have taken effect.
         ContractError: see ``translated``.
     """
     with translated():
@@ -194,13 +194,13 @@ async def fetch(pool: asyncpg.Pool, statement: str, *args: object) -> Sequence[A
             async with pool.acquire() as connection:
                 return await _rows(connection, statement, args)
         except (TimeoutError, asyncpg.ReadOnlySQLTransactionError):
-            # The other connections have gone silent, too, or lead to what is no primary any more.
+            # The other connections are silent, too, or lead to a server that is no longer the primary.
             await pool.expire_connections()
             raise
 
 
 async def fetch_with_long_timeout(pool: asyncpg.Pool, statement: str, *args: object) -> Sequence[Any]:
-    """Do as ``fetch`` does for a statement that may read a whole table while somebody waits for it."""
+    """Run one statement that may read a whole table, with a long time-out; otherwise like ``fetch``."""
     with translated():
         async with pool.acquire() as connection, connection.transaction():
             await connection.execute(f"SET LOCAL statement_timeout = {_SLOW_SECONDS_MAX * 1000}")
@@ -208,7 +208,7 @@ async def fetch_with_long_timeout(pool: asyncpg.Pool, statement: str, *args: obj
 
 
 async def leave_former_primary(pool: asyncpg.Pool) -> None:
-    """Connect anew where the server has become read-only, which a pool that only reads would never notice.
+    """Reconnect if the server has become read-only; a pool that only reads would never notice.
 
     Raises:
         StoreUnavailableError: PostgreSQL cannot serve now.
@@ -222,7 +222,7 @@ async def _rows(connection: Any, statement: str, args: Sequence[object]) -> Sequ
     try:
         return list(await connection.fetch(statement, *args))
     except TimeoutError:
-        connection.terminate()  # or its release would wait as long again for the end of the statement
+        connection.terminate()  # or its release would wait just as long for the end of the statement
         raise
 
 

@@ -1,4 +1,4 @@
-"""What went wrong in PostgreSQL, told as the two things a loop can do about it: try again later, or stop.
+"""Translate errors of PostgreSQL into errors that a loop can act on: retry later, or stop.
 
 Only the server's primary message is passed on: its DETAIL prints rows, and a driver's text may print the DSN.
 """
@@ -25,18 +25,18 @@ _OWN_MISTAKES = "42"
 """Class of SQLSTATEs: a statement that does not fit the schema, or is not permitted."""
 
 _ROWS = ("21", "22", "23", "27", "2F", "38", "39", "44", "P0")
-"""Classes of SQLSTATEs that speak of a row, or come from somebody's trigger on it."""
+"""Classes of SQLSTATEs that concern a row, or come from a trigger of the application on it."""
 
 _TLS_CUT = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
-"""The connection broke during TLS, or was ended in order: an outage like any other."""
+"""The connection broke or was closed during TLS: handled as an outage."""
 
-_MEND_ROW = "mend the trigger or the constraint that refuses it, or the row"
+_FIX_ROW = "fix the trigger or the constraint that refuses it, or the row"
 
 _OWN_REFUSED = ("_CERTIFICATE", "_CERT_", "UNKNOWN_CA", "ACCESS_DENIED")
-"""Parts of the alerts by which a server says so, once the client takes the handshake for done."""
+"""Parts of a server's TLS alerts that refuse the client's certificate after the handshake."""
 
 _NO_TLS = re.compile(r'at "(.*):(\d+)" rejected SSL upgrade')
-"""What asyncpg says without a type of its own."""
+"""Text of an asyncpg error without a type of its own."""
 
 POOLER = "a pooler is in between; set SEA_MQ_DATABASE_POOLER=true, or connect directly, as `migrate` must"
 _REFUSED_BY_POOLER = "unsupported startup parameter"
@@ -58,15 +58,15 @@ _STOP = {
     "42P10": f"an index is missing; {_MIGRATE}",
     "42P07": "a table is there that `migrate` has not made; move it away, then migrate again",
 }
-"""SQLSTATEs, by prefix, that somebody has to mend, and how."""
+"""SQLSTATEs, by prefix, that an operator has to fix, and the fix."""
 
 
 class TableMissingError(ContractError):
-    """A statement names a table that is not there."""
+    """A statement refers to a missing table."""
 
 
 class NoTlsError(ContractError):
-    """What answers at ``host`` and ``port`` does not speak TLS as PostgreSQL does."""
+    """The server at ``host`` and ``port`` does not offer TLS as PostgreSQL does."""
 
     def __init__(self, host: str, port: int) -> None:
         self.host, self.port = host, port
@@ -79,7 +79,7 @@ def translated() -> Iterator[None]:
 
     Raises:
         StoreUnavailableError: PostgreSQL cannot serve now.
-        ContractError: it lacks something that was promised; the text says what and how to mend it.
+        ContractError: PostgreSQL lacks something that the worker needs; the text names it and the fix.
     """
     try:
         yield
@@ -95,7 +95,7 @@ def translated() -> Iterator[None]:
 
 @contextmanager
 def connecting() -> Iterator[None]:
-    """Raise the domain's errors instead of what a DSN and the opening of a connection can raise.
+    """Raise the domain's errors instead of the errors of parsing a DSN and opening a connection.
 
     Raises:
         StoreUnavailableError: PostgreSQL cannot be reached or cannot serve now.
@@ -115,17 +115,17 @@ def _from_server(error: asyncpg.PostgresError) -> WorkerError:
     if isinstance(cause, ssl.SSLError) and any(word in (cause.reason or "") for word in _OWN_REFUSED):
         return ContractError(f"PostgreSQL: it refuses the worker's own certificate ({cause.reason})")
     state = error.sqlstate or ""
-    # Messages of class 22 quote the value that they complain about.
+    # Messages of class 22 quote the invalid value.
     said = type(error).__name__ if state.startswith("22") or not error.args else error.args[0]
     text = f"{said} (SQLSTATE {state})"
-    mend = next((mend for prefix, mend in _STOP.items() if state.startswith(prefix)), "")
+    fix = next((fix for prefix, fix in _STOP.items() if state.startswith(prefix)), "")
     if _REFUSED_BY_POOLER in said:
-        mend = POOLER
-    if mend:
+        fix = POOLER
+    if fix:
         kind = TableMissingError if state == _TABLE_MISSING else ContractError
-        return kind(f"PostgreSQL: {text}: {mend}")
+        return kind(f"PostgreSQL: {text}: {fix}")
     if state.startswith(_ROWS):
-        return RowsRefusedError(f"PostgreSQL refuses a row: {text}: {_MEND_ROW}")
+        return RowsRefusedError(f"PostgreSQL refuses a row: {text}: {_FIX_ROW}")
     if state.startswith(_OWN_MISTAKES):
         return ContractError(f"PostgreSQL refused a statement: {text}")
     too_long = state == _CANCELLED and _TIMEOUT in said

@@ -37,20 +37,20 @@ STATEMENTS = (
 class PostgresInboxAdapter:
     """Leases, settles and dead-letters received messages; see ``ports.inbox.InboxRepository``.
 
-    A lease is told by its token, new in every ``insert``: whoever has the row's token may still write its
-    ending after the lease ran out, as long as nobody else has taken the message. A batch whose answer was
-    lost is inserted again under its token, so that it neither waits for its own lease nor counts twice.
+    A token, new in every ``insert``, identifies a lease: a worker with the row's token may still settle the
+    message after the lease expired, unless another worker has leased it. A batch whose answer was lost is
+    inserted again under its token, so that it neither waits for its own lease nor counts twice.
 
-    One schema belongs to one service. A message that reaches it by two consumers is one message: the last to
-    lease it is named on the row, and it is handled once. Safe to use from several tasks.
+    One schema belongs to one service. A message that two consumers deliver is one message: the row names the
+    consumer that leased it last, and the message is handled once. Safe to use from several tasks.
     """
 
     def __init__(self, *, pool: asyncpg.Pool, worker: str) -> None:
-        """Use a pool opened with ``WORKER_HINTS``; nothing is asked of the database yet.
+        """Use a pool opened with ``WORKER_HINTS``; no statement is run yet.
 
         Args:
-            pool: to the service's schema.
-            worker: who leases; for people, the fence does not depend on its being unique.
+            pool: connections to the service's schema.
+            worker: name shown to people; fencing does not require it to be unique.
         """
         self._pool = pool
         self._worker = worker
@@ -58,7 +58,7 @@ class PostgresInboxAdapter:
         self._sql = load_queries("inbox", *STATEMENTS)
 
     async def insert(self, entries: Sequence[InboxEntry], *, lease_seconds: float) -> Sequence[Receipt]:
-        """Record and lease a batch (CMD-051); the primary key decides who is first (POL-047-003)."""
+        """Record and lease a batch (CMD-051); the primary key decides between workers (POL-047-003)."""
         receipts = await self._insert(deduplicate(entries), lease_seconds)
         return expand_duplicates(entries, receipts)
 
@@ -72,7 +72,7 @@ class PostgresInboxAdapter:
         after: str,
         limit: int,
     ) -> Sequence[InboxEntry]:
-        """Read the index of what is not processed; a row written by hand says not where it is stored."""
+        """Read the index of unprocessed messages; a row written by hand may lack the stream position."""
         rows = await fetch(
             self._pool,
             self._sql["overdue"],
@@ -89,14 +89,14 @@ class PostgresInboxAdapter:
         return await self._write("mark_processed", leases)
 
     async def record_error(self, failures: Sequence[FailedHandling]) -> frozenset[str]:
-        """Keep the error, cut to 2000 characters; attempts never fall below 0."""
+        """Record the error, cut to 2000 characters; attempts never fall below 0."""
         ordered = sorted(failures, key=lambda failure: failure.lease.message_id)
         errors = [to_storable_text(failure.error) for failure in ordered]
         given_back = [int(not failure.counted) for failure in ordered]
         return await self._write("record_error", [failure.lease for failure in ordered], errors, given_back)
 
     async def begin_dead_letter(self, lease: Lease, *, reason: str, detail: str) -> frozenset[str]:
-        """Note reason and time; the time of the earliest attempt stays."""
+        """Record reason and time; the time of the earliest attempt stays."""
         rows = await fetch(
             self._pool,
             self._sql["begin_dead_letter"],

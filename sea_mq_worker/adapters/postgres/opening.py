@@ -1,4 +1,4 @@
-"""What every connection to PostgreSQL is opened with, and what goes wrong meanwhile."""
+"""Parameters for opening connections to PostgreSQL, and the translation of errors."""
 
 import asyncio
 import contextlib
@@ -13,14 +13,14 @@ from sea_mq_worker.domain.errors import ContractError
 
 _DEFAULT_PORT = 5432
 _SILENT_SECONDS = 10
-"""A peer whose system acknowledges nothing for so long is gone."""
+"""A peer whose system acknowledges no data for this time is considered gone."""
 _TCP = {
     "TCP_USER_TIMEOUT": _SILENT_SECONDS * 1000,
     "TCP_KEEPIDLE": _SILENT_SECONDS,
     "TCP_KEEPINTVL": 3,
     "TCP_KEEPCNT": 3,
 }
-"""By the names of Python's socket module, as far as the platform has them."""
+"""Names of Python's socket module; names that the platform lacks are skipped."""
 
 _ASK_FOR_TLS = struct.pack("!ll", 8, 80877103)
 _NO_TLS = b"N"
@@ -30,13 +30,13 @@ _ANSWER_BYTES = 24
 
 @contextlib.asynccontextmanager
 async def opening(dsn: str) -> AsyncIterator[dict[str, Any]]:
-    """Give what the driver takes of a DSN, and raise the domain's errors instead of its own.
+    """Yield the driver's arguments for a DSN, and raise the domain's errors instead of the driver's.
 
-    Hosts go apart from the URL: the driver parts it by urllib, which refuses some lists of them.
+    Hosts are passed apart from the URL: the driver parses it by urllib, which refuses some lists of hosts.
 
     Raises:
         StoreUnavailableError: PostgreSQL cannot be reached or cannot serve now.
-        ContractError: the DSN, the user or the database is wrong, or what answers is no PostgreSQL.
+        ContractError: the DSN, the user or the database is wrong, or the server is no PostgreSQL.
     """
     try:
         with connecting():
@@ -56,7 +56,7 @@ async def opening(dsn: str) -> AsyncIterator[dict[str, Any]]:
 
 
 def notice_silence(connection: Any) -> None:
-    """Let the system end a connection whose peer has gone without a word."""
+    """Let the system close a connection whose peer vanished silently."""
     end = connection._transport.get_extra_info("socket")  # noqa: SLF001 - the driver has no option for it
     if end is None or end.family == socket.AF_UNIX:
         return
@@ -67,7 +67,7 @@ def notice_silence(connection: Any) -> None:
 
 
 async def _answer_to(host: str, port: int) -> bytes:
-    """Ask for TLS as a client of PostgreSQL does; return what is answered, as far as anything is."""
+    """Send a TLS request as a client of PostgreSQL does; return the answer, or nothing."""
     with contextlib.suppress(OSError, TimeoutError):
         async with asyncio.timeout(_ANSWER_SECONDS):
             reader, writer = await asyncio.open_connection(host, port)

@@ -1,4 +1,4 @@
-"""Events that PostgreSQL refuses to have claimed, as by somebody's trigger: claims pass over them."""
+"""Find events whose claim PostgreSQL refuses, for example by a trigger; claims skip them."""
 
 from collections.abc import Callable, Sequence
 
@@ -11,18 +11,18 @@ from sea_mq_worker.adapters.postgres.queries import load_queries
 from sea_mq_worker.domain.errors import RowsRefusedError
 
 _PASSED_OVER_SECONDS = 15.0
-"""After this an event is tried again: the trigger may have been mended."""
+"""Time after which a claim of the event is retried: the trigger may have been fixed."""
 _FOUND_MAX = 16
-"""More are left for the next claim."""
+"""Cap on events found at once; the next claim finds the rest."""
 _TRIAL = "trial"
 
 
 class Refusals:
-    """Finds and remembers them for one lane.
+    """Finds and remembers the refused events of one lane.
 
     Args:
-        pool: of the lane.
-        run_max: most events of one key in a claim.
+        pool: pool of the lane.
+        run_max: maximum number of events of one key in a claim.
         clock: monotonic seconds.
     """
 
@@ -35,7 +35,7 @@ class Refusals:
 
     @property
     def passed_over(self) -> list[str]:
-        """Ids that a claim must leave out now."""
+        """Ids that a claim must skip now."""
         now = self._clock()
         self._until = {id_: until for id_, until in self._until.items() if until > now}
         return list(self._until)
@@ -43,9 +43,9 @@ class Refusals:
     async def find(
         self, fresh: Position, retries: Position, *, limit: int, keys: Sequence[str] | None
     ) -> list[tuple[str, RowsRefusedError]]:
-        """Find out for which events a claim of up to ``limit`` behind these positions failed.
+        """Find the events that made a claim of up to ``limit`` events after these positions fail.
 
-        ``keys``: the lane has ordering keys, and the claim looked at these besides.
+        ``keys``: the lane has ordering keys, and the claim also read these keys.
         """
         args = *fresh, *retries, limit, self.passed_over
         if keys is None:
@@ -66,7 +66,7 @@ class Refusals:
         return found
 
     async def _refusal(self, ids: Sequence[str]) -> RowsRefusedError | None:
-        """Claim events and take it back."""
+        """Claim events, and roll the claim back."""
         try:
             with translated():
                 async with self._pool.acquire() as connection:

@@ -12,7 +12,7 @@ import asyncpg
 from sea_mq_worker.adapters.postgres.connection import fetch
 from sea_mq_worker.adapters.postgres.errors import translated
 from sea_mq_worker.adapters.postgres.operator.inspection import PostgresInspection
-from sea_mq_worker.adapters.postgres.operator.pruning import PostgresPruning, nobody
+from sea_mq_worker.adapters.postgres.operator.pruning import PostgresPruning, ignore_progress
 from sea_mq_worker.adapters.postgres.operator.replays import PostgresReplays, as_json
 from sea_mq_worker.adapters.postgres.queries import load_queries
 from sea_mq_worker.domain.errors import WorkerError
@@ -108,7 +108,7 @@ class PostgresOperations(PostgresInspection):
         await fetch(self._pool, self._sql["finish_action"], action, outcome)
 
     async def close(self, ids: Sequence[UUID], *, actor: str, reason: str) -> frozenset[UUID]:
-        """End messages without an effect that nobody has in hand; return which were ended."""
+        """Close messages without an effect that no worker leases; return the closed ones."""
         selection = json.dumps({"ids": [str(message_id) for message_id in ids]})
         action = await self._begin("close", actor, reason, selection)
         note = f"closed by {actor}: {reason}"
@@ -138,8 +138,8 @@ class PostgresOperations(PostgresInspection):
         actor: str,
         reason: str,
         cap: int | None = None,
-        on_progress: OnProgress = nobody,
-        on_partition: OnPartition = nobody,
+        on_progress: OnProgress = ignore_progress,
+        on_partition: OnPartition = ignore_progress,
     ) -> PruneResult:
         """Delete events published before a time. Others stay, whatever their age.
 
@@ -162,7 +162,7 @@ class PostgresOperations(PostgresInspection):
         actor: str,
         reason: str,
         cap: int | None = None,
-        on_progress: OnProgress = nobody,
+        on_progress: OnProgress = ignore_progress,
     ) -> PruneResult:
         """Delete messages processed or closed before a time. Others stay, however old.
 
@@ -175,7 +175,12 @@ class PostgresOperations(PostgresInspection):
             )
 
     async def count_prunable(
-        self, side: str, before: datetime, *, go_on: Callable[[], bool], on_progress: OnProgress = nobody
+        self,
+        side: str,
+        before: datetime,
+        *,
+        go_on: Callable[[], bool],
+        on_progress: OnProgress = ignore_progress,
     ) -> Prunable:
         """Count what a prune of ``outbox`` or ``inbox`` would delete, for as long as ``go_on`` says."""
         return await self._pruning.count(side, before, go_on=go_on, on_progress=on_progress)

@@ -1,4 +1,4 @@
-"""PostgresOverview: what the worker's page asks the tables, each time at the same small cost."""
+"""PostgresOverview: queries of the worker's page, each at a small, bounded cost."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,17 +12,17 @@ from sea_mq_worker.adapters.postgres.connection import fetch
 from sea_mq_worker.adapters.postgres.queries import load_queries
 
 BY_INDEX: Mapping[str, str] = MappingProxyType({"enable_seqscan": "off", "enable_bitmapscan": "off"})
-"""Settings for sessions that sample: the planner takes what is open and what is unpublished for independent,
-and would read through millions of published events to find the few others."""
+"""Settings for sessions that sample: the planner considers "open" and "unpublished" independent, and would
+read millions of published events to find the few others."""
 
 _ROWS_MAX = 10_000
-"""So many dead events and dead letters are looked at; there are more only where nobody looks after them."""
+"""Cap on dead events and dead letters that are read; more accumulate only without an operator."""
 _REASONS_MAX = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reason:
-    """Why so many stopped for good."""
+    """A reason why events are dead or messages dead-lettered, and their number."""
 
     text: str
     count: int
@@ -30,7 +30,7 @@ class Reason:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overview:
-    """Attributes: the reasons by side, the most frequent first; how many workers use the database."""
+    """Reasons by side, the most frequent first, and the number of workers of the database."""
 
     reasons: Mapping[str, Sequence[Reason]]
     workers: int
@@ -73,6 +73,6 @@ class PostgresOverview:
     async def dead_events(
         self, *, event_type: str | None, error: str | None, below: int | None, limit: int
     ) -> Sequence[DeadEvent]:
-        """Return events that are DEAD, the latest first."""
+        """Return DEAD events, the latest first."""
         args = (event_type, error, below, _ROWS_MAX, limit)
         return [DeadEvent(**row) for row in await fetch(self._pool, self._sql["dead_events"], *args)]

@@ -1,4 +1,4 @@
-"""Pages of lists: from which id to which one is read, and what is told of the end."""
+"""Pages of lists: bounds of their ids, and the position where the next page begins."""
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
@@ -11,7 +11,7 @@ from sea_mq_worker.domain.uuid7 import min_id_at, timestamp_of
 
 
 class RowGoneError(WorkerError):
-    """There is no row that a page could come after."""
+    """The row after which a page was to begin does not exist."""
 
     def __init__(self, what: str) -> None:
         super().__init__(f"there is no {what} (any more): begin again without --after")
@@ -26,10 +26,10 @@ def build_page(
     limit: int,
     read_max: int | None,
 ) -> Page[RowT]:
-    """Make a page of rows of which the last may be the one at which the reading ended.
+    """Build a page; the last row may be the one at which reading ended.
 
-    ``fits`` tells of each whether it belongs to the list, and ``place`` how many were looked at. ``id_of``
-    and ``time_of`` name columns; without the latter ids tell the time.
+    Column ``fits`` is true for rows of the list, and ``place`` is the number of rows read so far. ``id_of``
+    and ``time_of`` name columns; without ``time_of`` the time is taken from the ids.
     """
     rows = [record(**_without_marks(row)) for row in found if row["fits"]]
     last = found[-1] if found else {}
@@ -42,7 +42,7 @@ def build_page(
 def id_bounds(
     since: datetime | None, until: datetime | None, before_id: UUID | None
 ) -> tuple[UUID | None, UUID | None]:
-    """Return the lowest id of a page, and what its ids are below; None: no bound."""
+    """Return the inclusive lower and the exclusive upper bound of a page's ids; None: no bound."""
     lowest = min_id_at(since) if since else None
     above = [one for one in (min_id_at(until) if until else None, before_id) if one]
     return lowest, min(above, default=None)

@@ -1,4 +1,4 @@
-"""PostgresPruning: deletes what is finished and old, whole partitions or ranges of pages of the others."""
+"""PostgresPruning: deletes old finished rows, by whole partitions or by ranges of pages."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -32,17 +32,17 @@ from sea_mq_worker.domain.read_models import (
 
 _PAGES = 500
 _GONE = MappingProxyType({"count": 0, "rows": 0})
-"""What is found in a partition that another session has dropped."""
+"""Result for a partition that another session has dropped."""
 _TABLES = MappingProxyType({"outbox": "outbox_events", "inbox": "inbox_messages"})
 
 
-def nobody(*_told: object) -> None:
-    """Tell nobody."""
+def ignore_progress(*_progress: object) -> None:
+    """Report no progress."""
 
 
 @dataclass(slots=True, kw_only=True)
 class _Tally:
-    """How far a prune or its count has come."""
+    """Progress of a prune or of its count."""
 
     pages_of: int
     on_progress: OnProgress
@@ -71,17 +71,17 @@ class PostgresPruning:
         action: int,
         cap: int | None,
         on_progress: OnProgress,
-        on_partition: OnPartition = nobody,
+        on_partition: OnPartition = ignore_progress,
     ) -> PruneResult:
-        """Delete what ended before a time on the side of ``outbox`` or ``inbox``.
+        """Delete rows of ``outbox`` or ``inbox`` that were finished before a time.
 
         Args:
             side: the table.
-            before: published, processed or closed earlier.
-            action: the audit's record, which counts them.
-            cap: stop after so many, and at most a range of pages more; no partition goes that has more.
-            on_progress: is told after each range and each partition.
-            on_partition: is told of each partition that was dropped, or might have been.
+            before: delete rows published, processed or closed before this time.
+            action: id of the audit's record, which counts the rows.
+            cap: stop after this many rows plus at most a range of pages; no larger partition is dropped.
+            on_progress: called after each range and each partition.
+            on_partition: called for each partition whose time is over, dropped or kept.
         """
         leaves = await self._leaves(side)
         tally = _Tally(pages_of=_pages(leaves), on_progress=on_progress)
@@ -89,11 +89,11 @@ class PostgresPruning:
         for leaf in leaves:
             room = None if cap is None else cap - tally.rows
             if leaf.is_over(before) and await self._has_room(leaf, before, room):
-                told = await self._drop(leaf, before, action)
-                on_partition(told)
-                if isinstance(told, DroppedPartition):
-                    dropped.append(told)
-                    tally.add(leaf.pages, told.events)
+                result = await self._drop(leaf, before, action)
+                on_partition(result)
+                if isinstance(result, DroppedPartition):
+                    dropped.append(result)
+                    tally.add(leaf.pages, result.events)
                     continue
             for pages in ranges(leaf, _PAGES):
                 if cap is not None and tally.rows >= cap:
@@ -105,7 +105,7 @@ class PostgresPruning:
     async def count(
         self, side: str, before: datetime, *, go_on: Callable[[], bool], on_progress: OnProgress
     ) -> Prunable:
-        """Count what ``prune`` would delete, for as long as ``go_on`` says."""
+        """Count the rows that ``prune`` would delete, until ``go_on`` returns False."""
         leaves = await self._leaves(side)
         tally = _Tally(pages_of=_pages(leaves), on_progress=on_progress)
         whole: list[str] = []
@@ -135,7 +135,7 @@ class PostgresPruning:
     async def _drop(
         self, leaf: LeafPartition, before: datetime, action: int
     ) -> DroppedPartition | KeptPartition:
-        """Have it dropped if all of it may go; reads it, which takes longer than a statement may else."""
+        """Drop a partition if all its rows may be deleted; checking them needs the long time-out."""
         try:
             [row] = await fetch_with_long_timeout(self._pool, DROP_LEAF, leaf.name, before, action)
         except TableMissingError:

@@ -1,4 +1,4 @@
-"""The facts about PostgreSQL that doctor judges; asking changes nothing."""
+"""Read-only facts about PostgreSQL for doctor."""
 
 import asyncio
 import contextlib
@@ -86,7 +86,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableLock:
-    """What a session holds of a table, or waits for; 0 seconds: since when cannot be seen."""
+    """A lock on a table that a session holds or waits for; 0 seconds: the start is unknown."""
 
     relation: str
     pid: int
@@ -138,7 +138,7 @@ class Lack:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutboxFacts:
-    """How the outbox fares."""
+    """Condition of the outbox."""
 
     due_seconds: float
     dead: int
@@ -157,7 +157,7 @@ class SequenceFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionFacts:
-    """How far ahead an outbox has partitions, and how large the default one, ``remainder``, is."""
+    """Time for which partitions exist in advance, and size of the default partition, ``remainder``."""
 
     ahead_seconds: float
     remainder: str | None
@@ -166,7 +166,7 @@ class PartitionFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InboxWaiting:
-    """Messages of one consumer without an ending that nobody holds."""
+    """Unsettled messages of one consumer that no worker leases."""
 
     stream: str
     consumer: str
@@ -177,7 +177,7 @@ class InboxWaiting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnseenFacts:
-    """What left a consumer's stream before it was delivered; the range is that of the last find."""
+    """Messages that left a consumer's stream before delivery; the range is that of the last detection."""
 
     stream: str
     durable: str
@@ -200,12 +200,12 @@ class Failing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowFacts:
-    """What the tables tell to those whom nobody locks out.
+    """Facts read from the tables; a lock on a table can delay them.
 
     Attributes:
-        constraints: definitions in PostgreSQL's words, by table and name.
-        inbox_pruned_before: up to when inbox rows were deleted.
-        acknowledged: what rows say of the stream that is published to.
+        constraints: definitions as PostgreSQL prints them, by table and name.
+        inbox_pruned_before: inbox rows before this time were deleted.
+        acknowledged: sequences that published rows name.
     """
 
     constraints: Mapping[tuple[str, str], str]
@@ -243,11 +243,11 @@ class DatabaseFacts:
 
 
 async def database_facts(pool: asyncpg.Pool, *, long_seconds: float) -> DatabaseFacts:
-    """Ask for everything once that no lock keeps back; transactions count as long from ``long_seconds`` on.
+    """Query everything that no lock can delay; transactions count as long from ``long_seconds`` on.
 
     Raises:
         StoreUnavailableError: PostgreSQL cannot serve now.
-        ContractError: a question is not permitted.
+        ContractError: a query is not permitted.
     """
     ask = _questions(pool)
     began = time.time()
@@ -274,7 +274,7 @@ async def database_facts(pool: asyncpg.Pool, *, long_seconds: float) -> Database
 
 
 async def row_facts(pool: asyncpg.Pool, stream: str) -> RowFacts:
-    """Ask how the tables are defined and what waits in them; who locks one keeps the answer back.
+    """Query definitions and backlog of the tables; a lock on a table delays the answer.
 
     Raises as ``database_facts``.
     """
@@ -295,7 +295,7 @@ async def row_facts(pool: asyncpg.Pool, stream: str) -> RowFacts:
 
 
 async def table_locks(pool: asyncpg.Pool, *, longer_than_seconds: float) -> Sequence[TableLock]:
-    """Ask who keeps the worker from a table. Raises as ``database_facts``."""
+    """Query locks that block the worker from a table. Raises as ``database_facts``."""
     ask = _questions(pool)
     return [TableLock(**row) for row in await ask("locks", list(TABLES), longer_than_seconds)]
 
@@ -310,11 +310,11 @@ def _questions(pool: asyncpg.Pool) -> Callable[..., Awaitable[Sequence[dict[str,
 
 
 async def hears_itself(dsn: str, pool: asyncpg.Pool, *, schema: str) -> bool:
-    """Tell whether a notification that ``pool`` sends arrives on a connection of its own by the same DSN.
+    """Return whether a notification sent by ``pool`` arrives on another connection with the same DSN.
 
     Raises:
         StoreUnavailableError: PostgreSQL cannot serve now.
-        ContractError: it refuses the connection.
+        ContractError: PostgreSQL refuses the connection.
     """
     settings = session_settings(schema, "sea_mq_worker doctor")
     async with opening(dsn) as address:

@@ -1,4 +1,4 @@
-"""What the schema has: indexes, triggers, functions and constraints, read from the scripts that make them."""
+"""Expected indexes, triggers, functions and constraints, read from the migration scripts."""
 
 import functools
 import re
@@ -32,14 +32,14 @@ _CAST = re.compile(r"::\w+(\[\])?")
 _ANY = re.compile(r"=ANYARRAY\[(.*?)\]")
 
 SCHEMA = ":schema"
-"""Stands for the schema's own name in a search path."""
+"""Placeholder for the schema's own name in a search path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedObject:
-    """An index, trigger or constraint: the table that it is on, and the statement that makes it.
+    """An index, trigger or constraint: its table, and the statement that creates it.
 
-    ``definition`` is a constraint's, as ``canonical`` writes it.
+    ``definition`` is the definition of a constraint in the form of ``canonical``.
     """
 
     relation: str
@@ -49,7 +49,7 @@ class ExpectedObject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedFunction:
-    """A function: its body, the schemas that it looks into, and the statements that make it."""
+    """A function: its body, its search path, and the statements that create it."""
 
     body: str
     search_path: str
@@ -58,7 +58,7 @@ class ExpectedFunction:
 
 @functools.cache
 def expected_objects(kind: str) -> Mapping[str, ExpectedObject]:
-    """Return each ``INDEX`` or ``TRIGGER`` by its name, as the last script that ran leaves it."""
+    """Return each ``INDEX`` or ``TRIGGER`` by name, as the last script leaves it."""
     found: dict[str, ExpectedObject] = {}
     for script in _scripts():
         for statement in _STATEMENT.finditer(script):
@@ -74,7 +74,7 @@ def expected_objects(kind: str) -> Mapping[str, ExpectedObject]:
 
 @functools.cache
 def expected_functions() -> Mapping[str, ExpectedFunction]:
-    """Return each function by its name; the migrations fix the search path of all of them."""
+    """Return each function by name; the migrations set the search path of every function."""
     found = {}
     for script in _scripts():
         closed = set(re.findall(r"\w+", " ".join(_NOT_FOR_ALL.findall(script))))
@@ -91,7 +91,7 @@ def expected_functions() -> Mapping[str, ExpectedFunction]:
 
 @functools.cache
 def expected_constraints() -> Mapping[tuple[str, str], ExpectedObject]:
-    """Return each constraint by its table and name; that of a column NOT NULL has the column's."""
+    """Return each constraint by table and name; a NOT NULL constraint has its column's name."""
     found = {}
     for script in _scripts():
         text = re.sub(r"--.*", "", script)
@@ -105,7 +105,7 @@ def expected_constraints() -> Mapping[tuple[str, str], ExpectedObject]:
 
 
 def canonical(definition: str) -> str:
-    """Write a constraint so that it compares: PostgreSQL adds casts and brackets, and rewrites IN."""
+    """Normalize a constraint for comparison: PostgreSQL adds casts and brackets, and rewrites IN."""
     bare = re.sub(r"[\s()]", "", _CAST.sub("", definition))
     return _ANY.sub(r"IN\1", bare)
 
@@ -127,7 +127,7 @@ def _constraints(table: str, item: str) -> Iterator[tuple[str, str]]:
 
 
 def _items(body: str) -> Iterator[str]:
-    """Part columns and constraints at the commas that are in no brackets."""
+    """Split columns and constraints at the commas outside brackets."""
     depth, item = 0, ""
     for char in body:
         depth += {"(": 1, ")": -1}.get(char, 0)

@@ -1,6 +1,6 @@
-"""Leaves: the relations that hold a table's rows, which is the table itself unless it is partitioned.
+"""Leaves: the relations that hold a table's rows (the table itself unless it is partitioned).
 
-Pages, and the places of rows in them, are one relation's: who reads a table by them reads leaf after leaf.
+Pages and row positions belong to one relation, so a table is read by pages leaf after leaf.
 """
 
 from collections.abc import Iterator
@@ -14,10 +14,10 @@ from sea_mq_worker.domain.read_models import DroppedPartition, KeptPartition
 _SQL = load_queries("leaves", "leaves", "drop_leaf")
 
 LEAVES = _SQL["leaves"]
-"""The statement that lists them; ``$1`` is the table."""
+"""The statement that lists leaves; ``$1`` is the table."""
 
 DROP_LEAF = _SQL["drop_leaf"]
-"""The statement that drops one of the outbox if all of it was published before ``$2``."""
+"""The statement that drops a leaf of the outbox if all its events were published before ``$2``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +25,9 @@ class LeafPartition:
     """A relation that holds rows.
 
     Attributes:
-        name: as SQL takes it, by the search path of the worker's sessions.
-        pages: how many it has.
-        until: when the range of its ids ends; None: it has none, or no end.
+        name: quoted for SQL, relative to the search path of the worker's sessions.
+        pages: number of pages.
+        until: end of the range of its ids; None: no range, or no end.
     """
 
     name: str
@@ -35,13 +35,13 @@ class LeafPartition:
     until: datetime | None = None
 
     def is_over(self, before: datetime) -> bool:
-        """Tell whether all its ids are of the time before."""
+        """Return whether all its ids are older than ``before``."""
         return self.until is not None and self.until <= before
 
 
 @dataclass(frozen=True, slots=True)
 class PageRange:
-    """Pages of a leaf, the last not included."""
+    """Pages of a leaf from ``first`` up to, but without, ``end``."""
 
     leaf: str
     first: int
@@ -61,10 +61,10 @@ def dropped_leaf(name: str, row: Any) -> DroppedPartition | KeptPartition:
 
 
 def for_leaf(statement: str, table: str, leaf: str) -> str:
-    """Return a statement about a table as one about a leaf of it alone.
+    """Return a statement on a table as a statement on one of its leaves.
 
     Raises:
-        ValueError: it does not name the table once, followed by an alias.
+        ValueError: the statement does not name the table exactly once, followed by an alias.
     """
     if statement.count(f" {table} ") != 1:
         raise ValueError(f"the statement does not name {table} once, with an alias")
@@ -72,7 +72,7 @@ def for_leaf(statement: str, table: str, leaf: str) -> str:
 
 
 def ranges(leaf: LeafPartition, pages: int, *, first: int = 0, end: int | None = None) -> Iterator[PageRange]:
-    """Part a leaf, or what of it is from ``first`` on and before ``end``, into ranges of so many pages."""
+    """Split the pages of a leaf from ``first`` to before ``end`` into ranges of at most ``pages``."""
     behind = leaf.pages if end is None else end
     for at in range(first, behind, pages):
         yield PageRange(leaf.name, at, min(at + pages, behind))

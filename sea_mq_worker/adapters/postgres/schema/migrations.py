@@ -1,4 +1,4 @@
-"""Brings a schema to the version that this worker knows, and tells where it is not."""
+"""Migrate a schema to the version of this worker, and check its version."""
 
 import functools
 import re
@@ -34,7 +34,7 @@ _SERVES_FROM = re.compile(r"^-- Serves workers from version (\d+)\.$", re.MULTIL
 
 
 async def plan(dsn: str, *, schema: str = "public") -> MigrationPlan:
-    """Tell what ``migrate`` would do, changing nothing.
+    """Return what ``migrate`` would do, without changes.
 
     Raises:
         StoreUnavailableError: PostgreSQL cannot serve now.
@@ -54,9 +54,9 @@ async def plan(dsn: str, *, schema: str = "public") -> MigrationPlan:
 
 
 async def migrate(dsn: str, *, schema: str = "public") -> Sequence[str]:
-    """Apply the missing migrations in order and return their names; none where all are there.
+    """Apply the missing migrations in order and return their names.
 
-    Each is one transaction under one lock, so that it may be run twice, by many at once, and after a crash.
+    Each migration is one transaction under one lock: it may run twice, concurrently, and after a crash.
     The schema is created if it is missing.
 
     Raises:
@@ -73,7 +73,7 @@ async def migrate(dsn: str, *, schema: str = "public") -> Sequence[str]:
 
 @asynccontextmanager
 async def owner_session(dsn: str, schema: str) -> AsyncIterator[asyncpg.Connection]:
-    """Connect directly, for changes of the schema; they may take as long as they take.
+    """Connect directly for changes of the schema, without a time-out.
 
     Raises:
         StoreUnavailableError: PostgreSQL cannot serve now.
@@ -115,7 +115,7 @@ async def check_version(database: Any) -> None:
 
 
 async def _apply_next(connection: asyncpg.Connection, schema: str) -> str:
-    """Apply the first missing migration and return its name, or nothing where none is missing."""
+    """Apply the first missing migration and return its name, or nothing if no migration is missing."""
     async with connection.transaction():
         await connection.execute(_LOCK, schema)
         await _prepare(connection, schema)

@@ -16,28 +16,28 @@ class PostgresPartitions:
     """Makes and lists partitions; each method raises what ``translated`` raises."""
 
     def __init__(self, *, pool: asyncpg.Pool) -> None:
-        """Ask by this pool."""
+        """Use this pool."""
         self._pool = pool
         self._sql = _queries()
 
     async def exist(self) -> bool:
-        """Tell whether the outbox has partitions."""
+        """Return whether the outbox has partitions."""
         [row] = await fetch(self._pool, self._sql["exist"])
         return bool(row["exist"])
 
     async def make(self, *, days_ahead: int) -> Sequence[str]:
-        """Make what is missing; a login that may not is refused only where there is something to do."""
+        """Create missing partitions; a login without the right is refused only if one is missing."""
         if not await self.exist():
             return []
         return [row["name"] for row in await fetch(self._pool, self._sql["make"], days_ahead)]
 
     async def all(self) -> Sequence[Partition]:
-        """List them, the oldest first, the default partition last."""
+        """List partitions, the oldest first, the default partition last."""
         return [Partition(**row) for row in await fetch(self._pool, self._sql["list"])]
 
 
 def partitioning_script() -> str:
-    """Return the SQL that divides the outbox, as psql takes it, too."""
+    """Return the SQL that divides the outbox; psql can run it, too."""
     return (resource_folder("sql") / "partitions.sql").read_text(encoding="utf-8")
 
 

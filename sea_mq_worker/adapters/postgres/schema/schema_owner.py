@@ -1,6 +1,6 @@
-"""Whose tables these are, and whether all of their rows can be seen.
+"""Check that the tables belong to this context, and that row security hides no row.
 
-Two contexts in one outbox or inbox would take each other's rows for their own.
+Two contexts in one outbox or inbox would process each other's rows.
 """
 
 from collections.abc import Mapping
@@ -34,7 +34,7 @@ async def claim_schema(database: Any, context: str) -> None:
 
 
 async def check_rows_visible(database: Any) -> None:
-    """Make sure that row security hides no rows: what is hidden looks like nothing to do.
+    """Require that row security hides no rows: hidden rows would never be processed.
 
     Raises:
         ContractError: it does; the text names the table and what to do.
