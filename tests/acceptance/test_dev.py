@@ -166,7 +166,8 @@ async def test_without_a_temporary_folder_it_asks_for_one(tmp_path: Path) -> Non
     """As in a container whose root is read-only."""
     code = "import tempfile; tempfile.tempdir = '/nowhere'; from sea_mq_worker.cli import app; app(['dev'])"
     told = await run(f'{sys.executable} -c "{code}"', tmp_path)
-    assert told == (2, "there is no temporary folder (No such file or directory): give one by --folder\n")
+    missing = "there is no temporary folder (No such file or directory): name a folder with --folder\n"
+    assert told == (2, missing)
 
 
 @linux

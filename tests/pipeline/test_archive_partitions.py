@@ -110,7 +110,7 @@ async def test_a_partition_goes_whole_once_the_lake_has_all_of_it_wherever_a_run
     result = await run(spark, settings, lake, on_progress=in_between)
 
     assert result == ArchiveResult(found=4, batches=2, archived=4, deleted=3, stayed=1, resumed=3)
-    reason = "it holds other events than the lake has of it"
+    reason = "its events differ from those in the lake"
     assert [one for one in told if one] == [KeptPartition(name=past_name(6), reason=reason)]
     left = await table(pool)
     assert kept(spark, lake).keys() | left.keys() == before.keys()
