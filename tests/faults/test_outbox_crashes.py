@@ -170,8 +170,10 @@ async def test_a_settlement_that_comes_after_the_lease_changes_nothing(shared: S
     async with shared.worker(name="late") as late:
         await late.ready()
         shared.to_broker.stall()
+        sent_before = shared.to_broker.requests
         [event_id] = await shared.commit()
         await has_come_to_claimed(shared, event_id)
+        await eventually(lambda: shared.to_broker.requests > sent_before, what="the worker has its claim")
         shared.to_database.stall()
         shared.to_broker.heal()
         await has_come_to_the_stream(shared, event_id)
