@@ -12,6 +12,7 @@ import pytest
 from sea_mq_worker.adapters.nats.connection import NatsConnection
 from sea_mq_worker.adapters.nats.publish.publisher import NatsJetStreamPublisher
 from sea_mq_worker.application.circuit_breaker import CircuitBreaker
+from sea_mq_worker.application.claim_size import MemoryBudget
 from sea_mq_worker.application.dedup_window import StreamSearches
 from sea_mq_worker.application.outbox.batch_publisher import BatchPublisher
 from sea_mq_worker.application.outbox.publisher import OutboxPublisher
@@ -170,5 +171,6 @@ async def relay(
         batch_max=10,
         batch_bytes_max=2**20,
         batches_max=1,
+        room=MemoryBudget(2**22),
         poll_seconds=0.5,
     )
