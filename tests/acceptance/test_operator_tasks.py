@@ -98,7 +98,9 @@ async def test_which_events_will_not_be_published_and_why(world: World) -> None:
 
 
 async def test_what_is_in_an_event(world: World) -> None:
-    [shown] = await done(world, "What is in an event?", EVENT=await add_event(world.pool))
+    [shown] = await done(
+        world, "Which payload and headers does an event have?", EVENT=await add_event(world.pool)
+    )
     assert '{"total": 1.00}' in shown.out
 
 

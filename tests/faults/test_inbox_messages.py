@@ -4,12 +4,10 @@ import asyncio
 import json
 import resource
 import socket
-import time
 import uuid
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -23,7 +21,6 @@ from tests.support.hold import held
 from tests.support.jetstream import SECOND, consumer_info, store, stored_messages
 from tests.support.site import Site, SiteWith
 from tests.support.waiting import eventually
-from tests.support.worker import WorkerProcess
 
 ID, CE_ID = "550e8400-e29b-41d4-a716-446655440000", "650e8400-e29b-41d4-a716-446655440000"
 NAMED = f"Nats-Msg-Id: {ID}".encode()
@@ -259,11 +256,12 @@ async def test_memory_is_bounded_by_the_messages_in_hand_and_nothing_is_dropped(
     async with patient.worker() as worker:
         await worker.ready()
         resource.prlimit(worker.process.pid, resource.RLIMIT_DATA, (_LIMIT_BYTES, _LIMIT_BYTES))
-        before = _peak_bytes(worker)
+        before = worker.peak_bytes
         await patient.send(50, body=b"[%s0]" % (b"[]," * (size // 3 - 2)))
-        slowest = await _slowest_scrape(worker, until=together)
+        async with asyncio.timeout(60):
+            slowest = await worker.slowest_answer("metrics", until=together)
         await patient.quiet()
-        grown = _peak_bytes(worker) - before
+        grown = worker.peak_bytes - before
     assert set(patient.handler.calls_of().values()) == {1}
     assert grown < 1.5 * (in_hand_bytes + size)
     assert slowest < 2.0, "reading 50 large bodies must not keep everything else waiting"
@@ -281,19 +279,3 @@ async def test_large_messages_over_a_slow_network_come_once(patient: Site) -> No
         info = await consumer_info(patient.broker, patient.target.upstream_stream, patient.target.durable)
         assert info["delivered"]["consumer_seq"] == 14
         assert "nats_disconnected" not in worker.events()
-
-
-def _peak_bytes(worker: WorkerProcess) -> int:
-    status = Path(f"/proc/{worker.process.pid}/status").read_text()
-    return int(status.partition("VmHWM:")[2].split(maxsplit=1)[0]) * 1024
-
-
-async def _slowest_scrape(worker: WorkerProcess, *, until: asyncio.Event) -> float:
-    """Ask for the metrics again and again; return the longest that an answer took, in seconds."""
-    slowest = 0.0
-    async with asyncio.timeout(60):
-        while not until.is_set():
-            before = time.monotonic()
-            await worker.metrics()
-            slowest = max(slowest, time.monotonic() - before)
-    return slowest

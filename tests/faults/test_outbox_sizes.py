@@ -4,7 +4,6 @@ import asyncio
 import resource
 import time
 from functools import partial
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +12,6 @@ from tests.support.handlers import Call
 from tests.support.jetstream import SECOND
 from tests.support.site import SHIPPED, Site, SiteWith
 from tests.support.waiting import eventually
-from tests.support.worker import WorkerProcess
 
 MIB = 2**20
 LIMIT = 130 * MIB
@@ -38,7 +36,7 @@ async def test_a_backlog_of_large_events_takes_no_more_memory_than_the_room_for_
     await shared.database.execute(INSERT, 60, LARGE)
     async with shared.worker(outbox_publish_timeout_seconds=10, outbox_lease_seconds=60) as worker:
         await shared.published(within=120)
-        peak = _peak_bytes(worker)
+        peak = worker.peak_bytes
     assert await shared.database.fetchval(PUBLISHED) == 60
     assert peak < LIMIT, f"{peak / MIB:.0f} MiB"
 
@@ -71,7 +69,7 @@ async def test_large_events_and_large_messages_at_once_fit_the_memory_of_a_conta
             await eventually(partial(_half_out, at), within=120.0, what="half of the events are out")
             half_out.set()
             await at.quiet(within=240.0)
-            ended_seconds, peak = time.monotonic() - began, _peak_bytes(worker)
+            ended_seconds, peak = time.monotonic() - began, worker.peak_bytes
             assert worker.process.returncode is None
         info = await api(at.broker, f"STREAM.INFO.{at.target.stream}")
         assert await at.database.fetchval(PUBLISHED) == info["state"]["messages"] == MANY
@@ -99,7 +97,7 @@ async def test_an_event_of_200_mb_is_dead_within_seconds_and_harms_nobody(shared
         assert dead["publish_error"].startswith("2000000")
         assert "max_payload of 1048576" in dead["publish_error"]
         assert set(await shared.copies()) == set(good)
-        assert _peak_bytes(worker) < 120 * MIB
+        assert worker.peak_bytes < 120 * MIB
         await eventually(lambda: "event_died" in worker.events())
 
 
@@ -107,8 +105,3 @@ async def widen(site: Site) -> None:
     """Let the stream hold all of it."""
     info = await api(site.broker, f"STREAM.INFO.{site.target.stream}")
     await api(site.broker, f"STREAM.UPDATE.{site.target.stream}", info["config"] | {"max_bytes": 2**30})
-
-
-def _peak_bytes(worker: WorkerProcess) -> int:
-    status = Path(f"/proc/{worker.process.pid}/status").read_text()
-    return int(status.partition("VmHWM:")[2].split(maxsplit=1)[0]) * 1024

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -135,6 +136,22 @@ class WorkerProcess:
     def written(self) -> str:
         """What it wrote so far."""
         return self.log.read_text()
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most memory that it has had so far."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(status.partition("VmHWM:")[2].split(maxsplit=1)[0]) * 1024
+
+    async def slowest_answer(self, page: str, *, until: asyncio.Event) -> float:
+        """Ask for a page again and again; return the longest that an answer took, in seconds."""
+        slowest = 0.0
+        while not until.is_set():
+            began = time.monotonic()
+            status, text = await self._get(page)
+            assert status == 200, text
+            slowest = max(slowest, time.monotonic() - began)
+        return slowest
 
     async def tells(self, text: str) -> None:
         """Wait until its log has the text, such as an event's key: lines are written a little late."""
