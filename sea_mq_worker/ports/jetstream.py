@@ -106,6 +106,10 @@ class JetStreamConsumer(Settler, Protocol):
         """
         ...
 
+    async def ack_batch(self, msgs: Sequence[InboundMessage]) -> None:
+        """Settle several messages for good, in one write to the server."""
+        ...
+
     async def find_undeliverable(self, seqs: Sequence[int]) -> Mapping[int, InboundMessage | None]:
         """Return, by stream sequence, those of the messages that the consumer will not deliver (again).
 

@@ -109,6 +109,11 @@ class InMemoryConsumer:
             self._pending.pop(msg.seq, None)
             self._changed.set()
 
+    async def ack_batch(self, msgs: Sequence[InboundMessage]) -> None:
+        """Settle several messages."""
+        for msg in msgs:
+            await self.ack(msg)
+
     async def nak(self, msg: InboundMessage, *, delay_seconds: float) -> None:
         """Request redelivery after a delay."""
         self._postpone(msg, delay_seconds)

@@ -191,6 +191,10 @@ class ConsumerWire:
         self._audit.acking(self._line.life, msg)
         self._say("ack", msg, lambda: self._durable.ack(msg))
 
+    async def ack_batch(self, msgs: Sequence[InboundMessage]) -> None:
+        for msg in msgs:
+            await self.ack(msg)
+
     async def nak(self, msg: InboundMessage, *, delay_seconds: float) -> None:
         self._audit.naking(self._line.life, msg, delay_seconds)
         self._say("nak", msg, lambda: self._durable.nak(msg, delay_seconds=delay_seconds))

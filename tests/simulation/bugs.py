@@ -211,7 +211,7 @@ async def _(real: Any, self: CompletionBatcher, batch: Any, stop: Any) -> None:
     await real(self, batch, stop)
 
 
-@_bug(CompletionBatcher, "_acknowledge", called="given back without delay")
+@_bug(CompletionBatcher, "_return_or_report", called="given back without delay")
 async def _(real: Any, self: CompletionBatcher, item: Any, run: Leased, ending: Any) -> None:
     shorter = dataclasses.replace(ending, delay_seconds=0.0) if hasattr(ending, "delay_seconds") else ending
     await real(self, item, run, shorter)

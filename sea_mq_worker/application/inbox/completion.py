@@ -126,8 +126,10 @@ class CompletionBatcher:
             for item, _, _ in batch:
                 await self._settler(item).nak(item.message, delay_seconds=IMMEDIATE_REDELIVERY_SECONDS)
             return
-        for item, run, outcome in [*recorded, *again]:
-            await self._acknowledge(item, run, outcome)
+        settled = [*recorded, *again]
+        await self._acknowledge(settled)
+        for item, run, outcome in settled:
+            await self._return_or_report(item, run, outcome)
         if others:
             self.observer.observe(LeasesLost(side="inbox", count=others))
 
@@ -196,14 +198,22 @@ class CompletionBatcher:
     def _settler(self, item: InFlightMessage) -> Settler:
         return item.settler or self.consumer
 
-    async def _acknowledge(self, item: InFlightMessage, run: Leased, outcome: _Settlement) -> None:
+    async def _acknowledge(self, settled: Sequence[_Settled]) -> None:
+        """ACK the finished messages; those of the consumer, nearly all, in one write."""
+        finished = [item for item, _, outcome in settled if not isinstance(outcome, Retried | GivenBack)]
+        await self.consumer.ack_batch([item.message for item in finished if item.settler is None])
+        for item in finished:
+            if item.settler is not None:
+                await item.settler.ack(item.message)
+
+    async def _return_or_report(self, item: InFlightMessage, run: Leased, outcome: _Settlement) -> None:
+        """NAK a message without an effect; report what became of it."""
         message_id, settler = run.lease.message_id, self._settler(item)
         match outcome:
             case Processed(status):
-                await settler.ack(item.message)
                 self._report_processed(item, run, status)
             case DeadLettered() | CompletedMessage():
-                await settler.ack(item.message)
+                pass
             case GivenBack(error, delay):
                 await settler.nak(item.message, delay_seconds=delay)
                 self.returned.add(item.message, outcome, item.settler)

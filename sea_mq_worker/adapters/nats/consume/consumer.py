@@ -17,6 +17,7 @@ from sea_mq_worker.adapters.nats.server_info import consumer_info
 from sea_mq_worker.domain.errors import BrokerUnavailableError, ContractError
 from sea_mq_worker.domain.messages import InboundMessage
 
+_ACK = b"+ACK"
 _NANOSECONDS = 10**9
 _NO_LIMIT = 2**31 - 1
 _UNEXPECTED_DELAY_SECONDS = 0.1
@@ -126,7 +127,13 @@ class NatsJetStreamConsumer:
 
     async def ack(self, msg: InboundMessage) -> None:
         """Settle the message (POL-047-005, POL-047-006)."""
-        await self._send(msg.reply, b"+ACK")
+        await self._send(msg.reply, _ACK)
+
+    async def ack_batch(self, msgs: Sequence[InboundMessage]) -> None:
+        """Settle several messages in one write."""
+        replies = [msg.reply for msg in msgs if msg.reply]
+        if replies and self._connection.is_connected:
+            await self._connection.client.publish_raw(replies, _ACK)
 
     async def nak(self, msg: InboundMessage, *, delay_seconds: float) -> None:
         """Request redelivery after a delay (POL-047-007)."""
@@ -158,7 +165,7 @@ class NatsJetStreamConsumer:
         A message that was read from the stream, and not delivered, has no reply subject.
         """
         if reply and self._connection.is_connected:
-            await self._connection.client.publish_raw(reply, verb)
+            await self._connection.client.publish_raw([reply], verb)
 
     async def _give_back(self, msg: Msg) -> None:
         await self._send(msg.reply, _nak(_UNEXPECTED_DELAY_SECONDS))
