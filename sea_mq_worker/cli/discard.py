@@ -7,15 +7,9 @@ from uuid import UUID
 
 import typer
 
-from sea_mq_worker.cli.arguments import ActorOption, ReasonOption, SinceOption, UntilOption, YesOption
-from sea_mq_worker.cli.filters import (
-    AggregateOption,
-    CorrelationOption,
-    ErrorOption,
-    KeyOption,
-    TypeOption,
-    event_filter,
-)
+from sea_mq_worker.cli.arguments import ActorOption, ReasonOption, YesOption
+from sea_mq_worker.cli.filters import NO_CHOICE, EventOptions
+from sea_mq_worker.cli.options import with_options
 from sea_mq_worker.cli.support import (
     EXIT_FAILED,
     EXIT_USAGE,
@@ -31,8 +25,6 @@ from sea_mq_worker.domain.read_models import OutboxFilter
 if TYPE_CHECKING:
     from sea_mq_worker.settings import Settings
 
-_CHOICES = "IDs, or by --type, --key, --aggregate, --correlation, --since, --until, --error"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiscardOutput:
@@ -47,46 +39,27 @@ class DiscardOutput:
 class DiscardRequest:
     """The options of the command."""
 
-    which: OutboxFilter
-    actor: str
-    reason: str
-    cap: int
-    dry_run: bool
-    yes: bool
+    ids: Annotated[list[UUID] | None, typer.Argument(metavar="[ID]...", help="Event IDs.")] = None
+    reason: ReasonOption
+    actor: ActorOption
+    events: EventOptions
+    cap: Annotated[int, typer.Option("--cap", min=1, help="Delete nothing if more than N match.")] = 1000
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count the matches and delete nothing.")] = False
+    yes: YesOption = False
 
 
-def discard(
-    *,
-    ids: Annotated[list[UUID] | None, typer.Argument(metavar="[ID]...", help="Event IDs.")] = None,
-    reason: ReasonOption,
-    actor: ActorOption,
-    type_: TypeOption = None,
-    key: KeyOption = None,
-    aggregate: AggregateOption = None,
-    correlation: CorrelationOption = None,
-    since: SinceOption = None,
-    until: UntilOption = None,
-    error: ErrorOption = None,
-    cap: Annotated[int, typer.Option("--cap", min=1, help="Delete nothing if more than N match.")] = 1000,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count the matches and delete nothing.")] = False,
-    yes: YesOption = False,
-    json: JsonOption = False,
-) -> None:
+@with_options
+def discard(*, request: DiscardRequest, json: JsonOption = False) -> None:
     """Delete DEAD events for good, by ID or by filters; the audit keeps everything but their content.
 
     Use it for events that can never be sent, such as one without a valid subject. If you have fixed the cause
     of the failure, use `outbox replay` instead.
     """
-    which = event_filter(
-        (EventState.DEAD,), ids=ids, type_=type_, key=key, aggregate=aggregate, correlation=correlation,
-        since=since, until=until, error=error,
-    )  # fmt: skip
-    if not any((ids, type_, key, aggregate, correlation, since, until, error)):
-        abort(f"choose events by {_CHOICES}", EXIT_USAGE)
-    request = DiscardRequest(which=which, actor=actor, reason=reason, cap=cap, dry_run=dry_run, yes=yes)
+    if not (request.ids or request.events.given):
+        abort(NO_CHOICE, EXIT_USAGE)
     result = run_command(lambda settings: _discard(settings, request), needs=("database_url",))
     _print_output(result, json=json)
-    left = len(set(ids or ())) - result.matched
+    left = len(set(request.ids or ())) - result.matched
     if left > 0:
         abort(f"not there, or not DEAD: {left} of the named events", EXIT_FAILED)
 
@@ -94,14 +67,13 @@ def discard(
 async def _discard(settings: "Settings", request: DiscardRequest) -> DiscardOutput:
     from sea_mq_worker.operations.database import operations
 
-    chosen = await _choose(settings, request.which, request.cap)
+    which = request.events.filter((EventState.DEAD,), request.ids)
+    chosen = await _choose(settings, which, request.cap)
     if request.dry_run or not chosen:
         return DiscardOutput(matched=len(chosen), discarded=(), dry_run=request.dry_run)
     confirm(len(chosen), "events will be deleted for good", yes=request.yes)
     async with operations(settings) as tables:
-        deleted = await tables.discard(
-            chosen, selection=request.which, actor=request.actor, reason=request.reason
-        )
+        deleted = await tables.discard(chosen, selection=which, actor=request.actor, reason=request.reason)
     return DiscardOutput(matched=len(chosen), discarded=sorted(map(str, deleted)), dry_run=False)
 
 

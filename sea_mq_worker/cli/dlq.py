@@ -9,13 +9,8 @@ import typer
 
 from sea_mq_worker.cli import redrive
 from sea_mq_worker.cli.arguments import LimitOption, SinceOption, UntilOption
-from sea_mq_worker.cli.filters import (
-    ConsumerOption,
-    DetailOption,
-    OriginalTypeOption,
-    SubjectOption,
-    dead_letter_filter,
-)
+from sea_mq_worker.cli.filters import DeadLetterOptions
+from sea_mq_worker.cli.options import with_options
 from sea_mq_worker.cli.summary import GroupsOption, print_summary
 from sea_mq_worker.cli.support import (
     EXIT_FAILED,
@@ -44,26 +39,19 @@ _COLUMNS = ("seq", "stored_at", "reason", "message_id", "original_subject", "att
 
 
 @app.command("list")
+@with_options
 def list_(
     *,
     reason: Annotated[
         Reason | None, typer.Option("--reason", "--dlq-reason", help="Reason of the dead letter.")
     ] = None,
-    type_: OriginalTypeOption = None,
-    subject: SubjectOption = None,
-    consumer: ConsumerOption = None,
-    since: SinceOption = None,
-    until: UntilOption = None,
-    error: DetailOption = None,
+    letters: DeadLetterOptions,
     after: Annotated[int, typer.Option(min=0, metavar="SEQ", help="Start the page after this sequence.")] = 0,
     limit: LimitOption = 100,
     json: JsonOption = False,
 ) -> None:
     """List dead letters, oldest first, without their content."""
-    which = dead_letter_filter(
-        reason=reason, event_type=type_, subject=subject, consumer=consumer, since=since, until=until,
-        error=error, after_seq=after,
-    )  # fmt: skip
+    which = letters.filter(reason, after_seq=after)
     found = run_command(lambda settings: _list(settings, which, limit), needs=("nats_url",))
     if json:
         names = [each.name for each in fields(DeadLetterSummary)]
@@ -91,7 +79,7 @@ def summary(
     json: JsonOption = False,
 ) -> None:
     """Count dead letters by reason, subject, consumer and detail, most frequent first."""
-    which = dead_letter_filter(since=since, until=until)
+    which = DeadLetterFilter(since=since, until=until)
     read, found = run_command(lambda settings: _groups(settings, which, groups), needs=("nats_url",))
     print_summary(found, read, what="dead letters", json=json, read_max=_READ_MAX)
 

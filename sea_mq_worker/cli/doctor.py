@@ -18,21 +18,20 @@ def doctor(
     json: JsonOption = False,
 ) -> None:
     """Check database, streams, consumers, handler and how they fit together; exit 1 on errors."""
+    checkup = run_command(_examine, needs=("database_url", "nats_url"))
+    if json:
+        print_json([asdict(finding) for finding in checkup.findings])
+    else:
+        echo_safe("\n\n".join([*map(_text, checkup.findings), _summary(checkup)]))
+    failing = {"error", "warning"} if strict else {"error"}
+    if any(finding.severity in failing for finding in checkup.findings):
+        raise typer.Exit(EXIT_FAILED)
 
-    async def work(settings: "Settings") -> None:
-        from sea_mq_worker.doctor import Severity, examine
 
-        checkup = await examine(settings)
-        findings = checkup.findings
-        if json:
-            print_json([asdict(finding) for finding in findings])
-        else:
-            echo_safe("\n\n".join([*map(_text, findings), _summary(checkup)]))
-        failing = {Severity.ERROR, Severity.WARNING} if strict else {Severity.ERROR}
-        if any(finding.severity in failing for finding in findings):
-            raise typer.Exit(EXIT_FAILED)
+async def _examine(settings: "Settings") -> "Examination":
+    from sea_mq_worker.doctor import examine
 
-    run_command(work, needs=("database_url", "nats_url"))
+    return await examine(settings)
 
 
 def _text(finding: "Finding") -> str:

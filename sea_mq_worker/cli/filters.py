@@ -1,79 +1,69 @@
-"""Filters of events and of dead letters: shared options, and the filters that they make."""
+"""Options that filter events or dead letters, for all commands that take them.
+
+A field has the name of the filter's field that it sets. A new filter of events needs a field here, a field of
+``OutboxFilter``, and a condition in ``sql/queries/lists.sql`` and ``replay.sql``.
+"""
 
 from collections.abc import Sequence
-from datetime import datetime
+from dataclasses import asdict, dataclass
 from typing import Annotated
 from uuid import UUID
 
 import typer
 
+from sea_mq_worker.cli.arguments import SinceOption, UntilOption
 from sea_mq_worker.domain.dead_letter_records import DeadLetterFilter
 from sea_mq_worker.domain.dead_letters import Reason
 from sea_mq_worker.domain.events import EventState
 from sea_mq_worker.domain.read_models import OutboxFilter
 
+NO_CHOICE = "choose events by IDs or by filters: `--help` lists them"
 ErrorOption = Annotated[str | None, typer.Option("--error", help="Part of the last error.")]
-TypeOption = Annotated[str | None, typer.Option("--type", help="Event type.")]
-KeyOption = Annotated[str | None, typer.Option("--key", help="Ordering key.")]
-AggregateOption = Annotated[
-    str | None, typer.Option("--aggregate", metavar="TYPE[/ID]", help="Aggregate type, or one aggregate.")
-]
-CorrelationOption = Annotated[UUID | None, typer.Option("--correlation", help="Correlation ID.")]
-SubjectOption = Annotated[str | None, typer.Option("--subject", help="Exact original subject.")]
-ConsumerOption = Annotated[
-    str | None, typer.Option("--consumer", help="Durable consumer that received the message.")
-]
-OriginalTypeOption = Annotated[str | None, typer.Option("--type", help="Original event type.")]
-DetailOption = Annotated[str | None, typer.Option("--error", help="Part of the detail.")]
 
 
-def event_filter(
-    states: tuple[EventState, ...],
-    *,
-    type_: str | None,
-    key: str | None,
-    aggregate: str | None,
-    correlation: UUID | None,
-    since: datetime | None,
-    until: datetime | None,
-    error: str | None,
-    ids: Sequence[UUID] | None = None,
-) -> OutboxFilter:
-    """Build a filter of events from the options that several commands take."""
-    aggregate_type, _, aggregate_id = (aggregate or "").partition("/")
-    return OutboxFilter(
-        states=states,
-        ids=tuple(ids) if ids else None,
-        event_type=type_,
-        ordering_key=key,
-        aggregate_type=aggregate_type or None,
-        aggregate_id=aggregate_id or None,
-        correlation_id=correlation,
-        since=since,
-        until=until,
-        error_like=error,
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventOptions:
+    """Filters of events."""
+
+    event_type: Annotated[str | None, typer.Option("--type", help="Event type.")] = None
+    ordering_key: Annotated[str | None, typer.Option("--key", help="Ordering key.")] = None
+    aggregate: Annotated[
+        str | None, typer.Option(metavar="TYPE[/ID]", help="Aggregate type, or one aggregate.")
+    ] = None
+    correlation_id: Annotated[UUID | None, typer.Option("--correlation", help="Correlation ID.")] = None
+    since: SinceOption = None
+    until: UntilOption = None
+    error_like: ErrorOption = None
+
+    @property
+    def given(self) -> bool:
+        """Whether there is any of them."""
+        return self != EventOptions()
+
+    def filter(self, states: tuple[EventState, ...], ids: Sequence[UUID] | None = None) -> OutboxFilter:
+        """Return the filter; no ``ids``: any."""
+        fields = asdict(self)
+        aggregate_type, _, aggregate_id = (fields.pop("aggregate") or "").partition("/")
+        return OutboxFilter(
+            states=states,
+            ids=tuple(ids) if ids else None,
+            aggregate_type=aggregate_type or None,
+            aggregate_id=aggregate_id or None,
+            **fields,
+        )
 
 
-def dead_letter_filter(
-    *,
-    reason: Reason | None = None,
-    event_type: str | None = None,
-    subject: str | None = None,
-    consumer: str | None = None,
-    since: datetime | None,
-    until: datetime | None,
-    error: str | None = None,
-    after_seq: int = 0,
-) -> DeadLetterFilter:
-    """Build a filter of dead letters from the options that several commands take."""
-    return DeadLetterFilter(
-        reason=reason or "",
-        subject=subject or "",
-        event_type=event_type or "",
-        consumer=consumer or "",
-        since=since,
-        until=until,
-        error=error or "",
-        after_seq=after_seq,
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetterOptions:
+    """Filters of dead letters, besides the reason."""
+
+    event_type: Annotated[str | None, typer.Option("--type", help="Original event type.")] = None
+    subject: Annotated[str | None, typer.Option(help="Exact original subject.")] = None
+    consumer: Annotated[str | None, typer.Option(help="Durable consumer that received the message.")] = None
+    since: SinceOption = None
+    until: UntilOption = None
+    error: Annotated[str | None, typer.Option(help="Part of the detail.")] = None
+
+    def filter(self, reason: Reason | None, *, after_seq: int = 0) -> DeadLetterFilter:
+        """Return the filter."""
+        return DeadLetterFilter(reason=reason, after_seq=after_seq, **asdict(self))

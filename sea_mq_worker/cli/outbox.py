@@ -8,15 +8,9 @@ from uuid import UUID
 import typer
 
 from sea_mq_worker.cli import discard, replay
-from sea_mq_worker.cli.arguments import ActorOption, LimitOption, ReasonOption, SinceOption, UntilOption
-from sea_mq_worker.cli.filters import (
-    AggregateOption,
-    CorrelationOption,
-    ErrorOption,
-    KeyOption,
-    TypeOption,
-    event_filter,
-)
+from sea_mq_worker.cli.arguments import ActorOption, LimitOption, ReasonOption
+from sea_mq_worker.cli.filters import EventOptions
+from sea_mq_worker.cli.options import with_options
 from sea_mq_worker.cli.pagination import AfterOption, ReadOption, print_list
 from sea_mq_worker.cli.summary import GroupsOption, print_groups
 from sea_mq_worker.cli.support import (
@@ -57,19 +51,14 @@ class MarkedDead:
 
 
 @app.command("list")
+@with_options
 def list_(
     *,
     state: Annotated[
         list[EventState] | None,
         typer.Option("--state", help="State; may be repeated (default: all but PUBLISHED)."),
     ] = None,
-    type_: TypeOption = None,
-    key: KeyOption = None,
-    aggregate: AggregateOption = None,
-    correlation: CorrelationOption = None,
-    since: SinceOption = None,
-    until: UntilOption = None,
-    error: ErrorOption = None,
+    events: EventOptions,
     after: AfterOption = None,
     limit: LimitOption = 100,
     read: ReadOption = READ_MAX,
@@ -82,13 +71,8 @@ def list_(
     Order, --since and --until go by the time at which events occurred. If PUBLISHED events are included and
     no index fits, they go by the time encoded in the ID.
     """
-    states = tuple(state) if state else tuple(EventState) if correlation else _UNFINISHED
-    which = event_filter(
-        states,
-        type_=type_, key=key, aggregate=aggregate, correlation=correlation,
-        since=since, until=until, error=error,
-    )  # fmt: skip
-    which = replace(which, before_id=after, limit=limit)
+    states = tuple(state) if state else tuple(EventState) if events.correlation_id else _UNFINISHED
+    which = replace(events.filter(states), before_id=after, limit=limit)
     too_long = _TOO_LONG if EventState.PUBLISHED in states else _TOO_MANY
     page = query_database(lambda tables: tables.outbox_page(which, read_max=read or None), too_long=too_long)
     print_list(page, _COLUMNS, what="events", json=json)

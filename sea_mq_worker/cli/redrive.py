@@ -6,21 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sea_mq_worker.cli.arguments import (
-    CONFIRM_ABOVE,
-    ActorOption,
-    ReasonOption,
-    SinceOption,
-    UntilOption,
-    YesOption,
-)
-from sea_mq_worker.cli.filters import (
-    ConsumerOption,
-    DetailOption,
-    OriginalTypeOption,
-    SubjectOption,
-    dead_letter_filter,
-)
+from sea_mq_worker.cli.arguments import CONFIRM_ABOVE, ActorOption, ReasonOption, YesOption
+from sea_mq_worker.cli.filters import DeadLetterOptions
+from sea_mq_worker.cli.options import with_options
 from sea_mq_worker.cli.support import (
     EXIT_FAILED,
     EXIT_USAGE,
@@ -58,62 +46,27 @@ class Counted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class DeadLetterRequest:
     """The options that ``redrive`` and ``purge`` share."""
 
-    seqs: Sequence[int]
-    which: DeadLetterFilter
-    every: bool
-    cap: int
-    actor: str
-    reason: str
-    dry_run: bool
-    yes: bool
-    json: bool
+    seqs: SeqsArgument = None
+    reason: ReasonOption
+    actor: ActorOption
+    dlq_reason: DlqReasonOption = None
+    letters: DeadLetterOptions
+    every: AllOption = False
+    cap: CapOption = 1000
+    dry_run: DryRunOption = False
+    yes: YesOption = False
+    json: JsonOption = False
+
+    @property
+    def which(self) -> DeadLetterFilter:
+        return self.letters.filter(self.dlq_reason)
 
 
-def _on_dead_letters(run: Callable[[Request], None]) -> Callable[..., None]:
-    """Make a command that takes the shared options, and keeps the name and the help of ``run``."""
-
-    def command(
-        *,
-        seqs: SeqsArgument = None,
-        reason: ReasonOption,
-        actor: ActorOption,
-        dlq_reason: DlqReasonOption = None,
-        type_: OriginalTypeOption = None,
-        subject: SubjectOption = None,
-        consumer: ConsumerOption = None,
-        since: SinceOption = None,
-        until: UntilOption = None,
-        error: DetailOption = None,
-        every: AllOption = False,
-        cap: CapOption = 1000,
-        dry_run: DryRunOption = False,
-        yes: YesOption = False,
-        json: JsonOption = False,
-    ) -> None:
-        which = dead_letter_filter(
-            reason=dlq_reason,
-            event_type=type_,
-            subject=subject,
-            consumer=consumer,
-            since=since,
-            until=until,
-            error=error,
-        )
-        request = Request(
-            seqs=tuple(dict.fromkeys(seqs or ())), which=which, every=every, cap=cap,
-            actor=actor, reason=reason, dry_run=dry_run, yes=yes, json=json,
-        )  # fmt: skip
-        run(request)
-
-    command.__name__, command.__doc__ = run.__name__, run.__doc__
-    return command
-
-
-@_on_dead_letters
-def redrive(request: Request) -> None:
+@with_options
+def redrive(*, request: DeadLetterRequest) -> None:
     """Call the handler again with dead letters, in this process; exit 1 if one fails and stays.
 
     Stops after 10 failures in a row. If interrupted, run the same command again: finished dead letters are
@@ -124,13 +77,13 @@ def redrive(request: Request) -> None:
     )
 
 
-@_on_dead_letters
-def purge(request: Request) -> None:
+@with_options
+def purge(*, request: DeadLetterRequest) -> None:
     """Delete dead letters for good; the inbox records their messages as given up (CLOSED)."""
     run_command(lambda settings: _purge(settings, request), needs=("database_url", "nats_url"))
 
 
-async def _redrive(settings: "Settings", request: Request) -> None:
+async def _redrive(settings: "Settings", request: DeadLetterRequest) -> None:
     from sea_mq_worker.operations.redrive import redriver
 
     chosen = await _choose(settings, request)
@@ -146,7 +99,7 @@ async def _redrive(settings: "Settings", request: Request) -> None:
         )
 
 
-async def _purge(settings: "Settings", request: Request) -> None:
+async def _purge(settings: "Settings", request: DeadLetterRequest) -> None:
     from sea_mq_worker.operations.purge import purger
 
     chosen = await _choose(settings, request)
@@ -154,7 +107,7 @@ async def _purge(settings: "Settings", request: Request) -> None:
         _print_count(len(chosen), "deleted", json=request.json)
         return
     confirm(len(chosen), "dead letters will be deleted for good", yes=request.yes)
-    selection = {"seqs": list(request.seqs)} if request.seqs else asdict(request.which)
+    selection = {"seqs": chosen} if request.seqs else asdict(request.which)
     async with (
         purger(settings, actor=request.actor, reason=request.reason) as tool,
         tool.recorded(selection) as delete,
@@ -162,19 +115,15 @@ async def _purge(settings: "Settings", request: Request) -> None:
         await _run_each(chosen, delete, json=request.json)
 
 
-async def _choose(settings: "Settings", request: Request) -> Sequence[int]:
+async def _choose(settings: "Settings", request: DeadLetterRequest) -> Sequence[int]:
     """Return the chosen sequences; abort if a filter matches more than the cap."""
     from sea_mq_worker.operations.broker import dead_letters
 
     filtered = request.which != DeadLetterFilter()
     if bool(request.seqs) + filtered + request.every != 1:
-        abort(
-            "choose dead letters by sequences, or by --dlq-reason, --type, --subject, --consumer, --since, "
-            "--until, --error, or by --all",
-            EXIT_USAGE,
-        )
+        abort("choose dead letters by sequences, by filters (`--help` lists them), or by --all", EXIT_USAGE)
     if request.seqs:
-        return request.seqs
+        return list(dict.fromkeys(request.seqs))
     async with dead_letters(settings) as stream:
         found = [entry.seq async for entry in stream.walk(request.which, limit=request.cap + 1)]
     if len(found) > request.cap:

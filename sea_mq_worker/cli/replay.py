@@ -8,15 +8,9 @@ from uuid import UUID
 
 import typer
 
-from sea_mq_worker.cli.arguments import ActorOption, SinceOption, UntilOption, YesOption
-from sea_mq_worker.cli.filters import (
-    AggregateOption,
-    CorrelationOption,
-    ErrorOption,
-    KeyOption,
-    TypeOption,
-    event_filter,
-)
+from sea_mq_worker.cli.arguments import ActorOption, YesOption
+from sea_mq_worker.cli.filters import NO_CHOICE, EventOptions
+from sea_mq_worker.cli.options import with_options
 from sea_mq_worker.cli.support import (
     EXIT_FAILED,
     EXIT_USAGE,
@@ -62,15 +56,17 @@ DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Count the matches
 class ReplayRequest:
     """The options of the command."""
 
-    which: OutboxFilter
-    actor: str
-    reason: str
-    resume: int | None
-    cap: int
-    per_second: int
-    ahead: int
-    dry_run: bool
-    yes: bool
+    ids: IdsArgument = None
+    reason: ReasonOption = ""
+    actor: ActorOption
+    state: StateOption = None
+    events: EventOptions
+    resume: ResumeOption = None
+    cap: CapOption = 1000
+    per_second: RateOption = 500
+    ahead: AheadOption = 1000
+    dry_run: DryRunOption = False
+    yes: YesOption = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,57 +76,30 @@ class Replayed(ReplayResult):
     dry_run: bool
 
 
-def replay(
-    *,
-    ids: IdsArgument = None,
-    reason: ReasonOption = "",
-    actor: ActorOption,
-    state: StateOption = None,
-    type_: TypeOption = None,
-    key: KeyOption = None,
-    aggregate: AggregateOption = None,
-    correlation: CorrelationOption = None,
-    since: SinceOption = None,
-    until: UntilOption = None,
-    error: ErrorOption = None,
-    resume: ResumeOption = None,
-    cap: CapOption = 1000,
-    rate: RateOption = 500,
-    ahead: AheadOption = 1000,
-    dry_run: DryRunOption = False,
-    yes: YesOption = False,
-    json: JsonOption = False,
-) -> None:
+@with_options
+def replay(*, request: ReplayRequest, json: JsonOption = False) -> None:
     """Publish PUBLISHED or DEAD events again, chosen by ID or by filters, earliest first.
 
     An event that the stream still remembers waits for the end of the deduplication window. A large replay
     runs in portions, so that new events wait for at most --ahead replayed ones. If interrupted, the events
     reported so far will be published; continue with --resume.
     """
-    which = event_filter(
-        _replayable(state), ids=ids, type_=type_, key=key, aggregate=aggregate, correlation=correlation,
-        since=since, until=until, error=error,
-    )  # fmt: skip
-    chosen_by = any((ids, state, type_, key, aggregate, correlation, since, until, error))
-    _check_choice(chosen_by=chosen_by, resume=resume, reason=reason)
-    request = ReplayRequest(
-        which=which, actor=actor, reason=reason, resume=resume,
-        cap=cap, per_second=rate, ahead=ahead, dry_run=dry_run, yes=yes,
-    )  # fmt: skip
-    result = run_command(lambda settings: _replay(settings, request), needs=("database_url",))
-    _print_output(result, dry_run=dry_run, json=json)
-    left = len(set(ids or ())) - result.matched
+    which = request.events.filter(_replayable(request.state), request.ids)
+    _check_choice(request)
+    result = run_command(lambda settings: _replay(settings, which, request), needs=("database_url",))
+    _print_output(result, dry_run=request.dry_run, json=json)
+    left = len(set(request.ids or ())) - result.matched
     if left > 0:
         abort(f"not there, or neither PUBLISHED nor DEAD: {left} of the named events", EXIT_FAILED)
 
 
-async def _replay(settings: "Settings", request: ReplayRequest) -> ReplayResult:
+async def _replay(settings: "Settings", which: OutboxFilter, request: ReplayRequest) -> ReplayResult:
     """Count before changing rows: the filters may be wrong."""
     from sea_mq_worker.operations.database import replays
 
     async with replays(settings) as tables:
         old = await tables.load(request.resume) if request.resume else None
-        which = old.which if old else request.which
+        which = old.which if old else which
         chosen = await tables.choose(which, limit=None if old else request.cap + 1, goes_on=old)
         if not old and len(chosen) > request.cap:
             abort(f"more than {request.cap} events match; narrow the filters, or raise --cap", EXIT_USAGE)
@@ -138,12 +107,7 @@ async def _replay(settings: "Settings", request: ReplayRequest) -> ReplayResult:
             return ReplayResult(matched=len(chosen), replayed=0)
         confirm(len(chosen), "events will be published again", yes=request.yes)
         begun = old or await tables.begin(which, actor=request.actor, reason=request.reason)
-        steps = tables.feed(
-            begun,
-            chosen,
-            per_second=request.per_second,
-            ahead=request.ahead,
-        )
+        steps = tables.feed(begun, chosen, per_second=request.per_second, ahead=request.ahead)
         replayed = await _follow(steps, begun, len(chosen))
         return ReplayResult(matched=len(chosen), replayed=replayed)
 
@@ -191,16 +155,15 @@ def _replayable(state: Sequence[EventState] | None) -> tuple[EventState, ...]:
     return states
 
 
-def _check_choice(*, chosen_by: bool, resume: int | None, reason: str) -> None:
-    if resume is not None and chosen_by:
-        abort("--resume: continues with the events chosen then; leave ids and filters out", EXIT_USAGE)
-    if resume is None and not chosen_by:
-        abort(
-            "choose events by IDs, or by --state, --type, --key, --aggregate, --correlation, --since, "
-            "--until, --error",
-            EXIT_USAGE,
-        )
-    if resume is None and not reason.strip():
+def _check_choice(request: ReplayRequest) -> None:
+    is_chosen = bool(request.ids or request.state or request.events.given)
+    if request.resume is not None:
+        if is_chosen:
+            abort("--resume: continues with the events chosen then; leave ids and filters out", EXIT_USAGE)
+        return
+    if not is_chosen:
+        abort(NO_CHOICE, EXIT_USAGE)
+    if not request.reason.strip():
         abort("--reason: is required and must not be blank, it is kept for the audit", EXIT_USAGE)
 
 

@@ -15,7 +15,7 @@ from sea_mq_worker.cli.arguments import CONFIRM_ABOVE
 from sea_mq_worker.cli.table_format import cell, plain, table
 
 if TYPE_CHECKING:
-    from sea_mq_worker.ports.operations import Listings, OperatorTables
+    from sea_mq_worker.ports.operations import Listings, OperatorTables, Tables
     from sea_mq_worker.settings import Settings
 
 EXIT_FAILED = 1
@@ -84,30 +84,27 @@ def run_command(work: "Callable[[Settings], Awaitable[_T]]", *, needs: Collectio
 
 def query_database(query: "Callable[[Listings], Awaitable[_T]]", *, too_long: str = "") -> _T:
     """Run a query and translate its errors into exit codes; ``too_long`` names a faster query."""
+    from sea_mq_worker.domain.errors import StatementTooLongError
 
-    async def run(settings: "Settings") -> _T:
-        from sea_mq_worker.domain.errors import StatementTooLongError
-        from sea_mq_worker.operations.database import operations
+    async def run(tables: "Listings") -> _T:
+        try:
+            return await query(tables)
+        except StatementTooLongError as error:
+            abort(f"{error}; {too_long}" if too_long else str(error), EXIT_FAILED)
 
-        async with operations(settings) as tables:
-            try:
-                return await query(tables)
-            except StatementTooLongError as error:
-                abort(f"{error}; {too_long}" if too_long else str(error), EXIT_FAILED)
-
-    return run_command(run, needs=("database_url",))
+    return run_command(lambda settings: _with_tables(settings, run), needs=("database_url",))
 
 
 def change_rows(change: "Callable[[OperatorTables], Awaitable[_T]]") -> _T:
     """Change rows of outbox or inbox and translate errors into exit codes."""
+    return run_command(lambda settings: _with_tables(settings, change), needs=("database_url",))
 
-    async def run(settings: "Settings") -> _T:
-        from sea_mq_worker.operations.database import operations
 
-        async with operations(settings) as tables:
-            return await change(tables)
+async def _with_tables(settings: "Settings", use: "Callable[[Tables], Awaitable[_T]]") -> _T:
+    from sea_mq_worker.operations.database import operations
 
-    return run_command(run, needs=("database_url",))
+    async with operations(settings) as tables:
+        return await use(tables)
 
 
 @contextmanager

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from sea_mq_worker.domain.subjects import event_type_of
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetterSummary:
@@ -48,7 +50,7 @@ class DeadLetterEntry(DeadLetterSummary):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetterFilter:
-    """Filter of dead letters; empty or None means any.
+    """Filter of dead letters; None means any.
 
     Attributes:
         subject: exact subject of the original.
@@ -59,12 +61,22 @@ class DeadLetterFilter:
         after_seq: only sequences above this one.
     """
 
-    reason: str = ""
-    message_id: str = ""
-    subject: str = ""
-    event_type: str = ""
-    consumer: str = ""
-    error: str = ""
+    reason: str | None = None
+    subject: str | None = None
+    event_type: str | None = None
+    consumer: str | None = None
+    error: str | None = None
     since: datetime | None = None
     until: datetime | None = None
     after_seq: int = 0
+
+    def matches(self, entry: DeadLetterSummary) -> bool:
+        """Return whether a dead letter matches, apart from its times and ``after_seq``."""
+        exact = (
+            (self.reason, entry.reason),
+            (self.subject, entry.original_subject),
+            (self.event_type, event_type_of(entry.original_subject)),
+            (self.consumer, entry.consumer),
+        )
+        is_exact = all(wanted in {None, found} for wanted, found in exact)
+        return is_exact and (self.error or "").lower() in entry.detail.lower()

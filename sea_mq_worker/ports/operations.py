@@ -69,6 +69,10 @@ class OperatorTables(Protocol):
         ...
 
 
+class Tables(Listings, OperatorTables, Protocol):
+    """Reads and changes outbox and inbox."""
+
+
 class DeadLetterRecords(Protocol):
     """Records in inbox and audit what an operator does to dead letters."""
 

@@ -90,8 +90,6 @@ async def test_a_list_is_filtered_and_bounded_and_skips_what_was_removed(world: 
     assert [entry.seq for entry in await dead_letters.list(limit=2)] == [1, 2]
     assert [entry.seq for entry in await dead_letters.list(DeadLetterFilter(reason="EXHAUSTED"))] == [1, 5]
     assert [entry.seq for entry in await dead_letters.list(DeadLetterFilter(after_seq=2))] == [4, 5]
-    by_id = await dead_letters.list(DeadLetterFilter(message_id="0c2f3b8e-0000-4000-8000-000000000004"))
-    assert [entry.seq for entry in by_id] == [4]
 
 
 async def test_an_omitted_body_comes_from_the_stream_it_was_in(world: World) -> None:

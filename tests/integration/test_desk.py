@@ -132,6 +132,17 @@ async def test_a_group_of_dead_letters_is_counted_and_purged_some_at_a_time_up_t
     ]  # fmt: skip
 
 
+async def test_a_group_of_messages_that_are_no_dead_letters_is_purged_alone(place: Site) -> None:
+    asked, subject = desk(place), f"{place.target.context}.dlq.x"
+    for headers in ({}, {"Dlq-Reason": "REJECTED", "Dlq-Original-Subject": "a"}, {}):
+        await store(place.broker, subject, headers=headers)
+    group = DeadLetterGroup(reason="", subject="", after=0, last=3)
+    progress = await asked.purge_group(group, actor="Ann", reason="not ours")
+    assert (progress.done, progress.more) == (2, False)
+    [left] = cast("Any", (await asked.dead_letter_groups()).items)
+    assert (left.reason, left.count) == ("REJECTED", 1)
+
+
 async def test_a_slow_pace_is_ended_by_the_row_that_workers_ask_for(place: Site) -> None:
     asked, why = desk(place), {"actor": "Ann", "reason": "fixed"}
     result = await asked.resume("order.paid", **why)

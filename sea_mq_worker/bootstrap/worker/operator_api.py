@@ -71,7 +71,7 @@ class WorkerOperatorApi:
         return await self._run(self._event(id_))
 
     async def dead_letters(self, *, reason: str, after: int) -> ItemPage:
-        return await self._run(self._dead_letters(DeadLetterFilter(reason=reason, after_seq=after)))
+        return await self._run(self._dead_letters(DeadLetterFilter(reason=reason or None, after_seq=after)))
 
     async def dead_letter_groups(self) -> ItemPage:
         return await self._run(dead_letter_groups(self._settings))

@@ -15,7 +15,6 @@ from sea_mq_worker.domain.dead_letter_records import DeadLetterEntry, DeadLetter
 from sea_mq_worker.domain.dead_letters import original_headers
 from sea_mq_worker.domain.errors import ContractError
 from sea_mq_worker.domain.messages import InboundMessage
-from sea_mq_worker.domain.subjects import event_type_of
 
 _NO_MESSAGE = 10037
 _AT_ONCE_MAX = 64
@@ -51,7 +50,7 @@ class NatsDeadLetters:
             read += 1
             if which.until and entry.stored_at >= which.until:
                 return
-            if _matches(entry, which):
+            if which.matches(entry):
                 yield entry
                 found += 1
             if found == limit or read == read_max:
@@ -178,20 +177,6 @@ def _entry(message: Mapping[str, Any]) -> DeadLetterEntry:
         body_omitted=bool(omitted),
         headers_omitted=_number(headers.get("Dlq-Headers-Omitted", "")),
     )
-
-
-def _matches(entry: DeadLetterEntry, which: DeadLetterFilter) -> bool:
-    """Return whether an entry matches the filter, apart from its times and ``after_seq``."""
-    exact = (
-        (entry.reason, which.reason),
-        (entry.message_id, which.message_id),
-        (entry.original_subject, which.subject),
-        (entry.consumer, which.consumer),
-    )
-    is_exact = all(wanted in {"", found} for found, wanted in exact)
-    if which.event_type and which.event_type != event_type_of(entry.original_subject):
-        return False
-    return is_exact and which.error.lower() in entry.detail.lower()
 
 
 def _number(text: str) -> int:
