@@ -20,6 +20,7 @@ DECLARE
     granted TEXT;
     indexes TEXT[];
     triggers TEXT[];
+    comments TEXT[];
     old_index TEXT;
     old_trigger TEXT;
     definition TEXT;
@@ -57,6 +58,13 @@ BEGIN
       FROM pg_trigger WHERE tgrelid = 'outbox_events'::regclass AND NOT tgisinternal;
     SELECT array_agg(pg_get_indexdef(indexrelid) ORDER BY indexrelid) INTO indexes
       FROM pg_index WHERE indrelid = 'outbox_events'::regclass AND NOT indisprimary AND indisvalid;
+    SELECT array_agg(format('COMMENT ON %s IS %L', described.object, described.comment)) INTO comments
+      FROM (SELECT format('INDEX %s', indexrelid::regclass) AS object, obj_description(indexrelid, 'pg_class') AS comment
+              FROM pg_index WHERE indrelid = 'outbox_events'::regclass AND NOT indisprimary AND indisvalid
+             UNION ALL
+            SELECT format('TRIGGER %I ON outbox_events', tgname), obj_description(oid, 'pg_trigger')
+              FROM pg_trigger WHERE tgrelid = 'outbox_events'::regclass AND NOT tgisinternal) described
+     WHERE described.comment IS NOT NULL;
 
     -- Names are one per schema: those of the old table move aside. Its triggers come back with the new one's.
     FOR old_index IN SELECT indexrelid::regclass FROM pg_index WHERE indrelid = 'outbox_events'::regclass LOOP
@@ -87,7 +95,7 @@ BEGIN
     EXECUTE format('COMMENT ON TABLE outbox_events IS %L',
                    obj_description('outbox_events_before'::regclass, 'pg_class'));
     PERFORM outbox_copy_rights('outbox_events_before', 'outbox_events');
-    FOREACH definition IN ARRAY indexes || triggers LOOP
+    FOREACH definition IN ARRAY indexes || triggers || comments LOOP
         EXECUTE definition;
     END LOOP;
 

@@ -59,13 +59,39 @@ CREATE TABLE outbox_events (
     vacuum_truncate = off
 );
 
-COMMENT ON TABLE outbox_events IS 'Events to publish (SDS-047 2.1); insert in the transaction of the change they tell of.';
-COMMENT ON COLUMN outbox_events.seq IS 'Insert order; the order of publishing within an ordering key.';
-COMMENT ON COLUMN outbox_events.ordering_key IS 'Events of one key are published in insert order; at most 2048 bytes; null: no order.';
-COMMENT ON COLUMN outbox_events.bytes IS 'Of payload, headers, metadata and names, as text.';
+COMMENT ON TABLE outbox_events IS 'Events to publish (SDS-047 2.1). A producer inserts an event in the transaction that changes its data.';
+COMMENT ON COLUMN outbox_events.id IS 'UUID of the event, preferably a UUIDv7. It becomes the message ID.';
+COMMENT ON COLUMN outbox_events.aggregate_type IS 'Kind of the thing that changed, such as order.';
+COMMENT ON COLUMN outbox_events.aggregate_id IS 'ID of the thing that changed.';
+COMMENT ON COLUMN outbox_events.event_type IS 'Type of the event, such as order.paid; part of the subject.';
+COMMENT ON COLUMN outbox_events.event_version IS 'Version of the payload''s format; part of the subject.';
+COMMENT ON COLUMN outbox_events.payload IS 'Body of the message.';
+COMMENT ON COLUMN outbox_events.occurred_at IS 'Time of the change; at most a minute in the future.';
+COMMENT ON COLUMN outbox_events.correlation_id IS 'ID that all events of one request share.';
+COMMENT ON COLUMN outbox_events.causation_id IS 'ID of the message or event that caused this one.';
+COMMENT ON COLUMN outbox_events.seq IS 'Insert order, which is the order of publishing within an ordering key.';
+COMMENT ON COLUMN outbox_events.created_at IS 'Time of the insert.';
+COMMENT ON COLUMN outbox_events.partition_key IS 'Routing hint, sent as ce-partitionkey. It has no influence on order.';
+COMMENT ON COLUMN outbox_events.ordering_key IS
+    'Events that share it are published in insert order. At most 2048 bytes; null: no order.';
+COMMENT ON COLUMN outbox_events.headers IS 'Headers that are delivered with the message.';
+COMMENT ON COLUMN outbox_events.metadata IS 'Stays in the database; a trace context in it becomes headers.';
+COMMENT ON COLUMN outbox_events.bytes IS 'Bytes of payload, headers, metadata and names, as text.';
+COMMENT ON COLUMN outbox_events.available_at IS 'The event is not published before this time.';
+COMMENT ON COLUMN outbox_events.is_open IS 'Whether the event is PENDING or CLAIMED.';
 COMMENT ON COLUMN outbox_events.publish_attempts IS 'Claims in this lifecycle, counted before the attempt.';
-COMMENT ON COLUMN outbox_events.failures IS 'Attempts that failed by the event''s own fault, or ended with their worker; decide DEAD.';
-COMMENT ON COLUMN outbox_events.stream_seq IS 'Where the stream stored it; kept by a replay to tell the new copy from the old.';
+COMMENT ON COLUMN outbox_events.failures IS
+    'Attempts that failed by the event''s own fault, or ended with their worker. Their number decides on DEAD.';
+COMMENT ON COLUMN outbox_events.first_attempt_at IS 'Time of the first claim in this lifecycle; null: none yet.';
+COMMENT ON COLUMN outbox_events.stream IS 'Stream that stored the event.';
+COMMENT ON COLUMN outbox_events.stream_seq IS
+    'Sequence in that stream. A replay keeps it, to distinguish the new copy from the old one.';
+COMMENT ON COLUMN outbox_events.state IS 'PENDING, CLAIMED, PUBLISHED or DEAD.';
+COMMENT ON COLUMN outbox_events.claimed_at IS 'Time of the claim; null unless CLAIMED.';
+COMMENT ON COLUMN outbox_events.claimed_by IS
+    'Worker that holds the claim, and the claim''s token; null unless CLAIMED.';
+COMMENT ON COLUMN outbox_events.published_at IS 'Time of the stream''s acknowledgement; null unless PUBLISHED.';
+COMMENT ON COLUMN outbox_events.publish_error IS 'Last error in this lifecycle.';
 
 -- SDS-047's indexes
 CREATE INDEX idx_outbox_unpublished ON outbox_events (occurred_at) WHERE published_at IS NULL;
@@ -84,6 +110,17 @@ CREATE INDEX idx_outbox_retry_ordered ON outbox_events (available_at, seq)
 -- the runs of an ordering key, and the dead events that may hold it
 CREATE INDEX idx_outbox_ordering ON outbox_events (ordering_key, seq) WHERE is_open AND ordering_key IS NOT NULL;
 CREATE INDEX idx_outbox_dead ON outbox_events (ordering_key, seq) WHERE NOT is_open AND published_at IS NULL;
+
+COMMENT ON INDEX idx_outbox_unpublished IS 'SDS-047: the depth and the age of the oldest event.';
+COMMENT ON INDEX idx_outbox_correlation IS 'SDS-047: all events of one request.';
+COMMENT ON INDEX idx_outbox_due IS 'Claims of the lane without ordering keys.';
+COMMENT ON INDEX idx_outbox_retry IS
+    'Claims of that lane''s events that failed before. Each claim reserves them a share.';
+COMMENT ON INDEX idx_outbox_due_ordered IS 'Claims of the lane with ordering keys.';
+COMMENT ON INDEX idx_outbox_retry_ordered IS
+    'Claims of that lane''s events that failed before. Each claim reserves them a share.';
+COMMENT ON INDEX idx_outbox_ordering IS 'The run of an ordering key.';
+COMMENT ON INDEX idx_outbox_dead IS 'DEAD events; with an ordering key, those that may hold it.';
 
 CREATE FUNCTION outbox_reject() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
@@ -208,3 +245,19 @@ END $$;
 
 CREATE TRIGGER outbox_wakeup AFTER INSERT ON outbox_events FOR EACH STATEMENT
     EXECUTE FUNCTION outbox_notify();
+
+COMMENT ON TRIGGER outbox_a_required ON outbox_events IS 'Refuses an event without an ID or a type (POL-047-001).';
+COMMENT ON TRIGGER chk_occurred_not_future ON outbox_events IS 'Refuses an event of the future (POL-047-002).';
+COMMENT ON TRIGGER outbox_calendar ON outbox_events IS
+    'Refuses a time outside of the years 1 to 9999, which RFC 3339 cannot express.';
+COMMENT ON TRIGGER outbox_key_length ON outbox_events IS 'Refuses an ordering key that an index has no room for.';
+COMMENT ON TRIGGER outbox_not_yet ON outbox_events IS
+    'Defers an event that occurs within the next minute until it has occurred.';
+COMMENT ON TRIGGER outbox_initial ON outbox_events IS
+    'Refuses an event that does not start PENDING and without attempts.';
+COMMENT ON TRIGGER outbox_immutable ON outbox_events IS 'Refuses a change of what the producer wrote.';
+COMMENT ON TRIGGER outbox_transition ON outbox_events IS 'Refuses a change of state that is not in the lifecycle.';
+COMMENT ON TRIGGER outbox_keep_open ON outbox_events IS 'Refuses to delete an event that is not PUBLISHED or DEAD.';
+COMMENT ON TRIGGER outbox_keep_open_all ON outbox_events IS
+    'Refuses to truncate while an event is not PUBLISHED or DEAD.';
+COMMENT ON TRIGGER outbox_wakeup ON outbox_events IS 'Wakes an idle worker.';

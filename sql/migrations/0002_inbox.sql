@@ -37,8 +37,29 @@ CREATE TABLE inbox_messages (
     vacuum_truncate = off
 );
 
-COMMENT ON TABLE inbox_messages IS 'Messages received (SDS-047 2.2); the record by which a processed one is never handled again.';
-COMMENT ON COLUMN inbox_messages.content_hash IS 'SHA-256 over subject and body; the same id with another content is a conflict.';
+COMMENT ON TABLE inbox_messages IS 'Received messages and their results (SDS-047 2.2). By its row a processed message is never handled again.';
+COMMENT ON COLUMN inbox_messages.message_id IS 'UUID of the message: the event''s ID.';
+COMMENT ON COLUMN inbox_messages.subject IS 'Subject of the message.';
+COMMENT ON COLUMN inbox_messages.received_at IS 'Time of the first delivery.';
+COMMENT ON COLUMN inbox_messages.processed_at IS 'Time of the handler''s success; null: none yet.';
+COMMENT ON COLUMN inbox_messages.attempts IS
+    'Leases, counted before the handler is called. An attempt that was given back is subtracted.';
+COMMENT ON COLUMN inbox_messages.last_error IS 'Error of the last attempt, or reason and detail of the dead letter.';
+COMMENT ON COLUMN inbox_messages.consumer IS 'Durable consumer that delivered it last.';
+COMMENT ON COLUMN inbox_messages.stream IS 'Stream that it came from.';
+COMMENT ON COLUMN inbox_messages.stream_seq IS 'Sequence in that stream.';
+COMMENT ON COLUMN inbox_messages.content_hash IS
+    'SHA-256 over subject and body. The same ID with other content is a conflict.';
+COMMENT ON COLUMN inbox_messages.locked_until IS 'End of the lease; null: no worker holds one.';
+COMMENT ON COLUMN inbox_messages.locked_by IS 'Token of the lease; null: no worker holds one.';
+COMMENT ON COLUMN inbox_messages.dead_letter_reason IS
+    'Reason of the dead letter, recorded before it is published (CMD-052).';
+COMMENT ON COLUMN inbox_messages.dead_letter_begun_at IS 'From this time on the dead letter may be in its stream.';
+COMMENT ON COLUMN inbox_messages.dead_lettered_at IS
+    'Time at which its stream had acknowledged the dead letter, or an operator gave the message up.';
 
 CREATE INDEX idx_inbox_unprocessed ON inbox_messages (received_at) WHERE processed_at IS NULL;
 CREATE INDEX idx_inbox_dead_lettered ON inbox_messages (dead_lettered_at) WHERE dead_lettered_at IS NOT NULL;
+
+COMMENT ON INDEX idx_inbox_unprocessed IS 'SDS-047: the depth, the age of the oldest message, and overdue messages.';
+COMMENT ON INDEX idx_inbox_dead_lettered IS 'Numbers and lists of dead-lettered messages, and their pruning.';

@@ -6,15 +6,21 @@ CREATE TABLE operator_actions (
     actor TEXT NOT NULL,
     action TEXT NOT NULL,
     reason TEXT NOT NULL,
-    -- the filter that was given, as the operator gave it
     selection JSONB NOT NULL,
     affected INT NOT NULL,
-    -- null: under way, or cut short
     outcome TEXT,
     CONSTRAINT chk_action_outcome CHECK (outcome IN ('done', 'refused', 'failed'))
 );
 
 COMMENT ON TABLE operator_actions IS 'Audit record of operator actions (Open Outbox, operator).';
+COMMENT ON COLUMN operator_actions.id IS 'Number of the action.';
+COMMENT ON COLUMN operator_actions.at IS 'Time at which it began.';
+COMMENT ON COLUMN operator_actions.actor IS 'Person who did it; (page) after the name: on the page.';
+COMMENT ON COLUMN operator_actions.action IS 'Name of the action, such as replay or prune_inbox.';
+COMMENT ON COLUMN operator_actions.reason IS 'Reason that the person gave.';
+COMMENT ON COLUMN operator_actions.selection IS 'Filter as the person gave it, and the progress.';
+COMMENT ON COLUMN operator_actions.affected IS 'Number of events or messages that it changed.';
+COMMENT ON COLUMN operator_actions.outcome IS 'done, refused or failed; null: it is running, or was interrupted.';
 
 -- A role that may count an action up cannot rewrite it: its counts only grow, and once it has its outcome it stays as
 -- it is.
@@ -37,3 +43,6 @@ CREATE TRIGGER operator_actions_grow BEFORE UPDATE ON operator_actions FOR EACH 
         OR NOT COALESCE(NEW.selection -> 'dropped', '[]') @> COALESCE(OLD.selection -> 'dropped', '[]')
     )
     EXECUTE FUNCTION operator_actions_reject();
+
+COMMENT ON TRIGGER operator_actions_grow ON operator_actions IS
+    'Refuses to change a record, except for its progress until it has an outcome.';

@@ -10,14 +10,14 @@ SET search_path = pg_catalog, pg_temp AS $$
     SELECT (lpad(to_hex(floor(extract(epoch FROM at) * 1000)::bigint), 12, '0') || repeat('0', 20))::uuid
 $$;
 
-COMMENT ON FUNCTION outbox_id_from IS 'The lowest UUIDv7 of a moment.';
+COMMENT ON FUNCTION outbox_id_from IS 'Returns the lowest UUIDv7 of a time.';
 
 CREATE FUNCTION outbox_id_time(id UUID) RETURNS TIMESTAMPTZ LANGUAGE sql IMMUTABLE
 SET search_path = pg_catalog, pg_temp AS $$
     SELECT to_timestamp(('x' || left(replace(id::text, '-', ''), 12))::bit(48)::bigint / 1000.0::float8)
 $$;
 
-COMMENT ON FUNCTION outbox_id_time IS 'The moment of a UUIDv7.';
+COMMENT ON FUNCTION outbox_id_time IS 'Returns the time in a UUIDv7.';
 
 -- Where the rows are: the table itself, or each partition with the times of its ids from and until; null: no bound.
 -- The default partition takes what is of no other one's range.
@@ -181,6 +181,14 @@ BEGIN
         EXECUTE pg_catalog.format('ALTER FUNCTION %s SET search_path = pg_catalog, %I, pg_temp', one, current_schema());
     END LOOP;
 END $$;
+
+COMMENT ON FUNCTION outbox_partitions IS 'Returns the partitions with the times of their IDs, or the table itself.';
+COMMENT ON FUNCTION outbox_copy_rights IS 'Grants on the second table the rights that exist on the first.';
+COMMENT ON FUNCTION outbox_add_partition IS 'Creates one partition and attaches it.';
+COMMENT ON FUNCTION outbox_make_partitions IS
+    'Creates the missing partitions of today and the given number of days after it; returns their names.';
+COMMENT ON FUNCTION outbox_drop_partition IS
+    'Drops a partition whose events were all published before the given time, or returns the reason why not.';
 
 REVOKE ALL ON FUNCTION outbox_copy_rights, outbox_add_partition, outbox_make_partitions, outbox_drop_partition
   FROM PUBLIC;

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks import results
-from tools.docs import alerts, budgets, cli, doctor, proofs, settings, telemetry
+from tools.docs import alerts, budgets, cli, doctor, proofs, schema, settings, telemetry
 from tools.docs.markdown import Text, sections, whole
 
 ROOT = Path(__file__).parents[2]
@@ -14,6 +14,7 @@ CONFIGURATION = _REFERENCE / "configuration.md"
 CLI, CLI_SCHEMA = _REFERENCE / "cli.md", _REFERENCE / "cli.schema.json"
 DOCTOR = _REFERENCE / "doctor.md"
 TELEMETRY = _REFERENCE / "telemetry.md"
+SCHEMA = _REFERENCE / "schema.md"
 FAULTS = _PROOF / "faults.md"
 BUDGETS = _PROOF / "budgets.md"
 BENCHMARKS, PEERS = _PROOF / "benchmarks.md", _PROOF / "benchmarks-peers.md"
@@ -27,6 +28,7 @@ PAGES: Mapping[Path, Text] = {
     TELEMETRY: sections(
         metrics=telemetry.metrics, spans=telemetry.spans, resource=telemetry.resource, events=telemetry.events
     ),
+    SCHEMA: sections(schema=schema.tables_and_functions),
     FAULTS: proofs.with_tests_of_faults,
     BUDGETS: sections(budgets=budgets.table_of_budgets),
     BENCHMARKS: sections(results=results.of_the_worker),

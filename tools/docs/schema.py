@@ -1,0 +1,141 @@
+"""The tables, indexes, triggers and functions of a migrated database, with their comments and rights.
+
+They come from the catalog of an embedded PostgreSQL, after the migrations and ``sql/roles.sql``.
+"""
+
+import asyncio
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import asyncpg
+
+from sea_mq_worker.adapters.postgres.schema.migrations import migrate
+from sea_mq_worker.embedded import EmbeddedPostgres
+from sea_mq_worker.resources import resource_folder
+from tools.docs.markdown import code, table
+
+_TABLES = """
+SELECT oid, relname AS name, obj_description(oid, 'pg_class') AS meaning FROM pg_class
+ WHERE relnamespace = 'public'::regnamespace AND relkind = 'r' ORDER BY relname"""
+_COLUMNS = """
+SELECT a.attname AS name, format_type(a.atttypid, a.atttypmod) AS type, a.attnotnull AS required,
+       CASE WHEN a.attgenerated <> '' OR a.attidentity <> '' THEN 'generated'
+            ELSE '`' || pg_get_expr(d.adbin, d.adrelid, true) || '`' END AS value,
+       col_description(a.attrelid, a.attnum) AS meaning
+  FROM pg_attribute a LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+ WHERE a.attrelid = $1::oid AND a.attnum > 0 ORDER BY a.attnum"""
+_CONSTRAINTS = """
+SELECT conname AS name, pg_get_constraintdef(oid, true) AS rule FROM pg_constraint
+ WHERE conrelid = $1::oid AND contype IN ('c', 'p') ORDER BY contype DESC, conname"""
+_INDEXES = """
+SELECT c.relname AS name, pg_get_indexdef(c.oid, 0, true) AS definition,
+       obj_description(c.oid, 'pg_class') AS meaning
+  FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
+ WHERE i.indrelid = $1::oid AND NOT i.indisprimary ORDER BY c.oid"""
+_TRIGGERS = """
+SELECT tgname AS name, obj_description(oid, 'pg_trigger') AS meaning FROM pg_trigger
+ WHERE tgrelid = $1::oid AND NOT tgisinternal ORDER BY oid"""
+_RIGHTS = """
+SELECT role, privilege, string_agg(column_name, ',' ORDER BY attnum) AS columns
+  FROM (SELECT x.grantee::regrole::text AS role, x.privilege_type AS privilege,
+               a.attname AS column_name, a.attnum
+          FROM pg_attribute a, aclexplode(a.attacl) x WHERE a.attrelid = $1::oid
+         UNION ALL
+        SELECT x.grantee::regrole::text, x.privilege_type, NULL, NULL
+          FROM pg_class c, aclexplode(c.relacl) x
+         WHERE c.oid = $1::oid AND x.grantee <> c.relowner) rights
+ GROUP BY role, privilege"""
+_FUNCTIONS = """
+SELECT p.proname AS name, pg_get_function_identity_arguments(p.oid) AS takes,
+       pg_get_function_result(p.oid) AS returns, obj_description(p.oid, 'pg_proc') AS meaning,
+       ARRAY(SELECT CASE x.grantee WHEN 0 THEN 'everyone' ELSE x.grantee::regrole::text END
+               FROM aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) x
+              WHERE x.grantee <> p.proowner ORDER BY 1) AS callers
+  FROM pg_proc p
+ WHERE p.pronamespace = 'public'::regnamespace AND p.prorettype <> 'trigger'::regtype ORDER BY p.oid"""
+_PRIVILEGES = ("SELECT", "INSERT", "UPDATE", "DELETE")
+_ROLES = ("producer", "relay", "operator", "janitor", "reader")
+
+Record = Mapping[str, str]
+
+
+def tables_and_functions() -> str:
+    """Return a section for each table, and one for the functions."""
+    return asyncio.run(_described())
+
+
+async def _described() -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        async with EmbeddedPostgres(Path(folder), settings={"fsync": "off"}) as server:
+            await migrate(server.dsn)
+            roles = str(resource_folder("sql") / "roles.sql")
+            psql = [str(server.programs / "psql"), "-Xqv", "ON_ERROR_STOP=1", "-f", roles, server.dsn]
+            subprocess.run(psql, check=True, capture_output=True)  # noqa: ASYNC221, S603 - nothing else runs in this loop
+            connection = await asyncpg.connect(server.dsn)
+            try:
+                tables = [await _table(connection, one) for one in await connection.fetch(_TABLES)]
+                return "\n".join([*tables, await _functions(connection)])
+            finally:
+                await connection.close()
+
+
+async def _table(connection: asyncpg.Connection, described: Record) -> str:
+    columns, constraints, indexes, triggers, rights = [
+        await connection.fetch(statement, described["oid"])
+        for statement in (_COLUMNS, _CONSTRAINTS, _INDEXES, _TRIGGERS, _RIGHTS)
+    ]
+    parts = [
+        f"## {described['name']}\n\n{described['meaning']}\n",
+        table(("column", "type", "null", "default", "meaning"), map(_column, columns)),
+        table(("constraint", "rule"), ((f"`{one['name']}`", _code(one["rule"])) for one in constraints)),
+    ]
+    if indexes:
+        parts.append(table(("index", "on", "serves"), map(_index, indexes)))
+    if triggers:
+        parts.append(table(("trigger", "effect"), ((f"`{one['name']}`", one["meaning"]) for one in triggers)))
+    parts.append(table(("role", *(right.lower() for right in _PRIVILEGES)), _rights(rights)))
+    return "\n".join(parts)
+
+
+def _column(column: Record) -> Sequence[str]:
+    null = "" if column["required"] else "yes"
+    return f"`{column['name']}`", column["type"], null, column["value"] or "", column["meaning"]
+
+
+def _index(index: Record) -> Sequence[str]:
+    return f"`{index['name']}`", _code(index["definition"].partition(" USING btree ")[2]), index["meaning"]
+
+
+def _rights(rights: Sequence[Record]) -> Iterator[Sequence[str]]:
+    """Return a row for each role that may do anything: all columns, some by name, or none."""
+    held = {(one["role"], one["privilege"]): one["columns"] for one in rights}
+    for role in (f"sea_mq_{name}" for name in _ROLES):
+        cells = [_columns(held[role, right]) if (role, right) in held else "" for right in _PRIVILEGES]
+        if any(cells):
+            yield f"`{role}`", *cells
+
+
+def _columns(names: str | None) -> str:
+    return code(names.split(",")) if names else "yes"
+
+
+async def _functions(connection: asyncpg.Connection) -> str:
+    rows = await connection.fetch(_FUNCTIONS)
+    return "## Functions\n\n" + table(
+        ("function", "returns", "effect", "for"),
+        (
+            (
+                f"`{one['name']}({one['takes']})`",
+                one["returns"],
+                one["meaning"],
+                code(one["callers"]) or "its owner",
+            )
+            for one in rows
+        ),
+    )
+
+
+def _code(text: str) -> str:
+    return f"`{text.replace('::text', '')}`"
