@@ -3,6 +3,16 @@
 One contract suite tests each fake and its real adapter alike. An example that publishes an event, receives
 the message, and handles it::
 
+    import time
+    from uuid import uuid4
+
+    from sea_mq_worker.domain.inbound import parse_message
+    from sea_mq_worker.domain.outcomes import Accepted
+    from sea_mq_worker.testing.consumer import InMemoryConsumer
+    from sea_mq_worker.testing.handler import InMemoryHandler
+    from sea_mq_worker.testing.publisher import InMemoryPublisher
+    from sea_mq_worker.testing.stream import InMemoryStream
+
     clock = time.monotonic
     stream = InMemoryStream(name="SHOP_EVENTS", clock=clock)
     publisher = InMemoryPublisher(stream=stream, clock=clock)

@@ -1,9 +1,13 @@
-"""The in-memory stream behaves as a JetStream stream does."""
+"""The in-memory stream behaves as a JetStream stream does; the fakes' example runs as it is written."""
 
+import ast
 import asyncio
+from textwrap import dedent
+from typing import Any
 
 import pytest
 
+from sea_mq_worker import testing
 from sea_mq_worker.domain.outcomes import Stored
 from sea_mq_worker.testing.stream import InMemoryStream, StreamFullError
 
@@ -64,3 +68,11 @@ async def test_waiting_ends_with_the_next_message() -> None:
     bench.store("a")
     await asyncio.wait_for(waiting, 1.0)
     await asyncio.wait_for(bench.stream.wait_for_growth(after_seq=0), 1.0)
+
+
+async def test_the_example_of_the_fakes_handles_its_message() -> None:
+    example = dedent((testing.__doc__ or "").partition("::\n")[2])
+    names: dict[str, Any] = {}
+    running = eval(compile(example, "example", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT), names)
+    await running
+    assert names["parsed"].request.payload == b'{"order": 7}'
