@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import shutil
 import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -59,7 +58,8 @@ async def catalog(dsn: str, schema: str) -> list[str]:
 
 
 def psql() -> str:
-    return shutil.which("psql") or str(EmbeddedPostgres(Path()).programs / "psql")
+    """Return the program of the embedded server; a system's own may be older than the server."""
+    return str(EmbeddedPostgres(Path()).programs / "psql")
 
 
 async def run_psql(dsn: str, *arguments: str, schema: str = "public") -> str:
