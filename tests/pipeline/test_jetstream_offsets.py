@@ -142,7 +142,7 @@ async def test_a_stream_that_was_made_again_is_an_error(stream: Stream, drive: A
     await stream.create()
     await stream.store(5)
 
-    with pytest.raises(DataLossError, match="deleted and made again"):
+    with pytest.raises(DataLossError, match="deleted and created again"):
         await driver.batch()
     assert (await lenient.batch(), lenient.at) == ([], driver.at)
     following = drive(driver.at, failOnDataLoss=False)

@@ -165,9 +165,9 @@ async def test_a_stream_that_is_made_again_while_it_is_read_is_an_error(
 
     with monkeypatch.context() as patch:
         meddling(patch, make_again)
-        with pytest.raises(DataLossError, match="deleted and made again"):
+        with pytest.raises(DataLossError, match="deleted and created again"):
             await rows_of(reader, ranges)
-    with pytest.raises(DataLossError, match="deleted and made again"):
+    with pytest.raises(DataLossError, match="deleted and created again"):
         await plan(stream.name, created=created, failOnDataLoss="false")
 
 
@@ -258,12 +258,12 @@ async def test_a_missing_permission_is_named(
 @pytest.mark.parametrize(
     ("option", "value", "problem"),
     [
-        ("stream", "a.b", "has to be the name of a stream"),
-        ("startSeq", "0", "startSeq has to be a whole number from 1 on"),
-        ("startingOffset", "now", "has to be earliest, latest or a sequence"),
-        ("failOnDataLoss", "no", "has to be true or false"),
-        ("subject", "a b", "has no spaces"),
-        ("password", "sesame", "there is no option password"),
+        ("stream", "a.b", "must be the name of a stream"),
+        ("startSeq", "0", "startSeq must be a whole number, at least 1"),
+        ("startingOffset", "now", "must be earliest, latest or a sequence"),
+        ("failOnDataLoss", "no", "must be true or false"),
+        ("subject", "a b", "without spaces"),
+        ("password", "sesame", "unknown option password"),
     ],
 )
 async def test_a_wrong_option_is_named(option: str, value: str, problem: str) -> None:

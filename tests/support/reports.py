@@ -82,7 +82,7 @@ def hostile_report() -> Report:
         ),
         bins=bins,
         latencies=[
-            LatencyFigures(way=way, at=at, count=7, p50=0.02, p95=0.5, p99=90.0, most=100.0)
+            LatencyFigures(way=way, at=at, count=7, p50=0.02, p95=0.5, p99=90.0, longest=100.0)
             for way in ("outbox", "inbox")
             for at in times
         ],

@@ -33,16 +33,12 @@ SENTENCE_WORDS_MIN = 3
 TEXT_EXCEPTIONS: Mapping[str, int] = {
     "benchmarks": 13,
     "kit": 20,
-    "pipeline": 17,
     "tools": 1,
 }
 """Texts with a quirk, by folder: docstrings' first lines and string constants."""
-HELP_EXCEPTIONS = 13
-"""Help texts with a quirk."""
 NAME_EXCEPTIONS: Mapping[str, int] = {
     "benchmarks": 11,
     "kit": 15,
-    "pipeline": 13,
 }
 """Identifiers with jargon, by folder."""
 
@@ -132,9 +128,8 @@ def test_texts_for_users_have_no_quirk() -> None:
     assert [text for text in shown if has_quirk(text)] == []
 
 
-def test_help_has_no_more_quirks_than_excepted() -> None:
-    found = [text for command in commands().values() for text in helps(command) if has_quirk(text)]
-    assert len(found) <= HELP_EXCEPTIONS, found
+def test_help_has_no_quirk() -> None:
+    assert [text for command in commands().values() for text in helps(command) if has_quirk(text)] == []
 
 
 def helps(command: object) -> Iterator[str]:

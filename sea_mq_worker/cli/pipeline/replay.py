@@ -60,8 +60,8 @@ PublishedUntilOption = Annotated[
 ]
 CapOption = Annotated[int, typer.Option(min=1, help="Replay no event if more than this many match.")]
 PaceOption = Annotated[int, typer.Option(min=1, help="Put back at most this many events a second.")]
-AnewOption = Annotated[
-    bool, typer.Option("--anew", help="Begin from the start, although an earlier run was interrupted.")
+RestartOption = Annotated[
+    bool, typer.Option("--restart", help="Begin from the start, although an earlier run was interrupted.")
 ]
 YesOption = Annotated[
     bool, typer.Option("--yes", help=f"Confirm a replay of more than {_WITHOUT_YES_MAX} events.")
@@ -84,7 +84,7 @@ def replay(
     ids_file: IdsFileOption = None,
     cap: CapOption = 1000,
     per_second: PaceOption = 1000,
-    anew: AnewOption = False,
+    restart: RestartOption = False,
     dry_run: DryRunOption = False,
     yes: YesOption = False,
     json: JsonOption = False,
@@ -105,7 +105,7 @@ def replay(
     )
     result = _run(
         selection,
-        {"actor": actor, "reason": reason, "per_second": per_second, "anew": anew, "dry_run": dry_run}
+        {"actor": actor, "reason": reason, "per_second": per_second, "restart": restart, "dry_run": dry_run}
         | {"cap": cap if yes or dry_run else min(cap, _WITHOUT_YES_MAX)},
         lake=lake,
         master=master,
@@ -208,7 +208,7 @@ def _print_result(result: "ReplayJobResult", *, dry_run: bool, json: bool) -> No
         return
     if result.resumed_after is not None:
         print_progress(
-            f"continued an earlier run after seq {result.resumed_after}; use --anew to begin from the start"
+            f"continued an earlier run after seq {result.resumed_after}; --restart begins from the start"
         )
     if dry_run:
         rows = [(one.event_type, one.table, one.archive) for one in result.types]

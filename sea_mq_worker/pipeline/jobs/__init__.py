@@ -1,1 +1,1 @@
-"""The jobs, each a function of a Spark session, the worker's settings and what the operator asks for."""
+"""The jobs, each a function of a Spark session, the worker's settings and the options of a command."""

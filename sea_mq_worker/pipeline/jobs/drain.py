@@ -175,11 +175,11 @@ class _DrainRun:
         self._count_at = 0.0
         self._published_at_count = 0
 
-    async def when_available(self, ask: Callable[[], Awaitable[_T]]) -> _T | None:
+    async def when_available(self, call: Callable[[], Awaitable[_T]]) -> _T | None:
         """Repeat the query until PostgreSQL is available; None: a stop was requested during the outage."""
         while True:
             try:
-                return await ask()
+                return await call()
             except UnavailableError as error:
                 self._report(0.0, str(error))
             if self._stop.is_set():

@@ -206,8 +206,8 @@ class LakeTable:
     def _paths(self, skip_unless: Conditions) -> list[str]:
         table = self.open()
         # An empty text would be taken for null.
-        asked = [c for c in skip_unless if c[2] != "" or c[0] in self.table_schema.partition_by]
-        pruned = table.file_uris(file_pruning_predicate=asked or None) if table else []
+        predicate = [c for c in skip_unless if c[2] != "" or c[0] in self.table_schema.partition_by]
+        pruned = table.file_uris(file_pruning_predicate=predicate or None) if table else []
         # Below the table's address a file is named as it is, while the address itself is percent-encoded.
         levels = len(self.table_schema.partition_by) + 1
         return ["/".join(uri.split("/")[-levels:]) for uri in pruned]

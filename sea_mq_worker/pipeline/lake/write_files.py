@@ -1,4 +1,4 @@
-"""Spark tasks write a table's Parquet files; nobody sees them before the driver commits them."""
+"""Write a table's Parquet files in Spark tasks; readers see them only after the driver's commit."""
 
 import json
 import uuid
@@ -17,10 +17,10 @@ from sea_mq_worker.pipeline.lake.schemas import TableSchema
 from sea_mq_worker.pipeline.lake.storage import filesystem, make_durable, reachable
 
 NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
-"""Stands for null in the name of a partition's folder."""
+"""Folder name that represents null."""
 
 FILE_BYTES_MAX = 128 * 2**20
-"""A file that has reached this is closed, and another one begun."""
+"""A file of at least this size is closed, and the next one begun."""
 
 RESULT_DDL = "path string, size bigint, rows bigint, stats string, partitions map<string,string>"
 _RESULT = pa.schema(
@@ -44,8 +44,8 @@ _TEXT_MAX = 128
 class WriteFiles:
     """Writes the batches of one task, for ``DataFrame.mapInArrow``; a file holds rows of one partition.
 
-    Memory stays bounded however many partitions a task sees and however many rows: few files are open at a
-    time, the one that waited longest is closed for the next, and each holds at most a row group back.
+    Memory is bounded for any number of partitions and rows: at most ``_OPEN_MAX`` files are open, the least
+    recently written one is closed for the next, and each buffers at most one row group.
     """
 
     uri: str
@@ -53,7 +53,7 @@ class WriteFiles:
     file_bytes: int = FILE_BYTES_MAX
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield one row a file: what the table's log has to say of it."""
+        """Yield one row per file: its entry for the table's log."""
         store = filesystem(self.uri)
         files: dict[tuple[Any, ...], _File] = {}
         for batch in batches:
@@ -144,18 +144,18 @@ class _File:
         self.ranges[name] = (min(least, found["min"]), max(most, found["max"]))
 
     def _stats(self) -> str:
-        told = {name: ends for name, ends in self.ranges.items() if not any(map(_is_long, ends))}
+        ranges = {name: ends for name, ends in self.ranges.items() if not any(map(_is_long, ends))}
         stats = {
             "numRecords": self.rows,
-            "minValues": {name: _stat(least) for name, (least, _) in told.items()},
-            "maxValues": {name: _stat(most, up=True) for name, (_, most) in told.items()},
+            "minValues": {name: _stat(least) for name, (least, _) in ranges.items()},
+            "maxValues": {name: _stat(most, up=True) for name, (_, most) in ranges.items()},
             "nullCount": self.nulls,
         }
         return json.dumps(stats)
 
 
 def _split(batch: pa.RecordBatch, table_schema: TableSchema) -> Iterator[tuple[tuple[Any, ...], pa.Table]]:
-    """Part a batch by the values of its partition columns, and drop these columns."""
+    """Split a batch by the values of its partition columns, and drop these columns."""
     table = pa.Table.from_batches([batch]).cast(table_schema.schema)
     by = list(table_schema.partition_by)
     keys = table.select(by).group_by(by).aggregate([]).to_pylist()
@@ -172,7 +172,7 @@ def _matches(key: dict[str, Any]) -> pc.Expression:
 
 
 def _text(value: Any) -> str | None:
-    """Write a partition's value as the Delta log does, where no text and no value are the same."""
+    """Format a partition's value as in the Delta log, which makes no difference between empty and null."""
     if value is None or value == "":
         return None
     return value.isoformat() if isinstance(value, date) else str(value)
@@ -183,12 +183,12 @@ def _folder(value: str | None) -> str:
 
 
 def _is_long(value: Any) -> bool:
-    """A bound of any length would swell the log; a file without one is always read."""
+    """Return whether a bound is too long for the log; queries always read a file without bounds."""
     return isinstance(value, str) and len(value) > _TEXT_MAX
 
 
 def _stat(value: Any, *, up: bool = False) -> Any:
-    """Write a bound as the Delta log does: moments in milliseconds, rounded away from what they bound."""
+    """Format a bound as in the Delta log: times in milliseconds, rounded outwards."""
     if not isinstance(value, datetime):
         return value
     moment = value + timedelta(microseconds=999) if up else value

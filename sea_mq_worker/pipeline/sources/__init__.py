@@ -7,6 +7,6 @@ from sea_mq_worker.pipeline.sources.tables.source import InboxSource, OutboxSour
 
 
 def register(spark: SparkSession) -> None:
-    """Make the sources known to a session, so that ``spark.read.format`` takes their names."""
+    """Register the sources with a session, so that ``spark.read.format`` accepts their names."""
     for source in (InboxSource, JetStreamSource, OutboxSource):
         spark.dataSource.register(source)

@@ -46,7 +46,7 @@ _DROP_SECONDS_MAX = 3600
 """Time limit for reading a partition before its drop; no other session waits for this read."""
 
 _READ_ALL = f"SET LOCAL enable_seqscan = on; SET LOCAL statement_timeout = '{_DROP_SECONDS_MAX}s'"
-_TELL_SECONDS = 2.0
+_PROGRESS_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,15 +189,15 @@ class Deletion:
         self, keys: pa.Table, action: int, per_second: int, on_deleted: Callable[[int], None]
     ) -> tuple[int, int]:
         deleted = stayed = done = 0
-        told = time.monotonic()
+        reported = time.monotonic()
         for part in slices(keys, rows=min(DELETE_ROWS, per_second), size=_DELETE_BYTES):
             began = time.monotonic()
             rows = await self._fetch(_SQL["delete"], *_lists(part), action)
             deleted += rows[0]["count"]
             stayed += rows[0]["stayed"]
             done += part.num_rows
-            if done == keys.num_rows or time.monotonic() - told > _TELL_SECONDS:
-                told = time.monotonic()
+            if done == keys.num_rows or time.monotonic() - reported > _PROGRESS_SECONDS:
+                reported = time.monotonic()
                 on_deleted(done)
             if done < keys.num_rows:
                 await asyncio.sleep(max(0.0, part.num_rows / per_second - (time.monotonic() - began)))

@@ -85,10 +85,10 @@ def query_positions(settings: Settings, consumers: Iterable[ConsumerSettings]) -
     """
     wanted = list(consumers)
 
-    async def ask(connection: NatsConnection) -> list[ConsumerPosition]:
+    async def query(connection: NatsConnection) -> list[ConsumerPosition]:
         return [await _position(connection, one.stream, one.durable) for one in wanted]
 
-    return _asked(settings, ask) if wanted else []
+    return _query(settings, query) if wanted else []
 
 
 def query_bounds(settings: Settings, stream: str, since: datetime | None = None) -> StreamBounds:
@@ -104,7 +104,7 @@ def query_bounds(settings: Settings, stream: str, since: datetime | None = None)
         ContractError: the stream is missing.
     """
 
-    async def ask(connection: NatsConnection) -> StreamBounds:
+    async def query(connection: NatsConnection) -> StreamBounds:
         state = await stream_info(connection, stream)
         start = state.first_seq
         if since is not None:
@@ -112,7 +112,7 @@ def query_bounds(settings: Settings, stream: str, since: datetime | None = None)
         age = state.max_age_seconds or None
         return StreamBounds(state=state, start_seq=start, max_age_seconds=age, drops=_drops(state.config))
 
-    return _asked(settings, ask)
+    return _query(settings, query)
 
 
 def read_audit(held: Snapshot) -> Audit:
@@ -189,9 +189,9 @@ async def _first_since(connection: NatsConnection, state: StreamInfo, since: dat
     return low
 
 
-def _asked(settings: Settings, question: Callable[[NatsConnection], Awaitable[_T]]) -> _T:
-    async def ask() -> _T:
+def _query(settings: Settings, request: Callable[[NatsConnection], Awaitable[_T]]) -> _T:
+    async def query() -> _T:
         async with broker(settings) as connection:
-            return await question(connection)
+            return await request(connection)
 
-    return asyncio.run(ask())
+    return asyncio.run(query())

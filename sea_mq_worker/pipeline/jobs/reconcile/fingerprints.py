@@ -71,10 +71,10 @@ class EventFingerprints:
             message = outbound_message(_event(row), context=self.context, source=self.source)
         except InvalidEventError:
             return row
-        said = hashlib.sha256(message.subject.encode() + b"\0" + message.payload)
+        content = hashlib.sha256(message.subject.encode() + b"\0" + message.payload)
         return row | {
             "sent_as": message.subject,
-            "content": said.digest(),
+            "content": content.digest(),
             "header_hash": header_hash(message.headers),
         }
 
@@ -98,10 +98,10 @@ def message_fingerprints(messages: DataFrame, *more: str) -> DataFrame:
         F.filter("headers", lambda header: _hashed(F.lower(header["key"]))),
         lambda header: F.concat(F.lower(header["key"]), F.lit(":"), header["value"]),
     )
-    told = F.lower(F.coalesce(_header(MSG_ID), _header("ce-id")))
+    id_ = F.lower(F.coalesce(_header(MSG_ID), _header("ce-id")))
     body = F.coalesce("data", F.lit(b""))
     return messages.select(
-        F.when(told.rlike(_UUID), told).alias("id"),
+        F.when(id_.rlike(_UUID), id_).alias("id"),
         "seq",
         "time",
         "subject",

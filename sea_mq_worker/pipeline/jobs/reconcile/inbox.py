@@ -102,14 +102,14 @@ def _state(consumer: ConsumerFacts, limits: Limits, pruned_before: datetime | No
     first = F.try_element_at("copies", F.lit(1))
     pruned = F.lit(False) if pruned_before is None else first["time"] < F.lit(pruned_before)
     young = F.lit(consumer.read_at - timedelta(seconds=limits.grace_seconds))
-    unseen = (first["position"] < consumer.first_position) & (first["time"] < F.lit(consumer.created))
+    is_earlier = (first["position"] < consumer.first_position) & (first["time"] < F.lit(consumer.created))
     held = F.col("locked_until") > F.lit(consumer.read_at)
     rules = [
         (F.col("processed_at").isNotNull(), Verdict.DELIVERED),
         (F.col("dead_lettered_at").isNotNull(), Verdict.DEAD),
         *((F.col("copies").isNull() & (F.col("before") == each.value), each) for each in _CARRIED),
         ((first["position"] > consumer.settled) | held | (first["time"] > young), Verdict.PENDING),
-        (F.col("received").isNull() & unseen, Verdict.EXPIRED),
+        (F.col("received").isNull() & is_earlier, Verdict.EXPIRED),
         (F.col("received").isNull() & pruned, Verdict.PRUNED),
     ]
     return case(*rules, otherwise=Verdict.MISSING_IN_INBOX)

@@ -61,7 +61,7 @@ def restore_signs(missing: DataFrame, messages: Messages, facts: StreamEvidence)
     replaced = (
         ours.where(F.col("stream_seq") <= facts.last_seq).join(there, "stream_seq", "left_semi").count()
     )
-    return _told(facts, older=row.older, above=row.above, highest=row.highest, replaced=replaced)
+    return _notes(facts, older=row.older, above=row.above, highest=row.highest, replaced=replaced)
 
 
 def put_back(
@@ -94,7 +94,7 @@ def put_back(
     )
 
 
-def _told(facts: StreamEvidence, *, older: int, above: int, highest: int | None, replaced: int) -> list[str]:
+def _notes(facts: StreamEvidence, *, older: int, above: int, highest: int | None, replaced: int) -> list[str]:
     name = facts.stream
     notes = []
     if above:

@@ -1,4 +1,4 @@
-"""What a reconciliation found, in numbers, examples and words."""
+"""The result of a reconciliation: counts, latencies, examples and notes."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """Verdicts of reconcile on an ID at a hop.
 
-An ID can have several findings; the worst finding is its verdict. The order, worst first: lost, altered, sent
-by nobody, duplicated, out of order, dead by the worker's own decision, late; then findings that cannot be
+An ID can have several findings; the worst finding is its verdict. The order, worst first: lost, altered,
+unexpected, duplicated, out of order, dead by the worker's own decision, late; then findings that cannot be
 decided yet or any more.
 """
 

@@ -76,7 +76,7 @@ class ReplayRules:
         cap: replay no event if more than this many match.
         per_second: maximum of events put back a second, so that a large replay does not delay new events.
         dry_run: only count.
-        anew: begin from the start, although an earlier run was interrupted.
+        restart: begin from the start, although an earlier run was interrupted.
     """
 
     actor: str
@@ -84,4 +84,4 @@ class ReplayRules:
     cap: int = 1000
     per_second: int = 1000
     dry_run: bool = False
-    anew: bool = False
+    restart: bool = False

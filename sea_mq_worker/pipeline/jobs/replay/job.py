@@ -106,7 +106,7 @@ async def replay(
     """
     words = selection.as_given(lake)
     async with replay_store(settings) as store:
-        earlier = None if rules.anew else await store.unfinished(words)
+        earlier = None if rules.restart else await store.unfinished(words)
         if earlier:
             selection = selection.with_times(earlier.selection)
         chosen, types = await asyncio.to_thread(_choose, spark, settings, selection, lake, earlier)

@@ -1,4 +1,4 @@
-"""Where the page is written; nothing but an earlier report is ever replaced."""
+"""Write the page to a file; replace only an earlier report."""
 
 import os
 import tempfile
@@ -11,7 +11,7 @@ _HEAD_BYTES = 2048
 
 
 def write_page(text: str, path: Path) -> None:
-    """Write the page whole or not at all.
+    """Write the complete page, or leave the file unchanged.
 
     Raises:
         PipelineError: the file cannot be written.
@@ -31,7 +31,7 @@ def write_page(text: str, path: Path) -> None:
 
 
 def is_replaceable(path: Path) -> bool:
-    """Tell whether writing here destroys nothing but an earlier report."""
+    """Return whether writing here replaces nothing except an earlier report."""
     if not path.exists():
         return True
     if not path.is_file():

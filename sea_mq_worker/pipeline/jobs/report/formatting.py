@@ -1,4 +1,4 @@
-"""Figures in words: numbers with units, and what an operator should know first."""
+"""Format figures with units, and list the findings that an operator should read first."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class ReportFinding:
 
 
 def findings(report: Report) -> list[ReportFinding]:
-    """Return what is wrong, the worst first; one line that all is well where nothing is."""
+    """Return the problems, the worst first; if there are none, one line that says so."""
     found = [*_dead(report), *_waiting(report), *_retried(report), *_slow(report)]
     if found:
         return sorted(found, key=lambda finding: finding.level != "bad")
@@ -51,7 +51,7 @@ def counted(value: int, one: str) -> str:
 
 
 def share(part: int, whole: int) -> str:
-    """Write a part as a percentage; a part that is there is never 0 %."""
+    """Write a part as a percentage; only an empty part is 0 %."""
     if not whole or not part:
         return "0 %"
     percent = 100 * part / whole
@@ -61,7 +61,7 @@ def share(part: int, whole: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Write seconds in the unit that keeps them short."""
+    """Write seconds in the largest unit that gives at least 1."""
     for limit, unit, name in _DURATIONS:
         if seconds >= limit:
             return f"{_short(seconds / unit)} {name}"
@@ -69,7 +69,7 @@ def duration(seconds: float) -> str:
 
 
 def size(count: int) -> str:
-    """Write bytes in kB, MB and so on, of 1000."""
+    """Write bytes in kB, MB and so on, in steps of 1000."""
     value = float(count)
     for unit in ("B", "kB", "MB", "GB"):
         if value < 1000:  # noqa: PLR2004 - the step from unit to unit
@@ -79,7 +79,7 @@ def size(count: int) -> str:
 
 
 def moment(at: datetime) -> str:
-    """Write a time in UTC, without saying so."""
+    """Write a time in UTC, without the zone."""
     return f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S}"
 
 
@@ -91,7 +91,7 @@ def step(seconds: int) -> str:
 
 
 def printable(text: str) -> str:
-    """Show what text from outside hides: control characters and those that turn the reading direction."""
+    """Escape control characters and characters that change the reading direction."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 

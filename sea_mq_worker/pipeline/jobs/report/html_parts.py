@@ -1,4 +1,4 @@
-"""Pieces of HTML: plots with a table behind each, tables with bars, tiles. Whatever comes in is escaped."""
+"""Build HTML: plots, each with a table of its figures; tables with bars; tiles. All text is escaped."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,14 +13,14 @@ Cell: TypeAlias = str | int
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A number in a table; with ``part`` of 1 a bar of that length is below it."""
+    """A number in a table, with a bar below it whose length is ``part`` of the full width (0 to 1)."""
 
     text: str
     part: float | None = None
 
 
 def text(given: str) -> str:
-    """Return text from anywhere as HTML, its direction kept to itself."""
+    """Return untrusted text as HTML; its reading direction cannot affect the text around it."""
     return f"<bdi>{escape(printable(given))}</bdi>"
 
 
@@ -39,12 +39,12 @@ def card(title: str, *content: str, wide: bool = False) -> str:
 
 
 def empty(words: str) -> str:
-    """Return what stands where there is nothing to show."""
+    """Return a paragraph for a card that has nothing to show."""
     return f'<p class="empty">{escape(words)}</p>'
 
 
 def figure(plots: dict[str, Plot], name: str, plot: Plot, *, alternative: str, table_: str) -> str:
-    """Return a place for a plot, which is added to ``plots``, and what says the same in text."""
+    """Add a plot to ``plots``; return its element and a table of the same figures."""
     plots[f"plot-{name}"] = plot
     return (
         f'<figure><div class="plot" id="plot-{name}" role="img" aria-label="{escape(alternative)}"></div>'
@@ -53,7 +53,7 @@ def figure(plots: dict[str, Plot], name: str, plot: Plot, *, alternative: str, t
 
 
 def table(caption: str, head: Sequence[str], rows: Iterable[Sequence[Cell | Figure]]) -> str:
-    """Return a table whose first column names the row; numbers are set to the right."""
+    """Return a table; its first column has the rows' names, and numbers are aligned right."""
     body = [list(row) for row in rows]
     numeric = [all(not isinstance(row[n], str) for row in body) for n in range(len(head))]
     titles = "".join(

@@ -1,8 +1,7 @@
-"""Report: what went through outbox and inbox in a period, as figures for one page.
+"""Report: figures for one page about the events and messages of a period.
 
-Everything is read as of one moment of the tables. With a lake, events that were archived and deleted count
-as well; one that is in both, or was archived twice, counts once. Messages that `prune` removed from the inbox
-are in no figure.
+All figures are from one snapshot of the tables. With a lake, archived events also count, each once even if
+it is in both places or was archived twice. Messages that `prune` deleted from the inbox are not counted.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -46,11 +45,11 @@ def report(
 
     Args:
         spark: the session.
-        settings: dead letters are read from their stream where these name a NATS server, else from the inbox.
-        since: the begin; the first event or message there is unless given.
-        until: the end, not included; now unless given.
-        lake: where archived events are; those in the table alone count unless given.
-        on_progress: is told in words what is being done.
+        settings: with a NATS server, dead letters are read from their stream; otherwise from the inbox.
+        since: begin of the period; by default the time of the first event or message.
+        until: end of the period, not included; by default now.
+        lake: where archived events are; None: count only the events in the table.
+        on_progress: called with a text at each step.
 
     Raises:
         WorkerError: PostgreSQL or the lake cannot be read.
@@ -58,8 +57,8 @@ def report(
     with snapshot(settings) as held:
         on_progress(f"reading outbox and inbox as of {held.at:%Y-%m-%d %H:%M:%S} UTC")
         with (
-            _kept(_events(spark, held, lake, settings.context)) as events,
-            _kept(_messages(spark, held)) as messages,
+            _cached(_events(spark, held, lake, settings.context)) as events,
+            _cached(_messages(spark, held)) as messages,
         ):
             period = _period(events, messages, since, until or held.at)
             on_progress(f"counting {period.since:%Y-%m-%d %H:%M:%S} to {period.until:%Y-%m-%d %H:%M:%S} UTC")
@@ -95,7 +94,7 @@ class _Tables:
 
 
 def _flow(tables: _Tables) -> dict[str, Any]:
-    """Return the fields of the report that are about time."""
+    """Return the report's fields about time."""
     events, messages, period = tables.events, tables.messages, tables.period
     found = queries.counts(_moments(events, messages), period)
     published = queries.ended(events, "outbox", "occurred_at", "published_at")
@@ -110,14 +109,14 @@ def _flow(tables: _Tables) -> dict[str, Any]:
 
 
 def _ended(letters: DataFrame, period: Period) -> dict[str, Any]:
-    """Return the fields of the report that are about dead letters."""
-    with _kept(letters) as kept:
-        groups, over_time, count = queries.dead_letters(kept, period)
+    """Return the report's fields about dead letters."""
+    with _cached(letters) as cached:
+        groups, over_time, count = queries.dead_letters(cached, period)
     return {"dead_letters": groups, "dead_letter_bins": over_time, "dead_letter_count": count}
 
 
 def _current_figures(tables: _Tables) -> dict[str, Any]:
-    """Return the fields of the report that are about what there is, whenever it came."""
+    """Return the fields about dead events, largest shares and the backlog."""
     events, messages, period, at = tables.events, tables.messages, tables.period, tables.at
     unsent = events.where(F.col("state").isin("PENDING", "CLAIMED")).select(
         F.lit("outbox").alias("way"), "state", F.col("created_at").alias("begin")
@@ -131,19 +130,19 @@ def _current_figures(tables: _Tables) -> dict[str, Any]:
 
 
 @contextmanager
-def _kept(frame: DataFrame) -> Iterator[DataFrame]:
-    """Read once what many aggregates need."""
-    kept = frame.persist()
+def _cached(frame: DataFrame) -> Iterator[DataFrame]:
+    """Keep a frame in memory for several aggregates."""
+    cached = frame.persist()
     try:
-        yield kept
+        yield cached
     finally:
-        kept.unpersist()
+        cached.unpersist()
 
 
 def _events(spark: SparkSession, held: Snapshot, lake: str | None, context: str) -> DataFrame:
-    """Return events with their payload's size alone; ``archived`` are those that are only in the lake.
+    """Return events with the size of their payload; ``archived``: the event is only in the lake.
 
-    Several contexts may share a lake: the others' events are not in this one's figures.
+    Several contexts may share a lake, so only this context's events are read.
     """
     table = read_outbox(spark, held, columns=_OUTBOX)
     events = table.select(
@@ -174,8 +173,8 @@ def _messages(spark: SparkSession, held: Snapshot) -> DataFrame:
 
 
 def _open(messages: DataFrame) -> DataFrame:
-    state = F.when(F.col("dead_letter_begun_at").isNotNull(), "BECOMING A DEAD LETTER")
-    state = state.when(F.col("attempts") > 1, "TRIED AGAIN").otherwise("RECEIVED")
+    state = F.when(F.col("dead_letter_begun_at").isNotNull(), "DEAD-LETTERING")
+    state = state.when(F.col("attempts") > 1, "RETRIED").otherwise("RECEIVED")
     is_open = F.col("processed_at").isNull() & F.col("dead_lettered_at").isNull()
     return messages.where(is_open).select(
         F.lit("inbox").alias("way"), state.alias("state"), F.col("received_at").alias("begin")
@@ -202,13 +201,13 @@ def _inbox_letters(messages: DataFrame) -> DataFrame:
 
 
 def _period(events: DataFrame, messages: DataFrame, since: datetime | None, until: datetime) -> Period:
-    """Choose the period; it ends with the microsecond of the snapshot."""
+    """Return the period; by default it ends at the time of the snapshot."""
     first = since or queries.first_moment([(events, "created_at"), (messages, "received_at")], until)
     return Period.of(first or until - timedelta(hours=1), until)
 
 
 def _moments(events: DataFrame, messages: DataFrame) -> DataFrame:
-    """Return all that happened, of both ways in one frame: one pass counts it."""
+    """Return the moments of outbox and inbox in one frame, so that one pass counts them."""
     none = {"size": F.lit(0), "dead": F.lit(False), "archived": F.lit(False)}
     times = {"received": "received_at", "processed": "processed_at", "dead_lettered": "dead_lettered_at"}
     inbox = queries.moments(messages, times, **none)
@@ -224,8 +223,8 @@ def _bin(found: Mapping[tuple[str, datetime], Count], at: datetime) -> Bin:
     return Bin(
         at=at,
         **{what: of(what).count for what in ("written", "published", "received", "processed")},
-        outbox_retried=of("published").again,
-        inbox_retried=of("processed").again,
+        outbox_retried=of("published").retried,
+        inbox_retried=of("processed").retried,
     )
 
 
@@ -237,11 +236,11 @@ def _totals(found: Mapping[tuple[str, datetime], Count]) -> Totals:
         written=total("written"),
         written_bytes=total("written", "size"),
         published=total("published"),
-        outbox_retried=total("published", "again"),
+        outbox_retried=total("published", "retried"),
         dead=total("written", "dead"),
         received=total("received"),
         processed=total("processed"),
-        inbox_retried=total("processed", "again"),
+        inbox_retried=total("processed", "retried"),
         dead_lettered=total("dead_lettered"),
         archived=total("written", "archived"),
     )

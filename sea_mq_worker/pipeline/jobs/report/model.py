@@ -1,4 +1,4 @@
-"""What a report tells: figures of a period, small enough to print, without payloads or ids."""
+"""A report's figures for a period: small enough to print, without payloads or ids."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ AGES = ("under 1 minute", "1 to 10 minutes", "10 to 60 minutes", "1 to 24 hours"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bin:
-    """Events in one stretch of time, each counted by the moment that the field names."""
+    """Counts of one bin; an event counts in each field by the time that the field names."""
 
     at: datetime
     written: int = 0
@@ -21,14 +21,14 @@ class Bin:
     received: int = 0
     processed: int = 0
     outbox_retried: int = 0
-    """Published, after more than one attempt."""
+    """Published after more than one attempt."""
     inbox_retried: int = 0
-    """Processed, after more than one attempt."""
+    """Processed after more than one attempt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatencyFigures:
-    """Seconds from occurred to published (outbox), or received to processed (inbox); ``at`` None: of all."""
+    """Seconds from occurred to published, or received to processed; ``at`` None: whole period."""
 
     way: Way
     at: datetime | None
@@ -36,12 +36,12 @@ class LatencyFigures:
     p50: float
     p95: float
     p99: float
-    most: float
+    longest: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempts:
-    """How many events took so many attempts until they were published or processed."""
+    """Number of events that were published or processed after this number of attempts."""
 
     way: Way
     attempts: int
@@ -50,7 +50,7 @@ class Attempts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dead:
-    """DEAD events written in the period, by the beginning of their last error."""
+    """DEAD events written in the period, grouped by the beginning of their last error."""
 
     reason: str
     event_type: str
@@ -59,7 +59,7 @@ class Dead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetters:
-    """Dead letters of the period, by the reason and the subject that the message had."""
+    """Dead letters of the period, grouped by reason and original subject."""
 
     reason: str
     subject: str
@@ -69,7 +69,7 @@ class DeadLetters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetterBin:
-    """Dead letters of one reason in one stretch of time."""
+    """Dead letters of one reason in one bin."""
 
     at: datetime
     reason: str
@@ -78,7 +78,7 @@ class DeadLetterBin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """An ordering key or an event type: its events written in the period, and their payloads' bytes."""
+    """An ordering key or event type: events written in the period, and bytes of their payloads."""
 
     name: str
     count: int
@@ -87,7 +87,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shares:
-    """The largest, and how many there are in all."""
+    """The largest shares, and the number of distinct values."""
 
     largest: Sequence[Share]
     distinct: int
@@ -95,7 +95,7 @@ class Shares:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BacklogCount:
-    """What was not done when the tables were read, whatever the period, by state and age class."""
+    """Unfinished rows at the snapshot, regardless of the period, by state and age class."""
 
     way: Way
     state: str
@@ -106,7 +106,7 @@ class BacklogCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamBin:
-    """Messages that the lake has landed, by their context and the time that the stream stored them."""
+    """Landed messages, by context and the time when the stream stored them."""
 
     at: datetime
     context: str
@@ -126,9 +126,9 @@ class Totals:
     processed: int
     inbox_retried: int
     dead_lettered: int
-    """Messages of the inbox that ended as dead letters."""
+    """Messages of the inbox that were dead-lettered."""
     archived: int
-    """Of those written: read from the archive alone."""
+    """Events that were written in the period and are only in the archive."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,11 +136,11 @@ class Report:
     """All figures.
 
     Attributes:
-        context: whose events these are.
-        at: the moment that the tables were read as of, by PostgreSQL's clock.
+        context: the bounded context of the events.
+        at: time of the snapshot, by PostgreSQL's clock.
         since: the period's begin.
         until: the period's end, not included.
-        bin_seconds: length of a stretch of time.
+        bin_seconds: length of a bin.
         lake: whether the archive was read.
         dead_letter_source: the stream that dead letters were read from; None: the inbox table.
     """

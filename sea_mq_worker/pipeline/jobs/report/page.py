@@ -1,7 +1,7 @@
-"""The report as one HTML file that asks no network for anything.
+"""The report as one HTML file that needs no network.
 
-Types, keys, reasons and subjects are whatever somebody wrote into an event. They are escaped wherever they
-stand, and the page's policy runs no script but the two that are in it, known by their hashes.
+Types, keys, reasons and subjects are untrusted text. All of it is escaped, and the page's policy runs only
+its own two scripts, which it names by their hashes.
 """
 
 import base64
@@ -21,8 +21,8 @@ def page(report: Report, *, title: str | None = None) -> str:
     """Return the whole page.
 
     Args:
-        report: what it shows.
-        title: its heading; names the context unless given.
+        report: the figures.
+        title: the heading; by default it names the context.
     """
     from plotly.offline import get_plotlyjs  # noqa: PLC0415 - the library's text is 5 MB
 
@@ -62,7 +62,7 @@ def _digest(script: str) -> str:
 
 
 def _json(plots: dict[str, Plot]) -> str:
-    """Return JSON in which nothing can end the element that holds it."""
+    """Return JSON that cannot end the script element around it."""
     text = json.dumps(plots, ensure_ascii=True, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 

@@ -1,4 +1,4 @@
-"""Plots as plotly.js takes them: plain data, coloured by the page, since it knows light from dark."""
+"""Plots as data for plotly.js; the page adds the colours, for light or dark mode."""
 
 import html
 from collections.abc import Sequence
@@ -9,8 +9,8 @@ from sea_mq_worker.pipeline.jobs.report.formatting import counted, duration, num
 from sea_mq_worker.pipeline.jobs.report.model import AGES, Bin, Report, Way
 
 Plot: TypeAlias = dict[str, Any]
-"""``traces``, each with ``colour`` 0 to 9; titles ``x``, ``y``; ``bars``, ``ticks`` as needed;
-``dates`` where ``x`` is time: the bins' length in seconds."""
+"""``traces``, each with ``colour`` 0 to 9; titles ``x``, ``y``; ``bars``, ``ticks`` as needed; ``dates`` if
+``x`` is time: the bins' length in seconds."""
 
 _LEAST_SECONDS = 0.001
 _LABEL_MAX = 28
@@ -20,11 +20,11 @@ _FINE_TICKS = (
     *(10, 15, 20, 30, 60, 120, 180, 300, 600, 900, 1200, 1800, 3600, 7200, 10_800, 18_000, 36_000, 86_400),
 )
 _FINE_UP_TO = 20.0
-"""Where the greatest duration is not more than so many times the least, few of the coarse ticks show."""
+"""Fine ticks are used up to this ratio of the longest to the shortest duration."""
 
 
 def throughput(report: Report, way: Way) -> Plot:
-    """Show what came and what left, by bin."""
+    """Plot events written and published, or messages received and processed, by bin."""
     names = ("written", "published") if way == "outbox" else ("received", "processed")
     unit = "events" if way == "outbox" else "messages"
     traces = [
@@ -44,7 +44,7 @@ def throughput(report: Report, way: Way) -> Plot:
 
 
 def latencies(report: Report, way: Way) -> Plot:
-    """Show percentiles by bin, on a logarithmic scale that is labelled in units people use."""
+    """Plot percentiles by bin, on a logarithmic scale labelled in common units."""
     by_bin = {each.at: each for each in report.latencies if each.way == way and each.at is not None}
     traces: list[dict[str, Any]] = []
     for colour, name in ((2, "p50"), (3, "p95"), (4, "p99")):
@@ -68,7 +68,7 @@ def latencies(report: Report, way: Way) -> Plot:
 
 
 def attempts(report: Report) -> Plot:
-    """Show how many attempts those took that took more than one."""
+    """Plot the number of attempts of retried events and messages."""
     most = max((each.attempts for each in report.attempts), default=1)
     ways: tuple[tuple[Way, str, int], ...] = (("outbox", "published", 1), ("inbox", "processed", 5))
     return {
@@ -83,7 +83,7 @@ def attempts(report: Report) -> Plot:
 
 
 def retries(report: Report) -> Plot:
-    """Show when those were published or processed that took more than one attempt."""
+    """Plot the times at which retried events and messages were published or processed."""
     times = _times(report.bins)
     return {
         "traces": [
@@ -97,7 +97,7 @@ def retries(report: Report) -> Plot:
 
 
 def dead_letters(report: Report) -> Plot:
-    """Show dead letters by bin and reason."""
+    """Plot dead letters by bin and reason."""
     times = [each.at for each in report.bins]
     reasons = list(dict.fromkeys(each.reason for each in report.dead_letter_bins))
     counts = {(each.at, each.reason): each.count for each in report.dead_letter_bins}
@@ -113,7 +113,7 @@ def dead_letters(report: Report) -> Plot:
 
 
 def backlog(report: Report) -> Plot:
-    """Show what waits by age, in colours by state."""
+    """Plot the backlog by age, coloured by state."""
     states = list(dict.fromkeys((each.way, each.state) for each in report.backlog))
     counts = {(each.way, each.state, each.age): each.count for each in report.backlog}
     return {
@@ -128,7 +128,7 @@ def backlog(report: Report) -> Plot:
 
 
 def streams(report: Report) -> Plot:
-    """Show what streams stored, by context."""
+    """Plot the messages that streams stored, by context."""
     times = [each.at for each in report.bins]
     contexts = list(dict.fromkeys(each.context for each in report.stream_bins))
     counts = {(each.at, each.context): each.count for each in report.stream_bins}
@@ -144,19 +144,19 @@ def streams(report: Report) -> Plot:
 
 
 def describe(report: Report, names: Sequence[str]) -> str:
-    """Say a plot of counts by bin in a sentence, for those who do not see it."""
-    told = []
+    """Describe a plot of counts by bin in a sentence, for screen readers."""
+    sentences = []
     for name in names:
         most = max(report.bins, key=lambda each: getattr(each, name), default=None)
         if most is not None:
             total = sum(getattr(each, name) for each in report.bins)
             peak = f"most at {most.at:%Y-%m-%d %H:%M:%S} UTC, {number(getattr(most, name))}"
-            told.append(f"{number(total)} {name}, {peak} per {step(report.bin_seconds)}")
-    return "; ".join(told) or counted(0, "event")
+            sentences.append(f"{number(total)} {name}, {peak} per {step(report.bin_seconds)}")
+    return "; ".join(sentences) or counted(0, "event")
 
 
 def label(text: str) -> str:
-    """Make text from outside short, and safe in a plot, where plotly takes tags and entities for markup."""
+    """Shorten untrusted text and escape it, since plotly reads tags and entities as markup."""
     shown = printable(text)
     cut = shown if len(shown) <= _LABEL_MAX else f"{shown[: _LABEL_MAX - 1]}…"
     return html.escape(cut, quote=False)

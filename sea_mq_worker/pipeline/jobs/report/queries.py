@@ -1,4 +1,4 @@
-"""Aggregates of events, messages and dead letters; what comes back is some thousand rows at most."""
+"""Aggregates of events, messages and dead letters; each returns at most some thousand rows."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -26,7 +26,7 @@ LARGEST = 20
 _GROUPS_MAX = 200
 _REASONS_MAX = 12
 _ATTEMPTS_MAX = 20
-"""More attempts than this count as so many."""
+"""Cap on the attempts shown: events with more attempts count as having this number."""
 _TEXT_MAX = 200
 _BINS_MAX = 240
 _STEPS = (1, 5, 15, 60, 300, 900, 3600, 4 * 3600, 86_400, 7 * 86_400)
@@ -36,7 +36,7 @@ _PERCENTILES = [0.5, 0.95, 0.99]
 
 @dataclass(frozen=True, slots=True)
 class Period:
-    """A stretch of time cut into bins, ``until`` not included."""
+    """A period, ``until`` not included, divided into bins."""
 
     since: datetime
     until: datetime
@@ -44,21 +44,21 @@ class Period:
 
     @classmethod
     def of(cls, since: datetime, until: datetime) -> "Period":
-        """Choose bins of a length that people count in, not too many to see."""
+        """Choose the shortest common bin length that gives at most 240 bins."""
         span = max(1.0, (until - since).total_seconds())
         fitting = (step for step in _STEPS if span / step <= _BINS_MAX)
         return cls(since, until, next(fitting, 86_400 * (1 + int(span / 86_400 / _BINS_MAX))))
 
-    def holds(self, column: str) -> Column:
-        """Tell whether a time is in it."""
+    def contains(self, column: str) -> Column:
+        """Return whether a time is in the period."""
         return (F.col(column) >= F.lit(self.since)) & (F.col(column) < F.lit(self.until))
 
     def bin(self, column: str) -> Column:
-        """Return the begin of the bin that a time is in, in seconds since 1970."""
+        """Return the begin of a time's bin, in seconds since 1970."""
         return (F.floor(F.unix_seconds(F.col(column)) / self.step) * self.step).cast("bigint")
 
     def begins(self) -> Iterator[datetime]:
-        """Return the begins of all bins, UTC."""
+        """Yield the begins of all bins, in UTC."""
         second = int(self.since.timestamp()) // self.step * self.step
         while second < self.until.timestamp():
             yield moment(second)
@@ -66,29 +66,29 @@ class Period:
 
 
 def moment(second: float) -> datetime:
-    """Return a time that Spark told in seconds since 1970."""
+    """Return the time of this number of seconds since 1970."""
     return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=second)
 
 
 def seconds_between(begin: str, end: str) -> Column:
-    """Return a duration; clocks of two machines may make it negative, that is shown as 0."""
+    """Return a duration; 0 if it is negative, because two machines' clocks differ."""
     micros = F.unix_micros(F.col(end)) - F.unix_micros(F.col(begin))
     return F.greatest(micros / F.lit(1e6), F.lit(0.0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Count:
-    """What happened in one bin; ``again``: after more than one attempt."""
+    """Counts of one bin; ``retried``: after more than one attempt."""
 
     count: int = 0
-    again: int = 0
+    retried: int = 0
     size: int = 0
     dead: int = 0
     archived: int = 0
 
 
 def moments(frame: DataFrame, times: Mapping[str, str], **measures: Column) -> DataFrame:
-    """Return a row for each of a row's times: what happened, when, and what is to be counted of it."""
+    """Return a row for each of a row's times: what happened, when, and the measures to count."""
     pairs = [F.struct(F.lit(what).alias("what"), F.col(time)) for what, time in times.items()]
     pair = F.explode(F.array(*(each.cast("struct<what: string, time: timestamp>") for each in pairs)))
     given = [column.alias(name) for name, column in measures.items()]
@@ -97,10 +97,10 @@ def moments(frame: DataFrame, times: Mapping[str, str], **measures: Column) -> D
 
 def counts(moments: DataFrame, period: Period) -> dict[tuple[str, datetime], Count]:
     """Count what happened (what, time, attempts, size, dead, archived) by kind and bin."""
-    inside = moments.where(period.holds("time")).groupBy("what", period.bin("time").alias("bin"))
+    inside = moments.where(period.contains("time")).groupBy("what", period.bin("time").alias("bin"))
     found = inside.agg(
         F.count("*").alias("count"),
-        F.count_if(F.col("attempts") > 1).alias("again"),
+        F.count_if(F.col("attempts") > 1).alias("retried"),
         F.coalesce(F.sum("size"), F.lit(0)).alias("size"),
         F.count_if("dead").alias("dead"),
         F.count_if("archived").alias("archived"),
@@ -113,7 +113,7 @@ def counts(moments: DataFrame, period: Period) -> dict[tuple[str, datetime], Cou
 
 
 def ended(frame: DataFrame, way: Way, begin: str, end: str) -> DataFrame:
-    """Return what has come to its end: way, when, how long it took, in how many attempts."""
+    """Return finished rows: way, end, duration in seconds, and attempts."""
     return frame.where(F.col(end).isNotNull()).select(
         F.lit(way).alias("way"),
         F.col(end).alias("end"),
@@ -123,12 +123,12 @@ def ended(frame: DataFrame, way: Way, begin: str, end: str) -> DataFrame:
 
 
 def latencies(ended: DataFrame, period: Period) -> list[LatencyFigures]:
-    """Return percentiles of each way by the bin of the end, and of the whole period."""
-    timed = ended.where(period.holds("end")).withColumn("bin", period.bin("end"))
+    """Return percentiles for each way: by bin of the end, and for the whole period."""
+    timed = ended.where(period.contains("end")).withColumn("bin", period.bin("end"))
     measures = (
         F.count("*").alias("count"),
         F.percentile_approx("seconds", _PERCENTILES, 10_000).alias("percentiles"),
-        F.max("seconds").alias("most"),
+        F.max("seconds").alias("longest"),
     )
     way, bin_ = F.col("way"), F.col("bin")
     grouped = timed.groupingSets([(way, bin_), (way,)], way, bin_).agg(*measures)
@@ -138,23 +138,23 @@ def latencies(ended: DataFrame, period: Period) -> list[LatencyFigures]:
             at=None if row["bin"] is None else moment(row["bin"]),
             count=row["count"],
             **dict(zip(("p50", "p95", "p99"), row["percentiles"], strict=True)),
-            most=row["most"],
+            longest=row["longest"],
         )
         for row in grouped.orderBy(F.desc("way"), "bin").collect()
     ]
 
 
 def attempts(ended: DataFrame, period: Period) -> list[Attempts]:
-    """Count what ended in the period by its way and attempts."""
+    """Count the rows that ended in the period, by way and attempts."""
     number = F.least("attempts", F.lit(_ATTEMPTS_MAX)).alias("attempts")
-    grouped = ended.where(period.holds("end")).groupBy("way", number).count()
+    grouped = ended.where(period.contains("end")).groupBy("way", number).count()
     rows = grouped.orderBy(F.desc("way"), "attempts").collect()
     return [Attempts(way=row["way"], attempts=row["attempts"], count=row["count"]) for row in rows]
 
 
 def shares(frame: DataFrame, period: Period, column: str) -> Shares:
     """Return the values of a column with the most events written in the period."""
-    written = frame.where(period.holds("created_at") & F.col(column).isNotNull())
+    written = frame.where(period.contains("created_at") & F.col(column).isNotNull())
     grouped = written.groupBy(column).agg(F.count("*").alias("count"), F.sum("size").alias("size"))
     rows = grouped.orderBy(F.desc("count"), F.desc("size"), column).limit(LARGEST).collect()
     return Shares(
@@ -164,12 +164,12 @@ def shares(frame: DataFrame, period: Period, column: str) -> Shares:
 
 
 def dead_events(frame: DataFrame, period: Period) -> list[Dead]:
-    """Count DEAD events by the beginning of their error, which is a code where the worker wrote it."""
+    """Count DEAD events by the beginning of their error; in the worker's errors this is a code."""
     reason = F.left(
-        F.substring_index(F.coalesce("publish_error", F.lit("no error noted")), ":", 1), F.lit(80)
+        F.substring_index(F.coalesce("publish_error", F.lit("no error recorded")), ":", 1), F.lit(80)
     )
     rows = (
-        frame.where(period.holds("created_at") & (F.col("state") == "DEAD"))
+        frame.where(period.contains("created_at") & (F.col("state") == "DEAD"))
         .groupBy(reason.alias("reason"), "event_type")
         .count()
         .orderBy(F.desc("count"), "reason", "event_type")
@@ -183,8 +183,8 @@ def dead_events(frame: DataFrame, period: Period) -> list[Dead]:
 
 
 def dead_letters(letters: DataFrame, period: Period) -> tuple[list[DeadLetters], list[DeadLetterBin], int]:
-    """Group dead letters (reason, subject, time) of the period; the third is how many there are."""
-    inside = letters.where(period.holds("time"))
+    """Return the period's dead letters by reason and subject, by reason and bin, and their number."""
+    inside = letters.where(period.contains("time"))
     rows = (
         inside.groupBy("reason", "subject")
         .agg(F.count("*").alias("count"), F.max(F.unix_seconds("time")).alias("latest"))
@@ -213,7 +213,7 @@ def dead_letters(letters: DataFrame, period: Period) -> tuple[list[DeadLetters],
 
 
 def backlog(waiting: DataFrame, at: datetime) -> list[BacklogCount]:
-    """Count rows (way, state, begin) by state and age at a moment."""
+    """Count rows (way, state, begin) by state and age at this time."""
     age = F.greatest(F.unix_seconds(F.lit(at)) - F.unix_seconds("begin"), F.lit(0))
     label = F.lit(AGES[-1])
     for limit, name in reversed(list(zip(_AGE_LIMITS, AGES, strict=False))):
@@ -237,9 +237,9 @@ def backlog(waiting: DataFrame, at: datetime) -> list[BacklogCount]:
 
 
 def stream_bins(gold: DataFrame, period: Period) -> list[StreamBin]:
-    """Count what gold tells of the period; a bin shorter than a minute holds the whole minute's events."""
+    """Count the gold table's events by bin; a bin shorter than a minute gets the whole minute's events."""
     rows = (
-        gold.where(period.holds("minute"))
+        gold.where(period.contains("minute"))
         .groupBy(period.bin("minute").alias("bin"), "context")
         .agg(F.sum("events").alias("count"))
         .orderBy("bin", "context")
@@ -249,7 +249,7 @@ def stream_bins(gold: DataFrame, period: Period) -> list[StreamBin]:
 
 
 def first_moment(frames: Sequence[tuple[DataFrame, str]], before: datetime) -> datetime | None:
-    """Return the earliest time in these columns, if there is one before ``before``."""
+    """Return the earliest time in these columns before ``before``; None if there is none."""
     times = reduce(
         DataFrame.unionAll, [frame.select(F.col(column).alias("time")) for frame, column in frames]
     )

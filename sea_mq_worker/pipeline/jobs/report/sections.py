@@ -1,4 +1,4 @@
-"""The parts of the page, from the summary to what it was made of."""
+"""The sections of the page, from the summary to the sources of the figures."""
 
 from collections.abc import Sequence
 from html import escape
@@ -29,12 +29,12 @@ from sea_mq_worker.pipeline.jobs.report.html_parts import (
 from sea_mq_worker.pipeline.jobs.report.model import Report, Share, Shares, Way
 from sea_mq_worker.pipeline.jobs.report.plots import Plot
 
-_VERDICTS: dict[Level, str] = {"bad": "Needs attention", "warn": "Worth a look", "good": "All is well"}
+_VERDICTS: dict[Level, str] = {"bad": "Needs attention", "warn": "Check", "good": "All is well"}
 _BADGES: dict[Level, str] = {"bad": "problem", "warn": "notice", "good": "fine"}
 
 
 def overview(report: Report) -> str:
-    """Return what is read in ten seconds: a verdict, why, and the sums."""
+    """Return the summary: a verdict, its reasons, and the totals."""
     found = findings(report)
     worst = found[0].level
     lines = "".join(
@@ -52,7 +52,7 @@ def overview(report: Report) -> str:
 
 
 def throughput(report: Report, plots: dict[str, Plot]) -> str:
-    """Return events by time."""
+    """Return the section of events by time."""
     ways: tuple[tuple[Way, str, tuple[str, str], str], ...] = (
         ("outbox", "Outbox", ("written", "published"), "No event was written or published in this period."),
         ("inbox", "Inbox", ("received", "processed"), "No message was received or processed in this period."),
@@ -77,18 +77,18 @@ def throughput(report: Report, plots: dict[str, Plot]) -> str:
         for way, title, names, nothing in ways
     ]
     about = (
-        f"Events per {step(report.bin_seconds)}, each counted at the moment when it was written, published, "
+        f"Events per {step(report.bin_seconds)}, each counted at the time when it was written, published, "
     )
     return section(
         "throughput",
         "Throughput",
-        f"{about}received or processed. The first and the last may be cut short by the period.",
+        f"{about}received or processed. The period may cut the first and the last interval short.",
         *cards,
     )
 
 
 def latency(report: Report, plots: dict[str, Plot]) -> str:
-    """Return how long it took."""
+    """Return the section of latencies."""
     ways: tuple[tuple[Way, str, str], ...] = (
         ("outbox", "Occurred to published", "No event was published in this period."),
         ("inbox", "Received to processed", "No message was processed in this period."),
@@ -103,18 +103,18 @@ def latency(report: Report, plots: dict[str, Plot]) -> str:
 
 
 def retries(report: Report, plots: dict[str, Plot]) -> str:
-    """Return what took more than one attempt."""
-    about = "Attempts until an event was published, or a message processed."
-    again = [each for each in report.attempts if each.attempts > 1]
-    if not again:
+    """Return the section of events that took more than one attempt."""
+    about = "Attempts until an event was published or a message was processed."
+    retried = [each for each in report.attempts if each.attempts > 1]
+    if not retried:
         return section(
             "retries",
             "Retries",
             about,
-            card("Attempts", empty("Everything went at the first attempt."), wide=True),
+            card("Attempts", empty("Every first attempt succeeded."), wide=True),
         )
     totals = report.totals
-    told = (
+    summary = (
         f"Published after a retry: {share(totals.outbox_retried, totals.published)}. "
         f"Processed after a retry: {share(totals.inbox_retried, totals.processed)}."
     )
@@ -131,21 +131,21 @@ def retries(report: Report, plots: dict[str, Plot]) -> str:
         plots,
         "attempts",
         drawn.attempts(report),
-        alternative=told,
-        table_=table("Events by attempts", ("what", "attempts", "events"), rows),
+        alternative=summary,
+        table_=table("Events by attempts", ("outcome", "attempts", "events"), rows),
     )
-    over_time = figure(plots, "retries", drawn.retries(report), alternative=told, table_=by_time)
+    over_time = figure(plots, "retries", drawn.retries(report), alternative=summary, table_=by_time)
     return section(
         "retries",
         "Retries",
-        f"{about} {told}",
+        f"{about} {summary}",
         card("More than one attempt", distribution),
         card("Over time", over_time),
     )
 
 
 def dead(report: Report, plots: dict[str, Plot]) -> str:
-    """Return what will never arrive by itself."""
+    """Return the section of dead events and dead letters."""
     if report.dead_letters:
         over_time = card("Dead letters over time", _letters_plot(report, plots))
         letters = card("Dead letters by reason and subject", _letters(report), wide=True)
@@ -167,19 +167,19 @@ def dead(report: Report, plots: dict[str, Plot]) -> str:
     )
     source = f"stream {report.dead_letter_source}" if report.dead_letter_source else "inbox table"
     about = (
-        "Dead events were given up before they were published. Dead letters are messages that the inbox "
-        f"gave up; they were read from the {source}."
+        "Dead events were given up before publication. Dead letters are messages that the worker gave up "
+        f"after receipt; they were read from the {source}."
     )
     events_card = card("Dead events", events)
     return section("dead", "Dead events and dead letters", about, over_time, events_card, letters)
 
 
 def largest(report: Report, plots: dict[str, Plot]) -> str:  # noqa: ARG001 - as the other parts
-    """Return what most events belong to."""
+    """Return the section of the ordering keys and event types with the most events."""
     return section(
         "largest",
         "Largest keys and types",
-        "Of the events written in this period; size is that of their payloads.",
+        "Share of the events written in this period; the size is that of their payloads.",
         card("Ordering keys", _shares(report, report.keys, "ordering key", "No event has an ordering key.")),
         card(
             "Event types", _shares(report, report.types, "event type", "No event was written in this period.")
@@ -188,8 +188,8 @@ def largest(report: Report, plots: dict[str, Plot]) -> str:  # noqa: ARG001 - as
 
 
 def backlog(report: Report, plots: dict[str, Plot]) -> str:
-    """Return what was not done."""
-    about = f"What was neither done nor dead at {moment(report.at)} UTC, whenever it was written or received."
+    """Return the section of the backlog."""
+    about = f"Events and messages neither finished nor dead at {moment(report.at)} UTC, of any age."
     if not report.backlog:
         return section(
             "backlog", "Backlog", about, card("By state and age", empty("Nothing waits."), wide=True)
@@ -199,38 +199,36 @@ def backlog(report: Report, plots: dict[str, Plot]) -> str:
         for each in report.backlog
     )
     counts = table("Backlog by state and age", ("state", "age", "events", "oldest"), rows)
-    told = f"{counted(sum(each.count for each in report.backlog), 'event')} by state and age"
-    plot = figure(plots, "backlog", drawn.backlog(report), alternative=told, table_=counts)
+    summary = f"{counted(sum(each.count for each in report.backlog), 'event')} by state and age"
+    plot = figure(plots, "backlog", drawn.backlog(report), alternative=summary, table_=counts)
     return section("backlog", "Backlog", about, card("By state and age", plot, wide=True))
 
 
 def streams(report: Report, plots: dict[str, Plot]) -> str:
-    """Return what the streams stored, where there is a lake to tell."""
+    """Return the section of messages that streams stored; empty without a lake."""
     if not report.lake:
         return ""
-    about = "Messages that were landed in the lake, at the minute when their stream stored them."
+    about = "Messages landed in the lake, by the minute when their stream stored them."
     if not report.stream_bins:
         return section(
             "streams", "Streams", about, card("By context", empty("None in this period."), wide=True)
         )
     rows = ((moment(each.at), each.context, each.count) for each in report.stream_bins)
     counts = table("Messages by time and context", ("from, UTC", "context", "messages"), rows)
-    told = counted(sum(each.count for each in report.stream_bins), "message")
-    plot = figure(plots, "streams", drawn.streams(report), alternative=told, table_=counts)
+    summary = counted(sum(each.count for each in report.stream_bins), "message")
+    plot = figure(plots, "streams", drawn.streams(report), alternative=summary, table_=counts)
     return section("streams", "Streams", about, card("By context", plot, wide=True))
 
 
 parts = (throughput, latency, retries, dead, largest, backlog, streams)
-"""In the order of the page."""
+"""The sections, in the order of the page."""
 
 
 def footer(report: Report) -> str:
-    """Return when and of what it was made."""
+    """Return the sources of the figures and their times."""
     letters = f"stream {report.dead_letter_source}" if report.dead_letter_source else "table inbox_messages"
     lake = (
-        f"; the lake's archive ({counted(report.totals.archived, 'event')} in it alone)"
-        if report.lake
-        else ""
+        f"; the lake's archive ({counted(report.totals.archived, 'event')} only there)" if report.lake else ""
     )
     entries = (
         ("Context", report.context),
@@ -238,10 +236,13 @@ def footer(report: Report) -> str:
         ("Tables read as of", f"{moment(report.at)} UTC, by PostgreSQL's clock"),
         ("Events", f"table outbox_events{lake}"),
         ("Dead letters", letters),
-        ("Left out", "payloads, ids, addresses and credentials; messages that were pruned from the inbox"),
+        (
+            "Not included",
+            "payloads, ids, addresses and credentials; messages that were pruned from the inbox",
+        ),
     )
     lines = "".join(f"<dt>{name}</dt><dd>{text(value)}</dd>" for name, value in entries)
-    return f'<footer class="card"><h2>What this was made of</h2><dl>{lines}</dl></footer>'
+    return f'<footer class="card"><h2>Sources</h2><dl>{lines}</dl></footer>'
 
 
 def _links(report: Report) -> Sequence[tuple[str, str]]:
@@ -291,20 +292,20 @@ def _latency(report: Report, plots: dict[str, Plot], way: Way, title: str, nothi
         [
             "whole period" if each.at is None else moment(each.at),
             each.count,
-            *(Figure(duration(seconds)) for seconds in (each.p50, each.p95, each.p99, each.most)),
+            *(Figure(duration(seconds)) for seconds in (each.p50, each.p95, each.p99, each.longest)),
         ]
         for each in report.latencies
         if each.way == way
     ]
-    told = (
+    summary = (
         f"p50 {duration(total.p50)}, p95 {duration(total.p95)}, p99 {duration(total.p99)}, "
-        f"longest {duration(total.most)}"
+        f"longest {duration(total.longest)}"
     )
-    return f'<p class="soft">Whole period: {told}</p>' + figure(
+    return f'<p class="soft">Whole period: {summary}</p>' + figure(
         plots,
         f"latency-{way}",
         drawn.latencies(report, way),
-        alternative=f"{title}: {told}",
+        alternative=f"{title}: {summary}",
         table_=table(f"{title} by time", ("from, UTC", "events", "p50", "p95", "p99", "longest"), rows),
     )
 
@@ -347,5 +348,5 @@ def _shares(report: Report, shares: Shares, name: str, nothing: str) -> str:
         )
 
     rest = shares.distinct - len(shares.largest)
-    more = f'<p class="soft">{number(rest)} more, none with more events.</p>' if rest else ""
+    more = f'<p class="soft">{number(rest)} others, none with more events.</p>' if rest else ""
     return table(f"Largest by {name}", (name, "events", "share", "size"), map(row, shares.largest)) + more

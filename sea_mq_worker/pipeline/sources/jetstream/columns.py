@@ -1,6 +1,6 @@
-"""Messages as the server sends them, turned into Arrow columns by the thousand.
+"""Convert raw messages to Arrow columns, thousands at a time.
 
-Header by header in Python this would cost more than all the rest of a read.
+Parsing each header in Python would cost more than the rest of a read.
 """
 
 from collections.abc import Sequence
@@ -13,11 +13,11 @@ DDL = (
     "stream string, created string, seq bigint, subject string, time timestamp, "
     "headers array<struct<key:string,value:string>>, data binary"
 )
-"""``created`` is the stream's creation time as the server tells it; ``headers`` are as received, in order,
-repeated names kept; bytes in them that are no UTF-8 are replaced by U+FFFD."""
+"""``created`` is the stream's creation time in the server's format. ``headers`` are as received: in order,
+with repeated names; bytes that are not UTF-8 become U+FFFD."""
 
 Frame: TypeAlias = tuple[bytes, bytes]
-"""Header block and body of a message, as they came from a direct get."""
+"""Header block and body of a message, as received from a direct get."""
 
 _PAIR = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.string())])
 _MOMENT = pa.timestamp("us", tz="UTC")
@@ -34,7 +34,7 @@ SCHEMA = pa.schema(
 )
 
 ADDED = b"Nats-Stream: "
-"""Begins the lines that the server adds behind a message's own; no later one can hold it."""
+"""First of the lines that the server adds after a message's own headers; no later line can contain it."""
 
 _OWN_FROM = len(b"NATS/1.0\r\n")
 _SUBJECT, _SEQ, _TIME = (
@@ -63,12 +63,12 @@ def to_batch(stream: str, created: str, frames: Sequence[Frame]) -> pa.RecordBat
 
 
 def moments(texts: pa.Array) -> pa.Array:
-    """Read RFC 3339 moments; what is finer than a microsecond is cut off."""
+    """Parse RFC 3339 times, truncated to microseconds."""
     return texts.cast(pa.timestamp("ns", tz="UTC")).cast(_MOMENT, safe=False)
 
 
 def headers_of(blocks: pa.Array) -> pa.Array:
-    """Split header blocks, each of lines that end in CRLF, into lists of key and value."""
+    """Split header blocks, whose lines end in CRLF, into lists of key and value."""
     lines = pc.split_pattern(blocks, b"\r\n")
     lengths = pc.list_value_length(lines)
     flat = pc.list_flatten(lines)
@@ -87,7 +87,7 @@ def _added(lines: pa.Array, line: int, skip: int) -> pa.Array:
 
 
 def _offsets(lengths: pa.Array, filled: pa.Array) -> pa.Array:
-    """Count the filled lines before each message's first line."""
+    """Return the number of non-empty lines before each message's first line."""
     counted = pa.concat_arrays([pa.array([0], pa.int32()), pc.cumulative_sum(filled.cast(pa.int32()))])
     ends = pc.cumulative_sum(lengths)
     return pa.concat_arrays([pa.array([0], pa.int32()), counted.take(ends)])
@@ -105,7 +105,7 @@ def _decoded(value: bytes) -> str:
 
 
 def _one_by_one(blocks: pa.Array) -> pa.Array:
-    """Take also lines that have no colon: all of such a line is the key."""
+    """Parse blocks that have lines without a colon; such a line becomes a key without a value."""
     return pa.array(
         [[_pair(line) for line in block.split(b"\r\n") if line] for block in blocks.to_pylist()],
         SCHEMA.field("headers").type,

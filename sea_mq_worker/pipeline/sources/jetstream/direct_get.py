@@ -1,8 +1,8 @@
-"""Messages as raw frames: what answers a batched direct get, past nats-py's own message objects.
+"""Batched direct gets that return raw frames, without nats-py's message objects.
 
-nats-py parses the headers of every message by an e-mail parser, which loses repeated names and costs more
-than all the rest of a read. The method that takes a parsed frame is not in its public API, which the pinned
-version and a test guard; a release without it is met by asking the leader, message by message.
+nats-py parses each message's headers with an e-mail parser, which loses repeated names and costs more than
+the rest of a read. The method that receives a frame is not in nats-py's public API; a pinned version and a
+test guard it. With a release that lacks it, the source reads from the leader, message by message.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from sea_mq_worker.domain.errors import BrokerUnavailableError, ContractError
 from sea_mq_worker.pipeline.sources.jetstream.columns import ADDED, Frame
 
 GIVES_FRAMES = hasattr(Client, "_process_msg")
-"""This nats-py lets frames be taken."""
+"""Whether this nats-py has the method that receives frames."""
 
 _SILENT_SECONDS_MAX = 10.0
 _STATUS_AT = len(b"NATS/1.0")
@@ -38,7 +38,7 @@ class DirectGet:
 
     @classmethod
     async def open(cls, connection: NatsConnection, stream: str) -> Self:
-        """Subscribe to the answers; the connection's end ends it."""
+        """Subscribe to the responses; the subscription ends with the connection."""
         direct = cls(connection, stream)
         own = await connection.client.subscribe(f"{direct._inbox}.*")
         stock = connection.client._process_msg  # noqa: SLF001
@@ -46,7 +46,7 @@ class DirectGet:
 
         async def process(sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
             if sid == own_id:
-                direct._take(subject, headers, data)
+                direct._receive(subject, headers, data)
             else:
                 await stock(sid, subject, reply, data, headers)
 
@@ -55,11 +55,11 @@ class DirectGet:
         return direct
 
     async def fetch(self, request: dict[str, Any]) -> list[Frame]:
-        """Return the messages that answer a request, in the stream's order; none where there are none.
+        """Return the messages of the response, in the stream's order; empty if nothing matches.
 
         Raises:
-            BrokerUnavailableError: the answer did not come, or not whole.
-            ContractError: the permission to ask is missing, or the server refuses the request.
+            BrokerUnavailableError: no response, or an incomplete one.
+            ContractError: the permission is missing, or the server refuses the request.
         """
         self._frames = []
         self._number += 1
@@ -79,7 +79,7 @@ class DirectGet:
             if ended.done():
                 return ended.result()
             if len(self._frames) == before:
-                raise BrokerUnavailableError(f"{self._subject}: the answer stopped before its end")
+                raise BrokerUnavailableError(f"{self._subject}: the response stopped before its end")
 
     def _judge(self, end: bytes) -> None:
         status = end[_STATUS_AT + 1 : _STATUS_AT + 4]
@@ -89,10 +89,10 @@ class DirectGet:
             return
         text = end.partition(b"\r\n")[0].decode(errors="replace")
         if status.startswith(b"4") and status not in {_NONE, b"429"}:
-            raise ContractError(f"{self._subject}: the server refuses to be asked: {text}")
-        raise BrokerUnavailableError(f"{self._subject}: the answer is not whole: {text}")
+            raise ContractError(f"{self._subject}: the server refuses the request: {text}")
+        raise BrokerUnavailableError(f"{self._subject}: the response is incomplete: {text}")
 
-    def _take(self, subject: bytes, headers: bytes, data: bytes) -> None:
+    def _receive(self, subject: bytes, headers: bytes, data: bytes) -> None:
         if subject != self._reply or self._ended is None:
             return
         if headers[_STATUS_AT : _STATUS_AT + 1] == b" " and ADDED not in headers:
@@ -105,7 +105,7 @@ class DirectGet:
         if self._ended is None or self._ended.done():
             return
         if event in {"disconnected", "connection_closed"}:
-            self._ended.set_exception(BrokerUnavailableError(f"the connection broke: {text}"))
+            self._ended.set_exception(BrokerUnavailableError(f"the connection was lost: {text}"))
         elif event == "denied" and text == self._subject.lower():
             self._ended.set_exception(
                 ContractError(f"the worker has no permission to publish to {self._subject}; grant it")

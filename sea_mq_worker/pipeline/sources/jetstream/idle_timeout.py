@@ -1,4 +1,4 @@
-"""How long the source waits for servers that are away."""
+"""Limit the time that the source waits for unavailable servers."""
 
 import asyncio
 import time
@@ -10,21 +10,21 @@ _PAUSE_SECONDS = 0.5
 
 
 class IdleTimeout:
-    """A minute without any progress, after which the trouble is passed on."""
+    """A minute without progress, after which the last error is raised."""
 
     def __init__(self) -> None:
         self.renew()
 
     def renew(self) -> None:
-        """Begin the minute anew: there was progress."""
+        """Restart the minute after progress."""
         self._deadline = time.monotonic() + _IDLE_TIMEOUT_SECONDS
 
-    async def pause(self, trouble: UnavailableError) -> None:
-        """Wait a little before the next attempt.
+    async def pause(self, error: UnavailableError) -> None:
+        """Wait half a second before the next attempt.
 
         Raises:
             UnavailableError: the minute is over.
         """
         if time.monotonic() > self._deadline:
-            raise trouble
+            raise error
         await asyncio.sleep(_PAUSE_SECONDS)

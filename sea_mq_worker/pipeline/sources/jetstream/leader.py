@@ -1,7 +1,7 @@
-"""What the leader of a stream holds, message by message: slow, and always right.
+"""Read from a stream's leader, message by message: slow, but always complete.
 
-A direct get may be answered by a replica that lags behind, or by a mirror that holds less. So what it leaves
-out is believed only when the leader says so too.
+A direct get may be answered by a replica that lags behind, or by a mirror that has fewer messages. So a gap
+in its response counts only if the leader confirms it.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ class Leader:
         self._largest = _ROUND_BYTES_MAX // _FIRST_ROUND_SEQUENCES
 
     async def first_denied(self, gaps: Sequence[tuple[int, int]]) -> int | None:
-        """Return where the first gap begins in which the leader does hold a message; None: it has none."""
+        """Return the begin of the first gap in which the leader has a message; None: there is no such gap."""
         for at in range(0, len(gaps), _AT_ONCE):
             some = gaps[at : at + _AT_ONCE]
             found = await asyncio.gather(*(self._next(first) for first, _ in some))
@@ -40,9 +40,9 @@ class Leader:
         return None
 
     async def read(self, first: int, last: int) -> tuple[list[Frame], int]:
-        """Read some messages from ``first`` on, none behind ``last``.
+        """Read some messages from ``first`` on, up to ``last`` at most.
 
-        Returns them, and the sequence to go on with.
+        Returns the messages, and the sequence at which to continue.
         """
         count = min(last - first + 1, _ROUND_SEQUENCES_MAX, max(1, _ROUND_BYTES_MAX // self._largest))
         end = first + count - 1
@@ -56,7 +56,7 @@ class Leader:
         return frames, chains[-1][1] or last + 1
 
     async def _chain(self, first: int, last: int) -> tuple[list[dict[str, Any]], int | None]:
-        """Go from message to message; the first one behind ``last`` tells how far nothing more comes."""
+        """Return the messages up to ``last``, and the next sequence that exists after it (None: end)."""
         found: list[dict[str, Any]] = []
         at = first
         while message := await self._next(at):
@@ -72,7 +72,7 @@ class Leader:
 
 
 def _frame(message: dict[str, Any]) -> Frame:
-    """Write a message as a direct get would have sent it."""
+    """Format a message as a direct get would have sent it."""
     own = base64.b64decode(message.get("hdrs", "")) or b"NATS/1.0\r\n\r\n"
     added = f"\r\nNats-Subject: {message['subject']}\r\nNats-Sequence: {message['seq']}\r\n"
     head = b"".join((own[:-2], ADDED, added.encode(), f"Nats-Time-Stamp: {message['time']}\r\n\r\n".encode()))

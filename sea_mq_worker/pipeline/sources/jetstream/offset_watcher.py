@@ -1,4 +1,4 @@
-"""Asks a stream's leader again and again how far the stream goes, over one connection."""
+"""Query a stream's end repeatedly over one connection."""
 
 import asyncio
 import threading
@@ -12,48 +12,48 @@ from sea_mq_worker.pipeline.sources.jetstream.state import open_connection
 from sea_mq_worker.settings import Settings
 
 _PACE_SECONDS = 0.1
-"""Spark asks a hundred times a second while there is nothing new."""
+"""Minimum time between two queries: Spark asks a hundred times a second while nothing is new."""
 
 
 class OffsetWatcher:
-    """A connection with a thread of its own, so that it lives on between two questions."""
+    """A connection with its own thread, which keeps it alive between queries."""
 
     def __init__(self, settings: Settings, stream: str) -> None:
         self._settings = settings
         self._stream = stream
         self._connection: NatsConnection | None = None
-        self._asked = float("-inf")
+        self._queried_at = float("-inf")
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name=f"watch {stream}", daemon=True)
         self._thread.start()
 
     def state(self) -> StreamInfo:
-        """Ask once, waiting as long as a minute for servers that are away.
+        """Query the leader once; wait up to a minute for unavailable servers.
 
         Raises:
-            UnavailableError: they did not come back.
-            ContractError: the stream is missing, or the server refuses the connection or the question.
+            UnavailableError: the servers stayed unavailable.
+            ContractError: the stream is missing, or the server refuses the connection or the request.
         """
         return asyncio.run_coroutine_threadsafe(self._state(), self._loop).result()
 
     def close(self) -> None:
-        """Close the connection and end the thread; nothing can be asked any more."""
+        """Close the connection and end the thread."""
         asyncio.run_coroutine_threadsafe(self._disconnect(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
 
     async def _state(self) -> StreamInfo:
-        await asyncio.sleep(self._asked + _PACE_SECONDS - time.monotonic())
-        patience = IdleTimeout()
+        await asyncio.sleep(self._queried_at + _PACE_SECONDS - time.monotonic())
+        idle = IdleTimeout()
         while True:
             try:
                 state = await stream_info(await self._connected(), self._stream)
             except UnavailableError as error:
                 await self._disconnect()
-                await patience.pause(error)
+                await idle.pause(error)
             else:
-                self._asked = time.monotonic()
+                self._queried_at = time.monotonic()
                 return state
 
     async def _connected(self) -> NatsConnection:

@@ -1,4 +1,4 @@
-"""The options of the source ``jetstream``; none of them holds a secret."""
+"""The options of the source ``jetstream``; none contains a secret."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,20 +18,19 @@ _NAMES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JetStreamOptions:
-    """What to read, and how.
+    """The messages to read, and how to read them.
 
     Attributes:
-        stream: its name.
-        created: the creation time that it must have, as the server tells it, whatever loss is allowed; any
-            unless given.
-        subject: only messages on it; wildcards as in NATS.
-        start_seq: the first sequence to read; the first there is unless given.
-        end_seq: the last sequence to read; the last there is when the read is planned unless given.
-        rows_per_partition: sequences that one task reads.
-        fail_on_data_loss: refuse to go on where messages are gone that were to be read.
-        starting_offset: where a new streaming query begins: ``earliest``, ``latest`` or a sequence.
-        rows_per_batch: the most sequences in a micro-batch; all there are unless given.
-        access: where the settings are.
+        stream: name of the stream.
+        created: required creation time of the stream, in the server's format, even if loss is allowed.
+        subject: subject of the messages, with NATS wildcards; empty: all.
+        start_seq: first sequence to read; None: the stream's first.
+        end_seq: last sequence to read; None: the stream's last at planning.
+        rows_per_partition: number of sequences that one task reads.
+        fail_on_data_loss: raise an error if messages were deleted before they could be read.
+        starting_offset: begin of a new streaming query: ``earliest``, ``latest`` or a sequence.
+        rows_per_batch: maximum number of sequences in a micro-batch; None: no limit.
+        access: options that locate the settings.
     """
 
     stream: str
@@ -47,20 +46,22 @@ class JetStreamOptions:
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> "JetStreamOptions":
-        """Read Spark's options, whose names have no case.
+        """Parse Spark's options, whose names ignore case.
 
         Raises:
-            PipelineError: one is unknown, wrong or missing.
+            PipelineError: an option is unknown, wrong or missing.
         """
         options = {name.lower(): value for name, value in given.items()}
         if unknown := sorted(options.keys() - {name.lower() for name in _NAMES}):
-            raise PipelineError(f"jetstream: there is no option {unknown[0]}; there are {', '.join(_NAMES)}")
+            raise PipelineError(
+                f"jetstream: unknown option {unknown[0]}; expected one of {', '.join(_NAMES)}"
+            )
         stream = options.get("stream", "").strip()
         if not stream or any(sign in stream for sign in " .*>"):
-            raise PipelineError("jetstream: the option stream has to be the name of a stream")
+            raise PipelineError("jetstream: the option stream must be the name of a stream")
         subject = options.get("subject", "").strip()
         if any(map(str.isspace, subject)):
-            raise PipelineError("jetstream: the option subject has to be a subject, which has no spaces")
+            raise PipelineError("jetstream: the option subject must be a subject without spaces")
         return cls(
             stream=stream,
             created=options.get("created") or None,
@@ -76,14 +77,14 @@ class JetStreamOptions:
 
     @property
     def one_stream(self) -> bool:
-        """A stream of another creation time is an error, never a place to go on."""
+        """Whether a stream with another creation time is an error."""
         return self.fail_on_data_loss or self.created is not None
 
     def settings(self) -> Settings:
-        """Load the settings of the process that this runs in.
+        """Load the settings in this process.
 
         Raises:
-            SettingsError: one is missing or wrong here.
+            SettingsError: a setting is missing or wrong in this process.
         """
         return executor_settings(self.access, needs=("nats_url",))
 
@@ -93,14 +94,14 @@ def _number(options: Mapping[str, str], name: str, *, least: int = 1) -> int | N
     if text is None:
         return None
     if not text.strip().isdecimal() or int(text) < least:
-        raise PipelineError(f"jetstream: the option {name} has to be a whole number from {least} on")
+        raise PipelineError(f"jetstream: the option {name} must be a whole number, at least {least}")
     return int(text)
 
 
 def _flag(options: Mapping[str, str], name: str) -> bool:
     text = options.get(name.lower(), "true").strip().lower()
     if text not in {"true", "false"}:
-        raise PipelineError(f"jetstream: the option {name} has to be true or false")
+        raise PipelineError(f"jetstream: the option {name} must be true or false")
     return text == "true"
 
 
@@ -110,6 +111,6 @@ def _starting_offset(options: Mapping[str, str]) -> Literal["earliest", "latest"
         return "latest" if text == "latest" else "earliest"
     if not text.isdecimal() or int(text) < 1:
         raise PipelineError(
-            "jetstream: the option startingOffset has to be earliest, latest or a sequence from 1 on"
+            "jetstream: the option startingOffset must be earliest, latest or a sequence from 1 on"
         )
     return int(text)

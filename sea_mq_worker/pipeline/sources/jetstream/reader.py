@@ -1,4 +1,4 @@
-"""Reads one stretch of a stream in one task: every message of it once, in order, or an error."""
+"""Read a range of a stream's sequences in one task: each message once, in order, or an error."""
 
 import asyncio
 from bisect import bisect_left, bisect_right
@@ -27,10 +27,10 @@ _BATCHES_SINCE = (2, 11)
 
 @dataclass
 class SequenceRange(InputPartition):
-    """Sequences ``first`` to ``last``, both included, of the stream that was created then.
+    """Sequences ``first`` to ``last``, both included, of the stream with this creation time.
 
-    ``floats``: what is wanted begins wherever the stream begins. Its head may go until it is read, as limits
-    on age take messages all the time; nothing before it was read, so nothing is missing in between.
+    ``floats``: the range begins at the stream's first message, whichever that is when the task reads. The
+    stream's age limit may remove messages until then; nothing before them was read, so no gap arises.
     """
 
     created: str
@@ -40,7 +40,7 @@ class SequenceRange(InputPartition):
 
 
 def split_range(created: str, first: int, last: int, *, size: int, floats: bool) -> Sequence[SequenceRange]:
-    """Cut a range into stretches of ``size``, the first of which may float; an empty range is one of none."""
+    """Split a range into parts of ``size``, the first of which may float; an empty range is one part."""
     starts = range(first, last + 1, size) or (first,)
     return [
         SequenceRange(created, start, min(start + size - 1, last), floats=floats and start == first)
@@ -49,14 +49,14 @@ def split_range(created: str, first: int, last: int, *, size: int, floats: bool)
 
 
 def read_range(options: JetStreamOptions, sequences: SequenceRange) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a stretch.
+    """Yield the rows of a range.
 
-    Servers that are away are waited for as long as a minute; the read goes on behind the last row.
+    If the servers are unavailable, wait up to a minute, and continue after the last row.
 
     Raises:
-        UnavailableError: they did not come back.
-        ContractError: the server refuses the connection or the request, or the stream is gone.
-        DataLossError: messages are gone that were to be read.
+        UnavailableError: the servers stayed unavailable.
+        ContractError: the server refuses the connection or the request, or the stream is missing.
+        DataLossError: messages were deleted before they were read.
     """
     if sequences.first > sequences.last:
         return
@@ -78,7 +78,7 @@ async def _resumed(
 ) -> AsyncGenerator[pa.RecordBatch, None]:
     settings = options.settings()
     at = sequences.first
-    patience = IdleTimeout()
+    idle = IdleTimeout()
     while True:
         try:
             async with connected(settings) as connection:
@@ -87,15 +87,15 @@ async def _resumed(
                     batch, at = await read.step(at)
                     if batch.num_rows:
                         yield batch
-                    patience.renew()
+                    idle.renew()
                 await read.check_end()
                 return
         except UnavailableError as error:
-            await patience.pause(error)
+            await idle.pause(error)
 
 
 class _Read:
-    """A stretch over one connection."""
+    """A range read over one connection."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class _Read:
     async def open(
         cls, connection: NatsConnection, options: JetStreamOptions, sequences: SequenceRange
     ) -> Self:
-        """Choose how to read: by batches from any replica, or from the leader where there are none."""
+        """Read batches from any replica if the stream and the server allow it, otherwise from the leader."""
         state = await stream_info(connection, options.stream)
         quick = GIVES_FRAMES and state.allow_direct and connection.server_version >= _BATCHES_SINCE
         direct = await DirectGet.open(connection, options.stream) if quick else None
@@ -127,20 +127,20 @@ class _Read:
         return read
 
     async def step(self, at: int) -> tuple[pa.RecordBatch, int]:
-        """Read some rows from ``at`` on; return them and where to go on."""
+        """Return some rows from ``at`` on, and the sequence at which to continue."""
         if self._direct:
             found = self._found(at, await self._direct.fetch(self._request(at)))
             denied = await self._leader.first_denied(found.gaps)
             if denied is None or denied > at:
-                return await self._believed(found.before(denied))
+                return await self._checked(found.before(denied))
         frames, following = await self._leader.read(at, self._sequences.last)
-        return await self._believed(self._found(at, frames, following))
+        return await self._checked(self._found(at, frames, following))
 
     async def check_end(self) -> None:
-        """Make sure that it was one and the same stream until now.
+        """Check that the stream was not replaced during the read.
 
         Raises:
-            DataLossError: it was not.
+            DataLossError: the stream was replaced.
         """
         self._check(await stream_info(self._connection, self._options.stream))
 
@@ -150,7 +150,7 @@ class _Read:
         return {"seq": at, "batch": rows, "max_bytes": _BATCH_BYTES, **subject}
 
     def _found(self, at: int, frames: Sequence[Frame], following: int | None = None) -> "_Found":
-        """Drop what is behind the stretch; where nothing follows a message, nothing follows in the stream."""
+        """Drop messages after the range, and work out how far the batch reaches."""
         last = self._sequences.last
         batch = to_batch(self._options.stream, self._created, frames)
         seqs = batch.column("seq").to_pylist()
@@ -159,7 +159,7 @@ class _Read:
         end = following or (seqs[-1] + 1 if ends_here else last + 1)
         return _Found(at, batch.slice(0, kept), seqs[:kept], min(end, last + 1))
 
-    async def _believed(self, found: "_Found") -> tuple[pa.RecordBatch, int]:
+    async def _checked(self, found: "_Found") -> tuple[pa.RecordBatch, int]:
         if found.gaps and self._options.fail_on_data_loss:
             state = await stream_info(self._connection, self._options.stream)
             self._check(state)
@@ -179,7 +179,7 @@ class _Read:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What was found from ``start`` on, before ``end``."""
+    """Messages found from ``start`` on, before ``end``."""
 
     start: int
     batch: pa.RecordBatch
@@ -188,14 +188,14 @@ class _Found:
 
     @property
     def gaps(self) -> list[tuple[int, int]]:
-        """First and last sequence of each run that was not there."""
+        """First and last sequence of each run of missing messages."""
         if len(self.seqs) == self.end - self.start:
             return []
         edges = zip([self.start - 1, *self.seqs], [*self.seqs, self.end], strict=True)
         return [(before + 1, after - 1) for before, after in edges if after - before > 1]
 
     def before(self, seq: int | None) -> "_Found":
-        """Return only what is before a sequence, everything where there is none."""
+        """Return only the messages before a sequence; None: all."""
         if seq is None:
             return self
         kept = bisect_left(self.seqs, seq)

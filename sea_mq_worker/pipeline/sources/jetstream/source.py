@@ -1,7 +1,7 @@
 """The Spark data source ``jetstream``: a stream's messages as rows, in one read or as a streaming query.
 
 Needs the permissions to publish to ``$JS.API.STREAM.INFO``, ``$JS.API.STREAM.MSG.GET`` and
-``$JS.API.DIRECT.GET`` of the stream, on the driver and on the executors; it leaves nothing on the server.
+``$JS.API.DIRECT.GET`` of the stream, on the driver and on the executors. It changes nothing on the server.
 """
 
 from collections.abc import Iterator
@@ -23,17 +23,17 @@ class JetStreamSource(DataSource):
     """``spark.read.format("jetstream").option("stream", "SEA_EVENTS")``; see JetStreamOptions."""
 
     def __init__(self, options: dict[str, str]) -> None:
-        """Take the options; a wrong one is an error at once.
+        """Parse the options; a wrong option is an error immediately.
 
         Raises:
-            PipelineError: one is unknown, wrong or missing.
+            PipelineError: an option is unknown, wrong or missing.
         """
         super().__init__(options)
         self._chosen = JetStreamOptions.of(options)
 
     @classmethod
     def name(cls) -> str:
-        """Return what ``format`` takes."""
+        """Return the name for ``format``."""
         return "jetstream"
 
     def schema(self) -> str:
@@ -50,16 +50,16 @@ class JetStreamSource(DataSource):
 
 
 class JetStreamReader(DataSourceReader):
-    """Reads what the stream holds at the time of planning, cut into stretches that are read side by side."""
+    """Reads the messages that the stream has at planning, in ranges that tasks read in parallel."""
 
     def __init__(self, options: JetStreamOptions) -> None:
         self._options = options
 
     def partitions(self) -> list[InputPartition]:
-        """Ask the stream where it begins and ends, and share it out.
+        """Divide the stream's sequences among tasks.
 
         Raises:
-            DataLossError: it does not hold what the options ask for.
+            DataLossError: the stream does not have the requested sequences.
         """
         state = stream_state(self._options.settings(), self._options.stream)
         first, last = _wanted(self._options, state)
@@ -67,7 +67,7 @@ class JetStreamReader(DataSourceReader):
         return list(split_range(state.created, first, last, size=size, floats=floats))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of one stretch."""
+        """Yield the rows of one range."""
         assert isinstance(partition, SequenceRange)  # noqa: S101 - of partitions()
         return read_range(self._options, partition)
 

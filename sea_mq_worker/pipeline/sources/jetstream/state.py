@@ -1,4 +1,4 @@
-"""What a stream's leader says of the stream: for whoever plans what to read."""
+"""Query a stream's leader about the stream and its messages."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -20,34 +20,34 @@ _T = TypeVar("_T")
 
 
 def stream_state(settings: Settings, stream: str) -> StreamInfo:
-    """Ask the leader about a stream.
+    """Return the leader's state of a stream.
 
     Raises:
         BrokerUnavailableError: there is no answer now.
         ContractError: the stream is missing, or the settings do not let the pipeline ask.
     """
-    return _asked(settings, lambda connection: stream_info(connection, stream))
+    return _query(settings, lambda connection: stream_info(connection, stream))
 
 
 def message_time(settings: Settings, stream: str, seq: int) -> datetime | None:
-    """Ask the leader when a message was stored; None: the stream does not hold it.
+    """Return when a message was stored; None: the stream does not have it.
 
     Raises:
         BrokerUnavailableError: there is no answer now.
         ContractError: the stream is missing, or the settings do not let the pipeline ask.
     """
 
-    async def ask(connection: NatsConnection) -> datetime | None:
+    async def query(connection: NatsConnection) -> datetime | None:
         message = await stored_message(connection, stream, {"seq": seq})
         return None if message is None else datetime.fromisoformat(message["time"])
 
-    return _asked(settings, ask)
+    return _query(settings, query)
 
 
 async def stored_message(
     connection: NatsConnection, stream: str, which: dict[str, Any]
 ) -> dict[str, Any] | None:
-    """Ask the leader for a message, as STREAM.MSG.GET has it; None: the leader holds no such message."""
+    """Return a message in the format of STREAM.MSG.GET; None: the leader has no such message."""
     try:
         answer = await api(connection, f"STREAM.MSG.GET.{stream}", which)
     except ApiRefusedError as error:
@@ -59,7 +59,7 @@ async def stored_message(
 
 
 async def open_connection(settings: Settings) -> NatsConnection:
-    """Connect to NATS; who waits for an answer there is told of trouble by its error.
+    """Connect to NATS; a failure reaches each pending request as its error.
 
     Raises:
         BrokerUnavailableError: no server answers.
@@ -75,7 +75,7 @@ async def open_connection(settings: Settings) -> NatsConnection:
 
 @asynccontextmanager
 async def connected(settings: Settings) -> AsyncIterator[NatsConnection]:
-    """Connect for the length of a block."""
+    """Provide a connection during the block."""
     connection = await open_connection(settings)
     try:
         yield connection
@@ -83,9 +83,9 @@ async def connected(settings: Settings) -> AsyncIterator[NatsConnection]:
         await connection.close()
 
 
-def _asked(settings: Settings, question: Callable[[NatsConnection], Awaitable[_T]]) -> _T:
-    async def ask() -> _T:
+def _query(settings: Settings, request: Callable[[NatsConnection], Awaitable[_T]]) -> _T:
+    async def query() -> _T:
         async with connected(settings) as connection:
-            return await question(connection)
+            return await request(connection)
 
-    return asyncio.run(ask())
+    return asyncio.run(query())

@@ -1,11 +1,11 @@
 """``spark.readStream.format("jetstream")``: a stream's messages in micro-batches.
 
-An offset is the stream's name, its creation time and the next sequence. Messages that went before they were
-read, a stream that was made again, and one that was restored to an older state end the query with a
-DataLossError, unless the option failOnDataLoss=false says to go on with what is there.
+An offset is the stream's name, its creation time and the next sequence. The query ends with a DataLossError
+if messages were deleted before they were read, or if the stream was created again or restored to an older
+state. With the option failOnDataLoss=false it continues with the messages that remain.
 
 The first micro-batch of a query is empty, so a query with Trigger.Once, which Spark has deprecated, reads
-nothing the first time; Trigger.AvailableNow reads all that is there.
+nothing the first time; Trigger.AvailableNow reads everything.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,9 +31,9 @@ from sea_mq_worker.pipeline.sources.jetstream.reader import SequenceRange, read_
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a query stands: everything before ``next`` is read.
+    """A query's position: everything before ``next`` is read.
 
-    ``floats``: nothing is read yet, and the query begins wherever the stream does.
+    ``floats``: nothing is read yet, and the query begins at the stream's first message, whichever that is.
     """
 
     stream: str
@@ -43,10 +43,10 @@ class Position:
 
     @classmethod
     def of(cls, offset: Mapping[str, Any], options: JetStreamOptions) -> Self:
-        """Read an offset of Spark's.
+        """Parse an offset from Spark.
 
         Raises:
-            PipelineError: it is of another stream.
+            PipelineError: the offset is of another stream.
         """
         if offset["stream"] != options.stream:
             raise PipelineError(
@@ -56,9 +56,9 @@ class Position:
         return cls(offset["stream"], offset["created"], int(offset["next"]), floats="floats" in offset)
 
     def offset(self) -> dict[str, Any]:
-        """Return what Spark keeps."""
-        told = {"stream": self.stream, "created": self.created, "next": self.next}
-        return told | {"floats": True} if self.floats else told
+        """Return the offset that Spark stores."""
+        offset = {"stream": self.stream, "created": self.created, "next": self.next}
+        return offset | {"floats": True} if self.floats else offset
 
 
 class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -80,27 +80,27 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         at = begins if isinstance(begins, int) else ends[begins]
         created = self._options.created or state.created
         wanted = Position(state.name, created, at, floats=begins == "earliest")
-        return self._tenable(wanted, state).offset()
+        return self._valid(wanted, state).offset()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """Return how much a micro-batch takes at most."""
+        """Return the limit of a micro-batch."""
         rows = self._options.rows_per_batch
         return ReadMaxRows(rows) if rows else ReadAllAvailable()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Return where the next micro-batch ends.
 
-        Of a query's first one Spark keeps the end alone; where the query began would be found anew, and
-        elsewhere, after a crash. So the first one is empty: its end is the beginning.
+        Of a query's first micro-batch Spark stores only the end. After a crash it would compute the begin
+        again, with another result. So the first one is empty: its end is the query's begin.
 
         Raises:
-            DataLossError: the stream does not go on from where the query stands.
+            DataLossError: the stream does not continue from the query's position.
         """
         if self._begins:
             self._begins = False
             return start
         state = self._state()
-        at = self._tenable(Position.of(start, self._options), state)
+        at = self._valid(Position.of(start, self._options), state)
         target = self._target or _end_of(state)
         if at.created != target.created or at.next > target.next:
             return start
@@ -110,15 +110,15 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return Position(at.stream, at.created, end).offset() if end > at.next else at.offset()
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
-        """Return where the stream ended just now: Spark's progress shows how far behind the query is."""
+        """Return the stream's latest end, from which Spark computes how far behind the query is."""
         return _end_of(self._seen or self._state()).offset()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Keep where the stream ends now: a query that takes what is there ends there."""
+        """Remember the stream's present end, where a query with this trigger stops."""
         self._target = _end_of(self._state())
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Share a micro-batch out."""
+        """Divide a micro-batch among tasks."""
         self._begins = False
         first, after = Position.of(start, self._options), Position.of(end, self._options)
         at = first.next
@@ -130,7 +130,7 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return split_range(after.created, at, after.next - 1, size=size, floats=first.floats)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of one stretch."""
+        """Yield the rows of one range."""
         assert isinstance(partition, SequenceRange)  # noqa: S101 - of partitions()
         return read_range(self._options, partition)
 
@@ -146,8 +146,8 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._seen = self._watch.state()
         return self._seen
 
-    def _tenable(self, at: Position, state: StreamInfo) -> Position:
-        """Return a position that the stream has: the same one, unless loss is allowed."""
+    def _valid(self, at: Position, state: StreamInfo) -> Position:
+        """Return a position that the stream has: the same, or the nearest if loss is allowed."""
         fails = self._options.fail_on_data_loss
         if at.created != state.created:
             if self._options.one_stream:
@@ -164,7 +164,7 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return at
 
     def _first_of(self, before: Position, after: Position) -> int:
-        """Return where a micro-batch begins that goes from one stream to its successor, or floats."""
+        """Return the begin of a micro-batch that floats, or crosses from one stream to its successor."""
         state = self._state()
         if state.created == after.created and before.floats:
             return max(before.next, state.first_seq)

@@ -1,6 +1,6 @@
-"""Connections that read much of PostgreSQL as Arrow, by the same DSN as the worker's.
+"""Connections that read PostgreSQL tables as Arrow, by the worker's DSN.
 
-The driver is imported where it connects: it brings pandas, which takes longer to import than all the rest,
+The driver is imported only when it connects: it imports pandas, which takes longer than all other imports,
 and most processes of a job read no table.
 """
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from adbc_driver_manager import dbapi as adbc
 
 Cursor: TypeAlias = Any
-"""A cursor of ADBC's, which are not typed."""
+"""An ADBC cursor; ADBC has no types for it."""
 
 ONE_MOMENT = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"
-"""All statements see the same; to be said first."""
+"""Makes all statements see the same snapshot; must be the transaction's first statement."""
 
 _UNLIMITED = {"statement_timeout": "0", "idle_in_transaction_session_timeout": "0"}
-"""A read lasts as long as Spark takes the rows, whatever limit the role has for its daily work."""
+"""Overrides the role's time limits, since a read lasts as long as Spark takes the rows."""
 
 _DEFAULT_PORT = 5432
 _DEFAULTS = {
@@ -47,9 +47,9 @@ _LIBPQ = frozenset(
         *("krbsrvname", "gsslib"),
     }
 )
-"""What a DSN may say that is for the client; asyncpg hands all else to the server."""
+"""A DSN's parameters for the client; asyncpg passes all others to the server."""
 
-_SAID = re.compile(r"(?:ERROR|FATAL):\s+(.+)")
+_ERROR_TEXT = re.compile(r"(?:ERROR|FATAL):\s+(.+)")
 _LOGIN = re.compile(r"(?:authentication failed|does not exist|no password supplied)")
 _MIGRATE = "; run `python -m sea_mq_worker migrate`"
 _MISSING = ("3F000", "42P01", "42703")
@@ -60,16 +60,16 @@ _QUOTING_CLASS = "22"
 def connected(settings: Settings, *, purpose: str) -> Iterator[Cursor]:
     """Provide a cursor inside a transaction, which ends with the block.
 
-    The transaction is the driver's own: where it is left to commit by itself, it does so after each statement
-    with parameters, also inside a transaction that a statement began.
+    The driver manages the transaction: in autocommit mode it would commit after each statement with
+    parameters, also inside a transaction that a statement began.
 
     Args:
-        settings: those of this process.
-        purpose: shows in pg_stat_activity.
+        settings: the settings of this process.
+        purpose: shown in pg_stat_activity.
 
     Raises:
-        StoreUnavailableError: PostgreSQL cannot be reached, or went away.
-        ContractError: it refuses the user, or a table is missing.
+        StoreUnavailableError: PostgreSQL cannot be reached, or the connection was lost.
+        ContractError: PostgreSQL refuses the user, or a table is missing.
         PipelineError: the snapshot is gone.
     """
     uri = libpq_uri(
@@ -87,26 +87,26 @@ def connected(settings: Settings, *, purpose: str) -> Iterator[Cursor]:
 
 
 def record_batches(cursor: Cursor) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of the statement that was executed.
+    """Yield the rows of the executed statement.
 
     Raises:
         StoreUnavailableError: the connection was lost, or the server ended the statement.
     """
     try:
         yield from cursor.fetch_record_batch()
-    except OSError as error:  # what Arrow makes of a driver's error in the middle of a stream
+    except OSError as error:  # Arrow's form of a driver's error in the middle of a stream
         reason = str(error).splitlines()[0]
-        raise StoreUnavailableError(f"PostgreSQL ended a read before its end: {reason}") from None
+        raise StoreUnavailableError(f"PostgreSQL ended a read early: {reason}") from None
 
 
 def libpq_uri(dsn: str, *, schema: str, purpose: str) -> str:
-    """Return the DSN as libpq reads it, with the session's settings in it.
+    """Return the DSN in libpq's form, with the session's settings.
 
-    Everything stands in the query: asyncpg and libpq part the rest of a URL differently where a user or a
-    password has characters of its own.
+    All parameters are in the URL's query: asyncpg and libpq split the rest of a URL differently if a user or
+    password has special characters.
 
     Raises:
-        ContractError: it is not a DSN; the text shows nothing of it.
+        ContractError: the text is not a DSN; the error does not show it.
     """
     try:
         given = _parameters(dsn)
@@ -120,7 +120,7 @@ def libpq_uri(dsn: str, *, schema: str, purpose: str) -> str:
 
 
 def _parameters(dsn: str) -> dict[str, str]:
-    """Read a DSN as asyncpg does."""
+    """Parse a DSN as asyncpg does."""
     rest, named = postgres_address(dsn)
     parts = urlsplit(rest)
     user, _, password = parts.netloc.removesuffix("@").partition(":")
@@ -146,7 +146,7 @@ def _escaped(value: str) -> str:
 
 @contextmanager
 def _translated() -> Iterator[None]:
-    """Raise the domain's errors; of the driver's texts only what shows neither rows nor the DSN is kept."""
+    """Raise the domain's errors, without parts of the driver's texts that could show rows or the DSN."""
     from adbc_driver_manager import dbapi as adbc  # noqa: PLC0415 - see above
 
     try:
@@ -157,8 +157,8 @@ def _translated() -> Iterator[None]:
 
 def _meaning(error: "adbc.Error") -> WorkerError:
     state = error.sqlstate or ""
-    said = _SAID.search(str(error))
-    text = said[1].strip() if said else ""
+    found = _ERROR_TEXT.search(str(error))
+    text = found[1].strip() if found else ""
     if "snapshot" in text:
         return PipelineError(
             f"PostgreSQL: {text}: the session that holds the snapshot has ended (a restart, a lost"

@@ -1,7 +1,7 @@
-"""Turns the options of the sources ``outbox`` and ``inbox`` into a statement, each value checked or hidden.
+"""Build a statement from the options of the sources ``outbox`` and ``inbox``; no option can inject SQL.
 
-COPY, which is how ADBC reads, takes no parameters. So a time or an id is read and written anew, and a text
-goes as hexadecimal digits: nothing that an option says is ever SQL.
+ADBC reads by COPY, which takes no parameters. So times and ids are parsed and formatted again, and texts are
+passed as hexadecimal digits.
 """
 
 import json
@@ -17,10 +17,10 @@ from sea_mq_worker.domain.events import EventState
 from sea_mq_worker.pipeline.errors import PipelineError
 
 FIRST_TIME = datetime(2, 1, 1, tzinfo=UTC)
-"""The earliest moment that is told exactly: Python knows no earlier one in every time zone."""
+"""The earliest time that is read exactly: Python has no earlier one in every time zone."""
 
 LAST_TIME = datetime(9998, 12, 31, 23, 59, 59, 999999, tzinfo=UTC)
-"""The latest moment that is told exactly."""
+"""The latest time that is read exactly."""
 
 _SNAPSHOT = re.compile(r"[0-9A-F]{1,16}(-[0-9A-F]{1,16}){1,3}")
 _COMMON = frozenset(
@@ -31,12 +31,12 @@ _PAGES_PER_PARTITION = 4096
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """An option that chooses rows by one column.
+    """An option that filters rows by one column.
 
     Attributes:
-        column: its name in the table.
-        operator: of SQL; ``any`` for one of several values, given as a JSON list.
-        kind: what a value is: time, text, uuid or state.
+        column: the column's name in the table.
+        operator: a SQL operator, or ``any`` for a JSON list of values.
+        kind: type of the value: time, text, uuid or state.
     """
 
     column: str
@@ -46,7 +46,7 @@ class Filter:
 
 @dataclass(frozen=True, slots=True)
 class SourceTable:
-    """A table as the source shows it: columns with their kinds, and the options that choose rows."""
+    """A table of the source: columns with their kinds, and the options that filter rows."""
 
     name: str
     columns: Mapping[str, str]
@@ -63,7 +63,7 @@ DDL = {
     "bytes": "binary",
     "time": "timestamp",
 }
-"""Spark's types of the kinds of columns."""
+"""Spark's type for each kind of column."""
 
 OUTBOX = SourceTable(
     name="outbox_events",
@@ -138,16 +138,16 @@ INBOX = SourceTable(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableQuery:
-    """What one DataFrame reads.
+    """The read of one DataFrame.
 
     Attributes:
-        table: which.
-        columns: their names, in order.
-        conditions: SQL, all of which must hold.
-        snapshot: the exported snapshot; empty: none.
-        partition: the only leaf of the table that is read; empty: all are.
-        pages: the first page and the page behind the last, of each leaf; None: up to its end.
-        pages_per_partition: how many pages one task reads; None: one task reads all.
+        table: the table.
+        columns: names of the columns, in order.
+        conditions: SQL conditions, joined by AND.
+        snapshot: ID of the exported snapshot; empty: none.
+        partition: the only leaf to read; empty: all leaves.
+        pages: first page, and the page after the last (None: to the end), of each leaf.
+        pages_per_partition: number of pages that one task reads; None: one task reads all.
     """
 
     table: SourceTable
@@ -160,16 +160,16 @@ class TableQuery:
 
     @property
     def ddl(self) -> str:
-        """The schema as Spark takes it."""
+        """The schema in Spark's DDL."""
         return ", ".join(f"{name} {DDL[self.table.columns[name]]}" for name in self.columns)
 
     @property
     def is_whole(self) -> bool:
-        """Whether one statement reads all there is."""
+        """Whether one statement reads the whole table."""
         return self.pages_per_partition is None and self.pages == (0, None) and not self.partition
 
     def sql(self, table: str, pages: PageRange | None) -> str:
-        """Return the statement that reads a range of pages, None: all of the table, as SQL takes its name."""
+        """Return the statement that reads a range of pages; None: the whole table, given as a SQL name."""
         chosen = ", ".join(_shown(name, self.table.columns[name]) for name in self.columns)
         where = [*self.conditions, *(_within(pages) if pages else ())]
         relation = pages.leaf if pages and pages.leaf else table
@@ -178,20 +178,20 @@ class TableQuery:
 
 
 def table_query(table: SourceTable, options: Mapping[str, str]) -> TableQuery:
-    """Read the options of a source.
+    """Parse the options of a source.
 
     Raises:
-        PipelineError: one of them is unknown or not what it should be; none is passed over.
+        PipelineError: an option is unknown or wrong.
     """
     given = {name.lower(): value for name, value in options.items()}
     filters = {name.lower(): (name, filter_) for name, filter_ in table.filters.items()}
     if unknown := sorted(given.keys() - filters.keys() - _COMMON):
-        raise PipelineError(f"{table.name}: there is no option {unknown[0]!r}")
+        raise PipelineError(f"{table.name}: unknown option {unknown[0]!r}")
     conditions = [_condition(*filters[name], given[name]) for name in given if name in filters]
     snapshot = given.get("snapshot", "")
     if snapshot and not _SNAPSHOT.fullmatch(snapshot):
-        raise PipelineError("option 'snapshot': expected what pg_export_snapshot() returns")
-    # By ids it is an index that finds the rows, and without a snapshot only one statement is consistent.
+        raise PipelineError("option 'snapshot': expected a value returned by pg_export_snapshot()")
+    # IDs are found by an index; and without a snapshot, only a single statement is consistent.
     is_whole = not snapshot or "ids" in given
     end = given.get("endpage")
     return TableQuery(
@@ -221,7 +221,7 @@ def _columns(table: SourceTable, given: str | None) -> tuple[str, ...]:
 
 def _number(name: str, text: str, *, least: int = 0) -> int:
     if not re.fullmatch(r"\d{1,10}", text) or int(text) < least:
-        raise PipelineError(f"option {name!r}: expected a whole number from {least} on, not {text!r}")
+        raise PipelineError(f"option {name!r}: expected a whole number, at least {least}, not {text!r}")
     return int(text)
 
 
@@ -271,7 +271,7 @@ def _within(pages: PageRange) -> tuple[str, str]:
 
 
 def _shown(name: str, kind: str) -> str:
-    """Return the column as Spark can hold it; a time that it or Python cannot hold becomes the nearest."""
+    """Return a column in a form that Spark can hold; times outside its range become the nearest limit."""
     if kind in {"uuid", "json"}:
         return f"{name}::text AS {name}"
     if kind == "time":

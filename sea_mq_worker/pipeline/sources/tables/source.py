@@ -1,9 +1,9 @@
 """Spark data sources ``outbox`` and ``inbox``: the worker's tables in PostgreSQL, read as Arrow.
 
-With the option ``snapshot`` the tasks read ranges of the table's pages side by side, all as of that one
-moment; without it one task reads all by one statement, since two statements would see different moments. Each
-action of Spark without a snapshot reads anew. Times beyond the years 2 to 9998, infinity too, come as the
-first or the last moment of these years.
+With the option ``snapshot`` the tasks read ranges of the table's pages in parallel, all from that snapshot.
+Without it one task reads everything by one statement, since two statements would see different states, and
+each action of Spark reads the table again. Times outside the years 2 to 9998, also infinity, become the first
+or last time of these years.
 
 Options: ``snapshot``; ``columns``, comma-separated; ``states``, ``eventTypes``, ``orderingKeys``, ``ids`` and
 ``consumers``, each a JSON list; ``publishedBefore``, ``createdSince``, ``createdBefore``, ``receivedSince``
@@ -30,23 +30,24 @@ _NEEDS = ("database_url",)
 
 
 class TableReader(DataSourceReader):
-    """Reads the rows of a table that its options choose; a partition is a PageRange, or None for all."""
+    """Reads the table's rows that match the options; a partition is a PageRange, or None for all."""
 
     def __init__(self, query: TableQuery, config: dict[str, str]) -> None:
         self._query = query
         self._config = config
 
     def partitions(self) -> list[InputPartition]:
-        """Part the table's pages; whatever the snapshot shows is in those that are there now.
+        """Divide the table's present pages, which contain all rows of the snapshot.
 
-        The holder of the snapshot has locked the table: no leaf goes, and one that comes is empty as of it.
+        The snapshot's session holds a lock on the table: no leaf can be dropped, and a new leaf has no rows
+        in the snapshot.
         """
         if self._query.is_whole:
             return [InputPartition(None)]
         first, end = self._query.pages
         size = self._query.pages_per_partition or sys.maxsize
         found = [pages for leaf in self._leaves() for pages in ranges(leaf, size, first=first, end=end)]
-        # Without any, Spark would ask for one that is None.
+        # For an empty list, Spark would request a partition of None.
         return [InputPartition(pages) for pages in found or [PageRange("", 0, 0)]]
 
     def _leaves(self) -> list[LeafPartition]:
@@ -58,7 +59,9 @@ class TableReader(DataSourceReader):
         if wanted and not chosen:
             raise PipelineError(f"{table} has no partition {wanted!r}")
         if len(chosen) > 1 and self._query.pages != (0, None):
-            raise PipelineError("option 'partition': name the one whose 'firstPage' and 'endPage' are meant")
+            raise PipelineError(
+                "option 'partition': name the partition that 'firstPage' and 'endPage' refer to"
+            )
         return chosen
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -81,7 +84,7 @@ class _TableSource(DataSource):
         return table_query(self.table, self.options).ddl
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Read the options; a schema of the caller's is not taken."""
+        """Parse the options; a schema given by the caller is refused."""
         query = table_query(self.table, self.options)
         if tuple(schema.names) != query.columns:
             raise ValueError("choose columns by the option 'columns', not by a schema")
