@@ -2,6 +2,9 @@
 -- Time is the database's. A lease is a pair of message id and token: whoever has a row's token holds its lease,
 -- even after it ran out, until somebody else takes it. Over is also a lease that ends later than twice its length from
 -- now: it was taken before the clock was set back, and its holder, if alive, would have extended it since.
+-- A statement that finds a row for each element of an array compares the row's ID with an array of one, which PostgreSQL
+-- can only look up in the primary key. By a plain comparison, a plan that was made for an empty table might read the
+-- whole index for each batch.
 -- What asks for a row without an ending by its id says so by coalesce: from two IS NULL the planner concludes that it
 -- could as well read idx_inbox_unprocessed, which is small as a rule, and compare all of it with each lease.
 
@@ -50,7 +53,7 @@ SELECT known.message_id::text,
             WHEN known.processed_at IS NOT NULL OR known.dead_lettered_at IS NOT NULL THEN 'done'
             ELSE 'busy' END,
        known.attempts, NULL, known.consumer
-  FROM received JOIN inbox_messages known ON known.message_id = received.message_id;
+  FROM received JOIN inbox_messages known ON known.message_id = ANY (ARRAY[received.message_id]);
 
 -- name: overdue
 -- Messages of a consumer without an ending, leased by nobody and recorded long ago, or at a time to come, before the
@@ -80,7 +83,7 @@ SELECT i.message_id::text AS message_id, i.subject, i.consumer, i.stream, i.stre
 UPDATE inbox_messages i
    SET locked_until = clock_timestamp() + $3::float8 * interval '1 second'
   FROM unnest($1::uuid[], $2::text[]) AS held (message_id, token)
- WHERE i.message_id = held.message_id AND i.locked_by = held.token
+ WHERE i.message_id = ANY (ARRAY[held.message_id]) AND i.locked_by = held.token
    AND coalesce(i.processed_at, i.dead_lettered_at) IS NULL
 RETURNING i.message_id::text AS message_id;
 
@@ -91,7 +94,7 @@ UPDATE inbox_messages i
    SET processed_at = GREATEST(clock_timestamp(), i.received_at), last_error = NULL,
        locked_until = NULL, locked_by = NULL
   FROM unnest($1::uuid[], $2::text[]) AS held (message_id, token)
- WHERE i.message_id = held.message_id AND i.locked_by = held.token
+ WHERE i.message_id = ANY (ARRAY[held.message_id]) AND i.locked_by = held.token
    AND coalesce(i.processed_at, i.dead_lettered_at) IS NULL
 RETURNING i.message_id::text AS message_id;
 
@@ -102,7 +105,7 @@ UPDATE inbox_messages i
    SET last_error = left(held.error, 2000), attempts = GREATEST(i.attempts - held.given_back, 0),
        locked_until = NULL, locked_by = NULL
   FROM unnest($1::uuid[], $2::text[], $3::text[], $4::int[]) AS held (message_id, token, error, given_back)
- WHERE i.message_id = held.message_id AND i.locked_by = held.token
+ WHERE i.message_id = ANY (ARRAY[held.message_id]) AND i.locked_by = held.token
    AND coalesce(i.processed_at, i.dead_lettered_at) IS NULL
 RETURNING i.message_id::text AS message_id;
 
@@ -122,6 +125,6 @@ RETURNING i.message_id::text AS message_id;
 UPDATE inbox_messages i
    SET dead_lettered_at = clock_timestamp(), locked_until = NULL, locked_by = NULL
   FROM unnest($1::uuid[], $2::text[]) AS held (message_id, token)
- WHERE i.message_id = held.message_id AND i.locked_by = held.token
+ WHERE i.message_id = ANY (ARRAY[held.message_id]) AND i.locked_by = held.token
    AND coalesce(i.processed_at, i.dead_lettered_at) IS NULL AND i.dead_letter_begun_at IS NOT NULL
 RETURNING i.message_id::text AS message_id;

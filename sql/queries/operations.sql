@@ -126,7 +126,7 @@ WITH known AS MATERIALIZED (
     UPDATE inbox_messages i
        SET dead_letter_reason = 'CLOSED', last_error = left(pg_catalog.concat_ws('; ', $2::text, i.last_error), 2000)
       FROM known
-     WHERE i.message_id = known.message_id AND i.dead_lettered_at IS NOT NULL
+     WHERE i.message_id = ANY (ARRAY[known.message_id]) AND i.dead_lettered_at IS NOT NULL
 ), counted AS (
     UPDATE operator_actions a
        SET affected = a.affected + 1

@@ -79,7 +79,7 @@ SELECT count(*) AS rows,
 
 -- name: lock
 -- One archive at a time; the lock ends with the session.
-SELECT pg_try_advisory_lock(7178, hashtext(current_schema()::text)) AS locked;
+SELECT pg_try_advisory_lock(7180, hashtext(current_schema()::text)) AS locked;
 
 -- name: begin
 -- Opens the audit's record of a batch; every delete adds to it.
@@ -98,7 +98,7 @@ UPDATE operator_actions a SET outcome = $2::text WHERE a.id = $1::bigint;
 -- $1 ids, $2 when published, $3 digests by the lake.
 SELECT o.id::text AS id
   FROM unnest($1::uuid[], $2::timestamptz[], $3::text[]) AS k (id, published_at, digest)
-  JOIN outbox_events o ON o.id = k.id
+  JOIN outbox_events o ON o.id = ANY (ARRAY[k.id])
  WHERE o.published_at = k.published_at AND o.state = 'PUBLISHED' AND :digest <> k.digest
  LIMIT 1;
 
@@ -109,7 +109,7 @@ SELECT o.id::text AS id
 WITH deleted AS (
     DELETE FROM outbox_events o
      USING unnest($1::uuid[], $2::timestamptz[], $3::text[]) AS k (id, published_at, digest)
-     WHERE o.id = k.id AND o.published_at = k.published_at AND o.state = 'PUBLISHED' AND :digest = k.digest
+     WHERE o.id = ANY (ARRAY[k.id]) AND o.published_at = k.published_at AND o.state = 'PUBLISHED' AND :digest = k.digest
     RETURNING 1
 ), counted AS (
     UPDATE operator_actions a
@@ -117,6 +117,5 @@ WITH deleted AS (
      WHERE a.id = $4::bigint AND EXISTS (SELECT FROM deleted)
 )
 SELECT count(*) AS count,
-       (SELECT count(*) FROM pg_catalog.unnest($1::uuid[]) AS k (id) JOIN outbox_events o ON o.id = k.id)
-           - count(*) AS stayed
+       (SELECT count(*) FROM outbox_events o WHERE o.id = ANY ($1::uuid[])) - count(*) AS stayed
   FROM deleted;

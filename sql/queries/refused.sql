@@ -63,4 +63,4 @@ UPDATE outbox_events o
        first_attempt_at = coalesce(o.first_attempt_at, statement_timestamp())
   FROM (SELECT t.id FROM outbox_events t WHERE t.id = ANY ($1::uuid[]) AND t.state = 'PENDING'
            FOR UPDATE SKIP LOCKED) pick
- WHERE o.id = pick.id;
+ WHERE o.id = ANY (ARRAY[pick.id]);

@@ -103,6 +103,15 @@ PAGES_OF_A_REAP = Budget(
     2500,
     "5,000 rows of each index in front, and 5,000 behind; all of 60,000 waiting events would make 6,000",
 )
+PAGES_PER_ROW = Budget(
+    "pages that a statement of the loops reads for each row, whatever was analysed before its table grew",
+    30,
+    "it finds a row by one index and enters the row into up to six; a plan that suits an empty table would"
+    " read all of a large one",
+)
+PAGES_PER_ROW_OF_PARTITIONS = Budget(
+    "the same in partitions", 60, "a claim looks for a key in each partition that may have its events"
+)
 MODULES_OF_HELP = Budget(
     "modules that `sea-mq-worker --help` or the help of a command imports",
     550,

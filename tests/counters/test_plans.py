@@ -1,0 +1,236 @@
+"""A statement of the loops reads few pages for each row, whatever the statistics of its table.
+
+Each connection of a worker plans a statement once. A plan for an empty table must still serve when the
+table is large.
+"""
+
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, TypeAlias
+
+import asyncpg
+import pytest
+
+from sea_mq_worker.adapters.postgres.claim_cursor import START
+from sea_mq_worker.adapters.postgres.connection import OPERATOR_HINTS, WORKER_HINTS
+from sea_mq_worker.adapters.postgres.inbox import PostgresInboxAdapter
+from sea_mq_worker.adapters.postgres.operator.operations import PostgresOperations
+from sea_mq_worker.adapters.postgres.operator.overview import BY_INDEX
+from sea_mq_worker.adapters.postgres.outbox import PostgresOutboxAdapter
+from sea_mq_worker.adapters.postgres.queries import all_queries
+from sea_mq_worker.adapters.postgres.refusals import Refusals
+from sea_mq_worker.adapters.postgres.schema.migrations import migrate
+from sea_mq_worker.domain.inbox_results import FailedHandling, InboxEntry, Leased
+from tests.counters import budgets
+from tests.counters.meters import Servers
+from tests.counters.test_looks import PAGES
+from tests.support.builders import claimed_event
+from tests.support.outboxes import postponed, published, released
+from tests.support.partitions import partition_outbox
+from tests.support.rows import opened
+from tests.support.servers import Database, scratch_database
+
+BATCH = 100
+"""Rows that a statement changes."""
+# Two of three rows are finished, and a tenth of the other events have failed before. Half of the ids belong
+# to a later day, which has a partition of its own in a divided outbox. No temporary table: the first one of a
+# session makes a schema, and that ends every plan of the other sessions.
+FILL = """
+SET LOCAL session_replication_role = replica;
+INSERT INTO outbox_events
+       (id, aggregate_type, aggregate_id, event_type, payload, ordering_key,
+        state, published_at, publish_error)
+SELECT (left(outbox_id_from(now() + n % 2 * interval '3 days')::text, 14)
+           || right(gen_random_uuid()::text, 22))::uuid,
+       'order', n::text, 'order.created', '{}', CASE WHEN n % 4 > 1 THEN 'order-' || n / 20 END,
+       CASE WHEN n % 3 > 0 THEN 'PUBLISHED' ELSE 'PENDING' END, CASE WHEN n % 3 > 0 THEN now() END,
+       CASE WHEN n % 30 = 0 THEN 'no' END
+  FROM generate_series(1, $1) n;
+INSERT INTO inbox_messages
+       (message_id, subject, processed_at, attempts, consumer, stream, stream_seq, content_hash)
+SELECT gen_random_uuid(), 'made', CASE WHEN n % 3 > 0 THEN now() END, 1, 'c', 'S', n, 'x'
+  FROM generate_series(1, $1) n;
+"""
+PRUNE_ALL = """
+SET LOCAL session_replication_role = replica;
+DELETE FROM outbox_events;
+DELETE FROM inbox_messages;
+"""
+ANALYSE = "VACUUM ANALYZE outbox_events, inbox_messages"
+WAITING = """
+SELECT message_id::text AS id FROM inbox_messages WHERE processed_at IS NULL AND last_error IS NULL LIMIT 20
+"""
+PUBLISHED = "SELECT id, published_at FROM outbox_events WHERE state = 'PUBLISHED' LIMIT 100"
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+Prepare: TypeAlias = Callable[[Database, asyncpg.Connection], Awaitable[None]]
+
+
+async def never_analysed(_own: Database, _owner: asyncpg.Connection) -> None:
+    """Leave the tables as the migrations make them."""
+
+
+async def analysed_while_empty(_own: Database, owner: asyncpg.Connection) -> None:
+    await owner.execute(ANALYSE)
+
+
+async def analysed_when_all_was_pruned(_own: Database, owner: asyncpg.Connection) -> None:
+    """Leave pages without a row, so that the planner expects no row however many the table gets."""
+    await change(owner, FILL.replace("$1", "900"))
+    await change(owner, PRUNE_ALL)
+    await owner.execute(ANALYSE)
+
+
+async def divided_and_analysed_while_empty(own: Database, owner: asyncpg.Connection) -> None:
+    await partition_outbox(own.dsn)
+    await owner.execute(ANALYSE)
+
+
+async def change(owner: asyncpg.Connection, script: str) -> None:
+    async with owner.transaction():
+        await owner.execute(script)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Statements:
+    """Each statement of the loops, and the pages that it read for each row."""
+
+    admin: asyncpg.Connection
+    owner: asyncpg.Connection
+    database: str
+    loops: asyncpg.Pool
+    upkeep: asyncpg.Pool
+    operator: asyncpg.Pool
+    pages: dict[str, float] = field(default_factory=dict)
+
+    async def run(self) -> None:
+        """Run all of them; a later run replaces the counts of an earlier one."""
+        for lane in ("unkeyed", "keyed"):
+            await self._outbox(lane, is_keyed=lane == "keyed")
+        await self._inbox()
+        await self._archive()
+        tables = PostgresOperations(pool=self.upkeep)
+        await self._count("depth of the outbox", 1000, partial(tables.outbox_depth_capped, limit=1000))
+        await self._count("depth of the inbox", 1000, partial(tables.inbox_depth_capped, limit=1000))
+
+    async def _outbox(self, lane: str, *, is_keyed: bool) -> None:
+        relay, reaper = (self._relay(lease, is_keyed=is_keyed) for lease in (60.0, 0.0))
+        claim = await self._count(f"claim, {lane}", BATCH, partial(relay.find_unpublished, batch_max=BATCH))
+        if not claim.events:  # a claim of no event, so that the other statements are planned, too
+            claim = replace(claim, token=f"{claim.at.isoformat()} w", events=(claimed_event(),) * BATCH)
+        verdicts = published(claim)[:50], postponed(claim)[50:75], released(claim)[75:]
+        await self._count(f"publish, {lane}", 50, partial(relay.mark_published, claim, verdicts[0]))
+        await self._count(f"postpone, {lane}", 25, partial(relay.increment_attempts, claim, verdicts[1]))
+        await self._count(f"release, {lane}", 25, partial(relay.release, claim, verdicts[2]))
+        await relay.find_unpublished(batch_max=BATCH)
+        await self._count(f"reap, {lane}", BATCH, reaper.reap)
+        refusals = Refusals(self.loops, run_max=100, clock=time.monotonic)
+        find = partial(refusals.find, START, START, limit=BATCH, keys=[] if is_keyed else None)
+        await self._count(f"refused, {lane}", 2 * BATCH, find)  # as many heads of each index
+
+    def _relay(self, lease_seconds: float, *, is_keyed: bool) -> PostgresOutboxAdapter:
+        return PostgresOutboxAdapter(
+            pool=self.loops,
+            worker="w",
+            lease_seconds=lease_seconds,
+            ordered=is_keyed,
+            hold_dead_keys=True,
+            failures_max=9,
+            look_max=BATCH,
+        )
+
+    async def _inbox(self) -> None:
+        inbox = PostgresInboxAdapter(pool=self.loops, worker="w")
+        known = [row["id"] for row in await self.owner.fetch(WAITING)]
+        new = [str(uuid.uuid4()) for _ in range(BATCH - len(known))]
+        entries = [InboxEntry(one, "made", "c", "S", seq, b"x") for seq, one in enumerate(known + new)]
+        receipts = await self._count("insert", BATCH, partial(inbox.insert, entries, lease_seconds=60.0))
+        leases = [receipt.lease for receipt in receipts if isinstance(receipt, Leased)]
+        failures = [FailedHandling(lease=lease, error="no") for lease in leases[50:75]]
+        await self._count("extend", BATCH, partial(inbox.extend, leases, lease_seconds=60.0))
+        await self._count("mark_processed", 50, partial(inbox.mark_processed, leases[:50]))
+        await self._count("record_error", 25, partial(inbox.record_error, failures))
+        for lease in leases[75:]:
+            begin = partial(inbox.begin_dead_letter, lease, reason="REJECTED", detail="no")
+            await self._count("begin_dead_letter", 1, begin)
+        await self._count("mark_dead_lettered", 25, partial(inbox.mark_dead_lettered, leases[75:]))
+        overdue = partial(inbox.overdue, stream="S", consumer="c", older_than_seconds=0.0, lease_seconds=60.0)
+        await self._count("overdue", BATCH, partial(overdue, after="", limit=BATCH))
+        purge = partial(PostgresOperations(pool=self.loops).letter_purged, uuid.UUID(leases[99].message_id))
+        await self._count("letter_purged", 1, partial(purge, action=0, actor="a", reason="r"))
+
+    async def _archive(self) -> None:
+        """Compare events with digests that are not theirs, and delete none of them."""
+        archive = dict(all_queries("pipeline_archive"))
+        rows = await self.owner.fetch(PUBLISHED)
+        keys: Sequence[Any] = (
+            [row["id"] for row in rows],
+            [row["published_at"] for row in rows],
+            ["-"] * len(rows),
+        )
+        never = keys[0], [row["published_at"].replace(year=2000) for row in rows], keys[2]
+        await self._count("altered", BATCH, partial(self.loops.fetch, archive["altered"].sql, *never))
+        await self._count("delete", BATCH, partial(self.loops.fetch, archive["delete"].sql, *keys, 0))
+
+    async def prune(self) -> None:
+        """Delete what is finished in a range of pages."""
+        until = await self.owner.fetchval("SELECT now() + interval '1 minute'")
+        desk = PostgresOperations(pool=self.operator)
+        for side, prune in (("outbox", desk.prune_outbox), ("inbox", desk.prune_inbox)):
+            before = await self._read()
+            deleted = (await prune(until, cap=1, actor="a", reason="r")).deleted
+            self.pages[f"prune the {side}"] = (await self._read() - before) / deleted
+
+    async def _count(self, what: str, rows: int, statement: Callable[[], Awaitable[Any]]) -> Any:
+        before = await self._read()
+        result = await statement()
+        self.pages[what] = (await self._read() - before) / rows
+        return result
+
+    async def _read(self) -> int:
+        return int(await self.admin.fetchval(PAGES, self.database))
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("rows", [8_000, pytest.param(5_000_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "prepare",
+    [
+        never_analysed,
+        analysed_while_empty,
+        analysed_when_all_was_pruned,
+        divided_and_analysed_while_empty,
+    ],
+)
+async def test_a_statement_reads_few_pages_for_each_row(
+    servers: Servers, prepare: Prepare, rows: int
+) -> None:
+    async with AsyncExitStack() as stack:
+        own = await stack.enter_async_context(scratch_database(servers.postgres, prefix="plans_"))
+        await migrate(own.dsn)
+        owner = await asyncpg.connect(own.dsn)
+        stack.push_async_callback(owner.close)
+        await prepare(own, owner)
+        loops, upkeep, operator = [
+            await stack.enter_async_context(opened(own, hints=hints))
+            for hints in (WORKER_HINTS, BY_INDEX, OPERATOR_HINTS)
+        ]
+        statements = Statements(
+            admin=servers.admin,
+            owner=owner,
+            database=own.name,
+            loops=loops,
+            upkeep=upkeep,
+            operator=operator,
+        )
+        await statements.run()
+        await change(owner, FILL.replace("$1", str(rows)))
+        await statements.run()
+        await statements.prune()
+    is_divided = prepare is divided_and_analysed_while_empty
+    budget = budgets.PAGES_PER_ROW_OF_PARTITIONS if is_divided else budgets.PAGES_PER_ROW
+    budget.check(max(statements.pages.values()), statements.pages)
