@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from sea_mq_worker.domain.dead_letters import original_headers
+from sea_mq_worker.domain.messages import InboundMessage
 from sea_mq_worker.domain.subjects import event_type_of
 
 
@@ -46,6 +48,47 @@ class DeadLetterEntry(DeadLetterSummary):
 
     headers: Mapping[str, str]
     payload: bytes = field(repr=False)
+
+    def restored(self) -> InboundMessage:
+        """Return the original as far as the dead letter contains it."""
+        return InboundMessage(
+            stream=self.stream,
+            seq=self.stream_sequence,
+            consumer=self.consumer,
+            subject=self.original_subject,
+            payload=self.payload,
+            headers=self.headers,
+            stored_at=self.stored_at,
+            deliveries=self.attempts,
+            reply="",
+        )
+
+
+def parse_dead_letter(message: InboundMessage) -> DeadLetterEntry:
+    """Read a message of the dead-letter stream; one of another origin has empty fields."""
+    headers = message.headers
+    omitted = headers.get("Dlq-Body-Omitted", "")
+    return DeadLetterEntry(
+        seq=message.seq,
+        stored_at=message.stored_at,
+        message_id=headers.get("Dlq-Message-Id", ""),
+        original_subject=headers.get("Dlq-Original-Subject", ""),
+        reason=headers.get("Dlq-Reason", ""),
+        attempts=_number(headers.get("Dlq-Attempts", "")),
+        detail=headers.get("Dlq-Detail", ""),
+        stream=headers.get("Dlq-Stream", ""),
+        stream_sequence=_number(headers.get("Dlq-Stream-Sequence", "")),
+        consumer=headers.get("Dlq-Consumer", ""),
+        headers=original_headers(headers),
+        payload=message.payload,
+        body_bytes=_number(omitted) or len(message.payload),
+        body_omitted=bool(omitted),
+        headers_omitted=_number(headers.get("Dlq-Headers-Omitted", "")),
+    )
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isascii() and text.isdigit() else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 import asyncpg
 
 from sea_mq_worker.adapters.postgres.connection import OPERATOR_HINTS
+from sea_mq_worker.adapters.postgres.inbox import PostgresInboxAdapter
 from sea_mq_worker.adapters.postgres.operator.operations import PostgresOperations
 from sea_mq_worker.adapters.postgres.operator.replays import PostgresReplays
 from sea_mq_worker.adapters.postgres.schema.migrations import check_version, migrate, plan
@@ -72,6 +73,16 @@ async def replays(settings: Settings) -> AsyncIterator[PostgresReplays]:
     """Connect to the tables to replay events."""
     async with tables_pool(settings, purpose="operator") as pool:
         yield PostgresReplays(pool=pool)
+
+
+@asynccontextmanager
+async def inbox(settings: Settings, *, worker: str) -> AsyncIterator[PostgresInboxAdapter]:
+    """Connect to the inbox like a worker; tokens of its leases contain ``worker``."""
+    pool = await open_pool(settings, purpose="redrive")
+    try:
+        yield PostgresInboxAdapter(pool=pool, worker=worker)
+    finally:
+        await pool.close()
 
 
 @asynccontextmanager

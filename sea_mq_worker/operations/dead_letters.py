@@ -2,13 +2,16 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby, islice
 
-from sea_mq_worker.adapters.nats.manage.dead_letters import NatsDeadLetters
 from sea_mq_worker.domain.dead_letter_records import DeadLetterEntry, DeadLetterFilter
 from sea_mq_worker.domain.error_fingerprint import mask_ids
+from sea_mq_worker.domain.errors import ContractError
+from sea_mq_worker.domain.messages import InboundMessage
 from sea_mq_worker.domain.read_models import Group
+from sea_mq_worker.ports.operations import DeadLetterStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +25,7 @@ class DeadLetterOutcome:
 
 
 async def dead_letter_groups(
-    stream: NatsDeadLetters, which: DeadLetterFilter, *, read_max: int, groups_max: int
+    stream: DeadLetterStore, which: DeadLetterFilter, *, read_max: int, groups_max: int
 ) -> tuple[int, Sequence[Group]]:
     """Count dead letters by reason, subject, consumer and detail, most frequent first.
 
@@ -42,6 +45,22 @@ async def dead_letter_groups(
     ]
     by_kind = groupby(groups, key=lambda group: group.kind)
     return read, [group for _, same in by_kind for group in islice(same, groups_max)]
+
+
+async def original_message(store: DeadLetterStore, entry: DeadLetterEntry) -> InboundMessage:
+    """Restore the message that was dead-lettered; read it from its stream if a part was omitted.
+
+    Raises:
+        ContractError: its body was omitted, and its stream does not have it.
+    """
+    if entry.body_omitted:
+        return await store.source(entry)
+    if entry.headers_omitted:
+        with suppress(ContractError):
+            source = await store.source(entry)
+            if source.payload == entry.payload:  # a stream made anew has another message there
+                return source
+    return entry.restored()
 
 
 def _names(entry: DeadLetterEntry) -> Sequence[tuple[str, str]]:

@@ -6,10 +6,8 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from uuid import UUID
 
-from sea_mq_worker.adapters.postgres.inbox import PostgresInboxAdapter
 from sea_mq_worker.application.inbox.lease_renewal import renewing_lease
 from sea_mq_worker.connections.handler import open_handler
-from sea_mq_worker.connections.postgres import open_pool
 from sea_mq_worker.domain.dead_letter_records import DeadLetterEntry
 from sea_mq_worker.domain.errors import ContractError, WorkerError
 from sea_mq_worker.domain.inbound import ParsedMessage, content_hash, parse_message
@@ -17,8 +15,8 @@ from sea_mq_worker.domain.inbox_results import InboxEntry, Leased
 from sea_mq_worker.domain.messages import InboundMessage
 from sea_mq_worker.domain.outcomes import Accepted
 from sea_mq_worker.operations.broker import dead_letters
-from sea_mq_worker.operations.database import operations
-from sea_mq_worker.operations.dead_letters import DeadLetterOutcome
+from sea_mq_worker.operations.database import inbox, operations
+from sea_mq_worker.operations.dead_letters import DeadLetterOutcome, original_message
 from sea_mq_worker.ports.handler import EventHandler
 from sea_mq_worker.ports.inbox import InboxRepository
 from sea_mq_worker.ports.operations import DeadLetterRecords, DeadLetterStore
@@ -43,7 +41,7 @@ class Redriver:
         """
         try:
             entry = await self.dead_letters.show(seq)
-            message = await self.dead_letters.original(entry)
+            message = await original_message(self.dead_letters, entry)
         except ContractError as error:
             return DeadLetterOutcome(seq=seq, message_id="", done=False, text=str(error))
         envelope = parse_message(message)
@@ -96,16 +94,12 @@ class Redriver:
 async def redriver(settings: Settings) -> AsyncIterator[Redriver]:
     """Connect to the tables, the dead-letter stream and the handler."""
     async with AsyncExitStack() as stack:
-        records = await stack.enter_async_context(operations(settings))
-        dead_letter_stream = await stack.enter_async_context(dead_letters(settings))
-        pool = await open_pool(settings, purpose="redrive")
-        stack.push_async_callback(pool.close)
         handler = open_handler(settings, concurrency=1)
         stack.push_async_callback(handler.close)
         yield Redriver(
-            records=records,
-            inbox=PostgresInboxAdapter(pool=pool, worker=f"redrive-{os.getpid()}"),
-            dead_letters=dead_letter_stream,
+            records=await stack.enter_async_context(operations(settings)),
+            inbox=await stack.enter_async_context(inbox(settings, worker=f"redrive-{os.getpid()}")),
+            dead_letters=await stack.enter_async_context(dead_letters(settings)),
             handler=handler,
             lease_seconds=settings.inbox_lease_seconds,
         )

@@ -1,6 +1,6 @@
 """Servers as operators' commands use them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Protocol
 from uuid import UUID
 
@@ -106,6 +106,12 @@ class DeadLetterStore(Protocol):
         """List dead letters, oldest first; read at most ``read_max`` (None: no limit)."""
         ...
 
+    def walk(
+        self, which: DeadLetterFilter = ..., *, limit: int | None = ..., read_max: int | None = ...
+    ) -> AsyncIterator[DeadLetterEntry]:
+        """Yield dead letters one by one, like ``list``."""
+        ...
+
     async def show(self, seq: int) -> DeadLetterEntry:
         """Return one dead letter.
 
@@ -114,11 +120,11 @@ class DeadLetterStore(Protocol):
         """
         ...
 
-    async def original(self, entry: DeadLetterEntry) -> InboundMessage:
-        """Restore the message that was dead-lettered.
+    async def source(self, entry: DeadLetterEntry) -> InboundMessage:
+        """Read the message that was dead-lettered from its own stream.
 
         Raises:
-            ContractError: its body was omitted, and its stream no longer has it.
+            ContractError: the stream does not have it.
         """
         ...
 

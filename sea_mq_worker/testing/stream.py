@@ -90,6 +90,10 @@ class InMemoryStream:
             self._grown.clear()
             await self._grown.wait()
 
+    def remove(self, seq: int) -> None:
+        """Delete one message; the deduplication window still knows its ID."""
+        self._entries.pop(seq, None)
+
     def purge(self) -> None:
         """Remove every message; sequences go on and the window still knows the ids."""
         self._entries.clear()

@@ -13,8 +13,8 @@ import pytest
 from sea_mq_worker.adapters.postgres.connection import OPERATOR_HINTS
 from sea_mq_worker.adapters.postgres.inbox import PostgresInboxAdapter
 from sea_mq_worker.adapters.postgres.operator.operations import PostgresOperations
-from sea_mq_worker.domain.inbox_results import AlreadySettled, InboxEntry, Leased
-from sea_mq_worker.domain.read_models import InboxFilter, InboxState, PruneResult, Redrive
+from sea_mq_worker.domain.inbox_results import InboxEntry
+from sea_mq_worker.domain.read_models import InboxFilter, InboxState, PruneResult
 from tests.support.rows import add_event, add_message, opened
 from tests.support.servers import Database
 
@@ -86,46 +86,6 @@ async def test_a_message_is_shown_with_its_dead_letter(
     assert shown is not None
     assert (shown.state, shown.dead_letter_reason, shown.attempts) == ("DEAD_LETTERED", "REJECTED", 3)
     assert await operations.show_inbox(uuid.uuid4()) is None
-
-
-# --- redrive
-
-
-async def test_a_redriven_message_is_handled_when_it_comes_again(
-    operations: PostgresOperations, pool: asyncpg.Pool
-) -> None:
-    message_id = await add_message(pool, dead=True)
-    inbox = PostgresInboxAdapter(pool=pool, worker="w")
-    assert await inbox.insert([entry(message_id)], lease_seconds=60) == [AlreadySettled()]
-
-    redrive = await operations.redriven(message_id, **WHO)
-    assert redrive == Redrive(open=True, reopened=True, action=redrive.action)
-
-    shown = await operations.show_inbox(message_id)
-    assert shown is not None
-    assert (shown.state, shown.attempts, shown.last_error) == ("WAITING", 0, "REJECTED: 422")
-    [receipt] = await inbox.insert([entry(message_id)], lease_seconds=60)
-    assert isinstance(receipt, Leased)
-    assert receipt.attempts == 1
-    assert receipt.dead_letter_begun_seconds_ago > 0, "the dead letter is not published twice"
-    [action] = await operations.audit(limit=9)
-    assert (action.actor, action.action, action.reason, action.affected, action.outcome) == (
-        "ann", "redrive", "the handler is fixed", 0, "open",
-    )  # fmt: skip
-    await operations.finish_redrive(redrive.action, "done")
-    [finished] = await operations.audit(limit=9)
-    assert (finished.id, finished.affected, finished.outcome) == (redrive.action, 1, "done")
-    assert json.loads(action.selection) == {"message_id": str(message_id)}
-
-
-async def test_a_redrive_tells_what_needs_no_opening_and_what_must_not_be_sent(
-    operations: PostgresOperations, pool: asyncpg.Pool
-) -> None:
-    waiting, processed = await add_message(pool), await add_message(pool, processed=True)
-
-    told = [await operations.redriven(one, **WHO) for one in (waiting, uuid.uuid4(), processed)]
-    assert [(one.open, one.reopened) for one in told] == [(True, False), (True, False), (False, False)]
-    assert [action.affected for action in await operations.audit(limit=9)] == [0, 0, 0]
 
 
 # --- pruning

@@ -1,24 +1,19 @@
 """What operators do: replay events, redrive dead letters with the redriver that the command line uses."""
 
-from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any, cast
 from uuid import UUID
 
-from sea_mq_worker.domain.dead_letter_records import DeadLetterEntry
-from sea_mq_worker.domain.dead_letters import original_headers
-from sea_mq_worker.domain.errors import ContractError, UnavailableError
+from sea_mq_worker.domain.errors import UnavailableError
 from sea_mq_worker.domain.events import EventState
-from sea_mq_worker.domain.messages import InboundMessage
 from sea_mq_worker.operations.redrive import Redriver
+from sea_mq_worker.testing.dead_letters import InMemoryDeadLetters
 from tests.simulation.inbox_audit import InboxAudit
 from tests.simulation.postgres import PostgresServers
 from tests.simulation.postgres_wires import PostgresTables, inbox_wire
-from tests.simulation.servers import Servers
 from tests.simulation.wires import HandlerWire, Line
 
 _LEASE = 8.0
-_STORED_AT = datetime(2025, 1, 1, tzinfo=UTC)
 
 
 class Operator:
@@ -32,7 +27,7 @@ class Operator:
         self._redriver = Redriver(
             records=cast("Any", (PostgresTables if real else _Tables)(line, audit)),
             inbox=inbox_wire(line, audit, worker="operator"),
-            dead_letters=cast("Any", _Letters(line.servers)),
+            dead_letters=InMemoryDeadLetters(stream=line.servers.letters, sources=[line.servers.upstream]),
             handler=HandlerWire(line, audit),
             lease_seconds=_LEASE,
         )
@@ -88,41 +83,3 @@ class _Tables:
 def _open(row: Any) -> None:
     row.dead_lettered_at = row.dead_letter_begun_at = row.dead_letter_reason = None
     row.attempts = 0
-
-
-class _Letters:
-    """NatsDeadLetters, as far as a redrive goes."""
-
-    def __init__(self, servers: Servers) -> None:
-        self._servers = servers
-
-    async def show(self, seq: int) -> DeadLetterEntry:
-        stored = self._servers.letters.get(seq)
-        if stored is None:
-            raise ContractError("no such dead letter")
-        headers = stored.headers
-        return DeadLetterEntry(
-            seq=seq,
-            stored_at=_STORED_AT,
-            message_id=headers["Dlq-Message-Id"],
-            original_subject=headers["Dlq-Original-Subject"],
-            reason=headers["Dlq-Reason"],
-            attempts=int(headers["Dlq-Attempts"]),
-            detail=headers["Dlq-Detail"],
-            stream=headers["Dlq-Stream"],
-            stream_sequence=int(headers["Dlq-Stream-Sequence"]),
-            consumer=headers["Dlq-Consumer"],
-            headers=original_headers(headers),
-            payload=stored.payload,
-            body_bytes=len(stored.payload),
-            body_omitted=False,
-            headers_omitted=0,
-        )
-
-    async def original(self, entry: DeadLetterEntry) -> InboundMessage:
-        message = self._servers.consumer.message(entry.stream_sequence, deliveries=1)
-        assert message is not None
-        return message
-
-    async def remove(self, seq: int) -> None:
-        self._servers.letters.remove(seq)

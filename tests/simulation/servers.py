@@ -77,10 +77,6 @@ class LoggedStream(InMemoryStream):
             self.on_copy(event_id)
         return stored
 
-    def remove(self, seq: int) -> None:
-        """Delete one message."""
-        self._entries.pop(seq, None)
-
 
 class CrashingConsumer(InMemoryConsumer):
     """A durable that forgets its latest acknowledgements and counters when the broker is killed."""

@@ -1,7 +1,6 @@
 """Reads and prunes the dead-letter stream for operators."""
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Mapping
 from datetime import datetime
 from types import MappingProxyType
@@ -11,8 +10,7 @@ from sea_mq_worker.adapters.nats.connection import NatsConnection, api
 from sea_mq_worker.adapters.nats.consume.decoding import stored
 from sea_mq_worker.adapters.nats.errors import ApiRefusedError
 from sea_mq_worker.adapters.nats.server_info import stream_info
-from sea_mq_worker.domain.dead_letter_records import DeadLetterEntry, DeadLetterFilter
-from sea_mq_worker.domain.dead_letters import original_headers
+from sea_mq_worker.domain.dead_letter_records import DeadLetterEntry, DeadLetterFilter, parse_dead_letter
 from sea_mq_worker.domain.errors import ContractError
 from sea_mq_worker.domain.messages import InboundMessage
 
@@ -73,32 +71,12 @@ class NatsDeadLetters:
         await self._get(self._stream, seq)
         await api(self._connection, f"STREAM.MSG.DELETE.{self._stream}", {"seq": seq, "no_erase": True})
 
-    async def original(self, entry: DeadLetterEntry) -> InboundMessage:
-        """Turn an entry back into the message that was dead-lettered, to send it again.
+    async def source(self, entry: DeadLetterEntry) -> InboundMessage:
+        """Read the message that was dead-lettered from its own stream.
 
         Raises:
-            ContractError: the body was omitted and the original is no longer in its stream.
+            ContractError: the stream does not have it.
         """
-        if entry.body_omitted:
-            return await self._source(entry)
-        if entry.headers_omitted:
-            with contextlib.suppress(ContractError):
-                source = await self._source(entry)
-                if source.payload == entry.payload:  # a stream made anew has another message there
-                    return source
-        return InboundMessage(
-            stream=entry.stream,
-            seq=entry.stream_sequence,
-            consumer=entry.consumer,
-            subject=entry.original_subject,
-            payload=entry.payload,
-            headers=entry.headers,
-            stored_at=entry.stored_at,
-            deliveries=entry.attempts,
-            reply="",
-        )
-
-    async def _source(self, entry: DeadLetterEntry) -> InboundMessage:
         found = await self._get(entry.stream, entry.stream_sequence)
         return stored(found, stream=entry.stream, consumer=entry.consumer, deliveries=entry.attempts)
 
@@ -156,28 +134,4 @@ class NatsDeadLetters:
 
 
 def _entry(message: Mapping[str, Any]) -> DeadLetterEntry:
-    """Decode a stored dead letter; a message of another origin has empty fields."""
-    read = stored(message, stream="", consumer="", deliveries=0)
-    headers = read.headers
-    omitted = headers.get("Dlq-Body-Omitted", "")
-    return DeadLetterEntry(
-        seq=read.seq,
-        stored_at=read.stored_at,
-        message_id=headers.get("Dlq-Message-Id", ""),
-        original_subject=headers.get("Dlq-Original-Subject", ""),
-        reason=headers.get("Dlq-Reason", ""),
-        attempts=_number(headers.get("Dlq-Attempts", "")),
-        detail=headers.get("Dlq-Detail", ""),
-        stream=headers.get("Dlq-Stream", ""),
-        stream_sequence=_number(headers.get("Dlq-Stream-Sequence", "")),
-        consumer=headers.get("Dlq-Consumer", ""),
-        headers=original_headers(headers),
-        payload=read.payload,
-        body_bytes=_number(omitted) or len(read.payload),
-        body_omitted=bool(omitted),
-        headers_omitted=_number(headers.get("Dlq-Headers-Omitted", "")),
-    )
-
-
-def _number(text: str) -> int:
-    return int(text) if text.isascii() and text.isdigit() else 0
+    return parse_dead_letter(stored(message, stream="", consumer="", deliveries=0))

@@ -1,0 +1,188 @@
+"""The contract of DeadLetterStore, over nats-server and the in-memory fake."""
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import pytest
+import pytest_asyncio
+
+from sea_mq_worker.adapters.nats.connection import NatsConnection
+from sea_mq_worker.adapters.nats.manage.dead_letters import NatsDeadLetters
+from sea_mq_worker.domain.dead_letter_records import DeadLetterEntry, DeadLetterFilter
+from sea_mq_worker.domain.dead_letters import Reason, dead_letter_message, headers_only
+from sea_mq_worker.domain.errors import ContractError
+from sea_mq_worker.domain.messages import DeadLetter, InboundMessage, OutboundMessage
+from sea_mq_worker.ports.operations import DeadLetterStore
+from sea_mq_worker.testing.dead_letters import InMemoryDeadLetters
+from sea_mq_worker.testing.stream import InMemoryStream
+from tests.support.builders import inbound_message
+from tests.support.jetstream import connected, create_stream, store
+
+EVERY = DeadLetterFilter()
+
+
+class World(Protocol):
+    """A dead-letter stream ``{name}_DLQ`` and the stream that its letters came from."""
+
+    name: str
+
+    @property
+    def dead_letters(self) -> DeadLetterStore: ...
+
+    async def store(self, subject: str, payload: bytes, headers: dict[str, str]) -> int: ...
+
+
+@dataclass(kw_only=True)
+class NatsWorld:
+    connection: NatsConnection
+    name: str
+
+    @property
+    def dead_letters(self) -> DeadLetterStore:
+        return NatsDeadLetters(connection=self.connection, stream=f"{self.name}_DLQ")
+
+    async def store(self, subject: str, payload: bytes, headers: dict[str, str]) -> int:
+        return await store(self.connection, subject, payload, headers)
+
+
+@dataclass(kw_only=True)
+class MemoryWorld:
+    name: str
+    streams: dict[str, InMemoryStream] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for token, name in (("dlq", f"{self.name}_DLQ"), ("event", source_name(self))):
+            self.streams[token] = InMemoryStream(name=name, clock=time.time)
+
+    @property
+    def dead_letters(self) -> DeadLetterStore:
+        return InMemoryDeadLetters(stream=self.streams["dlq"], sources=[self.streams["event"]])
+
+    async def store(self, subject: str, payload: bytes, headers: dict[str, str]) -> int:
+        return self.streams[subject.split(".")[1]].store(subject, payload, headers).seq
+
+
+@asynccontextmanager
+async def nats_world(nats_url: str, name: str) -> AsyncIterator[NatsWorld]:
+    async with connected(nats_url) as connection:
+        made = NatsWorld(connection=connection, name=name)
+        await create_stream(connection, f"{name}_DLQ", f"{name}.dlq.>")
+        await create_stream(connection, source_name(made), f"{name}v.event.>")
+        yield made
+
+
+@pytest_asyncio.fixture(params=["memory", "nats"])
+async def world(request: pytest.FixtureRequest, nats_url: str, names: str) -> AsyncIterator[World]:
+    if request.param == "memory":
+        yield MemoryWorld(name=names)
+        return
+    async with nats_world(nats_url, names) as made:
+        yield made
+
+
+def source_name(world: World) -> str:
+    return f"{world.name}_EVENTS".upper()
+
+
+def source(world: World, body: bytes = b'{"vibe": 1.00}', seq: int = 7) -> InboundMessage:
+    return inbound_message(
+        stream=source_name(world),
+        seq=seq,
+        subject=f"{world.name}v.event.vibe_created.v1",
+        payload=body,
+        headers={"Nats-Msg-Id": "0c2f3b8e-0000-4000-8000-000000000001", "ce-type": "vibe_created"},
+    )
+
+
+def letter(world: World, number: int = 1, reason: Reason = Reason.REJECTED) -> OutboundMessage:
+    message = source(world)
+    letter = DeadLetter(
+        message_id=f"0c2f3b8e-0000-4000-8000-{number:012}",
+        original_subject=message.subject,
+        reason=reason,
+        attempts=3,
+        detail="the handler answered 422",
+        source=message,
+    )
+    return dead_letter_message(letter, context=world.name)
+
+
+async def put(world: World, letter: OutboundMessage) -> DeadLetterEntry:
+    seq = await world.store(letter.subject, letter.payload, dict(letter.headers))
+    return await world.dead_letters.show(seq)
+
+
+@pytest.mark.clause("EVT-047-002")
+async def test_an_entry_has_all_fields_and_restores_the_original(world: World) -> None:
+    original = source(world)
+    entry = await put(world, letter(world))
+    assert (entry.message_id, entry.original_subject, entry.reason, entry.attempts) == (
+        "0c2f3b8e-0000-4000-8000-000000000001",
+        original.subject,
+        "REJECTED",
+        3,
+    )
+    assert (entry.stream, entry.stream_sequence, entry.consumer) == (original.stream, 7, original.consumer)
+    assert (entry.detail, entry.body_bytes, entry.body_omitted) == ("the handler answered 422", 14, False)
+    restored = entry.restored()
+    assert (restored.subject, restored.payload, restored.headers) == (
+        original.subject,
+        original.payload,
+        original.headers,
+    )
+
+
+async def test_a_list_is_filtered_and_bounded_and_skips_what_was_removed(world: World) -> None:
+    letters = [
+        await put(world, letter(world, number, Reason.EXHAUSTED if number % 2 else Reason.REJECTED))
+        for number in range(1, 6)
+    ]
+    dead_letters = world.dead_letters
+    await dead_letters.remove(3)
+
+    async def listed(which: DeadLetterFilter = EVERY, **bounds: int) -> list[int]:
+        return [entry.seq for entry in await dead_letters.list(which, **bounds)]
+
+    assert await listed() == [1, 2, 4, 5]
+    assert await listed(limit=2) == await listed(read_max=2) == [1, 2]
+    assert await listed(DeadLetterFilter(reason="EXHAUSTED")) == [1, 5]
+    assert await listed(DeadLetterFilter(reason="REJECTED"), limit=1) == [2]
+    assert await listed(DeadLetterFilter(after_seq=2)) == [4, 5]
+    assert await listed(DeadLetterFilter(since=letters[3].stored_at)) == [4, 5]
+    assert await listed(DeadLetterFilter(until=letters[3].stored_at)) == [1, 2]
+
+
+async def test_the_source_of_an_entry_is_read_from_its_stream(world: World) -> None:
+    stored = source(world, b'{"large": true}')
+    seq = await world.store(stored.subject, stored.payload, {"Nats-Msg-Id": "a"})
+    entry = replace(await put(world, headers_only(letter(world))), stream_sequence=seq)
+    assert (entry.body_omitted, entry.body_bytes, entry.payload) == (True, 14, b"")
+    found = await world.dead_letters.source(entry)
+    assert (found.payload, found.headers, found.seq) == (b'{"large": true}', {"Nats-Msg-Id": "a"}, seq)
+    assert (found.stream, found.consumer, found.deliveries) == (entry.stream, entry.consumer, 3)
+    with pytest.raises(ContractError, match="has no message 9"):
+        await world.dead_letters.source(replace(entry, stream_sequence=9))
+
+
+async def test_what_is_not_there_is_named(world: World) -> None:
+    with pytest.raises(ContractError, match=f"{world.name}_DLQ has no message 9"):
+        await world.dead_letters.show(9)
+    with pytest.raises(ContractError, match="has no message 9"):
+        await world.dead_letters.remove(9)
+    assert await world.dead_letters.list() == []
+
+
+async def test_a_foreign_message_in_the_stream_harms_nobody(world: World) -> None:
+    await world.store(f"{world.name}.dlq.anything", b"\xff", {"Dlq-Attempts": "many"})
+    [entry] = await world.dead_letters.list(DeadLetterFilter(reason="", subject=""))
+    assert (entry.message_id, entry.attempts, entry.payload) == ("", 0, b"\xff")
+
+
+async def test_a_missing_stream_is_a_broken_contract(nats_url: str, names: str) -> None:
+    async with connected(nats_url) as connection:
+        missing = NatsDeadLetters(connection=connection, stream=f"{names}_NONE")
+        with pytest.raises(ContractError, match="stream not found"):
+            await missing.list()
