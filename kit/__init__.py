@@ -1,1 +1,1 @@
-"""Tells which guarantees a relay, or a deployment of this worker, keeps while everything around it fails."""
+"""Tests which guarantees a relay, or a deployment of this worker, keeps under faults."""

@@ -1,6 +1,6 @@
 """``python -m kit run --relay FILE`` tests a relay, ``python -m kit soak`` a deployment of this worker.
 
-Exit codes: 0 all that is promised is kept, 1 something is broken, 2 the relay cannot be started or asked.
+Exit codes: 0: all promised guarantees are kept; 1: one is broken; 2: the relay cannot be started or queried.
 """
 
 import argparse
@@ -48,14 +48,14 @@ def judge_relay(options: argparse.Namespace) -> int:
 
 
 async def run(description: Description, options: argparse.Namespace) -> Result:
-    """Cause each fault in turn and judge all of them in the end."""
+    """Cause each fault in turn, and judge all of them at the end."""
     work = options.work / description.name
     versions = {name: importlib.metadata.version(name) for name in _PACKAGES}
     result = Result(description=description, seed=options.seed, versions=versions)
     with tempfile.TemporaryDirectory(prefix="kit-") as temporary:
         folder = options.keep or Path(temporary)
         async with open_stage(
-            description, folder=folder, work=work, seed=options.seed, patience=options.patience
+            description, folder=folder, work=work, seed=options.seed, stuck_seconds=options.stuck_after
         ) as stage:
             await stage.relay.start()
             for name in options.faults:
@@ -76,7 +76,7 @@ async def run(description: Description, options: argparse.Namespace) -> Result:
 
 
 async def _cause(name: str, stage: Stage, result: Result, options: argparse.Namespace) -> None:
-    """Cause a fault, and see how long it takes until nothing is left of it."""
+    """Cause a fault, and measure the time until all its events are settled."""
     print(f"{FAULTS[name].text} ...", file=sys.stderr, flush=True)
     stage.ledger.fault = name
     before = [len(relay.ends) for relay in stage.relays]
@@ -97,32 +97,38 @@ async def _cause(name: str, stage: Stage, result: Result, options: argparse.Name
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m kit", description=__doc__.split("\n")[0])
     commands = parser.add_subparsers(required=True)
-    _add_options_of_run(commands.add_parser("run", help="a relay, one fault after the other"))
+    _add_options_of_run(commands.add_parser("run", help="test a relay, one fault after the other"))
     command.add_options(commands.add_parser("soak", help=command.HELP))
     return parser
 
 
 def _add_options_of_run(one: argparse.ArgumentParser) -> None:
-    one.add_argument("--relay", type=Path, required=True, help="its description, a TOML file")
-    one.add_argument("--events", type=int, default=100, help="events committed during a fault (%(default)s)")
-    one.add_argument("--kills", type=int, default=10, help="kills of a fault that kills again (%(default)s)")
-    one.add_argument("--seed", type=int, default=1, help="of everything that is left to chance (%(default)s)")
+    one.add_argument("--relay", type=Path, required=True, help="TOML file that describes the relay")
+    one.add_argument(
+        "--events", type=int, default=100, help="number of events committed during a fault (%(default)s)"
+    )
+    one.add_argument(
+        "--kills", type=int, default=10, help="number of kills in a fault with several (%(default)s)"
+    )
+    one.add_argument("--seed", type=int, default=1, help="seed of all random choices (%(default)s)")
     one.add_argument(
         "--faults", type=_faults, default=list(FAULTS), help=f"comma-separated: {','.join(FAULTS)}"
     )
     one.add_argument(
-        "--patience",
+        "--stuck-after",
         type=float,
         default=45.0,
-        help="seconds after a fault until what is missing counts as stuck (%(default)s)",
+        help="seconds after a fault until missing events count as stuck (%(default)s)",
     )
-    one.add_argument("--json", type=Path, help="file to write, with the ids of all events concerned")
-    one.add_argument("--keep", type=Path, help="an empty folder for the servers' data and all logs, kept")
+    one.add_argument(
+        "--json", type=Path, help="file for the result as JSON, with the IDs of all affected events"
+    )
+    one.add_argument("--keep", type=Path, help="empty folder in which to keep the servers' data and all logs")
     one.add_argument(
         "--work",
         type=Path,
         default=Path(tempfile.gettempdir(), "kit-relays"),
-        help="where relays are installed (%(default)s)",
+        help="folder in which relays are installed (%(default)s)",
     )
     one.set_defaults(command=judge_relay)
 

@@ -1,4 +1,4 @@
-"""Compares what was committed with what the stream holds."""
+"""Compare the committed events with the stream's messages."""
 
 import json
 from collections import Counter, defaultdict
@@ -13,16 +13,17 @@ from kit.streams import Message
 
 @dataclass(slots=True)
 class Finding:
-    """What is wrong with the events of one fault, by id.
+    """IDs of the events of one fault that broke a guarantee.
 
     Attributes:
-        lost: committed, no longer to be sent by the table, and not in the stream.
-        given_up: the relay has refused them.
-        stuck: still to be sent.
+        events: number of events committed during the fault.
+        lost: committed and not pending in the table, but not in the stream.
+        given_up: refused by the relay.
+        stuck: still pending in the table.
         copies: in the stream more than once.
         disordered: in the stream after a later event of their key.
-        altered: another body than was committed.
-        phantoms: in the stream, and rolled back.
+        altered: their body differs from the committed one.
+        phantoms: rolled back, but in the stream.
     """
 
     events: int = 0
@@ -43,14 +44,14 @@ def audit(
     unfinished: Collection[str] | None,
     refused: Collection[str],
 ) -> dict[str, Finding]:
-    """Judge every event; findings are by fault, in the order of the faults.
+    """Judge every event; return findings by fault, in the order of the faults.
 
     Args:
-        events: all that were inserted.
-        stored: all that the stream holds, in its order.
-        pointer: where the event is in a message's body.
-        unfinished: ids that the table calls still to be sent; None where that cannot be told.
-        refused: ids that the table calls given up.
+        events: all inserted events.
+        stored: all messages of the stream, in its order.
+        pointer: JSON pointer to the event in a message's body.
+        unfinished: IDs that are pending according to the table; None if the table cannot show it.
+        refused: IDs that the relay gave up according to the table.
     """
     messages: dict[str, list[tuple[int, Any]]] = defaultdict(list)
     for message in stored:
@@ -87,11 +88,11 @@ def _missing(
 
 
 def out_of_order(events: Iterable[tuple[str, str | None]], first_seq: Mapping[str, int]) -> list[str]:
-    """Return the ids of events whose first copy is stored behind a later event of their key.
+    """Return the IDs of events whose first copy is stored after a later event of their key.
 
     Args:
-        events: id and key of each, in the order of their commits.
-        first_seq: where the first copy of an event is, by its id.
+        events: ID and key of each event, in the order of the commits.
+        first_seq: sequence of an event's first copy, by ID.
     """
     last: Counter[str] = Counter()
     wrong = []
@@ -105,7 +106,7 @@ def out_of_order(events: Iterable[tuple[str, str | None]], first_seq: Mapping[st
 
 
 def identity(content: Any, headers: Mapping[str, str]) -> str:
-    """Return the event's id: the body's own, or the message's where the body is not to be recognised."""
+    """Return the event's ID from the body, or from the message's headers if the body cannot be read."""
     if isinstance(content, dict) and isinstance(content.get("event"), str):
         return str(content["event"])
     return headers.get("Nats-Msg-Id", "")

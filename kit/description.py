@@ -1,4 +1,4 @@
-"""What a TOML file tells of a relay: how it is started, and what its table looks like."""
+"""A relay's TOML description: the commands that run it, and SQL for its table."""
 
 import tomllib
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from kit.guarantees import Guarantee
 
 
 class DescriptionError(Exception):
-    """The file cannot be used; the text names it and what is wrong."""
+    """The file cannot be used; the text names the file and the error."""
 
 
 class _Part(BaseModel):
@@ -22,13 +22,13 @@ class Process(_Part):
     """Commands are lists of arguments, run in the file's folder, with placeholders in braces.
 
     Attributes:
-        install: run once, before anything else; ``{work}`` is a folder that stays from run to run.
-        prepare: run once the servers are up, to create tables for instance.
-        command: the relay; ``{instance}`` is 1, or 2 for the second of two.
-        environment: over the caller's own.
-        several: whether two may run at once.
-        lease_seconds: how long another instance has to wait for what a dead one had in hand.
-        grace_seconds: how long it may take to stop after SIGTERM.
+        install: run once before the first run; the folder ``{work}`` is kept from run to run.
+        prepare: run after the servers' start, for example to create tables.
+        command: runs the relay; ``{instance}`` is 1, or 2 for the second of two.
+        environment: variables added to the caller's.
+        several: whether two instances may run at once.
+        lease_seconds: time after which another instance takes over the claims of a dead one.
+        grace_seconds: limit of the time from SIGTERM to the relay's end.
     """
 
     install: tuple[tuple[str, ...], ...] = ()
@@ -46,10 +46,10 @@ class Table(_Part):
     Attributes:
         create: run before ``prepare``; may be several statements.
         insert: writes one event from ``:id`` (a UUID), ``:type``, ``:key`` (or null), ``:subject`` and
-            ``:body`` (JSON), all as text, each as often as wanted.
-        unfinished: lists the ids of the events that the relay still has to send. Without it, what is missing
-            in the stream counts as stuck.
-        refused: lists the ids of those that it has given up.
+            ``:body`` (JSON), all as text; each may occur any number of times.
+        unfinished: selects the IDs of events that are still to be sent. Without it, every event that is
+            missing in the stream counts as stuck.
+        refused: selects the IDs of events that the relay has given up.
     """
 
     create: str = ""
@@ -59,18 +59,18 @@ class Table(_Part):
 
 
 class Message(_Part):
-    """Where the event is in a message: JSON pointer to what was inserted as ``:body``; empty: all of it."""
+    """Location of the event in a message: JSON pointer to the inserted ``:body``; empty: the whole body."""
 
     body: str = ""
 
 
 class Description(_Part):
-    """A relay to put to the test.
+    """A relay to test.
 
     Attributes:
-        about: version and settings, for the reader of the results.
-        not_promised: guarantees that it does not claim to keep: measured and told, but no failure.
-        stream: entries of the stream's JetStream configuration, over the kit's.
+        about: version and settings, shown with the results.
+        not_promised: guarantees that the relay does not claim; measured, but breaking one is no failure.
+        stream: JetStream settings of the stream that replace the kit's.
     """
 
     name: str
@@ -84,10 +84,10 @@ class Description(_Part):
 
     @classmethod
     def load(cls, file: Path) -> Self:
-        """Read a file.
+        """Load a file.
 
         Raises:
-            DescriptionError: it is missing, no TOML, or lacks something.
+            DescriptionError: the file is missing, is not TOML, or lacks an entry.
         """
         try:
             given = tomllib.loads(file.read_text())
@@ -97,15 +97,15 @@ class Description(_Part):
 
 
 def filled(command: tuple[str, ...], places: Mapping[str, str]) -> list[str]:
-    """Put values into the placeholders.
+    """Replace the placeholders by their values.
 
     Raises:
-        DescriptionError: a placeholder is not known.
+        DescriptionError: a placeholder is unknown.
     """
     try:
         return [part.format_map(places) for part in command]
     except (KeyError, ValueError) as error:
         known = ", ".join(f"{{{name}}}" for name in sorted(places))
         raise DescriptionError(
-            f"{' '.join(command)}: {error} is no placeholder; there are {known}"
+            f"{' '.join(command)}: unknown placeholder {error}; expected one of {known}"
         ) from error

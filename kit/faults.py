@@ -1,6 +1,6 @@
-"""What is done to the relay and to what it depends on, while events are committed.
+"""Faults of the relay, its servers and its links, caused while events are committed.
 
-Each fault ends with everything whole again and running.
+At the end of each fault, everything works and runs again.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ _PART_MIN = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """What happens, for people; how, with so many events and kills; whether it wants two relays."""
+    """A description, the function that causes the fault, and whether it needs two relays."""
 
     text: str
     cause: Callable[[Stage, int, int], Awaitable[None]]
@@ -33,12 +33,12 @@ class Fault:
 
 
 async def nothing(stage: Stage, events: int, _kills: int) -> None:
-    """Let it work."""
+    """Let the relay work."""
     await stage.ledger.burst(events)
 
 
 async def killed(stage: Stage, events: int, kills: int) -> None:
-    """Kill it somewhere between a commit and the end of the work on it."""
+    """Kill the relay at random between a commit and the end of its work."""
     for part in _parts(events, kills):
         burst = await _begun(stage, part)
         await stage.relay.kill()
@@ -47,7 +47,7 @@ async def killed(stage: Stage, events: int, kills: int) -> None:
 
 
 async def killed_unheard(stage: Stage, events: int, _kills: int) -> None:
-    """Swallow what it sends to the broker, then kill it: nothing has arrived."""
+    """Drop the relay's messages to the broker, then kill the relay."""
     stage.to_nats.drop_to_server()
     await stage.ledger.burst(events)
     await asyncio.sleep(_SHORT_SECONDS)
@@ -57,7 +57,7 @@ async def killed_unheard(stage: Stage, events: int, _kills: int) -> None:
 
 
 async def killed_unanswered(stage: Stage, events: int, _kills: int) -> None:
-    """Swallow the broker's answers, then kill it: all has arrived, and it does not know."""
+    """Drop the broker's acknowledgements, then kill the relay: the stream has the events."""
     stage.to_nats.drop_to_client()
     await _killed_on_the_way(stage, await _arriving(stage, events))
     stage.to_nats.heal()
@@ -65,7 +65,7 @@ async def killed_unanswered(stage: Stage, events: int, _kills: int) -> None:
 
 
 async def killed_unnoted(stage: Stage, events: int, _kills: int) -> None:
-    """Cut it off from the database while it sends, then kill it: it cannot note what it has sent."""
+    """Disconnect the relay from the database while it sends, then kill it: it cannot record the result."""
     burst = await _arriving(stage, events)
     stage.to_postgres.drop_to_server()
     await _killed_on_the_way(stage, burst)
@@ -74,7 +74,7 @@ async def killed_unnoted(stage: Stage, events: int, _kills: int) -> None:
 
 
 async def killed_late(stage: Stage, events: int, _kills: int) -> None:
-    """Do the same, and start it when the broker has forgotten the ids of what has arrived."""
+    """Do the same, and start the relay after the deduplication window of the stored events."""
     await stage.change_stream(duplicate_window=int(_WINDOW_SECONDS * 1e9))
     stage.to_nats.drop_to_client()
     await _killed_on_the_way(stage, await _arriving(stage, events))
@@ -86,7 +86,7 @@ async def killed_late(stage: Stage, events: int, _kills: int) -> None:
 
 
 async def stopped(stage: Stage, events: int, kills: int) -> None:
-    """Ask it to stop in the middle of its work."""
+    """Stop the relay by SIGTERM during its work."""
     for part in _parts(events, max(1, kills // 2)):
         burst = await _begun(stage, part)
         stage.stops.append(await stage.relay.stop(within=stage.description.relay.grace_seconds))
@@ -95,7 +95,7 @@ async def stopped(stage: Stage, events: int, kills: int) -> None:
 
 
 async def two(stage: Stage, events: int, kills: int) -> None:
-    """Run two of it, and kill one or the other."""
+    """Run two relays, and kill either of them."""
     async with _second(stage):
         for part in _parts(events, max(2, kills // 2)):
             burst = await _begun(stage, part)
@@ -106,7 +106,7 @@ async def two(stage: Stage, events: int, kills: int) -> None:
 
 
 async def one_frozen(stage: Stage, events: int, _kills: int) -> None:
-    """Freeze one of two in its work until its leases are over, and let it go on."""
+    """Freeze one of two relays until its leases have expired, then let it continue."""
     async with _second(stage):
         burst = await _arriving(stage, events)
         victim = stage.chance.choice(stage.relays)
@@ -127,7 +127,7 @@ async def broker_killed(stage: Stage, events: int, _kills: int) -> None:
 
 
 async def broker_away(stage: Stage, events: int, _kills: int) -> None:
-    """Stop the broker for a while; events go on being committed."""
+    """Stop the broker for a while; producers continue to commit."""
     await stage.nats.stop()
     await stage.ledger.burst(events)
     await asyncio.sleep(_OUTAGE_SECONDS)
@@ -135,7 +135,7 @@ async def broker_away(stage: Stage, events: int, _kills: int) -> None:
 
 
 async def stream_full(stage: Stage, events: int, _kills: int) -> None:
-    """Let the stream take no more for a while; events go on being committed."""
+    """Make the stream full for a while; producers continue to commit."""
     await stage.read()
     await stage.change_stream(discard="new", max_msgs=len(stage.stored) + events // 2)
     await stage.ledger.burst(events)
@@ -144,14 +144,14 @@ async def stream_full(stage: Stage, events: int, _kills: int) -> None:
 
 
 async def broker_frozen(stage: Stage, events: int, _kills: int) -> None:
-    """Freeze the broker: connections live, nothing answers."""
+    """Freeze the broker: connections stay open, without responses."""
     async with frozen(stage.nats.pid):
         await stage.ledger.burst(events)
         await asyncio.sleep(_STALL_SECONDS)
 
 
 async def broker_link(stage: Stage, events: int, kills: int) -> None:
-    """Cut the connection to the broker again and again."""
+    """Cut the connection to the broker repeatedly."""
     for part in _parts(events, kills):
         burst = await _begun(stage, part)
         stage.to_nats.cut()
@@ -159,7 +159,7 @@ async def broker_link(stage: Stage, events: int, kills: int) -> None:
 
 
 async def broker_mute(stage: Stage, events: int, _kills: int) -> None:
-    """Lose the broker's answers for a while."""
+    """Drop the broker's responses for a while."""
     stage.to_nats.drop_to_client()
     await stage.ledger.burst(events)
     await asyncio.sleep(_STALL_SECONDS)
@@ -167,7 +167,7 @@ async def broker_mute(stage: Stage, events: int, _kills: int) -> None:
 
 
 async def database_killed(stage: Stage, events: int, _kills: int) -> None:
-    """Crash the database while it works."""
+    """Crash the database during the relay's work."""
     await stage.ledger.burst(events // 2)
     await stage.postgres.kill()
     await asyncio.sleep(_SHORT_SECONDS)
@@ -176,7 +176,7 @@ async def database_killed(stage: Stage, events: int, _kills: int) -> None:
 
 
 async def database_link(stage: Stage, events: int, kills: int) -> None:
-    """Cut the connection to the database again and again, and once hold everything back."""
+    """Cut the connection to the database repeatedly, then stall it once."""
     for part in _parts(events, kills):
         burst = await _begun(stage, part)
         stage.to_postgres.cut()
@@ -187,29 +187,29 @@ async def database_link(stage: Stage, events: int, kills: int) -> None:
 
 
 async def poison(stage: Stage, events: int, _kills: int) -> None:
-    """Put an event that is too large for the broker among others."""
+    """Commit an event that is too large for the broker among others."""
     await stage.ledger.burst(events // 2)
     await stage.ledger.poison(2 * MESSAGE_BYTES_MAX)
     await stage.ledger.burst(events - events // 2)
 
 
-# What leaves something behind comes last.
+# A fault that leaves an event behind comes last.
 FAULTS: Mapping[str, Fault] = {
     "nothing": Fault(text="nothing fails", cause=nothing),
     "kill": Fault(text="kill -9 at random", cause=killed),
-    "kill-unheard": Fault(text="kill -9, what it sent did not arrive", cause=killed_unheard),
-    "kill-unanswered": Fault(text="kill -9, the broker's answer did not arrive", cause=killed_unanswered),
-    "kill-late": Fault(text="the same, and down past the duplicate window", cause=killed_late),
+    "kill-unheard": Fault(text="kill -9, its messages did not arrive", cause=killed_unheard),
+    "kill-unanswered": Fault(text="kill -9, the acknowledgement did not arrive", cause=killed_unanswered),
+    "kill-late": Fault(text="the same, and down beyond the deduplication window", cause=killed_late),
     "kill-unnoted": Fault(text="kill -9, cut off from the database", cause=killed_unnoted),
     "term": Fault(text="SIGTERM at random", cause=stopped),
     "two": Fault(text="two at once, one killed", cause=two, two=True),
     "frozen": Fault(text="two at once, one frozen past its lease", cause=one_frozen, two=True),
     "broker-killed": Fault(text="broker killed", cause=broker_killed),
-    "broker-away": Fault(text="broker away for 40 s", cause=broker_away),
+    "broker-away": Fault(text="broker down for 40 s", cause=broker_away),
     "stream-full": Fault(text="stream full for 40 s", cause=stream_full),
     "broker-frozen": Fault(text="broker frozen for 6 s", cause=broker_frozen),
     "broker-link": Fault(text="broker's connection cut", cause=broker_link),
-    "broker-mute": Fault(text="broker's answers lost for 6 s", cause=broker_mute),
+    "broker-mute": Fault(text="broker's responses lost for 6 s", cause=broker_mute),
     "database-killed": Fault(text="database crashed", cause=database_killed),
     "database-link": Fault(text="database's connection cut, stalled", cause=database_link),
     "poison": Fault(text="an event too large to be sent", cause=poison),
@@ -227,7 +227,7 @@ async def _second(stage: Stage) -> AsyncIterator[None]:
 
 
 async def awake(stage: Stage) -> None:
-    """Let the relay send an event, so that what follows does not meet it in the middle of its start."""
+    """Wait until the relay has sent an event, so that the next fault does not hit its start."""
     await stage.read()
     sent = len(stage.stored)
     await stage.ledger.burst(1)
@@ -235,7 +235,7 @@ async def awake(stage: Stage) -> None:
 
 
 async def _arriving(stage: Stage, count: int) -> asyncio.Task[None]:
-    """Begin to commit so many events, and return when the broker has the first of them."""
+    """Begin to commit ``count`` events, and return when the broker has the first of them."""
     sent = len(stage.stored)
     burst = asyncio.create_task(stage.ledger.burst(count))
     await stage.grown(since=sent, within=_SHORT_SECONDS)
@@ -249,11 +249,11 @@ async def _killed_on_the_way(stage: Stage, burst: asyncio.Task[None]) -> None:
 
 
 async def _begun(stage: Stage, count: int) -> asyncio.Task[None]:
-    """Begin to commit so many events, and return somewhere in between or shortly afterwards."""
+    """Begin to commit ``count`` events, and return at a random time before or shortly after the end."""
     await awake(stage)
     inserted = len(stage.ledger.events) + stage.chance.randint(1, count)
     burst = asyncio.create_task(stage.ledger.burst(count))
-    while len(stage.ledger.events) < inserted and not burst.done():  # noqa: ASYNC110 - it tells nobody
+    while len(stage.ledger.events) < inserted and not burst.done():  # noqa: ASYNC110 - the ledger has no event
         await asyncio.sleep(_MOMENT_SECONDS)
     await asyncio.sleep(stage.chance.random() * _JITTER_SECONDS)
     return burst

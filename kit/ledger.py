@@ -1,4 +1,4 @@
-"""Commits events, and remembers what was committed, what was rolled back, and in which order."""
+"""Commit events, and record which were committed or rolled back, and in which order."""
 
 import asyncio
 import json
@@ -19,8 +19,8 @@ TYPE = "made"
 _PLACE = re.compile(r"(?<!:):(id|type|key|subject|body)\b")
 _KEYS = 6
 _LATE_SECONDS = 0.7
-# What a careless path from the table to the stream changes: digits that a double cannot hold, characters
-# outside the first plane, separators that some writers escape, empty and nested values.
+# Values that a careless relay alters: digits that a double cannot hold, characters outside the basic
+# multilingual plane, separators that some writers escape, empty and nested values.
 _TRICKY: tuple[dict[str, Any], ...] = (
     {"amount": 12345678901234567890},
     {"rate": "PLACE"},
@@ -33,7 +33,7 @@ _EXACT = "0.12345678901234567890123"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """An event that was inserted; ``fault`` names what was going on."""
+    """An inserted event; ``fault`` names the fault at that time."""
 
     id: str
     key: str | None
@@ -46,12 +46,12 @@ class Event:
 
 @dataclass(slots=True)
 class Ledger:
-    """Writes to the relay's table, past all proxies.
+    """Writes to the relay's table, not through the proxies.
 
     Args:
-        dsn: the database.
-        table: how to insert.
-        chance: makes the run repeatable.
+        dsn: address of the database.
+        table: the statement that inserts.
+        chance: source of all random choices.
     """
 
     dsn: str
@@ -61,10 +61,10 @@ class Ledger:
     events: list[Event] = field(default_factory=list)
 
     async def burst(self, count: int) -> None:
-        """Commit so many events in small transactions, and beside them some that are late or rolled back.
+        """Commit ``count`` events in small transactions, and some more that are late or rolled back.
 
-        Of a key there is one transaction at a time, so that its order is certain. A late transaction takes
-        its place in the table and commits when later ones are already there.
+        A key has one transaction at a time, so that its order is certain. A late transaction inserts its rows
+        first and commits after transactions that began later.
         """
         connection = await asyncpg.connect(self.dsn)
         late: list[asyncio.Task[None]] = []
@@ -133,7 +133,7 @@ class Ledger:
 
 
 def positional(statement: str, values: Mapping[str, str | None]) -> tuple[str, list[str | None]]:
-    """Turn ``:name`` into ``$1`` and so on; return the values in that order."""
+    """Replace ``:name`` by ``$1`` and so on; return the values in that order."""
     used: list[str] = []
 
     def place(found: re.Match[str]) -> str:

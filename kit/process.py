@@ -1,4 +1,4 @@
-"""A process that is started again whenever it ends, as a service manager would."""
+"""A process that is restarted whenever it ends, as by a service manager."""
 
 import asyncio
 import contextlib
@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Self
 
 _PAUSE_SECONDS = 0.5
-# A Java machine that has run its shutdown hooks says 143.
+# A Java machine exits with 143 after its shutdown hooks.
 _IN_ORDER = frozenset({0, 128 + signal.SIGTERM})
 
 
 class CommandError(Exception):
-    """A command failed; the text ends with what it wrote."""
+    """A command failed; the text ends with the command's output."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -31,11 +31,11 @@ class Life:
     began: float
     ended: float = 0.0
     code: int | None = None
-    told: str = ""
-    """The signal that the kit sent to end it; empty where it ended by itself."""
-    told_at: float = 0.0
+    signal: str = ""
+    """The signal that the kit sent to end the process; empty if the process ended by itself."""
+    signalled_at: float = 0.0
     metrics: dict[str, float] = field(default_factory=dict)
-    """The last that was read of its metrics, where somebody reads them."""
+    """The latest metrics, if they are scraped."""
 
     @property
     def title(self) -> str:
@@ -44,7 +44,7 @@ class Life:
 
 
 class KeptProcess:
-    """One instance. Its process has a group of its own, so that its children share its fate."""
+    """One instance. Its process has its own process group, so that signals reach its children."""
 
     def __init__(
         self,
@@ -66,19 +66,19 @@ class KeptProcess:
 
     @property
     def process(self) -> asyncio.subprocess.Process:
-        """The process that runs, or ran last."""
+        """The running process, or the last one."""
         assert self._process is not None, f"{self.name} was never started"
         return self._process
 
     @property
     def alive(self) -> bool:
-        """Whether it runs now."""
+        """Whether the process runs."""
         return self._process is not None and self._process.returncode is None
 
     @property
     def ends(self) -> list[int]:
-        """Exit codes of the times when it ended by itself."""
-        return [life.code for life in self.lives if life.code is not None and not life.told]
+        """Exit codes of the runs that ended by themselves."""
+        return [life.code for life in self.lives if life.code is not None and not life.signal]
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -88,20 +88,20 @@ class KeptProcess:
         await self.kill()
 
     async def start(self) -> None:
-        """Start it, and again whenever it ends by itself."""
+        """Start the process, and restart it whenever it ends by itself."""
         await self._launch()
         self._keeper = asyncio.create_task(self._keep())
 
     async def kill(self) -> None:
-        """End it as the kernel would, without a chance to say anything."""
-        await self._let_go()
+        """Kill the process."""
+        await self._stop_restarting()
         if self._process is not None:
             self.send(signal.SIGKILL)
             await self._ended()
 
     async def stop(self, *, within: float) -> str:
-        """Ask it to stop; kill it where it does not. Return what was wrong, or nothing."""
-        await self._let_go()
+        """Send SIGTERM, then SIGKILL after the time. Return the problem, or an empty text."""
+        await self._stop_restarting()
         self._note(signal.SIGTERM)
         with contextlib.suppress(ProcessLookupError):
             self.process.send_signal(signal.SIGTERM)
@@ -128,7 +128,7 @@ class KeptProcess:
 
     def _note(self, number: signal.Signals) -> None:
         if self.alive:
-            self.lives[-1].told, self.lives[-1].told_at = number.name, time.time()
+            self.lives[-1].signal, self.lives[-1].signalled_at = number.name, time.time()
 
     async def _launch(self) -> None:
         number = len(self.lives)
@@ -160,7 +160,7 @@ class KeptProcess:
             await asyncio.sleep(_PAUSE_SECONDS)
             await self._launch()
 
-    async def _let_go(self) -> None:
+    async def _stop_restarting(self) -> None:
         if self._keeper is not None:
             self._keeper.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -169,10 +169,10 @@ class KeptProcess:
 
 
 async def run_command(command: Sequence[str], *, environment: Mapping[str, str], folder: Path) -> None:
-    """Run a command to its end.
+    """Run a command to completion.
 
     Raises:
-        CommandError: it cannot be run, or ended with another code than 0.
+        CommandError: the command cannot be run, or its exit code is not 0.
     """
     try:
         process = await asyncio.create_subprocess_exec(
@@ -193,7 +193,7 @@ async def run_command(command: Sequence[str], *, environment: Mapping[str, str],
 
 @asynccontextmanager
 async def frozen(pid: int) -> AsyncIterator[None]:
-    """Stop a process for the length of a block; its connections live, and nothing answers."""
+    """Freeze a process during the block; its connections stay open, without responses."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGSTOP)
     try:

@@ -1,4 +1,4 @@
-"""What a relay needs before it can start: itself, its database, its stream."""
+"""Install a relay, create its database and stream, and build its processes."""
 
 import asyncio
 import hashlib
@@ -22,14 +22,14 @@ from sea_mq_worker.embedded import EmbeddedPostgres
 STREAM = "KIT_EVENTS"
 _DATABASE = "kit"
 _WINDOW = 120 * 10**9
-_PATIENCE_SECONDS = 10.0
+_TIMEOUT_SECONDS = 10.0
 
 
 def install(description: Description, work: Path) -> None:
-    """Run the description's commands for that, again only when they or the relay's own files have changed.
+    """Run the description's install commands, unless neither they nor the relay's files have changed.
 
     Raises:
-        CommandError: one failed.
+        CommandError: a command failed.
     """
     mark = work / "installed"
     commands = [filled(command, _fixed(work)) for command in description.relay.install]
@@ -46,7 +46,7 @@ def install(description: Description, work: Path) -> None:
 
 
 async def create_database(server: EmbeddedPostgres, create: str) -> str:
-    """Make the relay's database, run the description's SQL for it, and return its URL."""
+    """Create the relay's database, run the description's SQL in it, and return its URL."""
     dsn = server.dsn_for(_DATABASE)
     connection = await asyncpg.connect(server.dsn)
     await connection.execute(f"CREATE DATABASE {_DATABASE}")
@@ -59,7 +59,7 @@ async def create_database(server: EmbeddedPostgres, create: str) -> str:
 
 
 async def put_stream(url: str, description: Description, verb: str, change: Mapping[str, Any]) -> None:
-    """CREATE or UPDATE the stream as the description wants it, but for the change.
+    """CREATE or UPDATE the stream with the description's settings and the change.
 
     Raises:
         NatsError: the server refuses.
@@ -68,7 +68,7 @@ async def put_stream(url: str, description: Description, verb: str, change: Mapp
     request = {**config, "duplicate_window": _WINDOW, **description.stream, **change}
     client = await nats.connect(url)
     answer = await client.request(
-        f"$JS.API.STREAM.{verb}.{STREAM}", json.dumps(request).encode(), _PATIENCE_SECONDS
+        f"$JS.API.STREAM.{verb}.{STREAM}", json.dumps(request).encode(), _TIMEOUT_SECONDS
     )
     await client.close()
     refused = json.loads(answer.data).get("error")
@@ -79,7 +79,7 @@ async def put_stream(url: str, description: Description, verb: str, change: Mapp
 async def prepared_relays(
     description: Description, folder: Path, work: Path, *, database_url: str, nats_url: str
 ) -> list[KeptProcess]:
-    """Run the description's ``prepare``, and return two instances that have yet to be started.
+    """Run the description's ``prepare``, and return two instances, not yet started.
 
     Raises:
         CommandError: a command of the description failed.

@@ -22,7 +22,7 @@ _COLUMNS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """``kept`` is None where the run did not put it to the test; ``evidence`` says what broke it."""
+    """``kept`` is None if the run did not test it; ``evidence`` lists the events that broke it."""
 
     guarantee: Guarantee
     promised: bool
@@ -31,21 +31,20 @@ class Verdict:
 
     @property
     def failed(self) -> bool:
-        """A promise that was broken."""
+        """Whether a promised guarantee was broken."""
         return self.promised and self.kept is False
 
 
 @dataclass(slots=True, kw_only=True)
 class Result:
-    """What a run found.
+    """The results of a run.
 
     Attributes:
         findings: by fault.
-        seconds: from the end of a fault until all of its events were in the stream; infinite where patience
-            was over.
-        restarts: faults after which only a restart by hand made it go on.
-        ends: exit codes of the times when it ended by itself, by fault.
-        stops: for each SIGTERM what was wrong, or nothing.
+        seconds: time from the end of a fault until all its events were settled.
+        restarts: faults after which the relay continued only after a manual restart.
+        ends: exit codes of the runs that ended by themselves, by fault.
+        stops: the problem at each SIGTERM, or an empty text.
     """
 
     description: Description
@@ -63,7 +62,7 @@ class Result:
         alone = set(self.findings) - shared
         outages, late = alone - {"poison"}, {"kill-late"}
         stuck = self._count("stuck", (outages | shared))
-        stuck |= {name: "went on only after a restart" for name in self.restarts if name != "poison"}
+        stuck |= {name: "continued only after a restart" for name in self.restarts if name != "poison"}
         poisoned: dict[str, object] = {}
         if "poison" in self.findings:
             finding = self.findings["poison"]
@@ -71,12 +70,12 @@ class Result:
             if harmed:
                 poisoned = {"poison": f"{harmed} others not sent"}
             elif "poison" in self.restarts:
-                poisoned = {"poison": "went on only after a restart"}
+                poisoned = {"poison": "continued only after a restart"}
         stops = {str(number): text for number, text in enumerate(self.stops, 1) if text}
         broken: dict[Guarantee, tuple[bool, Mapping[str, object]]] = {
             Guarantee.NO_LOSS: (bool(alone), self._count("lost", alone | shared)),
             Guarantee.NO_GIVING_UP: (bool(outages), self._count("given_up", outages | shared)),
-            Guarantee.GOES_ON: (bool(outages), stuck),
+            Guarantee.RECOVERS: (bool(outages), stuck),
             Guarantee.NO_PHANTOMS: (bool(alone), self._count("phantoms", alone | shared)),
             Guarantee.ONCE: (bool(alone - late), self._count("copies", alone - late)),
             Guarantee.ONCE_LATE: (bool(alone & late), self._count("copies", alone & late)),
@@ -101,7 +100,7 @@ class Result:
         return {name: count for name, count in counts.items() if count}
 
     def document(self) -> dict[str, Any]:
-        """Return everything, ids included."""
+        """Return everything, including IDs."""
         return {
             "relay": self.description.name,
             "about": self.description.about,
@@ -126,7 +125,7 @@ class Result:
 
 
 def table(result: Result) -> str:
-    """Write what happened in each fault, and the verdicts."""
+    """Format the counts of each fault, and the verdicts."""
     head = ["fault", "events", *_COLUMNS.values(), "ended itself", "recovered in"]
     rows = [head]
     for name, finding in result.findings.items():
@@ -145,7 +144,7 @@ def table(result: Result) -> str:
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
     lines += ["", f"{result.description.name}: {result.description.about}".rstrip(": "), ""]
     for verdict in result.verdicts():
-        kept = {None: "not tried", True: "kept", False: "BROKEN"}[verdict.kept]
+        kept = {None: "not tested", True: "kept", False: "BROKEN"}[verdict.kept]
         if not verdict.promised:
             kept = {"BROKEN": "not promised, not kept", "kept": "kept, not promised"}.get(kept, kept)
         evidence = f" ({verdict.evidence})" if verdict.evidence else ""

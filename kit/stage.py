@@ -28,7 +28,7 @@ _POSTGRES = {"wal_level": "logical", "max_connections": "200"}
 
 @dataclass(slots=True, kw_only=True)
 class Stage:
-    """What a fault has in its hands. ``ledger`` and the reading of the stream go past the proxies."""
+    """The objects that a fault works on. ``ledger`` and reads of the stream bypass the proxies."""
 
     description: Description
     nats: EmbeddedNats
@@ -38,11 +38,11 @@ class Stage:
     ledger: Ledger
     chance: random.Random
     relays: Sequence[KeptProcess]
-    patience_seconds: float
+    stuck_seconds: float
     dsn: str
     stored: list[Message] = field(default_factory=list)
     stops: list[str] = field(default_factory=list)
-    """What was wrong when the relay was asked to stop; empty texts for what was right."""
+    """The problem at each stop of the relay; an empty text for a correct stop."""
 
     @property
     def relay(self) -> KeptProcess:
@@ -51,16 +51,16 @@ class Stage:
 
     @property
     def second(self) -> KeptProcess:
-        """The other instance, started by the faults that want two."""
+        """The second instance, started by faults that need two."""
         return self.relays[1]
 
     async def read(self) -> None:
-        """Take in what the stream has got since the last time."""
+        """Read the messages that the stream stored since the last read."""
         async with connected(self.nats.url) as broker:
             self.stored += await stored(broker, STREAM, first=len(self.stored) + 1)
 
     async def grown(self, *, since: int, within: float) -> None:
-        """Wait until the stream has more than so many messages, or the time is over."""
+        """Wait until the stream has more than ``since`` messages, or the time is over."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within):
                 await self.read()
@@ -69,25 +69,25 @@ class Stage:
                     await self.read()
 
     async def settled(self, fault: str) -> bool:
-        """Wait until all that was committed in a fault has come to its end; False when patience is over."""
+        """Wait until all events of a fault are settled; return False if the time is over first."""
         try:
-            async with asyncio.timeout(self.patience_seconds):
-                while not await self._all_ended(fault):  # noqa: ASYNC110 - servers are asked, which wake nobody
+            async with asyncio.timeout(self.stuck_seconds):
+                while not await self._all_ended(fault):  # noqa: ASYNC110 - servers send no event for this
                     await asyncio.sleep(_LOOK_SECONDS)
         except TimeoutError:
             return False
         return True
 
     async def change_stream(self, **change: Any) -> None:
-        """Change the stream's configuration; without a change it is again as the description wants it."""
+        """Change the stream's configuration; without a change, restore the description's."""
         await put_stream(self.nats.url, self.description, "UPDATE", change)
 
     async def unfinished(self) -> set[str] | None:
-        """Ids that the table calls still to be sent; None where the description cannot tell."""
+        """Return the IDs that are pending according to the table; None without such a query."""
         return await self._ids(self.description.table.unfinished)
 
     async def refused(self) -> set[str]:
-        """Ids that the table calls given up."""
+        """Return the IDs that the relay gave up according to the table."""
         return await self._ids(self.description.table.refused) or set()
 
     async def _all_ended(self, fault: str) -> bool:
@@ -114,9 +114,9 @@ class Stage:
 
 @asynccontextmanager
 async def open_stage(
-    description: Description, *, folder: Path, work: Path, seed: int, patience: float
+    description: Description, *, folder: Path, work: Path, seed: int, stuck_seconds: float
 ) -> AsyncIterator[Stage]:
-    """Start servers and relay; stop them in the end.
+    """Start the servers, and create the relays; end all of them with the block.
 
     Raises:
         CommandError: a command of the description failed.
@@ -143,7 +143,7 @@ async def open_stage(
             ledger=Ledger(dsn=dsn, table=description.table, chance=chance),
             chance=chance,
             relays=relays,
-            patience_seconds=patience,
+            stuck_seconds=stuck_seconds,
             dsn=dsn,
         )
         for relay in relays:

@@ -1,4 +1,4 @@
-"""Whole streams, read past every proxy."""
+"""Read whole streams, not through the proxies."""
 
 import asyncio
 import base64
@@ -23,7 +23,7 @@ class Message:
 
 
 async def stored(broker: NatsConnection, stream: str, *, first: int = 1) -> list[Message]:
-    """Read a stream from a sequence on; what was removed from it is left out."""
+    """Return a stream's messages from a sequence on, without those removed."""
     state = (await api(broker, f"STREAM.INFO.{stream}"))["state"]
     found: list[Message] = []
     seqs = range(max(state["first_seq"], first), state["last_seq"] + 1)

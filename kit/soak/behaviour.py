@@ -1,4 +1,4 @@
-"""Checks of how the workers behaved: what they changed, what they used of the machine, how they ended."""
+"""Checks of the workers' behaviour: their changes of rows, their use of resources, their exits."""
 
 import statistics
 from collections import Counter, defaultdict
@@ -30,17 +30,17 @@ _OPERATOR = "postgres"
 _OVERLAP_SECONDS = 15.0
 _WARM_UP_SECONDS = 20.0
 _LIFE_SECONDS = 60.0
-"""Only of a life this long a slope says anything."""
+"""Minimum length of a run for a meaningful slope."""
 _RSS_GROWTH_MAX = 12 * 2**20
 _LINES_PER_MINUTE_MAX = 400.0
 _LONG_LIFE_SECONDS = 300.0
 _FDS_GROWTH_MAX = 10
 _FDS_AT_ONCE = 70
-"""Handler calls (50) and sessions (18) that a worker may have open; in a short life they look like growth."""
+"""Cap on handler calls (50) plus sessions (18) of a worker; in a short run they look like growth."""
 
 
 def rows_change_lawfully(evidence: Evidence) -> Iterator[str]:
-    """Only lawful transitions, each by the lease's holder or after its end; nothing immutable changes."""
+    """Rows change by allowed transitions only, by the lease's holder or after its end."""
     content: dict[str, str] = {}
     for row in evidence.outbox_log:
         for problem in _outbox_problems(row, content):
@@ -98,7 +98,7 @@ def _worker(owner: str | None) -> str:
 
 
 def resources_stay_flat(evidence: Evidence) -> Iterator[str]:
-    """No session idles in a transaction; memory, descriptors, threads stay flat; logs are few."""
+    """No session idles in a transaction; memory, descriptors and threads stay flat; logs are few."""
     for seen in evidence.idle_in_transaction:
         if seen["seconds"] > 1:
             yield f"a session of {seen['usename']} idled in a transaction for {seen['seconds']:.1f} s"
@@ -116,14 +116,14 @@ def resources_stay_flat(evidence: Evidence) -> Iterator[str]:
     for name, text in evidence.logs.items():
         for canary in (SECRET, PAYLOAD_CANARY):
             if canary in text:
-                yield f"the log of {name} tells {canary}"
+                yield f"the log of {name} contains {canary}"
 
 
 def slopes(evidence: Evidence) -> list[dict[str, Any]]:
-    """Compare the second quarter of each long life with its last."""
+    """Compare the second quarter of each long run with its last."""
     lives: dict[str, list[Sample]] = defaultdict(list)
     for sample in evidence.samples:
-        if sample.rss:  # none: it is ending
+        if sample.rss:  # 0: the process is ending
             lives[f"{sample.worker}-{sample.life}"].append(sample)
     found = []
     for name, samples in lives.items():
@@ -147,7 +147,7 @@ def slopes(evidence: Evidence) -> list[dict[str, Any]]:
 
 
 def log_rates(evidence: Evidence) -> dict[str, tuple[int, float]]:
-    """Count lines and minutes of each life."""
+    """Return the log lines and minutes of each run."""
     return {
         life.title: (
             evidence.logs[life.title].count("\n"),
@@ -158,15 +158,15 @@ def log_rates(evidence: Evidence) -> dict[str, tuple[int, float]]:
     }
 
 
-def workers_end_as_told(evidence: Evidence) -> Iterator[str]:
-    """A worker ends because it was told to, or with the documented code while what it needs is missing."""
+def workers_end_as_documented(evidence: Evidence) -> Iterator[str]:
+    """A worker ends only by a signal, or with the documented code while a dependency is missing."""
     for life in evidence.lives:
         if not _fine(life, evidence):
             lines = evidence.logs[life.title].splitlines()
             why = _reasons(lines) or "".join(lines[-1:])
             at = datetime.fromtimestamp(life.ended, UTC).time().isoformat("seconds")
-            told = life.told or "nothing"
-            yield f"{life.title}, told {told}, ended at {at} with {life.code}: {why}"
+            sent = life.signal or "no signal"
+            yield f"{life.title} ended at {at} with {life.code} after {sent}: {why}"
 
 
 def _fine(life: Life, evidence: Evidence) -> bool:
@@ -176,40 +176,40 @@ def _fine(life: Life, evidence: Evidence) -> bool:
             for fault in evidence.faults
         )
 
-    if life.told == "SIGKILL":
+    if life.signal == "SIGKILL":
         return life.code == -9
-    if life.told == "SIGTERM":
+    if life.signal == "SIGTERM":
         hurt = any(
-            f.began < life.ended and f.ended > life.told_at - 2
+            f.began < life.ended and f.ended > life.signalled_at - 2
             for f in evidence.faults
             if f.kind != "worker.stop"
         )
         unborn = life.code == -15 and not evidence.logs[life.title]
         return life.code == 0 or (life.code == 5 and hurt) or unborn
     log = evidence.logs[life.title]
-    told = "" if "worker_started" in log else _reasons(log.splitlines())
-    missing = during("broker.delete_consumer") and ("does not exist" in told or "not found" in told)
-    return life.code == 3 and (missing or (during("broker.forbid") and "permission" in told))
+    reasons = "" if "worker_started" in log else _reasons(log.splitlines())
+    missing = during("broker.delete_consumer") and ("does not exist" in reasons or "not found" in reasons)
+    return life.code == 3 and (missing or (during("broker.forbid") and "permission" in reasons))
 
 
 def _reasons(lines: Sequence[str]) -> str:
-    """Return what a worker wrote about its own end."""
+    """Return the log lines that give the reason of a worker's end."""
     return "\n".join(line for line in lines if '"loop_died"' in line or '"contract_broken"' in line)
 
 
 SERIES = {
-    "repeats that the stream dropped": "sea_mq_outbox_duplicates_total",
-    "leases reaped": "sea_mq_outbox_leases_reaped_total",
-    "events settled too late, refused": 'sea_mq_leases_lost_total{side="outbox"}',
-    "messages settled too late, refused": 'sea_mq_leases_lost_total{side="inbox"}',
-    "events given back without an attempt": "sea_mq_outbox_released_total",
-    "duplicates acknowledged unasked": "sea_mq_inbox_skipped_total",
-    "gates closed": "sea_mq_circuit_opened_total",
+    "duplicates dropped by the stream": "sea_mq_outbox_duplicates_total",
+    "expired leases reaped": "sea_mq_outbox_leases_reaped_total",
+    "late settlements of events refused": 'sea_mq_leases_lost_total{side="outbox"}',
+    "late settlements of messages refused": 'sea_mq_leases_lost_total{side="inbox"}',
+    "events released without an attempt": "sea_mq_outbox_released_total",
+    "duplicates acknowledged without a call": "sea_mq_inbox_skipped_total",
+    "circuit breakers opened": "sea_mq_circuit_opened_total",
 }
 
 
 def sometimes(evidence: Evidence) -> dict[str, int]:
-    """Count what a soak has to have reached, or it proved nothing about it."""
+    """Count the rare paths that a soak must have taken."""
     totals = Counter[str]()
     for life in evidence.lives:
         for series, value in life.metrics.items():
@@ -217,8 +217,8 @@ def sometimes(evidence: Evidence) -> dict[str, int]:
                 for name in {series, series.partition("{")[0]}:
                     totals[name] += int(value)
     found = {text: totals[name] for text, name in SERIES.items()}
-    found["409 answers"] = sum(call.status == 409 for call in evidence.heard)
-    found["commits with an unknown end"] = sum(t.fate is Fate.UNKNOWN for t in evidence.ledger.values())
+    found["409 responses"] = sum(call.status == 409 for call in evidence.heard)
+    found["commits with an unknown outcome"] = sum(t.fate is Fate.UNKNOWN for t in evidence.ledger.values())
     found["transactions rolled back"] = sum(t.fate is Fate.ROLLED_BACK for t in evidence.ledger.values())
     found["replays delivered"] = replays(evidence).total()
     found["redrives done"] = sum(
@@ -230,7 +230,7 @@ def sometimes(evidence: Evidence) -> dict[str, int]:
 
 
 def rare_paths_were_reached(evidence: Evidence) -> Iterator[str]:
-    """Each path that only faults lead to was taken at least once."""
+    """Each path that only faults cause was taken at least once."""
     for what, count in sometimes(evidence).items():
         if not count:
             yield f"never: {what}"
@@ -239,5 +239,5 @@ def rare_paths_were_reached(evidence: Evidence) -> Iterator[str]:
 BEHAVIOUR = (
     ("A9", rows_change_lawfully),
     ("A10", resources_stay_flat),
-    ("A11", workers_end_as_told),
+    ("A11", workers_end_as_documented),
 )

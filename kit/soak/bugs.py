@@ -1,4 +1,4 @@
-"""Bugs for the negative control: mistakes that such workers have had, each has to turn the soak red."""
+"""Bugs for the negative control: typical mistakes of such workers, each of which must fail the soak."""
 
 import uuid
 from collections.abc import Callable
@@ -6,12 +6,12 @@ from typing import Any
 
 
 def plant(name: str) -> None:
-    """Put a bug into the worker of this process."""
+    """Plant a bug in this process's worker."""
     BUGS[name]()
 
 
 def _ack_before_handling() -> None:
-    """Acknowledge on receipt: what a killed worker held is gone."""
+    """Acknowledge on receipt: a killed worker's messages are lost."""
     from sea_mq_worker.application.inbox.consumer import InboxConsumer  # noqa: PLC0415 - only in a worker
 
     honest = InboxConsumer._work
@@ -24,7 +24,7 @@ def _ack_before_handling() -> None:
 
 
 def _mark_before_publish() -> None:
-    """Settle first and publish then: what does not get through is lost."""
+    """Settle before publishing: events that cannot be published are lost."""
     from sea_mq_worker.application.outbox.publisher import OutboxPublisher  # noqa: PLC0415
     from sea_mq_worker.domain.outcomes import Published, Stored  # noqa: PLC0415
 
@@ -37,7 +37,7 @@ def _mark_before_publish() -> None:
 
 
 def _known_means_done() -> None:
-    """Take every known message for a duplicate: what a killed worker had recorded is never handled."""
+    """Treat every known message as a duplicate: messages recorded by a killed worker are never handled."""
     from sea_mq_worker.adapters.postgres.inbox import PostgresInboxAdapter  # noqa: PLC0415
     from sea_mq_worker.domain.inbox_results import AlreadySettled, Leased  # noqa: PLC0415
 
@@ -51,7 +51,7 @@ def _known_means_done() -> None:
 
 
 def _new_id_for_each_attempt() -> None:
-    """Publish a repeat under another message id: the stream keeps both copies."""
+    """Publish a repetition under another message ID: the stream stores both copies."""
     from sea_mq_worker.application.outbox import batch_publisher  # noqa: PLC0415
 
     honest = batch_publisher.__dict__["outbound_message"]
@@ -65,7 +65,7 @@ def _new_id_for_each_attempt() -> None:
 
 
 def _outage_kills() -> None:
-    """Bury an event at its first attempt without an answer: a short outage makes it DEAD."""
+    """Mark an event DEAD after its first attempt without a response, as in a short outage."""
     from sea_mq_worker.domain.outcomes import Died, Unknown  # noqa: PLC0415
     from sea_mq_worker.domain.retry import RetryPolicy  # noqa: PLC0415
 

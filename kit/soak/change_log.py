@@ -1,7 +1,7 @@
-"""A log of every change of both tables, kept by triggers where the workers cannot write.
+"""A log of every change of both tables, written by triggers to tables that workers cannot write.
 
-It records and never raises, so that no bug is hidden by it. Each worker logs in as a role of its own: the
-log knows who changed a row, whatever the row says.
+The triggers never raise an error, so that they hide no bug. Each worker logs in as its own role, so the log
+has the author of each change, independent of the row's content.
 """
 
 import asyncpg
@@ -61,7 +61,7 @@ GRANT INSERT, UPDATE ON sea_mq_consumers, sea_mq_standings TO {role};
 
 
 async def install(connection: asyncpg.Connection, *, password: str) -> None:
-    """Set up log and workers' roles in a migrated database; the roles may do what a worker needs, no more."""
+    """Create the log and the workers' roles, with only a worker's rights, in a migrated database."""
     await connection.execute(_CHANGE_LOG)
     for role in WORKERS:
         await connection.execute(_RIGHTS.format(role=role, password=password))

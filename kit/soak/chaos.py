@@ -1,4 +1,4 @@
-"""How each kind of fault is caused, for its length, and undone."""
+"""Cause and undo each kind of fault."""
 
 import asyncio
 import contextlib
@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Injected:
-    """A fault as it really was, in wall-clock time."""
+    """A fault as it happened, in wall-clock time."""
 
     kind: str
     victim: str
@@ -55,15 +55,15 @@ class Injected:
 
 @dataclass
 class Chaos:
-    """Carries out a plan."""
+    """Carries out a plan of faults."""
 
     stage: Stage
     done: list[Injected] = field(default_factory=list)
     _turns: defaultdict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
-    """On a busy machine a fault may take longer to undo than planned; the next one of its victim waits."""
+    """Faults of one victim wait for each other: undoing one may take longer than planned."""
 
     async def run(self, plan: list[Fault]) -> None:
-        """Cause every fault at its time; return when the last one is undone."""
+        """Cause every fault at its time; return after the last one is undone."""
         began = time.monotonic()
         async with asyncio.TaskGroup() as group:
             for fault in plan:
@@ -103,7 +103,7 @@ class Chaos:
         )
 
     async def _cut_producers(self, fault: Fault) -> None:
-        """Cut the producers off, every second time with a commit on its way."""
+        """Disconnect the producers, every second time during a commit."""
         if fault.draw % 2:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.stage.to_producers.drop_behind(0, b"COMMIT"), _COMMIT_SECONDS)
@@ -133,7 +133,7 @@ class Chaos:
         await process.start()
 
     async def _until_it_holds_claims(self, worker: Worker) -> None:
-        """Let it claim and not publish; others settle what it holds, before it wakes up and tries to."""
+        """Wait until the worker has claims that it cannot publish; others reap them while it is frozen."""
         with contextlib.suppress(*_GONE):
             async with self.stage.database() as connection:
                 worker.proxies["broker"].stall()
@@ -155,12 +155,12 @@ class Chaos:
 
     @asynccontextmanager
     async def _broker_full(self, _: Fault, stream: str = _EVENTS) -> AsyncIterator[None]:
-        """Leave a stream no room for one more message."""
-        info = await self._ask(f"STREAM.INFO.{stream}")
+        """Make a stream full."""
+        info = await self._request(f"STREAM.INFO.{stream}")
         config = info["config"]
-        await self._ask(f"STREAM.UPDATE.{stream}", config | {"max_bytes": max(info["state"]["bytes"], 1)})
+        await self._request(f"STREAM.UPDATE.{stream}", config | {"max_bytes": max(info["state"]["bytes"], 1)})
         yield
-        await self._ask(f"STREAM.UPDATE.{stream}", config)
+        await self._request(f"STREAM.UPDATE.{stream}", config)
 
     def _broker_full_dead_letters(self, fault: Fault) -> AbstractAsyncContextManager[None]:
         return self._broker_full(fault, _DEAD_LETTERS)
@@ -175,11 +175,11 @@ class Chaos:
 
     @asynccontextmanager
     async def _broker_delete_consumer(self, _: Fault) -> AsyncIterator[None]:
-        """Delete the durable; it is made anew as an operator would, and delivers everything again."""
+        """Delete the durable consumer; it is created again later, and delivers everything again."""
         target = self.stage.direct
-        await self._ask(f"CONSUMER.DELETE.{target.upstream_stream}.{target.durable}")
+        await self._request(f"CONSUMER.DELETE.{target.upstream_stream}.{target.durable}")
         yield
-        await _again(self.stage.apply_streams)
+        await _retried(self.stage.apply_streams)
 
     @asynccontextmanager
     async def _database_restart(self, _: Fault) -> AsyncIterator[None]:
@@ -189,7 +189,7 @@ class Chaos:
 
     @asynccontextmanager
     async def _database_freeze(self, _: Fault) -> AsyncIterator[None]:
-        """Stop the postmaster: who is connected works on, nobody else gets in."""
+        """Freeze the postmaster: existing sessions work, and no new one can connect."""
         async with frozen(self.stage.postgres.pid):
             yield
 
@@ -218,8 +218,8 @@ class Chaos:
                 return [row["pid"] for row in await connection.fetch(_BACKENDS)]
         return []
 
-    async def _ask(self, subject: str, payload: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        return await _again(lambda: api(self.stage.broker, subject, payload))
+    async def _request(self, subject: str, payload: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        return await _retried(lambda: api(self.stage.broker, subject, payload))
 
     async def _replay(self, fault: Fault) -> str:
         try:
@@ -233,7 +233,7 @@ class Chaos:
         return f"replay of {len(ids)}: exit {code}"
 
     async def _redrive(self, _: Fault) -> str:
-        """Let the handler take a few rejected messages from now on, and redrive them."""
+        """Let the handler accept a few rejected messages from now on, and redrive them."""
         try:
             async with self.stage.database() as connection:
                 dead = {row["message_id"] for row in await connection.fetch(_REDRIVABLE)}
@@ -258,7 +258,7 @@ async def redrive(stage: Stage, seqs: list[int]) -> int:
 
 
 async def command(stage: Stage, *words: str) -> tuple[int, str]:
-    """Run a command of the worker past every proxy; one that hangs is killed and answers -9."""
+    """Run a worker command without the proxies; if it hangs, kill it and return -9."""
     own = {name: value for name, value in os.environ.items() if not name.startswith("SEA_MQ_")}
     process = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -276,8 +276,8 @@ async def command(stage: Stage, *words: str) -> tuple[int, str]:
     return process.returncode or 0, written.decode()
 
 
-async def _again(call: Callable[[], Awaitable[T]]) -> T:
-    """Insist: what a fault changes has to be changed back."""
+async def _retried(call: Callable[[], Awaitable[T]]) -> T:
+    """Retry, because every fault must be undone."""
     for _ in range(_TRIES):
         with contextlib.suppress(WorkerError):
             return await call()

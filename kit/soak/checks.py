@@ -1,4 +1,4 @@
-"""What must be true of the evidence, whatever the faults were; each check names its offenders."""
+"""Checks of the evidence that hold under any faults; each yields the offenders."""
 
 import hashlib
 import json
@@ -29,12 +29,12 @@ class Check:
 
 
 def planned_events(evidence: Evidence) -> dict[str, Planned]:
-    """Return every event that a producer meant to write."""
+    """Return every event that a producer intended to write."""
     return {event.id: event for t in evidence.ledger.values() for event in t.events}
 
 
 def replays(evidence: Evidence) -> Counter[str]:
-    """Count how often an event was put back after it had been published, by the log of changes."""
+    """Count the replays of each published event in the change log."""
     return Counter(
         str(row["id"])
         for row in evidence.outbox_log
@@ -43,7 +43,7 @@ def replays(evidence: Evidence) -> Counter[str]:
 
 
 def by_id(evidence: Evidence) -> dict[str, list[Message]]:
-    """Group the copies in the own stream by the event's id, which is not the server's to change."""
+    """Group the copies in the own stream by the event's ID."""
     found: dict[str, list[Message]] = defaultdict(list)
     for message in evidence.events:
         found[message.headers.get("ce-id", "")].append(message)
@@ -51,10 +51,10 @@ def by_id(evidence: Evidence) -> dict[str, list[Message]]:
 
 
 def outbox_is_what_was_committed(evidence: Evidence) -> Iterator[str]:
-    """Of a committed transaction all events are there, of an aborted one none, of an unknown one either."""
+    """The outbox has all events of a committed transaction, and none of an aborted one."""
     known = set(planned_events(evidence))
     for event_id in sorted(set(evidence.outbox) - known):
-        yield f"event {event_id} is in the outbox, and nobody meant to write it"
+        yield f"event {event_id} is in the outbox, but no producer wrote it"
     for name, transaction in evidence.ledger.items():
         there = sum(event.id in evidence.outbox for event in transaction.events)
         every = len(transaction.events)
@@ -64,7 +64,7 @@ def outbox_is_what_was_committed(evidence: Evidence) -> Iterator[str]:
 
 
 def states_are_as_planned(evidence: Evidence) -> Iterator[str]:
-    """Every good event is PUBLISHED; every one that never can be is DEAD, and its error says why."""
+    """Every good event is PUBLISHED; every undeliverable one is DEAD, with the right error."""
     planned = planned_events(evidence)
     for event_id, row in evidence.outbox.items():
         dead = planned[event_id].dead if event_id in planned else ""
@@ -76,7 +76,7 @@ def states_are_as_planned(evidence: Evidence) -> Iterator[str]:
 
 
 def stream_has_each_once(evidence: Evidence) -> Iterator[str]:
-    """A published event is in the stream once, and once more for each replay; nothing else is there."""
+    """The stream has a published event once, and once more for each replay; it has nothing else."""
     again, copies = replays(evidence), by_id(evidence)
     for event_id, row in evidence.outbox.items():
         published = row["state"] == "PUBLISHED"
@@ -91,7 +91,7 @@ def stream_has_each_once(evidence: Evidence) -> Iterator[str]:
 
 
 def contents_are_unaltered(evidence: Evidence) -> Iterator[str]:
-    """Each message is its row's, each row its producer's, and the handler saw what the stream holds."""
+    """Producer, row, message and the handler's request have the same content."""
     planned = planned_events(evidence)
     for message in evidence.events:
         row = evidence.outbox.get(message.headers.get("ce-id", ""))
@@ -116,7 +116,7 @@ def contents_are_unaltered(evidence: Evidence) -> Iterator[str]:
         sent[message_id(message)].add(hashlib.sha256(message.body).hexdigest())
     for call in evidence.heard:
         if call.digest not in sent[call.id]:
-            yield f"message {call.id}: the handler was given another payload than the stream holds"
+            yield f"message {call.id}: the handler got a payload that differs from the stream's"
 
 
 def keys_keep_their_order(evidence: Evidence) -> Iterator[str]:
@@ -125,11 +125,11 @@ def keys_keep_their_order(evidence: Evidence) -> Iterator[str]:
     first_seq = {event_id: min(m.seq for m in copies) for event_id, copies in by_id(evidence).items()}
     for event_id in out_of_order(((event_id, row["ordering_key"]) for event_id, row in rows), first_seq):
         key = evidence.outbox[event_id]["ordering_key"]
-        yield f"key {key}: {event_id} at {first_seq[event_id]} is behind a later event"
+        yield f"key {key}: {event_id} at {first_seq[event_id]} is after a later event"
 
 
 def message_id(message: Message) -> str:
-    """Return the id that a message claims."""
+    """Return the ID in a message's headers."""
     return message.headers.get("Nats-Msg-Id", message.headers.get("ce-id", ""))
 
 
@@ -137,9 +137,9 @@ _INVALID = {"no id": "INVALID_MESSAGE_ID", "no json": "INVALID_PAYLOAD", "bad su
 
 
 def expected_letters(evidence: Evidence) -> dict[int, str]:
-    """Return which messages, by sequence, have to be dead-lettered, and why."""
+    """Return the reasons of the expected dead letters, by the message's sequence."""
     found = {}
-    buried = {int(letter.headers["Dlq-Stream-Sequence"]) for letter in evidence.letters}
+    dead_lettered = {int(letter.headers["Dlq-Stream-Sequence"]) for letter in evidence.letters}
     for seqs in _groups(evidence).values():
         for message in seqs:
             plan = message.headers.get(SHARE, "")
@@ -153,25 +153,27 @@ def expected_letters(evidence: Evidence) -> dict[int, str]:
         for message in seqs:
             bodies[message.body].add(message.seq)
         if seqs[0].headers.get(SHARE) == "conflict" and len(bodies) > 1:
-            # Whichever came first was handled; the other content is in conflict with it.
-            losers = [numbers for numbers in bodies.values() if numbers <= buried] or [*bodies.values()]
+            # The first one was handled; the other content conflicts with it.
+            losers = [numbers for numbers in bodies.values() if numbers <= dead_lettered] or [
+                *bodies.values()
+            ]
             found |= dict.fromkeys(losers[0], "CONTENT_CONFLICT")
     return found
 
 
-def every_message_came_to_its_end(evidence: Evidence) -> Iterator[str]:
+def every_message_is_settled(evidence: Evidence) -> Iterator[str]:
     """Each message of the source stream is processed or dead-lettered; nothing is pending."""
     letters = expected_letters(evidence)
-    buried = {int(letter.headers["Dlq-Stream-Sequence"]) for letter in evidence.letters}
+    dead_lettered = {int(letter.headers["Dlq-Stream-Sequence"]) for letter in evidence.letters}
     for message in evidence.upstream:
         if message.seq in letters:
-            if message.seq not in buried:
+            if message.seq not in dead_lettered:
                 yield f"message {message.seq} ({message_id(message)}) should be a dead letter and is not"
             continue
         row = evidence.inbox.get(message_id(message))
         if row is None or row["processed_at"] is None:
-            told = "unknown to the inbox" if row is None else f"not processed: {row['last_error']}"
-            yield f"message {message.seq} ({message_id(message)}) is {told}"
+            problem = "missing in the inbox" if row is None else f"not processed: {row['last_error']}"
+            yield f"message {message.seq} ({message_id(message)}) is {problem}"
     for name in ("num_pending", "num_ack_pending"):
         if evidence.consumer[name]:
             yield f"the consumer still has {name} {evidence.consumer[name]}"
@@ -182,16 +184,16 @@ def every_message_came_to_its_end(evidence: Evidence) -> Iterator[str]:
 
 
 def effects_happen_once(evidence: Evidence) -> Iterator[str]:
-    """A processed message has one effect, any other none; none is handed over after it was processed."""
+    """A processed message has one effect, any other none, and no call follows its processing."""
     for given, row in evidence.inbox.items():
         wanted = int(row["processed_at"] is not None)
         if evidence.effects.get(given, 0) != wanted:
             yield f"message {given} has {evidence.effects.get(given, 0)} effects instead of {wanted}"
     for given in sorted(set(evidence.effects) - set(evidence.inbox)):
-        yield f"message {given} has an effect, and the inbox does not know it"
+        yield f"message {given} has an effect, but is missing in the inbox"
     for call, seconds, why in late_calls(evidence):
         if not why:
-            yield f"message {call.id}: {call.worker} asked the handler {seconds:.2f} s after it was processed"
+            yield f"message {call.id}: {call.worker} called the handler {seconds:.2f} s after processing"
 
 
 _HEARTBEAT = ("worker.freeze", "proxy.")
@@ -200,10 +202,10 @@ _AFTERMATH_SECONDS = 5.0
 
 
 def late_calls(evidence: Evidence) -> Iterator[tuple[Any, float, str]]:
-    """Give each call that came after its message was processed, how late, and the fault that explains it.
+    """Yield each call after its message was processed, its delay, and the faults that explain it.
 
-    A worker that cannot renew its lease for longer than the lease may ask for a message that another has
-    taken over; and a request that is on its way cannot be called back.
+    A worker that could not renew its lease may call the handler for a message that another worker has taken
+    over; and a request in transit cannot be cancelled.
     """
     for call in evidence.heard:
         row = evidence.inbox.get(call.id)
@@ -226,7 +228,7 @@ def late_calls(evidence: Evidence) -> Iterator[tuple[Any, float, str]]:
 
 
 def letters_are_right(evidence: Evidence) -> Iterator[str]:
-    """Dead letters are the planned ones, each once, for the right reason, with the original's body."""
+    """The dead letters are the expected ones, each once, with the right reason and the original body."""
     expected = expected_letters(evidence)
     sent = {message.seq: message for message in evidence.upstream}
     count = Counter(int(letter.headers["Dlq-Stream-Sequence"]) for letter in evidence.letters)
@@ -242,7 +244,7 @@ def letters_are_right(evidence: Evidence) -> Iterator[str]:
         if count[seq] > 1:
             yield f"message {seq} is in the dead-letter stream {count[seq]} times"
         if original is None or letter.body != original.body:
-            yield f"dead letter {letter.seq} does not hold the body of message {seq}"
+            yield f"dead letter {letter.seq} does not have the body of message {seq}"
 
 
 def _groups(evidence: Evidence) -> Mapping[str, list[Message]]:
@@ -258,7 +260,7 @@ CONTENT: tuple[tuple[str, Callable[[Evidence], Iterator[str]]], ...] = (
     ("A3", stream_has_each_once),
     ("A4", contents_are_unaltered),
     ("A5", keys_keep_their_order),
-    ("A6", every_message_came_to_its_end),
+    ("A6", every_message_is_settled),
     ("A7", effects_happen_once),
     ("A8", letters_are_right),
 )
@@ -267,7 +269,7 @@ CONTENT: tuple[tuple[str, Callable[[Evidence], Iterator[str]]], ...] = (
 def judge(
     evidence: Evidence, checks: tuple[tuple[str, Callable[[Evidence], Iterator[str]]], ...]
 ) -> list[Check]:
-    """Run checks; a check's title is the first line of what it says it proves."""
+    """Run checks; a check's title is the first line of its docstring."""
     return [
         Check(name, (check.__doc__ or "").splitlines()[0], tuple(check(evidence))) for name, check in checks
     ]

@@ -1,4 +1,4 @@
-"""The command ``python -m kit soak``: its options, and the exit code as the verdict."""
+"""The command ``python -m kit soak``; its exit code is the verdict."""
 
 import argparse
 import asyncio
@@ -13,31 +13,42 @@ from kit.soak.run import DRAIN_SECONDS, soak
 from kit.soak.schedule import KINDS
 from kit.soak.summary import data, page
 
-HELP = "this worker in a whole deployment, hurt at random for minutes"
+HELP = "test a deployment of this worker under random faults"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("--seconds", type=float, default=600, help="how long traffic and faults last")
-    parser.add_argument("--seed", type=int, default=1, help="the same seed, the same plan of faults")
-    parser.add_argument("--json", type=Path, help="write the result there too")
-    parser.add_argument("--folder", type=Path, help="for logs and the ledger; kept")
     parser.add_argument(
-        "--negative-control", choices=sorted(BUGS), default="", metavar="BUG", help=", ".join(sorted(BUGS))
+        "--seconds", type=float, default=600, help="duration of traffic and faults in seconds (%(default)s)"
+    )
+    parser.add_argument("--seed", type=int, default=1, help="seed of the plan of faults (%(default)s)")
+    parser.add_argument("--json", type=Path, help="file for the result as JSON")
+    parser.add_argument("--folder", type=Path, help="folder for logs and the ledger, which are kept")
+    parser.add_argument(
+        "--negative-control",
+        choices=sorted(BUGS),
+        default="",
+        metavar="BUG",
+        help="bug to plant: " + ", ".join(sorted(BUGS)),
     )
     parser.add_argument(
-        "--only", default="", help="kinds of faults, separated by commas: " + ", ".join(k.name for k in KINDS)
+        "--only",
+        default="",
+        help="comma-separated kinds of faults (default: all): " + ", ".join(k.name for k in KINDS),
     )
     parser.add_argument(
-        "--drain", type=float, default=DRAIN_SECONDS, help="seconds to finish after the last fault"
+        "--drain",
+        type=float,
+        default=DRAIN_SECONDS,
+        help="limit in seconds to settle everything after the last fault",
     )
     parser.set_defaults(command=main)
 
 
 def main(options: argparse.Namespace) -> int:
-    """Run a soak and print its result; return 0 where every check holds, else 1."""
+    """Run a soak and print its result; return 0 if all checks pass, otherwise 1."""
     for number in (signal.SIGINT, signal.SIGTERM):
-        # a soak that is interrupted leaves nothing running
+        # an interrupted soak leaves no process running
         signal.signal(number, signal.default_int_handler)
     folder = options.folder or Path(tempfile.mkdtemp(prefix="sea-mq-soak-logs-"))
     folder.mkdir(parents=True, exist_ok=True)

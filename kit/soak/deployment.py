@@ -1,4 +1,4 @@
-"""The deployment: servers of the soak's own, a handler, and workers each behind proxies of its own."""
+"""The deployment: servers, a handler, and workers, each with its own proxies."""
 
 import json
 import os
@@ -35,16 +35,16 @@ PAYLOAD_CANARY = "canary-payload-91c2"
 WINDOW_SECONDS = 20
 MAX_PAYLOAD = 65_536
 STOP_SECONDS = 12.0
-"""A graceful stop is over long before."""
+"""Limit of a graceful stop, which takes much less."""
 _ROOT = Path(__file__).parents[2]
 _SKEWS = {"w2": 3600}
-"""Seconds by which a worker's own clock is wrong."""
+"""Error of a worker's clock, in seconds."""
 _MODES = {"w1": "auto", "w2": "auto", "w3": "pipeline"}
 
 
 @dataclass
 class Stage:
-    """All that a soak works with. ``direct`` goes past every proxy, as a superuser."""
+    """The objects of a soak. ``direct`` has no proxies, and a superuser's rights."""
 
     folder: Path
     postgres: EmbeddedPostgres
@@ -58,11 +58,11 @@ class Stage:
     producer_url: str
     to_producers: TcpProxy
     pardoned: set[int] = field(default_factory=set)
-    """Dead letters, by sequence, that an operator has tried to redrive."""
+    """Sequences of dead letters that an operator has tried to redrive."""
 
     @property
     def ledger(self) -> Path:
-        """The file in which the producers note their transactions."""
+        """The file in which the producers record their transactions."""
         return self.folder / "ledger"
 
     def lives(self) -> list[Life]:
@@ -71,7 +71,7 @@ class Stage:
 
     @asynccontextmanager
     async def database(self) -> AsyncIterator[asyncpg.Connection]:
-        """Connect as a superuser, for a moment."""
+        """Connect as a superuser during the block."""
         connection = await asyncpg.connect(self.postgres.dsn, timeout=3, command_timeout=30)
         try:
             yield connection
@@ -79,7 +79,7 @@ class Stage:
             connection.terminate()
 
     async def apply_streams(self) -> None:
-        """Create what is missing on the broker."""
+        """Create missing streams and consumers."""
         await apply_streams(
             self.direct,
             self.folder / "streams",
@@ -88,7 +88,7 @@ class Stage:
         )
 
     def permit(self, permissions: Mapping[str, Any]) -> None:
-        """Change what the workers may do on the broker, by its own reload."""
+        """Change the workers' permissions by a reload of the broker."""
         user = self.nats_config["authorization"]["users"][1]
         user.pop("permissions", None)
         if permissions:
@@ -101,7 +101,7 @@ class Stage:
 
 @asynccontextmanager
 async def stage(folder: Path, *, seed: int, bug: str = "") -> AsyncIterator[Stage]:
-    """Set everything up; ``bug`` is planted into each worker."""
+    """Start everything; plant ``bug`` in each worker."""
     config: dict[str, Any] = {
         "max_payload": MAX_PAYLOAD,
         "authorization": {

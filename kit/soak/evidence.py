@@ -1,4 +1,4 @@
-"""Everything the audit judges, gathered once all is quiet, past every proxy."""
+"""Gather the data that the checks judge, after the end of all work, without the proxies."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ from tests.support.jetstream import consumer_info
 
 @dataclass(kw_only=True)
 class Evidence:
-    """What was written by whom, from every side."""
+    """The records of producers, servers, handler and workers."""
 
     ledger: Mapping[str, Transaction]
     outbox: Mapping[str, Any]
@@ -49,7 +49,7 @@ async def gather(
     faults: Sequence[Injected],
     watch: Watch,
 ) -> Evidence:
-    """Read all of it."""
+    """Gather all evidence."""
     target = stage.direct
     connection = await asyncpg.connect(stage.postgres.dsn)
     try:

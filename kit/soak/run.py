@@ -1,4 +1,4 @@
-"""One soak: traffic and chaos together, then peace, a last stop, and the audit."""
+"""One soak: traffic and faults, then traffic without faults, a stop, and the checks."""
 
 import asyncio
 import contextlib
@@ -25,7 +25,7 @@ from tests.support.jetstream import consumer_info
 
 DRAIN_SECONDS = 60.0
 _RARE_PATHS_SECONDS = 300.0
-"""A shorter soak need not have taken every rare path."""
+"""Minimum length of a soak that must take every rare path."""
 _UNFINISHED = """
 SELECT (SELECT count(*) FROM outbox_events WHERE state IN ('PENDING', 'CLAIMED')),
        (SELECT count(*) FROM inbox_messages WHERE processed_at IS NULL AND dead_lettered_at IS NULL)
@@ -34,7 +34,7 @@ SELECT (SELECT count(*) FROM outbox_events WHERE state IN ('PENDING', 'CLAIMED')
 
 @dataclass(frozen=True, kw_only=True)
 class Soaked:
-    """What a soak came to."""
+    """The result of a soak."""
 
     seed: int
     seconds: float
@@ -61,12 +61,12 @@ async def soak(
     """Run a soak.
 
     Args:
-        seed: draws faults and traffic.
-        seconds: how long both last.
-        folder: for logs and the ledger.
-        bug: planted into every worker.
-        only: these kinds of faults alone.
-        drain_seconds: how soon after the last fault all has to be done.
+        seed: seed of faults and traffic.
+        seconds: duration of both.
+        folder: folder for logs and the ledger.
+        bug: bug to plant in every worker.
+        only: kinds of faults to cause; empty: all.
+        drain_seconds: limit after the last fault until everything is settled.
     """
     plan = draw(seed, seconds, only=only)
     async with stage(folder, seed=seed, bug=bug) as made:
@@ -83,7 +83,7 @@ async def soak(
         evidence = await gather(made, acknowledged=hurt.acknowledged, faults=hurt.faults, watch=watch)
     late = f"it took {hurt.drained:.0f} s" if hurt.drained > drain_seconds else ""
     unfinished = tuple(filter(None, (hurt.left, late)))
-    end = Check("A0", f"All is done {drain_seconds:g} s after the last fault", unfinished)
+    end = Check("A0", f"Everything is settled {drain_seconds:g} s after the last fault", unfinished)
     return Soaked(
         seed=seed,
         seconds=seconds,
@@ -97,7 +97,7 @@ async def soak(
 
 @dataclass(frozen=True, kw_only=True)
 class _Hurt:
-    """The faults that happened, what the broker acknowledged, how long the end took, and what is left."""
+    """The injected faults, the broker's acknowledgements, the seconds to drain, and the unfinished work."""
 
     faults: list[Injected]
     acknowledged: dict[int, str]
@@ -106,7 +106,7 @@ class _Hurt:
 
 
 async def _hurt(made: Stage, plan: list[Fault], *, seed: int, seconds: float, drain_seconds: float) -> _Hurt:
-    """Let traffic and faults go on together, and everything come to its end in peace."""
+    """Run traffic and faults together, then let the deployment drain without faults."""
     ledger = Ledger(made.ledger)
     chaos, sender, stop = Chaos(made), Sender(made, random.Random(seed + 3)), asyncio.Event()
     async with asyncio.TaskGroup() as traffic:
@@ -119,7 +119,7 @@ async def _hurt(made: Stage, plan: list[Fault], *, seed: int, seconds: float, dr
         await asyncio.sleep(max(0.0, began + seconds - time.monotonic()))
         sender.only_good = True
         peace = time.monotonic()
-        await _brought_to_an_end(made, drain_seconds)
+        await _settled_under_traffic(made, drain_seconds)
         stop.set()
     left = await _drained(made, max(10.0, drain_seconds - (time.monotonic() - peace)))
     drained = time.monotonic() - peace
@@ -136,10 +136,11 @@ def _judged(evidence: Evidence, seconds: float) -> list[Check]:
     return checks
 
 
-async def _brought_to_an_end(made: Stage, seconds: float) -> None:
-    """Wait until what was sent is settled, while good messages go on.
+async def _settled_under_traffic(made: Stage, seconds: float) -> None:
+    """Wait until all earlier messages are settled, while good messages continue.
 
-    When nothing but bad ones is left, a worker cannot tell them from a sick handler, and lets them wait.
+    If only bad messages were left, a worker could not distinguish them from a failing handler, and they would
+    wait.
     """
     target = made.direct
     deadline = time.monotonic() + seconds
@@ -153,7 +154,7 @@ async def _brought_to_an_end(made: Stage, seconds: float) -> None:
 
 
 async def _drained(made: Stage, seconds: float) -> str:
-    """Wait until nothing is left to do; tell what is left when the time is over."""
+    """Wait until nothing is left to do; return the unfinished work if the time is over."""
     deadline = time.monotonic() + seconds
     while True:
         left = await _left(made)
@@ -169,7 +170,7 @@ async def _left(made: Stage) -> str:
             events, messages = await connection.fetchrow(_UNFINISHED)
         info = await consumer_info(made.broker, target.upstream_stream, target.durable)
     except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, WorkerError) as error:
-        return f"no answer: {error}"
+        return f"no response: {error}"
     waiting = (events, messages, info["num_pending"], info["num_ack_pending"])
     if any(waiting):
         return "{} events, {} messages, {} not delivered, {} not acknowledged".format(*waiting)
@@ -177,7 +178,7 @@ async def _left(made: Stage) -> str:
 
 
 async def _redrive_the_rest(made: Stage) -> None:
-    """An operator whose redrive was cut off does it again."""
+    """Repeat interrupted redrives, as an operator would."""
     letters = await stored(made.broker, f"{CONTEXT.upper()}_DLQ")
     left = sorted(made.pardoned & {letter.seq for letter in letters})
     if left:

@@ -1,32 +1,32 @@
-"""Which faults happen when: drawn from one seed before anything starts, so that a seed is a schedule."""
+"""The plan of faults, drawn from a seed before the start, so that a seed repeats a plan."""
 
 import random
 from dataclasses import dataclass
 
 WORKERS = ("w1", "w2", "w3")
 MORTAL = ("w1", "w2")
-"""The third is hurt in every way, but never ended, so that its use of memory tells something."""
+"""Workers that faults may end. The third never ends, so that its memory can be measured over time."""
 SIDES = ("database", "broker", "handler")
 CALM_SECONDS = 3.0
-"""Before the first fault, so that there is something to hurt."""
+"""Time before the first fault, so that work is in progress."""
 
 _LANES = 2
 _DELETIONS_END = 0.3
-"""After this share of the time the consumer stays: its loss ends every worker."""
+"""Share of the time in which the consumer may be deleted, since its loss ends every worker."""
 _REPLAYS_END_SECONDS = 25.0
-"""No replay so shortly before the end: it waits until the stream's duplicate window is over."""
+"""Time before the end without replays, since a replay waits for the stream's deduplication window."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of fault: how often it is drawn, how long it lasts, and what nothing else may hurt meanwhile."""
+    """A kind of fault: weight, range of the duration, and the victim, hit by one fault at a time."""
 
     name: str
     weight: float
     shortest: float
     longest: float
     where: str
-    """``worker``, ``proxy`` (of one worker), or the name of what all share."""
+    """``worker``, ``proxy`` (of one worker), or the name of a shared part."""
 
 
 KINDS = (
@@ -64,14 +64,14 @@ KINDS = (
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault: seconds after the start, its kind and victim, how long it lasts."""
+    """One fault: seconds after the start, kind, victim and duration."""
 
     at: float
     kind: str
     victim: str
     seconds: float
     draw: int
-    """A number for whatever else has to be chosen."""
+    """A random number for further choices."""
 
     @property
     def end(self) -> float:
@@ -79,12 +79,12 @@ class Fault:
 
 
 def draw(seed: int, seconds: float, *, only: frozenset[str] = frozenset()) -> list[Fault]:
-    """Draw two lanes of faults with short rests in between; every kind comes once before chance decides.
+    """Draw two lanes of faults with short pauses; every kind comes once before kinds are drawn by weight.
 
     Args:
-        seed: the same seed, the same plan.
-        seconds: how long traffic runs.
-        only: these kinds alone.
+        seed: the same seed gives the same plan.
+        seconds: duration of the traffic.
+        only: kinds of faults to draw; empty: all.
     """
     chance = random.Random(seed)
     kinds = [kind for kind in KINDS if not only or kind.name in only]
@@ -123,7 +123,7 @@ def _fault(chance: random.Random, kind: Kind, at: float, end: float) -> Fault | 
 
 
 def _collide(one: Fault, other: Fault) -> bool:
-    """Nothing is hurt in two ways at once, or again before it has come to itself."""
+    """Return whether two faults hit one victim at the same time, or with too short a pause."""
     if one.at > other.end + 0.5 or other.at > one.end + 0.5:
         return False
     return one.victim.split(":")[0] == other.victim.split(":")[0]

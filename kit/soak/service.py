@@ -1,4 +1,4 @@
-"""The service's handler: a table of effects, and a mood that a fault can change."""
+"""The service's handler, with a table of effects and a behaviour that faults change."""
 
 import asyncio
 import hashlib
@@ -11,7 +11,7 @@ from tests.support.handlers import Behaviour, Call, answer, raw
 
 _PAYLOAD = b', "payload": '
 _HANG_SECONDS = 3.0
-"""Longer than the worker's patience."""
+"""Longer than the worker's time-out."""
 
 Mood = str
 MOODS: dict[Mood, Behaviour] = {
@@ -24,19 +24,19 @@ MOODS: dict[Mood, Behaviour] = {
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """One call: when it came, from which worker, over which payload."""
+    """One call: message, worker, time, and hash of the payload."""
 
     id: str
     worker: str
     at: float
     digest: str
     status: int
-    """What was answered; 0 where nothing was."""
+    """Status of the response; 0: no response."""
 
 
 @dataclass
 class Service:
-    """An idempotent service; messages in ``rejects`` are answered 422, those in ``never`` 500."""
+    """An idempotent service; messages in ``rejects`` get status 422, those in ``never`` 500."""
 
     chance: random.Random
     mood: Mood = "well"
@@ -46,7 +46,7 @@ class Service:
     never: set[str] = field(default_factory=set)
 
     async def take(self, call: Call, writer: asyncio.StreamWriter) -> None:
-        """Behave so as the handler."""
+        """Respond to a call according to the present behaviour."""
         mood, came = self.mood, time.time()
         await asyncio.sleep(self.chance.uniform(0.005, 0.1))
         if mood == "hangs":

@@ -1,4 +1,4 @@
-"""What a soak came to, as data and as one page."""
+"""The result of a soak, as data and as a page of text."""
 
 from collections import Counter
 from typing import Any
@@ -26,7 +26,9 @@ def data(soaked: Soaked) -> dict[str, Any]:
         "drain_seconds": round(soaked.drain_seconds, 1),
         "outbound": _outbound(e),
         "inbound": _inbound(e),
-        "exits": dict(sorted(Counter(f"{life.code} ({life.told or 'untold'})" for life in e.lives).items())),
+        "exits": dict(
+            sorted(Counter(f"{life.code} ({life.signal or 'no signal'})" for life in e.lives).items())
+        ),
         "sometimes": sometimes(e),
         "session_samples": e.session_samples,
         "log_lines_per_minute_max": round(max(rates, default=0.0), 1),
@@ -71,15 +73,17 @@ def _check(check: Check) -> dict[str, Any]:
 
 
 def page(result: dict[str, Any]) -> str:
-    """Write the result for people."""
+    """Format the result for people."""
     verdict = "PASSED" if result["passed"] else "FAILED"
     bug = f", planted bug {result['planted_bug']}" if result["planted_bug"] else ""
     lines = [f"soak: {verdict}; seed {result['seed']}, {result['seconds']:g} s{bug}"]
-    lines += [f"{result['injected']} faults, quiet {result['drain_seconds']} s after the last:"]
+    lines += [f"{result['injected']} faults, all settled {result['drain_seconds']} s after the last:"]
     lines += [f"    {count:4d} {kind}" for kind, count in result["by_kind"].items()]
     for part in ("outbound", "inbound", "exits", "sometimes"):
         lines += [f"{part}:"]
-        lines += [f"    {name.replace('_', ' ')}: {_told(value)}" for name, value in result[part].items()]
+        lines += [
+            f"    {name.replace('_', ' ')}: {_formatted(value)}" for name, value in result[part].items()
+        ]
     lines += [f"most log lines of a worker in a minute: {result['log_lines_per_minute_max']}"]
     for s in result["slopes"]:
         size = f"{s['rss_mb']} MB ({s['rss_mb_per_minute']:+} a minute)"
@@ -90,7 +94,7 @@ def page(result: dict[str, Any]) -> str:
     return "\n".join(lines + [line for check in result["checks"] for line in _judged(check)])
 
 
-def _told(value: object) -> str:
+def _formatted(value: object) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{count} {name}" for name, count in value.items()) or "none"
     return str(value)

@@ -1,4 +1,4 @@
-"""Traffic both ways: transactions that write events, and messages of another context."""
+"""Traffic in both directions: transactions that write events, and messages of another context."""
 
 import asyncio
 import contextlib
@@ -20,7 +20,7 @@ from sea_mq_worker.producer import Event, enqueue
 from tests.support.jetstream import store
 
 _PAUSE_SECONDS = 0.25
-_PATIENCE_SECONDS = 4.0
+_TIMEOUT_SECONDS = 4.0
 _KEYS = 12
 _LOST = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
 _RAW = (
@@ -34,12 +34,12 @@ _BAD: Sequence[tuple[str, str, str]] = (
     ("order.made", '{"x": 5}', "not a string"),
     ("order.big", "null", "max_payload"),
 )
-"""Event type and headers that can never be published, and what the error has to say."""
+"""Event types and headers that can never be published, and a word of the expected error."""
 
 
 @dataclass
 class Producer:
-    """Commits events, each transaction under the producer's lock, because order is promised only then."""
+    """Commits events; each transaction holds the producer's lock, since order is promised only then."""
 
     stage: Stage
     ledger: Ledger
@@ -55,7 +55,7 @@ class Producer:
             if self._connection is None or self._connection.is_closed():
                 with contextlib.suppress(*_LOST):
                     self._connection = await asyncpg.connect(
-                        self.stage.producer_url, timeout=_PATIENCE_SECONDS, command_timeout=_PATIENCE_SECONDS
+                        self.stage.producer_url, timeout=_TIMEOUT_SECONDS, command_timeout=_TIMEOUT_SECONDS
                     )
                 continue
             await self._transact(self._connection)
@@ -117,7 +117,7 @@ class Producer:
         return Planned(id=str(uuid.uuid4()), payload=payload, key=key, dead=dead), kind, headers
 
 
-# Shares of a hundred messages of another context that are not simply good.
+# Percentages of the other context's messages that are not simply good.
 _PLANS: Sequence[tuple[int, str]] = (
     (3, "rejected"),
     (1, "never"),
@@ -128,18 +128,18 @@ _PLANS: Sequence[tuple[int, str]] = (
     (1, "conflict"),
 )
 SHARE = "Soak-Plan"
-"""Header that tells the audit what has to become of a message."""
+"""Header with the expected outcome of a message, for the checks."""
 
 
 @dataclass
 class Sender:
-    """Another context: stores messages in its stream, each until the stream has it."""
+    """Another context, which stores messages in its stream, and retries until the stream has each."""
 
     stage: Stage
     chance: random.Random
     only_good: bool = False
     acknowledged: dict[int, str] = field(default_factory=dict)
-    """Message ids by the sequence that the stream has named."""
+    """Message IDs by the sequence in the stream's acknowledgement."""
 
     async def run(self, stop: asyncio.Event) -> None:
         """Work until asked to stop."""
@@ -161,7 +161,7 @@ class Sender:
         subject = f"{up}.event.made" if plan == "bad subject" else f"{up}.event.thing.made.v1"
         body = json.dumps({"canary": PAYLOAD_CANARY, "n": self.chance.randrange(10**9)}).encode()
         headers = {SHARE: plan, "Nats-Msg-Id": message_id}
-        _tell(self.stage.service, plan, message_id)
+        _plan_response(self.stage.service, plan, message_id)
         match plan:
             case "no id":
                 headers["Nats-Msg-Id"] = f"not-a-uuid-{message_id}"
@@ -185,7 +185,7 @@ class Sender:
                 return
 
 
-def _tell(service: Service, plan: str, message_id: str) -> None:
+def _plan_response(service: Service, plan: str, message_id: str) -> None:
     if plan == "rejected":
         service.rejects.add(message_id)
     elif plan == "never":

@@ -1,4 +1,4 @@
-"""What the producers know to have happened, synced to a file before and after each step."""
+"""The producers' record of their transactions, synced to a file before and after each step."""
 
 import asyncio
 import json
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 class Fate(StrEnum):
-    """What a producer knows of its transaction."""
+    """The outcome of a transaction, as known to its producer."""
 
     INTENT = "intent"
     OK = "ok"
@@ -20,7 +20,7 @@ class Fate(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """An event as the producer meant it; ``dead`` is what its error has to name, empty for a good one."""
+    """An event that the producer writes; ``dead`` is a word of its expected error, empty for a good event."""
 
     id: str
     payload: str
@@ -30,7 +30,7 @@ class Planned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transaction:
-    """Events that were to be committed together."""
+    """Events to be committed together."""
 
     name: str
     events: tuple[Planned, ...]
@@ -38,20 +38,20 @@ class Transaction:
 
 
 class Ledger:
-    """A file of lines; an intent whose outcome was never written counts as unknown."""
+    """A file of lines; an intent without a recorded outcome counts as unknown."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("wb", buffering=0)
         self.transactions: dict[str, Transaction] = {}
 
     async def intend(self, name: str, events: Sequence[Planned]) -> None:
-        """Note what is about to be inserted."""
+        """Record the events before their insertion."""
         transaction = Transaction(name=name, events=tuple(events))
         self.transactions[name] = transaction
         await self._write(json.dumps(asdict(transaction)))
 
     async def settle(self, name: str, fate: Fate) -> None:
-        """Note what became of it."""
+        """Record the outcome."""
         self.transactions[name] = replace(self.transactions[name], fate=fate)
         await self._write(json.dumps({"name": name, "fate": fate}))
 
@@ -68,7 +68,7 @@ class Ledger:
 
 
 def read(path: Path) -> dict[str, Transaction]:
-    """Read a ledger back: the audit believes the file and not the process that wrote it."""
+    """Read a ledger from its file, which the checks trust more than the process that wrote it."""
     found: dict[str, Transaction] = {}
     for line in path.read_text().splitlines():
         entry = json.loads(line)

@@ -1,4 +1,4 @@
-"""The sampler: what processes and sessions use while they are hurt."""
+"""Sample the resources of processes and sessions during the faults."""
 
 import asyncio
 import contextlib
@@ -23,7 +23,7 @@ _GONE = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError)
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One process at one moment; ``rss`` in bytes."""
+    """One process at one time; ``rss`` in bytes."""
 
     at: float
     worker: str
@@ -35,7 +35,7 @@ class Sample:
 
 @dataclass
 class Watch:
-    """Samples until asked to stop."""
+    """Samples until stopped."""
 
     stage: Stage
     samples: list[Sample] = field(default_factory=list)
@@ -43,7 +43,7 @@ class Watch:
     session_samples: int = 0
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Work until asked to stop."""
+        """Sample until stopped."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._sessions(stop))
             for worker in self.stage.workers.values():
@@ -67,7 +67,7 @@ class Watch:
     async def _sessions(self, stop: asyncio.Event) -> None:
         connection: asyncpg.Connection | None = None
 
-        async def look() -> None:
+        async def sample() -> None:
             nonlocal connection
             try:
                 if connection is None or connection.is_closed():
@@ -80,7 +80,7 @@ class Watch:
             self.session_samples += 1
             self.idle_in_transaction += [dict(row) | {"at": time.time()} for row in rows]
 
-        await self._every(stop, _EVERY_SECONDS, look)
+        await self._every(stop, _EVERY_SECONDS, sample)
         if connection is not None:
             connection.terminate()
 

@@ -1,4 +1,4 @@
-"""A worker of the deployment, kept up as an orchestrator would."""
+"""A worker of the deployment, restarted as by an orchestrator."""
 
 import asyncio
 import contextlib
@@ -26,11 +26,11 @@ class Worker:
         return self.process.name
 
     async def ready(self) -> None:
-        """Wait until it can work."""
+        """Wait until the worker is ready."""
         await self._running().ready()
 
     async def scrape(self) -> None:
-        """Read its metrics, where it answers."""
+        """Read the worker's metrics if it responds."""
         if not self.process.alive:
             return
         life, running = self.process.lives[-1], self._running()

@@ -1,4 +1,4 @@
-"""What the kit calls lost, repeated, disordered or altered."""
+"""The kit's audit finds events that are lost, repeated, out of order or altered."""
 
 import json
 from collections.abc import Iterable
@@ -21,25 +21,25 @@ def stored(*names: str) -> list[Message]:
 
 
 def found(events: list[Event], messages: Iterable[Message], **given: frozenset[str]) -> dict[str, list[str]]:
-    """Return the kinds of what is wrong, with the ids."""
-    told = {"unfinished": frozenset[str](), "refused": frozenset[str](), **given}
-    finding = audit(events, messages, pointer="", **told)["x"]
+    """Return the non-empty findings, with the IDs."""
+    arguments = {"unfinished": frozenset[str](), "refused": frozenset[str](), **given}
+    finding = audit(events, messages, pointer="", **arguments)["x"]
     kinds = ("lost", "given_up", "stuck", "copies", "disordered", "altered", "phantoms")
     return {kind: getattr(finding, kind) for kind in kinds if getattr(finding, kind)}
 
 
-def test_what_is_in_the_stream_once_and_in_order_is_right() -> None:
+def test_events_stored_once_and_in_order_pass_the_audit() -> None:
     events = [event("a", key="k"), event("b", key="k"), event("c"), event("d", committed=False)]
     assert found(events, stored("c", "a", "b")) == {}
 
 
-def test_what_is_missing_is_lost_given_up_or_stuck_as_the_table_says() -> None:
+def test_a_missing_event_is_lost_given_up_or_stuck_by_its_row() -> None:
     events = [event("a"), event("b"), event("c")]
     wrong = found(events, [], unfinished=frozenset({"b"}), refused=frozenset({"c"}))
     assert wrong == {"lost": ["a"], "stuck": ["b"], "given_up": ["c"]}
 
 
-def test_what_was_rolled_back_is_a_phantom() -> None:
+def test_a_stored_event_of_a_rolled_back_transaction_is_a_phantom() -> None:
     assert found([event("a", committed=False)], stored("a")) == {"phantoms": ["a"]}
 
 
@@ -47,7 +47,7 @@ def test_each_further_copy_counts() -> None:
     assert found([event("a")], stored("a", "a", "a")) == {"copies": ["a", "a"]}
 
 
-def test_an_event_behind_a_later_one_of_its_key_is_out_of_order() -> None:
+def test_an_event_after_a_later_one_of_its_key_is_out_of_order() -> None:
     events = [event("a", key="k"), event("b", key="k"), event("c", key="other")]
     assert found(events, stored("c", "b", "a")) == {"disordered": ["b"]}
 
@@ -64,6 +64,6 @@ def test_an_event_is_found_inside_an_envelope_even_as_text() -> None:
     assert at(b'{"data":{"payload":"{\\"event\\":\\"a\\"}"}}', "/data/payload") == {"event": "a"}
 
 
-def test_a_body_that_says_nothing_is_known_by_its_message_id() -> None:
+def test_an_event_with_an_unreadable_body_is_found_by_its_message_id() -> None:
     message = Message(seq=1, headers={"Nats-Msg-Id": "a"}, body=b"?")
     assert found([event("a")], [message]) == {"altered": ["a"]}

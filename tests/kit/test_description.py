@@ -1,4 +1,4 @@
-"""What the kit says of a description that it cannot use."""
+"""Errors of the kit for a description that it cannot use."""
 
 from pathlib import Path
 
@@ -10,20 +10,22 @@ RELAYS = sorted((Path(__file__).parents[2] / "kit" / "relays").glob("*.toml"))
 
 
 @pytest.mark.parametrize("file", RELAYS, ids=lambda file: file.stem)
-def test_each_description_can_be_read_and_says_what_it_describes(file: Path) -> None:
+def test_each_description_has_the_file_name_and_a_summary(file: Path) -> None:
     description = Description.load(file)
     assert description.name == file.stem
     assert description.about
 
 
 @pytest.mark.parametrize("text", ["", "name =", 'name = "x"\nspeed = 1'])
-def test_a_description_that_lacks_something_is_refused_by_name(tmp_path: Path, text: str) -> None:
+def test_an_invalid_description_is_refused_with_the_file_name(tmp_path: Path, text: str) -> None:
     file = tmp_path / "relay.toml"
     file.write_text(text)
     with pytest.raises(DescriptionError, match=r"relay\.toml"):
         Description.load(file)
 
 
-def test_an_unknown_placeholder_is_told_with_the_known_ones() -> None:
-    with pytest.raises(DescriptionError, match=r"'databse_url' is no placeholder; there are \{nats_url\}"):
+def test_the_error_of_an_unknown_placeholder_names_the_known_ones() -> None:
+    with pytest.raises(
+        DescriptionError, match=r"unknown placeholder 'databse_url'; expected one of \{nats_url\}"
+    ):
         filled(("run", "{databse_url}"), {"nats_url": "x"})

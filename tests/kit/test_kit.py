@@ -1,4 +1,4 @@
-"""The kit tells a relay that keeps its promises from one that does not."""
+"""The kit passes a relay that keeps its promises, and fails one that does not."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 async def judged(
     relay: str, folder: Path, *options: str, packages: tuple[Path, ...] = ()
 ) -> tuple[int, dict[str, Any]]:
-    """Run the kit, with servers from ``packages``; return its exit code and what it wrote for programs."""
+    """Run the kit, with servers from ``packages``; return its exit code and its JSON report."""
     report = folder / "report.json"
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "kit", "run", "--relay", f"kit/relays/{relay}.toml", "--json", str(report)),
@@ -68,7 +68,7 @@ async def test_this_worker_keeps_what_it_promises_on_the_oldest_servers(tmp_path
 
 
 @pytest.mark.crash
-async def test_a_relay_that_marks_before_it_sends_is_found_guilty_of_loss(tmp_path: Path) -> None:
+async def test_a_relay_that_marks_before_it_sends_fails_by_loss(tmp_path: Path) -> None:
     code, report = await judged("marks_first", tmp_path, "--faults", "kill-unheard", "--events", "30")
     assert code == 1
     assert "no-loss" in broken(report)

@@ -1,4 +1,4 @@
-"""The soak in the time that a suite has, and the proof that its audit sees what it is there to see."""
+"""A short soak passes, and its checks notice planted bugs and altered evidence."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -21,36 +21,36 @@ SECONDS = 25.0
 CONTROL_SECONDS = 15.0
 
 
-def test_a_seed_is_a_plan() -> None:
+def test_a_seed_repeats_a_plan() -> None:
     assert draw(SEED, 600) == draw(SEED, 600)
     assert draw(SEED, 600) != draw(SEED + 1, 600)
 
 
-def test_ten_minutes_hold_every_kind_of_fault_and_at_least_150() -> None:
+def test_ten_minutes_have_every_kind_of_fault_and_at_least_150() -> None:
     plan = draw(SEED, 600)
     assert {fault.kind for fault in plan} == {kind.name for kind in KINDS}
     assert len(plan) >= 150
     assert all(fault.end <= 600 for fault in plan)
 
 
-def test_what_is_counted_is_what_the_worker_counts() -> None:
+def test_the_soak_reads_only_series_that_the_worker_has() -> None:
     assert {series.partition("{")[0] for series in SERIES.values()} <= {metric.name for metric in METRICS}
 
 
 @pytest.mark.slow
 @pytest.mark.crash
 @pytest.mark.timeout(300)
-async def test_nothing_is_lost_or_doubled_while_everything_breaks(tmp_path: Path) -> None:
+async def test_a_soak_loses_and_doubles_nothing_under_faults(tmp_path: Path) -> None:
     soaked = await soak(seed=SEED, seconds=SECONDS, folder=tmp_path)
     assert soaked.passed, page(data(soaked))
     assert len(soaked.evidence.faults) >= 10
-    assert unseen(soaked) == []
+    assert unnoticed(soaked) == []
 
 
 @pytest.mark.slow
 @pytest.mark.crash
 @pytest.mark.timeout(300)
-async def test_a_planted_bug_turns_the_soak_red(tmp_path: Path) -> None:
+async def test_a_planted_bug_fails_the_soak(tmp_path: Path) -> None:
     soaked = await soak(
         seed=SEED,
         seconds=CONTROL_SECONDS,
@@ -63,8 +63,8 @@ async def test_a_planted_bug_turns_the_soak_red(tmp_path: Path) -> None:
     assert {"A0", "A6"} <= red, page(data(soaked))
 
 
-def unseen(soaked: Soaked) -> list[str]:
-    """Spoil the evidence of a good run in one way after the other; return what no check notices."""
+def unnoticed(soaked: Soaked) -> list[str]:
+    """Alter the evidence of a good run in one way at a time; return the changes that no check notices."""
     every = judge(soaked.evidence, CONTENT + BEHAVIOUR)
     assert all(check.passed for check in every)
     missed = []
@@ -116,7 +116,7 @@ def _with_late_call(e: Evidence) -> Evidence:
 
 def _with_exit(e: Evidence) -> Evidence:
     life = e.lives[0]
-    failed = replace(life, told="", ended=life.began + 1, code=1)
+    failed = replace(life, signal="", ended=life.began + 1, code=1)
     return replace(e, lives=[failed, *e.lives[1:]])
 
 
@@ -137,11 +137,11 @@ SPOILT: dict[str, Callable[[Evidence], Evidence]] = {
     "A6: a message waits": lambda e: replace(e, consumer={**e.consumer, "num_ack_pending": 1}),
     "A7: an effect happened twice": lambda e: replace(e, effects=dict.fromkeys(e.effects, 2)),
     "A7: a call came late": _with_late_call,
-    "A8: a letter is there twice": lambda e: replace(e, letters=[*e.letters, e.letters[0]]),
+    "A8: a dead letter is there twice": lambda e: replace(e, letters=[*e.letters, e.letters[0]]),
     "A8: a good message is dead": lambda e: replace(
         e, letters=[*e.letters, replace(e.letters[0], headers={**e.letters[0].headers, "Dlq-Reason": "?"})]
     ),
-    "A9: a step was left out": lambda e: _with_changed_log(
+    "A9: a transition was left out": lambda e: _with_changed_log(
         e, lambda row: {**row, "was": "PENDING"}, "CLAIMED PUBLISHED"
     ),
     "A9: another's claim was settled": lambda e: _with_changed_log(
@@ -151,7 +151,7 @@ SPOILT: dict[str, Callable[[Evidence], Evidence]] = {
         e, lambda row: {**row, "attempts": row["was_attempts"]}, "PENDING CLAIMED"
     ),
     "A10: a session idles": lambda e: replace(e, idle_in_transaction=[{"usename": "w1", "seconds": 2.0}]),
-    "A10: a log tells a payload": _with_log,
+    "A10: a log contains a payload": _with_log,
     "A11: a worker failed": _with_exit,
 }
-"""By the check that has to notice, and what is wrong with the evidence."""
+"""Changes of the evidence, by the check that must notice and the defect."""

@@ -44,7 +44,7 @@ _SIMULATION = (
     "tests/simulation/test_simulation.py::"
     "test_every_seed_of_a_campaign_keeps_all_promises_and_all_faults_occur"
 )
-_SOAK = "tests/kit/test_soak.py::test_nothing_is_lost_or_doubled_while_everything_breaks"
+_SOAK = "tests/kit/test_soak.py::test_a_soak_loses_and_doubles_nothing_under_faults"
 _RELAYS = "tests/unit/test_benchmark_peers.py::test_a_description_can_be_used"
 _CLUSTER = "tests/pipeline/test_clusters.py::test_a_job_is_submitted_to_a_standalone_master_with_two_workers"
 
@@ -143,7 +143,7 @@ LESSER_PROOFS = (
     Proof(document="docs/proof/soak.md", begins=".*--json", test=_SOAK, less="25 s instead of ten minutes"),
     Proof(
         document="docs/proof/soak.md", begins=".*--negative-control",
-        test="tests/kit/test_soak.py::test_a_planted_bug_turns_the_soak_red",
+        test="tests/kit/test_soak.py::test_a_planted_bug_fails_the_soak",
         less="another of the planted bugs",
     ),
     Proof(document="docs/proof/peers.md", test=_KIT, less="this worker's relay alone, under four faults"),

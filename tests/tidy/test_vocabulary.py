@@ -32,13 +32,11 @@ WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 SENTENCE_WORDS_MIN = 3
 TEXT_EXCEPTIONS: Mapping[str, int] = {
     "benchmarks": 13,
-    "kit": 20,
     "tools": 1,
 }
 """Texts with a quirk, by folder: docstrings' first lines and string constants."""
 NAME_EXCEPTIONS: Mapping[str, int] = {
     "benchmarks": 11,
-    "kit": 15,
 }
 """Identifiers with jargon, by folder."""
 

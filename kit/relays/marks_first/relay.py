@@ -1,4 +1,4 @@
-"""A relay as it must not be: a row is called sent before it is, and the next run does not know better."""
+"""A wrong relay: it marks a row as sent before it sends, so a crash in between loses the event."""
 
 import asyncio
 import os

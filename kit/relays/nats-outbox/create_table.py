@@ -1,4 +1,4 @@
-"""Creates the table that nats-outbox's model describes."""
+"""Create the table of nats-outbox's model."""
 
 import asyncio
 import os

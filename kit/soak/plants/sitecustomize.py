@@ -1,4 +1,4 @@
-"""Read by Python itself in each worker of a soak: turns its clock wrong, or plants a bug."""
+"""Loaded by Python at the start of each worker of a soak: shift its clock, or plant a bug."""
 
 import os
 import time
