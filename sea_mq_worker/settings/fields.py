@@ -28,6 +28,8 @@ _JETSTREAM_NAME = re.compile(r"[^\s.*>/\\\x00-\x1f\x7f]{1,255}")
 _SOURCE = re.compile(r"[!-~]*")
 _INBOX_PREFIX = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 _YEAR_SECONDS = 31_536_000.0
+_IN_FLIGHT_PER_CALL = 4
+"""While the handler works on some messages, others are recorded, completed or fetched, in larger batches."""
 
 TimeoutSeconds: TypeAlias = Annotated[float, Field(ge=0.1, le=_YEAR_SECONDS)]
 """A time limit of 0.1 seconds to a year; nothing could finish within less than 0.1 seconds."""
@@ -215,6 +217,11 @@ class Settings(BaseModel):
         1.0,
         description="Failures of a slow event type that count, per second; the others are retried.",
     )
+    inbox_in_flight_max: Annotated[int, Field(ge=1, le=10_000)] | None = Field(
+        None,
+        description="Maximum number of in-flight messages, per consumer; the consumer's max_ack_pending "
+        "limits them, too (default: four times `SEA_MQ_HANDLER_CONCURRENCY`).",
+    )
     inbox_bytes_max: PositiveInt = Field(
         32 * 2**20,
         description="Maximum size of all in-flight messages' bodies, in bytes, over all consumers.",
@@ -260,6 +267,11 @@ class Settings(BaseModel):
     otlp_metrics: bool = Field(
         False, description="Also export metrics over OTLP, as the OTEL_* variables configure."
     )
+
+    @property
+    def in_flight_max(self) -> int:
+        """The bound of in-flight messages per consumer, with its default filled in."""
+        return self.inbox_in_flight_max or _IN_FLIGHT_PER_CALL * self.handler_concurrency
 
     @field_validator("database_schema")
     @classmethod

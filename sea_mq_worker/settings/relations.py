@@ -37,6 +37,11 @@ def _timing(s: Settings) -> tuple[tuple[bool, str, str], ...]:
             f"must not be above inbox_backoff_max_seconds, which is {s.inbox_backoff_max_seconds:g}",
         ),
         (
+            s.in_flight_max < s.handler_concurrency,
+            "inbox_in_flight_max",
+            f"must not be below handler_concurrency, which is {s.handler_concurrency}",
+        ),
+        (
             not s.outbox_enabled and not s.consumers,
             "consumers",
             "is empty and outbox_enabled is false, so the worker has nothing to do; set one of them",

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from sea_mq_worker.application.circuit_breaker import CircuitBreaker
+from sea_mq_worker.application.inbox.call_slots import CallSlots
 from sea_mq_worker.application.inbox.completion import CompletionBatcher
 from sea_mq_worker.application.inbox.consumer import InboxConsumer
 from sea_mq_worker.application.inbox.dead_lettering import DeadLetterer
@@ -85,6 +86,7 @@ class World:
         )
         self.lease = lease
         self.bytes_max = 2**20
+        self.messages_max = CONCURRENCY
 
     def send(self, *, message_id: str = "", body: bytes = b"{}", subject: str = SUBJECT) -> str:
         """Store a message upstream, as if far from any duplicate window; return its id."""
@@ -127,7 +129,7 @@ class World:
         recorder, broker_breaker = self.recorder(), self._gate("broker")
         store_breaker = recorder.store_breaker
         handler_caller = self._handler_caller(store_breaker)
-        in_flight = InFlight(concurrency=CONCURRENCY, bytes_max=self.bytes_max)
+        in_flight = InFlight(messages_max=self.messages_max, bytes_max=self.bytes_max)
         return InboxConsumer(
             consumer=self.consumer,
             recorder=recorder,
@@ -149,7 +151,7 @@ class World:
             observer=self.observer,
             broker_breaker=broker_breaker,
             clock=self.clock,
-            concurrency=CONCURRENCY,
+            calls=CallSlots(CONCURRENCY),
             heartbeat_seconds=LEASE / 3,
             siblings=frozenset({self.consumer.name}),
             orphans=OrphanFinder(

@@ -19,7 +19,16 @@ from sea_mq_worker.domain.facts import (
 from sea_mq_worker.domain.messages import HandlerRequest
 from sea_mq_worker.testing.handler import Behaviour, InMemoryHandler, LoseResponse, Respond, Unreachable
 from sea_mq_worker.testing.publisher import InMemoryPublisher
-from tests.support.inbox_loop import ACK_WAIT, ATTEMPTS_MAX, LEASE, SLOW_AFTER, SUBJECT, World, always
+from tests.support.inbox_loop import (
+    ACK_WAIT,
+    ATTEMPTS_MAX,
+    CONCURRENCY,
+    LEASE,
+    SLOW_AFTER,
+    SUBJECT,
+    World,
+    always,
+)
 from tests.support.simulation import in_virtual_time
 
 
@@ -290,6 +299,25 @@ async def test_a_stop_finishes_calls_under_way_and_gives_back_what_waits() -> No
         await asyncio.sleep(1)
     assert world.row(message_id).processed_at is not None
     assert world.consumer.acked == [1]
+
+
+@in_virtual_time
+async def test_in_flight_messages_wait_for_one_of_fewer_calls_and_a_stop_gives_them_back() -> None:
+    world = World()
+    world.messages_max = 3 * CONCURRENCY
+    ids = [world.send() for _ in range(3 * CONCURRENCY)]
+    world.handler.script = always(Respond(slow_seconds=10.0))
+    async with world.consuming():
+        await asyncio.sleep(15)
+        called = [request.message_id for request in world.handler.requests]
+        assert called == ids[: 2 * CONCURRENCY], "in order, as many at a time as there are calls"
+        assert len(world.table.rows) == len(ids)
+        world.stop.set()
+        await asyncio.sleep(1)
+        assert [seq for seq, _ in world.consumer.naks] == [*range(2 * CONCURRENCY + 1, len(ids) + 1)]
+    assert sorted(world.consumer.acked) == [*range(1, 2 * CONCURRENCY + 1)]
+    given_back = [world.row(message_id) for message_id in ids[2 * CONCURRENCY :]]
+    assert {(row.attempts, row.locked_by) for row in given_back} == {(0, None)}
 
 
 @in_virtual_time

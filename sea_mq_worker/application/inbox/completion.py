@@ -4,7 +4,7 @@ A lost lease can mean that another worker has the message. It can also mean that
 the response to an earlier write of the outcome. So the message is recorded once more, and left to the other
 worker only where that one really holds it.
 
-An example with a concurrency of 10, so that five outcomes make a batch::
+An example with at most 10 in-flight messages, so that five outcomes make a batch::
 
     +0.0 ms  add(A)                the timer starts: 5 ms
     +1.0 ms  add(B), add(C)

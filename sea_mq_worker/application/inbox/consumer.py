@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias, assert_never
 
 from sea_mq_worker.application.circuit_breaker import CircuitBreaker
+from sea_mq_worker.application.inbox.call_slots import CallSlots
 from sea_mq_worker.application.inbox.completion import CompletionBatcher
 from sea_mq_worker.application.inbox.handler_call import HandlerCaller
 from sea_mq_worker.application.inbox.in_flight import InFlight
@@ -35,6 +36,7 @@ from sea_mq_worker.domain.inbox_results import (
     Unwritable,
 )
 from sea_mq_worker.domain.messages import InboundMessage
+from sea_mq_worker.domain.outcomes import GivenBack, HandlingOutcome
 from sea_mq_worker.ports.jetstream import JetStreamConsumer, Settler
 from sea_mq_worker.ports.observer import Observer
 
@@ -52,7 +54,7 @@ class InboxConsumer:
     """The loop of one durable consumer.
 
     Attributes:
-        concurrency: most handler calls at a time.
+        calls: bounds the handler calls at a time.
         heartbeat_seconds: interval of lease renewals and in-progress signals, below a third of ack_wait and
             lease.
         siblings: the durables of this worker, which share its handler.
@@ -69,18 +71,13 @@ class InboxConsumer:
     observer: Observer
     broker_breaker: CircuitBreaker
     clock: Callable[[], float]
-    concurrency: int
+    calls: CallSlots
     heartbeat_seconds: float
     siblings: frozenset[str] = frozenset()
     orphans: OrphanFinder | None = None
     ahead: ReadAhead | None = None
     _overlapping: set[str] = field(default_factory=set)
-    _submitted: asyncio.Queue[_Handed] = field(init=False)
-    _calls: asyncio.Semaphore = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._submitted = asyncio.Queue(1)
-        self._calls = asyncio.Semaphore(self.concurrency)
+    _submitted: asyncio.Queue[_Handed] = field(default_factory=lambda: asyncio.Queue(1))
 
     async def submit(self, message: InboundMessage, settler: Settler, stop: asyncio.Event) -> None:
         """Take a message that another loop fetched; ``settler`` acknowledges it.
@@ -91,7 +88,7 @@ class InboxConsumer:
         await cancel_on_stop(stop, self._submitted.put((message, settler)))
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Work until the worker stops, then finish the in-flight messages."""
+        """Work until the worker stops; then finish the calls under way and give back the other messages."""
         over, resumed = asyncio.Event(), asyncio.Queue[str]()
         with self.handler_caller.health.on_resumed(resumed.put_nowait):
             await self._run(stop, over, resumed)
@@ -102,6 +99,7 @@ class InboxConsumer:
             background.create_task(self._heartbeat(self._send_in_progress, over))
             background.create_task(self._heartbeat(self._renew_leases, over))
             background.create_task(self.in_flight.wake_on_stop(stop))
+            background.create_task(self.calls.end_waits_on_stop(stop))
             completing = background.create_task(self.completion.run(stop))
             try:
                 async with asyncio.TaskGroup() as working:
@@ -188,8 +186,12 @@ class InboxConsumer:
                 await self._settle_duplicate(item, receipt)
 
     async def _work(self, item: InFlightMessage, run: Leased, stop: asyncio.Event) -> None:
-        async with self._calls:
-            outcome = await self.handler_caller.handle(item, run, stop, leases=self.leases)
+        outcome: HandlingOutcome
+        try:
+            async with self.calls:
+                outcome = await self.handler_caller.handle(item, run, stop, leases=self.leases)
+        except StoppedError:
+            outcome = GivenBack("the worker stopped before the call", IMMEDIATE_REDELIVERY_SECONDS)
         self.completion.add(item, run, outcome)
 
     async def _settle_duplicate(

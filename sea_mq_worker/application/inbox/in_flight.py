@@ -18,16 +18,16 @@ class InFlight:
     """Bounds the messages that are fetched and not yet settled, by number and by bytes.
 
     Messages that the consumer delivered and extra ones (orphans, exhausted messages, messages read ahead)
-    have slots of their own, so that neither can keep out the other; the bytes are shared. With a
-    concurrency of 10::
+    have slots of their own, so that neither can keep out the other; the bytes are shared. With
+    ``messages_max`` of 10::
 
         delivered  [##########]   10 slots: one fetch asks for at most the free ones
         extra      [#####]         5 slots: half as many again
     """
 
-    def __init__(self, *, concurrency: int, bytes_max: int) -> None:
-        self._concurrency = concurrency
-        self._extra_max = -(-concurrency // 2)
+    def __init__(self, *, messages_max: int, bytes_max: int) -> None:
+        self._messages_max = messages_max
+        self._extra_max = -(-messages_max // 2)
         self._bytes_max = bytes_max
         self._messages: set[InFlightMessage] = set()
         self._extra: set[InFlightMessage] = set()
@@ -43,11 +43,11 @@ class InFlight:
     @property
     def completion_batch(self) -> int:
         """Number of outcomes worth one write: half the slots, or all messages where fewer are in flight."""
-        return min(len(self._messages), -(-self._concurrency // _BATCHES))
+        return min(len(self._messages), -(-self._messages_max // _BATCHES))
 
     @property
     def _free(self) -> int:
-        return self._concurrency - len(self._messages) + len(self._extra)
+        return self._messages_max - len(self._messages) + len(self._extra)
 
     def add(self, items: Sequence[InFlightMessage], *, extra: bool) -> None:
         self._messages.update(items)
@@ -84,7 +84,7 @@ class InFlight:
             return 1
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LINGER_SECONDS):
-                while self._free * _BATCHES < self._concurrency:
+                while self._free * _BATCHES < self._messages_max:
                     await self._wait_for_release(stop)
         return self._free
 

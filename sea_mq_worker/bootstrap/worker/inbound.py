@@ -7,6 +7,7 @@ from sea_mq_worker.adapters.nats.publish.publisher import NatsJetStreamPublisher
 from sea_mq_worker.adapters.postgres.inbox import PostgresInboxAdapter
 from sea_mq_worker.adapters.postgres.resumptions import PostgresResumptions
 from sea_mq_worker.application.circuit_breaker import CircuitBreaker
+from sea_mq_worker.application.inbox.call_slots import CallSlots
 from sea_mq_worker.application.inbox.completion import CompletionBatcher
 from sea_mq_worker.application.inbox.consumer import InboxConsumer
 from sea_mq_worker.application.inbox.dead_lettering import DeadLetterer
@@ -92,8 +93,10 @@ def _inbox_loop(
 ) -> InboxConsumer:
     s = base.settings
     broker_breaker = base.breaker(f"consumer {consumer.name}", cap_seconds=_PROBE_MAX_SECONDS)
-    concurrency = min(s.handler_concurrency, consumer.max_ack_pending)
-    in_flight = InFlight(concurrency=concurrency, bytes_max=max(1, s.inbox_bytes_max // len(s.consumers)))
+    in_flight = InFlight(
+        messages_max=min(s.in_flight_max, consumer.max_ack_pending),
+        bytes_max=max(1, s.inbox_bytes_max // len(s.consumers)),
+    )
     completion = CompletionBatcher(
         consumer=consumer,
         inbox=inbox,
@@ -114,7 +117,7 @@ def _inbox_loop(
         observer=base.observer,
         broker_breaker=broker_breaker,
         clock=base.clock,
-        concurrency=concurrency,
+        calls=CallSlots(s.handler_concurrency),
         heartbeat_seconds=min(consumer.ack_wait_seconds, s.inbox_lease_seconds) / _HEARTBEATS_PER_LEASE,
         siblings=frozenset(durable.durable for durable in s.consumers),
         orphans=_orphan_finder(base, consumer, inbox, broker_breaker, recorder.store_breaker),
