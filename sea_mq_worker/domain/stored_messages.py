@@ -1,4 +1,4 @@
-"""A message stored in a stream, and its state for each consumer."""
+"""A message stored in a stream, its state for each consumer, and the backlog of a consumer."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -36,3 +36,23 @@ class StoredMessage:
     subject: str
     stored_at: datetime
     consumers: tuple[ConsumerDelivery, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerState:
+    """A consumer's backlog, for operators.
+
+    Attributes:
+        pending: messages still to deliver for the first time.
+        ack_pending: delivered and unacknowledged messages.
+        redelivered: those of ``ack_pending`` that were delivered more than once.
+        paused_seconds: time left of a pause; 0 if the consumer is not paused.
+    """
+
+    stream: str
+    durable: str
+    pending: int
+    ack_pending: int
+    ack_pending_max: int
+    redelivered: int
+    paused_seconds: float

@@ -14,10 +14,12 @@ from sea_mq_worker.adapters.nats.manage.definitions import (
     StreamDefinition,
     definitions,
 )
+from sea_mq_worker.adapters.nats.manage.stream_inspection import NatsStreamInspection
 from sea_mq_worker.adapters.nats.server_info import stream_info
 from sea_mq_worker.connections.nats import open_nats
 from sea_mq_worker.domain.errors import ContractError
 from sea_mq_worker.domain.topology import Change, Difference
+from sea_mq_worker.ports.operations import DeadLetterStore, StreamInspection
 from sea_mq_worker.resources import resource_folder
 from sea_mq_worker.settings import Settings
 
@@ -38,6 +40,13 @@ async def broker(settings: Settings) -> AsyncIterator[NatsConnection]:
 
 
 @asynccontextmanager
+async def stream_inspection(settings: Settings) -> AsyncIterator[NatsStreamInspection]:
+    """Connect to NATS to read streams and consumers."""
+    async with broker(settings) as connection:
+        yield NatsStreamInspection(connection=connection)
+
+
+@asynccontextmanager
 async def dead_letters(settings: Settings) -> AsyncIterator[NatsDeadLetters]:
     """Connect to the dead-letter stream.
 
@@ -47,6 +56,16 @@ async def dead_letters(settings: Settings) -> AsyncIterator[NatsDeadLetters]:
     async with broker(settings) as connection:
         await stream_info(connection, settings.dlq_stream)
         yield NatsDeadLetters(connection=connection, stream=settings.dlq_stream)
+
+
+@asynccontextmanager
+async def lookup_broker(settings: Settings) -> AsyncIterator[tuple[StreamInspection, DeadLetterStore]]:
+    """Connect to NATS to look for a message, also without a dead-letter stream."""
+    async with broker(settings) as connection:
+        yield (
+            NatsStreamInspection(connection=connection),
+            NatsDeadLetters(connection=connection, stream=settings.dlq_stream),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

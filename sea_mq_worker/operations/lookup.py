@@ -9,12 +9,6 @@ from datetime import UTC, datetime, timedelta
 from typing import TypeVar
 from uuid import UUID
 
-from sea_mq_worker.adapters.nats.connection import NatsConnection
-from sea_mq_worker.adapters.nats.manage.dead_letters import NatsDeadLetters
-from sea_mq_worker.adapters.nats.manage.lost_events import lost_since
-from sea_mq_worker.adapters.nats.manage.message_location import consumer_deliveries, locate
-from sea_mq_worker.adapters.nats.publish.search import find_messages
-from sea_mq_worker.adapters.postgres.operator.inspection import PostgresInspection
 from sea_mq_worker.domain.dead_letter_records import DeadLetterEntry, DeadLetterFilter
 from sea_mq_worker.domain.errors import ContractError, WorkerError
 from sea_mq_worker.domain.events import EventState
@@ -29,8 +23,9 @@ from sea_mq_worker.domain.read_models import (
 )
 from sea_mq_worker.domain.stored_messages import StoredMessage
 from sea_mq_worker.domain.stream_search import SearchedId
-from sea_mq_worker.operations.broker import broker
+from sea_mq_worker.operations.broker import lookup_broker
 from sea_mq_worker.operations.database import operations
+from sea_mq_worker.ports.operations import DeadLetterStore, LookupTables, StreamInspection
 from sea_mq_worker.settings import Settings
 
 _PREFIX = re.compile(r"[0-9a-f]{4,32}")
@@ -99,17 +94,17 @@ class Found:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageLookup:
-    """Sources to search. Without a connection only the tables are searched; ``absent`` gives the reason.
+    """Sources to search. Without a broker only the tables are searched; ``absent`` gives the reason.
 
     Attributes:
-        streams: streams whose headers are searched if a start time is given.
+        searched: streams whose headers are searched if a start time is given.
         dead_hold: whether a DEAD event holds back the later events of its ordering key.
     """
 
-    tables: PostgresInspection
-    connection: NatsConnection | None
+    tables: LookupTables
+    broker: tuple[StreamInspection, DeadLetterStore] | None
     dlq_stream: str
-    streams: tuple[str, ...]
+    searched: tuple[str, ...]
     dead_hold: bool = False
     absent: str = ""
 
@@ -172,14 +167,13 @@ class MessageLookup:
         self, event: OutboxSummary | None, stored: Sequence[StoredMessage], unseen: list[str]
     ) -> str:
         """Return the evidence that the stream lost the event, instead of dropping it by its limits."""
-        if self.connection is None or event is None or event.state != EventState.PUBLISHED:
+        if self.broker is None or event is None or event.state != EventState.PUBLISHED:
             return ""
         stream, seq = event.stream or "", event.stream_seq or 0
         if not seq or any((one.stream, one.seq) == (stream, seq) for one in stored):
             return ""
-        asked = lost_since(self.connection, stream, greatest=seq, shared=0, some=[(str(event.id), seq)])
         try:
-            return await asked
+            return await self.broker[0].evidence_of_loss(stream, seq, str(event.id))
         except WorkerError as error:
             unseen.append(f"stream {stream}: {error}")
             return ""
@@ -189,8 +183,8 @@ class MessageLookup:
         for own_id in await self.tables.conflicts(wanted, limit=_CONFLICTS_MAX):
             row = await self.tables.show_inbox(own_id)
             letters: Sequence[FoundDeadLetter] = ()
-            if row and self.connection:
-                broker = _Broker(self.connection, self.dlq_stream, unseen)
+            if row and self.broker:
+                broker = _Broker(*self.broker, self.dlq_stream, unseen)
                 letters = await broker.letters(str(own_id), None, row)
             found.append(Conflicting(id=str(own_id), dead_letter=letters[-1] if letters else None))
         return tuple(found)
@@ -208,16 +202,16 @@ class MessageLookup:
         Query all streams concurrently: a stream without a leader does not answer, and the time-outs must not
         add up.
         """
-        if self.connection is None:
+        if self.broker is None:
             unseen.append(self.absent)
             return (), ()
-        broker = _Broker(self.connection, self.dlq_stream, unseen)
+        broker = _Broker(*self.broker, self.dlq_stream, unseen)
         stored, letters = await asyncio.gather(
             asyncio.gather(*(broker.locate(wanted, place) for place in _places(event, message))),
             broker.letters(wanted, event, message),
         )
         if since is not None and not any(stored):
-            stored = [await broker.search(wanted, stream, since) for stream in self.streams]
+            stored = [await broker.search(wanted, stream, since) for stream in self.searched]
         return tuple(one for one in stored if one), tuple(letters)
 
 
@@ -230,17 +224,17 @@ async def message_lookup(settings: Settings) -> AsyncIterator[MessageLookup]:
     """
     async with AsyncExitStack() as stack:
         tables = await stack.enter_async_context(operations(settings))
-        connection, absent = None, "streams: SEA_MQ_NATS_URL is not set"
+        broker, absent = None, "streams: SEA_MQ_NATS_URL is not set"
         if settings.nats_url.get_secret_value():
             try:
-                connection = await stack.enter_async_context(broker(settings))
+                broker = await stack.enter_async_context(lookup_broker(settings))
             except WorkerError as error:
                 absent = f"streams: {error}"
         yield MessageLookup(
             tables=tables,
-            connection=connection,
+            broker=broker,
             dlq_stream=settings.dlq_stream,
-            streams=tuple(dict.fromkeys([settings.stream, *(each.stream for each in settings.consumers)])),
+            searched=tuple(dict.fromkeys([settings.stream, *(each.stream for each in settings.consumers)])),
             dead_hold=settings.outbox_dead_key == "hold",
             absent=absent,
         )
@@ -257,32 +251,25 @@ class _Place:
 class _Broker:
     """Queries the broker, and records failed queries in ``unseen``."""
 
-    connection: NatsConnection
+    streams: StreamInspection
+    dead_letters: DeadLetterStore
     dlq_stream: str
     unseen: list[str]
 
     async def locate(self, wanted: str, place: _Place) -> StoredMessage | None:
         found = await self._try(
-            f"stream {place.stream}", locate(self.connection, place.stream, place.seq, wanted)
+            f"stream {place.stream}", self.streams.locate(place.stream, place.seq, wanted)
         )
         if found is None:
             return None
-        what = f"consumers of {place.stream}"
-        return replace(
-            found,
-            consumers=await self._try(
-                what, consumer_deliveries(self.connection, found, consumer=place.consumer)
-            )
-            or (),
-        )
+        asked = self.streams.deliveries(found, consumer=place.consumer)
+        return replace(found, consumers=tuple(await self._try(f"consumers of {place.stream}", asked) or ()))
 
     async def search(self, wanted: str, stream: str, since: datetime) -> StoredMessage | None:
         """Search the headers of all messages that a stream stored since then."""
         seconds = (datetime.now(UTC) - since + _MARGIN).total_seconds()
-        asked = find_messages(
-            self.connection, stream, [SearchedId(wanted, seconds)], timeout_seconds=_SEARCH_SECONDS_MAX
-        )
-        found = (await self._try(f"stream {stream}", asked) or {}).get(wanted)
+        asked = self.streams.search(stream, SearchedId(wanted, seconds), timeout_seconds=_SEARCH_SECONDS_MAX)
+        found = await self._try(f"stream {stream}", asked)
         if isinstance(found, Stored):
             return await self.locate(wanted, _Place(stream, found.seq))
         if found and not found.is_over:
@@ -305,10 +292,9 @@ class _Broker:
         return await self._try(f"stream {self.dlq_stream}", self._read_letters(wanted, which)) or []
 
     async def _read_letters(self, wanted: str, which: DeadLetterFilter) -> list[FoundDeadLetter]:
-        letters = NatsDeadLetters(connection=self.connection, stream=self.dlq_stream)
         read = 0
         found: list[FoundDeadLetter] = []
-        async for one in letters.walk(which, limit=_LETTERS_READ_MAX):
+        async for one in self.dead_letters.walk(which, limit=_LETTERS_READ_MAX):
             read += 1
             if one.message_id == wanted:
                 found.append(_letter(one))

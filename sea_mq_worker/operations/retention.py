@@ -1,11 +1,11 @@
 """The oldest message that a consumed stream can deliver: younger inbox rows must stay."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from sea_mq_worker.adapters.nats.connection import NatsConnection
-from sea_mq_worker.adapters.nats.server_info import find_stream
-from sea_mq_worker.operations.broker import broker
+from sea_mq_worker.operations.broker import stream_inspection
+from sea_mq_worker.ports.operations import StreamInspection
 from sea_mq_worker.settings import Settings
 
 _CLOCKS = timedelta(hours=1)
@@ -27,14 +27,12 @@ async def oldest_deliverable(settings: Settings) -> Deliverable | None:
         BrokerUnavailableError: the server did not answer.
         ContractError: the request is not permitted.
     """
-    async with broker(settings) as connection:
-        streams = {consumer.stream for consumer in settings.consumers}
-        found = [await _first_of(connection, stream) for stream in sorted(streams)]
-    return min(filter(None, found), key=lambda stream: stream.since, default=None)
+    async with stream_inspection(settings) as streams:
+        return await oldest_of(streams, {consumer.stream for consumer in settings.consumers})
 
 
-async def _first_of(connection: NatsConnection, stream: str) -> Deliverable | None:
-    info = await find_stream(connection, stream)
-    if info is None or info.first_time is None:
-        return None
-    return Deliverable(stream=stream, since=info.first_time - _CLOCKS)
+async def oldest_of(streams: StreamInspection, names: Collection[str]) -> Deliverable | None:
+    """Return the stream with the oldest message; None: none of them holds a message."""
+    found = [(await streams.first_stored_at(name), name) for name in sorted(names)]
+    first, name = min(((at, name) for at, name in found if at), default=(None, ""))
+    return Deliverable(stream=name, since=first - _CLOCKS) if first else None

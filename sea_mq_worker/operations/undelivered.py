@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from sea_mq_worker.adapters.nats.manage.consumer_state import ConsumerState, consumer_state
 from sea_mq_worker.domain.errors import WorkerError
-from sea_mq_worker.operations.broker import broker
+from sea_mq_worker.domain.stored_messages import ConsumerState
+from sea_mq_worker.operations.broker import stream_inspection
 from sea_mq_worker.settings import Settings
 
 
@@ -13,10 +13,10 @@ async def consumer_states(settings: Settings) -> tuple[Sequence[ConsumerState], 
     found: list[ConsumerState] = []
     not_checked: list[str] = []
     try:
-        async with broker(settings) as connection:
+        async with stream_inspection(settings) as streams:
             for wanted in settings.consumers:
                 try:
-                    found.append(await consumer_state(connection, wanted.stream, wanted.durable))
+                    found.append(await streams.consumer_state(wanted.stream, wanted.durable))
                 except WorkerError as error:
                     not_checked.append(f"consumer {wanted.durable} of {wanted.stream}: {error}")
     except WorkerError as error:

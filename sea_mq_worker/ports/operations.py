@@ -1,6 +1,7 @@
 """Servers as operators' commands use them."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
+from datetime import datetime
 from typing import Any, Protocol
 from uuid import UUID
 
@@ -9,9 +10,12 @@ from sea_mq_worker.domain.messages import InboundMessage
 from sea_mq_worker.domain.read_models import (
     ActionOutcome,
     AuditFilter,
+    Discarded,
+    EarlierEvent,
     Group,
     InboxFilter,
     InboxRecord,
+    Match,
     OperatorAction,
     OutboxDetail,
     OutboxFilter,
@@ -19,6 +23,8 @@ from sea_mq_worker.domain.read_models import (
     Page,
     Redrive,
 )
+from sea_mq_worker.domain.stored_messages import ConsumerDelivery, ConsumerState, StoredMessage
+from sea_mq_worker.domain.stream_search import SearchedId, SearchResult
 
 
 class Listings(Protocol):
@@ -71,6 +77,74 @@ class OperatorTables(Protocol):
 
 class Tables(Listings, OperatorTables, Protocol):
     """Reads and changes outbox and inbox."""
+
+
+class LookupTables(Protocol):
+    """Finds one event or message in outbox, inbox and audit."""
+
+    async def ids_between(self, first: UUID, last: UUID, *, limit: int) -> Sequence[Match]:
+        """Return events and messages with an ID from ``first`` to ``last``, at most ``limit`` of each."""
+        ...
+
+    async def list_outbox(self, which: OutboxFilter) -> Sequence[OutboxSummary]:
+        """List events, the latest first."""
+        ...
+
+    async def show_inbox(self, message_id: UUID) -> InboxRecord | None:
+        """Return one message; None: never received, or pruned."""
+        ...
+
+    async def earlier_of_key(
+        self, event: OutboxSummary, *, limit: int, dead_hold: bool
+    ) -> Sequence[EarlierEvent]:
+        """Return the events of its ordering key that this one waits for, earliest first.
+
+        Those are unfinished, or DEAD if ``dead_hold``.
+        """
+        ...
+
+    async def conflicts(self, message_id: UUID, *, limit: int) -> Sequence[UUID]:
+        """Return the IDs under which other contents of this one were dead-lettered, the latest first."""
+        ...
+
+    async def discarded(self, event_id: UUID) -> Discarded | None:
+        """Return the record of the operator who discarded an event; None: nobody did."""
+        ...
+
+
+class StreamInspection(Protocol):
+    """Reads streams and consumers.
+
+    Each method raises BrokerUnavailableError if the server does not answer, and ContractError if the request
+    is not permitted, or if the stream or the consumer does not exist.
+    """
+
+    async def locate(self, stream: str, seq: int, message_id: str) -> StoredMessage | None:
+        """Return the message at a sequence; None: it is gone, or another message is there."""
+        ...
+
+    async def deliveries(self, found: StoredMessage, *, consumer: str = ...) -> Sequence[ConsumerDelivery]:
+        """Return the progress of ``consumer`` with a message, or of all durables of its stream."""
+        ...
+
+    async def search(self, stream: str, wanted: SearchedId, *, timeout_seconds: float) -> SearchResult | None:
+        """Scan the headers of a stream for a message; return it, or the progress of the search."""
+        ...
+
+    async def evidence_of_loss(self, stream: str, seq: int, message_id: str) -> str:
+        """Return the evidence that a stream lost this message, which it acknowledged; empty: none.
+
+        A message that the stream dropped by its limits is not lost.
+        """
+        ...
+
+    async def first_stored_at(self, stream: str) -> datetime | None:
+        """Return when a stream stored its oldest message; None: it is empty, or there is no such stream."""
+        ...
+
+    async def consumer_state(self, stream: str, durable: str) -> ConsumerState:
+        """Return the backlog of a consumer."""
+        ...
 
 
 class DeadLetterRecords(Protocol):

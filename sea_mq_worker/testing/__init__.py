@@ -25,3 +25,8 @@ the message, and handles it::
     assert await handler.handle(parsed.request) == Accepted(200)
     await consumer.ack(message)
 """
+
+from datetime import UTC, datetime
+
+EPOCH = datetime(2025, 1, 1, tzinfo=UTC)
+"""The moment at which the given clock is 0."""

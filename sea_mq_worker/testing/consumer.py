@@ -8,12 +8,10 @@ import asyncio
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 
 from sea_mq_worker.domain.messages import InboundMessage
+from sea_mq_worker.domain.stored_messages import ConsumerDelivery, ConsumerState, DeliveryState
 from sea_mq_worker.testing.stream import InMemoryStream
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,19 +133,29 @@ class InMemoryConsumer:
 
     def message(self, seq: int, *, deliveries: int) -> InboundMessage | None:
         """Return a message of the stream, as a delivery if it was delivered; None: it is dropped."""
-        entry = self._stream.get(seq)
-        if entry is None:
-            return None
-        return InboundMessage(
+        message = self._stream.message(seq)
+        reply = f"{self._name}.{deliveries}.{seq}" if deliveries else ""
+        return message and message._replace(consumer=self._name, deliveries=deliveries, reply=reply)
+
+    def delivery(self, seq: int) -> ConsumerDelivery:
+        """Return the progress with a message, as far as the server reports it."""
+        if seq > self._last_seq:
+            before = seq - self._last_seq - 1
+            return ConsumerDelivery(consumer=self._name, reading=DeliveryState.TO_COME, before=before)
+        is_done = seq < min(self._pending, default=self._last_seq + 1)
+        reading = DeliveryState.DONE if is_done else DeliveryState.DELIVERED
+        return ConsumerDelivery(consumer=self._name, reading=reading, before=0)
+
+    def state(self) -> ConsumerState:
+        """Return the backlog."""
+        return ConsumerState(
             stream=self._stream.name,
-            seq=seq,
-            consumer=self._name,
-            subject=entry.subject,
-            payload=entry.payload,
-            headers=entry.headers,
-            stored_at=_EPOCH + timedelta(seconds=entry.stored_at),
-            deliveries=deliveries,
-            reply=f"{self._name}.{deliveries}.{seq}" if deliveries else "",
+            durable=self._name,
+            pending=len(self._stream.entries(after_seq=self._last_seq)),
+            ack_pending=len(self._pending),
+            ack_pending_max=self._max_ack_pending,
+            redelivered=sum(pending.deliveries > 1 for pending in self._pending.values()),
+            paused_seconds=0.0,
         )
 
     def _postpone(self, msg: InboundMessage, seconds: float) -> None:

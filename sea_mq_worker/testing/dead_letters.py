@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
@@ -10,11 +10,11 @@ from sea_mq_worker.domain.dead_letter_records import DeadLetterEntry, DeadLetter
 from sea_mq_worker.domain.errors import ContractError
 from sea_mq_worker.domain.messages import InboundMessage
 from sea_mq_worker.domain.read_models import ActionOutcome, OperatorAction, Redrive, check_accountable
+from sea_mq_worker.testing import EPOCH
 from sea_mq_worker.testing.inbox import InboxTable
 from sea_mq_worker.testing.stream import InMemoryStream
 
 _ALL = DeadLetterFilter()
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class InMemoryDeadLetters:
@@ -62,7 +62,7 @@ class InMemoryDeadLetters:
         if entry.stream not in self._sources:
             raise ContractError(f"there is no stream {entry.stream}")
         found = _message(self._sources[entry.stream], entry.stream_sequence)
-        return found._replace(stream=entry.stream, consumer=entry.consumer, deliveries=entry.attempts)
+        return found._replace(consumer=entry.consumer, deliveries=entry.attempts)
 
     async def remove(self, seq: int) -> None:
         """Delete one dead letter."""
@@ -119,7 +119,7 @@ class InMemoryDeadLetterRecords:
         check_accountable(actor, reason)
         record = OperatorAction(
             id=len(self.actions) + 1,
-            at=_EPOCH + timedelta(seconds=self._table.clock()),
+            at=EPOCH + timedelta(seconds=self._table.clock()),
             actor=actor,
             action=action,
             reason=reason,
@@ -135,17 +135,7 @@ class InMemoryDeadLetterRecords:
 
 
 def _message(stream: InMemoryStream, seq: int) -> InboundMessage:
-    entry = stream.get(seq)
-    if entry is None:
+    message = stream.message(seq)
+    if message is None:
         raise ContractError(f"stream {stream.name} has no message {seq} (any more)")
-    return InboundMessage(
-        stream="",
-        seq=seq,
-        consumer="",
-        subject=entry.subject,
-        payload=entry.payload,
-        headers=entry.headers,
-        stored_at=_EPOCH + timedelta(seconds=entry.stored_at),
-        deliveries=0,
-        reply="",
-    )
+    return message

@@ -3,14 +3,14 @@
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import assert_never
+from uuid import UUID
 
 from sea_mq_worker.domain.events import NO_BYTES_MAX, NOTHING_CLAIMED, Claim, ClaimedEvent, EventState
 from sea_mq_worker.domain.outcomes import Died, Postponed, Published, Reaped, Released, Verdict
-
-EPOCH = datetime(2025, 1, 1, tzinfo=UTC)
-"""The moment at which the given clock is 0."""
+from sea_mq_worker.domain.read_models import OutboxFilter
+from sea_mq_worker.testing import EPOCH
 
 _ERROR_CHARS_MAX = 2000
 _NOT_YET_SECONDS = 60.0
@@ -101,6 +101,26 @@ class OutboxTable:
         row.attempts = row.failures = 0
         row.published_at = row.first_attempt_at = row.error = None
         row.available_at = self.clock()
+
+
+def matches(row: OutboxRow, which: OutboxFilter) -> bool:
+    """Return whether a filter, apart from its page, selects an event."""
+    exact = (
+        (which.event_type, row.event_type),
+        (which.ordering_key, row.ordering_key),
+        (which.aggregate_type, row.aggregate_type),
+        (which.aggregate_id, row.aggregate_id),
+        (which.correlation_id and str(which.correlation_id), row.correlation_id),
+    )
+    created_at = EPOCH + timedelta(seconds=row.created_at)
+    return (
+        row.state in which.states
+        and (which.ids is None or UUID(row.id) in which.ids)
+        and all(wanted in {None, found} for wanted, found in exact)
+        and (which.since is None or which.since <= created_at)
+        and (which.until is None or created_at < which.until)
+        and (which.error_like or "").lower() in (row.error or "").lower()
+    )
 
 
 class InMemoryOutbox:

@@ -7,9 +7,12 @@ that were purged since, and is built anew from the stored messages when the serv
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 
 from sea_mq_worker.domain.headers import MSG_ID
+from sea_mq_worker.domain.messages import InboundMessage
 from sea_mq_worker.domain.outcomes import Stored
+from sea_mq_worker.testing import EPOCH
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +86,23 @@ class InMemoryStream:
     def get(self, seq: int) -> StreamEntry | None:
         """Return one message, or None where it was purged or never stored."""
         return self._entries.get(seq)
+
+    def message(self, seq: int) -> InboundMessage | None:
+        """Return one message as if it was read from the stream, without a delivery."""
+        entry = self._entries.get(seq)
+        if entry is None:
+            return None
+        return InboundMessage(
+            stream=self.name,
+            seq=seq,
+            consumer="",
+            subject=entry.subject,
+            payload=entry.payload,
+            headers=entry.headers,
+            stored_at=EPOCH + timedelta(seconds=entry.stored_at),
+            deliveries=0,
+            reply="",
+        )
 
     async def wait_for_growth(self, *, after_seq: int) -> None:
         """Return once something was stored behind ``after_seq``, even if it was purged since."""

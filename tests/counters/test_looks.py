@@ -111,7 +111,7 @@ async def desk(servers: Servers) -> AsyncIterator[Desk]:
             await connection.close()
         async with opened(own, hints=OPERATOR_HINTS) as pool:
             tables = PostgresInspection(pool=pool)
-            place = MessageLookup(tables=tables, connection=None, dlq_stream="", streams=())
+            place = MessageLookup(tables=tables, broker=None, dlq_stream="", searched=())
             overview = PostgresOverview(pool=pool)
             yield Desk(database=own.name, tables=tables, overview=overview, place=place, **examples)
 

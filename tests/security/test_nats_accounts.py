@@ -13,7 +13,7 @@ from pydantic import SecretStr
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection, api, connect
 from sea_mq_worker.adapters.nats.consume.consumer import NatsJetStreamConsumer
-from sea_mq_worker.adapters.nats.manage.message_location import consumer_deliveries, locate
+from sea_mq_worker.adapters.nats.manage.stream_inspection import NatsStreamInspection
 from sea_mq_worker.adapters.nats.publish.publisher import NatsJetStreamPublisher
 from sea_mq_worker.domain.errors import ContractError
 from sea_mq_worker.domain.outcomes import Stored
@@ -174,9 +174,10 @@ async def test_operators_see_where_an_event_is(server: ConfiguredNats) -> None:
     async with user_of(server, "sea_worker") as connection:
         seq = await store(connection, "sea.event.made.v1", b"{}", headers={"Nats-Msg-Id": message_id})
     async with user_of(server, "sea_operator") as connection:
-        found = await locate(connection, "SEA_EVENTS", seq, message_id)
+        streams = NatsStreamInspection(connection=connection)
+        found = await streams.locate("SEA_EVENTS", seq, message_id)
         assert found
-        assert await consumer_deliveries(connection, found) == ()
+        assert await streams.deliveries(found) == ()
 
 
 async def test_applying_the_definitions_again_changes_nothing(server: ConfiguredNats) -> None:

@@ -22,8 +22,9 @@ from sea_mq_worker.domain.events import EventState
 from sea_mq_worker.domain.inbox_results import InboxEntry
 from sea_mq_worker.domain.read_models import OutboxFilter
 from sea_mq_worker.resources import resource_folder
+from sea_mq_worker.testing import EPOCH
 from sea_mq_worker.testing.inbox import InboxRow
-from sea_mq_worker.testing.outbox import EPOCH, OutboxRow
+from sea_mq_worker.testing.outbox import OutboxRow
 from tests.simulation.plan import Row
 from tests.simulation.servers import Servers
 from tests.support import servers as test_servers

@@ -28,8 +28,9 @@ from sea_mq_worker.domain.facts import (
 )
 from sea_mq_worker.domain.messages import OutboundMessage
 from sea_mq_worker.domain.retry import Backoff, RetryPolicy
+from sea_mq_worker.testing import EPOCH
 from sea_mq_worker.testing.observer import RecordingObserver
-from sea_mq_worker.testing.outbox import EPOCH, InMemoryOutbox, OutboxRow, OutboxTable
+from sea_mq_worker.testing.outbox import InMemoryOutbox, OutboxRow, OutboxTable
 from sea_mq_worker.testing.publisher import Fault, InMemoryPublisher
 from sea_mq_worker.testing.stream import InMemoryStream
 from tests.support.simulation import Interrupted, in_virtual_time

@@ -1,30 +1,9 @@
 """How far a durable consumer is with its stream."""
 
-from dataclasses import dataclass
-
 from sea_mq_worker.adapters.nats.connection import NatsConnection
 from sea_mq_worker.adapters.nats.server_info import consumer_info, stream_info
 from sea_mq_worker.domain.missed_messages import ConsumerStanding
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConsumerState:
-    """A consumer's backlog, for operators.
-
-    Attributes:
-        pending: messages still to deliver for the first time.
-        ack_pending: delivered and unacknowledged messages.
-        redelivered: those of ``ack_pending`` that were delivered more than once.
-        paused_seconds: time left of a pause; 0 if the consumer is not paused.
-    """
-
-    stream: str
-    durable: str
-    pending: int
-    ack_pending: int
-    ack_pending_max: int
-    redelivered: int
-    paused_seconds: float
+from sea_mq_worker.domain.stored_messages import ConsumerState
 
 
 async def consumer_state(connection: NatsConnection, stream: str, durable: str) -> ConsumerState:
