@@ -5,6 +5,17 @@ from pathlib import Path
 _PACKAGE = Path(__file__).parent
 
 
+def files_in(folder: Path, suffix: str) -> list[Path]:
+    """Return a folder's files with a suffix, in order.
+
+    From Python 3.13 on, `Path.glob` would return nothing for a folder that cannot be opened now.
+
+    Raises:
+        OSError: the folder cannot be listed.
+    """
+    return sorted(file for file in folder.iterdir() if file.suffix == suffix)
+
+
 def resource_folder(name: str) -> Path:
     """Return the folder ``sql`` or ``streams``."""
     packaged = _PACKAGE / "_files" / name

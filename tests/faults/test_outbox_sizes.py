@@ -14,8 +14,9 @@ from tests.support.site import SHIPPED, Site, SiteWith
 from tests.support.waiting import eventually
 
 MIB = 2**20
-LIMIT = 130 * MIB
-"""Of docs/reference/configuration.md for the outbound side alone."""
+ROOM = 8 * MIB
+LIMIT = (62 + 2 * 8) * MIB
+"""By docs/reference/configuration.md for the outbound side alone with this room."""
 CONTAINER = 256 * MIB
 """Of deploy/kubernetes/deployment.yaml for both sides."""
 IN_HAND = 33
@@ -34,7 +35,8 @@ DEAD = "SELECT publish_error FROM outbox_events WHERE state = 'DEAD'"
 async def test_a_backlog_of_large_events_takes_no_more_memory_than_the_room_for_claims(shared: Site) -> None:
     await widen(shared)
     await shared.database.execute(INSERT, 60, LARGE)
-    async with shared.worker(outbox_publish_timeout_seconds=10, outbox_lease_seconds=60) as worker:
+    patience = {"outbox_publish_timeout_seconds": 10, "outbox_lease_seconds": 60}
+    async with shared.worker(outbox_bytes_max=ROOM, outbox_batch_bytes_max=ROOM // 2, **patience) as worker:
         await shared.published(within=120)
         peak = worker.peak_bytes
     assert await shared.database.fetchval(PUBLISHED) == 60

@@ -13,7 +13,7 @@ from tests.simulation.world import simulate
 from tests.support.servers import PostgresAddress
 
 SEEDS = (*range(24), 107, 146)
-OTHER_SEEDS = range(100)
+OTHER_SEEDS = range(300)
 IN_STATEMENTS = {
     "fenced ending",
     "fenced settlement",

@@ -311,4 +311,6 @@ def test_the_subject_is_of_the_type_that_the_tests_name() -> None:
 async def test_the_commands_that_a_slow_type_names_quote_what_a_sender_chose() -> None:
     world = World()
     async with world.consuming():
-        assert "--type 'made;$(id)' --reason" in world.health.reason("made;$(id)")
+        told = world.health.reason("made;$(id)")
+    assert "inbox resume --type 'made;$(id)' --reason fixed`" in told
+    assert "dlq redrive --dlq-reason REJECTED --type 'made;$(id)' --reason fixed`" in told

@@ -1,9 +1,12 @@
 """Leases of messages in hand: kept while a call lasts, and what happens when somebody else took over."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
+from sea_mq_worker.application.inbox.lease_renewal import renewing_lease
+from sea_mq_worker.domain.errors import ContractError
 from sea_mq_worker.domain.facts import (
     CircuitOpened,
     LeasesLost,
@@ -11,10 +14,13 @@ from sea_mq_worker.domain.facts import (
     MessageProcessed,
     MessageRetried,
 )
+from sea_mq_worker.domain.inbox_results import Leased
 from sea_mq_worker.domain.messages import HandlerRequest
 from sea_mq_worker.testing.handler import Behaviour, InMemoryHandler, Respond, Unreachable
+from sea_mq_worker.testing.inbox import InMemoryInbox
 from tests.support.inbox_loop import ACK_WAIT, LEASE, World, always
-from tests.support.simulation import in_virtual_time
+from tests.support.inboxes import entry
+from tests.support.simulation import Interrupted, in_virtual_time
 
 
 @pytest.mark.clause("POL-047-004")
@@ -196,3 +202,21 @@ async def test_a_rejected_message_that_somebody_took_over_is_not_dead_lettered()
         await world.observer.seen(LeasesLost)
     assert world.buried() == []
     assert world.consumer.acked == []
+
+
+@in_virtual_time
+async def test_a_lease_that_the_database_refuses_to_extend_is_extended_once_it_does() -> None:
+    world = World()
+    inbox = InMemoryInbox(table=world.table, worker="redrive")
+    recorded = entry()
+    [run] = await inbox.insert([recorded], lease_seconds=LEASE)
+    assert isinstance(run, Leased)
+    refusing: Any = Interrupted(inbox, ContractError("the user lacks a privilege"))
+    refusing.down = True
+    async with renewing_lease(refusing, run.lease, lease_seconds=LEASE):
+        await asyncio.sleep(0.4 * LEASE)
+        refusing.down = False
+        await asyncio.sleep(LEASE)
+        until = world.row(recorded.message_id).locked_until
+        assert until is not None
+        assert until > world.clock()

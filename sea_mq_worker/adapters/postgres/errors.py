@@ -38,6 +38,9 @@ _OWN_REFUSED = ("_CERTIFICATE", "_CERT_", "UNKNOWN_CA", "ACCESS_DENIED")
 _NO_TLS = re.compile(r'at "(.*):(\d+)" rejected SSL upgrade')
 """Text of an asyncpg error without a type of its own."""
 
+_WRONG_CALL = re.compile(r"the server expects \d+ arguments? for this query")
+"""Text of an asyncpg error without a type of its own: a mistake of this program, which no retry heals."""
+
 POOLER = "a pooler is in between; set SEA_MQ_DATABASE_POOLER=true, or connect directly, as `migrate` must"
 _REFUSED_BY_POOLER = "unsupported startup parameter"
 
@@ -86,6 +89,8 @@ def translated() -> Iterator[None]:
     except asyncpg.PostgresError as error:
         raise _from_server(error) from error
     except (asyncpg.InterfaceError, asyncpg.InternalClientError) as error:
+        if _WRONG_CALL.match(str(error)):
+            raise
         raise _from_driver(error) from error
     except TimeoutError as error:
         raise StoreTooSlowError("PostgreSQL did not answer in time") from error

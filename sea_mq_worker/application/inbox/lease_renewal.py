@@ -9,7 +9,7 @@ from sea_mq_worker.application.circuit_breaker import CircuitBreaker
 from sea_mq_worker.application.inbox.receiving import InFlightMessage
 from sea_mq_worker.application.retry_unavailable import call_when_available
 from sea_mq_worker.application.row_isolation import RowIsolator
-from sea_mq_worker.domain.errors import DependencyError, StoreUnavailableError
+from sea_mq_worker.domain.errors import DependencyError
 from sea_mq_worker.domain.inbox_results import Lease, Leased
 from sea_mq_worker.ports.inbox import InboxRepository
 
@@ -71,12 +71,12 @@ class LeaseRenewal:
 async def renewing_lease(
     inbox: InboxRepository, lease: Lease, *, lease_seconds: float
 ) -> AsyncIterator[None]:
-    """Extend one lease for the length of a block; retry a little later while the database is away."""
+    """Extend one lease for the length of a block; retry a little later where the database does not do it."""
 
     async def extend() -> None:
         while True:
             await asyncio.sleep(lease_seconds / _EXTENSIONS_PER_LEASE)
-            with contextlib.suppress(StoreUnavailableError):
+            with contextlib.suppress(DependencyError):
                 await inbox.extend([lease], lease_seconds=lease_seconds)
 
     extending = asyncio.create_task(extend())

@@ -187,6 +187,15 @@ async def outbox_ahead(p: Patient) -> Mend:
 
 
 @provokes_in_tables
+async def messages_missed__as_a_worker_found(p: Patient) -> None:
+    await p.sql(
+        "INSERT INTO sea_mq_standings"
+        " (stream, durable, standing, unseen, unseen_first_seq, unseen_last_seq, unseen_at)"
+        f" VALUES ('{p.upstream_stream}', '{p.durable}', '{{}}', 3, 4, 6, now())"
+    )
+
+
+@provokes_in_tables
 async def outbox_behind(p: Patient) -> Mend:
     await add_event(p.pool, occurred_at=LONG_AGO, available_at=LONG_AGO, ordering_key="k")
     for purpose in ("outbox", "outbox", "outbox", "upkeep"):

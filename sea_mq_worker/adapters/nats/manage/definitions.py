@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from sea_mq_worker.domain.errors import ContractError
+from sea_mq_worker.resources import files_in
 
 SHIPPED_CONTEXT = "sea"
 """The context that the files which come with the worker are written for."""
@@ -68,7 +69,9 @@ def definitions(
 
 def _files(folder: Path) -> list[Path]:
     try:
-        return sorted(folder.glob("*.json"))
+        return files_in(folder, ".json")
+    except FileNotFoundError:
+        return []
     except OSError as error:
         raise ContractError(f"{folder}: cannot be listed ({error.strerror})") from error
 

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from sea_mq_worker.resources import resource_folder
+from sea_mq_worker.resources import files_in, resource_folder
 
 TABLES = (
     "sea_mq_migrations",
@@ -140,5 +140,5 @@ def _items(body: str) -> Iterator[str]:
 
 
 def _scripts() -> Iterator[str]:
-    for script in sorted((resource_folder("sql") / "migrations").glob("*.sql")):
+    for script in files_in(resource_folder("sql") / "migrations", ".sql"):
         yield script.read_text(encoding="utf-8")

@@ -20,7 +20,7 @@ from sea_mq_worker.adapters.postgres.errors import translated
 from sea_mq_worker.adapters.postgres.opening import opening
 from sea_mq_worker.domain.errors import ContractError, FinalError
 from sea_mq_worker.domain.schema_records import MigrationPlan
-from sea_mq_worker.resources import resource_folder
+from sea_mq_worker.resources import files_in, resource_folder
 
 _MIGRATE = "python -m sea_mq_worker migrate"
 _CONNECT_SECONDS = 10.0
@@ -159,7 +159,7 @@ def _migrations() -> Sequence[Path]:
 
     As at the start: an upgrade that replaces the files makes no newer worker of one that runs.
     """
-    return sorted(_folder().glob("*.sql"))[1:]
+    return files_in(_folder(), ".sql")[1:]
 
 
 def _folder() -> Path:
