@@ -28,12 +28,13 @@ def _mark_before_publish() -> None:
     from sea_mq_worker.application.outbox.publisher import OutboxPublisher  # noqa: PLC0415
     from sea_mq_worker.domain.outcomes import Published, Stored  # noqa: PLC0415
 
-    async def work(self: Any, claim: Any, claimed_at: float, stop: Any) -> None:
+    async def publish(self: Any, claim: Any, claimed_at: float, stop: Any) -> bool:
         verdicts = [Published(event, Stored("SEA_EVENTS", 1)) for event in claim.events]
         await self.settlement.settle(self.outbox, claim, verdicts, claimed_at=claimed_at)
         await self.publishing.publish(claim.events, claimed_at=claimed_at, stop=stop)
+        return False
 
-    OutboxPublisher._work = work  # type: ignore[method-assign]
+    OutboxPublisher._publish = publish  # type: ignore[method-assign]
 
 
 def _known_means_done() -> None:

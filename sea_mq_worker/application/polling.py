@@ -6,6 +6,8 @@ import asyncio
 class PollingWakeup:
     """Waits for the whole time-out, or until ``wake`` is called."""
 
+    announces = False
+
     def __init__(self) -> None:
         self._woken = asyncio.Event()
 

@@ -17,8 +17,9 @@ class StoppedError(Exception):
 
 async def sleep_or_stop(stop: asyncio.Event, *, seconds: float) -> None:
     """Wait, or return at once when the worker stops."""
-    with contextlib.suppress(StoppedError):
-        await cancel_on_stop(stop, asyncio.sleep(seconds))
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await stop.wait()
 
 
 async def cancel_on_stop(stop: asyncio.Event, wait: Awaitable[_T]) -> _T:

@@ -1,5 +1,6 @@
 """Outbox events as the publisher sees them (SDS-047 2.1, Open Outbox event model)."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -53,6 +54,10 @@ class ClaimedEvent(NamedTuple):
     withheld_bytes: int = 0
     """Size of an event that was too large to be read: payload, headers and metadata are missing."""
 
+    def without_content(self) -> "ClaimedEvent":
+        """Return the event as its settlement needs it, which may wait longer than its bytes are counted."""
+        return self._replace(payload=b"", headers=None, metadata=None)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
@@ -66,6 +71,7 @@ class Claim:
         bytes: total size of the events; a withheld event counts 0.
         cut: whether the limit of bytes ended the claim before the limit of events.
         refused: ids of due events whose claim the database refuses, each with the error.
+        parts: the claims that this one combines to settle them together; empty for a claim of its own.
     """
 
     token: str
@@ -75,9 +81,19 @@ class Claim:
     bytes: int = 0
     cut: bool = False
     refused: tuple[tuple[str, RowsRefusedError], ...] = ()
+    parts: tuple["Claim", ...] = ()
 
 
 NO_BYTES_MAX = 2**62
 """No limit in bytes: larger than any claim."""
+
+
+def combined(claims: Sequence[Claim]) -> Claim:
+    """Combine claims whose published events are settled by one statement, each under its own token."""
+    if len(claims) == 1:
+        return claims[0]
+    events = tuple(event for claim in claims for event in claim.events)
+    return Claim(token="", at=claims[0].at, events=events, more=False, parts=tuple(claims))
+
 
 NOTHING_CLAIMED = Claim(token="", at=datetime.min.replace(tzinfo=UTC), events=(), more=False)

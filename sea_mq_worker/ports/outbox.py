@@ -33,7 +33,10 @@ class OutboxRepository(Protocol):
         ...
 
     async def mark_published(self, claim: Claim, verdicts: Sequence[Published]) -> frozenset[str]:
-        """Record confirmed events with the stream and sequences that the broker named (CMD-050)."""
+        """Record confirmed events with the stream and sequences that the broker named (CMD-050).
+
+        ``claim`` may be combined of several; each event is recorded under the token of its own.
+        """
         ...
 
     async def increment_attempts(self, claim: Claim, verdicts: Sequence[Postponed | Died]) -> frozenset[str]:

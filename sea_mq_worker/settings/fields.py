@@ -152,6 +152,10 @@ class Settings(BaseModel):
     outbox_poll_seconds: DelaySeconds = Field(
         2.0, description="Maximum wait between claims of an idle worker, in seconds."
     )
+    outbox_linger_seconds: DelaySeconds = Field(
+        0.005,
+        description="Pause between two claims in which events gather, in seconds; see Linger.",
+    )
     outbox_notify: bool = Field(True, description="Wake up by LISTEN; has no effect with a pooler.")
     outbox_backoff_seconds: DelaySeconds = Field(
         0.5, description="Upper bound of the first retry's delay, in seconds."

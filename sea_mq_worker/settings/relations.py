@@ -27,6 +27,11 @@ def _timing(s: Settings) -> tuple[tuple[bool, str, str], ...]:
             f"must not be above outbox_bytes_max, which is {s.outbox_bytes_max}",
         ),
         (
+            s.outbox_linger_seconds > s.outbox_poll_seconds,
+            "outbox_linger_seconds",
+            f"must not be above outbox_poll_seconds, which is {s.outbox_poll_seconds:g}",
+        ),
+        (
             s.outbox_backoff_seconds > s.outbox_backoff_max_seconds,
             "outbox_backoff_seconds",
             f"must not be above outbox_backoff_max_seconds, which is {s.outbox_backoff_max_seconds:g}",

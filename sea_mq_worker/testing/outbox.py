@@ -296,7 +296,13 @@ class InMemoryOutbox:
 
     def _settle(self, claim: Claim, verdicts: Sequence[Verdict]) -> frozenset[str]:
         rows = self._table.rows
-        leased = [v for v in verdicts if claim.token and rows[v.event.id].claimed_by == claim.token]
+        tokens = {event.id: part.token for part in claim.parts for event in part.events}
+        leased = [
+            verdict
+            for verdict in verdicts
+            if (token := tokens.get(verdict.event.id, claim.token))
+            and rows[verdict.event.id].claimed_by == token
+        ]
         for verdict in leased:
             self._change(rows[verdict.event.id], verdict)
         return frozenset(verdict.event.id for verdict in leased)

@@ -231,19 +231,27 @@ CREATE TRIGGER outbox_keep_open_all BEFORE TRUNCATE ON outbox_events FOR EACH ST
 -- Wake a sleeping relay. NOTIFY serialises the commits of all its senders, so it is sent only while a relay is
 -- on watch: it then holds the advisory lock exclusively. A producer that got the lock shared, and so stays
 -- silent, has committed before a relay can take it, and is seen by the claim that the relay makes afterwards.
+-- Events with an ordering key and those without have a lock each, and the notification names which of both came.
 -- The channel is named by a hash, because a channel's name may be shorter than a schema's.
 -- A transaction that is to be prepared must not notify: SET LOCAL sea_mq.notify = off keeps this silent, and the lock
 -- free, and a relay finds the events when it polls.
 CREATE FUNCTION outbox_notify() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    IF current_setting('sea_mq.notify', true) IS DISTINCT FROM 'off'
+    IF current_setting('sea_mq.notify', true) IS NOT DISTINCT FROM 'off' THEN
+        RETURN NULL;
+    END IF;
+    IF EXISTS (SELECT FROM added WHERE ordering_key IS NULL)
        AND NOT pg_try_advisory_xact_lock_shared(7177, hashtext(TG_TABLE_SCHEMA)) THEN
-        PERFORM pg_notify('outbox_events.' || hashtext(TG_TABLE_SCHEMA), '');
+        PERFORM pg_notify('outbox_events.' || hashtext(TG_TABLE_SCHEMA), 'unkeyed');
+    END IF;
+    IF EXISTS (SELECT FROM added WHERE ordering_key IS NOT NULL)
+       AND NOT pg_try_advisory_xact_lock_shared(7179, hashtext(TG_TABLE_SCHEMA)) THEN
+        PERFORM pg_notify('outbox_events.' || hashtext(TG_TABLE_SCHEMA), 'keyed');
     END IF;
     RETURN NULL;
 END $$;
 
-CREATE TRIGGER outbox_wakeup AFTER INSERT ON outbox_events FOR EACH STATEMENT
+CREATE TRIGGER outbox_wakeup AFTER INSERT ON outbox_events REFERENCING NEW TABLE AS added FOR EACH STATEMENT
     EXECUTE FUNCTION outbox_notify();
 
 COMMENT ON TRIGGER outbox_a_required ON outbox_events IS 'Refuses an event without an ID or a type (POL-047-001).';

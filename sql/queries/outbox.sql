@@ -256,15 +256,16 @@ SELECT head.*, :event_columns
 -- Records that the stream stored leased events. Only events that the lease still covers change: kept has their IDs, and
 -- is null if the lease covers all.
 -- Index: the primary key.
--- $1 claimed_by and $2 claimed_at of the claim, $4 stream that the broker named; then one element for each event:
--- $3 id and $5 sequence.
+-- One element for each claim: $1 claimed_by and $2 claimed_at. One for each event: $3 ID, $5 sequence, and $6 the number
+-- of its claim, counted from 1. $4 is the stream that the broker named.
 WITH settled AS (
     UPDATE outbox_events o
        SET state = 'PUBLISHED', claimed_at = NULL, claimed_by = NULL,
            published_at = clock_timestamp(), publish_error = NULL,
            stream = $4::text, stream_seq = v.stream_seq
-      FROM unnest($3::uuid[], $5::bigint[]) AS v (id, stream_seq)
-     WHERE o.id = ANY (ARRAY[v.id]) AND o.state = 'CLAIMED' AND o.claimed_by = $1::text AND o.claimed_at = $2::timestamptz
+      FROM unnest($3::uuid[], $5::bigint[], $6::int[]) AS v (id, stream_seq, claim)
+     WHERE o.id = ANY (ARRAY[v.id]) AND o.state = 'CLAIMED'
+       AND o.claimed_by = ($1::text[])[v.claim] AND o.claimed_at = ($2::timestamptz[])[v.claim]
     RETURNING o.id
 )
 SELECT CASE WHEN count(*) < cardinality($3::uuid[]) THEN coalesce(array_agg(id::text), '{}') END AS kept

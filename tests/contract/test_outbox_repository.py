@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from sea_mq_worker.domain.events import combined
 from sea_mq_worker.ports.outbox import OutboxRepository
 from tests.support.outboxes import (
     Row,
@@ -230,6 +231,22 @@ async def test_one_claim_cannot_settle_another_ones_events(world: World) -> None
     second = await relay.find_unpublished(batch_max=1)
     assert await relay.mark_published(first, published(second)) == frozenset()
     assert await relay.mark_published(second, published(second)) == set(ids(second))
+
+
+@pytest.mark.clause("processing-lifecycle: a relay SHOULD verify its claim before finalizing")
+async def test_claims_that_are_settled_together_keep_their_own_tokens(world: World) -> None:
+    for _ in range(3):
+        await world.add()
+    relay = world.relay()
+    first, second, other = [await relay.find_unpublished(batch_max=1) for _ in range(3)]
+    await relay.release(second, released(second))
+    again = await relay.find_unpublished(batch_max=1)
+    assert ids(again) == ids(second)
+    together = combined([first, second])
+    verdicts = [*published(together), *published(other)]
+    assert await relay.mark_published(together, verdicts) == set(ids(first))
+    rest = combined([other, again])
+    assert await relay.mark_published(rest, published(rest)) == {*ids(other), *ids(again)}
 
 
 @pytest.mark.parametrize("end", ["mark_published", "increment_attempts"])

@@ -20,6 +20,11 @@ STATEMENTS_PER_BATCH = Budget(
     2,
     "one claims, one settles; each is a round trip and a transaction",
 )
+STATEMENTS_PER_PACED_EVENT = Budget(
+    "statements to PostgreSQL per event, 100 a second come one by one",
+    1.5,
+    "one claims each; the settlements of several go together, and the lane with keys does not look",
+)
 STATEMENTS_PER_MESSAGE = Budget(
     "statements to PostgreSQL per inbound message, 50 in hand",
     0.15,

@@ -122,6 +122,10 @@ class Meters:
         await self.database.execute("CHECKPOINT")
         await self.database.execute(_BACKLOG, count, per_key)
 
+    async def commit_one(self) -> None:
+        """Write one event, as a service does."""
+        await self.database.execute(_BACKLOG, 1, 0)
+
     async def send(self, count: int) -> None:
         """Store messages in the upstream stream."""
         subject = f"{self.target.upstream}.event.made.v1"

@@ -11,7 +11,7 @@ from tests.support.waiting import eventually
 from tests.support.worker import running
 
 LOOKS_UNTIL_SLOW = 11
-"""The waits of an idle lane double from 3 ms on to two seconds."""
+"""The waits of an idle lane double from 5 ms on to two seconds."""
 LOOKS = 2
 LANES = (
     "ordering_key IS NULL AND o.publish_error IS NULL\n       AND o.state = $",

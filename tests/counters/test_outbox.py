@@ -1,5 +1,6 @@
 """An event costs so many statements, bytes of log, messages and calls, whatever the machine."""
 
+import asyncio
 import signal
 import time
 from pathlib import Path
@@ -16,6 +17,7 @@ EVENTS = 5000
 BATCH = 50
 """Small, so that a statement more for each shows among those of a start."""
 EVENTS_OF_PROFILE = 2000
+PACED, PACED_PER_SECOND = 200, 100
 UNPUBLISHED = "SELECT count(*) FROM outbox_events WHERE published_at IS NULL"
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -51,6 +53,23 @@ async def test_an_event_takes_no_more_calls_of_functions(
         await eventually(lambda: all_published(metered), within=60)
         calls = await counter.end()
     budgets.CALLS_PER_EVENT.check(calls / EVENTS_OF_PROFILE)
+
+
+async def test_events_that_come_one_by_one_take_hardly_more_than_a_claim_each(
+    metered: Meters, tmp_path: Path
+) -> None:
+    async with running(metered.target, tmp_path / "log", consumers="") as worker:
+        await worker.ready()
+        await metered.commit(1)
+        await eventually(lambda: all_published(metered), within=60)
+        before, began = await metered.statements(), asyncio.get_running_loop().time()
+        for number in range(PACED):
+            await asyncio.sleep(began + number / PACED_PER_SECOND - asyncio.get_running_loop().time())
+            await metered.commit_one()
+        await eventually(lambda: all_published(metered), within=60)
+        spent = await metered.statements() - before
+    elsewhere = budgets.IDLE_STATEMENTS_PER_SECOND.most * (asyncio.get_running_loop().time() - began)
+    budgets.STATEMENTS_PER_PACED_EVENT.check((spent.total - elsewhere) / PACED, spent)
 
 
 async def all_stored(metered: Meters) -> bool:

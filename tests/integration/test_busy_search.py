@@ -15,6 +15,7 @@ from sea_mq_worker.application.circuit_breaker import CircuitBreaker
 from sea_mq_worker.application.claim_size import MemoryBudget
 from sea_mq_worker.application.dedup_window import StreamSearches
 from sea_mq_worker.application.outbox.batch_publisher import BatchPublisher
+from sea_mq_worker.application.outbox.pace import Pace
 from sea_mq_worker.application.outbox.publisher import OutboxPublisher
 from sea_mq_worker.application.outbox.settlement import Settlement
 from sea_mq_worker.application.polling import PollingWakeup
@@ -164,7 +165,14 @@ async def relay(
             clock=time.monotonic,
             lease_seconds=60.0,
         ),
-        wakeup=PollingWakeup(),
+        deferred=None,
+        pace=Pace(
+            wakeup=PollingWakeup(),
+            clock=time.monotonic,
+            linger_seconds=0.005,
+            poll_seconds=0.5,
+            random=backoff.random,
+        ),
         broker_breaker=broker,
         store_breaker=store,
         clock=time.monotonic,
@@ -172,5 +180,4 @@ async def relay(
         batch_bytes_max=2**20,
         batches_max=1,
         room=MemoryBudget(2**22),
-        poll_seconds=0.5,
     )

@@ -46,7 +46,7 @@ class OutboxAudit:
         self._failures_max = failures_max
         self._seen: dict[str, OutboxRow] = {}
         self._owner: dict[str, int] = {}
-        self._claims: dict[int, tuple[int, Claim]] = {}
+        self._claims: dict[tuple[object, ...], int] = {}
         self.calls = 0
         self._granted: dict[tuple[int, str], float] = {}
         self.sends: Counter[str] = Counter()
@@ -72,7 +72,7 @@ class OutboxAudit:
     def given(self, claim: Claim, call: int) -> None:
         """Note which call a claim is the answer to; its settlements are fenced by that."""
         if claim.events:
-            self._claims[id(claim)] = (call, claim)
+            self._claims[claim.token, claim.at] = call
 
     def sending(self, life: Life, messages: Sequence[OutboundMessage]) -> None:
         """Look at what a worker is about to send."""
@@ -108,6 +108,12 @@ class OutboxAudit:
         """Note that the stream refused a message."""
         self._servers.refused.add(event_id)
 
+    def _serial(self, claim: Claim | None, event_id: str) -> int:
+        """Return the call that granted the claim under which an event is settled."""
+        parts = () if claim is None else claim.parts or (claim,)
+        mine = (part for part in parts if event_id in {event.id for event in part.events})
+        return next((self._claims.get((part.token, part.at), 0) for part in mine), 0)
+
     def _changes(self) -> Iterator[tuple[OutboxRow | None, OutboxRow]]:
         for event_id, row in self._servers.outbox.rows.items():
             before = self._seen.get(event_id)
@@ -130,7 +136,7 @@ class OutboxAudit:
         by = _TRANSITIONS.get((before.state, row.state), set())
         check(name in by, "I1", f"{name} by {life.name}: {before.state} -> {row.state} of {row.id}")
         if name in _SETTLING:
-            serial = self._claims[id(claim)][0] if id(claim) in self._claims else 0
+            serial = self._serial(claim, row.id)
             check(
                 self._owner.get(row.id) == serial,
                 "I9",

@@ -55,13 +55,15 @@ def _bug(
 
 _CLAIM_FENCE = "o.claimed_by = $1::text AND o.claimed_at = $2::timestamptz"
 _NO_CLAIM_FENCE = "$1::text IS NOT NULL AND $2::timestamptz IS NOT NULL"
+_CLAIMS_FENCE = "o.claimed_by = ($1::text[])[v.claim] AND o.claimed_at = ($2::timestamptz[])[v.claim]"
+_NO_CLAIMS_FENCE = "$1::text[] IS NOT NULL AND $2::timestamptz[] IS NOT NULL"
 _TOKEN_FENCE = " AND i.locked_by = held.token"
 
 _bug(
     outbox,
     "mark_published",
-    _CLAIM_FENCE,
-    _NO_CLAIM_FENCE,
+    _CLAIMS_FENCE,
+    _NO_CLAIMS_FENCE,
     called="a publication is settled without its claim",
     by=(_LATE, 45),
 )

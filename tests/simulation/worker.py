@@ -196,14 +196,14 @@ class Assembly:
             _lane,
             base,
             publishing,
-            wakeup=self.wakeup,
+            wakeup=lambda _keyed: self.wakeup,
             store_breaker=store_breaker,
             room=MemoryBudget(base.settings.outbox_bytes_max),
         )
         reaper = LeaseReaper(outbox=unordered, observer=base.observer)
         return {
-            "outbox unordered": lane(unordered).run,
-            "outbox ordered": lane(ordered).run,
+            "outbox unordered": lane(unordered, keyed=False).run,
+            "outbox ordered": lane(ordered, keyed=True).run,
             "reaper": PeriodicTask(work=reaper.reap, store_breaker=store_breaker, seconds=LEASE / 2).run,
         }
 

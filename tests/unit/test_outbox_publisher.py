@@ -12,6 +12,8 @@ from sea_mq_worker.application.circuit_breaker import CircuitBreaker, Permit
 from sea_mq_worker.application.claim_size import MemoryBudget
 from sea_mq_worker.application.dedup_window import StreamSearches
 from sea_mq_worker.application.outbox.batch_publisher import BatchPublisher
+from sea_mq_worker.application.outbox.deferred import DeferredSettlements
+from sea_mq_worker.application.outbox.pace import Pace
 from sea_mq_worker.application.outbox.publisher import OutboxPublisher
 from sea_mq_worker.application.outbox.settlement import Settlement
 from sea_mq_worker.application.polling import PollingWakeup
@@ -79,6 +81,7 @@ class World:
             ),
             StoreUnavailableError("the database is away"),
         )
+        self._ordered = ordered
         self._hold_dead_keys = hold_dead_keys
         self._backoff = Backoff(base_seconds=delay, cap_seconds=300.0, random=lambda: 1.0)
 
@@ -112,17 +115,27 @@ class World:
             )
             for name in ("broker", "store")
         )
+        settlement = Settlement(
+            context="sea",
+            observer=self.observer,
+            store_breaker=store,
+            clock=self.clock,
+            lease_seconds=LEASE,
+        )
         return OutboxPublisher(
             outbox=self.outbox,
             publishing=self._publishing(broker),
-            settlement=Settlement(
-                context="sea",
-                observer=self.observer,
-                store_breaker=store,
+            settlement=settlement,
+            deferred=None
+            if self._ordered
+            else DeferredSettlements(outbox=self.outbox, settlement=settlement),
+            pace=Pace(
+                wakeup=PollingWakeup(),
                 clock=self.clock,
-                lease_seconds=LEASE,
+                linger_seconds=0.005,
+                poll_seconds=2.0,
+                random=self._backoff.random,
             ),
-            wakeup=PollingWakeup(),
             broker_breaker=broker,
             store_breaker=store,
             clock=self.clock,
@@ -130,7 +143,6 @@ class World:
             batch_bytes_max=2**20,
             room=MemoryBudget(2**22),
             batches_max=1,
-            poll_seconds=2.0,
         )
 
     def _publishing(self, broker: CircuitBreaker) -> BatchPublisher:
@@ -175,7 +187,8 @@ async def test_events_reach_the_stream_and_their_rows_say_where() -> None:
     ]
     fact = world.observer.of(EventPublished)[0]
     assert (fact.outbox_id, fact.subject) == ("a", "sea.event.order.created.v1")
-    assert fact.published_at == EPOCH + timedelta(seconds=world.row("a").published_at or 0.0)
+    recorded_at = EPOCH + timedelta(seconds=world.row("a").published_at or 0.0)
+    assert timedelta(0) <= recorded_at - fact.published_at < timedelta(seconds=0.1)
 
 
 @pytest.mark.clause("delivery: an outage of the broker uses up no attempts")
@@ -358,6 +371,79 @@ async def test_a_stop_gives_back_what_was_not_sent() -> None:
     assert world.stored() == ["a1"]
     assert world.states() == {"a1": "PUBLISHED", "a2": "PENDING", "a3": "PENDING"}
     assert world.row("a2").available_at <= world.clock()
+
+
+@in_virtual_time
+async def test_the_published_events_of_small_claims_are_settled_together() -> None:
+    world = World()
+    settled = recorded(world)
+    async with world.relaying():
+        for event_id in ("a", "b", "c"):
+            world.table.add(event_id)
+            await eventually_stored(world, event_id)
+        await world.published(3)
+    assert settled == [["a", "b", "c"]]
+
+
+@in_virtual_time
+async def test_an_event_of_a_key_is_settled_before_the_next_is_claimed() -> None:
+    world = World(ordered=True)
+    settled = recorded(world)
+    world.table.add("a1", ordering_key="a")
+    async with world.relaying():
+        await eventually_stored(world, "a1")
+        world.table.add("a2", ordering_key="a")
+        await world.published(2)
+    assert settled == [["a1"], ["a2"]]
+
+
+@in_virtual_time
+async def test_a_stop_settles_what_was_deferred() -> None:
+    world = World()
+    world.table.add("a")
+    began = world.clock()
+    async with world.relaying():
+        await eventually_stored(world, "a")
+        assert world.states() == {"a": "CLAIMED"}
+    assert world.states() == {"a": "PUBLISHED"}
+    assert world.clock() - began < 0.05
+
+
+@in_virtual_time
+async def test_what_took_half_of_its_lease_to_publish_is_settled_at_once() -> None:
+    world = World()
+    publish = world.publisher.publish_batch
+
+    async def slow(*args: Any, **given: Any) -> Any:
+        outcomes = await publish(*args, **given)
+        await asyncio.sleep(LEASE / 2)
+        answered.append(world.clock())
+        return outcomes
+
+    answered: list[float] = []
+    world.publisher.publish_batch = slow
+    world.table.add("a")
+    async with world.relaying():
+        await world.published(1)
+    assert answered == [world.row("a").published_at]
+
+
+def recorded(world: World) -> list[list[str]]:
+    """Return the ids of each settlement, as they come."""
+    settled: list[list[str]] = []
+    mark_published = world.outbox.mark_published
+
+    async def record(claim: Any, verdicts: Any) -> Any:
+        settled.append([verdict.event.id for verdict in verdicts])
+        return await mark_published(claim, verdicts)
+
+    world.outbox.mark_published = record
+    return settled
+
+
+async def eventually_stored(world: World, event_id: str) -> None:
+    while event_id not in world.stored():  # noqa: ASYNC110 - the time is virtual
+        await asyncio.sleep(0.001)
 
 
 @in_virtual_time

@@ -110,18 +110,23 @@ class PostgresOutboxAdapter:
 
     async def mark_published(self, claim: Claim, verdicts: Sequence[Published]) -> frozenset[str]:
         """CLAIMED -> PUBLISHED (CMD-050); the attempt was counted by the claim."""
-        [stream] = {verdict.stored.stream for verdict in verdicts} or {""}
+        if not verdicts:
+            return frozenset()
+        [stream] = {verdict.stored.stream for verdict in verdicts}
         seqs = [verdict.stored.seq for verdict in verdicts]
-        return await self._settle("mark_published", claim, verdicts, stream, seqs)
+        parts = claim.parts or (claim,)
+        owners, times = zip(*map(_owner_and_time, parts), strict=True)
+        numbers = {event.id: number for number, part in enumerate(claim.parts, 1) for event in part.events}
+        number = [numbers.get(verdict.event.id, 0) for verdict in verdicts] if numbers else [1] * len(seqs)
+        return await self._settle("mark_published", verdicts, owners, times, stream, seqs, number)
 
     async def increment_attempts(self, claim: Claim, verdicts: Sequence[Postponed | Died]) -> frozenset[str]:
         """CLAIMED -> PENDING or DEAD, with the error; errors are cut to 2000 characters."""
-        return await self._settle("settle", claim, verdicts, *zip(*map(_changes, verdicts), strict=True))
+        return await self._settle_others(claim, verdicts)
 
     async def release(self, claim: Claim, verdicts: Sequence[Released]) -> frozenset[str]:
         """CLAIMED -> PENDING, as if the claim had not been, but for its count."""
-        changes = zip(*map(_changes, verdicts), strict=True)
-        released = await self._settle("settle", claim, verdicts, *changes)
+        released = await self._settle_others(claim, verdicts)
         if verdicts and not self._ordered:
             self._fresh.rewind()
             self._retries.rewind()
@@ -292,17 +297,20 @@ class PostgresOutboxAdapter:
             await asyncio.sleep(_REFUSAL_SECONDS)
         return await claim(take_turns=False)
 
-    async def _settle(
-        self, statement: str, claim: Claim, verdicts: Sequence[Verdict], *columns: Sequence[object]
+    async def _settle_others(
+        self, claim: Claim, verdicts: Sequence[Postponed | Died | Released]
     ) -> frozenset[str]:
-        """Run a statement that takes a claim, the events' ids, and more for each event or for all."""
         if not verdicts:
             return frozenset()
-        claimed_at, owner = claim.token.split(" ", 1)
+        changes = zip(*map(_changes, verdicts), strict=True)
+        return await self._settle("settle", verdicts, *_owner_and_time(claim), *changes)
+
+    async def _settle(
+        self, statement: str, verdicts: Sequence[Verdict], owner: object, time: object, *columns: object
+    ) -> frozenset[str]:
+        """Run a statement that takes owner and time of claims, the events' IDs, and more columns."""
         ids = [verdict.event.id for verdict in verdicts]
-        [row] = await fetch(
-            self._pool, self._sql[statement].sql, owner, datetime.fromisoformat(claimed_at), ids, *columns
-        )
+        [row] = await fetch(self._pool, self._sql[statement].sql, owner, time, ids, *columns)
         kept = frozenset(ids if row["kept"] is None else row["kept"])
         if self._ordered:
             self._hints.update(v.event.ordering_key or "" for v in verdicts if v.event.id in kept)
@@ -338,6 +346,11 @@ def _claim_of(owner: str, head: Any, events: Sequence[ClaimedEvent], *, more: bo
         bytes=head["bytes"],
         cut=head["cut"],
     )
+
+
+def _owner_and_time(claim: Claim) -> tuple[str, datetime]:
+    time, owner = claim.token.split(" ", 1)
+    return owner, datetime.fromisoformat(time)
 
 
 def _changes(verdict: Postponed | Died | Released) -> tuple[object, ...]:

@@ -1,36 +1,19 @@
 """PostgresWakeup: LISTEN, with producers that notify only while somebody listens for it.
 
 NOTIFY serialises the commits of all transactions that use it, so producers send none while workers are busy.
-A worker watches by holding an advisory lock exclusively. The insert trigger (outbox_notify) tries the same
-lock shared, and sends a notification only if it does not get the lock.
-
-    worker                       advisory lock        producer
-      |  claim finds nothing       (free)
-      |                             shared  <-------  INSERT: gets the lock, sends nothing
-      |  try exclusive: refused     shared
-      |  wait for it ...            shared
-      |                             (free)  <-------  COMMIT: the event is visible, the lock is free
-      |  watch begins              EXCLUSIVE
-      |  claim again: finds it     EXCLUSIVE
-      |  claim finds nothing       EXCLUSIVE
-      |  sleep                     EXCLUSIVE <------  INSERT: does not get the lock, notifies at its commit
-      |  woken: unlock, claim       (free)
-
-No commit is lost. A silent producer keeps the shared lock until its commit is visible, so a watch begins only
-after all silent commits. ``wait`` returns once when a watch has begun, and the caller's next claim sees these
-events; every later insert notifies. One watching worker is enough: the others see its lock and only listen.
+A lane watches by holding an advisory lock exclusively (``lane_watch``). The insert trigger (outbox_notify)
+tries the lock of each lane that gets events, shared, and notifies the lane only if it does not get that lock.
+So events without an ordering key do not wake the lane with keys, and the reverse.
 """
 
 import asyncio
 import contextlib
-import enum
-from collections.abc import Coroutine
-from typing import Any
 
 import asyncpg
 
 from sea_mq_worker.adapters.postgres.connection import session_settings
 from sea_mq_worker.adapters.postgres.errors import translated
+from sea_mq_worker.adapters.postgres.lane_watch import LaneWatch
 from sea_mq_worker.adapters.postgres.opening import notice_silence, opening
 from sea_mq_worker.domain.errors import ContractError, UnavailableError
 
@@ -43,42 +26,18 @@ _RECONNECT_SECONDS = 0.5
 _RECONNECT_MAX_SECONDS = 30.0
 _LOCK_MILLISECONDS = "50"
 
-_QUIET_SECONDS = 0.1
-"""After a notification, more are likely: claims are made every 10 ms, and producers need not notify."""
-_NAP_SECONDS = 0.01
-_SETTLE_SECONDS = 0.1
-"""Longer than a claim that finds nothing, so that a claim that began before the watch is repeated."""
-_RELY_SECONDS = 4.0
-"""How long a worker relies on the watch of another one before it checks again."""
+_LANES = {"unkeyed": 7177, "keyed": 7179}
+"""Payload of each lane's notifications, and the first number of its advisory lock; as in outbox_notify."""
 
 _IDENTITY = "SELECT hashtext(current_schema()::text) AS key, pg_backend_pid() AS pid"
-_TRY_WATCH = """
-SELECT CASE
-    WHEN pg_try_advisory_lock(7177, $1) THEN 'own'
-    WHEN EXISTS (
-        SELECT FROM pg_locks
-         WHERE locktype = 'advisory' AND classid = 7177::oid AND objid = ($1::bigint & 4294967295)::oid
-           AND objsubid = 2 AND mode = 'ExclusiveLock' AND granted
-           AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
-    ) THEN 'other'
-    ELSE 'none'
-END"""
-_WATCH = "SELECT pg_advisory_lock(7177, $1)"
-_END_WATCH = "SELECT pg_advisory_unlock_all()"
 _IS_PRIMARY = "SELECT current_setting('transaction_read_only') = 'off'"
 
 
-class _Watch(enum.StrEnum):
-    NONE = "none"
-    OWN = "own"
-    OTHER = "other"
-
-
 class PostgresWakeup:
-    """Ends waits when a producer commits; see ``ports.wakeup.Wakeup``.
+    """Ends the waits of a lane when a producer commits an event for it; see ``ports.wakeup.Wakeup``.
 
-    It has one connection of its own, direct to the server, and any number of callers, who must claim between
-    two waits. While it cannot listen, waits last until their time-out, and it keeps trying to connect.
+    It has one connection of its own, direct to the server. While it cannot listen, waits last until their
+    time-out, and it keeps trying to connect.
     """
 
     def __init__(self, *, dsn: str, schema: str, application_name: str = "sea_mq_worker wakeup") -> None:
@@ -90,16 +49,14 @@ class PostgresWakeup:
         }
         self._connection: asyncpg.Connection | None = None
         self._key = 0
-        self._watch = _Watch.NONE
-        self._watch_began_at = 0.0
-        self._rely_until = 0.0
-        self._quiet_until = 0.0
-        self._refusals = 0
-        self._signal = asyncio.Event()
+        self._lanes = {payload: LaneWatch(self, number) for payload, number in _LANES.items()}
         self._turn = asyncio.Lock()
-        self._tasks: set[asyncio.Task[Any]] = set()
         self._keeper: asyncio.Task[None] | None = None
         self._listening = asyncio.Event()
+
+    def lane(self, keyed: bool) -> LaneWatch:
+        """Return the wake-up of the lane with ordering keys, or of the one without."""
+        return self._lanes["keyed" if keyed else "unkeyed"]
 
     @property
     def listening(self) -> bool:
@@ -113,69 +70,19 @@ class PostgresWakeup:
         await first_try
 
     async def close(self) -> None:
-        """End the watch and the connection; later waits last their time-out."""
+        """End the watches and the connection; later waits last their time-out."""
         if self._keeper is not None:
             self._keeper.cancel()
-            await asyncio.gather(self._keeper, *self._tasks, return_exceptions=True)
+            await asyncio.gather(
+                self._keeper, *(lane.close() for lane in self._lanes.values()), return_exceptions=True
+            )
 
-    async def wait(self, *, timeout_seconds: float) -> None:
-        """Return when an event may have been committed since the last call, or after the time-out."""
-        now = asyncio.get_running_loop().time()
-        if not self.listening:
-            await self._sleep(timeout_seconds)
-        elif self._watch is _Watch.NONE and now < self._quiet_until:
-            await self._sleep(min(timeout_seconds, _NAP_SECONDS))
-        elif self._watch is not _Watch.NONE and now < self._watch_began_at + _SETTLE_SECONDS:
-            await self._sleep(min(timeout_seconds, self._watch_began_at + _SETTLE_SECONDS - now))
-        elif self._is_watched(now):
-            await self._sleep(timeout_seconds)
-        elif not await asyncio.shield(self._spawn(self._begin_watch())):
-            self._refusals += 1
-            await self._sleep(min(timeout_seconds, _NAP_SECONDS * 2.0 ** min(self._refusals, 10)))
-
-    def _is_watched(self, now: float) -> bool:
-        return self._watch is _Watch.OWN or (self._watch is _Watch.OTHER and now < self._rely_until)
-
-    async def _sleep(self, seconds: float) -> None:
-        signal = self._signal
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await signal.wait()
-
-    def _wake_all(self) -> None:
-        self._signal.set()
-        self._signal = asyncio.Event()
-
-    def _notified(self, *_: object) -> None:
-        self._quiet_until = asyncio.get_running_loop().time() + _QUIET_SECONDS
-        if self._watch is _Watch.OWN:
-            self._spawn(self._end_watch())
-        self._watch = _Watch.NONE
-        self._wake_all()
-
-    async def _begin_watch(self) -> bool:
-        """Make producers notify; False: not yet, because transactions of silent producers are still open."""
-        loop = asyncio.get_running_loop()
+    async def ask(self, statement: str, number: int, *, failed: object) -> object:
+        """Run a statement about one advisory lock; return its value, or ``failed``."""
         async with self._turn:
-            if self._is_watched(loop.time()):
-                return True
-            was = self._watch
-            self._watch = _Watch(await self._ask(_TRY_WATCH, self._key, failed=_Watch.NONE))
-            if self._watch is _Watch.NONE and await self._ask(_WATCH, self._key, failed=False) is not False:
-                self._watch = _Watch.OWN
-            self._rely_until = loop.time() + _RELY_SECONDS
-            if self._watch is not was:
-                self._watch_began_at = loop.time()
-        if self._watch is not _Watch.NONE:
-            self._refusals = 0
-        return self._watch is not _Watch.NONE
+            return await self._ask(statement, number, self._key, failed=failed)
 
-    async def _end_watch(self) -> None:
-        async with self._turn:
-            await self._ask(_END_WATCH, failed=None)
-
-    async def _ask(self, statement: str, *args: object, failed: object) -> Any:
-        """Run a statement on the one connection and return its value, or ``failed``."""
+    async def _ask(self, statement: str, *args: object, failed: object) -> object:
         if self._connection is None:
             return failed
         try:
@@ -183,6 +90,10 @@ class PostgresWakeup:
                 return await self._connection.fetchval(statement, *args, timeout=_STATEMENT_SECONDS)
         except (UnavailableError, ContractError):
             return failed
+
+    def _notified(self, _connection: object, _pid: int, _channel: str, payload: str) -> None:
+        if lane := self._lanes.get(payload):
+            lane.notified()
 
     async def _keep_listening(self, first_try: asyncio.Future[None]) -> None:
         delay_seconds = _RECONNECT_SECONDS
@@ -247,14 +158,12 @@ class PostgresWakeup:
     def _forget(self) -> None:
         self._connection = None
         self._listening.clear()
-        self._watch = _Watch.NONE
-        self._wake_all()
+        for lane in self._lanes.values():
+            lane.forget()
 
-    def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        task: asyncio.Task[Any] = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
+    def _wake_all(self) -> None:
+        for lane in self._lanes.values():
+            lane.wake()
 
 
 async def _close(connection: asyncpg.Connection) -> None:

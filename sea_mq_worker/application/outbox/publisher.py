@@ -6,24 +6,21 @@ stream drops the repeat. An event is settled as published only after the stream 
 """
 
 import asyncio
-import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from sea_mq_worker.application.circuit_breaker import CircuitBreaker, Permit
 from sea_mq_worker.application.claim_size import ClaimSize, MemoryBudget
 from sea_mq_worker.application.outbox.batch_publisher import BatchPublisher
+from sea_mq_worker.application.outbox.deferred import DeferredSettlements
+from sea_mq_worker.application.outbox.pace import Pace
 from sea_mq_worker.application.outbox.settlement import Settlement
 from sea_mq_worker.application.row_isolation import report_refused
-from sea_mq_worker.application.waiting import StoppedError, cancel_on_stop
 from sea_mq_worker.domain.errors import DependencyError, StoreTooSlowError
 from sea_mq_worker.domain.events import NOTHING_CLAIMED, Claim
+from sea_mq_worker.domain.outcomes import Published
 from sea_mq_worker.ports.outbox import OutboxRepository
-from sea_mq_worker.ports.wakeup import Wakeup
 
-_POLL_FIRST_SECONDS = 0.003
-"""Wait after a claim that found events; at a steady rate, an event waits half of this for its claim."""
-_POLL_JITTER = 0.25
 _BESIDE_PAYLOAD_MAX = 2**20
 """Bytes of headers, metadata and names that a claim reads beside a payload of the server's max_payload."""
 _NOT_CONNECTED = "not connected to NATS"
@@ -38,13 +35,15 @@ class OutboxPublisher:
         batch_max: most events of a claim.
         batch_bytes_max: most bytes of all events of a claim.
         batches_max: most claims at a time, so that one is claimed while another is published.
-        poll_seconds: longest wait between two claims of an idle lane.
+        deferred: settles published events of small claims together; None in the lane with ordering keys,
+            where the next event of a key waits for the settlement.
     """
 
     outbox: OutboxRepository
     publishing: BatchPublisher
     settlement: Settlement
-    wakeup: Wakeup
+    deferred: DeferredSettlements | None
+    pace: Pace
     broker_breaker: CircuitBreaker
     store_breaker: CircuitBreaker
     clock: Callable[[], float]
@@ -52,14 +51,13 @@ class OutboxPublisher:
     batch_max: int
     batch_bytes_max: int
     batches_max: int
-    poll_seconds: float
 
     async def run(self, stop: asyncio.Event) -> None:
         """Work until the worker stops, then finish the claims in progress."""
         places = asyncio.Semaphore(self.batches_max)
         size = ClaimSize(self.batch_max, self.batch_bytes_max)
-        idle_seconds = _POLL_FIRST_SECONDS
         async with asyncio.TaskGroup() as group:
+            group.create_task(self.pace.end_with(stop))
             while not stop.is_set():
                 await places.acquire()
                 reserved = size.bytes
@@ -67,27 +65,34 @@ class OutboxPublisher:
                 claim, claimed_at = await self._claim(size, stop)
                 self.room.give_back(reserved - claim.bytes)
                 if claim.events:
-                    idle_seconds = _POLL_FIRST_SECONDS
-                    task = group.create_task(self._work(claim, claimed_at, stop))
-                    task.add_done_callback(lambda _: places.release())
+                    group.create_task(self._work(claim, claimed_at, places, stop))
                 else:
                     places.release()
                 if not claim.more:
-                    await self._sleep(stop, idle_seconds)
-                    idle_seconds = min(idle_seconds * 2, self.poll_seconds)
+                    await self.pace.pause(stop, found=bool(claim.events))
 
-    async def _sleep(self, stop: asyncio.Event, seconds: float) -> None:
-        """Wait for a commit; the jitter separates workers that were woken together."""
-        seconds *= 1.0 - _POLL_JITTER * self.publishing.policy.backoff.random()
-        with contextlib.suppress(StoppedError):
-            await cancel_on_stop(stop, self.wakeup.wait(timeout_seconds=seconds))
-
-    async def _work(self, claim: Claim, claimed_at: float, stop: asyncio.Event) -> None:
+    async def _work(
+        self, claim: Claim, claimed_at: float, places: asyncio.Semaphore, stop: asyncio.Event
+    ) -> None:
         try:
-            verdicts = await self.publishing.publish(claim.events, claimed_at=claimed_at, stop=stop)
-            await self.settlement.settle(self.outbox, claim, verdicts, claimed_at=claimed_at)
+            is_deferred = await self._publish(claim, claimed_at, stop)
         finally:
             self.room.give_back(claim.bytes)
+            places.release()
+        if is_deferred and self.deferred:
+            await self.deferred.settle(stop)
+
+    async def _publish(self, claim: Claim, claimed_at: float, stop: asyncio.Event) -> bool:
+        """Publish a claim and settle it; True if its settlement is deferred."""
+        verdicts = await self.publishing.publish(claim.events, claimed_at=claimed_at, stop=stop)
+        if self.deferred and not stop.is_set() and self.deferred.take(claim, verdicts, claimed_at=claimed_at):
+            return True
+        await self.settlement.settle(self.outbox, claim, verdicts, claimed_at=claimed_at)
+        if not all(isinstance(verdict, Published) for verdict in verdicts):
+            self.pace.expect_retries()
+        elif self.deferred is None:
+            self.pace.look_again()
+        return False
 
     async def _claim(self, size: ClaimSize, stop: asyncio.Event) -> tuple[Claim, float]:
         """Claim through both circuits: an outage uses up no attempts, and an unanswered probe only one.

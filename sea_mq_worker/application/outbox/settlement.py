@@ -9,7 +9,7 @@ from typing import TypeVar
 from sea_mq_worker.application.circuit_breaker import CircuitBreaker
 from sea_mq_worker.application.row_isolation import RowIsolator, report_refused
 from sea_mq_worker.domain.errors import DependencyError, RowsRefusedError
-from sea_mq_worker.domain.events import Claim, ClaimedEvent
+from sea_mq_worker.domain.events import Claim, ClaimedEvent, combined
 from sea_mq_worker.domain.facts import (
     BatchRelayed,
     EventDied,
@@ -28,6 +28,16 @@ _RETRY_SECONDS = 0.5
 _NOTABLE_CLAIMS = 16
 
 _V = TypeVar("_V", bound=Verdict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedBatch:
+    """A claim whose events are all in the stream; ``seconds``: from the claim to the last acknowledgement."""
+
+    claim: Claim
+    verdicts: Sequence[Published]
+    claimed_at: float
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,9 +68,23 @@ class Settlement:
         # Events held back go first: while this worker has them, no other worker can claim their head.
         kept |= await self._persist(outbox.release, claim, released, lease_ends, refused)
         kept |= await self._persist(outbox.increment_attempts, claim, failed, lease_ends, refused)
-        if lost := len({verdict.event.id for verdict in verdicts} - kept - refused):
-            self.observer.observe(LeasesLost(side="outbox", count=lost))
+        self._report_lost(verdicts, kept | refused)
         self._report(claim, verdicts, kept, self.clock() - claimed_at)
+
+    async def settle_published(self, outbox: OutboxRepository, batches: Sequence["PublishedBatch"]) -> None:
+        """Record the published events of several claims by one statement, as long as all leases last."""
+        verdicts = [verdict for batch in batches for verdict in batch.verdicts]
+        lease_ends = min(batch.claimed_at for batch in batches) + self.lease_seconds
+        claim = combined([batch.claim for batch in batches])
+        refused: set[str] = set()
+        kept = await self._persist(outbox.mark_published, claim, verdicts, lease_ends, refused)
+        self._report_lost(verdicts, kept | refused)
+        for batch in batches:
+            self._report(batch.claim, batch.verdicts, kept, batch.seconds)
+
+    def _report_lost(self, verdicts: Sequence[Verdict], known: frozenset[str]) -> None:
+        if lost := len({verdict.event.id for verdict in verdicts} - known):
+            self.observer.observe(LeasesLost(side="outbox", count=lost))
 
     async def _persist(
         self,

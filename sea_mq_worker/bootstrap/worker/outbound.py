@@ -1,5 +1,6 @@
 """The outbound side: outbox -> JetStream."""
 
+from collections.abc import Callable
 from functools import partial
 
 import asyncpg
@@ -14,6 +15,8 @@ from sea_mq_worker.application.claim_size import MemoryBudget
 from sea_mq_worker.application.dedup_window import StreamSearches
 from sea_mq_worker.application.maintenance import LeaseReaper, PartitionMaker, PeriodicTask
 from sea_mq_worker.application.outbox.batch_publisher import BatchPublisher
+from sea_mq_worker.application.outbox.deferred import DeferredSettlements
+from sea_mq_worker.application.outbox.pace import Pace
 from sea_mq_worker.application.outbox.publisher import OutboxPublisher
 from sea_mq_worker.application.outbox.settlement import Settlement
 from sea_mq_worker.application.polling import PollingWakeup
@@ -66,8 +69,8 @@ async def outbound_loops(base: WorkerContext) -> dict[str, Loop]:
     maker = PartitionMaker(partitions=partitions, observer=base.observer, days_ahead=s.outbox_partition_days)
     making = PeriodicTask(work=maker.make, store_breaker=store_breaker, seconds=_PARTITIONS_SECONDS)
     return loops | {
-        "outbox unordered": lane(unordered).run,
-        "outbox ordered": lane(ordered).run,
+        "outbox unordered": lane(unordered, keyed=False).run,
+        "outbox ordered": lane(ordered, keyed=True).run,
         "reaper": reaping.run,
         "partitions": making.run,
         "stream": ghost_watch(base, pool, connection, store_breaker),
@@ -117,7 +120,8 @@ def _lane(
     publishing: BatchPublisher,
     outbox: OutboxRepository,
     *,
-    wakeup: Wakeup,
+    keyed: bool,
+    wakeup: Callable[[bool], Wakeup],
     store_breaker: CircuitBreaker,
     room: MemoryBudget,
 ) -> OutboxPublisher:
@@ -133,7 +137,14 @@ def _lane(
         outbox=outbox,
         publishing=publishing,
         settlement=settlement,
-        wakeup=wakeup,
+        deferred=None if keyed else DeferredSettlements(outbox=outbox, settlement=settlement),
+        pace=Pace(
+            wakeup=wakeup(keyed),
+            clock=base.clock,
+            linger_seconds=s.outbox_linger_seconds,
+            poll_seconds=s.outbox_poll_seconds,
+            random=publishing.policy.backoff.random,
+        ),
         broker_breaker=publishing.broker_breaker,
         store_breaker=store_breaker,
         clock=base.clock,
@@ -141,7 +152,6 @@ def _lane(
         batch_max=s.outbox_batch_max,
         batch_bytes_max=s.outbox_batch_bytes_max,
         batches_max=s.outbox_batches_max,
-        poll_seconds=s.outbox_poll_seconds,
     )
 
 
@@ -186,11 +196,12 @@ def _outbox(
     )
 
 
-async def _wakeup(base: WorkerContext) -> Wakeup:
+async def _wakeup(base: WorkerContext) -> Callable[[bool], Wakeup]:
+    """Return the wake-up of each lane; the argument is whether it has ordering keys."""
     s = base.settings
     if s.database_pooler or not s.outbox_notify:
-        return PollingWakeup()
+        return lambda _keyed: PollingWakeup()
     wakeup = PostgresWakeup(dsn=s.database_url.get_secret_value(), schema=s.database_schema)
     await wakeup.start()
     base.stack.push_async_callback(wakeup.close)
-    return wakeup
+    return wakeup.lane

@@ -1,0 +1,70 @@
+"""Pace of a lane: when it claims again.
+
+A claim that left events over is followed by the next at once. Any other is followed by a wait::
+
+    wake-up                the last claim found   the lane
+    announces all commits  events or nothing      waits for a commit, and looks at growing intervals besides
+    announces none         events                 waits for the linger time, in which events gather
+    announces none         nothing                looks at growing intervals, until commits are announced
+
+Two claims are at least the linger time apart, also while commits are announced.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from sea_mq_worker.application.waiting import sleep_or_stop
+from sea_mq_worker.ports.wakeup import Wakeup
+
+_JITTER = 0.25
+
+
+@dataclass(slots=True, kw_only=True)
+class Pace:
+    """Waits of one lane between its claims.
+
+    Attributes:
+        linger_seconds: how long an event may wait for others, so that one claim takes them together.
+        poll_seconds: longest wait between two claims.
+        random: uniform numbers in [0, 1); they separate workers that were woken together.
+    """
+
+    wakeup: Wakeup
+    clock: Callable[[], float]
+    linger_seconds: float
+    poll_seconds: float
+    random: Callable[[], float]
+    _idle_seconds: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._idle_seconds = self.linger_seconds
+
+    async def pause(self, stop: asyncio.Event, *, found: bool) -> None:
+        """Wait until the next claim is worth its cost; ``found``: the last one found events."""
+        rested_at = self.clock() + self._jittered(self.linger_seconds)
+        if found and not self.wakeup.announces:
+            self._idle_seconds = self.linger_seconds
+        elif not stop.is_set():
+            await self.wakeup.wait(timeout_seconds=self._jittered(self._idle_seconds))
+            if not found:
+                self._idle_seconds = min(2 * self._idle_seconds, self.poll_seconds)
+        if (left := rested_at - self.clock()) > 0:
+            await sleep_or_stop(stop, seconds=left)
+
+    def expect_retries(self) -> None:
+        """Look soon and at growing intervals: no commit announces an event that was given back."""
+        self._idle_seconds = self.linger_seconds
+        self.wakeup.wake()
+
+    def look_again(self) -> None:
+        """Look once: settled events may have been in the way of later ones of their keys."""
+        self.wakeup.wake()
+
+    async def end_with(self, stop: asyncio.Event) -> None:
+        """End the present wait when the worker stops."""
+        await stop.wait()
+        self.wakeup.wake()
+
+    def _jittered(self, seconds: float) -> float:
+        return seconds * (1.0 - _JITTER * self.random())
