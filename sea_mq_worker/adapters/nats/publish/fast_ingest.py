@@ -22,6 +22,8 @@ from sea_mq_worker.domain.outcomes import Stored
 _FLOW = 1000
 """Messages per acknowledgement, as requested. The server may grant fewer: with half of them, a whole chunk
 still follows its first message without another wait."""
+_OPENING = 8
+"""Messages that open a batch without waiting for its first acknowledgement: a small batch is one write."""
 _START, _APPEND, _COMMIT = 0, 1, 2
 _FINAL_COUNT_SECONDS = 0.25
 """Wait after an error for the acknowledgement that reports how many messages are stored, if one comes."""
@@ -47,8 +49,8 @@ class _Progress:
         return bool(self.final or self.trouble or self._batch_replies.stopped)
 
     def capacity(self, sent: int) -> int:
-        """Return how many messages may follow: one to open the batch, then two acknowledgements' worth."""
-        return self.acked + 2 * self.flow - sent if sent else 1
+        """Return how many messages may follow: a few to open the batch, then two acknowledgements' worth."""
+        return self.acked + 2 * self.flow - sent if sent else _OPENING
 
     def process_replies(self) -> None:
         for _, answer in self._batch_replies.take():
