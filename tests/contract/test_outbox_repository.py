@@ -233,7 +233,6 @@ async def test_one_claim_cannot_settle_another_ones_events(world: World) -> None
     assert await relay.mark_published(second, published(second)) == set(ids(second))
 
 
-@pytest.mark.clause("processing-lifecycle: a relay SHOULD verify its claim before finalizing")
 async def test_claims_that_are_settled_together_keep_their_own_tokens(world: World) -> None:
     for _ in range(3):
         await world.add()
