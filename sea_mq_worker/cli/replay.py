@@ -96,6 +96,7 @@ def replay(*, request: ReplayRequest, json: JsonOption = False) -> None:
 async def _replay(settings: "Settings", which: OutboxFilter, request: ReplayRequest) -> ReplayResult:
     """Count before changing rows: the filters may be wrong."""
     from sea_mq_worker.operations.database import replays
+    from sea_mq_worker.operations.replay import feed_replay
 
     async with replays(settings) as tables:
         old = await tables.load(request.resume) if request.resume else None
@@ -107,7 +108,7 @@ async def _replay(settings: "Settings", which: OutboxFilter, request: ReplayRequ
             return ReplayResult(matched=len(chosen), replayed=0)
         confirm(len(chosen), "events will be published again", yes=request.yes)
         begun = old or await tables.begin(which, actor=request.actor, reason=request.reason)
-        steps = tables.feed(begun, chosen, per_second=request.per_second, ahead=request.ahead)
+        steps = feed_replay(tables, begun, chosen, per_second=request.per_second, ahead=request.ahead)
         replayed = await _follow(steps, begun, len(chosen))
         return ReplayResult(matched=len(chosen), replayed=replayed)
 

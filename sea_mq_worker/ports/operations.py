@@ -23,6 +23,7 @@ from sea_mq_worker.domain.read_models import (
     Page,
     Redrive,
 )
+from sea_mq_worker.domain.replay_records import Chosen, Replay
 from sea_mq_worker.domain.stored_messages import ConsumerDelivery, ConsumerState, StoredMessage
 from sea_mq_worker.domain.stream_search import SearchedId, SearchResult
 
@@ -109,6 +110,48 @@ class LookupTables(Protocol):
 
     async def discarded(self, event_id: UUID) -> Discarded | None:
         """Return the record of the operator who discarded an event; None: nobody did."""
+        ...
+
+
+class ReplayTables(Protocol):
+    """Puts events of the outbox back, with one record in the audit for each replay."""
+
+    async def choose(
+        self, which: OutboxFilter, *, limit: int | None, goes_on: Replay | None = ...
+    ) -> Sequence[Chosen]:
+        """Return PUBLISHED and DEAD events that match, in the order of seq; of ``goes_on`` those still to do.
+
+        An event that was published since ``goes_on`` began is left out: the replay itself may have put it
+        back. The limit and the page of the filter do not matter.
+        """
+        ...
+
+    async def begin(self, which: OutboxFilter, *, actor: str, reason: str) -> Replay:
+        """Begin the record of a replay."""
+        ...
+
+    async def load(self, action: int) -> Replay:
+        """Return an interrupted replay.
+
+        Raises:
+            WorkerError: there is none, it is finished, or the pipeline has begun it.
+        """
+        ...
+
+    async def put_back(self, replay: Replay, portion: Sequence[Chosen]) -> Replay:
+        """Put events back that are still PUBLISHED or DEAD; return the replay with its progress.
+
+        Raises:
+            WorkerError: another run continues the same replay.
+        """
+        ...
+
+    async def not_taken(self, ids: Sequence[UUID]) -> Sequence[UUID]:
+        """Return the events that no worker has claimed yet, and that wait for no failing one of their key."""
+        ...
+
+    async def finish(self, replay: Replay) -> None:
+        """Close the record."""
         ...
 
 

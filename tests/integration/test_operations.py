@@ -19,14 +19,15 @@ from sea_mq_worker.adapters.postgres.outbox import PostgresOutboxAdapter
 from sea_mq_worker.domain.events import EventState
 from sea_mq_worker.domain.read_models import Depth, OutboxFilter
 from sea_mq_worker.domain.replay_records import ReplayResult
+from sea_mq_worker.operations.replay import feed_replay, replay_matching
 from tests.support.rows import add_event, add_message, opened
 from tests.support.servers import Database
 
 WHO: dict[str, Any] = {"actor": "ann", "reason": "the stream lost them"}
-REPLAY: dict[str, Any] = WHO | {"cap": 1000, "dry_run": False}
 FAR_AHEAD = datetime(2100, 1, 1, tzinfo=UTC)
 
 Add = Callable[..., Awaitable[UUID]]
+Replay = Callable[..., Awaitable[ReplayResult]]
 
 
 @pytest.fixture
@@ -43,6 +44,11 @@ def operations(pool: asyncpg.Pool) -> PostgresOperations:
 @pytest.fixture
 def add(pool: asyncpg.Pool) -> Add:
     return partial(add_event, pool)
+
+
+@pytest.fixture
+def replay(pool: asyncpg.Pool) -> Replay:
+    return partial(replay_matching, PostgresReplays(pool=pool), **{**WHO, "cap": 1000})
 
 
 async def listed(operations: PostgresOperations, **given: Any) -> list[UUID]:
@@ -126,9 +132,11 @@ async def test_an_event_that_has_failed_waits_since_it_was_first_tried(
         assert depth.waiting_seconds == pytest.approx(3600, abs=30)
 
 
-async def test_a_replayed_event_waits_since_its_replay(operations: PostgresOperations, add: Add) -> None:
+async def test_a_replayed_event_waits_since_its_replay(
+    operations: PostgresOperations, add: Add, replay: Replay
+) -> None:
     event = await add("PUBLISHED", occurred_at=datetime.now(UTC) - timedelta(days=1))
-    await operations.replay(OutboxFilter(ids=(event,)), **REPLAY)
+    await replay(OutboxFilter(ids=(event,)))
 
     depth = await operations.outbox_depth()
     assert (depth.waiting, depth.scheduled) == (1, 0)
@@ -236,7 +244,7 @@ async def test_an_unknown_event_is_not_shown(operations: PostgresOperations) -> 
 
 @pytest.mark.clause("operator: inspection MUST NOT change state")
 async def test_inspection_changes_nothing(
-    operations: PostgresOperations, add: Add, pool: asyncpg.Pool
+    operations: PostgresOperations, add: Add, pool: asyncpg.Pool, replay: Replay
 ) -> None:
     event_id = await add("DEAD")
     before = await everything(pool)
@@ -244,7 +252,7 @@ async def test_inspection_changes_nothing(
     await listed(operations)
     await operations.show_outbox(event_id)
     await operations.outbox_depth()
-    await operations.replay(OutboxFilter(), **REPLAY | {"dry_run": True})
+    await replay(OutboxFilter(), dry_run=True)
 
     assert await everything(pool) == before
     assert await operations.audit(limit=9) == []
@@ -254,10 +262,12 @@ async def test_inspection_changes_nothing(
 
 
 @pytest.mark.clause("processing-lifecycle: DEAD -> PENDING (Replay)")
-async def test_a_dead_event_starts_a_new_lifecycle_at_once(operations: PostgresOperations, add: Add) -> None:
+async def test_a_dead_event_starts_a_new_lifecycle_at_once(
+    operations: PostgresOperations, add: Add, replay: Replay
+) -> None:
     event_id = await add("DEAD", error="too large")
 
-    result = await operations.replay(OutboxFilter(ids=(event_id,)), **REPLAY)
+    result = await replay(OutboxFilter(ids=(event_id,)))
 
     assert result == ReplayResult(matched=1, replayed=1)
     shown = await operations.show_outbox(event_id)
@@ -270,11 +280,11 @@ async def test_a_dead_event_starts_a_new_lifecycle_at_once(operations: PostgresO
 @pytest.mark.clause("processing-lifecycle: PUBLISHED -> PENDING (Replay)")
 @pytest.mark.clause("operations: a replay is really delivered, not swallowed by the duplicate window")
 async def test_a_published_event_is_due_again_at_once_and_knows_its_earlier_copy(
-    operations: PostgresOperations, add: Add
+    operations: PostgresOperations, add: Add, replay: Replay
 ) -> None:
     event_id = await add("PUBLISHED")
 
-    await operations.replay(OutboxFilter(), **REPLAY)
+    await replay(OutboxFilter())
 
     shown = await operations.show_outbox(event_id)
     assert shown is not None
@@ -285,13 +295,13 @@ async def test_a_published_event_is_due_again_at_once_and_knows_its_earlier_copy
 
 @pytest.mark.clause("terminology: replay is distinct from retry; only terminal events are replayed")
 async def test_only_terminal_events_of_the_chosen_states_are_replayed(
-    operations: PostgresOperations, add: Add
+    operations: PostgresOperations, add: Add, replay: Replay
 ) -> None:
     added = {state: await add(state) for state in EventState}
 
-    dead_only = await operations.replay(OutboxFilter(states=(EventState.DEAD, EventState.CLAIMED)), **REPLAY)
+    dead_only = await replay(OutboxFilter(states=(EventState.DEAD, EventState.CLAIMED)))
     assert dead_only == ReplayResult(matched=1, replayed=1)
-    await operations.replay(OutboxFilter(), **REPLAY)
+    await replay(OutboxFilter())
 
     states = {event.id: event.state for event in await operations.list_outbox(OutboxFilter())}
     assert states == dict.fromkeys(added.values(), "PENDING") | {added[EventState.CLAIMED]: "CLAIMED"}
@@ -300,25 +310,25 @@ async def test_only_terminal_events_of_the_chosen_states_are_replayed(
 @pytest.mark.fault("S18")
 @pytest.mark.parametrize("change", [{"dry_run": True}, {"cap": 2}])
 async def test_a_dry_run_and_more_than_the_cap_replay_nothing(
-    operations: PostgresOperations, add: Add, pool: asyncpg.Pool, change: dict[str, Any]
+    operations: PostgresOperations, add: Add, pool: asyncpg.Pool, change: dict[str, Any], replay: Replay
 ) -> None:
     for _ in range(3):
         await add("DEAD")
     before = await everything(pool)
 
-    assert await operations.replay(OutboxFilter(), **REPLAY | change) == ReplayResult(matched=3, replayed=0)
+    assert await replay(OutboxFilter(), **change) == ReplayResult(matched=3, replayed=0)
     assert await everything(pool) == before
     assert await operations.audit(limit=1) == []
 
 
 @pytest.mark.clause("event-model: events with the same ordering key MUST be processed in order")
 async def test_replays_keep_the_order_of_their_key(
-    operations: PostgresOperations, add: Add, pool: asyncpg.Pool
+    operations: PostgresOperations, add: Add, pool: asyncpg.Pool, replay: Replay
 ) -> None:
     """The earlier event waits for its duplicate window's end, and the later one for the earlier."""
     earlier = await add("PUBLISHED", ordering_key="k")
     later = await add("DEAD", ordering_key="k")
-    await operations.replay(OutboxFilter(), **REPLAY)
+    await replay(OutboxFilter())
     later_on = "UPDATE outbox_events SET available_at = now() + '1 hour'::interval WHERE id = $1"
     await pool.execute(later_on, earlier)
     relay = PostgresOutboxAdapter(
@@ -342,7 +352,7 @@ async def test_a_large_replay_goes_in_batches_the_earliest_first_and_is_recorded
     chosen = await replays.choose(which, limit=9)
     replay = await replays.begin(which, **WHO)
 
-    steps = replays.feed(replay, chosen, per_second=3, ahead=9)
+    steps = feed_replay(replays, replay, chosen, per_second=3, ahead=9)
     seen = [(step.done, step.total, step.replayed) async for step in steps]
 
     order = [row["id"] for row in await pool.fetch("SELECT id FROM outbox_events ORDER BY available_at, seq")]
@@ -360,12 +370,12 @@ async def test_a_large_replay_goes_in_batches_the_earliest_first_and_is_recorded
 
 
 async def test_two_operators_who_replay_at_once_replay_each_event_once(
-    operations: PostgresOperations, add: Add
+    operations: PostgresOperations, add: Add, replay: Replay
 ) -> None:
     for _ in range(6):
         await add("DEAD")
 
-    results = await asyncio.gather(*(operations.replay(OutboxFilter(), **REPLAY) for _ in range(2)))
+    results = await asyncio.gather(*(replay(OutboxFilter()) for _ in range(2)))
 
     assert sum(result.replayed for result in results) == 6
     assert sum(action.affected for action in await operations.audit(limit=9)) == 6
@@ -374,13 +384,13 @@ async def test_two_operators_who_replay_at_once_replay_each_event_once(
 @pytest.mark.fault("S18")
 @pytest.mark.parametrize("who", [{"actor": " "}, {"reason": ""}])
 async def test_a_change_needs_an_actor_and_a_reason(
-    operations: PostgresOperations, add: Add, pool: asyncpg.Pool, who: dict[str, str]
+    operations: PostgresOperations, add: Add, pool: asyncpg.Pool, who: dict[str, str], replay: Replay
 ) -> None:
     event_id = await add("DEAD")
     before = await everything(pool)
 
     with pytest.raises(ValueError, match="an actor and a reason"):
-        await operations.replay(OutboxFilter(), **REPLAY | who)
+        await replay(OutboxFilter(), **who)
     with pytest.raises(ValueError, match="an actor and a reason"):
         await operations.mark_dead([event_id], **WHO | who)
     with pytest.raises(ValueError, match="an actor and a reason"):

@@ -8,8 +8,9 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from sea_mq_worker.adapters.postgres.operator.operations import PostgresOperations
+from sea_mq_worker.adapters.postgres.operator.replays import PostgresReplays
 from sea_mq_worker.domain.read_models import OutboxFilter
+from sea_mq_worker.operations.replay import replay_matching
 from tests.support.partitions import (
     DAY,
     INSERT,
@@ -212,11 +213,10 @@ async def test_a_partition_stays_where_an_event_is_published_again_between_the_l
     await owner.execute("UPDATE outbox_events SET published_at = $1", midnight() - 1.5 * DAY)
     other = await asyncpg.connect(database.dsn)
     async with asyncpg.create_pool(database.dsn, min_size=1) as pool, other.transaction():
-        tables = PostgresOperations(pool=pool)
         await other.execute(f"LOCK TABLE {name} IN SHARE UPDATE EXCLUSIVE MODE")
         dropping = asyncio.create_task(drop(owner, name, midnight() - DAY))
         await eventually(lambda: other.fetchval(WAITING, name))
-        await tables.replay(OutboxFilter(), actor="ada", reason="again", cap=1, dry_run=False)
+        await replay_matching(PostgresReplays(pool=pool), OutboxFilter(), actor="ada", reason="again", cap=1)
         await publish(other)
     assert await dropping == (False, "events have been put back meanwhile")
     assert await other.fetchval("SELECT count(*) FROM outbox_events") == 1

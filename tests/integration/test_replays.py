@@ -1,7 +1,6 @@
 """Large replays: they let new events pass, and go on where they were cut short."""
 
 import signal
-import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,9 @@ import pytest
 from sea_mq_worker.adapters.postgres.connection import OPERATOR_HINTS
 from sea_mq_worker.adapters.postgres.operator.replays import PostgresReplays
 from sea_mq_worker.adapters.postgres.outbox import PostgresOutboxAdapter
-from sea_mq_worker.domain.errors import WorkerError
 from sea_mq_worker.domain.events import EventState
 from sea_mq_worker.domain.read_models import OutboxFilter
+from sea_mq_worker.operations.replay import feed_replay
 from tests.support.jetstream import stored_messages
 from tests.support.rows import add_event, opened
 from tests.support.servers import Database
@@ -63,109 +62,13 @@ async def test_new_events_stand_before_the_rest_of_a_replay(
     replay = await replays.begin(DEAD, **WHO)
     taken: list[UUID] = []
     new = []
-    async for step in replays.feed(replay, await replays.choose(DEAD, limit=9), **PACE, ahead=2):
+    async for step in feed_replay(replays, replay, await replays.choose(DEAD, limit=9), **PACE, ahead=2):
         if step.waiting:
             assert step.waiting == 2
             new.append(await add_event(pool))
             taken += await claim(pool)
     taken += await claim(pool)
     assert taken == [*dead[:2], new[0], *dead[2:4], new[1], *dead[4:]]
-
-
-async def test_a_replay_waits_for_no_event_behind_a_failing_one_of_its_key(
-    replays: PostgresReplays, pool: asyncpg.Pool
-) -> None:
-    for _ in range(3):
-        await add_event(pool, "DEAD", ordering_key="k")
-    replay = await replays.begin(DEAD, **WHO)
-    steps = replays.feed(replay, await replays.choose(DEAD, limit=9), **PACE, ahead=1)
-    assert (await anext(steps)).done == 1
-    assert (await anext(steps)).waiting == 1
-    await pool.execute(
-        "UPDATE outbox_events SET publish_error = 'no answer', publish_attempts = 1 WHERE state = 'PENDING'"
-    )
-    assert [step.done async for step in steps] == [2, 3]
-
-
-@pytest.mark.parametrize("state", [EventState.PUBLISHED, EventState.DEAD])
-async def test_a_replay_that_was_cut_short_goes_on_with_what_it_has_not_done(
-    replays: PostgresReplays, pool: asyncpg.Pool, state: EventState
-) -> None:
-    """What it had put back has ended again by now, and what was published later is none of it."""
-    added = [await add_event(pool, state) for _ in range(4)]
-    which = OutboxFilter(states=(EventState.PUBLISHED, EventState.DEAD), event_type="order.created")
-    replay = await replays.begin(which, **WHO)
-    steps = replays.feed(replay, await replays.choose(which, limit=9), **PACE, ahead=2)
-    assert (await anext(steps)).replayed == 2
-    await steps.aclose()
-    await pool.execute("UPDATE outbox_events SET available_at = now() WHERE state = 'PENDING'")
-    await pool.execute(f"{END} WHERE state = 'PENDING'")
-    await pool.execute(
-        "UPDATE outbox_events SET state = $1::text, claimed_at = NULL, claimed_by = NULL,"
-        " published_at = CASE WHEN $1 = 'PUBLISHED' THEN clock_timestamp() END WHERE state = 'CLAIMED'",
-        state,
-    )
-    await add_event(pool, "PUBLISHED")
-
-    old = await replays.load(replay.id)
-    assert (old.which, old.replayed) == (which, 2)
-    left = await replays.choose(old.which, limit=9, goes_on=old)
-    assert [one.id for one in left] == added[2:]
-    [step] = [step async for step in replays.feed(old, left, **PACE, ahead=9)]
-    assert (step.replayed, step.action) == (4, replay.id)
-    with pytest.raises(WorkerError, match="is finished: it put back 4"):
-        await replays.load(replay.id)
-
-
-async def test_of_two_runs_of_a_replay_only_one_goes_on(replays: PostgresReplays, pool: asyncpg.Pool) -> None:
-    for _ in range(3):
-        await add_event(pool, "DEAD")
-    replay = await replays.begin(DEAD, **WHO)
-    chosen = await replays.choose(DEAD, limit=9)
-    await anext(replays.feed(replay, chosen, **PACE, ahead=2))
-    with pytest.raises(WorkerError, match="another run goes on"):
-        await anext(replays.feed(replay, chosen[2:], **PACE, ahead=2))
-    assert (await replays.load(replay.id)).replayed == 2
-    assert [one.id for one in await replays.choose(DEAD, limit=9)] == [chosen[2].id]
-
-
-async def test_an_event_that_is_taken_meanwhile_is_not_put_back(
-    replays: PostgresReplays, pool: asyncpg.Pool
-) -> None:
-    await add_event(pool, "DEAD")
-    chosen = await replays.choose(DEAD, limit=9)
-    await pool.execute("UPDATE outbox_events SET state = 'PENDING'")
-    assert await claim(pool) == [one.id for one in chosen]
-
-    replay = await replays.begin(DEAD, **WHO)
-    steps = [step async for step in replays.feed(replay, chosen, **PACE, ahead=9)]
-
-    assert steps[-1].replayed == 0
-    assert await pool.fetchval("SELECT state FROM outbox_events") == "CLAIMED"
-
-
-async def test_only_a_replay_goes_on(replays: PostgresReplays, pool: asyncpg.Pool) -> None:
-    with pytest.raises(WorkerError, match="audit --action replay"):
-        await replays.load(17)
-    by_pipeline = await pool.fetchval(
-        "INSERT INTO operator_actions (actor, action, reason, selection, affected)"
-        """ VALUES ('a', 'replay', '', '{"progress": {"finished": false, "as_given": {}}}', 0) RETURNING id"""
-    )
-    with pytest.raises(WorkerError, match="pipeline replay"):
-        await replays.load(by_pipeline)
-
-
-async def test_every_part_of_a_filter_survives(replays: PostgresReplays, pool: asyncpg.Pool) -> None:
-    event = await add_event(pool, "DEAD", ordering_key="k", correlation_id=uuid.uuid4(), error="too large")
-    row = await pool.fetchrow("SELECT correlation_id, created_at FROM outbox_events")
-    which = OutboxFilter(
-        states=(EventState.DEAD,), ids=(event,), event_type="order.created", ordering_key="k",
-        aggregate_type="order", aggregate_id="o-1", correlation_id=row["correlation_id"],
-        since=row["created_at"], until=None, error_like="LARGE",
-    )  # fmt: skip
-    loaded = await replays.load((await replays.begin(which, **WHO)).id)
-    assert loaded.which == which
-    assert [one.id for one in await replays.choose(loaded.which, limit=9, goes_on=loaded)] == [event]
 
 
 @pytest.mark.fault("S18")

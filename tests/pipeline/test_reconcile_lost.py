@@ -22,9 +22,11 @@ from typer.testing import CliRunner
 from sea_mq_worker.adapters.nats.connection import api
 from sea_mq_worker.adapters.postgres.connection import OPERATOR_HINTS
 from sea_mq_worker.adapters.postgres.operator.operations import PostgresOperations
+from sea_mq_worker.adapters.postgres.operator.replays import PostgresReplays
 from sea_mq_worker.cli import app
 from sea_mq_worker.domain.read_models import OutboxFilter
 from sea_mq_worker.embedded import EmbeddedNats
+from sea_mq_worker.operations.replay import replay_matching
 from sea_mq_worker.pipeline import session
 from sea_mq_worker.pipeline.executor_settings import access_options
 from sea_mq_worker.pipeline.jobs.reconcile.job import ReconcileRequest, reconcile
@@ -168,7 +170,8 @@ async def test_lake_prune_replay_and_receiver_are_taken_into_account(
             receiver = replace(world, pool=theirs)
             await receiver.receive(await world.contents(), "theirs", without=here[:3], start=61)
         await api(connection, f"STREAM.PURGE.{world.stream}", {"seq": 31})
-        await tables.replay(
+        await replay_matching(
+            PostgresReplays(pool=pool),
             OutboxFilter(ids=tuple(UUID(each) for each in here[5:8])),
             actor="ada", reason="asked", cap=9, dry_run=False,
         )  # fmt: skip

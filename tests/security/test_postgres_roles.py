@@ -12,10 +12,12 @@ import pytest
 import pytest_asyncio
 
 from sea_mq_worker.adapters.postgres.operator.operations import PostgresOperations
+from sea_mq_worker.adapters.postgres.operator.replays import PostgresReplays
 from sea_mq_worker.adapters.postgres.schema.migrations import check_version
 from sea_mq_worker.adapters.postgres.schema.schema_owner import claim_schema
 from sea_mq_worker.domain.events import EventState
 from sea_mq_worker.domain.read_models import OutboxFilter
+from sea_mq_worker.operations.replay import replay_matching
 from sea_mq_worker.producer import enqueue
 from sea_mq_worker.resources import resource_folder
 from tests.integration.test_migrations import run_psql
@@ -117,7 +119,8 @@ async def test_an_operator_can_replay_bury_and_redrive(roles: Roles, place: Site
         await claim_schema(pool, place.target.context)
         operations = PostgresOperations(pool=pool)
         assert await operations.mark_dead([dead, waiting], actor="alice", reason="a test") == {dead, waiting}
-        replayed = await operations.replay(
+        replayed = await replay_matching(
+            PostgresReplays(pool=pool),
             OutboxFilter(states=(EventState.DEAD,), ids=(dead,)),
             actor="alice",
             reason="a test",

@@ -17,10 +17,11 @@ from uuid import UUID
 import asyncpg
 
 from sea_mq_worker.adapters.postgres.connection import WORKER_HINTS, session_settings
-from sea_mq_worker.adapters.postgres.operator.operations import PostgresOperations
+from sea_mq_worker.adapters.postgres.operator.replays import PostgresReplays
 from sea_mq_worker.domain.events import EventState
 from sea_mq_worker.domain.inbox_results import InboxEntry
 from sea_mq_worker.domain.read_models import OutboxFilter
+from sea_mq_worker.operations.replay import replay_matching
 from sea_mq_worker.resources import resource_folder
 from sea_mq_worker.testing import EPOCH
 from sea_mq_worker.testing.inbox import InboxRow
@@ -184,8 +185,8 @@ class PostgresServers(Servers):
 
     def replay(self, event_id: str) -> None:
         which = OutboxFilter(states=(EventState.PUBLISHED, EventState.DEAD), ids=(UUID(event_id),))
-        operations = PostgresOperations(pool=self.postgres.pool)
-        self._wait_for(operations.replay(which, actor="ada", reason="mended", cap=1, dry_run=False))
+        tables = PostgresReplays(pool=self.postgres.pool)
+        self._wait_for(replay_matching(tables, which, actor="ada", reason="mended", cap=1))
         self.run("outbox", "SELECT", ())
 
     def _wait_for(self, work: Coroutine[Any, Any, T]) -> T:

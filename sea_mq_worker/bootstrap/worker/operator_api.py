@@ -29,10 +29,11 @@ from sea_mq_worker.domain.dead_letter_records import DeadLetterFilter
 from sea_mq_worker.domain.errors import ContractError
 from sea_mq_worker.domain.read_models import OutboxFilter
 from sea_mq_worker.operations.broker import dead_letters
-from sea_mq_worker.operations.database import operations
+from sea_mq_worker.operations.database import operations, replays
 from sea_mq_worker.operations.lookup import NoIdError, message_lookup
 from sea_mq_worker.operations.lookup_report import lookup_report
 from sea_mq_worker.operations.redrive import redriver
+from sea_mq_worker.operations.replay import replay_matching
 from sea_mq_worker.settings import Settings
 
 _REQUEST_SECONDS = 8.0
@@ -154,14 +155,9 @@ class WorkerOperatorApi:
             return ItemPage(items=await tables.audit(limit=_ACTIONS))
 
     async def _replay(self, id_: UUID, actor: str, reason: str) -> ActionResult:
-        async with operations(self._settings) as tables:
-            result = await tables.replay(
-                OutboxFilter(ids=(id_,)),
-                actor=actor,
-                reason=reason,
-                cap=1,
-                dry_run=False,
-            )
+        async with replays(self._settings) as tables:
+            which = OutboxFilter(ids=(id_,))
+            result = await replay_matching(tables, which, actor=actor, reason=reason, cap=1)
         if result.replayed:
             return ActionResult(done=True, text="it is PENDING again, and published when it is due")
         return ActionResult(done=False, text="it is neither PUBLISHED nor DEAD")

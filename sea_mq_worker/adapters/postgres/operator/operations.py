@@ -13,7 +13,7 @@ from sea_mq_worker.adapters.postgres.connection import fetch
 from sea_mq_worker.adapters.postgres.errors import translated
 from sea_mq_worker.adapters.postgres.operator.inspection import PostgresInspection
 from sea_mq_worker.adapters.postgres.operator.pruning import PostgresPruning, ignore_progress
-from sea_mq_worker.adapters.postgres.operator.replays import PostgresReplays, as_json
+from sea_mq_worker.adapters.postgres.operator.replays import as_json
 from sea_mq_worker.adapters.postgres.queries import load_queries
 from sea_mq_worker.domain.errors import WorkerError
 from sea_mq_worker.domain.read_models import (
@@ -26,7 +26,6 @@ from sea_mq_worker.domain.read_models import (
     Redrive,
     check_accountable,
 )
-from sea_mq_worker.domain.replay_records import ReplayResult
 
 
 class PostgresOperations(PostgresInspection):
@@ -45,25 +44,6 @@ class PostgresOperations(PostgresInspection):
             *("redriven", "finish_redrive", "close_messages", "letter_purged"),
         )
         self._pruning = PostgresPruning(pool=pool)
-
-    async def replay(
-        self,
-        which: OutboxFilter,
-        *,
-        actor: str,
-        reason: str,
-        cap: int,
-        dry_run: bool,
-    ) -> ReplayResult:
-        """Put back what matches, without waiting for workers; of more than ``cap``, or in a dry run, none."""
-        replays = PostgresReplays(pool=self._pool)
-        chosen = await replays.choose(which, limit=cap + 1)
-        replayed = 0
-        if not dry_run and 0 < len(chosen) <= cap:
-            replay = await replays.begin(which, actor=actor, reason=reason)
-            async for step in replays.feed(replay, chosen, ahead=len(chosen)):
-                replayed = step.replayed
-        return ReplayResult(matched=len(chosen), replayed=replayed)
 
     async def mark_dead(self, ids: Sequence[UUID], *, actor: str, reason: str) -> frozenset[UUID]:
         """PENDING -> DEAD, by way of CLAIMED (Open Outbox, explicit operator intervention).

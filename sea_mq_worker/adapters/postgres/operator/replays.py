@@ -1,8 +1,7 @@
 """PostgresReplays: events put back into the outbox, in portions that do not hold up what is new."""
 
-import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime
 from typing import Any
@@ -15,11 +14,9 @@ from sea_mq_worker.adapters.postgres.queries import load_named
 from sea_mq_worker.domain.errors import WorkerError
 from sea_mq_worker.domain.events import EventState
 from sea_mq_worker.domain.read_models import OutboxFilter, check_accountable
-from sea_mq_worker.domain.replay_records import Chosen, Replay, ReplayStep
+from sea_mq_worker.domain.replay_records import Chosen, Replay
 
 _TERMINAL = (EventState.PUBLISHED, EventState.DEAD)
-_PORTION_MAX = 1000
-_LOOK_SECONDS = 0.5
 _TIMES = ("since", "until")
 _PAGING = ("limit", "before_id")
 
@@ -89,54 +86,28 @@ class PostgresReplays:
             replayed=rows[0]["affected"],
         )
 
-    async def feed(
-        self,
-        replay: Replay,
-        chosen: Sequence[Chosen],
-        *,
-        per_second: int = 1000,
-        ahead: int = 1000,
-    ) -> AsyncIterator[ReplayStep]:
-        """Put back portion after portion, and tell after each how far it is; cut short, it can go on.
-
-        Args:
-            replay: the record.
-            chosen: what ``choose`` returned for it.
-            per_second: pace.
-            ahead: at most so many are put back that no worker has taken yet, so that no more than these stand
-                before an event that is new.
+    async def put_back(self, replay: Replay, portion: Sequence[Chosen]) -> Replay:
+        """Put events back that are still PUBLISHED or DEAD; return the replay with its progress.
 
         Raises:
-            WorkerError: another run goes on with the same replay.
+            WorkerError: another run continues the same replay.
         """
-        size = max(1, min(_PORTION_MAX, per_second, ahead))
-        through, replayed = replay.through, replay.replayed
-        waiting: list[UUID] = []
-        for start in range(0, len(chosen), size):
-            portion = chosen[start : start + size]
-            if start:
-                await asyncio.sleep(size / per_second)
-            while len(waiting) + len(portion) > ahead:
-                not_taken = self._sql["not_taken"].bind(ids=waiting)
-                waiting = [row["id"] for row in await fetch(self._pool, *not_taken)]
-                if len(waiting) + len(portion) <= ahead:
-                    break
-                yield ReplayStep(
-                    action=replay.id, done=start, total=len(chosen), replayed=replayed, waiting=len(waiting)
-                )
-                await asyncio.sleep(_LOOK_SECONDS)
-            ids = [one.id for one in portion]
-            put_back = self._sql["put_back"].bind(
-                ids=ids, action=replay.id, through=through, last_seq=portion[-1].seq
-            )
-            [row] = await fetch(self._pool, *put_back)
-            if not row["is_mine"]:
-                raise WorkerError(f"another run goes on with replay {replay.id}; let it, or stop it first")
-            through, replayed = portion[-1].seq, replayed + row["count"]
-            waiting += ids
-            yield ReplayStep(
-                action=replay.id, done=start + len(portion), total=len(chosen), replayed=replayed, waiting=0
-            )
+        through = portion[-1].seq
+        ids = [one.id for one in portion]
+        put_back = self._sql["put_back"].bind(
+            ids=ids, action=replay.id, through=replay.through, last_seq=through
+        )
+        [row] = await fetch(self._pool, *put_back)
+        if not row["is_mine"]:
+            raise WorkerError(f"another run continues replay {replay.id}; let it, or stop it first")
+        return replace(replay, through=through, replayed=replay.replayed + row["count"])
+
+    async def not_taken(self, ids: Sequence[UUID]) -> list[UUID]:
+        """Return the events that no worker has claimed yet, and that wait for no failing one of their key."""
+        return [row["id"] for row in await fetch(self._pool, *self._sql["not_taken"].bind(ids=ids))]
+
+    async def finish(self, replay: Replay) -> None:
+        """Close the record."""
         await fetch(self._pool, *self._sql["finish_replay"].bind(action=replay.id))
 
 

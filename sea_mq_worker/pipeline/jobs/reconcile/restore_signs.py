@@ -10,7 +10,8 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from sea_mq_worker.domain.events import EventState
 from sea_mq_worker.domain.read_models import OutboxFilter
-from sea_mq_worker.operations.database import operations
+from sea_mq_worker.operations.database import replays
+from sea_mq_worker.operations.replay import replay_matching
 from sea_mq_worker.pipeline.jobs.reconcile.outbox import StreamEvidence
 from sea_mq_worker.pipeline.jobs.reconcile.reading import Messages
 from sea_mq_worker.pipeline.jobs.reconcile.result import Requeued
@@ -119,16 +120,11 @@ async def _replay(
     settings: Settings, ids: Sequence[UUID], how: Requeue, on_progress: Callable[[str], None]
 ) -> int:
     replayed = 0
-    async with operations(settings) as tables:
+    async with replays(settings) as tables:
         for start in range(0, len(ids), _BATCH):
             batch = tuple(ids[start : start + _BATCH])
-            result = await tables.replay(
-                OutboxFilter(ids=batch, states=(EventState.PUBLISHED,)),
-                actor=how.actor,
-                reason=how.reason,
-                cap=len(batch),
-                dry_run=False,
-            )
+            which = OutboxFilter(ids=batch, states=(EventState.PUBLISHED,))
+            result = await replay_matching(tables, which, actor=how.actor, reason=how.reason, cap=len(batch))
             replayed += result.replayed
             on_progress(f"put back {replayed} of {len(ids)}")
             if start + _BATCH < len(ids):

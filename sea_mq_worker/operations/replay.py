@@ -1,0 +1,72 @@
+"""Replay: put events back into the outbox in portions, so that new events wait for few of them."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING
+
+from sea_mq_worker.domain.read_models import OutboxFilter
+from sea_mq_worker.domain.replay_records import Chosen, Replay, ReplayResult, ReplayStep
+from sea_mq_worker.ports.operations import ReplayTables
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+_PORTION_MAX = 1000
+_LOOK_SECONDS = 0.5
+
+
+async def feed_replay(
+    tables: ReplayTables,
+    replay: Replay,
+    chosen: Sequence[Chosen],
+    *,
+    per_second: int = 1000,
+    ahead: int = 1000,
+) -> AsyncIterator[ReplayStep]:
+    """Put back portion after portion, and report each; an interrupted replay can be continued.
+
+    Args:
+        tables: the outbox.
+        replay: the record.
+        chosen: events that ``tables.choose`` returned for it.
+        per_second: pace.
+        ahead: cap on events that are put back and not claimed yet: a new event waits for no more of them.
+
+    Raises:
+        WorkerError: another run continues the same replay.
+    """
+    size = max(1, min(_PORTION_MAX, per_second, ahead))
+    waiting: Sequence[UUID] = []
+    for start in range(0, len(chosen), size):
+        portion = chosen[start : start + size]
+        if start:
+            await asyncio.sleep(size / per_second)
+        while len(waiting) + len(portion) > ahead:
+            waiting = await tables.not_taken(waiting)
+            if len(waiting) + len(portion) <= ahead:
+                break
+            yield _step(replay, start, chosen, waiting=len(waiting))
+            await asyncio.sleep(_LOOK_SECONDS)
+        replay = await tables.put_back(replay, portion)
+        waiting = [*waiting, *(one.id for one in portion)]
+        yield _step(replay, start + len(portion), chosen)
+    await tables.finish(replay)
+
+
+async def replay_matching(
+    tables: ReplayTables, which: OutboxFilter, *, actor: str, reason: str, cap: int, dry_run: bool = False
+) -> ReplayResult:
+    """Put back what matches, without waiting for workers; of more than ``cap``, or in a dry run, none."""
+    chosen = await tables.choose(which, limit=cap + 1)
+    replayed = 0
+    if not dry_run and 0 < len(chosen) <= cap:
+        begun = await tables.begin(which, actor=actor, reason=reason)
+        async for step in feed_replay(tables, begun, chosen, ahead=len(chosen)):
+            replayed = step.replayed
+    return ReplayResult(matched=len(chosen), replayed=replayed)
+
+
+def _step(replay: Replay, done: int, chosen: Sequence[Chosen], *, waiting: int = 0) -> ReplayStep:
+    return ReplayStep(
+        action=replay.id, done=done, total=len(chosen), replayed=replay.replayed, waiting=waiting
+    )
