@@ -10,6 +10,9 @@ The contract in four lines:
 - 422: this message can never be handled. The worker moves it to the dead-letter stream.
 - 5xx, or no response in time: the message cannot be handled now. The worker retries later.
 
+``/handle-batch`` is for workers with ``SEA_MQ_HANDLER_BATCH_URL``: it takes an array of messages, and answers
+200 with the status of each.
+
 FastAPI itself responds with 422 to a body that does not match the model. Keep ``Message`` unchanged and
 validate the payload in your own code. Otherwise a mistake in your model dead-letters good messages.
 """
@@ -20,6 +23,7 @@ from typing import Annotated, Any
 from uuid import UUID
 
 from fastapi import FastAPI, HTTPException
+from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 FLAKY_FAILURES = 2
@@ -54,6 +58,20 @@ async def handle(message: Message) -> dict[str, str]:
     _misbehave_if_asked(message)
     effects[message.message_id] = message.event_type
     return {"result": "handled"}
+
+
+@app.post("/handle-batch")
+async def handle_batch(messages: list[Message]) -> JSONResponse:
+    """Handle each message by itself, and answer with each one's ID and status."""
+    answers = []
+    for message in messages:
+        try:
+            await handle(message)
+        except HTTPException as error:
+            answers.append({"message_id": str(message.message_id), "status": error.status_code})
+        else:
+            answers.append({"message_id": str(message.message_id), "status": 200})
+    return JSONResponse(answers)
 
 
 @app.get("/effects")

@@ -43,8 +43,9 @@ def in_plain_text(s: Settings) -> Iterator[str]:
     servers = nats_addresses(s.nats_url.get_secret_value())
     if not demands_nats_tls(s) and not all(is_loopback(server.host) for server in servers):
         yield f"{ENV_PREFIX}NATS_URL: use tls://"
-    if s.consumers and is_http_exposed(s.handler_url):
-        yield f"{ENV_PREFIX}HANDLER_URL: use https://"
+    for key in ("handler_url", "handler_batch_url"):
+        if s.consumers and is_http_exposed(getattr(s, key)):
+            yield f"{ENV_PREFIX}{key.upper()}: use https://"
 
 
 def readable_by_all(s: Settings) -> Iterator[tuple[str, Path]]:

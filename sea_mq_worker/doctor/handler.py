@@ -31,7 +31,7 @@ class HandlerKind(Kind):
         Severity.ERROR,
         "the handler accepts no connection",
         "receiving pauses",
-        "start the handler, or correct SEA_MQ_HANDLER_URL",
+        "start the handler, or correct SEA_MQ_HANDLER_URL or SEA_MQ_HANDLER_BATCH_URL",
     )
     HANDLER_UNTRUSTED = (
         Severity.ERROR,
@@ -43,26 +43,27 @@ class HandlerKind(Kind):
         Severity.ERROR,
         "the handler's name resolves to a link-local address or a metadata service",
         "the worker sends nothing there",
-        "correct SEA_MQ_HANDLER_URL, or set SEA_MQ_HANDLER_ALLOW_LINK_LOCAL if intended",
+        "correct the URL, or set SEA_MQ_HANDLER_ALLOW_LINK_LOCAL if intended",
     )
     HANDLER_PATH = (
         Severity.WARNING,
         "the handler answers OPTIONS with a redirect, 404 or 5xx, or not at all",
         "the worker retries messages and then dead-letters them",
-        "correct path and scheme of SEA_MQ_HANDLER_URL, or fix the handler",
+        "correct path and scheme of SEA_MQ_HANDLER_URL or SEA_MQ_HANDLER_BATCH_URL, or fix the handler",
     )
 
 
 async def handler_findings(s: Settings) -> AsyncIterator[Finding]:
-    """Connect, and request the path by OPTIONS."""
+    """Connect, and request the path of each URL by OPTIONS."""
     if not s.handler_url:
         yield HandlerKind.HANDLER_MISSING.finding("handler", "SEA_MQ_HANDLER_URL is not set")
-    elif finding := await _examine(urlsplit(s.handler_url), s):
-        yield finding
+    for name, text in (("handler", s.handler_url), ("batch handler", s.handler_batch_url)):
+        if text and (finding := await _examine(name, urlsplit(text), s)):
+            yield finding
 
 
-async def _examine(url: SplitResult, s: Settings) -> Finding | None:
-    where = f"handler {url.hostname}:{_port(url)}"
+async def _examine(name: str, url: SplitResult, s: Settings) -> Finding | None:
+    where = f"{name} {url.hostname}:{_port(url)}"
     trust = (handler_tls(s) or ssl.create_default_context()) if url.scheme == "https" else None
     try:
         async with asyncio.timeout(_SECONDS):

@@ -12,6 +12,8 @@ ACCEPT_STATUSES = frozenset({200, 409})
 _POISON = 422
 _ASKS_TO_WAIT = frozenset({429, 503})
 _SERVER_ERRORS = range(500, 600)
+_UNAVAILABLE = 503
+_MAY_BE_ONE_MESSAGE = frozenset({400, 409, 413, 422})
 
 
 def result_for_status(
@@ -32,3 +34,13 @@ def result_for_status(
         f"the handler answered {status}{detail}, which its contract does not know: "
         f"check the handler's URL, its token and what is deployed there"
     )
+
+
+def may_be_one_message(status: int, *, accept_statuses: frozenset[int]) -> bool:
+    """Return whether a batch's status other than 200 may be due to one of its messages.
+
+    400, 409, 413, 422 and errors of the server such as 500 may. 503, 429, 401, 404 and the like concern the
+    handler or the way to it, so they hold for every message. An accepting status alone confirms no effect.
+    """
+    may_be_one = status in _SERVER_ERRORS and status != _UNAVAILABLE
+    return may_be_one or status in _MAY_BE_ONE_MESSAGE | accept_statuses

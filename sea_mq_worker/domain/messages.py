@@ -61,6 +61,8 @@ class HandlerRequest(NamedTuple):
     trace_headers: Mapping[str, str] = MappingProxyType({})
     consumer: str = ""
     stored_at: datetime | None = None
+    batch_max: int = 0
+    """Most messages in its request, itself included; 0: the handler client decides."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

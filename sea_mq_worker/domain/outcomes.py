@@ -139,7 +139,19 @@ class NotDelivered:
     error: str
 
 
-HandlerResult: TypeAlias = Accepted | Poison | Retry | NotDelivered
+@dataclass(frozen=True, slots=True)
+class BatchFailed:
+    """The message's batch failed, and which message is the cause is unknown: call again at once.
+
+    ``batch_max``: size of the next batch, half of the failed one; ``answered``: as in ``Retry``.
+    """
+
+    error: str
+    batch_max: int
+    answered: bool
+
+
+HandlerResult: TypeAlias = Accepted | Poison | Retry | NotDelivered | BatchFailed
 
 # --- outcome of a received message
 

@@ -28,6 +28,7 @@ _JETSTREAM_NAME = re.compile(r"[^\s.*>/\\\x00-\x1f\x7f]{1,255}")
 _SOURCE = re.compile(r"[!-~]*")
 _INBOX_PREFIX = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 _YEAR_SECONDS = 31_536_000.0
+_BATCHES_IN_FLIGHT = 2
 _IN_FLIGHT_PER_CALL = 4
 """While the handler works on some messages, others are recorded, completed or fetched, in larger batches."""
 
@@ -185,11 +186,23 @@ class Settings(BaseModel):
     handler_url: str = Field(
         "", description="URL that receives messages by POST, as http://127.0.0.1:8000/handle."
     )
+    handler_batch_url: str = Field(
+        "",
+        description="URL that receives several messages per POST, as http://127.0.0.1:8000/handle-batch; "
+        "empty: every message by itself.",
+    )
+    handler_batch_max: Annotated[int, Field(ge=2, le=1000)] = Field(
+        100, description="Maximum number of messages in a batch for the handler."
+    )
+    handler_batch_bytes_max: PositiveInt = Field(
+        2**20,
+        description="Maximum size of a batch's body, in bytes; a larger message is sent by itself.",
+    )
     handler_timeout_seconds: TimeoutSeconds = Field(
-        60.0, description="Time limit of one handler call, in seconds."
+        60.0, description="Time limit of one handler call, of a batch, too, in seconds."
     )
     handler_concurrency: Annotated[int, Field(ge=1, le=1000)] = Field(
-        50, description="Maximum number of concurrent handler calls, per consumer."
+        50, description="Maximum number of concurrent handler calls, per consumer; a batch is one call."
     )
     handler_accept_statuses: frozenset[int] = Field(
         frozenset({200, 409}), description="HTTP statuses by which the handler confirms the effect."
@@ -224,7 +237,8 @@ class Settings(BaseModel):
     inbox_in_flight_max: Annotated[int, Field(ge=1, le=10_000)] | None = Field(
         None,
         description="Maximum number of in-flight messages, per consumer; the consumer's max_ack_pending "
-        "limits them, too (default: four times `SEA_MQ_HANDLER_CONCURRENCY`).",
+        "limits them, too (default: four times `SEA_MQ_HANDLER_CONCURRENCY`; with a batch URL at least "
+        "twice `SEA_MQ_HANDLER_BATCH_MAX`).",
     )
     inbox_bytes_max: PositiveInt = Field(
         32 * 2**20,
@@ -275,7 +289,8 @@ class Settings(BaseModel):
     @property
     def in_flight_max(self) -> int:
         """The bound of in-flight messages per consumer, with its default filled in."""
-        return self.inbox_in_flight_max or _IN_FLIGHT_PER_CALL * self.handler_concurrency
+        batches = _BATCHES_IN_FLIGHT * self.handler_batch_max if self.handler_batch_url else 0
+        return self.inbox_in_flight_max or max(batches, _IN_FLIGHT_PER_CALL * self.handler_concurrency)
 
     @field_validator("database_schema")
     @classmethod

@@ -56,15 +56,16 @@ def _timing(s: Settings) -> tuple[tuple[bool, str, str], ...]:
 
 def _access(s: Settings) -> tuple[tuple[bool, str, str], ...]:
     return (
+        *(check for key in ("handler_url", "handler_batch_url") for check in _handler_access(s, key)),
         (
-            bool(s.handler_url) and not _is_http_url(s.handler_url),
-            "handler_url",
-            "expected an http:// or https:// URL",
+            bool(s.handler_batch_url) and s.handler_batch_url == s.handler_url,
+            "handler_batch_url",
+            "must not be handler_url, which receives single messages",
         ),
         (
-            not s.handler_allow_link_local and is_metadata_host(_host(s.handler_url)),
-            "handler_url",
-            "is link-local or a cloud's metadata service; if intended, set handler_allow_link_local=true",
+            bool(s.handler_batch_url) and not s.handler_url,
+            "handler_batch_url",
+            "requires handler_url, which receives the messages that are sent by themselves",
         ),
         (
             not is_loopback(s.admin_host) and s.admin_token_file is None,
@@ -83,6 +84,18 @@ def _access(s: Settings) -> tuple[tuple[bool, str, str], ...]:
             s.nats_creds_file is not None and s.nats_nkey_seed_file is not None,
             "nats_creds_file",
             "excludes nats_nkey_seed_file; set only one of them",
+        ),
+    )
+
+
+def _handler_access(s: Settings, key: str) -> tuple[tuple[bool, str, str], ...]:
+    url = getattr(s, key)
+    return (
+        (bool(url) and not _is_http_url(url), key, "expected an http:// or https:// URL"),
+        (
+            not s.handler_allow_link_local and is_metadata_host(_host(url)),
+            key,
+            "is link-local or a cloud's metadata service; if intended, set handler_allow_link_local=true",
         ),
     )
 

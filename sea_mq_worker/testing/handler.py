@@ -8,7 +8,7 @@ from typing import TypeAlias, assert_never
 
 from sea_mq_worker.domain.handler_status import ACCEPT_STATUSES, result_for_status
 from sea_mq_worker.domain.messages import HandlerRequest
-from sea_mq_worker.domain.outcomes import HandlerResult, NotDelivered, Retry
+from sea_mq_worker.domain.outcomes import BatchFailed, HandlerResult, NotDelivered, Retry
 
 _ALREADY = 409
 _SUCCESS = range(200, 300)
@@ -38,7 +38,14 @@ class Unreachable:
     """Refuse the connection."""
 
 
-Behaviour: TypeAlias = Respond | LoseResponse | Hang | Unreachable
+@dataclass(frozen=True, slots=True)
+class FailBatch:
+    """Fail the batch that the message is in, without an answer; the next one has ``batch_max`` messages."""
+
+    batch_max: int
+
+
+Behaviour: TypeAlias = Respond | LoseResponse | Hang | Unreachable | FailBatch
 Script: TypeAlias = Callable[[HandlerRequest, int], Behaviour]
 """Chooses the behaviour for a request; the number counts the calls for its message id, from 1."""
 
@@ -87,7 +94,7 @@ class InMemoryHandler:
             )
 
     async def _behave(
-        self, request: HandlerRequest, behaviour: Respond | LoseResponse | Hang
+        self, request: HandlerRequest, behaviour: Respond | LoseResponse | Hang | FailBatch
     ) -> HandlerResult:
         match behaviour:
             case Respond():
@@ -97,6 +104,8 @@ class InMemoryHandler:
             case LoseResponse():
                 self._take(request)
                 return Retry("the handler closed the connection without a whole answer", answered=False)
+            case FailBatch(batch_max):
+                return BatchFailed("the batch got no answer", batch_max=batch_max, answered=False)
             case Hang():
                 await asyncio.Event().wait()
                 raise AssertionError("nobody sets this event")

@@ -80,11 +80,12 @@ async def deliveries(at: Site) -> int:
 
 
 def takes(at: Site) -> Behaviour:
-    """Let a call have its effect."""
+    """Let a call have its effect, unless an earlier one had."""
 
     async def behave(call: Call, writer: asyncio.StreamWriter) -> None:
-        at.effects.taken[call.message_id] += 1
-        await answer(200)(call, writer)
+        known = call.message_id in at.effects.taken
+        at.effects.taken[call.message_id] += not known
+        await answer(409 if known else 200)(call, writer)
 
     return behave
 
@@ -99,8 +100,15 @@ async def listening(at: Site, port: int) -> AsyncIterator[None]:
         server.close()
 
 
+@pytest.fixture(params=["single calls", "batches"])
+def batches(request: pytest.FixtureRequest, shared: Site) -> Mapping[str, Any]:
+    """The settings of a worker that sends messages by themselves, or in batches."""
+    url = shared.target.environment["SEA_MQ_HANDLER_URL"]
+    return {"handler_batch_url": f"{url}-batch"} if request.param == "batches" else {}
+
+
 @pytest.mark.fault("N11")
-async def test_only_the_contracts_statuses_settle_a_message(shared: Site) -> None:
+async def test_only_the_contracts_statuses_settle_a_message(shared: Site, batches: Mapping[str, Any]) -> None:
     """Each of the others brings it again, and then it is processed like any other."""
     done, known, rejected, asked_to_wait, *others = await shared.send(4 + len(RETRIED))
     asked_at: dict[str, list[float]] = defaultdict(list)
@@ -125,9 +133,11 @@ async def test_only_the_contracts_statuses_settle_a_message(shared: Site) -> Non
         },
     }
     shared.effects.taken[done] = 1
-    async with shared.worker(handler_slow_after=1000, inbox_backoff_max_seconds=0.5):
+    async with shared.worker(handler_slow_after=1000, inbox_backoff_max_seconds=0.5, **batches):
         await shared.quiet()
     await shared.audit(buried=frozenset({rejected}))
+    if batches:  # a batch that one message breaks is sent again in parts
+        return
     once = {done, known, rejected}
     assert shared.effects.calls == {i: 1 if i in once else 2 for i in shared.effects.calls}
     first, second = asked_at[asked_to_wait]
@@ -135,7 +145,9 @@ async def test_only_the_contracts_statuses_settle_a_message(shared: Site) -> Non
 
 
 @pytest.mark.fault("N11")
-async def test_a_handler_that_tells_everybody_to_wait_is_asked_about_nobody_sooner(shared: Site) -> None:
+async def test_a_handler_that_tells_everybody_to_wait_is_asked_about_nobody_sooner(
+    shared: Site, batches: Mapping[str, Any]
+) -> None:
     """Also when as many were told so that their event type is slow."""
     asked_at: dict[str, list[float]] = defaultdict(list)
 
@@ -148,7 +160,7 @@ async def test_a_handler_that_tells_everybody_to_wait_is_asked_about_nobody_soon
 
     shared.handler.default = busy_at_first
     messages = await shared.send(20)
-    async with shared.worker(handler_slow_after=5) as worker:
+    async with shared.worker(handler_slow_after=5, **batches) as worker:
         await worker.answers(503, "429")
         await shared.quiet()
     await shared.audit()
@@ -158,7 +170,9 @@ async def test_a_handler_that_tells_everybody_to_wait_is_asked_about_nobody_soon
 
 
 @pytest.mark.fault("N14")
-async def test_an_answer_that_never_ends_costs_its_deadline_and_no_place(shared: Site) -> None:
+async def test_an_answer_that_never_ends_costs_its_deadline_and_no_place(
+    shared: Site, batches: Mapping[str, Any]
+) -> None:
     """There is one place: a message that did not give it back would hold up all behind it."""
     messages = await shared.send(len(UNFINISHED))
     shared.effects.script |= {
@@ -170,10 +184,29 @@ async def test_an_answer_that_never_ends_costs_its_deadline_and_no_place(shared:
         "handler_timeout_seconds": 0.3,
         "handler_slow_after": 1000,
     }
-    async with shared.worker(**one):
+    async with shared.worker(**one, **batches):
         await shared.quiet()
     await shared.audit()
-    assert shared.effects.calls == dict.fromkeys(messages, 2)
+    assert batches or shared.effects.calls == dict.fromkeys(messages, 2)
+
+
+@pytest.mark.fault("N20")
+async def test_a_message_that_kills_the_handler_is_found_in_its_batch_and_alone_counted(shared: Site) -> None:
+    messages = await shared.send(20)
+    killer = messages[13]
+    shared.effects.script[killer] = raw(b"", reset=True)
+    settings: dict[str, Any] = {"inbox_attempts_max": 3, "handler_slow_after": 1000}
+    url = f"{shared.target.environment['SEA_MQ_HANDLER_URL']}-batch"
+    async with shared.worker(handler_batch_url=url, **settings) as worker:
+        await shared.quiet()
+        logged = [json.loads(line)["event"] for line in worker.written.splitlines()]
+    await shared.audit(buried=frozenset({killer}))
+    attempts = {message: (await shared.inbox_row(message))["attempts"] for message in messages}
+    assert attempts == dict.fromkeys(messages, 1) | {killer: 3}
+    assert logged.count("message_retried") == 2
+    assert "handler_batch_failed" in logged
+    [letter] = await shared.dead_letters()
+    assert (letter["Dlq-Message-Id"], letter["Dlq-Reason"]) == (killer, "EXHAUSTED")
 
 
 @pytest.mark.fault("N13")

@@ -8,10 +8,12 @@ import urllib.request
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import uvicorn
 
+from sea_mq_worker.adapters.http.batch_handler import HttpBatchHandler
 from sea_mq_worker.adapters.http.handler import HttpEventHandler
 from sea_mq_worker.domain.messages import HandlerRequest
 from sea_mq_worker.domain.outcomes import Accepted, Poison, Retry
@@ -86,3 +88,21 @@ async def test_a_flaky_message_takes_effect_at_the_third_call(handler: HttpEvent
     results = [await handler.handle(request(b'{"flaky": true}')) for _ in range(4)]
     assert [type(result) for result in results] == [Retry, Retry, Accepted, Accepted]
     assert results[2:] == [Accepted(200), Accepted(409)]
+
+
+async def test_its_batch_endpoint_answers_for_each_message(url: str) -> None:
+    client: dict[str, Any] = {"timeout_seconds": 10.0, "concurrency": 1}
+    handler = HttpBatchHandler(
+        single=HttpEventHandler(url=f"{url}/handle", **client),
+        batch=HttpEventHandler(url=f"{url}/handle-batch", **client),
+        concurrency=1,
+        messages_max=10,
+        bytes_max=2**20,
+        on_failed=pytest.fail,
+    )
+    payloads = [b"{}", b'{"poison": true}', b'{"flaky": true}', b"1.5"]
+    requests = [request(payload, number=number) for number, payload in enumerate(payloads)]
+    results = await asyncio.gather(*map(handler.handle, requests))
+    assert [type(result) for result in results] == [Accepted, Poison, Retry, Accepted]
+    assert await handler.handle(requests[0]) == Accepted(409)
+    await handler.close()

@@ -8,8 +8,10 @@ import ssl
 import struct
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias, cast
+
+from tests.support.answer_recorder import AnswerRecorder
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,8 @@ class HandlerServer:
     """Listens on loopback; ``script`` (by message id) goes before ``default``."""
 
     default: Behaviour = field(default_factory=lambda: answer(200))
+    batch: Behaviour | None = None
+    """What happens to a batch instead of its messages."""
     script: dict[str, Behaviour] = field(default_factory=dict)
     calls: list[Call] = field(default_factory=list)
     connections: int = 0
@@ -132,13 +136,37 @@ class HandlerServer:
                 async with self._called:
                     self.calls.append(call)
                     self._called.notify_all()
-                await self.script.get(call.message_id, self.default)(call, writer)
+                await self._behave(call, writer)
         except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
             pass
         finally:
             self.open_connections -= 1
             self._tasks.discard(task)
             writer.close()
+
+    async def _behave(self, call: Call, writer: asyncio.StreamWriter) -> None:
+        if not call.path.endswith("-batch"):
+            await self.script.get(call.message_id, self.default)(call, writer)
+        elif self.batch is not None:
+            await self.batch(call, writer)
+        else:
+            await self._answer_batch(call, writer)
+
+    async def _answer_batch(self, call: Call, writer: asyncio.StreamWriter) -> None:
+        """Answer with all statuses; where one message gets no whole answer, the batch gets none either."""
+        elements = []
+        for message in json.loads(call.body):
+            message_id, recorder = message["message_id"], AnswerRecorder()
+            one = replace(call, headers={"x-message-id": message_id}, body=json.dumps(message).encode())
+            await self.script.get(message_id, self.default)(one, cast("asyncio.StreamWriter", recorder))
+            element = recorder.element(message_id)
+            if element is None:
+                writer.write(recorder.data)
+                if recorder.is_closing():
+                    writer.close()
+                return
+            elements.append(element)
+        await answer(200, json.dumps(elements).encode())(call, writer)
 
     async def stop(self) -> None:
         """End what still hangs."""

@@ -17,7 +17,14 @@ from sea_mq_worker.domain.facts import (
     TypeSlowed,
 )
 from sea_mq_worker.domain.messages import HandlerRequest
-from sea_mq_worker.testing.handler import Behaviour, InMemoryHandler, LoseResponse, Respond, Unreachable
+from sea_mq_worker.testing.handler import (
+    Behaviour,
+    FailBatch,
+    InMemoryHandler,
+    LoseResponse,
+    Respond,
+    Unreachable,
+)
 from sea_mq_worker.testing.publisher import InMemoryPublisher
 from tests.support.inbox_loop import (
     ACK_WAIT,
@@ -318,6 +325,45 @@ async def test_in_flight_messages_wait_for_one_of_fewer_calls_and_a_stop_gives_t
     assert sorted(world.consumer.acked) == [*range(1, 2 * CONCURRENCY + 1)]
     given_back = [world.row(message_id) for message_id in ids[2 * CONCURRENCY :]]
     assert {(row.attempts, row.locked_by) for row in given_back} == {(0, None)}
+
+
+@in_virtual_time
+async def test_a_message_of_a_failed_batch_is_called_for_again_in_smaller_ones_uncounted() -> None:
+    world = World()
+    world.handler.script = lambda request, _call: (
+        Respond() if request.batch_max == 1 else FailBatch((request.batch_max or 8) // 2)
+    )
+    message_id = world.send()
+    async with world.consuming():
+        await world.observer.seen(MessageProcessed)
+    assert [request.batch_max for request in world.handler.requests] == [0, 4, 2, 1]
+    assert world.row(message_id).attempts == 1
+
+
+@in_virtual_time
+async def test_a_message_that_failed_before_is_sent_by_itself() -> None:
+    world = World()
+    world.send()
+    world.handler.script = lambda _request, call: LoseResponse() if call == 1 else Respond()
+    async with world.consuming():
+        await world.observer.seen(MessageProcessed)
+    assert [request.batch_max for request in world.handler.requests] == [0, 1]
+
+
+@in_virtual_time
+async def test_a_stop_after_a_failed_batch_gives_its_messages_back_uncounted() -> None:
+    world = World()
+
+    def stop_in_between(_request: HandlerRequest, _call: int) -> Behaviour:
+        world.stop.set()
+        return FailBatch(4)
+
+    world.handler.script = stop_in_between
+    message_id = world.send()
+    async with world.consuming():
+        await world.stop.wait()
+    assert (world.row(message_id).attempts, world.row(message_id).locked_by) == (0, None)
+    assert [seq for seq, _ in world.consumer.naks] == [1]
 
 
 @in_virtual_time

@@ -90,6 +90,11 @@ def test_a_misspelt_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
         ("CONSUMERS", "A/b,C c/d", "item 2: stream: expected a name without spaces, dots, slashes, * and >"),
         ("SOURCE", "/my shop", "expected visible ASCII without spaces; percent-encode everything else"),
         ("ADMIN_TOKEN_FILE", "", "is empty: give a path, or leave it out"),
+        (
+            "HANDLER_BATCH_URL",
+            "http://handler/handle-batch",
+            "requires handler_url, which receives the messages that are sent by themselves",
+        ),
         ("INBOX_IN_FLIGHT_MAX", "49", "must not be below handler_concurrency, which is 50"),
         (
             "OUTBOX_LEASE_SECONDS",

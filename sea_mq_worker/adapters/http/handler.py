@@ -7,7 +7,7 @@ payload; ``keep_problem`` adds the type and title of problem details.
 """
 
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import httpx2
 
@@ -17,7 +17,7 @@ from sea_mq_worker.adapters.http.client.transport import HandlerTransport, Heade
 from sea_mq_worker.adapters.http.problem_details import problem_text
 from sea_mq_worker.adapters.http.request_body import request_body, retry_after_seconds
 from sea_mq_worker.domain.forbidden_hosts import is_metadata_host
-from sea_mq_worker.domain.handler_status import ACCEPT_STATUSES, result_for_status
+from sea_mq_worker.domain.handler_status import ACCEPT_STATUSES, may_be_one_message, result_for_status
 from sea_mq_worker.domain.messages import HandlerRequest
 from sea_mq_worker.domain.outcomes import HandlerResult, NotDelivered, Retry
 
@@ -94,8 +94,13 @@ class HttpEventHandler:
 
     async def handle(self, request: HandlerRequest) -> HandlerResult:
         """Call the handler once; see ports/handler.py."""
+        answer = await self.post(_headers(request), request_body(request))
+        return self.result(answer) if isinstance(answer, Response) else answer
+
+    async def post(self, headers: Sequence[Header], body: Sequence[bytes]) -> Response | NotDelivered | Retry:
+        """Send one request, whose body is given in parts; return its answer, or the reason for none."""
         try:
-            answer = await self._transport.post(_headers(request), request_body(request))
+            return await self._transport.post(headers, body)
         except _UNREACHABLE as error:
             return NotDelivered(f"the handler at {self._where} cannot be reached: {_one_line(error)}")
         except httpx2.TimeoutException:
@@ -104,9 +109,9 @@ class HttpEventHandler:
             )
         except _BROKEN as error:
             return Retry(_broken(error), answered=False)
-        return self._result(answer)
 
-    def _result(self, answer: Response) -> HandlerResult:
+    def result(self, answer: Response) -> HandlerResult:
+        """Judge a request's answer by its status."""
         if answer.status in self._accept_statuses:  # nothing else of it matters
             return result_for_status(answer.status, accept_statuses=self._accept_statuses)
         return result_for_status(
@@ -115,6 +120,15 @@ class HttpEventHandler:
             after_seconds=self._wait_asked(httpx2.Headers(answer.headers)),
             detail=self._detail(answer),
         )
+
+    def may_be_one_message(self, status: int) -> bool:
+        """Return whether a batch's status may be due to one of its messages."""
+        return may_be_one_message(status, accept_statuses=self._accept_statuses)
+
+    def status_result(self, status: int, retry_after: float) -> HandlerResult:
+        """Judge the status of one message of a batch."""
+        wait = min(retry_after, self._retry_after_max_seconds)
+        return result_for_status(status, accept_statuses=self._accept_statuses, after_seconds=wait)
 
     def _wait_asked(self, headers: httpx2.Headers) -> float:
         value = headers.get("retry-after", "")

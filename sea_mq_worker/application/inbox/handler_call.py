@@ -16,6 +16,7 @@ from sea_mq_worker.domain.inbox_results import Leased
 from sea_mq_worker.domain.messages import DeadLetter, HandlerRequest
 from sea_mq_worker.domain.outcomes import (
     Accepted,
+    BatchFailed,
     GivenBack,
     HandlingOutcome,
     LeaseLost,
@@ -81,6 +82,8 @@ class HandlerCaller:
         if wait:
             await cancel_on_stop(stop, asyncio.sleep(wait))
         breaker = self.health.breaker
+        if run.attempts > 1:  # it may have ended the process of the worker or of the handler
+            request = request._replace(batch_max=1)
         while (permit := await breaker.enter(stop)) is not Permit.STOPPED:
             if not await leases.still_leased(item, run, stop):
                 if permit is Permit.PROBE:
@@ -88,15 +91,22 @@ class HandlerCaller:
                 return LeaseLost()
             with self.health.calling(request.event_type):
                 result = await self.handler.handle(request)
-            if not isinstance(result, NotDelivered):
-                self._record_reached(result)
-                return await self._conclude(item, run, request, result, stop)
-            breaker.record_failure(result.error)
+            match result:
+                case NotDelivered(error):
+                    breaker.record_failure(error)
+                case BatchFailed(error, batch_max):
+                    self._record_reached(result)
+                    if stop.is_set():
+                        raise StoppedError(error)
+                    request = request._replace(batch_max=batch_max)
+                case _:
+                    self._record_reached(result)
+                    return await self._conclude(item, run, request, result, stop)
         raise StoppedError(breaker.reason)
 
-    def _record_reached(self, result: Accepted | Poison | Retry) -> None:
+    def _record_reached(self, result: Accepted | Poison | Retry | BatchFailed) -> None:
         """Close the circuit for a response; a call that broke off does not prove that the handler is back."""
-        if isinstance(result, Retry) and not result.answered:
+        if isinstance(result, Retry | BatchFailed) and not result.answered:
             self.health.breaker.release()
         else:
             self.health.breaker.record_success()

@@ -41,6 +41,11 @@ class InFlight:
         return self._bytes_max - sum(len(item.message.payload) for item in self._messages)
 
     @property
+    def capacity(self) -> int:
+        """Most messages at a time, extra ones included."""
+        return self._messages_max + self._extra_max
+
+    @property
     def completion_batch(self) -> int:
         """Number of outcomes worth one write: half the slots, or all messages where fewer are in flight."""
         return min(len(self._messages), -(-self._messages_max // _BATCHES))

@@ -1,5 +1,7 @@
 """The inbound side: JetStream -> inbox -> handler."""
 
+from sea_mq_worker.adapters.http.batch_handler import HttpBatchHandler
+from sea_mq_worker.adapters.http.handler import HttpEventHandler
 from sea_mq_worker.adapters.nats.connection import NatsConnection
 from sea_mq_worker.adapters.nats.consume.consumer import NatsJetStreamConsumer
 from sea_mq_worker.adapters.nats.consume.max_deliveries import NatsExhaustedMessages
@@ -27,13 +29,13 @@ from sea_mq_worker.bootstrap.worker.context import WorkerContext
 from sea_mq_worker.bootstrap.worker.inbox_sharing import share_inbox
 from sea_mq_worker.bootstrap.worker.missed_messages import unseen_looks
 from sea_mq_worker.bootstrap.worker.telemetry import traced_handler
-from sea_mq_worker.connections.handler import open_handler
+from sea_mq_worker.connections.handler import open_batch_handler, open_handler
 from sea_mq_worker.connections.postgres import open_pool
 from sea_mq_worker.connections.startup_retry import connect_with_retry
 from sea_mq_worker.domain.facts import Noticed
 from sea_mq_worker.domain.retry import Backoff
 from sea_mq_worker.ports.inbox import InboxRepository
-from sea_mq_worker.settings import ConsumerSettings, SettingsError
+from sea_mq_worker.settings import ConsumerSettings, Settings, SettingsError
 
 _PROBE_MAX_SECONDS = 2.0
 _SICK_PROBE_MAX_SECONDS = 5.0
@@ -117,7 +119,7 @@ def _inbox_loop(
         observer=base.observer,
         broker_breaker=broker_breaker,
         clock=base.clock,
-        calls=CallSlots(s.handler_concurrency),
+        calls=_call_slots(s, in_flight),
         heartbeat_seconds=min(consumer.ack_wait_seconds, s.inbox_lease_seconds) / _HEARTBEATS_PER_LEASE,
         siblings=frozenset(durable.durable for durable in s.consumers),
         orphans=_orphan_finder(base, consumer, inbox, broker_breaker, recorder.store_breaker),
@@ -211,7 +213,7 @@ async def _dead_letterer(
 
 def _handler_caller(base: WorkerContext, dead_letterer: DeadLetterer) -> HandlerCaller:
     s = base.settings
-    http = open_handler(s, concurrency=s.handler_concurrency * len(s.consumers))
+    http = _handler_client(base)
     base.stack.push_async_callback(http.close)
     handler = traced_handler(base, http) if s.tracing else http
     return HandlerCaller(
@@ -221,6 +223,23 @@ def _handler_caller(base: WorkerContext, dead_letterer: DeadLetterer) -> Handler
         backoff=_backoff(base),
         attempts_max=s.inbox_attempts_max,
     )
+
+
+def _handler_client(base: WorkerContext) -> HttpEventHandler | HttpBatchHandler:
+    s = base.settings
+    concurrency = s.handler_concurrency * len(s.consumers)
+    if not s.handler_batch_url:
+        return open_handler(s, concurrency=concurrency)
+
+    def report(error: str) -> None:
+        base.observer.observe(Noticed(event="handler_batch_failed", text=error))
+
+    return open_batch_handler(s, concurrency=concurrency, on_failed=report)
+
+
+def _call_slots(s: Settings, in_flight: InFlight) -> CallSlots:
+    """Bound the calls, unless messages share them; then the client bounds its requests."""
+    return CallSlots(in_flight.capacity if s.handler_batch_url else s.handler_concurrency)
 
 
 def _health(base: WorkerContext) -> HandlerHealth:

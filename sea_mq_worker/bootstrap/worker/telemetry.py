@@ -91,4 +91,5 @@ def traced_handler(base: WorkerContext, inner: EventHandler) -> EventHandler:
     """Make spans of every message handled."""
     from sea_mq_worker.telemetry.tracing import TracedHandler  # noqa: PLC0415
 
-    return TracedHandler(inner, base.settings.handler_url, base.metrics.spans)
+    url = base.settings.handler_batch_url or base.settings.handler_url
+    return TracedHandler(inner, url, base.metrics.spans)

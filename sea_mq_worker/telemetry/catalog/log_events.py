@@ -179,6 +179,10 @@ NOTICES = tuple(
             "read_ahead_failed",
             "The worker may not read the stream; messages behind given back ones wait: grant STREAM.MSG.GET.",
         ),
+        (
+            "handler_batch_failed",
+            "A batch had no usable answer; the worker sends its messages again in halves: check the handler.",
+        ),
         ("advisory_unreadable", "A message of the advisory stream is no advisory; the worker skips it."),
         (
             "exhausted_message_lost",

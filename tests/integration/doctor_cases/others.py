@@ -30,6 +30,8 @@ PROCESSED = "SELECT bool_and(processed_at IS NOT NULL) FROM inbox_messages"
 by_setting("handler_missing", handler_url="")
 by_setting("handler_unreachable", handler_url=f"http://{UNUSED}/handle")
 
+by_setting("handler_unreachable__batches", handler_batch_url=f"http://{UNUSED}/handle-batch")
+
 
 def by_answer(slug: str, status: int) -> None:
     async def provoke(p: Patient) -> Mend:
