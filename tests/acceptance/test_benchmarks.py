@@ -4,6 +4,7 @@ import asyncio
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,28 +22,43 @@ FLOORS = {
 }
 
 
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads CPU times from /proc")
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-@pytest.mark.skipif(sys.platform != "linux", reason="reads CPU times from /proc")
+async def test_a_quick_round_measures_what_each_program_does(tmp_path: Path) -> None:
+    chosen = ("drain, 10 to a key", "steady rate", "inbox, bare handler")
+    workloads = await measured(tmp_path, *(f"--workload={name}" for name in chosen))
+    assert workloads.keys() == set(chosen)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(240)
 async def test_the_quick_round_measures_every_workload(tmp_path: Path) -> None:
-    file = tmp_path / "results.json"
+    workloads = await measured(tmp_path, "--all")
+    assert workloads.keys() == FLOORS.keys()
+    assert workloads["churn"]["worker"]["more"]["table, MB, last fifth"] > 0
+    assert workloads["memory"]["worker"]["more"]["worker after 5,000 events, MB"] > 0
+    assert workloads["steady rate"]["worker"]["more"]["stored after COMMIT sent, p50 ms"] > 0
+
+
+async def measured(folder: Path, *options: str) -> dict[str, Any]:
+    """Run one quick round, and return the figures of each workload, by program."""
+    file = folder / "results.json"
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "benchmarks", "--all", "--quick", "--json", str(file),
+        sys.executable, "-m", "benchmarks", *options, "--quick", "--json", str(file),
         cwd=ROOT, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
     output, errors = await asyncio.wait_for(process.communicate(), 220)
     assert process.returncode == 0, errors.decode()
     workloads = {name: found["median"] for name, found in json.loads(file.read_text())["workloads"].items()}
-    assert {name: found.keys() for name, found in workloads.items()} == {
-        name: {"worker", *floors} for name, floors in FLOORS.items()
-    }
     for name, programs in workloads.items():
         assert name in output.decode()
+        assert programs.keys() == {"worker", *FLOORS[name]}
         assert all(found["rate"] > 0 for found in programs.values())
         worker = programs["worker"]
         assert worker["statements_per_1000"] > 0
         if name != "looks":  # these are the operator's, and change nothing
             assert min(worker["wal_bytes_each"], worker["peak_bytes"]) > 0
-    assert workloads["churn"]["worker"]["more"]["table, MB, last fifth"] > 0
-    assert workloads["memory"]["worker"]["more"]["worker after 5,000 events, MB"] > 0
-    assert workloads["steady rate"]["worker"]["more"]["stored after COMMIT sent, p50 ms"] > 0
+    return workloads

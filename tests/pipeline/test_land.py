@@ -169,16 +169,25 @@ async def publish_one(url: str, stream: str, message: Published) -> None:
         await publish(connection, stream, [message])
 
 
+class DiedError(Exception):
+    """The run ends here, with silver ahead of gold."""
+
+
 async def test_a_run_that_died_between_two_steps_is_caught_up(
     lake: Lake, server: NatsConnection, names: str
 ) -> None:
     await publish(server, names, [event(names, number) for number in range(300)])
     await asyncio.to_thread(land_bronze_alone, lake, names, 200)
 
-    result = await lake.land(names)
+    def die(_: LandProgress) -> None:
+        raise DiedError
 
-    assert (result.rows, result.events) == (100, 300)
+    with pytest.raises(DiedError):
+        await lake.land(names, on_progress=die)
     assert len(lake.rows(BRONZE)) == len(lake.rows(SILVER)) == 300
+    assert lake.rows(GOLD) == []
+
+    assert (await lake.land(names)).rows == 0
     assert_counted(lake)
 
 

@@ -13,7 +13,7 @@ from sea_mq_worker.cli import app
 from sea_mq_worker.pipeline import session
 
 if __name__ == "__main__":
-    with session.spark_session("tests") as spark:
+    with session.spark_session("tests", conf={"spark.sql.shuffle.partitions": "2"}) as spark:
         session.spark_session = lambda *_, **__: nullcontext(spark)  # type: ignore[assignment]
         for command in sys.argv[1:]:
             ended = CliRunner().invoke(app, shlex.split(command.removeprefix("python -m sea_mq_worker ")))

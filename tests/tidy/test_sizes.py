@@ -4,7 +4,8 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -43,9 +44,10 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 modules = sorted(path for folder in SOURCES for path in (ROOT / folder).rglob("*.py"))
 
 
-def functions(path: Path) -> Iterator[Function]:
+@cache
+def functions(path: Path) -> Sequence[Function]:
     """Return the module's functions, nested ones too."""
-    return (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, Function))
+    return [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, Function)]
 
 
 def lines(function: Function) -> int:
