@@ -11,6 +11,7 @@ SUBJECT_BYTES_MAX = 1024
 
 _CONTEXT = re.compile(r"[a-z0-9][a-z0-9_-]*")
 _VERSION = re.compile(r"v([1-9][0-9]{0,9})")
+_REST = ">"
 _UNREADABLE = "\ufffd"
 """Placeholder of invalid UTF-8 in a received subject; therefore refused as a character of a subject."""
 
@@ -84,3 +85,19 @@ def _token_problem(name: str) -> str:
     if name.startswith(".") or name.endswith(".") or ".." in name:
         return "has an empty token"
     return ""
+
+
+def covers(pattern: str, subject: str) -> bool:
+    """Return whether every subject that ``subject``, itself a pattern, matches is matched by ``pattern``.
+
+    ``*`` is one token; a last ``>`` is one or more.
+    """
+    wide, narrow = pattern.split("."), subject.split(".")
+    for place, token in enumerate(wide):
+        if token == _REST:
+            return len(narrow) > place
+        if place >= len(narrow) or narrow[place] == _REST:
+            return False
+        if token not in {"*", narrow[place]}:
+            return False
+    return len(wide) == len(narrow)

@@ -8,8 +8,8 @@ import pytest
 import pytest_asyncio
 
 from sea_mq_worker.adapters.postgres.connection import connect_pool
+from sea_mq_worker.adapters.postgres.inbox import PostgresResumptions
 from sea_mq_worker.adapters.postgres.operator.operations import PostgresOperations
-from sea_mq_worker.adapters.postgres.resumptions import PostgresResumptions
 from sea_mq_worker.ports.inbox import Resumptions
 from sea_mq_worker.testing.resumptions import InMemoryResumptions
 from tests.support.servers import Database

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 from pydantic import SecretStr
 
-from sea_mq_worker.adapters.postgres.resumptions import PostgresResumptions
+from sea_mq_worker.adapters.postgres.inbox import PostgresResumptions
 from sea_mq_worker.admin.operator_api import (
     ActionResult,
     DeadLetterGroup,

@@ -21,10 +21,7 @@ SHORT_FOLDERS = {
     "testing": "a fake is as long as its port",
 }
 SHORT_MODULES = {
-    "adapters/http/problem_details.py": "the publisher and the handler share it, and it knows neither",
-    "adapters/nats/subject_match.py": "modules of several packages use it",
-    "adapters/postgres/resumptions.py": "an adapter of its own for a port of its own",
-    "adapters/postgres/texts.py": "outbox and inbox use it, which do not import each other",
+    "adapters/http/problem_details.py": "it decides what of a response may be kept, and knows no client",
     "application/polling.py": "a wakeup of its own, for servers that cannot notify",
     "cli/signals.py": "several commands share it",
     "connections/postgres.py": "one module for each server",

@@ -13,8 +13,8 @@ from typing import Any
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection, api
 from sea_mq_worker.adapters.nats.errors import STREAMS_APPLY, ApiRefusedError
-from sea_mq_worker.adapters.nats.subject_match import covers
 from sea_mq_worker.domain.errors import BrokerUnavailableError, ContractError
+from sea_mq_worker.domain.subjects import covers
 
 _NOT_FOUND = 404
 _NANOSECONDS = 1e9

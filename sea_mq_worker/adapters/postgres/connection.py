@@ -218,6 +218,11 @@ async def leave_former_primary(pool: asyncpg.Pool) -> None:
         await pool.expire_connections()
 
 
+def to_storable_text(text: str) -> str:
+    """Return a text that PostgreSQL can store: without NUL, and valid UTF-8."""
+    return text.replace("\0", "\ufffd").encode(errors="replace").decode()
+
+
 async def _rows(connection: Any, statement: str, args: Sequence[object]) -> Sequence[Any]:
     try:
         return list(await connection.fetch(statement, *args))

@@ -6,9 +6,8 @@ from typing import Any
 
 import asyncpg
 
-from sea_mq_worker.adapters.postgres.connection import fetch
+from sea_mq_worker.adapters.postgres.connection import fetch, to_storable_text
 from sea_mq_worker.adapters.postgres.queries import load_queries
-from sea_mq_worker.adapters.postgres.texts import to_storable_text
 from sea_mq_worker.domain.errors import StoreUnavailableError
 from sea_mq_worker.domain.inbox_results import (
     AlreadySettled,
@@ -138,6 +137,20 @@ class PostgresInboxAdapter:
         ids = [lease.message_id for lease in ordered]
         tokens = [lease.token for lease in ordered]
         return _ids(await fetch(self._pool, self._sql[name], ids, tokens, *more))
+
+
+class PostgresResumptions:
+    """See ``ports.inbox.Resumptions``; ``sql/roles.sql`` grants the worker the few columns that it reads."""
+
+    def __init__(self, *, pool: asyncpg.Pool) -> None:
+        """Use a pool of the worker's."""
+        self._pool = pool
+        self._sql = load_queries("resume", "resumed")
+
+    async def resumed(self, *, within_seconds: float) -> Sequence[tuple[str, float]]:
+        """Read what was resumed so lately."""
+        rows = await fetch(self._pool, self._sql["resumed"], within_seconds)
+        return [(row["event_type"], row["seconds_ago"]) for row in rows]
 
 
 def _run(row: Any, token: str) -> Receipt:

@@ -13,10 +13,9 @@ from typing import Any, assert_never
 import asyncpg
 
 from sea_mq_worker.adapters.postgres.claim_cursor import END, START, ClaimCursor, Look, Position, Scan
-from sea_mq_worker.adapters.postgres.connection import fetch
+from sea_mq_worker.adapters.postgres.connection import fetch, to_storable_text
 from sea_mq_worker.adapters.postgres.queries import load_named
 from sea_mq_worker.adapters.postgres.refusals import Refusals
-from sea_mq_worker.adapters.postgres.texts import to_storable_text
 from sea_mq_worker.domain.errors import RowsRefusedError
 from sea_mq_worker.domain.events import NO_BYTES_MAX, Claim, ClaimedEvent
 from sea_mq_worker.domain.outcomes import Died, Postponed, Published, Reaped, Released, Verdict

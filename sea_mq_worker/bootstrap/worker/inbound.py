@@ -6,8 +6,7 @@ from sea_mq_worker.adapters.nats.connection import NatsConnection
 from sea_mq_worker.adapters.nats.consume.consumer import NatsJetStreamConsumer
 from sea_mq_worker.adapters.nats.consume.max_deliveries import NatsExhaustedMessages
 from sea_mq_worker.adapters.nats.publish.publisher import NatsJetStreamPublisher
-from sea_mq_worker.adapters.postgres.inbox import PostgresInboxAdapter
-from sea_mq_worker.adapters.postgres.resumptions import PostgresResumptions
+from sea_mq_worker.adapters.postgres.inbox import PostgresInboxAdapter, PostgresResumptions
 from sea_mq_worker.application.circuit_breaker import CircuitBreaker
 from sea_mq_worker.application.inbox.call_slots import CallSlots
 from sea_mq_worker.application.inbox.completion import CompletionBatcher

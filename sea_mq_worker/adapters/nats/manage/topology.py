@@ -17,8 +17,8 @@ from sea_mq_worker.adapters.nats.server_info import (
     stream_info,
     streams_taking,
 )
-from sea_mq_worker.adapters.nats.subject_match import covers
 from sea_mq_worker.domain.errors import ContractError
+from sea_mq_worker.domain.subjects import covers
 from sea_mq_worker.domain.topology import Change, Difference
 
 _SINCE: Mapping[str, tuple[int, int]] = {"allow_atomic": (2, 12), "allow_batched": (2, 14)}
