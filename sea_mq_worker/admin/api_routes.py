@@ -7,14 +7,22 @@ from typing import TypeAlias
 from uuid import UUID
 
 from sea_mq_worker.admin.operator_api import (
+    ActionResult,
+    DeadLetterCount,
     DeadLetterGroup,
+    GroupProgress,
+    ItemPage,
+    LookupResult,
     OperatorApi,
     OperatorBusyError,
     OperatorTimeoutError,
+    RecordDetail,
 )
 from sea_mq_worker.admin.requests import Request
 from sea_mq_worker.admin.responses import AdminResponse, json_response, refusal
+from sea_mq_worker.domain.dead_letter_records import DeadLetterSummary
 from sea_mq_worker.domain.errors import ContractError, UnavailableError
+from sea_mq_worker.domain.read_models import DeadEvent, OperatorAction
 
 _Route: TypeAlias = Callable[[OperatorApi, Request, str], Awaitable[object]]
 
@@ -27,8 +35,8 @@ _SEQ_MAX = 2**63 - 1
 
 async def dispatch(api: OperatorApi, request: Request) -> AdminResponse:
     """Answer a request below ``/api/``."""
-    for method, pattern, route in _ROUTES:
-        found = pattern.fullmatch(request.path)
+    for method, path, route in ROUTES:
+        found = _PATTERNS[path].fullmatch(request.path)
         if found is None:
             continue
         if request.method != method:
@@ -59,11 +67,11 @@ async def _respond(call: Awaitable[object]) -> AdminResponse:
     )
 
 
-async def _lookup(api: OperatorApi, request: Request, _: str) -> object:
+async def _lookup(api: OperatorApi, request: Request, _: str) -> LookupResult:
     return await api.lookup(_text(request.query, "id"))
 
 
-async def _dead_events(api: OperatorApi, request: Request, _: str) -> object:
+async def _dead_events(api: OperatorApi, request: Request, _: str) -> ItemPage[DeadEvent]:
     below = request.query.get("below")
     return await api.dead_events(
         event_type=_text(request.query, "type"),
@@ -72,61 +80,64 @@ async def _dead_events(api: OperatorApi, request: Request, _: str) -> object:
     )
 
 
-async def _event(api: OperatorApi, _: Request, id_: str) -> object:
+async def _event(api: OperatorApi, _: Request, id_: str) -> RecordDetail | None:
     return await api.event(_uuid(id_))
 
 
-async def _dead_letters(api: OperatorApi, request: Request, _: str) -> object:
+async def _dead_letters(api: OperatorApi, request: Request, _: str) -> ItemPage[DeadLetterSummary]:
     after = _number(request.query.get("after", "0"))
     return await api.dead_letters(reason=_text(request.query, "reason"), after=after)
 
 
-async def _dead_letter_groups(api: OperatorApi, _request: Request, _: str) -> object:
+async def _dead_letter_groups(api: OperatorApi, _request: Request, _: str) -> ItemPage[DeadLetterCount]:
     return await api.dead_letter_groups()
 
 
-async def _redrive_group(api: OperatorApi, request: Request, _: str) -> object:
+async def _redrive_group(api: OperatorApi, request: Request, _: str) -> GroupProgress:
     return await api.redrive_group(_group(request), **_actor_and_reason(request))
 
 
-async def _purge_group(api: OperatorApi, request: Request, _: str) -> object:
+async def _purge_group(api: OperatorApi, request: Request, _: str) -> GroupProgress:
     return await api.purge_group(_group(request), **_actor_and_reason(request))
 
 
-async def _dead_letter(api: OperatorApi, _: Request, seq: str) -> object:
+async def _dead_letter(api: OperatorApi, _: Request, seq: str) -> RecordDetail:
     return await api.dead_letter(_number(seq))
 
 
-async def _actions(api: OperatorApi, _request: Request, _: str) -> object:
+async def _actions(api: OperatorApi, _request: Request, _: str) -> ItemPage[OperatorAction]:
     return await api.actions()
 
 
-async def _resume(api: OperatorApi, request: Request, _: str) -> object:
+async def _resume(api: OperatorApi, request: Request, _: str) -> ActionResult:
     return await api.resume(_event_type(request), **_actor_and_reason(request))
 
 
-async def _replay(api: OperatorApi, request: Request, id_: str) -> object:
+async def _replay(api: OperatorApi, request: Request, id_: str) -> ActionResult:
     return await api.replay(_uuid(id_), **_actor_and_reason(request))
 
 
-async def _redrive(api: OperatorApi, request: Request, seq: str) -> object:
+async def _redrive(api: OperatorApi, request: Request, seq: str) -> ActionResult:
     return await api.redrive(_number(seq), **_actor_and_reason(request))
 
 
-_ROUTES: tuple[tuple[str, re.Pattern[str], _Route], ...] = (
-    ("GET", re.compile(r"/api/lookup"), _lookup),
-    ("GET", re.compile(r"/api/events"), _dead_events),
-    ("GET", re.compile(r"/api/events/([^/]+)"), _event),
-    ("POST", re.compile(r"/api/events/([^/]+)/replay"), _replay),
-    ("GET", re.compile(r"/api/dead-letters"), _dead_letters),
-    ("GET", re.compile(r"/api/dead-letter-groups"), _dead_letter_groups),
-    ("POST", re.compile(r"/api/dead-letter-groups/redrive"), _redrive_group),
-    ("POST", re.compile(r"/api/dead-letter-groups/purge"), _purge_group),
-    ("GET", re.compile(r"/api/dead-letters/([^/]+)"), _dead_letter),
-    ("POST", re.compile(r"/api/dead-letters/([^/]+)/redrive"), _redrive),
-    ("POST", re.compile(r"/api/slow-types/resume"), _resume),
-    ("GET", re.compile(r"/api/actions"), _actions),
+ROUTES: tuple[tuple[str, str, _Route], ...] = (
+    ("GET", "/api/lookup", _lookup),
+    ("GET", "/api/events", _dead_events),
+    ("GET", "/api/events/{id}", _event),
+    ("POST", "/api/events/{id}/replay", _replay),
+    ("GET", "/api/dead-letters", _dead_letters),
+    ("GET", "/api/dead-letter-groups", _dead_letter_groups),
+    ("POST", "/api/dead-letter-groups/redrive", _redrive_group),
+    ("POST", "/api/dead-letter-groups/purge", _purge_group),
+    ("GET", "/api/dead-letters/{seq}", _dead_letter),
+    ("POST", "/api/dead-letters/{seq}/redrive", _redrive),
+    ("POST", "/api/slow-types/resume", _resume),
+    ("GET", "/api/actions", _actions),
 )
+"""By method and path; docs/reference/admin.schema.json is generated from what each returns."""
+
+_PATTERNS = {path: re.compile(re.sub(r"\{\w+\}", "([^/]+)", path)) for _, path, _ in ROUTES}
 
 
 def _actor_and_reason(request: Request) -> dict[str, str]:

@@ -3,8 +3,13 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 from uuid import UUID
+
+from sea_mq_worker.domain.dead_letter_records import DeadLetterSummary
+from sea_mq_worker.domain.read_models import DeadEvent, OperatorAction
+
+_ItemT_co = TypeVar("_ItemT_co", covariant=True)
 
 
 class OperatorBusyError(Exception):
@@ -38,10 +43,10 @@ class DeadLetterCount:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ItemPage:
+class ItemPage(Generic[_ItemT_co]):
     """One page of a list; ``more``: there is a next page."""
 
-    items: Sequence[object]
+    items: Sequence[_ItemT_co]
     more: bool = False
 
 
@@ -127,7 +132,7 @@ class OperatorApi(Protocol):
         """
         ...
 
-    async def dead_events(self, *, event_type: str, error: str, below: int | None) -> ItemPage:
+    async def dead_events(self, *, event_type: str, error: str, below: int | None) -> ItemPage[DeadEvent]:
         """List DEAD events without their content, the latest first, with ``seq`` below ``below``."""
         ...
 
@@ -135,11 +140,11 @@ class OperatorApi(Protocol):
         """Return one event with its payload."""
         ...
 
-    async def dead_letters(self, *, reason: str, after: int) -> ItemPage:
+    async def dead_letters(self, *, reason: str, after: int) -> ItemPage[DeadLetterSummary]:
         """List dead letters without their content, the oldest first, with ``seq`` after ``after``."""
         ...
 
-    async def dead_letter_groups(self) -> ItemPage:
+    async def dead_letter_groups(self) -> ItemPage[DeadLetterCount]:
         """Count dead letters by reason and original subject, the most frequent first."""
         ...
 
@@ -147,7 +152,7 @@ class OperatorApi(Protocol):
         """Return one dead letter with the original's body."""
         ...
 
-    async def actions(self) -> ItemPage:
+    async def actions(self) -> ItemPage[OperatorAction]:
         """List operators' changes, the latest first."""
         ...
 

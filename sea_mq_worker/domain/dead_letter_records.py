@@ -1,7 +1,7 @@
 """Dead letters as operators see them: filter, summary, and the whole entry."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import datetime
 
 from sea_mq_worker.domain.dead_letters import original_headers
@@ -48,6 +48,12 @@ class DeadLetterEntry(DeadLetterSummary):
 
     headers: Mapping[str, str]
     payload: bytes = field(repr=False)
+
+    def summary(self) -> DeadLetterSummary:
+        """Return it without the original's content."""
+        return DeadLetterSummary(
+            **{each.name: getattr(self, each.name) for each in fields(DeadLetterSummary)}
+        )
 
     def restored(self) -> InboundMessage:
         """Return the original as far as the dead letter contains it."""

@@ -132,6 +132,19 @@ class OutboxSummary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeadEvent:
+    """A DEAD event without its content."""
+
+    id: UUID
+    seq: int
+    event_type: str
+    ordering_key: str | None
+    failures: int
+    created_at: datetime
+    last_error: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OutboxDetail(OutboxSummary):
     """An event with its content; payload, headers and metadata are JSON texts."""
 

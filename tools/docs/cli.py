@@ -1,7 +1,7 @@
 """The table of all commands but the pipeline's, and the schema of each command's JSON output."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import typer
@@ -53,11 +53,16 @@ def _parameters(command: Any) -> str:
 
 def schema() -> str:
     """Return the JSON schema of every command's output."""
-    adapters: list[Any] = [(name, "serialization", TypeAdapter(output)) for name, output in PRINTED.items()]
+    return schema_of("What sea-mq-worker prints with --json, by command", PRINTED)
+
+
+def schema_of(title: str, types: Mapping[str, Any]) -> str:
+    """Return one JSON schema for types by name, which share their definitions."""
+    adapters: list[Any] = [(name, "serialization", TypeAdapter(type_)) for name, type_ in types.items()]
     found, definitions = TypeAdapter.json_schemas(adapters)
     document = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "What sea-mq-worker prints with --json, by command",
+        "title": title,
         "type": "object",
         "properties": {str(name): one for (name, _), one in found.items()},
         **definitions,

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks import results
-from tools.docs import alerts, budgets, cli, doctor, proofs, schema, settings, telemetry
+from tools.docs import admin, alerts, budgets, cli, doctor, proofs, schema, settings, telemetry
 from tools.docs.markdown import Text, sections, whole
 
 ROOT = Path(__file__).parents[2]
@@ -12,6 +12,7 @@ _REFERENCE, _PROOF = ROOT / "docs" / "reference", ROOT / "docs" / "proof"
 
 CONFIGURATION = _REFERENCE / "configuration.md"
 CLI, CLI_SCHEMA = _REFERENCE / "cli.md", _REFERENCE / "cli.schema.json"
+PAGE, PAGE_SCHEMA = _REFERENCE / "page.md", _REFERENCE / "admin.schema.json"
 DOCTOR = _REFERENCE / "doctor.md"
 TELEMETRY = _REFERENCE / "telemetry.md"
 SCHEMA = _REFERENCE / "schema.md"
@@ -24,6 +25,8 @@ PAGES: Mapping[Path, Text] = {
     CONFIGURATION: sections(settings=settings.table_of_settings),
     CLI: sections(commands=cli.table_of_commands),
     CLI_SCHEMA: whole(cli.schema),
+    PAGE: sections(routes=admin.table_of_routes),
+    PAGE_SCHEMA: whole(admin.schema),
     DOCTOR: sections(findings=doctor.table_of_findings),
     TELEMETRY: sections(
         metrics=telemetry.metrics, spans=telemetry.spans, resource=telemetry.resource, events=telemetry.events

@@ -22,7 +22,7 @@ _FAILURES_MAX = 10
 """Number of dead letters without an effect after which the batch stops: the handler still fails."""
 
 
-async def dead_letter_groups(settings: Settings) -> ItemPage:
+async def dead_letter_groups(settings: Settings) -> ItemPage[DeadLetterCount]:
     """Count the oldest dead letters by reason and subject; ``more``: others follow."""
     groups: dict[tuple[str, str], DeadLetterCount] = {}
     read = 0

@@ -11,6 +11,7 @@ from sea_mq_worker.adapters.postgres.operator.overview import BY_INDEX, Postgres
 from sea_mq_worker.admin.operator_api import (
     ActionResult,
     Body,
+    DeadLetterCount,
     DeadLetterGroup,
     GroupProgress,
     ItemPage,
@@ -25,9 +26,9 @@ from sea_mq_worker.bootstrap.worker.dead_letter_groups import (
 )
 from sea_mq_worker.bootstrap.worker.serialized import SerializedCalls
 from sea_mq_worker.connections.postgres import open_pool
-from sea_mq_worker.domain.dead_letter_records import DeadLetterFilter
+from sea_mq_worker.domain.dead_letter_records import DeadLetterFilter, DeadLetterSummary
 from sea_mq_worker.domain.errors import ContractError
-from sea_mq_worker.domain.read_models import OutboxFilter
+from sea_mq_worker.domain.read_models import DeadEvent, OperatorAction, OutboxFilter
 from sea_mq_worker.operations.broker import dead_letters
 from sea_mq_worker.operations.database import operations, replays
 from sea_mq_worker.operations.lookup import NoIdError, message_lookup
@@ -65,22 +66,22 @@ class WorkerOperatorApi:
     async def lookup(self, text: str) -> LookupResult:
         return await self._run(self._lookup(text))
 
-    async def dead_events(self, *, event_type: str, error: str, below: int | None) -> ItemPage:
+    async def dead_events(self, *, event_type: str, error: str, below: int | None) -> ItemPage[DeadEvent]:
         return await self._run(self._dead_events(event_type or None, error or None, below))
 
     async def event(self, id_: UUID) -> RecordDetail | None:
         return await self._run(self._event(id_))
 
-    async def dead_letters(self, *, reason: str, after: int) -> ItemPage:
+    async def dead_letters(self, *, reason: str, after: int) -> ItemPage[DeadLetterSummary]:
         return await self._run(self._dead_letters(DeadLetterFilter(reason=reason or None, after_seq=after)))
 
-    async def dead_letter_groups(self) -> ItemPage:
+    async def dead_letter_groups(self) -> ItemPage[DeadLetterCount]:
         return await self._run(dead_letter_groups(self._settings))
 
     async def dead_letter(self, seq: int) -> RecordDetail:
         return await self._run(self._dead_letter(seq))
 
-    async def actions(self) -> ItemPage:
+    async def actions(self) -> ItemPage[OperatorAction]:
         return await self._run(self._actions())
 
     async def replay(self, id_: UUID, *, actor: str, reason: str) -> ActionResult:
@@ -123,7 +124,9 @@ class WorkerOperatorApi:
             dead_letters=found.dead_letters if found else (),
         )
 
-    async def _dead_events(self, event_type: str | None, error: str | None, below: int | None) -> ItemPage:
+    async def _dead_events(
+        self, event_type: str | None, error: str | None, below: int | None
+    ) -> ItemPage[DeadEvent]:
         async with AsyncExitStack() as stack:
             pool = await open_pool(self._settings, purpose="page", hints=BY_INDEX)
             stack.push_async_callback(pool.close)
@@ -139,18 +142,17 @@ class WorkerOperatorApi:
             return None
         return RecordDetail(fields=_without(asdict(found), "payload"), body=_body(found.payload.encode()))
 
-    async def _dead_letters(self, which: DeadLetterFilter) -> ItemPage:
+    async def _dead_letters(self, which: DeadLetterFilter) -> ItemPage[DeadLetterSummary]:
         async with dead_letters(self._settings) as letters:
             found = await letters.list(which, limit=_PAGE + 1, read_max=READ_MAX)
-        items = [_without(asdict(entry), "headers", "payload") for entry in found[:_PAGE]]
-        return ItemPage(items=items, more=len(found) > _PAGE)
+        return ItemPage(items=[entry.summary() for entry in found[:_PAGE]], more=len(found) > _PAGE)
 
     async def _dead_letter(self, seq: int) -> RecordDetail:
         async with dead_letters(self._settings) as letters:
             found = await letters.show(seq)
         return RecordDetail(fields=_without(asdict(found), "payload"), body=_body(found.payload))
 
-    async def _actions(self) -> ItemPage:
+    async def _actions(self) -> ItemPage[OperatorAction]:
         async with operations(self._settings) as tables:
             return ItemPage(items=await tables.audit(limit=_ACTIONS))
 

@@ -2,14 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from types import MappingProxyType
-from uuid import UUID
 
 import asyncpg
 
 from sea_mq_worker.adapters.postgres.connection import fetch
 from sea_mq_worker.adapters.postgres.queries import load_queries
+from sea_mq_worker.domain.read_models import DeadEvent
 
 BY_INDEX: Mapping[str, str] = MappingProxyType({"enable_seqscan": "off", "enable_bitmapscan": "off"})
 """Settings for sessions that sample: the planner considers "open" and "unpublished" independent, and would
@@ -34,19 +33,6 @@ class Overview:
 
     reasons: Mapping[str, Sequence[Reason]]
     workers: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeadEvent:
-    """A DEAD event without its content."""
-
-    id: UUID
-    seq: int
-    event_type: str
-    ordering_key: str | None
-    failures: int
-    created_at: datetime
-    last_error: str | None
 
 
 class PostgresOverview:

@@ -1,0 +1,39 @@
+"""The table of the page's API, and the schema of what each of its routes returns."""
+
+from collections.abc import Callable, Mapping
+from types import UnionType
+from typing import Any, get_args, get_type_hints
+
+from sea_mq_worker.admin.api_routes import ROUTES
+from sea_mq_worker.admin.history import HistoryData
+from sea_mq_worker.admin.operator_api import OperatorApi
+from sea_mq_worker.admin.status import Status
+from tools.docs.cli import schema_of
+from tools.docs.markdown import table
+
+
+def responses() -> Mapping[str, Any]:
+    """Return the type of each response with status 200, by method and path."""
+    api = {f"{method} {path}": _found(route) for method, path, route in ROUTES}
+    return {"GET /status": Status, "GET /history": HistoryData, **api}
+
+
+def _found(route: object) -> object:
+    """Return the type that a route returns; None is a response 404."""
+    returned = get_type_hints(route)["return"]
+    return get_args(returned)[0] if isinstance(returned, UnionType) else returned
+
+
+def table_of_routes() -> str:
+    """Return a row for each route: the first line about the call that it makes."""
+    calls = ((method, path, getattr(OperatorApi, route.__name__[1:])) for method, path, route in ROUTES)
+    return table(("route", "effect"), ((f"`{method} {path}`", _effect(call)) for method, path, call in calls))
+
+
+def _effect(call: Callable[..., object]) -> str:
+    return (call.__doc__ or "").split("\n")[0].replace("``", "`")
+
+
+def schema() -> str:
+    """Return the JSON schema of every response with status 200."""
+    return schema_of("Responses of the worker's page and its API, by method and path", responses())
