@@ -44,9 +44,12 @@ async def test_a_lease_of_a_time_to_come_is_ended_and_spends_nothing(
     assert ids(await relay.find_unpublished(batch_max=1)) == [event_id]
 
 
-async def test_a_retry_waits_no_longer_than_any_delay_after_the_clock_was_set_back(world: World) -> None:
-    added = [await world.add() for _ in range(2)]
-    relay = world.relay(delay_max_seconds=300.0)
+@pytest.mark.parametrize("keys", [(None, None), ("k", "l")])
+async def test_a_retry_waits_no_longer_than_any_delay_after_the_clock_was_set_back(
+    world: World, keys: tuple[str | None, ...]
+) -> None:
+    added = [await world.add(key=key) for key in keys]
+    relay = world.relay(ordered=keys[0] is not None, delay_max_seconds=300.0)
     claim = await relay.find_unpublished(batch_max=2)
     await relay.increment_attempts(claim, postponed(claim, delay_seconds=200.0))
     assert await relay.reap() == (0, 0)

@@ -11,7 +11,7 @@ from sea_mq_worker.adapters.nats.publish.publisher import NatsJetStreamPublisher
 from sea_mq_worker.domain.headers import MSG_ID
 from sea_mq_worker.domain.messages import OutboundMessage
 from sea_mq_worker.domain.outcomes import Stored
-from sea_mq_worker.domain.stream_search import SearchedId
+from sea_mq_worker.domain.stream_search import SearchedId, SearchProgress
 from tests.contract.test_jetstream_publisher import again, message, stored
 from tests.integration.test_publisher_faults import BATCHES, Mode, every_mode, started, update
 from tests.support.jetstream import connected, create_stream, store, stored_messages
@@ -165,3 +165,36 @@ async def test_a_long_stream_is_searched_to_its_end(connection: NatsConnection, 
     ]
     info = await api(connection, f"STREAM.INFO.{names}")
     assert info["state"]["consumer_count"] == 0
+
+
+async def test_a_stream_made_anew_is_searched_from_its_beginning(
+    connection: NatsConnection, names: str
+) -> None:
+    await create_stream(connection, names, f"{names}.>", **BATCHES)
+    publisher = await started(connection, names, "fast")
+    late = message(names)
+    await publish(publisher, [message(names)])
+    looked = (await publisher.find([SearchedId(late.id, 60)]))[late.id]
+    assert isinstance(looked, SearchProgress)
+
+    await api(connection, f"STREAM.DELETE.{names}")
+    await create_stream(connection, names, f"{names}.>", **BATCHES)
+    for each in (late, message(names)):
+        await store(connection, each.subject, each.payload, headers={MSG_ID: each.id})
+
+    found = await publisher.find([SearchedId(late.id, 60, looked=looked)])
+    assert found[late.id] == Stored(names, 1, duplicate=True)
+
+
+async def test_a_stream_that_renames_subjects_is_searched_whole(
+    connection: NatsConnection, names: str
+) -> None:
+    renaming = {"src": f"{names}.>", "dest": f"renamed.{names}.>"}
+    await create_stream(connection, names, f"{names}.>", subject_transform=renaming, **BATCHES)
+    publisher = await started(connection, names, "pipeline")
+    [one] = batch = [message(names)]
+    await publish(publisher, batch)
+
+    found = await publisher.find([SearchedId(one.id, 60, one.subject)])
+
+    assert found[one.id] == Stored(names, 1, duplicate=True)

@@ -147,6 +147,23 @@ async def test_a_sweep_finds_what_left_no_advisory(world: World) -> None:
     assert list(await exhausted.fetch()) == []
 
 
+async def test_a_sweep_begins_anew_with_a_durable_that_was_made_anew(world: World) -> None:
+    await world.give_up(b"a")
+    exhausted = world.exhausted()
+    [first] = await exhausted.fetch()
+    await exhausted.ack(first)
+    assert list(await exhausted.fetch()) == []
+    await api(world.connection, f"CONSUMER.DELETE.{world.stream}.durable")
+    wanted = f"{world.stream.lower()}.event.>"
+    await create_consumer(world.connection, world.stream, "durable", filter_subject=wanted, max_deliver=1)
+    [delivered] = await world.consumer().fetch(1)
+    await world.consumer().nak(delivered, delay_seconds=0.0)
+    assert list(await world.consumer().fetch(1)) == []
+    await api(world.connection, f"STREAM.PURGE.{world.advisories}")
+    [again] = await exhausted.fetch()
+    assert again.payload == b"a"
+
+
 async def test_a_sweep_asks_for_nothing_that_its_consumer_does_not_want(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

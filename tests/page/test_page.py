@@ -90,6 +90,11 @@ async def test_without_a_token_it_shows_numbers_alone_and_says_what_to_do_first(
             )
         )
         await page.says("1 scheduled for later", ".side .dead", within=30)
+        await site.database.execute(first.replace("'order.paid'", "'no type'"))
+        died = "[...document.querySelectorAll('.side dt')].find((dt) => dt.innerText === 'became DEAD')"
+        await page.until(
+            f"{died}.nextElementSibling.matches('.warn') && {died}.nextElementSibling.innerText === '1'"
+        )
         await page.says("SEA_MQ_ADMIN_TOKEN_FILE")
         await tells_values(page, "document.querySelector('.tile svg')")
         assert not await page.evaluate("document.querySelector('#search').checkVisibility()")

@@ -13,7 +13,8 @@ from tests.simulation.plan import Plan, plan_from_json, plans
 from tests.simulation.world import simulate
 
 SEEDS = range(250)
-MORE_SEEDS = range(250, 750)
+MORE_SEEDS = (965, *range(250, 750))
+"""965 has on Python 3.14 what the first seeds lack there."""
 EXAMPLES = 80
 
 

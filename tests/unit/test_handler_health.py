@@ -208,7 +208,7 @@ async def test_what_an_operator_resumed_during_an_outage_is_heard_afterwards() -
         world.send()
     world.handler.script = always(Respond(status=422))
     kept = InMemoryResumptions(world.clock)
-    away_until = world.clock() + 5.0
+    away_until = world.clock() + 5.5
 
     async def resumed(*, within_seconds: float) -> Sequence[tuple[str, float]]:
         if world.clock() < away_until:
@@ -219,7 +219,12 @@ async def test_what_an_operator_resumed_during_an_outage_is_heard_afterwards() -
         await world.observer.seen(TypeSlowed)
         await asyncio.sleep(1.0)
         kept.resume("vibe_created")
+        await asyncio.sleep(3.5)
+        for _ in range(30):
+            world.send(subject=OTHER)
+        await world.observer.seen(TypeSlowed, count=2)
         told = await world.observer.seen(TypeResumed, within=10.0)
+        assert told.event_type == "vibe_created"
     assert (told.why, told.slow_seconds >= 4.0) == ("an operator resumed it", True)
 
 
