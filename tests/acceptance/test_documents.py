@@ -20,6 +20,7 @@ import pytest
 from typer.testing import CliRunner
 
 from kit.description import Description
+from sea_mq_worker.adapters.http.batch_answer import read_statuses
 from sea_mq_worker.application.supervisor import ExitCode
 from sea_mq_worker.cli import app
 from sea_mq_worker.producer import enqueue
@@ -168,10 +169,12 @@ async def test_the_example_of_a_producer_writes_an_event(system: Patient) -> Non
     assert tuple(event) == ("order.paid", "order-42", '{"order": 42}')
 
 
-def test_the_example_of_a_request_fits_the_handler() -> None:
-    [example] = [text for _, language, text in blocks(HANDLING) if language == "json"]
+def test_the_examples_of_a_request_and_of_a_batchs_answer_fit_handler_and_worker() -> None:
+    example, answer = [text for _, language, text in blocks(HANDLING) if language == "json"]
     request = runpy.run_path(str(ROOT / "examples" / "handler.py"))["Message"]
     assert request.model_validate_json(example).model_dump().keys() == json.loads(example).keys()
+    ids = [element["message_id"] for element in json.loads(answer)]
+    assert [each.status for each in read_statuses(answer.encode(), ids).values()] == [200, 503]
 
 
 def test_a_settings_file_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
