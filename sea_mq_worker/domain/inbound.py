@@ -50,13 +50,13 @@ def recorded_as(message: InboundMessage) -> str:
 
 def parse_message(message: InboundMessage) -> ParsedMessage | InvalidMessage:
     """Validate a message and build the handler's request."""
-    message_id = identify(message)
-    if isinstance(message_id, InvalidMessage):
-        return message_id
+    headers = _lower(message.headers)
+    message_id = ""
     try:
-        return ParsedMessage(message_id, _request(message, _lower(message.headers), message_id))
+        message_id = _message_id(headers)
+        return ParsedMessage(message_id, _request(message, headers, message_id))
     except InvalidMessageError as error:
-        return InvalidMessage(message_id, error.reason, str(error))
+        return InvalidMessage(message_id or storage_id(message), error.reason, str(error))
 
 
 def storage_id(message: InboundMessage) -> str:

@@ -1,20 +1,21 @@
 """Encodes the handler's request body, and reads its Retry-After (SDS-047, handler contract)."""
 
-import json
 import math
 import re
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from json.encoder import encode_basestring_ascii as _text
 
 from sea_mq_worker.domain.messages import HandlerRequest
 
 _SECONDS = re.compile(r"[0-9]{1,9}")
-_text = json.JSONEncoder().encode
-"""Encodes strings only; encoding the whole object takes ten times as long."""
 
 
 def request_body(request: HandlerRequest) -> tuple[bytes, bytes, bytes]:
-    """Write SDS-047's JSON in its order; the payload is a part of its own, untouched and not copied."""
+    """Write SDS-047's JSON in its order; the payload is a part of its own, untouched and not copied.
+
+    Only the strings are encoded: encoding the whole object takes ten times as long.
+    """
     head = (
         f'{{"message_id": {_text(request.message_id)}'
         f', "subject": {_text(request.subject)}'

@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
@@ -21,6 +21,7 @@ _QUIET_SECONDS = 300.0
 """A slow type without a failure for this long returns to full speed."""
 _DOUBT_CAP_SECONDS = 60.0
 """Cap of the delay after a failure that does not count, so that a retry comes soon after recovery."""
+_NOT_COUNTED = nullcontext()
 _TYPES_MAX = 1000
 """Cap on event types with failures, because senders choose the names."""
 
@@ -108,15 +109,17 @@ class HandlerHealth:
             throttle.take_call(self.clock()) if throttle.call_in(self.clock()) <= WAIT_MAX_SECONDS else None
         )
 
-    @contextmanager
-    def calling(self, event_type: str) -> Iterator[None]:
+    def calling(self, event_type: str) -> AbstractContextManager[None]:
         """Count a call of a slow type while it lasts."""
-        counted = int(self._slow(event_type) is not None)
-        self._slow_calls += counted
+        return self._slow_call() if self._slow(event_type) is not None else _NOT_COUNTED
+
+    @contextmanager
+    def _slow_call(self) -> Iterator[None]:
+        self._slow_calls += 1
         try:
             yield
         finally:
-            self._slow_calls -= counted
+            self._slow_calls -= 1
 
     def delay_seconds(self, event_type: str, *, deliveries: int, in_line: bool) -> float:
         """Return the delay of a message's next delivery: until its turn, and growing with its deliveries."""
