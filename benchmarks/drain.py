@@ -1,5 +1,7 @@
 """Workload: a backlog that is there at once, published as fast as it goes."""
 
+from functools import partial
+
 from benchmarks.backlog import outbound_messages, write_backlog
 from benchmarks.counters import Cost, Figure
 from benchmarks.floors.broker import (
@@ -34,11 +36,11 @@ async def drain(stage: Stage, *, count: int, per_key: int) -> dict[str, Figure]:
     async with stage.run() as run:
         frames = frames_to_acknowledge(messages)
         acknowledged = await run.floor(count, publish_acknowledged(stage.nats.url, frames))
-        await _check_stream(run, count)
+        await check_stream(run, count)
         await run.empty_stream(STREAM)
         frames = frames_of_a_batch(messages)
         batched = await run.floor(count, publish_batch(stage.nats.url, frames))
-        await _check_stream(run, count)
+        await check_stream(run, count)
     async with stage.run() as run, run.worker(OUTBOX_ALONE) as worker:
         return {
             "worker": await drain_with(worker, count=count, per_key=per_key),
@@ -56,27 +58,36 @@ async def drain_with(worker: Worker, *, count: int, per_key: int) -> Figure:
     run = worker.run
     last_seq: int = await run.database.fetchval(_LAST_SEQ)
 
-    async def is_done() -> bool:
-        if (await run.stream.stream_info(STREAM)).state.messages < count:
-            return False
-        left: bool = await run.database.fetchval(
-            "SELECT EXISTS (SELECT FROM outbox_events WHERE published_at IS NULL)"
-        )
-        return not left
-
     async with run.database.transaction():
         await write_backlog(run.database, count=count, per_key=per_key)
         before = await worker.read()
-    await worker.until(is_done)
+    await worker.until(partial(is_drained, run, count))
     cost = Cost.between(before, await worker.read())
-    await _check_stream(run, count)
+    await check_stream(run, count)
+    seconds = await span_seconds(run, count, last_seq=last_seq)
+    return Figure(count=count, rate=count / seconds, cost=cost, peak_bytes=worker.peak_bytes())
+
+
+async def is_drained(run: Run, count: int) -> bool:
+    """Return whether the stream has that many messages and every event is published."""
+    if (await run.stream.stream_info(STREAM)).state.messages < count:
+        return False
+    left: bool = await run.database.fetchval(
+        "SELECT EXISTS (SELECT FROM outbox_events WHERE published_at IS NULL)"
+    )
+    return not left
+
+
+async def span_seconds(run: Run, count: int, *, last_seq: int = 0) -> float:
+    """Return the seconds from the first claim of the events behind ``last_seq`` to the last settlement."""
     row = await run.database.fetchrow(_SPAN, last_seq)
     if row["done"] != count:
         raise RuntimeError(f"of {count} events, {row['done']} are published")
-    return Figure(count=count, rate=count / row["seconds"], cost=cost, peak_bytes=worker.peak_bytes())
+    return float(row["seconds"])
 
 
-async def _check_stream(run: Run, count: int) -> None:
+async def check_stream(run: Run, count: int) -> None:
+    """Require exactly one message for each event."""
     stored = (await run.stream.stream_info(STREAM)).state.messages
     if stored != count:
         raise RuntimeError(f"{count} events went out, {stored} messages are in the stream")

@@ -13,6 +13,7 @@ from benchmarks.looks import looks
 from benchmarks.memory import memory
 from benchmarks.stage import Stage
 from benchmarks.steady import steady
+from benchmarks.workers import workers
 
 Workload: TypeAlias = Callable[[Stage], Awaitable[dict[str, Figure]]]
 """One round of it: what each program did."""
@@ -41,6 +42,8 @@ def long_workloads(options: Namespace) -> Mapping[str, Workload]:
         "drain, history": lambda stage: history(stage, count=options.events, published=options.history),
         "looks": lambda stage: looks(stage, published=options.history, times=options.looks),
         "memory": lambda stage: memory(stage, count=options.memory),
+        "workers, no keys": lambda stage: workers(stage, count=options.events, per_key=0),
+        "workers, 10 to a key": lambda stage: workers(stage, count=options.events, per_key=10),
         "churn": lambda stage: churn(
             stage, count=options.events, cycles=max(1, options.churn // options.events)
         ),

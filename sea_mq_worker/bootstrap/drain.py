@@ -121,7 +121,7 @@ async def relay_for(settings: Settings, *, seconds: float, since: datetime | Non
             stack=stack,
         )
         try:
-            loops = await _end(base, since) | await outbound_loops(base)
+            loops = await _end(base, since) | await outbound_loops(base, stands_by=False)
         except StoppedError:
             return tally.share()
         code = await Supervisor(

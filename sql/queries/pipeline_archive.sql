@@ -79,7 +79,7 @@ SELECT count(*) AS rows,
 
 -- name: lock
 -- One archive at a time; the lock ends with the session.
-SELECT pg_try_advisory_lock(7180, hashtext(current_schema()::text)) AS locked;
+SELECT pg_try_advisory_lock(7181, hashtext(current_schema()::text)) AS locked;
 
 -- name: begin
 -- Opens the audit's record of a batch; every delete adds to it.

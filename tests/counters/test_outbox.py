@@ -3,6 +3,7 @@
 import asyncio
 import signal
 import time
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ BATCH = 50
 """Small, so that a statement more for each shows among those of a start."""
 EVENTS_OF_PROFILE = 2000
 PACED, PACED_PER_SECOND = 200, 100
+WORKERS = 3
 UNPUBLISHED = "SELECT count(*) FROM outbox_events WHERE published_at IS NULL"
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -41,6 +43,26 @@ async def test_a_drain_asks_postgresql_and_the_broker_no_more_than_it_must(
     budgets.STATEMENTS_PER_BATCH.check((statements.total - elsewhere) / (EVENTS / BATCH), statements)
     budgets.LOG_BYTES_PER_EVENT.check(log / EVENTS)
     budgets.BROKER_MESSAGES_PER_EVENT.check(traffic.total / EVENTS, traffic)
+
+
+async def test_workers_that_stand_by_ask_for_nothing_but_their_turn(metered: Meters, tmp_path: Path) -> None:
+    await metered.commit(EVENTS, per_key=10)
+    began = time.monotonic()
+    async with AsyncExitStack() as stack:
+        workers = [
+            await stack.enter_async_context(
+                running(metered.target, tmp_path / f"log{n}", consumers="", outbox_batch_max=BATCH)
+            )
+            for n in range(WORKERS)
+        ]
+        await eventually(lambda: all_stored(metered), within=60)
+        for worker in workers:
+            worker.send(signal.SIGTERM)
+        assert [await worker.ended() for worker in workers] == [0] * WORKERS
+    elsewhere = WORKERS * budgets.unbatched_statements(seconds=time.monotonic() - began)
+    statements = await metered.statements()
+    assert await metered.database.fetchval(UNPUBLISHED) == 0
+    budgets.STATEMENTS_PER_BATCH.check((statements.total - elsewhere) / (EVENTS / BATCH), statements)
 
 
 @KEYED

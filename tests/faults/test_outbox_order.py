@@ -4,6 +4,7 @@ import asyncio
 import random
 import signal
 from contextlib import AsyncExitStack
+from typing import Any
 
 import asyncpg
 import pytest
@@ -12,7 +13,6 @@ from sea_mq_worker.adapters.nats.connection import api
 from tests.faults.test_outbox_crashes import HEIR
 from tests.support.site import Site
 from tests.support.waiting import eventually
-from tests.support.worker import WorkerProcess
 
 IN_BOTH_MODES = pytest.mark.parametrize("mode", ["pipeline", "fast"])
 EVENTS = 2000
@@ -21,6 +21,10 @@ KILLS = 4
 TWO_OWNERS = (
     "SELECT ordering_key FROM outbox_events WHERE state = 'CLAIMED'"
     " GROUP BY ordering_key HAVING count(DISTINCT claimed_by) > 1"
+)
+LATEST_OWNER = (
+    "SELECT claimed_by FROM outbox_events"
+    " WHERE state = 'CLAIMED' AND claimed_at > now() - interval '0.1 s' ORDER BY claimed_at DESC LIMIT 1"
 )
 
 
@@ -93,20 +97,30 @@ async def test_four_workers_that_are_killed_at_random_keep_every_keys_order(shar
     chance = random.Random(47)
     async with AsyncExitStack() as stack:
 
-        async def another(number: int) -> WorkerProcess:
-            mode = ("pipeline", "fast")[number % 2]
-            worker = shared.worker(name=f"w{number}", outbox_publish_mode=mode, outbox_batch_max=20, **HEIR)
-            return await stack.enter_async_context(worker)
+        async def start(number: int) -> None:
+            name, mode = f"w{number}", ("pipeline", "fast")[number % 2]
+            worker = shared.worker(name=name, outbox_publish_mode=mode, outbox_batch_max=20, **HEIR)
+            workers[name] = await stack.enter_async_context(worker)
 
-        workers = [await another(number) for number in range(4)]
-        for worker in workers:
+        async def claimant() -> str:
+            """Name a living worker that has just claimed events: one serves the keys, the others stand by."""
+            name = str(await claims.fetchval(LATEST_OWNER) or "").partition("#")[0]
+            return name if name in workers else ""
+
+        workers: dict[str, Any] = {}
+        claims = await asyncpg.connect(shared.dsn)
+        stack.push_async_callback(claims.close)
+        for number in range(4):
+            await start(number)
+        for worker in workers.values():
             await worker.ready()
         watching = asyncio.create_task(no_key_has_two_owners(shared))
         for kill in range(KILLS):
-            await commit_shuffled(shared, EVENTS // KILLS, chance)
-            victim = workers.pop(chance.randrange(len(workers)))
-            victim.send(signal.SIGKILL)
-            workers.append(await another(4 + kill))
+            committing = asyncio.create_task(commit_shuffled(shared, EVENTS // KILLS, chance))
+            name = await eventually(claimant, what="a worker has claimed events")
+            workers.pop(name).send(signal.SIGKILL)
+            await committing
+            await start(4 + kill)
         await shared.published()
         watching.cancel()
         with pytest.raises(asyncio.CancelledError):

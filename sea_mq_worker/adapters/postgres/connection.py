@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -182,8 +183,10 @@ def quoted_schema(schema: str) -> str:
     return f'"{schema}"'
 
 
-async def fetch(pool: asyncpg.Pool, statement: str, *args: object) -> Sequence[Any]:
+async def fetch(pool: asyncpg.Pool, statement: str, *args: object, connection: Any = None) -> Sequence[Any]:
     """Run one statement as its own transaction and return its rows.
+
+    ``connection``: one that the caller has acquired from the pool; None: any.
 
     Raises:
         StoreUnavailableError: the statement may or may not have taken effect.
@@ -191,8 +194,8 @@ async def fetch(pool: asyncpg.Pool, statement: str, *args: object) -> Sequence[A
     """
     with translated():
         try:
-            async with pool.acquire() as connection:
-                return await _rows(connection, statement, args)
+            async with nullcontext(connection) if connection else pool.acquire() as acquired:
+                return await _rows(acquired, statement, args)
         except (TimeoutError, asyncpg.ReadOnlySQLTransactionError):
             # The other connections are silent, too, or lead to a server that is no longer the primary.
             await pool.expire_connections()

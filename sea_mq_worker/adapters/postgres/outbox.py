@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from operator import attrgetter
 from typing import Any, assert_never
 
@@ -14,6 +15,7 @@ import asyncpg
 
 from sea_mq_worker.adapters.postgres.claim_cursor import END, START, ClaimCursor, Look, Position, Scan
 from sea_mq_worker.adapters.postgres.connection import fetch, to_storable_text
+from sea_mq_worker.adapters.postgres.lane_turn import PostgresLaneTurn
 from sea_mq_worker.adapters.postgres.queries import load_named
 from sea_mq_worker.adapters.postgres.refusals import Refusals
 from sea_mq_worker.domain.errors import RowsRefusedError
@@ -48,6 +50,7 @@ class PostgresOutboxAdapter:
         run_max: int = 100,
         look_max: int = 5000,
         take_turns: bool = True,
+        lane: PostgresLaneTurn | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Serve a lane; nothing is asked of the database yet.
@@ -64,6 +67,7 @@ class PostgresOutboxAdapter:
             run_max: most events of one key in a claim.
             look_max: most rows of an index that one look for leases that ran out reads.
             take_turns: claims of several relays in the ordered lane avoid each other.
+            lane: runs the claims of the ordered lane; None: the pool does.
             clock: monotonic seconds, by which it spaces what it does now and then.
         """
         self._pool = pool
@@ -77,6 +81,7 @@ class PostgresOutboxAdapter:
         self._run_max = run_max
         self._look_max = look_max
         self._take_turns = take_turns
+        self._fetch_ordered = lane.fetch if lane else partial(fetch, pool)
         self._sql = load_named(
             "outbox", "claim", "claim_ordered", "mark_published", "settle", "reap", "reap_ordered"
         )
@@ -287,7 +292,7 @@ class PostgresOutboxAdapter:
             statement = self._sql["claim_ordered"].bind(
                 **given, take_turns=take_turns, run_max=self._run_max, hold_dead_keys=self._hold_dead_keys
             )
-            return _split(await fetch(self._pool, *statement))
+            return _split(await self._fetch_ordered(*statement))
 
         for _ in range(_REFUSALS_MAX if self._take_turns else 0):
             head, events = await claim(take_turns=True)

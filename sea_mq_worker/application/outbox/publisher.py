@@ -16,11 +16,16 @@ from sea_mq_worker.application.outbox.deferred import DeferredSettlements
 from sea_mq_worker.application.outbox.pace import Pace
 from sea_mq_worker.application.outbox.settlement import Settlement
 from sea_mq_worker.application.row_isolation import report_refused
+from sea_mq_worker.application.waiting import sleep_or_stop
 from sea_mq_worker.domain.errors import DependencyError, StoreTooSlowError
 from sea_mq_worker.domain.events import NOTHING_CLAIMED, Claim
 from sea_mq_worker.domain.outcomes import Published
+from sea_mq_worker.ports.lane_turn import LaneTurn
 from sea_mq_worker.ports.outbox import OutboxRepository
 
+_STAND_BY_SECONDS = 1.5
+"""Longest wait before the next look whether another worker still serves the lane."""
+_STAND_BY_JITTER = 0.25
 _BESIDE_PAYLOAD_MAX = 2**20
 """Bytes of headers, metadata and names that a claim reads beside a payload of the server's max_payload."""
 _NOT_CONNECTED = "not connected to NATS"
@@ -37,6 +42,7 @@ class OutboxPublisher:
         batches_max: most claims at a time, so that one is claimed while another is published.
         deferred: settles published events of small claims together; None in the lane with ordering keys,
             where the next event of a key waits for the settlement.
+        turn: the worker's turn to claim, if workers take turns.
     """
 
     outbox: OutboxRepository
@@ -51,6 +57,7 @@ class OutboxPublisher:
     batch_max: int
     batch_bytes_max: int
     batches_max: int
+    turn: LaneTurn | None = None
 
     async def run(self, stop: asyncio.Event) -> None:
         """Work until the worker stops, then finish the claims in progress."""
@@ -59,6 +66,7 @@ class OutboxPublisher:
         async with asyncio.TaskGroup() as group:
             group.create_task(self.pace.end_with(stop))
             while not stop.is_set():
+                await self._wait_for_turn(stop)
                 await places.acquire()
                 reserved = size.bytes
                 await self.room.take(reserved)
@@ -70,6 +78,13 @@ class OutboxPublisher:
                     places.release()
                 if not claim.more:
                     await self.pace.pause(stop, found=bool(claim.events))
+            if self.turn:
+                await self.turn.leave()
+
+    async def _wait_for_turn(self, stop: asyncio.Event) -> None:
+        while self.turn and not stop.is_set() and not await self.turn.take():
+            share = 1.0 - _STAND_BY_JITTER * self.publishing.policy.backoff.random()
+            await sleep_or_stop(stop, seconds=_STAND_BY_SECONDS * share)
 
     async def _work(
         self, claim: Claim, claimed_at: float, places: asyncio.Semaphore, stop: asyncio.Event

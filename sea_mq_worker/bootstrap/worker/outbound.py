@@ -7,6 +7,7 @@ import asyncpg
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection
 from sea_mq_worker.adapters.nats.publish.publisher import NatsJetStreamPublisher
+from sea_mq_worker.adapters.postgres.lane_turn import PostgresLaneTurn
 from sea_mq_worker.adapters.postgres.outbox import PostgresOutboxAdapter
 from sea_mq_worker.adapters.postgres.schema.partitions import PostgresPartitions
 from sea_mq_worker.adapters.postgres.wakeup import PostgresWakeup
@@ -29,6 +30,7 @@ from sea_mq_worker.connections.startup_retry import connect_with_retry
 from sea_mq_worker.domain.facts import Noticed
 from sea_mq_worker.domain.retry import RetryPolicy
 from sea_mq_worker.ports.jetstream import JetStreamPublisher
+from sea_mq_worker.ports.lane_turn import LaneTurn
 from sea_mq_worker.ports.outbox import OutboxRepository
 from sea_mq_worker.ports.wakeup import Wakeup
 from sea_mq_worker.settings import Settings, SettingsError
@@ -40,8 +42,11 @@ _REAP_DELAY_SECONDS = 64.0
 _PARTITIONS_SECONDS = 3600.0
 
 
-async def outbound_loops(base: WorkerContext) -> dict[str, Loop]:
-    """Put one lane together for events with an ordering key and one for those without."""
+async def outbound_loops(base: WorkerContext, *, stands_by: bool = True) -> dict[str, Loop]:
+    """Put one lane together for events with an ordering key and one for those without.
+
+    ``stands_by``: while another worker serves the lane with keys, this one does not.
+    """
     s = base.settings
     pool = await connect_with_retry(
         lambda: open_pool(s, purpose="outbox"), what="PostgreSQL", observer=base.observer, stop=base.stop
@@ -54,7 +59,8 @@ async def outbound_loops(base: WorkerContext) -> dict[str, Loop]:
     partitions = PostgresPartitions(pool=pool)
     window = publishing.publisher.duplicate_window_seconds
     outbox = partial(_outbox, base, pool, duplicate_window_seconds=window)
-    unordered, ordered = outbox(ordered=False), outbox(ordered=True)
+    turn = _turn(base, pool) if stands_by else None
+    unordered, ordered = outbox(ordered=False), outbox(ordered=True, lane=turn)
     lane = partial(
         _lane,
         base,
@@ -70,7 +76,7 @@ async def outbound_loops(base: WorkerContext) -> dict[str, Loop]:
     making = PeriodicTask(work=maker.make, store_breaker=store_breaker, seconds=_PARTITIONS_SECONDS)
     return loops | {
         "outbox unordered": lane(unordered, keyed=False).run,
-        "outbox ordered": lane(ordered, keyed=True).run,
+        "outbox ordered": lane(ordered, keyed=True, turn=turn).run,
         "reaper": reaping.run,
         "partitions": making.run,
         "stream": ghost_watch(base, pool, connection, store_breaker),
@@ -124,6 +130,7 @@ def _lane(
     wakeup: Callable[[bool], Wakeup],
     store_breaker: CircuitBreaker,
     room: MemoryBudget,
+    turn: LaneTurn | None = None,
 ) -> OutboxPublisher:
     s = base.settings
     settlement = Settlement(
@@ -152,6 +159,7 @@ def _lane(
         batch_max=s.outbox_batch_max,
         batch_bytes_max=s.outbox_batch_bytes_max,
         batches_max=s.outbox_batches_max,
+        turn=turn,
     )
 
 
@@ -183,6 +191,7 @@ def _outbox(
     *,
     ordered: bool,
     duplicate_window_seconds: float,
+    lane: PostgresLaneTurn | None = None,
 ) -> PostgresOutboxAdapter:
     s = base.settings
     return PostgresOutboxAdapter(
@@ -193,7 +202,17 @@ def _outbox(
         hold_dead_keys=s.outbox_dead_key == "hold",
         failures_max=s.outbox_failures_max,
         delay_max_seconds=max(s.outbox_backoff_max_seconds, duplicate_window_seconds, _REAP_DELAY_SECONDS),
+        lane=lane,
     )
+
+
+def _turn(base: WorkerContext, pool: asyncpg.Pool) -> PostgresLaneTurn | None:
+    """Return the turn of this worker, which needs a session and a connection besides that of the lane."""
+    if base.settings.database_pooler or base.settings.database_pool_max == 1:
+        return None
+    turn = PostgresLaneTurn(pool=pool)
+    base.stack.push_async_callback(turn.leave)
+    return turn
 
 
 async def _wakeup(base: WorkerContext) -> Callable[[bool], Wakeup]:

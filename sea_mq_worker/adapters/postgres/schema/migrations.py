@@ -24,7 +24,7 @@ from sea_mq_worker.resources import files_in, resource_folder
 
 _MIGRATE = "python -m sea_mq_worker migrate"
 _CONNECT_SECONDS = 10.0
-_LOCK = "SELECT pg_advisory_xact_lock(7179, hashtext($1::text))"
+_LOCK = "SELECT pg_advisory_xact_lock(7183, hashtext($1::text))"
 _HAS_VERSIONS = "SELECT to_regclass('sea_mq_migrations') IS NOT NULL"
 _VERSION = "SELECT coalesce(max(version), 0) FROM sea_mq_migrations"
 _RECORD = "INSERT INTO sea_mq_migrations (version, name) VALUES ($1, $2)"

@@ -1,0 +1,29 @@
+"""Each number of an advisory lock has one purpose: two of them would keep each other waiting."""
+
+import re
+import subprocess
+from collections import defaultdict
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PURPOSES = {
+    "7177": {"sql/migrations/0001_outbox.sql", "sea_mq_worker/adapters/postgres/wakeup.py"},
+    "7179": {"sql/migrations/0001_outbox.sql", "sea_mq_worker/adapters/postgres/wakeup.py"},
+    "7178": {"sql/queries/outbox.sql"},
+    "7180": {"sql/migrations/0007_partitions.sql"},
+    "7181": {"sql/queries/pipeline_archive.sql"},
+    "7182": {"sql/queries/lane.sql"},
+    "7183": {"sea_mq_worker/adapters/postgres/schema/migrations.py"},
+}
+"""Files by number: both wake-ups, claims, new partitions, archive, lane, migrations."""
+
+
+def test_a_number_of_an_advisory_lock_has_one_purpose() -> None:
+    listed = ["git", "ls-files", "sql", "sea_mq_worker"]
+    names = subprocess.run(listed, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()
+    found = defaultdict(set)
+    for name in names:
+        if Path(name).suffix in {".py", ".sql"} and (ROOT / name).is_file():
+            for number in re.findall(r"\b71[78]\d\b", (ROOT / name).read_text()):
+                found[number].add(name)
+    assert found == PURPOSES
