@@ -49,14 +49,21 @@ def run() -> None:
     from sea_mq_worker.domain.errors import WorkerError
     from sea_mq_worker.settings import SettingsError
 
-    async def main() -> int:
+    codes: list[int] = []
+
+    async def main() -> None:
         stop = asyncio.Event()
         stop_on_signals(stop)
-        return await run_worker(settings, stop)
+        codes.append(await run_worker(settings, stop))
 
     try:
-        raise typer.Exit(uvloop.run(main()))
+        uvloop.run(main())
     except SettingsError as error:
         abort(str(error), EXIT_USAGE)
     except WorkerError as error:
         abort(str(error), EXIT_FAILED)
+    except (OSError, RuntimeError):
+        if not codes:
+            raise
+        # The worker has ended. uvloop opens descriptors to close its loop, and there may be none to spare.
+    raise typer.Exit(codes[0])

@@ -196,4 +196,6 @@ async def test_a_process_without_descriptors_to_spare_waits_for_them(shared: Sit
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
         await worker.ready()
         await shared.quiet()
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (8, hard))
+        await worker.stopped()
     await shared.audit()
