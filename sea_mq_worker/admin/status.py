@@ -7,6 +7,7 @@ from typing import Literal, TypeAlias
 from sea_mq_worker.admin.activity import ErrorGroup, RecentEvent
 from sea_mq_worker.admin.health_summary import HealthSummary
 from sea_mq_worker.admin.latencies import Percentiles
+from sea_mq_worker.domain.read_models import Overview
 
 Offers: TypeAlias = Literal["all", "numbers"]
 
@@ -71,22 +72,6 @@ class ConsumerStatus(ConsumerSample):
     """A sample, and its time in seconds since 1970."""
 
     at: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeadReason:
-    """Number of DEAD events or dead letters with one reason."""
-
-    text: str
-    count: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Overview:
-    """Reasons by side, the most frequent first, and the number of workers on the database."""
-
-    reasons: Mapping[str, Sequence[DeadReason]]
-    workers: int
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,13 +12,13 @@ from sea_mq_worker.admin.status import (
     ConsumerSample,
     ConsumerStatus,
     Counters,
-    Overview,
     OverviewStatus,
     Sample,
     SideStatus,
     Status,
     WorkerInfo,
 )
+from sea_mq_worker.domain.read_models import Overview
 
 _TREND_SAMPLES = 300 // STEP_SECONDS
 _ERRORS_SHOWN = 8

@@ -109,7 +109,7 @@ async def relay_for(settings: Settings, *, seconds: float, since: datetime | Non
     """
     configure(level=_level(settings), format=settings.log_format, stream=sys.stderr)
     stop = asyncio.Event()
-    tally = _Tally()
+    tally = _RelayTally()
     timer = asyncio.get_running_loop().call_later(seconds, stop.set)
     async with AsyncExitStack() as stack:
         base = WorkerContext(
@@ -193,7 +193,7 @@ def _own_name() -> str:
     return f"drain-{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
 
 
-class _Tally:
+class _RelayTally:
     """Counts what one relay does."""
 
     def __init__(self) -> None:

@@ -132,7 +132,7 @@ async def _to_deliver(settings: "Settings") -> tuple[Sequence[ToDeliver], Sequen
         return (), ()
     if not settings.nats_url.get_secret_value():
         return (), ("streams: SEA_MQ_NATS_URL is not set",)
-    from sea_mq_worker.operations.undelivered import consumer_states
+    from sea_mq_worker.operations.consumed_streams import consumer_states
 
     states, not_checked = await consumer_states(settings)
     names = [field.name for field in fields(ToDeliver)]

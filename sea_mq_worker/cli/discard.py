@@ -9,7 +9,7 @@ import typer
 
 from sea_mq_worker.cli.arguments import ActorOption, ReasonOption, YesOption
 from sea_mq_worker.cli.filters import NO_CHOICE, EventOptions
-from sea_mq_worker.cli.options import with_options
+from sea_mq_worker.cli.option_groups import with_options
 from sea_mq_worker.cli.support import (
     EXIT_FAILED,
     EXIT_USAGE,

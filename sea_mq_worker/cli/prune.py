@@ -196,7 +196,7 @@ def _progress(side: PrunedTable) -> "Iterator[OnProgress]":
 
 async def _until(settings: "Settings", side: PrunedTable, before: datetime, *, deliverable: bool) -> datetime:
     """Return ``before``, or for the inbox the earlier time since when a consumed stream holds messages."""
-    from sea_mq_worker.operations.retention import oldest_deliverable
+    from sea_mq_worker.operations.consumed_streams import oldest_deliverable
 
     if side is PrunedTable.OUTBOX or deliverable or not settings.consumers:
         return before

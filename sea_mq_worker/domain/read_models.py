@@ -1,6 +1,6 @@
 """Filters, records and results of actions for operators."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -67,6 +67,22 @@ class Depth:
     waiting_seconds: float
     scheduled: int
     dead: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadReason:
+    """Number of DEAD events or dead letters with one reason."""
+
+    text: str
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overview:
+    """Reasons by side, the most frequent first, and the number of workers on the database."""
+
+    reasons: Mapping[str, Sequence[DeadReason]]
+    workers: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,8 @@ import asyncpg
 import pytest
 
 from sea_mq_worker.adapters.postgres.operator.inspection import PostgresInspection
-from sea_mq_worker.adapters.postgres.operator.overview import BY_INDEX, PostgresOverview, Reason
+from sea_mq_worker.adapters.postgres.operator.overview import BY_INDEX, PostgresOverview
+from sea_mq_worker.domain.read_models import DeadReason
 from tests.support.rows import add_event, add_message, opened
 from tests.support.servers import Database
 
@@ -32,9 +33,9 @@ async def test_reasons_are_counted_the_most_frequent_first_and_workers_by_their_
     other = await asyncpg.connect(database.dsn, server_settings={"application_name": "upkeep"})
     found = await PostgresOverview(pool=pool).overview(sessions="upkeep")
     await other.close()
-    assert found.reasons["outbox"][0] == Reason(text="too large", count=2)
+    assert found.reasons["outbox"][0] == DeadReason(text="too large", count=2)
     assert len(found.reasons["outbox"]) == 5
-    assert found.reasons["inbox"] == [Reason(text="REJECTED", count=2)]
+    assert found.reasons["inbox"] == [DeadReason(text="REJECTED", count=2)]
     assert found.workers == 1
 
 

@@ -15,9 +15,9 @@ from sea_mq_worker.domain.events import EventState
 from sea_mq_worker.domain.messages import DeadLetter
 from sea_mq_worker.domain.read_models import Discarded
 from sea_mq_worker.domain.stored_messages import StoredMessage
+from sea_mq_worker.operations.consumed_streams import oldest_of
 from sea_mq_worker.operations.lookup import MessageLookup, NoIdError
 from sea_mq_worker.operations.lookup_report import LookupReport, lookup_report
-from sea_mq_worker.operations.retention import oldest_of
 from sea_mq_worker.testing import EPOCH
 from sea_mq_worker.testing.consumer import InMemoryConsumer
 from sea_mq_worker.testing.dead_letters import InMemoryDeadLetters

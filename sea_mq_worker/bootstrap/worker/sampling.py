@@ -14,7 +14,7 @@ from sea_mq_worker.adapters.postgres.operator.overview import BY_INDEX, Postgres
 from sea_mq_worker.adapters.postgres.schema.migrations import check_version
 from sea_mq_worker.adapters.postgres.schema.schema_owner import check_rows_visible, claim_schema
 from sea_mq_worker.admin.history import STEP_SECONDS
-from sea_mq_worker.admin.status import ConsumerSample, DeadReason, Overview, Sample
+from sea_mq_worker.admin.status import ConsumerSample, Sample
 from sea_mq_worker.admin.worker_status import WorkerStatus
 from sea_mq_worker.application.maintenance import PeriodicTask
 from sea_mq_worker.application.supervisor import Loop
@@ -106,17 +106,9 @@ class _Sampler:
         dead = (outbox.dead, inbox.dead)
         if self._count % _OVERVIEW_EVERY == 0 or dead != self._dead:
             await check_rows_visible(self._pool)
-            self._status.set_overview(await self._read_overview())
+            self._status.set_overview(await self._overview.overview(sessions=f"sea_mq_worker {_PURPOSE}"))
         self._count, self._dead = self._count + 1, dead
         await check_version(self._pool)  # a migration may be too new for this worker
-
-    async def _read_overview(self) -> Overview:
-        found = await self._overview.overview(sessions=f"sea_mq_worker {_PURPOSE}")
-        reasons = {
-            side: [DeadReason(text=reason.text, count=reason.count) for reason in several]
-            for side, several in found.reasons.items()
-        }
-        return Overview(reasons=reasons, workers=found.workers)
 
     def _record(self, side: Side, depth: Depth) -> None:
         sample = Sample(

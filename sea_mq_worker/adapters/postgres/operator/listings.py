@@ -28,7 +28,7 @@ RowT = TypeVar("RowT", OutboxSummary, InboxRecord)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Kind(Generic[RowT]):
+class _Listed(Generic[RowT]):
     """The rows of a table: what a row is called, and its columns of ID and time."""
 
     side: Literal["outbox", "inbox"]
@@ -38,8 +38,8 @@ class _Kind(Generic[RowT]):
     time: str
 
 
-_EVENTS = _Kind(side="outbox", name="event", record=OutboxSummary, id="id", time="occurred_at")
-_MESSAGES = _Kind(side="inbox", name="message", record=InboxRecord, id="message_id", time="received_at")
+_EVENTS = _Listed(side="outbox", name="event", record=OutboxSummary, id="id", time="occurred_at")
+_MESSAGES = _Listed(side="inbox", name="message", record=InboxRecord, id="message_id", time="received_at")
 
 
 class PostgresLists:
@@ -96,7 +96,7 @@ class PostgresLists:
         return next(iter(await self.list_inbox(InboxFilter(ids=(message_id,)))), None)
 
     async def _page(
-        self, kind: _Kind[RowT], which: OutboxFilter | InboxFilter, read_max: int | None
+        self, kind: _Listed[RowT], which: OutboxFilter | InboxFilter, read_max: int | None
     ) -> Page[RowT]:
         by_id = which.finished and not which.by_index and await self._ids_are_uuid7(kind)
         if which.by_index or (which.finished and not by_id):
@@ -119,7 +119,7 @@ class PostgresLists:
             read_max=read_max,
         )
 
-    async def _is_there(self, kind: _Kind[RowT], id_: UUID) -> bool:
+    async def _is_there(self, kind: _Listed[RowT], id_: UUID) -> bool:
         shown = self.show_outbox(id_) if kind.side == "outbox" else self.show_inbox(id_)
         return await shown is not None
 
@@ -131,6 +131,6 @@ class PostgresLists:
         rows = await fetch(self._pool, *of_key)
         return which if len(rows) > _OF_A_KEY_MAX else replace(which, ids=tuple(row["id"] for row in rows))
 
-    async def _ids_are_uuid7(self, kind: _Kind[RowT]) -> bool:
+    async def _ids_are_uuid7(self, kind: _Listed[RowT]) -> bool:
         [highest] = await fetch(self._pool, *self._lists["highest_ids"].bind())
         return highest[kind.side] is not None and is_uuid7(highest[kind.side])

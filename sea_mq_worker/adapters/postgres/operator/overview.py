@@ -1,14 +1,13 @@
 """PostgresOverview: queries of the worker's page, each at a small, bounded cost."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 
 import asyncpg
 
 from sea_mq_worker.adapters.postgres.connection import fetch
 from sea_mq_worker.adapters.postgres.queries import load_queries
-from sea_mq_worker.domain.read_models import DeadEvent
+from sea_mq_worker.domain.read_models import DeadEvent, DeadReason, Overview
 
 BY_INDEX: Mapping[str, str] = MappingProxyType({"enable_seqscan": "off", "enable_bitmapscan": "off"})
 """Settings for sessions that sample: the planner considers "open" and "unpublished" independent, and would
@@ -17,22 +16,6 @@ read millions of published events to find the few others."""
 _ROWS_MAX = 10_000
 """Cap on dead events and dead letters that are read; more accumulate only without an operator."""
 _REASONS_MAX = 5
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reason:
-    """A reason why events are dead or messages dead-lettered, and their number."""
-
-    text: str
-    count: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Overview:
-    """Reasons by side, the most frequent first, and the number of workers of the database."""
-
-    reasons: Mapping[str, Sequence[Reason]]
-    workers: int
 
 
 class PostgresOverview:
@@ -46,14 +29,14 @@ class PostgresOverview:
     async def overview(self, *, sessions: str) -> Overview:
         """Count reasons, and workers by the application name of a session that each keeps open."""
         rows = await fetch(self._pool, self._sql["overview"], _ROWS_MAX, _REASONS_MAX, sessions)
-        reasons: dict[str, list[Reason]] = {"outbox": [], "inbox": []}
+        reasons: dict[str, list[DeadReason]] = {"outbox": [], "inbox": []}
         workers = 0
         for row in rows:
             if row["kind"] == "workers":
                 workers = row["count"]
             else:
                 text = row["name"] or "no error is noted"
-                reasons[row["kind"]].append(Reason(text=text, count=row["count"]))
+                reasons[row["kind"]].append(DeadReason(text=text, count=row["count"]))
         return Overview(reasons=reasons, workers=workers)
 
     async def dead_events(

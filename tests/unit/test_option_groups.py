@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from typer.testing import CliRunner
 
-from sea_mq_worker.cli.options import with_options
+from sea_mq_worker.cli.option_groups import with_options
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

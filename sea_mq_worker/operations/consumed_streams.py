@@ -1,9 +1,11 @@
-"""The oldest message that a consumed stream can deliver: younger inbox rows must stay."""
+"""The oldest message of the consumed streams, and the backlogs of their consumers."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from sea_mq_worker.domain.errors import WorkerError
+from sea_mq_worker.domain.stored_messages import ConsumerState
 from sea_mq_worker.operations.broker import stream_inspection
 from sea_mq_worker.ports.operations import StreamInspection
 from sea_mq_worker.settings import Settings
@@ -21,7 +23,9 @@ class Deliverable:
 
 
 async def oldest_deliverable(settings: Settings) -> Deliverable | None:
-    """Return the consumed stream with the oldest message; None: no stream holds a message.
+    """Return the consumed stream with the oldest message: younger inbox rows must stay.
+
+    None: no stream holds a message.
 
     Raises:
         BrokerUnavailableError: the server did not answer.
@@ -36,3 +40,19 @@ async def oldest_of(streams: StreamInspection, names: Collection[str]) -> Delive
     found = [(await streams.first_stored_at(name), name) for name in sorted(names)]
     first, name = min(((at, name) for at, name in found if at), default=(None, ""))
     return Deliverable(stream=name, since=first - _CLOCKS) if first else None
+
+
+async def consumer_states(settings: Settings) -> tuple[Sequence[ConsumerState], Sequence[str]]:
+    """Return the states of the configured consumers, and those that could not be queried with the reason."""
+    found: list[ConsumerState] = []
+    not_checked: list[str] = []
+    try:
+        async with stream_inspection(settings) as streams:
+            for wanted in settings.consumers:
+                try:
+                    found.append(await streams.consumer_state(wanted.stream, wanted.durable))
+                except WorkerError as error:
+                    not_checked.append(f"consumer {wanted.durable} of {wanted.stream}: {error}")
+    except WorkerError as error:
+        not_checked.append(f"streams: {error}")
+    return found, not_checked
