@@ -135,13 +135,13 @@ class MessageLookup:
         """
         event = next(iter(await self.tables.list_outbox(OutboxFilter(ids=(wanted,), limit=1))), None)
         message = await self.tables.show_inbox(wanted)
-        unseen: list[str] = []
-        stored, letters = await self._at_broker(str(wanted), event, message, since, unseen)
-        lost = await self._lost(event, stored, unseen)
+        not_checked: list[str] = []
+        stored, letters = await self._at_broker(str(wanted), event, message, since, not_checked)
+        lost = await self._lost(event, stored, not_checked)
         earlier: Sequence[EarlierEvent] = ()
         if event:
             earlier = await self.tables.earlier_of_key(event, limit=_EARLIER_MAX, dead_hold=self.dead_hold)
-        discarded = None if event or message else await self._discarded(wanted, unseen)
+        discarded = None if event or message else await self._discarded(wanted, not_checked)
         return Found(
             id=str(wanted),
             event=event,
@@ -149,22 +149,22 @@ class MessageLookup:
             message=message,
             stored=stored,
             dead_letters=letters,
-            conflicts=await self._conflicts(wanted, unseen) if message else (),
+            conflicts=await self._conflicts(wanted, not_checked) if message else (),
             discarded=discarded,
-            not_checked=tuple(sorted(set(unseen))),
+            not_checked=tuple(sorted(set(not_checked))),
             lost=lost,
         )
 
-    async def _discarded(self, wanted: UUID, unseen: list[str]) -> Discarded | None:
+    async def _discarded(self, wanted: UUID, not_checked: list[str]) -> Discarded | None:
         """Query the audit; not every login may read it."""
         try:
             return await self.tables.discarded(wanted)
         except ContractError as error:
-            unseen.append(f"the audit: {error}")
+            not_checked.append(f"the audit: {error}")
             return None
 
     async def _lost(
-        self, event: OutboxSummary | None, stored: Sequence[StoredMessage], unseen: list[str]
+        self, event: OutboxSummary | None, stored: Sequence[StoredMessage], not_checked: list[str]
     ) -> str:
         """Return the evidence that the stream lost the event, instead of dropping it by its limits."""
         if self.broker is None or event is None or event.state != EventState.PUBLISHED:
@@ -175,16 +175,16 @@ class MessageLookup:
         try:
             return await self.broker[0].evidence_of_loss(stream, seq, str(event.id))
         except WorkerError as error:
-            unseen.append(f"stream {stream}: {error}")
+            not_checked.append(f"stream {stream}: {error}")
             return ""
 
-    async def _conflicts(self, wanted: UUID, unseen: list[str]) -> tuple[Conflicting, ...]:
+    async def _conflicts(self, wanted: UUID, not_checked: list[str]) -> tuple[Conflicting, ...]:
         found = []
         for own_id in await self.tables.conflicts(wanted, limit=_CONFLICTS_MAX):
             row = await self.tables.show_inbox(own_id)
             letters: Sequence[FoundDeadLetter] = ()
             if row and self.broker:
-                broker = _Broker(*self.broker, self.dlq_stream, unseen)
+                broker = _Broker(*self.broker, self.dlq_stream, not_checked)
                 letters = await broker.letters(str(own_id), None, row)
             found.append(Conflicting(id=str(own_id), dead_letter=letters[-1] if letters else None))
         return tuple(found)
@@ -195,17 +195,17 @@ class MessageLookup:
         event: OutboxSummary | None,
         message: InboxRecord | None,
         since: datetime | None,
-        unseen: list[str],
+        not_checked: list[str],
     ) -> tuple[tuple[StoredMessage, ...], tuple[FoundDeadLetter, ...]]:
-        """Query the streams; a stream that cannot be read is added to ``unseen``.
+        """Query the streams; a stream that cannot be read is added to ``not_checked``.
 
         Query all streams concurrently: a stream without a leader does not answer, and the time-outs must not
         add up.
         """
         if self.broker is None:
-            unseen.append(self.absent)
+            not_checked.append(self.absent)
             return (), ()
-        broker = _Broker(*self.broker, self.dlq_stream, unseen)
+        broker = _Broker(*self.broker, self.dlq_stream, not_checked)
         stored, letters = await asyncio.gather(
             asyncio.gather(*(broker.locate(wanted, place) for place in _places(event, message))),
             broker.letters(wanted, event, message),
@@ -249,12 +249,12 @@ class _Place:
 
 @dataclass(frozen=True, slots=True)
 class _Broker:
-    """Queries the broker, and records failed queries in ``unseen``."""
+    """Queries the broker, and records failed queries in ``not_checked``."""
 
     streams: StreamInspection
     dead_letters: DeadLetterStore
     dlq_stream: str
-    unseen: list[str]
+    not_checked: list[str]
 
     async def locate(self, wanted: str, place: _Place) -> StoredMessage | None:
         found = await self._try(
@@ -273,7 +273,9 @@ class _Broker:
         if isinstance(found, Stored):
             return await self.locate(wanted, _Place(stream, found.seq))
         if found and not found.is_over:
-            self.unseen.append(f"stream {stream}: only searched up to {found.through}; give a later --since")
+            self.not_checked.append(
+                f"stream {stream}: only searched up to {found.through}; give a later --since"
+            )
         return None
 
     async def letters(
@@ -299,14 +301,16 @@ class _Broker:
             if one.message_id == wanted:
                 found.append(_letter(one))
         if read == _LETTERS_READ_MAX and not found:
-            self.unseen.append(f"stream {self.dlq_stream}: only its first {read} dead letters of that time")
+            self.not_checked.append(
+                f"stream {self.dlq_stream}: only its first {read} dead letters of that time"
+            )
         return found
 
     async def _try(self, what: str, asked: Awaitable[_T]) -> _T | None:
         try:
             return await asked
         except WorkerError as error:
-            self.unseen.append(f"{what}: {error}")
+            self.not_checked.append(f"{what}: {error}")
             return None
 
 
