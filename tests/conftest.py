@@ -21,7 +21,16 @@ _JAVA_OPTIONS = (
     # Spark's classes, ten thousand of them, would be verified at each start
     " -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
 )
-_COSTLY = ("tests/pipeline/", "tests/acceptance/test_pipeline_commands.py", "tests/kit/test_soak.py")
+_PIPELINE = "tests/pipeline/test_"
+_WITHOUT_SPARK = ("dry_runs", "java", "jetstream_offsets", "jetstream_read", "jetstream_state", "report_page")
+_GROUPS = {
+    **{f"{_PIPELINE}{name}.py": "" for name in _WITHOUT_SPARK},
+    f"{_PIPELINE}drain.py::test_a_drain_beside_a_worker": "java",
+    "tests/acceptance/test_pipeline_commands.py": "java",
+    _PIPELINE: "spark",
+    "tests/kit/test_soak.py": "soak",
+}
+"""The group of tests that one process runs, by how their ids begin; empty: any process runs the test."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -46,15 +55,15 @@ def pytest_configure() -> None:
 
 
 class _ByCost(LoadScopeScheduling):  # type: ignore[misc]
-    """Tests one by one to whoever is free, but those of one costly kind to one process."""
+    """Give each test to a free process, but all tests of one group to the same process."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return next((name for name in _COSTLY if nodeid.startswith(name)), nodeid)
+        return next((group for begin, group in _GROUPS.items() if nodeid.startswith(begin)), "") or nodeid
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
-    """Keep Spark sessions and soaks out of each other's way: each takes all processors."""
+    """Share one Spark session, and run at most two JVMs and one soak at a time."""
     return _ByCost(config, log)
 
 

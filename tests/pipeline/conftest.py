@@ -1,12 +1,20 @@
-"""One Spark session for all tests of the pipeline: it takes seconds to start."""
+"""Fixtures of the pipeline's tests; one Spark session serves all, since its start takes seconds."""
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 from pyspark.sql import SparkSession
 
+from sea_mq_worker.adapters.nats.connection import NatsConnection, api
 from sea_mq_worker.pipeline.session import spark_session
+from sea_mq_worker.settings import Settings
+from tests.pipeline.jetstream_support import Stream
+from tests.pipeline.landing import Lake, lake_at
+from tests.support.jetstream import connected, create_stream
+from tests.support.pipeline_settings import write_settings
+from tests.support.servers import Database
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -20,3 +28,34 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def spark() -> Iterator[SparkSession]:
     with spark_session("tests", master="local[2]", conf={"spark.sql.shuffle.partitions": "2"}) as session:
         yield session
+
+
+@pytest.fixture
+def settings(database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    """Settings of the test's database, which the tasks' processes read, too."""
+    return write_settings(tmp_path / "settings.toml", monkeypatch, database_url=database.dsn)
+
+
+@pytest_asyncio.fixture
+async def stream(nats_url: str, names: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Stream]:
+    """An empty stream, of the server that the settings name."""
+    monkeypatch.setenv("SEA_MQ_NATS_URL", nats_url)
+    async with connected(nats_url) as connection:
+        own = Stream(connection, names)
+        await own.create()
+        yield own
+
+
+@pytest_asyncio.fixture
+async def server(nats_url: str, names: str) -> AsyncIterator[NatsConnection]:
+    """A connection; the stream named as ``names`` exists and is empty."""
+    async with connected(nats_url) as connection:
+        await create_stream(connection, names, f"{names}.>", allow_direct=True)
+        yield connection
+        await api(connection, f"STREAM.DELETE.{names}")
+
+
+@pytest.fixture
+def lake(spark: SparkSession, tmp_path: Path, nats_url: str, monkeypatch: pytest.MonkeyPatch) -> Lake:
+    """An empty lake to land in."""
+    return lake_at(spark, tmp_path / "lake", nats_url, monkeypatch)

@@ -29,17 +29,11 @@ from sea_mq_worker.pipeline.lake.schemas import ARCHIVE
 from sea_mq_worker.pipeline.lake.table import Files, LakeTable, Watermark
 from sea_mq_worker.settings import Settings
 from tests.support.outboxes import PostgresWorld
-from tests.support.pipeline_settings import write_settings
 from tests.support.rows import add_event, opened
 from tests.support.servers import Database
 
 ODD = "'\"\\ \n\t\x01 ünï 漢字 🦑 \u202e :5;: $1"
 OLD = "UPDATE outbox_events SET published_at = $1 WHERE state = 'PUBLISHED'"
-
-
-@pytest.fixture
-def settings(database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    return write_settings(tmp_path / "settings.toml", monkeypatch, database_url=database.dsn)
 
 
 @pytest_asyncio.fixture

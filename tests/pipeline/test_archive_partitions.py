@@ -17,7 +17,6 @@ from sea_mq_worker.pipeline.snapshot import read_outbox, snapshot
 from sea_mq_worker.settings import Settings
 from tests.pipeline.test_archive import DiedError, kept, run, table
 from tests.support.partitions import id_of_day, partition_outbox, past_name, past_partition
-from tests.support.pipeline_settings import write_settings
 from tests.support.rows import add_event, opened
 from tests.support.servers import Database
 
@@ -30,11 +29,6 @@ SELECT (left($1::text, 24) || lpad(to_hex(i), 12, '0'))::uuid, 'order', 'o', 'or
  CROSS JOIN LATERAL (
        SELECT to_jsonb(string_agg(md5(i || '-' || n), '')) AS payload FROM generate_series(1, 55) n) p
 """
-
-
-@pytest.fixture
-def settings(database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    return write_settings(tmp_path / "settings.toml", monkeypatch, database_url=database.dsn)
 
 
 @pytest_asyncio.fixture

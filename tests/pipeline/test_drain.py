@@ -26,7 +26,7 @@ from tests.support.servers import Database
 from tests.support.waiting import eventually
 from tests.support.worker import Deployment, apply_streams, deployment, running
 
-EVENTS = 10_000
+EVENTS = 20_000
 KEYS = 200
 FILL = f"""
 INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload, ordering_key)

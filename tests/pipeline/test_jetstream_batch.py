@@ -1,28 +1,18 @@
 """``spark.read.format("jetstream")`` in Spark itself."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
-import pytest_asyncio
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentation has it
 
 from tests.pipeline.jetstream_support import PASSWORD, Stream, settings_file
 from tests.support.documents import blocks
-from tests.support.jetstream import connected
 
 Read: TypeAlias = Callable[..., DataFrame]
-
-
-@pytest_asyncio.fixture
-async def stream(nats_url: str, names: str) -> AsyncIterator[Stream]:
-    async with connected(nats_url) as connection:
-        own = Stream(connection, names)
-        await own.create()
-        yield own
 
 
 @pytest.fixture

@@ -2,12 +2,11 @@
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
 
 from sea_mq_worker.embedded import EmbeddedNats
@@ -49,15 +48,6 @@ def drivers() -> Iterator[list[Driver]]:
     yield opened
     for driver in opened:
         driver.reader.stop()
-
-
-@pytest_asyncio.fixture
-async def stream(nats_url: str, names: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Stream]:
-    monkeypatch.setenv("SEA_MQ_NATS_URL", nats_url)
-    async with connected(nats_url) as connection:
-        own = Stream(connection, names)
-        await own.create()
-        yield own
 
 
 @pytest.fixture

@@ -2,13 +2,12 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from sea_mq_worker.domain.errors import ContractError, UnavailableError
 from sea_mq_worker.embedded import EmbeddedNats
@@ -24,15 +23,6 @@ HEADERS = b"NATS/1.0\r\nNats-Msg-Id: 7\r\nTag: a\r\nTag:b: c \r\nEmpty:\r\nWort:
 BODY = b"\x00\xff\r\nMSG"
 
 Meddle = Callable[[list[Frame]], Coroutine[Any, Any, None]]
-
-
-@pytest_asyncio.fixture
-async def stream(nats_url: str, names: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Stream]:
-    monkeypatch.setenv("SEA_MQ_NATS_URL", nats_url)
-    async with connected(nats_url) as connection:
-        own = Stream(connection, names)
-        await own.create()
-        yield own
 
 
 @pytest.fixture(params=["batches", "leader"])

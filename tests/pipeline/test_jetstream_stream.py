@@ -2,25 +2,14 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 from tests.pipeline.jetstream_support import PASSWORD, Stream, settings_file
-from tests.support.jetstream import connected
-
-
-@pytest_asyncio.fixture
-async def stream(nats_url: str, names: str) -> AsyncIterator[Stream]:
-    async with connected(nats_url) as connection:
-        own = Stream(connection, names)
-        await own.create()
-        yield own
 
 
 class Query:

@@ -2,14 +2,10 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
 
 import pytest
-import pytest_asyncio
-from pyspark.sql import SparkSession
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection, api
 from sea_mq_worker.pipeline.jobs.land import bronze
@@ -17,24 +13,10 @@ from sea_mq_worker.pipeline.jobs.land.job import LandProgress
 from sea_mq_worker.pipeline.lake.schemas import BRONZE, GOLD, SILVER
 from sea_mq_worker.pipeline.lake.table import ConflictError
 from sea_mq_worker.pipeline.sources.jetstream.state import stream_state
-from tests.pipeline.landing import Lake, Published, copy_of, event, lake_at, publish
+from tests.pipeline.landing import Lake, Published, copy_of, event, publish
 from tests.support.jetstream import connected, create_stream
 
 EVENTS = 20_000
-
-
-@pytest_asyncio.fixture
-async def server(nats_url: str, names: str) -> AsyncIterator[NatsConnection]:
-    """A connection; the stream named as ``names`` is there and empty."""
-    async with connected(nats_url) as connection:
-        await create_stream(connection, names, f"{names}.>", allow_direct=True)
-        yield connection
-        await api(connection, f"STREAM.DELETE.{names}")
-
-
-@pytest.fixture
-def lake(spark: SparkSession, tmp_path: Path, nats_url: str, monkeypatch: pytest.MonkeyPatch) -> Lake:
-    return lake_at(spark, tmp_path / "lake", nats_url, monkeypatch)
 
 
 async def test_a_stream_becomes_bronze_silver_and_gold(

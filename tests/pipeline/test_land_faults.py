@@ -6,11 +6,10 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 from pyspark.sql import SparkSession
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection, api
@@ -26,20 +25,6 @@ EVENTS = 8_000
 BATCH = 3_000
 BATCHES = 3
 START_SECONDS = 240
-
-
-@pytest_asyncio.fixture
-async def server(nats_url: str, names: str) -> AsyncIterator[NatsConnection]:
-    """A connection; the stream named as ``names`` is there and empty."""
-    async with connected(nats_url) as connection:
-        await create_stream(connection, names, f"{names}.>", allow_direct=True)
-        yield connection
-        await api(connection, f"STREAM.DELETE.{names}")
-
-
-@pytest.fixture
-def lake(spark: SparkSession, tmp_path: Path, nats_url: str, monkeypatch: pytest.MonkeyPatch) -> Lake:
-    return lake_at(spark, tmp_path / "lake", nats_url, monkeypatch)
 
 
 async def test_a_stream_made_again_is_landed_only_when_the_loss_is_accepted(

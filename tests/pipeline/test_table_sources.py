@@ -22,17 +22,11 @@ from sea_mq_worker.pipeline.sources.tables.connection import connected, libpq_ur
 from sea_mq_worker.pipeline.sources.tables.query import OUTBOX, table_query
 from sea_mq_worker.pipeline.sources.tables.source import TableReader
 from sea_mq_worker.settings import Settings
-from tests.support.pipeline_settings import write_settings
 from tests.support.rows import add_event, add_message, opened
 from tests.support.servers import Database
 
 ODD = "a 'quote', \"two\", \\back\\slash, \n line, \t tab, \x01, ünï, 漢字, 🦑, \u202e$1 {} %s); DROP x; --"
 AT = datetime(2025, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
-
-
-@pytest.fixture
-def settings(database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    return write_settings(tmp_path / "settings.toml", monkeypatch, database_url=database.dsn)
 
 
 @pytest_asyncio.fixture
