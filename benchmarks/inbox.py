@@ -1,6 +1,7 @@
 """Workload: a stream's messages, handed to a handler as fast as it takes them."""
 
 import json
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 
 from benchmarks.counters import Cost, Figure
@@ -19,16 +20,26 @@ SELECT count(processed_at) AS done,
 """
 
 
-async def inbox(stage: Stage, *, count: int, handler_url: str) -> dict[str, Figure]:
-    """Hand messages to the handler; beside it a load generator, with as many requests at once."""
+async def inbox(
+    stage: Stage, *, count: int, handler_url: str, in_flight: int = 0, batch_url: str = ""
+) -> dict[str, Figure]:
+    """Hand messages to the handler; beside it a load generator, with as many requests at once.
+
+    ``in_flight`` is the durable's max_ack_pending (0: as shipped), ``batch_url`` where the handler takes
+    batches (empty: single calls).
+    """
     async with stage.run() as run:
+        if in_flight:
+            config = (await run.stream.consumer_info(*_CONSUMER)).config
+            await run.stream.add_consumer(_CONSUMER[0], config.evolve(max_ack_pending=in_flight))
         requests = encode_requests(handler_url, [_vibe(number) for number in range(count)])
         asking = ask(handler_url, requests, concurrency=run.own.handler_concurrency)
         floor = await run.floor(count, asking)
-        return {"worker": await _receive(run, count, handler_url), "floor: load generator": floor}
+        urls = {"SEA_MQ_HANDLER_URL": handler_url, "SEA_MQ_HANDLER_BATCH_URL": batch_url}
+        return {"worker": await _receive(run, count, urls), "floor: load generator": floor}
 
 
-async def _receive(run: Run, count: int, handler_url: str) -> Figure:
+async def _receive(run: Run, count: int, urls: Mapping[str, str]) -> Figure:
     """Let an idle worker at a durable that was paused while its messages came."""
     later = datetime.now(UTC) + timedelta(hours=1)
     await run.stream.pause_consumer(*_CONSUMER, pause_until=later.isoformat())
@@ -39,8 +50,7 @@ async def _receive(run: Run, count: int, handler_url: str) -> Figure:
         info = await run.stream.consumer_info(*_CONSUMER)
         return not (info.num_pending or info.num_ack_pending)
 
-    settings = {"SEA_MQ_OUTBOX_ENABLED": "false", "SEA_MQ_HANDLER_URL": handler_url}
-    async with run.worker(settings) as worker:
+    async with run.worker({"SEA_MQ_OUTBOX_ENABLED": "false", **urls}) as worker:
         before = await worker.read()
         await run.stream.resume_consumer(*_CONSUMER)
         await worker.until(is_done)

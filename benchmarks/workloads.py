@@ -30,6 +30,16 @@ def workloads(options: Namespace) -> Mapping[str, Workload]:
         "inbox, FastAPI": lambda stage: inbox(
             stage, count=options.messages, handler_url=f"{stage.handler.url}/handle"
         ),
+        "inbox, 200 in flight": lambda stage: inbox(
+            stage, count=options.messages, handler_url=f"{stage.handler.url}/handle", in_flight=200
+        ),
+        "inbox, batches": lambda stage: inbox(
+            stage,
+            count=options.messages,
+            handler_url=f"{stage.handler.url}/handle",
+            in_flight=200,
+            batch_url=f"{stage.handler.url}/handle-batch",
+        ),
         "inbox, bare handler": lambda stage: inbox(
             stage, count=options.messages, handler_url=f"{stage.bare.url}/handle"
         ),

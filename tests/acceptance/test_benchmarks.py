@@ -14,6 +14,8 @@ FLOORS = {
     "drain, 10 to a key": {"floor: database", "floor: broker, acknowledged", "floor: broker, batched"},
     "steady rate": set(),
     "inbox, FastAPI": {"floor: load generator"},
+    "inbox, 200 in flight": {"floor: load generator"},
+    "inbox, batches": {"floor: load generator"},
     "inbox, bare handler": {"floor: load generator"},
     "drain, history": {"worker, no history"},
     "looks": set(),
