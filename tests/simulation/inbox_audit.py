@@ -112,7 +112,7 @@ class InboxAudit:
 
     def delivered(self) -> None:
         """Look at the durable after it handed something out."""
-        waiting = self._servers.consumer.in_flight()
+        waiting = self._servers.consumer.in_places()
         self._check(waiting <= MAX_ACK_PENDING, "I13", f"{waiting} messages are unanswered")
 
     def _changes(self) -> Iterator[tuple[InboxRow | None, InboxRow]]:

@@ -92,6 +92,7 @@ class CrashingConsumer(InMemoryConsumer):
             wait_seconds=5.0,
         )
         self._acked: dict[int, float] = {}
+        self._brought_back: set[int] = set()
 
     async def ack(self, msg: InboundMessage) -> None:
         self._acked[msg.seq] = self._clock()
@@ -104,10 +105,15 @@ class CrashingConsumer(InMemoryConsumer):
             if now - at < _LOST_SECONDS:
                 del self._acked[seq]
                 self._pending[seq] = _Pending(1, now)
+                self._brought_back.add(seq)
         self._changed.set()
 
     def in_flight(self) -> int:
         return len(self._pending)
+
+    def in_places(self) -> int:
+        """Count the unanswered without those that a crash brought back, after others had their places."""
+        return len(self._pending.keys() - self._brought_back)
 
     def delivered_all(self) -> bool:
         return self._last_seq == self._stream.last_seq
