@@ -40,7 +40,7 @@ UNION ALL SELECT 'constraint ' || conname || pg_get_constraintdef(oid) FROM pg_c
 UNION ALL SELECT 'comment ' || objsubid || description FROM pg_description
  WHERE classoid = 'pg_class'::regclass AND objoid = $1::regclass
 UNION ALL SELECT 'comment ' || tgname || obj_description(oid, 'pg_trigger') FROM pg_trigger
- WHERE tgrelid = $1::regclass AND NOT tgisinternal
+ WHERE tgrelid = $1::regclass AND NOT tgisinternal AND obj_description(oid, 'pg_trigger') IS NOT NULL
 UNION ALL SELECT 'comment ' || indexrelid::regclass || obj_description(indexrelid, 'pg_class') FROM pg_index
  WHERE indrelid = $1::regclass AND obj_description(indexrelid, 'pg_class') IS NOT NULL
 UNION ALL SELECT 'right ' || x::text FROM pg_class, aclexplode(relacl) x WHERE oid = $1::regclass
