@@ -1,12 +1,11 @@
--- Keeps the outbox in partitions of a day each from now on (docs/how-to/partitions.md). For whoever owns the tables, on
--- PostgreSQL 17 or newer; `partitions enable` runs it, and so does psql:
+-- Divides the outbox into daily partitions (docs/how-to/partitions.md). The tables' owner runs it on PostgreSQL 17 or
+-- newer, by `partitions enable` or by psql:
 --
 --   PGOPTIONS='-c search_path=orders' psql -v ON_ERROR_STOP=1 -1 -f sql/partitions.sql
 --
--- The table becomes the partition outbox_events_before, of all ids up to a midnight to come, and a new table takes its
+-- The table becomes the partition outbox_events_before, with all ids up to a coming midnight. A new table takes its
 -- name, with the same columns, constraints, indexes, triggers and rights. No row is copied. The old table is read
--- once, to make sure of its ids, while whoever wants the outbox waits.
--- Where the outbox has partitions already, it changes nothing.
+-- once to check its ids, while all users of the outbox wait. An outbox that has partitions is not changed.
 
 SET LOCAL lock_timeout = '2s';
 
@@ -14,7 +13,7 @@ DO $$
 DECLARE
     midnight TIMESTAMPTZ := date_trunc('day', now() + interval '25 hours', 'UTC');
     owner TEXT;
-    told TEXT;
+    bound TEXT;
     last_seq BIGINT;
     seq_rights ACLITEM[];
     granted TEXT;
@@ -40,15 +39,15 @@ BEGIN
         RAISE EXCEPTION 'event % has an id of a time to come, or no UUIDv7: have producers use UUIDv7, and prune what'
             ' has other ids', beyond;
     END IF;
-    SELECT string_agg(DISTINCT pg_describe_object(d.classid, d.objid, 0), ', ') INTO told
+    SELECT string_agg(DISTINCT pg_describe_object(d.classid, d.objid, 0), ', ') INTO bound
       FROM pg_depend d
       LEFT JOIN pg_constraint c ON d.classid = 'pg_constraint'::regclass AND c.oid = d.objid
      WHERE d.refclassid = 'pg_class'::regclass AND d.refobjid = 'outbox_events'::regclass AND d.deptype IN ('n', 'a')
        AND (d.classid IN ('pg_rewrite'::regclass, 'pg_publication_rel'::regclass)
             OR c.contype = 'f' AND c.confrelid = d.refobjid);
-    IF told IS NOT NULL THEN
-        RAISE EXCEPTION 'bound to the table, and would stay with its old rows: %; drop it, and make it anew afterwards',
-            told;
+    IF bound IS NOT NULL THEN
+        RAISE EXCEPTION 'bound to the table, and would stay with its old rows: %; drop it, and create it again afterwards',
+            bound;
     END IF;
 
     SELECT pg_sequence_last_value(pg_get_serial_sequence('outbox_events', 'seq')) INTO last_seq;
@@ -66,7 +65,7 @@ BEGIN
               FROM pg_trigger WHERE tgrelid = 'outbox_events'::regclass AND NOT tgisinternal) described
      WHERE described.comment IS NOT NULL;
 
-    -- Names are one per schema: those of the old table move aside. Its triggers come back with the new one's.
+    -- Names are unique in a schema, so the old table's are changed. Its triggers come back with the new table's.
     FOR old_index IN SELECT indexrelid::regclass FROM pg_index WHERE indrelid = 'outbox_events'::regclass LOOP
         EXECUTE format('ALTER INDEX %s RENAME TO %I', old_index, left(trim('"' FROM old_index), 56) || '_before');
     END LOOP;

@@ -1,21 +1,21 @@
--- Roles with the least rights that each kind of user needs, one group role each. For whoever owns the tables and may
--- create roles, after `migrate` and again after every newer one; doing it again changes nothing:
+-- Group roles with the least rights that each kind of user needs. The tables' owner, with the right to create roles,
+-- runs this script after each `migrate`; repeating it changes nothing:
 --
 --   psql -v ON_ERROR_STOP=1 -v schema=public -v prefix=sea_mq -f sql/roles.sql
 --
 --   {prefix}_producer  the service: puts events into the outbox, and can neither read nor change them
 --   {prefix}_relay     the worker (`run`, `pipeline drain`)
---   {prefix}_operator  `outbox replay|mark-dead`, `inbox close`, `dlq redrive|purge`, `pipeline replay`; all of the relay's
---                      besides
---   {prefix}_janitor   `prune`, `outbox discard`, `pipeline archive`: may delete, and only what is finished
+--   {prefix}_operator  `outbox replay|mark-dead`, `inbox close`, `dlq redrive|purge`, `pipeline replay`, with all rights
+--                      of the relay
+--   {prefix}_janitor   `prune`, `outbox discard`, `pipeline archive`: may delete finished rows only
 --   {prefix}_reader    `where`, `depth`, `doctor`, `audit`, `outbox|inbox list|summary|show`,
 --                      `pipeline reconcile|report`; sees payloads
 --
--- They cannot log in. Each user gets a login of its own that is a member of one of them:
+-- They cannot log in. Each user gets a login that is a member of one of them:
 --
 --   CREATE ROLE orders_worker LOGIN PASSWORD '...' CONNECTION LIMIT 40 IN ROLE sea_mq_relay;
 --
--- Whoever migrates owns the tables, and needs no role of these. Give each schema of a cluster a prefix of its own.
+-- The login that migrates owns the tables and needs none of these roles. Give each schema of a cluster its own prefix.
 
 \if :{?schema}
 \else
@@ -39,7 +39,7 @@ SELECT format('CREATE ROLE %I NOLOGIN', role)
  WHERE NOT EXISTS (SELECT FROM pg_roles WHERE rolname = role)
 \gexec
 
--- Nobody but the owner puts anything beside the tables; what was granted before and is not below ends.
+-- Only the owner may create objects in the schema. Rights that were granted earlier and are not below are revoked.
 REVOKE CREATE ON SCHEMA :"schema" FROM PUBLIC;
 REVOKE ALL ON ALL TABLES IN SCHEMA :"schema"
   FROM PUBLIC, :"producer", :"relay", :"operator", :"janitor", :"reader";
@@ -68,7 +68,7 @@ GRANT INSERT (message_id, subject, attempts, consumer, stream, stream_seq, conte
    ON inbox_messages TO :"relay";
 
 GRANT :"relay" TO :"operator";
--- What only the archive still has comes back with its place in the order.
+-- Events that only the archive has are restored with their place in the order.
 GRANT INSERT (id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, correlation_id,
               causation_id, seq, created_at, partition_key, ordering_key, headers, metadata, stream, stream_seq,
               available_at)
@@ -76,7 +76,7 @@ GRANT INSERT (id, aggregate_type, aggregate_id, event_type, event_version, paylo
 
 GRANT DELETE ON outbox_events, inbox_messages TO :"janitor";
 
--- Partitions, where the outbox has some: the worker makes them, and has no other right to change a table.
+-- Partitions: the worker may create them, and may change no table otherwise.
 REVOKE ALL ON FUNCTION outbox_make_partitions, outbox_drop_partition
   FROM :"producer", :"relay", :"operator", :"janitor", :"reader";
 GRANT EXECUTE ON FUNCTION outbox_make_partitions TO :"relay";
@@ -87,9 +87,9 @@ BEGIN
        FROM outbox_partitions() p WHERE p.partition <> 'outbox_events';
 END $$;
 
--- The audit grows and is counted up; nobody but the owner rewrites who did what, or deletes it.
+-- Roles may add audit records and raise their counts; only the owner can rewrite or delete them.
 GRANT SELECT ON operator_actions TO :"operator", :"janitor", :"reader";
--- The worker sees what was resumed, and neither who did it nor why.
+-- The worker may read which types were resumed, but not by whom or why.
 GRANT SELECT (id, at, action, selection) ON operator_actions TO :"relay";
 GRANT INSERT (actor, action, reason, selection, affected, outcome), UPDATE (affected, selection, outcome)
    ON operator_actions TO :"operator", :"janitor";

@@ -1,7 +1,7 @@
-"""The relay for a bounded time, beside others: what each task of a drain runs, and what the drain asks.
+"""The outbound side for a limited time, for each task of a drain; and queries about the backlog.
 
-A relay put together here is the worker's own: it claims under leases, waits at gates, settles and reaps. It
-only ends earlier, when its time is over or the backlog is gone, and then settles what it has in hand.
+It consists of the worker's own parts, with leases, circuit breakers, settlement and reaper. It ends when its
+time is over or the backlog is published, after it has settled its claims.
 """
 
 import asyncio
@@ -44,10 +44,10 @@ from sea_mq_worker.telemetry.logs import LogObserver, configure
 from sea_mq_worker.telemetry.metrics import MetricsObserver
 
 SOON_SECONDS = 5.0
-"""An event that has failed and is due again within this time is worth waiting for."""
+"""A failed event that is due again within this time is waited for."""
 
 _COUNT_SECONDS = 600.0
-"""A count of a hundred million events takes longer than the worker's statements may."""
+"""Time limit of the count, which takes longer than the worker's statements for a hundred million events."""
 _LOOK_SECONDS = 0.5
 _LOOK_SHARE = 20.0
 _POLL_SECONDS = 0.5
@@ -59,9 +59,9 @@ class DrainBacklog:
     """Events that were due when a drain began and are still to be published.
 
     Attributes:
-        at: when they were counted, by the database's clock.
-        due: due now: in a relay's hands, or to be claimed, or behind an earlier event of their key.
-        postponed: have failed, and are tried again later.
+        at: time of the count, by the database's clock.
+        due: events that are due now: claimed, to be claimed, or waiting for an earlier event of their key.
+        postponed: failed events that wait for their retry.
     """
 
     at: datetime
@@ -71,7 +71,7 @@ class DrainBacklog:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainShare:
-    """Result of one relay; ``trouble`` is the reason why it still waited at its end, or empty."""
+    """Result of one relay; ``trouble`` is the reason why it waited at its end, or empty."""
 
     published: int = 0
     dead: int = 0
@@ -79,11 +79,11 @@ class DrainShare:
 
 
 async def count_backlog(settings: Settings, *, since: datetime | None) -> DrainBacklog:
-    """Count what is left of the backlog of a moment, None: of now.
+    """Count the unpublished events of the backlog at a time; None: now.
 
     Raises:
         StoreUnavailableError: PostgreSQL cannot be reached.
-        ContractError: its schema is not the worker's.
+        ContractError: the schema is not of the worker's version.
     """
     patient = settings.model_copy(update={"database_timeout_seconds": _COUNT_SECONDS})
     async with tables_pool(patient, purpose="drain") as pool:
@@ -92,7 +92,7 @@ async def count_backlog(settings: Settings, *, since: datetime | None) -> DrainB
 
 
 async def is_backlog_left(settings: Settings, *, since: datetime | None) -> bool:
-    """Tell whether a relay can do anything for it, now or within 5 seconds."""
+    """Return whether a relay can publish events of the backlog now or within 5 seconds."""
     pool = await open_pool(settings, purpose="drain", hints=WORKER_HINTS)
     try:
         return await _is_left(pool, settings, since)
@@ -101,11 +101,11 @@ async def is_backlog_left(settings: Settings, *, since: datetime | None) -> bool
 
 
 async def relay_for(settings: Settings, *, seconds: float, since: datetime | None) -> DrainShare:
-    """Publish whatever is due until the time is over or nothing is left of the backlog of ``since``.
+    """Publish due events until the time is over, or all events of the backlog are settled.
 
     Raises:
-        ContractError: a server or setting is not as the worker needs it.
-        WorkerError: the relay died of something else.
+        ContractError: a server or setting does not meet the worker's requirements.
+        WorkerError: the relay failed for another reason.
     """
     configure(level=_level(settings), format=settings.log_format, stream=sys.stderr)
     stop = asyncio.Event()
@@ -113,8 +113,8 @@ async def relay_for(settings: Settings, *, seconds: float, since: datetime | Non
     timer = asyncio.get_running_loop().call_later(seconds, stop.set)
     async with AsyncExitStack() as stack:
         base = WorkerContext(
-            settings=_impatient(settings),
-            name=_own_name(),  # never the setting's: tasks side by side would share leases
+            settings=_polling(settings),
+            name=_own_name(),  # not the setting's: parallel tasks would share leases
             observer=FanOut([LogObserver(), tally]),
             metrics=MetricsObserver(),
             stop=stop,
@@ -140,7 +140,7 @@ async def relay_for(settings: Settings, *, seconds: float, since: datetime | Non
 
 
 async def _end(base: WorkerContext, since: datetime | None) -> dict[str, Loop]:
-    """Make the loop whose end ends the relay: it looks now and then whether anything is left."""
+    """Return the loop whose end ends the relay: it checks periodically whether events are left."""
     pool = await connect_with_retry(
         lambda: open_pool(base.settings, purpose="drain"),
         what="PostgreSQL",
@@ -150,7 +150,7 @@ async def _end(base: WorkerContext, since: datetime | None) -> dict[str, Loop]:
     base.stack.push_async_callback(pool.close)
     breaker = base.breaker("drain database", cap_seconds=_PROBE_MAX_SECONDS)
 
-    async def look(stop: asyncio.Event) -> None:
+    async def check(stop: asyncio.Event) -> None:
         while not stop.is_set():
             began = time.monotonic()
             try:
@@ -163,7 +163,7 @@ async def _end(base: WorkerContext, since: datetime | None) -> dict[str, Loop]:
             took = time.monotonic() - began
             await sleep_or_stop(stop, seconds=max(_LOOK_SECONDS, _LOOK_SHARE * took))
 
-    return {"end of backlog": look}
+    return {"end of backlog": check}
 
 
 async def _is_left(pool: asyncpg.Pool, settings: Settings, since: datetime | None) -> bool:
@@ -176,8 +176,8 @@ def _queries() -> Mapping[str, str]:
     return load_queries("pipeline_drain", "backlog", "is_left")
 
 
-def _impatient(settings: Settings) -> Settings:
-    """Look often instead of listening: there is a backlog, so hardly any claim waits for a producer."""
+def _polling(settings: Settings) -> Settings:
+    """Poll instead of listening: with a backlog, hardly any claim waits for a producer."""
     poll_seconds = min(settings.outbox_poll_seconds, _POLL_SECONDS)
     return settings.model_copy(
         update={"outbox_notify": False, "outbox_poll_seconds": poll_seconds, "tracing": False}
@@ -185,7 +185,7 @@ def _impatient(settings: Settings) -> Settings:
 
 
 def _level(settings: Settings) -> str:
-    """Starts and stops of many relays are no news."""
+    """Log no starts and stops of the many relays."""
     return "warning" if settings.log_level == "info" else settings.log_level
 
 
@@ -194,7 +194,7 @@ def _own_name() -> str:
 
 
 class _RelayTally:
-    """Counts what one relay does."""
+    """Counts the results of one relay."""
 
     def __init__(self) -> None:
         self.trouble = ""

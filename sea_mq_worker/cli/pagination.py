@@ -20,12 +20,12 @@ ReadOption = Annotated[
 
 def print_list(page: Page[Any], columns: Sequence[str], *, what: str, json: bool) -> None:
     """Print a page, the start of the next one, and how many of ``what`` were read if not all."""
-    if page.read is None or page.goes_on is None:
-        print_page(page.rows, columns, json=json, empty=f"no {what}", more=page.goes_on)
+    if page.read is None or page.next_after is None:
+        print_page(page.rows, columns, json=json, empty=f"no {what}", more=page.next_after)
         return
     print_page(page.rows, columns, json=json, empty=f"none of {page.read} {what}")
     echo_safe(
-        f"read {page.read} {what}, back to {cell(page.reached)}: continue with --after {page.goes_on}, "
+        f"read {page.read} {what}, back to {cell(page.reached)}: continue with --after {page.next_after}, "
         "or read more with --read",
         err=True,
     )

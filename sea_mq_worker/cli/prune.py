@@ -112,7 +112,7 @@ async def _count(
             end = time.monotonic() + _COUNT_SECONDS_MAX
             with _progress(side) as report:
                 counted[side] = await tables.count_prunable(
-                    side, until, go_on=partial(_is_before, end), on_progress=report
+                    side, until, should_continue=partial(_is_before, end), on_progress=report
                 )
     return counted
 

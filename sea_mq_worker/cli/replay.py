@@ -101,7 +101,7 @@ async def _replay(settings: "Settings", which: OutboxFilter, request: ReplayRequ
     async with replays(settings) as tables:
         old = await tables.load(request.resume) if request.resume else None
         which = old.which if old else which
-        chosen = await tables.choose(which, limit=None if old else request.cap + 1, goes_on=old)
+        chosen = await tables.choose(which, limit=None if old else request.cap + 1, resumed=old)
         if not old and len(chosen) > request.cap:
             abort(f"more than {request.cap} events match; narrow the filters, or raise --cap", EXIT_USAGE)
         if request.dry_run or not (chosen or old):

@@ -7,11 +7,11 @@ from sea_mq_worker.adapters.postgres.schema.diagnostics import (
     Connections,
     DatabaseFacts,
     Failing,
+    MissedFacts,
     OutboxFacts,
     PartitionFacts,
     RowFacts,
     SequenceFacts,
-    UnseenFacts,
 )
 from sea_mq_worker.doctor.broker_catalog import BrokerKind
 from sea_mq_worker.doctor.database import long_seconds
@@ -34,7 +34,7 @@ def backlog_findings(facts: DatabaseFacts, rows: RowFacts, s: Settings) -> Itera
             yield from _sequence(rows.sequence, facts)
         if rows.partitions:
             yield from _partitions(rows.partitions, facts, s)
-    yield from _missed(rows.unseen, facts.schema)
+    yield from _missed(rows.missed, facts.schema)
     configured = {(consumer.stream, consumer.durable) for consumer in s.consumers}
     for waiting in rows.inbox:
         where = f"inbox, by consumer {waiting.consumer} of stream {waiting.stream}"
@@ -47,14 +47,14 @@ def backlog_findings(facts: DatabaseFacts, rows: RowFacts, s: Settings) -> Itera
             yield DatabaseKind.INBOX_STUCK.finding(where, what, command="python -m sea_mq_worker inbox list")
 
 
-def _missed(missed: Sequence[UnseenFacts], schema: str) -> Iterator[Finding]:
+def _missed(missed: Sequence[MissedFacts], schema: str) -> Iterator[Finding]:
     """Report missed messages that a worker recorded; the statement clears the record after the fix."""
     for gone in missed:
         where = f"consumer {gone.durable} of stream {gone.stream}"
         latest = f"some of {gone.first_seq} to {gone.last_seq}, {format_duration(gone.seconds)} ago"
         what = f"{gone.count} in all; the latest are {latest}"
         table = f"{quoted_schema(schema)}.sea_mq_standings"
-        sql = f"UPDATE {table} SET unseen = 0, unseen_at = NULL WHERE durable = '{gone.durable}'"  # noqa: S608
+        sql = f"UPDATE {table} SET missed = 0, missed_at = NULL WHERE durable = '{gone.durable}'"  # noqa: S608
         yield BrokerKind.MESSAGES_MISSED.finding(where, what, sql=sql)
 
 

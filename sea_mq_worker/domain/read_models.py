@@ -35,13 +35,13 @@ class Page(Generic[RowT]):
 
     Attributes:
         rows: the rows of this page, latest first.
-        goes_on: the next page begins after this id; None: the list ends here.
+        next_after: the next page begins after this id; None: the list ends here.
         read: number of rows read without filling the page; None: the page is full, or all rows were read.
         reached: time of the earliest row read, if ``read`` is set.
     """
 
     rows: Sequence[RowT]
-    goes_on: UUID | None
+    next_after: UUID | None
     read: int | None = None
     reached: datetime | None = None
 

@@ -51,7 +51,7 @@ class Purger:
         """Delete one dead letter; keep it if its message is being handled again."""
         try:
             entry = await self.dead_letters.show(seq)
-            is_recorded = await self.records.letter_purged(
+            is_recorded = await self.records.record_purge(
                 _uuid(entry.message_id), action=action, actor=self.actor, reason=self.reason
             )
             if not is_recorded:

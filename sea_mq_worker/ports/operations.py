@@ -205,7 +205,7 @@ class DeadLetterRecords(Protocol):
         """Begin the record of a purge; return its ID."""
         ...
 
-    async def letter_purged(self, message_id: UUID | None, *, action: int, actor: str, reason: str) -> bool:
+    async def record_purge(self, message_id: UUID | None, *, action: int, actor: str, reason: str) -> bool:
         """Record that a message is given up; False: the message is open again, keep its dead letter."""
         ...
 

@@ -100,7 +100,7 @@ class InMemoryDeadLetterRecords:
         """Begin the record of a purge."""
         return self._begin("purge", selection, actor, reason)
 
-    async def letter_purged(self, message_id: UUID | None, *, action: int, actor: str, reason: str) -> bool:
+    async def record_purge(self, message_id: UUID | None, *, action: int, actor: str, reason: str) -> bool:
         """Record that a message is given up, unless it is open."""
         row = self._table.rows.get(str(message_id))
         if row is not None and not row.settled:

@@ -1,4 +1,4 @@
--- Which migrations a schema has.
+-- The migrations that a schema has.
 
 CREATE TABLE IF NOT EXISTS sea_mq_migrations (
     version INT PRIMARY KEY,

@@ -3,7 +3,7 @@
 -- SQL written by hand cannot break them either.
 
 CREATE TABLE outbox_events (
-    -- what a producer writes, immutable; SDS-047's columns come first
+    -- the producer's columns, which are immutable; SDS-047's columns come first
     id UUID PRIMARY KEY,
     aggregate_type TEXT NOT NULL,
     aggregate_id TEXT NOT NULL,
@@ -20,8 +20,8 @@ CREATE TABLE outbox_events (
     ordering_key TEXT,
     headers JSONB,
     metadata JSONB,
-    -- What a worker would have to read: a claim is bounded by it without opening what is large. Rendered here, where
-    -- the payload is at hand, because a compressed value does not tell the length of its text.
+    -- Size of the event for a worker, by which a claim is bounded without reading large values. It is computed at the
+    -- insert, because the length of a compressed value's text is unknown later.
     bytes INT NOT NULL GENERATED ALWAYS AS (least(
         octet_length(payload::text)::bigint + coalesce(octet_length(headers::text), 0)
         + coalesce(octet_length(metadata::text), 0) + octet_length(aggregate_type) + octet_length(aggregate_id)
@@ -96,7 +96,7 @@ COMMENT ON COLUMN outbox_events.publish_error IS 'Last error in this lifecycle.'
 -- SDS-047's indexes
 CREATE INDEX idx_outbox_unpublished ON outbox_events (occurred_at) WHERE published_at IS NULL;
 CREATE INDEX idx_outbox_correlation ON outbox_events (correlation_id);
--- What a claim reads, one pair for each lane, so that no lane reads past the other's backlog. Events that have
+-- Indexes of claims, one pair for each lane, so that no lane reads past the other's backlog. Events that have
 -- failed in this lifecycle have an index of their own and get a share of each claim: they can neither hide the
 -- others nor starve.
 CREATE INDEX idx_outbox_due ON outbox_events (available_at, seq)
@@ -140,25 +140,25 @@ CREATE TRIGGER outbox_a_required BEFORE INSERT ON outbox_events FOR EACH ROW
     WHEN (NEW.id IS NULL OR NEW.event_type IS NULL)
     EXECUTE FUNCTION outbox_reject('INVALID_OUTBOX: id and event_type are required (POL-047-001)');
 
--- POL-047-002, with SDS-047's minute of tolerance. A trigger, because a CHECK with NOW() would be asked again
+-- POL-047-002, with SDS-047's minute of tolerance. A trigger, because a CHECK with NOW() would be evaluated again
 -- at every update and fail there after the clock stepped back.
 CREATE TRIGGER chk_occurred_not_future BEFORE INSERT ON outbox_events FOR EACH ROW
     WHEN (NEW.occurred_at > NOW() + INTERVAL '1 minute')
     EXECUTE FUNCTION outbox_reject('FUTURE_EVENT: occurred_at is in the future (POL-047-002)');
 
--- A time that RFC 3339 cannot tell: it could never be published, and no driver of a relay could read it. Such is the
--- zero of some languages, the first moment of year 1, east of Greenwich. An event may be put off for ever.
+-- A time that RFC 3339 cannot express could never be published, and drivers could not read it. An example is the zero
+-- time of some languages, the begin of year 1, in a zone east of Greenwich. available_at may be infinite.
 CREATE TRIGGER outbox_calendar BEFORE INSERT ON outbox_events FOR EACH ROW
     WHEN (LEAST(NEW.occurred_at, NEW.available_at, NEW.created_at) < '0001-01-01 00:00:00+00'
           OR GREATEST(NEW.created_at, NULLIF(NEW.available_at, 'infinity')) >= '9999-12-31 00:00:00+00')
     EXECUTE FUNCTION outbox_reject('INVALID_OUTBOX: a time is not within the years 1 to 9999');
 
--- A page of an index has room for little more, and says so by an error of its own.
+-- A page of an index has room for little more; this error is clearer than PostgreSQL's.
 CREATE TRIGGER outbox_key_length BEFORE INSERT ON outbox_events FOR EACH ROW
     WHEN (octet_length(NEW.ordering_key) > 2048)
     EXECUTE FUNCTION outbox_reject('INVALID_OUTBOX: ordering_key is longer than 2048 bytes; use a hash of it');
 
--- What is inside the tolerance is published when it has occurred.
+-- An event within the tolerance is published after its time.
 CREATE TRIGGER outbox_not_yet BEFORE INSERT ON outbox_events FOR EACH ROW
     WHEN (NEW.occurred_at > NEW.available_at)
     EXECUTE FUNCTION outbox_defer();
@@ -208,7 +208,7 @@ CREATE TRIGGER outbox_transition AFTER UPDATE ON outbox_events FOR EACH ROW
     )
     EXECUTE FUNCTION outbox_reject('this transition is not in the lifecycle');
 
--- Nothing that is still to be published is lost by a careless DELETE or TRUNCATE.
+-- A careless DELETE or TRUNCATE cannot lose an unpublished event.
 CREATE TRIGGER outbox_keep_open AFTER DELETE ON outbox_events FOR EACH ROW
     WHEN (OLD.is_open)
     EXECUTE FUNCTION outbox_reject('an event that is not published or dead cannot be deleted');
@@ -228,13 +228,13 @@ END $$;
 CREATE TRIGGER outbox_keep_open_all BEFORE TRUNCATE ON outbox_events FOR EACH STATEMENT
     EXECUTE FUNCTION outbox_reject_truncate();
 
--- Wake a sleeping relay. NOTIFY serialises the commits of all its senders, so it is sent only while a relay is
--- on watch: it then holds the advisory lock exclusively. A producer that got the lock shared, and so stays
--- silent, has committed before a relay can take it, and is seen by the claim that the relay makes afterwards.
--- Events with an ordering key and those without have a lock each, and the notification names which of both came.
--- The channel is named by a hash, because a channel's name may be shorter than a schema's.
--- A transaction that is to be prepared must not notify: SET LOCAL sea_mq.notify = off keeps this silent, and the lock
--- free, and a relay finds the events when it polls.
+-- Wake an idle relay. NOTIFY serialises the commits of all its senders, so it is sent only while a relay waits for it
+-- and therefore holds the advisory lock exclusively. A producer that gets the lock shared sends nothing. It commits
+-- before a relay can take the lock, so the claim that the relay makes after taking it finds the events.
+-- Events with an ordering key and those without have a lock each, and the notification names the kind of the events.
+-- The channel is named by a hash, because a channel's name must be shorter than a schema's name may be.
+-- A transaction that is to be prepared must not notify: with SET LOCAL sea_mq.notify = off the trigger sends nothing
+-- and takes no lock, and a relay finds the events when it polls.
 CREATE FUNCTION outbox_notify() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     IF current_setting('sea_mq.notify', true) IS NOT DISTINCT FROM 'off' THEN

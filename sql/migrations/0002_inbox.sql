@@ -1,6 +1,5 @@
--- The inbox: SDS-047's inbox_messages, which makes an effect happen once, with a processing lease, the way
--- to the dead letters and what tells one content from another.
--- Constraints that stand for a policy bear its error code, so that every error text names it.
+-- The inbox: SDS-047's inbox_messages, which makes an effect happen once, with columns for the lease, the dead letter
+-- and the hash of the content. A constraint that enforces a policy is named by the policy's error code.
 
 CREATE TABLE inbox_messages (
     message_id UUID,
@@ -9,15 +8,15 @@ CREATE TABLE inbox_messages (
     processed_at TIMESTAMPTZ,
     attempts INT NOT NULL DEFAULT 0,
     last_error TEXT,
-    -- where it came from, and what it said
+    -- origin and content of the message
     consumer TEXT,
     stream TEXT,
     stream_seq BIGINT,
     content_hash BYTEA,
-    -- the processing lease; null: nobody holds it
+    -- the processing lease; null: no worker holds one
     locked_until TIMESTAMPTZ,
     locked_by TEXT,
-    -- CMD-052: noted before the dead letter is published, and after its stream confirmed it
+    -- CMD-052: written before the dead letter is published, and after its stream's acknowledgement
     dead_letter_reason TEXT,
     dead_letter_begun_at TIMESTAMPTZ,
     dead_lettered_at TIMESTAMPTZ,

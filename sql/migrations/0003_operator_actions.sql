@@ -1,4 +1,4 @@
--- Who changed what by hand: every replay, mark_dead, redrive and prune leaves one row.
+-- The audit of operators: each of their changes leaves one row.
 
 CREATE TABLE operator_actions (
     id BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -22,8 +22,7 @@ COMMENT ON COLUMN operator_actions.selection IS 'Filter as the person gave it, a
 COMMENT ON COLUMN operator_actions.affected IS 'Number of events or messages that it changed.';
 COMMENT ON COLUMN operator_actions.outcome IS 'done, refused or failed; null: it is running, or was interrupted.';
 
--- A role that may count an action up cannot rewrite it: its counts only grow, and once it has its outcome it stays as
--- it is.
+-- A role that may update an action cannot rewrite it: its counts only grow, and with its outcome it becomes immutable.
 CREATE FUNCTION operator_actions_reject() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     RAISE EXCEPTION 'operator_actions %: a record only grows until it has its outcome, and stays as it is then', OLD.id

@@ -1,5 +1,5 @@
--- Whose tables these are. A worker of another context would publish events under the wrong subjects, and take what
--- this one has received for done.
+-- The context that owns the tables. A worker of another context would publish events under the wrong subjects, and
+-- would treat this context's messages as processed.
 
 CREATE TABLE sea_mq_context (
     one BOOLEAN PRIMARY KEY DEFAULT true CHECK (one),
@@ -12,8 +12,8 @@ COMMENT ON COLUMN sea_mq_context.one IS 'Key of the only row.';
 COMMENT ON COLUMN sea_mq_context.context IS 'First token of every own subject.';
 COMMENT ON COLUMN sea_mq_context.since IS 'Time of the first worker''s first start.';
 
--- Which durables are consumed with these tables, and for which handler. Two handlers for the same subjects would get a
--- part of the messages each, for an inbox row counts for all that share the tables.
+-- The durables that are consumed with these tables, and their handlers. Two handlers for the same subjects would each
+-- get only some of the messages, because an inbox row counts for all workers that share the tables.
 
 CREATE TABLE sea_mq_consumers (
     stream TEXT,
@@ -33,25 +33,25 @@ COMMENT ON COLUMN sea_mq_consumers.subjects IS 'Subjects that the durable filter
 COMMENT ON COLUMN sea_mq_consumers.seen_at IS
     'Last time that a worker consumed it for this handler; -infinity: that worker stopped.';
 
--- How far each durable was with its stream when a worker last looked: what was pending then, and is neither delivered nor
--- in the stream now, was lost to retention or a purge.
+-- Progress of each durable at a worker's last check. Messages that were pending then, and are neither delivered nor in
+-- the stream at the next check, were missed: retention or a purge removed them.
 
 CREATE TABLE sea_mq_standings (
     stream TEXT,
     durable TEXT,
     standing JSONB NOT NULL,
-    unseen BIGINT NOT NULL,
-    unseen_first_seq BIGINT,
-    unseen_last_seq BIGINT,
-    unseen_at TIMESTAMPTZ,
+    missed BIGINT NOT NULL,
+    missed_first_seq BIGINT,
+    missed_last_seq BIGINT,
+    missed_at TIMESTAMPTZ,
     CONSTRAINT sea_mq_standings_pkey PRIMARY KEY (stream, durable)
 );
 
-COMMENT ON TABLE sea_mq_standings IS 'Progress of each durable at the last look, and messages that left its stream before delivery.';
+COMMENT ON TABLE sea_mq_standings IS 'Progress of each durable at the last check, and its missed messages.';
 COMMENT ON COLUMN sea_mq_standings.stream IS 'Stream of the durable.';
 COMMENT ON COLUMN sea_mq_standings.durable IS 'Name of the durable consumer.';
-COMMENT ON COLUMN sea_mq_standings.standing IS 'Progress of stream and durable at the last look.';
-COMMENT ON COLUMN sea_mq_standings.unseen IS 'Number of missed messages, in total.';
-COMMENT ON COLUMN sea_mq_standings.unseen_first_seq IS 'First sequence of the last find.';
-COMMENT ON COLUMN sea_mq_standings.unseen_last_seq IS 'Last sequence of the last find.';
-COMMENT ON COLUMN sea_mq_standings.unseen_at IS 'Time of the last find; null: none.';
+COMMENT ON COLUMN sea_mq_standings.standing IS 'Progress of stream and durable at the last check.';
+COMMENT ON COLUMN sea_mq_standings.missed IS 'Number of missed messages, in total.';
+COMMENT ON COLUMN sea_mq_standings.missed_first_seq IS 'First sequence of the last missed range.';
+COMMENT ON COLUMN sea_mq_standings.missed_last_seq IS 'Last sequence of the last missed range.';
+COMMENT ON COLUMN sea_mq_standings.missed_at IS 'Time of the last detection; null: none.';

@@ -1,5 +1,5 @@
--- Which older workers may go on working on a newer schema. A migration that they can live with says so in a line of
--- its own, as "-- Serves workers from version 6."; the version is that of the schema that a worker knows.
+-- The older workers that may continue on a newer schema. A compatible migration has a line such as
+-- "-- Serves workers from version 6."; the version is that of the schema which a worker knows.
 
 ALTER TABLE sea_mq_migrations ADD COLUMN serves_from INT
     CONSTRAINT chk_migrations_serves_from CHECK (serves_from >= 1 AND serves_from <= version);

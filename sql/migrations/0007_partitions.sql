@@ -1,9 +1,9 @@
 -- Serves workers from version 6.
--- What keeps an outbox in partitions of a day each, where sql/partitions.sql has divided it. Ids are UUIDv7, so that
--- a day is a range of ids and `id PRIMARY KEY` stays unique over all partitions. On the table as it is from the start
--- these functions make and drop nothing.
--- Those that make and drop run with the rights of their owner, whoever calls: they are for nobody until sql/roles.sql
--- grants them, and look for nothing outside the system's schema and this one.
+-- Functions for an outbox in daily partitions, after sql/partitions.sql has divided it. Ids are UUIDv7, so that a day
+-- is a range of ids, and `id PRIMARY KEY` stays unique over all partitions. On an undivided table these functions
+-- create and drop nothing.
+-- The functions that create and drop run with their owner's rights. Nobody may call them until sql/roles.sql grants
+-- it, and they search only the system's schema and this one.
 
 CREATE FUNCTION outbox_id_from(at TIMESTAMPTZ) RETURNS UUID LANGUAGE sql IMMUTABLE
 SET search_path = pg_catalog, pg_temp AS $$
@@ -19,8 +19,8 @@ $$;
 
 COMMENT ON FUNCTION outbox_id_time IS 'Returns the time in a UUIDv7.';
 
--- Where the rows are: the table itself, or each partition with the times of its ids from and until; null: no bound.
--- The default partition takes what is of no other one's range.
+-- The relations that hold the rows: the table itself, or each partition with the times of its ids (null: no bound).
+-- The default partition takes the rows outside all other ranges.
 CREATE FUNCTION outbox_partitions()
 RETURNS TABLE (partition TEXT, from_at TIMESTAMPTZ, until_at TIMESTAMPTZ, is_default BOOLEAN) LANGUAGE sql STABLE AS $$
     SELECT c.relname::text,
@@ -34,7 +34,7 @@ RETURNS TABLE (partition TEXT, from_at TIMESTAMPTZ, until_at TIMESTAMPTZ, is_def
      ORDER BY 4, 2 NULLS FIRST
 $$;
 
--- Gives whoever has rights on one table the same on another.
+-- Grants the rights on one table also on another.
 CREATE FUNCTION outbox_copy_rights(source REGCLASS, target REGCLASS) RETURNS VOID LANGUAGE plpgsql AS $$
 DECLARE
     granted TEXT;
@@ -54,9 +54,9 @@ BEGIN
     END LOOP;
 END $$;
 
--- Makes one partition, by name and bounds: columns, storage parameters and owner are those of another one, rights,
--- indexes and triggers those of the table. It is made apart and then attached: that waits for no producer's
--- transaction but one that wrote to the default partition, and makes none wait.
+-- Creates one partition by name and bounds. Its columns, storage parameters and owner are those of another partition;
+-- its rights, indexes and triggers those of the table. It is created separately and then attached, which waits only
+-- for transactions that wrote to the default partition, and delays no producer.
 CREATE FUNCTION outbox_add_partition(partition TEXT, bounds TEXT, alike REGCLASS) RETURNS VOID LANGUAGE plpgsql AS $$
 DECLARE
     place TEXT;
@@ -76,10 +76,10 @@ BEGIN
     EXECUTE pg_catalog.format('ALTER TABLE outbox_events ATTACH PARTITION %s %s', place, bounds);
 END $$;
 
--- Makes the partitions of today and so many days after it, a year at most, that are missing; returns their names. A
--- day of which the default partition has an event stays with it. Each is attached after a look at all of that
--- partition, while whoever wants the outbox waits: none is made where that would take long. What is busy is left for
--- the next call, and so is everything while another session is at it.
+-- Creates the missing partitions of today and of the given number of days after it, a year at most; returns their
+-- names. A day of which the default partition has an event stays there. To attach a partition, PostgreSQL reads the
+-- whole default partition while all users of the outbox wait; if that would take long, none is created. A busy
+-- partition is left for the next call, and so are all while another session creates some.
 CREATE FUNCTION outbox_make_partitions(days_ahead INT, read_bytes_max BIGINT DEFAULT 1000000000)
 RETURNS SETOF TEXT LANGUAGE plpgsql STRICT SECURITY DEFINER SET lock_timeout = '500ms' AS $$
 DECLARE
@@ -114,10 +114,10 @@ BEGIN
     END LOOP;
 END $$;
 
--- Drops a partition whose ids are all older than a moment and whose events were all published before it; else says why
--- not, and drops nothing. It is read while everybody goes on working; under the lock an index tells that nothing in it
--- is open, and the records of replays that nothing has been put back since and published again. The first lock ends an
--- autovacuum, and makes nobody else wait for that.
+-- Drops a partition if all its ids are older than a time and all its events were published before it; otherwise
+-- returns the reason. The partition is read without blocking others. Under the lock, an index shows that no event in
+-- it is open, and the records of replays show that none was put back since and published again. The first lock ends
+-- an autovacuum, so that nobody else waits for it.
 CREATE FUNCTION outbox_drop_partition(partition TEXT, before TIMESTAMPTZ,
                                       OUT dropped BOOLEAN, OUT reason TEXT, OUT events BIGINT, OUT bytes BIGINT)
 LANGUAGE plpgsql STRICT SECURITY DEFINER SET lock_timeout = '2s' AS $$

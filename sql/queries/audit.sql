@@ -1,7 +1,7 @@
 -- The audit of operators.
 
 -- name: audit
--- The actions of operators, the latest first. The outcome of one that is under way, or was interrupted, is open.
+-- Operators' actions, the latest first. A running or interrupted action has no outcome.
 -- Index: the primary key.
 SELECT id, at, actor, action, reason, selection::text AS selection, affected,
        coalesce(outcome, 'open') AS outcome

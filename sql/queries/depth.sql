@@ -1,17 +1,17 @@
 -- Queue depth (QRY-050, QRY-051): psql -f sql/queries/depth.sql
--- The schema is the search_path's, as in PGOPTIONS='-c search_path=orders'; it is the context's own database,
--- so that a context needs no parameter.
--- count and oldest_at are the queries' own answer. It includes what no worker has anything to do with now: what is
--- dead, and events that are scheduled, which means not due yet and not failed since they were written or replayed.
--- An event that nobody put off is waiting, also where the clock was set back since it was written.
--- These would keep an alert on age ringing, so that waiting and waiting_seconds tell the backlog without them:
+-- The schema is the search_path's, as in PGOPTIONS='-c search_path=orders'. It belongs to one context, so the context
+-- is no parameter.
+-- count and oldest_at are the queries' specified result. They include dead rows and scheduled events, which are not
+-- due yet and have not failed since they were written or replayed. An event without a delay is waiting, even if the
+-- clock was set back since it was written.
+-- Dead and scheduled rows would raise an alert on age for ever, so waiting and waiting_seconds leave them out:
 -- count = waiting + scheduled + dead.
 
 -- name: outbox_depth
--- QRY-050: events that are not published, and since when the oldest is. Exact; 3 pages for each 1000 events, and
--- besides the table's own of what came or changed since the last vacuum.
--- waiting_seconds: since the oldest was due; one that has failed: since it was first tried, of the 1000 due first.
--- Indexes: idx_outbox_unpublished, idx_outbox_dead, idx_outbox_due, idx_outbox_retry, both again for keys.
+-- QRY-050: number of unpublished events, and time of the oldest. Exact; reads 3 pages for each 1000 events, and the
+-- table's pages that changed since the last vacuum.
+-- waiting_seconds: since the oldest was due; for a failed event, since its first attempt (of the 1000 due first).
+-- Indexes: idx_outbox_unpublished, idx_outbox_dead, idx_outbox_due, idx_outbox_retry, and the latter two for keys.
 WITH counted AS MATERIALIZED (
     SELECT (SELECT count(*) FROM outbox_events WHERE published_at IS NULL) AS count,
            (SELECT count(*) FROM outbox_events WHERE NOT is_open AND published_at IS NULL) AS dead,
@@ -48,7 +48,7 @@ SELECT count,
   FROM counted;
 
 -- name: inbox_depth
--- QRY-051: messages that are not processed, and since when the oldest is.
+-- QRY-051: number of unprocessed messages, and time of the oldest.
 -- Index: idx_inbox_unprocessed. Exact; 0.1 ms for each 1000 messages.
 SELECT count(*) AS count, min(received_at) AS oldest_at,
        count(*) FILTER (WHERE dead_lettered_at IS NULL) AS waiting,

@@ -1,7 +1,7 @@
--- What `doctor` asks: facts for a judgement. No table is read whole, and nothing is changed.
+-- Facts for `doctor`. No table is read completely, and nothing is changed.
 
 -- name: identity
--- Who asks, where, and what time it is.
+-- Login, server and time.
 SELECT current_user::text AS role, current_database()::text AS database, current_schema()::text AS schema,
        (SELECT context FROM sea_mq_context) AS context,
        pg_encoding_to_char((SELECT encoding FROM pg_database WHERE datname = current_database()))::text AS encoding,
@@ -9,13 +9,13 @@ SELECT current_user::text AS role, current_database()::text AS database, current
        extract(epoch FROM clock_timestamp())::float8 AS epoch;
 
 -- name: settings
--- Settings as they are in this session, in their own units, and where they come from.
+-- Settings of this session, in their own units, and their sources.
 -- $1 names.
 SELECT s.name, s.setting, s.source FROM pg_settings s WHERE s.name = ANY ($1::text[]);
 
 -- name: connections
--- How many there are and may be: on the server, in this database, by this role; own: a running worker's; relays: those
--- that publish, several of each worker; workers: the one that each worker keeps open for its upkeep.
+-- Numbers and limits of connections on the server, in this database and of this role. own: connections of workers;
+-- relays: those that publish, several of each worker; workers: the one that each worker keeps open for its upkeep.
 SELECT count(a.pid) AS used,
        count(*) FILTER (WHERE a.datid = d.oid) AS database_used,
        count(*) FILTER (WHERE a.usesysid = r.oid) AS role_used,
@@ -30,7 +30,7 @@ SELECT count(a.pid) AS used,
  GROUP BY d.datconnlimit, r.rolconnlimit;
 
 -- name: transactions
--- Transactions of this database that hold vacuum back. Who may see little sees only its own.
+-- Transactions of this database that hold vacuum back. A login without rights sees only its own.
 -- $1 least age in seconds.
 SELECT a.pid, coalesce(a.state, '') AS state, a.application_name AS name,
        extract(epoch FROM clock_timestamp() - a.xact_start)::float8 AS seconds
@@ -50,7 +50,7 @@ SELECT p.gid AS name, extract(epoch FROM clock_timestamp() - p.prepared)::float8
  LIMIT 5;
 
 -- name: slots
--- Replication slots that keep WAL for nobody.
+-- Replication slots that retain WAL without a consumer.
 SELECT s.slot_name::text AS name, pg_wal_lsn_diff(pg_current_wal_lsn(), s.restart_lsn)::bigint AS bytes
   FROM pg_replication_slots s
  WHERE NOT s.active AND s.restart_lsn IS NOT NULL
@@ -58,7 +58,7 @@ SELECT s.slot_name::text AS name, pg_wal_lsn_diff(pg_current_wal_lsn(), s.restar
  LIMIT 5;
 
 -- name: locks
--- Sessions that keep the worker from a table, or will once they have what they wait for. Who may see little sees no age.
+-- Sessions that block the worker from a table, or will when they get their lock. A login without rights sees no age.
 -- $1 tables, $2 least age in seconds; below 0: also those without an age.
 SELECT l.relation::regclass::text AS relation, l.pid, l.mode, l.granted, coalesce(a.application_name, '') AS name, x.seconds
   FROM pg_locks l
@@ -74,7 +74,7 @@ SELECT l.relation::regclass::text AS relation, l.pid, l.mode, l.granted, coalesc
  LIMIT 5;
 
 -- name: tables
--- Each partition counts for itself; the table that they make up has no rows of its own.
+-- Each partition is listed separately; the partitioned table itself has no rows.
 -- $1 tables.
 SELECT c.relname::text AS name, c.relkind = 'p' AS partitioned, c.relpersistence = 'u' AS unlogged,
        row_security_active(c.oid) AS filtered,
@@ -107,7 +107,7 @@ SELECT t.tgname::text AS name, t.tgrelid::regclass::text AS relation, t.tgenable
  WHERE NOT t.tgisinternal;
 
 -- name: functions
--- Of the functions by these names: the text, and which schemas each looks into, ":schema" being this one.
+-- Text and search path of the functions with these names; ":schema" stands for this schema.
 -- $1 names.
 SELECT p.proname::text AS name, p.prosrc AS body,
        coalesce((SELECT replace(substr(c.setting, 13), ' ' || quote_ident(current_schema()) || ',', ' :schema,')
@@ -129,7 +129,7 @@ SELECT a.attrelid::regclass::text, a.attname::text, 'NOT NULL'
  WHERE a.attnum > 0 AND a.attnotnull AND NOT a.attisdropped;
 
 -- name: rights
--- What of the relay's rights in sql/roles.sql this login lacks; no columns: the whole table's.
+-- Rights of the relay in sql/roles.sql that this login lacks; no columns: on the whole table.
 SELECT needed.relation, needed.privilege,
        coalesce(array_agg(single.name) FILTER (WHERE single.name IS NOT NULL), '{}') AS columns
   FROM (VALUES
@@ -160,9 +160,9 @@ SELECT needed.relation, needed.privilege,
  ORDER BY needed.relation, needed.privilege;
 
 -- name: outbox
--- Since when the oldest open event is due, how many are DEAD (up to 10000) and of a time to come (likewise), the largest of the 1000 oldest open ones,
--- and how old the oldest published one in the first 100 pages is, of each partition where there are some.
--- Indexes: idx_outbox_due, idx_outbox_retry, both again for keys, idx_outbox_dead, idx_outbox_unpublished.
+-- Due time of the oldest open event, numbers of DEAD and of future events (both up to 10000), the largest of the 1000
+-- oldest open events, and the age of the oldest published event in the first 100 pages (of each partition).
+-- Indexes: idx_outbox_due, idx_outbox_retry, both also for keys, idx_outbox_dead, idx_outbox_unpublished.
 WITH due AS MATERIALIZED (
     (SELECT available_at FROM outbox_events WHERE is_open AND ordering_key IS NULL AND publish_error IS NULL
       ORDER BY available_at LIMIT 1)
@@ -190,8 +190,8 @@ SELECT GREATEST(0, (SELECT extract(epoch FROM clock_timestamp() - min(available_
           FROM outbox_events WHERE ctid < '(100,0)'::tid)::float8 AS published_seconds;
 
 -- name: failing
--- What the last error of open events and messages has in common: how many, since when, and one of them; of each side
--- the five most frequent. At most 5000 of each lane and the 10000 oldest messages are looked at.
+-- The five most frequent last errors of open events and of open messages: number, begin and an example. It reads at
+-- most 5000 events of each lane, and the 10000 oldest messages.
 -- Indexes: idx_outbox_retry, idx_outbox_retry_ordered, idx_inbox_unprocessed. $1 and $2 as in domain/likeness.py.
 WITH failed AS MATERIALIZED (
     (SELECT 'outbox' AS side, id, publish_error AS error, coalesce(first_attempt_at, occurred_at) AS since
@@ -219,8 +219,8 @@ SELECT side, error, count, example,
  ORDER BY side DESC, place;
 
 -- name: sequence
--- The last number that was given to an event, and the highest that one of the latest 1000 of two orders has. No last
--- number: this login may not see it. Indexes: that of id, idx_outbox_unpublished.
+-- The last assigned seq, and the highest seq of the latest 1000 events by two orders. The last one is null if this login
+-- may not read it. Indexes: the primary key, idx_outbox_unpublished.
 SELECT CASE WHEN has_sequence_privilege(q.seqrelid, 'SELECT, USAGE')
             THEN coalesce(pg_sequence_last_value(q.seqrelid::regclass), q.seqstart - 1) END AS last,
        GREATEST((SELECT max(x.seq) FROM (SELECT seq FROM outbox_events ORDER BY id DESC LIMIT 1000) x),
@@ -230,7 +230,7 @@ SELECT CASE WHEN has_sequence_privilege(q.seqrelid, 'SELECT, USAGE')
  WHERE q.seqrelid = pg_get_serial_sequence('outbox_events', 'seq')::regclass;
 
 -- name: partitions
--- Of an outbox in partitions: how far ahead it has some, and what its default one takes. No row: it has none.
+-- Time for which partitions exist in advance, and size of the default partition. No row: the outbox has none.
 SELECT GREATEST(0, extract(epoch FROM max(p.until_at) - now()))::float8 AS ahead_seconds,
        max(p.partition) FILTER (WHERE p.is_default) AS remainder,
        coalesce(max(pg_relation_size(pg_catalog.format('%I', p.partition)::regclass)) FILTER (WHERE p.is_default), 0)
@@ -240,7 +240,7 @@ SELECT GREATEST(0, extract(epoch FROM max(p.until_at) - now()))::float8 AS ahead
 HAVING count(*) > 0;
 
 -- name: inbox
--- Messages without an ending that nobody holds, the 10000 oldest, by the consumer that they came by.
+-- The 10000 oldest unsettled messages that no worker leases, by consumer.
 -- Index: idx_inbox_unprocessed.
 SELECT coalesce(x.stream, '') AS stream, coalesce(x.consumer, '') AS consumer, count(*) AS count,
        extract(epoch FROM clock_timestamp() - min(x.received_at))::float8 AS seconds, min(x.stream_seq) AS first_seq
@@ -251,19 +251,19 @@ SELECT coalesce(x.stream, '') AS stream, coalesce(x.consumer, '') AS consumer, c
          ORDER BY received_at LIMIT 10000) x
  GROUP BY x.stream, x.consumer;
 
--- name: unseen
--- Messages that left their stream before a consumer was given them, as far as a worker has found that lately.
-SELECT stream, durable, unseen_first_seq AS first_seq, unseen_last_seq AS last_seq, unseen AS count,
-       extract(epoch FROM clock_timestamp() - unseen_at)::float8 AS seconds
+-- name: missed
+-- Missed messages that workers detected within the last 7 days.
+SELECT stream, durable, missed_first_seq AS first_seq, missed_last_seq AS last_seq, missed AS count,
+       extract(epoch FROM clock_timestamp() - missed_at)::float8 AS seconds
   FROM sea_mq_standings
- WHERE unseen_at > clock_timestamp() - interval '7 days'
+ WHERE missed_at > clock_timestamp() - interval '7 days'
  ORDER BY stream, durable;
 
 -- name: may_read_audit
 SELECT has_table_privilege('operator_actions', 'SELECT') AS may;
 
 -- name: inbox_pruned
--- Up to when inbox rows were pruned; null: never, or nothing was there.
+-- Time before which inbox rows were pruned; null: never, or none existed.
 SELECT max((selection->>'before'::text)::timestamptz) AS before
   FROM operator_actions
  WHERE action = 'prune_inbox' AND affected > 0;

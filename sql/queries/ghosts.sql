@@ -1,11 +1,11 @@
--- Whether published events are where their rows say, by a bounded look.
+-- Positions of published events in their stream, from a bounded sample.
 
 -- name: acknowledged
--- What rows that are PUBLISHED say of a stream: the greatest sequence, how many of them share theirs with another row,
--- and some of them, as id and sequence, by chance. It reads the last pages of the table, where the latest rows are unless
--- older ones have made room, and as many others by chance: all of a small table, some thousand rows of a large one.
+-- Of the PUBLISHED rows of a stream: the highest sequence, the number of rows that share their sequence with another
+-- row, and a random choice of ids and sequences. It reads the last pages of the table, which usually have the latest
+-- rows, and the same number of random pages: a small table completely, some thousand rows of a large one.
 -- Index: none.
--- $1 stream, $2 pages, $3 how many rows to name.
+-- $1 stream, $2 pages, $3 number of rows to return.
 WITH size AS MATERIALIZED (
     SELECT pg_catalog.pg_relation_size('outbox_events'::regclass) / current_setting('block_size')::bigint AS own,
            (SELECT sum(pg_catalog.pg_relation_size(t.relid))::bigint

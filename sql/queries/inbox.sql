@@ -1,12 +1,12 @@
 -- The inbox consumer's statements. Several workers may run all of them at once; each is one transaction.
--- Time is the database's. A lease is a pair of message id and token: whoever has a row's token holds its lease,
--- even after it ran out, until somebody else takes it. Over is also a lease that ends later than twice its length from
--- now: it was taken before the clock was set back, and its holder, if alive, would have extended it since.
+-- Time is the database's. A lease is a pair of message id and token. The worker with a row's token holds its lease, even
+-- after its end, until another worker takes it. A lease that ends later than twice its length from now is also over: it
+-- was taken before the clock was set back, and a live holder would have extended it since.
 -- A statement that finds a row for each element of an array compares the row's ID with an array of one, which PostgreSQL
 -- can only look up in the primary key. By a plain comparison, a plan that was made for an empty table might read the
 -- whole index for each batch.
--- What asks for a row without an ending by its id says so by coalesce: from two IS NULL the planner concludes that it
--- could as well read idx_inbox_unprocessed, which is small as a rule, and compare all of it with each lease.
+-- A statement that finds an unsettled row by its id uses coalesce instead of two IS NULL. Otherwise the planner might
+-- read idx_inbox_unprocessed, which is usually small, and compare all of it with each lease.
 
 -- name: insert
 -- Records a batch and leases what is to be handled (CMD-051). A known row that is neither processed nor
@@ -56,9 +56,9 @@ SELECT known.message_id::text,
   FROM received JOIN inbox_messages known ON known.message_id = ANY (ARRAY[received.message_id]);
 
 -- name: overdue
--- Messages of a consumer without an ending, leased by nobody and recorded long ago, or at a time to come, before the
+-- Unsettled messages of a consumer that no worker leases and that were recorded long ago, or in the future before the
 -- clock was set back; the oldest first.
--- Index: idx_inbox_unprocessed; the dead-lettered messages in it are passed over, 0.1 ms for each 1000.
+-- Index: idx_inbox_unprocessed; the dead-lettered messages in it are skipped, 0.1 ms for each 1000.
 -- $1 stream, $2 consumer, $3 least age in seconds, $4 message id that they come after or null, $5 limit,
 -- $6 lease in seconds.
 SELECT i.message_id::text AS message_id, i.subject, i.consumer, i.stream, i.stream_seq, i.content_hash
@@ -78,7 +78,7 @@ SELECT i.message_id::text AS message_id, i.subject, i.consumer, i.stream, i.stre
  LIMIT $5::bigint;
 
 -- name: extend
--- Lets leases end a lease's length from now, sooner than before where the clock was set back. Index: the primary key.
+-- Sets the end of leases to their length from now, earlier than before if the clock was set back. Index: the primary key.
 -- $1 message ids, sorted, and $2 their tokens; $3 seconds from now.
 UPDATE inbox_messages i
    SET locked_until = clock_timestamp() + $3::float8 * interval '1 second'
@@ -110,7 +110,7 @@ UPDATE inbox_messages i
 RETURNING i.message_id::text AS message_id;
 
 -- name: begin_dead_letter
--- Notes that a dead letter may be in its stream from now on; the earliest such time stays. Index: the primary key.
+-- Records that a dead letter may be in its stream from now on; the earliest such time stays. Index: the primary key.
 -- $1 message id, $2 its token, $3 reason, $4 detail.
 UPDATE inbox_messages i
    SET dead_letter_reason = $3::text, last_error = left($3::text || ': ' || $4::text, 2000),

@@ -1,8 +1,8 @@
--- What operators ask (Open Outbox, operator). Reading changes nothing.
--- In filters, a null parameter means: any. Lists are in lists.sql.
+-- Read-only queries of operators (Open Outbox, operator). A filter that is null matches everything. Lists are in
+-- lists.sql.
 
 -- name: outbox_depth_capped
--- QRY-050 for a gauge: as outbox_depth in depth.sql, but each number ends at a limit, whatever the backlog is.
+-- QRY-050 for a gauge: as outbox_depth in depth.sql, with each number capped at a limit.
 -- Indexes: idx_outbox_unpublished, idx_outbox_dead, idx_outbox_due, idx_outbox_retry, both again for keys.
 -- $1 limit.
 WITH counted AS MATERIALIZED (
@@ -55,7 +55,7 @@ SELECT LEAST(waiting + scheduled + dead, $1::int) AS count,
   FROM (SELECT waiting + ahead AS waiting, GREATEST(scheduled - ahead, 0) AS scheduled, dead FROM counted) counted;
 
 -- name: inbox_depth_capped
--- QRY-051 for a gauge, in the same way.
+-- QRY-051 for a gauge, with capped numbers.
 -- Indexes: idx_inbox_unprocessed, idx_inbox_dead_lettered.
 -- $1 limit.
 SELECT (SELECT count(*) FROM (SELECT FROM inbox_messages WHERE processed_at IS NULL LIMIT $1::int) x) AS count,
@@ -69,9 +69,9 @@ SELECT (SELECT count(*) FROM (SELECT FROM inbox_messages WHERE processed_at IS N
                                WHERE dead_lettered_at IS NOT NULL LIMIT $1::int) x) AS dead;
 
 -- name: outbox_summary
--- What unfinished events have in common: how many are in each state, of each type, ordering key and error, the most
--- frequent first, and since when the oldest waits. Errors that differ in numbers alone count as one, but for codes of errors.
--- Index: idx_outbox_unpublished; looks at no more than the oldest so many.
+-- Unfinished events grouped by state, by type, by ordering key and by error, the largest groups first, with the time of
+-- the oldest. Errors that differ only in numbers count as one, except for error codes.
+-- Index: idx_outbox_unpublished; reads only the oldest events, up to a limit.
 -- $1 limit of events, $2 limit of groups of a kind, $3 and $4 as in domain/likeness.py.
 WITH seen AS MATERIALIZED (
     SELECT o.state, o.event_type, o.ordering_key, o.occurred_at,
@@ -96,8 +96,8 @@ SELECT kind, name, count, oldest_at
  ORDER BY kind, place;
 
 -- name: inbox_summary
--- The same of unprocessed messages: by state, subject, consumer and error.
--- Index: idx_inbox_unprocessed; looks at no more than the oldest so many.
+-- The same for unprocessed messages: by state, subject, consumer and error.
+-- Index: idx_inbox_unprocessed; reads only the oldest messages, up to a limit.
 -- $1 limit of messages, $2 limit of groups of a kind, $3 and $4 as in domain/likeness.py.
 WITH seen AS MATERIALIZED (
     SELECT i.subject, i.consumer, i.received_at,
@@ -125,7 +125,7 @@ SELECT kind, name, count, oldest_at
  ORDER BY kind, place;
 
 -- name: discarded
--- Who gave an event up by `outbox discard`, and why. Reads the table, which holds a row for each action of an operator.
+-- Actor and reason of an event's `outbox discard`. Reads the table, which has one row for each operator action.
 -- $1 id.
 SELECT a.at, a.actor, a.reason, one.event->>'event_type'::text AS event_type, one.event->>'error'::text AS error
   FROM operator_actions a
@@ -135,7 +135,7 @@ SELECT a.at, a.actor, a.reason, one.event->>'event_type'::text AS event_type, on
  LIMIT 1;
 
 -- name: ids_between
--- Events and messages whose id lies in a range, as those that begin alike do. Indexes: both primary keys.
+-- Events and messages with an id in a range, such as ids with the same prefix. Indexes: both primary keys.
 -- $1 lowest id, $2 highest id, $3 limit for each side.
 (SELECT 'outbox' AS side, o.id, o.state, o.event_type AS name, o.created_at AS at
    FROM outbox_events o WHERE o.id BETWEEN $1::uuid AND $2::uuid ORDER BY o.id LIMIT $3::bigint)
@@ -149,7 +149,7 @@ SELECT a.at, a.actor, a.reason, one.event->>'event_type'::text AS event_type, on
    FROM inbox_messages i WHERE i.message_id BETWEEN $1::uuid AND $2::uuid ORDER BY i.message_id LIMIT $3::bigint);
 
 -- name: earlier_of_key
--- The events of an ordering key that one of them waits for, the earliest first: unfinished ones, and dead ones where
+-- The earlier events of its ordering key that an event waits for, the earliest first: unfinished ones, and dead ones if
 -- these hold their key.
 -- Indexes: idx_outbox_ordering, idx_outbox_dead.
 -- $1 ordering key, $2 seq, $3 limit, $4 dead ones hold their key.
@@ -172,9 +172,9 @@ SELECT e.id, e.state, e.last_error
  LIMIT $3::bigint;
 
 -- name: conflicts
--- Messages that came under an id that was known with another content, and were dead-lettered under one of their own:
--- the latest of the latest 10000 that were dead-lettered. Index: idx_inbox_dead_lettered.
--- $1 reason, $2 what is noted of them, $3 limit.
+-- Messages that arrived under a known id with other content, and were dead-lettered under an id of their own: the
+-- latest among the latest 10000 dead-lettered messages. Index: idx_inbox_dead_lettered.
+-- $1 reason, $2 their error, $3 limit.
 SELECT x.message_id
   FROM (SELECT message_id, dead_letter_reason, last_error, dead_lettered_at
           FROM inbox_messages WHERE dead_lettered_at IS NOT NULL

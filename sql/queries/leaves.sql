@@ -1,6 +1,6 @@
 -- name: leaves
--- The relations that hold a table's rows: the table itself, or its partitions. Pages, and places of rows in them, are
--- one relation's. until_at: the time at which the range of its ids ends; null: it has no such end.
+-- The relations that hold a table's rows: the table itself, or its partitions. Page numbers are per relation. until_at:
+-- end of the range of its ids; null: no end.
 -- $1 table.
 SELECT c.oid::regclass::text AS name,
        pg_relation_size(c.oid::regclass) / current_setting('block_size')::bigint AS pages, p.until_at
@@ -11,19 +11,19 @@ SELECT c.oid::regclass::text AS name,
  ORDER BY p.until_at, 1;
 
 -- name: drop_leaf
--- Drops a partition of which every event was published before, and notes its name; else tells why it stays.
+-- Drops a partition whose events were all published before a time, and records its name; otherwise returns the reason.
 -- $1 partition, $2 published before, $3 action.
-WITH told AS MATERIALIZED (
+WITH dropping AS MATERIALIZED (
     SELECT d.dropped, d.reason, d.events
       FROM pg_class c
      CROSS JOIN LATERAL outbox_drop_partition(c.relname::text, $2::timestamptz) d
      WHERE c.oid = $1::text::regclass
 ), counted AS (
     UPDATE operator_actions a
-       SET affected = a.affected + told.events::int,
+       SET affected = a.affected + dropping.events::int,
            selection = pg_catalog.jsonb_set(a.selection, '{dropped}'::text[], coalesce(
                a.selection->'dropped'::text, '[]'::jsonb) || pg_catalog.to_jsonb($1::text))
-      FROM told
-     WHERE a.id = $3::bigint AND told.dropped
+      FROM dropping
+     WHERE a.id = $3::bigint AND dropping.dropped
 )
-SELECT dropped, reason, events AS count FROM told;
+SELECT dropped, reason, events AS count FROM dropping;

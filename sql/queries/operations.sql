@@ -1,8 +1,8 @@
--- What operators do (Open Outbox, operator). Every change is made in the same transaction as its record in
+-- Operators' changes (Open Outbox, operator). Every change is made in the same transaction as its record in
 -- operator_actions.
 
 -- name: begin_action
--- Opens the record of an action that takes several steps; each of them adds what it has changed.
+-- Opens the record of an action with several steps; each step adds its changes.
 -- $1 actor, $2 action, $3 reason, $4 selection.
 INSERT INTO operator_actions (actor, action, reason, selection, affected)
 VALUES ($1::text, $2::text, $3::text, $4::text::jsonb, 0)
@@ -45,8 +45,8 @@ UPDATE operator_actions a
  WHERE a.id = $3::bigint;
 
 -- name: discard
--- Deletes DEAD events for good, and keeps in the record what each of them was, but for its content. One that is not DEAD
--- any more stays. Index: the primary key.
+-- Deletes DEAD events for good, and records everything about them except their contents. An event that is not DEAD at
+-- that time stays. Index: the primary key.
 -- $1 ids, $2 actor, $3 reason, $4 selection.
 WITH discarded AS (
     DELETE FROM outbox_events o
@@ -66,9 +66,9 @@ WITH discarded AS (
 SELECT id FROM discarded;
 
 -- name: redriven
--- Opens a dead-lettered message, so that it is handled when it comes again; last_error keeps the reason, and
--- dead_letter_begun_at tells that its dead letter may still be in the stream.
--- open: it is not processed; reopened: it was dead-lettered; action: the record, to be finished with what came of it.
+-- Opens a dead-lettered message, so that its next delivery is handled. last_error keeps the reason, and
+-- dead_letter_begun_at shows that its dead letter may still be in the stream.
+-- open: it is not processed; reopened: it was dead-lettered; action: the record, to be finished with the outcome.
 -- Index: the primary key.
 -- $1 message id, $2 actor, $3 reason.
 WITH reopened AS (
@@ -93,8 +93,8 @@ UPDATE operator_actions a
  WHERE a.id = $1::bigint AND a.outcome IS NULL;
 
 -- name: close_messages
--- Closes messages without an effect that no worker leases: CLOSED stands for the reason of a dead letter, and there is
--- none. They are not handled again, whatever is delivered. Index: the primary key.
+-- Closes unsettled messages that no worker leases: their reason is CLOSED, and they have no dead letter. They are never
+-- handled again. Index: the primary key.
 -- $1 ids, $2 note, $3 action.
 WITH closed AS (
     UPDATE inbox_messages i
@@ -113,9 +113,9 @@ WITH closed AS (
 )
 SELECT message_id FROM closed;
 
--- name: letter_purged
--- Notes of a dead letter, before it is deleted, that its message is given up. may_go is false, and nothing is noted,
--- where the message is open again, as during a redrive. Index: the primary key.
+-- name: record_purge
+-- Records, before a dead letter is deleted, that its message is given up. may_go is false, and nothing is recorded, if
+-- the message is open again, as during a redrive. Index: the primary key.
 -- $1 message id, $2 note, $3 action.
 WITH known AS MATERIALIZED (
     SELECT i.message_id, i.processed_at IS NULL AND i.dead_lettered_at IS NULL AS is_open

@@ -1,4 +1,4 @@
--- The outbox in partitions, as sql/partitions.sql makes them. The functions are those of the migrations.
+-- The outbox in partitions, as divided by sql/partitions.sql. The functions are in the migrations.
 
 -- name: exist
 -- Whether the outbox has partitions.
@@ -10,7 +10,7 @@ SELECT c.relkind = 'p'::"char" AS exist FROM pg_class c WHERE c.oid = 'outbox_ev
 SELECT outbox_make_partitions($1::int) AS name;
 
 -- name: list
--- Where the rows are: in the table itself, or in each of these. from_at and until_at are null where a range has no end.
+-- The relations that hold the rows: the table, or its partitions. from_at and until_at are null without a bound.
 SELECT p.partition, p.from_at, p.until_at, p.is_default,
        pg_total_relation_size(pg_catalog.format('%I', p.partition)::regclass) AS bytes
   FROM outbox_partitions() p;

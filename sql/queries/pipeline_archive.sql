@@ -1,10 +1,9 @@
--- The archive: published events that go to the lake and then leave the outbox. Pages are one relation's: where the
--- outbox has partitions, the name of one of them stands in its place.
+-- The archive: published events that are copied to the lake and then deleted from the outbox. Page numbers are per
+-- relation: in a partitioned outbox, a partition's name replaces the table's.
 
 -- fragment: digest
--- All that the lake keeps of an event, as one number of 128 bits. Whoever reads the lake can compute the same, so the
--- two are compared without trust in what is between. Texts are told apart from what follows by their length, NULL from
--- '' by having none, times are in microseconds.
+-- A 128-bit digest of an event's archived columns. The same digest is computed from the lake's files, so that both are
+-- compared end to end. Each text is preceded by its length, NULL by none; times are in microseconds.
 md5(pg_catalog.convert_to(pg_catalog.concat(
     o.id, ';',
     length(o.aggregate_type), ':', o.aggregate_type,
@@ -32,13 +31,13 @@ md5(pg_catalog.convert_to(pg_catalog.concat(
 ), 'UTF8'))
 
 -- fragment: fit
--- Whether the lake can hold the event's times exactly. $2 and $3 in each statement: between these.
+-- Whether the lake can hold the event's times exactly: they are between $2 and $3 of each statement.
 LEAST(o.occurred_at, o.created_at, o.available_at, o.first_attempt_at, o.published_at) > $2::timestamptz
 AND GREATEST(o.occurred_at, o.created_at, o.available_at, o.first_attempt_at, o.published_at) < $3::timestamptz
 
 -- name: chunks
--- Where in the table the events are that can be archived: how many in each run of pages, and how many are not fit.
--- Reads the whole table; no index knows what is published.
+-- Numbers of events that can and cannot be archived, for each run of pages. Reads the whole table, since no index covers
+-- published events.
 -- $1 published before, $2 and $3 times, $4 pages in a run.
 SELECT (o.ctid::text::point)[0]::bigint / $4::bigint AS chunk,
        count(*) FILTER (WHERE :fit) AS fit,
@@ -49,8 +48,8 @@ SELECT (o.ctid::text::point)[0]::bigint / $4::bigint AS chunk,
  ORDER BY 1;
 
 -- name: content
--- What a batch must hold: how many events, and the sums of both halves of their digests.
--- $1 published before, $2 and $3 times, $4 first page, $5 page behind the last.
+-- The expected content of a batch: number of events, and sums of both halves of their digests.
+-- $1 published before, $2 and $3 times, $4 first page, $5 page after the last.
 SELECT count(*) AS rows,
        coalesce(sum(('x' || left(d.digest, 15))::bit(60)::bigint), 0)::text AS left_sum,
        coalesce(sum(('x' || right(d.digest, 15))::bit(60)::bigint), 0)::text AS right_sum
@@ -63,7 +62,7 @@ SELECT count(*) AS rows,
        ) AS d;
 
 -- name: others
--- Whether anything is there besides what can be archived.
+-- Whether the table has rows that cannot be archived.
 -- $1 published before, $2 and $3 times.
 SELECT EXISTS (
     SELECT FROM outbox_events o
@@ -71,7 +70,7 @@ SELECT EXISTS (
 ) AS others;
 
 -- name: all_content
--- What everything that is there holds, as `content`.
+-- The content of the whole table, as `content`.
 SELECT count(*) AS rows,
        coalesce(sum(('x' || left(d.digest, 15))::bit(60)::bigint), 0)::text AS left_sum,
        coalesce(sum(('x' || right(d.digest, 15))::bit(60)::bigint), 0)::text AS right_sum
@@ -93,7 +92,7 @@ RETURNING id;
 UPDATE operator_actions a SET outcome = $2::text WHERE a.id = $1::bigint;
 
 -- name: altered
--- Events that are still what they were when archived, judging by time and state, and yet not what the lake has.
+-- Events whose time and state are as archived, but whose content differs from the lake's.
 -- Index: the primary key.
 -- $1 ids, $2 when published, $3 digests by the lake.
 SELECT o.id::text AS id
@@ -103,7 +102,7 @@ SELECT o.id::text AS id
  LIMIT 1;
 
 -- name: delete
--- Deletes the events that the lake has exactly as they are now; one that was replayed or changed meanwhile stays,
+-- Deletes the events whose present content the lake has; one that was replayed or changed meanwhile stays,
 -- and one that an earlier run has deleted is not counted. Index: the primary key.
 -- $1 ids, $2 when published, $3 digests by the lake, $4 action.
 WITH deleted AS (

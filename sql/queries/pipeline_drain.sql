@@ -1,9 +1,9 @@
--- What a drain asks about its backlog: the events that were due when it began. One of them that has failed since then
--- is due later than it was, and known by its error.
--- $1 when the drain began; null: whatever is due now.
+-- The backlog of a drain: the events that were due at its start. One that has failed since is due later, and is
+-- recognised by its error.
+-- $1 time of the drain's start; null: now.
 
 -- name: backlog
--- How much of it is left: due now, or put off after a failed attempt. Reads every open event.
+-- Number of its events that are due now, or postponed after a failed attempt. Reads every open event.
 SELECT now() AS at,
        count(*) FILTER (WHERE o.available_at <= now()) AS due,
        count(*) FILTER (WHERE o.available_at > now()) AS postponed
@@ -12,8 +12,8 @@ SELECT now() AS at,
    AND (o.available_at <= coalesce($1::timestamptz, now()) OR o.publish_error IS NOT NULL);
 
 -- name: is_left
--- Whether any of it will be due within $2 seconds or is leased to a worker, events behind an earlier one of their key
--- that is due later left out. $3 a dead event holds its key.
+-- Whether any of its events is due within $2 seconds or leased by a worker, without events that wait for an earlier one
+-- of their key which is due later. $3: a dead event holds its key.
 -- Indexes: idx_outbox_due, idx_outbox_retry, idx_outbox_due_ordered, idx_outbox_retry_ordered, idx_outbox_ordering,
 -- idx_outbox_dead.
 SELECT EXISTS (

@@ -1,4 +1,4 @@
--- What reconcile asks of the audit, as of the snapshot under which it reads a table.
+-- Queries of `pipeline reconcile` about the audit, in the snapshot of its tables.
 
 -- name: actions
 -- Replays explain further copies in a stream; prunes and archives explain rows that are gone.

@@ -1,9 +1,9 @@
--- How a replay of the pipeline puts events back: batch after batch in the order of seq, each one transaction with its
--- share of the audit record. The record's selection is the filter, with "progress": through, the highest seq that is
--- done; finished; as_given, the filter in the operator's words, by which a run that was cut short is known again.
+-- `pipeline replay` puts events back batch by batch, in the order of seq. Each batch is one transaction, which also
+-- updates the audit record. The record's selection is the filter, with "progress": through, the highest seq done;
+-- finished; and as_given, the filter as the operator wrote it, by which an interrupted run is found again.
 
 -- name: begin
--- $1 actor, $2 reason, $3 selection, $4 the same as it was given.
+-- $1 actor, $2 reason, $3 selection, $4 the selection as given.
 INSERT INTO operator_actions (actor, action, reason, selection, affected)
 VALUES ($1::text, 'replay', $2::text,
         $3::text::jsonb || pg_catalog.jsonb_build_object('progress', pg_catalog.jsonb_build_object(
@@ -11,8 +11,7 @@ VALUES ($1::text, 'replay', $2::text,
 RETURNING id, at, selection::text AS selection, affected;
 
 -- name: latest
--- The latest replay that was asked for in the same words. Reads the table, which holds a row for each action of an
--- operator.
+-- The latest replay with the same selection as given. Reads the table, which has one row for each operator action.
 -- $1 selection as it was given.
 SELECT id, at, selection::text AS selection, affected
   FROM operator_actions
@@ -21,15 +20,15 @@ SELECT id, at, selection::text AS selection, affected
  LIMIT 1;
 
 -- name: advance
--- First of a batch: locks the record, so that of two runs only one goes on. No row: another run was here.
--- $1 action, $2 where this run left it, $3 the batch's highest seq.
+-- First statement of a batch: locks the record, so that only one of two runs continues. No row: another run did.
+-- $1 action, $2 seq that this run has reached, $3 the batch's highest seq.
 UPDATE operator_actions a
    SET selection = pg_catalog.jsonb_set(a.selection, '{progress,through}', pg_catalog.to_jsonb($3::bigint))
  WHERE a.id = $1::bigint AND (a.selection #>> '{progress,through}'::text[])::bigint = $2::bigint
 RETURNING a.id;
 
 -- name: requeue
--- Events that are still in the table: PUBLISHED or DEAD -> PENDING, as `replay` in operations.sql.
+-- Events that are in the table: PUBLISHED or DEAD -> PENDING, as put_back in replay.sql.
 -- Index: the primary key.
 -- $1 ids.
 UPDATE outbox_events o
@@ -39,8 +38,8 @@ UPDATE outbox_events o
 RETURNING o.id::text AS id;
 
 -- name: restore
--- Events that only the archive has: inserted with everything they had, seq too, which is their place in the order of
--- their key. stream and stream_seq tell the relay the earlier copy from the new one.
+-- Events that only the archive has: inserted with all their columns, also seq, their place in the order of their key.
+-- stream and stream_seq let the relay distinguish the earlier copy from the new one.
 -- $1 .. $17 one element for each event, named below.
 INSERT INTO outbox_events
        (id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, correlation_id,
@@ -58,8 +57,8 @@ SELECT v.id, v.aggregate_type, v.aggregate_id, v.event_type, v.event_version, v.
 RETURNING id::text AS id;
 
 -- name: count
--- Last of a batch.
--- $1 action, $2 events that were put back.
+-- Last statement of a batch.
+-- $1 action, $2 number of events that were put back.
 UPDATE operator_actions a SET affected = a.affected + $2::int WHERE a.id = $1::bigint;
 
 -- name: finish

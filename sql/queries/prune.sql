@@ -3,7 +3,7 @@
 
 -- name: outbox
 -- Deletes published events from a range of pages; reads no index and needs none.
--- $1 first page, $2 page behind the last, $3 published before, $4 action.
+-- $1 first page, $2 page after the last, $3 published before, $4 action.
 WITH pruned AS (
     DELETE FROM outbox_events o
      WHERE o.ctid >= pg_catalog.format('(%s,0)', $1::bigint)::tid
@@ -19,7 +19,7 @@ SELECT count(*) AS count FROM pruned;
 
 -- name: inbox
 -- Deletes processed and closed messages in the same way; dead-lettered ones and those still to be handled stay.
--- $1 first page, $2 page behind the last, $3 processed before, $4 action.
+-- $1 first page, $2 page after the last, $3 processed before, $4 action.
 WITH pruned AS (
     DELETE FROM inbox_messages i
      WHERE i.ctid >= pg_catalog.format('(%s,0)', $1::bigint)::tid
@@ -35,8 +35,8 @@ WITH pruned AS (
 SELECT count(*) AS count FROM pruned;
 
 -- name: count_outbox
--- How many events `outbox` would delete from the same range of pages, and how many are there.
--- $1 first page, $2 page behind the last, $3 published before.
+-- Number of events that `outbox` would delete from a range of pages, and number of all.
+-- $1 first page, $2 page after the last, $3 published before.
 SELECT count(*) FILTER (WHERE o.published_at < $3::timestamptz) AS count, count(*) AS rows
   FROM outbox_events o
  WHERE o.ctid >= pg_catalog.format('(%s,0)', $1::bigint)::tid
@@ -44,7 +44,7 @@ SELECT count(*) FILTER (WHERE o.published_at < $3::timestamptz) AS count, count(
 
 -- name: count_inbox
 -- The same for `inbox`.
--- $1 first page, $2 page behind the last, $3 processed before.
+-- $1 first page, $2 page after the last, $3 processed before.
 SELECT count(*) FILTER (WHERE i.processed_at < $3::timestamptz
                            OR i.dead_letter_reason = 'CLOSED' AND i.dead_lettered_at < $3::timestamptz) AS count,
        count(*) AS rows

@@ -3,7 +3,7 @@
 -- name: due
 -- Events that a claim without an ordering key may have met.
 -- Indexes: idx_outbox_due, idx_outbox_retry.
--- $1 $2 cursor (available_at, seq) of first tries, $3 $4 of retries, $5 limit of each, $6 ids that are passed over.
+-- $1 $2 cursor (available_at, seq) of first tries, $3 $4 of retries, $5 limit of each, $6 ids to skip.
 (SELECT o.id::text AS id
    FROM outbox_events o
   WHERE o.is_open AND o.ordering_key IS NULL AND o.publish_error IS NULL
@@ -23,7 +23,7 @@ UNION ALL
 -- name: due_ordered
 -- The same for events that have one, by their keys.
 -- Indexes: idx_outbox_due_ordered, idx_outbox_retry_ordered, idx_outbox_ordering.
--- $1 .. $6 as in due, $7 keys besides, $8 longest run of a key.
+-- $1 .. $6 as in due, $7 further keys, $8 longest run of a key.
 WITH fresh AS MATERIALIZED (
     SELECT o.ordering_key AS key
       FROM outbox_events o

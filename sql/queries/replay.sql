@@ -1,5 +1,5 @@
--- How events are put back: portion after portion in the order of seq, each one statement with its share of the record
--- in operator_actions. The record's selection is the filter, with "progress": through, the highest seq that is done,
+-- A replay puts events back portion by portion, in the order of seq. Each portion is one statement, which also updates
+-- the record in operator_actions. The record's selection is the filter, with "progress": through, the highest seq done,
 -- and finished; so an interrupted replay continues where it stopped.
 
 -- name: choose
@@ -40,8 +40,8 @@ SELECT id, at, actor, reason, selection::text AS selection, affected
 
 -- name: put_back
 -- PUBLISHED or DEAD -> PENDING: a new lifecycle, with the same id and the same place in the order of its key.
--- It is due at once. stream and stream_seq stay, so that the relay can tell the earlier copy from the new one: what the
--- stream drops as a repeat of that copy waits until its duplicate window is over.
+-- It is due immediately. stream and stream_seq stay, so that the relay can distinguish the earlier copy from the new one:
+-- an event that the stream drops as a repeat of that copy waits until the deduplication window is over.
 -- is_mine is false, and nothing changes, if another run has continued the same replay.
 -- Index: the primary key.
 WITH mine AS MATERIALIZED (
@@ -64,8 +64,8 @@ WITH mine AS MATERIALIZED (
 SELECT EXISTS (SELECT FROM mine) AS is_mine, (SELECT count(*) FROM replayed) AS count;
 
 -- name: not_taken
--- Which of these events no worker has taken yet. One that waits behind a failing event of its key holds up nobody
--- else, and is left out. Indexes: the primary key, idx_outbox_ordering.
+-- Those of the given events that no worker has claimed yet. An event that waits for a failing event of its key is left
+-- out, since it delays no other. Indexes: the primary key, idx_outbox_ordering.
 SELECT o.id
   FROM outbox_events o
  WHERE o.id = ANY (:ids::uuid[]) AND o.state = 'PENDING' AND o.publish_attempts = 0

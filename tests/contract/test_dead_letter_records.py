@@ -105,7 +105,7 @@ async def test_a_purge_counts_the_messages_that_it_gave_up_and_refuses_open_ones
     action = await world.records.begin_purge({"seqs": [1, 2]}, **WHO)
     waiting = (await lease(world.inbox, entry())).lease.message_id
     given_up = [
-        await world.records.letter_purged(one and uuid.UUID(one), action=action, **WHO)
+        await world.records.record_purge(one and uuid.UUID(one), action=action, **WHO)
         for one in (await world.dead(), await world.processed(), str(uuid.uuid4()), None, waiting)
     ]
     assert given_up == [True, True, True, True, False]
@@ -117,7 +117,7 @@ async def test_a_purge_counts_the_messages_that_it_gave_up_and_refuses_open_ones
 async def test_a_message_that_was_given_up_can_be_redriven_all_the_same(world: World) -> None:
     message_id = uuid.UUID(await world.dead())
     action = await world.records.begin_purge({}, **WHO)
-    assert await world.records.letter_purged(message_id, action=action, **WHO)
+    assert await world.records.record_purge(message_id, action=action, **WHO)
     assert (await world.records.redriven(message_id, **WHO)).reopened
 
 

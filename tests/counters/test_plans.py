@@ -160,8 +160,8 @@ class Statements:
         await self._count("mark_dead_lettered", 25, partial(inbox.mark_dead_lettered, leases[75:]))
         overdue = partial(inbox.overdue, stream="S", consumer="c", older_than_seconds=0.0, lease_seconds=60.0)
         await self._count("overdue", BATCH, partial(overdue, after="", limit=BATCH))
-        purge = partial(PostgresOperations(pool=self.loops).letter_purged, uuid.UUID(leases[99].message_id))
-        await self._count("letter_purged", 1, partial(purge, action=0, actor="a", reason="r"))
+        purge = partial(PostgresOperations(pool=self.loops).record_purge, uuid.UUID(leases[99].message_id))
+        await self._count("record_purge", 1, partial(purge, action=0, actor="a", reason="r"))
 
     async def _archive(self) -> None:
         """Compare events with digests that are not theirs, and delete none of them."""

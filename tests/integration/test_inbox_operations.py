@@ -145,9 +145,9 @@ async def test_pruning_reads_range_after_range_of_pages_and_nothing_else(
 
     soon = datetime.now(UTC) + timedelta(days=1)
     turns = iter([True, False])
-    part = await operations.count_prunable("inbox", soon, go_on=lambda: next(turns))
+    part = await operations.count_prunable("inbox", soon, should_continue=lambda: next(turns))
     assert (part.pages, part.pages < part.pages_of) == (500, True)
-    assert (await operations.count_prunable("inbox", soon, go_on=lambda: True)).count == 1300
+    assert (await operations.count_prunable("inbox", soon, should_continue=lambda: True)).count == 1300
     first = (await operations.prune_inbox(soon, **WHO, cap=1)).deleted
     assert 1 <= first == part.count
 

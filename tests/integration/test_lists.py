@@ -48,7 +48,7 @@ class Outbox:
         states = (EventState.PUBLISHED if finished else EventState.DEAD,)
         asked = OutboxFilter(states=states, **which)
         page = await PostgresLists(pool=self.pool).outbox_page(asked, read_max=read_max)
-        return [row.id for row in page.rows], page.goes_on, page.read
+        return [row.id for row in page.rows], page.next_after, page.read
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Inbox:
         states = (InboxState.PROCESSED if finished else InboxState.DEAD_LETTERED,)
         asked = InboxFilter(states=states, **which)
         page = await PostgresLists(pool=self.pool).inbox_page(asked, read_max=read_max)
-        return [row.message_id for row in page.rows], page.goes_on, page.read
+        return [row.message_id for row in page.rows], page.next_after, page.read
 
 
 Side: TypeAlias = Outbox | Inbox
@@ -145,7 +145,7 @@ async def test_of_unfinished_events_no_more_are_read_either(pool: asyncpg.Pool) 
         states = (EventState.PENDING, EventState.DEAD)
         asked = OutboxFilter(states=states, event_type="paid", **which)
         page = await PostgresLists(pool=pool).outbox_page(asked, read_max=read_max)
-        return [row.id for row in page.rows], page.goes_on, page.reached
+        return [row.id for row in page.rows], page.next_after, page.reached
 
     assert await listed() == ([], others[1], ago(2))
     assert await listed(before_id=others[1]) == ([paid], paid, ago(4))
@@ -159,7 +159,7 @@ async def test_of_unfinished_messages_no_more_are_read_either(pool: asyncpg.Pool
     async def listed(read_max: int, **given: Any) -> Listed:
         asked = InboxFilter(states=(InboxState.WAITING, InboxState.DEAD_LETTERED), **given)
         page = await PostgresLists(pool=pool).inbox_page(asked, read_max=read_max)
-        return [row.message_id for row in page.rows], page.goes_on, page.read
+        return [row.message_id for row in page.rows], page.next_after, page.read
 
     assert await listed(2, consumer="nobody") == ([], second, 2)
     assert await listed(2, before_id=second) == ([first], None, None)

@@ -72,7 +72,7 @@ async def test_a_partition_all_of_whose_events_may_go_is_dropped_and_the_others_
     told: list[Any] = []
     steps: list[tuple[int, int, int]] = []
 
-    counted = await operations.count_prunable("outbox", ago(30), go_on=lambda: True)
+    counted = await operations.count_prunable("outbox", ago(30), should_continue=lambda: True)
     pruned = await operations.prune_outbox(
         ago(30), **WHO, on_progress=lambda *step: steps.append(step), on_partition=told.append
     )
@@ -160,7 +160,7 @@ async def test_every_page_of_every_partition_is_looked_at(
             await published(pool, days_ago=days_ago)
         await add_event(pool, "DEAD", id=id_of_day(days_ago))
 
-    found = await operations.count_prunable("outbox", ago(30), go_on=lambda: True)
+    found = await operations.count_prunable("outbox", ago(30), should_continue=lambda: True)
 
     assert found == Prunable(count=4, pages=2, pages_of=2, partitions=[])
     assert (await operations.prune_outbox(ago(30), **WHO)).deleted == 4

@@ -130,7 +130,7 @@ async def test_an_operator_can_replay_bury_and_redrive(roles: Roles, place: Site
         assert replayed.replayed == 1
         assert await operations.close([uuid.uuid4()], actor="alice", reason="a test") == frozenset()
         purge = await operations.begin_purge({"seqs": [1]}, actor="alice", reason="a test")
-        assert await operations.letter_purged(uuid.uuid4(), action=purge, actor="alice", reason="a test")
+        assert await operations.record_purge(uuid.uuid4(), action=purge, actor="alice", reason="a test")
         assert (await operations.redriven(uuid.uuid4(), actor="alice", reason="a test")).open
         done = [(action.action, action.outcome) for action in await operations.audit(limit=9)]
         assert done == [

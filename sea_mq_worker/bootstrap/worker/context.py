@@ -42,16 +42,16 @@ class WorkerContext:
         return Backoff(base_seconds=base_seconds, cap_seconds=cap_seconds, random=random.random)
 
     def breaker(self, name: str, *, cap_seconds: float) -> CircuitBreaker:
-        """Make a gate that readiness watches; probes come no rarer than ``cap_seconds``."""
+        """Make a circuit breaker that readiness watches; it probes at least every ``cap_seconds``."""
         backoff = self.backoff(base_seconds=_FIRST_PROBE_SECONDS, cap_seconds=cap_seconds)
         breaker = CircuitBreaker(name=name, backoff=backoff, observer=self.observer, clock=self.clock)
         self.readiness.watch(breaker)
         return breaker
 
     async def nats(self, purpose: str) -> tuple[NatsConnection, dict[str, Loop]]:
-        """Open a connection of its own for one side, with the loop that notices when it is lost for good."""
+        """Open a connection for one side, with a loop that fails if the connection is closed for good."""
         connection = await connect_with_retry(
-            lambda: open_nats(self.settings, purpose=purpose, on_event=self._tell(purpose)),
+            lambda: open_nats(self.settings, purpose=purpose, on_event=self._event_logger(purpose)),
             what="NATS",
             observer=self.observer,
             stop=self.stop,
@@ -74,9 +74,9 @@ class WorkerContext:
 
         return connection, {f"nats {purpose}": watch}
 
-    def _tell(self, purpose: str) -> Callable[[str, str], None]:
-        def tell(event: str, text: str) -> None:
+    def _event_logger(self, purpose: str) -> Callable[[str, str], None]:
+        def log(event: str, text: str) -> None:
             kind = Progressed if event in _GOOD_NEWS else Noticed
             self.observer.observe(kind(event=f"nats_{event}", text=f"{purpose}: {text}".strip(": ")))
 
-        return tell
+        return log

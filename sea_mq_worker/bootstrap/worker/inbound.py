@@ -26,7 +26,7 @@ from sea_mq_worker.application.readiness import SLOW_TYPES
 from sea_mq_worker.application.supervisor import Loop
 from sea_mq_worker.bootstrap.worker.context import WorkerContext
 from sea_mq_worker.bootstrap.worker.inbox_sharing import share_inbox
-from sea_mq_worker.bootstrap.worker.missed_messages import unseen_looks
+from sea_mq_worker.bootstrap.worker.missed_messages import missed_message_loop
 from sea_mq_worker.bootstrap.worker.telemetry import traced_handler
 from sea_mq_worker.connections.handler import open_batch_handler, open_handler
 from sea_mq_worker.connections.postgres import open_pool
@@ -65,7 +65,7 @@ async def inbound_loops(base: WorkerContext) -> tuple[NatsConnection, dict[str, 
     )
     consumers = [await _consumer(base, connection, durable) for durable in s.consumers]
     loops["consumers of the inbox"] = await share_inbox(base, pool, consumers, store_breaker)
-    loops["missed messages"] = await unseen_looks(base, connection, pool, store_breaker)
+    loops["missed messages"] = await missed_message_loop(base, connection, pool, store_breaker)
     consuming = {}
     for consumer in consumers:
         loop = _inbox_loop(base, consumer, inbox, recorder, handler_caller)

@@ -27,7 +27,7 @@ async def share_inbox(
     consumers: Sequence[NatsJetStreamConsumer],
     breaker: CircuitBreaker,
 ) -> Loop:
-    """Refuse to share the inbox with another handler's worker; return the loop that says what is consumed.
+    """Refuse to share the inbox with another handler's worker; return the loop that records the consumers.
 
     Raises:
         ContractError: another handler's worker consumes some of the same subjects by another durable.
@@ -54,7 +54,7 @@ async def share_inbox(
 
 
 def handler_name(url: str) -> str:
-    """Name a handler without what may be a secret: its path and query are only told apart."""
+    """Name a handler without possible secrets: a hash stands for its path and query."""
     parts = urlsplit(url)
     digest = hashlib.sha256(url.encode()).hexdigest()[:_DIGEST_CHARS]
     return f"{parts.scheme}://{parts.netloc} ({digest})"
@@ -64,6 +64,6 @@ def _clash(mine: Consumption, theirs: Consumption, schema: str) -> str:
     return (
         f"consumers {mine.durable} and {theirs.durable} of stream {mine.stream} take some of the same"
         f" subjects for two handlers, {mine.handler} and {theirs.handler}. With the tables in schema"
-        f" {schema} each message would reach only one of them. Give each handler a schema of its own"
-        " (SEA_MQ_DATABASE_SCHEMA). Where this worker replaces the other, stop that one first"
+        f" {schema} each message would reach only one of them. Give each handler its own schema"
+        " (SEA_MQ_DATABASE_SCHEMA). If this worker replaces the other, stop the other first"
     )

@@ -1,4 +1,4 @@
-"""Checks every now and then that the stream still has the events whose rows are PUBLISHED; reports a loss."""
+"""Check periodically that the stream still has the events whose rows are PUBLISHED, and report a loss."""
 
 import asyncpg
 
@@ -12,16 +12,16 @@ from sea_mq_worker.bootstrap.worker.context import WorkerContext
 from sea_mq_worker.domain.errors import BrokerUnavailableError, ContractError
 from sea_mq_worker.domain.facts import Noticed
 
-LOOK_SECONDS = 30.0
+CHECK_SECONDS = 30.0
 
 
-def ghost_watch(
+def lost_event_check(
     base: WorkerContext, pool: asyncpg.Pool, connection: NatsConnection, store_breaker: CircuitBreaker
 ) -> Loop:
-    """Compare rows with the stream at the start and then regularly."""
+    """Return a loop that compares rows with the stream, at the start and then periodically."""
     reported = ""
 
-    async def look() -> None:
+    async def check() -> None:
         nonlocal reported
         stream = base.settings.stream
         rows = await acknowledged(pool, stream)
@@ -33,9 +33,9 @@ def ghost_watch(
             return  # the publisher reports that
         base.metrics.set_events_lost(bool(why))
         if why and not reported:
-            said = f"stream {stream} has lost events whose rows are PUBLISHED: {why}"
-            text = f"{said}; send them again: `{RECONCILE}`"
+            loss = f"stream {stream} has lost events whose rows are PUBLISHED: {why}"
+            text = f"{loss}; send them again: `{RECONCILE}`"
             base.observer.observe(Noticed(event="events_lost", text=text))
         reported = why
 
-    return PeriodicTask(work=look, store_breaker=store_breaker, seconds=LOOK_SECONDS).run
+    return PeriodicTask(work=check, store_breaker=store_breaker, seconds=CHECK_SECONDS).run

@@ -1,4 +1,4 @@
-"""Looks now and then whether messages left their stream before a consumer was given them."""
+"""Check periodically whether messages left their stream before a consumer received them."""
 
 from dataclasses import asdict
 
@@ -19,36 +19,36 @@ from sea_mq_worker.domain.missed_messages import find_missed
 _EVERY_SECONDS = 60.0
 
 
-async def unseen_looks(
+async def missed_message_loop(
     base: WorkerContext, connection: NatsConnection, pool: asyncpg.Pool, breaker: CircuitBreaker
 ) -> Loop:
-    """Look before anything is fetched, for a delivery moves the consumer; return the loop of the others."""
-    looks = _Looks(base, connection, PostgresStandings(pool=pool))
-    await connect_with_retry(looks.take, what="PostgreSQL", observer=base.observer, stop=base.stop)
-    return PeriodicTask(work=looks.take, store_breaker=breaker, seconds=_EVERY_SECONDS).run
+    """Check once before the first fetch, which moves the consumer; return the loop of further checks."""
+    checks = _Checks(base, connection, PostgresStandings(pool=pool))
+    await connect_with_retry(checks.run, what="PostgreSQL", observer=base.observer, stop=base.stop)
+    return PeriodicTask(work=checks.run, store_breaker=breaker, seconds=_EVERY_SECONDS).run
 
 
-class _Looks:
+class _Checks:
     def __init__(self, base: WorkerContext, connection: NatsConnection, standings: PostgresStandings) -> None:
         self._base = base
         self._connection = connection
         self._standings = standings
         self._refused = ""
 
-    async def take(self) -> None:
-        """Look at each consumer; a broker that is away is asked at the next look."""
+    async def run(self) -> None:
+        """Check each consumer; if the broker is unavailable, wait for the next check."""
         for consumer in self._base.settings.consumers:
             try:
-                await self._look(consumer.stream, consumer.durable)
+                await self._check(consumer.stream, consumer.durable)
             except BrokerUnavailableError:
                 return
 
-    async def _look(self, stream: str, durable: str) -> None:
+    async def _check(self, stream: str, durable: str) -> None:
         last = await self._standings.last(stream, durable)
         try:
             now = await consumer_standing(self._connection, stream, durable)
         except ContractError as error:
-            self._tell_refused(str(error))
+            self._report_refused(str(error))
             return
         found = find_missed(last, now)
         if now == last or not await self._standings.replace(stream, durable, last=last, now=now, found=found):
@@ -57,7 +57,7 @@ class _Looks:
             fact = MessagesMissed(consumer=durable, stream=stream, **asdict(found))
             self._base.observer.observe(fact)
 
-    def _tell_refused(self, text: str) -> None:
+    def _report_refused(self, text: str) -> None:
         if text != self._refused:
             self._refused = text
             self._base.observer.observe(Noticed(event="missed_messages_unknown", text=text))

@@ -23,7 +23,7 @@ from sea_mq_worker.application.outbox.settlement import Settlement
 from sea_mq_worker.application.polling import PollingWakeup
 from sea_mq_worker.application.supervisor import Loop
 from sea_mq_worker.bootstrap.worker.context import WorkerContext
-from sea_mq_worker.bootstrap.worker.lost_events import ghost_watch
+from sea_mq_worker.bootstrap.worker.lost_events import lost_event_check
 from sea_mq_worker.bootstrap.worker.telemetry import traced_publisher
 from sea_mq_worker.connections.postgres import open_pool
 from sea_mq_worker.connections.startup_retry import connect_with_retry
@@ -38,12 +38,12 @@ from sea_mq_worker.settings import Settings, SettingsError
 _PROBE_MAX_SECONDS = 2.0
 _REAP_SECONDS_MAX = 20.0
 _REAP_DELAY_SECONDS = 64.0
-"""Bound of the delay after a lease that ran out."""
+"""Cap on the delay after an expired lease."""
 _PARTITIONS_SECONDS = 3600.0
 
 
 async def outbound_loops(base: WorkerContext, *, stands_by: bool = True) -> dict[str, Loop]:
-    """Put one lane together for events with an ordering key and one for those without.
+    """Build one lane for events with an ordering key, and one for events without.
 
     ``stands_by``: while another worker serves the lane with keys, this one does not.
     """
@@ -79,7 +79,7 @@ async def outbound_loops(base: WorkerContext, *, stands_by: bool = True) -> dict
         "outbox ordered": lane(ordered, keyed=True, turn=turn).run,
         "reaper": reaping.run,
         "partitions": making.run,
-        "stream": ghost_watch(base, pool, connection, store_breaker),
+        "stream": lost_event_check(base, pool, connection, store_breaker),
     }
 
 
@@ -106,7 +106,7 @@ def _search_seconds(s: Settings) -> float:
 
 
 def _check_window(base: WorkerContext, seconds: float) -> None:
-    """A window shorter than one claim's publishing could not even tell a repeat within the claim."""
+    """Require a deduplication window that covers the repetitions within one claim."""
     s = base.settings
     if seconds <= s.outbox_publish_timeout_seconds:
         raise SettingsError(
@@ -116,7 +116,7 @@ def _check_window(base: WorkerContext, seconds: float) -> None:
     if seconds < s.outbox_lease_seconds + s.outbox_publish_timeout_seconds:
         text = (
             f"the duplicate_window of stream {s.stream}, {seconds:g} s, is shorter than lease and publish "
-            "time-out together: after a crash an event is searched for in the stream before it is sent again"
+            "time-out together: after a crash the worker searches the stream before it sends an event again"
         )
         base.observer.observe(Noticed(event="duplicate_window_short", text=text))
 

@@ -1,4 +1,4 @@
-"""The worker as a whole: admin server first, then both sides, then the supervisor."""
+"""Start the worker: the admin server, then both sides, then the supervisor."""
 
 import asyncio
 import importlib.metadata
@@ -36,7 +36,7 @@ _VERSION = importlib.metadata.version("sea-mq-worker")
 
 
 async def run_worker(settings: Settings, stop: asyncio.Event) -> ExitCode:
-    """Run until ``stop``; return how the process should end.
+    """Run until ``stop``; return the exit code of the process.
 
     Raises:
         SettingsError: a setting contradicts what a server reports.
@@ -65,7 +65,7 @@ async def run_worker(settings: Settings, stop: asyncio.Event) -> ExitCode:
         except ContractError as error:
             base.observer.observe(Noticed(event="contract_broken", text=str(error)))
             return ExitCode.CONTRACT
-        await _tell_differences(base)
+        await _warn_of_differences(base)
         started.set()
         return await Supervisor(
             name=base.name,
@@ -81,7 +81,7 @@ async def _loops(base: WorkerContext, status: WorkerStatus) -> dict[str, Loop]:
     if base.settings.otlp_metrics:
         loops["metrics export"] = metrics_export(base)
     if limit := base.settings.broken_seconds_max:
-        loops["patience"] = partial(base.readiness.give_up_after, limit)
+        loops["give up"] = partial(base.readiness.give_up_after, limit)
     if base.settings.outbox_enabled:
         loops |= await outbound_loops(base)
     if base.settings.consumers:
@@ -90,8 +90,8 @@ async def _loops(base: WorkerContext, status: WorkerStatus) -> dict[str, Loop]:
     return loops
 
 
-async def _tell_differences(base: WorkerContext) -> None:
-    """Name, field by field, what differs from the definitions; only `streams apply` changes it."""
+async def _warn_of_differences(base: WorkerContext) -> None:
+    """Log each field that differs from the stream definitions; only `streams apply` changes the streams."""
     try:
         differences = await check_topology(base.settings)
     except WorkerError as error:

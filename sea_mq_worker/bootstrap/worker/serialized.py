@@ -8,7 +8,7 @@ from sea_mq_worker.admin.operator_api import OperatorBusyError, OperatorTimeoutE
 from sea_mq_worker.bootstrap.worker.shutdown import abort_after_grace
 
 _WAIT_SECONDS = 4.0
-"""Time limit to wait for the request before, in seconds."""
+"""Time limit to wait for the previous request, in seconds."""
 
 _T = TypeVar("_T")
 
@@ -20,10 +20,10 @@ class SerializedCalls:
         self._lock = asyncio.Lock()
 
     async def run(self, work: Coroutine[Any, Any, _T], *, seconds: float) -> _T:
-        """Run ``work`` after the request before, and cancel it after ``seconds``.
+        """Run ``work`` after the previous request, and cancel it after ``seconds``.
 
         Raises:
-            OperatorBusyError: the request before took too long.
+            OperatorBusyError: the previous request took too long.
             OperatorTimeoutError: ``work`` took too long.
         """
         try:
@@ -38,12 +38,12 @@ class SerializedCalls:
 
 
 async def _bounded(work: Coroutine[Any, Any, _T], seconds: float) -> _T:
-    """Cancel the work together with its shutdown, which a hanging server would never answer."""
+    """Limit the work's time, including its cleanup, which a hanging server would block."""
     task = asyncio.create_task(work)
     try:
         await asyncio.wait({task}, timeout=seconds)
         if not task.done():
-            text = f"no answer within {seconds:g} s: see the health summary for the servers' state"
+            text = f"no response within {seconds:g} s: see the health summary for the servers' state"
             raise OperatorTimeoutError(text)
     finally:
         await abort_after_grace(task)

@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
-_GOODBYE_SECONDS = 0.7
-_NEXT_SECONDS = 0.1
+_CLOSE_SECONDS = 0.7
+_CANCEL_SECONDS = 0.1
 
 
 @asynccontextmanager
@@ -20,7 +20,7 @@ async def bounded_stack() -> AsyncIterator[AsyncExitStack]:
         yield stack
     finally:
         closing = asyncio.create_task(stack.aclose())
-        await asyncio.wait({closing}, timeout=_GOODBYE_SECONDS)
+        await asyncio.wait({closing}, timeout=_CLOSE_SECONDS)
         await abort_after_grace(closing)
 
 
@@ -28,5 +28,5 @@ async def abort_after_grace(task: asyncio.Task[Any]) -> None:
     """Cancel a task until it ends, once for each resource whose close it still waits for."""
     while not task.done():
         task.cancel()
-        await asyncio.wait({task}, timeout=_NEXT_SECONDS)
+        await asyncio.wait({task}, timeout=_CANCEL_SECONDS)
     await asyncio.gather(task, return_exceptions=True)

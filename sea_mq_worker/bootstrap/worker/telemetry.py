@@ -1,4 +1,4 @@
-"""OpenTelemetry, imported and set up only where it is switched on."""
+"""OpenTelemetry, imported and started only if it is enabled."""
 
 import asyncio
 import contextlib
@@ -19,7 +19,7 @@ _INTERVAL_MS = "60000"
 
 
 def start_tracing(base: WorkerContext) -> None:
-    """Export spans as the OTEL_* variables say, the last ones when the worker ends."""
+    """Export spans as configured by the OTEL_* variables, the last ones at the worker's end."""
     from sea_mq_worker.telemetry.otlp import described, export_spans  # noqa: PLC0415
 
     shutdown = export_spans(described(context=base.settings.context, worker=base.name))
@@ -27,10 +27,10 @@ def start_tracing(base: WorkerContext) -> None:
 
 
 def metrics_export(base: WorkerContext) -> Loop:
-    """Make the loop that exports metrics as the OTEL_* variables say, and once more when the worker ends.
+    """Return the loop that exports metrics as configured by OTEL_* variables, and at the worker's end.
 
     Raises:
-        SettingsError: the interval is no number.
+        SettingsError: the interval is not a number.
     """
     from sea_mq_worker.telemetry.otlp import (  # noqa: PLC0415
         described,
@@ -58,7 +58,7 @@ def metrics_export(base: WorkerContext) -> Loop:
 
 
 async def _aside(work: Callable[[], object]) -> None:
-    """Work on a thread that nobody waits for at the end: a collector may be away."""
+    """Run the work in a daemon thread, which an unavailable collector can block without delaying the exit."""
     loop = asyncio.get_running_loop()
     done = asyncio.Event()
 
@@ -81,14 +81,14 @@ def _interval_seconds() -> float:
 
 
 def traced_publisher(base: WorkerContext, inner: JetStreamPublisher) -> JetStreamPublisher:
-    """Make a span of every publish."""
+    """Add a span for every publish."""
     from sea_mq_worker.telemetry.tracing import TracedPublisher  # noqa: PLC0415
 
     return TracedPublisher(inner, base.metrics.spans)
 
 
 def traced_handler(base: WorkerContext, inner: EventHandler) -> EventHandler:
-    """Make spans of every message handled."""
+    """Add spans for every handled message."""
     from sea_mq_worker.telemetry.tracing import TracedHandler  # noqa: PLC0415
 
     url = base.settings.handler_batch_url or base.settings.handler_url

@@ -12,7 +12,7 @@ from tests.support.jetstream import DAY, SECOND, create_stream, store
 
 by_setting("broker_unreachable", nats_url=f"nats://{UNUSED}")
 by_setting("stream_missing", advisory_stream="NOWHERE")
-by_definition("stream_useless", "SEA_EVENTS", no_ack=True)
+by_definition("stream_unusable", "SEA_EVENTS", no_ack=True)
 by_definition("stream_discards_old", "SEA_EVENTS", discard="old")
 by_definition("stream_discards_old__of_a_subject", "SEA_EVENTS", max_msgs_per_subject=5)
 by_definition("subjects_uncovered", "SEA_EVENTS", subjects=["sea.event.order.>"])
@@ -20,7 +20,7 @@ by_definition("dead_letters_short_lived", "SEA_DLQ", max_age=2 * DAY)
 
 
 @provokes
-async def stream_forgetful(p: Patient) -> Mend:
+async def stream_volatile(p: Patient) -> Mend:
     return await made_anew(p, storage="memory")
 
 

@@ -1,1 +1,1 @@
-"""Queries and changes that operators ask for."""
+"""Operators' queries and changes."""

@@ -1,4 +1,4 @@
-"""PostgresInspection: what operators see of outbox and inbox."""
+"""PostgresInspection: read-only queries of operators."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -29,7 +29,7 @@ class PostgresInspection(PostgresLists):
     """Inspection (Open Outbox, operator), which changes nothing; raises what ``translated`` raises."""
 
     def __init__(self, *, pool: asyncpg.Pool) -> None:
-        """Use a pool opened with ``OPERATOR_HINTS``: these statements read much, and seldom."""
+        """Use a pool opened with ``OPERATOR_HINTS``, since these statements read much and run rarely."""
         super().__init__(pool=pool)
         self._depth = load_queries("depth", "outbox_depth", "inbox_depth")
         self._asked = load_queries(
@@ -41,19 +41,19 @@ class PostgresInspection(PostgresLists):
         self._audit = load_named("audit", "audit")["audit"]
 
     async def outbox_depth(self) -> Depth:
-        """QRY-050, exactly."""
+        """Return the exact depth of the outbox (QRY-050)."""
         return _depth_of(await fetch(self._pool, self._depth["outbox_depth"]))
 
     async def inbox_depth(self) -> Depth:
-        """QRY-051, exactly."""
+        """Return the exact depth of the inbox (QRY-051)."""
         return _depth_of(await fetch(self._pool, self._depth["inbox_depth"]))
 
     async def outbox_depth_capped(self, *, limit: int) -> Depth:
-        """QRY-050 with every number up to ``limit``; its cost does not grow with the backlog."""
+        """Return the depth of the outbox with numbers capped at ``limit``, at a constant cost."""
         return _depth_of(await fetch(self._pool, self._asked["outbox_depth_capped"], limit))
 
     async def inbox_depth_capped(self, *, limit: int) -> Depth:
-        """QRY-051 with every number up to ``limit``; its cost does not grow with the backlog."""
+        """Return the depth of the inbox with numbers capped at ``limit``, at a constant cost."""
         return _depth_of(await fetch(self._pool, self._asked["inbox_depth_capped"], limit))
 
     async def outbox_summary(self, *, read_max: int, groups_max: int) -> Sequence[Group]:
@@ -67,12 +67,12 @@ class PostgresInspection(PostgresLists):
         return [Group(**row) for row in rows]
 
     async def audit(self, which: AuditFilter = _ALL, *, limit: int) -> Sequence[OperatorAction]:
-        """Return what operators did, the latest first."""
+        """Return operators' actions, the latest first."""
         rows = await fetch(self._pool, *self._audit.bind(which, limit=limit))
         return [OperatorAction(**row) for row in rows]
 
     async def discarded(self, event_id: UUID) -> Discarded | None:
-        """Return who gave an event up and why, if anybody did."""
+        """Return who discarded an event, and why; None: nobody did."""
         rows = await fetch(self._pool, self._asked["discarded"], str(event_id))
         return Discarded(**rows[0]) if rows else None
 
@@ -93,7 +93,7 @@ class PostgresInspection(PostgresLists):
         return [EarlierEvent(**row) for row in rows]
 
     async def conflicts(self, message_id: UUID, *, limit: int) -> Sequence[UUID]:
-        """Return the ids under which other contents of this one were dead-lettered, the latest first."""
+        """Return the IDs under which a message's other contents were dead-lettered, the latest first."""
         reason = Reason.CONTENT_CONFLICT
         noted = f"{reason}: {conflict_detail(str(message_id))}"
         rows = await fetch(self._pool, self._asked["conflicts"], str(reason), noted, limit)

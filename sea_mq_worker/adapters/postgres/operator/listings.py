@@ -22,14 +22,14 @@ from sea_mq_worker.domain.read_models import (
 from sea_mq_worker.domain.uuid7 import is_uuid7
 
 _OF_A_KEY_MAX = 2000
-"""Cap on the IDs that are read for a key: a key with more events fills a page soon without its indexes."""
+"""Cap on the IDs that are read for a key; a key with more events fills a page quickly without them."""
 
 RowT = TypeVar("RowT", OutboxSummary, InboxRecord)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Listed(Generic[RowT]):
-    """The rows of a table: what a row is called, and its columns of ID and time."""
+    """A listed table: the word for a row, and its columns of ID and time."""
 
     side: Literal["outbox", "inbox"]
     name: str

@@ -1,4 +1,4 @@
-"""PostgresOperations: what operators do to outbox and inbox."""
+"""PostgresOperations: operators' changes of outbox and inbox."""
 
 import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -36,17 +36,17 @@ class PostgresOperations(PostgresInspection):
     """
 
     def __init__(self, *, pool: asyncpg.Pool) -> None:
-        """Use a pool opened with ``OPERATOR_HINTS``: these statements read much, and seldom."""
+        """Use a pool opened with ``OPERATOR_HINTS``, since these statements read much and run rarely."""
         super().__init__(pool=pool)
         self._sql = load_queries(
             "operations",
             *("begin_action", "finish_action", "make_due", "claim_as_operator", "mark_dead", "discard"),
-            *("redriven", "finish_redrive", "close_messages", "letter_purged"),
+            *("redriven", "finish_redrive", "close_messages", "record_purge"),
         )
         self._pruning = PostgresPruning(pool=pool)
 
     async def mark_dead(self, ids: Sequence[UUID], *, actor: str, reason: str) -> frozenset[UUID]:
-        """PENDING -> DEAD, by way of CLAIMED (Open Outbox, explicit operator intervention).
+        """Change events from PENDING to DEAD, by way of CLAIMED (Open Outbox, operator intervention).
 
         Returns the events that it ended; one that a relay holds right now is not among them.
         """
@@ -65,7 +65,7 @@ class PostgresOperations(PostgresInspection):
     async def discard(
         self, ids: Sequence[UUID], *, selection: OutboxFilter, actor: str, reason: str
     ) -> frozenset[UUID]:
-        """Delete DEAD events for good; the audit keeps what each of them was, but for its content.
+        """Delete DEAD events for good; the audit keeps all about them except their contents.
 
         Returns the events that it deleted; one that was replayed meanwhile is not among them.
         """
@@ -74,17 +74,17 @@ class PostgresOperations(PostgresInspection):
         return frozenset(row["id"] for row in await fetch(self._pool, self._sql["discard"], *args))
 
     async def redriven(self, message_id: UUID, *, actor: str, reason: str) -> Redrive:
-        """Open a dead-lettered message, before it is sent again: one that came first would be skipped."""
+        """Open a dead-lettered message before it is sent again, or the worker would skip it."""
         check_accountable(actor, reason)
         rows = await fetch(self._pool, self._sql["redriven"], message_id, actor, reason)
         return Redrive(open=rows[0]["open"], reopened=rows[0]["reopened"], action=rows[0]["action"])
 
     async def finish_redrive(self, action: int, outcome: ActionOutcome) -> None:
-        """Record what came of a redrive."""
+        """Record the outcome of a redrive."""
         await fetch(self._pool, self._sql["finish_redrive"], action, outcome)
 
     async def finish(self, action: int, outcome: ActionOutcome) -> None:
-        """Close the record of an action of several steps."""
+        """Close the record of an action with several steps."""
         await fetch(self._pool, self._sql["finish_action"], action, outcome)
 
     async def close(self, ids: Sequence[UUID], *, actor: str, reason: str) -> frozenset[UUID]:
@@ -96,19 +96,19 @@ class PostgresOperations(PostgresInspection):
         return frozenset(row["message_id"] for row in rows)
 
     async def resume(self, event_type: str, *, actor: str, reason: str) -> int:
-        """Note that workers shall end the slow pace of an event type, or of all by an empty one."""
+        """Record that workers shall end the slow pace of an event type; empty: of all types."""
         selection = json.dumps({"event_type": event_type})
         async with self._recorded("resume", actor, reason, selection) as action:
             return action
 
     async def begin_purge(self, selection: Mapping[str, Any], *, actor: str, reason: str) -> int:
-        """Open the record of a purge of dead letters; return it."""
+        """Open the record of a purge of dead letters, and return its number."""
         return await self._begin("purge", actor, reason, json.dumps(selection, default=str))
 
-    async def letter_purged(self, message_id: UUID | None, *, action: int, actor: str, reason: str) -> bool:
-        """Note that a dead letter's message is given up; False: it is open again, the letter must stay."""
+    async def record_purge(self, message_id: UUID | None, *, action: int, actor: str, reason: str) -> bool:
+        """Record that a dead letter's message is given up; False: it is open again, so keep the letter."""
         note = f"purged by {actor}: {reason}"
-        rows = await fetch(self._pool, self._sql["letter_purged"], message_id, note, action)
+        rows = await fetch(self._pool, self._sql["record_purge"], message_id, note, action)
         return bool(rows[0]["may_go"])
 
     async def prune_outbox(
@@ -159,15 +159,17 @@ class PostgresOperations(PostgresInspection):
         side: str,
         before: datetime,
         *,
-        go_on: Callable[[], bool],
+        should_continue: Callable[[], bool],
         on_progress: OnProgress = ignore_progress,
     ) -> Prunable:
-        """Count what a prune of ``outbox`` or ``inbox`` would delete, for as long as ``go_on`` says."""
-        return await self._pruning.count(side, before, go_on=go_on, on_progress=on_progress)
+        """Count the rows that a prune would delete, until ``should_continue`` returns False."""
+        return await self._pruning.count(
+            side, before, should_continue=should_continue, on_progress=on_progress
+        )
 
     @asynccontextmanager
     async def _recorded(self, action: str, actor: str, reason: str, selection: str) -> AsyncIterator[int]:
-        """Keep a record for the length of a block; what is cut short stays open, what fails says so."""
+        """Keep a record open during a block; close it as done or failed, and leave it open if interrupted."""
         number = await self._begin(action, actor, reason, selection)
         try:
             yield number

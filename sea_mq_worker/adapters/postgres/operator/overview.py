@@ -14,7 +14,7 @@ BY_INDEX: Mapping[str, str] = MappingProxyType({"enable_seqscan": "off", "enable
 read millions of published events to find the few others."""
 
 _ROWS_MAX = 10_000
-"""Cap on dead events and dead letters that are read; more accumulate only without an operator."""
+"""Cap on the dead events and dead letters that are read."""
 _REASONS_MAX = 5
 
 

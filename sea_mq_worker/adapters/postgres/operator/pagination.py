@@ -35,8 +35,8 @@ def build_page(
     last = found[-1] if found else {}
     if len(rows) < limit and read_max and last.get("place") == read_max:
         reached = last[time_of] if time_of else timestamp_of(last[id_of])
-        return Page(rows=rows, goes_on=last[id_of], read=read_max, reached=reached)
-    return Page(rows=rows, goes_on=last[id_of] if len(rows) == limit else None)
+        return Page(rows=rows, next_after=last[id_of], read=read_max, reached=reached)
+    return Page(rows=rows, next_after=last[id_of] if len(rows) == limit else None)
 
 
 def id_bounds(

@@ -103,16 +103,16 @@ class PostgresPruning:
         return PruneResult(deleted=tally.rows, dropped=dropped)
 
     async def count(
-        self, side: str, before: datetime, *, go_on: Callable[[], bool], on_progress: OnProgress
+        self, side: str, before: datetime, *, should_continue: Callable[[], bool], on_progress: OnProgress
     ) -> Prunable:
-        """Count the rows that ``prune`` would delete, until ``go_on`` returns False."""
+        """Count the rows that ``prune`` would delete, until ``should_continue`` returns False."""
         leaves = await self._leaves(side)
         tally = _Tally(pages_of=_pages(leaves), on_progress=on_progress)
         whole: list[str] = []
         for leaf in leaves:
             is_whole = leaf.is_over(before)
             for pages in ranges(leaf, _PAGES):
-                if not go_on():
+                if not should_continue():
                     is_whole = False
                     break
                 row = await self._in(side, f"count_{side}", pages, before)

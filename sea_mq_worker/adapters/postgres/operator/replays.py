@@ -1,4 +1,4 @@
-"""PostgresReplays: events put back into the outbox, in portions that do not hold up what is new."""
+"""PostgresReplays: put events back into the outbox, in portions that do not delay new events."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ _PAGING = ("limit", "before_id")
 
 
 class PostgresReplays:
-    """PUBLISHED or DEAD -> PENDING, the earliest first, so that each ordering key keeps its order.
+    """Changes events from PUBLISHED or DEAD to PENDING, the earliest first, which keeps each key's order.
 
     Each method raises what ``translated`` raises.
     """
@@ -35,9 +35,9 @@ class PostgresReplays:
         )
 
     async def choose(
-        self, which: OutboxFilter, *, limit: int | None, goes_on: Replay | None = None
+        self, which: OutboxFilter, *, limit: int | None, resumed: Replay | None = None
     ) -> list[Chosen]:
-        """Return what matches, in the order of seq; of a replay that goes on, what it has not done yet.
+        """Return matching events in the order of seq; for a resumed replay, only the remaining ones.
 
         The limit and states besides PUBLISHED and DEAD do not matter. What was published since the replay
         began is left out: that may be its own work.
@@ -45,8 +45,8 @@ class PostgresReplays:
         states = tuple(state for state in _TERMINAL if state in which.states)
         choose = self._sql["choose"].bind(
             replace(which, states=states),
-            through=goes_on.through if goes_on else 0,
-            begun_at=goes_on.at if goes_on else None,
+            through=resumed.through if resumed else 0,
+            begun_at=resumed.at if resumed else None,
             limit=limit,
         )
         rows = await fetch_with_long_timeout(self._pool, *choose)
@@ -62,7 +62,7 @@ class PostgresReplays:
         return Replay(id=rows[0]["id"], which=which)
 
     async def load(self, action: int) -> Replay:
-        """Return a replay that was cut short.
+        """Return an interrupted replay.
 
         Raises:
             WorkerError: there is none, it is finished, or the pipeline has begun it.
@@ -112,7 +112,7 @@ class PostgresReplays:
 
 
 def as_json(which: OutboxFilter) -> str:
-    """Write a filter as the audit keeps it."""
+    """Format a filter for the audit."""
     given = {name: value for name, value in asdict(which).items() if value is not None}
     return json.dumps({name: value for name, value in given.items() if name not in _PAGING}, default=str)
 

@@ -1,4 +1,4 @@
-"""Read-only facts about PostgreSQL for doctor."""
+"""Read facts about PostgreSQL for `doctor`, without changes."""
 
 import asyncio
 import contextlib
@@ -29,7 +29,7 @@ _SETTINGS = (
 _STATEMENTS = (
     *("identity", "settings", "connections", "transactions", "prepared", "slots"),
     *("locks", "tables", "indexes", "triggers", "functions", "constraints", "rights"),
-    *("outbox", "failing", "sequence", "partitions", "inbox", "unseen", "may_read_audit", "inbox_pruned"),
+    *("outbox", "failing", "sequence", "partitions", "inbox", "missed", "may_read_audit", "inbox_pruned"),
 )
 _CONNECT_SECONDS = 5.0
 _HEAR_SECONDS = 3.0
@@ -46,7 +46,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connections:
-    """How many connections there are, and may be (-1: no limit of its own)."""
+    """Numbers of connections, and their limits (-1: no limit)."""
 
     used: int
     database_used: int
@@ -60,7 +60,7 @@ class Connections:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenTransaction:
-    """A transaction that has been open for long."""
+    """A transaction that has been open for a long time."""
 
     pid: int
     state: str
@@ -70,7 +70,7 @@ class OpenTransaction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """A prepared transaction that has been waiting for long."""
+    """A prepared transaction that has waited for a long time."""
 
     name: str
     seconds: float
@@ -78,7 +78,7 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
-    """An inactive replication slot, and how much WAL it keeps."""
+    """An inactive replication slot, and the amount of WAL that it retains."""
 
     name: str
     bytes: int
@@ -98,7 +98,7 @@ class TableLock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """A table; ``filtered``: by row security for this login; ``vacuum_from`` dead rows on it is vacuumed."""
+    """A table; ``filtered``: row security applies; ``vacuum_from``: dead rows that start a vacuum."""
 
     name: str
     partitioned: bool
@@ -149,7 +149,7 @@ class OutboxFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceFacts:
-    """The last number given to an event (None: it may not be seen), and the highest that a late one has."""
+    """The last ``seq`` assigned (None: this login may not read it), and the highest of late events."""
 
     last: int | None
     highest: int | None
@@ -176,7 +176,7 @@ class InboxWaiting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UnseenFacts:
+class MissedFacts:
     """Messages that left a consumer's stream before delivery; the range is that of the last detection."""
 
     stream: str
@@ -205,7 +205,7 @@ class RowFacts:
     Attributes:
         constraints: definitions as PostgreSQL prints them, by table and name.
         inbox_pruned_before: inbox rows before this time were deleted.
-        acknowledged: sequences that published rows name.
+        acknowledged: stream sequences of published rows.
     """
 
     constraints: Mapping[tuple[str, str], str]
@@ -214,7 +214,7 @@ class RowFacts:
     sequence: SequenceFacts | None
     partitions: PartitionFacts | None
     inbox: Sequence[InboxWaiting]
-    unseen: Sequence[UnseenFacts]
+    missed: Sequence[MissedFacts]
     inbox_pruned_before: datetime | None
     acknowledged: Acknowledged
 
@@ -243,7 +243,7 @@ class DatabaseFacts:
 
 
 async def database_facts(pool: asyncpg.Pool, *, long_seconds: float) -> DatabaseFacts:
-    """Query everything that no lock can delay; transactions count as long from ``long_seconds`` on.
+    """Query the facts that no lock can delay; transactions are reported from ``long_seconds`` on.
 
     Raises:
         StoreUnavailableError: PostgreSQL cannot serve now.
@@ -288,7 +288,7 @@ async def row_facts(pool: asyncpg.Pool, stream: str) -> RowFacts:
         sequence=next((SequenceFacts(**row) for row in await ask("sequence")), None),
         partitions=next((PartitionFacts(**row) for row in await ask("partitions")), None),
         inbox=[InboxWaiting(**row) for row in await ask("inbox")],
-        unseen=[UnseenFacts(**row) for row in await ask("unseen")],
+        missed=[MissedFacts(**row) for row in await ask("missed")],
         acknowledged=await acknowledged(pool, stream),
         inbox_pruned_before=(await ask("inbox_pruned"))[0]["before"] if audited["may"] else None,
     )

@@ -60,7 +60,7 @@ async def migrate(dsn: str, *, schema: str = "public") -> Sequence[str]:
     The schema is created if it is missing.
 
     Raises:
-        StoreUnavailableError: PostgreSQL cannot serve now; what was applied stays applied.
+        StoreUnavailableError: PostgreSQL cannot serve now; applied migrations stay applied.
         ContractError: the user may not create what is needed, the schema is newer than this worker, or the
             server is too old.
     """
@@ -77,7 +77,7 @@ async def owner_session(dsn: str, schema: str) -> AsyncIterator[asyncpg.Connecti
 
     Raises:
         StoreUnavailableError: PostgreSQL cannot serve now.
-        ContractError: it refuses the connection, or a statement in the block; or the server is too old.
+        ContractError: PostgreSQL refuses the connection or a statement in the block, or is too old.
     """
     settings = session_settings(schema, "sea_mq_worker migrate")
     check_tls_files(dsn)
@@ -95,11 +95,11 @@ async def owner_session(dsn: str, schema: str) -> AsyncIterator[asyncpg.Connecti
 
 
 async def check_version(database: Any) -> None:
-    """Make sure that the schema of ``database``, a connection or pool, is one that serves this worker.
+    """Check that the schema of ``database``, a connection or pool, serves this worker.
 
     Raises:
-        FinalError: it is newer and does not serve this worker any more; the text names both versions.
-        ContractError: it is missing or older; the text says what to do.
+        FinalError: the schema is newer and does not serve this worker; the text names both versions.
+        ContractError: the schema is missing or older; the text names the remedy.
         StoreUnavailableError: PostgreSQL cannot serve now.
     """
     known = len(_migrations())
@@ -115,7 +115,7 @@ async def check_version(database: Any) -> None:
 
 
 async def _apply_next(connection: asyncpg.Connection, schema: str) -> str:
-    """Apply the first missing migration and return its name, or nothing if no migration is missing."""
+    """Apply the first missing migration and return its name; return nothing if none is missing."""
     async with connection.transaction():
         await connection.execute(_LOCK, schema)
         await _prepare(connection, schema)
@@ -139,7 +139,7 @@ async def _apply(connection: asyncpg.Connection, version: int, name: str, text: 
 
 
 async def _prepare(connection: asyncpg.Connection, schema: str) -> None:
-    """Asking first: whoever may not create schema or table can still find that nothing is to be done."""
+    """Check first, so that a login without rights to create can still find that nothing is to be done."""
     if not await connection.fetchval("SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = $1)", schema):
         await connection.execute(f"CREATE SCHEMA {quoted_schema(schema)}")
     if not await connection.fetchval(_HAS_VERSIONS):
@@ -157,7 +157,7 @@ async def _check_newer(database: Any, found: int, known: int) -> None:
 def _migrations() -> Sequence[Path]:
     """Return the scripts 0001 and following, in order; the nth makes version n.
 
-    As at the start: an upgrade that replaces the files makes no newer worker of one that runs.
+    The list is read once: an upgrade of the files does not change a running worker's version.
     """
     return files_in(_folder(), ".sql")[1:]
 

@@ -1,4 +1,4 @@
-"""PostgresPartitions: an outbox in partitions of a day each; see ``ports.partitions.Partitions``."""
+"""PostgresPartitions: an outbox in daily partitions; see ``ports.partitions.Partitions``."""
 
 from collections.abc import Mapping, Sequence
 
@@ -37,12 +37,12 @@ class PostgresPartitions:
 
 
 def partitioning_script() -> str:
-    """Return the SQL that divides the outbox; psql can run it, too."""
+    """Return the SQL that divides the outbox; psql can also run it."""
     return (resource_folder("sql") / "partitions.sql").read_text(encoding="utf-8")
 
 
 async def partition_outbox(dsn: str, *, schema: str, actor: str, reason: str) -> bool:
-    """Divide the outbox into partitions, in one transaction with its record; False: it has some already.
+    """Divide the outbox into partitions, in one transaction with the audit record; False: it has partitions.
 
     Raises:
         StoreUnavailableError: PostgreSQL cannot serve now, or others kept the table busy; nothing changed.

@@ -12,10 +12,10 @@ from sea_mq_worker.domain.errors import ContractError
 
 
 async def claim_schema(database: Any, context: str) -> None:
-    """Make the schema of ``database``, a connection or pool, the context's, unless it is another's already.
+    """Claim the schema of ``database``, a connection or pool, for the context, unless it is another's.
 
     Raises:
-        ContractError: it is another context's; the text names both and what to do.
+        ContractError: the schema is another context's; the text names both, and the remedy.
         StoreUnavailableError: PostgreSQL cannot serve now.
     """
     sql = _queries()
@@ -37,7 +37,7 @@ async def check_rows_visible(database: Any) -> None:
     """Require that row security hides no rows: hidden rows would never be processed.
 
     Raises:
-        ContractError: it does; the text names the table and what to do.
+        ContractError: row security applies; the text names the table and the remedy.
         StoreUnavailableError: PostgreSQL cannot serve now.
     """
     with translated():
