@@ -43,13 +43,13 @@ class BrokerKind(Kind):
         REFUSES,
         "add its file to SEA_MQ_STREAMS_FOLDER and apply, or correct the setting",
     )
-    STREAM_FORGETFUL = (
+    STREAM_VOLATILE = (
         Severity.ERROR,
         "a stream acknowledges before it stores: storage memory, or persist_mode async",
         "acknowledged messages may be lost with the server's process",
         "recreate the stream with storage file and without persist_mode async",
     )
-    STREAM_USELESS = (
+    STREAM_UNUSABLE = (
         Severity.ERROR,
         "a stream is sealed or acknowledges nothing",
         "nothing is published",

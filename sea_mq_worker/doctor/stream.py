@@ -52,10 +52,10 @@ def _own(stream: StreamInfo, subject: str, facts: BrokerFacts) -> Iterator[Findi
     config = stream.config
     if stream.volatile:
         what = f"storage {config.get('storage')}, persist_mode {config.get('persist_mode') or 'default'}"
-        yield BrokerKind.STREAM_FORGETFUL.finding(where, what)
+        yield BrokerKind.STREAM_VOLATILE.finding(where, what)
     if config.get("sealed") or config.get("no_ack"):
         what = "it is sealed" if config.get("sealed") else "it acknowledges nothing (no_ack)"
-        yield BrokerKind.STREAM_USELESS.finding(where, what, command=APPLY)
+        yield BrokerKind.STREAM_UNUSABLE.finding(where, what, command=APPLY)
     if config.get("discard") != "new":
         yield BrokerKind.STREAM_DISCARDS_OLD.finding(where, "discard is old", command=APPLY)
     elif stream.replaces and not config.get("discard_new_per_subject"):

@@ -231,7 +231,7 @@ NEEDS = {
     "operator": (
         *("inspection.", "audit.", "lists.", "replay.", "operations.begin", "operations.redriven"),
         *("operations.make_due", "operations.claim_as_operator", "operations.mark_dead"),
-        *("operations.close", "operations.finish", "operations.letter"),
+        *("operations.close", "operations.finish", "operations.record_purge"),
         *("pipeline_replay.", "inbox.", "context.owner", "partitions.record"),
     ),
     "janitor": (
