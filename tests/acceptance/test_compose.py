@@ -150,7 +150,7 @@ async def publish(stack: Stack, ids: list[UUID]) -> None:
     await client.close()
 
 
-async def test_a_stopped_worker_leaves_no_claim_and_goes_on_where_it_stopped(stack: Stack) -> None:
+async def test_a_stopped_worker_leaves_no_claim_and_continues_after_a_restart(stack: Stack) -> None:
     await eventually(stack.is_ready, within=60, what="worker ready")
     before = await stored(stack, "SEA_EVENTS")
     stack.psql(insert(MANY))

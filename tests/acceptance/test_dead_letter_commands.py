@@ -65,7 +65,7 @@ async def test_dead_letters_are_found_by_each_part_of_a_filter(world: World) -> 
 
 
 @pytest.mark.fault("S18")
-async def test_a_redrive_of_many_is_counted_first_and_goes_on_where_it_was_cut_short(world: World) -> None:
+async def test_a_redrive_of_many_is_counted_first_and_continues_after_an_interruption(world: World) -> None:
     messages = await dead(world, 12)
     chosen = ("dlq", "redrive", "--dlq-reason", "REJECTED", *WHY)
     async with handler_server() as server:

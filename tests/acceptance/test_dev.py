@@ -146,7 +146,7 @@ async def test_ctrl_c_ends_the_command_too(tmp_path: Path) -> None:
     assert not children_of(folder)
 
 
-async def test_a_command_that_is_not_there_is_told_before_anything_starts(tmp_path: Path) -> None:
+async def test_a_missing_command_is_reported_before_anything_starts(tmp_path: Path) -> None:
     process = await start(tmp_path / "dev", "--", "no-such-program")
     output = (await asyncio.wait_for(process.communicate(), 30))[0].decode()
     assert process.returncode == 2
@@ -154,7 +154,7 @@ async def test_a_command_that_is_not_there_is_told_before_anything_starts(tmp_pa
     assert not (tmp_path / "dev").exists()
 
 
-async def test_a_folder_that_cannot_be_used_is_told(tmp_path: Path) -> None:
+async def test_a_folder_that_cannot_be_used_is_reported(tmp_path: Path) -> None:
     (tmp_path / "dev").touch()
     process = await start(tmp_path / "dev")
     output = (await asyncio.wait_for(process.communicate(), 30))[0].decode()
@@ -182,7 +182,7 @@ async def test_ctrl_c_while_servers_start_stops_them_at_once(tmp_path: Path) -> 
 
 
 @linux
-async def test_a_worker_that_ends_is_told_with_its_last_lines(tmp_path: Path) -> None:
+async def test_a_worker_that_ends_is_reported_with_its_last_lines(tmp_path: Path) -> None:
     folder = tmp_path / "dev"
     process = await start(folder, "--events", "2000")
     await said(process, b"Sending")

@@ -78,7 +78,7 @@ async def test_the_handler_gets_no_event_and_no_token(well: Patient, tmp_path: P
     assert "authorization" not in call.headers
 
 
-async def test_findings_stand_apart_and_the_last_lines_tell_what_they_come_to(well: Patient) -> None:
+async def test_findings_are_separated_and_the_last_lines_summarize_them(well: Patient) -> None:
     await well.sql("DROP INDEX idx_outbox_due; ALTER TABLE outbox_events DISABLE TRIGGER outbox_wakeup")
     *parts, end = (await doctor(well)).stdout.split("\n\n")
     severities = Counter(part.partition(" ")[0] for part in parts)

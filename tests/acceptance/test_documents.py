@@ -125,7 +125,7 @@ async def test_what_to_ask_at_three_in_the_morning(system: Patient) -> None:
     assert " 1 |" in shell(by_psql, **of_psql(system.database))
 
 
-def test_every_exit_code_is_told() -> None:
+def test_every_exit_code_is_documented() -> None:
     rows = re.findall(r"^\| ([\d, ]+) \|", (ROOT / "docs" / "reference" / "cli.md").read_text(), re.MULTILINE)
     told = {int(code) for row in rows for code in row.split(", ")}
     assert told == {*ExitCode, 128 + signal.SIGINT, 128 + signal.SIGTERM}
@@ -193,6 +193,6 @@ def test_a_relay_is_described(tmp_path: Path) -> None:
     assert Description.load(tmp_path / "mine.toml").name == "mine"
 
 
-def test_a_seed_tells_its_trail() -> None:
+def test_the_trail_of_a_seed_is_printed() -> None:
     [line] = [command.text for command in commands("docs/proof/simulation.md") if "--trail" in command.text]
     assert "DONE" in shell(line)

@@ -55,7 +55,7 @@ async def test_outbox_list_leaves_published_out_unless_asked(world: World) -> No
     assert "total" not in text
 
 
-async def test_a_list_says_how_far_back_it_has_looked(world: World) -> None:
+async def test_a_list_reports_how_far_back_it_has_read(world: World) -> None:
     _, pending, _ = [await add_event(world.pool, id=uuid7()) for _ in range(3)]
     for _ in range(3):
         await add_event(world.pool, "PUBLISHED", id=uuid7())
@@ -83,7 +83,7 @@ async def test_a_list_says_how_far_back_it_has_looked(world: World) -> None:
             assert (rest.code, rest.out.split()[0], rest.err) == (0, "no", ""), every
 
 
-async def test_a_summary_tells_why_the_queue_grows(world: World) -> None:
+async def test_a_summary_shows_why_the_queue_grows(world: World) -> None:
     for n in range(3):
         await add_event(world.pool, "DEAD", error=f"too large: {n} MB", ordering_key="k")
     await add_event(world.pool, event_type="order.paid")
@@ -103,7 +103,7 @@ async def test_a_summary_tells_why_the_queue_grows(world: World) -> None:
     assert (await world.run("outbox", "summary", "--groups", "0")).code == 2
 
 
-async def test_outbox_show_tells_the_payload_as_it_is_stored(world: World) -> None:
+async def test_outbox_show_prints_the_payload_as_stored(world: World) -> None:
     event = await add_event(world.pool)
     shown = await world.run("outbox", "show", str(event))
     assert '{"total": 1.00}' in shown.out
@@ -289,7 +289,7 @@ async def test_a_redrive_does_not_repeat_an_effect_that_is_there(world: World) -
 # --- both sides
 
 
-async def test_where_tells_of_one_event_in_words_and_as_json(world: World) -> None:
+async def test_where_describes_an_event_in_words_and_as_json(world: World) -> None:
     await world.streams()
     dead = await add_event(world.pool, "DEAD", error="too large")
     told = await world.run("where", str(dead)[:13])
@@ -333,7 +333,7 @@ async def test_depth_counts_what_the_stream_has_not_delivered(world: World) -> N
     assert ("?" in unknown.out, "not counted: consumer none" in unknown.err) == (True, True)
 
 
-async def test_the_audit_tells_who_did_what_and_why(world: World) -> None:
+async def test_the_audit_has_actor_action_and_reason(world: World) -> None:
     event = await add_event(world.pool)
     await world.run("outbox", "mark-dead", str(event), *WHY)
     await world.run("prune", "--before", "0s", "--reason", "monthly", "--actor", "Bob")
@@ -420,7 +420,7 @@ async def test_missing_settings_are_named(world: World) -> None:
     assert (refused.code, "SEA_MQ_HANDLER_URL" in refused.err) == (2, True)
 
 
-async def test_a_database_that_is_away_or_slow_says_what_helps(world: World, unused_tcp_port: int) -> None:
+async def test_the_error_of_a_slow_database_names_the_remedy(world: World, unused_tcp_port: int) -> None:
     away = await world.run("depth", SEA_MQ_DATABASE_URL=f"postgresql://u:p@127.0.0.1:{unused_tcp_port}/d")
     assert (away.code, "python -m sea_mq_worker doctor" in away.err) == (1, True)
     await add_event(world.pool, "PUBLISHED")

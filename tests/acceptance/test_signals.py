@@ -127,7 +127,7 @@ async def test_a_second_signal_ends_it_at_once(
         assert await worker.ended() == 143
 
 
-async def test_a_stop_that_takes_longer_than_its_grace_says_so(
+async def test_a_stop_longer_than_its_grace_is_logged(
     target: Deployment, nats_url: str, handler: HandlerServer, log: Path
 ) -> None:
     handler.default = hang
@@ -192,7 +192,7 @@ async def test_a_missing_stream_names_the_command_that_makes_it(
     assert "python -m sea_mq_worker streams apply" in worker.written
 
 
-async def test_streams_that_differ_are_told_field_by_field_and_left_as_they_are(
+async def test_differing_streams_are_reported_by_field_and_not_changed(
     target: Deployment, nats_url: str, log: Path
 ) -> None:
     async with running(target, log) as worker:

@@ -74,7 +74,7 @@ async def test_no_durable_is_made_that_no_setting_names(world: World) -> None:
     assert found["consumers"] == ["mine"]
 
 
-async def test_a_dry_run_tells_each_difference_and_changes_nothing(world: World) -> None:
+async def test_a_dry_run_reports_each_difference_and_changes_nothing(world: World) -> None:
     theirs = await their_stream(world)
     own = f"{world.name.upper()}_EVENTS"
     await create_stream(world.connection, own, f"{world.name}.event.>", max_bytes=2**22)
@@ -90,7 +90,9 @@ async def test_a_dry_run_tells_each_difference_and_changes_nothing(world: World)
 
 
 @pytest.mark.parametrize("options", [(), ("--json",)])
-async def test_what_was_made_before_a_refusal_is_told(world: World, options: tuple[str, ...]) -> None:
+async def test_partitions_created_before_a_refusal_are_reported(
+    world: World, options: tuple[str, ...]
+) -> None:
     """The other context has not made its stream yet."""
     refused = await world.run("streams", "apply", *options)
     assert refused.code == 3

@@ -50,7 +50,7 @@ async def work(here: Site, worker: WorkerProcess) -> None:
 
 
 @pytest.mark.clause("EVT-047-001")
-async def test_what_a_worker_tells_is_what_is_documented(
+async def test_a_worker_exports_what_is_documented(
     database: Database, nats_url: str, names: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with (
@@ -74,7 +74,7 @@ async def test_what_a_worker_tells_is_what_is_documented(
 
 
 @pytest.mark.fault("L15")
-async def test_a_collector_that_never_answers_holds_nobody_up(
+async def test_a_collector_that_never_responds_blocks_no_work(
     database: Database, nats_url: str, names: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with (

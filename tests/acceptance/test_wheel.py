@@ -59,7 +59,7 @@ def test_the_installed_worker_answers_on_its_command_line(site: Path) -> None:
     assert "migrate" in run("-m", "sea_mq_worker", "--help", site=site)
 
 
-def test_the_installed_worker_tells_its_version(site: Path) -> None:
+def test_the_installed_worker_prints_its_version(site: Path) -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     assert run("-m", "sea_mq_worker", "--version", site=site) == f"sea-mq-worker {version}\n"
 

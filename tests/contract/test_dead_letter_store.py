@@ -175,7 +175,7 @@ async def test_what_is_not_there_is_named(world: World) -> None:
     assert await world.dead_letters.list() == []
 
 
-async def test_a_foreign_message_in_the_stream_harms_nobody(world: World) -> None:
+async def test_a_foreign_message_in_the_stream_disturbs_no_other(world: World) -> None:
     await world.store(f"{world.name}.dlq.anything", b"\xff", {"Dlq-Attempts": "many"})
     [entry] = await world.dead_letters.list(DeadLetterFilter(reason="", subject=""))
     assert (entry.message_id, entry.attempts, entry.payload) == ("", 0, b"\xff")

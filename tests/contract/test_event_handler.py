@@ -177,7 +177,7 @@ async def test_trouble_with_one_call_leaves_the_next_one_alone(world: World) -> 
     assert await world.handler.handle(request("0b0e8400-e29b-41d4-a716-446655440000")) == Accepted(200)
 
 
-async def test_the_twin_keeps_the_effects_of_an_idempotent_handler() -> None:
+async def test_the_in_memory_handler_keeps_its_effects() -> None:
     """What the loops are tested with: an effect happens once, and a repeat is told so."""
     fake = InMemoryHandler(lambda _request, call: LoseResponse() if call == 1 else Respond())
     assert isinstance(await fake.handle(request()), Retry)

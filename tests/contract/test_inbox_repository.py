@@ -108,7 +108,7 @@ async def test_one_worker_does_not_take_its_own_message_twice(world: World) -> N
     assert await insert(inbox, one) == [LeasedElsewhere()]
 
 
-async def test_a_row_that_is_lost_takes_its_lease_along_and_is_recorded_anew(world: World) -> None:
+async def test_a_lost_row_loses_its_lease_and_is_recorded_again(world: World) -> None:
     inbox, one = world.inbox(), entry()
     lost = await lease(inbox, one)
     await world.lose(one.message_id)
@@ -269,7 +269,7 @@ async def test_an_extended_lease_keeps_others_away(world: World) -> None:
     assert await insert(world.inbox("w2"), one) == [LeasedElsewhere()]
 
 
-async def test_a_lease_that_ran_out_still_counts_while_nobody_else_has_taken_it(world: World) -> None:
+async def test_an_expired_lease_counts_until_another_worker_takes_it(world: World) -> None:
     inbox, one = world.inbox(), entry()
     run = await lease(inbox, one)
     await world.pass_time(10 * LEASE)
@@ -352,7 +352,7 @@ async def test_a_heartbeat_keeps_a_lease_that_was_taken_under_a_clock_ahead(worl
     assert (await lease(world.inbox("w2"), one)).attempts == 2
 
 
-async def test_a_message_received_at_a_time_to_come_is_overdue_when_nobody_holds_it(world: World) -> None:
+async def test_a_message_received_in_the_future_is_overdue_without_a_lease(world: World) -> None:
     inbox, one = world.inbox(), entry()
     run = await lease(inbox, one)
     await inbox.record_error([FailedHandling(lease=run.lease, error="500")])
@@ -421,7 +421,7 @@ async def test_a_dead_lettered_message_is_done(world: World) -> None:
 
 
 @pytest.mark.clause("CMD-052: no duplicate in the DLQ")
-async def test_an_unfinished_dead_letter_is_told_to_the_next_with_its_earliest_time(world: World) -> None:
+async def test_the_next_lease_of_an_unfinished_dead_letter_has_its_earliest_time(world: World) -> None:
     inbox, one = world.inbox(), entry()
     for _ in range(2):
         run = await lease(inbox, one)

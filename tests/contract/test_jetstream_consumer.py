@@ -169,7 +169,7 @@ async def test_an_acknowledged_message_never_comes_back(world: World) -> None:
 
 
 @pytest.mark.clause("POL-047-007")
-async def test_what_nobody_acknowledges_is_delivered_again_after_ack_wait(world: World) -> None:
+async def test_an_unacknowledged_message_is_delivered_again_after_ack_wait(world: World) -> None:
     await world.add("a")
     first = (await world.fetch())[0]
     assert list(await world.consumer.fetch(5)) == []
@@ -273,7 +273,7 @@ async def test_what_will_not_be_delivered_again_is_read_back(world: World) -> No
 
 
 @pytest.mark.clause("SDS-047: max_deliver")
-async def test_a_message_that_reaches_max_deliver_is_stranded_until_it_is_settled(world: World) -> None:
+async def test_a_message_at_max_deliver_is_exhausted_until_it_is_settled(world: World) -> None:
     await world.add("a")
     given: list[InboundMessage] = []
     for _ in range(MAX_DELIVER):

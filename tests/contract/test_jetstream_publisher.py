@@ -217,7 +217,7 @@ async def test_a_repeat_inside_the_window_is_a_duplicate_and_names_the_first_cop
 
 
 @pytest.mark.clause("CMD-050: idempotency by Nats-Msg-Id")
-async def test_an_unmarked_repeat_in_the_middle_of_a_batch_is_told_from_the_new_ones(world: World) -> None:
+async def test_an_unmarked_repeat_inside_a_batch_is_distinguished_from_new_messages(world: World) -> None:
     old = messages(world, 3)
     await publish(world, old)
     new = messages(world, 6)
@@ -364,7 +364,7 @@ async def test_calls_may_overlap(world: World) -> None:
         assert not any(o.duplicate for o in stored(outcomes))
 
 
-async def test_find_tells_the_latest_copy_of_what_is_stored(world: World) -> None:
+async def test_find_returns_the_latest_stored_copy(world: World) -> None:
     """P35: what the duplicate window has forgotten is still found."""
     batch = messages(world, 5)
     await publish(world, batch)
@@ -384,7 +384,7 @@ async def test_find_tells_the_latest_copy_of_what_is_stored(world: World) -> Non
     assert is_over(found[batch[0].id]), "a copy that does not count is none"
 
 
-async def test_the_age_of_the_copy_that_swallows_a_replay_is_told(world: World) -> None:
+async def test_a_dropped_replay_returns_the_age_of_the_earlier_copy(world: World) -> None:
     first, replayed = messages(world, 2)
     await publish(world, [first, replayed])
 
@@ -406,7 +406,7 @@ async def test_find_looks_no_further_back_than_asked(world: World) -> None:
     assert all(map(is_over, found.values()))
 
 
-async def test_a_search_goes_on_where_an_earlier_one_stopped(world: World) -> None:
+async def test_a_search_continues_where_an_earlier_one_stopped(world: World) -> None:
     late, *batch = messages(world, 7)
     await publish(world, batch)
     over = (await world.publisher.find([wanted(late)]))[late.id]

@@ -28,7 +28,7 @@ async def claims_of_two(relay: OutboxRepository) -> list[list[str]]:
 
 @pytest.mark.parametrize("retried", [False, True])
 @pytest.mark.parametrize("keys", [[None], ["a", "b", "c", "d", "e"]])
-async def test_a_claim_takes_no_more_bytes_than_it_may_and_the_next_one_goes_on(
+async def test_a_claim_keeps_its_limit_of_bytes_and_the_next_one_continues(
     world: World, keys: list[str | None], *, retried: bool
 ) -> None:
     added = [await world.add(payload=LARGE, key=keys[number % len(keys)]) for number in range(5)]

@@ -37,7 +37,7 @@ async def test_claims_the_longest_due_up_to_the_limit(world: World) -> None:
 
 
 @pytest.mark.clause("processing-lifecycle: claimed_at MUST be set, claimed_by SHOULD be set")
-async def test_a_claimed_event_tells_who_has_it(world: World) -> None:
+async def test_a_claimed_event_names_its_worker(world: World) -> None:
     event_id = await world.add()
     await world.relay().find_unpublished(batch_max=1)
     assert await world.row(event_id) == Row(
@@ -145,7 +145,7 @@ async def test_a_postponed_event_is_due_after_its_delay(world: World, failed: bo
 @pytest.mark.clause(
     "processing-lifecycle: when termination conditions are met the event MUST transition to DEAD"
 )
-async def test_a_buried_event_is_dead_and_says_why_within_bounds(world: World) -> None:
+async def test_a_dead_event_has_its_reason_within_bounds(world: World) -> None:
     event_id = await world.add()
     relay = world.relay()
     claim = await relay.find_unpublished(batch_max=1)
@@ -249,7 +249,7 @@ async def test_claims_that_are_settled_together_keep_their_own_tokens(world: Wor
 
 
 @pytest.mark.parametrize("end", ["mark_published", "increment_attempts"])
-async def test_a_settlement_tells_which_events_its_claim_still_had(world: World, end: str) -> None:
+async def test_a_settlement_returns_the_events_that_its_claim_still_held(world: World, end: str) -> None:
     for _ in range(4):
         await world.add()
     relay = world.relay()
@@ -302,7 +302,7 @@ async def test_one_reaper_serves_both_lanes(world: World) -> None:
 @pytest.mark.clause(
     "processing-lifecycle: the system MUST remain correct: duplicate claims due to timing or failure"
 )
-async def test_whoever_lost_its_lease_can_change_nothing(world: World) -> None:
+async def test_a_worker_without_the_lease_can_change_nothing(world: World) -> None:
     event_id = await world.add()
     slow = world.relay("slow", lease_seconds=0.0)
     lost = await slow.find_unpublished(batch_max=1)
@@ -370,7 +370,7 @@ async def test_claims_of_one_place_serve_both(world: World) -> None:
 
 
 @pytest.mark.clause("processing-lifecycle: PUBLISHED -> PENDING (Replay)")
-async def test_a_replayed_event_begins_anew_and_knows_its_earlier_copy(world: World) -> None:
+async def test_a_replayed_event_starts_a_new_lifecycle_and_knows_its_earlier_copy(world: World) -> None:
     event_id = await world.add()
     relay = world.relay()
     claim = await relay.find_unpublished(batch_max=1)

@@ -49,7 +49,7 @@ async def world(request: pytest.FixtureRequest, database: Database) -> AsyncIter
     await pool.close()
 
 
-async def test_what_was_resumed_lately_is_told_with_its_age(world: World) -> None:
+async def test_a_recent_resume_is_returned_with_its_age(world: World) -> None:
     assert list(await world.resumptions.resumed(within_seconds=60.0)) == []
     await world.resume("vibe_created")
     await world.resume("")

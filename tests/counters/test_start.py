@@ -39,7 +39,7 @@ def drivers(modules: list[str]) -> set[str]:
 
 
 @pytest.mark.parametrize("command", ["--version", "--help", "dlq redrive --help"])
-def test_what_the_program_tells_of_itself_needs_no_settings_and_no_driver(command: str) -> None:
+def test_help_and_version_need_no_settings_and_no_driver(command: str) -> None:
     modules = imported(command, {})
     assert (drivers(modules), OWN & set(modules)) == (set(), {"sea_mq_worker.cli"})
     budgets.MODULES_OF_HELP.check(len(modules))

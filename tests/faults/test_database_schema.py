@@ -110,7 +110,7 @@ async def test_a_schema_that_does_not_serve_it_is_left_alone(shared: Site, chang
     assert await shared.database.fetchval(WRITES) == 0
 
 
-async def test_statements_are_planned_anew_when_a_column_has_changed(shared: Site) -> None:
+async def test_statements_are_planned_again_after_a_column_has_changed(shared: Site) -> None:
     """PostgreSQL refuses the plans of before with SQLSTATE 0A000."""
     async with shared.worker() as worker:
         await worker.ready()

@@ -215,7 +215,7 @@ async def test_it_works_through_a_transaction_pooler(
 
 @pytest.mark.fault("D11")
 @pytest.mark.parametrize("refuses", [True, False], ids=["refuses", "drops"])
-async def test_a_pooler_that_it_was_not_told_of_is_named(
+async def test_a_pooler_that_is_not_configured_is_named(
     own_postgres: EmbeddedPostgres, nats_url: str, names: str, tmp_path: Path, refuses: bool
 ) -> None:
     """It refuses what sessions are to start with, or drops it."""

@@ -52,7 +52,7 @@ async def row_says(site: Site, message_id: str, text: str) -> None:
 
 
 @pytest.mark.fault("N30")
-async def test_without_the_dead_letter_stream_nothing_is_acknowledged_and_readiness_says_so(
+async def test_without_the_dead_letter_stream_nothing_is_acknowledged_and_the_worker_is_not_ready(
     shared: Site, nats_url: str, tmp_path: Path
 ) -> None:
     dlq = f"{shared.target.context.upper()}_DLQ"
@@ -82,7 +82,7 @@ async def guarded_nats() -> AsyncIterator[EmbeddedNats]:
 
 
 @pytest.mark.fault("N30")
-async def test_a_forbidden_dead_letter_is_told_and_waits_for_the_permission(
+async def test_a_forbidden_dead_letter_is_reported_and_waits_for_the_permission(
     guarded_nats: EmbeddedNats, site_with: SiteWith
 ) -> None:
     made = site_with(nats_url=guarded_nats.url)
@@ -148,7 +148,7 @@ async def test_a_message_that_its_stream_drops_meanwhile_is_dead_lettered_whole(
 
 
 @pytest.mark.fault("N42")
-async def test_a_dead_letter_is_handled_once_after_the_service_is_mended(shared: Site) -> None:
+async def test_a_dead_letter_is_handled_once_after_the_service_is_fixed(shared: Site) -> None:
     message_id = await rejected(shared)
     async with shared.worker():
         await shared.quiet()

@@ -96,7 +96,7 @@ async def test_a_restart_under_a_waiting_pull_costs_no_more_than_the_pull(
 
 
 @pytest.mark.fault("N44")
-async def test_messages_that_left_the_stream_while_nobody_looked_are_told_once_and_counted(
+async def test_missed_messages_are_reported_once_and_counted(
     shared: Site,
 ) -> None:
     async with shared.worker(name="first") as first:
@@ -125,9 +125,7 @@ async def test_messages_that_left_the_stream_while_nobody_looked_are_told_once_a
 
 
 @pytest.mark.fault("N34")
-async def test_a_deleted_consumer_pauses_alone_and_goes_on_when_it_is_made_anew(
-    shared: Site, nats_url: str
-) -> None:
+async def test_a_deleted_consumer_pauses_alone_until_it_is_created_again(shared: Site, nats_url: str) -> None:
     stream, durable, other = shared.target.upstream_stream, shared.target.durable, "other"
     subject = f"{shared.target.upstream}.event.other.v1"
     await create_consumer(shared.broker, stream, other, filter_subject=subject, ack_wait=3 * SECOND)
@@ -149,7 +147,7 @@ async def test_a_deleted_consumer_pauses_alone_and_goes_on_when_it_is_made_anew(
 
 
 @pytest.mark.fault("D17")
-async def test_a_consumer_that_nobody_makes_anew_ends_the_worker_where_that_is_wanted(shared: Site) -> None:
+async def test_a_consumer_that_stays_deleted_ends_the_worker_if_a_limit_is_set(shared: Site) -> None:
     stream, durable = shared.target.upstream_stream, shared.target.durable
     async with shared.worker(broken_seconds_max=1) as worker:
         await worker.ready()
@@ -160,9 +158,7 @@ async def test_a_consumer_that_nobody_makes_anew_ends_the_worker_where_that_is_w
 
 
 @pytest.mark.fault("N34")
-async def test_a_stream_made_anew_is_consumed_from_its_beginning_and_mistaken_for_nothing(
-    quick: Site, nats_url: str
-) -> None:
+async def test_a_recreated_stream_is_consumed_from_its_beginning(quick: Site, nats_url: str) -> None:
     stream = quick.target.upstream_stream
     await api(quick.broker, f"STREAM.DELETE.{stream}")
     async with quick.worker(name="first") as worker:
@@ -195,7 +191,7 @@ async def test_a_message_that_a_new_consumer_passes_over_is_handled_again(quick:
     await quick.audit()
 
 
-async def test_a_message_given_up_unseen_is_dead_lettered_also_behind_the_acknowledged(
+async def test_an_exhausted_message_without_an_advisory_is_found_behind_acknowledged_ones(
     quick: Site, nats_url: str
 ) -> None:
     context, stream, durable = quick.target.context, quick.target.upstream_stream, quick.target.durable
@@ -269,7 +265,7 @@ async def test_a_consumer_with_other_values_is_named_field_by_field_and_changed_
     await shared.audit()
 
 
-async def test_a_paused_consumer_is_told_and_goes_on_when_it_is_resumed(shared: Site) -> None:
+async def test_a_paused_consumer_is_reported_and_continues_after_its_pause(shared: Site) -> None:
     stream, durable = shared.target.upstream_stream, shared.target.durable
     until = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
     await api(shared.broker, f"CONSUMER.PAUSE.{stream}.{durable}", {"pause_until": until})

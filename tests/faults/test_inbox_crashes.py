@@ -193,7 +193,7 @@ async def test_a_message_that_kills_its_worker_each_time_ends_exhausted(site_wit
 
 
 @pytest.mark.fault("N33")
-async def test_messages_in_hand_whose_rows_a_failover_lost_are_recorded_anew(site_with: SiteWith) -> None:
+async def test_in_flight_messages_whose_rows_a_failover_lost_are_recorded_again(site_with: SiteWith) -> None:
     """Promoted was a standby that lacked the last commits: the rows are gone, leases and all."""
     lost: set[str] = set()
 

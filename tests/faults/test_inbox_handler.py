@@ -145,7 +145,7 @@ async def test_only_the_contracts_statuses_settle_a_message(shared: Site, batche
 
 
 @pytest.mark.fault("N11")
-async def test_a_handler_that_tells_everybody_to_wait_is_asked_about_nobody_sooner(
+async def test_a_handlers_retry_after_delays_all_its_messages(
     shared: Site, batches: Mapping[str, Any]
 ) -> None:
     """Also when as many were told so that their event type is slow."""
@@ -210,7 +210,9 @@ async def test_a_message_that_kills_the_handler_is_found_in_its_batch_and_alone_
 
 
 @pytest.mark.fault("N13")
-async def test_a_deployment_that_rejects_everything_buries_few_until_it_is_mended(shared: Site) -> None:
+async def test_a_deployment_that_rejects_everything_dead_letters_few_messages_until_it_is_fixed(
+    shared: Site,
+) -> None:
     limit, per_second = 5, 2.0
     shared.handler.default = answer(422)
     messages = await shared.send(40)

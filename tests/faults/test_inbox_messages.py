@@ -91,7 +91,7 @@ async def letters(site: Site) -> list[tuple[bytes, Mapping[str, str]]]:
 @pytest.mark.fault("N22")
 @pytest.mark.fault("N25")
 @pytest.mark.fault("N28")
-async def test_what_nobody_can_handle_is_dead_lettered_once_and_keeps_nobody_waiting(
+async def test_a_poison_message_is_dead_lettered_once_and_delays_no_other(
     shared: Site, nats_url: str
 ) -> None:
     expected: list[tuple[str, bytes]] = []

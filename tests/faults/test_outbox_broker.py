@@ -190,7 +190,7 @@ async def test_a_replay_is_delivered_and_not_called_published_while_the_window_s
 
 
 @pytest.mark.fault("P36")
-async def test_events_that_a_stream_made_anew_has_lost_are_told_and_replayed_at_once(
+async def test_events_that_a_recreated_stream_lost_are_reported_and_replayed_at_once(
     site_with: SiteWith,
 ) -> None:
     """Whatever its duplicate window: what has lost the events has lost the memory of them, too."""

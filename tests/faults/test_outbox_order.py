@@ -67,7 +67,7 @@ async def test_a_failing_event_holds_the_later_ones_of_its_key_and_no_other(shar
 
 @pytest.mark.parametrize("dead_key", ["continue", "hold"])
 @pytest.mark.fault("P28")
-async def test_what_follows_a_dead_event_of_its_key_goes_on_or_waits_as_it_is_set(
+async def test_events_after_a_dead_one_of_their_key_continue_or_wait_by_the_setting(
     shared: Site, dead_key: str
 ) -> None:
     async with shared.worker(outbox_dead_key=dead_key) as worker:

@@ -90,7 +90,7 @@ async def _half_out(site: Site) -> bool:
 
 
 @pytest.mark.fault("P49")
-async def test_an_event_of_200_mb_is_dead_within_seconds_and_harms_nobody(shared: Site) -> None:
+async def test_an_event_of_200_mb_is_dead_within_seconds_and_disturbs_no_other(shared: Site) -> None:
     await shared.database.execute(INSERT, 1, 200_000_000)
     good = await shared.commit(100)
     async with shared.worker() as worker:

@@ -44,7 +44,7 @@ async def started(
 
 
 @pytest.mark.fault("L06")
-async def test_an_error_that_nobody_foresaw_ends_the_whole_process(shared: Site) -> None:
+async def test_an_unexpected_error_ends_the_whole_process(shared: Site) -> None:
     """A time that cannot be missing, because somebody has taken the constraint away."""
     await shared.database.execute("ALTER TABLE outbox_events ALTER COLUMN occurred_at DROP NOT NULL")
     async with shared.worker() as worker:
@@ -90,7 +90,7 @@ async def test_an_admin_port_that_is_taken_is_a_wrong_setting(shared: Site) -> N
 
 @pytest.mark.fault("L09")
 @pytest.mark.slow
-async def test_an_outage_of_everything_is_told_in_few_lines_and_costs_little(shared: Site) -> None:
+async def test_an_outage_of_everything_is_logged_in_few_lines_and_costs_little(shared: Site) -> None:
     async with shared.worker() as worker:
         await worker.ready()
         await shared.both_ways()
@@ -136,7 +136,7 @@ async def got(worker: WorkerProcess, page: str) -> httpx2.Response:
         return await client.get(f"{url}{page}")
 
 
-async def test_a_log_that_nobody_reads_any_more_stops_nothing(shared: Site) -> None:
+async def test_a_log_without_a_reader_stops_nothing(shared: Site) -> None:
     """SIGPIPE."""
     reader, writer = os.pipe()
     async with started(shared, *WORKER, output=writer) as process:

@@ -203,7 +203,7 @@ async def test_a_terminal_that_closes_stops_it_gracefully(shared: Site) -> None:
     assert not await shared.database.fetchval(LEFT)
 
 
-async def test_under_nohup_it_goes_on_when_the_terminal_closes(shared: Site) -> None:
+async def test_a_job_under_nohup_survives_the_terminal(shared: Site) -> None:
     with inherited(signal.SIGHUP, signal.SIG_IGN):
         async with shared.worker() as worker:
             await worker.ready()

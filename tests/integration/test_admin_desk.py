@@ -172,7 +172,7 @@ async def test_a_slow_pace_is_ended_for_one_event_type_or_for_all(served: Served
     assert served.desk.asked == []
 
 
-async def test_what_is_not_there_is_told(served: Served) -> None:
+async def test_a_missing_item_is_reported(served: Served) -> None:
     assert (await served.ask("GET", f"/api/events/{ID}", **TOKEN))[0] == 404
     assert (await served.ask("GET", "/api/nothing", **TOKEN))[0] == 404
     assert (await served.ask("GET", f"/api/events/{ID}/replay", **TOKEN))[0] == 405
@@ -253,7 +253,7 @@ async def test_a_body_that_is_no_json_is_refused(served: Served) -> None:
         (ContractError("grant it"), 409),
     ],
 )
-async def test_what_is_in_the_way_is_told_in_words(served: Served, error: Exception, status: int) -> None:
+async def test_an_obstacle_to_partitions_is_described(served: Served, error: Exception, status: int) -> None:
     served.desk.error = error
     found, told = await served.ask("GET", "/api/actions", **TOKEN)
     assert (found, str(error) in told["error"]) == (status, True)

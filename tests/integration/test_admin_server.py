@@ -90,7 +90,7 @@ async def guarded(parts: Parts) -> AsyncIterator[AdminServer]:
     await running.close()
 
 
-async def test_health_and_readiness_are_told_with_reasons(server: AdminServer, parts: Parts) -> None:
+async def test_health_and_readiness_have_reasons(server: AdminServer, parts: Parts) -> None:
     assert (await get(server, "/healthz")).status == 200
     assert (await get(server, "/readyz")).status == 200
     parts.unready["postgres"] = "refused"
@@ -103,7 +103,7 @@ async def test_health_and_readiness_are_told_with_reasons(server: AdminServer, p
     assert (await get(server, "/healthz")).status == 503
 
 
-async def test_openmetrics_is_served_to_whoever_asks_for_it(server: AdminServer, parts: Parts) -> None:
+async def test_openmetrics_is_served_on_request(server: AdminServer, parts: Parts) -> None:
     parts.exposition = lambda open_metrics: b"open" if open_metrics else b"plain"
     asked = {"accept": "application/openmetrics-text;version=1.0.0;q=0.8,text/plain;version=0.0.4;q=0.5"}
     reply = await get(server, "/metrics", **asked)

@@ -37,7 +37,7 @@ BATCH = 500
 
 
 @pytest.mark.long
-async def test_a_doubtful_event_in_a_busy_stream_is_settled(
+async def test_a_possibly_published_event_in_a_busy_stream_is_settled(
     nats_url: str, names: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async with connected(nats_url) as connection, connected(nats_url) as others:

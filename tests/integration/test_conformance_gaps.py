@@ -134,7 +134,7 @@ async def test_a_statement_with_one_invalid_transition_changes_no_event(pool: as
 
 
 @pytest.mark.clause("event-model: partition_key does not define ordering")
-async def test_a_partition_key_holds_nobody_back(pool: asyncpg.Pool) -> None:
+async def test_a_partition_key_delays_no_event(pool: asyncpg.Pool) -> None:
     for _ in range(2):
         await add_event(pool, partition_key="tenant-7")
     first = await relay(pool).find_unpublished(batch_max=1)

@@ -61,7 +61,7 @@ async def waiting(connection: NatsConnection, stream: str) -> None:
     await eventually(asked, what="a waiting pull request")
 
 
-async def test_start_tells_the_terms_of_the_consumer(connection: NatsConnection, stream: str) -> None:
+async def test_start_returns_the_limits_of_the_consumer(connection: NatsConnection, stream: str) -> None:
     consumer = await bound(connection, stream, ack_wait=120 * SECOND, max_deliver=20, max_ack_pending=50)
     await consumer.start()
     assert (consumer.ack_wait_seconds, consumer.max_deliver, consumer.max_ack_pending) == (120.0, 20, 50)
@@ -93,7 +93,7 @@ async def test_deletion_ends_a_waiting_fetch(connection: NatsConnection, stream:
         await asyncio.wait_for(fetching, SOON_SECONDS)
 
 
-async def test_a_request_that_the_consumer_forbids_is_told(connection: NatsConnection, stream: str) -> None:
+async def test_a_forbidden_pull_request_is_reported(connection: NatsConnection, stream: str) -> None:
     consumer = await bound(connection, stream, max_batch=2)
     with pytest.raises(ContractError, match="MaxRequestBatch"):
         await consumer.fetch(3)
@@ -125,7 +125,7 @@ async def test_an_answer_that_comes_after_a_pause_of_the_process_is_no_refusal(
     assert [message.seq for message in await consumer.fetch(1)] == [1]
 
 
-def test_a_socket_that_broke_a_moment_ago_harms_nobody_who_ends_a_request(nats_url: str, names: str) -> None:
+def test_a_broken_socket_disturbs_no_request_that_ends(nats_url: str, names: str) -> None:
     async def end_a_request_on_a_closed_socket() -> None:
         async with connected(nats_url) as connection:
             await bound(connection, names.upper())
@@ -158,7 +158,7 @@ async def test_a_cancelled_fetch_leaves_no_request_behind(connection: NatsConnec
     assert [(message.seq, message.deliveries) for message in await consumer.fetch(5)] == [(1, 1)]
 
 
-async def test_what_comes_when_nobody_waits_goes_back(connection: NatsConnection, stream: str) -> None:
+async def test_messages_after_a_cancelled_pull_are_returned(connection: NatsConnection, stream: str) -> None:
     consumer = await bound(connection, stream)
     subject = f"{stream.lower()}.event.made.v1"
     await store(connection, subject)

@@ -102,7 +102,7 @@ async def test_an_endless_payload_is_shown_up_to_a_bound(place: Site) -> None:
     assert await desk(place).event(uuid.uuid4()) is None
 
 
-async def test_what_is_no_id_is_told_as_such(place: Site) -> None:
+async def test_a_text_that_is_not_an_id_is_reported(place: Site) -> None:
     with pytest.raises(ValueError, match="no id"):
         await desk(place).lookup("order 17")
 

@@ -76,14 +76,12 @@ async def beside(untouched: Database, nats_url: str, names: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize("case", CASES_OF_TABLES)
-async def test_what_is_wrong_with_tables_is_found_and_ends_by_what_mends_it(case: str, well: Patient) -> None:
+async def test_a_problem_with_tables_is_found_and_ends_by_its_fix(case: str, well: Patient) -> None:
     await provoked(case, CASES_OF_TABLES[case], well)
 
 
 @pytest.mark.parametrize("case", CASES)
-async def test_what_is_wrong_beside_tables_is_found_and_ends_by_what_mends_it(
-    case: str, beside: Patient
-) -> None:
+async def test_a_problem_beside_the_tables_is_found_and_ends_by_its_fix(case: str, beside: Patient) -> None:
     await provoked(case, CASES[case], beside)
 
 
@@ -151,7 +149,7 @@ async def test_a_producer_prepares_its_transaction_as_doctor_advises(sound: Pati
         ("synchronous_standby_names = 'nobody'", "standby_missing"),
     ],
 )
-async def test_a_setting_of_the_server_is_found_and_mended_by_what_is_printed(
+async def test_a_bad_server_setting_is_found_and_its_printed_fix_works(
     setting: str, slug: str, sound: Patient
 ) -> None:
     await sound.sql(f"ALTER SYSTEM SET {setting}")
@@ -221,7 +219,7 @@ async def test_a_missing_schema_is_found_and_made(well: Patient, postgres_server
         await well.finds()
 
 
-async def test_a_cluster_is_told_by_what_is_away_of_it(
+async def test_doctor_reports_the_missing_parts_of_a_cluster(
     database: Database, names: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp

@@ -68,7 +68,7 @@ async def closed(port: int) -> bool:
     return not await listening(port)
 
 
-async def test_postgres_is_durable_unless_told_otherwise_and_knows_no_open_socket(folder: Path) -> None:
+async def test_embedded_postgres_is_durable_by_default_and_has_no_open_socket(folder: Path) -> None:
     async with EmbeddedPostgres(folder, settings={"work_mem": "5MB"}) as server:
         assert await query(server, "SHOW fsync") == "on"
         assert await query(server, "SHOW work_mem") == "5MB"

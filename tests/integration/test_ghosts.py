@@ -39,7 +39,7 @@ async def publish(pool: asyncpg.Pool, count: int) -> None:
     await pool.execute(f"{PUBLISH} WHERE state = 'CLAIMED'", "S")
 
 
-async def test_a_table_without_published_events_says_nothing(pool: asyncpg.Pool) -> None:
+async def test_a_table_without_published_events_reports_no_loss(pool: asyncpg.Pool) -> None:
     await pool.execute(WRITE, 3)
 
     assert await acknowledged(pool, "S") == Acknowledged()

@@ -166,7 +166,7 @@ async def test_a_connection_with_half_a_request_on_it_is_not_used_again(
         done.set()
 
 
-async def test_a_server_that_hangs_up_at_once_is_told_by_httpx2s_errors(make: MakeTransport) -> None:
+async def test_a_server_that_disconnects_raises_httpx2s_errors(make: MakeTransport) -> None:
     """The server, perhaps a proxy without anybody behind it, takes connections and ends them."""
 
     def hang_up(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -127,7 +127,7 @@ async def test_a_statement_over_leases_reads_nothing_but_their_rows(world: Postg
         assert "idx_inbox" not in plan, plan
 
 
-async def test_a_batch_whose_answer_was_lost_is_leased_anew_and_counted_once(
+async def test_a_batch_whose_answer_was_lost_is_leased_again_and_counted_once(
     world: PostgresWorld, database: Database
 ) -> None:
     """The rows are there, and their worker does not know it."""

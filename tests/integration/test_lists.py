@@ -100,7 +100,7 @@ async def test_pages_of_finished_ones_follow_each_other_by_id(side: Side) -> Non
     assert await side.listed(before_id=first, until=ago(2.5)) == ([third], None, None)
 
 
-async def test_no_more_are_read_than_asked_for_and_it_is_told_where_that_ends(side: Side) -> None:
+async def test_a_read_keeps_its_limit_and_returns_its_end(side: Side) -> None:
     unfinished = [await side.add(made(minutes), finished=False) for minutes in (1, 2, 3)]
     found = await side.add(made(4))
     last = await side.add(made(5), finished=False)
@@ -114,7 +114,7 @@ async def test_no_more_are_read_than_asked_for_and_it_is_told_where_that_ends(si
     assert await side.listed(read_max=2, since=ago(2.5)) == ([], unfinished[1], 2)
 
 
-async def test_ids_that_tell_no_time_leave_the_order_to_the_rows_and_all_are_read(side: Side) -> None:
+async def test_ids_without_a_time_leave_the_order_to_the_rows_and_all_are_read(side: Side) -> None:
     added = [await side.add(made(0)), *[await side.add(uuid.uuid4()) for _ in range(9)]]
 
     assert await side.listed(read_max=1) == (added[::-1], None, None)
@@ -195,7 +195,7 @@ async def test_unfinished_events_of_a_key_are_listed_whether_they_are_few_or_man
     assert await listed(EventState.PENDING, event_type="order.paid") == []
 
 
-async def test_pages_go_on_from_one_partition_to_the_next(database: Database, pool: asyncpg.Pool) -> None:
+async def test_pages_continue_from_one_partition_to_the_next(database: Database, pool: asyncpg.Pool) -> None:
     await partition_outbox(database.dsn)
     outbox = Outbox(pool)
     now, ahead, earlier = [await outbox.add(made(days * 1440)) for days in (0, -3, 1)]

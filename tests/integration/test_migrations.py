@@ -174,7 +174,7 @@ async def test_psql_runs_a_list_with_the_named_filters_that_it_is_given(
 # --- the version
 
 
-async def test_a_database_without_the_schema_is_told_apart(empty: Database) -> None:
+async def test_a_database_without_the_schema_has_its_own_error(empty: Database) -> None:
     async with asyncpg.create_pool(empty.dsn, min_size=1, max_size=1) as pool:
         with pytest.raises(ContractError, match="python -m sea_mq_worker migrate"):
             await check_version(pool)

@@ -121,7 +121,7 @@ async def test_no_secret_goes_to_a_server_without_tls_where_tls_is_demanded(guar
     assert "TLS" in str(error)
 
 
-async def test_it_reconnects_by_itself_and_tells_each_change(nats_url: str) -> None:
+async def test_the_connection_recovers_by_itself_and_reports_each_change(nats_url: str) -> None:
     told: list[str] = []
     async with proxied(nats_url) as (proxy, url):
         connection = await connect(urls=url, name="test", on_event=lambda event, _text: told.append(event))
@@ -212,7 +212,7 @@ async def test_closing_on_purpose_is_no_loss(nats_url: str) -> None:
     assert not connection.closed_for_good.is_set()
 
 
-async def test_a_listener_that_raises_harms_nobody(nats_url: str) -> None:
+async def test_a_listener_that_raises_disturbs_no_other(nats_url: str) -> None:
     async with proxied(nats_url) as (proxy, url), connected(url) as connection:
         connection.listen(_raise)
         proxy.cut()
@@ -228,12 +228,12 @@ def _raise(_event: str, _text: str) -> None:
 class TestApi:
     """What the JetStream API answers, by what to do next."""
 
-    async def test_a_missing_thing_is_told_by_its_code(self, connection: NatsConnection) -> None:
+    async def test_a_missing_stream_is_reported_by_its_code(self, connection: NatsConnection) -> None:
         with pytest.raises(ApiRefusedError) as caught:
             await api(connection, "STREAM.INFO.NOWHERE")
         assert (caught.value.code, caught.value.err_code) == (404, 10059)
 
-    async def test_a_forbidden_request_says_so(self, guarded: EmbeddedNats) -> None:
+    async def test_a_forbidden_request_is_reported(self, guarded: EmbeddedNats) -> None:
         """A denial comes as silence and, beside it, an error of its own."""
         async with connected(guarded.url, user="few", password=SECRET) as connection:
             with pytest.raises(ContractError, match="permission"):

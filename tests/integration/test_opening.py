@@ -72,7 +72,9 @@ async def test_a_link_that_fell_silent_costs_one_time_out_for_all_connections(da
 
 @pytest.mark.parametrize("mode", ["prefer", "require"])
 @pytest.mark.parametrize("greeting", [b"HTTP/1.1 400 Bad Request\r\n", b"INFO {}\r\n", b"\x00\xff"])
-async def test_what_is_no_postgresql_is_told_by_what_it_says(mode: str, greeting: bytes) -> None:
+async def test_a_server_that_is_not_postgresql_is_reported_by_its_response(
+    mode: str, greeting: bytes
+) -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(8)
         writer.write(greeting)

@@ -63,7 +63,7 @@ async def everything(pool: asyncpg.Pool) -> list[Any]:
 
 
 @pytest.mark.clause("QRY-050")
-async def test_outbox_depth_counts_what_is_not_published_and_tells_the_dead_apart(
+async def test_the_outbox_depth_counts_unpublished_and_dead_events_separately(
     operations: PostgresOperations, add: Add
 ) -> None:
     hours = [datetime.now(UTC) - timedelta(hours=n) for n in range(4)]
@@ -156,7 +156,7 @@ async def test_dead_events_beyond_the_limit_are_not_counted_as_waiting(
 
 
 @pytest.mark.clause("QRY-051")
-async def test_inbox_depth_counts_what_is_not_processed_and_tells_dead_letters_apart(
+async def test_the_inbox_depth_counts_unprocessed_messages_and_dead_letters_separately(
     operations: PostgresOperations, pool: asyncpg.Pool
 ) -> None:
     hours = [datetime.now(UTC) - timedelta(hours=n) for n in range(4)]

@@ -101,7 +101,7 @@ def test_without_the_exporter_the_error_names_the_extra(monkeypatch: pytest.Monk
         export_spans(RESOURCE) if module == "trace_exporter" else metrics_exporter()
 
 
-def test_what_the_environment_says_of_the_service_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_service_attributes_of_the_environment_take_precedence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_SERVICE_NAME", "orders-relay")
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "service.instance.id=a,deployment.environment.name=prod")
     told = described(context="sea", worker="worker-1").attributes

@@ -270,7 +270,7 @@ async def test_a_lease_that_cannot_be_ended_keeps_no_other_from_its_end(
     assert (await outbox.reap()).leases == 1
 
 
-async def test_a_trigger_that_lets_nobody_claim_is_told_as_it_is(pool: asyncpg.Pool) -> None:
+async def test_a_trigger_that_refuses_every_claim_is_reported_with_its_error(pool: asyncpg.Pool) -> None:
     await add(pool, 40)
     await pool.execute(
         "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'none'; END $$;"
@@ -289,7 +289,7 @@ async def test_a_claim_returns_the_fields_of_an_event_in_their_order(pool: async
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-async def test_a_claim_tells_its_time_by_the_databases_clock(pool: asyncpg.Pool, ordered: bool) -> None:
+async def test_the_time_of_a_claim_is_the_databases(pool: asyncpg.Pool, ordered: bool) -> None:
     await add(pool, 1, keys=int(ordered))
     claim = await relay(pool, ordered=ordered).find_unpublished(batch_max=1)
     assert claim.at == await pool.fetchval("SELECT claimed_at FROM outbox_events")

@@ -116,7 +116,7 @@ async def test_an_event_of_the_future_is_refused_with_the_policys_code(store: as
         await add(store, occurred_in=61)
 
 
-async def test_a_time_that_nobody_could_read_is_refused(store: asyncpg.Connection) -> None:
+async def test_a_time_outside_the_calendar_is_refused(store: asyncpg.Connection) -> None:
     insert = (
         "INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload, {})"
         " VALUES (gen_random_uuid(), 'order', 'o-1', 'order.created', '{{}}', '{}')"

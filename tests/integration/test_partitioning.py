@@ -60,7 +60,7 @@ async def test_the_new_table_has_all_that_the_old_one_had(
     assert after == before
 
 
-async def test_events_keep_their_place_and_numbers_go_on(
+async def test_events_keep_their_place_and_numbering_continues(
     plain: asyncpg.Connection, database: Database
 ) -> None:
     await add(plain, midnight())
@@ -164,7 +164,7 @@ async def test_the_command_changes_nothing_while_the_table_is_busy(
 # --- workers
 
 
-async def test_a_worker_goes_on_when_the_outbox_gets_partitions_under_it(
+async def test_a_worker_continues_when_the_outbox_is_divided(
     database: Database, nats_url: str, names: str, tmp_path: Path
 ) -> None:
     """What it has in hand it settles; by its old claims it would lease events that it has not looked at.

@@ -309,7 +309,7 @@ async def test_an_event_is_not_enqueued_twice(database: Database, reader: asyncp
 
 
 @pytest.mark.clause("POL-047-001")
-async def test_a_mistake_is_told_before_anything_is_sent(
+async def test_a_mistake_is_reported_before_anything_is_sent(
     database: Database, reader: asyncpg.Connection
 ) -> None:
     with psycopg.connect(database.dsn) as connection:

@@ -59,7 +59,7 @@ async def test_a_missing_stream_is_named_at_the_start_with_what_to_do(
 
 
 @pytest.mark.parametrize(("mode", "flag"), [("fast", "allow_batched"), ("atomic", "allow_atomic")])
-async def test_a_mode_that_the_stream_does_not_allow_is_told_at_the_start(
+async def test_a_mode_that_the_stream_does_not_allow_is_refused_at_the_start(
     connection: NatsConnection, names: str, mode: Mode, flag: str
 ) -> None:
     await create_stream(connection, names, f"{names}.>")
@@ -68,7 +68,7 @@ async def test_a_mode_that_the_stream_does_not_allow_is_told_at_the_start(
 
 
 @every_mode
-async def test_a_deleted_stream_leaves_it_unknown_and_publishing_goes_on_in_its_successor(
+async def test_publishing_continues_in_the_successor_of_a_deleted_stream(
     connection: NatsConnection, names: str, mode: Mode
 ) -> None:
     """P15, P34."""
@@ -127,7 +127,9 @@ async def test_answers_that_a_subscriber_makes_up_end_no_call(
 
 
 @every_mode
-async def test_a_full_stream_is_nobodys_fault(connection: NatsConnection, names: str, mode: Mode) -> None:
+async def test_a_full_stream_costs_no_event_a_failure(
+    connection: NatsConnection, names: str, mode: Mode
+) -> None:
     """P16."""
     await create_stream(connection, names, f"{names}.>", max_msgs=3, discard="new", **BATCHES)
     publisher = await started(connection, names, mode)

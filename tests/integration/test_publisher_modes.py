@@ -115,7 +115,7 @@ async def test_a_flag_that_is_taken_away_costs_nothing_but_speed(
     assert not publisher.keeps_order
 
 
-async def test_a_stream_created_anew_is_noticed_at_the_next_reconnect(
+async def test_a_recreated_stream_is_noticed_at_the_next_reconnect(
     connection: NatsConnection, nats_url: str, names: str
 ) -> None:
     """P34."""

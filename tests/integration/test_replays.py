@@ -105,7 +105,7 @@ async def test_a_killed_replay_resumed_publishes_each_event_once_more_and_new_on
 
 
 @pytest.mark.parametrize("stopped_by", ["its operator", "the database"])
-async def test_a_replay_that_is_stopped_says_how_it_goes_on(place: Site, stopped_by: str) -> None:
+async def test_a_stopped_replay_prints_the_command_that_resumes_it(place: Site, stopped_by: str) -> None:
     await place.commit(3)
     await place.database.execute(END)
     await place.database.execute(

@@ -95,7 +95,7 @@ async def test_advisories_of_others_are_left_to_them(world: World) -> None:
     assert await world.pending_advisories() == 1
 
 
-async def test_a_message_that_the_stream_has_dropped_is_told_and_not_asked_for_again(world: World) -> None:
+async def test_a_dropped_message_is_reported_and_not_requested_again(world: World) -> None:
     await world.give_up(b"a")
     await api(world.connection, f"STREAM.PURGE.{world.stream}")
     assert list(await world.exhausted().fetch()) == []
@@ -104,7 +104,7 @@ async def test_a_message_that_the_stream_has_dropped_is_told_and_not_asked_for_a
     assert await world.pending_advisories() == 0
 
 
-async def test_an_advisory_is_not_taken_to_mean_a_stream_that_was_made_anew(world: World) -> None:
+async def test_an_advisory_is_not_applied_to_a_recreated_stream(world: World) -> None:
     await world.give_up(b"a")
     await api(world.connection, f"STREAM.DELETE.{world.stream}")
     await create_stream(world.connection, world.stream, f"{world.stream.lower()}.>")
@@ -115,7 +115,7 @@ async def test_an_advisory_is_not_taken_to_mean_a_stream_that_was_made_anew(worl
     assert await world.pending_advisories() == 0
 
 
-async def test_a_paused_consumer_is_told_once(world: World) -> None:
+async def test_a_paused_consumer_is_reported_once(world: World) -> None:
     until = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
     await api(world.connection, f"CONSUMER.PAUSE.{world.stream}.durable", {"pause_until": until})
     exhausted = world.exhausted()
@@ -124,7 +124,7 @@ async def test_a_paused_consumer_is_told_once(world: World) -> None:
     assert [event for event, _ in world.told] == ["consumer_paused"]
 
 
-async def test_what_is_no_advisory_is_told_and_done_with(world: World) -> None:
+async def test_an_unreadable_advisory_is_reported_and_acknowledged(world: World) -> None:
     subject = f"$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.{world.stream}.durable"
     for body in (b"{", b"[]", json.dumps({"stream": world.stream}).encode()):
         await store(world.connection, subject, body)

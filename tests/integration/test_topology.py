@@ -96,7 +96,7 @@ def test_another_context_takes_the_place_of_the_shipped_one() -> None:
     ]
 
 
-def test_what_a_setting_changes_is_told() -> None:
+def test_fields_changed_by_settings_are_listed() -> None:
     found = definitions(resource_folder("streams"), replicas=1, max_bytes=2**30)
     told = {d.name: d.by_setting for d in found if isinstance(d, StreamDefinition)}
     assert set(told["SEA_EVENTS"]) == {"num_replicas 3 -> 1", "max_bytes 10737418240 -> 1073741824"}
@@ -133,7 +133,7 @@ async def test_eight_at_once_agree(nats_url: str, wanted: list[Definition]) -> N
         assert await check(own, wanted) == []
 
 
-async def test_a_difference_is_named_and_mended_and_what_no_file_names_stays(
+async def test_apply_names_and_fixes_differences_and_keeps_undefined_fields(
     connection: NatsConnection, wanted: list[Definition], names: str
 ) -> None:
     await apply(connection, wanted)
@@ -202,7 +202,7 @@ async def test_a_filter_that_no_subject_of_the_stream_meets_is_found(
     assert [(d.field, d.found) for d in await check(connection, wrong)] == [("filter_subject", "elsewhere.>")]
 
 
-async def test_a_consumer_whose_exhausted_messages_nobody_notes_is_found(
+async def test_a_consumer_without_advisories_is_found(
     connection: NatsConnection, wanted: list[Definition], folder: Path, names: str
 ) -> None:
     await apply(connection, wanted)

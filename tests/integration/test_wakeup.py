@@ -186,7 +186,7 @@ async def test_no_commit_at_a_random_moment_is_missed(database: Database, produc
             assert max(relay.seen[event] - mine[event] for event in mine) < PROMPT_SECONDS
 
 
-async def test_producers_are_silent_while_nobody_is_on_watch(
+async def test_producers_send_no_notification_while_no_worker_waits(
     database: Database, producer: asyncpg.Pool
 ) -> None:
     heard: list[object] = []

@@ -72,7 +72,7 @@ async def tells_values(page: Page, chart: str) -> None:
 
 
 @pytest.mark.fault("S10")
-async def test_without_a_token_it_shows_numbers_alone_and_says_what_to_do_first(
+async def test_the_page_without_a_token_shows_only_numbers_and_the_first_step(
     browser: Browser, site: Site
 ) -> None:
     async with site.worker() as worker:
@@ -247,7 +247,9 @@ async def test_a_slow_pace_is_ended_by_its_button_and_only_while_there_is_one(
     assert await site.database.fetchval(counted) == len(sent)
 
 
-async def test_an_outage_is_told_with_its_cause_and_numbers_still_come(browser: Browser, site: Site) -> None:
+async def test_an_outage_is_reported_with_its_cause_and_metrics_continue(
+    browser: Browser, site: Site
+) -> None:
     async with site.worker() as worker:
         await worker.ready()
         page = await browser.page(url_of(worker))

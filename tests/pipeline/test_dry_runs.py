@@ -55,7 +55,7 @@ async def test_what_would_be_landed_is_counted(
     )  # fmt: skip
 
 
-async def test_a_server_that_is_away_is_told_as_by_the_job(
+async def test_a_missing_server_is_reported_as_by_the_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = "postgresql://nobody@127.0.0.1:1/none"

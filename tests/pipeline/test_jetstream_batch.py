@@ -37,7 +37,7 @@ async def test_a_stream_is_a_table_read_by_many_tasks(stream: Stream, read: Read
     assert rows[0].time <= rows[24].time
 
 
-async def test_an_error_tells_what_to_do_and_nothing_shows_a_secret(
+async def test_an_error_names_the_remedy_and_nothing_shows_a_secret(
     stream: Stream, read: Read, capfd: pytest.CaptureFixture[str]
 ) -> None:
     read().explain("extended")

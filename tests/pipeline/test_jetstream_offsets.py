@@ -60,7 +60,7 @@ def drive(stream: Stream, drivers: list[Driver]) -> Any:
 
 
 @pytest.mark.parametrize(("start", "read"), [("earliest", [3, 4, 5]), ("latest", [5]), ("4", [4, 5])])
-async def test_a_query_begins_where_it_is_told(
+async def test_a_query_begins_at_its_starting_offset(
     stream: Stream, drive: Any, start: str, read: list[int]
 ) -> None:
     await stream.store(4)

@@ -45,7 +45,7 @@ def meddling(monkeypatch: pytest.MonkeyPatch, meddle: Meddle) -> None:
 
 
 @pytest.mark.usefixtures("way")
-async def test_a_row_tells_all_of_a_message(stream: Stream) -> None:
+async def test_a_row_has_all_of_a_message(stream: Stream) -> None:
     await stream.store_raw(HEADERS, BODY)
     await stream.store(1, body=b"")
     await stream.store_raw(b"NATS/1.0\r\nNo colon\r\nBad: \xff\r\nNats-Stream: other\r\n\r\n", b"")
@@ -181,7 +181,7 @@ async def test_large_messages_come_in_small_batches(stream: Stream) -> None:
     assert max(sizes) < 10_000_000
 
 
-async def test_a_read_goes_on_behind_its_last_row_when_the_server_comes_back(
+async def test_a_read_continues_after_its_last_row_when_the_server_returns(
     tmp_path: Path, names: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reading, "_BATCH_ROWS", 10)

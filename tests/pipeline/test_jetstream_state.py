@@ -14,7 +14,7 @@ from tests.pipeline.jetstream_support import Stream
 from tests.support.jetstream import connected
 
 
-async def test_a_state_tells_what_a_stream_holds_and_held(nats_url: str, names: str) -> None:
+async def test_a_state_has_the_bounds_of_a_stream(nats_url: str, names: str) -> None:
     settings = Settings.model_validate({"nats_url": nats_url})
 
     async def told() -> StreamInfo:

@@ -70,6 +70,6 @@ def test_a_table_in_an_object_store_is_written_and_read(spark: SparkSession, s3:
     assert KEY not in some._jdf.queryExecution().toString()
 
 
-def test_an_object_store_that_cannot_be_reached_is_said_so(s3: str) -> None:
+def test_an_unreachable_object_store_is_reported(s3: str) -> None:
     with pytest.raises(PipelineError, match=r"s3://no-such-bucket/bronze cannot be read or written: "):
         LakeTable("s3://no-such-bucket", BRONZE).watermark("land")

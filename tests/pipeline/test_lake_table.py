@@ -269,7 +269,7 @@ def test_a_folder_whose_name_would_be_misread_is_refused() -> None:
         LakeTable("/tmp/a%41b", BRONZE)
 
 
-def test_a_folder_that_cannot_be_written_is_said_so(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_reported(spark: SparkSession, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     table = LakeTable(str(tmp_path / "file"), BRONZE)
     with pytest.raises(PipelineError, match=r"file/bronze cannot be read or written: .*Not a directory"):

@@ -212,7 +212,7 @@ async def test_above_the_cap_none_is_replayed(site: Site, add: Callable[..., Awa
 # --- how
 
 
-async def test_what_changed_meanwhile_is_told_and_two_runs_exclude_each_other(
+async def test_events_changed_meanwhile_are_reported_and_two_runs_exclude_each_other(
     site: Site, add: Callable[..., Awaitable[UUID]]
 ) -> None:
     ids = [await add("PUBLISHED") for _ in range(3)]
@@ -246,7 +246,7 @@ async def second_copies(site: Site) -> dict[str, list[int]]:
 
 @pytest.mark.crash
 @pytest.mark.slow
-async def test_a_replay_that_is_killed_goes_on_and_each_key_is_published_again_in_order(site: Site) -> None:
+async def test_a_killed_replay_is_resumed_and_publishes_each_key_in_order(site: Site) -> None:
     """A worker publishes beside it; half of the events are in the archive alone."""
     none_is_open = "SELECT NOT EXISTS (SELECT FROM outbox_events WHERE is_open)"
     all_published = partial(site.pool.fetchval, none_is_open)

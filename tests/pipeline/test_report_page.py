@@ -88,7 +88,7 @@ def test_a_label_in_a_plot_is_neither_markup_nor_endless() -> None:
     assert len(label("x" * 1000)) < 40
 
 
-def test_a_period_without_anything_says_so_and_draws_nothing() -> None:
+def test_an_empty_period_is_reported_without_plots() -> None:
     text = page(empty_report())
     assert "All is well" in text
     assert "No dead letters in this period." in text
@@ -96,7 +96,7 @@ def test_a_period_without_anything_says_so_and_draws_nothing() -> None:
     assert '<script type="application/json" id="plots">{}</script>' in text
 
 
-def test_the_summary_tells_what_is_wrong_the_worst_first() -> None:
+def test_the_summary_lists_problems_the_worst_first() -> None:
     found = findings(hostile_report())
     assert [each.level for each in found] == ["bad", "bad", "bad", "warn", "warn", "warn", "warn"]
     assert found[0].text.startswith("3 events of 27 written will not be published: DEAD")

@@ -79,7 +79,7 @@ def is_gone(group: int) -> bool:
          "[PATH_NOT_FOUND] Path does not exist. SQLSTATE: 42K03"),
     ],
 )  # fmt: skip
-def test_the_cause_of_sparks_error_is_told_without_stacks(text: str, name: str, told: str) -> None:
+def test_the_cause_of_sparks_error_is_shown_without_stacks(text: str, name: str, told: str) -> None:
     assert cause(Exception(text)) == (name, told)
 
 

@@ -133,7 +133,7 @@ def test_an_option_that_is_wrong_is_refused(options: dict[str, str], told: str) 
     assert told in str(refused.value)
 
 
-def test_spark_tells_what_is_wrong_with_an_option(spark: SparkSession) -> None:
+def test_spark_reports_a_wrong_option(spark: SparkSession) -> None:
     with pytest.raises(PySparkException, match="PipelineError: inbox_messages: unknown option 'states'"):
         spark.read.format("inbox").option("states", "[]").load()
 

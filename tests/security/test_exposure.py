@@ -43,7 +43,7 @@ def told(**given: Any) -> dict[str, str]:
         ({"handler_url": "http://handler:8000/handle"}, "HANDLER_URL"),
     ],
 )
-def test_plain_text_across_a_network_is_told(given: dict[str, str], named: str) -> None:
+def test_plain_text_across_a_network_is_reported(given: dict[str, str], named: str) -> None:
     assert told(**given)["plaintext_connection"].startswith(f"SEA_MQ_{named}: use ")
 
 
@@ -60,7 +60,7 @@ def test_plain_text_across_a_network_is_told(given: dict[str, str], named: str) 
         {"handler_url": "http://handler/handle", "consumers": ()},
     ],
 )
-def test_what_stays_here_or_is_encrypted_is_not_told(given: dict[str, Any]) -> None:
+def test_local_and_encrypted_connections_are_not_reported(given: dict[str, Any]) -> None:
     assert told(**given) == {}
 
 
@@ -79,9 +79,7 @@ def test_the_environments_own_mode_of_postgresql_counts(monkeypatch: pytest.Monk
         *("nats_tls_key_file", "handler_tls_key_file"),
     ],
 )
-def test_a_secret_that_every_user_may_read_is_told(
-    key: str, mode: int, *, exposed: bool, tmp_path: Path
-) -> None:
+def test_a_world_readable_secret_is_reported(key: str, mode: int, *, exposed: bool, tmp_path: Path) -> None:
     file = tmp_path / "secret"
     file.write_text("secret")
     file.chmod(mode)
@@ -95,7 +93,7 @@ def test_a_secret_that_every_user_may_read_is_told(
 
 @pytest.mark.fault("S03")
 @pytest.mark.fault("S04")
-async def test_the_worker_tells_at_its_start_and_goes_on(
+async def test_the_worker_reports_differences_at_its_start_and_continues(
     database: Database, names: str, tmp_path: Path
 ) -> None:
     token = tmp_path / "token"

@@ -112,7 +112,7 @@ async def test_a_relay_can_run_the_whole_worker(mode: str, roles: Roles, place: 
     await place.audit(buried=buried)
 
 
-async def test_an_operator_can_replay_bury_and_redrive(roles: Roles, place: Site) -> None:
+async def test_an_operator_can_replay_mark_dead_and_redrive(roles: Roles, place: Site) -> None:
     dead, waiting = [uuid.UUID(event_id) for event_id in await place.commit(2)]
     async with asyncpg.create_pool(roles.dsn("operator"), min_size=1, max_size=1) as pool:
         await check_version(pool)

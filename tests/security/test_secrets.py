@@ -215,7 +215,7 @@ def exported(collector: HandlerServer) -> str:
 @pytest.mark.fault("S01")
 @pytest.mark.fault("S02")
 @pytest.mark.fault("S09")
-async def test_a_worker_in_trouble_tells_no_secret_and_no_payload(
+async def test_a_failing_worker_shows_no_secret_and_no_payload(
     database: Database, names: str, tmp_path: Path
 ) -> None:
     canary = Canaries()
@@ -284,7 +284,7 @@ async def here(target: Deployment, *command: str, **settings: object) -> tuple[i
 
 
 @pytest.mark.fault("S01")
-async def test_commands_and_wrong_settings_tell_no_secret(
+async def test_commands_and_wrong_settings_show_no_secret(
     database: Database, names: str, tmp_path: Path
 ) -> None:
     canary = Canaries()
@@ -308,9 +308,7 @@ async def test_an_error_of_the_database_quotes_no_value(database: Database) -> N
 
 
 @pytest.mark.fault("S01")
-async def test_a_worker_that_is_refused_tells_no_secret(
-    database: Database, names: str, tmp_path: Path
-) -> None:
+async def test_a_refused_worker_shows_no_secret(database: Database, names: str, tmp_path: Path) -> None:
     """It ends with 2 or 3 and a line, not with a traceback."""
     canary = Canaries()
     async with placed(canary, database, names, tmp_path) as place:

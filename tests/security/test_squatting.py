@@ -13,7 +13,7 @@ from tests.support.waiting import eventually
 
 @pytest.mark.fault("S14")
 @pytest.mark.parametrize("mode", ["pipeline", "fast"])
-async def test_an_event_whose_id_is_taken_in_the_stream_is_dead_and_says_so(
+async def test_an_event_whose_id_is_taken_in_the_stream_is_dead_with_the_reason(
     mode: str, database: Database, nats_url: str, names: str, tmp_path: Path
 ) -> None:
     async with site(dsn=database.dsn, nats_url=nats_url, name=names, folder=tmp_path) as place:

@@ -34,5 +34,5 @@ def test_lines_of_our_own_stay_lines(capsys: pytest.CaptureFixture[str]) -> None
 
 
 @pytest.mark.fault("S12")
-def test_what_a_broker_says_is_one_line() -> None:
+def test_a_brokers_error_is_one_line() -> None:
     assert plain(Exception("said\r\n{}\u2028x")) == "said {} x"

@@ -240,7 +240,7 @@ async def test_a_handler_that_cannot_be_trusted_gets_nothing(kind: str, pki: Pki
 
 
 @pytest.mark.fault("S03")
-async def test_doctor_tells_a_handler_that_cannot_be_trusted(pki: Pki) -> None:
+async def test_doctor_reports_a_handler_that_cannot_be_trusted(pki: Pki) -> None:
     for kind, certificate in {**pki.bad, "": pki.server}.items():
         context = pki.authority.for_servers(certificate, verify_clients=ssl.CERT_NONE)
         async with handler_server(tls=context) as server:
@@ -253,7 +253,7 @@ async def test_doctor_tells_a_handler_that_cannot_be_trusted(pki: Pki) -> None:
 
 @pytest.mark.fault("S03")
 @pytest.mark.parametrize("side", ["database", "nats"])
-async def test_a_worker_that_trusts_nobody_ends_and_says_so_in_a_line(
+async def test_a_worker_that_trusts_no_server_ends_with_one_line(
     *, side: str, pki: Pki, broker: EmbeddedNats, database: Database, names: str, tmp_path: Path
 ) -> None:
     async with postgres_with("wrong authority", pki, database) as dsn:

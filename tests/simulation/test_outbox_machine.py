@@ -217,7 +217,7 @@ def runner() -> Iterator[asyncio.Runner]:
 
 
 @pytest.mark.parametrize("hold_dead_keys", [False, True])
-def test_the_twin_keeps_the_contract(runner: asyncio.Runner, hold_dead_keys: bool) -> None:
+def test_the_in_memory_fake_keeps_the_contract(runner: asyncio.Runner, hold_dead_keys: bool) -> None:
     def machine() -> OutboxMachine:
         return OutboxMachine(MemoryWorld(), runner.run, hold_dead_keys=hold_dead_keys)
 

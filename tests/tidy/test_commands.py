@@ -78,7 +78,7 @@ PROOFS = (
     ),
     Proof(
         document="docs/proof/simulation.md", begins="python -m tests.simulation --first",
-        test=f"{_DOCUMENTS}::test_a_seed_tells_its_trail",
+        test=f"{_DOCUMENTS}::test_the_trail_of_a_seed_is_printed",
     ),
     Proof(document="docs/how-to/upgrading.md", test=f"{_DOCUMENTS}::test_what_to_ask_before_an_upgrade"),
 )  # fmt: skip
@@ -234,7 +234,7 @@ def unknown_options(document: str) -> set[str]:
     return {code.split()[0] for code in inline(document) if re.match(r"--\w", code)} - known
 
 
-def test_what_pytest_is_told_to_run_is_there(pytestconfig: pytest.Config) -> None:
+def test_every_pytest_path_of_a_document_exists(pytestconfig: pytest.Config) -> None:
     texts = [command.text for command in ALL] + [code for name in documents() for code in inline(name)]
     told = [text.split("pytest ")[-1].split() for text in texts if re.search(r"(bin/|-m |^)pytest ", text)]
     marks = {mark.partition(":")[0].partition("(")[0] for mark in pytestconfig.getini("markers")}

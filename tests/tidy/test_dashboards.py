@@ -81,7 +81,7 @@ def test_the_notices_that_raise_an_alert_are_made() -> None:
 
 
 @pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert["alert"])
-def test_an_alert_says_what_it_means_and_what_to_run_first(alert: dict[str, Any]) -> None:
+def test_an_alert_has_its_meaning_and_the_first_command(alert: dict[str, Any]) -> None:
     assert alert["labels"]["severity"] in {"critical", "warning"}
     assert alert["annotations"].keys() == {"summary", "description", "command"}
     assert all(alert["annotations"].values())

@@ -62,7 +62,7 @@ def test_anything_else_confirms_nothing(data: bytes) -> None:
     assert isinstance(read(data), Unknown)
 
 
-def test_another_streams_name_is_told_with_what_to_do() -> None:
+def test_the_error_of_a_foreign_stream_names_the_remedy() -> None:
     outcome = read(b'{"stream":"OTHER","seq":7}')
 
     assert isinstance(outcome, Unknown)

@@ -106,7 +106,7 @@ def test_rounds_that_only_one_of_them_finished_are_no_part_of_the_ratio() -> Non
     assert times({1: drained(400)}, {2: drained(300)}) == []
 
 
-def test_the_table_has_the_fastest_first_and_tells_what_failed_or_is_missing() -> None:
+def test_the_table_has_the_fastest_first_and_lists_failures_and_gaps() -> None:
     comparison = Comparison(
         lanes={
             UNKEYED: {"slow": lane(100, 300, failures={3: "it ended\n  because"}), OURS: lane(600, 600)},

@@ -18,14 +18,14 @@ class World:
         )
 
 
-async def test_an_open_gate_lets_everybody_through() -> None:
+async def test_a_closed_circuit_breaker_lets_everything_through() -> None:
     world = World()
     assert await world.breaker.enter(world.stop) is Permit.FREE
     world.stop.set()
     assert await world.breaker.enter(world.stop) is Permit.FREE
 
 
-async def test_a_closed_gate_lets_one_probe_through_when_its_time_has_come() -> None:
+async def test_an_open_circuit_breaker_lets_one_probe_through_when_it_is_due() -> None:
     world = World()
     world.breaker.record_failure("down")
     world.now = 1.0
@@ -91,7 +91,7 @@ async def test_failures_of_others_do_not_answer_for_the_probe() -> None:
     assert world.breaker.reason == "down"
 
 
-async def test_a_probe_that_found_nothing_to_try_leaves_the_gate_to_the_next() -> None:
+async def test_a_probe_without_work_leaves_its_permit_to_the_next() -> None:
     world = World()
     world.breaker.record_failure("down")
     world.now = 1.0
@@ -109,7 +109,7 @@ async def test_a_stop_ends_the_wait() -> None:
     assert await waiting is Permit.STOPPED
 
 
-async def test_an_outage_is_told_once_and_its_end_too() -> None:
+async def test_an_outage_and_its_end_are_each_logged_once() -> None:
     world = World()
     world.breaker.record_failure("down")
     world.now = 5.0

@@ -29,7 +29,7 @@ def swept(clock: Clock, *, seconds: float = 0.001) -> ClaimCursor:
     return cursor
 
 
-def test_a_claim_goes_on_where_the_last_one_ended() -> None:
+def test_a_claim_continues_where_the_last_one_ended() -> None:
     cursor = swept(Clock())
     assert cursor.next() == SEEN
 
@@ -84,7 +84,7 @@ def test_a_dear_sweep_that_found_nothing_is_not_repeated_by_each_claim() -> None
     assert cursor.next() == (NOW - timedelta(seconds=5), 0)
 
 
-def test_a_rewind_begins_anew_at_once_also_in_the_middle_of_a_sweep() -> None:
+def test_a_rewind_takes_effect_immediately_also_during_a_sweep() -> None:
     cursor = swept(Clock())
     cursor.rewind()
     assert cursor.next() == START

@@ -23,7 +23,7 @@ def letter(**given: object) -> DeadLetter:
 
 
 @pytest.mark.clause("EVT-047-002")
-def test_a_dead_letter_tells_what_why_and_how_often() -> None:
+def test_a_dead_letter_names_its_message_reason_and_attempts() -> None:
     message = dead_letter_message(letter(), context="sea")
     assert message.subject == "sea.dlq.vibespro.event.vibe_created.v1"
     assert message.payload == b'{"n": 1.00}'
@@ -48,7 +48,7 @@ def test_headers_that_speak_to_the_server_are_shelved_and_come_back() -> None:
     assert original_headers(message.headers) == HEADERS
 
 
-def test_a_dead_letter_without_its_body_says_so_and_is_small() -> None:
+def test_a_dead_letter_without_its_body_is_marked_and_small() -> None:
     short = headers_only(dead_letter_message(letter(), context="sea"))
     assert short.payload == b""
     assert short.headers["Dlq-Body-Omitted"] == "11"
@@ -67,7 +67,7 @@ def test_a_dead_letter_without_its_body_says_so_and_is_small() -> None:
         ("..", "sea.dlq.blank"),
     ],
 )
-def test_a_subject_that_nobody_can_publish_to_is_quoted(subject: str, quoted: str) -> None:
+def test_a_subject_that_cannot_be_published_to_is_quoted(subject: str, quoted: str) -> None:
     message = dead_letter_message(letter(original_subject=subject), context="sea")
     assert message.subject == quoted
     assert message.headers["Dlq-Original-Subject"] == subject

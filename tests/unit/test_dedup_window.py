@@ -29,7 +29,7 @@ class Stream:
     ("seconds_ago", "sending_seconds", "doubtful"),
     [(0.0, 60.0, False), (7.0, 0.0, False), (7.0, 2.0, True), (9.0, 0.0, True)],
 )
-def test_a_repeat_is_doubtful_by_when_it_reaches_the_stream(
+def test_a_repeat_is_possibly_published_by_the_time_it_reaches_the_stream(
     seconds_ago: float, sending_seconds: float, *, doubtful: bool
 ) -> None:
     forgotten = may_be_outside_window(seconds_ago, window_seconds=10.0, sending_seconds=sending_seconds)

@@ -116,7 +116,7 @@ async def test_failures_of_different_types_are_no_run() -> None:
 
 
 @in_virtual_time
-async def test_while_the_whole_handler_is_sick_no_attempt_counts() -> None:
+async def test_no_attempt_counts_while_the_whole_handler_fails() -> None:
     world = World(max_ack_pending=CONCURRENCY, max_deliver=-1)
     async with world.consuming():
         world.send(subject=OTHER)
@@ -229,7 +229,7 @@ async def test_what_an_operator_resumed_during_an_outage_is_heard_afterwards() -
 
 
 @in_virtual_time
-async def test_who_may_not_read_what_is_resumed_is_told_once() -> None:
+async def test_a_worker_without_the_right_to_read_resumes_reports_it_once() -> None:
     world = World()
     for _ in range(30):
         world.send()
@@ -277,7 +277,7 @@ async def test_a_type_of_which_nothing_fails_any_more_is_not_slow() -> None:
 
 
 @in_virtual_time
-async def test_who_may_not_read_the_stream_is_told_once_and_works_on() -> None:
+async def test_a_worker_without_the_right_to_read_the_stream_reports_it_once_and_continues() -> None:
     world = tight()
 
     async def forbidden(_after_seq: int, _limit: int) -> None:

@@ -118,7 +118,7 @@ def test_a_body_that_is_not_json_is_refused(payload: bytes) -> None:
     ],
     ids=lambda payload: repr(payload[:12]),
 )
-def test_every_json_goes_on_as_it_is(payload: bytes) -> None:
+def test_every_json_value_is_passed_on_unchanged(payload: bytes) -> None:
     assert opened(payload=payload).request.payload == payload
 
 
@@ -160,7 +160,7 @@ def test_only_a_well_formed_trace_context_is_passed_on() -> None:
     assert opened(headers=long).request.trace_headers == {"traceparent": parent}
 
 
-def test_the_fingerprint_tells_other_content_but_not_other_deliveries() -> None:
+def test_the_fingerprint_differs_by_content_but_not_by_delivery() -> None:
     message = inbound_message(ID)
     assert content_hash(message) == content_hash(message._replace(deliveries=9, seq=7))
     assert content_hash(message) != content_hash(message._replace(payload=b"{}"))

@@ -144,7 +144,7 @@ async def test_a_call_that_breaks_off_does_not_show_that_an_unreachable_handler_
 
 
 @in_virtual_time
-async def test_a_closed_gate_lets_in_one_more_message_after_each_probe() -> None:
+async def test_an_open_circuit_breaker_allows_one_more_message_after_each_probe() -> None:
     world = World()
     world.send()
     world.handler.script = always(Unreachable())
@@ -193,7 +193,9 @@ async def test_a_known_id_with_another_content_is_dead_lettered_under_an_id_of_i
     ],
 )
 @in_virtual_time
-async def test_a_message_that_nobody_can_handle_is_dead_lettered(given: dict[str, Any], reason: str) -> None:
+async def test_a_message_that_can_never_be_handled_is_dead_lettered(
+    given: dict[str, Any], reason: str
+) -> None:
     world = World()
     world.send(**given)
     async with world.consuming():
@@ -216,7 +218,7 @@ async def test_a_message_whose_attempts_are_spent_is_dead_lettered() -> None:
 
 @pytest.mark.parametrize("other", ["sea__from_another", "sea__from_vibespro"])
 @in_virtual_time
-async def test_messages_that_another_workers_consumer_settled_are_told_once_and_counted(other: str) -> None:
+async def test_messages_settled_by_another_workers_consumer_are_reported_once_and_counted(other: str) -> None:
     world = World()
     ids = [world.send() for _ in range(3)]
     async with world.consuming():
@@ -367,7 +369,7 @@ async def test_a_stop_after_a_failed_batch_gives_its_messages_back_uncounted() -
 
 
 @in_virtual_time
-async def test_a_stop_before_a_sick_handler_gives_messages_back_uncounted() -> None:
+async def test_a_stop_before_a_failing_handler_returns_messages_without_an_attempt() -> None:
     world = World()
     message_id = world.send()
     world.handler.script = always(Unreachable())

@@ -69,7 +69,7 @@ async def test_a_message_that_somebody_took_over_while_it_waited_is_not_handed_t
 
 @pytest.mark.parametrize("status", [200, 422])
 @in_virtual_time
-async def test_an_ending_whose_row_a_failover_lost_is_recorded_anew(status: int) -> None:
+async def test_a_result_whose_row_a_failover_lost_is_recorded_again(status: int) -> None:
     world = World()
     message_id = world.send()
 
@@ -87,7 +87,7 @@ async def test_an_ending_whose_row_a_failover_lost_is_recorded_anew(status: int)
 
 
 @in_virtual_time
-async def test_an_error_whose_row_a_failover_lost_is_recorded_anew_and_the_message_given_back() -> None:
+async def test_an_error_whose_row_a_failover_lost_is_recorded_again_and_the_message_returned() -> None:
     world = World()
     message_id = world.send()
 

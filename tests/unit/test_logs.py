@@ -103,7 +103,7 @@ def test_at_info_the_hot_path_writes_nothing(stream: io.StringIO) -> None:
     assert [line["event"] for line in lines(stream)] == ["circuit_closed"]
 
 
-def test_an_outage_is_told_in_at_most_sixty_lines_a_minute(stream: io.StringIO) -> None:
+def test_an_outage_is_logged_in_at_most_sixty_lines_a_minute(stream: io.StringIO) -> None:
     configure(level="info", format="json", stream=stream)
     clock = Clock()
     observer = LogObserver(clock=clock)
@@ -162,7 +162,7 @@ def lose_the_store() -> None:
 
 @pytest.mark.fault("S02")
 @pytest.mark.parametrize("style", ["json", "text"])
-def test_a_foreign_exception_is_told_without_its_text(stream: io.StringIO, style: Any) -> None:
+def test_a_foreign_exception_is_reported_without_its_text(stream: io.StringIO, style: Any) -> None:
     """PostgreSQL's errors quote rows; ours say what to do."""
     configure(level="info", format=style, stream=stream)
     try:
@@ -206,7 +206,9 @@ def test_why_the_worker_ends_is_an_error_and_another_notice_a_warning(stream: io
     assert [line["level"] for line in lines(stream)] == ["error", "error", "error", "warning"]
 
 
-def test_a_listener_that_raises_is_told_once_and_harms_no_other(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_listener_that_raises_is_reported_once_and_disturbs_no_other(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     class Broken:
         def observe(self, fact: Fact) -> None:
             raise KeyError(fact)

@@ -28,19 +28,19 @@ def failing(error: Exception) -> Interrupted:
     return partitions
 
 
-async def test_what_was_made_is_told_and_nothing_is_told_of_nothing() -> None:
+async def test_only_created_partitions_are_reported() -> None:
     partitions = InMemoryPartitions(lambda: TODAY)
     days = "outbox_events_20251231, outbox_events_20260101"
     assert await told(partitions) == [Progressed(event="partitions_made", text=days)]
     assert await told(partitions) == []
 
 
-async def test_a_worker_that_may_not_make_any_says_so_and_goes_on() -> None:
+async def test_a_worker_without_the_right_to_create_partitions_reports_it_and_continues() -> None:
     assert await told(failing(ContractError("permission denied"))) == [
         Noticed(event="partitions_not_made", text="permission denied")
     ]
 
 
-async def test_an_outage_is_for_the_gate_to_wait_for() -> None:
+async def test_an_outage_is_raised_to_the_circuit_breaker() -> None:
     with pytest.raises(StoreUnavailableError):
         await told(failing(StoreUnavailableError("away")))

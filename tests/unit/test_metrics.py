@@ -151,7 +151,7 @@ def test_circuit_open_is_one_while_open_and_zero_after(metrics: MetricsObserver,
 
 @pytest.mark.clause("QRY-050")
 @pytest.mark.clause("QRY-051")
-def test_backlogs_are_gauges_that_tell_their_age(metrics: MetricsObserver, clock: Clock) -> None:
+def test_backlogs_are_gauges_with_their_age(metrics: MetricsObserver, clock: Clock) -> None:
     metrics.set_backlog("outbox", Backlog(depth=5, oldest_seconds=60.0, dead=2, scheduled=7))
     metrics.set_backlog("inbox", Backlog(depth=1, oldest_seconds=3.0, dead=0))
     clock.now += 30.0
@@ -172,7 +172,7 @@ def test_what_can_be_named_beforehand_begins_at_zero(metrics: MetricsObserver) -
     assert found["sea_mq_notices_total{event=message_lost}"] == 0
 
 
-def test_what_waits_in_the_stream_is_told_for_each_durable(metrics: MetricsObserver) -> None:
+def test_depth_reports_the_pending_messages_of_each_durable(metrics: MetricsObserver) -> None:
     metrics.set_consumer("c", pending=7, ack_pending=2)
     metrics.set_consumer("d", pending=0, ack_pending=0)
     found = samples(metrics)

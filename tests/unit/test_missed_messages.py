@@ -54,12 +54,12 @@ def test_at_the_first_look_the_stream_may_begin_behind_what_was_delivered(
     assert find_missed(None, replace(BEFORE, first_seq=21, pending=30, takes_all=takes_all)) == found
 
 
-def test_what_was_pending_is_lost_with_a_stream_that_is_made_anew() -> None:
+def test_pending_messages_are_missed_when_their_stream_is_recreated() -> None:
     now = replace(BEFORE, stream_created="2025-02-01", consumer_created="2025-02-01", last_seq=5, pending=5)
     assert find_missed(BEFORE, now) == MissedMessages(11, 50, 40)
 
 
-def test_a_durable_that_is_made_anew_misses_what_left_before() -> None:
+def test_a_recreated_durable_reports_no_messages_that_left_before() -> None:
     now = replace(BEFORE, consumer_created="2025-02-01", first_seq=31, delivered=30, deliveries=0, pending=20)
     assert find_missed(BEFORE, now) == MissedMessages(11, 30, 20)
     assert find_missed(BEFORE, replace(now, delivered=50, pending=0)) == MissedMessages(11, 30, 20)
@@ -68,5 +68,5 @@ def test_a_durable_that_is_made_anew_misses_what_left_before() -> None:
     assert find_missed(filtered, now) == MissedMessages(11, 30, 4)
 
 
-def test_nothing_is_said_of_a_stream_that_replaces_its_messages() -> None:
+def test_no_missed_messages_are_reported_for_a_stream_that_replaces_them() -> None:
     assert find_missed(BEFORE, replace(BEFORE, first_seq=41, pending=10, replaces=True)) is None

@@ -65,7 +65,7 @@ async def test_what_a_consumer_will_deliver_again_is_left_to_it() -> None:
 
 
 @in_virtual_time
-async def test_a_message_that_its_stream_has_dropped_is_told_once_and_stays_open() -> None:
+async def test_a_message_dropped_by_its_stream_is_reported_once_and_stays_open() -> None:
     world = World()
     message_id = await find_undeliverable(world)
     world.upstream.purge()
@@ -108,7 +108,7 @@ async def test_a_conflicting_message_is_found_under_the_id_of_its_own() -> None:
 
 
 @in_virtual_time
-async def test_who_may_not_read_the_stream_is_told_and_works_on() -> None:
+async def test_a_worker_without_the_right_to_read_the_stream_reports_it_and_continues() -> None:
     world = World()
     await find_undeliverable(world)
 
@@ -124,7 +124,7 @@ async def test_who_may_not_read_the_stream_is_told_and_works_on() -> None:
 
 
 @in_virtual_time
-async def test_a_probe_that_may_not_read_the_stream_keeps_nobody_from_the_messages() -> None:
+async def test_messages_are_handled_without_the_right_to_read_the_stream() -> None:
     world = World()
     await find_undeliverable(world)
     loop = world.loop()

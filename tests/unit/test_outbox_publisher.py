@@ -338,7 +338,7 @@ async def test_the_first_failure_of_a_key_sends_the_rest_of_it_back(keeps_order:
 
 @pytest.mark.clause("ordering: what happens to a key whose head is dead is a setting")
 @in_virtual_time
-async def test_a_dead_event_lets_its_key_go_on() -> None:
+async def test_a_key_continues_after_a_dead_event() -> None:
     world = World(ordered=True)
     world.table.add("a1", ordering_key="a", event_type="no good")
     world.table.add("a2", ordering_key="a")
@@ -436,7 +436,7 @@ async def test_a_settlement_that_outlasts_its_lease_is_given_up_and_stored_only_
 
 @pytest.mark.clause("delivery: no second copy after the duplicate window where that can be told")
 @in_virtual_time
-async def test_a_doubtful_event_older_than_the_window_is_looked_up_instead_of_sent_again() -> None:
+async def test_a_possibly_published_event_older_than_the_window_is_looked_up() -> None:
     world = World(window=10.0, delay=60.0)
     world.table.add("a")
     world.faults["a"] = Fault.ACK_LOST

@@ -11,7 +11,7 @@ from tests.unit.test_outbox_publisher import World
 
 @pytest.mark.parametrize("window", [10.0, 3600.0], ids=["searched for", "known as a duplicate"])
 @in_virtual_time
-async def test_a_replay_whose_acknowledgement_was_lost_is_stored_once_in_a_stream_made_anew(
+async def test_a_replay_whose_acknowledgement_was_lost_is_stored_once_in_a_recreated_stream(
     window: float,
 ) -> None:
     world = World(window=window)

@@ -15,7 +15,7 @@ from tests.unit.test_outbox_publisher import LEASE, World
 
 @pytest.mark.clause("delivery: no second copy after the duplicate window where that can be told")
 @in_virtual_time
-async def test_a_doubtful_event_waits_while_the_stream_cannot_be_searched() -> None:
+async def test_a_possibly_published_event_waits_while_the_stream_cannot_be_searched() -> None:
     world = World(window=10.0, delay=60.0)
     searching = Interrupted(world.publisher, BrokerUnavailableError("no leader"))
     searching.down = True
@@ -37,7 +37,7 @@ async def test_a_doubtful_event_waits_while_the_stream_cannot_be_searched() -> N
 
 @pytest.mark.parametrize("fault", [Fault.ACK_LOST, Fault.LOST], ids=["stored", "not stored"])
 @in_virtual_time
-async def test_a_search_that_takes_longer_than_a_claim_goes_on_and_holds_up_nobody(fault: Fault) -> None:
+async def test_a_search_longer_than_a_claim_continues_and_delays_no_event(fault: Fault) -> None:
     world = World(window=10.0, delay=60.0, ordered=True)
     for number in range(40):
         world.stream.store("sea.event.order.created.v1", b"{}", {"Nats-Msg-Id": f"other {number}"})

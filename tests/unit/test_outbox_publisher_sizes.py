@@ -84,7 +84,7 @@ async def test_what_can_never_be_sent_is_dead_although_its_time_is_over_and_the_
 
 
 @in_virtual_time
-async def test_an_event_that_is_given_back_again_and_again_is_told_of_now_and_then() -> None:
+async def test_an_event_released_repeatedly_is_logged_at_a_bounded_rate() -> None:
     world = World()
     world.table.add("a")
     settlement = world.lane().settlement

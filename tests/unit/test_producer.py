@@ -63,7 +63,7 @@ def test_each_event_has_an_id_of_its_own_that_sorts_by_time() -> None:
         ({"correlation_id": "c"}, "correlation_id must be a UUID"),
     ],
 )
-def test_a_mistake_is_told_by_its_name(mistake: Mapping[str, Any], told: str) -> None:
+def test_a_mistake_is_reported_by_its_name(mistake: Mapping[str, Any], told: str) -> None:
     """Before the connection is even looked at."""
     with pytest.raises(InvalidEventError, match=f"INVALID_OUTBOX: .*{told}"):
         enqueue_sync(object(), event(), event(**mistake))

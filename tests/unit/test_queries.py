@@ -51,7 +51,7 @@ def test_arguments_are_values_by_name_and_else_attributes(dead: NamedQuery) -> N
     assert dead.bind(which, limit=9, key="b")[1] == "b"
 
 
-def test_a_parameter_that_nobody_gives_is_an_error(dead: NamedQuery) -> None:
+def test_a_missing_parameter_is_an_error(dead: NamedQuery) -> None:
     with pytest.raises(AttributeError, match="limit"):
         dead.bind(Filter(key="a", ids=()))
 

@@ -39,7 +39,7 @@ class World:
 
 @pytest.mark.fault("D17")
 @in_virtual_time
-async def test_what_nobody_mends_ends_the_worker_when_the_time_is_over() -> None:
+async def test_trouble_longer_than_the_limit_ends_the_worker() -> None:
     world = World(ContractError("permission denied"))
     asking = asyncio.create_task(world.keep_asking())
     with pytest.raises(
@@ -51,7 +51,7 @@ async def test_what_nobody_mends_ends_the_worker_when_the_time_is_over() -> None
 
 
 @in_virtual_time
-async def test_what_is_mended_in_time_or_passes_by_itself_ends_nothing() -> None:
+async def test_trouble_that_ends_in_time_does_not_end_the_worker() -> None:
     world = World(ContractError("permission denied"))
     async with asyncio.TaskGroup() as group:
         group.create_task(world.keep_asking())

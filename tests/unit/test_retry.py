@@ -59,7 +59,7 @@ def test_a_replay_that_the_duplicate_window_swallowed_waits_for_its_end() -> Non
     assert delays == [121.0, 121.0, 21.0, 1.0]
 
 
-def test_a_replay_stored_anew_is_published() -> None:
+def test_a_replay_that_the_stream_stores_again_is_published() -> None:
     event = claimed_event(earlier_stream_seq=7)
     assert isinstance(policy().judge(event, Stored("SEA_EVENTS", 8, duplicate=True)), Published)
     assert isinstance(policy().judge(event, Stored("SEA_EVENTS", 8)), Published)

@@ -45,7 +45,7 @@ class Failing:
 
 @pytest.mark.parametrize("error", [BrokerUnavailableError("away"), ContractError("a stream is missing")])
 @in_virtual_time
-async def test_what_comes_back_or_can_be_mended_is_waited_for(error: DependencyError) -> None:
+async def test_outages_and_fixable_errors_are_retried(error: DependencyError) -> None:
     failing = Failing(error)
     assert await failing.ask() == "done"
     assert failing.calls == 4

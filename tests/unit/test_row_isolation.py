@@ -49,7 +49,7 @@ async def test_one_bad_row_of_a_batch_costs_few_statements() -> None:
     assert table.statements <= 21
 
 
-async def test_rows_that_are_all_refused_are_told_as_one_trouble_that_can_be_tried_again() -> None:
+async def test_the_refusal_of_all_rows_is_one_retriable_error() -> None:
     table = Table(frozenset(range(100)))
     pieces = RowIsolator(range(100), table.write)
     with pytest.raises(ContractError, match="not this one"):

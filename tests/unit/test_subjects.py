@@ -108,7 +108,7 @@ def test_the_length_is_bounded_in_bytes() -> None:
         "\ufffd.event.a.v1",
     ],
 )
-def test_a_subject_outside_the_grammar_is_told(subject: str) -> None:
+def test_a_subject_outside_the_grammar_is_reported(subject: str) -> None:
     with pytest.raises(InvalidMessageError) as caught:
         parse_subject(subject)
     assert caught.value.reason == "BAD_SUBJECT"

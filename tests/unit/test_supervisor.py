@@ -40,7 +40,7 @@ async def test_the_death_of_one_loop_stops_the_worker() -> None:
     assert "secret" not in noticed[0].text
 
 
-async def test_a_broken_contract_is_told_with_its_text() -> None:
+async def test_a_contract_error_is_logged_with_its_text() -> None:
     async def breaks(_: asyncio.Event) -> None:
         async with asyncio.TaskGroup():
             raise ContractError("stream SEA_EVENTS is missing")

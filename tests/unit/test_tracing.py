@@ -212,7 +212,7 @@ async def test_a_server_whose_clock_is_ahead_makes_no_wait(traces: Traces) -> No
     assert [span.kind for span in traces.spans] == [SpanKind.CLIENT, SpanKind.CONSUMER]
 
 
-async def test_the_handlers_address_is_told_without_its_secrets(traces: Traces) -> None:
+async def test_the_handlers_address_is_shown_without_its_secrets(traces: Traces) -> None:
     await TracedHandler(inner=InMemoryHandler(), url=URL, tracer=traces.tracer).handle(REQUEST)
     told = traces.of(SpanKind.CLIENT).attributes
     assert told is not None
@@ -239,7 +239,7 @@ async def test_what_is_not_sampled_is_not_remembered() -> None:
     assert not recent
 
 
-def test_spans_that_nobody_asks_for_are_forgotten(traces: Traces) -> None:
+def test_only_recent_spans_are_kept(traces: Traces) -> None:
     recent = RecentSpans()
     span = traces.tracer.start_span("s").get_span_context()
     for number in range(20_000):

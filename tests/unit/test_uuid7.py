@@ -13,7 +13,7 @@ EXAMPLE = UUID("017f22e2-79b0-7cc3-98c4-dc0c0c07398f")
 """Of RFC 9562, A.6: made on 2022-02-22 at 19:22:22 UTC."""
 
 
-def test_an_id_of_version_7_tells_when_it_was_made() -> None:
+def test_the_time_of_a_uuid7_is_read_from_it() -> None:
     assert timestamp_of(EXAMPLE) == datetime(2022, 2, 22, 19, 22, 22, tzinfo=UTC)
     assert abs(timestamp_of(uuid7()) - datetime.now(UTC)) < timedelta(minutes=1)
     assert timestamp_of(UUID("ffffffff-ffff-7fff-bfff-ffffffffffff")).year == 9999
@@ -26,7 +26,7 @@ def test_the_lowest_id_of_a_moment_divides_those_made_before_from_those_made_the
     assert min_id_at(datetime(1969, 1, 1, tzinfo=UTC)) == UUID(int=0)
 
 
-def test_ids_of_other_versions_tell_no_time() -> None:
+def test_ids_of_other_versions_have_no_time() -> None:
     assert is_uuid7(uuid7())
     assert not is_uuid7(uuid.uuid4())
     assert not is_uuid7(uuid.uuid1())

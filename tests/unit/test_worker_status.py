@@ -79,7 +79,7 @@ def outbox(**given: Any) -> Side:
         ),
     ],
 )
-def test_the_most_urgent_is_said_first(given: Situation, level: str, state: str, text: str) -> None:
+def test_the_most_urgent_problem_comes_first(given: Situation, level: str, state: str, text: str) -> None:
     health = summarize(given)
     assert (health.level, health.state) == (level, state)
     assert text in health.text
@@ -149,7 +149,7 @@ def test_failures_are_kept_by_kind_and_within_bounds() -> None:
     assert (refused.times, len(refused.text)) == (200, 301)
 
 
-def test_what_was_waited_for_is_forgotten_at_the_next_step() -> None:
+def test_a_reason_for_waiting_ends_with_the_next_step() -> None:
     log = ActivityLog()
     log.observe(Noticed(event="waiting", text="waiting for NATS: refused"))
     assert log.waiting_for == "waiting for NATS: refused"
@@ -189,7 +189,7 @@ def test_a_pause_is_dated_from_its_beginning_however_often_its_reason_changes() 
     assert (health.level, health.since) == (Level.IDLE, 1200.0)
 
 
-def test_a_pause_is_dated_by_its_first_cause_also_where_no_gate_dates_it() -> None:
+def test_a_pause_is_dated_by_its_first_cause_also_without_a_circuit_breaker() -> None:
     clock, reasons = Clock(), {"handler": "503"}
     shown = worker_status(clock, reasons, {})
     shown.activity.observe(CircuitOpened(circuit="handler", reason="503", retry_seconds=1))
@@ -206,7 +206,7 @@ def test_a_pause_is_dated_by_its_first_cause_also_where_no_gate_dates_it() -> No
     assert health.since == 1200.0
 
 
-def test_a_start_is_dated_from_its_beginning_although_nobody_looked_then() -> None:
+def test_a_start_is_dated_from_its_beginning_without_an_earlier_query() -> None:
     clock = Clock()
     shown = worker_status(clock, {"start": "the worker is starting"}, {})
     clock.now = 1060.0

@@ -10,7 +10,7 @@ import pytest
 _REFUSED = re.compile(r"publish mode (?:fast|atomic) needs allow_(?:batched|atomic)")
 _NATS_SINCE = {
     "test_a_sweep_finds_what_left_no_advisory": ((2, 11), "shows no trace of what it gave up"),
-    "test_a_paused_consumer_is_told_once": ((2, 11), "cannot pause a consumer"),
+    "test_a_paused_consumer_is_reported_once": ((2, 11), "cannot pause a consumer"),
     "test_the_nats_cli_takes_every_file_as_it_is": ((2, 14), "does not know allow_atomic or allow_batched"),
     "test_auto_goes_the_way_that_the_stream_allows": ((2, 14), "does not know allow_atomic or allow_batched"),
     "test_auto_leaves_fast_ingest_while_others_write_in_between": ((2, 14), "does not know allow_batched"),
