@@ -1,4 +1,4 @@
-"""The events that are measured with: orders in the outbox, and the messages that they become."""
+"""The events of the benchmarks: orders in the outbox, and the messages made of them."""
 
 import asyncpg
 

@@ -1,4 +1,4 @@
-"""The smallest handler there is: it reads a whole request, answers 200 and does nothing. ``bare.py PORT``."""
+"""A minimal handler: it reads a request, answers 200 and does nothing. ``bare.py PORT``."""
 
 import asyncio
 import re

@@ -1,4 +1,4 @@
-"""Horizontal bars as SVG, readable on light and dark, whose description has every figure in words."""
+"""Horizontal bars as SVG for light and dark mode, with every figure in the description."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,8 +28,8 @@ class Bar:
     """One row.
 
     Attributes:
-        parts: lengths by series, one behind the other; the series "" is left blank.
-        note: stands behind the bar.
+        parts: lengths by series, drawn one after the other; the series "" is left blank.
+        note: text after the bar.
     """
 
     label: str
@@ -43,7 +43,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Rows under a title of their own, to a common scale."""
+    """Rows with a title, to a common scale."""
 
     title: str
     bars: Sequence[Bar]
@@ -53,10 +53,10 @@ def chart(title: str, groups: Sequence[Group], *, series: Sequence[str], one_sca
     """Draw the groups one below the other.
 
     Args:
-        title: of all of them.
-        groups: that have at least one bar each.
-        series: up to three, in the order of the legend and the colours.
-        one_scale: for all groups; otherwise each one's longest bar has the full length.
+        title: title of the chart.
+        groups: groups with at least one bar each.
+        series: up to three names, in the order of the legend and the colours.
+        one_scale: use one scale for all groups; otherwise each group's longest bar has the full length.
     """
     longest = max(bar.length for group in groups for bar in group.bars)
     body = [_text(16, 26, title, "head"), *_legend(series)]
@@ -69,7 +69,7 @@ def chart(title: str, groups: Sequence[Group], *, series: Sequence[str], one_sca
         for bar in group.bars:
             body += _row(bar, top, scale, series)
             top += _ROW
-    return _document(title, _told(groups), body, height=top + 10)
+    return _document(title, _description(groups), body, height=top + 10)
 
 
 def _legend(series: Sequence[str]) -> list[str]:
@@ -101,11 +101,11 @@ def _text(left: float, line: float, text: str, kind: str, *, anchor: str = "star
     return f'<text x="{left:.1f}" y="{line}" class="{kind}" text-anchor="{anchor}">{escape(text)}</text>'
 
 
-def _told(groups: Sequence[Group]) -> str:
+def _description(groups: Sequence[Group]) -> str:
     return " ".join(f"{group.title}, {bar.label}: {bar.note}." for group in groups for bar in group.bars)
 
 
-def _document(title: str, told: str, body: Sequence[str], *, height: float) -> str:
+def _document(title: str, description: str, body: Sequence[str], *, height: float) -> str:
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}"'
         f' height="{height}" role="img" aria-labelledby="title desc">'
@@ -113,7 +113,7 @@ def _document(title: str, told: str, body: Sequence[str], *, height: float) -> s
     lines = [
         head,
         f'<title id="title">{escape(title)}</title>',
-        f'<desc id="desc">{escape(told)}</desc>',
+        f'<desc id="desc">{escape(description)}</desc>',
         f"<style>{_STYLE}</style>",
         f'<rect x="0.5" y="0.5" width="{_WIDTH - 1}" height="{height - 1}" rx="6" class="card"/>',
         *body,

@@ -1,4 +1,4 @@
-"""What relays did with the same backlogs, as medians and ratios."""
+"""Relays' results with the same backlogs, as medians and ratios."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -13,7 +13,7 @@ PROGRAMS = ("relay", "postgres", "nats")
 
 @dataclass(slots=True, kw_only=True)
 class Lane:
-    """What a relay did with one workload, by the number of the round; ``events`` are in each backlog."""
+    """A relay's results of one workload by round; each backlog has ``events``."""
 
     about: str
     events: int
@@ -23,7 +23,7 @@ class Lane:
 
 @dataclass(slots=True, kw_only=True)
 class Comparison:
-    """All lanes by workload and relay; ``skipped`` tells why a relay was left out."""
+    """All lanes by workload and relay; ``skipped`` has the reasons of omitted relays."""
 
     lanes: dict[str, dict[str, Lane]] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
@@ -64,7 +64,7 @@ def times(ours: Mapping[int, Drained], theirs: Mapping[int, Drained]) -> list[fl
 
 
 def table(report: Mapping[str, Any]) -> str:
-    """Write the medians for people, the fastest first, and below them what failed or was left out."""
+    """Format the medians, the fastest first, with failures and omissions below."""
     rows = [["workload", "relay", "events/s", "ours is", *PROGRAMS]]
     for workload, lanes in report["relays"].items():
         for name, lane in fastest_first(lanes):
@@ -90,7 +90,7 @@ def fastest_first(lanes: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 
 def notes(report: Mapping[str, Any]) -> list[str]:
-    """Tell what was left out and what failed."""
+    """Return the omissions and failures."""
     return [f"{name} left out: {_line(reason)}" for name, reason in report["skipped"].items()] + [
         f"{workload}, {name}, round {number} failed: {_line(text)}"
         for workload, lanes in report["relays"].items()

@@ -1,4 +1,4 @@
-"""What a program costs: CPU time and memory from /proc (Linux only), statements and WAL from PostgreSQL."""
+"""The costs of a program: CPU time and memory from /proc (Linux only), statements and WAL from PostgreSQL."""
 
 import os
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Self
 
 PROGRAMS = ("client", "postgres", "nats", "handler")
-"""Whose CPU time is counted; the client is the worker, or the loop in its place."""
+"""The programs whose CPU time is counted; the client is the worker, or the loop in its place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """What happened between two readings."""
+    """The difference between two readings."""
 
     wall_seconds: float
     cpu_seconds: Mapping[str, float]
@@ -49,7 +49,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """What one program did in one round of a workload.
+    """The figures of one program in one round of a workload.
 
     Attributes:
         rate: events or messages per second.

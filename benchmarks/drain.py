@@ -1,4 +1,4 @@
-"""Workload: a backlog that is there at once, published as fast as it goes."""
+"""Workload: a backlog that appears at once, published at full speed."""
 
 from functools import partial
 

@@ -26,7 +26,7 @@ async def history(stage: Stage, *, count: int, published: int) -> dict[str, Figu
 
 @asynccontextmanager
 async def _old_snapshot(run: Run) -> AsyncIterator[None]:
-    """Let somebody read for long, as a dump does: nothing that dies meanwhile can be cleared away."""
+    """Hold an old snapshot, as a dump does: PostgreSQL must keep all dead row versions."""
     reader = await asyncpg.connect(run.settings["SEA_MQ_DATABASE_URL"])
     try:
         async with reader.transaction(isolation="repeatable_read", readonly=True):

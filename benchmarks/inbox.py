@@ -1,4 +1,4 @@
-"""Workload: a stream's messages, handed to a handler as fast as it takes them."""
+"""Workload: a stream's messages, sent to a handler at full speed."""
 
 import json
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Workload: what operators ask, beside millions of published events and processed messages."""
+"""Workload: operators' queries beside millions of published events and processed messages."""
 
 import gc
 import time
@@ -11,11 +11,11 @@ from benchmarks.questions import Question, questions
 from benchmarks.stage import Run, Stage
 
 MEASURES = ("first, ms", "median, ms", "worst, ms", "pages")
-"""The first look finds PostgreSQL's cache empty; median and worst are of those after it."""
+"""The first query meets an empty cache; median and worst are of the later ones."""
 PUBLISHED, PROCESSED = "published events", "processed messages"
 _PUBLISHED_PER_RECEIVED = 5
 _ENOUGH_SECONDS = 2.0
-"""After so long a question is asked no more, but once for the first look and once after it."""
+"""Time limit of one query's repetitions; each runs at least twice."""
 _PAGES = """
 SELECT coalesce(sum(shared_blks_hit + shared_blks_read), 0)::bigint
   FROM pg_stat_statements WHERE dbid = (SELECT oid FROM pg_database WHERE datname = $1)
@@ -23,7 +23,7 @@ SELECT coalesce(sum(shared_blks_hit + shared_blks_read), 0)::bigint
 
 
 async def looks(stage: Stage, *, published: int, times: int) -> dict[str, Figure]:
-    """Ask each question so many times, after once with a cold cache; all rounds have the tables in common."""
+    """Run each query with a cold cache, then repeatedly; all rounds share the tables."""
     received = published // _PUBLISHED_PER_RECEIVED
     more: dict[str, float] = {PUBLISHED: published, PROCESSED: received}
     count = 0

@@ -1,4 +1,4 @@
-"""What long use leaves in the tables: millions of rows that are done, and some thousands that are not."""
+"""The tables after long use: millions of finished rows, and some thousands unfinished."""
 
 import asyncio
 import os
@@ -10,9 +10,9 @@ import asyncpg
 from benchmarks.stage import Run
 
 DATABASE = "history"
-"""Outlives a run: all rounds and workloads that want millions of rows share them."""
+"""Name of the database that all rounds and workloads with millions of rows share."""
 DEAD_TYPE = "order.refused"
-"""The type of a fifth of what is unfinished."""
+"""Event type of a fifth of the unfinished events."""
 _UNFINISHED = 10_000
 _PUBLISHED = """
 INSERT INTO outbox_events
@@ -40,7 +40,7 @@ SELECT uuidv7(past.age), 'order', n::text, CASE WHEN n % 5 = 0 THEN $2 ELSE 'ord
   FROM generate_series(0, $1::int - 1) n
  CROSS JOIN LATERAL (SELECT (n - $1::int) * interval '1 second' AS age) past
 """
-# Behind the processed ones as many wait as are dead-lettered.
+# After the processed messages, as many wait as are dead-lettered.
 _RECEIVED = """
 INSERT INTO inbox_messages
        (message_id, subject, received_at, processed_at, attempts, last_error, consumer, stream, stream_seq,
@@ -58,7 +58,7 @@ SELECT uuidv7(past.age), 'vibespro.event.order.created.v1', now() + past.age,
 
 
 async def publish_past(run: Run, count: int) -> None:
-    """Insert published events where there are none yet."""
+    """Insert published events if there are none."""
     if await run.database.fetchval("SELECT EXISTS (SELECT FROM outbox_events)"):
         return
     lanes = os.cpu_count() or 1
@@ -67,7 +67,7 @@ async def publish_past(run: Run, count: int) -> None:
 
 
 async def receive_past(run: Run, count: int) -> None:
-    """Insert processed messages, and some thousands that are not, where there are none yet."""
+    """Insert processed messages and some thousands unprocessed, if there are none."""
     if await run.database.fetchval("SELECT EXISTS (SELECT FROM inbox_messages)"):
         return
     await run.database.execute(_RECEIVED, count, _UNFINISHED)
@@ -76,7 +76,7 @@ async def receive_past(run: Run, count: int) -> None:
 
 @asynccontextmanager
 async def unfinished_events(run: Run) -> AsyncIterator[None]:
-    """Insert some thousands of events that wait or are dead, and delete them in the end."""
+    """Insert some thousands of waiting or dead events, and delete them at the end."""
     await _as_they_are(run, _OPEN_OR_DEAD, _UNFINISHED, DEAD_TYPE)
     await _settle(run, "outbox_events")
     try:
@@ -87,7 +87,7 @@ async def unfinished_events(run: Run) -> AsyncIterator[None]:
 
 
 async def _as_they_are(run: Run, statement: str, *args: object) -> None:
-    """Leave triggers out: they alone let no event begin finished, nor be deleted open; constraints hold."""
+    """Disable triggers, which refuse finished inserts and deletion of open events; constraints hold."""
     connection = await asyncpg.connect(run.settings["SEA_MQ_DATABASE_URL"])
     try:
         await connection.execute("SET session_replication_role = replica")

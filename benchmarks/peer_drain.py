@@ -1,4 +1,4 @@
-"""One relay and one backlog, on servers of their own; the rate is by the stream's clock. Linux only."""
+"""One relay and one backlog on separate servers; the rate is by the stream's clock. Linux only."""
 
 import asyncio
 import json
@@ -33,17 +33,16 @@ _LOG_LINES = 5
 
 
 class DrainError(Exception):
-    """The relay did not do what it is for; the text says what."""
+    """The relay failed; the text has the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drained:
-    """What a relay did with a backlog.
+    """A relay's figures for a backlog.
 
     Attributes:
         rate: events a second, from the first stored message to the last.
-        cpu_seconds_per_100000: of relay, postgres and nats, settlement in the table included and the start
-            of the relay left out.
+        cpu_seconds_per_100000: CPU time of relay, postgres and nats, without the start of the relay.
     """
 
     rate: float
@@ -51,14 +50,14 @@ class Drained:
 
 
 async def drain(
-    description: Description, *, work: Path, events: int, per_key: int, patience: float
+    description: Description, *, work: Path, events: int, per_key: int, timeout_seconds: float
 ) -> Drained:
     """Write a backlog, then start the relay; ``per_key`` events have a key in common, 0: no keys.
 
     Raises:
-        DrainError: the relay ended, got stuck, or did not store every event once, unaltered and in order.
-        CommandError: one of its commands failed.
-        DescriptionError: one of its commands names an unknown placeholder.
+        DrainError: the relay ended or stopped, or did not store every event once, unaltered and in order.
+        CommandError: a command of the relay failed.
+        DescriptionError: a command names an unknown placeholder.
     """
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sea-mq-benchmarks-")))
@@ -82,7 +81,7 @@ async def drain(
             unfinished=description.table.unfinished,
         )
         async with relay:
-            cost = await run.watch(events, patience)
+            cost = await run.watch(events, timeout_seconds)
         stored, stamps = await _read(client.jetstream(), events)
         _check(written, stored, description.message.body)
     seconds = (max(stamps) - min(stamps)).total_seconds()
@@ -90,7 +89,7 @@ async def drain(
 
 
 def backlog(count: int, per_key: int) -> list[Event]:
-    """Make events; those of a key are not neighbours: ten keys take turns."""
+    """Make events; ten keys take turns, so that events of a key are not neighbours."""
     return [_event(number, per_key) for number in range(count)]
 
 
@@ -112,7 +111,7 @@ def _event(number: int, per_key: int) -> Event:
 
 
 async def _write(database: asyncpg.Connection, table: Table, events: Sequence[Event]) -> None:
-    """Write them 100 to a transaction, and leave the server as if it had been at rest since."""
+    """Write the events, 100 to a transaction, then analyze the tables and force a checkpoint."""
     for start in range(0, len(events), _PER_TRANSACTION):
         rows = [
             positional(
@@ -135,10 +134,10 @@ class _Run:
     database: asyncpg.Connection
     unfinished: str
 
-    async def watch(self, events: int, patience: float) -> Mapping[str, float]:
-        """Wait until all is stored and settled; return the CPU seconds per 100,000 events."""
+    async def watch(self, events: int, timeout_seconds: float) -> Mapping[str, float]:
+        """Wait until all events are stored and settled; return the CPU seconds per 100,000 events."""
         try:
-            async with asyncio.timeout(patience):
+            async with asyncio.timeout(timeout_seconds):
                 first = await self._grown_to(1)
                 before = self._cpu()
                 await self._grown_to(events)
@@ -146,10 +145,10 @@ class _Run:
         except TimeoutError:
             seen = await self._stored()
             raise DrainError(
-                f"after {patience:g} s {seen} of {events} events were stored{self._last_words()}"
+                f"after {timeout_seconds:g} s {seen} of {events} events were stored{self._last_words()}"
             ) from None
         if first == events:
-            raise DrainError(f"all of {events} events were stored at the first look: take more of them")
+            raise DrainError(f"all {events} events were stored at the first reading: use more events")
         after = self._cpu()
         share = 1e5 / (events - first)
         return {name: (after[name] - spent) * share for name, spent in before.items()}
@@ -160,12 +159,12 @@ class _Run:
         return seen
 
     async def _settled(self) -> None:
-        while self.unfinished and await self.database.fetchrow(self.unfinished) is not None:  # noqa: ASYNC110 - a server is asked, which wakes nobody
+        while self.unfinished and await self.database.fetchrow(self.unfinished) is not None:  # noqa: ASYNC110 - the server sends no event for this
             await asyncio.sleep(_LOOK_SECONDS)
 
     async def _stored(self) -> int:
         if self.relay.ends:
-            raise DrainError(f"it ended with exit code {self.relay.ends[0]}{self._last_words()}")
+            raise DrainError(f"the relay ended with exit code {self.relay.ends[0]}{self._last_words()}")
         return (await self.stream.stream_info(STREAM)).state.messages
 
     def _cpu(self) -> dict[str, float]:
@@ -178,7 +177,7 @@ class _Run:
 
 
 async def _read(stream: JetStreamContext, events: int) -> tuple[list[Message], list[datetime]]:
-    """Return all messages, and when the stream took them in."""
+    """Return all messages, and the times at which the stream stored them."""
     consumer = await stream.pull_subscribe(
         "", stream=STREAM, config=ConsumerConfig(ack_policy=AckPolicy.NONE)
     )
@@ -193,7 +192,7 @@ async def _read(stream: JetStreamContext, events: int) -> tuple[list[Message], l
 
 
 def _check(written: Sequence[Event], stored: Sequence[Message], pointer: str) -> None:
-    """Compare what was written with what was stored.
+    """Compare the written events with the stored messages.
 
     Raises:
         DrainError: they differ.
@@ -205,5 +204,5 @@ def _check(written: Sequence[Event], stored: Sequence[Message], pointer: str) ->
         "altered": found.altered,
         "out of order": found.disordered,
     }
-    if told := ", ".join(f"{len(ids)} {kind}" for kind, ids in wrong.items() if ids):
-        raise DrainError(f"of {len(written)} events, {told}")
+    if problems := ", ".join(f"{len(ids)} {kind}" for kind, ids in wrong.items() if ids):
+        raise DrainError(f"of {len(written)} events, {problems}")

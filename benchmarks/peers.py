@@ -1,6 +1,6 @@
 """``python -m benchmarks.peers``: the same backlogs drained by this worker and by other relays. Linux only.
 
-The relays are described in ``benchmarks/relays``; one that cannot be installed is told and left out.
+The relays are described in ``benchmarks/relays``; a relay that cannot be installed is reported and left out.
 """
 
 import argparse
@@ -27,9 +27,9 @@ _QUICK = {"rounds": 1, "events": 2_000}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """How large a backlog is: what its relay drains in some ``seconds``, from 5,000 to ``events``.
+    """Size of a backlog: the events that its relay drains in about ``seconds``, from 5,000 to ``events``.
 
-    In a smaller one the relay's start and its batches would weigh too much.
+    In a smaller backlog the relay's start and its batches would dominate.
     """
 
     events: int
@@ -45,10 +45,10 @@ class Size:
 
 
 def descriptions(names: Iterable[str] = (), *, folder: Path = RELAYS) -> list[Description]:
-    """Return our own and the named ones, or all there are; our own comes first.
+    """Return our own description first, then the named ones, or all.
 
     Raises:
-        DescriptionError: one is missing or wrong.
+        DescriptionError: a description is missing or wrong.
     """
     chosen = dict.fromkeys([OURS, *(names or sorted(file.stem for file in folder.glob("*.toml")))])
     return [Description.load(folder / f"{name}.toml") for name in chosen]
@@ -60,18 +60,18 @@ async def drain_peers(
     size: Size,
     rounds: int,
     work: Path,
-    patience: float = 120,
+    timeout_seconds: float = 120,
     keep: Callable[[Comparison], None] = lambda _: None,
 ) -> Comparison:
-    """Let every relay drain every workload once a round, so that a slow minute touches them all.
+    """Let every relay drain every workload once a round, so that a slow minute affects all of them.
 
     Args:
-        relays: those to compare.
-        size: of a backlog; where it depends on the rate, a round before the first one tells the rates.
-        rounds: how often.
-        work: where relays are installed, kept from run to run.
-        patience: seconds that a drain may take.
-        keep: is given what there is after each round.
+        relays: the relays to compare.
+        size: size of a backlog; if it depends on the rate, an extra first round measures the rates.
+        rounds: number of rounds.
+        work: folder in which relays are installed, kept from run to run.
+        timeout_seconds: limit of one drain.
+        keep: called with the results after each round.
     """
     comparison = Comparison()
     present = [each for each in relays if await _is_installed(each, work, comparison.skipped)]
@@ -89,16 +89,16 @@ async def drain_peers(
                 work=work / each.name,
                 events=lane.events,
                 per_key=_PER_KEY[workload],
-                patience=patience,
+                timeout_seconds=timeout_seconds,
             )
-            said = await _turn(lane, number, drained, size)
-            progress.tell(f"round {number}, {workload}, {each.name}: {said}")
+            result = await _turn(lane, number, drained, size)
+            progress.tell(f"round {number}, {workload}, {each.name}: {result}")
         keep(comparison)
     return comparison
 
 
 async def _turn(lane: Lane, number: int, draining: Awaitable[Drained], size: Size) -> str:
-    """Note what a drain came to, or the size that it tells if it is the one before the first round."""
+    """Record a drain's result, or the size that follows from it in the extra first round."""
     try:
         drained = await draining
     except (DrainError, CommandError, DescriptionError) as error:
@@ -145,7 +145,7 @@ def main() -> None:
         size=Size(events=options.events, seconds=options.seconds),
         rounds=options.rounds,
         work=options.work.expanduser().resolve(),
-        patience=options.patience,
+        timeout_seconds=options.timeout,
         keep=keep,
     )
     print(table(asyncio.run(comparing).document()))
@@ -164,7 +164,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", type=Path, default=Path("benchmarks-peers.json"), help="file to write")
     parser.add_argument("--work", type=Path, default=WORK, help="where relays are installed (%(default)s)")
     parser.add_argument(
-        "--patience", type=float, default=120, help="seconds that a drain may take (%(default)s)"
+        "--timeout", type=float, default=120, help="limit of one drain in seconds (%(default)s)"
     )
     parser.add_argument("--quick", action="store_true", help="one small round, to see that all of it works")
     return parser

@@ -6,7 +6,7 @@ from typing import Any
 from benchmarks.charts import Bar, Group, chart
 from benchmarks.comparison import OURS, PROGRAMS, fastest_first
 from benchmarks.report import WORKER
-from benchmarks.steady import ASKED, PERCENTS, TOLD
+from benchmarks.steady import PERCENTS, RETURNED, SENT
 
 _STEADY = "steady rate"
 _BETWEEN = "between the time since COMMIT was answered and the time since it was sent"
@@ -40,7 +40,7 @@ def latency(workloads: Mapping[str, Any]) -> str:
     median = workloads[_STEADY]["median"][WORKER]
     bars = []
     for percent in PERCENTS:
-        least, most = (median["more"][f"{name}, p{percent:g} ms"] for name in (TOLD, ASKED))
+        least, most = (median["more"][f"{name}, p{percent:g} ms"] for name in (RETURNED, SENT))
         bars.append(
             Bar(
                 label=f"p{percent:g}",
@@ -85,11 +85,11 @@ def costs_of_relays(relays: Mapping[str, Any]) -> str:
 
 def _cost(name: str, lane: Mapping[str, Any]) -> Bar:
     seconds = lane["cpu_seconds_per_100000"]
-    told = " + ".join(f"{seconds[program]:.1f}" for program in PROGRAMS)
+    parts = " + ".join(f"{seconds[program]:.1f}" for program in PROGRAMS)
     return Bar(
         label=name,
         parts={_PROGRAM_NAMES[program]: seconds[program] for program in PROGRAMS},
-        note=f"{sum(seconds.values()):.1f} s ({told})",
+        note=f"{sum(seconds.values()):.1f} s ({parts})",
     )
 
 

@@ -27,7 +27,7 @@ _QUIET_WORKER = {"SEA_MQ_CONSUMERS": ""}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """What one program did with the events.
+    """The figures of one program.
 
     Attributes:
         peak_bytes: most memory held at once by the program and all its children, shared pages counted once;
@@ -149,7 +149,7 @@ def _tree_bytes(root: int) -> int:
             parents[pid] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
             shares[pid] = (entry / "smaps_rollup").read_text()
         except OSError:
-            continue  # it has just ended, or is not ours
+            continue  # the process has just ended, or is not ours
     family = {root}
     while grown := {pid for pid, parent in parents.items() if parent in family} - family:
         family |= grown

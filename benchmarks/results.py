@@ -1,7 +1,7 @@
 """Texts and pictures of the figures in docs/proof/benchmarks, for ``python -m tools.docs``.
 
 ``peers.json`` comes from ``python -m benchmarks.peers``; ``worker.json``, ``long.json``, ``churn.json`` and
-``looks.json`` from ``python -m benchmarks``, and there need not be all of them.
+``looks.json`` from ``python -m benchmarks``; any of these may be missing.
 """
 
 import json
@@ -22,12 +22,12 @@ _LOOKS = "looks"
 
 
 def of_the_worker() -> str:
-    """Return what docs/proof/benchmarks.md says about the worker's own figures."""
+    """Return the section of docs/proof/benchmarks.md with the worker's figures."""
     return _text(_own(_own_reports()))
 
 
 def of_relays() -> str:
-    """Return what docs/proof/benchmarks-peers.md says about all relays."""
+    """Return the section of docs/proof/benchmarks-peers.md with all relays' figures."""
     return _text(_peers(_loaded("peers")))
 
 
@@ -124,7 +124,7 @@ def _medians(workloads: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _more(workloads: Mapping[str, Any]) -> list[str]:
-    """Tell what one workload alone measures."""
+    """Return the figures that only one workload has."""
     rows = [
         _row(name, what, f"{value:,.0f}" if abs(value) >= 1_000 else f"{value:.3g}")
         for name, found in workloads.items()
@@ -135,7 +135,7 @@ def _more(workloads: Mapping[str, Any]) -> list[str]:
 
 
 def _looks(more: Mapping[str, float]) -> Iterator[str]:
-    """Tell of each question how long it took, and what it read."""
+    """Return the time and the pages of each query."""
     yield f"Looks, beside {more[PUBLISHED]:,.0f} {PUBLISHED} and {more[PROCESSED]:,.0f} {PROCESSED}:"
     yield ""
     yield from _head("asked", *MEASURES)
@@ -166,9 +166,9 @@ def _peers(report: Mapping[str, Any]) -> Iterator[str]:
                 else "",
                 *(f"{lane['cpu_seconds_per_100000'][program]:.1f}" for program in RELAY_PROGRAMS),
             )
-    if told := notes(report):
+    if remarks := notes(report):
         yield ""
-        yield from (f"- {note}" for note in told)
+        yield from (f"- {note}" for note in remarks)
 
 
 def _head(*cells: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Workload: a whole worker, first with nothing to do, then with events that come at a steady rate."""
+"""Workload: a worker that is first idle, then publishes events at a steady rate."""
 
 import asyncio
 import contextlib
@@ -21,28 +21,28 @@ _SETTLE_SECONDS = 3.0
 _LOOK_SECONDS = 0.25
 _WARM_UP_SECONDS = 1.0
 _BACKLOG_SECONDS = 1.0
-"""A rate is sustained while no more waits than comes in this time."""
+"""A rate is sustained if the backlog never exceeds the events of this time."""
 _FETCH = 1_000
-ASKED, TOLD = "stored after COMMIT sent", "stored after COMMIT returned"
+SENT, RETURNED = "stored after COMMIT sent", "stored after COMMIT returned"
 PERCENTS = (50, 90, 99, 99.9)
 _WAITING = "SELECT count(*) FROM outbox_events WHERE published_at IS NULL"
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """When an event was committed, by the wall clock in nanoseconds: between these two moments."""
+    """Bounds of an event's commit, by the wall clock in nanoseconds."""
 
-    asked_ns: int
-    told_ns: int
+    sent_ns: int
+    returned_ns: int
 
 
 @dataclass(slots=True, kw_only=True)
 class Production:
-    """What the producers did.
+    """The producers' results.
 
     Attributes:
-        commits: by the event's id, those of the warm-up left out.
-        backlog_max: most events that waited at once.
+        commits: by the event's ID, without the warm-up.
+        backlog_max: maximum number of waiting events.
     """
 
     commits: dict[str, Commit] = field(default_factory=dict)
@@ -116,10 +116,10 @@ async def _commit_in_time(
         transaction = connection.transaction()
         await transaction.start()
         await enqueue(connection, event)
-        asked_ns = time.time_ns()
+        sent_ns = time.time_ns()
         await transaction.commit()
         if due_seconds >= _WARM_UP_SECONDS:
-            to.commits[str(event.id)] = Commit(asked_ns, time.time_ns())
+            to.commits[str(event.id)] = Commit(sent_ns, time.time_ns())
 
 
 async def _watch(run: Run, production: Production) -> None:
@@ -133,8 +133,8 @@ async def _latencies(run: Run, production: Production, count: int) -> dict[str, 
     stored = await _stored_ns(run, count)
     commits = production.commits.items()
     since = {
-        ASKED: [stored[identity] - commit.asked_ns for identity, commit in commits],
-        TOLD: [stored[identity] - commit.told_ns for identity, commit in commits],
+        SENT: [stored[identity] - commit.sent_ns for identity, commit in commits],
+        RETURNED: [stored[identity] - commit.returned_ns for identity, commit in commits],
     }
     return {
         f"{name}, p{percent:g} ms": quantiles(ns, n=1_000, method="inclusive")[round(percent * 10) - 1] / 1e6

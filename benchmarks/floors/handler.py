@@ -39,7 +39,7 @@ def _body(message: OutboundMessage) -> bytes:
 
 
 async def ask(url: str, requests: Sequence[bytes], *, concurrency: int) -> None:
-    """Send all requests over so many connections, on each the next one when the answer has come."""
+    """Send all requests over ``concurrency`` connections, each request after the response to the last."""
     to, loop = urlsplit(url), asyncio.get_running_loop()
     waiting = iter(requests)
     callers = [_Caller(waiting, loop.create_future()) for _ in range(concurrency)]
@@ -57,7 +57,7 @@ async def _call(caller: "_Caller", host: str, port: int) -> None:
 
 
 class _Caller(asyncio.Protocol):
-    """One connection; an answer has to be a 200 with a content-length."""
+    """One connection; each response must be a 200 with a content-length."""
 
     def __init__(self, waiting: Iterator[bytes], done: asyncio.Future[None]) -> None:
         self.done = done
@@ -91,10 +91,10 @@ class _Caller(asyncio.Protocol):
         else:
             self._transport.write(request)
 
-    def _end(self, trouble: Exception | None) -> None:
+    def _end(self, error: Exception | None) -> None:
         if self.done.done():
             return
-        if trouble:
-            self.done.set_exception(trouble)
+        if error:
+            self.done.set_exception(error)
         else:
             self.done.set_result(None)

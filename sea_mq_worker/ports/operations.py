@@ -117,11 +117,11 @@ class ReplayTables(Protocol):
     """Puts events of the outbox back, with one record in the audit for each replay."""
 
     async def choose(
-        self, which: OutboxFilter, *, limit: int | None, goes_on: Replay | None = ...
+        self, which: OutboxFilter, *, limit: int | None, resumed: Replay | None = ...
     ) -> Sequence[Chosen]:
-        """Return PUBLISHED and DEAD events that match, in the order of seq; of ``goes_on`` those still to do.
+        """Return matching PUBLISHED and DEAD events by seq; of a resumed replay, the remaining ones.
 
-        An event that was published since ``goes_on`` began is left out: the replay itself may have put it
+        An event that was published since ``resumed`` began is left out: the replay itself may have put it
         back. The limit and the page of the filter do not matter.
         """
         ...

@@ -29,14 +29,14 @@ class InMemoryReplays:
     finished: set[int] = field(default_factory=set)
 
     async def choose(
-        self, which: OutboxFilter, *, limit: int | None, goes_on: Replay | None = None
+        self, which: OutboxFilter, *, limit: int | None, resumed: Replay | None = None
     ) -> Sequence[Chosen]:
         """Return the events to put back."""
         rows = sorted(self.table.rows.values(), key=lambda row: row.seq)
         found = [
             Chosen(UUID(row.id), row.seq)
             for row in rows
-            if row.state in _TERMINAL and matches(row, which) and (goes_on is None or _is_left(row, goes_on))
+            if row.state in _TERMINAL and matches(row, which) and (resumed is None or _is_left(row, resumed))
         ]
         return found[:limit]
 

@@ -167,7 +167,7 @@ async def test_every_part_of_a_filter_is_kept_with_the_record(world: World) -> N
     )  # fmt: skip
     loaded = await world.tables.load((await world.tables.begin(which, **WHO)).id)
     assert (loaded.which, loaded.replayed, loaded.through) == (which, 0, 0)
-    assert ids(list(await world.tables.choose(loaded.which, limit=9, goes_on=loaded))) == [event]
+    assert ids(list(await world.tables.choose(loaded.which, limit=9, resumed=loaded))) == [event]
 
 
 async def test_an_interrupted_replay_continues_with_what_it_has_not_put_back(world: World) -> None:
@@ -182,7 +182,7 @@ async def test_an_interrupted_replay_continues_with_what_it_has_not_put_back(wor
 
     old = await world.tables.load(begun.id)
     assert (old.replayed, old.through) == (2, after.through)
-    left = list(await world.tables.choose(old.which, limit=9, goes_on=old))
+    left = list(await world.tables.choose(old.which, limit=9, resumed=old))
     assert (ids(left), later in ids(left)) == (events[2:], False)
     done = await world.tables.put_back(old, left)
     assert done.replayed == 4

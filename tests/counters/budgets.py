@@ -26,109 +26,108 @@ STATEMENTS_PER_PACED_EVENT = Budget(
     "one claims each; the settlements of several go together, and the lane with keys does not look",
 )
 STATEMENTS_PER_MESSAGE = Budget(
-    "statements to PostgreSQL per inbound message, 50 in hand",
+    "statements to PostgreSQL per inbound message, 50 in flight",
     0.15,
-    "half of them at a time are recorded by one and closed by one, which makes 0.08; what a busy machine"
-    " answers late is closed, and made up for, in smaller parts",
+    "one records and one completes half of them at a time, which makes 0.08; on a busy machine late answers"
+    " make smaller batches",
 )
 OTHER_STATEMENTS_OF_INBOX = Budget(
-    "other statements while a thousand messages are taken in",
+    "other statements while a thousand messages are received",
     15,
-    "those of a worker with nothing to do, and what new connections ask once",
+    "those of an idle worker, and those of new connections",
 )
 STATEMENTS_AT_START = Budget(
-    "statements of a start, until idle lanes have slowed down",
+    "statements of a start, until idle lanes poll slowly",
     50,
-    "each connection asks once for what its statements need, the schema is checked, and an idle lane looks"
-    " eleven times in its first three seconds",
+    "each connection prepares its statements, the schema is checked, an idle lane polls eleven times in 3 s",
 )
 IDLE_STATEMENTS_PER_SECOND = Budget(
-    "statements per second of a worker with nothing to do",
+    "statements per second of an idle worker",
     2,
-    "the three below together, with room for a connection that is made anew",
+    "the three below together, and some for a new connection",
 )
 IDLE_LOOKS_PER_SECOND = Budget(
-    "looks for events per second of a worker with nothing to do",
+    "polls for events per second of an idle worker",
     4 / 3,
-    "each of two lanes looks every 1.5 to 2 s; in between a commit would wake it",
+    "each of two lanes polls every 1.5 to 2 s; a commit wakes it earlier",
 )
 IDLE_REPEATS = Budget(
-    "runs of any other statement in 15 s of a worker with nothing to do",
+    "runs of any other statement in 15 s of an idle worker",
     1,
-    "depth, version and role are asked every 15 s, leases that ran out every 30 s",
+    "depth, version and role are queried every 15 s, expired leases every 30 s",
 )
 IDLE_OTHERS = Budget(
-    "such other statements in 15 s", 9, "five of depth, version and role, two of leases, the rest still rarer"
+    "such other statements in 15 s", 9, "five for depth, version and role, two for leases, the others rarely"
 )
 LOG_BYTES_PER_EVENT = Budget(
-    "bytes of write-ahead log per event, beside its insert",
+    "bytes of write-ahead log per event, without its insert",
     600,
-    "a claim that touches no index, and a settlement that takes the event out of what is due",
+    "a claim touches no index; a settlement removes the event from the indexes of due events",
 )
 BROKER_MESSAGES_PER_EVENT = Budget(
     "messages to and from the broker per event, in batches of 50",
     1.1,
-    "the event, and two acknowledgements a batch: without `allow_batched` on the stream it would be 2",
+    "the event, and two acknowledgements a batch; 2 without `allow_batched` on the stream",
 )
 BROKER_MESSAGES_PER_MESSAGE = Budget(
-    "messages to and from the broker per inbound message, 50 in hand",
+    "messages to and from the broker per inbound message, 50 in flight",
     2.3,
-    "the delivery and its acknowledgement, a request and its end for each batch",
+    "the delivery, its acknowledgement, and a request and its end for each batch",
 )
 REQUESTS_PER_MESSAGE = Budget(
-    "HTTP requests per message that the handler accepts", 1, "an answer that came is not asked for again"
+    "HTTP requests per message that the handler accepts", 1, "a received answer is never requested again"
 )
 CALLS_PER_EVENT = Budget(
     "calls of functions per event, Python's and C's",
     76,
-    "20 % above what it takes; the profile of a drain tells which are new",
+    "20 % above the present count; a profile of a drain shows new calls",
 )
 CALLS_PER_MESSAGE = Budget(
     "calls of functions per inbound message, Python's and C's",
     400,
-    "a third above what it takes in whole batches; in smaller ones it takes more",
+    "a third above the present count in whole batches; smaller ones need more",
 )
 PAGES_OF_DEPTH = Budget(
     "pages that the depth of the outbox reads, beside 50,000 published events and 200 others",
     30,
-    "counted by indexes alone: each event's own page would make 200",
+    "indexes alone suffice; each event's own page would make 200",
 )
 PAGES_OF_A_LOOK = Budget(
-    "pages that a question of an operator reads, beside 50,000 finished rows and 200 others",
+    "pages that an operator's query reads, beside 50,000 finished rows and 200 others",
     400,
-    "by an index, each of the others once or twice; without one all 2,600 of the outbox or 880 of the inbox",
+    "by an index, each of the others once or twice; without one 2,600 of the outbox or 880 of the inbox",
 )
 PAGES_IN_A_BACKLOG = Budget(
-    "pages that a list or a replay reads to find its events in a backlog of 20,000 that is not analysed yet",
+    "pages that a list or a replay reads in a backlog of 20,000 events that is not analysed yet",
     60,
-    "by an index, in its order: the whole backlog has 930",
+    "by an index; the whole backlog has 930",
 )
 PAGES_OF_A_REAP = Budget(
-    "pages that one look for leases that ran out reads, whatever waits",
+    "pages that one search for expired leases reads, for any backlog",
     2500,
-    "5,000 rows of each index in front, and 5,000 behind; all of 60,000 waiting events would make 6,000",
+    "5,000 rows at each index's front, 5,000 further on; all of 60,000 waiting events would make 6,000",
 )
 PAGES_PER_ROW = Budget(
-    "pages that a statement of the loops reads for each row, whatever was analysed before its table grew",
+    "pages that a statement of the loops reads for each row, with any earlier statistics",
     30,
-    "it finds a row by one index and enters the row into up to six; a plan that suits an empty table would"
-    " read all of a large one",
+    "it finds a row by one index and adds it to up to six; a plan for an empty table would read a large one"
+    " completely",
 )
 PAGES_PER_ROW_OF_PARTITIONS = Budget(
-    "the same in partitions", 60, "a claim looks for a key in each partition that may have its events"
+    "the same in partitions", 60, "a claim searches each partition that may have events of a key"
 )
 MODULES_OF_HELP = Budget(
     "modules that `sea-mq-worker --help` or the help of a command imports",
     550,
-    "the command line alone, and what reads it and draws the answer: typer's own way",
+    "typer, which parses the command line and formats the help",
 )
 MODULES_OF_A_COMMAND = Budget(
     "modules that a command such as `depth` or `streams check` imports",
     510,
-    "a fifth above what the settings and one server's driver take; another server's take about 60",
+    "a fifth above the settings and one server's driver; another driver needs about 60",
 )
 
 
 def unbatched_statements(*, seconds: float) -> float:
-    """Return how many statements a worker may have made in its life that belong to no batch."""
+    """Return the limit of a worker's statements that belong to no batch."""
     return STATEMENTS_AT_START.most + IDLE_STATEMENTS_PER_SECOND.most * seconds

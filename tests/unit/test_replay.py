@@ -94,7 +94,7 @@ async def test_a_replay_that_lost_its_server_continues_where_it_stopped() -> Non
     assert world.states() == ["PENDING"] * 4 + ["DEAD"]
     world.tables.portions = 9
     old = await world.tables.load(1)
-    left = await world.tables.choose(ALL, limit=None, goes_on=old)
+    left = await world.tables.choose(ALL, limit=None, resumed=old)
     steps = [step async for step in feed_replay(world.tables, old, left)]
     assert [(step.action, step.done, step.total, step.replayed) for step in steps] == [(1, 1, 1, 5)]
     assert world.tables.finished == {1}

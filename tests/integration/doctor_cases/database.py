@@ -190,7 +190,7 @@ async def outbox_ahead(p: Patient) -> Mend:
 async def messages_missed__as_a_worker_found(p: Patient) -> None:
     await p.sql(
         "INSERT INTO sea_mq_standings"
-        " (stream, durable, standing, unseen, unseen_first_seq, unseen_last_seq, unseen_at)"
+        " (stream, durable, standing, missed, missed_first_seq, missed_last_seq, missed_at)"
         f" VALUES ('{p.upstream_stream}', '{p.durable}', '{{}}', 3, 4, 6, now())"
     )
 
