@@ -53,7 +53,7 @@ def _parameters(command: Any) -> str:
 
 def schema() -> str:
     """Return the JSON schema of every command's output."""
-    return schema_of("What sea-mq-worker prints with --json, by command", PRINTED)
+    return schema_of("Output of sea-mq-worker with --json, by command", PRINTED)
 
 
 def schema_of(title: str, types: Mapping[str, Any]) -> str:
