@@ -41,6 +41,8 @@ class _Progress:
         self.flow = 0
         self.trouble = ""
         self.disabled = False
+        self.opened = False
+        self.refused = False
         self.final: Stored | None = None
         self.count = 0
 
@@ -59,12 +61,14 @@ class _Progress:
     def _process_reply(self, answer: dict[str, Any]) -> None:
         match answer.get("type"):
             case "ack":
+                self.opened = True
                 self.acked = max(self.acked, number(answer, "seq"))
                 self.flow = number(answer, "msgs") or self.flow
             case "gap":
                 self._record_failure("the server missed a message of the batch")
             case _ if answer.get("error"):
                 self.disabled = self.disabled or is_mode_disabled(answer)
+                self.refused = self.refused or not self.opened
                 self._record_failure(str(answer["error"].get("description", "refused")))
             case _ if answer.get("batch") == self._batch:
                 self._end(answer)
@@ -139,11 +143,13 @@ def _result(sent: int, wanted: int, progress: _Progress, stopped: str) -> BatchR
     """Rely on the final acknowledgement alone, because only that names the stream.
 
     The final acknowledgement ends the batch: a message outside its count is not stored, even if it was sent.
+    If the first message was refused, no batch is open, and the server refuses the other messages too.
     """
     final = progress.final
     stored = min(progress.count, sent) if final else 0
+    possibly_stored = 1 if progress.refused else sent
     return BatchResult(
-        sent=stored if final else sent,
+        sent=stored if final else possibly_stored,
         stored=stored,
         stream=final.stream if final else "",
         last_seq=final.seq if final else 0,
