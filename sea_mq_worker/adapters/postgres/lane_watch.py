@@ -92,9 +92,14 @@ class LaneWatch:
             await self._sleep(timeout_seconds)
         elif now < self._quiet_until:
             await self._sleep(min(timeout_seconds, _NAP_SECONDS))
-        elif not await asyncio.shield(self._spawn(self._begin_watch())):
-            self._refusals += 1
-            await self._sleep(min(timeout_seconds, _NAP_SECONDS * 2.0 ** min(self._refusals, 10)))
+        else:
+            was = self._watch
+            self._woken.clear()
+            if not await asyncio.shield(self._spawn(self._begin_watch())):
+                self._refusals += 1
+                await self._sleep(min(timeout_seconds, _NAP_SECONDS * 2.0 ** min(self._refusals, 10)))
+            elif was is self._watch:  # another worker's watch goes on
+                await self._sleep(timeout_seconds)
 
     def wake(self) -> None:
         """End the present wait, or the next one."""
@@ -132,7 +137,6 @@ class LaneWatch:
 
     async def _begin_watch(self) -> bool:
         """Make producers notify; False: not yet, because transactions of silent producers are still open."""
-        self._woken.clear()
         watch = _Watch(str(await self._session.ask(_TRY_WATCH, self._number, failed=_Watch.NONE)))
         if watch is _Watch.NONE and await self._session.ask(_WATCH, self._number, failed=False) is not False:
             watch = _Watch.OWN
