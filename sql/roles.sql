@@ -52,18 +52,21 @@ GRANT INSERT (id, aggregate_type, aggregate_id, event_type, event_version, paylo
               causation_id, partition_key, ordering_key, headers, metadata, available_at)
    ON outbox_events TO :"producer";
 
-GRANT SELECT ON sea_mq_migrations, sea_mq_context, sea_mq_consumers, sea_mq_standings, outbox_events, inbox_messages
+GRANT SELECT ON sea_mq_migrations, sea_mq_context, sea_mq_consumers, sea_mq_standings, sea_mq_sessions, outbox_events,
+                inbox_messages
    TO :"relay", :"janitor", :"reader";
 SELECT format('GRANT SELECT ON SEQUENCE %s TO %I, %I', pg_get_serial_sequence('outbox_events', 'seq'), :'relay', :'reader')
 \gexec
 GRANT INSERT (context) ON sea_mq_context TO :"relay";
 GRANT INSERT (stream, durable, handler, subjects), UPDATE (subjects, seen_at) ON sea_mq_consumers TO :"relay";
 GRANT INSERT, UPDATE ON sea_mq_standings TO :"relay";
+GRANT INSERT, UPDATE, DELETE ON sea_mq_sessions TO :"relay";
 GRANT UPDATE (state, available_at, publish_attempts, failures, first_attempt_at, stream, stream_seq, claimed_at,
               claimed_by, published_at, publish_error)
    ON outbox_events TO :"relay";
-GRANT INSERT (message_id, subject, attempts, consumer, stream, stream_seq, content_hash, locked_until, locked_by),
-      UPDATE (processed_at, attempts, last_error, consumer, stream, stream_seq, content_hash, locked_until, locked_by,
+GRANT INSERT (message_id, subject, attempts, consumer, stream, stream_seq, content_hash, locked_until, locked_by,
+              reply),
+      UPDATE (processed_at, attempts, last_error, consumer, stream, stream_seq, content_hash, locked_until, locked_by, reply,
               dead_letter_reason, dead_letter_begun_at, dead_lettered_at)
    ON inbox_messages TO :"relay";
 

@@ -27,6 +27,7 @@ from sea_mq_worker.domain.facts import (
     TypeResumed,
     TypeSlowed,
     WorkerStarted,
+    WorkerTakenOver,
 )
 
 _LATENCIES_OF_A_CLAIM = 16
@@ -106,6 +107,8 @@ class ActivityLog:
                 self._add_error("inbox", "dead letter", fact.reason)
             case LeasesLost():
                 self._add_event("warn", f"{fact.side}: {fact.count} leases lost to another worker")
+            case WorkerTakenOver():
+                self._add_event("warn", f"{fact.side}: {fact.count} leases taken over from {fact.worker}")
             case MessagesMissed():
                 lost = f"{fact.count} of {fact.first_seq} to {fact.last_seq} missed in stream {fact.stream}"
                 self._add_event("bad", f"{fact.consumer}: {lost}; have their sender replay them")

@@ -4,16 +4,16 @@ from collections.abc import Mapping
 
 import asyncpg
 
-from sea_mq_worker.adapters.postgres.connection import WORKER_HINTS, connect_pool
+from sea_mq_worker.adapters.postgres.connection import WORKER_HINTS, Join, connect_pool
 from sea_mq_worker.settings import Settings
 
 _CONNECT_SECONDS = 10.0
 
 
 async def open_pool(
-    settings: Settings, *, purpose: str, hints: Mapping[str, str] = WORKER_HINTS
+    settings: Settings, *, purpose: str, hints: Mapping[str, str] = WORKER_HINTS, join: Join | None = None
 ) -> asyncpg.Pool:
-    """Connect to PostgreSQL; pg_stat_activity shows ``purpose``."""
+    """Connect to PostgreSQL; pg_stat_activity shows ``purpose``. ``join`` gets each new connection."""
     return await connect_pool(
         settings.database_url.get_secret_value(),
         schema=settings.database_schema,
@@ -23,4 +23,5 @@ async def open_pool(
         connect_timeout_seconds=_CONNECT_SECONDS,
         hints=hints,
         pooler=settings.database_pooler,
+        join=join,
     )

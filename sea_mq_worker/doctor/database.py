@@ -147,7 +147,7 @@ def _setting(kind: DatabaseKind, facts: DatabaseFacts, name: str, right: str) ->
 
 
 def _connections(facts: DatabaseFacts, s: Settings) -> Iterator[Finding]:
-    needed = 2 * s.database_pool_max + 2
+    needed = 2 * s.database_pool_max + 3
     c = facts.connections
     reserved = ("superuser_reserved_connections", "reserved_connections")
     kept = sum(int(facts.settings[name].setting) for name in reserved if name in facts.settings)

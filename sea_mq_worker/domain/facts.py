@@ -84,6 +84,15 @@ class LeasesReaped:
     count: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerTakenOver:
+    """Leases of a worker that ended without settling them were ended; ``side`` is outbox or inbox."""
+
+    worker: str
+    side: str
+    count: int
+
+
 class MessageProcessed(NamedTuple):
     """The handler had its effect and the inbox recorded it; a tuple, because one is made per message."""
 
@@ -222,6 +231,7 @@ Fact: TypeAlias = (
     | BatchRelayed
     | LeasesLost
     | LeasesReaped
+    | WorkerTakenOver
     | MessageProcessed
     | MessageSkipped
     | MessagesMissed

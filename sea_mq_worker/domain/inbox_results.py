@@ -14,6 +14,17 @@ class InboxEntry(NamedTuple):
     stream: str
     stream_seq: int
     content_hash: bytes
+    reply: str = ""
+    """Reply subject of the delivery; empty for a message that was read and not delivered."""
+
+
+class AbandonedDelivery(NamedTuple):
+    """A leased delivery whose worker has ended; ``attempts`` includes the one that ended with it."""
+
+    stream: str
+    consumer: str
+    reply: str
+    attempts: int
 
 
 class Lease(NamedTuple):

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from sea_mq_worker.domain.inbox_results import FailedHandling, InboxEntry, Lease, Receipt
+from sea_mq_worker.domain.inbox_results import AbandonedDelivery, FailedHandling, InboxEntry, Lease, Receipt
 
 
 class InboxRepository(Protocol):
@@ -61,6 +61,14 @@ class InboxRepository(Protocol):
 
     async def mark_dead_lettered(self, leases: Sequence[Lease]) -> frozenset[str]:
         """Record stored dead letters (CMD-052); only after this may their messages be acknowledged."""
+        ...
+
+    async def take_over(self, session: str) -> Sequence[AbandonedDelivery]:
+        """End the leases that were taken under a session that is gone, and return their deliveries.
+
+        The attempts stay counted. Does nothing if the session's worker is back.
+        RowsRefusedError: some lease cannot be ended, and none was.
+        """
         ...
 
 

@@ -110,6 +110,10 @@ class JetStreamConsumer(Settler, Protocol):
         """Settle several messages for good, in one write to the server."""
         ...
 
+    async def give_back(self, reply: str, *, delay_seconds: float) -> None:
+        """Request redelivery, after a delay, of a delivery that another worker had."""
+        ...
+
     async def find_undeliverable(self, seqs: Sequence[int]) -> Mapping[int, InboundMessage | None]:
         """Return, by stream sequence, those of the messages that the consumer will not deliver (again).
 

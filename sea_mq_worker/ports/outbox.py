@@ -55,3 +55,12 @@ class OutboxRepository(Protocol):
         RowsRefusedError: some events could not be changed, and all others were.
         """
         ...
+
+    async def take_over(self, session: str) -> int:
+        """End the leases that were taken under a session that is gone; return their number.
+
+        Costs each event a failure, as an expired lease does. An event is due at once after its first failure.
+        Does nothing if the session's worker is back.
+        RowsRefusedError: some event cannot be changed, and none was.
+        """
+        ...

@@ -28,6 +28,7 @@ from sea_mq_worker.domain.facts import (
     TypeSlowed,
     WorkerStarted,
     WorkerStopped,
+    WorkerTakenOver,
 )
 from sea_mq_worker.telemetry.catalog.log_events import NOTICES
 from sea_mq_worker.telemetry.exemplars import RecentSpans
@@ -102,8 +103,8 @@ class MetricsObserver:
                 self._number("inbox_slow_types").value += 1 if isinstance(fact, TypeSlowed) else -1
             case MessageDeadLettered():
                 self._count("inbox_dead_lettered_total", fact.consumer, fact.reason)
-            case LeasesLost():
-                self._count("leases_lost_total", fact.side, amount=fact.count)
+            case LeasesLost() | WorkerTakenOver():
+                self._leases_ended(fact)
             case LeasesReaped():
                 self._count("outbox_leases_reaped_total", amount=fact.count)
             case CircuitOpened():
@@ -171,8 +172,13 @@ class MetricsObserver:
         self._number("inbox_slow_types")
         for side in get_args(Side):
             self._number("leases_lost_total", side)
+            self._number("leases_taken_over_total", side)
         for event in NOTICES:
             self._number("notices_total", event.key)
+
+    def _leases_ended(self, fact: LeasesLost | WorkerTakenOver) -> None:
+        what = "lost" if isinstance(fact, LeasesLost) else "taken_over"
+        self._count(f"leases_{what}_total", fact.side, amount=fact.count)
 
     def _events_published(self, fact: EventsPublished) -> None:
         count = len(fact.latencies)

@@ -116,6 +116,12 @@ class InMemoryConsumer:
         """Request redelivery after a delay."""
         self._postpone(msg, delay_seconds)
 
+    async def give_back(self, reply: str, *, delay_seconds: float) -> None:
+        """Request redelivery of another worker's delivery."""
+        seq = int(reply.rpartition(".")[2])
+        if (message := self.message(seq, deliveries=1)) is not None:
+            self._postpone(message, delay_seconds)
+
     async def in_progress(self, msg: InboundMessage) -> None:
         """Restart the message's ack_wait."""
         self._postpone(msg, self.ack_wait_seconds)

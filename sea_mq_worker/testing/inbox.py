@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from sea_mq_worker.domain.inbox_results import (
+    AbandonedDelivery,
     AlreadySettled,
     ContentConflict,
     FailedHandling,
@@ -18,6 +19,8 @@ from sea_mq_worker.domain.inbox_results import (
 )
 
 _ERROR_CHARS_MAX = 2000
+_TOKEN_DIGITS = 8
+"""Digits of a lease in the token, behind those of the session."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -56,19 +59,21 @@ class InboxTable:
     clock: Callable[[], float]
     rows: dict[str, InboxRow] = field(default_factory=dict)
     tokens: Iterator[int] = field(default_factory=itertools.count)
+    held_sessions: set[str] = field(default_factory=set)
+    """Sessions of workers that live."""
 
 
 class InMemoryInbox:
     """An ``InboxTable`` as a worker sees it; see ``ports.inbox.InboxRepository``."""
 
-    def __init__(self, *, table: InboxTable, worker: str) -> None:
+    def __init__(self, *, table: InboxTable, worker: str, session: str = "") -> None:
         """Use ``table``; tokens contain ``worker``."""
         self._table = table
-        self._worker = worker
+        self._token_prefix = f"{worker}#{session}"
 
     async def insert(self, entries: Sequence[InboxEntry], *, lease_seconds: float) -> Sequence[Receipt]:
         """Record and lease a batch (CMD-051)."""
-        token = f"{self._worker}#{next(self._table.tokens)}"
+        token = f"{self._token_prefix}{next(self._table.tokens):08x}"
         receipts = {
             entry.message_id: self._insert_one(entry, token, lease_seconds) for entry in deduplicate(entries)
         }
@@ -145,6 +150,24 @@ class InMemoryInbox:
             row.dead_lettered_at = self._table.clock()
             row.unlock()
         return _ids(held)
+
+    async def take_over(self, session: str) -> Sequence[AbandonedDelivery]:
+        """End the leases of a session, unless its worker lives."""
+        if session in self._table.held_sessions:
+            return []
+        left = [
+            row
+            for row in self._table.rows.values()
+            if row.locked_by is not None
+            and not row.settled
+            and row.locked_by.rpartition("#")[2][:-_TOKEN_DIGITS] == session
+        ]
+        for row in left:
+            row.unlock()
+        return [
+            AbandonedDelivery(row.entry.stream, row.entry.consumer, row.entry.reply, row.attempts)
+            for row in left
+        ]
 
     def _insert_one(self, entry: InboxEntry, token: str, lease_seconds: float) -> Receipt:
         now = self._table.clock()

@@ -17,6 +17,8 @@ _NOT_YET_SECONDS = 60.0
 """An event that occurs at most this many seconds in the future is not postponed."""
 _REAP_DELAY_MAX_SECONDS = 60.0
 _REAP_DOUBLINGS_MAX = 6
+_CLAIM_DIGITS = 8
+"""Digits of a claim in the token, behind those of the session."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -63,6 +65,8 @@ class OutboxTable:
     clock: Callable[[], float]
     rows: dict[str, OutboxRow] = field(default_factory=dict)
     claims: Iterator[int] = field(default_factory=itertools.count)
+    held_sessions: set[str] = field(default_factory=set)
+    """Sessions of workers that live."""
     _seq: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     def add(
@@ -138,10 +142,11 @@ class InMemoryOutbox:
         random: Callable[[], float],
         delay_max_seconds: float = 31_536_000.0,
         run_max: int = 100,
+        session: str = "",
     ) -> None:
         """Serve a lane of ``table``; ``random`` draws the delays after leases that ran out."""
         self._table = table
-        self._worker = worker
+        self._owner_prefix = f"{worker}#{session}"
         self._lease_seconds = lease_seconds
         self._ordered = ordered
         self._hold_dead_keys = hold_dead_keys
@@ -162,7 +167,7 @@ class InMemoryOutbox:
         chosen = list(itertools.compress(looked, fitting))
         if not chosen:
             return NOTHING_CLAIMED
-        owner = f"{self._worker}#{next(self._table.claims)}"
+        owner = f"{self._owner_prefix}{next(self._table.claims):08x}"
         cut = len(chosen) < len(looked)
         return Claim(
             token=owner,
@@ -200,6 +205,22 @@ class InMemoryOutbox:
                 row.state, row.claimed_at, row.claimed_by = EventState.PENDING, None, None
                 row.available_at = min(row.available_at, now)
         return Reaped(len(leases), len(wrong) - len(leases))
+
+    async def take_over(self, session: str) -> int:
+        """End the leases of a session, of both lanes, unless its worker lives."""
+        if session in self._table.held_sessions:
+            return 0
+        now = self._table.clock()
+        left = [
+            row
+            for row in self._table.rows.values()
+            if row.claimed_by is not None and _session(row.claimed_by) == session
+        ]
+        for row in left:
+            failed_before = row.failures > 0
+            self._end_lease(row, now)
+            row.available_at = row.available_at if failed_before else now
+        return len(left)
 
     def _is_wrong(self, row: OutboxRow, now: float) -> bool:
         if row.claimed_at is not None:
@@ -337,3 +358,7 @@ class InMemoryOutbox:
         bound = min(2.0 ** min(row.failures, _REAP_DOUBLINGS_MAX), _REAP_DELAY_MAX_SECONDS)
         row.available_at = now + self._random() * bound
         row.claimed_at = row.claimed_by = None
+
+
+def _session(token: str) -> str:
+    return token.rpartition("#")[2][:-_CLAIM_DIGITS]

@@ -16,6 +16,8 @@ CREATE TABLE inbox_messages (
     -- the processing lease; null: no worker holds one
     locked_until TIMESTAMPTZ,
     locked_by TEXT,
+    -- the reply subject of the leased delivery, for whoever takes over from a worker that died
+    reply TEXT,
     -- CMD-052: written before the dead letter is published, and after its stream's acknowledgement
     dead_letter_reason TEXT,
     dead_letter_begun_at TIMESTAMPTZ,
@@ -51,6 +53,8 @@ COMMENT ON COLUMN inbox_messages.content_hash IS
     'SHA-256 over subject and body. The same ID with other content is a conflict.';
 COMMENT ON COLUMN inbox_messages.locked_until IS 'End of the lease; null: no worker holds one.';
 COMMENT ON COLUMN inbox_messages.locked_by IS 'Token of the lease; null: no worker holds one.';
+COMMENT ON COLUMN inbox_messages.reply IS
+    'Reply subject of the leased delivery, by which the server delivers it again if the worker dies.';
 COMMENT ON COLUMN inbox_messages.dead_letter_reason IS
     'Reason of the dead letter, recorded before it is published (CMD-052).';
 COMMENT ON COLUMN inbox_messages.dead_letter_begun_at IS 'From this time on the dead letter may be in its stream.';

@@ -55,3 +55,22 @@ COMMENT ON COLUMN sea_mq_standings.missed IS 'Number of missed messages, in tota
 COMMENT ON COLUMN sea_mq_standings.missed_first_seq IS 'First sequence of the last missed range.';
 COMMENT ON COLUMN sea_mq_standings.missed_last_seq IS 'Last sequence of the last missed range.';
 COMMENT ON COLUMN sea_mq_standings.missed_at IS 'Time of the last detection; null: none.';
+
+-- The sessions of running workers, one row for each side that a worker has. Each connection of a worker holds the shared
+-- advisory lock (7184, session): while one of them lives, so does the worker. A lock that nobody holds proves the end of
+-- a worker only if the worker had one on this very server. So the table is unlogged: it is emptied by what takes all
+-- locks away without a normal shutdown, a crash or a promotion, and server_started_at tells after a normal one.
+
+CREATE UNLOGGED TABLE sea_mq_sessions (
+    session TEXT,
+    side TEXT,
+    worker TEXT NOT NULL,
+    server_started_at TIMESTAMPTZ NOT NULL DEFAULT pg_postmaster_start_time(),
+    CONSTRAINT sea_mq_sessions_pkey PRIMARY KEY (session, side)
+);
+
+COMMENT ON TABLE sea_mq_sessions IS 'Sessions of running workers: the leases of a worker end with its connections.';
+COMMENT ON COLUMN sea_mq_sessions.session IS 'Key of the advisory lock, in hexadecimal digits; part of claimed_by and locked_by.';
+COMMENT ON COLUMN sea_mq_sessions.side IS 'Side of the worker: outbox or inbox.';
+COMMENT ON COLUMN sea_mq_sessions.worker IS 'Name of the worker.';
+COMMENT ON COLUMN sea_mq_sessions.server_started_at IS 'Start of the server on which the session began; a session of an earlier start proves nothing.';

@@ -76,7 +76,7 @@ SELECT l.relation::regclass::text AS relation, l.pid, l.mode, l.granted, coalesc
 -- name: tables
 -- Each partition is listed separately; the partitioned table itself has no rows.
 -- $1 tables.
-SELECT c.relname::text AS name, c.relkind = 'p' AS partitioned, c.relpersistence = 'u' AS unlogged,
+SELECT c.relname::text AS name, c.relkind = 'p' AS partitioned, c.relpersistence = 'u' AND c.relname <> 'sea_mq_sessions' AS unlogged,
        row_security_active(c.oid) AS filtered,
        coalesce((SELECT o.option_value::boolean FROM pg_options_to_table(c.reloptions) o
                   WHERE o.option_name = 'autovacuum_enabled'), true) AS vacuumed,
@@ -142,15 +142,19 @@ SELECT needed.relation, needed.privilege,
         ('sea_mq_standings', 'SELECT', '{}'),
         ('sea_mq_standings', 'INSERT', '{}'),
         ('sea_mq_standings', 'UPDATE', '{}'),
+        ('sea_mq_sessions', 'SELECT', '{}'),
+        ('sea_mq_sessions', 'INSERT', '{}'),
+        ('sea_mq_sessions', 'UPDATE', '{}'),
+        ('sea_mq_sessions', 'DELETE', '{}'),
         ('outbox_events', 'SELECT', '{}'),
         ('outbox_events', 'UPDATE',
          '{state,available_at,publish_attempts,failures,first_attempt_at,stream,stream_seq,claimed_at,claimed_by,'
          'published_at,publish_error}'),
         ('inbox_messages', 'SELECT', '{}'),
         ('inbox_messages', 'INSERT',
-         '{message_id,subject,attempts,consumer,stream,stream_seq,content_hash,locked_until,locked_by}'),
+         '{message_id,subject,attempts,consumer,stream,stream_seq,content_hash,locked_until,locked_by,reply}'),
         ('inbox_messages', 'UPDATE',
-         '{processed_at,attempts,last_error,consumer,stream,stream_seq,content_hash,locked_until,locked_by,'
+         '{processed_at,attempts,last_error,consumer,stream,stream_seq,content_hash,locked_until,locked_by,reply,'
          'dead_letter_reason,dead_letter_begun_at,dead_lettered_at}')
        ) AS needed (relation, privilege, columns)
   LEFT JOIN LATERAL unnest(needed.columns) AS single (name) ON true

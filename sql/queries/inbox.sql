@@ -15,19 +15,19 @@
 -- Sorted by id, so that two batches that overlap cannot lock each other out.
 -- Index: the primary key.
 -- One element for each message, no id twice: $1 ids, $2 subjects, $3 consumers, $4 streams, $5 sequences,
--- $6 content hashes; $7 token, $8 lease in seconds.
+-- $6 content hashes, $7 reply subjects; $8 token, $9 lease in seconds.
 -- Returns, in no order, a row with verdict run for each message that it leased, and one with done, conflict or busy
 -- for each that was known before, the leased ones among them included. One without a row was committed by somebody
 -- else during the statement: busy.
 WITH received AS MATERIALIZED (
     SELECT *
-      FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::bigint[], $6::bytea[])
-           AS r (message_id, subject, consumer, stream, stream_seq, content_hash)
+      FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::bigint[], $6::bytea[], $7::text[])
+           AS r (message_id, subject, consumer, stream, stream_seq, content_hash, reply)
 ), leased AS (
     INSERT INTO inbox_messages AS i
-           (message_id, subject, attempts, consumer, stream, stream_seq, content_hash, locked_until, locked_by)
-    SELECT message_id, subject, 1, consumer, stream, stream_seq, content_hash,
-           clock_timestamp() + $8::float8 * interval '1 second', $7::text
+           (message_id, subject, attempts, consumer, stream, stream_seq, content_hash, reply, locked_until, locked_by)
+    SELECT message_id, subject, 1, consumer, stream, stream_seq, content_hash, reply,
+           clock_timestamp() + $9::float8 * interval '1 second', $8::text
       FROM received
      ORDER BY message_id
     ON CONFLICT (message_id) DO UPDATE
@@ -36,10 +36,11 @@ WITH received AS MATERIALIZED (
            stream = excluded.stream,
            stream_seq = excluded.stream_seq,
            content_hash = coalesce(i.content_hash, excluded.content_hash),
+           reply = excluded.reply,
            locked_until = excluded.locked_until,
            locked_by = excluded.locked_by
      WHERE i.processed_at IS NULL AND i.dead_lettered_at IS NULL
-       AND (i.locked_until IS NULL OR i.locked_until > clock_timestamp() + 2 * $8::float8 * interval '1 second'
+       AND (i.locked_until IS NULL OR i.locked_until > clock_timestamp() + 2 * $9::float8 * interval '1 second'
             OR i.locked_until <= clock_timestamp() OR i.locked_by = excluded.locked_by)
        AND (i.content_hash IS NULL OR i.content_hash = excluded.content_hash)
     RETURNING i.message_id, i.attempts,
@@ -92,7 +93,7 @@ RETURNING i.message_id::text AS message_id;
 -- $1 message ids, sorted, and $2 their tokens.
 UPDATE inbox_messages i
    SET processed_at = GREATEST(clock_timestamp(), i.received_at), last_error = NULL,
-       locked_until = NULL, locked_by = NULL
+       locked_until = NULL, locked_by = NULL, reply = NULL
   FROM unnest($1::uuid[], $2::text[]) AS held (message_id, token)
  WHERE i.message_id = ANY (ARRAY[held.message_id]) AND i.locked_by = held.token
    AND coalesce(i.processed_at, i.dead_lettered_at) IS NULL
@@ -103,7 +104,7 @@ RETURNING i.message_id::text AS message_id;
 -- $1 message ids, sorted, and $2 their tokens; $3 errors, $4 attempts to give back.
 UPDATE inbox_messages i
    SET last_error = left(held.error, 2000), attempts = GREATEST(i.attempts - held.given_back, 0),
-       locked_until = NULL, locked_by = NULL
+       locked_until = NULL, locked_by = NULL, reply = NULL
   FROM unnest($1::uuid[], $2::text[], $3::text[], $4::int[]) AS held (message_id, token, error, given_back)
  WHERE i.message_id = ANY (ARRAY[held.message_id]) AND i.locked_by = held.token
    AND coalesce(i.processed_at, i.dead_lettered_at) IS NULL
@@ -123,8 +124,25 @@ RETURNING i.message_id::text AS message_id;
 -- Records that the stream has the dead letter, and ends the lease (CMD-052). Index: the primary key.
 -- $1 message ids, sorted, and $2 their tokens; one that was not begun is left alone.
 UPDATE inbox_messages i
-   SET dead_lettered_at = clock_timestamp(), locked_until = NULL, locked_by = NULL
+   SET dead_lettered_at = clock_timestamp(), locked_until = NULL, locked_by = NULL, reply = NULL
   FROM unnest($1::uuid[], $2::text[]) AS held (message_id, token)
  WHERE i.message_id = ANY (ARRAY[held.message_id]) AND i.locked_by = held.token
    AND coalesce(i.processed_at, i.dead_lettered_at) IS NULL AND i.dead_letter_begun_at IS NOT NULL
 RETURNING i.message_id::text AS message_id;
+
+-- name: take_over
+-- Ends the leases of a worker that is gone. It does nothing while a connection of that worker holds the lock of its
+-- session, and keeps a worker that comes back from doing anything until it has ended. The attempts stay counted.
+-- Index: idx_inbox_unprocessed, as a whole: max_ack_pending bounds the messages in it; dead-lettered ones are passed
+-- over.
+-- $1 session.
+-- Returns a row for each lease that ended: where its message came from, its attempts, and the reply subject by which
+-- the server delivers it again.
+WITH gone AS MATERIALIZED (
+    SELECT '#' || $1::text AS mark WHERE pg_try_advisory_xact_lock(7184, ('x' || $1::text)::bit(32)::int)
+)
+UPDATE inbox_messages i
+   SET locked_until = NULL, locked_by = NULL
+  FROM gone
+ WHERE i.processed_at IS NULL AND i.dead_lettered_at IS NULL AND left(right(i.locked_by, 17), 9) = gone.mark
+RETURNING i.stream, i.consumer, i.attempts, coalesce(i.reply, '') AS reply;

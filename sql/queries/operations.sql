@@ -101,7 +101,7 @@ WITH closed AS (
        SET dead_letter_reason = 'CLOSED', dead_lettered_at = clock_timestamp(),
            dead_letter_begun_at = coalesce(i.dead_letter_begun_at, clock_timestamp()),
            last_error = left(pg_catalog.concat_ws('; ', $2::text, i.last_error), 2000),
-           locked_until = NULL, locked_by = NULL
+           locked_until = NULL, locked_by = NULL, reply = NULL
      WHERE i.message_id = ANY ($1::uuid[]) AND i.processed_at IS NULL AND i.dead_lettered_at IS NULL
        AND (i.locked_until IS NULL OR i.locked_until <= now())
     RETURNING i.message_id

@@ -413,3 +413,58 @@ SELECT now() AS at,
   FROM (SELECT 1) one
   LEFT JOIN (SELECT available_at, seq FROM fresh ORDER BY available_at, seq OFFSET $4::int - 1) fresh_last ON true
   LEFT JOIN (SELECT available_at, seq FROM retried ORDER BY available_at, seq OFFSET $4::int - 1) retry_last ON true;
+
+-- name: take_over
+-- Ends the leases of a worker that is gone: events of both lanes. It does nothing while a connection of that worker
+-- holds the lock of its session, and keeps a worker that comes back from doing anything until it has ended.
+-- The end of a worker counts as a failure of each event that it had claimed. At the first one the event is due at once;
+-- later the jitter separates an event that kills its worker from the events that were claimed with it.
+-- Claims take the longest due first, so that all claimed events are at the front of the indexes.
+-- Indexes: idx_outbox_due, idx_outbox_retry, both again for keys.
+-- $1 session, $2 failures that make an event dead, $3 rows to read of each index.
+-- Returns one row: whether the worker is gone, how many leases ended, and the keys of their events.
+WITH gone AS MATERIALIZED (
+    SELECT '#' || $1::text AS mark WHERE pg_try_advisory_xact_lock(7184, ('x' || $1::text)::bit(32)::int)
+), seen AS MATERIALIZED (
+    (SELECT o.ctid AS tid, o.id, o.state, o.claimed_by FROM outbox_events o
+      WHERE o.is_open AND o.ordering_key IS NULL AND o.publish_error IS NULL
+      ORDER BY o.available_at, o.seq LIMIT $3::int)
+    UNION ALL
+    (SELECT o.ctid, o.id, o.state, o.claimed_by FROM outbox_events o
+      WHERE o.is_open AND o.ordering_key IS NULL AND o.publish_error IS NOT NULL
+      ORDER BY o.available_at, o.seq LIMIT $3::int)
+    UNION ALL
+    (SELECT o.ctid, o.id, o.state, o.claimed_by FROM outbox_events o
+      WHERE o.is_open AND o.ordering_key IS NOT NULL AND o.publish_error IS NULL
+      ORDER BY o.available_at, o.seq LIMIT $3::int)
+    UNION ALL
+    (SELECT o.ctid, o.id, o.state, o.claimed_by FROM outbox_events o
+      WHERE o.is_open AND o.ordering_key IS NOT NULL AND o.publish_error IS NOT NULL
+      ORDER BY o.available_at, o.seq LIMIT $3::int)
+), pick AS MATERIALIZED (
+    SELECT o.ctid AS tid, o.id
+      FROM gone CROSS JOIN seen JOIN outbox_events o ON o.ctid = seen.tid AND o.id = ANY (ARRAY[seen.id])
+     WHERE seen.state = 'CLAIMED' AND left(right(seen.claimed_by, 17), 9) = gone.mark
+       AND o.state = 'CLAIMED' AND o.claimed_by = seen.claimed_by
+       FOR UPDATE OF o SKIP LOCKED
+), ended AS (
+    UPDATE outbox_events o
+       SET state = CASE WHEN o.failures + 1 >= $2::int THEN 'DEAD' ELSE 'PENDING' END,
+           claimed_at = NULL, claimed_by = NULL, failures = o.failures + 1,
+           publish_error = pg_catalog.format('%s ended %s s after it claimed the event, without a result',
+               regexp_replace(o.claimed_by, '#[^#]*$', ''),
+               round(extract(epoch FROM clock_timestamp() - o.claimed_at)::numeric, 1)),
+           available_at = clock_timestamp() + CASE WHEN o.failures = 0 THEN interval '0'
+               ELSE random() * least(2 ^ least(o.failures + 1, 6), 60) * interval '1 second' END
+      FROM pick
+     WHERE o.ctid = pick.tid AND o.id = ANY (ARRAY[pick.id])
+    RETURNING o.ordering_key
+)
+SELECT EXISTS (SELECT FROM gone) AS is_gone,
+       (SELECT count(*) FROM ended) AS leases,
+       ARRAY(SELECT DISTINCT ordering_key FROM ended WHERE ordering_key IS NOT NULL) AS keys,
+       (SELECT count(*) FROM (
+            SELECT pg_notify('outbox_events.' || hashtext(current_schema()::text)::text, lane)
+              FROM unnest('{unkeyed,keyed}'::text[]) AS lanes (lane)
+             WHERE EXISTS (SELECT FROM ended)
+        ) notified) AS woken;

@@ -292,3 +292,13 @@ async def test_a_message_at_max_deliver_is_exhausted_until_it_is_settled(world: 
     assert (exhausted.stored_at, exhausted.deliveries) == (message.stored_at, MAX_DELIVER)
     await world.exhausted.ack(exhausted)
     assert list(await world.exhausted.fetch()) == []
+
+
+async def test_a_delivery_is_given_back_by_its_reply_subject_alone(world: World) -> None:
+    await world.add("a")
+    [first] = await world.fetch()
+    began = time.monotonic()
+    await world.consumer.give_back(first.reply, delay_seconds=0.1)
+    [again] = await world.fetch()
+    assert (again.seq, again.deliveries) == (first.seq, 2)
+    assert time.monotonic() - began < ACK_WAIT

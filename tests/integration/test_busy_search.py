@@ -157,6 +157,7 @@ async def relay(
             timeout_seconds=10.0,
             search_seconds=20.0,
             hold_dead_keys=False,
+            session_lost_since=lambda _: False,
         ),
         settlement=Settlement(
             context=context,

@@ -79,8 +79,8 @@ def _(_real: Any, self: InMemoryOutbox, claim: Claim, verdicts: Sequence[Verdict
 async def _(real: Any, self: InMemoryOutbox, **limits: int) -> Claim:
     claim: Claim = await real(self, **limits)
     for event in claim.events:
-        self._table.rows[event.id].claimed_by = self._worker
-    return dataclasses.replace(claim, token=self._worker) if claim.events else claim
+        self._table.rows[event.id].claimed_by = self._owner_prefix
+    return dataclasses.replace(claim, token=self._owner_prefix) if claim.events else claim
 
 
 @_bug(InMemoryOutbox, "_lease", called="attempts are counted after a failure alone")

@@ -66,8 +66,8 @@ SELECT id::text AS id, seq, event_type, convert_to(payload::text, 'UTF8') AS pay
   FROM outbox_events ORDER BY seq""",
     "inbox": """
 SELECT message_id::text AS message_id, subject, consumer, stream, stream_seq, content_hash, received_at,
-       attempts, last_error, processed_at, locked_until, locked_by, dead_letter_reason, dead_letter_begun_at,
-       dead_lettered_at
+       attempts, last_error, processed_at, locked_until, locked_by, coalesce(reply, '') AS reply,
+       dead_letter_reason, dead_letter_begun_at, dead_lettered_at
   FROM inbox_messages ORDER BY received_at, message_id""",
 }
 

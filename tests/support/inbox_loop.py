@@ -85,6 +85,7 @@ class World:
             InMemoryInbox(table=self.table, worker="w1"), StoreUnavailableError("the database is away")
         )
         self.lease = lease
+        self.session_lost_at = -1.0
         self.bytes_max = 2**20
         self.messages_max = CONCURRENCY
 
@@ -134,7 +135,11 @@ class World:
             consumer=self.consumer,
             recorder=recorder,
             leases=LeaseRenewal(
-                inbox=self.inbox, store_breaker=store_breaker, clock=self.clock, lease_seconds=self.lease
+                inbox=self.inbox,
+                store_breaker=store_breaker,
+                clock=self.clock,
+                lease_seconds=self.lease,
+                session_lost_since=lambda moment: self.session_lost_at >= moment,
             ),
             in_flight=in_flight,
             handler_caller=handler_caller,

@@ -2,6 +2,8 @@
 
 import hashlib
 import uuid
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -11,6 +13,7 @@ from sea_mq_worker.adapters.postgres.inbox import PostgresInboxAdapter
 from sea_mq_worker.domain.inbox_results import InboxEntry, Leased, Receipt
 from sea_mq_worker.ports.inbox import InboxRepository
 from sea_mq_worker.testing.inbox import InboxRow, InboxTable, InMemoryInbox
+from tests.support.outboxes import lock_held
 
 LEASE = 60.0
 SUBJECT = "vibespro.event.vibe_created.v1"
@@ -30,7 +33,11 @@ class Row:
 
 
 class World(Protocol):
-    def inbox(self, worker: str = "w1") -> InboxRepository: ...
+    def inbox(self, worker: str = "w1", session: str = "") -> InboxRepository: ...
+
+    def session_held(self, session: str) -> AbstractAsyncContextManager[None]:
+        """Let a worker's session live for a block."""
+        ...
 
     async def row(self, message_id: str) -> Row: ...
 
@@ -50,8 +57,14 @@ class MemoryWorld:
         self._now = 1000.0
         self._table = InboxTable(lambda: self._now)
 
-    def inbox(self, worker: str = "w1") -> InboxRepository:
-        return InMemoryInbox(table=self._table, worker=worker)
+    def inbox(self, worker: str = "w1", session: str = "") -> InboxRepository:
+        return InMemoryInbox(table=self._table, worker=worker, session=session)
+
+    @asynccontextmanager
+    async def session_held(self, session: str) -> AsyncIterator[None]:
+        self._table.held_sessions.add(session)
+        yield
+        self._table.held_sessions.remove(session)
 
     async def row(self, message_id: str) -> Row:
         row = self._table.rows[message_id]
@@ -81,8 +94,13 @@ class PostgresWorld:
     def __init__(self, pool: asyncpg.Pool) -> None:
         self.pool = pool
 
-    def inbox(self, worker: str = "w1") -> InboxRepository:
-        return PostgresInboxAdapter(pool=self.pool, worker=worker)
+    def inbox(self, worker: str = "w1", session: str = "") -> InboxRepository:
+        return PostgresInboxAdapter(pool=self.pool, worker=worker, session=session)
+
+    @asynccontextmanager
+    async def session_held(self, session: str) -> AsyncIterator[None]:
+        async with lock_held(self.pool, session):
+            yield
 
     async def row(self, message_id: str) -> Row:
         row = await self.pool.fetchrow("SELECT * FROM inbox_messages WHERE message_id = $1", message_id)

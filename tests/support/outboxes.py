@@ -1,7 +1,8 @@
 """The two worlds of the outbox contract: the in-memory fake and PostgreSQL."""
 
 import uuid
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
@@ -50,6 +51,10 @@ class World(Protocol):
     async def replay(self, event_id: str) -> None: ...
 
     async def make_due(self, event_id: str) -> None: ...
+
+    def session_held(self, session: str) -> AbstractAsyncContextManager[None]:
+        """Let a worker's session live for a block."""
+        ...
 
     async def pass_time(self, seconds: float) -> None: ...
 
@@ -111,6 +116,12 @@ class MemoryWorld:
 
     async def make_due(self, event_id: str) -> None:
         self._table.rows[event_id].available_at = self._now
+
+    @asynccontextmanager
+    async def session_held(self, session: str) -> AsyncIterator[None]:
+        self._table.held_sessions.add(session)
+        yield
+        self._table.held_sessions.remove(session)
 
     async def pass_time(self, seconds: float) -> None:
         self._now += seconds
@@ -178,6 +189,11 @@ class PostgresWorld:
     async def make_due(self, event_id: str) -> None:
         await self._pool.execute("UPDATE outbox_events SET available_at = now() WHERE id = $1", event_id)
 
+    @asynccontextmanager
+    async def session_held(self, session: str) -> AsyncIterator[None]:
+        async with lock_held(self._pool, session):
+            yield
+
     async def pass_time(self, seconds: float) -> None:
         await self._pool.execute("SELECT pg_sleep($1)", seconds)
 
@@ -186,6 +202,18 @@ class PostgresWorld:
         async with self._pool.acquire() as connection, connection.transaction():
             await connection.execute("SET LOCAL session_replication_role = replica")
             await connection.execute(_LATER, timedelta(seconds=seconds))
+
+
+@asynccontextmanager
+async def lock_held(pool: asyncpg.Pool, session: str) -> AsyncIterator[None]:
+    """Hold the lock of a worker's session as one of its connections does."""
+    key = int.from_bytes(bytes.fromhex(session), signed=True)
+    async with pool.acquire() as connection:
+        await connection.execute("SELECT pg_advisory_lock_shared(7184, $1)", key)
+        try:
+            yield
+        finally:
+            await connection.execute("SELECT pg_advisory_unlock_all()")
 
 
 def ids(claim: Claim) -> list[str]:

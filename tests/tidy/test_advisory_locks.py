@@ -14,8 +14,15 @@ PURPOSES = {
     "7181": {"sql/queries/pipeline_archive.sql"},
     "7182": {"sql/queries/lane.sql"},
     "7183": {"sea_mq_worker/adapters/postgres/schema/migrations.py"},
+    "7184": {
+        "sea_mq_worker/adapters/postgres/worker_session.py",
+        "sql/migrations/0004_context.sql",
+        "sql/queries/inbox.sql",
+        "sql/queries/outbox.sql",
+        "sql/queries/sessions.sql",
+    },
 }
-"""Files by number: both wake-ups, claims, new partitions, archive, lane, migrations."""
+"""Files by number: both wake-ups, claims, new partitions, archive, lane, migrations, sessions."""
 
 
 def test_a_number_of_an_advisory_lock_has_one_purpose() -> None:

@@ -46,6 +46,25 @@ async def test_a_message_that_somebody_took_over_is_not_acknowledged() -> None:
 
 
 @in_virtual_time
+async def test_after_a_lost_session_the_handler_is_called_only_under_a_lease_that_still_holds() -> None:
+    """The lease would last long, but others may have taken this worker for gone, and ended it."""
+    world = World()
+    world.handler.script = always(Unreachable())
+    taken, kept = world.send(), world.send()
+    async with world.consuming():
+        await world.observer.seen(CircuitOpened)
+        asked = world.handler.calls[taken]
+        world.session_lost_at = world.clock()
+        row = world.row(taken)
+        row.locked_by, row.locked_until = "w2#9", world.clock() + LEASE
+        world.handler.script = always(Respond())
+        done = await world.observer.seen(MessageProcessed)
+        lost = await world.observer.seen(LeasesLost)
+    assert (done.message_id, lost.count) == (kept, 1)
+    assert world.handler.calls[taken] == asked
+
+
+@in_virtual_time
 async def test_a_message_that_somebody_took_over_while_it_waited_is_not_handed_to_the_handler() -> None:
     world = World()
     world.handler.script = always(Unreachable())

@@ -25,6 +25,7 @@ from sea_mq_worker.domain.facts import (
     Noticed,
     WorkerStarted,
     WorkerStopped,
+    WorkerTakenOver,
 )
 from sea_mq_worker.telemetry import metrics as module
 from sea_mq_worker.telemetry.catalog.log_events import NOTICES
@@ -44,6 +45,7 @@ EVERY_FACT = (
     BatchRelayed(claimed=9, published=2, released=7, seconds=0.1),
     LeasesLost(side="inbox", count=3),
     LeasesReaped(count=4),
+    WorkerTakenOver(worker="w2", side="outbox", count=5),
     MessageProcessed(message_id="i", consumer="c", subject="s", status=409, seconds=0.3),
     MessageSkipped(message_id="i", consumer="c"),
     MessageRetried(message_id="i", consumer="c", error="e", attempts=1, delay_seconds=1.0),
@@ -65,6 +67,7 @@ EXPECTED = {
     "sea_mq_outbox_latency_seconds_bucket{le=3600.0}": 2,
     "sea_mq_outbox_batch_seconds_sum": 0.1,
     "sea_mq_leases_lost_total{side=inbox}": 3,
+    "sea_mq_leases_taken_over_total{side=outbox}": 5,
     "sea_mq_inbox_processed_total{consumer=c,status=409}": 1,
     "sea_mq_inbox_skipped_total{consumer=c}": 1,
     "sea_mq_inbox_retried_total{consumer=c}": 1,

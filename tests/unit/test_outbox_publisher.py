@@ -82,6 +82,7 @@ class World:
             StoreUnavailableError("the database is away"),
         )
         self._ordered = ordered
+        self.session_lost_at = -1.0
         self._hold_dead_keys = hold_dead_keys
         self._backoff = Backoff(base_seconds=delay, cap_seconds=300.0, random=lambda: 1.0)
 
@@ -163,6 +164,7 @@ class World:
             timeout_seconds=10.0,
             search_seconds=20.0,
             hold_dead_keys=self._hold_dead_keys,
+            session_lost_since=lambda moment: self.session_lost_at >= moment,
         )
 
     def _meet(self, message: OutboundMessage) -> Fault:
@@ -412,26 +414,6 @@ async def test_a_settlement_whose_answer_was_lost_is_no_lost_lease() -> None:
         await world.published(1)
     assert world.observer.of(LeasesLost) == []
     assert world.states() == {"a": "PUBLISHED"}
-
-
-@in_virtual_time
-async def test_a_settlement_that_outlasts_its_lease_is_given_up_and_stored_only_once() -> None:
-    world = World()
-    world.table.add("a")
-
-    def lose_database(_event_id: str) -> None:
-        world.outbox.down = len(world.sent) == 1
-
-    world.on_send = lose_database
-    async with world.relaying():
-        lost = await world.observer.seen(LeasesLost, within=2 * LEASE)
-        world.outbox.down = False
-        await asyncio.sleep(1)
-        assert (await world.outbox.reap()).leases == 1
-        await world.published(1)
-    assert (lost.side, lost.count) == ("outbox", 1)
-    assert world.sent == ["a", "a"]
-    assert world.stored() == ["a"]
 
 
 @pytest.mark.clause("delivery: no second copy after the duplicate window where that can be told")

@@ -1,11 +1,12 @@
 """Open connections with schema, time-outs and planner settings, and replace broken ones."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeAlias
 
 import asyncpg
 
@@ -14,6 +15,9 @@ from sea_mq_worker.adapters.postgres.opening import notice_silence, opening
 from sea_mq_worker.adapters.postgres.pooler import through_pooler
 from sea_mq_worker.domain.addresses import postgres_tls_files
 from sea_mq_worker.domain.errors import ContractError, StoreUnavailableError, is_shortage
+
+Join: TypeAlias = Callable[[asyncpg.Connection], Awaitable[None]]
+"""Adds a new connection to the worker's session."""
 
 _SCHEMA = re.compile(r"(?!pg_)[A-Za-z_][A-Za-z0-9_]{0,62}")
 
@@ -68,11 +72,13 @@ async def connect_pool(
     connect_timeout_seconds: float,
     hints: Mapping[str, str] = WORKER_HINTS,
     pooler: bool = False,
+    join: Join | None = None,
 ) -> asyncpg.Pool:
     """Open a pool whose statements use ``schema``; it starts with one connection.
 
     If the server does not end a statement within ``statement_timeout_seconds`` (it may be frozen or cut off),
     the client abandons the statement a little later. ``pooler``: a pooler in transaction mode is in between.
+    ``join`` is called with each connection before its first use.
 
     Raises:
         StoreUnavailableError: no primary can be reached.
@@ -89,7 +95,7 @@ async def connect_pool(
             timeout=connect_timeout_seconds,
             command_timeout=statement_timeout_seconds + _CLIENT_GRACE_SECONDS,
             target_session_attrs="read-write",
-            init=_welcome,
+            init=partial(_welcome, join=join),
             reset=_keep_as_is,
             **(through_pooler(settings) if pooler else {"server_settings": settings}),
         )
@@ -124,9 +130,11 @@ async def check_settings(connection: Any, settings: Mapping[str, str]) -> None:
         raise ContractError(f"PostgreSQL: the settings of a session do not arrive: {POOLER}")
 
 
-async def _welcome(connection: Any) -> None:
+async def _welcome(connection: Any, *, join: Join | None) -> None:
     notice_silence(connection)
     await check_server(connection)
+    if join is not None:
+        await join(connection)
 
 
 async def check_server(connection: Any) -> None:

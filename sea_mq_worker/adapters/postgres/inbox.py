@@ -10,6 +10,7 @@ from sea_mq_worker.adapters.postgres.connection import fetch, to_storable_text
 from sea_mq_worker.adapters.postgres.queries import load_queries
 from sea_mq_worker.domain.errors import StoreUnavailableError
 from sea_mq_worker.domain.inbox_results import (
+    AbandonedDelivery,
     AlreadySettled,
     ContentConflict,
     FailedHandling,
@@ -30,6 +31,7 @@ STATEMENTS = (
     "record_error",
     "begin_dead_letter",
     "mark_dead_lettered",
+    "take_over",
 )
 
 
@@ -44,15 +46,16 @@ class PostgresInboxAdapter:
     consumer that leased it last, and the message is handled once. Safe to use from several tasks.
     """
 
-    def __init__(self, *, pool: asyncpg.Pool, worker: str) -> None:
+    def __init__(self, *, pool: asyncpg.Pool, worker: str, session: str = "") -> None:
         """Use a pool opened with ``WORKER_HINTS``; no statement is run yet.
 
         Args:
             pool: connections to the service's schema.
             worker: name shown to people; fencing does not require it to be unique.
+            session: session whose end ends the leases, too; empty: they end by their time alone.
         """
         self._pool = pool
-        self._worker = worker
+        self._token_prefix = f"{worker}#{session}"
         self._unanswered: dict[tuple[str, ...], str] = {}
         self._sql = load_queries("inbox", *STATEMENTS)
 
@@ -110,11 +113,16 @@ class PostgresInboxAdapter:
         """Set ``dead_lettered_at`` where ``begin_dead_letter`` came before (CMD-052)."""
         return await self._write("mark_dead_lettered", leases)
 
+    async def take_over(self, session: str) -> Sequence[AbandonedDelivery]:
+        """End the leases in one statement, which keeps the session's worker out."""
+        rows = await fetch(self._pool, self._sql["take_over"], session)
+        return [AbandonedDelivery(**row) for row in rows]
+
     async def _insert(self, entries: Sequence[InboxEntry], lease_seconds: float) -> dict[str, Receipt]:
         if not entries:
             return {}
         ids, subjects, *others = zip(*entries, strict=True)
-        token = self._unanswered.pop(ids, "") or f"{self._worker}#{secrets.token_hex(4)}"
+        token = self._unanswered.pop(ids, "") or f"{self._token_prefix}{secrets.token_hex(4)}"
         columns = (
             ids,
             list(map(to_storable_text, subjects)),

@@ -22,9 +22,15 @@ from sea_mq_worker.domain.errors import RowsRefusedError
 from sea_mq_worker.domain.events import NO_BYTES_MAX, Claim, ClaimedEvent
 from sea_mq_worker.domain.outcomes import Died, Postponed, Published, Reaped, Released, Verdict
 
+_STATEMENTS = (
+    *("claim", "claim_ordered", "mark_published", "settle"),
+    *("reap", "reap_ordered", "take_over"),
+)
 _REFUSALS_MAX = 20
 _REFUSAL_SECONDS = 0.005
 _REAP_MAX = 500
+_TAKE_OVER_ROWS = 20_000
+"""Rows of each index that a takeover reads; more than all claims of some workers."""
 _YEAR_SECONDS = 31_536_000.0
 _EVENT = slice(-len(ClaimedEvent._fields), None)
 """Where a row of a claim holds the event."""
@@ -51,6 +57,7 @@ class PostgresOutboxAdapter:
         look_max: int = 5000,
         take_turns: bool = True,
         lane: PostgresLaneTurn | None = None,
+        session: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Serve a lane; nothing is asked of the database yet.
@@ -68,11 +75,12 @@ class PostgresOutboxAdapter:
             look_max: most rows of an index that one look for leases that ran out reads.
             take_turns: claims of several relays in the ordered lane avoid each other.
             lane: runs the claims of the ordered lane; None: the pool does.
+            session: whose end ends the claims, too; empty: they end by their time alone.
             clock: monotonic seconds, by which it spaces what it does now and then.
         """
         self._pool = pool
         self._clock = clock
-        self._worker = worker
+        self._owner_prefix = f"{worker}#{session}"
         self._lease_seconds = lease_seconds
         self._ordered = ordered
         self._hold_dead_keys = hold_dead_keys
@@ -82,9 +90,7 @@ class PostgresOutboxAdapter:
         self._look_max = look_max
         self._take_turns = take_turns
         self._fetch_ordered = lane.fetch if lane else partial(fetch, pool)
-        self._sql = load_named(
-            "outbox", "claim", "claim_ordered", "mark_published", "settle", "reap", "reap_ordered"
-        )
+        self._sql = load_named("outbox", *_STATEMENTS)
         self._fresh = ClaimCursor(clock)
         self._retries = ClaimCursor(clock)
         self._retries_first = False
@@ -146,6 +152,14 @@ class PostgresOutboxAdapter:
         if self._unreaped:
             raise RowsRefusedError("; ".join(self._unreaped))
         return Reaped(*map(sum, zip(*lanes, strict=True)))
+
+    async def take_over(self, session: str) -> int:
+        """End the leases of both lanes in one statement, which keeps the session's worker out."""
+        statement = self._sql["take_over"].sql
+        [row] = await fetch(self._pool, statement, session, self._failures_max, _TAKE_OVER_ROWS)
+        if self._ordered:
+            self._hints.update(row["keys"])
+        return int(row["leases"])
 
     async def _reap_lane(self, statement: str) -> Reaped:
         front = await self._look(statement, START, START)
@@ -322,7 +336,7 @@ class PostgresOutboxAdapter:
 
     def _owner(self) -> str:
         """Name one claim: two claims of one worker in the same microsecond stay apart."""
-        return f"{self._worker}#{secrets.token_hex(4)}"
+        return f"{self._owner_prefix}{secrets.token_hex(4)}"
 
 
 def _split(rows: Sequence[Any]) -> tuple[Any, list[ClaimedEvent]]:

@@ -12,13 +12,11 @@ import contextlib
 import asyncpg
 
 from sea_mq_worker.adapters.postgres.connection import session_settings
+from sea_mq_worker.adapters.postgres.direct import STATEMENT_SECONDS, close_in_time, connect_direct
 from sea_mq_worker.adapters.postgres.errors import translated
 from sea_mq_worker.adapters.postgres.lane_watch import LaneWatch
-from sea_mq_worker.adapters.postgres.opening import notice_silence, opening
 from sea_mq_worker.domain.errors import ContractError, UnavailableError
 
-_CONNECT_SECONDS = 10.0
-_STATEMENT_SECONDS = 5.0
 _HEARTBEAT_SECONDS = 30.0
 _LOOK_SECONDS = 1.0
 """Interval at which the connection is checked: the driver does not report every end of a connection."""
@@ -29,7 +27,7 @@ _LOCK_MILLISECONDS = "50"
 _LANES = {"unkeyed": 7177, "keyed": 7179}
 """Payload of each lane's notifications, and the first number of its advisory lock; as in outbox_notify."""
 
-_IDENTITY = "SELECT hashtext(current_schema()::text) AS key, pg_backend_pid() AS pid"
+_KEY = "SELECT hashtext(current_schema()::text)"
 _IS_PRIMARY = "SELECT current_setting('transaction_read_only') = 'off'"
 
 
@@ -87,7 +85,7 @@ class PostgresWakeup:
             return failed
         try:
             with translated():
-                return await self._connection.fetchval(statement, *args, timeout=_STATEMENT_SECONDS)
+                return await self._connection.fetchval(statement, *args, timeout=STATEMENT_SECONDS)
         except (UnavailableError, ContractError):
             return failed
 
@@ -114,20 +112,9 @@ class PostgresWakeup:
         Raises:
             ContractError: this is no direct connection, and listening on it is in vain.
         """
-        async with opening(self._dsn) as address:
-            connection = await asyncpg.connect(
-                **address,
-                timeout=_CONNECT_SECONDS,
-                command_timeout=_STATEMENT_SECONDS,
-                server_settings=self._settings,
-                target_session_attrs="read-write",
-            )
-        notice_silence(connection)
+        connection = await connect_direct(self._dsn, self._settings)
         try:
-            identity = await connection.fetchrow(_IDENTITY)
-            if identity["pid"] != connection.get_server_pid():
-                raise ContractError("LISTEN needs a direct connection, and this one leads through a proxy")
-            self._key = identity["key"]
+            self._key = await connection.fetchval(_KEY)
             lost = asyncio.Event()
             connection.add_termination_listener(lambda _: lost.set())
             await connection.add_listener(f"outbox_events.{self._key}", self._notified)
@@ -139,7 +126,7 @@ class PostgresWakeup:
             await self._until_lost(connection, lost)
         finally:
             self._forget()
-            await _close(connection)
+            await close_in_time(connection)
 
     async def _until_lost(self, connection: asyncpg.Connection, lost: asyncio.Event) -> None:
         """Beat: a connection that is cut off says nothing by itself, nor does one to a former primary."""
@@ -164,11 +151,3 @@ class PostgresWakeup:
     def _wake_all(self) -> None:
         for lane in self._lanes.values():
             lane.wake()
-
-
-async def _close(connection: asyncpg.Connection) -> None:
-    """Close within bounds; a connection that is lost already, or cut off, is dropped."""
-    try:
-        await connection.close(timeout=1.0)
-    except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
-        connection.terminate()

@@ -23,12 +23,14 @@ class LeaseRenewal:
     Attributes:
         clock: monotonic seconds.
         lease_seconds: processing lease in the inbox.
+        session_lost_since: whether others may have taken the worker, and its leases, for gone since a time.
     """
 
     inbox: InboxRepository
     store_breaker: CircuitBreaker
     clock: Callable[[], float]
     lease_seconds: float
+    session_lost_since: Callable[[float], bool]
 
     def start(self, item: InFlightMessage) -> None:
         """Count a new lease from when its message was received, which is before the inbox gave it."""
@@ -42,12 +44,15 @@ class LeaseRenewal:
             self.store_breaker.record_exception(error)
 
     async def still_leased(self, item: InFlightMessage, run: Leased, stop: asyncio.Event) -> bool:
-        """Return whether this worker still holds the lease; query the database only after a missed renewal.
+        """Return whether this worker still holds the lease.
+
+        Query the database only after a missed renewal, or where the lease is older than a lost session.
 
         Raises:
             StoppedError: the worker stopped while the database was away.
         """
-        if self.clock() >= item.leased_until:
+        confirmed_at = item.leased_until - self.lease_seconds
+        if self.clock() >= item.leased_until or self.session_lost_since(confirmed_at):
             await call_when_available(
                 lambda: self._extend([(item, run)]), breaker=self.store_breaker, stop=stop
             )

@@ -54,6 +54,7 @@ class InFlightMessage:
             stream=message.stream,
             stream_seq=message.seq,
             content_hash=content_hash(message),
+            reply=message.reply,
         )
         return cls(message=message, entry=entry, received_at=received_at, refusal=refusal)
 

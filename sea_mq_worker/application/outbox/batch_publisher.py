@@ -45,6 +45,8 @@ class BatchPublisher:
         search_seconds: most time by which reading a claim and a search may move that deadline; a worker that
             stalled for longer sends nothing, because another worker may have the claim.
         hold_dead_keys: a DEAD event holds back the later events of its key.
+        session_lost_since: whether others may have taken the worker for gone since a time; then it sends no
+            more of an earlier claim, because another worker may have it.
     """
 
     context: str
@@ -57,6 +59,7 @@ class BatchPublisher:
     timeout_seconds: float
     search_seconds: float
     hold_dead_keys: bool
+    session_lost_since: Callable[[float], bool]
 
     async def publish(
         self, events: tuple[ClaimedEvent, ...], *, claimed_at: float, stop: asyncio.Event
@@ -70,11 +73,15 @@ class BatchPublisher:
         deadline = self._deadline(claimed_at)
         possibly_published = self._possibly_published(events)
         clear, waiting = _split_searched(possibly_published, events)
-        asked = await self._send(clear, results, deadline, stop)
-        if waiting and self.clock() < deadline and not stop.is_set():
+
+        def may_send() -> bool:
+            return self.clock() < deadline and not stop.is_set() and not self.session_lost_since(claimed_at)
+
+        asked = await self._send(clear, results, deadline, may_send)
+        if waiting and may_send():
             left = await self._look_up(possibly_published, waiting, results)
             deadline = self._deadline(claimed_at)
-            asked |= await self._send(left, results, deadline, stop)
+            asked |= await self._send(left, results, deadline, may_send)
         else:
             for event in waiting:
                 results.add(Released(event))
@@ -83,13 +90,17 @@ class BatchPublisher:
         return results.verdicts
 
     async def _send(
-        self, left: Sequence[ClaimedEvent], results: "_Results", deadline: float, stop: asyncio.Event
+        self,
+        left: Sequence[ClaimedEvent],
+        results: "_Results",
+        deadline: float,
+        may_send: Callable[[], bool],
     ) -> bool:
         """Send wave after wave; return whether any message was sent."""
         asked = False
         while left:
             wave, left = self._next_wave(left)
-            in_time = self.clock() < deadline and not stop.is_set()
+            in_time = may_send()
             batch = [pair for event in wave if (pair := self._compose(event, results, in_time=in_time))]
             if not batch:
                 continue

@@ -7,12 +7,17 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
+import asyncpg
+
 from sea_mq_worker.adapters.nats.connection import NatsConnection
+from sea_mq_worker.adapters.postgres.worker_session import PostgresWorkerSession
 from sea_mq_worker.application.circuit_breaker import CircuitBreaker
 from sea_mq_worker.application.readiness import Readiness
 from sea_mq_worker.application.supervisor import Loop
+from sea_mq_worker.application.takeover import Takeover
 from sea_mq_worker.application.waiting import StoppedError, cancel_on_stop
 from sea_mq_worker.connections.nats import open_nats
+from sea_mq_worker.connections.postgres import open_pool
 from sea_mq_worker.connections.startup_retry import connect_with_retry
 from sea_mq_worker.domain.errors import BrokerUnavailableError
 from sea_mq_worker.domain.facts import Noticed, Progressed
@@ -27,7 +32,12 @@ _GOOD_NEWS = frozenset({"connected", "reconnected"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerContext:
-    """Shared collaborators; ``stack`` closes what was opened, in reverse order."""
+    """Shared collaborators; ``stack`` closes what was opened, in reverse order.
+
+    Attributes:
+        session: the worker's session in PostgreSQL; None behind a pooler.
+        takeover: takes over from workers that have ended, for the sides added to it; None without a session.
+    """
 
     settings: Settings
     name: str
@@ -37,6 +47,29 @@ class WorkerContext:
     stack: AsyncExitStack
     readiness: Readiness = field(default_factory=Readiness)
     clock: Callable[[], float] = time.monotonic
+    session: PostgresWorkerSession | None = None
+    takeover: Takeover | None = None
+
+    @property
+    def session_id(self) -> str:
+        """Return the part of the tokens that says whose leases they are; empty without a session."""
+        return self.session.id if self.session is not None else ""
+
+    def session_lost_since(self, moment: float) -> bool:
+        """Return whether others may have taken this worker for gone since ``moment``."""
+        return self.session is not None and self.session.lost_since(moment)
+
+    async def pool(self, purpose: str) -> asyncpg.Pool:
+        """Open a pool for one side; its connections belong to the worker's session."""
+        join = self.session.join if self.session is not None else None
+        pool = await connect_with_retry(
+            lambda: open_pool(self.settings, purpose=purpose, join=join),
+            what="PostgreSQL",
+            observer=self.observer,
+            stop=self.stop,
+        )
+        self.stack.push_async_callback(pool.close)
+        return pool
 
     def backoff(self, *, base_seconds: float, cap_seconds: float) -> Backoff:
         return Backoff(base_seconds=base_seconds, cap_seconds=cap_seconds, random=random.random)

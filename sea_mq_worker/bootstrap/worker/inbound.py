@@ -8,6 +8,7 @@ from sea_mq_worker.adapters.nats.consume.max_deliveries import NatsExhaustedMess
 from sea_mq_worker.adapters.nats.publish.publisher import NatsJetStreamPublisher
 from sea_mq_worker.adapters.postgres.inbox import PostgresInboxAdapter, PostgresResumptions
 from sea_mq_worker.application.circuit_breaker import CircuitBreaker
+from sea_mq_worker.application.inbox.abandoned import AbandonedDeliveries
 from sea_mq_worker.application.inbox.call_slots import CallSlots
 from sea_mq_worker.application.inbox.completion import CompletionBatcher
 from sea_mq_worker.application.inbox.consumer import InboxConsumer
@@ -29,7 +30,6 @@ from sea_mq_worker.bootstrap.worker.inbox_sharing import share_inbox
 from sea_mq_worker.bootstrap.worker.missed_messages import missed_message_loop
 from sea_mq_worker.bootstrap.worker.telemetry import traced_handler
 from sea_mq_worker.connections.handler import open_batch_handler, open_handler
-from sea_mq_worker.connections.postgres import open_pool
 from sea_mq_worker.connections.startup_retry import connect_with_retry
 from sea_mq_worker.domain.facts import Noticed
 from sea_mq_worker.domain.retry import Backoff
@@ -51,12 +51,9 @@ async def inbound_loops(base: WorkerContext) -> tuple[NatsConnection, dict[str, 
     Returns the loops, and the connection that they share.
     """
     s = base.settings
-    pool = await connect_with_retry(
-        lambda: open_pool(s, purpose="inbox"), what="PostgreSQL", observer=base.observer, stop=base.stop
-    )
-    base.stack.push_async_callback(pool.close)
+    pool = await base.pool("inbox")
     connection, loops = await base.nats("inbox")
-    inbox = PostgresInboxAdapter(pool=pool, worker=base.name)
+    inbox = PostgresInboxAdapter(pool=pool, worker=base.name, session=base.session_id)
     store_breaker = base.breaker("inbox database", cap_seconds=_PROBE_MAX_SECONDS)
     dead_letterer = await _dead_letterer(base, connection, inbox, store_breaker)
     handler_caller = _handler_caller(base, dead_letterer)
@@ -66,6 +63,12 @@ async def inbound_loops(base: WorkerContext) -> tuple[NatsConnection, dict[str, 
     consumers = [await _consumer(base, connection, durable) for durable in s.consumers]
     loops["consumers of the inbox"] = await share_inbox(base, pool, consumers, store_breaker)
     loops["missed messages"] = await missed_message_loop(base, connection, pool, store_breaker)
+    if base.takeover is not None:
+        base.takeover.sides["inbox"] = AbandonedDeliveries(
+            inbox=inbox,
+            consumers={(consumer.stream, consumer.name): consumer for consumer in consumers},
+            backoff=_backoff(base),
+        ).take_over
     consuming = {}
     for consumer in consumers:
         loop = _inbox_loop(base, consumer, inbox, recorder, handler_caller)
@@ -132,6 +135,7 @@ def _lease_renewal(base: WorkerContext, recorder: InboxRecorder) -> LeaseRenewal
         store_breaker=recorder.store_breaker,
         clock=base.clock,
         lease_seconds=recorder.lease_seconds,
+        session_lost_since=base.session_lost_since,
     )
 
 

@@ -25,7 +25,6 @@ from sea_mq_worker.application.supervisor import Loop
 from sea_mq_worker.bootstrap.worker.context import WorkerContext
 from sea_mq_worker.bootstrap.worker.lost_events import lost_event_check
 from sea_mq_worker.bootstrap.worker.telemetry import traced_publisher
-from sea_mq_worker.connections.postgres import open_pool
 from sea_mq_worker.connections.startup_retry import connect_with_retry
 from sea_mq_worker.domain.facts import Noticed
 from sea_mq_worker.domain.retry import RetryPolicy
@@ -48,10 +47,7 @@ async def outbound_loops(base: WorkerContext, *, stands_by: bool = True) -> dict
     ``stands_by``: while another worker serves the lane with keys, this one does not.
     """
     s = base.settings
-    pool = await connect_with_retry(
-        lambda: open_pool(s, purpose="outbox"), what="PostgreSQL", observer=base.observer, stop=base.stop
-    )
-    base.stack.push_async_callback(pool.close)
+    pool = await base.pool("outbox")
     connection, loops = await base.nats("outbox")
     publishing = _publishing(base, await _publisher(base, connection))
     store_breaker = base.breaker("outbox database", cap_seconds=_PROBE_MAX_SECONDS)
@@ -69,6 +65,8 @@ async def outbound_loops(base: WorkerContext, *, stands_by: bool = True) -> dict
         store_breaker=store_breaker,
         room=MemoryBudget(s.outbox_bytes_max),
     )
+    if base.takeover is not None:
+        base.takeover.sides["outbox"] = ordered.take_over
     reaper = LeaseReaper(outbox=unordered, observer=base.observer)
     reap_seconds = min(s.outbox_lease_seconds / 2, _REAP_SECONDS_MAX)
     reaping = PeriodicTask(work=reaper.reap, store_breaker=store_breaker, seconds=reap_seconds)
@@ -182,6 +180,7 @@ def _publishing(base: WorkerContext, publisher: JetStreamPublisher) -> BatchPubl
         timeout_seconds=s.outbox_publish_timeout_seconds,
         search_seconds=_search_seconds(s),
         hold_dead_keys=s.outbox_dead_key == "hold",
+        session_lost_since=base.session_lost_since,
     )
 
 
@@ -203,6 +202,7 @@ def _outbox(
         failures_max=s.outbox_failures_max,
         delay_max_seconds=max(s.outbox_backoff_max_seconds, duplicate_window_seconds, _REAP_DELAY_SECONDS),
         lane=lane,
+        session=base.session_id,
     )
 
 

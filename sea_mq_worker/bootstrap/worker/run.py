@@ -20,6 +20,7 @@ from sea_mq_worker.bootstrap.worker.inbound import inbound_loops
 from sea_mq_worker.bootstrap.worker.operator_api import WorkerOperatorApi
 from sea_mq_worker.bootstrap.worker.outbound import outbound_loops
 from sea_mq_worker.bootstrap.worker.sampling import DEPTH_MAX, consumer_sampling, sampling
+from sea_mq_worker.bootstrap.worker.session import with_session
 from sea_mq_worker.bootstrap.worker.shutdown import bounded_stack
 from sea_mq_worker.bootstrap.worker.telemetry import metrics_export, start_tracing
 from sea_mq_worker.connections.secret_files import read_secret
@@ -59,6 +60,7 @@ async def run_worker(settings: Settings, stop: asyncio.Event) -> ExitCode:
         status = _status(base, activity)
         started = await _serve_admin(base, status)
         try:
+            base = await with_session(base)
             loops = await _loops(base, status)
         except StoppedError:
             return ExitCode.DONE
@@ -87,6 +89,8 @@ async def _loops(base: WorkerContext, status: WorkerStatus) -> dict[str, Loop]:
     if base.settings.consumers:
         connection, inbound = await inbound_loops(base)
         loops |= inbound | consumer_sampling(base, status, connection)
+    if base.takeover is not None:
+        loops["takeover"] = base.takeover.run
     return loops
 
 

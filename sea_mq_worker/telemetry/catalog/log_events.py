@@ -28,6 +28,7 @@ from sea_mq_worker.domain.facts import (
     TypeSlowed,
     WorkerStarted,
     WorkerStopped,
+    WorkerTakenOver,
 )
 
 LoggedFact: TypeAlias = Fact | EventPublished
@@ -60,6 +61,11 @@ _FACTS: tuple[tuple[type[LoggedFact], Level, str], ...] = (
         "A lease was lost before settlement: to another worker, or in an outage. Often: this worker stalls.",
     ),
     (LeasesReaped, "warning", "A worker died or stalled with events in flight; they are due again."),
+    (
+        WorkerTakenOver,
+        "warning",
+        "A worker ended with events or messages in flight, and this one took them over: read its last log.",
+    ),
     (MessageProcessed, "debug", "The handler confirmed the effect, and the inbox recorded it."),
     (MessageSkipped, "debug", "The worker acknowledged a duplicate without calling the handler."),
     (
@@ -143,6 +149,14 @@ NOTICES = tuple(
         (
             "event_not_attempted",
             "An event was claimed 16, 32, 64, ... times and released unsent: check circuits and time-outs.",
+        ),
+        (
+            "session_lost",
+            "The worker lost its session in PostgreSQL and opens another one; often: PostgreSQL restarted.",
+        ),
+        (
+            "session_refused",
+            "The worker can have no session in PostgreSQL: if it dies, its leases end by their time alone.",
         ),
         ("plaintext_connection", "A connection leaves the machine unencrypted: use TLS."),
         (

@@ -242,6 +242,14 @@ METRICS = (
         ("side",),
     ),
     Metric(
+        "sea_mq_leases_taken_over_total",
+        "counter",
+        "{lease}",
+        "Leases that this worker ended because the worker that held them had ended.",
+        "A worker was killed or crashed with events or messages in flight.",
+        ("side",),
+    ),
+    Metric(
         "sea_mq_circuit_open",
         "gauge",
         "{circuit}",

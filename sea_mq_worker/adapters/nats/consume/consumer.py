@@ -139,6 +139,10 @@ class NatsJetStreamConsumer:
         """Request redelivery after a delay (POL-047-007)."""
         await self._send(msg.reply, _nak(delay_seconds))
 
+    async def give_back(self, reply: str, *, delay_seconds: float) -> None:
+        """Request redelivery: the server takes a NAK from any client."""
+        await self._send(reply, _nak(delay_seconds))
+
     async def in_progress(self, msg: InboundMessage) -> None:
         """Restart the message's ack_wait."""
         await self._send(msg.reply, b"+WPI")

@@ -12,6 +12,7 @@ TABLES = (
     "sea_mq_context",
     "sea_mq_consumers",
     "sea_mq_standings",
+    "sea_mq_sessions",
     "outbox_events",
     "inbox_messages",
     "operator_actions",
@@ -24,7 +25,9 @@ _FUNCTION = re.compile(
 )
 _OWN_PATH = re.compile(r"SET search_path = ([^;]*?) AS \$\$")
 _NOT_FOR_ALL = re.compile(r"^REVOKE ALL ON FUNCTION ([\w, ]+)\s+FROM PUBLIC;", re.MULTILINE)
-_TABLE = re.compile(r"^CREATE TABLE (?:IF NOT EXISTS )?(\w+) \((.*?)^\)", re.MULTILINE | re.DOTALL)
+_TABLE = re.compile(
+    r"^CREATE (?:UNLOGGED )?TABLE (?:IF NOT EXISTS )?(\w+) \((.*?)^\)", re.MULTILINE | re.DOTALL
+)
 _COLUMN_ADDED = re.compile(r"^ALTER TABLE (\w+) ADD COLUMN ([^;]*);", re.MULTILINE)
 _NAMED = re.compile(r'CONSTRAINT "?(\w+)"? (.*)', re.DOTALL)
 _CHECK = re.compile(r"(?:CONSTRAINT (\w+) )?(CHECK \(.*)", re.DOTALL)

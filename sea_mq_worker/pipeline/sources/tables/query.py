@@ -123,6 +123,7 @@ INBOX = SourceTable(
         "content_hash": "bytes",
         "locked_until": "time",
         "locked_by": "text",
+        "reply": "text",
         "dead_letter_reason": "text",
         "dead_letter_begun_at": "time",
         "dead_lettered_at": "time",

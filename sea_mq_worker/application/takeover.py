@@ -1,0 +1,78 @@
+"""Takeover: ends the leases of workers that have ended, long before the leases do by themselves."""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from sea_mq_worker.application.row_isolation import report_refused
+from sea_mq_worker.application.waiting import StoppedError, cancel_on_stop, sleep_or_stop
+from sea_mq_worker.domain.errors import DependencyError, RowsRefusedError
+from sea_mq_worker.domain.facts import WorkerTakenOver
+from sea_mq_worker.ports.observer import Observer
+from sea_mq_worker.ports.sessions import OtherSession, WorkerSessions
+
+_LOOK_SECONDS = 1.0
+"""Interval between two looks at the sessions of other workers."""
+_CONFIRM_SECONDS = 0.4
+"""Time for a worker that lost all its connections, and lives, to connect again."""
+_ALONE_SECONDS = 30.0
+"""Longest wait of a worker that sees no other one; a session that begins ends the wait."""
+
+EndLeases = Callable[[str], Awaitable[int]]
+
+
+@dataclass(slots=True, kw_only=True)
+class Takeover:
+    """Looks at the sessions of other workers, and takes over from those that are gone in two looks.
+
+    Attributes:
+        sides: by side, the call that ends the leases of a session and returns their number. A side that this
+            worker does not have is left to others.
+    """
+
+    sessions: WorkerSessions
+    observer: Observer
+    sides: dict[str, EndLeases] = field(default_factory=dict)
+    _suspected: frozenset[OtherSession] = frozenset()
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Look until the worker stops."""
+        with contextlib.suppress(StoppedError):
+            while not stop.is_set():
+                try:
+                    others = await self.look()
+                except DependencyError:
+                    self._suspected = frozenset()
+                    others = True
+                if self._suspected:
+                    await sleep_or_stop(stop, seconds=_CONFIRM_SECONDS)
+                elif others:
+                    await sleep_or_stop(stop, seconds=_LOOK_SECONDS)
+                else:
+                    wait = self.sessions.wait_for_change(timeout_seconds=_ALONE_SECONDS)
+                    await cancel_on_stop(stop, wait)
+
+    async def look(self) -> bool:
+        """Take over from sessions that were gone at the last look, too; return whether others are left.
+
+        Raises:
+            StoreUnavailableError: the own session was interrupted: two looks in a row are needed anew.
+        """
+        others = [one for one in await self.sessions.others() if one.side in self.sides]
+        gone = {one for one in others if one.is_gone}
+        confirmed = gone & self._suspected
+        self._suspected = frozenset(gone - confirmed)
+        for session in sorted(confirmed):
+            await self._take_over(session)
+        return len(others) > len(confirmed)
+
+    async def _take_over(self, session: OtherSession) -> None:
+        try:
+            count = await self.sides[session.side](session.session)
+        except RowsRefusedError as error:  # these leases end by their time, each by itself
+            report_refused(self.observer, f"{session.side} of worker {session.worker}", error)
+            count = 0
+        await self.sessions.forget(session)
+        if count:
+            self.observer.observe(WorkerTakenOver(worker=session.worker, side=session.side, count=count))

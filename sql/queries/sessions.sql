@@ -1,0 +1,36 @@
+-- Sessions of workers: which of them live, by advisory locks that each connection of a worker holds shared.
+-- A session that was begun on an earlier start of the server proves nothing: its lock ended with that server.
+
+-- name: begin
+-- Records that the session of this connection's lock has begun on this server, forgets those of earlier starts, and
+-- wakes the workers that were alone. Index: the primary key.
+-- $1 session, $2 sides, $3 worker.
+WITH earlier AS (
+    DELETE FROM sea_mq_sessions WHERE server_started_at <> pg_postmaster_start_time() AND session <> $1::text
+), begun AS (
+    INSERT INTO sea_mq_sessions (session, side, worker, server_started_at)
+    SELECT $1::text, side, $3::text, pg_postmaster_start_time() FROM unnest($2::text[]) AS own (side)
+        ON CONFLICT (session, side) DO UPDATE SET server_started_at = excluded.server_started_at
+)
+SELECT pg_notify('sea_mq_sessions.' || hashtext(current_schema()::text)::text, '');
+
+-- name: others
+-- The sessions of other workers, and of each whether no connection holds its lock any more. The statement takes a free
+-- lock until its end; where a living worker holds it, nothing waits. Few rows, read as a whole. None are returned where
+-- somebody has made the table a logged one: it would survive a crash, which no lock does.
+-- $1 own session.
+WITH known AS MATERIALIZED (
+    SELECT session, side, worker FROM sea_mq_sessions
+     WHERE session <> $1::text AND server_started_at = pg_postmaster_start_time()
+       AND (SELECT relpersistence = 'u' FROM pg_class WHERE oid = 'sea_mq_sessions'::regclass)
+)
+SELECT session, side, worker,
+       pg_try_advisory_xact_lock(7184, ('x' || session)::bit(32)::int) AS is_gone
+  FROM known;
+
+-- name: forget
+-- Forgets one side of a session whose lock is free. Index: the primary key.
+-- $1 session, $2 side.
+DELETE FROM sea_mq_sessions
+ WHERE session = $1::text AND side = $2::text
+   AND pg_try_advisory_xact_lock(7184, ('x' || $1::text)::bit(32)::int);

@@ -1,0 +1,67 @@
+"""The InboxRepository contract: what a worker that ended had leased."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from sea_mq_worker.adapters.postgres.connection import WORKER_HINTS
+from sea_mq_worker.domain.inbox_results import AbandonedDelivery, Leased, LeasedElsewhere
+from tests.support.inboxes import MemoryWorld, PostgresWorld, World, entry, insert, lease
+from tests.support.rows import opened
+from tests.support.servers import Database
+
+GONE, OTHER = "9f3a00e1", "00c0ffee"
+
+
+@pytest.fixture(params=["memory", "postgres"])
+async def world(request: pytest.FixtureRequest, database: Database) -> AsyncIterator[World]:
+    if request.param == "memory":
+        yield MemoryWorld()
+        return
+    async with opened(database, hints=WORKER_HINTS) as pool:
+        yield PostgresWorld(pool)
+
+
+async def test_the_leases_of_a_session_that_is_gone_end_and_name_their_deliveries(world: World) -> None:
+    one = entry(reply="$JS.ACK.x.1")
+    await lease(world.inbox("dead", GONE), one)
+    heir = world.inbox("heir", OTHER)
+
+    assert await heir.take_over(GONE) == [AbandonedDelivery(one.stream, one.consumer, "$JS.ACK.x.1", 1)]
+
+    assert not (await world.row(one.message_id)).leased
+    assert (await lease(heir, one)).attempts == 2
+    assert await heir.take_over(GONE) == []
+
+
+async def test_the_leases_of_a_session_that_lives_hold(world: World) -> None:
+    one = entry()
+    await lease(world.inbox("living", GONE), one)
+    heir = world.inbox("heir", OTHER)
+
+    async with world.session_held(GONE):
+        assert await heir.take_over(GONE) == []
+
+    [receipt] = await insert(heir, one)
+    assert isinstance(receipt, LeasedElsewhere)
+
+
+async def test_neither_other_sessions_nor_settled_messages_are_taken_over(world: World) -> None:
+    for session in (OTHER, ""):
+        await lease(world.inbox(GONE, session), entry())
+    dead = world.inbox("dead", GONE)
+    done = await lease(dead, entry())
+    await dead.mark_processed([done.lease])
+
+    assert await world.inbox("heir").take_over(GONE) == []
+
+
+async def test_a_worker_that_was_taken_over_records_nothing(world: World) -> None:
+    one = entry()
+    late = world.inbox("late", GONE)
+    held: Leased = await lease(late, one)
+    await world.inbox("heir").take_over(GONE)
+
+    assert await late.extend([held.lease], lease_seconds=60.0) == frozenset()
+    assert await late.mark_processed([held.lease]) == frozenset()
+    assert not (await world.row(one.message_id)).processed

@@ -1,0 +1,149 @@
+"""What a worker that is killed had claimed moves on long before its leases end."""
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import asyncpg
+import pytest
+
+from sea_mq_worker.embedded import EmbeddedNats, EmbeddedPostgres
+from tests.faults.test_database import reconnected
+from tests.faults.test_outbox_crashes import SESSIONS_ENDED, has_come_to_claimed
+from tests.support.jetstream import SECOND
+from tests.support.processes import frozen
+from tests.support.site import SiteWith, site
+from tests.support.waiting import eventually
+
+LONG: Mapping[str, Any] = MappingProxyType({
+    "outbox_publish_timeout_seconds": 20,
+    "database_timeout_seconds": 5,
+    "outbox_lease_seconds": 120,
+    "inbox_lease_seconds": 120,
+    "handler_timeout_seconds": 20,
+})  # fmt: skip
+"""Leases that no test waits for."""
+PATIENT = MappingProxyType({"ack_wait": 120 * SECOND})
+MOVES_WITHIN_SECONDS = 20.0
+"""Far below the leases; the kill table measures on a quiet machine."""
+
+
+UNTIL_TAKEN_OVER_SECONDS = 2.5
+"""Longer than the two looks that a takeover takes."""
+
+
+@pytest.mark.fault("P06")
+async def test_events_of_a_killed_worker_move_again_without_waiting_for_their_lease(
+    own_nats: EmbeddedNats, site_with: SiteWith
+) -> None:
+    async with site_with(nats_url=own_nats.url, consumer=PATIENT, **LONG) as made:
+        async with made.worker(name="killed") as killed:
+            await killed.ready()
+            os.kill(own_nats.pid, signal.SIGSTOP)
+            ids = [*await made.commit(3), *await made.commit(3, ordering_key="k")]
+            for event_id in ids:
+                await has_come_to_claimed(made, event_id)
+            killed.send(signal.SIGKILL)
+            await killed.ended()
+        os.kill(own_nats.pid, signal.SIGCONT)
+        async with made.worker(name="killed") as heir:
+            await made.published(within=MOVES_WITHIN_SECONDS)
+            await heir.tells("worker_taken_over")
+            taken = 'sea_mq_leases_taken_over_total{side="outbox"}'
+            assert (await heir.metrics())[taken] == 6
+        await made.audit()
+        assert {(await made.row(event_id))["failures"] for event_id in ids} == {1}
+
+
+async def restart(server: EmbeddedPostgres) -> None:
+    await server.stop()
+    await server.start()
+
+
+async def crash(server: EmbeddedPostgres) -> None:
+    await server.stop("immediate")
+    await server.start()
+
+
+async def crash_one_backend(server: EmbeddedPostgres) -> None:
+    """The server ends all sessions and recovers, without being started again."""
+    connection = await asyncpg.connect(server.dsn)
+    with contextlib.suppress(asyncpg.PostgresError, OSError):
+        os.kill(await connection.fetchval("SELECT pg_backend_pid()"), signal.SIGKILL)
+        await connection.fetchval("SELECT 1")
+    connection.terminate()
+
+    async def has_recovered() -> bool:
+        try:
+            await (await asyncpg.connect(server.dsn)).close()
+        except (asyncpg.PostgresError, OSError):
+            return False
+        return True
+
+    await eventually(has_recovered, what="the server has recovered")
+
+
+async def end_all_sessions(server: EmbeddedPostgres) -> None:
+    connection = await asyncpg.connect(server.dsn)
+    await connection.execute(SESSIONS_ENDED)
+    await connection.close()
+
+
+async def end_lock_sessions(server: EmbeddedPostgres) -> None:
+    connection = await asyncpg.connect(server.dsn)
+    await connection.execute(f"{SESSIONS_ENDED} AND application_name = 'sea_mq_worker session'")
+    await connection.close()
+
+
+@pytest.mark.fault("P08")
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        *(
+            pytest.param(trouble, marks=pytest.mark.long)
+            for trouble in (restart, crash, end_all_sessions, end_lock_sessions)
+        ),
+        crash_one_backend,
+    ],
+)
+async def test_a_living_worker_whose_sessions_end_keeps_its_leases(
+    own_postgres: EmbeddedPostgres,
+    own_nats: EmbeddedNats,
+    names: str,
+    tmp_path: Path,
+    trouble: Callable[[EmbeddedPostgres], Awaitable[None]],
+) -> None:
+    """Each of two workers could take over from the other while both hold claims of a frozen broker."""
+    async with (
+        site(
+            dsn=own_postgres.dsn,
+            nats_url=own_nats.url,
+            name=names,
+            folder=tmp_path,
+            consumer=PATIENT,
+            **LONG,
+        ) as made,
+        made.worker(name="one", outbox_batch_max=1, outbox_batches_max=1) as one,
+        made.worker(name="other", outbox_batch_max=1, outbox_batches_max=1) as other,
+    ):
+        for worker in (one, other):
+            await worker.ready()
+        with frozen(own_nats.pid):
+            ids = await made.commit(2)
+            for event_id in ids:
+                await has_come_to_claimed(made, event_id)
+            await trouble(own_postgres)
+            async with reconnected(made) as here:
+                await asyncio.sleep(UNTIL_TAKEN_OVER_SECONDS)
+                assert {(await here.row(event_id))["state"] for event_id in ids} == {"CLAIMED"}
+        async with reconnected(made) as here:
+            await here.published()
+            await here.audit()
+            assert {(await here.row(event_id))["failures"] for event_id in ids} == {0}
+        for worker in (one, other):
+            assert "worker_taken_over" not in worker.events()
