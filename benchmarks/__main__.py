@@ -10,6 +10,7 @@ import uvloop
 
 from benchmarks.report import WORKER, Progress, Round, document, machine, tables, write
 from benchmarks.stage import open_stage
+from benchmarks.sweep import RATES
 from benchmarks.workloads import Workload, long_workloads, workloads
 
 Results: TypeAlias = dict[str, list[Round]]
@@ -20,6 +21,7 @@ _QUICK = {
     "events": 1_000,
     "messages": 200,
     "rate": 50,
+    "rates": (100,),
     "seconds": 3,
     "idle": 1.0,
     "history": 5_000,
@@ -60,6 +62,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--messages", type=int, default=10_000, help="messages for the inbox (10000)")
     parser.add_argument("--rate", type=int, default=500, help="events a second at the steady rate (500)")
+    parser.add_argument(
+        "--rates", type=int, nargs="+", default=RATES, metavar="RATE", help="rates of the sweep (50 to 10000)"
+    )
     parser.add_argument("--seconds", type=int, default=20, help="how long they come, from 2 (20)")
     parser.add_argument("--idle", type=float, default=10.0, help="seconds without any, before (10)")
     parser.add_argument(

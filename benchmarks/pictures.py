@@ -7,6 +7,8 @@ from benchmarks.charts import Bar, Group, chart
 from benchmarks.comparison import OURS, PROGRAMS, fastest_first
 from benchmarks.report import WORKER
 from benchmarks.steady import PERCENTS, RETURNED, SENT
+from benchmarks.sweep import NATS, POSTGRES
+from benchmarks.sweep import WORKER as WORKER_CPU
 
 _STEADY = "steady rate"
 _BETWEEN = "between the time since COMMIT was answered and the time since it was sent"
@@ -52,6 +54,24 @@ def latency(workloads: Mapping[str, Any]) -> str:
         f"From commit to stream, {median['rate']:,.0f} events a second",
         [Group(title="milliseconds", bars=bars)],
         series=(_BETWEEN,),
+    )
+
+
+def costs_by_rate(rates: Mapping[str, Mapping[str, float]]) -> str:
+    """Draw the processor time of an event at each rate."""
+    names = {WORKER_CPU: "worker", POSTGRES: "PostgreSQL, inserts included", NATS: "nats-server"}
+    bars = [
+        Bar(
+            label=rate,
+            parts={name: found[measure] for measure, name in names.items()},
+            note=f"{found[WORKER_CPU]:,.0f} + {found[POSTGRES]:,.0f} + {found[NATS]:,.0f} us",
+        )
+        for rate, found in rates.items()
+    ]
+    return chart(
+        "CPU of an event by the rate at which events come",
+        [Group(title="microseconds", bars=bars)],
+        series=tuple(names.values()),
     )
 
 

@@ -1,7 +1,7 @@
 """Texts and pictures of the figures in docs/proof/benchmarks, for ``python -m tools.docs``.
 
-``peers.json`` comes from ``python -m benchmarks.peers``; ``worker.json``, ``long.json``, ``churn.json`` and
-``looks.json`` from ``python -m benchmarks``; any of these may be missing.
+``peers.json`` comes from ``python -m benchmarks.peers``; ``worker.json``, ``sweep.json``, ``long.json``,
+``churn.json`` and ``looks.json`` from ``python -m benchmarks``, and there need not be all of them.
 """
 
 import json
@@ -14,11 +14,14 @@ from benchmarks.comparison import OURS, fastest_first, notes
 from benchmarks.comparison import PROGRAMS as RELAY_PROGRAMS
 from benchmarks.counters import PROGRAMS
 from benchmarks.looks import MEASURES, PROCESSED, PUBLISHED, by_question
-from benchmarks.pictures import costs_of_relays, latency, rates_beside_floors, rates_of_relays
+from benchmarks.pictures import costs_by_rate, costs_of_relays, latency, rates_beside_floors, rates_of_relays
 from benchmarks.report import WORKER
+from benchmarks.sweep import MEASURES as SWEEP_MEASURES
+from benchmarks.sweep import by_rate
 
 FOLDER = Path(__file__).parents[1] / "docs" / "proof" / "benchmarks"
 _LOOKS = "looks"
+_SWEEP = "steady rate sweep"
 
 
 def of_the_worker() -> str:
@@ -41,6 +44,16 @@ def latency_picture() -> str:
     return latency(_workloads())
 
 
+def is_swept() -> bool:
+    """Return whether there are figures of the sweep."""
+    return _SWEEP in _workloads()
+
+
+def sweep_picture() -> str:
+    """Draw the cost of an event at each rate."""
+    return costs_by_rate(by_rate(_workloads()[_SWEEP]["median"][WORKER]["more"]))
+
+
 def peers_picture() -> str:
     """Draw every relay's rates."""
     return rates_of_relays(_loaded("peers")["relays"])
@@ -52,7 +65,7 @@ def peers_cpu_picture() -> str:
 
 
 def _own_reports() -> list[Any]:
-    return [_loaded(name) for name in ("worker", "long", "churn", "looks") if _file(name).exists()]
+    return [_loaded(name) for name in ("worker", "sweep", "long", "churn", "looks") if _file(name).exists()]
 
 
 def _workloads() -> dict[str, Any]:
@@ -75,13 +88,20 @@ def _own(reports: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     yield "![The worker's rates beside their floors](benchmarks/rates.svg)"
     yield ""
     yield "![From the commit of an event to its place in the stream](benchmarks/latency.svg)"
+    if is_swept():
+        yield ""
+        yield "![Processor time of an event at each rate](benchmarks/sweep.svg)"
     for report in reports:
         rounds = max(len(found["rounds"]) for found in report["workloads"].values())
         yield ""
         yield _measured_on(report["machine"], rounds)
         yield ""
         looks = report["workloads"].get(_LOOKS)
-        others = {name: found for name, found in report["workloads"].items() if name != _LOOKS}
+        swept = report["workloads"].get(_SWEEP)
+        own = {_LOOKS, _SWEEP}
+        others = {name: found for name, found in report["workloads"].items() if name not in own}
+        if swept:
+            yield from _swept(swept["median"][WORKER]["more"])
         if others:
             yield from _medians(others)
             yield from _more(others)
@@ -141,6 +161,17 @@ def _looks(more: Mapping[str, float]) -> Iterator[str]:
     yield from _head("asked", *MEASURES)
     for question, found in by_question(more).items():
         yield _row(f"`{question}`", *(f"{found[measure]:,.0f}" for measure in MEASURES))
+
+
+def _swept(more: Mapping[str, float]) -> Iterator[str]:
+    """Tell what an event costs and how long it takes at each rate."""
+    yield "Steady rate sweep, of one event:"
+    yield ""
+    yield from _head("rate", *SWEEP_MEASURES)
+    for rate, found in by_rate(more).items():
+        yield _row(
+            rate, *(f"{found[m]:,.0f}" if found[m] >= 100 else f"{found[m]:.3g}" for m in SWEEP_MEASURES)
+        )
 
 
 def _peers(report: Mapping[str, Any]) -> Iterator[str]:

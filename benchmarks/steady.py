@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import quantiles
 
@@ -17,14 +17,18 @@ from sea_mq_worker.domain.headers import MSG_ID
 from sea_mq_worker.producer import Event, enqueue
 
 _PRODUCERS = 16
+_TRANSACTIONS_PER_SECOND = 1_000
+"""Above this rate a transaction has several events: producers and their commits are not what is measured."""
 _SETTLE_SECONDS = 3.0
 _LOOK_SECONDS = 0.25
 _WARM_UP_SECONDS = 1.0
 _BACKLOG_SECONDS = 1.0
 """A rate is sustained if the backlog never exceeds the events of this time."""
 _FETCH = 1_000
+SUSTAINED = "sustained (1) or not (0)"
 SENT, RETURNED = "stored after COMMIT sent", "stored after COMMIT returned"
 PERCENTS = (50, 90, 99, 99.9)
+_STATEMENTS_OF_A_TRANSACTION = 3
 _WAITING = "SELECT count(*) FROM outbox_events WHERE published_at IS NULL"
 
 
@@ -41,13 +45,15 @@ class Production:
     """The producers' results.
 
     Attributes:
-        commits: by the event's ID, without the warm-up.
-        backlog_max: maximum number of waiting events.
+        commits: by the event's id, those of the warm-up left out.
+        backlog_max: most events that waited at once.
+        statements: that the producers and the watch over the backlog sent.
     """
 
     commits: dict[str, Commit] = field(default_factory=dict)
     seconds: float = 0.0
     backlog_max: int = 0
+    statements: int = 0
 
 
 async def steady(stage: Stage, *, per_second: int, seconds: int, idle_seconds: float) -> dict[str, Figure]:
@@ -66,6 +72,7 @@ async def steady(stage: Stage, *, per_second: int, seconds: int, idle_seconds: f
         cost = Cost.between(before, await worker.read())
         rate = count / production.seconds
         more = idle | await _latencies(run, production, count) | _backlog(production, rate, per_second)
+        more["producers' statements"] = production.statements
         return {
             "worker": Figure(count=count, rate=rate, cost=cost, peak_bytes=worker.peak_bytes(), more=more)
         }
@@ -82,7 +89,7 @@ async def _idle(worker: Worker, seconds: float) -> dict[str, float]:
 
 
 async def _produce(run: Run, count: int, per_second: int) -> Production:
-    """Commit one event at a time, each when it is due, however long the earlier ones take."""
+    """Commit each event when it is due, however long the earlier ones take."""
     production = Production()
     dsn = run.settings["SEA_MQ_DATABASE_URL"]
     async with contextlib.AsyncExitStack() as stack:
@@ -90,7 +97,8 @@ async def _produce(run: Run, count: int, per_second: int) -> Production:
         for connection in connections:
             stack.push_async_callback(connection.close)
         watching = asyncio.create_task(_watch(run, production))
-        numbers = iter(range(count))
+        together = max(1, per_second // _TRANSACTIONS_PER_SECOND)
+        numbers = _groups(count, together)
         began = time.perf_counter()
         async with asyncio.TaskGroup() as group:
             for connection in connections:
@@ -102,29 +110,44 @@ async def _produce(run: Run, count: int, per_second: int) -> Production:
 
 
 async def _commit_in_time(
-    connection: asyncpg.Connection, numbers: Iterator[int], began: float, per_second: int, to: Production
+    connection: asyncpg.Connection,
+    groups: Iterator[Sequence[int]],
+    began: float,
+    per_second: int,
+    to: Production,
 ) -> None:
-    for number in numbers:
-        due_seconds = number / per_second
+    for numbers in groups:
+        due_seconds = numbers[0] / per_second
         await asyncio.sleep(began + due_seconds - time.perf_counter())
-        event = Event(
-            aggregate_type="order",
-            aggregate_id=str(number),
-            event_type="order.created",
-            payload={"order": number, "customer": f"customer-{number % 997}", "total": number * 1.25},
-        )
+        events = [_event(number) for number in numbers]
         transaction = connection.transaction()
         await transaction.start()
-        await enqueue(connection, event)
+        await enqueue(connection, *events)
         sent_ns = time.time_ns()
         await transaction.commit()
+        to.statements += _STATEMENTS_OF_A_TRANSACTION
         if due_seconds >= _WARM_UP_SECONDS:
-            to.commits[str(event.id)] = Commit(sent_ns, time.time_ns())
+            commit = Commit(sent_ns, time.time_ns())
+            to.commits.update({str(event.id): commit for event in events})
+
+
+def _event(number: int) -> Event:
+    return Event(
+        aggregate_type="order",
+        aggregate_id=str(number),
+        event_type="order.created",
+        payload={"order": number, "customer": f"customer-{number % 997}", "total": number * 1.25},
+    )
+
+
+def _groups(count: int, size: int) -> Iterator[Sequence[int]]:
+    return (range(first, min(first + size, count)) for first in range(0, count, size))
 
 
 async def _watch(run: Run, production: Production) -> None:
     while True:
         await asyncio.sleep(_LOOK_SECONDS)
+        production.statements += 1
         production.backlog_max = max(production.backlog_max, await run.database.fetchval(_WAITING))
 
 
@@ -136,11 +159,12 @@ async def _latencies(run: Run, production: Production, count: int) -> dict[str, 
         SENT: [stored[identity] - commit.sent_ns for identity, commit in commits],
         RETURNED: [stored[identity] - commit.returned_ns for identity, commit in commits],
     }
-    return {
+    found = {
         f"{name}, p{percent:g} ms": quantiles(ns, n=1_000, method="inclusive")[round(percent * 10) - 1] / 1e6
         for name, ns in since.items()
         for percent in PERCENTS
     }
+    return found | {f"{name}, max ms": max(ns) / 1e6 for name, ns in since.items()}
 
 
 async def _stored_ns(run: Run, count: int) -> Mapping[str, int]:
@@ -163,5 +187,5 @@ def _backlog(production: Production, rate: float, per_second: int) -> dict[str, 
     bounded = production.backlog_max <= per_second * _BACKLOG_SECONDS
     return {
         "backlog, most at once": production.backlog_max,
-        "sustained (1) or not (0)": float(bounded and rate >= 0.99 * per_second),
+        SUSTAINED: float(bounded and rate >= 0.99 * per_second),
     }

@@ -13,6 +13,7 @@ from benchmarks.looks import looks
 from benchmarks.memory import memory
 from benchmarks.stage import Stage
 from benchmarks.steady import steady
+from benchmarks.sweep import sweep
 from benchmarks.workers import workers
 
 Workload: TypeAlias = Callable[[Stage], Awaitable[dict[str, Figure]]]
@@ -49,6 +50,9 @@ def workloads(options: Namespace) -> Mapping[str, Workload]:
 def long_workloads(options: Namespace) -> Mapping[str, Workload]:
     """Return what takes minutes and is measured on request."""
     return {
+        "steady rate sweep": lambda stage: sweep(
+            stage, rates=options.rates, seconds=options.seconds, idle_seconds=0.0
+        ),
         "drain, history": lambda stage: history(stage, count=options.events, published=options.history),
         "looks": lambda stage: looks(stage, published=options.history, times=options.looks),
         "memory": lambda stage: memory(stage, count=options.memory),

@@ -17,6 +17,7 @@ FLOORS = {
     "inbox, 200 in flight": {"floor: load generator"},
     "inbox, batches": {"floor: load generator"},
     "inbox, bare handler": {"floor: load generator"},
+    "steady rate sweep": set(),
     "drain, history": {"worker, no history"},
     "looks": set(),
     "memory": set(),

@@ -38,6 +38,7 @@ PAGES: Mapping[Path, Text] = {
     PEERS: sections(results=results.of_relays),
     results.FOLDER / "rates.svg": whole(results.rates_picture),
     results.FOLDER / "latency.svg": whole(results.latency_picture),
+    **({results.FOLDER / "sweep.svg": whole(results.sweep_picture)} if results.is_swept() else {}),
     results.FOLDER / "peers.svg": whole(results.peers_picture),
     results.FOLDER / "peers-cpu.svg": whole(results.peers_cpu_picture),
     PROMETHEUS_RULE: whole(alerts.prometheus_rule),
