@@ -226,7 +226,7 @@ NEEDS = {
     "relay": (
         *("outbox.", "inbox.", "context.", "pipeline_drain.", "inspection.outbox_depth_capped", "page."),
         *("partitions.exist", "partitions.make", "consumers.", "standings.", "ghosts."),
-        *("resume.", "refused."),
+        *("resume.", "refused.", "lane.", "sessions."),
     ),
     "operator": (
         *("inspection.", "audit.", "lists.", "replay.", "operations.begin", "operations.redriven"),
