@@ -1,1 +1,1 @@
-"""The composition root: the only place that constructs adapters."""
+"""The composition root: wires the worker's process."""

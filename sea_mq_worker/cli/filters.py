@@ -1,7 +1,7 @@
 """Options that filter events or dead letters, for all commands that take them.
 
-A field has the name of the filter's field that it sets. A new filter of events needs a field here, a field of
-``OutboxFilter``, and a condition in ``sql/queries/lists.sql`` and ``replay.sql``.
+A field has the name of the filter's field that it sets. A new filter of events needs a field here and one of
+``OutboxFilter``, and a condition in ``sql/queries/lists.sql``, ``replay.sql`` and ``testing/outbox.py``.
 """
 
 from collections.abc import Sequence

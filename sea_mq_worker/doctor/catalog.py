@@ -1,4 +1,8 @@
-"""Base of the finding catalogs; each part of the system has its own."""
+"""Base of the finding catalogs.
+
+``database_catalog`` and ``broker_catalog`` have the texts of their parts. ``worker``, ``handler`` and
+``security`` have theirs beside their checks.
+"""
 
 import enum
 

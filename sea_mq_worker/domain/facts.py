@@ -20,7 +20,7 @@ class EventPublished:
     """By the database's clock: time of the claim plus the time until the settlement."""
     duplicate: bool
     latency_seconds: float
-    """From the event's creation to the broker's acknowledgement."""
+    """From the due time, or the first attempt if earlier, to the broker's acknowledgement."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""In-memory fake of the event handler: a table of effects, and a script of its behaviour."""
+"""In-memory stand-in for a service's event handler: a table of effects, and a script of its behaviour."""
 
 import asyncio
 from collections import Counter

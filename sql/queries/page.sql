@@ -1,4 +1,5 @@
--- Queries of the worker's page beside the depth. They only read, at a cost that does not depend on the backlog.
+-- Queries of the worker's page beside the depth; its totals are counted in telemetry/metrics.py.
+-- They only read, at a cost that does not depend on the backlog.
 
 -- name: overview
 -- Reasons of DEAD events and dead-lettered messages, the most frequent first, from a limited number of rows; and the

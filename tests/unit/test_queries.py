@@ -1,13 +1,14 @@
 """How the statements of ``sql/queries`` are loaded and bound."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from uuid import UUID
 
 import pytest
 
 from sea_mq_worker.adapters.postgres import queries
 from sea_mq_worker.adapters.postgres.queries import NamedQuery, all_queries, load_named
+from sea_mq_worker.domain.read_models import InboxFilter, OutboxFilter
 
 FILE = """-- A file.
 
@@ -59,3 +60,24 @@ def test_a_missing_parameter_is_an_error(dead: NamedQuery) -> None:
 @pytest.mark.parametrize(("name", "query"), EVERY, ids=[name for name, _ in EVERY])
 def test_parameters_of_a_statement_are_either_all_named_or_all_numbered(name: str, query: NamedQuery) -> None:
     assert not (query.parameters and re.search(r"\$\d", query.text)), name
+
+
+@pytest.mark.parametrize(
+    ("statement", "which", "elsewhere"),
+    [
+        ("replay.choose", OutboxFilter, {"before_id"}),
+        ("lists.list_outbox", OutboxFilter, set()),
+        ("lists.list_outbox_by_id", OutboxFilter, {"ids", "correlation_id", "before_id", "since", "until"}),
+        ("lists.list_inbox", InboxFilter, set()),
+        ("lists.list_inbox_by_id", InboxFilter, {"ids", "before_id", "since", "until"}),
+    ],
+)
+def test_a_statement_that_chooses_rows_applies_every_filter(
+    statement: str, which: type[OutboxFilter | InboxFilter], elsewhere: set[str]
+) -> None:
+    """A filter that a statement did not know would choose more rows than asked for.
+
+    ``elsewhere``: other statements serve these, or the range of ids covers them.
+    """
+    names = {one.name for one in fields(which)}
+    assert names - set(dict(EVERY)[statement].parameters) == elsewhere

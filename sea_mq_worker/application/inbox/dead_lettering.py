@@ -3,6 +3,8 @@
 The inbox records the intent, the stream confirms the dead letter, the inbox records that, and only then is
 the message acknowledged. Inside the deduplication window the stream drops a repeat; a later repeat finds the
 recorded intent and searches the stream before it publishes.
+
+``handler_call`` decides which messages are dead-lettered.
 """
 
 import asyncio

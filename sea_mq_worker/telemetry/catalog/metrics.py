@@ -1,4 +1,4 @@
-"""Catalog of the worker's metrics; the worker exposes no others."""
+"""Catalog of the worker's metrics; the worker exposes no others. ``telemetry.metrics`` counts them."""
 
 from dataclasses import dataclass
 from typing import Literal, TypeAlias

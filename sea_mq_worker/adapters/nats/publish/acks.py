@@ -1,4 +1,4 @@
-"""Judges a stream's reply to a publish."""
+"""Judges a stream's reply to a publish. ``pipelined`` and ``ordered`` handle a reply that does not come."""
 
 import json
 from collections.abc import Mapping
