@@ -15,13 +15,15 @@ def dev(
             metavar="-- COMMAND",
             show_default=False,
             help="Program and arguments to run after the sample traffic has arrived. Its environment has the "
-            "SEA_MQ_* settings of the servers. The demo stops with its exit code.",
+            "SEA_MQ_* settings of the servers. The demo stops with the program's exit code.",
         ),
     ] = None,
     folder: Annotated[
         Path | None, typer.Option(help="Data folder of the servers (default: a temporary folder).")
     ] = None,
-    events: Annotated[int, typer.Option(min=1, help="Sample events to send in each direction.")] = 1000,
+    events: Annotated[
+        int, typer.Option(min=1, help="Number of sample events to send in each direction.")
+    ] = 1000,
     leave: Annotated[bool, typer.Option("--exit", help="Stop when the sample traffic has arrived.")] = False,
 ) -> None:
     """Run the worker on an embedded PostgreSQL and nats-server with sample traffic; needs no settings."""

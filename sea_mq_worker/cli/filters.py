@@ -62,7 +62,7 @@ class DeadLetterOptions:
     consumer: Annotated[str | None, typer.Option(help="Durable consumer that received the message.")] = None
     since: SinceOption = None
     until: UntilOption = None
-    error: Annotated[str | None, typer.Option(help="Part of the detail.")] = None
+    error: Annotated[str | None, typer.Option(help="Part of the dead letter's detail.")] = None
 
     def filter(self, reason: Reason | None, *, after_seq: int = 0) -> DeadLetterFilter:
         """Return the filter."""

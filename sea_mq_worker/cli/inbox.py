@@ -140,7 +140,7 @@ def resume(
     actor: ActorOption,
     json: JsonOption = False,
 ) -> None:
-    """End the slow pace of an event type in all workers within seconds; it returns if messages still fail."""
+    """End the slow pace of an event type in all workers within seconds; it begins again on new failures."""
     action = change_rows(lambda tables: tables.resume(type_, actor=actor, reason=reason))
     if json:
         print_json(Resumed(action=action, event_type=type_))

@@ -26,7 +26,7 @@ def enable(
 ) -> None:
     """Divide the outbox into daily partitions; this cannot be undone.
 
-    The command locks the table while it reads it once. Workers wait and then continue without a restart.
+    The command reads the table once and locks it meanwhile. Workers wait and continue without a restart.
     """
     run_command(
         lambda settings: _enable(settings, actor=actor, reason=reason, dry_run=dry_run),

@@ -79,7 +79,7 @@ def prune(
     dry_run: DryRunOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Delete events published, and messages processed or closed, before a time; keep all others.
+    """Delete old finished rows: events published, and messages processed or closed, before a time.
 
     A message has its effect again if it is delivered after its row was deleted. So prune keeps the rows of
     messages that a consumed stream still holds. A partition whose events may all be deleted is dropped. If

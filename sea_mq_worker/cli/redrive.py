@@ -67,7 +67,7 @@ class DeadLetterRequest:
 
 @with_options
 def redrive(*, request: DeadLetterRequest) -> None:
-    """Call the handler again with dead letters, in this process; exit 1 if one fails and stays.
+    """Send dead letters to the handler again, from this process; exit 1 if one fails and is kept.
 
     Stops after 10 failures in a row. If interrupted, run the same command again: finished dead letters are
     gone.

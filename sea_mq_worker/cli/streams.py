@@ -23,7 +23,8 @@ StreamsOption = Annotated[
     typer.Option(
         "--stream",
         metavar="NAME",
-        help="Only this stream with its consumers, also of another context; may be repeated.",
+        help="Stream to take, with its consumers, also of another context; may be repeated (default: "
+        "this context's streams).",
     ),
 ]
 

@@ -231,7 +231,7 @@ class PairKind(Kind):
     BROKER_CLOCK = (
         Severity.WARNING,
         "the clocks of NATS and PostgreSQL differ by more than a minute",
-        "`prune`, `replay` and the search for an id compare times of both",
+        "`prune`, `replay` and the search for an ID compare times of both clocks",
         "synchronize both machines with the same time server",
     )
     EVENT_TOO_LARGE = (

@@ -183,7 +183,7 @@ class DatabaseKind(Kind):
     )
     DEAD_ROWS = (
         Severity.WARNING,
-        "a table has more than five times as many dead rows as start an autovacuum",
+        "a table has more than five times the number of dead rows that starts an autovacuum",
         "claims slow down and the table grows; vacuum is blocked or too slow",
         "vacuum the table, and look for old transactions",
     )
@@ -220,7 +220,7 @@ class DatabaseKind(Kind):
     )
     OUTBOX_AHEAD = (
         Severity.WARNING,
-        "open events have times in the future: PostgreSQL's clock was set back since",
+        "open events have times in the future: PostgreSQL's clock was set back after their insert",
         "ages and times mislead; a running worker sends the events within 20 s",
         "run a worker, and synchronize the server's clock with a time server",
     )

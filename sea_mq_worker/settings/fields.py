@@ -168,11 +168,12 @@ class Settings(BaseModel):
         10, description="Number of failed attempts after which an event is DEAD."
     )
     outbox_age_max_seconds: TimeoutSeconds = Field(
-        604800.0, description="Seconds after its first attempt at which a failing event is DEAD."
+        604800.0,
+        description="Time limit of a failing event, in seconds from its first attempt; then it is DEAD.",
     )
     outbox_dead_key: Literal["continue", "hold"] = Field(
         "continue",
-        description="`continue` publishes events of a key after a DEAD one; `hold` keeps them back.",
+        description="Events of a key behind a DEAD one: `continue` publishes them, `hold` keeps them back.",
     )
 
     outbox_partition_days: Annotated[int, Field(ge=1, le=365)] = Field(
@@ -189,7 +190,7 @@ class Settings(BaseModel):
     handler_batch_url: str = Field(
         "",
         description="URL that receives several messages per POST, as http://127.0.0.1:8000/handle-batch; "
-        "empty: every message by itself.",
+        "empty: one message per POST.",
     )
     handler_batch_max: Annotated[int, Field(ge=2, le=1000)] = Field(
         100, description="Maximum number of messages in a batch for the handler."
@@ -199,13 +200,13 @@ class Settings(BaseModel):
         description="Maximum size of a batch's body, in bytes; a larger message is sent by itself.",
     )
     handler_timeout_seconds: TimeoutSeconds = Field(
-        60.0, description="Time limit of one handler call, of a batch, too, in seconds."
+        60.0, description="Time limit of a handler call, in seconds; a batch is one call."
     )
     handler_concurrency: Annotated[int, Field(ge=1, le=1000)] = Field(
         50, description="Maximum number of concurrent handler calls, per consumer; a batch is one call."
     )
     handler_accept_statuses: frozenset[int] = Field(
-        frozenset({200, 409}), description="HTTP statuses by which the handler confirms the effect."
+        frozenset({200, 409}), description="HTTP statuses that confirm the handler's effect, comma-separated."
     )
     handler_token_file: OptionalPath = Field(None, description="File with the bearer token for the handler.")
     handler_allow_link_local: bool = Field(
@@ -213,12 +214,12 @@ class Settings(BaseModel):
     )
     handler_keep_problem: bool = Field(
         False,
-        description="Copy `type` and `title` of RFC 9457 problem details into errors; keep payloads "
-        "out of them.",
+        description="Copy `type` and `title` of RFC 9457 problem details into errors; the handler "
+        "must put no payload into them.",
     )
     handler_tls_ca_file: OptionalPath = Field(
         None,
-        description="CA certificate that signed the handler's (default: the system's authorities).",
+        description="CA that signed the handler's certificate (default: the system's authorities).",
     )
     handler_tls_cert_file: OptionalPath = Field(
         None, description="Client certificate for mutual TLS with the handler."
@@ -228,11 +229,11 @@ class Settings(BaseModel):
     )
     handler_slow_after: Count = Field(
         10,
-        description="Number of consecutive messages without an effect that slow an event type.",
+        description="Number of consecutive messages without an effect after which an event type is slow.",
     )
     handler_slow_failures_per_second: Annotated[float, Field(ge=0.01, le=1000)] = Field(
         1.0,
-        description="Failures of a slow event type that count, per second; the others are retried.",
+        description="Number of failures of a slow event type that count, per second; others are retried.",
     )
     inbox_in_flight_max: Annotated[int, Field(ge=1, le=10_000)] | None = Field(
         None,

@@ -115,10 +115,10 @@ COMMENT ON INDEX idx_outbox_unpublished IS 'SDS-047: the depth and the age of th
 COMMENT ON INDEX idx_outbox_correlation IS 'SDS-047: all events of one request.';
 COMMENT ON INDEX idx_outbox_due IS 'Claims of the lane without ordering keys.';
 COMMENT ON INDEX idx_outbox_retry IS
-    'Claims of that lane''s events that failed before. Each claim reserves them a share.';
+    'Claims of events without an ordering key that failed before. Each claim reserves a share for them.';
 COMMENT ON INDEX idx_outbox_due_ordered IS 'Claims of the lane with ordering keys.';
 COMMENT ON INDEX idx_outbox_retry_ordered IS
-    'Claims of that lane''s events that failed before. Each claim reserves them a share.';
+    'Claims of events with an ordering key that failed before. Each claim reserves a share for them.';
 COMMENT ON INDEX idx_outbox_ordering IS 'The run of an ordering key.';
 COMMENT ON INDEX idx_outbox_dead IS 'DEAD events; with an ordering key, those that may hold it.';
 

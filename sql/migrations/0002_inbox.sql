@@ -38,7 +38,7 @@ CREATE TABLE inbox_messages (
     vacuum_truncate = off
 );
 
-COMMENT ON TABLE inbox_messages IS 'Received messages and their results (SDS-047 2.2). By its row a processed message is never handled again.';
+COMMENT ON TABLE inbox_messages IS 'Received messages and their results (SDS-047 2.2). The row of a processed message prevents a second handling.';
 COMMENT ON COLUMN inbox_messages.message_id IS 'UUID of the message: the event''s ID.';
 COMMENT ON COLUMN inbox_messages.subject IS 'Subject of the message.';
 COMMENT ON COLUMN inbox_messages.received_at IS 'Time of the first delivery.';
@@ -57,9 +57,9 @@ COMMENT ON COLUMN inbox_messages.reply IS
     'Reply subject of the leased delivery, by which the server delivers it again if the worker dies.';
 COMMENT ON COLUMN inbox_messages.dead_letter_reason IS
     'Reason of the dead letter, recorded before it is published (CMD-052).';
-COMMENT ON COLUMN inbox_messages.dead_letter_begun_at IS 'From this time on the dead letter may be in its stream.';
+COMMENT ON COLUMN inbox_messages.dead_letter_begun_at IS 'Time from which on the dead letter may be in its stream.';
 COMMENT ON COLUMN inbox_messages.dead_lettered_at IS
-    'Time at which its stream had acknowledged the dead letter, or an operator gave the message up.';
+    'Time at which the dead-letter stream had acknowledged, or an operator gave the message up.';
 
 CREATE INDEX idx_inbox_unprocessed ON inbox_messages (received_at) WHERE processed_at IS NULL;
 CREATE INDEX idx_inbox_dead_lettered ON inbox_messages (dead_lettered_at) WHERE dead_lettered_at IS NOT NULL;

@@ -24,7 +24,7 @@ CREATE TABLE sea_mq_consumers (
     CONSTRAINT sea_mq_consumers_pkey PRIMARY KEY (stream, durable, handler)
 );
 
-COMMENT ON TABLE sea_mq_consumers IS 'Durable consumers that workers consume, and for which handler.';
+COMMENT ON TABLE sea_mq_consumers IS 'Durable consumers that workers consume, each with its handler.';
 COMMENT ON COLUMN sea_mq_consumers.stream IS 'Stream of the durable.';
 COMMENT ON COLUMN sea_mq_consumers.durable IS 'Name of the durable consumer.';
 COMMENT ON COLUMN sea_mq_consumers.handler IS

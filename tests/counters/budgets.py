@@ -21,9 +21,9 @@ STATEMENTS_PER_BATCH = Budget(
     "one claims, one settles; each is a round trip and a transaction",
 )
 STATEMENTS_PER_PACED_EVENT = Budget(
-    "statements to PostgreSQL per event, 100 a second come one by one",
+    "statements to PostgreSQL per event, at 100 single events a second",
     1.5,
-    "one claims each; the settlements of several go together, and the lane with keys does not look",
+    "one claims each event; several events are settled together, and the lane with keys does not poll",
 )
 STATEMENTS_PER_MESSAGE = Budget(
     "statements to PostgreSQL per inbound message, 50 in flight",

@@ -50,13 +50,17 @@ IdsOption = Annotated[list[UUID] | None, typer.Option("--id", help="Event ID; ma
 IdsFileOption = Annotated[
     Path | None, typer.Option(help="File with one event ID per line.", exists=True, dir_okay=False)
 ]
-SinceOption = Annotated[str | None, typer.Option(metavar="TIME", help="Created at this time or later.")]
-UntilOption = Annotated[str | None, typer.Option(metavar="TIME", help="Created before this time.")]
+SinceOption = Annotated[
+    str | None, typer.Option(metavar="TIME", help="Select events created from this time on.")
+]
+UntilOption = Annotated[
+    str | None, typer.Option(metavar="TIME", help="Select events created before this time.")
+]
 PublishedSinceOption = Annotated[
-    str | None, typer.Option(metavar="TIME", help="Last published at this time or later.")
+    str | None, typer.Option(metavar="TIME", help="Select events last published from this time on.")
 ]
 PublishedUntilOption = Annotated[
-    str | None, typer.Option(metavar="TIME", help="Last published before this time.")
+    str | None, typer.Option(metavar="TIME", help="Select events last published before this time.")
 ]
 CapOption = Annotated[int, typer.Option(min=1, help="Replay no event if more than this many match.")]
 PaceOption = Annotated[int, typer.Option(min=1, help="Put back at most this many events a second.")]

@@ -64,7 +64,7 @@ _FACTS: tuple[tuple[type[LoggedFact], Level, str], ...] = (
     (
         WorkerTakenOver,
         "warning",
-        "A worker ended with events or messages in flight, and this one took them over: read its last log.",
+        "A worker died with work in flight, and this worker took it over: read the dead worker's last log.",
     ),
     (MessageProcessed, "debug", "The handler confirmed the effect, and the inbox recorded it."),
     (MessageSkipped, "debug", "The worker acknowledged a duplicate without calling the handler."),
@@ -156,7 +156,7 @@ NOTICES = tuple(
         ),
         (
             "session_refused",
-            "The worker can have no session in PostgreSQL: if it dies, its leases end by their time alone.",
+            "PostgreSQL refuses the worker's session: if the worker dies, its leases end only by expiry.",
         ),
         ("plaintext_connection", "A connection leaves the machine unencrypted: use TLS."),
         (
@@ -178,12 +178,12 @@ NOTICES = tuple(
         ),
         (
             "message_undeliverable",
-            "The worker handles an undeliverable message, which no delivery would bring again.",
+            "The worker handles a message that its consumer will not deliver again.",
         ),
         ("message_lost", "A message had no effect, and its stream no longer stores it: send it again."),
         (
             "undeliverable_not_readable",
-            "The worker may not read the stream and finds no undeliverable messages: grant STREAM.MSG.GET.",
+            "The worker may not read the stream, nor messages not delivered again: grant STREAM.MSG.GET.",
         ),
         (
             "resume_not_readable",

@@ -93,7 +93,7 @@ METRICS = (
         "sea_mq_outbox_oldest_seconds",
         "gauge",
         "s",
-        "Time since the oldest such event was due; for a failed event, since its first attempt.",
+        "Time since the oldest event of the depth was due; for a failed event, since its first attempt.",
         "The lag of the stream behind the database.",
     ),
     Metric(
@@ -245,7 +245,7 @@ METRICS = (
         "sea_mq_leases_taken_over_total",
         "counter",
         "{lease}",
-        "Leases that this worker ended because the worker that held them had ended.",
+        "Leases that this worker ended because their worker had died.",
         "A worker was killed or crashed with events or messages in flight.",
         ("side",),
     ),
