@@ -79,7 +79,7 @@ def prune(
     dry_run: DryRunOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Delete old finished rows: events published, and messages processed or closed, before a time.
+    """Delete rows finished before a time: published events, processed or closed messages; keep all others.
 
     A message has its effect again if it is delivered after its row was deleted. So prune keeps the rows of
     messages that a consumed stream still holds. A partition whose events may all be deleted is dropped. If

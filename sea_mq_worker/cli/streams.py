@@ -23,8 +23,8 @@ StreamsOption = Annotated[
     typer.Option(
         "--stream",
         metavar="NAME",
-        help="Stream to take, with its consumers, also of another context; may be repeated (default: "
-        "this context's streams).",
+        help="Stream to check or apply, with its consumers, also of another context; may be repeated "
+        "(default: this context's streams and durables).",
     ),
 ]
 

@@ -233,7 +233,7 @@ class Settings(BaseModel):
     )
     handler_slow_failures_per_second: Annotated[float, Field(ge=0.01, le=1000)] = Field(
         1.0,
-        description="Number of failures of a slow event type that count, per second; others are retried.",
+        description="Failures that count for a slow event type, per second; others use up no attempt.",
     )
     inbox_in_flight_max: Annotated[int, Field(ge=1, le=10_000)] | None = Field(
         None,

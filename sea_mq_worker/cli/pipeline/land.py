@@ -51,7 +51,7 @@ _DedupeDays = Annotated[
     typer.Option(min=0, help="Search this many days back for copies of a message ID (default: no limit)."),
 ]
 _LateSeconds = Annotated[
-    float, typer.Option(min=0, help="Count an event as late above N seconds from occurrence to storing.")
+    float, typer.Option(min=0, help="Count an event as late if stored this many seconds after it occurred.")
 ]
 _CompactFiles = Annotated[
     int,

@@ -183,7 +183,7 @@ NOTICES = tuple(
         ("message_lost", "A message had no effect, and its stream no longer stores it: send it again."),
         (
             "undeliverable_not_readable",
-            "The worker may not read the stream, nor messages not delivered again: grant STREAM.MSG.GET.",
+            "The worker may not read the stream and misses messages not redelivered: grant STREAM.MSG.GET.",
         ),
         (
             "resume_not_readable",
