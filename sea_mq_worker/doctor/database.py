@@ -27,7 +27,7 @@ _ENCODING = "UTF8"
 _ALONGSIDE = "INDEX CONCURRENTLY"
 """Creates an index without blocking writes; PostgreSQL refuses it for a partitioned table."""
 _READS = "SELECT"
-_WRITES = 8
+_WRITES = 11
 """Number of required privileges other than SELECT."""
 
 

@@ -308,7 +308,7 @@ SELECT CASE WHEN count(*) < cardinality($3::uuid[]) THEN coalesce(array_agg(id::
 -- each index (null: to the end).
 WITH fresh AS MATERIALIZED (
     SELECT o.ctid AS tid, o.id, o.available_at, o.seq, o.state, o.claimed_at,
-           CASE WHEN o.state = 'CLAIMED' THEN abs(extract(epoch FROM now() - o.claimed_at)) > $1::float8
+           CASE WHEN o.state = 'CLAIMED' THEN abs(extract(epoch FROM now() - o.claimed_at))::float8 > $1::float8
                 ELSE o.available_at > now() AND o.created_at > now()
                      AND o.available_at <= o.created_at + interval '1 minute' END AS wrong
       FROM outbox_events o
@@ -318,7 +318,7 @@ WITH fresh AS MATERIALIZED (
      LIMIT $4::int
 ), retried AS MATERIALIZED (
     SELECT o.ctid AS tid, o.id, o.available_at, o.seq, o.state, o.claimed_at,
-           CASE WHEN o.state = 'CLAIMED' THEN abs(extract(epoch FROM now() - o.claimed_at)) > $1::float8
+           CASE WHEN o.state = 'CLAIMED' THEN abs(extract(epoch FROM now() - o.claimed_at))::float8 > $1::float8
                 ELSE o.available_at > now()
                      AND (o.first_attempt_at > now() OR o.available_at > now() + $9::float8 * interval '1 second')
                 END AS wrong
@@ -364,7 +364,7 @@ SELECT now() AS at,
 -- Parameters and row as in reap.
 WITH fresh AS MATERIALIZED (
     SELECT o.ctid AS tid, o.id, o.available_at, o.seq, o.state, o.claimed_at,
-           CASE WHEN o.state = 'CLAIMED' THEN abs(extract(epoch FROM now() - o.claimed_at)) > $1::float8
+           CASE WHEN o.state = 'CLAIMED' THEN abs(extract(epoch FROM now() - o.claimed_at))::float8 > $1::float8
                 ELSE o.available_at > now() AND o.created_at > now()
                      AND o.available_at <= o.created_at + interval '1 minute' END AS wrong
       FROM outbox_events o
@@ -374,7 +374,7 @@ WITH fresh AS MATERIALIZED (
      LIMIT $4::int
 ), retried AS MATERIALIZED (
     SELECT o.ctid AS tid, o.id, o.available_at, o.seq, o.state, o.claimed_at,
-           CASE WHEN o.state = 'CLAIMED' THEN abs(extract(epoch FROM now() - o.claimed_at)) > $1::float8
+           CASE WHEN o.state = 'CLAIMED' THEN abs(extract(epoch FROM now() - o.claimed_at))::float8 > $1::float8
                 ELSE o.available_at > now()
                      AND (o.first_attempt_at > now() OR o.available_at > now() + $9::float8 * interval '1 second')
                 END AS wrong

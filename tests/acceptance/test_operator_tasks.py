@@ -79,13 +79,13 @@ async def test_where_is_my_event(world: World) -> None:
     assert f"outbox replay {event}" in told.out
 
 
-async def test_what_became_of_all_that_one_request_caused(world: World) -> None:
+async def test_what_became_of_the_events_of_one_request(world: World) -> None:
     request = uuid.uuid4()
     caused = [
         await add_event(world.pool, state, correlation_id=request) for state in ("PUBLISHED", "PENDING")
     ]
     other = await add_event(world.pool)
-    [listed] = await done(world, "What became of all that one request caused?", CORRELATION=request)
+    [listed] = await done(world, "What became of the events of one request?", CORRELATION=request)
     assert [str(event) in listed.out for event in (*caused, other)] == [True, True, False]
 
 
@@ -153,13 +153,13 @@ async def test_replay_yesterdays_events_of_one_type_and_key(world: World) -> Non
     assert [row["id"] for row in waiting] == chosen
 
 
-async def test_go_on_with_a_replay_that_was_cut_short(world: World) -> None:
+async def test_resume_an_interrupted_replay(world: World) -> None:
     """It was begun, and killed before it had put anything back."""
     dead = [await add_event(world.pool, "DEAD") for _ in range(3)]
     begun = await PostgresReplays(pool=world.pool).begin(
         OutboxFilter(ids=tuple(dead)), actor="ann", reason="handler fixed"
     )
-    listed, resumed = await done(world, "Go on with a replay that was cut short", ACTION=begun.id)
+    listed, resumed = await done(world, "Resume an interrupted replay", ACTION=begun.id)
     assert re.search(rf"^\s*{begun.id}\b.*ann", listed.out, re.MULTILINE)
     assert resumed.out == "replayed 3 of 3\n"
     assert await states(world) == {"PENDING": 3}

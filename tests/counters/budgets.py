@@ -38,8 +38,9 @@ OTHER_STATEMENTS_OF_INBOX = Budget(
 )
 STATEMENTS_AT_START = Budget(
     "statements of a start, until idle lanes poll slowly",
-    50,
-    "each connection prepares its statements, the schema is checked, an idle lane polls eleven times in 3 s",
+    62,
+    "each connection takes the worker's lock and prepares its statements, the schema is checked, an idle lane polls "
+    "eleven times in 3 s",
 )
 IDLE_STATEMENTS_PER_SECOND = Budget(
     "statements per second of an idle worker",
@@ -54,7 +55,7 @@ IDLE_LOOKS_PER_SECOND = Budget(
 IDLE_REPEATS = Budget(
     "runs of any other statement in 15 s of an idle worker",
     1,
-    "depth, version and role are queried every 15 s, expired leases every 30 s",
+    "depth, version and role are queried every 15 s, expired leases every 20 s",
 )
 IDLE_OTHERS = Budget(
     "such other statements in 15 s", 9, "five for depth, version and role, two for leases, the others rarely"

@@ -21,7 +21,7 @@ from sea_mq_worker.domain.outcomes import Postponed, Published, Released, Stored
 from tests.support.servers import Database
 from tests.support.waiting import eventually
 
-STATEMENTS = ("claim", "claim_ordered", "mark_published", "settle", "reap", "reap_ordered")
+STATEMENTS = ("claim", "claim_ordered", "mark_published", "settle", "reap", "reap_ordered", "take_over")
 CLAIM_LITERALS = {
     **dict.fromkeys(("limit", "run_max"), "10"),
     **dict.fromkeys(("batch_bytes_max", "event_bytes_max"), "9999"),

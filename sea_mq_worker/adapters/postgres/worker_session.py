@@ -96,9 +96,10 @@ class PostgresWorkerSession:
 
     async def close(self) -> None:
         """End the connection. The session's row stays: another worker finds nothing to take over."""
-        if self._keeper is not None:
-            self._keeper.cancel()
-            await asyncio.gather(self._keeper, return_exceptions=True)
+        keeper, self._keeper = self._keeper, None
+        if keeper is not None:
+            keeper.cancel()
+            await asyncio.gather(keeper, return_exceptions=True)
 
     async def join(self, connection: asyncpg.Connection) -> None:
         """Let a connection of a pool hold the lock, too, before it is used."""
@@ -172,7 +173,10 @@ class PostgresWorkerSession:
         finally:
             if self._connection is not None:
                 self._connection, self._lost_at = None, self._clock()
-                self._on_event("session_lost", "another one is opened; until then leases end by their time")
+                if self._keeper is not None:  # else the worker stops
+                    self._on_event(
+                        "session_lost", "another one is opened; until then leases end by their time"
+                    )
             await close_in_time(connection)
 
     async def _until_lost(self, connection: asyncpg.Connection, lost: asyncio.Event) -> None:

@@ -4,9 +4,11 @@ from datetime import UTC, datetime, timedelta
 from urllib.parse import urlsplit
 
 from sea_mq_worker.adapters.postgres.operator.operations import PostgresOperations
+from sea_mq_worker.adapters.postgres.operator.replays import PostgresReplays
 from sea_mq_worker.admin.server import AdminServer
 from sea_mq_worker.doctor import Finding, examine
 from sea_mq_worker.domain.read_models import OutboxFilter
+from sea_mq_worker.operations.replay import replay_matching
 from tests.integration.doctor_cases.registry import (
     CASES,
     UNUSED,
@@ -138,8 +140,8 @@ async def events_lost(p: Patient) -> Mend:
     await p.sql("UPDATE outbox_events SET stream = $1, stream_seq = 52221", p.settings().stream)
 
     async def send_again(_finding: Finding) -> None:
-        replays = PostgresOperations(pool=p.pool)
-        await replays.replay(OutboxFilter(), actor="ann", reason="lost", cap=1, dry_run=False)
+        replays = PostgresReplays(pool=p.pool)
+        await replay_matching(replays, OutboxFilter(), actor="ann", reason="lost", cap=1)
         async with p.worker():
             await eventually(lambda: p.pool.fetchval(PUBLISHED), what="the event is published again")
 
