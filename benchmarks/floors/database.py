@@ -45,13 +45,8 @@ class _Lane:
         self._ordered = ordered
         self._sql = load_named(
             "outbox",
-            "claim",
-            "claim_ordered",
-            "mark_published",
-            "settle",
-            "reap",
-            "reap_ordered",
-            "take_over",
+            *("claim", "claim_ordered", "mark_published", "settle"),
+            *("reap", "reap_ordered", "take_over"),
         )
         self._position = _START
         self._keys: set[str] = set()

@@ -174,9 +174,7 @@ class PostgresWorkerSession:
             if self._connection is not None:
                 self._connection, self._lost_at = None, self._clock()
                 if self._keeper is not None:  # else the worker stops
-                    self._on_event(
-                        "session_lost", "another one is opened; until then leases end by their time"
-                    )
+                    self._on_event("session_lost", "a new one is opened; until then leases end by their time")
             await close_in_time(connection)
 
     async def _until_lost(self, connection: asyncpg.Connection, lost: asyncio.Event) -> None:
