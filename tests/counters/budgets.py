@@ -38,7 +38,7 @@ OTHER_STATEMENTS_OF_INBOX = Budget(
 )
 STATEMENTS_AT_START = Budget(
     "statements of a start, until idle lanes poll slowly",
-    62,
+    75,
     "each connection takes the worker's lock and prepares its statements, the schema is checked, an idle "
     "lane polls eleven times in 3 s",
 )
