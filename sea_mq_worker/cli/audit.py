@@ -6,7 +6,7 @@ import typer
 
 from sea_mq_worker.cli.arguments import LimitOption, SinceOption, UntilOption
 from sea_mq_worker.cli.support import JsonOption, print_page, query_database
-from sea_mq_worker.domain.read_models import AuditFilter
+from sea_mq_worker.domain.filters import AuditFilter
 
 _COLUMNS = ("id", "at", "actor", "action", "outcome", "affected", "reason", "selection")
 

@@ -8,7 +8,7 @@ from uuid import UUID
 import typer
 
 from sea_mq_worker.cli.arguments import ActorOption, LimitOption, ReasonOption, SinceOption, UntilOption
-from sea_mq_worker.cli.filters import ErrorOption
+from sea_mq_worker.cli.filter_options import ErrorOption
 from sea_mq_worker.cli.pagination import AfterOption, ReadOption, print_list
 from sea_mq_worker.cli.summary import GroupsOption, print_groups
 from sea_mq_worker.cli.support import (
@@ -22,7 +22,8 @@ from sea_mq_worker.cli.support import (
     print_result,
     query_database,
 )
-from sea_mq_worker.domain.read_models import READ_MAX, InboxFilter, InboxState
+from sea_mq_worker.domain.filters import InboxFilter
+from sea_mq_worker.domain.read_models import READ_MAX, InboxState
 
 app = typer.Typer(
     help="List, count, show or close messages of the inbox; end the slow pace of an event type.",

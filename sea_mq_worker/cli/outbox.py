@@ -9,7 +9,7 @@ import typer
 
 from sea_mq_worker.cli import discard, replay
 from sea_mq_worker.cli.arguments import ActorOption, LimitOption, ReasonOption
-from sea_mq_worker.cli.filters import EventOptions
+from sea_mq_worker.cli.filter_options import EventOptions
 from sea_mq_worker.cli.option_groups import with_options
 from sea_mq_worker.cli.pagination import AfterOption, ReadOption, print_list
 from sea_mq_worker.cli.summary import GroupsOption, print_groups

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sea_mq_worker.cli.arguments import CONFIRM_ABOVE, ActorOption, ReasonOption, YesOption
-from sea_mq_worker.cli.filters import DeadLetterOptions
+from sea_mq_worker.cli.filter_options import DeadLetterOptions
 from sea_mq_worker.cli.option_groups import with_options
 from sea_mq_worker.cli.support import (
     EXIT_FAILED,

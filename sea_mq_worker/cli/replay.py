@@ -9,7 +9,7 @@ from uuid import UUID
 import typer
 
 from sea_mq_worker.cli.arguments import ActorOption, YesOption
-from sea_mq_worker.cli.filters import NO_CHOICE, EventOptions
+from sea_mq_worker.cli.filter_options import NO_CHOICE, EventOptions
 from sea_mq_worker.cli.option_groups import with_options
 from sea_mq_worker.cli.support import (
     EXIT_FAILED,
@@ -21,7 +21,7 @@ from sea_mq_worker.cli.support import (
     run_command,
 )
 from sea_mq_worker.domain.events import EventState
-from sea_mq_worker.domain.read_models import OutboxFilter
+from sea_mq_worker.domain.filters import OutboxFilter
 from sea_mq_worker.domain.replay_records import ReplayResult, ReplayStep
 
 if TYPE_CHECKING:

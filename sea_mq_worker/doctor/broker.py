@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TypeVar, assert_never
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection
-from sea_mq_worker.adapters.nats.manage import topology
+from sea_mq_worker.adapters.nats.manage import sync_definitions
 from sea_mq_worker.adapters.nats.manage.definitions import ConsumerDefinition, Definition, StreamDefinition
 from sea_mq_worker.adapters.nats.server_info import (
     ConsumerInfo,
@@ -115,7 +115,7 @@ class _Requests:
         where = _label(definition)
         if {where, stream_label(_stream(definition))} & self.silent:
             return ()
-        return await self(where, topology.check(self._connection, [definition])) or ()
+        return await self(where, sync_definitions.check(self._connection, [definition])) or ()
 
 
 def _definitions(s: Settings, found: list[Finding]) -> Sequence[Definition]:

@@ -1,7 +1,7 @@
 """Catalog of the findings of NATS, and of NATS with PostgreSQL."""
 
-from sea_mq_worker.doctor.catalog import REFUSES, Kind
 from sea_mq_worker.doctor.finding import Severity
+from sea_mq_worker.doctor.finding_kind import REFUSES, Kind
 
 
 class BrokerKind(Kind):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import assert_never
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection
-from sea_mq_worker.adapters.nats.manage import topology
+from sea_mq_worker.adapters.nats.manage import sync_definitions
 from sea_mq_worker.adapters.nats.manage.dead_letters import NatsDeadLetters
 from sea_mq_worker.adapters.nats.manage.definitions import (
     ConsumerDefinition,
@@ -125,7 +125,7 @@ async def apply_topology(
     """Create and update streams and consumers, then compare them; change nothing in a dry run."""
     wanted = wanted_topology(settings, streams=streams)
     async with broker(settings) as connection:
-        changes = await topology.apply(connection, wanted, dry_run=dry_run, on_change=on_change)
+        changes = await sync_definitions.apply(connection, wanted, dry_run=dry_run, on_change=on_change)
         differences = [] if dry_run else await _compare(connection, wanted, settings)
     return Applied(changes=changes, differences=differences)
 
@@ -135,7 +135,7 @@ async def _compare(
 ) -> list[Difference]:
     """Compare with the definitions; check advisories only if their stream is among the definitions."""
     advisories = settings.advisory_stream in _streams_of(wanted)
-    return await topology.check(connection, wanted, advisories=advisories)
+    return await sync_definitions.check(connection, wanted, advisories=advisories)
 
 
 def _definitions(settings: Settings) -> list[Definition]:

@@ -12,15 +12,9 @@ from uuid import UUID
 from sea_mq_worker.domain.dead_letter_records import DeadLetterEntry, DeadLetterFilter
 from sea_mq_worker.domain.errors import ContractError, WorkerError
 from sea_mq_worker.domain.events import EventState
+from sea_mq_worker.domain.filters import OutboxFilter
 from sea_mq_worker.domain.outcomes import Stored
-from sea_mq_worker.domain.read_models import (
-    Discarded,
-    EarlierEvent,
-    InboxRecord,
-    Match,
-    OutboxFilter,
-    OutboxSummary,
-)
+from sea_mq_worker.domain.read_models import Discarded, EarlierEvent, InboxRecord, Match, OutboxSummary
 from sea_mq_worker.domain.stored_messages import StoredMessage
 from sea_mq_worker.domain.stream_search import SearchedId
 from sea_mq_worker.operations.broker import lookup_broker

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING
 
-from sea_mq_worker.domain.read_models import OutboxFilter
+from sea_mq_worker.domain.filters import OutboxFilter
 from sea_mq_worker.domain.replay_records import Chosen, Replay, ReplayResult, ReplayStep
 from sea_mq_worker.ports.operations import ReplayTables
 

@@ -6,19 +6,17 @@ from typing import Any, Protocol
 from uuid import UUID
 
 from sea_mq_worker.domain.dead_letter_records import DeadLetterEntry, DeadLetterFilter
+from sea_mq_worker.domain.filters import AuditFilter, InboxFilter, OutboxFilter
 from sea_mq_worker.domain.messages import InboundMessage
 from sea_mq_worker.domain.read_models import (
     ActionOutcome,
-    AuditFilter,
     Discarded,
     EarlierEvent,
     Group,
-    InboxFilter,
     InboxRecord,
     Match,
     OperatorAction,
     OutboxDetail,
-    OutboxFilter,
     OutboxSummary,
     Page,
     Redrive,

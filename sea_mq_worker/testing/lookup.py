@@ -7,6 +7,7 @@ from uuid import UUID
 from sea_mq_worker.domain.dead_letters import Reason, conflict_detail
 from sea_mq_worker.domain.errors import ContractError
 from sea_mq_worker.domain.events import EventState
+from sea_mq_worker.domain.filters import OutboxFilter
 from sea_mq_worker.domain.headers import MSG_ID
 from sea_mq_worker.domain.inbound import recorded_as, storage_id
 from sea_mq_worker.domain.outcomes import Stored
@@ -16,7 +17,6 @@ from sea_mq_worker.domain.read_models import (
     InboxRecord,
     InboxState,
     Match,
-    OutboxFilter,
     OutboxSummary,
 )
 from sea_mq_worker.domain.stored_messages import ConsumerDelivery, ConsumerState, StoredMessage

@@ -8,8 +8,8 @@ from typing import assert_never
 from uuid import UUID
 
 from sea_mq_worker.domain.events import NO_BYTES_MAX, NOTHING_CLAIMED, Claim, ClaimedEvent, EventState
+from sea_mq_worker.domain.filters import OutboxFilter
 from sea_mq_worker.domain.outcomes import Died, Postponed, Published, Reaped, Released, Verdict
-from sea_mq_worker.domain.read_models import OutboxFilter
 from sea_mq_worker.testing import EPOCH
 
 _ERROR_CHARS_MAX = 2000

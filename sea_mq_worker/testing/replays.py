@@ -7,7 +7,8 @@ from uuid import UUID
 
 from sea_mq_worker.domain.errors import WorkerError
 from sea_mq_worker.domain.events import EventState
-from sea_mq_worker.domain.read_models import OutboxFilter, check_accountable
+from sea_mq_worker.domain.filters import OutboxFilter
+from sea_mq_worker.domain.read_models import check_accountable
 from sea_mq_worker.domain.replay_records import Chosen, Replay
 from sea_mq_worker.testing import EPOCH
 from sea_mq_worker.testing.outbox import OutboxRow, OutboxTable, matches

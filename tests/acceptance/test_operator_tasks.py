@@ -11,7 +11,7 @@ import pytest
 
 from sea_mq_worker.adapters.nats.connection import api
 from sea_mq_worker.adapters.postgres.operator.replays import PostgresReplays
-from sea_mq_worker.domain.read_models import OutboxFilter
+from sea_mq_worker.domain.filters import OutboxFilter
 from tests.support.checkups import OF_TEST_SERVERS, Patient, patient
 from tests.support.operators import World
 from tests.support.rows import add_event, add_message

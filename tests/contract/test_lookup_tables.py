@@ -15,7 +15,8 @@ from sea_mq_worker.adapters.postgres.connection import OPERATOR_HINTS
 from sea_mq_worker.adapters.postgres.operator.operations import PostgresOperations
 from sea_mq_worker.domain.dead_letters import conflict_detail
 from sea_mq_worker.domain.events import EventState
-from sea_mq_worker.domain.read_models import Discarded, OutboxFilter
+from sea_mq_worker.domain.filters import OutboxFilter
+from sea_mq_worker.domain.read_models import Discarded
 from sea_mq_worker.ports.operations import LookupTables
 from sea_mq_worker.testing import EPOCH
 from sea_mq_worker.testing.inbox import InboxRow, InboxTable

@@ -16,7 +16,7 @@ from sea_mq_worker.adapters.postgres.connection import OPERATOR_HINTS
 from sea_mq_worker.adapters.postgres.operator.replays import PostgresReplays
 from sea_mq_worker.domain.errors import WorkerError
 from sea_mq_worker.domain.events import EventState
-from sea_mq_worker.domain.read_models import OutboxFilter
+from sea_mq_worker.domain.filters import OutboxFilter
 from sea_mq_worker.domain.replay_records import Chosen
 from sea_mq_worker.ports.operations import ReplayTables
 from sea_mq_worker.testing import EPOCH

@@ -18,7 +18,8 @@ from sea_mq_worker.adapters.postgres.operator.overview import PostgresOverview
 from sea_mq_worker.adapters.postgres.operator.replays import PostgresReplays
 from sea_mq_worker.adapters.postgres.schema.migrations import migrate
 from sea_mq_worker.domain.events import EventState
-from sea_mq_worker.domain.read_models import READ_MAX, InboxFilter, InboxState, OutboxFilter
+from sea_mq_worker.domain.filters import InboxFilter, OutboxFilter
+from sea_mq_worker.domain.read_models import READ_MAX, InboxState
 from sea_mq_worker.operations.lookup import MessageLookup
 from sea_mq_worker.operations.lookup_report import lookup_report
 from tests.counters import budgets

@@ -13,8 +13,9 @@ import pytest
 from sea_mq_worker.adapters.postgres.connection import OPERATOR_HINTS
 from sea_mq_worker.adapters.postgres.inbox import PostgresInboxAdapter
 from sea_mq_worker.adapters.postgres.operator.operations import PostgresOperations
+from sea_mq_worker.domain.filters import InboxFilter
 from sea_mq_worker.domain.inbox_results import InboxEntry
-from sea_mq_worker.domain.read_models import InboxFilter, InboxState, PruneResult
+from sea_mq_worker.domain.read_models import InboxState, PruneResult
 from tests.support.rows import add_event, add_message, opened
 from tests.support.servers import Database
 

@@ -15,7 +15,8 @@ from sea_mq_worker.adapters.postgres.operator import listings
 from sea_mq_worker.adapters.postgres.operator.listings import PostgresLists
 from sea_mq_worker.adapters.postgres.operator.pagination import RowGoneError
 from sea_mq_worker.domain.events import EventState
-from sea_mq_worker.domain.read_models import InboxFilter, InboxState, OutboxFilter
+from sea_mq_worker.domain.filters import InboxFilter, OutboxFilter
+from sea_mq_worker.domain.read_models import InboxState
 from sea_mq_worker.domain.uuid7 import min_id_at
 from tests.support.partitions import partition_outbox
 from tests.support.rows import add_event, add_message, opened

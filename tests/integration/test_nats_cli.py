@@ -13,7 +13,7 @@ import pytest_asyncio
 
 from sea_mq_worker.adapters.nats.connection import api
 from sea_mq_worker.adapters.nats.manage.definitions import definitions
-from sea_mq_worker.adapters.nats.manage.topology import apply, check
+from sea_mq_worker.adapters.nats.manage.sync_definitions import apply, check
 from sea_mq_worker.resources import resource_folder
 from tests.support.jetstream import DAY, SECOND, connected
 from tests.support.nats_cluster import nats_cluster

@@ -17,7 +17,8 @@ from sea_mq_worker.adapters.postgres.operator.operations import PostgresOperatio
 from sea_mq_worker.adapters.postgres.operator.replays import PostgresReplays
 from sea_mq_worker.adapters.postgres.outbox import PostgresOutboxAdapter
 from sea_mq_worker.domain.events import EventState
-from sea_mq_worker.domain.read_models import Depth, OutboxFilter
+from sea_mq_worker.domain.filters import OutboxFilter
+from sea_mq_worker.domain.read_models import Depth
 from sea_mq_worker.domain.replay_records import ReplayResult
 from sea_mq_worker.operations.replay import feed_replay, replay_matching
 from tests.support.rows import add_event, add_message, opened

@@ -9,7 +9,7 @@ import asyncpg
 import pytest
 
 from sea_mq_worker.adapters.postgres.operator.replays import PostgresReplays
-from sea_mq_worker.domain.read_models import OutboxFilter
+from sea_mq_worker.domain.filters import OutboxFilter
 from sea_mq_worker.operations.replay import replay_matching
 from tests.support.partitions import (
     DAY,

@@ -11,7 +11,7 @@ import pytest_asyncio
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection, api
 from sea_mq_worker.adapters.nats.manage.definitions import Definition, StreamDefinition, definitions
-from sea_mq_worker.adapters.nats.manage.topology import apply, check
+from sea_mq_worker.adapters.nats.manage.sync_definitions import apply, check
 from sea_mq_worker.domain.errors import ContractError
 from sea_mq_worker.resources import resource_folder
 from tests.support.jetstream import DAY, SECOND, connected, consumer_info, create_consumer, shipped_files

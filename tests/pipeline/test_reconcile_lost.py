@@ -24,7 +24,7 @@ from sea_mq_worker.adapters.postgres.connection import OPERATOR_HINTS
 from sea_mq_worker.adapters.postgres.operator.operations import PostgresOperations
 from sea_mq_worker.adapters.postgres.operator.replays import PostgresReplays
 from sea_mq_worker.cli import app
-from sea_mq_worker.domain.read_models import OutboxFilter
+from sea_mq_worker.domain.filters import OutboxFilter
 from sea_mq_worker.embedded import EmbeddedNats
 from sea_mq_worker.operations.replay import replay_matching
 from sea_mq_worker.pipeline import session

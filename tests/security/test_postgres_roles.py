@@ -16,7 +16,7 @@ from sea_mq_worker.adapters.postgres.operator.replays import PostgresReplays
 from sea_mq_worker.adapters.postgres.schema.migrations import check_version
 from sea_mq_worker.adapters.postgres.schema.schema_owner import claim_schema
 from sea_mq_worker.domain.events import EventState
-from sea_mq_worker.domain.read_models import OutboxFilter
+from sea_mq_worker.domain.filters import OutboxFilter
 from sea_mq_worker.operations.replay import replay_matching
 from sea_mq_worker.producer import enqueue
 from sea_mq_worker.resources import resource_folder

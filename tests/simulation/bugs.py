@@ -13,9 +13,9 @@ from contextlib import AbstractContextManager
 from typing import Any
 from unittest import mock
 
-from sea_mq_worker.application.inbox import dead_lettering
+from sea_mq_worker.application.inbox import dead_letter_publisher
 from sea_mq_worker.application.inbox.completion import CompletionBatcher
-from sea_mq_worker.application.inbox.dead_lettering import DeadLetterer
+from sea_mq_worker.application.inbox.dead_letter_publisher import DeadLetterPublisher
 from sea_mq_worker.application.inbox.handler_call import HandlerCaller
 from sea_mq_worker.application.outbox import batch_publisher
 from sea_mq_worker.application.outbox.batch_publisher import BatchPublisher
@@ -229,15 +229,15 @@ async def _(real: Any, self: HandlerCaller, item: Any, run: Leased, *rest: Any, 
     return await real(self, item, deliveries, *rest, **given)
 
 
-@_bug(DeadLetterer, "_publish", called="dead letters are published without an acknowledgement")
-async def _(_real: Any, self: DeadLetterer, message: OutboundMessage, _fresh_until: float) -> None:
+@_bug(DeadLetterPublisher, "_publish", called="dead letters are published without an acknowledgement")
+async def _(_real: Any, self: DeadLetterPublisher, message: OutboundMessage, _fresh_until: float) -> None:
     await self.publisher.publish(message.subject, message.payload, message.headers)
 
 
-@_bug(DeadLetterer, "_publish_unless_stored", called="acknowledged although the dead letter failed")
+@_bug(DeadLetterPublisher, "_publish_unless_stored", called="acknowledged although the dead letter failed")
 async def _(
     _real: Any,
-    self: DeadLetterer,
+    self: DeadLetterPublisher,
     message: OutboundMessage,
     _begun_ago: float,
     fresh_until: float,
@@ -247,7 +247,7 @@ async def _(
         await self._publish(message, fresh_until)
 
 
-@_bug(dead_lettering, "dead_letter_message", called="a new id for each dead letter")
+@_bug(dead_letter_publisher, "dead_letter_message", called="a new id for each dead letter")
 def _(_real: Any, letter: DeadLetter, **given: Any) -> OutboundMessage:
     message = dead_letter_message(letter, **given)
     fresh = f"dlq:{random.getrandbits(64)}"

@@ -19,8 +19,8 @@ import asyncpg
 from sea_mq_worker.adapters.postgres.connection import WORKER_HINTS, session_settings
 from sea_mq_worker.adapters.postgres.operator.replays import PostgresReplays
 from sea_mq_worker.domain.events import EventState
+from sea_mq_worker.domain.filters import OutboxFilter
 from sea_mq_worker.domain.inbox_results import InboxEntry
-from sea_mq_worker.domain.read_models import OutboxFilter
 from sea_mq_worker.operations.replay import replay_matching
 from sea_mq_worker.resources import resource_folder
 from sea_mq_worker.testing import EPOCH

@@ -9,7 +9,7 @@ from functools import lru_cache, partial
 from typing import Any, cast
 
 from sea_mq_worker.application.claim_size import MemoryBudget
-from sea_mq_worker.application.inbox.dead_lettering import DeadLetterer
+from sea_mq_worker.application.inbox.dead_letter_publisher import DeadLetterPublisher
 from sea_mq_worker.application.inbox.handler_call import HandlerCaller
 from sea_mq_worker.application.inbox.max_deliveries import MaxDeliveriesLoop
 from sea_mq_worker.application.inbox.receiving import InboxRecorder, InFlightMessage
@@ -224,7 +224,7 @@ class Assembly:
         inbox = inbox_wire(line, self.inbox_audit, worker=line.life.name)
         store_breaker = base.breaker("inbox database", cap_seconds=_PROBE_MAX_SECONDS)
         letters = PublisherWire(line, line.servers.burier, keeps_order=False, timeout_seconds=PUBLISH_TIMEOUT)
-        dead_letterer = DeadLetterer(
+        dead_letter_publisher = DeadLetterPublisher(
             context="sea",
             inbox=inbox,
             publisher=letters,
@@ -238,7 +238,7 @@ class Assembly:
             inbox=inbox, store_breaker=store_breaker, observer=base.observer, lease_seconds=LEASE
         )
         consumer = cast("Any", ConsumerWire(line, self.inbox_audit))
-        loop = _inbox_loop(base, consumer, inbox, recorder, self._handle(base, line, dead_letterer))
+        loop = _inbox_loop(base, consumer, inbox, recorder, self._handle(base, line, dead_letter_publisher))
         rescuer = MaxDeliveriesLoop(
             exhausted=StrandedWire(line, self.inbox_audit),
             loops={(consumer.stream, consumer.name): loop},
@@ -246,12 +246,14 @@ class Assembly:
         )
         return {"inbox": loop.run, "rescue": rescuer.run}
 
-    def _handle(self, base: _SimulatedBase, line: Line, dead_letterer: DeadLetterer) -> HandlerCaller:
+    def _handle(
+        self, base: _SimulatedBase, line: Line, dead_letter_publisher: DeadLetterPublisher
+    ) -> HandlerCaller:
         s = base.settings
         return HandlerCaller(
             handler=HandlerWire(line, self.inbox_audit),
             health=_health(base),
-            dead_letterer=dead_letterer,
+            dead_letter_publisher=dead_letter_publisher,
             backoff=base.backoff(
                 base_seconds=s.inbox_backoff_seconds, cap_seconds=s.inbox_backoff_max_seconds
             ),

@@ -10,7 +10,7 @@ from sea_mq_worker.application.circuit_breaker import CircuitBreaker
 from sea_mq_worker.application.inbox.call_slots import CallSlots
 from sea_mq_worker.application.inbox.completion import CompletionBatcher
 from sea_mq_worker.application.inbox.consumer import InboxConsumer
-from sea_mq_worker.application.inbox.dead_lettering import DeadLetterer
+from sea_mq_worker.application.inbox.dead_letter_publisher import DeadLetterPublisher
 from sea_mq_worker.application.inbox.handler_call import HandlerCaller
 from sea_mq_worker.application.inbox.handler_health import HandlerHealth
 from sea_mq_worker.application.inbox.in_flight import InFlight
@@ -179,7 +179,7 @@ class World:
         )
 
     def _handler_caller(self, store_breaker: CircuitBreaker) -> HandlerCaller:
-        dead_letterer = DeadLetterer(
+        dead_letter_publisher = DeadLetterPublisher(
             context="sea",
             inbox=self.inbox,
             publisher=self.dlq,
@@ -202,7 +202,7 @@ class World:
         return HandlerCaller(
             handler=self.handler,
             health=self.health,
-            dead_letterer=dead_letterer,
+            dead_letter_publisher=dead_letter_publisher,
             backoff=backoff,
             attempts_max=ATTEMPTS_MAX,
         )

@@ -8,7 +8,7 @@ import pytest
 
 from sea_mq_worker.adapters.postgres import queries
 from sea_mq_worker.adapters.postgres.queries import NamedQuery, all_queries, load_named
-from sea_mq_worker.domain.read_models import InboxFilter, OutboxFilter
+from sea_mq_worker.domain.filters import InboxFilter, OutboxFilter
 
 FILE = """-- A file.
 

@@ -8,7 +8,7 @@ import pytest
 
 from sea_mq_worker.domain.errors import StoreUnavailableError
 from sea_mq_worker.domain.events import EventState
-from sea_mq_worker.domain.read_models import OutboxFilter
+from sea_mq_worker.domain.filters import OutboxFilter
 from sea_mq_worker.domain.replay_records import Chosen, Replay, ReplayResult
 from sea_mq_worker.operations.replay import feed_replay, replay_matching
 from sea_mq_worker.testing.outbox import OutboxRow, OutboxTable

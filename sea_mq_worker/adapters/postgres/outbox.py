@@ -60,23 +60,23 @@ class PostgresOutboxAdapter:
         session: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Serve a lane; nothing is asked of the database yet.
+        """Create the adapter of a lane; it sends no statement yet.
 
         Args:
             pool: opened with ``WORKER_HINTS``.
-            worker: who claims; for people, the fence does not depend on its being unique.
-            lease_seconds: how long a claim keeps others away, by the database's clock.
-            ordered: serve the events with an ordering key instead of those without.
-            hold_dead_keys: a dead event holds the later events of its key.
-            failures_max: leases that run out and make an event dead, its failed attempts included.
-            delay_max_seconds: longest that a retry is put off; one that is due later was put off while the
-                clock was ahead.
-            run_max: most events of one key in a claim.
-            look_max: most rows of an index that one look for leases that ran out reads.
-            take_turns: claims of several relays in the ordered lane avoid each other.
-            lane: runs the claims of the ordered lane; None: the pool does.
-            session: whose end ends the claims, too; empty: they end by their time alone.
-            clock: monotonic seconds, by which it spaces what it does now and then.
+            worker: name in ``claimed_by``, for people; it need not be unique, because a token fences claims.
+            lease_seconds: length of a claim's lease, by the database's clock.
+            ordered: claim the events with an ordering key; False: those without one.
+            hold_dead_keys: a DEAD event holds the later events of its key.
+            failures_max: number of failures, expired leases included, after which an event is DEAD.
+            delay_max_seconds: longest delay of a retry; a retry due later was written while the clock was
+                ahead.
+            run_max: maximum number of events of one key in a claim.
+            look_max: maximum number of index rows that one search for expired leases reads.
+            take_turns: claims of several workers in the ordered lane take turns.
+            lane: executes the claims of the ordered lane; None: the pool does.
+            session: key of the worker's session, whose end ends its claims; empty: claims end only by expiry.
+            clock: monotonic seconds.
         """
         self._pool = pool
         self._clock = clock

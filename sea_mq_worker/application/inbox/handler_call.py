@@ -1,11 +1,14 @@
-"""Calls of the handler for one message, and the outcome for it (SDS-047 POL-047-005 to 007)."""
+"""Calls the handler for one message, and judges the outcome (SDS-047 POL-047-005 to 007).
+
+Here a message becomes processed, retried, given back or dead-lettered.
+"""
 
 import asyncio
 from dataclasses import dataclass
 from typing import assert_never
 
 from sea_mq_worker.application.circuit_breaker import Permit
-from sea_mq_worker.application.inbox.dead_lettering import DeadLetterer
+from sea_mq_worker.application.inbox.dead_letter_publisher import DeadLetterPublisher
 from sea_mq_worker.application.inbox.handler_health import HandlerHealth
 from sea_mq_worker.application.inbox.lease_renewal import LeaseRenewal
 from sea_mq_worker.application.inbox.receiving import InFlightMessage
@@ -41,7 +44,7 @@ class HandlerCaller:
 
     handler: EventHandler
     health: HandlerHealth
-    dead_letterer: DeadLetterer
+    dead_letter_publisher: DeadLetterPublisher
     backoff: Backoff
     attempts_max: int
 
@@ -163,4 +166,4 @@ class HandlerCaller:
             detail=detail,
             source=item.message,
         )
-        return await self.dead_letterer.dead_letter(letter, run, stop)
+        return await self.dead_letter_publisher.dead_letter(letter, run, stop)

@@ -12,7 +12,7 @@ from sea_mq_worker.application.inbox.abandoned import AbandonedDeliveries
 from sea_mq_worker.application.inbox.call_slots import CallSlots
 from sea_mq_worker.application.inbox.completion import CompletionBatcher
 from sea_mq_worker.application.inbox.consumer import InboxConsumer
-from sea_mq_worker.application.inbox.dead_lettering import DeadLetterer
+from sea_mq_worker.application.inbox.dead_letter_publisher import DeadLetterPublisher
 from sea_mq_worker.application.inbox.handler_call import HandlerCaller
 from sea_mq_worker.application.inbox.handler_health import HandlerHealth
 from sea_mq_worker.application.inbox.in_flight import InFlight
@@ -55,8 +55,8 @@ async def inbound_loops(base: WorkerContext) -> tuple[NatsConnection, dict[str, 
     connection, loops = await base.nats("inbox")
     inbox = PostgresInboxAdapter(pool=pool, worker=base.name, session=base.session_id)
     store_breaker = base.breaker("inbox database", cap_seconds=_PROBE_MAX_SECONDS)
-    dead_letterer = await _dead_letterer(base, connection, inbox, store_breaker)
-    handler_caller = _handler_caller(base, dead_letterer)
+    dead_letter_publisher = await _dead_letter_publisher(base, connection, inbox, store_breaker)
+    handler_caller = _handler_caller(base, dead_letter_publisher)
     recorder = InboxRecorder(
         inbox=inbox, store_breaker=store_breaker, observer=base.observer, lease_seconds=s.inbox_lease_seconds
     )
@@ -189,9 +189,9 @@ async def _exhausted_messages(base: WorkerContext, connection: NatsConnection) -
     return exhausted
 
 
-async def _dead_letterer(
+async def _dead_letter_publisher(
     base: WorkerContext, connection: NatsConnection, inbox: InboxRepository, store_breaker: CircuitBreaker
-) -> DeadLetterer:
+) -> DeadLetterPublisher:
     s = base.settings
     publisher = NatsJetStreamPublisher(
         connection=connection,
@@ -202,7 +202,7 @@ async def _dead_letterer(
     await connect_with_retry(
         publisher.start, what=f"stream {s.dlq_stream}", observer=base.observer, stop=base.stop
     )
-    return DeadLetterer(
+    return DeadLetterPublisher(
         context=s.context,
         inbox=inbox,
         publisher=publisher,
@@ -214,7 +214,7 @@ async def _dead_letterer(
     )
 
 
-def _handler_caller(base: WorkerContext, dead_letterer: DeadLetterer) -> HandlerCaller:
+def _handler_caller(base: WorkerContext, dead_letter_publisher: DeadLetterPublisher) -> HandlerCaller:
     s = base.settings
     http = _handler_client(base)
     base.stack.push_async_callback(http.close)
@@ -222,7 +222,7 @@ def _handler_caller(base: WorkerContext, dead_letterer: DeadLetterer) -> Handler
     return HandlerCaller(
         handler=handler,
         health=_health(base),
-        dead_letterer=dead_letterer,
+        dead_letter_publisher=dead_letter_publisher,
         backoff=_backoff(base),
         attempts_max=s.inbox_attempts_max,
     )

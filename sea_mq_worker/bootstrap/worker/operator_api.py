@@ -28,7 +28,8 @@ from sea_mq_worker.bootstrap.worker.serialized import SerializedCalls
 from sea_mq_worker.connections.postgres import open_pool
 from sea_mq_worker.domain.dead_letter_records import DeadLetterFilter, DeadLetterSummary
 from sea_mq_worker.domain.errors import ContractError
-from sea_mq_worker.domain.read_models import DeadEvent, OperatorAction, OutboxFilter
+from sea_mq_worker.domain.filters import OutboxFilter
+from sea_mq_worker.domain.read_models import DeadEvent, OperatorAction
 from sea_mq_worker.operations.broker import dead_letters
 from sea_mq_worker.operations.database import operations, replays
 from sea_mq_worker.operations.lookup import NoIdError, message_lookup

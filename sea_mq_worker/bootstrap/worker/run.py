@@ -8,11 +8,11 @@ import socket
 import sys
 from functools import partial
 
-from sea_mq_worker.adapters.nats.manage.topology import EXISTENCE
+from sea_mq_worker.adapters.nats.manage.sync_definitions import EXISTENCE
 from sea_mq_worker.admin.activity import ActivityLog
 from sea_mq_worker.admin.server import AdminServer
-from sea_mq_worker.admin.status import Counters, WorkerInfo
-from sea_mq_worker.admin.worker_status import WorkerStatus
+from sea_mq_worker.admin.status_collector import StatusCollector
+from sea_mq_worker.admin.status_records import Counters, WorkerInfo
 from sea_mq_worker.application.supervisor import ExitCode, Loop, Supervisor
 from sea_mq_worker.application.waiting import StoppedError
 from sea_mq_worker.bootstrap.worker.context import WorkerContext
@@ -78,7 +78,7 @@ async def run_worker(settings: Settings, stop: asyncio.Event) -> ExitCode:
         ).run(stop)
 
 
-async def _loops(base: WorkerContext, status: WorkerStatus) -> dict[str, Loop]:
+async def _loops(base: WorkerContext, status: StatusCollector) -> dict[str, Loop]:
     loops = await sampling(base, status)
     if base.settings.otlp_metrics:
         loops["metrics export"] = metrics_export(base)
@@ -106,10 +106,10 @@ async def _warn_of_differences(base: WorkerContext) -> None:
         base.observer.observe(Noticed(event="streams_differ", text=text))
 
 
-def _status(base: WorkerContext, activity: ActivityLog) -> WorkerStatus:
+def _status(base: WorkerContext, activity: ActivityLog) -> StatusCollector:
     s = base.settings
     sides = [side for side, works in (("outbox", s.outbox_enabled), ("inbox", s.consumers)) if works]
-    return WorkerStatus(
+    return StatusCollector(
         info=WorkerInfo(
             worker=base.name,
             context=s.context,
@@ -124,7 +124,7 @@ def _status(base: WorkerContext, activity: ActivityLog) -> WorkerStatus:
     )
 
 
-async def _serve_admin(base: WorkerContext, status: WorkerStatus) -> asyncio.Event:
+async def _serve_admin(base: WorkerContext, status: StatusCollector) -> asyncio.Event:
     """Answer probes from the first moment on; not ready until the returned event is set."""
     started = asyncio.Event()
     base.readiness.check("start", lambda: "" if started.is_set() else "the worker is starting")

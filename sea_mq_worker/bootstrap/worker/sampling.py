@@ -14,8 +14,8 @@ from sea_mq_worker.adapters.postgres.operator.overview import BY_INDEX, Postgres
 from sea_mq_worker.adapters.postgres.schema.migrations import check_version
 from sea_mq_worker.adapters.postgres.schema.schema_owner import check_rows_visible, claim_schema
 from sea_mq_worker.admin.history import STEP_SECONDS
-from sea_mq_worker.admin.status import ConsumerSample, Sample
-from sea_mq_worker.admin.worker_status import WorkerStatus
+from sea_mq_worker.admin.status_collector import StatusCollector
+from sea_mq_worker.admin.status_records import ConsumerSample, Sample
 from sea_mq_worker.application.maintenance import PeriodicTask
 from sea_mq_worker.application.supervisor import Loop
 from sea_mq_worker.application.waiting import StoppedError, cancel_on_stop, sleep_or_stop
@@ -33,7 +33,7 @@ _OVERVIEW_EVERY = 4
 _PURPOSE = "upkeep"
 
 
-async def sampling(base: WorkerContext, status: WorkerStatus) -> dict[str, Loop]:
+async def sampling(base: WorkerContext, status: StatusCollector) -> dict[str, Loop]:
     """Check the schema's version, and sample the depth every 15 s."""
 
     async def connect() -> asyncpg.Pool:
@@ -58,7 +58,7 @@ async def sampling(base: WorkerContext, status: WorkerStatus) -> dict[str, Loop]
 
 
 def consumer_sampling(
-    base: WorkerContext, status: WorkerStatus, connection: NatsConnection
+    base: WorkerContext, status: StatusCollector, connection: NatsConnection
 ) -> dict[str, Loop]:
     """Sample the durables every 15 s."""
 
@@ -88,7 +88,7 @@ async def _sample(connection: NatsConnection, stream: str, durable: str) -> Cons
 class _Sampler:
     """Samples the depth each time, and the costly overview rarely or after a change."""
 
-    def __init__(self, base: WorkerContext, status: WorkerStatus, pool: asyncpg.Pool) -> None:
+    def __init__(self, base: WorkerContext, status: StatusCollector, pool: asyncpg.Pool) -> None:
         self._base = base
         self._status = status
         self._pool = pool

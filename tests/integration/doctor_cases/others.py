@@ -7,7 +7,7 @@ from sea_mq_worker.adapters.postgres.operator.operations import PostgresOperatio
 from sea_mq_worker.adapters.postgres.operator.replays import PostgresReplays
 from sea_mq_worker.admin.server import AdminServer
 from sea_mq_worker.doctor import Finding, examine
-from sea_mq_worker.domain.read_models import OutboxFilter
+from sea_mq_worker.domain.filters import OutboxFilter
 from sea_mq_worker.operations.replay import replay_matching
 from tests.integration.doctor_cases.registry import (
     CASES,

@@ -11,8 +11,8 @@ from sea_mq_worker.adapters.postgres.operator.listings import PostgresLists
 from sea_mq_worker.adapters.postgres.queries import load_named, load_queries
 from sea_mq_worker.domain.dead_letters import Reason, conflict_detail
 from sea_mq_worker.domain.error_fingerprint import MARKED, NUMBERS
+from sea_mq_worker.domain.filters import AuditFilter
 from sea_mq_worker.domain.read_models import (
-    AuditFilter,
     Depth,
     Discarded,
     EarlierEvent,

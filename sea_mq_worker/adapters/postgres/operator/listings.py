@@ -10,15 +10,8 @@ import asyncpg
 from sea_mq_worker.adapters.postgres.connection import fetch
 from sea_mq_worker.adapters.postgres.operator.pagination import RowGoneError, build_page, id_bounds
 from sea_mq_worker.adapters.postgres.queries import load_named
-from sea_mq_worker.domain.read_models import (
-    READ_MAX,
-    InboxFilter,
-    InboxRecord,
-    OutboxDetail,
-    OutboxFilter,
-    OutboxSummary,
-    Page,
-)
+from sea_mq_worker.domain.filters import InboxFilter, OutboxFilter
+from sea_mq_worker.domain.read_models import READ_MAX, InboxRecord, OutboxDetail, OutboxSummary, Page
 from sea_mq_worker.domain.uuid7 import is_uuid7
 
 _OF_A_KEY_MAX = 2000

@@ -16,11 +16,11 @@ from sea_mq_worker.adapters.postgres.operator.pruning import PostgresPruning, ig
 from sea_mq_worker.adapters.postgres.operator.replays import as_json
 from sea_mq_worker.adapters.postgres.queries import load_queries
 from sea_mq_worker.domain.errors import WorkerError
+from sea_mq_worker.domain.filters import OutboxFilter
 from sea_mq_worker.domain.read_models import (
     ActionOutcome,
     OnPartition,
     OnProgress,
-    OutboxFilter,
     Prunable,
     PruneResult,
     Redrive,

@@ -13,7 +13,8 @@ from sea_mq_worker.adapters.postgres.connection import fetch, fetch_with_long_ti
 from sea_mq_worker.adapters.postgres.queries import load_named
 from sea_mq_worker.domain.errors import WorkerError
 from sea_mq_worker.domain.events import EventState
-from sea_mq_worker.domain.read_models import OutboxFilter, check_accountable
+from sea_mq_worker.domain.filters import OutboxFilter
+from sea_mq_worker.domain.read_models import check_accountable
 from sea_mq_worker.domain.replay_records import Chosen, Replay
 
 _TERMINAL = (EventState.PUBLISHED, EventState.DEAD)

@@ -9,7 +9,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
 from sea_mq_worker.domain.events import EventState
-from sea_mq_worker.domain.read_models import OutboxFilter
+from sea_mq_worker.domain.filters import OutboxFilter
 from sea_mq_worker.operations.database import replays
 from sea_mq_worker.operations.replay import replay_matching
 from sea_mq_worker.pipeline.jobs.reconcile.outbox import StreamEvidence

@@ -1,4 +1,4 @@
-"""Dead-lettering (CMD-052): no message lost, no duplicate in the dead-letter stream.
+"""Publishes dead letters (CMD-052): no message lost, no duplicate in the dead-letter stream.
 
 The inbox records the intent, the stream confirms the dead letter, the inbox records that, and only then is
 the message acknowledged. Inside the deduplication window the stream drops a repeat; a later repeat finds the
@@ -33,7 +33,7 @@ class _LeaseExpiredError(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeadLetterer:
+class DeadLetterPublisher:
     """Publishes messages to the dead-letter stream of ``context``; waits while that stream is away.
 
     Attributes:

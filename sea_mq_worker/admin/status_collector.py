@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 from sea_mq_worker.admin.activity import ActivityLog
 from sea_mq_worker.admin.health_summary import HealthSummary, PausedConsumer, Side, Situation, summarize
 from sea_mq_worker.admin.history import STEP_SECONDS, History, HistoryData
-from sea_mq_worker.admin.status import (
+from sea_mq_worker.admin.status_records import (
     ConsumerSample,
     ConsumerStatus,
     Counters,
@@ -38,7 +38,7 @@ class _Dated(Generic[_ValueT]):
 
 
 @dataclass(kw_only=True)
-class WorkerStatus:
+class StatusCollector:
     """Collects samples, and returns the status and its history.
 
     Attributes:

@@ -9,8 +9,8 @@ from sea_mq_worker.admin.activity import ActivityLog
 from sea_mq_worker.admin.health_summary import Level, PausedConsumer, Side, Situation, summarize
 from sea_mq_worker.admin.history import History
 from sea_mq_worker.admin.latencies import Latencies
-from sea_mq_worker.admin.status import ConsumerSample, Counters, Sample, WorkerInfo
-from sea_mq_worker.admin.worker_status import WorkerStatus
+from sea_mq_worker.admin.status_collector import StatusCollector
+from sea_mq_worker.admin.status_records import ConsumerSample, Counters, Sample, WorkerInfo
 from sea_mq_worker.domain.facts import (
     CircuitClosed,
     CircuitOpened,
@@ -161,10 +161,10 @@ def retried(error: str) -> MessageRetried:
     return MessageRetried(message_id="m", consumer="c", error=error, attempts=1, delay_seconds=1.0)
 
 
-def worker_status(
+def status_collector(
     clock: Clock, reasons: dict[str, str], totals: dict[str, float], *, wall: Clock | None = None
-) -> WorkerStatus:
-    return WorkerStatus(
+) -> StatusCollector:
+    return StatusCollector(
         info=WorkerInfo(worker="w", context="sea", version="1", offers="all", depth_max=100),
         sides=("outbox",),
         counters=lambda: Counters(totals=totals, per_second={"published": 2.0}),
@@ -177,7 +177,7 @@ def worker_status(
 
 def test_a_pause_is_dated_from_its_beginning_however_often_its_reason_changes() -> None:
     clock, reasons = Clock(), {"handler": "503"}
-    shown = worker_status(clock, reasons, {})
+    shown = status_collector(clock, reasons, {})
     shown.activity.observe(CircuitOpened(circuit="handler", reason="503", retry_seconds=1))
     clock.now = 1200.0
     shown.activity.observe(CircuitOpened(circuit="handler", reason="refused", retry_seconds=1))
@@ -191,7 +191,7 @@ def test_a_pause_is_dated_from_its_beginning_however_often_its_reason_changes() 
 
 def test_a_pause_is_dated_by_its_first_cause_also_without_a_circuit_breaker() -> None:
     clock, reasons = Clock(), {"handler": "503"}
-    shown = worker_status(clock, reasons, {})
+    shown = status_collector(clock, reasons, {})
     shown.activity.observe(CircuitOpened(circuit="handler", reason="503", retry_seconds=1))
     clock.now = 1200.0
     reasons["nats outbox"] = "the connection is down"
@@ -208,7 +208,7 @@ def test_a_pause_is_dated_by_its_first_cause_also_without_a_circuit_breaker() ->
 
 def test_a_start_is_dated_from_its_beginning_without_an_earlier_query() -> None:
     clock = Clock()
-    shown = worker_status(clock, {"start": "the worker is starting"}, {})
+    shown = status_collector(clock, {"start": "the worker is starting"}, {})
     clock.now = 1060.0
     shown.activity.observe(Noticed(event="waiting", text="waiting for NATS: refused"))
     health = shown.status().health
@@ -217,7 +217,7 @@ def test_a_start_is_dated_from_its_beginning_without_an_earlier_query() -> None:
 
 def test_what_could_not_be_counted_keeps_its_age_and_leaves_a_gap() -> None:
     clock, totals = Clock(), {"published": 30.0}
-    shown = worker_status(clock, {}, totals)
+    shown = status_collector(clock, {}, totals)
     shown.tick()
     shown.set_sample("outbox", Sample(depth=5, oldest_seconds=1.0, dead=0))
     shown.tick()
@@ -233,7 +233,7 @@ def test_what_could_not_be_counted_keeps_its_age_and_leaves_a_gap() -> None:
 @pytest.mark.parametrize("set_by", [-3600, 3600])
 def test_a_clock_that_is_set_makes_nothing_older(set_by: float) -> None:
     clock, wall = Clock(), Clock()
-    shown = worker_status(clock, {}, {"published": 30.0}, wall=wall)
+    shown = status_collector(clock, {}, {"published": 30.0}, wall=wall)
     shown.set_sample("outbox", Sample(depth=0, oldest_seconds=0.0, dead=0))
     clock.now += 10
     wall.now += 10 + set_by
@@ -245,7 +245,7 @@ def test_a_clock_that_is_set_makes_nothing_older(set_by: float) -> None:
 
 
 def test_what_the_streams_have_still_to_deliver_waits_and_a_paused_consumer_is_named() -> None:
-    shown = worker_status(Clock(), {}, {})
+    shown = status_collector(Clock(), {}, {})
     shown.sides = ("inbox",)
     shown.set_sample("inbox", Sample(depth=2, oldest_seconds=1.0, dead=0))
     sample = ConsumerSample(stream="S", durable="d", pending=5)
@@ -259,7 +259,7 @@ def test_what_the_streams_have_still_to_deliver_waits_and_a_paused_consumer_is_n
 
 
 def test_slow_event_types_are_named_while_they_are_slow_and_within_a_bound() -> None:
-    shown = worker_status(Clock(), {}, {})
+    shown = status_collector(Clock(), {}, {})
     for number in range(10):
         shown.activity.observe(TypeSlowed(event_type=f"type.{number}", reason="503"))
     shown.activity.observe(TypeResumed(event_type="type.0", why="an effect", slow_seconds=1.0))

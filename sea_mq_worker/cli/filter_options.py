@@ -15,7 +15,7 @@ from sea_mq_worker.cli.arguments import SinceOption, UntilOption
 from sea_mq_worker.domain.dead_letter_records import DeadLetterFilter
 from sea_mq_worker.domain.dead_letters import Reason
 from sea_mq_worker.domain.events import EventState
-from sea_mq_worker.domain.read_models import OutboxFilter
+from sea_mq_worker.domain.filters import OutboxFilter
 
 NO_CHOICE = "choose events by IDs or by filters: `--help` lists them"
 ErrorOption = Annotated[str | None, typer.Option("--error", help="Part of the last error.")]
