@@ -14,6 +14,7 @@ from pathlib import Path
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentation has it
 
 from sea_mq_worker.pipeline.errors import PipelineError
 from sea_mq_worker.pipeline.java import find_java_home
@@ -46,6 +47,8 @@ _ENDED = (
     "Spark's Java process ended unexpectedly ({}): run the job again. If the process was killed for lack of"
     " memory (-9, see the kernel's log), reduce the load by --master 'local[2]' or a smaller --batch-rows"
 )
+_DESCRIPTION = "spark.job.description"
+_RANGE_ROWS = 2**16
 _END_SECONDS = 30.0
 _LAST_SECONDS = 1.0
 """Time between the JVM's last response and its exit."""
@@ -82,6 +85,38 @@ def spark_session(
                     _stop(session)
         finally:
             _end_java()
+
+
+def parallelism(spark: SparkSession) -> int:
+    """Return the number of tasks that Spark runs at the same time, as Spark itself assumes."""
+    if (context := _context(spark)) is not None:
+        return context.defaultParallelism
+    return spark.range(_RANGE_ROWS).select(F.spark_partition_id()).distinct().count()
+
+
+@contextmanager
+def described(spark: SparkSession, text: str) -> Iterator[None]:
+    """Describe the block's Spark jobs in Spark's web pages; through Spark Connect by a tag."""
+    context = _context(spark)
+    if context is None:
+        tag = text.replace(",", "")  # Spark allows no comma in a tag
+        spark.addTag(tag)
+        try:
+            yield
+        finally:
+            spark.removeTag(tag)
+        return
+    before = context.getLocalProperty(_DESCRIPTION)
+    context.setJobDescription(text)
+    try:
+        yield
+    finally:
+        context.setLocalProperty(_DESCRIPTION, before)  # type: ignore[arg-type] # None removes it
+
+
+def _context(spark: SparkSession) -> SparkContext | None:
+    """Return the session's context; None through Spark Connect."""
+    return getattr(spark, "sparkContext", None)
 
 
 def _start(name: str, master: str | None, conf: Mapping[str, str], folder: Path) -> SparkSession:

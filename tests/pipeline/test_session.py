@@ -11,6 +11,7 @@ from pyspark.errors import PythonException
 from pyspark.sql import SparkSession
 
 from sea_mq_worker.domain.errors import BrokerUnavailableError
+from sea_mq_worker.pipeline.session import described, parallelism
 from sea_mq_worker.pipeline.spark_errors import cause, translated
 from tests.support.waiting import eventually
 
@@ -39,6 +40,27 @@ def test_javas_files_are_in_the_folder_that_goes_with_the_session(spark: SparkSe
     file = Path(spark._jvm.java.io.File.createTempFile("any", None).getPath())
     assert file.parent.parent == Path(tempfile.gettempdir())
     assert file.parent.name.startswith("sea_mq_worker-spark-")
+
+
+def test_jobs_are_described_inside_the_block_alone(spark: SparkSession) -> None:
+    with described(spark, "outer"):
+        spark.range(1).collect()
+        with described(spark, "inner, of two"):
+            spark.range(2).collect()
+        spark.range(3).collect()
+    spark.range(4).collect()
+    assert descriptions(spark)[:4] == ["None", "Some(outer)", "Some(inner, of two)", "Some(outer)"]
+
+
+def test_the_parallelism_is_the_number_of_cores_of_a_local_master(spark: SparkSession) -> None:
+    assert parallelism(spark) == 2
+
+
+def descriptions(spark: SparkSession) -> list[str]:
+    """Return the descriptions of all jobs as Scala shows an option, the latest first."""
+    assert spark._jvm
+    jobs = spark._jsc.sc().statusStore().jobsList(None)
+    return [jobs.apply(number).description().toString() for number in range(jobs.size())]
 
 
 @pytest.mark.crash

@@ -25,6 +25,7 @@ from sea_mq_worker.application.waiting import sleep_or_stop
 from sea_mq_worker.bootstrap.drain import DrainBacklog, DrainShare, count_backlog, is_backlog_left, relay_for
 from sea_mq_worker.domain.errors import ContractError, UnavailableError
 from sea_mq_worker.pipeline.executor_settings import access_options, executor_settings
+from sea_mq_worker.pipeline.session import described, parallelism
 from sea_mq_worker.settings import Settings, SettingsError
 
 ROUND_SECONDS = 10.0
@@ -125,7 +126,7 @@ async def drain(
         ContractError: PostgreSQL, the stream or an executor's settings do not meet the worker's requirements.
         UnavailableError: PostgreSQL is unavailable at the start; later outages are waited out.
     """
-    count = tasks or spark.sparkContext.defaultParallelism
+    count = tasks or parallelism(spark)
     began = time.monotonic()
     found = await count_backlog(settings, since=None)
     since = None if until_empty else found.at
@@ -243,7 +244,8 @@ class _Relay:
 
 
 def _round(spark: SparkSession, relay: _Relay, count: int) -> list[DrainShare]:
-    rows = spark.range(0, count, 1, numPartitions=count).mapInArrow(relay, _DDL).collect()
+    with described(spark, f"drain: {count} publishers"):
+        rows = spark.range(0, count, 1, numPartitions=count).mapInArrow(relay, _DDL).collect()
     for row in rows:
         if row.refused:
             raise ContractError(row.refused)

@@ -34,6 +34,7 @@ from sea_mq_worker.pipeline.jobs.archive.result import ArchiveProgress, ArchiveR
 from sea_mq_worker.pipeline.lake.read_files import read_files
 from sea_mq_worker.pipeline.lake.schemas import ARCHIVE
 from sea_mq_worker.pipeline.lake.table import NO_FILES, Files, LakeTable, Watermark
+from sea_mq_worker.pipeline.session import described, parallelism
 from sea_mq_worker.pipeline.snapshot import Snapshot, read_outbox, snapshot
 from sea_mq_worker.pipeline.sources.tables.query import FIRST_TIME, LAST_TIME
 from sea_mq_worker.pipeline.spark_errors import cause
@@ -164,7 +165,8 @@ class _ArchiveRun:
             wanted = content(held, self.before, pages)
             if not wanted.rows:
                 return None
-            files = self._table.write(self._rows(held, pages, number))
+            with described(self.spark, f"archive: write batch {number}"):
+                files = self._table.write(self._rows(held, pages, number))
         self._verify(number, wanted, self._keys(number, self._written_rows(files)))
         self.outbox.check_lock()
         self._commit(files, Watermark(_committed(self.settings), number, after=number - 1))
@@ -198,7 +200,7 @@ class _ArchiveRun:
         return LakeTable(self.lake, ARCHIVE)
 
     def _rows(self, held: Snapshot, pages: PageRange, number: int) -> DataFrame:
-        share = -(-(pages.end - pages.first) // self.spark.sparkContext.defaultParallelism)
+        share = -(-(pages.end - pages.first) // parallelism(self.spark))
         frame = read_outbox(
             self.spark,
             held,
@@ -229,7 +231,8 @@ class _ArchiveRun:
 
     def _keys(self, number: int, rows: DataFrame) -> pa.Table:
         try:
-            return keys_of(rows)
+            with described(self.spark, f"archive: read batch {number} back"):
+                return keys_of(rows)
         except (PySparkException, Py4JError) as error:
             raise DataLossError(
                 f"{self._table.uri}: batch {number} cannot be read back, so none of its events was deleted;"

@@ -23,6 +23,7 @@ from sea_mq_worker.pipeline.jobs.land.stream_progress import (
     progress_of,
 )
 from sea_mq_worker.pipeline.lake.table import NO_FILES, Files, LakeTable
+from sea_mq_worker.pipeline.session import described, parallelism
 from sea_mq_worker.pipeline.sources.jetstream.state import message_time, stream_state
 from sea_mq_worker.settings import Settings
 
@@ -102,7 +103,7 @@ def land_range(
 def _write(
     spark: SparkSession, bronze: LakeTable, progress: StreamProgress, *, created: str, first: int, last: int
 ) -> Files:
-    share = -(-(last - first + 1) // spark.sparkContext.defaultParallelism)
+    share = -(-(last - first + 1) // parallelism(spark))
     options = {
         "stream": progress.stream,
         "created": created,
@@ -113,9 +114,10 @@ def _write(
         **access_options(),
     }
     rows = spark.read.format("jetstream").options(**options).load()
-    return bronze.write(
-        rows.withColumns({"incarnation": F.lit(progress.incarnation), "date": F.to_date("time")})
-    )
+    with described(spark, f"land {progress.stream} {first}-{last}: bronze"):
+        return bronze.write(
+            rows.withColumns({"incarnation": F.lit(progress.incarnation), "date": F.to_date("time")})
+        )
 
 
 def _restored(settings: Settings, bronze: LakeTable, progress: StreamProgress, state: StreamInfo) -> str:

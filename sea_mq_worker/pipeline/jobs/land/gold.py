@@ -16,6 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentat
 from sea_mq_worker.pipeline.jobs.land.silver import SERIAL
 from sea_mq_worker.pipeline.jobs.land.stream_progress import StreamProgress
 from sea_mq_worker.pipeline.lake.table import NO_FILES, ConflictError, LakeTable, Watermark
+from sea_mq_worker.pipeline.session import described
 
 _ATTEMPTS = 5
 _ACCURACY = 10_000
@@ -37,8 +38,9 @@ def refresh(
         due = _due(silver, gold, progresses)
         if not due:
             return replaced
-        touched = _touched(spark, silver, due)
-        files = gold.write(_minutes(spark, silver, touched, late_seconds)) if touched else NO_FILES
+        with described(spark, "land: gold"):
+            touched = _touched(spark, silver, due)
+            files = gold.write(_minutes(spark, silver, touched, late_seconds)) if touched else NO_FILES
         watermarks = [Watermark(progress.name, value, after=reached) for progress, reached, value in due]
         try:
             gold.replace(files, touched, *watermarks, Watermark(SERIAL, serial + 1, after=serial))

@@ -13,6 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentat
 from sea_mq_worker.pipeline.dataframes import deduplicate_by
 from sea_mq_worker.pipeline.jobs.land.stream_progress import StreamProgress
 from sea_mq_worker.pipeline.lake.table import Conditions, ConflictError, LakeTable, Watermark
+from sea_mq_worker.pipeline.session import described
 
 SERIAL = "commits"
 """Watermark that every commit increments. A commit depends on all rows of the table, so of two concurrent
@@ -50,7 +51,8 @@ def update(
         start = taken if one_step else _first(spark, bronze, progress) - 1
         upto = min(progress.landed, start + rows_max)
         new = deduplicate_by(to_silver(_landed(spark, bronze, progress, start, upto)), "message_id", "seq")
-        files = silver.write(_unknown(spark, silver, new, dedupe_days))
+        with described(spark, f"land {progress.stream} {start + 1}-{upto}: silver"):
+            files = silver.write(_unknown(spark, silver, new, dedupe_days))
         watermarks = Watermark(progress.name, upto, after=taken), Watermark(SERIAL, serial + 1, after=serial)
         try:
             added += files.rows if silver.commit(files, *watermarks) else 0

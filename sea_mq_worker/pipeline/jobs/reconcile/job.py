@@ -33,6 +33,7 @@ from sea_mq_worker.pipeline.jobs.reconcile.result import (
 )
 from sea_mq_worker.pipeline.jobs.reconcile.sources import Inbox, Sources, read_sources
 from sea_mq_worker.pipeline.jobs.reconcile.verdicts import Verdict
+from sea_mq_worker.pipeline.session import described
 from sea_mq_worker.settings import Settings
 
 
@@ -75,7 +76,7 @@ def reconcile(
     """
     if wanted.out and Path(wanted.out).exists():
         raise PipelineError(f"{wanted.out} already exists: name a new folder, so that results do not mix")
-    with ExitStack() as held:
+    with described(spark, "reconcile: judge"), ExitStack() as held:
         sources = read_sources(
             spark,
             settings,

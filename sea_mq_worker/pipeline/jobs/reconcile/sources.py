@@ -29,6 +29,7 @@ from sea_mq_worker.pipeline.jobs.reconcile.reading import (
     with_lake,
 )
 from sea_mq_worker.pipeline.jobs.reconcile.receiver import Receiver
+from sea_mq_worker.pipeline.session import described
 from sea_mq_worker.pipeline.snapshot import snapshot
 from sea_mq_worker.settings import ConsumerSettings, Settings
 
@@ -143,7 +144,8 @@ class _Reading:
         def keep(frame: DataFrame) -> tuple[DataFrame, int]:
             kept = frame.persist(StorageLevel.DISK_ONLY)
             self.held.callback(kept.unpersist)
-            count = kept.count()
+            with described(self.spark, f"reconcile: read {name}"):
+                count = kept.count()
             self.on_progress(f"{name}: read {count}")
             return kept, count
 

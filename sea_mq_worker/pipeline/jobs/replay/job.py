@@ -27,6 +27,7 @@ from sea_mq_worker.application.waiting import sleep_or_stop
 from sea_mq_worker.pipeline.jobs.replay.filter import ReplayRules, Selection
 from sea_mq_worker.pipeline.jobs.replay.selection import Bounds, select
 from sea_mq_worker.pipeline.jobs.replay.store import Action, ReplayStore, replay_store
+from sea_mq_worker.pipeline.session import described
 from sea_mq_worker.pipeline.snapshot import snapshot
 from sea_mq_worker.settings import Settings
 
@@ -134,7 +135,8 @@ def _choose(
     with snapshot(settings) as held:
         chosen = select(spark, held, selection, lake=lake, context=settings.context, bounds=bounds)
         chosen = chosen.persist(StorageLevel.DISK_ONLY)
-        rows = chosen.groupBy("event_type", "archived").count().collect()
+        with described(spark, "replay: choose events"):
+            rows = chosen.groupBy("event_type", "archived").count().collect()
     counts = {(row[0], row[1]): row[2] for row in rows}
     types = [
         Matched(event_type=one, table=counts.get((one, False), 0), archive=counts.get((one, True), 0))

@@ -20,6 +20,7 @@ from sea_mq_worker.pipeline.jobs.report.model import Bin, Report, Totals
 from sea_mq_worker.pipeline.jobs.report.queries import Count, Period
 from sea_mq_worker.pipeline.lake.schemas import ARCHIVE, GOLD
 from sea_mq_worker.pipeline.lake.table import LakeTable
+from sea_mq_worker.pipeline.session import described
 from sea_mq_worker.pipeline.snapshot import Snapshot, read_inbox, read_outbox, snapshot
 from sea_mq_worker.settings import Settings
 
@@ -54,7 +55,7 @@ def report(
     Raises:
         WorkerError: PostgreSQL or the lake cannot be read.
     """
-    with snapshot(settings) as held:
+    with described(spark, "report"), snapshot(settings) as held:
         on_progress(f"reading outbox and inbox as of {held.at:%Y-%m-%d %H:%M:%S} UTC")
         with (
             _cached(_events(spark, held, lake, settings.context)) as events,

@@ -16,7 +16,6 @@ from sea_mq_worker.pipeline.sources.jetstream.columns import DDL
 from sea_mq_worker.pipeline.sources.jetstream.options import JetStreamOptions
 from sea_mq_worker.pipeline.sources.jetstream.reader import SequenceRange, read_range, split_range
 from sea_mq_worker.pipeline.sources.jetstream.state import stream_state
-from sea_mq_worker.pipeline.sources.jetstream.stream import JetStreamStreamReader
 
 
 class JetStreamSource(DataSource):
@@ -45,7 +44,9 @@ class JetStreamSource(DataSource):
         return JetStreamReader(self._chosen)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802
-        """Return the reader of ``spark.readStream``."""
+        """Return the reader of ``spark.readStream``, which needs PySpark 4.2 or newer."""
+        from sea_mq_worker.pipeline.sources.jetstream.stream import JetStreamStreamReader  # noqa: PLC0415
+
         return JetStreamStreamReader(self._chosen)
 
 
