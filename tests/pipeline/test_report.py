@@ -114,6 +114,22 @@ async def test_the_figures_are_those_that_sql_counts_and_the_archive_adds_each_o
     assert HOSTILE not in text
 
 
+@pytest.mark.slow
+async def test_each_minute_that_overlaps_the_period_counts_whole_in_the_streams_part(
+    spark: SparkSession, settings: Settings, tmp_path: Path
+) -> None:
+    lake = str(tmp_path / "lake")
+    minutes = [BEGIN + timedelta(minutes=n) for n in range(-1, 4)]
+    gold = [{"event_type": "x", "minute": at, "events": 7, "context": "sea"} for at in minutes]
+    await asyncio.to_thread(commit, spark, lake, GOLD, [row | {"date": row["minute"].date()} for row in gold])
+    since, until = BEGIN + timedelta(seconds=15), BEGIN + timedelta(minutes=2, seconds=5)
+
+    found = await asyncio.to_thread(report, spark, settings, since=since, until=until, lake=lake)
+
+    assert found.bin_seconds == 1
+    assert [(each.at, each.count) for each in found.stream_bins] == [(at, 7) for at in minutes[1:4]]
+
+
 async def is_what_sql_counts(found: Report, tables: asyncpg.Pool, *, archived: int) -> None:
     """Compare; archived events were written at the begin, have no key, and `{}` for a payload."""
     outbox = await tables.fetchrow(

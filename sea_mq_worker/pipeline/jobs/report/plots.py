@@ -129,17 +129,20 @@ def backlog(report: Report) -> Plot:
 
 def streams(report: Report) -> Plot:
     """Plot the messages that streams stored, by context."""
-    times = [each.at for each in report.bins]
+    seconds = max(60, report.bin_seconds)
+    times = sorted({each.at for each in report.stream_bins})
     contexts = list(dict.fromkeys(each.context for each in report.stream_bins))
     counts = {(each.at, each.context): each.count for each in report.stream_bins}
     return {
         "traces": [
-            _bar(label(context), n, _times(report.bins), [counts.get((at, context), 0) for at in times])
+            _bar(
+                label(context), n, [_time(at) for at in times], [counts.get((at, context), 0) for at in times]
+            )
             for n, context in enumerate(contexts)
         ],
-        "y": f"messages per {step(report.bin_seconds)}",
+        "y": f"messages per {step(seconds)}",
         "bars": "stack",
-        "dates": report.bin_seconds,
+        "dates": seconds,
     }
 
 

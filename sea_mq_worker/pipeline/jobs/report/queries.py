@@ -1,7 +1,7 @@
 """Aggregates of events, messages and dead letters; each returns at most some thousand rows."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime, timedelta
 from functools import reduce
 
@@ -237,10 +237,13 @@ def backlog(waiting: DataFrame, at: datetime) -> list[BacklogCount]:
 
 
 def stream_bins(gold: DataFrame, period: Period) -> list[StreamBin]:
-    """Count the gold table's events by bin; a bin shorter than a minute gets the whole minute's events."""
+    """Count gold's events by bin, at least a minute long; minutes at the ends of the period count whole."""
+    whole = replace(
+        period, since=period.since - timedelta(seconds=59, microseconds=999_999), step=max(60, period.step)
+    )
     rows = (
-        gold.where(period.contains("minute"))
-        .groupBy(period.bin("minute").alias("bin"), "context")
+        gold.where(whole.contains("minute"))
+        .groupBy(whole.bin("minute").alias("bin"), "context")
         .agg(F.sum("events").alias("count"))
         .orderBy("bin", "context")
         .collect()
