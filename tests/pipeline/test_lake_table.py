@@ -7,6 +7,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from datetime import UTC, date, datetime, timedelta
 from functools import reduce
+from importlib.metadata import version
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -78,6 +79,17 @@ def test_a_commit_is_refused_where_another_run_has_gone_on(spark: SparkSession, 
     assert table.commit(NO_FILES, Watermark("land", 20, after=10))
     assert not table.commit(NO_FILES, Watermark("land", 20, after=10))
     assert table.read(spark).count() == 10
+
+
+def test_a_commit_names_its_job_in_the_history(tmp_path: Path) -> None:
+    table = LakeTable(str(tmp_path), BRONZE)
+    table.commit(NO_FILES, Watermark("land", 1), metadata={"sea_mq.job": "land"})
+    table.replace(NO_FILES, [], Watermark("land", 2), metadata={"sea_mq.job": "redo"})
+
+    last, first, _ = opened(table).history()
+
+    assert (first["sea_mq.job"], last["sea_mq.job"]) == ("land", "redo")
+    assert first["sea_mq.version"] == last["sea_mq.version"] == version("sea-mq-worker")
 
 
 def test_marks_outlive_the_log_of_the_commits_that_made_them(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any, TypeAlias
 from urllib.parse import unquote
 
@@ -30,6 +31,7 @@ __all__ = ["Conditions", "ConflictError", "Files", "LakeTable", "Watermark"]
 Conditions: TypeAlias = Sequence[tuple[str, str, Any]]
 """(column, operator, value), all of which must match; operators of deltalake."""
 
+_VERSION = version("sea-mq-worker")
 _READER_VERSION = 1
 """Tables with a higher version (deletion vectors, column mapping) cannot be read as plain Parquet."""
 
@@ -144,8 +146,14 @@ class LakeTable:
         actions = [AddAction(r.path, r.size, r.partitions, now, True, r.stats) for r in written]
         return Files(tuple(actions), sum(r.rows for r in written))
 
-    def commit(self, files: Files, *watermarks: Watermark) -> bool:
+    def commit(self, files: Files, *watermarks: Watermark, metadata: Mapping[str, str] | None = None) -> bool:
         """Add the files to the table atomically.
+
+        Args:
+            files: the files; ``NO_FILES`` for a commit of watermarks alone.
+            watermarks: the writer's progress.
+            metadata: facts about the commit for the table's history, such as ``sea_mq.job``,
+                ``sea_mq.stream`` and ``sea_mq.range``; ``sea_mq.version`` is added.
 
         Returns:
             False, without a change, if the first watermark has already reached its value.
@@ -153,10 +161,14 @@ class LakeTable:
         Raises:
             ConflictError: another run changed a watermark, or a watermark does not have the value ``after``.
         """
-        return self._commit(files, (), watermarks)
+        return self._commit(files, (), watermarks, metadata)
 
     def replace(
-        self, files: Files, partitions: Collection[Mapping[str, Any]], *watermarks: Watermark
+        self,
+        files: Files,
+        partitions: Collection[Mapping[str, Any]],
+        *watermarks: Watermark,
+        metadata: Mapping[str, str] | None = None,
     ) -> bool:
         """Replace the content of the partitions by the files atomically; otherwise the same as ``commit``.
 
@@ -164,8 +176,9 @@ class LakeTable:
             files: the new content of the partitions.
             partitions: values by partition column.
             watermarks: see ``commit``.
+            metadata: see ``commit``.
         """
-        return self._commit(files, partitions, watermarks)
+        return self._commit(files, partitions, watermarks, metadata)
 
     def compact(self, files_max: int) -> int:
         """Merge the files of each partition that has more than ``files_max`` small files.
@@ -213,11 +226,19 @@ class LakeTable:
         return ["/".join(uri.split("/")[-levels:]) for uri in pruned]
 
     def _commit(
-        self, files: Files, replaced: Collection[Mapping[str, Any]], watermarks: Sequence[Watermark]
+        self,
+        files: Files,
+        replaced: Collection[Mapping[str, Any]],
+        watermarks: Sequence[Watermark],
+        metadata: Mapping[str, str] | None,
     ) -> bool:
         transactions = [Transaction(watermark.name, watermark.value) for watermark in watermarks]
         # Every attempt looks at the watermarks of the very version that it builds upon.
-        properties = CommitProperties(app_transactions=transactions, max_commit_retries=0)
+        properties = CommitProperties(
+            app_transactions=transactions,
+            custom_metadata={"sea_mq.version": _VERSION, **(metadata or {})},
+            max_commit_retries=0,
+        )
         refused = ""
         for attempt in range(_ATTEMPTS):
             time.sleep(attempt * _PAUSE_SECONDS)
