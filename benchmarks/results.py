@@ -5,7 +5,9 @@
 """
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from textwrap import fill
 from typing import Any
@@ -22,6 +24,8 @@ from benchmarks.sweep import by_rate
 FOLDER = Path(__file__).parents[1] / "docs" / "proof" / "benchmarks"
 _LOOKS = "looks"
 _SWEEP = "steady rate sweep"
+_SERIES = re.compile(r" after [\d,]+ events|, (?:first|last) fifth")
+"""The part in which the names of a series of figures differ."""
 
 
 def of_the_worker() -> str:
@@ -91,10 +95,12 @@ def _own(reports: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     if is_swept():
         yield ""
         yield "![Processor time of an event at each rate](benchmarks/sweep.svg)"
+    earlier = None
     for report in reports:
         rounds = max(len(found["rounds"]) for found in report["workloads"].values())
         yield ""
-        yield _measured_on(report["machine"], rounds)
+        yield _measured_on(report["machine"], rounds, earlier)
+        earlier = report["machine"]
         yield ""
         looks = report["workloads"].get(_LOOKS)
         swept = report["workloads"].get(_SWEEP)
@@ -111,13 +117,23 @@ def _own(reports: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             yield from _looks(looks["median"][WORKER]["more"])
 
 
-def _measured_on(machine: Mapping[str, Any], rounds: int) -> str:
+def _measured_on(machine: Mapping[str, Any], rounds: int, earlier: Mapping[str, Any] | None = None) -> str:
+    """Return when and on which machine; an ``earlier`` text named the same machine already."""
+    same = earlier is not None and {**earlier, "date": "", "commit": ""} == {
+        **machine,
+        "date": "",
+        "commit": "",
+    }
     packages = ", ".join(f"{name} {version}" for name, version in machine["packages"].items())
+    place = (
+        "the same machine"
+        if same
+        else f"{machine['cpus']} processors ({machine['processor']}), {machine['platform']},"
+        f" Python {machine['python']}, {packages}"
+    )
     return fill(
-        f"Measured on {machine['date']} at commit {machine['commit']}, on"
-        f" {machine['cpus']} processors ({machine['processor']}), {machine['platform']},"
-        f" Python {machine['python']}, {packages}: medians of all rounds ({rounds}), and their range."
-        " CPU seconds are for 100,000 events or messages.",
+        f"Measured on {machine['date']} at commit {machine['commit']},"
+        f" on {place}: medians of all rounds ({rounds}).",
         width=120,
         break_on_hyphens=False,
     )
@@ -136,7 +152,7 @@ def _medians(workloads: Mapping[str, Any]) -> Iterator[str]:
                 *(name, program, f"{median['count']:,}"),
                 _ranged(median["rate"], *median["rates"], shape=",.0f"),
                 "" if program == WORKER else _ranged(*ratios, shape=".2f"),
-                " + ".join(f"{cpu[each]:.1f}" for each in PROGRAMS),
+                ", ".join(f"{cpu[each]:.1f}" for each in PROGRAMS),
                 f"{median['statements_per_1000']:.1f}",
                 f"{median['wal_bytes_each']:,.0f}",
                 f"{median['peak_bytes'] / 1e6:,.0f}" if median["peak_bytes"] else "",
@@ -144,14 +160,19 @@ def _medians(workloads: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _more(workloads: Mapping[str, Any]) -> list[str]:
-    """Return the figures that only one workload has."""
+    """Return the figures that only one workload has; of a series the first and the last."""
     rows = [
-        _row(name, what, f"{value:,.0f}" if abs(value) >= 1_000 else f"{value:.3g}")
+        _row(name, what, " to ".join(_short(value) for value in dict.fromkeys((values[0], values[-1]))))
         for name, found in workloads.items()
         for median in found["median"].values()
-        for what, value in median["more"].items()
+        for what, series in groupby(median["more"].items(), lambda figure: _SERIES.sub("", figure[0]))
+        if (values := [value for _, value in series])
     ]
     return ["", *_head("workload", "what else", "median"), *rows] if rows else []
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1_000 else f"{value:.3g}"
 
 
 def _looks(more: Mapping[str, float]) -> Iterator[str]:
@@ -211,4 +232,4 @@ def _row(*cells: str) -> str:
 
 
 def _ranged(median: float, least: float, most: float, *, shape: str) -> str:
-    return f"{median:{shape}} ({least:{shape}} to {most:{shape}})"
+    return f"{median:{shape}} ({least:{shape}}-{most:{shape}})"

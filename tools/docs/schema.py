@@ -101,7 +101,13 @@ async def _table(connection: asyncpg.Connection, described: Record) -> str:
 
 def _column(column: Record) -> Sequence[str]:
     null = "" if column["required"] else "yes"
-    return f"`{column['name']}`", column["type"], null, column["value"] or "", column["meaning"]
+    return (
+        f"`{column['name']}`",
+        column["type"].replace("timestamp with time zone", "timestamptz"),
+        null,
+        column["value"] or "",
+        column["meaning"],
+    )
 
 
 def _index(index: Record) -> Sequence[str]:
