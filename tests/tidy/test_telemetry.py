@@ -87,7 +87,7 @@ def test_records_that_are_no_facts_are_written_somewhere() -> None:
 def test_the_lines_that_are_shown_are_such_lines() -> None:
     known = {event.key: event for event in LOG_EVENTS}
     shown = examples()
-    assert len(shown) > 5
+    assert len(shown) > 1
     for line in shown:
         event = known[str(line["event"])]
         assert line["level"] == event.level
