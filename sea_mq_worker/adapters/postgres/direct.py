@@ -7,7 +7,7 @@ import asyncpg
 from sea_mq_worker.adapters.postgres.opening import notice_silence, opening
 from sea_mq_worker.domain.errors import ContractError
 
-STATEMENT_SECONDS = 5.0
+_STATEMENT_SECONDS = 5.0
 _CONNECT_SECONDS = 10.0
 _CLOSE_SECONDS = 1.0
 
@@ -23,7 +23,7 @@ async def connect_direct(dsn: str, settings: Mapping[str, str]) -> asyncpg.Conne
         connection = await asyncpg.connect(
             **address,
             timeout=_CONNECT_SECONDS,
-            command_timeout=STATEMENT_SECONDS,
+            command_timeout=_STATEMENT_SECONDS,
             server_settings=dict(settings),
             target_session_attrs="read-write",
         )

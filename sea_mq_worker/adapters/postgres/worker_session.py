@@ -27,21 +27,16 @@ from typing import Any
 import asyncpg
 
 from sea_mq_worker.adapters.postgres.connection import session_settings
-from sea_mq_worker.adapters.postgres.direct import close_in_time, connect_direct
 from sea_mq_worker.adapters.postgres.errors import translated
+from sea_mq_worker.adapters.postgres.kept_connection import KeptConnection
 from sea_mq_worker.adapters.postgres.queries import load_queries
 from sea_mq_worker.domain.errors import ContractError, StoreUnavailableError, UnavailableError, WorkerError
 from sea_mq_worker.ports.sessions import OtherSession
 
 _LOCK = "SELECT pg_advisory_lock_shared(7184, $1)"
 _CHANNEL = "SELECT 'sea_mq_sessions.' || hashtext(current_schema()::text)::text"
-_IS_PRIMARY = "SELECT current_setting('transaction_read_only') = 'off'"
-_HEARTBEAT_SECONDS = 30.0
-_CHECK_SECONDS = 1.0
-"""Interval at which the connection is checked: the driver does not report every end of a connection."""
-_RECONNECT_SECONDS = 0.05
-"""Delay after the first failed reconnection. The first reconnection is immediate: others may conclude from a
-free lock that this worker has ended."""
+_RECONNECT_SECONDS = 0.0
+"""The first reconnection is immediate: others may conclude from a free lock that this worker has ended."""
 _RECONNECT_MAX_SECONDS = 5.0
 _NEVER = float("-inf")
 
@@ -74,32 +69,32 @@ class PostgresWorkerSession:
         """
         self.id = secrets.token_hex(4)
         self._key = int.from_bytes(bytes.fromhex(self.id), signed=True)
-        self._dsn = dsn
-        self._settings = session_settings(schema, "sea_mq_worker session") | _keepalive(silent_seconds)
         self._worker = worker
         self._sides = list(sides)
         self._on_event = on_event
         self._clock = clock
         self._refusal = ""
         self._sql = load_queries("sessions", "begin", "others", "forget")
-        self._connection: asyncpg.Connection | None = None
         self._lost_at = _NEVER
         self._change = asyncio.Event()
-        self._turn = asyncio.Lock()
-        self._keeper: asyncio.Task[None] | None = None
+        self._kept = KeptConnection(
+            dsn=dsn,
+            settings=session_settings(schema, "sea_mq_worker session") | _keepalive(silent_seconds),
+            on_open=self._open,
+            on_held=self._change.set,
+            on_lost=self._lost,
+            on_failed=self._report_refusal,
+            pause_seconds=_RECONNECT_SECONDS,
+            pause_max_seconds=_RECONNECT_MAX_SECONDS,
+        )
 
     async def start(self) -> None:
-        """Begin the session; returns when the lock is held, or when the first try has failed."""
-        first_try: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._keeper = asyncio.create_task(self._keep(first_try))
-        await first_try
+        """Begin the session; returns when the lock is held, or when the first attempt has failed."""
+        await self._kept.start()
 
     async def close(self) -> None:
         """End the connection. The session's row stays: another worker finds nothing to take over."""
-        keeper, self._keeper = self._keeper, None
-        if keeper is not None:
-            keeper.cancel()
-            await asyncio.gather(keeper, return_exceptions=True)
+        await self._kept.close()
 
     async def join(self, connection: asyncpg.Connection) -> None:
         """Let a connection of a pool hold the lock, too, before it is used."""
@@ -126,69 +121,26 @@ class PostgresWorkerSession:
         self._change.clear()
 
     async def _fetch(self, statement: str, *args: object) -> Sequence[Any]:
-        connection = self._connection
+        connection = self._kept.current
         if connection is None:
             raise StoreUnavailableError("the worker's session in PostgreSQL is interrupted")
         try:
             with translated():
-                async with self._turn:
+                async with self._kept.turn:
                     return list(await connection.fetch(self._sql[statement], *args))
         except UnavailableError:
             connection.terminate()  # a session that does not answer proves nothing
             raise
 
-    async def _keep(self, first_try: asyncio.Future[None]) -> None:
-        delay_seconds = 0.0
-        while True:
-            try:
-                with translated():
-                    await self._hold(first_try)
-                delay_seconds = 0.0
-            except (UnavailableError, ContractError) as error:
-                self._report_refusal(error)
-                delay_seconds = min(max(2 * delay_seconds, _RECONNECT_SECONDS), _RECONNECT_MAX_SECONDS)
-            if not first_try.done():
-                first_try.set_result(None)
-            await asyncio.sleep(delay_seconds)
+    async def _open(self, connection: asyncpg.Connection) -> None:
+        await connection.fetchval(_LOCK, self._key)
+        await connection.add_listener(await connection.fetchval(_CHANNEL), lambda *_: self._change.set())
+        await connection.fetch(self._sql["begin"], self.id, self._sides, self._worker)
 
-    async def _hold(self, first_try: asyncio.Future[None]) -> None:
-        """Hold the lock until the connection is lost.
-
-        Raises:
-            StoreUnavailableError: PostgreSQL cannot be reached.
-            ContractError: this is no direct connection, or the worker may not use the table.
-        """
-        connection = await connect_direct(self._dsn, self._settings)
-        try:
-            await connection.fetchval(_LOCK, self._key)
-            await connection.add_listener(await connection.fetchval(_CHANNEL), lambda *_: self._change.set())
-            await connection.fetch(self._sql["begin"], self.id, self._sides, self._worker)
-            lost = asyncio.Event()
-            connection.add_termination_listener(lambda _: lost.set())
-            self._connection = connection
-            self._change.set()
-            if not first_try.done():
-                first_try.set_result(None)
-            await self._until_lost(connection, lost)
-        finally:
-            if self._connection is not None:
-                self._connection, self._lost_at = None, self._clock()
-                if self._keeper is not None:  # else the worker stops
-                    self._on_event("session_lost", "a new one is opened; until then leases end by their time")
-            await close_in_time(connection)
-
-    async def _until_lost(self, connection: asyncpg.Connection, lost: asyncio.Event) -> None:
-        """Beat: a connection that is cut off says nothing by itself, nor does one to a former primary."""
-        beat_at = self._clock() + _HEARTBEAT_SECONDS
-        while not (lost.is_set() or connection.is_closed()):
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_CHECK_SECONDS):
-                    await lost.wait()
-            if self._clock() >= beat_at:
-                beat_at = self._clock() + _HEARTBEAT_SECONDS
-                async with self._turn:
-                    if not await connection.fetchval(_IS_PRIMARY):
-                        return
+    def _lost(self) -> None:
+        self._lost_at = self._clock()
+        if not self._kept.is_closed:
+            self._on_event("session_lost", "a new one is opened; until then leases end by their time")
 
     def _report_refusal(self, error: WorkerError) -> None:
         """Report once why this worker can have no session; an outage is reported by those who work."""
@@ -198,7 +150,7 @@ class PostgresWorkerSession:
 
     def _joined_lost(self, _: object) -> None:
         """Note the end of a pool's connection: it may have been the last one while the own one is lost."""
-        if self._connection is None:
+        if self._kept.current is None:
             self._lost_at = self._clock()
 
 
