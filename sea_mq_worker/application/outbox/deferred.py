@@ -32,7 +32,6 @@ class DeferredSettlements:
     outbox: OutboxRepository
     settlement: Settlement
     _batches: list[PublishedBatch] = field(default_factory=list, init=False)
-    _count: int = field(default=0, init=False)
     _settling: bool = field(default=False, init=False)
 
     def take(self, claim: Claim, verdicts: Sequence[Verdict], *, claimed_at: float) -> bool:
@@ -46,7 +45,7 @@ class DeferredSettlements:
         if (
             claim.more
             or len(published) < len(verdicts)
-            or self._count + len(published) > _EVENTS_MAX
+            or self._events + len(published) > _EVENTS_MAX
             or seconds + _DELAY_SECONDS > self.settlement.lease_seconds / 2
         ):
             return False
@@ -55,7 +54,6 @@ class DeferredSettlements:
         self._batches.append(
             PublishedBatch(claim=claim, verdicts=kept, claimed_at=claimed_at, seconds=seconds)
         )
-        self._count += len(kept)
         return True
 
     async def settle(self, stop: asyncio.Event) -> None:
@@ -69,7 +67,11 @@ class DeferredSettlements:
         try:
             while self._batches:
                 await sleep_or_stop(stop, seconds=_DELAY_SECONDS)
-                batches, self._batches, self._count = self._batches, [], 0
+                batches, self._batches = self._batches, []
                 await self.settlement.settle_published(self.outbox, batches)
         finally:
             self._settling = False
+
+    @property
+    def _events(self) -> int:
+        return sum(len(batch.verdicts) for batch in self._batches)

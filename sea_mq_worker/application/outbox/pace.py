@@ -42,11 +42,11 @@ class Pace:
 
     async def pause(self, stop: asyncio.Event, *, found: bool) -> None:
         """Wait until the next claim is worth its cost; ``found``: the last one found events."""
-        rested_at = self.clock() + self._jittered(self.linger_seconds)
+        rested_at = self.clock() + self.jittered(self.linger_seconds)
         if found and not self.wakeup.announces:
             self._idle_seconds = self.linger_seconds
         elif not stop.is_set():
-            await self.wakeup.wait(timeout_seconds=self._jittered(self._idle_seconds))
+            await self.wakeup.wait(timeout_seconds=self.jittered(self._idle_seconds))
             if not found:
                 self._idle_seconds = min(2 * self._idle_seconds, self.poll_seconds)
         if (left := rested_at - self.clock()) > 0:
@@ -66,5 +66,6 @@ class Pace:
         await stop.wait()
         self.wakeup.wake()
 
-    def _jittered(self, seconds: float) -> float:
+    def jittered(self, seconds: float) -> float:
+        """Return up to a quarter less than ``seconds``."""
         return seconds * (1.0 - _JITTER * self.random())

@@ -25,7 +25,6 @@ from sea_mq_worker.ports.outbox import OutboxRepository
 
 _STAND_BY_SECONDS = 1.5
 """Longest wait before the next look whether another worker still serves the lane."""
-_STAND_BY_JITTER = 0.25
 _BESIDE_PAYLOAD_MAX = 2**20
 """Bytes of headers, metadata and names that a claim reads beside a payload of the server's max_payload."""
 _NOT_CONNECTED = "not connected to NATS"
@@ -83,8 +82,7 @@ class OutboxPublisher:
 
     async def _wait_for_turn(self, stop: asyncio.Event) -> None:
         while self.turn and not stop.is_set() and not await self.turn.take():
-            share = 1.0 - _STAND_BY_JITTER * self.publishing.policy.backoff.random()
-            await sleep_or_stop(stop, seconds=_STAND_BY_SECONDS * share)
+            await sleep_or_stop(stop, seconds=self.pace.jittered(_STAND_BY_SECONDS))
 
     async def _work(
         self, claim: Claim, claimed_at: float, places: asyncio.Semaphore, stop: asyncio.Event

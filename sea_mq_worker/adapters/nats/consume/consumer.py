@@ -127,25 +127,23 @@ class NatsJetStreamConsumer:
 
     async def ack(self, msg: InboundMessage) -> None:
         """Settle the message (POL-047-005, POL-047-006)."""
-        await self._send(msg.reply, _ACK)
+        await self._send(_ACK, msg.reply)
 
     async def ack_batch(self, msgs: Sequence[InboundMessage]) -> None:
         """Settle several messages in one write."""
-        replies = [msg.reply for msg in msgs if msg.reply]
-        if replies and self._connection.is_connected:
-            await self._connection.client.publish_raw(replies, _ACK)
+        await self._send(_ACK, *(msg.reply for msg in msgs))
 
     async def nak(self, msg: InboundMessage, *, delay_seconds: float) -> None:
         """Request redelivery after a delay (POL-047-007)."""
-        await self._send(msg.reply, _nak(delay_seconds))
+        await self._send(_nak(delay_seconds), msg.reply)
 
     async def give_back(self, reply: str, *, delay_seconds: float) -> None:
         """Request redelivery: the server takes a NAK from any client."""
-        await self._send(reply, _nak(delay_seconds))
+        await self._send(_nak(delay_seconds), reply)
 
     async def in_progress(self, msg: InboundMessage) -> None:
         """Restart the message's ack_wait."""
-        await self._send(msg.reply, b"+WPI")
+        await self._send(b"+WPI", msg.reply)
 
     async def find_undeliverable(self, seqs: Sequence[int]) -> Mapping[int, InboundMessage | None]:
         """Compare with the server's delivered and acknowledged sequences, and read the others back."""
@@ -163,16 +161,17 @@ class NatsJetStreamConsumer:
     def _label(self) -> str:
         return f"consumer {self._durable} of stream {self._stream}"
 
-    async def _send(self, reply: str, verb: bytes) -> None:
-        """Send a reply, or drop it while the connection is down: nats-py would send it much later.
+    async def _send(self, verb: bytes, *replies: str) -> None:
+        """Reply, or drop the reply while the connection is down: nats-py would send it much later.
 
         A message that was read from the stream, and not delivered, has no reply subject.
         """
-        if reply and self._connection.is_connected:
-            await self._connection.client.publish_raw([reply], verb)
+        known = [reply for reply in replies if reply]
+        if known and self._connection.is_connected:
+            await self._connection.client.publish_raw(known, verb)
 
     async def _give_back(self, msg: Msg) -> None:
-        await self._send(msg.reply, _nak(_UNEXPECTED_DELAY_SECONDS))
+        await self._send(_nak(_UNEXPECTED_DELAY_SECONDS), msg.reply)
 
     async def _raise_reason(self, pulled: PullResult) -> None:
         """Raise the reason for a pull without messages, unless the stream is idle."""
