@@ -29,7 +29,8 @@ WITH counted AS MATERIALIZED (
                AND available_at > now() AND created_at > now() AND available_at <= created_at + interval '1 minute'
              LIMIT $1::int) x) AS ahead,
            (SELECT count(*) FROM (SELECT FROM outbox_events
-                                   WHERE NOT is_open AND published_at IS NULL LIMIT $1::int) x) AS dead
+             WHERE NOT is_open AND published_at IS NULL
+             ORDER BY ordering_key, seq LIMIT $1::int) x) AS dead -- the order of idx_outbox_dead
 ), since AS (
     (SELECT available_at AS at FROM outbox_events
       WHERE is_open AND ordering_key IS NULL AND publish_error IS NULL AND available_at <= now()
