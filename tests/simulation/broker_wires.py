@@ -202,12 +202,18 @@ class ConsumerWire:
     async def in_progress(self, msg: InboundMessage) -> None:
         self._say("in_progress", msg, lambda: self._durable.in_progress(msg))
 
-    def _say(self, verb: str, msg: InboundMessage, effect: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def give_back(self, reply: str, *, delay_seconds: float) -> None:
+        self._say("nak", reply, lambda: self._durable.give_back(reply, delay_seconds=delay_seconds))
+
+    def _say(
+        self, verb: str, msg: InboundMessage | str, effect: Callable[[], Coroutine[Any, Any, None]]
+    ) -> None:
         """Send without waiting; one connection keeps its order unless something is late."""
         line = self._line
         seconds = _ACK_SECONDS
+        what = msg if isinstance(msg, str) else msg.seq
         if line.faults.broker_is_down or line.faults.hits("acks lost", line.life):
-            line.tell(f"{verb} {msg.seq} is lost")
+            line.tell(f"{verb} {what} is lost")
             return
         if line.faults.hits("acks late", line.life):
             seconds = line.faults.between(3.0, LATE_SECONDS_MAX)
@@ -216,7 +222,7 @@ class ConsumerWire:
 
         def arrive() -> None:
             if line.arrives() and not line.faults.broker_is_down:
-                line.tell(f"{verb} {msg.seq}")
+                line.tell(f"{verb} {what}")
                 run_now(effect())
 
         line.later(seconds, arrive)

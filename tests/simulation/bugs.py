@@ -21,6 +21,7 @@ from sea_mq_worker.application.outbox import batch_publisher
 from sea_mq_worker.application.outbox.batch_publisher import BatchPublisher
 from sea_mq_worker.application.outbox.publisher import OutboxPublisher
 from sea_mq_worker.application.outbox.settlement import Settlement
+from sea_mq_worker.bootstrap.worker.context import WorkerContext
 from sea_mq_worker.domain.dead_letters import dead_letter_message
 from sea_mq_worker.domain.errors import InvalidEventError, UnavailableError
 from sea_mq_worker.domain.events import Claim, ClaimedEvent, EventState
@@ -39,9 +40,11 @@ from sea_mq_worker.domain.outcomes import (
     Verdict,
 )
 from sea_mq_worker.domain.retry import RetryPolicy
+from sea_mq_worker.ports.sessions import OtherSession
 from sea_mq_worker.testing import handler
 from sea_mq_worker.testing.inbox import InMemoryInbox
 from sea_mq_worker.testing.outbox import InMemoryOutbox, OutboxRow
+from tests.simulation.sessions import SessionWire
 
 Plant = Callable[[], AbstractContextManager[Any]]
 
@@ -252,3 +255,33 @@ def _(_real: Any, letter: DeadLetter, **given: Any) -> OutboundMessage:
     message = dead_letter_message(letter, **given)
     fresh = f"dlq:{random.getrandbits(64)}"
     return message._replace(id=fresh, headers={**message.headers, MSG_ID: fresh})
+
+
+# --- the takeover
+
+
+@_bug(WorkerContext, "session_lost_since", called="a worker sends on without its session")
+def _(_real: Any, _self: WorkerContext, _moment: float) -> bool:
+    return False
+
+
+@contextlib.contextmanager
+def _lock_ignored() -> Iterator[None]:
+    """Nobody asks for the lock: neither the look nor the statement that ends the leases."""
+    look, take_over = SessionWire._others, InMemoryOutbox.take_over
+
+    def all_gone(self: SessionWire) -> list[OtherSession]:
+        return [other._replace(is_gone=True) for other in look(self)]
+
+    async def unlocked(self: InMemoryOutbox, session: str) -> int:
+        with mock.patch.object(self._table, "held_sessions", frozenset()):
+            return await take_over(self, session)
+
+    with (
+        mock.patch.object(SessionWire, "_others", all_gone),
+        mock.patch.object(InMemoryOutbox, "take_over", unlocked),
+    ):
+        yield
+
+
+BUGS["a worker that lives is taken for gone"] = _lock_ignored

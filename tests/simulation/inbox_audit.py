@@ -130,6 +130,8 @@ class InboxAudit:
         check(row.processed_at is None or row.dead_lettered_at is None, "I2", f"two endings of {row}")
         if name == "insert":
             self._leased(life, before, row)
+        elif name == "take_over":
+            self._taken_over(before, row)
         elif name == "redriven":
             self.redriven[message_id] += 1
             check(row.attempts == 0 and row.processed_at is None, "I1", f"redriven {row}")
@@ -146,6 +148,12 @@ class InboxAudit:
             check(name == "mark_dead_lettered", "I10", f"{name} dead-lettered {message_id}")
             letters = self._servers.letters.copies.get(message_id)
             check(letters, "I11", f"{message_id} is dead-lettered, and no stream has its dead letter")
+
+    def _taken_over(self, before: InboxRow | None, row: InboxRow) -> None:
+        token = before.locked_by if before is not None else None
+        session = self._servers.sessions.get((token or "").rpartition("#")[2][:8])
+        gone = session is not None and session.is_gone
+        self._check(gone, "I9", f"the lease of {row.entry.message_id} was taken from a worker that lives")
 
     def _leased(self, life: Life, before: InboxRow | None, row: InboxRow) -> None:
         """Under another token, or repeated under its own because the answer was lost."""

@@ -1,10 +1,14 @@
 """One run of a worker process, from its start to its end."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sea_mq_worker.application.supervisor import ExitCode
+
+if TYPE_CHECKING:
+    from tests.simulation.sessions import SessionWire
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -16,6 +20,8 @@ class Life:
         worker: which of the plan's workers it is; -1 for an operator's process.
         hurt: something outside kept it from finishing its work in order.
         frozen_at: when it was last made to stand still.
+        clock: its monotonic clock.
+        session: its session in the database, where workers take over from each other.
     """
 
     number: int
@@ -30,3 +36,5 @@ class Life:
     task: asyncio.Task[ExitCode] | None = None
     asked_to_wait: dict[str, float] = field(default_factory=dict)
     calls: int = 0
+    clock: Callable[[], float] = lambda: 0.0
+    session: "SessionWire | None" = None

@@ -23,8 +23,8 @@ _TRANSITIONS = {
     (PENDING, PENDING): {"reap"},
     (PENDING, CLAIMED): {"find_unpublished"},
     (CLAIMED, PUBLISHED): {"mark_published"},
-    (CLAIMED, PENDING): {"increment_attempts", "release", "reap"},
-    (CLAIMED, DEAD): {"increment_attempts", "reap"},
+    (CLAIMED, PENDING): {"increment_attempts", "release", "reap", "take_over"},
+    (CLAIMED, DEAD): {"increment_attempts", "reap", "take_over"},
     (PUBLISHED, PENDING): {"replay"},
     (DEAD, PENDING): {"replay"},
 }
@@ -32,6 +32,7 @@ _IMMUTABLE = (
     "id", "seq", "event_type", "payload", "created_at", "ordering_key", "partition_key", "headers",
     "metadata", "aggregate_type", "aggregate_id", "event_version", "correlation_id", "causation_id",
 )  # fmt: skip
+_SESSION_DIGITS = 8
 _SETTLING = {"mark_published", "increment_attempts", "release"}
 
 
@@ -49,6 +50,7 @@ class OutboxAudit:
         self._claims: dict[tuple[object, ...], int] = {}
         self.calls = 0
         self._granted: dict[tuple[int, str], float] = {}
+        self._claimed_at: dict[tuple[int, str], float] = {}
         self.sends: Counter[str] = Counter()
         self.replays: Counter[str] = Counter()
         self._earlier: dict[str, int] = {}
@@ -90,6 +92,10 @@ class OutboxAudit:
                 f"{self.sends[event_id]} publishes of {event_id} with {row.attempts} attempts counted",
             )
             granted = self.granted(life, event_id)
+            lost = life.session is not None and life.session.lost_since(
+                self._claimed_at[life.number, event_id]
+            )
+            self._check(not lost, "I9", f"{life.name} sends {event_id}, and may have been taken for gone")
             self._check(
                 now <= granted + self._timeout + 1e-9,
                 "I9",
@@ -155,6 +161,12 @@ class OutboxAudit:
         if name == "reap" and before.claimed_at is not None:
             ended = abs(self._servers.database_clock() - before.claimed_at) > self._lease
             check(ended, "I9", f"the lease of {row.id} was taken before its end")
+        if name == "take_over" and before.claimed_by is not None:
+            self._look_at_takeover(row.id, before.claimed_by)
+
+    def _look_at_takeover(self, event_id: str, token: str) -> None:
+        session = self._servers.sessions[token.rpartition("#")[2][:_SESSION_DIGITS]]
+        self._check(session.is_gone, "I9", f"the lease of {event_id} was taken from a worker that lives")
 
     def _look_at_counts(self, name: str, before: OutboxRow, row: OutboxRow) -> None:
         check = self._check
@@ -171,6 +183,7 @@ class OutboxAudit:
     def _claimed(self, life: Life, before: OutboxRow, row: OutboxRow) -> None:
         self._owner[row.id] = self.calls
         self._granted[life.number, row.id] = self._servers.clock()
+        self._claimed_at[life.number, row.id] = life.clock()
         due = before.available_at <= self._servers.database_clock()
         self._check(due, "I5", f"{row.id} was claimed before it was due")
 

@@ -168,7 +168,7 @@ def draw_plan(dice: Dice) -> Plan:
     messages = () if side == "outbound" else _messages(dice)
     busy = [written.at + written.seconds for written in transactions]
     busy += [message.at for message in messages]
-    return Plan(
+    plan = Plan(
         workers=dice.one_of((1, 2, 2, 3)),
         keeps_order=dice.one_of((False, True)),
         hold_dead_keys=dice.one_of((False, False, True)),
@@ -179,6 +179,7 @@ def draw_plan(dice: Dice) -> Plan:
         troubles=_troubles(dice, side, busy),
         actions=_some(dice, 0, 2, lambda dice: _action(dice, side)),
     )
+    return dataclasses.replace(plan, troubles=plan.troubles + _some(dice, 0, 1, _session_trouble))
 
 
 def _some(dice: Dice, low: int, high: int, make: Callable[[Dice], T]) -> tuple[T, ...]:
@@ -243,6 +244,12 @@ def _troubles(dice: Dice, side: str, busy: Sequence[float]) -> tuple[Trouble, ..
         )
 
     return _some(dice, 0, 5, trouble)
+
+
+def _session_trouble(dice: Dice) -> Trouble:
+    """Long enough, at times, that another worker takes over."""
+    seconds = dice.one_of((0.1, 2.0, 8.0))
+    return Trouble(kind="session lost", at=_moment(dice), seconds=seconds, worker=dice.integer(0, 2))
 
 
 def _action(dice: Dice, side: str) -> Action:

@@ -127,4 +127,5 @@ def inbox_wire(line: Line, audit: InboxAudit, *, worker: str) -> InboxWire:
     """Connect somebody to the inbox, the real one or the in-memory one."""
     if isinstance(line.servers, PostgresServers):
         return PostgresInboxWire(line, audit, worker=worker)
-    return InboxWire(line, InMemoryInbox(table=line.servers.inbox, worker=worker), audit)
+    session = line.life.session.id if line.life.session is not None else ""
+    return InboxWire(line, InMemoryInbox(table=line.servers.inbox, worker=worker, session=session), audit)

@@ -30,6 +30,9 @@ SOMETIMES = (
     "fenced ending",
     "killed",
     "redriven",
+    "session lost",
+    "events taken over",
+    "messages taken over",
 )
 """Each of these must happen in a campaign, or the campaign has not looked where faults live."""
 

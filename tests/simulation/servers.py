@@ -2,9 +2,9 @@
 
 import random
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Container, Coroutine, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from sea_mq_worker.domain.messages import HandlerRequest, InboundMessage, OutboundMessage
 from sea_mq_worker.domain.outcomes import Stored
@@ -23,6 +23,9 @@ from sea_mq_worker.testing.publisher import Fault, InMemoryPublisher
 from sea_mq_worker.testing.stream import InMemoryStream, StreamEntry
 from tests.simulation.plan import Message, Plan, Row
 from tests.simulation.report import Report
+
+if TYPE_CHECKING:
+    from tests.simulation.sessions import SessionWire
 
 T = TypeVar("T")
 
@@ -140,6 +143,16 @@ class Planned:
     committed_at: float
 
 
+class HeldSessions(Container[str]):
+    """The sessions whose workers have a connection."""
+
+    def __init__(self, sessions: "Mapping[str, SessionWire]") -> None:
+        self._sessions = sessions
+
+    def __contains__(self, session: object) -> bool:
+        return isinstance(session, str) and session in self._sessions and not self._sessions[session].is_gone
+
+
 class Servers:
     """All that outlives a worker; ``offset`` is how far the database's clock jumped."""
 
@@ -151,8 +164,11 @@ class Servers:
         self.dice = dice
         self.report = report
         self.offset = 0.0
-        self.outbox = SkewedTable(self.database_clock, skew=plan.skew)
-        self.inbox = InboxTable(self.database_clock)
+        self.sessions: dict[str, SessionWire] = {}
+        self.session_rows: dict[tuple[str, str], str] = {}
+        held = cast("set[str]", HeldSessions(self.sessions))
+        self.outbox = SkewedTable(self.database_clock, skew=plan.skew, held_sessions=held)
+        self.inbox = InboxTable(self.database_clock, held_sessions=held)
         self.planned: dict[str, Planned] = {}
         self.rolled_back: set[str] = set()
         self.events = LoggedStream(name="SEA_EVENTS", id_header="ce-id", clock=clock)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from sea_mq_worker.domain.errors import StoreUnavailableError
 from sea_mq_worker.domain.events import Claim
-from sea_mq_worker.domain.inbox_results import FailedHandling, InboxEntry, Lease, Receipt
+from sea_mq_worker.domain.inbox_results import AbandonedDelivery, FailedHandling, InboxEntry, Lease, Receipt
 from sea_mq_worker.domain.messages import HandlerRequest
 from sea_mq_worker.domain.outcomes import (
     Died,
@@ -47,6 +47,7 @@ class Line:
         self.faults = faults
         self.life = life
         self.under_way = 0
+        self.statements = 0
 
     def later(self, seconds: float, do: Callable[[], object]) -> None:
         """Do something in the world after a while; nothing is at rest before it is done."""
@@ -73,11 +74,13 @@ class Line:
         """
         faults, life = self.faults, self.life
         reply: asyncio.Future[T] = self.loop.create_future()
-        if faults.hits("store refuses"):
+        if faults.hits("store refuses") or not (life.session is None or life.session.is_connected):
             life.hurt = True
             self.tell(f"{name} is refused")
             self.later(faults.latency(), lambda: _fail(reply, "the database is away"))
-        elif faults.hits("store forgets to answer", life):
+            return await reply
+        self.statements += 1
+        if faults.hits("store forgets to answer", life):
             life.hurt = True
             self.servers.report.saw("unknown commit")
             self.later(faults.latency(), lambda: self._run(name, effect, None))
@@ -101,8 +104,11 @@ class Line:
                 0.5
             ):  # blocked by a lock, and nobody tells the server that its client is gone
                 self.later(self.faults.between(0.0, LATE_SECONDS_MAX), lambda: self._late(name, effect))
+            else:
+                self.statements -= 1
             return
         result = effect()
+        self.statements -= 1
         self.tell(f"{name} -> {_short(result)}")
         if reply is not None:
             self.later(self.faults.latency(), lambda: answer(reply, result))
@@ -163,6 +169,12 @@ class OutboxWire:
         if reaped.leases:
             self._line.servers.report.saw("lease reaped")
         return reaped
+
+    async def take_over(self, session: str) -> int:
+        count = await self._call("take_over", lambda: self._twin.take_over(session))
+        if count:
+            self._line.servers.report.saw("events taken over")
+        return count
 
     async def _settle(
         self,
@@ -240,6 +252,12 @@ class InboxWire:
 
     async def mark_dead_lettered(self, leases: Sequence[Lease]) -> frozenset[str]:
         return await self._call("mark_dead_lettered", lambda: self._twin.mark_dead_lettered(leases), leases)
+
+    async def take_over(self, session: str) -> Sequence[AbandonedDelivery]:
+        abandoned = await self._call("take_over", lambda: self._twin.take_over(session))
+        if abandoned:
+            self._line.servers.report.saw("messages taken over")
+        return abandoned
 
     async def _call(
         self, name: str, call: Callable[[], Coroutine[Any, Any, T]], leases: Sequence[Lease] = ()

@@ -9,6 +9,7 @@ from functools import lru_cache, partial
 from typing import Any, cast
 
 from sea_mq_worker.application.claim_size import MemoryBudget
+from sea_mq_worker.application.inbox.abandoned import AbandonedDeliveries
 from sea_mq_worker.application.inbox.dead_letter_publisher import DeadLetterPublisher
 from sea_mq_worker.application.inbox.handler_call import HandlerCaller
 from sea_mq_worker.application.inbox.max_deliveries import MaxDeliveriesLoop
@@ -16,6 +17,7 @@ from sea_mq_worker.application.inbox.receiving import InboxRecorder, InFlightMes
 from sea_mq_worker.application.maintenance import LeaseReaper, PeriodicTask
 from sea_mq_worker.application.polling import PollingWakeup
 from sea_mq_worker.application.supervisor import Loop, Supervisor
+from sea_mq_worker.application.takeover import Takeover
 from sea_mq_worker.bootstrap.worker.context import WorkerContext
 from sea_mq_worker.bootstrap.worker.inbound import _health, _inbox_loop
 from sea_mq_worker.bootstrap.worker.outbound import _lane, _publishing
@@ -41,6 +43,7 @@ from tests.simulation.outbox_audit import OutboxAudit
 from tests.simulation.plan import Plan
 from tests.simulation.postgres import PostgresServers
 from tests.simulation.postgres_wires import PostgresOutboxWire, inbox_wire
+from tests.simulation.sessions import SessionWire
 from tests.simulation.wires import STORE_TIMEOUT, HandlerWire, Line, OutboxWire
 
 LEASE = 6.0
@@ -158,6 +161,8 @@ class Assembly:
             loops |= self._outbound(base, line)
         if self.plan.messages:
             loops |= self._inbound(base, line)
+        if base.takeover is not None:
+            loops["takeover"] = base.takeover.run
         return Supervisor(
             name=line.life.name,
             version="0",
@@ -168,14 +173,22 @@ class Assembly:
 
     def _base(self, line: Line) -> _SimulatedBase:
         started = line.life.number * 1000.0
+        line.life.clock = lambda: line.loop.time() + started
+        observer = _Watcher(line)
+        takeover = None
+        if not isinstance(line.servers, PostgresServers):  # real locks do not know of simulated workers
+            line.life.session = SessionWire(line)
+            takeover = Takeover(sessions=line.life.session, observer=observer)
         return _SimulatedBase(
             settings=settings_of(tight=self.plan.tight, hold_dead_keys=self.plan.hold_dead_keys),
             name=line.life.name,
-            observer=_Watcher(line),
+            observer=observer,
             metrics=cast("Any", None),
             stop=line.life.stop,
             stack=AsyncExitStack(),
-            clock=lambda: line.loop.time() + started,
+            clock=line.life.clock,
+            session=cast("Any", line.life.session),
+            takeover=takeover,
             dice=self.dice,
         )
 
@@ -200,6 +213,8 @@ class Assembly:
             store_breaker=store_breaker,
             room=MemoryBudget(base.settings.outbox_bytes_max),
         )
+        if base.takeover is not None:
+            base.takeover.sides["outbox"] = ordered.take_over
         reaper = LeaseReaper(outbox=unordered, observer=base.observer)
         return {
             "outbox unordered": lane(unordered, keyed=False).run,
@@ -214,6 +229,7 @@ class Assembly:
             "ordered": ordered,
             "hold_dead_keys": self.plan.hold_dead_keys,
             "failures_max": FAILURES_MAX,
+            "session": line.life.session.id if line.life.session is not None else "",
         }
         if isinstance(line.servers, PostgresServers):
             return PostgresOutboxWire(line, self.outbox_audit, **lane)
@@ -239,6 +255,12 @@ class Assembly:
         )
         consumer = cast("Any", ConsumerWire(line, self.inbox_audit))
         loop = _inbox_loop(base, consumer, inbox, recorder, self._handle(base, line, dead_letter_publisher))
+        if base.takeover is not None:
+            base.takeover.sides["inbox"] = AbandonedDeliveries(
+                inbox=inbox,
+                consumers={(consumer.stream, consumer.name): consumer},
+                backoff=base.backoff(base_seconds=1.0, cap_seconds=4.0),
+            ).take_over
         rescuer = MaxDeliveriesLoop(
             exhausted=StrandedWire(line, self.inbox_audit),
             loops={(consumer.stream, consumer.name): loop},

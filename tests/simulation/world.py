@@ -163,6 +163,8 @@ class World:
                 life.stop.set()
                 self.current.pop(life.worker)
                 self.loop.in_world(partial(self.start, life.worker), after=trouble.seconds)
+            case "session lost" if life is not None and life.session is not None:
+                life.session.cut(trouble.seconds)
             case "clock jumps":
                 self.servers.offset = min(trouble.seconds, _JUMP_SECONDS_MAX) * (-1 if trouble.worker else 1)
                 for each in self.current.values():
