@@ -12,6 +12,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable, QueryBuilder
 from deltalake.transaction import AddAction
@@ -51,6 +52,22 @@ def test_committed_rows_are_read_back_whole(spark: SparkSession, tmp_path: Path)
     assert table.read(spark).exceptAll(rows).isEmpty()
     assert table.read(spark).count() == 100_000
     assert table.read(spark, [("date", "=", "1970-01-02")]).count() == 100_000 - 86_400 + 1
+
+
+@pytest.mark.parametrize("is_older", [False, True])
+def test_pyarrow_finds_rows_by_a_column_without_statistics(
+    is_older: bool, spark: SparkSession, tmp_path: Path
+) -> None:
+    table = LakeTable(str(tmp_path), BRONZE)
+    if is_older:
+        DeltaTable.create(table.uri, BRONZE.schema, partition_by=list(BRONZE.partition_by))
+    table.commit(table.write(messages(spark, 1, 10)), Watermark("land", 10))
+
+    found = (
+        opened(table).to_pyarrow_dataset().to_table(filter=pc.field("subject") == "sea.event.order.paid.v1")
+    )
+
+    assert found.num_rows == 10
 
 
 def test_files_are_invisible_until_they_are_committed(spark: SparkSession, tmp_path: Path) -> None:

@@ -251,6 +251,7 @@ class LakeTable:
                 )
             with reachable(self.uri):
                 try:
+                    self._set_properties(table)
                     table.create_write_transaction(
                         [*files.actions, *_removals(table, replaced)],
                         "append",
@@ -280,11 +281,27 @@ class LakeTable:
         by = list(self.table_schema.partition_by)
         with reachable(self.uri):
             try:
-                table = DeltaTable.create(self.uri, self.table_schema.schema, mode="ignore", partition_by=by)
+                table = DeltaTable.create(
+                    self.uri,
+                    self.table_schema.schema,
+                    mode="ignore",
+                    partition_by=by,
+                    configuration=self._properties,
+                )
             except CommitFailedError:
                 table = DeltaTable(self.uri)
             self._sync(0)
         return table
+
+    @property
+    def _properties(self) -> dict[str, str]:
+        # Otherwise pyarrow and DuckDB would take columns without statistics for columns without values.
+        return {"delta.dataSkippingStatsColumns": ",".join(self.table_schema.ranged)}
+
+    def _set_properties(self, table: DeltaTable) -> None:
+        """Set the properties of a table that an older version created."""
+        if not self._properties.items() <= table.metadata().configuration.items():
+            table.alter.set_table_properties(self._properties)
 
     def _sync(self, version: int) -> None:
         make_durable(self.uri, f"_delta_log/{version:020}.json")
