@@ -1,19 +1,22 @@
 """A PostgreSQL snapshot of outbox and inbox, shared by all tasks that read them."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from datetime import datetime
-from typing import Any
-from uuid import UUID
+from typing import Any, Literal, TypeAlias
 
 from pyspark.sql import DataFrame, SparkSession
 
-from sea_mq_worker.domain.events import EventState
+from sea_mq_worker.adapters.postgres.schema.leaf_partitions import PageRange
 from sea_mq_worker.pipeline.executor_settings import access_options
 from sea_mq_worker.pipeline.sources.tables.connection import ONE_MOMENT, Cursor, connected
+from sea_mq_worker.pipeline.sources.tables.source import PAGES_PER_PARTITION, literal
 from sea_mq_worker.settings import Settings
+
+Condition: TypeAlias = tuple[str, Literal["=", "<", "<=", ">", ">=", "in"], Any]
+"""Column, operator and value (for ``in`` a sequence of values); a value of None sets no condition."""
 
 _LOCK_MILLISECONDS = 10_000
 _LOCK = "LOCK TABLE outbox_events, inbox_messages IN ACCESS SHARE MODE"
@@ -71,48 +74,26 @@ def read_outbox(
     held: Snapshot,
     *,
     columns: Sequence[str] | None = None,
-    states: Sequence[EventState] | None = None,
-    published_before: datetime | None = None,
-    created_since: datetime | None = None,
-    created_before: datetime | None = None,
-    event_types: Sequence[str] | None = None,
-    ordering_keys: Sequence[str] | None = None,
-    ids: Sequence[UUID | str] | None = None,
-    partition: str | None = None,
-    pages: tuple[int, int] | None = None,
-    pages_per_partition: int | None = None,
+    where: Sequence[Condition] = (),
+    pages: PageRange | None = None,
+    pages_per_partition: int = PAGES_PER_PARTITION,
 ) -> DataFrame:
-    """Return the events of the snapshot that match all given filters.
+    """Return the events of the snapshot that meet all conditions.
 
     Args:
         spark: the session.
         held: the snapshot, to be held until the frame's last action.
-        columns: the columns to return, in this order; default: all.
-        states: only events in one of these states.
-        published_before: only events published before this time.
-        created_since: only events created at this time or later.
-        created_before: only events created before this time.
-        event_types: only events of these types.
-        ordering_keys: only events with these ordering keys.
-        ids: only events with these IDs, at most some thousands; found by the primary key.
-        partition: only this partition of a partitioned table.
-        pages: only this range of pages, without its end.
-        pages_per_partition: number of pages per Spark task.
+        columns: the columns to return, in this order; default: all, and ``payload_bytes``, the length of the
+            payload's text as PostgreSQL measures it.
+        where: conditions on the table's columns.
+        pages: only these pages of a partition.
+        pages_per_partition: number of pages per Spark task; 0: one task reads all, which is faster where an
+            index finds few rows.
     """
-    options = {
-        "states": states,
-        "publishedBefore": published_before,
-        "createdSince": created_since,
-        "createdBefore": created_before,
-        "eventTypes": event_types,
-        "orderingKeys": ordering_keys,
-        "ids": ids,
-        "partition": partition,
-        "pagesPerPartition": pages_per_partition,
-        "firstPage": pages[0] if pages else None,
-        "endPage": pages[1] if pages else None,
-    }
-    return _read(spark, "outbox", held, columns=columns, given=options)
+    options = {"pagesPerPartition": str(pages_per_partition)}
+    if pages is not None:
+        options["pages"] = json.dumps(astuple(pages))
+    return _read(spark, "outbox", held, columns=columns, where=where, options=options)
 
 
 def read_inbox(
@@ -120,29 +101,10 @@ def read_inbox(
     held: Snapshot,
     *,
     columns: Sequence[str] | None = None,
-    received_since: datetime | None = None,
-    received_before: datetime | None = None,
-    consumers: Sequence[str] | None = None,
-    ids: Sequence[UUID | str] | None = None,
+    where: Sequence[Condition] = (),
 ) -> DataFrame:
-    """Return the messages of the snapshot that match all given filters.
-
-    Args:
-        spark: the session.
-        held: the snapshot, to be held until the frame's last action.
-        columns: the columns to return, in this order; default: all.
-        received_since: only messages received at this time or later.
-        received_before: only messages received before this time.
-        consumers: only messages received by one of these consumers.
-        ids: only messages with these IDs, at most some thousands; found by the primary key.
-    """
-    options = {
-        "receivedSince": received_since,
-        "receivedBefore": received_before,
-        "consumers": consumers,
-        "ids": ids,
-    }
-    return _read(spark, "inbox", held, columns=columns, given=options)
+    """Return the messages of the snapshot that meet all conditions; the arguments are those of the outbox."""
+    return _read(spark, "inbox", held, columns=columns, where=where, options={})
 
 
 def _read(
@@ -151,20 +113,18 @@ def _read(
     held: Snapshot,
     *,
     columns: Sequence[str] | None,
-    given: dict[str, Any],
+    where: Sequence[Condition],
+    options: Mapping[str, str],
 ) -> DataFrame:
-    options = access_options() | {"snapshot": held.id}
+    options = {**options, **access_options(), "snapshot": held.id}
     if columns is not None:
         options["columns"] = ",".join(columns)
-    options |= {name: _option(value) for name, value in given.items() if value is not None}
+    if conditions := [_sql(*condition) for condition in where if condition[2] is not None]:
+        options["where"] = " AND ".join(conditions)
     return spark.read.format(source).options(**options).load()
 
 
-def _option(value: datetime | int | str | Sequence[Any]) -> str:
-    if isinstance(value, datetime):
-        return value.isoformat()
-    if isinstance(value, str):
-        return value
-    if isinstance(value, int):
-        return str(value)
-    return json.dumps([str(one) for one in value])
+def _sql(column: str, operator: str, value: Any) -> str:
+    if operator != "in":
+        return f"{column} {operator} {literal(value)}"
+    return f"{column} IN ({', '.join(map(literal, value))})" if value else "false"

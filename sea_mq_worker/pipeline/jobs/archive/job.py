@@ -36,7 +36,7 @@ from sea_mq_worker.pipeline.lake.schemas import ARCHIVE
 from sea_mq_worker.pipeline.lake.table import NO_FILES, Files, LakeTable, Watermark
 from sea_mq_worker.pipeline.session import described, parallelism
 from sea_mq_worker.pipeline.snapshot import Snapshot, read_outbox, snapshot
-from sea_mq_worker.pipeline.sources.tables.query import FIRST_TIME, LAST_TIME
+from sea_mq_worker.pipeline.sources.tables.source import FIRST_TIME, LAST_TIME
 from sea_mq_worker.pipeline.spark_errors import cause
 from sea_mq_worker.settings import Settings
 
@@ -205,10 +205,8 @@ class _ArchiveRun:
             self.spark,
             held,
             columns=KEPT,
-            states=[EventState.PUBLISHED],
-            published_before=self.before,
-            partition=pages.leaf,
-            pages=(pages.first, pages.end),
+            where=[("state", "=", EventState.PUBLISHED), ("published_at", "<", self.before)],
+            pages=pages,
             pages_per_partition=max(_TASK_PAGES_MIN, share),
         )
         is_fit = (F.least(*TIMES) > _moment(FIRST_TIME)) & (F.greatest(*TIMES) < _moment(LAST_TIME))

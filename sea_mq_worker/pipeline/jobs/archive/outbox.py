@@ -30,7 +30,7 @@ from sea_mq_worker.domain.read_models import DroppedPartition, KeptPartition
 from sea_mq_worker.pipeline.errors import PipelineError
 from sea_mq_worker.pipeline.jobs.archive.digest import Content, slices
 from sea_mq_worker.pipeline.snapshot import Snapshot
-from sea_mq_worker.pipeline.sources.tables.query import FIRST_TIME, LAST_TIME
+from sea_mq_worker.pipeline.sources.tables.source import FIRST_TIME, LAST_TIME
 from sea_mq_worker.settings import Settings
 
 DELETE_ROWS = 2000

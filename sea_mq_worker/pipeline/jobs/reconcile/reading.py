@@ -113,8 +113,7 @@ def read_events(
         spark,
         held,
         columns=(*CONTENT_COLUMNS, *PASSED_COLUMNS),
-        created_since=limits.since,
-        created_before=limits.until,
+        where=[("created_at", ">=", limits.since), ("created_at", "<", limits.until)],
     )
     fingerprints = event_fingerprints(rows, context=settings.context, source=settings.source)
     return keep(fingerprints.withColumn("in_table", F.lit(True)))
@@ -149,7 +148,7 @@ def with_archive(
 def read_received(spark: SparkSession, held: Snapshot, limits: Limits, keep: Keep) -> tuple[DataFrame, int]:
     """Read and persist the inbox's rows."""
     since = None if limits.since is None else limits.since - _CLOCK
-    return keep(read_inbox(spark, held, columns=_INBOX_COLUMNS, received_since=since))
+    return keep(read_inbox(spark, held, columns=_INBOX_COLUMNS, where=[("received_at", ">=", since)]))
 
 
 def stored_within(messages: DataFrame, limits: Limits) -> DataFrame:

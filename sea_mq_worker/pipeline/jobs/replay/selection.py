@@ -15,6 +15,7 @@ from sea_mq_worker.pipeline.jobs.replay.filter import Selection
 from sea_mq_worker.pipeline.lake.schemas import ARCHIVE
 from sea_mq_worker.pipeline.lake.table import LakeTable
 from sea_mq_worker.pipeline.snapshot import Snapshot, read_outbox
+from sea_mq_worker.pipeline.sources.tables.source import PAGES_PER_PARTITION
 
 CONTENT = (
     "aggregate_type",
@@ -86,15 +87,19 @@ def select(
 
 def _known(spark: SparkSession, held: Snapshot, selection: Selection) -> DataFrame:
     """Return the table's events in any state, filtered by immutable columns."""
+    finds_ids = 0 < len(selection.ids) <= _OPTION_IDS_MAX
     frame = read_outbox(
         spark,
         held,
         columns=["id", "seq", "event_type", "state", "published_at"],
-        created_since=selection.since,
-        created_before=selection.until,
-        event_types=selection.event_types or None,
-        ordering_keys=selection.ordering_keys or None,
-        ids=selection.ids if 0 < len(selection.ids) <= _OPTION_IDS_MAX else None,
+        where=[
+            ("created_at", ">=", selection.since),
+            ("created_at", "<", selection.until),
+            ("event_type", "in", selection.event_types or None),
+            ("ordering_key", "in", selection.ordering_keys or None),
+            ("id", "in", selection.ids if finds_ids else None),
+        ],
+        pages_per_partition=0 if finds_ids else PAGES_PER_PARTITION,
     )
     return _of_ids(spark, frame, selection.ids)
 

@@ -2,18 +2,18 @@
 
 With the option ``snapshot`` the tasks read ranges of the table's pages in parallel, all from that snapshot.
 Without it one task reads everything by one statement, since two statements would see different states, and
-each action of Spark reads the table again. Times outside the years 2 to 9998, also infinity, become the first
-or last time of these years.
+each action of Spark reads the table again. Transactions are read-only. Times outside the years 2 to 9998,
+also infinity, become the first or last time of these years.
 
-Options: ``snapshot``; ``columns``, comma-separated; ``states``, ``eventTypes``, ``orderingKeys``, ``ids`` and
-``consumers``, each a JSON list; ``publishedBefore``, ``createdSince``, ``createdBefore``, ``receivedSince``
-and ``receivedBefore``, each an ISO 8601 time; ``partition``, the name of one of a partitioned table;
-``firstPage``, ``endPage`` (not included) and ``pagesPerPartition``; ``config``, a settings file. Server, user
-and schema come from the settings where a task runs.
+Options: ``columns``, comma-separated; ``where``, a SQL condition; ``snapshot``; ``pagesPerPartition``, 0: one
+task reads all; ``pages``, the only pages to read, as a JSON list of partition, first and end; ``config``, a
+settings file. Server, user and schema come from the settings where a task runs.
 """
 
-import sys
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from uuid import UUID
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
@@ -24,17 +24,46 @@ from sea_mq_worker.adapters.postgres.schema.leaf_partitions import LEAVES, LeafP
 from sea_mq_worker.pipeline.errors import PipelineError
 from sea_mq_worker.pipeline.executor_settings import CONFIG, executor_settings
 from sea_mq_worker.pipeline.sources.tables.connection import ONE_MOMENT, connected, record_batches
-from sea_mq_worker.pipeline.sources.tables.query import INBOX, OUTBOX, SourceTable, TableQuery, table_query
+from sea_mq_worker.settings import Settings
 
-_NEEDS = ("database_url",)
+FIRST_TIME = datetime(2, 1, 1, tzinfo=UTC)
+"""The earliest time that is read exactly: Python has no earlier one in every time zone."""
+
+LAST_TIME = datetime(9998, 12, 31, 23, 59, 59, 999999, tzinfo=UTC)
+"""The latest time that is read exactly."""
+
+PAGES_PER_PARTITION = 4096
+
+_OPTIONS = frozenset({"columns", "where", "snapshot", "pagesperpartition", "pages", CONFIG})
+_OUTBOX = (
+    "id string, aggregate_type string, aggregate_id string, event_type string, event_version int, "
+    "payload string, payload_bytes int, occurred_at timestamp, correlation_id string, causation_id string, "
+    "seq bigint, created_at timestamp, partition_key string, ordering_key string, headers string, "
+    "metadata string, bytes int, available_at timestamp, is_open boolean, publish_attempts int, "
+    "failures int, first_attempt_at timestamp, stream string, stream_seq bigint, state string, "
+    "claimed_at timestamp, claimed_by string, published_at timestamp, publish_error string"
+)
+_INBOX = (
+    "message_id string, subject string, received_at timestamp, processed_at timestamp, attempts int, "
+    "last_error string, consumer string, stream string, stream_seq bigint, content_hash binary, "
+    "locked_until timestamp, locked_by string, reply string, dead_letter_reason string, "
+    "dead_letter_begun_at timestamp, dead_lettered_at timestamp"
+)
+_EXPRESSIONS = {"payload_bytes": "octet_length(payload::text)"}
 
 
 class TableReader(DataSourceReader):
-    """Reads the table's rows that match the options; a partition is a PageRange, or None for all."""
+    """Reads the rows that the options choose; a partition is a PageRange, or None for all."""
 
-    def __init__(self, query: TableQuery, config: dict[str, str]) -> None:
-        self._query = query
-        self._config = config
+    def __init__(self, table: str, columns: Mapping[str, str], options: Mapping[str, str]) -> None:
+        """Read columns, given with their types in Spark's DDL."""
+        self._table = table
+        self._selected = ", ".join(_selected(*column) for column in columns.items())
+        self._where = options.get("where", "true")
+        self._snapshot = options.get("snapshot", "")
+        self._pages = PageRange(*json.loads(options["pages"])) if "pages" in options else None
+        self._pages_per_partition = int(options.get("pagesPerPartition", PAGES_PER_PARTITION))
+        self._access = {CONFIG: options[CONFIG]} if CONFIG in options else {}
 
     def partitions(self) -> list[InputPartition]:
         """Divide the table's present pages, which contain all rows of the snapshot.
@@ -42,72 +71,106 @@ class TableReader(DataSourceReader):
         The snapshot's session holds a lock on the table: no leaf can be dropped, and a new leaf has no rows
         in the snapshot.
         """
-        if self._query.is_whole:
-            return [InputPartition(None)]
-        first, end = self._query.pages
-        size = self._query.pages_per_partition or sys.maxsize
-        found = [pages for leaf in self._leaves() for pages in ranges(leaf, size, first=first, end=end)]
-        # For an empty list, Spark would request a partition of None.
-        return [InputPartition(pages) for pages in found or [PageRange("", 0, 0)]]
-
-    def _leaves(self) -> list[LeafPartition]:
-        table, wanted = self._query.table.name, self._query.partition
-        with connected(executor_settings(self._config, needs=_NEEDS), purpose="pipeline plan") as cursor:
-            cursor.execute(LEAVES, (table,))
-            leaves = [LeafPartition(*row) for row in cursor.fetchall()]
-        chosen = [leaf for leaf in leaves if wanted in {"", leaf.name}]
-        if wanted and not chosen:
-            raise PipelineError(f"{table} has no partition {wanted!r}")
-        if len(chosen) > 1 and self._query.pages != (0, None):
-            raise PipelineError(
-                "option 'partition': name the partition that 'firstPage' and 'endPage' refer to"
-            )
-        return chosen
+        if not self._snapshot or not self._pages_per_partition:
+            return [InputPartition(self._pages)]
+        if self._pages:
+            leaves = [LeafPartition(self._pages.leaf, self._pages.end)]
+        else:
+            with connected(self._settings(), purpose="pipeline plan") as cursor:
+                cursor.execute(LEAVES, (self._table,))
+                leaves = [LeafPartition(*row) for row in cursor.fetchall()]
+        first = self._pages.first if self._pages else 0
+        size = self._pages_per_partition
+        found = [InputPartition(pages) for leaf in leaves for pages in ranges(leaf, size, first=first)]
+        return found or [InputPartition(None)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a range of pages."""
-        settings = executor_settings(self._config, needs=_NEEDS)
+        settings = self._settings()
         with connected(settings, purpose="pipeline read") as cursor:
-            if self._query.snapshot:
-                cursor.execute(ONE_MOMENT)
-                cursor.execute(f"SET TRANSACTION SNAPSHOT '{self._query.snapshot}'")
-            table = f"{quoted_schema(settings.database_schema)}.{self._query.table.name}"
-            cursor.execute(self._query.sql(table, partition.value))
+            cursor.execute(ONE_MOMENT)
+            if self._snapshot:
+                cursor.execute(f"SET TRANSACTION SNAPSHOT {literal(self._snapshot)}")
+            cursor.execute(self._statement(settings.database_schema, partition.value))
             yield from record_batches(cursor)
+
+    def _statement(self, schema: str, pages: PageRange | None) -> str:
+        statement = f"SELECT {self._selected} FROM "  # noqa: S608 - names of this module, and the user's condition
+        if pages is None:
+            return f"{statement}{quoted_schema(schema)}.{self._table} WHERE {self._where}"
+        within = f"ctid >= '({pages.first},0)'::tid AND ctid < '({pages.end},0)'::tid"
+        return f"{statement}{pages.leaf} WHERE ({self._where}) AND {within}"
+
+    def _settings(self) -> Settings:
+        return executor_settings(self._access, needs=("database_url",))
 
 
 class _TableSource(DataSource):
-    table: SourceTable
+    format_name: str
+    table: str
+    ddl: str
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the format's name."""
+        return cls.format_name
 
     def schema(self) -> str:
         """Return the columns that the options choose."""
-        return table_query(self.table, self.options).ddl
+        return ", ".join(f"{name} {kind}" for name, kind in self._columns().items())
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Parse the options; a schema given by the caller is refused."""
-        query = table_query(self.table, self.options)
-        if tuple(schema.names) != query.columns:
+        """Return the reader; a schema given by the caller is refused."""
+        columns = self._columns()
+        if schema.names != list(columns):
             raise ValueError("choose columns by the option 'columns', not by a schema")
-        return TableReader(query, {CONFIG: self.options[CONFIG]} if CONFIG in self.options else {})
+        return TableReader(self.table, columns, self.options)
+
+    def _columns(self) -> dict[str, str]:
+        """Return the chosen columns with their types in Spark's DDL.
+
+        Raises:
+            PipelineError: an option is unknown, or a column.
+        """
+        if unknown := sorted({name.lower() for name in self.options} - _OPTIONS):
+            raise PipelineError(f"{self.table}: unknown option {unknown[0]!r}")
+        kinds = dict(column.split() for column in self.ddl.split(", "))
+        chosen = [name.strip() for name in self.options.get("columns", ",".join(kinds)).split(",")]
+        if unknown := [name for name in chosen if name not in kinds]:
+            raise PipelineError(f"{self.table} has no column {unknown[0]!r}")
+        return {name: kinds[name] for name in chosen}
 
 
 class OutboxSource(_TableSource):
     """``spark.read.format("outbox")``: the rows of ``outbox_events``."""
 
-    table = OUTBOX
-
-    @classmethod
-    def name(cls) -> str:
-        """Return the format's name."""
-        return "outbox"
+    format_name, table, ddl = "outbox", "outbox_events", _OUTBOX
 
 
 class InboxSource(_TableSource):
     """``spark.read.format("inbox")``: the rows of ``inbox_messages``."""
 
-    table = INBOX
+    format_name, table, ddl = "inbox", "inbox_messages", _INBOX
 
-    @classmethod
-    def name(cls) -> str:
-        """Return the format's name."""
-        return "inbox"
+
+def literal(value: datetime | int | str | UUID) -> str:
+    """Return a value as a SQL literal. ADBC reads by COPY, which takes no parameters."""
+    if isinstance(value, datetime):
+        return f"'{value.isoformat()}'::timestamptz"
+    if isinstance(value, int):
+        return str(value)
+    escaped = str(value).replace("\\", "\\\\").replace("'", "''")
+    return f"E'{escaped}'"
+
+
+def _selected(name: str, kind: str) -> str:
+    """Return a column in a form that Spark can hold; times outside its range become the nearest limit."""
+    expression = _EXPRESSIONS.get(name, name)
+    if kind == "string":  # also ids and JSON
+        expression = f"{name}::text"
+    elif kind == "timestamp":
+        first, last = literal(FIRST_TIME), literal(LAST_TIME)
+        expression = (
+            f"CASE WHEN {name} < {first} THEN {first} WHEN {name} > {last} THEN {last} ELSE {name} END"
+        )
+    return f"{expression} AS {name}"
