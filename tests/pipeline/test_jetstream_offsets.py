@@ -59,13 +59,13 @@ def drive(stream: Stream, drivers: list[Driver]) -> Any:
     return made
 
 
-@pytest.mark.parametrize(("start", "read"), [("earliest", [3, 4, 5]), ("latest", [5]), ("4", [4, 5])])
+@pytest.mark.parametrize(("start", "read"), [(None, [3, 4, 5]), ("latest", [5]), ("4", [4, 5])])
 async def test_a_query_begins_at_its_starting_offset(
-    stream: Stream, drive: Any, start: str, read: list[int]
+    stream: Stream, drive: Any, start: str | None, read: list[int]
 ) -> None:
     await stream.store(4)
     await stream.purge(before=3)
-    driver = drive(startingOffset=start)
+    driver = drive(**({"startSeq": start} if start else {}))
     await driver.begin()
     await stream.store(1)
     assert await driver.batch() == read
@@ -114,7 +114,7 @@ async def test_until_something_is_read_the_head_may_go(stream: Stream, drive: An
     await stream.purge(before=3)
     assert await drive(driver.at).batch(ReadMaxRows(2)) == [3, 4]
 
-    named = drive(startingOffset=3)
+    named = drive(startSeq=3)
     await named.begin()
     await stream.purge(before=5)
     with pytest.raises(DataLossError, match="sequences 3 to 4 were removed"):
@@ -126,18 +126,13 @@ async def test_a_stream_that_was_made_again_is_an_error(stream: Stream, drive: A
     driver = drive()
     await driver.begin()
     await driver.batch()
-    lenient = drive(driver.at, failOnDataLoss=False)
-    await asyncio.to_thread(lenient.reader.prepareForTriggerAvailableNow)
     await stream.drop()
     await stream.create()
     await stream.store(5)
 
-    with pytest.raises(DataLossError, match="deleted and created again"):
-        await driver.batch()
-    assert (await lenient.batch(), lenient.at) == ([], driver.at)
-    following = drive(driver.at, failOnDataLoss=False)
-    assert await following.batch(ReadMaxRows(4)) == [1, 2, 3, 4]
-    assert await drive(following.at).batch() == [5]
+    for reader in (driver, drive(driver.at, failOnDataLoss=False)):
+        with pytest.raises(DataLossError, match="deleted and created again"):
+            await reader.batch()
 
 
 async def test_a_checkpoint_of_another_stream_is_refused(stream: Stream, drive: Any) -> None:

@@ -12,7 +12,7 @@ import pytest
 from sea_mq_worker.domain.errors import ContractError, UnavailableError
 from sea_mq_worker.embedded import EmbeddedNats
 from sea_mq_worker.pipeline.errors import DataLossError, PipelineError
-from sea_mq_worker.pipeline.sources.jetstream import direct_get, idle_timeout, state
+from sea_mq_worker.pipeline.sources.jetstream import direct_get, state
 from sea_mq_worker.pipeline.sources.jetstream import reader as reading
 from sea_mq_worker.pipeline.sources.jetstream.columns import Frame
 from sea_mq_worker.pipeline.sources.jetstream.direct_get import DirectGet
@@ -186,7 +186,7 @@ async def test_a_read_continues_after_its_last_row_when_the_server_returns(
 ) -> None:
     monkeypatch.setattr(reading, "_BATCH_ROWS", 10)
     now = 0.0
-    monkeypatch.setattr(idle_timeout, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(state, "time", SimpleNamespace(monotonic=lambda: now))
     async with EmbeddedNats(tmp_path / "nats") as server:
         monkeypatch.setenv("SEA_MQ_NATS_URL", server.url)
         async with connected(server.url) as connection:
@@ -207,7 +207,7 @@ async def test_a_read_continues_after_its_last_row_when_the_server_returns(
 async def test_a_server_that_stays_away_or_refuses_ends_the_read(
     tmp_path: Path, names: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(idle_timeout, "_IDLE_TIMEOUT_SECONDS", 0.0)
+    monkeypatch.setattr(state, "_IDLE_TIMEOUT_SECONDS", 0.0)
     monkeypatch.setattr(state, "_CONNECT_SECONDS", 1.0)
     config = {"authorization": {"user": "spark", "password": "sesame"}}
     async with EmbeddedNats(tmp_path / "nats", config=config) as server:
@@ -248,12 +248,11 @@ async def test_a_missing_permission_is_named(
 @pytest.mark.parametrize(
     ("option", "value", "problem"),
     [
-        ("stream", "a.b", "must be the name of a stream"),
-        ("startSeq", "0", "startSeq must be a whole number, at least 1"),
-        ("startingOffset", "now", "must be earliest, latest or a sequence"),
-        ("failOnDataLoss", "no", "must be true or false"),
-        ("subject", "a b", "without spaces"),
-        ("password", "sesame", "unknown option password"),
+        ("stream", "a.b", "option stream: String should match pattern"),
+        ("startSeq", "0", "option start_seq: Input should be greater than 0"),
+        ("failOnDataLoss", "maybe", "option fail_on_data_loss: Input should be a valid boolean"),
+        ("subject", "a b", "option subject: String should match"),
+        ("password", "sesame", "option password: Extra inputs are not permitted"),
     ],
 )
 async def test_a_wrong_option_is_named(option: str, value: str, problem: str) -> None:

@@ -48,12 +48,12 @@ def query(spark: SparkSession, nats_url: str, names: str, tmp_path: Path) -> Que
 @pytest.mark.slow
 async def test_each_message_comes_once_over_crashes(stream: Stream, query: Query) -> None:
     await stream.store(3)
-    assert await query.run(startingOffset="latest") == []
+    assert await query.run(startSeq="latest") == []
     for file in (query.checkpoint / "commits").iterdir():
         file.unlink()
 
     await stream.store(25)
-    assert await query.run(startingOffset="latest", maxMsgsPerTrigger=10) == list(range(4, 29))
+    assert await query.run(startSeq="latest", maxMsgsPerTrigger=10) == list(range(4, 29))
     assert [len(batch) for batch in query.batches] == [10, 10, 5]
     source = query.progress[-1]["sources"][0]
     assert [json.loads(source[end])["next"] for end in ("endOffset", "latestOffset")] == [29, 29]
@@ -71,5 +71,5 @@ async def test_a_loss_ends_the_query_and_shows_no_secret(stream: Stream, query: 
     await stream.store(3)
     await stream.purge(before=3)
     with pytest.raises(StreamingQueryException, match=r"DataLossError: .*sequences 1 to 2 were rem") as lost:
-        await query.run(startingOffset=1)
+        await query.run(startSeq=1)
     assert PASSWORD not in str(lost.value)

@@ -1,84 +1,60 @@
 """The options of the source ``jetstream``; none contains a secret."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Self
 
-from sea_mq_worker.pipeline.errors import PipelineError
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError
+
+from sea_mq_worker.adapters.nats.server_info import StreamInfo
+from sea_mq_worker.pipeline.errors import DataLossError, PipelineError
 from sea_mq_worker.pipeline.executor_settings import CONFIG, executor_settings
 from sea_mq_worker.settings import Settings
 
-ROWS_PER_PARTITION = 50_000
-
-_NAMES = (
-    *("stream", "created", "subject", "startSeq", "endSeq", "rowsPerPartition", "failOnDataLoss"),
-    *("startingOffset", "maxMsgsPerTrigger", CONFIG),
-)
+_OR_CONTINUE = "or set the option failOnDataLoss=false to continue with the messages that remain"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JetStreamOptions:
-    """The messages to read, and how to read them.
+class JetStreamOptions(BaseModel):
+    """The messages to read, and how to read them; Spark's names of the options are in camel case.
 
     Attributes:
         stream: name of the stream.
-        created: required creation time of the stream, in the server's format, even if loss is allowed.
+        created: required creation time of the stream, in the server's format; None: the present stream's.
         subject: subject of the messages, with NATS wildcards; empty: all.
-        start_seq: first sequence to read; None: the stream's first.
-        end_seq: last sequence to read; None: the stream's last at planning.
+        start_seq: first sequence to read; None: the stream's first message; ``latest``: only later messages.
+        end_seq: last sequence to read; None: the stream's last at planning. A streaming query ignores it.
         rows_per_partition: number of sequences that one task reads.
         fail_on_data_loss: raise an error if messages were deleted before they could be read.
-        starting_offset: begin of a new streaming query: ``earliest``, ``latest`` or a sequence.
-        rows_per_batch: maximum number of sequences in a micro-batch; None: no limit.
-        access: options that locate the settings.
+        max_msgs_per_trigger: maximum number of sequences in a micro-batch; None: no limit.
+        config: path of the settings file on every node; None: settings from each node's environment.
     """
 
-    stream: str
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    stream: str = Field(pattern=r"^[^ .*>]+$")
     created: str | None = None
-    subject: str = ""
-    start_seq: int | None = None
-    end_seq: int | None = None
-    rows_per_partition: int = ROWS_PER_PARTITION
+    subject: str = Field("", pattern=r"^\S*$")
+    start_seq: PositiveInt | Literal["latest"] | None = None
+    end_seq: NonNegativeInt | None = None
+    rows_per_partition: PositiveInt = 50_000
     fail_on_data_loss: bool = True
-    starting_offset: Literal["earliest", "latest"] | int = "earliest"
-    rows_per_batch: int | None = None
-    access: Mapping[str, str] = field(default_factory=dict)
+    max_msgs_per_trigger: PositiveInt | None = None
+    config: str | None = None
 
     @classmethod
-    def of(cls, given: Mapping[str, str]) -> "JetStreamOptions":
+    def of(cls, given: Mapping[str, str]) -> Self:
         """Parse Spark's options, whose names ignore case.
 
         Raises:
             PipelineError: an option is unknown, wrong or missing.
         """
-        options = {name.lower(): value for name, value in given.items()}
-        if unknown := sorted(options.keys() - {name.lower() for name in _NAMES}):
-            raise PipelineError(
-                f"jetstream: unknown option {unknown[0]}; expected one of {', '.join(_NAMES)}"
+        fields = {name.replace("_", ""): name for name in cls.model_fields}
+        try:
+            return cls.model_validate(
+                {fields.get(name.lower(), name): value for name, value in given.items()}
             )
-        stream = options.get("stream", "").strip()
-        if not stream or any(sign in stream for sign in " .*>"):
-            raise PipelineError("jetstream: the option stream must be the name of a stream")
-        subject = options.get("subject", "").strip()
-        if any(map(str.isspace, subject)):
-            raise PipelineError("jetstream: the option subject must be a subject without spaces")
-        return cls(
-            stream=stream,
-            created=options.get("created") or None,
-            subject=subject,
-            start_seq=_number(options, "startSeq"),
-            end_seq=_number(options, "endSeq", least=0),
-            rows_per_partition=_number(options, "rowsPerPartition") or ROWS_PER_PARTITION,
-            fail_on_data_loss=_flag(options, "failOnDataLoss"),
-            starting_offset=_starting_offset(options),
-            rows_per_batch=_number(options, "maxMsgsPerTrigger"),
-            access={CONFIG: options[CONFIG]} if options.get(CONFIG) else {},
-        )
-
-    @property
-    def one_stream(self) -> bool:
-        """Whether a stream with another creation time is an error."""
-        return self.fail_on_data_loss or self.created is not None
+        except ValidationError as error:
+            wrong = error.errors(include_input=False)[0]
+            raise PipelineError(f"jetstream: option {wrong['loc'][0]}: {wrong['msg']}") from None
 
     def settings(self) -> Settings:
         """Load the settings in this process.
@@ -86,31 +62,35 @@ class JetStreamOptions:
         Raises:
             SettingsError: a setting is missing or wrong in this process.
         """
-        return executor_settings(self.access, needs=("nats_url",))
+        return executor_settings({CONFIG: self.config} if self.config else {}, needs=("nats_url",))
 
+    def first_seq(self, state: StreamInfo) -> int | None:
+        """Return the first sequence to read; None: the stream's first message, whichever that is."""
+        return state.last_seq + 1 if self.start_seq == "latest" else self.start_seq
 
-def _number(options: Mapping[str, str], name: str, *, least: int = 1) -> int | None:
-    text = options.get(name.lower())
-    if text is None:
-        return None
-    if not text.strip().isdecimal() or int(text) < least:
-        raise PipelineError(f"jetstream: the option {name} must be a whole number, at least {least}")
-    return int(text)
+    def check(self, state: StreamInfo, *, created: str, last: int, first: int | None = None) -> None:
+        """Check that a stream still is the one created at this time, and has these sequences.
 
-
-def _flag(options: Mapping[str, str], name: str) -> bool:
-    text = options.get(name.lower(), "true").strip().lower()
-    if text not in {"true", "false"}:
-        raise PipelineError(f"jetstream: the option {name} must be true or false")
-    return text == "true"
-
-
-def _starting_offset(options: Mapping[str, str]) -> Literal["earliest", "latest"] | int:
-    text = options.get("startingoffset", "earliest").strip().lower()
-    if text in {"earliest", "latest"}:
-        return "latest" if text == "latest" else "earliest"
-    if not text.isdecimal() or int(text) < 1:
-        raise PipelineError(
-            "jetstream: the option startingOffset must be earliest, latest or a sequence from 1 on"
-        )
-    return int(text)
+        Raises:
+            DataLossError: it was created again; or, unless loss is allowed, it lacks sequences.
+        """
+        if state.created != created:
+            raise DataLossError(
+                f"stream {state.name} was deleted and created again: the former at {created}, the present "
+                f"one at {state.created}; unread messages of the former are lost. Start from the beginning "
+                "(a new checkpoint, no option created)"
+            )
+        if self.fail_on_data_loss and last > state.last_seq:
+            raise DataLossError(
+                f"stream {state.name} ends at sequence {state.last_seq}, before {last}: it was restored to "
+                "an older state, or is another stream. Find the lost events with "
+                "`python -m sea_mq_worker pipeline reconcile`, and start with a new checkpoint, "
+                f"{_OR_CONTINUE}"
+            )
+        if self.fail_on_data_loss and first is not None and first < state.first_seq:
+            raise DataLossError(
+                f"stream {state.name}: sequences {first} to {state.first_seq - 1} were removed, by its "
+                f"limits or by a purge, before they were read; it begins at {state.first_seq} now. Read the "
+                "events from the outbox or its archive, raise max_age and max_bytes of the stream, "
+                f"{_OR_CONTINUE}"
+            )

@@ -4,7 +4,7 @@ import asyncio
 from bisect import bisect_left, bisect_right
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
@@ -12,13 +12,10 @@ from pyspark.sql.datasource import InputPartition
 from sea_mq_worker.adapters.nats.connection import NatsConnection
 from sea_mq_worker.adapters.nats.server_info import StreamInfo, stream_info
 from sea_mq_worker.domain.errors import UnavailableError
-from sea_mq_worker.pipeline.sources.jetstream import loss_messages
 from sea_mq_worker.pipeline.sources.jetstream.columns import Frame, to_batch
 from sea_mq_worker.pipeline.sources.jetstream.direct_get import GIVES_FRAMES, DirectGet
-from sea_mq_worker.pipeline.sources.jetstream.idle_timeout import IdleTimeout
-from sea_mq_worker.pipeline.sources.jetstream.leader import Leader
 from sea_mq_worker.pipeline.sources.jetstream.options import JetStreamOptions
-from sea_mq_worker.pipeline.sources.jetstream.state import connected
+from sea_mq_worker.pipeline.sources.jetstream.state import IdleTimeout, Leader, connected
 
 _BATCH_ROWS = 10_000
 _BATCH_BYTES = 8 * 1024 * 1024
@@ -39,7 +36,7 @@ class SequenceRange(InputPartition):
     floats: bool = False
 
 
-def split_range(created: str, first: int, last: int, *, size: int, floats: bool) -> Sequence[SequenceRange]:
+def split_range(created: str, first: int, last: int, *, size: int, floats: bool) -> list[InputPartition]:
     """Split a range into parts of ``size``, the first of which may float; an empty range is one part."""
     starts = range(first, last + 1, size) or (first,)
     return [
@@ -82,13 +79,14 @@ async def _resumed(
     while True:
         try:
             async with connected(settings) as connection:
-                read = await _Read.open(connection, options, sequences)
+                read = _Read(connection, options, sequences)
+                await read.begin()
                 while at <= sequences.last:
                     batch, at = await read.step(at)
                     if batch.num_rows:
                         yield batch
                     idle.renew()
-                await read.check_end()
+                await read.checked_state()
                 return
         except UnavailableError as error:
             await idle.pause(error)
@@ -98,51 +96,40 @@ class _Read:
     """A range read over one connection."""
 
     def __init__(
-        self,
-        connection: NatsConnection,
-        options: JetStreamOptions,
-        sequences: SequenceRange,
-        *,
-        created: str,
-        direct: DirectGet | None,
+        self, connection: NatsConnection, options: JetStreamOptions, sequences: SequenceRange
     ) -> None:
         self._connection = connection
         self._options = options
         self._sequences = sequences
-        self._created = created
-        self._direct = direct
+        self._direct: DirectGet | None = None
         self._leader = Leader(connection, options.stream, subject=options.subject or ">")
 
-    @classmethod
-    async def open(
-        cls, connection: NatsConnection, options: JetStreamOptions, sequences: SequenceRange
-    ) -> Self:
+    async def begin(self) -> None:
         """Read batches from any replica if the stream and the server allow it, otherwise from the leader."""
-        state = await stream_info(connection, options.stream)
-        quick = GIVES_FRAMES and state.allow_direct and connection.server_version >= _BATCHES_SINCE
-        direct = await DirectGet.open(connection, options.stream) if quick else None
-        created = sequences.created if options.one_stream else state.created
-        read = cls(connection, options, sequences, created=created, direct=direct)
-        read._check(state)
-        return read
+        state = await self.checked_state()
+        if GIVES_FRAMES and state.allow_direct and self._connection.server_version >= _BATCHES_SINCE:
+            self._direct = await DirectGet.open(self._connection, self._options.stream)
 
     async def step(self, at: int) -> tuple[pa.RecordBatch, int]:
         """Return some rows from ``at`` on, and the sequence at which to continue."""
         if self._direct:
             found = self._found(at, await self._direct.fetch(self._request(at)))
             denied = await self._leader.first_denied(found.gaps)
-            if denied is None or denied > at:
+            if denied != at:
                 return await self._checked(found.before(denied))
         frames, following = await self._leader.read(at, self._sequences.last)
         return await self._checked(self._found(at, frames, following))
 
-    async def check_end(self) -> None:
-        """Check that the stream was not replaced during the read.
+    async def checked_state(self, *, first: int | None = None) -> StreamInfo:
+        """Return the stream's state.
 
         Raises:
-            DataLossError: the stream was replaced.
+            DataLossError: the stream was replaced, or sequences from ``first`` on were removed.
         """
-        self._check(await stream_info(self._connection, self._options.stream))
+        state = await stream_info(self._connection, self._options.stream)
+        wanted = self._sequences
+        self._options.check(state, created=wanted.created, first=first, last=wanted.last)
+        return state
 
     def _request(self, at: int) -> dict[str, Any]:
         rows = min(_BATCH_ROWS, self._sequences.last - at + 1)
@@ -152,7 +139,7 @@ class _Read:
     def _found(self, at: int, frames: Sequence[Frame], following: int | None = None) -> "_Found":
         """Drop messages after the range, and work out how far the batch reaches."""
         last = self._sequences.last
-        batch = to_batch(self._options.stream, self._created, frames)
+        batch = to_batch(self._options.stream, self._sequences.created, frames)
         seqs = batch.column("seq").to_pylist()
         kept = bisect_right(seqs, last)
         ends_here = kept == len(seqs) > 0
@@ -160,21 +147,10 @@ class _Read:
         return _Found(at, batch.slice(0, kept), seqs[:kept], min(end, last + 1))
 
     async def _checked(self, found: "_Found") -> tuple[pa.RecordBatch, int]:
-        if found.gaps and self._options.fail_on_data_loss:
-            state = await stream_info(self._connection, self._options.stream)
-            self._check(state)
-            gone = [first for first, _ in found.gaps if first < state.first_seq]
-            if self._sequences.floats and gone[:1] == [self._sequences.first]:
-                del gone[0]
-            if gone:
-                raise loss_messages.removed(state, gone[0])
+        floating = self._sequences.first if self._sequences.floats else None
+        if gaps := [first for first, _ in found.gaps if first != floating]:
+            await self.checked_state(first=gaps[0])
         return found.batch, found.end
-
-    def _check(self, state: StreamInfo) -> None:
-        if self._options.one_stream and state.created != self._created:
-            raise loss_messages.recreated(state, self._created)
-        if self._options.fail_on_data_loss and state.last_seq < self._sequences.last:
-            raise loss_messages.rolled_back(state, self._sequences.last)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,6 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
-from sea_mq_worker.adapters.nats.server_info import StreamInfo
-from sea_mq_worker.pipeline.sources.jetstream import loss_messages
 from sea_mq_worker.pipeline.sources.jetstream.columns import DDL
 from sea_mq_worker.pipeline.sources.jetstream.options import JetStreamOptions
 from sea_mq_worker.pipeline.sources.jetstream.reader import SequenceRange, read_range, split_range
@@ -62,25 +60,23 @@ class JetStreamReader(DataSourceReader):
         Raises:
             DataLossError: the stream does not have the requested sequences.
         """
-        state = stream_state(self._options.settings(), self._options.stream)
-        first, last = _wanted(self._options, state)
-        size, floats = self._options.rows_per_partition, self._options.start_seq is None
-        return list(split_range(state.created, first, last, size=size, floats=floats))
+        options = self._options
+        state = stream_state(options.settings(), options.stream)
+        begin = options.first_seq(state)
+        first = begin or state.first_seq
+        last = state.last_seq if options.end_seq is None else options.end_seq
+        created = options.created or state.created
+        lost = first if first <= last else None
+        options.check(state, created=created, first=lost, last=max(first - 1, last))
+        return split_range(
+            created,
+            max(first, state.first_seq),
+            min(last, state.last_seq),
+            size=options.rows_per_partition,
+            floats=begin is None,
+        )
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one range."""
         assert isinstance(partition, SequenceRange)  # noqa: S101 - of partitions()
         return read_range(self._options, partition)
-
-
-def _wanted(options: JetStreamOptions, state: StreamInfo) -> tuple[int, int]:
-    first = options.start_seq or state.first_seq
-    last = state.last_seq if options.end_seq is None else options.end_seq
-    if options.created and options.created != state.created:
-        raise loss_messages.recreated(state, options.created)
-    if options.fail_on_data_loss:
-        if max(first - 1, last) > state.last_seq:
-            raise loss_messages.rolled_back(state, max(first - 1, last))
-        if first < state.first_seq and first <= last:
-            raise loss_messages.removed(state, first)
-    return max(first, state.first_seq), min(last, state.last_seq)

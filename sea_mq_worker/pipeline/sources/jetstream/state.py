@@ -1,7 +1,13 @@
-"""Query a stream's leader about the stream and its messages."""
+"""Query a stream's leader about the stream and its messages: slow for many messages, but always complete.
+
+A direct get may be answered by a replica that lags behind, or by a mirror that has fewer messages. So a gap
+in its response counts only if the leader confirms it.
+"""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+import base64
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import Any, TypeVar
@@ -10,11 +16,18 @@ from sea_mq_worker.adapters.nats.connection import NatsConnection, api
 from sea_mq_worker.adapters.nats.errors import ApiRefusedError
 from sea_mq_worker.adapters.nats.server_info import StreamInfo, missing_stream, stream_info
 from sea_mq_worker.connections.nats import open_nats
+from sea_mq_worker.domain.errors import UnavailableError
+from sea_mq_worker.pipeline.sources.jetstream.columns import ADDED, Frame
 from sea_mq_worker.settings import Settings
 
 _CONNECT_SECONDS = 10.0
+_IDLE_TIMEOUT_SECONDS = 60.0
+_PAUSE_SECONDS = 0.5
 _NO_MESSAGE = 10037
 _NO_STREAM = 10059
+_REQUESTS_AT_ONCE = 32
+_ROWS_MAX = 1024
+_BYTES_MAX = 4 * 1024 * 1024
 
 _T = TypeVar("_T")
 
@@ -56,6 +69,77 @@ async def stored_message(
         raise missing_stream(stream) if error.err_code == _NO_STREAM else error from error
     message: dict[str, Any] = answer["message"]
     return message
+
+
+class Leader:
+    """Reads messages from the leader of one stream over one connection."""
+
+    def __init__(self, connection: NatsConnection, stream: str, *, subject: str) -> None:
+        """Read messages on ``subject``, which may have wildcards."""
+        self._connection = connection
+        self._stream = stream
+        self._subject = subject
+
+    async def first_denied(self, gaps: Sequence[tuple[int, int]]) -> int | None:
+        """Return the begin of the first gap in which the leader has a message; None: there is no such gap."""
+        for at in range(0, len(gaps), _REQUESTS_AT_ONCE):
+            some = gaps[at : at + _REQUESTS_AT_ONCE]
+            found = await self._next([first for first, _ in some])
+            for (first, last), message in zip(some, found, strict=True):
+                if message is not None and message["seq"] <= last:
+                    return first
+        return None
+
+    async def read(self, first: int, last: int) -> tuple[list[Frame], int]:
+        """Read some messages from ``first`` on, up to ``last`` at most.
+
+        Returns the messages, and the sequence at which to continue.
+        """
+        frames: list[Frame] = []
+        size, at = 0, first
+        while at <= last and len(frames) < _ROWS_MAX and size < _BYTES_MAX:
+            found = await self._next(range(at, min(at + _REQUESTS_AT_ONCE, last + 1)))
+            messages = {message["seq"]: message for message in found if message}  # a gap repeats the next one
+            read = [_frame(message) for seq, message in messages.items() if seq <= last]
+            frames += read
+            size += sum(len(head) + len(data) for head, data in read)
+            at = max(messages) + 1 if found[-1] else last + 1
+        return frames, at
+
+    async def _next(self, seqs: Sequence[int]) -> list[dict[str, Any] | None]:
+        """Return for each sequence the first message from there on; None: there is none."""
+        requests = [{"seq": seq, "next_by_subj": self._subject} for seq in seqs]
+        found = (stored_message(self._connection, self._stream, request) for request in requests)
+        return await asyncio.gather(*found)
+
+
+def _frame(message: dict[str, Any]) -> Frame:
+    """Format a message as a direct get would have sent it."""
+    own = base64.b64decode(message.get("hdrs", "")) or b"NATS/1.0\r\n\r\n"
+    added = f"\r\nNats-Subject: {message['subject']}\r\nNats-Sequence: {message['seq']}\r\n"
+    head = b"".join((own[:-2], ADDED, added.encode(), f"Nats-Time-Stamp: {message['time']}\r\n\r\n".encode()))
+    return head, base64.b64decode(message.get("data", ""))
+
+
+class IdleTimeout:
+    """A minute without progress, after which the last error is raised."""
+
+    def __init__(self) -> None:
+        self.renew()
+
+    def renew(self) -> None:
+        """Restart the minute after progress."""
+        self._deadline = time.monotonic() + _IDLE_TIMEOUT_SECONDS
+
+    async def pause(self, error: UnavailableError) -> None:
+        """Wait half a second before the next attempt.
+
+        Raises:
+            UnavailableError: the minute is over.
+        """
+        if time.monotonic() > self._deadline:
+            raise error
+        await asyncio.sleep(_PAUSE_SECONDS)
 
 
 async def open_connection(settings: Settings) -> NatsConnection:

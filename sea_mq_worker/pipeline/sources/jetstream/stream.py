@@ -1,16 +1,18 @@
 """``spark.readStream.format("jetstream")``: a stream's messages in micro-batches.
 
-An offset is the stream's name, its creation time and the next sequence. The query ends with a DataLossError
-if messages were deleted before they were read, or if the stream was created again or restored to an older
-state. With the option failOnDataLoss=false it continues with the messages that remain.
+An offset is the stream's name, its creation time and the next sequence; 0 is the stream's first message,
+whichever that is. The query ends with a DataLossError if messages were deleted before they were read, or if
+the stream was restored to an older state; with the option failOnDataLoss=false it continues with the messages
+that remain. A stream that was created again always ends the query.
 
 The first micro-batch of a query is empty, so a query with Trigger.Once, which Spark has deprecated, reads
 nothing the first time; Trigger.AvailableNow reads everything.
 """
 
+import asyncio
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -21,44 +23,18 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from sea_mq_worker.adapters.nats.server_info import StreamInfo
+from sea_mq_worker.adapters.nats.server_info import StreamInfo, stream_info
+from sea_mq_worker.domain.errors import UnavailableError
 from sea_mq_worker.pipeline.errors import PipelineError
-from sea_mq_worker.pipeline.sources.jetstream import loss_messages
-from sea_mq_worker.pipeline.sources.jetstream.offset_watcher import OffsetWatcher
 from sea_mq_worker.pipeline.sources.jetstream.options import JetStreamOptions
 from sea_mq_worker.pipeline.sources.jetstream.reader import SequenceRange, read_range, split_range
+from sea_mq_worker.pipeline.sources.jetstream.state import IdleTimeout, open_connection
 
+if TYPE_CHECKING:
+    from sea_mq_worker.adapters.nats.connection import NatsConnection
 
-@dataclass(frozen=True, slots=True)
-class Position:
-    """A query's position: everything before ``next`` is read.
-
-    ``floats``: nothing is read yet, and the query begins at the stream's first message, whichever that is.
-    """
-
-    stream: str
-    created: str
-    next: int
-    floats: bool = False
-
-    @classmethod
-    def of(cls, offset: Mapping[str, Any], options: JetStreamOptions) -> Self:
-        """Parse an offset from Spark.
-
-        Raises:
-            PipelineError: the offset is of another stream.
-        """
-        if offset["stream"] != options.stream:
-            raise PipelineError(
-                f"the checkpoint is of stream {offset['stream']}, and the query reads {options.stream}: "
-                "give each query a checkpoint of its own"
-            )
-        return cls(offset["stream"], offset["created"], int(offset["next"]), floats="floats" in offset)
-
-    def offset(self) -> dict[str, Any]:
-        """Return the offset that Spark stores."""
-        offset = {"stream": self.stream, "created": self.created, "next": self.next}
-        return offset | {"floats": True} if self.floats else offset
+_PACE_SECONDS = 0.1
+"""Minimum time between two queries: Spark asks a hundred times a second while nothing is new."""
 
 
 class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -66,25 +42,26 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def __init__(self, options: JetStreamOptions) -> None:
         self._options = options
-        self._watch: OffsetWatcher | None = None
-        self._seen: StreamInfo | None = None
-        self._target: Position | None = None
+        self._query: _StateQuery | None = None
+        self._state: StreamInfo | None = None
+        self._target: int | None = None
         self._begins = False
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """Return where a new query begins."""
         self._begins = True
-        state = self._state()
-        begins = self._options.starting_offset
-        ends = {"earliest": state.first_seq, "latest": state.last_seq + 1}
-        at = begins if isinstance(begins, int) else ends[begins]
-        created = self._options.created or state.created
-        wanted = Position(state.name, created, at, floats=begins == "earliest")
-        return self._valid(wanted, state).offset()
+        state = self._queried()
+        offset = {
+            "stream": state.name,
+            "created": self._options.created or state.created,
+            "next": self._options.first_seq(state) or 0,
+        }
+        self._first_unread(offset, state)
+        return offset
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """Return the limit of a micro-batch."""
-        rows = self._options.rows_per_batch
+        rows = self._options.max_msgs_per_trigger
         return ReadMaxRows(rows) if rows else ReadAllAvailable()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
@@ -94,40 +71,35 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         again, with another result. So the first one is empty: its end is the query's begin.
 
         Raises:
-            DataLossError: the stream does not continue from the query's position.
+            DataLossError: the stream does not continue from the query's offset.
         """
         if self._begins:
             self._begins = False
             return start
-        state = self._state()
-        at = self._valid(Position.of(start, self._options), state)
-        target = self._target or _end_of(state)
-        if at.created != target.created or at.next > target.next:
-            return start
-        end = min(state.last_seq + 1, target.next)
+        state = self._queried()
+        first = self._first_unread(start, state)
+        end = state.last_seq + 1 if self._target is None else min(state.last_seq + 1, self._target)
         if isinstance(limit, ReadMaxRows):
-            end = min(end, at.next + limit.max_rows)
-        return Position(at.stream, at.created, end).offset() if end > at.next else at.offset()
+            end = min(end, first + limit.max_rows)
+        return {**start, "next": end if end > first else min(start["next"], first)}
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
-        """Return the stream's latest end, from which Spark computes how far behind the query is."""
-        return _end_of(self._seen or self._state()).offset()
+        """Return the stream's end, from which Spark computes how far behind the query is."""
+        state = self._state or self._queried()
+        return {"stream": state.name, "created": state.created, "next": state.last_seq + 1}
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Remember the stream's present end, where a query with this trigger stops."""
-        self._target = _end_of(self._state())
+        self._target = self._queried().last_seq + 1
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Divide a micro-batch among tasks."""
         self._begins = False
-        first, after = Position.of(start, self._options), Position.of(end, self._options)
-        at = first.next
-        if first.created != after.created or first.floats:
-            at = self._first_of(first, after)
-        if at >= after.next:
+        first = start["next"] or self._queried().first_seq
+        if first >= end["next"]:
             return []
         size = self._options.rows_per_partition
-        return split_range(after.created, at, after.next - 1, size=size, floats=first.floats)
+        return split_range(end["created"], first, end["next"] - 1, size=size, floats=not start["next"])
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one range."""
@@ -136,42 +108,71 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def stop(self) -> None:
         """Close the connection."""
-        if self._watch:
-            self._watch.close()
-            self._watch = None
+        if self._query:
+            self._query.close()
+            self._query = None
 
-    def _state(self) -> StreamInfo:
-        if self._watch is None:
-            self._watch = OffsetWatcher(self._options.settings(), self._options.stream)
-        self._seen = self._watch.state()
-        return self._seen
+    def _queried(self) -> StreamInfo:
+        if self._query is None:
+            self._query = _StateQuery(self._options)
+        self._state = self._query.run()
+        return self._state
 
-    def _valid(self, at: Position, state: StreamInfo) -> Position:
-        """Return a position that the stream has: the same, or the nearest if loss is allowed."""
-        fails = self._options.fail_on_data_loss
-        if at.created != state.created:
-            if self._options.one_stream:
-                raise loss_messages.recreated(state, at.created)
-            return Position(at.stream, state.created, state.first_seq)
-        if at.next > state.last_seq + 1:
-            if fails:
-                raise loss_messages.rolled_back(state, at.next - 1)
-            return Position(at.stream, at.created, state.last_seq + 1)
-        if at.next < state.first_seq:
-            if fails and not at.floats:
-                raise loss_messages.removed(state, at.next)
-            return replace(at, next=state.first_seq)
-        return at
+    def _first_unread(self, offset: Mapping[str, Any], state: StreamInfo) -> int:
+        """Return the first sequence after an offset that the stream has or will have.
 
-    def _first_of(self, before: Position, after: Position) -> int:
-        """Return the begin of a micro-batch that floats, or crosses from one stream to its successor."""
-        state = self._state()
-        if state.created == after.created and before.floats:
-            return max(before.next, state.first_seq)
-        if self._options.one_stream:
-            raise loss_messages.recreated(state, before.created)
-        return state.first_seq if state.created == after.created else after.next
+        Raises:
+            PipelineError: the offset is of another stream.
+            DataLossError: messages after the offset are lost.
+        """
+        if offset["stream"] != state.name:
+            raise PipelineError(
+                f"the checkpoint is of stream {offset['stream']}, and the query reads {state.name}: "
+                "give each query a checkpoint of its own"
+            )
+        following = int(offset["next"])
+        self._options.check(state, created=offset["created"], first=following or None, last=following - 1)
+        return max(state.first_seq, min(following, state.last_seq + 1))
 
 
-def _end_of(state: StreamInfo) -> Position:
-    return Position(state.name, state.created, state.last_seq + 1)
+class _StateQuery:
+    """Queries the stream's state over a connection that stays open in between."""
+
+    def __init__(self, options: JetStreamOptions) -> None:
+        self._options = options
+        self._runner = asyncio.Runner()
+        self._connection: NatsConnection | None = None
+        self._queried_at = float("-inf")
+
+    def run(self) -> StreamInfo:
+        """Query the leader once; wait up to a minute for unavailable servers.
+
+        Raises:
+            UnavailableError: the servers stayed unavailable.
+            ContractError: the stream is missing, or the server refuses the connection or the request.
+        """
+        return self._runner.run(self._query())
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._runner.run(self._disconnect())
+        self._runner.close()
+
+    async def _query(self) -> StreamInfo:
+        await asyncio.sleep(self._queried_at + _PACE_SECONDS - time.monotonic())
+        idle = IdleTimeout()
+        while True:
+            try:
+                self._connection = self._connection or await open_connection(self._options.settings())
+                state = await stream_info(self._connection, self._options.stream)
+            except UnavailableError as error:
+                await self._disconnect()
+                await idle.pause(error)
+            else:
+                self._queried_at = time.monotonic()
+                return state
+
+    async def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection:
+            await connection.close()
