@@ -161,20 +161,11 @@ def _print_pruned(before: datetime, results: Mapping[PrunedTable, PruneResult], 
         print_json(Pruned(before=before, deleted=deleted, dropped=dropped))
         return
     for side, one in results.items():
-        typer.echo("; ".join([f"{side}: deleted {one.deleted}", *map(partition_text, one.dropped)]))
-
-
-def partition_text(partition: DroppedPartition | KeptPartition) -> str:
-    """Describe whether a partition whose time is over was dropped."""
-    match partition:
-        case DroppedPartition(name=name, events=events):
-            return f"dropped partition {name}, {events:,} events"
-        case KeptPartition(name=name, reason=reason):
-            return f"partition {name} is deleted row by row: {reason}"
+        typer.echo("; ".join([f"{side}: deleted {one.deleted}", *map(str, one.dropped)]))
 
 
 def _print_partition(partition: DroppedPartition | KeptPartition) -> None:
-    typer.echo(partition_text(partition), err=True)
+    typer.echo(str(partition), err=True)
 
 
 @contextmanager

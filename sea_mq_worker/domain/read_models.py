@@ -229,6 +229,9 @@ class DroppedPartition:
     name: str
     events: int
 
+    def __str__(self) -> str:
+        return f"dropped partition {self.name}, {self.events:,} events"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptPartition:
@@ -236,6 +239,9 @@ class KeptPartition:
 
     name: str
     reason: str
+
+    def __str__(self) -> str:
+        return f"partition {self.name} is deleted row by row: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

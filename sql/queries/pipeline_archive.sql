@@ -35,17 +35,30 @@ md5(pg_catalog.convert_to(pg_catalog.concat(
 LEAST(o.occurred_at, o.created_at, o.available_at, o.first_attempt_at, o.published_at) > $2::timestamptz
 AND GREATEST(o.occurred_at, o.created_at, o.available_at, o.first_attempt_at, o.published_at) < $3::timestamptz
 
--- name: chunks
--- Numbers of events that can and cannot be archived, for each run of pages. Reads the whole table, since no index covers
--- published events.
--- $1 published before, $2 and $3 times, $4 pages in a run.
-SELECT (o.ctid::text::point)[0]::bigint / $4::bigint AS chunk,
-       count(*) FILTER (WHERE :fit) AS fit,
-       count(*) FILTER (WHERE NOT (:fit)) AS unfit
-  FROM outbox_events o
- WHERE o.state = 'PUBLISHED' AND o.published_at < $1::timestamptz
- GROUP BY 1
- ORDER BY 1;
+-- name: batches
+-- Page ranges, each with a limited number of events that can be archived; the number of events that cannot; and the
+-- number of all rows. Reads the whole table, since no index covers published events.
+-- $1 published before, $2 and $3 times, $4 pages in a run, $5 approximate number of events in a range.
+SELECT (min(c.run) FILTER (WHERE c.fit > 0) * $4::bigint)::bigint AS first,
+       ((max(c.run) FILTER (WHERE c.fit > 0) + 1) * $4::bigint)::bigint AS end,
+       sum(c.fit)::bigint AS fit,
+       sum(c.unfit)::bigint AS unfit,
+       sum(c.rows)::bigint AS rows
+  FROM (
+        SELECT r.run, r.fit, r.unfit, r.rows, div(sum(r.fit) OVER (ORDER BY r.run) - r.fit, $5::bigint) AS batch
+          FROM (
+                SELECT (o.ctid::text::point)[0]::bigint / $4::bigint AS run,
+                       count(*) FILTER (
+                           WHERE o.state = 'PUBLISHED' AND o.published_at < $1::timestamptz AND :fit) AS fit,
+                       count(*) FILTER (
+                           WHERE o.state = 'PUBLISHED' AND o.published_at < $1::timestamptz AND NOT (:fit)) AS unfit,
+                       count(*) AS rows
+                  FROM outbox_events o
+                 GROUP BY 1
+               ) AS r
+       ) AS c
+ GROUP BY c.batch
+ ORDER BY c.batch;
 
 -- name: content
 -- The expected content of a batch: number of events, and sums of both halves of their digests.
@@ -60,14 +73,6 @@ SELECT count(*) AS rows,
            AND o.ctid < pg_catalog.format('(%s,0)', $5::bigint)::tid
            AND o.state = 'PUBLISHED' AND o.published_at < $1::timestamptz AND :fit
        ) AS d;
-
--- name: others
--- Whether the table has rows that cannot be archived.
--- $1 published before, $2 and $3 times.
-SELECT EXISTS (
-    SELECT FROM outbox_events o
-     WHERE (o.state = 'PUBLISHED' AND o.published_at < $1::timestamptz AND :fit) IS NOT TRUE
-) AS others;
 
 -- name: all_content
 -- The content of the whole table, as `content`.

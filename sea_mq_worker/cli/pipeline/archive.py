@@ -1,9 +1,7 @@
 """The command ``pipeline archive``: move old published events from the outbox to the lake."""
 
-from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
-from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -19,13 +17,12 @@ from sea_mq_worker.cli.pipeline.support import (
     run_job,
     run_without_spark,
 )
-from sea_mq_worker.cli.prune import partition_text
 from sea_mq_worker.cli.support import EXIT_USAGE, JsonOption, abort, print_json
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from sea_mq_worker.pipeline.jobs.archive.result import ArchiveProgress, ArchiveResult
+    from sea_mq_worker.pipeline.jobs.archive.job import ArchiveResult
     from sea_mq_worker.settings import Settings
 
 _NEEDS = ("database_url",)
@@ -71,40 +68,26 @@ def archive(
     if before > datetime.now(UTC):
         abort("--before: must be past; otherwise events would leave on publication", EXIT_USAGE)
     where = required_lake(lake)
-    if dry_run:
-        result = run_without_spark(partial(_count, where, before), needs=_NEEDS)
-    else:
-        given = {"before": before, "actor": actor, "reason": reason}
+
+    def found(settings: "Settings") -> "ArchiveResult":
+        from sea_mq_worker.pipeline.jobs.archive.job import count
+
+        return count(settings, where, before=before)
+
+    def job(spark: "SparkSession", settings: "Settings") -> "ArchiveResult":
+        from sea_mq_worker.pipeline.jobs.archive.job import archive as archive_
+
+        given: dict[str, Any] = {"actor": actor, "reason": reason, "on_progress": print_progress}
         given |= {"batch_rows": batch_rows, "per_second": per_second}
-        result = run_job("archive", partial(_archive, where, given), needs=_NEEDS, master=master, conf=conf)
+        return archive_(spark, settings, where, before=before, **given)
+
+    result = run_without_spark(found, needs=_NEEDS)
+    if not dry_run and (result.found or result.resumed):
+        result = run_job("archive", job, needs=_NEEDS, master=master, conf=conf)
     if json:
         print_json(asdict(result) | {"dry_run": dry_run})
     else:
         typer.echo(_summary(result, dry_run=dry_run))
-
-
-def _count(lake: str, before: datetime, settings: "Settings") -> "ArchiveResult":
-    from sea_mq_worker.pipeline.jobs.archive.job import count
-
-    return count(settings, lake, before=before)
-
-
-def _archive(
-    lake: str, given: Mapping[str, Any], spark: "SparkSession", settings: "Settings"
-) -> "ArchiveResult":
-    from sea_mq_worker.pipeline.jobs.archive.job import archive
-
-    return archive(spark, settings, lake, on_progress=_print_progress, **given)
-
-
-def _print_progress(progress: "ArchiveProgress") -> None:
-    if progress.partition:
-        print_progress(partition_text(progress.partition))
-        return
-    text = f"batch {progress.batch}: {progress.rows:,} events verified in the lake, {progress.gone:,} deleted"
-    if progress.total:
-        text += f"; {progress.done:,} of {progress.total:,}"
-    print_progress(text)
 
 
 def _summary(result: "ArchiveResult", *, dry_run: bool) -> str:
@@ -117,7 +100,7 @@ def _summary(result: "ArchiveResult", *, dry_run: bool) -> str:
         if result.resumed is not None:
             text += f" (including batches from {result.resumed} on, left unfinished by an earlier run)"
         for partition in result.dropped:
-            text += f"; {partition_text(partition)}"
+            text += f"; {partition}"
         if result.stayed:
             text += f"; {result.stayed:,} stayed: they were replayed or changed in the meantime"
     if result.unfit:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from sea_mq_worker.pipeline.jobs.archive.result import ArchiveResult
+from sea_mq_worker.pipeline.jobs.archive.job import ArchiveResult
 from sea_mq_worker.pipeline.jobs.drain import DrainResult
 from sea_mq_worker.pipeline.jobs.land.job import LandResult
 from sea_mq_worker.pipeline.jobs.reconcile.result import Reconciliation

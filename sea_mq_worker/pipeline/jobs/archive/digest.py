@@ -1,6 +1,5 @@
 """Compute digests of archived events from the lake; ``pipeline_archive.sql`` computes those of the outbox."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -30,47 +29,25 @@ class Content:
     left_sum: int
     right_sum: int
 
-    def __add__(self, other: "Content") -> "Content":
-        """Return the content of both sets together."""
-        return Content(
-            self.rows + other.rows, self.left_sum + other.left_sum, self.right_sum + other.right_sum
-        )
-
     @property
     def digest(self) -> str:
         """Both sums as one short text."""
         return f"{self.left_sum:x}-{self.right_sum:x}"
 
 
-NOTHING = Content(0, 0, 0)
+def content_of(rows: DataFrame) -> Content:
+    """Count archived rows and sum their digests."""
+    digests = rows.select(_digest().alias("digest"))
+    left, right = (F.conv(F.substring("digest", start, _HALF), 16, 10) for start in (1, -_HALF))
+    sums = [F.coalesce(F.sum(half.cast("decimal(20)")), F.lit(0)) for half in (left, right)]
+    (row,) = digests.agg(F.count("*"), *sums).collect()
+    return Content(*map(int, row))
 
 
-def keys_of(frame: DataFrame) -> pa.Table:
+def keys_of(rows: DataFrame) -> pa.Table:
     """Read ``id``, ``published_at``, ``digest`` and ``bytes`` of archived rows into the driver's memory."""
     size = F.octet_length(F.concat_ws("", "payload", "headers", "metadata"))
-    return frame.select("id", "published_at", _digest().alias("digest"), size.alias("bytes")).toArrow()
-
-
-def slices(keys: pa.Table, *, rows: int, size: int) -> Iterator[pa.Table]:
-    """Split the result of ``keys_of`` into parts of at most ``rows`` rows and ``size`` bytes, or one row."""
-    start, room = 0, size
-    for at, weight in enumerate(keys.column("bytes").to_pylist()):
-        if at > start and (at - start == rows or weight > room):
-            yield keys.slice(start, at - start)
-            start, room = at, size
-        room -= weight
-    if start < keys.num_rows:
-        yield keys.slice(start)
-
-
-def content_of(keys: pa.Table) -> Content:
-    """Sum up the result of ``keys_of``."""
-    digests = keys.column("digest").to_pylist()
-    return Content(
-        rows=len(digests),
-        left_sum=sum(int(digest[:_HALF], 16) for digest in digests),
-        right_sum=sum(int(digest[-_HALF:], 16) for digest in digests),
-    )
+    return rows.select("id", "published_at", _digest().alias("digest"), size.alias("bytes")).toArrow()
 
 
 def _digest() -> Column:

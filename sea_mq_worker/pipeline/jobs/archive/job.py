@@ -1,36 +1,36 @@
 """Move published events to the lake, verify them there, and then delete them from the outbox.
 
 Events are processed in batches. The job reads a batch under one snapshot and writes it to files. It reads the
-files back, compares event count and digest with PostgreSQL's own, and commits the files. It then reads the
-committed batch once more and deletes only events that equal the batch.
+files back, compares event count and digest with PostgreSQL's own, and only then commits the files, so that
+readers of the lake never see a batch that differs.
+
+A deletion rests on the committed table: the job reads IDs and digests of the batch's events from it, and
+PostgreSQL deletes an event only if its own digest of the event equals. A partition whose events are all in
+the lake is dropped if the event count and digest of all its batches equal PostgreSQL's own. Otherwise its
+events are deleted.
 
 Two watermarks of the lake's table record the progress: ``archive <context>``, the last committed batch, and
-``archived <context>``, the last batch whose events were deleted. A run after an interruption first compares
-the batches between these watermarks with the outbox and deletes their events.
-
-If all events of a partition can be archived, every batch is committed before anything is deleted. The
-partition is dropped if its event count and digest still equal the compared ones; otherwise its events are
-deleted.
+``archived <context>``, the last batch whose events were deleted. A run after an interruption first deletes
+the events of the batches between these watermarks, provided that none differs from the lake.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import partial
+from typing import TypeAlias, TypeVar
 
 import pyarrow as pa
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentation has it
 
 from sea_mq_worker.adapters.postgres.schema.leaf_partitions import PageRange
 from sea_mq_worker.domain.events import EventState
 from sea_mq_worker.domain.read_models import DroppedPartition, KeptPartition
 from sea_mq_worker.pipeline.errors import DataLossError, PipelineError
-from sea_mq_worker.pipeline.jobs.archive.digest import KEPT, NOTHING, TIMES, Content, content_of, keys_of
+from sea_mq_worker.pipeline.jobs.archive.digest import KEPT, TIMES, content_of, keys_of
 from sea_mq_worker.pipeline.jobs.archive.outbox import Deletion, LeafPlan, content, deletion, plan
-from sea_mq_worker.pipeline.jobs.archive.result import ArchiveProgress, ArchiveResult, OnProgress
 from sea_mq_worker.pipeline.lake.read_files import read_files
 from sea_mq_worker.pipeline.lake.schemas import ARCHIVE
 from sea_mq_worker.pipeline.lake.table import NO_FILES, Files, LakeTable, Watermark
@@ -45,6 +45,36 @@ PER_SECOND = 20_000
 NEEDS = ("database_url",)
 
 _TASK_PAGES_MIN = 1024
+_T = TypeVar("_T")
+
+OnProgress: TypeAlias = Callable[[str], None]
+"""Called with a line of text."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArchiveResult:
+    """Result of an archive.
+
+    Attributes:
+        found: events to archive, counted after unfinished batches were finished.
+        unfit: events that stay in the outbox, because one of their times is outside the years 2 to 9998.
+        batches: batches committed to the lake.
+        archived: events in these batches.
+        deleted: events deleted from the outbox, including unfinished batches of an earlier run.
+        stayed: archived events that stay in the outbox, because they were replayed or changed in the
+            meantime.
+        resumed: number of the first unfinished batch of an earlier run; None: there was none.
+        dropped: dropped partitions; their events are included in ``deleted``.
+    """
+
+    found: int = 0
+    unfit: int = 0
+    batches: int = 0
+    archived: int = 0
+    deleted: int = 0
+    stayed: int = 0
+    resumed: int | None = None
+    dropped: tuple[DroppedPartition, ...] = ()
 
 
 def archive(
@@ -69,8 +99,8 @@ def archive(
         actor: the operator, for the audit.
         reason: the operator's reason, for the audit.
         on_progress: called after each batch, and from time to time while its events are deleted.
-        batch_rows: approximate number of events per batch; the driver keeps about 100 bytes of each in
-            memory.
+        batch_rows: approximate number of events per batch; while the driver deletes them, it keeps about 100
+            bytes of each in memory.
         per_second: approximate maximum of deleted events a second, to spare the worker.
 
     Raises:
@@ -81,35 +111,35 @@ def archive(
     """
     if before > datetime.now(UTC):
         raise PipelineError("`before` must be in the past; choose an earlier time")
-    with deletion(settings) as outbox:
+    with deletion(settings, actor=actor, reason=reason) as outbox:
         run = _ArchiveRun(
             spark=spark,
             settings=settings,
             lake=lake,
             before=before,
-            actor_and_reason=(actor, reason),
             outbox=outbox,
             per_second=per_second,
             on_progress=on_progress,
         )
         run.resume()
-        with snapshot(settings) as held:
-            leaves = plan(held, before, batch_rows)
-        fit, unfit = _sums(leaves)
-        run.result = replace(run.result, found=fit, unfit=unfit)
-        for leaf in leaves:
-            run.leaf(leaf)
+        run.archive(_planned(settings, before, batch_rows))
     return run.result
 
 
 def count(settings: Settings, lake: str, *, before: datetime) -> ArchiveResult:
     """Count the events that an archive would find, and change nothing."""
-    table = LakeTable(lake, ARCHIVE)
-    unfinished = _unfinished(table, settings)
+    unfinished = _unfinished(LakeTable(lake, ARCHIVE), settings)
+    leaves = _planned(settings, before, BATCH_ROWS)
+    return replace(_found(leaves), resumed=min(unfinished, default=None))
+
+
+def _planned(settings: Settings, before: datetime, batch_rows: int) -> Sequence[LeafPlan]:
     with snapshot(settings) as held:
-        leaves = plan(held, before, BATCH_ROWS)
-    fit, unfit = _sums(leaves)
-    return ArchiveResult(found=fit, unfit=unfit, resumed=min(unfinished, default=None))
+        return plan(held, before, batch_rows)
+
+
+def _found(leaves: Sequence[LeafPlan]) -> ArchiveResult:
+    return ArchiveResult(found=sum(leaf.fit for leaf in leaves), unfit=sum(leaf.unfit for leaf in leaves))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -118,82 +148,111 @@ class _ArchiveRun:
     settings: Settings
     lake: str
     before: datetime
-    actor_and_reason: tuple[str, str]
     outbox: Deletion
     per_second: int
     on_progress: OnProgress
     result: ArchiveResult = field(default_factory=ArchiveResult)
 
     def resume(self) -> None:
-        """Finish the batches that an earlier run left unfinished in the lake."""
+        """Delete the events of the batches that an earlier run left unfinished.
+
+        Raises:
+            DataLossError: an event differs from the lake although it was not published again.
+        """
         self._table.sync()
         unfinished = _unfinished(self._table, self.settings)
         self.result = replace(self.result, resumed=min(unfinished, default=None))
         for number in unfinished:
-            self._resume(number)
+            keys = self._keys(number)
+            if event := self.outbox.altered(keys):
+                raise DataLossError(
+                    f"{self._table.uri}: batch {number} was left unfinished, and its event {event} differs"
+                    " from the outbox. Nothing was deleted. Restore the files; if that is impossible, remove"
+                    " its events that are still in the outbox from the lake"
+                )
+            self._delete(number, keys)
 
-    def _resume(self, number: int) -> None:
-        keys = self._keys(number, self._committed_rows(number))
-        if event := self.outbox.altered(keys):
-            raise DataLossError(
-                f"{self._table.uri}: batch {number} was left unfinished, and its event {event} differs from"
-                " the outbox. Nothing was deleted. Restore the files; if that is impossible, remove its"
-                " events that are still in the outbox from the lake"
-            )
-        self._delete(number, keys)
+    def archive(self, leaves: Sequence[LeafPlan]) -> None:
+        """Archive the events of each leaf, and drop the leaf if it contains nothing else."""
+        self.result = replace(_found(leaves), deleted=self.result.deleted, resumed=self.result.resumed)
+        for leaf in leaves:
+            for pages in leaf.batches:
+                number = self._batch(pages)
+                if number and not leaf.may_go:
+                    self._delete(number, self._keys(number))
+            if leaf.may_go and not self._drop(leaf.leaf):
+                for number in _unfinished(self._table, self.settings):
+                    self._delete(number, self._keys(number))
 
-    def leaf(self, leaf: LeafPlan) -> None:
-        """Archive the events of a leaf, and drop the leaf if it contains nothing else."""
-        compared = NOTHING
-        for pages in leaf.batches:
-            if (batch := self._batch(pages)) is None:
-                continue
-            number, keys = batch
-            compared += content_of(keys)
-            if leaf.may_go:
-                self._report(number, keys.num_rows)
-            else:
-                self._delete(number, keys)
-        if leaf.may_go and not self._drop(leaf.leaf, compared):
-            for number in _unfinished(self._table, self.settings):
-                self._delete(number, self._keys(number, self._committed_rows(number)))
-
-    def _batch(self, pages: PageRange) -> tuple[int, pa.Table] | None:
-        """Archive the events in a range of pages; return the batch's number and keys, None without events."""
-        number = (self._table.watermark(_committed(self.settings)) or 0) + 1
+    def _batch(self, pages: PageRange) -> int | None:
+        """Archive the events in a range of pages; return the batch's number, None without events."""
+        number = _unfinished(self._table, self.settings).stop
         with snapshot(self.settings) as held:
-            wanted = content(held, self.before, pages)
-            if not wanted.rows:
+            expected = content(held, self.before, pages)
+            if not expected.rows:
                 return None
             with described(self.spark, f"archive: write batch {number}"):
                 files = self._table.write(self._rows(held, pages, number))
-        self._verify(number, wanted, self._keys(number, self._written_rows(files)))
+        paths = [action.path for action in files.actions]
+        written = read_files(self.spark, self._table.uri, ARCHIVE, paths, ARCHIVE.schema.names)
+        found = self._read_back(content_of, written, number)
+        if found != expected:
+            raise DataLossError(
+                f"{self._table.uri}: batch {number} differs from PostgreSQL: {found.rows} events"
+                f" with digest {found.digest} instead of {expected.rows} with {expected.digest}. None of its"
+                " events was deleted; find what damages the lake's files, then run again"
+            )
         self.outbox.check_lock()
-        self._commit(files, Watermark(_committed(self.settings), number, after=number - 1))
-        keys = self._keys(number, self._committed_rows(number))
-        self._verify(number, wanted, keys)
-        self.result = replace(
-            self.result, batches=self.result.batches + 1, archived=self.result.archived + wanted.rows
+        mark = Watermark(_watermarks(self.settings)[0], number, after=number - 1)
+        self._commit(files, mark, range=f"{pages.leaf} pages {pages.first}-{pages.end - 1}")
+        archived = self.result.archived + found.rows
+        self.result = replace(self.result, batches=self.result.batches + 1, archived=archived)
+        self.on_progress(
+            f"batch {number}: {found.rows:,} events verified in the lake;"
+            f" {archived:,} of {self.result.found:,} in all"
         )
-        return number, keys
+        return number
 
-    def _drop(self, leaf: str, compared: Content) -> bool:
-        """Drop a partition that contains exactly the compared events; return whether it was dropped."""
-        self.outbox.check_lock()
+    def _delete(self, number: int, keys: pa.Table) -> None:
+        deleted, stayed = self.outbox.delete(
+            keys,
+            {"before": self.before.isoformat(), "lake": self.lake, "batch": number},
+            per_second=self.per_second,
+            on_deleted=lambda count: self.on_progress(
+                f"batch {number}: {count:,} of {keys.num_rows:,} events deleted from the outbox"
+            ),
+        )
+        self._finish(number)
+        self.result = replace(
+            self.result, deleted=self.result.deleted + deleted, stayed=self.result.stayed + stayed
+        )
+
+    def _drop(self, leaf: str) -> bool:
+        """Drop a partition with the events of the unfinished batches; return whether it was dropped."""
         numbers = _unfinished(self._table, self.settings)
+        expected = self._read_back(content_of, self._committed_rows(numbers), numbers.stop - 1)
+        self.outbox.check_lock()
         selection = {"before": self.before.isoformat(), "lake": self.lake, "batches": list(numbers)}
-        outcome = self.outbox.drop(leaf, self.before, compared, (*self.actor_and_reason, selection))
-        self._report(max(numbers, default=0), compared.rows, partition=outcome)
+        outcome = self.outbox.drop(leaf, self.before, expected, selection)
+        self.on_progress(str(outcome))
         if isinstance(outcome, KeptPartition):
             return False
-        self.result = replace(
-            self.result,
-            deleted=self.result.deleted + outcome.events,
-            dropped=(*self.result.dropped, outcome),
-        )
+        deleted, dropped = self.result.deleted + outcome.events, (*self.result.dropped, outcome)
+        self.result = replace(self.result, deleted=deleted, dropped=dropped)
         for number in numbers:
             self._finish(number)
         return True
+
+    def _finish(self, number: int) -> None:
+        self._commit(NO_FILES, Watermark(_watermarks(self.settings)[1], number, after=number - 1))
+
+    def _commit(self, files: Files, watermark: Watermark, **facts: str) -> None:
+        facts |= {"job": "archive", "context": self.settings.context, "batch": str(watermark.value)}
+        metadata = {f"sea_mq.{name}": text for name, text in facts.items()}
+        if not self._table.commit(files, watermark, metadata=metadata):
+            raise PipelineError(
+                f"{self._table.uri}: another archive has committed batch {watermark.value}; run again"
+            )
 
     @property
     def _table(self) -> LakeTable:
@@ -209,102 +268,41 @@ class _ArchiveRun:
             pages=pages,
             pages_per_partition=max(_TASK_PAGES_MIN, share),
         )
-        is_fit = (F.least(*TIMES) > _moment(FIRST_TIME)) & (F.greatest(*TIMES) < _moment(LAST_TIME))
-        return frame.where(is_fit).select(
+        first, last = (F.lit(limit.isoformat()).cast("timestamp") for limit in (FIRST_TIME, LAST_TIME))
+        return frame.where((F.least(*TIMES) > first) & (F.greatest(*TIMES) < last)).select(
             *KEPT,
             F.lit(number).cast("bigint").alias("batch"),
             F.lit(self.settings.context).alias("context"),
             F.to_date("published_at").alias("date"),
         )
 
-    def _written_rows(self, files: Files) -> DataFrame:
-        """Return the rows of files that are not committed yet."""
-        paths = [action.path for action in files.actions]
-        return read_files(self.spark, self._table.uri, ARCHIVE, paths, ARCHIVE.schema.names)
+    def _committed_rows(self, numbers: range) -> DataFrame:
+        context, first, last = self.settings.context, numbers.start, numbers.stop - 1
+        rows = self._table.read(
+            self.spark, [("context", "=", context), ("batch", ">=", first), ("batch", "<=", last)]
+        )
+        return rows.where((F.col("context") == context) & F.col("batch").between(first, last))
 
-    def _committed_rows(self, number: int) -> DataFrame:
-        context = self.settings.context
-        rows = self._table.read(self.spark, [("context", "=", context), ("batch", "=", number)])
-        return rows.where((F.col("context") == context) & (F.col("batch") == number))
+    def _keys(self, number: int) -> pa.Table:
+        return self._read_back(keys_of, self._committed_rows(range(number, number + 1)), number)
 
-    def _keys(self, number: int, rows: DataFrame) -> pa.Table:
+    def _read_back(self, read: Callable[[DataFrame], _T], rows: DataFrame, number: int) -> _T:
         try:
             with described(self.spark, f"archive: read batch {number} back"):
-                return keys_of(rows)
+                return read(rows)
         except (PySparkException, Py4JError) as error:
             raise DataLossError(
                 f"{self._table.uri}: batch {number} cannot be read back, so none of its events was deleted;"
                 f" check the lake's files, then run again: {cause(error)[1]}"
             ) from error
 
-    def _verify(self, number: int, wanted: Content, keys: pa.Table) -> None:
-        found = content_of(keys)
-        if found != wanted:
-            raise DataLossError(
-                f"{self._table.uri}: batch {number} differs from PostgreSQL: {found.rows} events"
-                f" with digest {found.digest} instead of {wanted.rows} with {wanted.digest}. None of its"
-                " events was deleted; find what damages the lake's files, then run again"
-            )
 
-    def _delete(self, number: int, keys: pa.Table) -> None:
-        report = partial(self._report, number, keys.num_rows)
-        report(0)
-        selection = {"before": self.before.isoformat(), "lake": self.lake, "batch": number}
-        action = self.outbox.begin(*self.actor_and_reason, selection)
-        deleted, stayed = self.outbox.delete(keys, action, per_second=self.per_second, on_deleted=report)
-        self._finish(number)
-        self.result = replace(
-            self.result,
-            deleted=self.result.deleted + deleted,
-            stayed=self.result.stayed + stayed,
-        )
-
-    def _finish(self, number: int) -> None:
-        self._commit(NO_FILES, Watermark(_finished(self.settings), number, after=number - 1))
-
-    def _report(
-        self,
-        number: int,
-        rows: int,
-        gone: int = 0,
-        *,
-        partition: DroppedPartition | KeptPartition | None = None,
-    ) -> None:
-        self.on_progress(
-            ArchiveProgress(
-                batch=number,
-                rows=rows,
-                gone=gone,
-                done=self.result.archived,
-                total=self.result.found,
-                partition=partition,
-            )
-        )
-
-    def _commit(self, files: Files, watermark: Watermark) -> None:
-        if not self._table.commit(files, watermark):
-            raise PipelineError(
-                f"{self._table.uri}: another archive has committed batch {watermark.value}; run again"
-            )
-
-
-def _committed(settings: Settings) -> str:
-    return f"archive {settings.context}"
-
-
-def _finished(settings: Settings) -> str:
-    return f"archived {settings.context}"
+def _watermarks(settings: Settings) -> tuple[str, str]:
+    """Return the names of the watermarks of committed batches and of batches whose events are deleted."""
+    return f"archive {settings.context}", f"archived {settings.context}"
 
 
 def _unfinished(table: LakeTable, settings: Settings) -> range:
     """Return the numbers of committed batches whose events are not yet deleted from the outbox."""
-    committed, finished = table.watermark(_committed(settings)), table.watermark(_finished(settings))
-    return range((finished or 0) + 1, (committed or 0) + 1)
-
-
-def _sums(leaves: Sequence[LeafPlan]) -> tuple[int, int]:
-    return sum(leaf.fit for leaf in leaves), sum(leaf.unfit for leaf in leaves)
-
-
-def _moment(at: datetime) -> Column:
-    return F.lit(at.isoformat()).cast("timestamp")
+    committed, finished = (table.watermark(name) or 0 for name in _watermarks(settings))
+    return range(finished + 1, committed + 1)
