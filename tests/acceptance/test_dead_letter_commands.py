@@ -1,6 +1,5 @@
 """`dlq` and `inbox close` as they are typed: many dead letters at once, deleted ones, messages given up."""
 
-import uuid
 from collections import Counter
 from collections.abc import AsyncIterator
 from uuid import UUID
@@ -12,11 +11,6 @@ from tests.support.jetstream import stored_messages
 from tests.support.operators import WHY, World, world_of
 from tests.support.rows import add_message
 from tests.support.servers import Database
-
-LEASE = """
-UPDATE inbox_messages SET locked_until = now() + interval '1 h', locked_by = 'w#1' WHERE message_id = $1
-"""
-AFFECTED = "SELECT affected FROM operator_actions WHERE action = 'purge' ORDER BY id"
 
 
 @pytest.fixture
@@ -115,20 +109,3 @@ async def test_a_purge_deletes_dead_letters_and_gives_their_messages_up(world: W
     assert await outcomes(world, "purge") == {("done", 1): 1, ("done", 11): 1}
     last = await world.run("dlq", "purge", str(kept), *WHY)
     assert (last.code, (await outcomes(world, "purge"))["refused", 0]) == (1, 1)
-
-
-async def test_messages_that_wait_in_vain_are_closed_and_pruned_in_time(world: World) -> None:
-    lost, processed = await add_message(world.pool), await add_message(world.pool, processed=True)
-    held = await add_message(world.pool)
-    await world.pool.execute(LEASE, held)
-    closed = await world.run("inbox", "close", *map(str, (lost, processed, held, uuid.uuid4())), *WHY)
-    assert (closed.code, closed.out) == (1, "closed 1 of 4\n")
-    assert await world.state_of(held) == "HANDLING"
-    assert f"{processed}: not WAITING" in closed.err
-    shown = (await world.run("inbox", "list", "--reason", "CLOSED", "--json")).json
-    assert [(one["message_id"], one["last_error"]) for one in shown] == [
-        (str(lost), "closed by ann: the handler was broken")
-    ]
-    assert (await world.run("inbox", "close", str(lost), *WHY)).code == 1
-    pruned = await world.run("prune", "--before", "0s", "--side", "inbox", *WHY)
-    assert "deleted 2" in pruned.out

@@ -104,16 +104,6 @@ async def test_ctrl_c_stops_everything_and_leaves_no_process(tmp_path: Path) -> 
 
 
 @linux
-async def test_a_killed_dev_takes_its_servers_along(tmp_path: Path) -> None:
-    folder = tmp_path / "dev"
-    process = await start(folder, "--events", "20")
-    await said(process, b"until Ctrl-C")
-    process.kill()
-    await process.wait()
-    await eventually(lambda: not children_of(folder), within=30, what="the servers' end")
-
-
-@linux
 async def test_a_command_runs_on_the_servers_when_the_traffic_has_arrived(tmp_path: Path) -> None:
     code = (
         "import os, subprocess, sys; print('python', sys.executable, flush=True);"
@@ -132,18 +122,6 @@ async def test_a_command_runs_on_the_servers_when_the_traffic_has_arrived(tmp_pa
     assert json.loads(depth)
     assert "20 events written, 20 PUBLISHED" in told
     assert not children_of(tmp_path / "dev")
-
-
-@linux
-async def test_ctrl_c_ends_the_command_too(tmp_path: Path) -> None:
-    folder = tmp_path / "dev"
-    process = await start(
-        folder, "--events", "20", "--", "sh", "-c", f"cd {folder}; echo begun; exec sleep 60"
-    )
-    await said(process, b"begun\n")
-    os.killpg(process.pid, signal.SIGINT)
-    assert await asyncio.wait_for(process.wait(), 30) == 128 + signal.SIGINT
-    assert not children_of(folder)
 
 
 async def test_a_missing_command_is_reported_before_anything_starts(tmp_path: Path) -> None:

@@ -5,12 +5,10 @@ import re
 import uuid
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
-from uuid import UUID
 
 import pytest
 
 from sea_mq_worker.producer import uuid7
-from tests.support.handlers import answer, handler_server
 from tests.support.jetstream import create_consumer, create_stream, store
 from tests.support.operators import WHY, Answer, World, world_of
 from tests.support.partitions import id_of_day, partition_outbox, past_partition
@@ -103,14 +101,6 @@ async def test_a_summary_shows_why_the_queue_grows(world: World) -> None:
     assert (await world.run("outbox", "summary", "--groups", "0")).code == 2
 
 
-async def test_outbox_show_prints_the_payload_as_stored(world: World) -> None:
-    event = await add_event(world.pool)
-    shown = await world.run("outbox", "show", str(event))
-    assert '{"total": 1.00}' in shown.out
-    absent = await world.run("outbox", "show", str(uuid.uuid4()))
-    assert (absent.code, "outbox list" in absent.err) == (1, True)
-
-
 @pytest.mark.fault("S18")
 async def test_a_replay_is_counted_first_then_done_and_audited(world: World) -> None:
     await world.streams()
@@ -180,14 +170,6 @@ async def test_a_replay_that_was_cut_short_at_its_end_is_finished(world: World) 
     assert (unclear.code, "leave ids and filters out" in unclear.err) == (2, True)
 
 
-async def test_a_published_event_is_replayed_at_once_and_without_the_broker(world: World) -> None:
-    event = await add_event(world.pool, "PUBLISHED")
-    replayed = await world.run("outbox", "replay", str(event), *WHY)
-    assert replayed.code == 0
-    wait = await world.pool.fetchval("SELECT available_at - now() FROM outbox_events WHERE id = $1", event)
-    assert wait <= timedelta(0)
-
-
 @pytest.mark.parametrize(
     ("options", "told"),
     [
@@ -205,85 +187,7 @@ async def test_a_replay_that_is_not_clear_is_refused(
     assert (refused.code, told in refused.err) == (2, True)
 
 
-async def test_bury_ends_pending_events_and_names_the_others(world: World) -> None:
-    pending, published = await add_event(world.pool), await add_event(world.pool, "PUBLISHED")
-    marked = await world.run("outbox", "mark-dead", str(pending), str(published), *WHY)
-    assert (marked.code, marked.out) == (1, "marked dead 1 of 2\n")
-    assert f"{published}: not PENDING" in marked.err
-    shown = (await world.run("outbox", "show", str(pending), "--json")).json
-    assert (shown["state"], shown["last_error"]) == ("DEAD", "ended by ann: the handler was broken")
-
-
 # --- inbox and dead letters
-
-
-async def test_inbox_list_leaves_processed_out_unless_asked(world: World) -> None:
-    waiting = str(await add_message(world.pool))
-    dead = str(await add_message(world.pool, dead=True))
-    processed = str(await add_message(world.pool, processed=True))
-
-    async def listed(*options: str) -> set[str]:
-        messages = (await world.run("inbox", "list", "--json", *options)).json
-        return {message["message_id"] for message in messages}
-
-    assert await listed() == {waiting, dead}
-    assert await listed("--state", "PROCESSED") == {processed}
-    assert await listed("--error", "422") == {dead}
-    assert await world.state_of(UUID(dead)) == "DEAD_LETTERED"
-    assert (await world.run("inbox", "show", str(uuid.uuid4()))).code == 1
-
-
-async def test_dead_letters_are_listed_without_and_shown_with_their_body(world: World) -> None:
-    await world.streams()
-    seq = await world.dead_letter(await add_message(world.pool, dead=True))
-    listed = (await world.run("dlq", "list", "--json")).json
-    assert [(entry["seq"], entry["reason"], "payload" in entry) for entry in listed] == [
-        (seq, "REJECTED", False)
-    ]
-    assert (await world.run("dlq", "list", "--reason", "EXHAUSTED")).out == "no dead letters\n"
-    shown = (await world.run("dlq", "show", str(seq), "--json")).json
-    assert (shown["payload"], shown["payload_encoding"]) == ('{"vibe": 1.00}', "utf-8")
-    absent = await world.run("dlq", "show", "99")
-    assert (absent.code, "dlq list" in absent.err) == (1, True)
-
-
-async def test_a_redrive_that_has_its_effect_removes_the_dead_letter(world: World) -> None:
-    await world.streams()
-    message = await add_message(world.pool, dead=True)
-    seq = await world.dead_letter(message)
-    async with handler_server() as server:
-        done = await world.run("dlq", "redrive", str(seq), *WHY, SEA_MQ_HANDLER_URL=server.url)
-        assert (done.code, done.out) == (0, f"{seq}: done: processed, the handler answered 200\n")
-        assert [(call.message_id, call.json["payload"]) for call in server.calls] == [
-            (str(message), {"vibe": 1.0})
-        ]
-    assert await world.state_of(message) == "PROCESSED"
-    assert (await world.run("dlq", "list", "--json")).json == []
-    assert await world.pool.fetchval("SELECT actor FROM operator_actions WHERE action = 'redrive'") == "ann"
-
-
-async def test_a_redrive_without_an_effect_keeps_the_dead_letter_and_can_be_done_again(world: World) -> None:
-    await world.streams()
-    message = await add_message(world.pool, dead=True)
-    seq = str(await world.dead_letter(message))
-    async with handler_server(answer(500)) as server:
-        failed = await world.run("dlq", "redrive", seq, "99", *WHY, "--json", SEA_MQ_HANDLER_URL=server.url)
-        assert (failed.code, [outcome["done"] for outcome in failed.json]) == (1, [False, False])
-        assert "answered 500" in failed.json[0]["text"]
-        assert "has no message 99" in failed.json[1]["text"]
-        assert await world.state_of(message) == "DEAD_LETTERED"
-        server.default = answer(409)
-        again = await world.run("dlq", "redrive", seq, *WHY, SEA_MQ_HANDLER_URL=server.url)
-    assert again.code == 0
-    assert await world.state_of(message) == "PROCESSED"
-
-
-async def test_a_redrive_does_not_repeat_an_effect_that_is_there(world: World) -> None:
-    await world.streams()
-    seq = str(await world.dead_letter(await add_message(world.pool, processed=True)))
-    async with handler_server() as server:
-        done = await world.run("dlq", "redrive", seq, *WHY, SEA_MQ_HANDLER_URL=server.url)
-        assert (done.code, "processed before" in done.out, server.calls) == (0, True, [])
 
 
 # --- both sides

@@ -11,7 +11,7 @@ import pytest
 from sea_mq_worker.adapters.nats.connection import api
 from sea_mq_worker.producer import enqueue
 from tests.support.builders import enqueueable
-from tests.support.handlers import HandlerServer, answer, handler_server, hang
+from tests.support.handlers import HandlerServer, answer, handler_server
 from tests.support.jetstream import connected, store, stored_messages
 from tests.support.proxy import proxied
 from tests.support.servers import Database, PostgresAddress, scratch_database
@@ -97,70 +97,6 @@ async def test_it_moves_events_both_ways_and_stops_when_asked(
     assert handler.calls_of() == dict.fromkeys(messages, 1)
 
 
-async def test_a_graceful_stop_in_the_middle_leaves_nothing_claimed(
-    target: Deployment, database: Database, nats_url: str, log: Path
-) -> None:
-    await add_events(database, 5000)
-    async with running(target, log, outbox_batch_max=50) as worker:
-        await eventually(lambda: any_published(database), within=20)
-        worker.send(signal.SIGTERM)
-        assert await worker.ended() == 0
-    left = await states(database)
-    assert set(left) == {"PENDING", "PUBLISHED"}
-    assert len(await published_ids(target, nats_url)) == left["PUBLISHED"]
-
-
-async def any_published(database: Database) -> bool:
-    return "PUBLISHED" in await states(database)
-
-
-async def test_a_second_signal_ends_it_at_once(
-    target: Deployment, nats_url: str, handler: HandlerServer, log: Path
-) -> None:
-    handler.default = hang
-    await send_messages(target, nats_url, 1)
-    async with running(target, log) as worker:
-        await handler.called(1, within=20)
-        worker.send(signal.SIGTERM)
-        await worker.answers(503)
-        worker.send(signal.SIGTERM)
-        assert await worker.ended() == 143
-
-
-async def test_a_stop_longer_than_its_grace_is_logged(
-    target: Deployment, nats_url: str, handler: HandlerServer, log: Path
-) -> None:
-    handler.default = hang
-    await send_messages(target, nats_url, 1)
-    async with running(target, log, grace_seconds=0.3) as worker:
-        await handler.called(1, within=20)
-        worker.send(signal.SIGTERM)
-        assert await worker.ended() == 5
-
-
-@pytest.mark.parametrize(
-    ("settings", "named"),
-    [
-        ({"database_url": ""}, "SEA_MQ_DATABASE_URL"),
-        ({"nats_url": ""}, "SEA_MQ_NATS_URL"),
-        ({"handler_url": ""}, "SEA_MQ_HANDLER_URL"),
-        ({"outbox_lease_seconds": 5}, "SEA_MQ_OUTBOX_LEASE_SECONDS"),
-        ({"outbox_batch": 5}, "SEA_MQ_OUTBOX_BATCH:"),
-    ],
-)
-async def test_wrong_settings_are_named(settings: dict[str, object], named: str, log: Path) -> None:
-    target = deployment(
-        context="sea",
-        database_url="postgresql://u:secret@127.0.0.1:1/d",
-        nats_url="nats://127.0.0.1:1",
-        handler_url="http://127.0.0.1:1/handle",
-    )
-    async with running(target, log, **settings) as worker:
-        assert await worker.ended() == 2
-    assert named in worker.written
-    assert "secret" not in worker.written
-
-
 async def test_a_handler_slower_than_the_servers_patience_is_refused(target: Deployment, log: Path) -> None:
     async with running(target, log, handler_timeout_seconds=120) as worker:
         assert await worker.ended() == 2
@@ -230,20 +166,3 @@ async def test_a_stop_while_it_waits_for_a_server_is_graceful(
             await worker.answers(503)
             worker.send(signal.SIGTERM)
             assert await worker.ended() == 0
-
-
-async def test_a_lost_database_makes_it_unready_until_it_is_back(
-    target: Deployment, database: Database, nats_url: str, log: Path
-) -> None:
-    async with proxied(database.dsn) as (proxy, url), running(target, log, database_url=url) as worker:
-        await worker.ready()
-        proxy.refuse()
-        assert "database" in await worker.answers(503)
-        events = await add_events(database, 3)
-        proxy.heal()
-        await worker.ready()
-
-        async def arrived() -> bool:
-            return await published_ids(target, nats_url) == sorted(events)
-
-        await eventually(arrived)

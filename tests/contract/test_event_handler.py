@@ -7,7 +7,6 @@ from typing import Protocol
 import pytest
 
 from sea_mq_worker.adapters.http.handler import HttpEventHandler
-from sea_mq_worker.domain.messages import HandlerRequest
 from sea_mq_worker.domain.outcomes import Accepted, NotDelivered, Poison, Retry
 from sea_mq_worker.ports.handler import EventHandler
 from sea_mq_worker.testing.handler import (
@@ -18,23 +17,13 @@ from sea_mq_worker.testing.handler import (
     Respond,
     Unreachable,
 )
-from tests.support.handlers import HandlerServer, answer, handler_server, hang, raw
+from tests.support.handlers import HandlerServer, answer, handler_request, handler_server, hang, raw
 
 TIMEOUT_SECONDS = 0.5
 MESSAGE_ID = "550e8400-e29b-41d4-a716-446655440000"
 
 
-def request(message_id: str = MESSAGE_ID) -> HandlerRequest:
-    return HandlerRequest(
-        message_id=message_id,
-        subject="vibespro.event.vibe_created.v1",
-        event_type="vibe_created",
-        event_version=1,
-        occurred_at="2025-12-28T22:00:00Z",
-        correlation_id=None,
-        causation_id=None,
-        payload=b"{}",
-    )
+REQUEST = handler_request(MESSAGE_ID)
 
 
 class World(Protocol):
@@ -102,13 +91,13 @@ async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
 @pytest.mark.parametrize("status", [200, 409])
 async def test_200_and_409_are_accepted(world: World, status: int) -> None:
     await world.behave(Respond(status=status))
-    assert await world.handler.handle(request()) == Accepted(status)
+    assert await world.handler.handle(REQUEST) == Accepted(status)
 
 
 @pytest.mark.clause("POL-047-006")
 async def test_422_is_poison(world: World) -> None:
     await world.behave(Respond(status=422))
-    result = await world.handler.handle(request())
+    result = await world.handler.handle(REQUEST)
     assert isinstance(result, Poison)
     assert "422" in result.error
 
@@ -117,7 +106,7 @@ async def test_422_is_poison(world: World) -> None:
 @pytest.mark.parametrize("status", [500, 502, 503, 504, 599])
 async def test_5xx_is_retried(world: World, status: int) -> None:
     await world.behave(Respond(status=status))
-    result = await world.handler.handle(request())
+    result = await world.handler.handle(REQUEST)
     assert isinstance(result, Retry)
     assert str(status) in result.error
     assert result.after_seconds == 0.0
@@ -127,7 +116,7 @@ async def test_5xx_is_retried(world: World, status: int) -> None:
 async def test_any_other_status_is_retried_and_named(world: World, status: int) -> None:
     """A wrong deployment must neither settle messages nor bury them."""
     await world.behave(Respond(status=status))
-    result = await world.handler.handle(request())
+    result = await world.handler.handle(REQUEST)
     assert isinstance(result, Retry)
     assert str(status) in result.error
     assert "what is deployed" in result.error
@@ -136,14 +125,14 @@ async def test_any_other_status_is_retried_and_named(world: World, status: int) 
 @pytest.mark.parametrize("status", [429, 503])
 async def test_a_handler_that_asks_to_wait_is_obeyed(world: World, status: int) -> None:
     await world.behave(Respond(status=status, retry_after_seconds=7))
-    result = await world.handler.handle(request())
+    result = await world.handler.handle(REQUEST)
     assert isinstance(result, Retry)
     assert result.after_seconds == 7.0
 
 
 async def test_only_429_and_503_may_ask_to_wait(world: World) -> None:
     await world.behave(Respond(status=500, retry_after_seconds=7))
-    result = await world.handler.handle(request())
+    result = await world.handler.handle(REQUEST)
     assert isinstance(result, Retry)
     assert result.after_seconds == 0.0
 
@@ -151,7 +140,7 @@ async def test_only_429_and_503_may_ask_to_wait(world: World) -> None:
 @pytest.mark.clause("POL-047-007")
 async def test_a_handler_that_hangs_is_retried_at_the_deadline(world: World) -> None:
     await world.behave(Hang())
-    result = await world.handler.handle(request())
+    result = await world.handler.handle(REQUEST)
     assert isinstance(result, Retry)
     assert "0.5 s" in result.error
 
@@ -159,27 +148,29 @@ async def test_a_handler_that_hangs_is_retried_at_the_deadline(world: World) -> 
 @pytest.mark.clause("POL-047-007")
 async def test_a_lost_answer_is_retried(world: World) -> None:
     await world.behave(LoseResponse())
-    assert isinstance(await world.handler.handle(request()), Retry)
+    assert isinstance(await world.handler.handle(REQUEST), Retry)
     assert world.calls() == 1
 
 
 async def test_a_refused_connection_is_not_delivered(world: World) -> None:
     await world.behave(Unreachable())
-    assert isinstance(await world.handler.handle(request()), NotDelivered)
+    assert isinstance(await world.handler.handle(REQUEST), NotDelivered)
     assert world.calls() == 0
 
 
 async def test_trouble_with_one_call_leaves_the_next_one_alone(world: World) -> None:
     for trouble in (Respond(status=500), LoseResponse(), Hang()):
         await world.behave(trouble)
-        assert isinstance(await world.handler.handle(request()), Retry)
+        assert isinstance(await world.handler.handle(REQUEST), Retry)
     await world.behave(Respond())
-    assert await world.handler.handle(request("0b0e8400-e29b-41d4-a716-446655440000")) == Accepted(200)
+    assert await world.handler.handle(handler_request("0b0e8400-e29b-41d4-a716-446655440000")) == Accepted(
+        200
+    )
 
 
 async def test_the_in_memory_handler_keeps_its_effects() -> None:
     """What the loops are tested with: an effect happens once, and a repeat is told so."""
     fake = InMemoryHandler(lambda _request, call: LoseResponse() if call == 1 else Respond())
-    assert isinstance(await fake.handle(request()), Retry)
-    assert await fake.handle(request()) == Accepted(409)
+    assert isinstance(await fake.handle(REQUEST), Retry)
+    assert await fake.handle(REQUEST) == Accepted(409)
     assert (fake.effects[MESSAGE_ID], fake.calls[MESSAGE_ID]) == (1, 2)

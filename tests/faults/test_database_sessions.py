@@ -1,7 +1,6 @@
 """Sessions that are ended, refused or timed out are replaced, and none idles in a transaction."""
 
 import asyncio
-import signal
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -50,16 +49,6 @@ async def test_no_session_waits_in_a_transaction_for_the_broker(
         await made.audit()
 
 
-async def test_sessions_that_somebody_ends_are_replaced(shared: Site) -> None:
-    async with shared.worker(outbox_batch_max=2) as worker:
-        await worker.ready()
-        for _ in range(10):
-            await shared.both_ways()
-            await shared.database.execute(END)
-        await shared.quiet()
-    await shared.audit()
-
-
 @pytest.mark.fault("D11")
 async def test_a_commit_wakes_the_worker_soon_after_its_listener_was_ended(shared: Site) -> None:
     """Polling alone would take RELY_ON_WAKING, and covers what is committed in between."""
@@ -100,17 +89,6 @@ async def test_a_server_that_has_no_session_to_spare_is_waited_for(shared: Site,
         await shared.both_ways()
         await shared.database.execute(f"ALTER ROLE {member} CONNECTION LIMIT -1")
         await worker.ready()
-        await shared.quiet()
-    await shared.audit()
-
-
-async def test_sessions_that_the_server_ends_for_being_idle_are_replaced(shared: Site, member: str) -> None:
-    await shared.database.execute(f"ALTER ROLE {member} SET idle_session_timeout = '200ms'")
-    async with shared.worker(database_url=as_member(shared, member)) as worker:
-        await worker.ready()
-        for _ in range(5):
-            await shared.both_ways()
-            await asyncio.sleep(0.5)
         await shared.quiet()
     await shared.audit()
 
@@ -185,14 +163,6 @@ async def test_a_database_that_takes_no_connections_for_a_while_is_waited_for(
         await shared.both_ways()
         await shared.quiet()
     await shared.audit()
-
-
-async def test_a_name_that_cannot_be_resolved_is_waited_for(shared: Site) -> None:
-    async with shared.worker(database_url="postgresql://u:p@nowhere.invalid/d") as worker:
-        await eventually(lambda: "waiting for PostgreSQL" in worker.written)
-        await worker.answers(503)
-        worker.send(signal.SIGTERM)
-        assert await worker.ended() == 0
 
 
 @pytest.mark.fault("D11")

@@ -12,7 +12,7 @@ import pytest
 
 from sea_mq_worker.adapters.nats.connection import api
 from sea_mq_worker.embedded import EmbeddedNats
-from tests.support.handlers import Call, answer, hang
+from tests.support.handlers import Call, answer
 from tests.support.hold import held
 from tests.support.jetstream import SECOND, consumer_info
 from tests.support.site import FAST_CONSUMER, Site, SiteWith
@@ -133,20 +133,6 @@ async def test_a_worker_killed_behind_the_dead_letter_leaves_one_however_late_th
         await made.audit(buried=frozenset((message_id,)))
 
 
-async def test_a_message_that_its_stream_drops_meanwhile_is_dead_lettered_whole(shared: Site) -> None:
-    begun = held(shared.dsn, table="inbox_messages", event="UPDATE OF dead_letter_begun_at")
-    async with begun as hold, shared.worker() as worker:
-        await worker.ready()
-        message_id = await rejected(shared)
-        await hold.reached()
-        await api(shared.broker, f"STREAM.MSG.DELETE.{shared.target.upstream_stream}", {"seq": 1})
-        await hold.on_done()
-        [letter] = await eventually(shared.dead_letters, within=15)
-        await shared.quiet()
-    assert (letter["Dlq-Message-Id"], letter["Dlq-Stream-Sequence"]) == (message_id, "1")
-    assert "Dlq-Body-Omitted" not in letter
-
-
 @pytest.mark.fault("N42")
 async def test_a_dead_letter_is_handled_once_after_the_service_is_fixed(shared: Site) -> None:
     message_id = await rejected(shared)
@@ -188,27 +174,3 @@ async def test_a_redrive_keeps_its_lease_as_long_as_the_service_takes(shared: Si
         assert await redrive.ended(within=40) == 0
     row = await shared.inbox_row(message_id)
     assert (row["processed_at"] is not None, row["locked_until"]) == (True, None)
-
-
-@pytest.mark.slow
-async def test_a_redrive_that_is_killed_leaves_its_message_to_the_worker(shared: Site) -> None:
-    message_id = await rejected(shared)
-    async with shared.worker() as worker:
-        await shared.quiet()
-        shared.effects.script[message_id] = hang
-        async with shared.worker("dlq", "redrive", "1", *WHY, name="redrive") as redrive:
-            await shared.handler.called(2, within=15)
-            redrive.send(signal.SIGKILL)
-            await redrive.ended()
-        del shared.effects.script[message_id]
-
-        async def processed() -> bool:
-            return (await shared.inbox_row(message_id))["processed_at"] is not None
-
-        await eventually(processed, within=30, what="the worker handles it again")
-        await worker.tells("message_undeliverable")
-    assert len(await shared.dead_letters()) == 1
-    async with shared.worker("dlq", "redrive", "1", *WHY, name="again") as again:
-        assert await again.ended() == 0
-        assert "processed before" in again.written
-    await shared.audit()

@@ -1,21 +1,18 @@
 """What becomes of received messages when the broker, its streams or the durable change under them."""
 
-import asyncio
 import json
 import signal
 import time
 import uuid
 from collections.abc import AsyncIterator, Mapping
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
 from sea_mq_worker.adapters.nats.connection import api
-from sea_mq_worker.adapters.nats.consume.consumer import NatsJetStreamConsumer
 from sea_mq_worker.embedded import EmbeddedNats
-from tests.support.handlers import answer, hang
-from tests.support.jetstream import SECOND, consumer_info, create_consumer, create_stream, store
+from tests.support.handlers import hang
+from tests.support.jetstream import SECOND, consumer_info, create_consumer, store
 from tests.support.site import FAST_CONSUMER, Site, SiteWith
 from tests.support.waiting import eventually
 from tests.support.worker import apply_streams, deployment
@@ -66,14 +63,6 @@ async def killed_in_a_call(made: Site) -> str:
         await killed.ended()
     del made.effects.script[message_id]
     return message_id
-
-
-async def settled(made: Site, message_id: str) -> None:
-    async def has_ending() -> bool:
-        row = await made.inbox_row(message_id)
-        return row["processed_at"] is not None or row["dead_lettered_at"] is not None
-
-    await eventually(has_ending, within=30, what="the message has its ending")
 
 
 @pytest.mark.fault("N31")
@@ -180,54 +169,6 @@ async def test_a_recreated_stream_is_consumed_from_its_beginning(quick: Site, na
         assert (await quick.inbox_row(message_id))["processed_at"] is not None
 
 
-async def test_a_message_that_a_new_consumer_passes_over_is_handled_again(quick: Site) -> None:
-    stream, durable = quick.target.upstream_stream, quick.target.durable
-    message_id = await killed_in_a_call(quick)
-    await api(quick.broker, f"CONSUMER.DELETE.{stream}.{durable}")
-    await create_consumer(quick.broker, stream, durable, deliver_policy="new", **QUICK_CONSUMER)
-    async with quick.worker(inbox_attempts_max=5) as worker:
-        await settled(quick, message_id)
-        await worker.tells("message_undeliverable")
-    await quick.audit()
-
-
-async def test_an_exhausted_message_without_an_advisory_is_found_behind_acknowledged_ones(
-    quick: Site, nats_url: str
-) -> None:
-    context, stream, durable = quick.target.context, quick.target.upstream_stream, quick.target.durable
-    message_id = await killed_in_a_call(quick)
-    await api(quick.broker, f"STREAM.DELETE.{context.upper()}_ADVISORIES")
-    consumer = NatsJetStreamConsumer(
-        connection=quick.broker, stream=stream, durable=durable, wait_seconds=0.5
-    )
-
-    async def state() -> tuple[int, int, int]:
-        """Fetch, so that the server looks; the last delivery is answered by nobody, what is later at once."""
-        for message in await consumer.fetch(10):
-            if message.seq > 1:
-                await consumer.ack(message)
-        info = await consumer_info(quick.broker, stream, durable)
-        return info["delivered"]["consumer_seq"], info["num_ack_pending"], info["ack_floor"]["stream_seq"]
-
-    async def exhausted_deliveries() -> bool:
-        return (await state())[:2] == (2, 0)
-
-    async def passed_over() -> bool:
-        return await state() == (3, 0, 2)
-
-    await eventually(exhausted_deliveries, within=15, what="the server gives the message up")
-    [later] = await quick.send()
-    await eventually(passed_over, within=15, what="the server forgets it for a later one")
-    await consumer.close()
-    await make_anew(quick, nats_url, **QUICK_CONSUMER, max_deliver=2)
-    async with quick.worker() as worker:
-        await settled(quick, message_id)
-        await worker.tells("message_undeliverable")
-    [letter] = await quick.dead_letters()
-    assert (letter["Dlq-Message-Id"], letter["Dlq-Reason"]) == (message_id, "EXHAUSTED")
-    assert await quick.inbox_row(later) is None
-
-
 @pytest.mark.fault("N36")
 async def test_a_consumer_with_other_values_is_named_field_by_field_and_changed_only_when_asked(
     shared: Site,
@@ -263,64 +204,3 @@ async def test_a_consumer_with_other_values_is_named_field_by_field_and_changed_
         await shared.send()
         await shared.quiet()
     await shared.audit()
-
-
-async def test_a_paused_consumer_is_reported_and_continues_after_its_pause(shared: Site) -> None:
-    stream, durable = shared.target.upstream_stream, shared.target.durable
-    until = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
-    await api(shared.broker, f"CONSUMER.PAUSE.{stream}.{durable}", {"pause_until": until})
-    await shared.send()
-    async with shared.worker() as worker:
-        await worker.tells("consumer_paused")
-        assert shared.handler.calls == []
-        await api(shared.broker, f"CONSUMER.PAUSE.{stream}.{durable}", {})
-        await shared.quiet()
-    await shared.audit()
-
-
-@pytest.mark.parametrize("done", ["purged", "sealed"])
-async def test_a_stream_that_is_purged_or_sealed_under_a_call_lets_it_come_to_its_end(
-    done: str, shared: Site
-) -> None:
-    stream = shared.target.upstream_stream
-    [message_id] = await shared.send()
-    released = asyncio.Event()
-
-    async def wait(call: Any, writer: Any) -> None:
-        await released.wait()
-        await answer(200)(call, writer)
-
-    shared.effects.script[message_id] = wait
-    async with shared.worker() as worker:
-        await shared.handler.called(1, within=15)
-        if done == "purged":
-            await api(shared.broker, f"STREAM.PURGE.{stream}")
-        else:
-            config = (await api(shared.broker, f"STREAM.INFO.{stream}"))["config"]
-            await api(shared.broker, f"STREAM.UPDATE.{stream}", config | {"sealed": True})
-        released.set()
-        await settled(shared, message_id)
-        await shared.quiet()
-        await worker.ready()
-    assert (await shared.inbox_row(message_id))["processed_at"] is not None
-    assert await shared.dead_letters() == []
-
-
-async def test_a_stream_sourced_under_other_subjects_is_consumed_by_its_own(shared: Site) -> None:
-    target = shared.target
-    sourced, durable = f"{target.context.upper()}_SOURCED", f"{target.context}__from_sourced"
-    renamed = {"src": f"{target.upstream}.event.>", "dest": f"{target.context}copy.event.>"}
-    sources = [{"name": target.upstream_stream, "subject_transforms": [renamed]}]
-    await create_stream(shared.broker, sourced, f"{target.context}copy.never", sources=sources)
-    await create_consumer(shared.broker, sourced, durable, ack_wait=3 * SECOND)
-    [message_id] = await shared.send()
-    bad = {"Nats-Msg-Id": "none"}
-    await store(shared.broker, shared.subject, b"{}", headers=bad)
-    async with shared.worker(consumers=f"{sourced}/{durable}"):
-        await shared.handler.called(1, within=15)
-        await settled(shared, message_id)
-        await eventually(shared.dead_letters, what="the bad one is dead-lettered")
-    [call] = shared.handler.calls
-    assert (call.message_id, call.json["subject"]) == (message_id, f"{target.context}copy.event.made.v1")
-    [letter] = await shared.dead_letters()
-    assert letter["Dlq-Stream"] == sourced

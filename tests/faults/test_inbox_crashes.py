@@ -54,23 +54,6 @@ async def test_a_worker_killed_while_it_records_a_message_leaves_it_to_the_next(
     assert shared.effects.calls == {message: 1}
 
 
-async def test_a_record_whose_answer_is_lost_is_made_again_and_counts_once(shared: Site) -> None:
-    """The statement of the cut connection is committed all the same, later."""
-    async with (
-        held(shared.dsn, table="inbox_messages", event="INSERT") as hold,
-        shared.worker(inbox_lease_seconds=60) as worker,
-    ):
-        await worker.ready()
-        [message] = await shared.send()
-        await hold.reached()
-        shared.to_database.cut()
-        await hold.on_done()
-        await shared.quiet(within=10)
-    await shared.audit()
-    assert (await shared.inbox_row(message))["attempts"] == 1
-    assert shared.effects.calls == {message: 1}
-
-
 @pytest.mark.fault("N02")
 async def test_a_recorded_message_that_no_handler_saw_is_no_duplicate(shared: Site) -> None:
     shared.to_handler.drop_to_server()

@@ -18,7 +18,7 @@ import uvicorn
 
 from tests.support.handlers import Call, answer
 from tests.support.hold import held
-from tests.support.jetstream import SECOND, consumer_info, store, stored_messages
+from tests.support.jetstream import SECOND, store, stored_messages
 from tests.support.site import Site, SiteWith
 from tests.support.waiting import eventually
 
@@ -129,43 +129,6 @@ async def test_a_message_without_an_id_has_one_dead_letter_however_often_it_come
     assert (await shared.inbox_row(headers["Dlq-Message-Id"]))["dead_lettered_at"] is not None
 
 
-UNUSUAL = (
-    b"[1, 2]", b"17", b"null", b'"text"', b"true", b'{"a": 1, "a": 2}', b'"\\ud800"', b"[" * 300 + b"]" * 300,
-    b'{"n": 12345678901234567890.12345678901234567890, "m": 1.00, "z": 1e400}', b" {} ", b"1" * 5000,
-)  # fmt: skip
-
-
-async def test_every_json_body_reaches_the_handler_byte_for_byte(shared: Site) -> None:
-    sent = {(await shared.send(body=body))[0]: body for body in UNUSUAL}
-    upper = str(uuid.uuid4()).upper()
-    await store(shared.broker, shared.subject, b"{}", headers={"Nats-Msg-Id": upper})
-    await store(shared.broker, shared.subject, b"[]", headers={"ce-id": CE_ID, "Nats-Msg-Id": ID})
-    async with shared.worker():
-        await shared.quiet()
-    received = {
-        call.message_id: call.body.partition(b', "payload": ')[2][:-1] for call in shared.handler.calls
-    }
-    assert received == sent | {upper.lower(): b"{}", ID: b"[]"}
-    assert await letters(shared) == []
-
-
-async def test_headers_of_the_greatest_size_are_taken_along_as_far_as_there_is_room(
-    shared: Site, nats_url: str
-) -> None:
-    headers = b"Large: %s\r\nSmall: x\r\n" % (b"y" * 65_000)
-    subject = shared.subject.encode()
-    good, good_id = different(headers + NAMED)
-    await publish(nats_url, subject, good, b"{}")
-    bad, bad_id = different(headers + NAMED)
-    await publish(nats_url, subject, bad, b'{"kept": 1.00')
-    async with shared.worker():
-        await shared.quiet()
-    assert set(shared.effects.taken) == {good_id}
-    [(body, found)] = await letters(shared)
-    assert (found["Dlq-Message-Id"], found["Small"], found["Dlq-Headers-Omitted"]) == (bad_id, "x", "1")
-    assert body == b'{"kept": 1.00'
-
-
 class Request(pydantic.BaseModel):
     """The handler's contract, as strict as a service could be."""
 
@@ -265,17 +228,3 @@ async def test_memory_is_bounded_by_the_messages_in_hand_and_nothing_is_dropped(
     assert set(patient.handler.calls_of().values()) == {1}
     assert grown < 1.5 * (in_hand_bytes + size)
     assert slowest < 2.0, "reading 50 large bodies must not keep everything else waiting"
-
-
-@pytest.mark.slow
-@pytest.mark.fault("N27")
-async def test_large_messages_over_a_slow_network_come_once(patient: Site) -> None:
-    """At about 1 MB a second; a server gives a connection up that takes nothing for ten."""
-    async with patient.worker() as worker:
-        await worker.ready()
-        patient.to_broker.delay(0.05)
-        await patient.send(14, body=b'"%s"' % (b"x" * (2**20 - 300)))
-        await patient.quiet(within=60)
-        info = await consumer_info(patient.broker, patient.target.upstream_stream, patient.target.durable)
-        assert info["delivered"]["consumer_seq"] == 14
-        assert "nats_disconnected" not in worker.events()

@@ -1,6 +1,5 @@
 """Failing messages hold no places: healthy ones behind them are handled within seconds; nothing is lost."""
 
-import time
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -8,8 +7,8 @@ from typing import Any
 import pytest
 
 from tests.support.handlers import answer
-from tests.support.jetstream import SECOND, store
-from tests.support.site import SHIPPED, Site, SiteWith
+from tests.support.jetstream import store
+from tests.support.site import Site, SiteWith
 from tests.support.waiting import eventually
 
 QUICK: dict[str, Any] = {
@@ -91,27 +90,3 @@ async def test_an_operator_ends_the_slow_pace_of_a_running_worker(shared: Site) 
             assert await command.ended() == 0
         await shared.quiet()
     await shared.audit()
-
-
-@pytest.mark.long
-@pytest.mark.timeout(1200)
-@pytest.mark.parametrize("status", [422, 503, 401])
-async def test_three_hundred_failing_messages_as_shipped(site_with: SiteWith, status: int) -> None:
-    shipped = {"ack_wait": 120 * SECOND, "max_ack_pending": 50, "max_deliver": 20}
-    async with site_with(consumer=shipped, **SHIPPED) as at:
-        bad, good = await at.send(300), await at.send(100)
-        fail(at, status, bad)
-        async with at.worker() as worker:
-            await worker.tells("worker_started")
-            began = time.monotonic()
-            await eventually(taken(at, good), within=30.0, what="the healthy messages are handled")
-            healthy_seconds = time.monotonic() - began
-            if status != 422:
-                mend(at)
-            await at.quiet(within=1000.0)
-            ended_seconds = time.monotonic() - began
-        await at.audit(buried=frozenset(bad if status == 422 else ()))
-        print(  # noqa: T201 - what it is for
-            f"{status}: 100 healthy ones after {healthy_seconds:.1f} s, all ended after {ended_seconds:.1f} s"
-        )
-        assert healthy_seconds < 10.0

@@ -171,6 +171,8 @@ async def test_fifty_kills_cost_two_seconds_each_and_nothing_else(made: Site, *,
 
 @pytest.mark.fault("P06")
 @pytest.mark.fault("N07")
+@pytest.mark.clause("event-model: a crash loses no event and leads to no second effect")
+@pytest.mark.clause("POL-047-003")
 async def test_work_of_killed_workers_moves_on_long_before_its_leases_end(made: Site) -> None:
     table = await kills(made, 2, standby=True)
     async with made.worker(name="last"):

@@ -6,7 +6,7 @@ import json
 import os
 import resource
 import signal
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ from tests.support.site import Site, SiteWith
 from tests.support.waiting import eventually
 from tests.support.worker import WorkerProcess
 
-IN_BOTH_MODES = pytest.mark.parametrize("mode", ["pipeline", "fast"])
 CROWD = 1000
 REPLAY_BY_HAND = (
     "UPDATE outbox_events SET state = 'PENDING', published_at = NULL, publish_attempts = 0, failures = 0,"
@@ -126,18 +125,6 @@ async def test_events_of_a_full_subject_keep_no_others_waiting(shared: Site) -> 
         await shared.published()
     assert len(crowd) == CROWD
     await shared.audit()
-
-
-@pytest.mark.parametrize(
-    ("change", "told"), [({"no_ack": True}, "no_ack"), ({"sealed": True}, "sealed")], ids=["no_ack", "sealed"]
-)
-async def test_a_stream_that_can_never_confirm_anything_is_refused_at_the_start(
-    shared: Site, change: Mapping[str, Any], told: str
-) -> None:
-    await update(shared, **change)
-    async with shared.worker() as worker:
-        assert await worker.ended() == 3
-    assert told in worker.written
 
 
 @pytest.mark.fault("P35")
@@ -324,21 +311,6 @@ async def test_an_event_over_a_limit_that_was_lowered_costs_one_reconnect_and_di
     await own.audit(dead=frozenset({large}))
 
 
-@IN_BOTH_MODES
-@pytest.mark.fault("P13")
-async def test_a_link_that_is_reset_within_a_batch_is_rebuilt(shared: Site, mode: str) -> None:
-    async with shared.worker(outbox_publish_mode=mode) as worker:
-        await worker.ready()
-        frame = f"HPUB {shared.target.context}.event.".encode()
-        cut = asyncio.create_task(shared.to_broker.drop_behind(40, frame))
-        await shared.commit(100, ordering_key="k")
-        await cut
-        shared.to_broker.heal()
-        await shared.published()
-        await worker.tells("nats_reconnected")
-    await shared.audit()
-
-
 @pytest.mark.fault("P18")
 async def test_a_forbidden_subject_is_named_and_keeps_no_other_waiting(
     names: str, tmp_path: Path, site_with: SiteWith
@@ -393,24 +365,6 @@ async def test_credentials_that_the_broker_does_not_take_end_the_start_at_once(
     assert "c4n4ry" not in worker.written
 
 
-@pytest.mark.slow
-async def test_a_broker_that_is_shut_down_gently_loses_no_event(tmp_path: Path, site_with: SiteWith) -> None:
-    config = {"lame_duck_duration": "30s", "lame_duck_grace_period": "1s"}
-    async with (
-        EmbeddedNats(tmp_path / "nats", config=config) as server,
-        site_with(nats_url=server.url) as gentle,
-    ):
-        async with gentle.worker() as worker:
-            await worker.ready()
-            os.kill(server.pid, signal.SIGUSR2)
-            await worker.answers(503)
-            await gentle.commit(100)
-            await eventually(lambda: not server.running, within=30, what="the server has sent all away")
-            await server.start()
-            await quiet_again(gentle)
-        await gentle.audit()
-
-
 @pytest.mark.crash
 async def test_events_wait_while_the_brokers_disk_is_full(own: Site, own_nats: EmbeddedNats) -> None:
     async with own.worker() as worker:
@@ -423,22 +377,3 @@ async def test_events_wait_while_the_brokers_disk_is_full(own: Site, own_nats: E
         await own_nats.start()
         await quiet_again(own)
     await own.audit()
-
-
-async def test_events_wait_while_the_account_has_no_room(tmp_path: Path, site_with: SiteWith) -> None:
-    def accounts(max_file: int) -> dict[str, Any]:
-        users = [{"user": "app", "password": "a"}]
-        return {"APP": {"jetstream": {"max_file": max_file, "max_memory": 2**20}, "users": users}}
-
-    config = {"accounts": accounts(2**30), "no_auth_user": "app"}
-    async with (
-        EmbeddedNats(tmp_path / "nats", config=config) as server,
-        site_with(nats_url=server.url) as small,
-    ):
-        async with small.worker() as worker:
-            await worker.ready()
-            with configured(server, accounts=accounts(10_000)):
-                await small.commit(50, **LARGE)
-                await worker.answers(503, "resource limits exceeded")
-            await quiet_again(small)
-        await small.audit()

@@ -136,22 +136,6 @@ async def got(worker: WorkerProcess, page: str) -> httpx2.Response:
         return await client.get(f"{url}{page}")
 
 
-async def test_a_log_without_a_reader_stops_nothing(shared: Site) -> None:
-    """SIGPIPE."""
-    reader, writer = os.pipe()
-    async with started(shared, *WORKER, output=writer) as process:
-        os.close(writer)
-        with open(reader, "rb", buffering=0) as log:  # noqa: ASYNC230, PTH123 - a pipe
-            os.set_blocking(reader, False)
-            await eventually(lambda: b"worker_started" in (log.read() or b""), within=30)
-        shared.to_broker.cut()
-        await shared.both_ways()
-        await shared.quiet()
-        process.send_signal(signal.SIGTERM)
-        assert await process.wait() == 0
-    await shared.audit()
-
-
 @pytest.mark.parametrize("redirection", ["> /dev/full 2>&1", "<&- >&- 2>&-"])
 async def test_a_log_that_takes_nothing_stops_nothing(shared: Site, redirection: str) -> None:
     """A full disk, and descriptors that whoever started it has closed."""

@@ -3,8 +3,8 @@
 import asyncio
 import signal
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 
 import pytest
 
@@ -190,35 +190,3 @@ async def test_a_second_signal_ends_it_at_once(shared: Site, first: str, second:
         worker.send(signal.Signals[f"SIG{second}"])
         assert await worker.ended() == code
         assert time.monotonic() - began < 0.5 + BUSY_MACHINE_SECONDS
-
-
-async def test_a_terminal_that_closes_stops_it_gracefully(shared: Site) -> None:
-    """SIGHUP."""
-    with inherited(signal.SIGHUP, signal.SIG_DFL):
-        async with shared.worker() as worker:
-            await worker.ready()
-            await shared.both_ways()
-            worker.send(signal.SIGHUP)
-            assert await worker.ended() == 0
-    assert not await shared.database.fetchval(LEFT)
-
-
-async def test_a_job_under_nohup_survives_the_terminal(shared: Site) -> None:
-    with inherited(signal.SIGHUP, signal.SIG_IGN):
-        async with shared.worker() as worker:
-            await worker.ready()
-            worker.send(signal.SIGHUP)
-            await shared.both_ways()
-            await shared.quiet()
-            worker.send(signal.SIGTERM)
-            assert await worker.ended() == 0
-
-
-@contextmanager
-def inherited(number: signal.Signals, action: signal.Handlers) -> Iterator[None]:
-    """Give processes that are started in the block a signal's disposition."""
-    former = signal.signal(number, action)
-    try:
-        yield
-    finally:
-        signal.signal(number, former)

@@ -11,9 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 from pydantic import SecretStr
 
-from sea_mq_worker.adapters.postgres.inbox import PostgresResumptions
 from sea_mq_worker.admin.operator_api import (
-    ActionResult,
     DeadLetterGroup,
     GroupProgress,
     ItemPage,
@@ -23,7 +21,6 @@ from sea_mq_worker.admin.operator_api import (
 from sea_mq_worker.bootstrap.worker import operator_api as module
 from sea_mq_worker.bootstrap.worker.operator_api import WorkerOperatorApi
 from sea_mq_worker.domain.errors import ContractError
-from sea_mq_worker.operations.database import tables_pool
 from sea_mq_worker.settings import Settings
 from tests.page.stage import add_dead_event
 from tests.support.jetstream import store
@@ -141,17 +138,3 @@ async def test_a_group_of_messages_that_are_no_dead_letters_is_purged_alone(plac
     assert (progress.done, progress.more) == (2, False)
     [left] = cast("Any", (await asked.dead_letter_groups()).items)
     assert (left.reason, left.count) == ("REJECTED", 1)
-
-
-async def test_a_slow_pace_is_ended_by_the_row_that_workers_ask_for(place: Site) -> None:
-    asked, why = desk(place), {"actor": "Ann", "reason": "fixed"}
-    result = await asked.resume("order.paid", **why)
-    assert result == ActionResult(done=True, text="order.paid continues at full speed within seconds")
-    assert "every slow event type" in (await asked.resume("", **why)).text
-    async with tables_pool(asked._settings, purpose="operator") as pool:
-        found = await PostgresResumptions(pool=pool).resumed(within_seconds=60)
-    assert [event_type for event_type, _ in found] == ["", "order.paid"]
-    [_, first] = cast("Any", (await asked.actions()).items)
-    assert (first.action, first.actor, first.reason, first.outcome) == (
-        "resume", "Ann (page)", "fixed", "done",
-    )  # fmt: skip

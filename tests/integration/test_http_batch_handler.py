@@ -18,7 +18,16 @@ from sea_mq_worker.domain.outcomes import (
     Poison,
     Retry,
 )
-from tests.support.handlers import Behaviour, Call, HandlerServer, answer, handler_server, hang, raw
+from tests.support.handlers import (
+    Behaviour,
+    Call,
+    HandlerServer,
+    answer,
+    handler_request,
+    handler_server,
+    hang,
+    raw,
+)
 
 CANARY = "canary-5f2e"
 MESSAGES_MAX = 4
@@ -26,17 +35,7 @@ MakeHandler = Callable[..., HttpBatchHandler]
 
 
 def request(number: int, payload: bytes = b"{}", *, batch_max: int = 0) -> HandlerRequest:
-    return HandlerRequest(
-        message_id=message_id(number),
-        subject="vibespro.event.vibe_created.v1",
-        event_type="vibe_created",
-        event_version=1,
-        occurred_at="2025-12-28T22:00:00Z",
-        correlation_id=None,
-        causation_id=None,
-        payload=payload,
-        batch_max=batch_max,
-    )
+    return handler_request(message_id(number), payload=payload, batch_max=batch_max)
 
 
 def message_id(number: int) -> str:

@@ -12,7 +12,7 @@ import pytest
 from sea_mq_worker.adapters.http.client.connection import Connection
 from sea_mq_worker.adapters.http.client.pool import ConnectionPool
 from sea_mq_worker.adapters.http.client.transport import HandlerTransport
-from tests.support.handlers import Call, HandlerServer, answer, handler_server, hang, in_turn, raw
+from tests.support.handlers import Call, HandlerServer, answer, handler_server, hang, in_turn
 from tests.support.waiting import eventually
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
@@ -113,17 +113,6 @@ async def test_a_peer_that_vanishes_in_a_call_is_noticed_before_the_deadline(ser
         if hasattr(socket, name):
             assert end.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) == expected
     connection.abort()
-
-
-async def test_a_connection_that_its_server_ended_while_idle_is_not_used(
-    server: HandlerServer, make: MakeTransport
-) -> None:
-    server.default = in_turn(raw(OK, close=True), answer(200))
-    transport = make(server.url, size=1)
-    await status(transport)
-    await eventually(lambda: server.open_connections == 0)
-    assert await status(transport) == 200
-    assert len(server.calls) == 2
 
 
 async def test_an_answer_is_not_taken_for_the_next_one_although_the_loop_has_not_read_it(

@@ -205,36 +205,3 @@ async def test_pages_continue_from_one_partition_to_the_next(database: Database,
     assert await outbox.listed(read_max=2, error_like="none") == ([], now, 2)
     assert await outbox.listed(before_id=ahead, limit=1) == ([now], now, None)
     assert await outbox.listed(finished=False, ordering_key="k") == ([], None, None)
-
-
-async def test_published_events_are_found_by_each_part_of_a_filter(pool: asyncpg.Pool) -> None:
-    outbox = Outbox(pool)
-    plain = await outbox.add(made(1))
-    other = await add_event(
-        pool, "PUBLISHED", id=made(2), event_type="order.paid", ordering_key="k", aggregate_type="cart",
-        aggregate_id="c-1", correlation_id=uuid.UUID(int=5), error="Too LARGE: 2 MB",
-    )  # fmt: skip
-
-    for which in (
-        {"event_type": "order.paid"},
-        {"ordering_key": "k"},
-        {"aggregate_type": "cart"},
-        {"aggregate_id": "c-1"},
-        {"correlation_id": uuid.UUID(int=5)},
-        {"error_like": "too large"},
-        {"ids": (other,)},
-    ):
-        assert await outbox.listed(**which) == ([other], None, None), which
-    assert await outbox.listed(event_type="order.created", error_like=None) == ([plain], None, None)
-    assert await outbox.listed(error_like="%") == await outbox.listed(ids=()) == ([], None, None)
-
-
-async def test_processed_messages_are_found_by_each_part_of_a_filter(pool: asyncpg.Pool) -> None:
-    inbox = Inbox(pool)
-    message = await inbox.add(made(1))
-    await pool.execute("UPDATE inbox_messages SET last_error = 'HTTP 503'")
-
-    for which in ({"consumer": "durable"}, {"subject": "a.event.b.v1"}, {"error_like": "http"}):
-        assert await inbox.listed(**which) == ([message], None, None), which
-    for which in ({"consumer": "c"}, {"subject": "s"}, {"error_like": "%"}, {"reason": "REJECTED"}):
-        assert await inbox.listed(**which) == ([], None, None), which

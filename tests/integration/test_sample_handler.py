@@ -17,6 +17,7 @@ from sea_mq_worker.adapters.http.batch_handler import HttpBatchHandler
 from sea_mq_worker.adapters.http.handler import HttpEventHandler
 from sea_mq_worker.domain.messages import HandlerRequest
 from sea_mq_worker.domain.outcomes import Accepted, Poison, Retry
+from tests.support.handlers import handler_request
 from tests.support.waiting import eventually
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "handler.py"
@@ -50,17 +51,8 @@ async def handler(url: str) -> AsyncIterator[HttpEventHandler]:
     await client.close()
 
 
-def request(payload: bytes, *, number: int = 1, correlation_id: str | None = None) -> HandlerRequest:
-    return HandlerRequest(
-        message_id=f"550e8400-e29b-41d4-a716-{number:012}",
-        subject="vibespro.event.vibe_created.v1",
-        event_type="vibe_created",
-        event_version=1,
-        occurred_at="2025-12-28T22:00:00.123456Z",
-        correlation_id=correlation_id,
-        causation_id=None,
-        payload=payload,
-    )
+def request(payload: bytes, *, number: int = 1, **given: str) -> HandlerRequest:
+    return handler_request(f"550e8400-e29b-41d4-a716-{number:012}", payload=payload, **given)
 
 
 @pytest.mark.clause("SDS-047: handler contract")

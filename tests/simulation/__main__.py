@@ -7,14 +7,12 @@ Exit code 1: a promise was broken, an event that should happen sometimes never d
 import argparse
 import sys
 from collections import Counter
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
 from tests.simulation.bugs import BUGS, Plant
 from tests.simulation.campaign import BUG_CASES, CASES, Campaign, Run, case_of, run_campaign, run_seed
 from tests.simulation.postgres import Postgres
-from tests.simulation.sql_bugs import SQL_BUGS
 from tests.simulation.world import simulate
 
 _TOLD_MAX = 10
@@ -28,25 +26,25 @@ def main() -> int:
     parser.add_argument(
         "--postgres", action="store_true", help="run the statements of sql/ in a real PostgreSQL, slower"
     )
-    parser.add_argument("--bug", choices=[*BUGS, *SQL_BUGS, "all"], help="plant it, or each of them")
+    parser.add_argument("--bug", choices=[*BUGS, "all"], help="plant it, or each of them")
     parser.add_argument("--keep", action="store_true", help="store the first failure as a case")
     parser.add_argument("--trail", action="store_true", help="print all that happens under the first seed")
     given = parser.parse_args()
-    if not (given.postgres or given.bug in SQL_BUGS):
-        return _run(given, BUGS, simulate)
+    if not given.postgres:
+        return _run(given, simulate)
     with Postgres() as postgres:
-        return _run(given, SQL_BUGS, partial(simulate, postgres=postgres))
+        return _run(given, partial(simulate, postgres=postgres))
 
 
-def _run(given: argparse.Namespace, bugs: Mapping[str, Plant], run: Run) -> int:
+def _run(given: argparse.Namespace, run: Run) -> int:
     seeds = range(given.first, given.first + given.seeds)
     if given.trail:
         print(*run_seed(given.first, run).trail, sep="\n")
         return 0
     if not given.bug:
         return _search(seeds, run, keep=given.keep)
-    names = list(bugs) if given.bug == "all" else [given.bug]
-    found = [_hunt(name, bugs[name], seeds, run, keep=given.keep) for name in names]
+    names = list(BUGS) if given.bug == "all" else [given.bug]
+    found = [_hunt(name, BUGS[name], seeds, run, keep=given.keep) for name in names]
     print(f"{sum(found)} of {len(names)} found")
     return 0 if all(found) else 1
 

@@ -8,12 +8,10 @@ import pytest
 
 from tests.simulation.campaign import CASES, Run, load_case, run_campaign, run_seed
 from tests.simulation.postgres import Postgres
-from tests.simulation.sql_bugs import FOUND_BY, SQL_BUGS
 from tests.simulation.world import simulate
 from tests.support.servers import PostgresAddress
 
 SEEDS = (*range(24), 107, 146)
-OTHER_SEEDS = range(400)
 IN_STATEMENTS = {
     "fenced ending",
     "fenced settlement",
@@ -45,17 +43,6 @@ def test_what_once_broke_a_promise_keeps_it_now(run: Run, path: Path) -> None:
     case = load_case(path)
     for seed in case.seeds:
         assert run(case.plan, seed).violations == []
-
-
-@pytest.mark.parametrize("name", SQL_BUGS)
-def test_a_bug_in_a_statement_is_found(run: Run, name: str) -> None:
-    """By the seed that is known to, or by another one since the worker's steps have changed.
-
-    ``python -m tests.simulation --bug NAME`` finds others.
-    """
-    plan, known = FOUND_BY[name]
-    with SQL_BUGS[name]():
-        assert any(run(plan, seed).violations for seed in (known, *OTHER_SEEDS))
 
 
 def test_the_same_seed_does_the_same_again(run: Run) -> None:

@@ -11,7 +11,22 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, cast
 
+from sea_mq_worker.domain.messages import HandlerRequest
 from tests.support.answer_recorder import AnswerRecorder
+
+
+def handler_request(message_id: str, **given: Any) -> HandlerRequest:
+    """Make a request for a message."""
+    defaults: dict[str, Any] = {
+        "subject": "vibespro.event.vibe_created.v1",
+        "event_type": "vibe_created",
+        "event_version": 1,
+        "occurred_at": "2025-12-28T22:00:00.123456Z",
+        "correlation_id": None,
+        "causation_id": None,
+        "payload": b"{}",
+    }
+    return HandlerRequest(message_id=message_id, **(defaults | given))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import peers
-from benchmarks.comparison import OURS, Comparison, Lane, table, times
+from benchmarks.comparison import OURS, times
 from benchmarks.peer_drain import Drained, DrainError, backlog
 from benchmarks.peers import KEYED, RELAYS, UNKEYED, Size, descriptions, drain_peers
 from kit.description import Description, filled
@@ -25,11 +25,6 @@ PLACES = {
 
 def drained(rate: float, relay: float = 1.0) -> Drained:
     return Drained(rate=rate, cpu_seconds_per_100000={"relay": relay, "postgres": 2.0, "nats": 3.0})
-
-
-def lane(*rates: float, failures: dict[int, str] | None = None) -> Lane:
-    rounds = {number: drained(rate) for number, rate in enumerate(rates, 1)}
-    return Lane(about="x", events=10, rounds=rounds, failures=failures or {})
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
@@ -104,26 +99,6 @@ def test_the_ratio_is_the_median_of_the_rounds_own_ratios() -> None:
 def test_rounds_that_only_one_of_them_finished_are_no_part_of_the_ratio() -> None:
     assert times({1: drained(400), 2: drained(900)}, {2: drained(300), 3: drained(1)}) == [3.0, 3.0, 3.0]
     assert times({1: drained(400)}, {2: drained(300)}) == []
-
-
-def test_the_table_has_the_fastest_first_and_lists_failures_and_gaps() -> None:
-    comparison = Comparison(
-        lanes={
-            UNKEYED: {"slow": lane(100, 300, failures={3: "it ended\n  because"}), OURS: lane(600, 600)},
-            KEYED: {OURS: lane(500), "never": lane(failures={1: "no word"})},
-        },
-        skipped={"absent": "python3.13 -m venv: not found"},
-    )
-    lines = table(comparison.document()).splitlines()
-    rows = [line.split() for line in lines]
-    assert rows[1][-6:] == ["600", "1.00", "x", "1.0", "2.0", "3.0"]
-    assert rows[2][-6:] == ["200", "4.00", "x", "1.0", "2.0", "3.0"]
-    assert rows[3][-7] == OURS
-    assert lines[-3:] == [
-        "absent left out: python3.13 -m venv: not found",
-        f"{UNKEYED}, slow, round 3 failed: it ended because",
-        f"{KEYED}, never, round 1 failed: no word",
-    ]
 
 
 def test_a_backlog_has_as_many_events_to_a_key_as_wanted_and_none_next_to_another() -> None:

@@ -12,27 +12,19 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import SpanKind, StatusCode
 
-from sea_mq_worker.domain.messages import HandlerRequest, OutboundMessage
+from sea_mq_worker.domain.messages import OutboundMessage
 from sea_mq_worker.domain.outcomes import Accepted, PublishOutcome, Stored, Unknown
 from sea_mq_worker.domain.stream_search import SearchedId, SearchResult
 from sea_mq_worker.telemetry.exemplars import RecentSpans
 from sea_mq_worker.telemetry.tracing import TracedHandler, TracedPublisher
 from sea_mq_worker.testing.handler import InMemoryHandler, Respond
+from tests.support.handlers import handler_request
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 SAMPLED = {"traceparent": f"00-{TRACE}-b7ad6b7169203331-01", "tracestate": "vendor=1"}
 UNSAMPLED = {"traceparent": f"00-{TRACE}-b7ad6b7169203331-00", "tracestate": "vendor=1"}
 URL = "http://user:secret@handler.internal/handle?key=secret"
-REQUEST = HandlerRequest(
-    message_id="m",
-    subject="sea.event.t.v1",
-    event_type="t",
-    event_version=1,
-    occurred_at="2025-12-28T22:00:00Z",
-    correlation_id=None,
-    causation_id=None,
-    payload=b"{}",
-)
+REQUEST = handler_request("m", subject="sea.event.t.v1", event_type="t")
 
 
 @dataclass

@@ -1,0 +1,42 @@
+"""Any row is encoded under its own id and with its own payload, or refused with a reason."""
+
+import json
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sea_mq_worker.domain.encoding import EncodedMessage, encode
+from sea_mq_worker.domain.errors import InvalidEventError
+from sea_mq_worker.domain.headers import outbound_message
+from tests.support.builders import claimed_event
+from tests.unit.test_inbound_fuzz import JSON, TEXTS
+
+NAMES = TEXTS | st.sampled_from(["order.paid", "a..b", "*", ">", "a\r\nNats-Rollup: all", "\0", "x" * 5000])
+OBJECTS = st.dictionaries(NAMES, NAMES | st.integers() | st.none(), max_size=3).map(json.dumps)
+
+
+ROWS = st.fixed_dictionaries(
+    {
+        "event_type": NAMES,
+        "event_version": st.integers(-(2**31), 2**31 - 1),
+        "aggregate_id": NAMES,
+        "headers": OBJECTS | JSON.map(bytes.decode),
+        "metadata": OBJECTS | JSON.map(bytes.decode),
+        "payload": JSON,
+    }
+)
+
+
+@settings(deadline=None, max_examples=300)
+@given(row=ROWS)
+def test_every_event_is_encoded_as_it_is_or_refused(row: dict[str, Any]) -> None:
+    event = claimed_event(**row)
+    try:
+        message = outbound_message(event, context="sea", source="/sea")
+    except InvalidEventError as error:
+        encoded: EncodedMessage | str = str(error)
+    else:
+        assert (message.id, message.payload) == (event.id, event.payload)
+        encoded = encode(message, 2**20)
+    assert encoded
