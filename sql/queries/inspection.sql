@@ -2,27 +2,34 @@
 -- lists.sql.
 
 -- name: outbox_depth_capped
--- QRY-050 for a gauge: as outbox_depth in depth.sql, with each number capped at a limit.
+-- QRY-050 for a gauge: as outbox_depth in depth.sql, with each number capped at a limit. Each order is that of one
+-- index, which the planner then takes also while it expects no row.
 -- Indexes: idx_outbox_unpublished, idx_outbox_dead, idx_outbox_due, idx_outbox_retry, both again for keys.
 -- $1 limit.
 WITH counted AS MATERIALIZED (
     SELECT (SELECT count(*) FROM (
-                SELECT FROM outbox_events
-                 WHERE is_open AND ordering_key IS NULL AND publish_error IS NULL AND available_at <= now()
+                (SELECT FROM outbox_events
+                  WHERE is_open AND ordering_key IS NULL AND publish_error IS NULL AND available_at <= now()
+                  ORDER BY available_at LIMIT $1::int)
                  UNION ALL
-                SELECT FROM outbox_events
-                 WHERE is_open AND ordering_key IS NOT NULL AND publish_error IS NULL AND available_at <= now()
+                (SELECT FROM outbox_events
+                  WHERE is_open AND ordering_key IS NOT NULL AND publish_error IS NULL AND available_at <= now()
+                  ORDER BY available_at LIMIT $1::int)
                  UNION ALL
-                SELECT FROM outbox_events WHERE is_open AND ordering_key IS NULL AND publish_error IS NOT NULL
+                (SELECT FROM outbox_events WHERE is_open AND ordering_key IS NULL AND publish_error IS NOT NULL
+                  ORDER BY available_at LIMIT $1::int)
                  UNION ALL
-                SELECT FROM outbox_events WHERE is_open AND ordering_key IS NOT NULL AND publish_error IS NOT NULL
+                (SELECT FROM outbox_events WHERE is_open AND ordering_key IS NOT NULL AND publish_error IS NOT NULL
+                  ORDER BY available_at LIMIT $1::int)
                  LIMIT $1::int) x) AS waiting,
            (SELECT count(*) FROM (
-                SELECT FROM outbox_events
-                 WHERE is_open AND ordering_key IS NULL AND publish_error IS NULL AND available_at > now()
+                (SELECT FROM outbox_events
+                  WHERE is_open AND ordering_key IS NULL AND publish_error IS NULL AND available_at > now()
+                  ORDER BY available_at LIMIT $1::int)
                  UNION ALL
-                SELECT FROM outbox_events
-                 WHERE is_open AND ordering_key IS NOT NULL AND publish_error IS NULL AND available_at > now()
+                (SELECT FROM outbox_events
+                  WHERE is_open AND ordering_key IS NOT NULL AND publish_error IS NULL AND available_at > now()
+                  ORDER BY available_at LIMIT $1::int)
                  LIMIT $1::int) x) AS scheduled,
            (SELECT count(*) FROM (SELECT FROM outbox_events
              WHERE published_at IS NULL AND occurred_at > now() AND is_open AND publish_error IS NULL
@@ -30,7 +37,7 @@ WITH counted AS MATERIALIZED (
              LIMIT $1::int) x) AS ahead,
            (SELECT count(*) FROM (SELECT FROM outbox_events
              WHERE NOT is_open AND published_at IS NULL
-             ORDER BY ordering_key, seq LIMIT $1::int) x) AS dead -- the order of idx_outbox_dead
+             ORDER BY ordering_key, seq LIMIT $1::int) x) AS dead
 ), since AS (
     (SELECT available_at AS at FROM outbox_events
       WHERE is_open AND ordering_key IS NULL AND publish_error IS NULL AND available_at <= now()

@@ -34,7 +34,7 @@ from tests.support.partitions import partition_outbox
 from tests.support.rows import opened
 from tests.support.servers import Database, scratch_database
 
-GATE_ROWS = 8_000
+GATE_ROWS = 24_000
 BATCH = 100
 """Rows that a statement changes."""
 # Two of three rows are finished, and a tenth of the other events have failed before. Half of the ids belong
@@ -116,8 +116,8 @@ class Statements:
         await self._inbox()
         await self._archive()
         tables = PostgresOperations(pool=self.upkeep)
-        await self._count("depth of the outbox", 1000, partial(tables.outbox_depth_capped, limit=1000))
-        await self._count("depth of the inbox", 1000, partial(tables.inbox_depth_capped, limit=1000))
+        await self._count("depth of the outbox", 50, partial(tables.outbox_depth_capped, limit=50))
+        await self._count("depth of the inbox", 50, partial(tables.inbox_depth_capped, limit=50))
 
     async def _outbox(self, lane: str, *, is_keyed: bool) -> None:
         relay, reaper = (self._relay(lease, is_keyed=is_keyed) for lease in (60.0, 0.0))
