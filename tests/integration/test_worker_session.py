@@ -149,11 +149,3 @@ async def test_sessions_of_an_earlier_start_of_the_server_prove_nothing_and_are_
     async with worker(database.dsn, "second") as second:
         assert await heir.pool.fetchval(rows) == 2
         assert await heir.sees(second) is not None
-
-
-async def test_a_session_that_begins_wakes_those_that_wait_for_one(database: Database, heir: Worker) -> None:
-    await heir.session.wait_for_change(timeout_seconds=1.0)  # its own begin
-    waiting = asyncio.create_task(heir.session.wait_for_change(timeout_seconds=60.0))
-    await asyncio.sleep(0)
-    async with worker(database.dsn, "first"), asyncio.timeout(10.0):
-        await waiting
