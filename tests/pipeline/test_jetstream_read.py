@@ -186,7 +186,7 @@ async def test_a_read_continues_after_its_last_row_when_the_server_returns(
 ) -> None:
     monkeypatch.setattr(reading, "_BATCH_ROWS", 10)
     now = 0.0
-    monkeypatch.setattr(state, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(state, "time", SimpleNamespace(monotonic=lambda: now, sleep=time.sleep))
     async with EmbeddedNats(tmp_path / "nats") as server:
         monkeypatch.setenv("SEA_MQ_NATS_URL", server.url)
         async with connected(server.url) as connection:

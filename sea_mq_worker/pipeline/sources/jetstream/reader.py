@@ -1,10 +1,9 @@
 """Read a range of a stream's sequences in one task: each message once, in order, or an error."""
 
 import asyncio
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
@@ -89,7 +88,7 @@ async def _resumed(
                 await read.checked_state()
                 return
         except UnavailableError as error:
-            await idle.pause(error)
+            idle.pause(error)
 
 
 class _Read:
@@ -111,14 +110,19 @@ class _Read:
             self._direct = await DirectGet.open(self._connection, self._options.stream)
 
     async def step(self, at: int) -> tuple[pa.RecordBatch, int]:
-        """Return some rows from ``at`` on, and the sequence at which to continue."""
-        if self._direct:
-            found = self._found(at, await self._direct.fetch(self._request(at)))
-            denied = await self._leader.first_denied(found.gaps)
-            if denied != at:
-                return await self._checked(found.before(denied))
-        frames, following = await self._leader.read(at, self._sequences.last)
-        return await self._checked(self._found(at, frames, following))
+        """Return some rows from ``at`` on, and the sequence at which to continue.
+
+        Raises:
+            DataLossError: messages from ``at`` on were removed, or the stream was replaced.
+        """
+        batch, end = await self._from_replica(self._direct, at) if self._direct else (None, at)
+        if batch is None or end == at:
+            frames, end = await self._leader.read(at, self._sequences.last)
+            batch = self._batch(frames)
+        floating = self._sequences.first if self._sequences.floats else None
+        if gaps := [first for first, _ in _gaps(_seqs(batch), at, end) if first != floating]:
+            await self.checked_state(first=gaps[0])
+        return batch, end
 
     async def checked_state(self, *, first: int | None = None) -> StreamInfo:
         """Return the stream's state.
@@ -131,48 +135,30 @@ class _Read:
         self._options.check(state, created=wanted.created, first=first, last=wanted.last)
         return state
 
-    def _request(self, at: int) -> dict[str, Any]:
-        rows = min(_BATCH_ROWS, self._sequences.last - at + 1)
-        subject = {"next_by_subj": self._options.subject} if self._options.subject else {}
-        return {"seq": at, "batch": rows, "max_bytes": _BATCH_BYTES, **subject}
-
-    def _found(self, at: int, frames: Sequence[Frame], following: int | None = None) -> "_Found":
-        """Drop messages after the range, and work out how far the batch reaches."""
+    async def _from_replica(self, direct: DirectGet, at: int) -> tuple[pa.RecordBatch, int]:
+        """Return rows from ``at`` up to the first gap that the leader denies, and the sequence after them."""
         last = self._sequences.last
-        batch = to_batch(self._options.stream, self._sequences.created, frames)
-        seqs = batch.column("seq").to_pylist()
-        kept = bisect_right(seqs, last)
-        ends_here = kept == len(seqs) > 0
-        end = following or (seqs[-1] + 1 if ends_here else last + 1)
-        return _Found(at, batch.slice(0, kept), seqs[:kept], min(end, last + 1))
+        subject = {"next_by_subj": self._options.subject} if self._options.subject else {}
+        request = {"seq": at, "batch": min(_BATCH_ROWS, last - at + 1), "max_bytes": _BATCH_BYTES, **subject}
+        batch = self._batch(await direct.fetch(request))
+        seqs = _seqs(batch)
+        end = seqs[-1] + 1 if seqs and seqs[-1] <= last else last + 1
+        denied = await self._leader.first_denied(_gaps(seqs[: bisect_left(seqs, end)], at, end))
+        end = denied or end
+        return batch.slice(0, bisect_left(seqs, end)), end
 
-    async def _checked(self, found: "_Found") -> tuple[pa.RecordBatch, int]:
-        floating = self._sequences.first if self._sequences.floats else None
-        if gaps := [first for first, _ in found.gaps if first != floating]:
-            await self.checked_state(first=gaps[0])
-        return found.batch, found.end
+    def _batch(self, frames: Sequence[Frame]) -> pa.RecordBatch:
+        return to_batch(self._options.stream, self._sequences.created, frames)
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """Messages found from ``start`` on, before ``end``."""
+def _seqs(batch: pa.RecordBatch) -> list[int]:
+    seqs: list[int] = batch.column("seq").to_pylist()
+    return seqs
 
-    start: int
-    batch: pa.RecordBatch
-    seqs: Sequence[int]
-    end: int
 
-    @property
-    def gaps(self) -> list[tuple[int, int]]:
-        """First and last sequence of each run of missing messages."""
-        if len(self.seqs) == self.end - self.start:
-            return []
-        edges = zip([self.start - 1, *self.seqs], [*self.seqs, self.end], strict=True)
-        return [(before + 1, after - 1) for before, after in edges if after - before > 1]
-
-    def before(self, seq: int | None) -> "_Found":
-        """Return only the messages before a sequence; None: all."""
-        if seq is None:
-            return self
-        kept = bisect_left(self.seqs, seq)
-        return _Found(self.start, self.batch.slice(0, kept), self.seqs[:kept], seq)
+def _gaps(seqs: Sequence[int], start: int, end: int) -> list[tuple[int, int]]:
+    """Return first and last sequence of each run that is missing from ``start`` on, before ``end``."""
+    if len(seqs) == end - start:
+        return []
+    edges = zip([start - 1, *seqs], [*seqs, end], strict=True)
+    return [(before + 1, after - 1) for before, after in edges if after - before > 1]

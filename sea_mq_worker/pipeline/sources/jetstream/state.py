@@ -131,7 +131,7 @@ class IdleTimeout:
         """Restart the minute after progress."""
         self._deadline = time.monotonic() + _IDLE_TIMEOUT_SECONDS
 
-    async def pause(self, error: UnavailableError) -> None:
+    def pause(self, error: UnavailableError) -> None:
         """Wait half a second before the next attempt.
 
         Raises:
@@ -139,28 +139,23 @@ class IdleTimeout:
         """
         if time.monotonic() > self._deadline:
             raise error
-        await asyncio.sleep(_PAUSE_SECONDS)
+        time.sleep(_PAUSE_SECONDS)
 
 
-async def open_connection(settings: Settings) -> NatsConnection:
-    """Connect to NATS; a failure reaches each pending request as its error.
+@asynccontextmanager
+async def connected(settings: Settings) -> AsyncIterator[NatsConnection]:
+    """Provide a connection during the block; a failure reaches each pending request as its error.
 
     Raises:
         BrokerUnavailableError: no server answers.
         ContractError: a server refuses the connection.
     """
-    return await open_nats(
+    connection = await open_nats(
         settings,
         purpose="pipeline",
         on_event=lambda _event, _text: None,
         connect_timeout_seconds=_CONNECT_SECONDS,
     )
-
-
-@asynccontextmanager
-async def connected(settings: Settings) -> AsyncIterator[NatsConnection]:
-    """Provide a connection during the block."""
-    connection = await open_connection(settings)
     try:
         yield connection
     finally:

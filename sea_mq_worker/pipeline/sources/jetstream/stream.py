@@ -9,10 +9,9 @@ The first micro-batch of a query is empty, so a query with Trigger.Once, which S
 nothing the first time; Trigger.AvailableNow reads everything.
 """
 
-import asyncio
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -23,18 +22,15 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from sea_mq_worker.adapters.nats.server_info import StreamInfo, stream_info
+from sea_mq_worker.adapters.nats.server_info import StreamInfo
 from sea_mq_worker.domain.errors import UnavailableError
 from sea_mq_worker.pipeline.errors import PipelineError
 from sea_mq_worker.pipeline.sources.jetstream.options import JetStreamOptions
 from sea_mq_worker.pipeline.sources.jetstream.reader import SequenceRange, read_range, split_range
-from sea_mq_worker.pipeline.sources.jetstream.state import IdleTimeout, open_connection
+from sea_mq_worker.pipeline.sources.jetstream.state import IdleTimeout, stream_state
 
-if TYPE_CHECKING:
-    from sea_mq_worker.adapters.nats.connection import NatsConnection
-
-_PACE_SECONDS = 0.1
-"""Minimum time between two queries: Spark asks a hundred times a second while nothing is new."""
+_PACE_SECONDS = 0.5
+"""Minimum time between two queries, each over its own connection: Spark asks a hundred times a second."""
 
 
 class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -42,8 +38,7 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def __init__(self, options: JetStreamOptions) -> None:
         self._options = options
-        self._query: _StateQuery | None = None
-        self._state: StreamInfo | None = None
+        self._queried_at = float("-inf")
         self._target: int | None = None
         self._begins = False
 
@@ -83,11 +78,6 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             end = min(end, first + limit.max_rows)
         return {**start, "next": end if end > first else min(start["next"], first)}
 
-    def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
-        """Return the stream's end, from which Spark computes how far behind the query is."""
-        state = self._state or self._queried()
-        return {"stream": state.name, "created": state.created, "next": state.last_seq + 1}
-
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Remember the stream's present end, where a query with this trigger stops."""
         self._target = self._queried().last_seq + 1
@@ -106,17 +96,23 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         assert isinstance(partition, SequenceRange)  # noqa: S101 - of partitions()
         return read_range(self._options, partition)
 
-    def stop(self) -> None:
-        """Close the connection."""
-        if self._query:
-            self._query.close()
-            self._query = None
-
     def _queried(self) -> StreamInfo:
-        if self._query is None:
-            self._query = _StateQuery(self._options)
-        self._state = self._query.run()
-        return self._state
+        """Query the leader once; wait up to a minute for unavailable servers.
+
+        Raises:
+            UnavailableError: the servers stayed unavailable.
+            ContractError: the stream is missing, or the server refuses the connection or the request.
+        """
+        time.sleep(max(0.0, self._queried_at + _PACE_SECONDS - time.monotonic()))
+        idle = IdleTimeout()
+        while True:
+            try:
+                state = stream_state(self._options.settings(), self._options.stream)
+            except UnavailableError as error:
+                idle.pause(error)
+            else:
+                self._queried_at = time.monotonic()
+                return state
 
     def _first_unread(self, offset: Mapping[str, Any], state: StreamInfo) -> int:
         """Return the first sequence after an offset that the stream has or will have.
@@ -133,46 +129,3 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         following = int(offset["next"])
         self._options.check(state, created=offset["created"], first=following or None, last=following - 1)
         return max(state.first_seq, min(following, state.last_seq + 1))
-
-
-class _StateQuery:
-    """Queries the stream's state over a connection that stays open in between."""
-
-    def __init__(self, options: JetStreamOptions) -> None:
-        self._options = options
-        self._runner = asyncio.Runner()
-        self._connection: NatsConnection | None = None
-        self._queried_at = float("-inf")
-
-    def run(self) -> StreamInfo:
-        """Query the leader once; wait up to a minute for unavailable servers.
-
-        Raises:
-            UnavailableError: the servers stayed unavailable.
-            ContractError: the stream is missing, or the server refuses the connection or the request.
-        """
-        return self._runner.run(self._query())
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._runner.run(self._disconnect())
-        self._runner.close()
-
-    async def _query(self) -> StreamInfo:
-        await asyncio.sleep(self._queried_at + _PACE_SECONDS - time.monotonic())
-        idle = IdleTimeout()
-        while True:
-            try:
-                self._connection = self._connection or await open_connection(self._options.settings())
-                state = await stream_info(self._connection, self._options.stream)
-            except UnavailableError as error:
-                await self._disconnect()
-                await idle.pause(error)
-            else:
-                self._queried_at = time.monotonic()
-                return state
-
-    async def _disconnect(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection:
-            await connection.close()
