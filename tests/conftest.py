@@ -25,7 +25,6 @@ _PIPELINE = "tests/pipeline/test_"
 _WITHOUT_SPARK = ("dry_runs", "java", "jetstream_offsets", "jetstream_read", "jetstream_state", "report_page")
 _GROUPS = {
     **{f"{_PIPELINE}{name}.py": "" for name in _WITHOUT_SPARK},
-    f"{_PIPELINE}drain.py::test_a_drain_beside_a_worker": "java",
     "tests/acceptance/test_pipeline_commands.py": "java",
     _PIPELINE: "spark",
     "tests/kit/test_soak.py": "soak",

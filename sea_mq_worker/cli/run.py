@@ -23,19 +23,31 @@ VersionOption = Annotated[
 ]
 
 
+UntilEmptyOption = Annotated[
+    bool,
+    typer.Option(
+        "--until-empty",
+        help="Only publish the outbox, beside running workers; end when none of the events that were due at "
+        "the start can be published. Exit code 1: some are left, DEAD or waiting for a retry.",
+    ),
+]
+
+
 def default(context: typer.Context, *, _version: VersionOption = False) -> None:
     """Run the worker if no command is given."""
     if context.invoked_subcommand is None:
         run()
 
 
-def run() -> None:
+def run(*, until_empty: UntilEmptyOption = False) -> None:
     """Run the worker: publish outbox events, and pass messages through the inbox to the handler."""
     import gc
 
     gc.set_threshold(_ALLOCATIONS_PER_COLLECTION, 20, 20)
     settings = settings_for("database_url", "nats_url")
-    if settings.consumers and not settings.handler_url:
+    if until_empty and not settings.outbox_enabled:
+        abort("--until-empty publishes the outbox: set SEA_MQ_OUTBOX_ENABLED=true", EXIT_USAGE)
+    if settings.consumers and not settings.handler_url and not until_empty:
         abort(
             "SEA_MQ_HANDLER_URL: is required, since there are consumers (SEA_MQ_CONSUMERS= for none)",
             EXIT_USAGE,
@@ -54,7 +66,7 @@ def run() -> None:
     async def main() -> None:
         stop = asyncio.Event()
         stop_on_signals(stop)
-        codes.append(await run_worker(settings, stop))
+        codes.append(await run_worker(settings, stop, until_empty=until_empty))
 
     try:
         uvloop.run(main())

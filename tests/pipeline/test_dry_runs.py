@@ -40,6 +40,20 @@ async def test_what_an_archive_would_move_is_counted(
     assert (found.exit_code, found.stdout) == (0, "1 events would be archived\n")
 
 
+async def test_what_a_drain_would_publish_is_counted(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_settings(tmp_path / "settings.toml", monkeypatch, database_url=database.dsn)
+    async with opened(database, hints=OPERATOR_HINTS) as pool:
+        await add_event(pool)
+        await add_event(pool, "DEAD")
+
+        found = await told("drain")
+
+    due = "1 due or behind an earlier event of their key"
+    assert (found.exit_code, found.stdout) == (0, f"unpublished: {due}, 0 waiting for their retry, 1 DEAD\n")
+
+
 async def test_what_would_be_landed_is_counted(
     nats_url: str, names: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

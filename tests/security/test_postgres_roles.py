@@ -224,7 +224,7 @@ async def test_in_partitions_each_role_has_the_rights_that_it_had(roles: Roles) 
 NEEDS = {
     "producer": ("producer.",),
     "relay": (
-        *("outbox.", "inbox.", "context.", "pipeline_drain.", "inspection.outbox_depth_capped", "page."),
+        *("outbox.", "inbox.", "context.", "backlog.", "inspection.outbox_depth_capped", "page."),
         *("partitions.exist", "partitions.make", "consumers.", "standings.", "ghosts."),
         *("resume.", "refused.", "lane.", "sessions."),
     ),
@@ -239,7 +239,7 @@ NEEDS = {
         *("pipeline_archive.", "context.owner"),
     ),
     "reader": (
-        *("depth.", "inspection.", "lists.", "doctor.", "pipeline_reconcile.", "pipeline_drain.backlog"),
+        *("depth.", "inspection.", "lists.", "doctor.", "pipeline_reconcile.", "backlog.counts"),
         *("leaves.leaves", "context.owner", "partitions.list", "ghosts."),
     ),
 }

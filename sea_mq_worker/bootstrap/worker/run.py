@@ -6,7 +6,10 @@ import os
 import secrets
 import socket
 import sys
+from collections.abc import Mapping
 from functools import partial
+from types import MappingProxyType
+from typing import Any
 
 from sea_mq_worker.adapters.nats.manage.sync_definitions import EXISTENCE
 from sea_mq_worker.admin.activity import ActivityLog
@@ -15,6 +18,7 @@ from sea_mq_worker.admin.status_collector import StatusCollector
 from sea_mq_worker.admin.status_records import Counters, WorkerInfo
 from sea_mq_worker.application.supervisor import ExitCode, Loop, Supervisor
 from sea_mq_worker.application.waiting import StoppedError
+from sea_mq_worker.bootstrap.worker.backlog import Backlog
 from sea_mq_worker.bootstrap.worker.context import WorkerContext
 from sea_mq_worker.bootstrap.worker.inbound import inbound_loops
 from sea_mq_worker.bootstrap.worker.operator_api import WorkerOperatorApi
@@ -34,14 +38,22 @@ from sea_mq_worker.telemetry.logs import LogObserver, configure
 from sea_mq_worker.telemetry.metrics import MetricsObserver
 
 _VERSION = importlib.metadata.version("sea-mq-worker")
+_BESIDE_OTHERS: Mapping[str, Any] = MappingProxyType({"consumers": (), "worker_name": "", "admin_port": 0})
+"""Settings of a worker that only publishes a backlog, beside workers of the same settings."""
 
 
-async def run_worker(settings: Settings, stop: asyncio.Event) -> ExitCode:
+async def run_worker(settings: Settings, stop: asyncio.Event, *, until_empty: bool = False) -> ExitCode:
     """Run until ``stop``; return the exit code of the process.
+
+    ``until_empty``: only publish the outbox, under a name and a port of its own, and end when none of the
+    events that were due at the start can be published; FAILED if any of them is unpublished then.
 
     Raises:
         SettingsError: a setting contradicts what a server reports.
+        StoreUnavailableError: the unpublished events cannot be counted at the end.
     """
+    if until_empty:
+        settings = settings.model_copy(update=_BESIDE_OTHERS)
     configure(level=settings.log_level, format=settings.log_format, stream=sys.stderr)
     metrics, activity = MetricsObserver(), ActivityLog()
     async with bounded_stack() as stack:
@@ -61,7 +73,8 @@ async def run_worker(settings: Settings, stop: asyncio.Event) -> ExitCode:
         started = await _serve_admin(base, status)
         try:
             base = await with_session(base)
-            loops = await _loops(base, status)
+            backlog = await Backlog.open(base) if until_empty else None
+            loops = await _loops(base, status, backlog)
         except StoppedError:
             return ExitCode.DONE
         except ContractError as error:
@@ -69,23 +82,26 @@ async def run_worker(settings: Settings, stop: asyncio.Event) -> ExitCode:
             return ExitCode.CONTRACT
         await _warn_of_differences(base)
         started.set()
-        return await Supervisor(
+        code = await Supervisor(
             name=base.name,
             version=_VERSION,
             loops=loops,
             observer=base.observer,
             grace_seconds=settings.grace_seconds,
         ).run(stop)
+        return await backlog.exit_code(base) if backlog and code is ExitCode.DONE else code
 
 
-async def _loops(base: WorkerContext, status: StatusCollector) -> dict[str, Loop]:
+async def _loops(base: WorkerContext, status: StatusCollector, backlog: Backlog | None) -> dict[str, Loop]:
     loops = await sampling(base, status)
     if base.settings.otlp_metrics:
         loops["metrics export"] = metrics_export(base)
     if limit := base.settings.broken_seconds_max:
         loops["give up"] = partial(base.readiness.give_up_after, limit)
     if base.settings.outbox_enabled:
-        loops |= await outbound_loops(base)
+        loops |= await outbound_loops(base, stands_by=backlog is None)
+    if backlog:
+        loops["backlog"] = backlog.run
     if base.settings.consumers:
         connection, inbound = await inbound_loops(base)
         loops |= inbound | consumer_sampling(base, status, connection)

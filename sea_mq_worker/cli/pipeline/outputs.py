@@ -1,11 +1,11 @@
 """JSON outputs of the pipeline's commands; docs/reference/cli.schema.json is generated from them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 
+from sea_mq_worker.bootstrap.worker.backlog import BacklogCounts
 from sea_mq_worker.pipeline.jobs.archive.job import ArchiveResult
-from sea_mq_worker.pipeline.jobs.drain import DrainResult
 from sea_mq_worker.pipeline.jobs.land.job import LandResult
 from sea_mq_worker.pipeline.jobs.reconcile.result import Reconciliation
 from sea_mq_worker.pipeline.jobs.reconcile.verdicts import Verdict
@@ -17,14 +17,6 @@ from sea_mq_worker.pipeline.jobs.report.model import Report
 class ArchiveOutput(ArchiveResult):
     """``dry_run``: ``found`` events would be archived, and nothing was changed."""
 
-    dry_run: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DrainOutput(DrainResult):
-    """``left``: events of the backlog that are still to be published; ``dry_run``: nothing was changed."""
-
-    left: int = field()
     dry_run: bool
 
 
@@ -49,7 +41,7 @@ PIPELINE_OUTPUTS: Mapping[str, object] = MappingProxyType(
         "pipeline archive": ArchiveOutput,
         "pipeline reconcile": ReconcileOutput,
         "pipeline replay": ReplayOutput,
-        "pipeline drain": DrainOutput,
+        "pipeline drain": BacklogCounts,
         "pipeline report": Report,
     }
 )

@@ -131,6 +131,10 @@ NOTICES = tuple(
             "The deduplication window is shorter than a lease: raise duplicate_window.",
         ),
         (
+            "backlog_left",
+            "A worker with `--until-empty` has ended before the outbox was empty: the text says why.",
+        ),
+        (
             "partitions_not_made",
             "The worker may not create partitions: run `sql/roles.sql` again.",
         ),
