@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from signal import SIGKILL, SIGTERM
@@ -64,8 +65,9 @@ async def test_what_nobody_can_publish_now_is_left_and_told(site: Site) -> None:
     held = [await add("DEAD", ordering_key="dead"), await add(ordering_key="dead")]
     soon = await add(error="not now")
     later = await add()
+    not_of_the_backlog = await add(error="not now", created_at=datetime.now(UTC) + timedelta(hours=1))
     hour = "UPDATE outbox_events SET available_at = now() + interval '1 hour' WHERE id = ANY ($1)"
-    await site.pool.execute(hour, [failing, later])
+    await site.pool.execute(hour, [failing, later, not_of_the_backlog])
     await site.pool.execute(hour.replace("1 hour", "2 seconds"), [soon])
 
     async with running(site.target, site.folder / "log", *UNTIL_EMPTY, outbox_dead_key="hold") as worker:

@@ -27,8 +27,9 @@ Meddle = Callable[[list[Frame]], Coroutine[Any, Any, None]]
 
 @pytest.fixture(params=["batches", "leader"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Read by batched direct gets, and from the leader alone."""
+    """Read by batched direct gets, and from the leader alone, a few messages at a time."""
     monkeypatch.setattr(reading, "GIVES_FRAMES", request.param == "batches")
+    monkeypatch.setattr(state, "_REQUESTS_AT_ONCE", 3)
 
 
 def meddling(monkeypatch: pytest.MonkeyPatch, meddle: Meddle) -> None:
