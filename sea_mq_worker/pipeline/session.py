@@ -1,38 +1,45 @@
-"""Start a Spark session for a job: quiet, on loopback without a cluster, with this package's data sources.
+"""Start or connect a Spark session for a job, and prepare a given one.
 
-All temporary files are in one folder, below TMPDIR if set, which is deleted with the session.
+Properties of spark-submit, of ``spark-defaults.conf`` and of a given session keep their values.
 """
 
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
-from pyspark import SparkContext
+from pyspark import SparkConf, SparkContext
+from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentation has it
 
 from sea_mq_worker.pipeline.errors import PipelineError
-from sea_mq_worker.pipeline.java import find_java_home
+from sea_mq_worker.pipeline.executor_settings import environment
+from sea_mq_worker.pipeline.java import java_home
 from sea_mq_worker.pipeline.signals import held
 from sea_mq_worker.pipeline.sources import register
 from sea_mq_worker.pipeline.spark_errors import translated
+from sea_mq_worker.pipeline.temporary_folders import temporary_folder
 
-LOCAL = "local[*]"
-
-_CONF = {
-    "spark.sql.session.timeZone": "UTC",
-    "spark.sql.execution.arrow.pyspark.enabled": "true",
+_JOB_PROPERTIES = {
+    "spark.sql.ansi.enabled": "true",
     "spark.sql.mapKeyDedupPolicy": "LAST_WIN",
+    "spark.sql.session.timeZone": "UTC",
+}
+"""The properties that the results of the jobs depend on."""
+
+_LOCAL_DEFAULTS = {
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
     "spark.sql.shuffle.partitions": "8",
     "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
 }
-_LOOPBACK = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+_SHELL = {"spark.ui.showConsoleProgress": "false"}
+"""Overrides the defaults that Spark has for its interactive shell."""
+
 _QUIET = """\
 status = error
 appender.stderr.type = Console
@@ -42,10 +49,17 @@ appender.stderr.layout.type = PatternLayout
 appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n
 rootLogger.level = error
 rootLogger.appenderRef.stderr.ref = stderr
+# Spark reduces the root's level to this logger's, and prints that it does so.
+logger.repl.name = org.apache.spark.api.python.PythonGatewayServer
+logger.repl.level = error
 """
 _ENDED = (
     "Spark's Java process ended unexpectedly ({}): run the job again. If the process was killed for lack of"
     " memory (-9, see the kernel's log), reduce the load by --master 'local[2]' or a smaller --batch-rows"
+)
+_UNSUITABLE = (
+    "the jobs depend on properties that this session does not have, and this version of Spark Connect cannot"
+    " copy the session: set them by spark.conf.set: {}"
 )
 _DESCRIPTION = "spark.job.description"
 _RANGE_ROWS = 2**16
@@ -56,40 +70,43 @@ _LAST_SECONDS = 1.0
 
 @contextmanager
 def spark_session(
-    name: str, *, master: str | None = None, conf: Mapping[str, str] | None = None
+    name: str, *, master: str | None = None, remote: str | None = None, conf: Mapping[str, str] | None = None
 ) -> Iterator[SparkSession]:
-    """Yield a session with the sources registered, and stop it afterwards.
+    """Yield a session for jobs, and stop it afterwards.
 
     Args:
-        name: the application's name in Spark's web pages.
-        master: in the form of spark-submit; default: the master of spark-submit, or ``local[*]``.
-        conf: Spark properties, which override the defaults of this module.
+        name: the application's name in Spark's web pages, unless spark-submit chose one.
+        master: in the form of spark-submit; default: the configured master, or ``local[*]``.
+        remote: address of a Spark Connect server, as ``sc://host:15002``; default: start Spark here.
+        conf: Spark properties, which override the configured ones.
 
     Raises:
         PipelineError: no Java was found or the session cannot start. Errors of the block are translated by
             ``translated``.
     """
-    with tempfile.TemporaryDirectory(prefix="sea_mq_worker-spark-", ignore_cleanup_errors=True) as folder:
-        try:
-            with translated():  # while Java is alive to return an error's text
-                with held():  # a signal during the start would leave a JVM without an owner
-                    session = _start(name, master, conf or {}, Path(folder))
-                try:
-                    register(session)
-                    yield session
-                except (Py4JError, OSError) as error:
-                    if (code := _end_of_java()) is not None:
-                        raise PipelineError(_ENDED.format(code)) from error
-                    raise
-                finally:
-                    _stop(session)
-        finally:
-            _end_java()
+    started = _connected(remote, conf or {}) if remote else _started(name, master, conf or {})
+    with started as session:
+        yield job_session(session)
+
+
+def job_session(spark: SparkSession) -> SparkSession:
+    """Return a session with the data sources and with the properties that the jobs depend on.
+
+    It is the given session if that has these properties, else another one of the same application, because a
+    given session keeps its properties.
+
+    Raises:
+        PipelineError: the given session lacks a property, and Spark Connect cannot create another session.
+    """
+    if any(spark.conf.get(name, None) != value for name, value in _JOB_PROPERTIES.items()):
+        spark = _session_beside(spark)
+    register(spark)
+    return spark
 
 
 def parallelism(spark: SparkSession) -> int:
     """Return the number of tasks that Spark runs at the same time, as Spark itself assumes."""
-    if (context := _context(spark)) is not None:
+    if (context := spark_context(spark)) is not None:
         return context.defaultParallelism
     return spark.range(_RANGE_ROWS).select(F.spark_partition_id()).distinct().count()
 
@@ -97,7 +114,7 @@ def parallelism(spark: SparkSession) -> int:
 @contextmanager
 def described(spark: SparkSession, text: str) -> Iterator[None]:
     """Describe the block's Spark jobs in Spark's web pages; through Spark Connect by a tag."""
-    context = _context(spark)
+    context = spark_context(spark)
     if context is None:
         tag = text.replace(",", "")  # Spark allows no comma in a tag
         spark.addTag(tag)
@@ -114,43 +131,88 @@ def described(spark: SparkSession, text: str) -> Iterator[None]:
         context.setLocalProperty(_DESCRIPTION, before)  # type: ignore[arg-type] # None removes it
 
 
-def _context(spark: SparkSession) -> SparkContext | None:
+def spark_context(spark: SparkSession) -> SparkContext | None:
     """Return the session's context; None through Spark Connect."""
     return getattr(spark, "sparkContext", None)
 
 
-def _start(name: str, master: str | None, conf: Mapping[str, str], folder: Path) -> SparkSession:
+def _session_beside(spark: SparkSession) -> SparkSession:
+    """Copy a session with its properties and data sources, and add the jobs' properties to the copy."""
+    if (context := spark_context(spark)) is not None:
+        other = SparkSession(context, spark._jsparkSession.cloneSession())  # noqa: SLF001 - no public API copies
+    elif hasattr(spark, "cloneSession"):
+        other = spark.cloneSession()
+    else:
+        properties = ", ".join("=".join(pair) for pair in _JOB_PROPERTIES.items())
+        raise PipelineError(_UNSUITABLE.format(properties))
+    for name, value in _JOB_PROPERTIES.items():
+        other.conf.set(name, value)
+    return other
+
+
+@contextmanager
+def _connected(remote: str, conf: Mapping[str, str]) -> Iterator[SparkSession]:
+    with translated():
+        try:
+            builder = SparkSession.builder.remote(remote).config(map={**conf, **_JOB_PROPERTIES})
+            session = builder.getOrCreate()
+        except ImportError as error:
+            raise PipelineError(f"{error}: pip install 'sea-mq-worker[spark-connect]'") from error
+        try:
+            yield session
+        finally:
+            session.stop()
+
+
+@contextmanager
+def _started(name: str, master: str | None, conf: Mapping[str, str]) -> Iterator[SparkSession]:
+    java: subprocess.Popen[bytes] | None = None  # None: spark-submit owns it
+    with temporary_folder() as folder:
+        try:
+            with translated():  # while Java is alive to return an error's text
+                with held():  # a signal during the start would leave a JVM without an owner
+                    given = _SHELL | {"spark.app.name": name} | ({"spark.master": master} if master else {})
+                    submitted = SparkConf(loadDefaults=False).setAll([*(given | {**conf}).items()])
+                    with environment(_java_environment(folder)):
+                        gateway = launch_gateway(submitted)  # type: ignore[no-untyped-call]
+                    java = gateway.proc
+                    properties = _properties(SparkConf(_jvm=gateway.jvm).setAll([*conf.items()]), folder)
+                    session = SparkSession(SparkContext(conf=properties, gateway=gateway))
+                try:
+                    yield session
+                except (Py4JError, OSError) as error:
+                    if java and (code := _exit_code(java)) is not None:
+                        raise PipelineError(_ENDED.format(code)) from error
+                    raise
+                finally:
+                    _stop(session)
+        finally:
+            if java:
+                _end(java)
+
+
+def _java_environment(folder: Path) -> dict[str, str]:
+    """Return the environment of the Java process; it leaves the properties for Java options to the user."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    builder = SparkSession.builder.appName(name)
-    if _is_submitted():
-        return _with(builder, {**_CONF, **conf}).getOrCreate()
-    os.environ["JAVA_HOME"] = str(find_java_home())
-    where = master or LOCAL
-    defaults = _CONF | {"spark.sql.warehouse.dir": str(folder / "warehouse")} | _java_options(folder)
-    if where.startswith("local"):
-        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-        defaults |= _LOOPBACK
-    return _with(builder.master(where), {**defaults, **conf}).getOrCreate()
+    if "PYSPARK_GATEWAY_PORT" in os.environ:  # spark-submit has started Java
+        return {}
+    log = folder / "log4j2.properties"
+    log.write_text(_QUIET)
+    options = f'"-Djava.io.tmpdir={folder}" "-Dlog4j2.configurationFile=file:{log}"'
+    return {
+        "JAVA_HOME": str(java_home(folder / "java")),
+        "SPARK_SUBMIT_OPTS": f"{options} {os.environ.get('SPARK_SUBMIT_OPTS', '')}",
+    }
 
 
-def _is_submitted() -> bool:
-    """Return whether spark-submit started the JVM and chose master and properties."""
-    return "PYSPARK_GATEWAY_PORT" in os.environ
-
-
-def _with(builder: SparkSession.Builder, conf: Mapping[str, str]) -> SparkSession.Builder:
-    for key, value in conf.items():
-        builder = builder.config(key, value)
-    return builder
-
-
-def _java_options(folder: Path) -> dict[str, str]:
-    """Return Java options that leave ``spark.driver.extraJavaOptions`` to the user."""
-    path = folder / "log4j2.properties"
-    path.write_text(_QUIET)
-    options = (f"-Djava.io.tmpdir={folder}", f"-Dlog4j2.configurationFile=file:{path}")
-    return {"spark.driver.defaultJavaOptions": " ".join(f'"{option}"' for option in options)}
+def _properties(properties: SparkConf, folder: Path) -> SparkConf:
+    """Add defaults for properties that are not set."""
+    warehouse = {"spark.sql.warehouse.dir": str(folder / "warehouse")}
+    is_local = str(properties.get("spark.master")).startswith("local")
+    for key, value in (_JOB_PROPERTIES | (_LOCAL_DEFAULTS | warehouse if is_local else {})).items():
+        properties.setIfMissing(key, value)
+    return properties
 
 
 def _stop(session: SparkSession) -> None:
@@ -163,29 +225,18 @@ def _stop(session: SparkSession) -> None:
             session.stop()
 
 
-def _end_of_java() -> int | None:
-    """Return the JVM's exit code; None: it is running, or another process owns it."""
-    process = _java()
-    if process:
-        with suppress(subprocess.TimeoutExpired):
-            return process.wait(_LAST_SECONDS)
+def _exit_code(java: "subprocess.Popen[bytes]") -> int | None:
+    """Return the JVM's exit code; None: it is running."""
+    with suppress(subprocess.TimeoutExpired):
+        return java.wait(_LAST_SECONDS)
     return None
 
 
-def _end_java() -> None:
-    """Close the JVM's input, which ends it, and wait; do nothing if another process owns the JVM."""
-    process = _java()
-    if process is None:
-        return
+def _end(java: "subprocess.Popen[bytes]") -> None:
+    """Close the JVM's input, which ends it, and wait."""
     SparkContext._gateway = SparkContext._jvm = None  # noqa: SLF001 - the next session starts another
     try:
-        process.communicate(timeout=_END_SECONDS)
+        java.communicate(timeout=_END_SECONDS)
     except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-
-
-def _java() -> "subprocess.Popen[bytes] | None":
-    """Return the JVM's process; None: there is none, or spark-submit owns it."""
-    gateway = SparkContext._gateway  # noqa: SLF001 - no public API returns it
-    return gateway.proc if gateway else None
+        java.kill()
+        java.wait()

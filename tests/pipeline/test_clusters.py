@@ -13,7 +13,7 @@ from deltalake import DeltaTable
 
 import sea_mq_worker
 from sea_mq_worker.adapters.nats.connection import api
-from sea_mq_worker.pipeline.java import find_java_home
+from sea_mq_worker.pipeline.java import java_home
 from tests.pipeline.landing import event, publish
 from tests.support.jetstream import connected, create_stream
 from tests.support.spark_cluster import SPARK_HOME, standalone_cluster
@@ -57,7 +57,7 @@ def land_on_cluster(folder: Path, environment: dict[str, str]) -> dict[str, Any]
             ],
             env={
                 **os.environ, **environment,
-                "JAVA_HOME": str(find_java_home()), "PYSPARK_PYTHON": sys.executable,
+                "JAVA_HOME": str(java_home(folder / "java")), "PYSPARK_PYTHON": sys.executable,
             },
             cwd=folder, capture_output=True, text=True, check=False, timeout=200,
         )  # fmt: skip

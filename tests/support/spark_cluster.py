@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pyspark
 
-from sea_mq_worker.pipeline.java import find_java_home
+from sea_mq_worker.pipeline.java import java_home
 
 SPARK_HOME = Path(pyspark.__path__[0])
 
@@ -33,12 +33,13 @@ def standalone_cluster(folder: Path, *, workers: int, environment: dict[str, str
     """
     with ExitStack() as stack:
         told = folder / "master.log"
-        stack.enter_context(_daemon(told, _MASTER, "--port", "0", "--webui-port", "0", environment={}))
+        java = {"JAVA_HOME": str(java_home(folder / "java"))}
+        stack.enter_context(_daemon(told, _MASTER, "--port", "0", "--webui-port", "0", environment=java))
         address = _wait_for(told, _ADDRESS)[0]
         for number in range(workers):
             arguments = ("--cores", "1", "--memory", "1g", "--work-dir", str(folder / f"worker-{number}"))
             log = folder / f"worker-{number}.log"
-            stack.enter_context(_daemon(log, _WORKER, *arguments, address, environment=environment))
+            stack.enter_context(_daemon(log, _WORKER, *arguments, address, environment=java | environment))
         _wait_for(told, _REGISTERED, times=workers)
         yield address
 
@@ -51,7 +52,6 @@ def _daemon(log: Path, main: str, *arguments: str, environment: dict[str, str]) 
             env={
                 **os.environ,
                 **environment,
-                "JAVA_HOME": str(find_java_home()),
                 "SPARK_DAEMON_MEMORY": "256m",
                 "SPARK_MASTER_OPTS": "-Dspark.master.rest.enabled=false",
             },

@@ -75,7 +75,8 @@ def _exit_codes() -> Iterator[None]:
     try:
         import sea_mq_worker.pipeline.session  # noqa: F401 - imports all packages that the jobs need
     except ImportError as error:
-        abort(f"`pipeline` needs {error.name}: install it with {_INSTALL}", EXIT_CONTRACT)
+        missing = f"`pipeline` needs {error.name}: install it with {_INSTALL}"
+        abort(missing if error.name else str(error), EXIT_CONTRACT)
     from sea_mq_worker.domain.errors import ContractError, WorkerError
     from sea_mq_worker.settings import SettingsError
 
