@@ -211,18 +211,22 @@ async def test_a_message_that_kills_the_handler_is_found_in_its_batch_and_alone_
 
 @pytest.mark.fault("N13")
 async def test_a_deployment_that_rejects_everything_dead_letters_few_messages_until_it_is_fixed(
-    shared: Site,
+    shared: Site, batches: Mapping[str, Any]
 ) -> None:
     limit, per_second = 5, 2.0
     shared.handler.default = answer(422)
     messages = await shared.send(40)
+
+    def asked() -> int:
+        return sum(len(call.json) if isinstance(call.json, list) else 1 for call in shared.handler.calls)
+
     slow = {"handler_slow_after": limit, "handler_slow_failures_per_second": per_second}
     began = time.monotonic()
-    async with shared.worker(**slow) as worker:
+    async with shared.worker(**slow, **batches) as worker:
         body = await worker.answers(503, "the handler answered 422")
         assert "python -m sea_mq_worker inbox resume --type made" in body
         assert "python -m sea_mq_worker dlq redrive --dlq-reason REJECTED --type made" in body
-        await eventually(lambda: len(shared.handler.calls) >= len(messages), what="all are asked about")
+        await eventually(lambda: asked() >= len(messages), what="all are asked about")
         shared.handler.default = shared.effects.take
         await shared.quiet()
         seconds = time.monotonic() - began
@@ -264,7 +268,9 @@ async def test_a_handler_that_is_down_costs_no_message_anything(site_with: SiteW
 
 
 @pytest.mark.fault("N16")
-async def test_a_handler_that_takes_calls_and_answers_none_buries_nothing(shared: Site) -> None:
+async def test_a_handler_that_takes_calls_and_answers_none_buries_nothing(
+    shared: Site, batches: Mapping[str, Any]
+) -> None:
     messages = await shared.send(20)
     shared.to_handler.stall()
     impatient: dict[str, Any] = {
@@ -272,7 +278,7 @@ async def test_a_handler_that_takes_calls_and_answers_none_buries_nothing(shared
         "handler_slow_after": 5,
         "inbox_attempts_max": 3,
     }
-    async with shared.worker(**impatient) as worker:
+    async with shared.worker(**impatient, **batches) as worker:
         await worker.answers(503, "no whole answer")
         await asyncio.sleep(2.0)
         assert not await shared.dead_letters()
@@ -284,7 +290,9 @@ async def test_a_handler_that_takes_calls_and_answers_none_buries_nothing(shared
 
 @pytest.mark.fault("N17")
 @pytest.mark.fault("N18")
-async def test_a_message_that_always_fails_waits_between_calls_and_ends_exhausted(shared: Site) -> None:
+async def test_a_message_that_always_fails_waits_between_calls_and_ends_exhausted(
+    shared: Site, batches: Mapping[str, Any]
+) -> None:
     """There is one place: others go through it while the message waits."""
     called_at: list[float] = []
     others_at: list[float] = []
@@ -302,7 +310,7 @@ async def test_a_message_that_always_fails_waits_between_calls_and_ends_exhauste
     [bad] = await shared.send()
     shared.handler.default, shared.handler.script[bad] = take, fail
     one: dict[str, Any] = {"handler_concurrency": 1, "inbox_attempts_max": 5, "inbox_backoff_seconds": 1}
-    async with shared.worker(**one) as worker:
+    async with shared.worker(**one, **batches) as worker:
         await shared.quiet()
         logged = [json.loads(line) for line in worker.written.splitlines()]
     delays = [line["delay_seconds"] for line in logged if line["event"] == "message_retried"]

@@ -122,6 +122,19 @@ async def test_each_message_of_a_batch_is_judged_by_its_own_status(
     assert (busy.after_seconds, busy.answered) == (7.0, True)
 
 
+@pytest.mark.parametrize(
+    ("problem", "kept"), [({"title": "The stock is locked"}, " (The stock is locked)"), ([1], ""), (None, "")]
+)
+async def test_the_problem_of_a_message_is_kept_only_where_the_settings_say_so(
+    server: HandlerServer, make: MakeHandler, problem: object, kept: str
+) -> None:
+    server.batch = statuses(status(0), status(1, 503, problem=problem))
+    for keep, detail in ((True, kept), (False, "")):
+        _, failed = await handle(make(keep_problem=keep), request(0), request(1))
+        assert isinstance(failed, Retry)
+        assert failed.error == f"the handler answered 503{detail}"
+
+
 async def test_batches_have_bounds_and_what_is_above_them_goes_alone(
     server: HandlerServer, make: MakeHandler
 ) -> None:

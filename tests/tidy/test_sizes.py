@@ -20,7 +20,6 @@ SHORT_FOLDERS = {
     "testing": "a fake is as long as its port",
 }
 SHORT_MODULES = {
-    "adapters/http/problem_details.py": "it decides what of a response may be kept, and knows no client",
     "application/polling.py": "a wakeup of its own, for servers that cannot notify",
     "cli/signals.py": "several commands share it",
     "connections/postgres.py": "one module for each server",

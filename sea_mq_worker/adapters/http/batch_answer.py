@@ -3,22 +3,26 @@
 An example for two messages, of which the second must wait::
 
     [{"message_id": "01a1ff20-26d5-749f-b632-89ed53936650", "status": 200},
-     {"message_id": "01a1ff20-26d5-749f-b632-89ed53936651", "status": 503, "retry_after": 30}]
+     {"message_id": "01a1ff20-26d5-749f-b632-89ed53936651", "status": 503, "retry_after": 30,
+      "problem": {"title": "The stock is locked"}}]
 """
 
 import json
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
+from sea_mq_worker.adapters.http.problem_details import members_text
+
 _STATUSES = range(100, 600)
 _SECONDS_MAX = 31_536_000
 
 
 class MessageStatus(NamedTuple):
-    """Status of one message, and the seconds that the handler asks to wait (0: none)."""
+    """Status of one message, the seconds that the handler asks to wait (0: none), and its problem details."""
 
     status: int
     retry_after: float
+    problem: str
 
 
 class BatchAnswerError(Exception):
@@ -46,7 +50,8 @@ def read_statuses(body: bytes, message_ids: Collection[str]) -> Mapping[str, Mes
 def _element(element: object) -> tuple[str, MessageStatus]:
     match element:
         case {"message_id": str(message_id), "status": int(status), **others} if status in _STATUSES:
-            return message_id.lower(), MessageStatus(status, _seconds(others.get("retry_after")))
+            seconds, problem = _seconds(others.get("retry_after")), members_text(others.get("problem"))
+            return message_id.lower(), MessageStatus(status, seconds, problem)
     raise BatchAnswerError("has an element without message_id and status")
 
 

@@ -125,10 +125,14 @@ class HttpEventHandler:
         """Return whether a batch's status may be due to one of its messages."""
         return may_be_one_message(status, accept_statuses=self._accept_statuses)
 
-    def status_result(self, status: int, retry_after: float) -> HandlerResult:
+    def status_result(self, status: int, retry_after: float, problem: str) -> HandlerResult:
         """Judge the status of one message of a batch."""
-        wait = min(retry_after, self._retry_after_max_seconds)
-        return result_for_status(status, accept_statuses=self._accept_statuses, after_seconds=wait)
+        return result_for_status(
+            status,
+            accept_statuses=self._accept_statuses,
+            after_seconds=min(retry_after, self._retry_after_max_seconds),
+            detail=f" ({problem})" if self._keep_problem and problem else "",
+        )
 
     def _wait_asked(self, headers: httpx2.Headers) -> float:
         value = headers.get("retry-after", "")

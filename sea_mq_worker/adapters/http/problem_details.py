@@ -15,9 +15,13 @@ def problem_text(headers: list[tuple[bytes, bytes]], body: bytes) -> str:
     if named.partition(b";")[0].strip().lower() != _CONTENT_TYPE:
         return ""
     try:
-        members = json.loads(body)
+        return members_text(json.loads(body))
     except (ValueError, RecursionError):
         return ""
+
+
+def members_text(members: object) -> str:
+    """Return type and title of problem details that are read already; empty if they are none."""
     if not isinstance(members, dict):
         return ""
     return ", ".join(filter(None, (_line(members.get(name)) for name in ("type", "title"))))
