@@ -240,7 +240,7 @@ NEEDS = {
     ),
     "reader": (
         *("depth.", "inspection.", "lists.", "doctor.", "pipeline_reconcile.", "backlog.counts"),
-        *("leaves.leaves", "context.owner", "partitions.list", "ghosts."),
+        *("leaves.leaves", "context.owner", "partitions.list", "ghosts.", "pipeline_report."),
     ),
 }
 

@@ -1,5 +1,6 @@
 """Figures of a report, full of text that is meant to break a page."""
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from sea_mq_worker.pipeline.jobs.report.model import (
@@ -13,6 +14,7 @@ from sea_mq_worker.pipeline.jobs.report.model import (
     Report,
     Share,
     Shares,
+    StreamBin,
     Totals,
 )
 
@@ -98,3 +100,20 @@ def hostile_report() -> Report:
         ],
         stream_bins=[],
     )  # fmt: skip
+
+
+def busy_report() -> Report:
+    """Return a report with as many bins as there can be, each with a value in every plot."""
+    report = hostile_report()
+    times = [SINCE + timedelta(minutes=n) for n in range(240)]
+    return replace(
+        report,
+        until=times[-1] + timedelta(minutes=1),
+        lake=True,
+        bins=[replace(report.bins[0], at=at, written=900 + n) for n, at in enumerate(times)],
+        latencies=[
+            replace(each, at=at) for each in report.latencies if each.at is None for at in (None, *times)
+        ],
+        dead_letter_bins=[DeadLetterBin(at=at, reason="REJECTED", count=n) for n, at in enumerate(times, 1)],
+        stream_bins=[StreamBin(at=at, context="sea", count=n) for n, at in enumerate(times, 1)],
+    )

@@ -54,9 +54,8 @@ def report(
     _check_out(out)
 
     def job(spark: "SparkSession", settings: "Settings") -> "Report":
-        from sea_mq_worker.pipeline.jobs.report.files import write_page
         from sea_mq_worker.pipeline.jobs.report.job import report as report_
-        from sea_mq_worker.pipeline.jobs.report.page import page
+        from sea_mq_worker.pipeline.jobs.report.page import page, write_page
 
         where = lake_to_read(lake, settings)
         figures = report_(spark, settings, since=since, until=until, lake=where, on_progress=_print_progress)
@@ -75,7 +74,7 @@ def _print_progress(text: str) -> None:
 
 
 def _check_out(out: Path) -> None:
-    from sea_mq_worker.pipeline.jobs.report.files import is_replaceable
+    from sea_mq_worker.pipeline.jobs.report.page import is_replaceable
 
     if not out.parent.is_dir():
         abort(f"--out: the folder {out.parent} does not exist", EXIT_USAGE)
@@ -84,7 +83,8 @@ def _check_out(out: Path) -> None:
 
 
 def _summarise(figures: "Report", out: Path) -> None:
-    from sea_mq_worker.pipeline.jobs.report.formatting import findings, printable
+    from sea_mq_worker.pipeline.jobs.report.findings import findings
+    from sea_mq_worker.pipeline.jobs.report.formatting import printable
 
     totals = figures.totals
     typer.echo(

@@ -143,7 +143,7 @@ ARCHIVE = TableSchema(
         ]
     ),
     partition_by=("context", "date"),
-    ranged=("id", "seq", "published_at", "batch"),
+    ranged=("id", "seq", "created_at", "published_at", "batch"),
 )
 """Outbox rows in their published state, without columns that only unpublished events have. JSON columns
 contain PostgreSQL's text. ``batch`` is the number of the context's commit, ``date`` the day of

@@ -1,20 +1,23 @@
-"""The report as one HTML file that needs no network.
+"""The report as one HTML file that needs no network and runs no script.
 
-Types, keys, reasons and subjects are untrusted text. All of it is escaped, and the page's policy runs only
-its own two scripts, which it names by their hashes.
+Types, keys, reasons and subjects are untrusted text: the template escapes all of it.
 """
 
-import base64
-import hashlib
-import json
-from html import escape
-from importlib.resources import files
-from string import Template
+import os
+import tempfile
+from pathlib import Path
 
-from sea_mq_worker.pipeline.jobs.report.formatting import duration, moment, printable
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from sea_mq_worker.pipeline.errors import PipelineError
+from sea_mq_worker.pipeline.jobs.report.findings import findings
+from sea_mq_worker.pipeline.jobs.report.formatting import duration, moment, number, printable, share, size
 from sea_mq_worker.pipeline.jobs.report.model import Report
-from sea_mq_worker.pipeline.jobs.report.plots import Plot
-from sea_mq_worker.pipeline.jobs.report.sections import footer, overview, parts
+from sea_mq_worker.pipeline.jobs.report.timelines import Timelines
+
+_GENERATOR = b'<meta name="generator" content="sea_mq_worker report">'
+_HEAD_BYTES = 2048
+_SHOWN = {"latest": moment, "oldest_seconds": duration, "size": size}
 
 
 def page(report: Report, *, title: str | None = None) -> str:
@@ -24,48 +27,49 @@ def page(report: Report, *, title: str | None = None) -> str:
         report: the figures.
         title: the heading; by default it names the context.
     """
-    from plotly.offline import get_plotlyjs  # noqa: PLC0415 - the library's text is 5 MB
-
-    plots: dict[str, Plot] = {}
-    content = overview(report) + "".join(part(report, plots) for part in parts)
-    library, script = get_plotlyjs(), _text("report.js")
-    return Template(_text("report.html")).substitute(
-        title=escape(printable(title or f"Events of {report.context}")),
-        subtitle=escape(_subtitle(report)),
-        policy=_policy(library, script),
-        content=content,
-        footer=footer(report),
-        plots=_json(plots),
-        library=library,
-        script=script,
+    environment = Environment(
+        loader=PackageLoader(__package__, ""),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    formats = (duration, moment, number, printable, share, size)
+    environment.filters |= {each.__name__: each for each in formats}
+    return environment.get_template("report.html").render(
+        title=title or f"Events of {report.context}",
+        report=report,
+        findings=findings(report),
+        timelines=Timelines(report),
+        shown=_SHOWN,
     )
 
 
-def _subtitle(report: Report) -> str:
-    length = duration((report.until - report.since).total_seconds())
-    return (
-        f"{moment(report.since)} to {moment(report.until)} UTC ({length}). Context {report.context}, "
-        f"tables as of {moment(report.at)} UTC. All times are UTC."
-    )
+def write_page(text: str, path: Path) -> None:
+    """Write the complete page, or leave the file unchanged.
+
+    Raises:
+        PipelineError: the file cannot be written.
+    """
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        temporary = Path(name)
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(text)
+            temporary.chmod(0o644)
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise PipelineError(f"{path}: the report cannot be written: {error.strerror}") from error
 
 
-def _policy(*scripts: str) -> str:
-    hashes = " ".join(f"'sha256-{_digest(script)}'" for script in scripts)
-    return (
-        f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:; "
-        "base-uri 'none'; form-action 'none'"
-    )
-
-
-def _digest(script: str) -> str:
-    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-
-
-def _json(plots: dict[str, Plot]) -> str:
-    """Return JSON that cannot end the script element around it."""
-    text = json.dumps(plots, ensure_ascii=True, separators=(",", ":"))
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-def _text(name: str) -> str:
-    return files(__package__).joinpath(name).read_text(encoding="utf-8")
+def is_replaceable(path: Path) -> bool:
+    """Return whether writing here replaces nothing except an earlier report."""
+    if not path.exists():
+        return True
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return _GENERATOR in file.read(_HEAD_BYTES)
