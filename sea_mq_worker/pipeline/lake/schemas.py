@@ -21,12 +21,14 @@ class TableSchema:
         schema: all columns, partition columns last.
         partition_by: columns whose values are in folder names and not in the files.
         ranged: columns whose minimum and maximum are in the log entry of each file.
+        sort_by: columns by which the rows of a file are sorted, so that a search reads a part of the file.
     """
 
     name: str
     schema: pa.Schema
     partition_by: tuple[str, ...]
     ranged: tuple[str, ...] = ()
+    sort_by: tuple[str, ...] = ()
 
     @property
     def file_schema(self) -> pa.Schema:
@@ -89,6 +91,24 @@ SILVER = TableSchema(
 day, and ``bytes`` the body's size. ``payload`` is null if the body is not UTF-8, ``context`` if the subject
 is not an event's."""
 
+IDS = TableSchema(
+    name="ids",
+    schema=pa.schema(
+        [
+            ("high", pa.int64()),
+            ("low", pa.int64()),
+            ("watermark", pa.string()),
+            ("seq", pa.int64()),
+            ("published_at", _MOMENT),
+        ]
+    ),
+    partition_by=(),
+    ranged=("high", "published_at"),
+    sort_by=("high", "low"),
+)
+"""Index of the message IDs in silver. ``high`` and ``low`` are the bits of a UUID, or of another ID's hash. A
+row counts if silver's watermark of the name ``watermark`` has reached ``seq``."""
+
 GOLD = TableSchema(
     name="gold",
     schema=pa.schema(
@@ -150,5 +170,5 @@ contain PostgreSQL's text. ``batch`` is the number of the context's commit, ``da
 ``published_at``. An event that is inserted again after archiving has several rows; the one with the latest
 ``published_at`` is current."""
 
-SCHEMAS = (BRONZE, SILVER, GOLD, ARCHIVE)
+SCHEMAS = (BRONZE, SILVER, IDS, GOLD, ARCHIVE)
 """All tables of a lake."""

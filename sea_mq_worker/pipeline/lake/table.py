@@ -4,9 +4,10 @@ A commit contains watermarks: names with numbers. A writer that records its prog
 write data twice nor omit data.
 """
 
+import json
 import time
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -14,17 +15,20 @@ from typing import Any, TypeAlias
 from urllib.parse import unquote
 
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, RemoveAction
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from sea_mq_worker.pipeline.errors import PipelineError
-from sea_mq_worker.pipeline.lake.read_files import ReadFiles, read_files
+from sea_mq_worker.pipeline.lake.read_files import dataset_of, read_files
 from sea_mq_worker.pipeline.lake.schemas import SCHEMAS, TableSchema
 from sea_mq_worker.pipeline.lake.storage import filesystem, is_local, make_durable, reachable, table_uri
 from sea_mq_worker.pipeline.lake.watermarks import ConflictError, Watermark, is_reached
-from sea_mq_worker.pipeline.lake.write_files import FILE_BYTES_MAX, RESULT_DDL, WriteFiles
+from sea_mq_worker.pipeline.lake.write_files import ENTRIES, FILE_BYTES_MAX, WriteFiles
 
 __all__ = ["Conditions", "ConflictError", "Files", "LakeTable", "Watermark"]
 
@@ -35,6 +39,7 @@ _VERSION = version("sea-mq-worker")
 _READER_VERSION = 1
 """Tables with a higher version (deletion vectors, column mapping) cannot be read as plain Parquet."""
 
+_LOG_RETENTION = "interval 168 hours"
 _ATTEMPTS = 10
 _PAUSE_SECONDS = 0.05
 
@@ -45,6 +50,11 @@ class Files:
 
     actions: tuple[AddAction, ...]
     rows: int
+
+    @property
+    def paths(self) -> list[str]:
+        """Paths of the files below the table's address."""
+        return [action.path for action in self.actions]
 
     @property
     def size(self) -> int:
@@ -96,6 +106,11 @@ class LakeTable:
         table = self.open()
         return table.transaction_version(name) if table else None
 
+    def watermarks(self) -> Callable[[str], int]:
+        """Return a function that returns a watermark of the current version by its name; 0: there is none."""
+        table = self.open()
+        return lambda name: (table.transaction_version(name) if table else None) or 0
+
     def sync(self) -> None:
         """Sync the last commit to disk, in case its writer was killed before it did so.
 
@@ -122,15 +137,15 @@ class LakeTable:
             spark,
             self.uri,
             self.table_schema,
-            self._paths(skip_unless),
+            self.paths(skip_unless),
             columns or self.table_schema.schema.names,
         )
 
     def peek(self, skip_unless: Conditions, columns: Sequence[str]) -> pa.Table:
-        """Return rows like ``read``, but read them in this process; for few files."""
-        reader = ReadFiles(self.uri, self.table_schema, tuple(columns))
-        paths = pa.RecordBatch.from_pydict({"path": pa.array(self._paths(skip_unless), pa.string())})
-        return pa.Table.from_batches(reader(iter([paths])), schema=self.table_schema.chosen(columns))
+        """Return the matching rows, read in this process."""
+        files = dataset_of(self.uri, self.table_schema, self.paths(skip_unless))
+        matching = pq.filters_to_expression(list(skip_unless)) if skip_unless else None
+        return files.to_table(columns=list(columns), filter=matching)
 
     def write(self, frame: DataFrame) -> Files:
         """Write the frame's rows into new files by Spark's tasks; ``commit`` adds them to the table.
@@ -141,10 +156,18 @@ class LakeTable:
         if is_local(self.uri):
             filesystem(self.uri)
         columns = frame.select(*self.table_schema.schema.names)
-        written = columns.mapInArrow(WriteFiles(self.uri, self.table_schema), RESULT_DDL).collect()
+        write = WriteFiles(self.uri, self.table_schema)
+        return self.files(columns.mapInArrow(write, from_arrow_schema(ENTRIES)).toArrow())
+
+    def files(self, entries: pa.Table) -> Files:
+        """Return those of the entries that are this table's, as files to commit."""
+        mine = entries.filter(pc.equal(entries["table"], self.table_schema.name)).to_pylist()
         now = int(time.time() * 1000)
-        actions = [AddAction(r.path, r.size, r.partitions, now, True, r.stats) for r in written]
-        return Files(tuple(actions), sum(r.rows for r in written))
+        actions = [
+            AddAction(each["path"], each["size"], json.loads(each["partitions"]), now, True, each["stats"])
+            for each in mine
+        ]
+        return Files(tuple(actions), sum(each["rows"] for each in mine))
 
     def commit(self, files: Files, *watermarks: Watermark, metadata: Mapping[str, str] | None = None) -> bool:
         """Add the files to the table atomically.
@@ -192,13 +215,13 @@ class LakeTable:
         table = self.open()
         if table is None:
             return 0
-        small = Counter(
-            tuple(file["partition"][name] for name in self.table_schema.partition_by)
-            for file in _files(table)
-            if file["size_bytes"] < FILE_BYTES_MAX // 2
-        )
-        crowded = [values for values, files in small.items() if files > files_max]
-        return sum(self._merge(table, values) for values in crowded)
+        small: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
+        for file in _files(table):
+            if file["size_bytes"] < FILE_BYTES_MAX // 2:
+                small[tuple(file["partition"][name] for name in self.table_schema.partition_by)].append(file)
+        merge = self._merge_sorted if self.table_schema.sort_by else self._merge
+        crowded = [(values, files) for values, files in small.items() if len(files) > files_max]
+        return sum(merge(table, values, files) for values, files in crowded)
 
     def vacuum(self, hours: int) -> list[str]:
         """Delete files that no version of the last ``hours`` contains, including files of killed runs.
@@ -216,7 +239,23 @@ class LakeTable:
                 retention_hours=hours, dry_run=False, enforce_retention_duration=False, full=True
             )
 
-    def _paths(self, skip_unless: Conditions) -> list[str]:
+    def entries(self, skip_unless: Conditions = ()) -> pa.Table:
+        """Return path, rows, partition and statistics of each current file; see ``read``.
+
+        The columns are ``path``, ``rows`` and such as ``partition.date``, ``min.seq``, ``max.seq``.
+        """
+        table, paths = self.open(), self.paths(skip_unless)
+        names = ["path", "rows", *(f"partition.{name}" for name in self.table_schema.partition_by)]
+        names += [f"{end}.{name}" for name in self.table_schema.ranged for end in ("min", "max")]
+        if table is None:
+            return pa.table({name: pa.nulls(0) for name in names})
+        entries = pa.table(table.get_add_actions(flatten=True)).rename_columns({"num_records": "rows"})
+        decoded = pa.array([unquote(path) for path in entries["path"].to_pylist()], pa.string())
+        entries = entries.set_column(0, "path", decoded).select(names)
+        return entries.filter(pc.is_in(decoded, pa.array(paths, pa.string())))
+
+    def paths(self, skip_unless: Conditions = ()) -> list[str]:
+        """Return the current files by their paths below the table's address; see ``read``."""
         table = self.open()
         # An empty text would be taken for null.
         predicate = [c for c in skip_unless if c[2] != "" or c[0] in self.table_schema.partition_by]
@@ -252,13 +291,7 @@ class LakeTable:
             with reachable(self.uri):
                 try:
                     self._set_properties(table)
-                    table.create_write_transaction(
-                        [*files.actions, *_removals(table, replaced)],
-                        "append",
-                        table.schema(),
-                        partition_by=list(self.table_schema.partition_by),
-                        commit_properties=properties,
-                    )
+                    self._write(table, [*files.actions, *_removals(table, replaced)], properties)
                 except CommitFailedError as error:
                     refused = str(error)
                     continue
@@ -266,16 +299,40 @@ class LakeTable:
             return True
         raise ConflictError(f"{self.uri}: other runs kept committing before this one; run again: {refused}")
 
-    def _merge(self, table: DeltaTable, values: tuple[Any, ...]) -> bool:
-        names = self.table_schema.partition_by
+    def _merge(self, table: DeltaTable, values: tuple[Any, ...], _files: Sequence[Mapping[str, Any]]) -> bool:
         which = [
-            (name, "=", "" if value is None else value) for name, value in zip(names, values, strict=True)
+            (name, "=", "" if value is None else value)
+            for name, value in zip(self.table_schema.partition_by, values, strict=True)
         ]
         try:
-            merged = table.optimize.compact(partition_filters=which, target_size=FILE_BYTES_MAX)
+            table.optimize.compact(partition_filters=which, target_size=FILE_BYTES_MAX)
         except CommitFailedError:
             return False
-        return bool(merged["numFilesRemoved"])
+        return True
+
+    def _merge_sorted(
+        self, table: DeltaTable, _values: tuple[Any, ...], files: Sequence[Mapping[str, Any]]
+    ) -> bool:
+        order = [(name, "ascending") for name in self.table_schema.sort_by]
+        paths = [unquote(file["path"]) for file in files]
+        rows = dataset_of(self.uri, self.table_schema, paths).to_table().sort_by(order)
+        entries = WriteFiles(self.uri, self.table_schema)(iter(rows.to_batches()))
+        merged = self.files(pa.Table.from_batches(entries, ENTRIES))
+        try:
+            self._write(
+                table, [*merged.actions, *map(_removal, files)], CommitProperties(max_commit_retries=0)
+            )
+        except CommitFailedError:
+            return False
+        return True
+
+    def _write(
+        self, table: DeltaTable, actions: list[AddAction | RemoveAction], properties: CommitProperties
+    ) -> None:
+        by = list(self.table_schema.partition_by)
+        table.create_write_transaction(
+            actions, "append", table.schema(), partition_by=by, commit_properties=properties
+        )
 
     def _create(self) -> DeltaTable:
         by = list(self.table_schema.partition_by)
@@ -295,8 +352,11 @@ class LakeTable:
 
     @property
     def _properties(self) -> dict[str, str]:
-        # Otherwise pyarrow and DuckDB would take columns without statistics for columns without values.
-        return {"delta.dataSkippingStatsColumns": ",".join(self.table_schema.ranged)}
+        return {
+            "delta.logRetentionDuration": _LOG_RETENTION,
+            # Otherwise pyarrow and DuckDB would take columns without statistics for columns without values.
+            "delta.dataSkippingStatsColumns": ",".join(self.table_schema.ranged),
+        }
 
     def _set_properties(self, table: DeltaTable) -> None:
         """Set the properties of a table that an older version created."""
@@ -317,9 +377,8 @@ def _removals(table: DeltaTable, partitions: Collection[Mapping[str, Any]]) -> l
     if not partitions:
         return []
     wanted = {tuple(sorted(partition.items())) for partition in partitions}
-    now = int(time.time() * 1000)
-    return [
-        RemoveAction(unquote(file["path"]), True, now, file["size_bytes"])
-        for file in _files(table)
-        if tuple(sorted(file["partition"].items())) in wanted
-    ]
+    return [_removal(file) for file in _files(table) if tuple(sorted(file["partition"].items())) in wanted]
+
+
+def _removal(file: Mapping[str, Any]) -> RemoveAction:
+    return RemoveAction(unquote(file["path"]), True, int(time.time() * 1000), file["size_bytes"])

@@ -22,52 +22,67 @@ NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
 FILE_BYTES_MAX = 128 * 2**20
 """A file of at least this size is closed, and the next one begun."""
 
-RESULT_DDL = "path string, size bigint, rows bigint, stats string, partitions map<string,string>"
-_RESULT = pa.schema(
-    [
-        ("path", pa.string()),
-        ("size", pa.int64()),
-        ("rows", pa.int64()),
-        ("stats", pa.string()),
-        ("partitions", pa.map_(pa.string(), pa.string())),
-    ]
+ENTRIES = pa.schema(
+    [(name, pa.string()) for name in ("table", "path", "stats", "partitions")]
+    + [(name, pa.int64()) for name in ("size", "rows")]
 )
+"""Columns of the entries for a table's log, one per file; ``stats`` and ``partitions`` are JSON."""
 
 _COMPRESSION = "zstd"
 _GROUP_BYTES = 16 * 2**20
 _GROUP_ROWS = 100_000
+_SEARCHED_ROWS = 4096
+"""Size of a sorted file's row groups, of which a search for an ID reads one."""
+
 _OPEN_MAX = 16
 _TEXT_MAX = 128
 
 
-@dataclass(frozen=True, slots=True)
-class WriteFiles:
-    """Writes the batches of one task, for ``DataFrame.mapInArrow``; a file holds rows of one partition.
+class TableWriter:
+    """Writes batches into files; a file holds rows of one partition.
 
     Memory is bounded for any number of partitions and rows: at most ``_OPEN_MAX`` files are open, the least
     recently written one is closed for the next, and each buffers at most one row group.
     """
+
+    def __init__(self, uri: str, table_schema: TableSchema, file_bytes: int = FILE_BYTES_MAX) -> None:
+        self._uri, self._table_schema, self._file_bytes = uri, table_schema, file_bytes
+        self._store = filesystem(uri)
+        self._files: dict[tuple[Any, ...], _File] = {}
+
+    def add(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Write a batch; yield the entries of files that this has completed."""
+        for values, part in _split(batch, self._table_schema):
+            file = self._files.pop(values, None)
+            file = file or _File.begun(self._uri, self._store, self._table_schema, values)
+            file.add(part)
+            if file.written >= self._file_bytes:
+                yield file.close()
+                continue
+            self._files[values] = file
+            if len(self._files) > _OPEN_MAX:
+                yield self._files.pop(next(iter(self._files))).close()
+
+    def close(self) -> Iterator[pa.RecordBatch]:
+        """Complete all files; yield their entries."""
+        while self._files:
+            yield self._files.popitem()[1].close()
+
+
+@dataclass(frozen=True, slots=True)
+class WriteFiles:
+    """Writes the batches of one task, for ``DataFrame.mapInArrow``."""
 
     uri: str
     table_schema: TableSchema
     file_bytes: int = FILE_BYTES_MAX
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield one row per file: its entry for the table's log."""
-        store = filesystem(self.uri)
-        files: dict[tuple[Any, ...], _File] = {}
+        """Yield the entry of each file."""
+        writer = TableWriter(self.uri, self.table_schema, self.file_bytes)
         for batch in batches:
-            for values, part in _split(batch, self.table_schema):
-                file = files.pop(values, None) or _File.begun(self.uri, store, self.table_schema, values)
-                file.add(part)
-                if file.written >= self.file_bytes:
-                    yield file.close()
-                    continue
-                files[values] = file
-                if len(files) > _OPEN_MAX:
-                    yield files.pop(next(iter(files))).close()
-        for file in files.values():
-            yield file.close()
+            yield from writer.add(batch)
+        yield from writer.close()
 
 
 @dataclass(slots=True)
@@ -91,9 +106,10 @@ class _File:
         partitions = {
             name: _text(value) for name, value in zip(table_schema.partition_by, values, strict=True)
         }
-        folder = "/".join(f"{name}={_folder(value)}" for name, value in partitions.items())
-        store.create_dir(folder, recursive=True)
-        path = f"{folder}/part-{uuid.uuid4()}.zstd.parquet"
+        folders = [f"{name}={_folder(value)}" for name, value in partitions.items()]
+        if folders:
+            store.create_dir("/".join(folders), recursive=True)
+        path = "/".join([*folders, f"part-{uuid.uuid4()}.zstd.parquet"])
         sink = store.open_output_stream(path)
         writer = pq.ParquetWriter(sink, table_schema.file_schema, compression=_COMPRESSION)
         return cls(uri, path, store, sink, writer, table_schema, partitions)
@@ -121,18 +137,21 @@ class _File:
             self.sink.close()
             make_durable(self.uri, self.path)
         row = {
+            "table": self.table_schema.name,
             "path": self.path,
+            "stats": self._stats(),
+            "partitions": json.dumps(self.partitions),
             "size": size,
             "rows": self.rows,
-            "stats": self._stats(),
-            "partitions": list(self.partitions.items()),
         }
-        return pa.RecordBatch.from_pylist([row], schema=_RESULT)
+        return pa.RecordBatch.from_pylist([row], schema=ENTRIES)
 
     def _flush(self) -> None:
         if self.waiting:
+            rows, by = pa.concat_tables(self.waiting), self.table_schema.sort_by
+            ordered = rows.sort_by([(name, "ascending") for name in by]) if by else rows
             with reachable(self.uri):
-                self.writer.write_table(pa.concat_tables(self.waiting))
+                self.writer.write_table(ordered, row_group_size=_SEARCHED_ROWS if by else None)
             self.waiting = []
 
     def _widen(self, name: str, column: pa.ChunkedArray) -> None:

@@ -1,104 +1,187 @@
-"""Update gold from silver: events per context, type and minute, for the dates of new rows.
+"""Update gold from silver: events per context, type and minute, for the minutes of new rows.
 
-Each affected date is recomputed from all its rows in silver and replaced in one commit, so no event counts
-twice. An event is late if the stream stored it more than ``late_seconds`` after it occurred. An event without
-a time of occurrence is counted, but is not part of the percentiles.
+Each minute with a new row is counted again from all its rows in silver, and the file of its date is replaced
+in one commit, so no event counts twice. An event is late if the stream stored it more than ``late_seconds``
+after it occurred. An event without a time of occurrence is counted, but is not part of the percentiles.
 """
 
-from collections.abc import Mapping, Sequence
-from functools import reduce
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentation has it
+import pyarrow.compute as pc
+from pyspark.sql import SparkSession
 
 from sea_mq_worker.pipeline.jobs.land.silver import SERIAL
 from sea_mq_worker.pipeline.jobs.land.stream_progress import StreamProgress
-from sea_mq_worker.pipeline.lake.table import NO_FILES, ConflictError, LakeTable, Watermark
-from sea_mq_worker.pipeline.session import described
+from sea_mq_worker.pipeline.jobs.land.tasks import ROWS_IN_PROCESS, run_tasks
+from sea_mq_worker.pipeline.lake.read_files import dataset_of
+from sea_mq_worker.pipeline.lake.schemas import GOLD, SILVER
+from sea_mq_worker.pipeline.lake.storage import table_uri
+from sea_mq_worker.pipeline.lake.table import Conditions, ConflictError, LakeTable, Watermark
+from sea_mq_worker.pipeline.lake.write_files import ENTRIES, TableWriter
 
 _ATTEMPTS = 5
-_ACCURACY = 10_000
-_BY = ("context", "date", "event_type", "minute")
+_MINUTE, _HOUR = timedelta(minutes=1), timedelta(hours=1)
+_BY = ["event_type", "minute"]
+_PERCENTILES = (50, 95, 99)
+_TASKS = pa.schema(
+    [
+        ("context", pa.string()),
+        ("date", pa.date32()),
+        ("first", pa.timestamp("us", tz="UTC")),
+        ("behind", pa.timestamp("us", tz="UTC")),
+        ("silver", pa.list_(pa.string())),
+        ("gold", pa.list_(pa.string())),
+    ]
+)
 
 
 def refresh(
-    spark: SparkSession,
+    spark: SparkSession | None,
     silver: LakeTable,
     gold: LakeTable,
     progresses: Sequence[StreamProgress],
     *,
+    lake: str,
     late_seconds: float,
 ) -> int:
-    """Update gold to the progress of silver; return the number of recomputed partitions."""
-    replaced = conflicts = 0
+    """Update gold to the progress of silver; return the number of updated partitions."""
+    conflicts = 0
     while True:
-        serial = gold.watermark(SERIAL) or 0
-        due = _due(silver, gold, progresses)
+        there, here = silver.watermarks(), gold.watermarks()
+        due = {
+            progress: range(here(progress.name), there(progress.name))
+            for progress in progresses
+            if here(progress.name) < there(progress.name)
+        }
         if not due:
-            return replaced
-        with described(spark, "land: gold"):
-            touched = _touched(spark, silver, due)
-            files = gold.write(_minutes(spark, silver, touched, late_seconds)) if touched else NO_FILES
-        watermarks = [Watermark(progress.name, value, after=reached) for progress, reached, value in due]
+            return 0
+        tasks, rows = _tasks(silver, gold, due)
+        count = _CountMinutes(lake, late_seconds)
+        entries = run_tasks(spark if rows > ROWS_IN_PROCESS else None, "land: gold", count, tasks, ENTRIES)
+        touched = tasks.select(["context", "date"]).to_pylist()
+        watermarks = [Watermark(each.name, seqs.stop, after=seqs.start) for each, seqs in due.items()]
+        serial = here(SERIAL)
         try:
-            gold.replace(files, touched, *watermarks, Watermark(SERIAL, serial + 1, after=serial))
-            replaced += len(touched)
+            gold.replace(
+                gold.files(entries),
+                touched,
+                *watermarks,
+                Watermark(SERIAL, serial + 1, after=serial),
+                metadata={"sea_mq.job": "land"},
+            )
         except ConflictError:
             conflicts += 1
             if conflicts == _ATTEMPTS:
                 raise
+        else:
+            return len(touched)
 
 
-def _due(
-    silver: LakeTable, gold: LakeTable, progresses: Sequence[StreamProgress]
-) -> list[tuple[StreamProgress, int, int]]:
-    """Return the incarnations in which silver is ahead of gold, with gold's and silver's watermarks."""
-    there, here = silver.open(), gold.open()
-    found = []
-    for progress in progresses:
-        value = (there.transaction_version(progress.name) if there else None) or 0
-        reached = (here.transaction_version(progress.name) if here else None) or 0
-        if reached < value:
-            found.append((progress, reached, value))
-    return found
-
-
-def _touched(
-    spark: SparkSession, silver: LakeTable, due: Sequence[tuple[StreamProgress, int, int]]
-) -> list[Mapping[str, Any]]:
-    """Return the partitions that contain rows missing in gold."""
-    columns = ["stream", "incarnation", "seq", "context", "date"]
-    frames = []
-    for progress, reached, value in due:
-        mine = [("stream", "=", progress.stream), ("incarnation", "=", progress.incarnation)]
-        rows = silver.read(spark, [*mine, ("seq", ">", reached), ("seq", "<=", value)], columns=columns)
-        same = (F.col("stream") == progress.stream) & (F.col("incarnation") == progress.incarnation)
-        frames.append(rows.where(same & (F.col("seq") > reached) & (F.col("seq") <= value)))
-    found = reduce(DataFrame.unionAll, frames).select("context", "date").distinct()
-    return [row.asDict() for row in found.collect()]
-
-
-def _minutes(
-    spark: SparkSession, silver: LakeTable, touched: Sequence[Mapping[str, Any]], late_seconds: float
-) -> DataFrame:
-    dates = [partition["date"] for partition in touched]
-    by = silver.table_schema.chosen(silver.table_schema.partition_by)
-    which = F.broadcast(spark.createDataFrame(pa.Table.from_pylist(list(touched), schema=by)))
-    rows = silver.read(spark, [("date", ">=", min(dates)), ("date", "<=", max(dates))])
-    same = (rows["date"] == which["date"]) & rows["context"].eqNullSafe(which["context"])
-    delay = F.col("published_at").cast("double") - F.col("occurred_at").cast("double")
-    events = rows.join(which, same, "left_semi").withColumn("delay", delay)
-    counted = (
-        events.withColumn("minute", F.date_trunc("minute", "published_at"))
-        .groupBy(*_BY)
-        .agg(
-            F.count("*").alias("events"),
-            F.count_if(F.col("delay") > late_seconds).alias("late"),
-            F.sum("bytes").alias("bytes"),
-            F.percentile_approx("delay", [0.5, 0.95, 0.99], _ACCURACY).alias("p"),
+def _tasks(silver: LakeTable, gold: LakeTable, due: Mapping[StreamProgress, range]) -> tuple[pa.Table, int]:
+    """Return the partitions and minutes that have rows missing in gold, and silver's rows there."""
+    entries = [
+        silver.entries(
+            [
+                ("stream", "=", progress.stream),
+                ("incarnation", "=", progress.incarnation),
+                ("seq", ">", seqs.start),
+                ("seq", "<=", seqs.stop),
+            ]
         )
+        for progress, seqs in due.items()
+    ]
+    touched = (
+        pa.concat_tables(entries)
+        .group_by(["partition.context", "partition.date"])
+        .aggregate([("min.published_at", "min"), ("max.published_at", "max")])
     )
-    names = {f"p{share}_seconds": F.col("p")[rank] for rank, share in enumerate((50, 95, 99))}
-    return counted.withColumns(names).repartition("context", "date")
+    tasks, rows = [], 0
+    for context, date, least, most in zip(*(column.to_pylist() for column in touched.columns), strict=True):
+        partition: Conditions = [("context", "=", context or ""), ("date", "=", date)]
+        first, behind = _minute(least), _minute(most) + _MINUTE
+        files = silver.entries([*partition, ("published_at", ">=", first), ("published_at", "<", behind)])
+        rows += pc.sum(files["rows"]).as_py()
+        tasks.append(
+            {
+                "context": context,
+                "date": date,
+                "first": first,
+                "behind": behind,
+                "silver": files["path"].to_pylist(),
+                "gold": gold.paths(partition),
+            }
+        )
+    return pa.Table.from_pylist(tasks, schema=_TASKS), rows
+
+
+def _minute(moment: datetime) -> datetime:
+    return moment.replace(second=0, microsecond=0)
+
+
+@dataclass(frozen=True, slots=True)
+class _CountMinutes:
+    """Counts the minutes of partitions again, and writes gold with them and all other minutes."""
+
+    lake: str
+    late_seconds: float
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the entry of each file."""
+        writer = TableWriter(table_uri(self.lake, GOLD.name), GOLD)
+        for task in (row for batch in batches for row in batch.to_pylist()):
+            for rows in self._partition(task):
+                for batch in rows.to_batches():
+                    yield from writer.add(batch)
+        yield from writer.close()
+
+    def _partition(self, task: Mapping[str, Any]) -> Iterator[pa.Table]:
+        counted = dataset_of(table_uri(self.lake, GOLD.name), GOLD, task["gold"])
+        others = (pc.field("minute") < task["first"]) | (pc.field("minute") >= task["behind"])
+        yield counted.to_table(filter=others)
+        events = dataset_of(table_uri(self.lake, SILVER.name), SILVER, task["silver"])
+        columns = ["event_type", "occurred_at", "published_at", "bytes"]
+        start = task["first"]
+        while start < task["behind"]:  # an hour at a time, to bound memory
+            behind = min(task["behind"], start + _HOUR)
+            within = (pc.field("published_at") >= start) & (pc.field("published_at") < behind)
+            yield self._minutes(events.to_table(columns=columns, filter=within), task)
+            start = behind
+
+    def _minutes(self, events: pa.Table, task: Mapping[str, Any]) -> pa.Table:
+        published = events["published_at"]
+        delay = pc.subtract(published.cast(pa.int64()), events["occurred_at"].cast(pa.int64()))
+        seconds = pc.divide(delay.cast(pa.float64()), 1e6)
+        late = pc.greater(seconds, self.late_seconds).cast(pa.int64())
+        minutes = pc.floor_temporal(published, unit="minute")
+        counted = (
+            pa.table(
+                [events["event_type"], minutes, late, events["bytes"], seconds], [*_BY, "late", "bytes", "s"]
+            )
+            .group_by(_BY)
+            .aggregate([([], "count_all"), ("late", "sum"), ("bytes", "sum"), ("s", "list")])
+        )
+        delays = [_percentiles(each) for each in counted["s_list"].to_pylist()]
+        columns = {
+            "event_type": counted["event_type"],
+            "minute": counted["minute"],
+            "events": counted["count_all"],
+            "late": pc.fill_null(counted["late_sum"], 0),
+            "bytes": counted["bytes_sum"],
+            **{f"p{share}_seconds": [each[at] for each in delays] for at, share in enumerate(_PERCENTILES)},
+            "context": pa.repeat(pa.scalar(task["context"], pa.string()), len(counted)),
+            "date": pa.repeat(pa.scalar(task["date"], pa.date32()), len(counted)),
+        }
+        return pa.table(columns, GOLD.schema)
+
+
+def _percentiles(seconds: Sequence[float | None]) -> list[float | None]:
+    known = [each for each in seconds if each is not None]
+    if not known:
+        return [None] * len(_PERCENTILES)
+    found: list[float | None] = np.percentile(known, _PERCENTILES, method="inverted_cdf").tolist()
+    return found

@@ -6,22 +6,32 @@ two steps, the next run completes them, also if no new message was stored.
 
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from sea_mq_worker.adapters.nats.server_info import StreamInfo
 from sea_mq_worker.pipeline.errors import DataLossError
-from sea_mq_worker.pipeline.jobs.land import bronze, gold, silver
+from sea_mq_worker.pipeline.executor_settings import access_options
+from sea_mq_worker.pipeline.jobs.land import gold
+from sea_mq_worker.pipeline.jobs.land.loss_checks import check_after_read, current_progress, recorded_progress
+from sea_mq_worker.pipeline.jobs.land.silver import Silver
 from sea_mq_worker.pipeline.jobs.land.stream_progress import StreamProgress, incarnations
-from sea_mq_worker.pipeline.lake.schemas import BRONZE, GOLD, SILVER
+from sea_mq_worker.pipeline.jobs.land.tasks import ROWS_IN_PROCESS, run_tasks
+from sea_mq_worker.pipeline.jobs.land.write_events import LandMessages
+from sea_mq_worker.pipeline.lake.schemas import BRONZE, GOLD, IDS, SILVER
 from sea_mq_worker.pipeline.lake.table import LakeTable
+from sea_mq_worker.pipeline.lake.write_files import ENTRIES
+from sea_mq_worker.pipeline.session import parallelism
+from sea_mq_worker.pipeline.sources.jetstream.options import JetStreamOptions
 from sea_mq_worker.pipeline.sources.jetstream.state import stream_state
 from sea_mq_worker.settings import Settings
 
 BATCH_ROWS = 500_000
 LATE_SECONDS = 60.0
 _BATCH_BYTES = 2 * 2**30
+_ROWS_PER_TASK_MAX = 50_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +79,7 @@ class LandResult:
         rows: messages added to bronze.
         events: rows added to silver, without copies, and including messages that an earlier run added to
             bronze.
-        partitions: recomputed partitions of gold.
+        partitions: updated partitions of gold.
         compacted: partitions whose files were merged.
         missing: descriptions of messages missing in the lake, if loss was accepted.
         seconds: duration.
@@ -106,7 +116,7 @@ class LandOptions:
 
 
 def land(
-    spark: SparkSession,
+    spark: SparkSession | None,
     settings: Settings,
     *,
     lake: str,
@@ -118,7 +128,7 @@ def land(
     """Land all messages that the streams contain now.
 
     Args:
-        spark: the session.
+        spark: the session; None: work in this process, which is faster for few messages.
         settings: settings for the connection to NATS.
         lake: the lake's address.
         streams: names of the streams.
@@ -140,7 +150,7 @@ def count(settings: Settings, *, lake: str, streams: Collection[str]) -> LandRes
     found = []
     for stream in dict.fromkeys(streams):
         state = stream_state(settings, stream)
-        progress = bronze.recorded_progress(table, state)
+        progress = recorded_progress(table, state)
         left = max(0, state.last_seq - max(progress.landed, state.first_seq - 1))
         found.append(
             LandedStream(
@@ -152,7 +162,7 @@ def count(settings: Settings, *, lake: str, streams: Collection[str]) -> LandRes
 
 @dataclass(slots=True)
 class _LandRun:
-    spark: SparkSession
+    spark: SparkSession | None
     settings: Settings
     lake: str
     options: LandOptions
@@ -163,6 +173,7 @@ class _LandRun:
 
     def all(self, streams: Sequence[str]) -> LandResult:
         started = time.monotonic()
+        self._silver.index()
         landed, lost = [], []
         for stream in streams:
             try:
@@ -170,8 +181,10 @@ class _LandRun:
             except DataLossError as error:
                 lost.append(str(error))
         progresses = [progress for stream in streams for progress in incarnations(self._bronze, stream)]
+        silver, counts = LakeTable(self.lake, SILVER), LakeTable(self.lake, GOLD)
+        late_seconds = self.options.late_seconds
         partitions = gold.refresh(
-            self.spark, self._silver, self._gold, progresses, late_seconds=self.options.late_seconds
+            self.spark, silver, counts, progresses, lake=self.lake, late_seconds=late_seconds
         )
         compacted = self._maintain()
         if lost:
@@ -187,25 +200,18 @@ class _LandRun:
         )
 
     def one(self, stream: str) -> LandedStream:
-        for progress in incarnations(self._bronze, stream):
-            self._update_silver(progress)
+        for each in incarnations(self._bronze, stream):
+            self.events += self._silver.catch_up(each)
         state = stream_state(self.settings, stream)
-        progress = bronze.current_progress(self.settings, self._bronze, state, on_loss=self._report_loss)
+        progress = current_progress(self.settings, self._bronze, state, on_loss=self._report_loss)
         rows = 0
         while progress.landed < state.last_seq and not self.is_stopping():
             started = time.monotonic()
-            progress, files = bronze.land_range(
-                self.spark,
-                self.settings,
-                self._bronze,
-                progress,
-                state,
-                rows_max=self._batch_rows(state),
-                on_loss=self._report_loss,
-            )
-            self._update_silver(progress)
-            rows += files.rows
-            per_second = files.rows / (time.monotonic() - started)
+            first = max(progress.landed + 1, state.first_seq)
+            sequences = range(first, min(state.last_seq + 1, first + self._batch_rows(state)))
+            progress, landed = self._batch(progress, state, sequences)
+            rows += landed
+            per_second = landed / (time.monotonic() - started)
             left = state.last_seq - progress.landed
             self.on_progress(LandProgress(stream=stream, rows=rows, per_second=per_second, left=left))
         return LandedStream(
@@ -221,15 +227,35 @@ class _LandRun:
         fitting = _BATCH_BYTES * state.messages // max(state.size_bytes, 1)
         return max(1, min(self.options.batch_rows, fitting or self.options.batch_rows))
 
-    def _update_silver(self, progress: StreamProgress) -> None:
-        self.events += silver.update(
-            self.spark,
-            self._bronze,
-            self._silver,
-            progress,
-            rows_max=self.options.batch_rows,
-            dedupe_days=self.options.dedupe_days,
+    def _batch(
+        self, progress: StreamProgress, state: StreamInfo, sequences: range
+    ) -> tuple[StreamProgress, int]:
+        """Land a range of sequences; return the progress and the number of messages."""
+        last = sequences.stop - 1
+        name = f"{progress.stream} {sequences.start}-{last}"
+        options = JetStreamOptions(
+            stream=progress.stream,
+            created=state.created,
+            fail_on_data_loss=False,  # checked afterwards
+            **access_options(),
         )
+        spark = None if len(sequences) <= ROWS_IN_PROCESS else self.spark
+        rows = len(sequences) if spark is None else _rows_per_task(len(sequences), parallelism(spark))
+        starts = sequences[:: rows or 1]
+        tasks = pa.table({"first": list(starts), "last": [min(start + rows - 1, last) for start in starts]})
+        write = LandMessages(self.lake, options, progress.incarnation)
+        entries = run_tasks(spark, f"land {name}: bronze and silver", write, tasks, ENTRIES)
+        files = self._bronze.files(entries)
+        now = stream_state(self.settings, progress.stream)
+        check_after_read(progress, state, now, sequences, rows=files.rows, on_loss=self._report_loss)
+        metadata = {
+            "sea_mq.job": "land",
+            "sea_mq.stream": progress.stream,
+            "sea_mq.range": f"{sequences.start}-{last}",
+        }
+        self._bronze.commit(files, *progress.landed_to(last), metadata=metadata)
+        self.events += self._silver.add(progress, entries, after=progress.landed, upto=last)
+        return replace(progress, landed=last), files.rows
 
     def _report_loss(self, text: str) -> None:
         if not self.options.accept_loss:
@@ -237,7 +263,7 @@ class _LandRun:
         self.missing.append(text)
 
     def _maintain(self) -> int:
-        tables = (self._bronze, self._silver, self._gold)
+        tables = [LakeTable(self.lake, schema) for schema in (BRONZE, SILVER, IDS, GOLD)]
         files, hours = self.options.compact_files, self.options.vacuum_hours
         compacted = 0 if files is None else sum(table.compact(files) for table in tables)
         if hours is not None:
@@ -250,9 +276,12 @@ class _LandRun:
         return LakeTable(self.lake, BRONZE)
 
     @property
-    def _silver(self) -> LakeTable:
-        return LakeTable(self.lake, SILVER)
+    def _silver(self) -> Silver:
+        options = self.options
+        return Silver(
+            spark=self.spark, lake=self.lake, rows_max=options.batch_rows, dedupe_days=options.dedupe_days
+        )
 
-    @property
-    def _gold(self) -> LakeTable:
-        return LakeTable(self.lake, GOLD)
+
+def _rows_per_task(rows: int, parallelism: int) -> int:
+    return min(max(-(-rows // parallelism), ROWS_IN_PROCESS), _ROWS_PER_TASK_MAX)

@@ -1,150 +1,125 @@
-"""Update silver from bronze: typed columns, one row per message ID.
+"""Update silver: typed columns, one row per message ID.
 
-A duplicate is a message whose ID was landed before, from any stream and at any time. The copy landed first is
-kept; within a batch, the one with the lowest sequence. Later copies exist only in bronze. The ID is
-Nats-Msg-Id, else ce-id, else derived from the place and time of storage, which a restore preserves.
+A repeat is a message whose ID was landed before, from any stream and at any time. The copy landed first is
+kept; within a batch, the one with the lowest sequence. Later copies exist only in bronze.
 """
 
-from datetime import timedelta
+from dataclasses import dataclass
 
-from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentation has it
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyspark.sql import SparkSession
 
-from sea_mq_worker.pipeline.dataframes import deduplicate_by
+from sea_mq_worker.pipeline.jobs.land.repeats import find_repeats
 from sea_mq_worker.pipeline.jobs.land.stream_progress import StreamProgress
+from sea_mq_worker.pipeline.jobs.land.tasks import ROWS_IN_PROCESS, ArrowFunction, run_tasks
+from sea_mq_worker.pipeline.jobs.land.write_events import IndexSilver, RefineBronze, RemoveRows
+from sea_mq_worker.pipeline.lake.read_files import dataset_of
+from sea_mq_worker.pipeline.lake.schemas import BRONZE, IDS, SILVER
 from sea_mq_worker.pipeline.lake.table import Conditions, ConflictError, LakeTable, Watermark
-from sea_mq_worker.pipeline.session import described
+from sea_mq_worker.pipeline.lake.write_files import ENTRIES
 
 SERIAL = "commits"
 """Watermark that every commit increments. A commit depends on all rows of the table, so of two concurrent
 commits one must fail."""
 
 _ATTEMPTS = 5
-_SUBJECT = r"^([a-z0-9][a-z0-9_-]*)\.event\.(.+)\.v([1-9][0-9]{0,9})$"
-_UUID = r"^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$"
-_MOMENT = r"^\d{4}-\d{2}-\d{2}[Tt ]\d{2}:\d{2}(:\d{2}(\.\d+)?)?([Zz]|[+-]\d{2}:?\d{2})$"
 
 
-def update(
-    spark: SparkSession,
-    bronze: LakeTable,
-    silver: LakeTable,
-    progress: StreamProgress,
-    *,
-    rows_max: int,
-    dedupe_days: int | None,
-) -> int:
-    """Update silver to the progress of bronze; return the number of new rows.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Silver:
+    """Silver and the index of its IDs.
 
-    Args:
-        spark: the session.
-        bronze: the source table.
-        silver: the target table.
-        progress: the incarnation of the stream and its progress in bronze.
+    Attributes:
+        spark: the session; None: work in this process.
+        lake: the lake's address.
         rows_max: sequences per commit.
-        dedupe_days: search copies up to this many days before a batch's first message; None: no limit.
+        dedupe_days: search repeats up to this many days before a batch's first message; None: no limit.
     """
-    added = conflicts = 0
-    while (taken := silver.watermark(progress.name) or 0) < progress.landed:
-        serial = silver.watermark(SERIAL) or 0
-        one_step = taken or progress.landed <= rows_max
-        start = taken if one_step else _first(spark, bronze, progress) - 1
-        upto = min(progress.landed, start + rows_max)
-        new = deduplicate_by(to_silver(_landed(spark, bronze, progress, start, upto)), "message_id", "seq")
-        with described(spark, f"land {progress.stream} {start + 1}-{upto}: silver"):
-            files = silver.write(_unknown(spark, silver, new, dedupe_days))
-        watermarks = Watermark(progress.name, upto, after=taken), Watermark(SERIAL, serial + 1, after=serial)
-        try:
-            added += files.rows if silver.commit(files, *watermarks) else 0
-        except ConflictError:
-            conflicts += 1
-            if conflicts == _ATTEMPTS:
-                raise
-    return added
 
+    spark: SparkSession | None
+    lake: str
+    rows_max: int
+    dedupe_days: int | None
 
-def to_silver(bronze: DataFrame) -> DataFrame:
-    """Return typed columns; header names are case-insensitive, and the first of repeated headers counts."""
-    lowered = F.transform("headers", lambda h: F.struct(F.lower(h["key"]), h["value"]))
-    # map_from_entries keeps the last of equal keys, so reverse the headers.
-    given = bronze.withColumn("given", F.map_from_entries(F.reverse(lowered)))
-    return given.select(
-        _message_id().alias("message_id"),
-        F.coalesce(_of_subject(2), _ce("type")).alias("event_type"),
-        F.coalesce(_of_subject(3).try_cast("int"), _ce("eventversion").try_cast("int")).alias(
-            "event_version"
-        ),
-        "subject",
-        _ce("source").alias("source"),
-        _ce("subject").alias("aggregate"),
-        _moment(_ce("time")).alias("occurred_at"),
-        F.col("time").alias("published_at"),
-        _ce("correlationid").alias("correlation_id"),
-        _ce("causationid").alias("causation_id"),
-        _ce("partitionkey").alias("partition_key"),
-        F.try_validate_utf8(F.col("data").cast("string")).alias("payload"),
-        F.octet_length("data").cast("bigint").alias("bytes"),
-        "stream",
-        "incarnation",
-        "seq",
-        _of_subject(1).alias("context"),
-        F.to_date("time").alias("date"),
-    )
+    def catch_up(self, progress: StreamProgress) -> int:
+        """Update silver to the progress of bronze; return the number of new rows."""
+        added = 0
+        mine: Conditions = [
+            ("stream", "=", progress.stream),
+            ("incarnation", "=", progress.incarnation),
+            ("seq", "<=", progress.landed),
+        ]
+        while (taken := self._silver.watermarks()(progress.name)) < progress.landed:
+            first = pc.min(self._bronze.entries([*mine, ("seq", ">", taken)])["min.seq"]).as_py()
+            upto = min(progress.landed, max(taken, (first or progress.landed) - 1) + self.rows_max)
+            rest: Conditions = [*mine, ("seq", ">", taken), ("seq", "<=", upto)]
+            refine = RefineBronze(self.lake, pq.filters_to_expression(rest))
+            description = f"land {progress.stream} {taken + 1}-{upto}: silver"
+            entries = self._run(description, refine, self._bronze.entries(rest))
+            added += self.add(progress, entries, after=taken, upto=upto)
+        return added
 
+    def add(self, progress: StreamProgress, entries: pa.Table, *, after: int, upto: int) -> int:
+        """Commit files with the messages after a sequence up to another one; return the number of new rows.
 
-def _landed(
-    spark: SparkSession, bronze: LakeTable, progress: StreamProgress, after: int, upto: int
-) -> DataFrame:
-    conditions: Conditions = [
-        ("stream", "=", progress.stream),
-        ("incarnation", "=", progress.incarnation),
-        ("seq", ">", after),
-        ("seq", "<=", upto),
-    ]
-    mine = (F.col("stream") == progress.stream) & (F.col("incarnation") == progress.incarnation)
-    return bronze.read(spark, conditions).where(mine & (F.col("seq") > after) & (F.col("seq") <= upto))
+        Raises:
+            ConflictError: another run is landing this stream into this lake.
+        """
+        conflicts = 0
+        while True:
+            try:
+                return self._commit(progress, entries, after, upto)
+            except ConflictError:
+                conflicts += 1
+                if conflicts == _ATTEMPTS:
+                    raise
 
+    def index(self) -> None:
+        """Write the index of a lake that has none, from an older version."""
+        if self._ids.open() is None and self._silver.open() is not None:
+            reached = self._silver.watermarks()
+            entries = self._run("land: index of IDs", IndexSilver(self.lake), self._silver.entries([]))
+            self._ids.commit(self._ids.files(entries), Watermark(SERIAL, reached(SERIAL)))
 
-def _first(spark: SparkSession, bronze: LakeTable, progress: StreamProgress) -> int:
-    """Return the first landed sequence; without rows, the sequence after the last landed one."""
-    row = _landed(spark, bronze, progress, 0, progress.landed).agg(F.min("seq")).first()
-    return progress.landed + 1 if row is None or row[0] is None else int(row[0])
+    def _commit(self, progress: StreamProgress, entries: pa.Table, after: int, upto: int) -> int:
+        reached = self._silver.watermarks()
+        ids, files = self._ids.files(entries), self._silver.files(entries)
+        keys = dataset_of(self._ids.uri, IDS, ids.paths).to_table(
+            columns=["high", "low", "seq", "published_at"]
+        )
+        spark = None if keys.num_rows <= ROWS_IN_PROCESS else self.spark
+        repeats = find_repeats(spark, self._ids, keys, reached, self.dedupe_days)
+        if len(repeats):
+            description = f"land {progress.stream} {after + 1}-{upto}: repeated IDs"
+            silver = entries.filter(pc.equal(entries["table"], SILVER.name))
+            files = self._silver.files(self._run(description, RemoveRows(self.lake, repeats), silver))
+        metadata = {
+            "sea_mq.job": "land",
+            "sea_mq.stream": progress.stream,
+            "sea_mq.range": f"{after + 1}-{upto}",
+        }
+        # Rows of the index count only from silver's commit on.
+        self._ids.commit(ids, Watermark(progress.name, upto), metadata=metadata)
+        serial = reached(SERIAL)
+        watermarks = Watermark(progress.name, upto, after=after), Watermark(SERIAL, serial + 1, after=serial)
+        return files.rows if self._silver.commit(files, *watermarks, metadata=metadata) else 0
 
+    def _run(self, description: str, function: ArrowFunction, files: pa.Table) -> pa.Table:
+        """Apply a function to files, given by their paths and numbers of rows."""
+        rows = pc.sum(files["rows"]).as_py() or 0
+        spark = None if rows <= ROWS_IN_PROCESS else self.spark
+        return run_tasks(spark, description, function, files.select(["path"]), ENTRIES)
 
-def _unknown(spark: SparkSession, silver: LakeTable, new: DataFrame, days: int | None) -> DataFrame:
-    """Remove the IDs that silver already contains; skip files outside the range of these IDs."""
-    if silver.open() is None:
-        return new
-    ends = new.agg(F.min("message_id"), F.max("message_id"), F.min("date")).first()
-    if ends is None or ends[0] is None:
-        return new
-    conditions = [("message_id", ">=", ends[0]), ("message_id", "<=", ends[1])]
-    if days is not None:
-        conditions.append(("date", ">=", ends[2] - timedelta(days=days)))
-    known = silver.read(spark, conditions, columns=["message_id"])
-    return new.join(known, "message_id", "left_anti")
+    @property
+    def _bronze(self) -> LakeTable:
+        return LakeTable(self.lake, BRONZE)
 
+    @property
+    def _silver(self) -> LakeTable:
+        return LakeTable(self.lake, SILVER)
 
-def _message_id() -> Column:
-    header = F.coalesce(F.nullif(F.col("given")["nats-msg-id"], F.lit("")), F.nullif(_ce("id"), F.lit("")))
-    moment = F.date_format("time", "yyyy-MM-dd'T'HH:mm:ss.SSSSSS'Z'")
-    stored = F.concat(F.col("stream"), F.lit("/"), F.col("seq"), F.lit("@"), moment)
-    # Normalize UUIDs in the same way as the worker.
-    return F.coalesce(F.when(header.rlike(_UUID), F.lower(header)).otherwise(header), stored)
-
-
-def _ce(name: str) -> Column:
-    """Return a CloudEvents attribute, percent-decoded if its encoding is valid."""
-    value = F.col("given")[f"ce-{name}"]
-    # url_decode would decode a plus sign as a space.
-    return F.coalesce(F.try_url_decode(F.replace(value, F.lit("+"), F.lit("%2B"))), value)
-
-
-def _of_subject(group: int) -> Column:
-    return F.nullif(F.regexp_extract("subject", _SUBJECT, group), F.lit(""))
-
-
-def _moment(text: Column) -> Column:
-    """Parse RFC 3339; null if the text is something else or has no offset."""
-    upper = F.upper(text)
-    return F.when(text.rlike(_MOMENT), upper.try_cast("timestamp"))
+    @property
+    def _ids(self) -> LakeTable:
+        return LakeTable(self.lake, IDS)

@@ -67,13 +67,13 @@ class StreamProgress:
 
 def progress_of(bronze: LakeTable, stream: str) -> StreamProgress:
     """Return the progress of a stream's latest incarnation."""
-    value = _values(bronze)
+    value = bronze.watermarks()
     return _progress(value, stream, value(_created(stream)))
 
 
 def incarnations(bronze: LakeTable, stream: str) -> list[StreamProgress]:
     """Return the progress of all incarnations of a stream's name, oldest first."""
-    value = _values(bronze)
+    value = bronze.watermarks()
     found: list[StreamProgress] = []
     created = value(_created(stream))
     while created and created not in {progress.created for progress in found}:
@@ -82,11 +82,6 @@ def incarnations(bronze: LakeTable, stream: str) -> list[StreamProgress]:
         found += [last, *(replace(each, landed=value(each.name)) for each in earlier)]
         created = last.before
     return found[::-1]
-
-
-def _values(bronze: LakeTable) -> Callable[[str], int]:
-    table = bronze.open()
-    return lambda name: (table.transaction_version(name) if table else None) or 0
 
 
 def _progress(value: Callable[[str], int], stream: str, created: int) -> StreamProgress:

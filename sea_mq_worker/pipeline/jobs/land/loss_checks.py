@@ -1,37 +1,22 @@
-"""Copy a stream into the lake's bronze table, one range of sequences at a time and each message once.
-
-Only the lake stores progress. The last landed sequence is a watermark that is committed with the files. A run
-that is killed, repeated or started twice can therefore neither duplicate nor omit a message. A range with
-only deleted messages is committed as well.
-"""
+"""Detect messages that a stream lost before they were landed: removed, or recreated or restored streams."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import datetime
-
-import pyarrow.compute as pc
-from pyspark.sql import SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentation has it
 
 from sea_mq_worker.adapters.nats.server_info import StreamInfo
 from sea_mq_worker.pipeline.errors import DataLossError
-from sea_mq_worker.pipeline.executor_settings import access_options
 from sea_mq_worker.pipeline.jobs.land.stream_progress import (
     StreamProgress,
     moment_text,
     nanoseconds,
     progress_of,
 )
-from sea_mq_worker.pipeline.lake.table import NO_FILES, Files, LakeTable
-from sea_mq_worker.pipeline.session import described, parallelism
-from sea_mq_worker.pipeline.sources.jetstream.state import message_time, stream_state
+from sea_mq_worker.pipeline.lake.table import NO_FILES, LakeTable
+from sea_mq_worker.pipeline.sources.jetstream.state import message_time
 from sea_mq_worker.settings import Settings
 
 _PROBED_SEQUENCES = 1000
 _PROBES = 5
-_ROWS_PER_TASK_MAX = 50_000
-_ROWS_PER_TASK_MIN = 10_000
-"""Minimum rows per task; fewer rows are read faster than another Python worker starts."""
 
 
 def current_progress(
@@ -66,58 +51,37 @@ def recorded_progress(bronze: LakeTable, state: StreamInfo) -> StreamProgress:
     return progress if progress.created == created else StreamProgress(stream=state.name, created=created)
 
 
-def land_range(
-    spark: SparkSession,
-    settings: Settings,
-    bronze: LakeTable,
+def check_after_read(
     progress: StreamProgress,
-    state: StreamInfo,
+    before: StreamInfo,
+    now: StreamInfo,
+    sequences: range,
     *,
-    rows_max: int,
+    rows: int,
     on_loss: Callable[[str], None],
-) -> tuple[StreamProgress, Files]:
-    """Land at most ``rows_max`` sequences; return the new progress and the written files.
+) -> None:
+    """Check that a stream did not change while sequences after the landed ones were read.
+
+    Args:
+        progress: the progress of landing the stream.
+        before: the stream's state at the beginning.
+        now: the stream's state after the read.
+        sequences: the sequences that were read.
+        rows: number of messages found.
+        on_loss: called with a description of missing messages; raises unless loss is accepted.
 
     Raises:
-        ConflictError: another run is landing this stream into this lake.
+        DataLossError: the stream was recreated or restored.
     """
-    first = max(progress.landed + 1, state.first_seq)
-    last = min(state.last_seq, first + rows_max - 1)
-    files = NO_FILES
-    if first <= last:
-        files = _write(spark, bronze, progress, created=state.created, first=first, last=last)
-    now = stream_state(settings, progress.stream)
-    if now.created != state.created:
+    if now.created != before.created:
         raise DataLossError(f"{_recreated_text(progress, now)}; this happened during the read: run again")
-    if now.last_seq < last:
+    if now.last_seq < sequences.stop - 1:
         raise DataLossError(
             f"stream {progress.stream} was restored to an older state during the read: run again"
         )
     # Messages deleted before the first landing do not count as lost.
-    if progress.landed and now.first_seq > first and files.rows < last - first + 1:
-        on_loss(_removed_text(progress.stream, first, min(now.first_seq, last + 1)))
-    bronze.commit(files, *progress.landed_to(last))
-    return replace(progress, landed=last), files
-
-
-def _write(
-    spark: SparkSession, bronze: LakeTable, progress: StreamProgress, *, created: str, first: int, last: int
-) -> Files:
-    share = -(-(last - first + 1) // parallelism(spark))
-    options = {
-        "stream": progress.stream,
-        "created": created,
-        "startSeq": str(first),
-        "endSeq": str(last),
-        "rowsPerPartition": str(min(max(share, _ROWS_PER_TASK_MIN), _ROWS_PER_TASK_MAX)),
-        "failOnDataLoss": "false",  # the caller checks for loss afterwards
-        **access_options(),
-    }
-    rows = spark.read.format("jetstream").options(**options).load()
-    with described(spark, f"land {progress.stream} {first}-{last}: bronze"):
-        return bronze.write(
-            rows.withColumns({"incarnation": F.lit(progress.incarnation), "date": F.to_date("time")})
-        )
+    if progress.landed and now.first_seq > sequences.start and rows < len(sequences):
+        on_loss(_removed_text(progress.stream, sequences.start, min(now.first_seq, sequences.stop)))
 
 
 def _restored(settings: Settings, bronze: LakeTable, progress: StreamProgress, state: StreamInfo) -> str:
@@ -151,10 +115,8 @@ def _latest(bronze: LakeTable, progress: StreamProgress, least: int) -> list[tup
         ("incarnation", "=", progress.incarnation),
         ("seq", ">=", least),
     ]
-    rows = bronze.peek(conditions, ["seq", "time", "incarnation"])
-    mine = pc.equal(rows["incarnation"], progress.incarnation)
-    ours = rows.filter(pc.and_(mine, pc.greater_equal(rows["seq"], least)))
-    last = ours.sort_by([("seq", "descending")]).slice(0, _PROBES)
+    rows = bronze.peek(conditions, ["seq", "time"])
+    last = rows.sort_by([("seq", "descending")]).slice(0, _PROBES)
     return list(zip(last["seq"].to_pylist(), last["time"].to_pylist(), strict=True))
 
 
