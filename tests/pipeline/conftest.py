@@ -56,6 +56,6 @@ async def server(nats_url: str, names: str) -> AsyncIterator[NatsConnection]:
 
 
 @pytest.fixture
-def lake(spark: SparkSession, tmp_path: Path, nats_url: str, monkeypatch: pytest.MonkeyPatch) -> Lake:
-    """An empty lake to land in."""
-    return lake_at(spark, tmp_path / "lake", nats_url, monkeypatch)
+def lake(tmp_path: Path, nats_url: str, monkeypatch: pytest.MonkeyPatch) -> Lake:
+    """An empty lake to land in, without Spark."""
+    return lake_at(tmp_path / "lake", nats_url, monkeypatch)

@@ -81,9 +81,9 @@ async def last_seq(connection: NatsConnection, stream: str) -> int:
 class Lake:
     """A lake, and how to land in it."""
 
-    spark: SparkSession
     folder: Path
     settings: Settings
+    spark: SparkSession | None = None
 
     async def land(
         self, *streams: str, on_progress: Callable[[LandProgress], None] | None = None, **options: Any
@@ -131,8 +131,8 @@ def settings_file(path: Path, url: str) -> Path:
     return path
 
 
-def lake_at(spark: SparkSession, folder: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> Lake:
+def lake_at(folder: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> Lake:
     """Return a lake in a folder, whose jobs reach the server at ``url``."""
     folder.mkdir(exist_ok=True)
     monkeypatch.setenv("SEA_MQ_CONFIG", str(settings_file(folder / "settings.toml", url)))
-    return Lake(spark, folder, load_settings(needs=("nats_url",)))
+    return Lake(folder, load_settings(needs=("nats_url",)))

@@ -3,11 +3,13 @@
 import asyncio
 import shutil
 from collections import defaultdict
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql import SparkSession
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection, api
 from sea_mq_worker.pipeline.jobs.land.job import LandProgress
@@ -25,8 +27,9 @@ EVENTS = 20_000
 
 
 async def test_a_stream_becomes_bronze_silver_and_gold(
-    lake: Lake, server: NatsConnection, names: str
+    spark: SparkSession, lake: Lake, server: NatsConnection, names: str
 ) -> None:
+    lake = replace(lake, spark=spark)
     events = [event(names, number) for number in range(EVENTS)]
     copies = [copy_of(each) for each in events[::100]]
     await publish(server, names, [*events, *copies])

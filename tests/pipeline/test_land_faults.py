@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection, api
 from sea_mq_worker.embedded import EmbeddedNats
@@ -21,8 +20,8 @@ from tests.pipeline.landing import Lake, copy_of, event, lake_at, publish
 from tests.support.jetstream import connected, create_stream
 from tests.support.waiting import eventually
 
-EVENTS = 8_000
-BATCH = 3_000
+EVENTS = 30_000
+BATCH = 12_000  # more than one process lands without Spark
 BATCHES = 3
 START_SECONDS = 240
 
@@ -68,11 +67,11 @@ async def test_what_retention_removed_is_named(lake: Lake, server: NatsConnectio
 
 
 async def test_a_stream_restored_to_an_older_state_is_found(
-    spark: SparkSession, tmp_path: Path, names: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, names: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home, port = tmp_path / "nats", free_port()
     home.mkdir()
-    lake = lake_at(spark, tmp_path / "lake", f"nats://127.0.0.1:{port}", monkeypatch)
+    lake = lake_at(tmp_path / "lake", f"nats://127.0.0.1:{port}", monkeypatch)
 
     async def put(first: int, behind: int) -> None:
         async with connected(lake.settings.nats_url.get_secret_value()) as connection:
@@ -131,7 +130,7 @@ def silver_batches(lake: Lake) -> int:
 
 async def kill_when(lake: Lake, stream: str, url: str, has_come: Callable[[], bool]) -> None:
     """Start a run of its own, and kill it with all its processes at a moment seen from outside."""
-    run = await started(lake, stream, url)
+    run = await started(lake, stream, url, "--master", "local[2]")
     try:
         await eventually(lambda: has_come() or run.returncode is not None, within=START_SECONDS)
         assert run.returncode is None, (lake.folder / "log").read_text()
@@ -157,7 +156,7 @@ async def stop_when(lake: Lake, stream: str, url: str, has_come: Callable[[], bo
 async def started(lake: Lake, stream: str, url: str, *options: str) -> asyncio.subprocess.Process:
     """Run the command in a process group of its own, whose processes can be killed together."""
     command = [sys.executable, "-m", "sea_mq_worker", "pipeline", "land", "--lake", str(lake.folder)]
-    common = ["--stream", stream, "--batch-rows", str(BATCH), "--master", "local[2]"]
+    common = ["--stream", stream, "--batch-rows", str(BATCH)]
     environment = os.environ | {"SEA_MQ_NATS_URL": url}
     with (lake.folder / "log").open("ab") as log:
         return await asyncio.create_subprocess_exec(

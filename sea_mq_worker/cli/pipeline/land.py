@@ -1,10 +1,12 @@
 """The command ``pipeline land``: copy streams into the lake."""
 
+import os
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -23,11 +25,15 @@ from sea_mq_worker.cli.support import JsonOption, print_json
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from sea_mq_worker.pipeline.jobs.land.job import LandProgress, LandResult
+    from sea_mq_worker.pipeline.jobs.land.job import LandOptions, LandProgress, LandResult
     from sea_mq_worker.settings import Settings
 
 _NEEDS = ("nats_url",)
 _POLL_SECONDS = 0.2
+_VACUUM_HOURS = 168
+_VACUUM_SECONDS = 3600.0
+_ROWS_WITHOUT_SPARK = 500_000
+"""One process lands fewer messages in less time than Spark needs for its start."""
 
 
 _Stream = Annotated[
@@ -63,8 +69,15 @@ _VacuumHours = Annotated[
     int | None,
     typer.Option(
         min=1,
-        help="Delete merged files and files of killed runs after this many hours (default: never);"
-        " no query may run longer.",
+        help="Delete merged files and files of killed runs after this many hours (default: 168 with --every,"
+        " otherwise never); no query may run longer.",
+    ),
+]
+_MetricsFile = Annotated[
+    Path | None,
+    typer.Option(
+        dir_okay=False,
+        help="Write metrics to this file after each run, for node_exporter's textfile collector.",
     ),
 ]
 
@@ -80,6 +93,7 @@ def land(
     late_seconds: _LateSeconds = 60.0,
     compact_files: _CompactFiles = 50,
     vacuum_hours: _VacuumHours = None,
+    metrics_file: _MetricsFile = None,
     dry_run: DryRunOption = False,
     json: JsonOption = False,
     master: MasterOption = None,
@@ -89,102 +103,128 @@ def land(
 
     The command ends when all messages that the streams contained at its start are landed; with --every it
     repeats. It may be killed at any time and run again. The first SIGTERM or SIGINT ends it after the current
-    batch, the second immediately. Exit code 1: messages were deleted before they could be landed, or another
-    failure.
+    batch, the second immediately. It starts Spark for more than 500,000 messages, or for any if a master or a
+    property is given; otherwise it works in one process. Exit code 1: messages were deleted before they could
+    be landed, or another failure.
     """
     where = required_lake(lake)
-    given = {
-        "batch_rows": batch_rows,
-        "accept_loss": accept_loss,
-        "dedupe_days": dedupe_days,
-        "late_seconds": late_seconds,
-        "compact_files": compact_files or None,
-        "vacuum_hours": vacuum_hours,
-    }
+    remaining = partial(_remaining, lake=where, streams=stream)
 
-    def remaining(settings: "Settings") -> None:
-        _print_remaining(settings, where, stream or _streams(settings), json=json)
+    def job(spark: "SparkSession | None", settings: "Settings") -> None:
+        from sea_mq_worker.pipeline.jobs.land.job import LandOptions
 
-    def job(spark: "SparkSession", settings: "Settings") -> None:
-        streams = stream or _streams(settings)
-        _land(spark, settings, lake=where, streams=streams, given=given, every=every, json=json)
+        options = LandOptions(
+            batch_rows=batch_rows,
+            accept_loss=accept_loss,
+            dedupe_days=dedupe_days,
+            late_seconds=late_seconds,
+            compact_files=compact_files or None,
+            vacuum_hours=vacuum_hours,
+        )
+        once = partial(_once, spark, settings, lake=where, streams=stream, metrics_file=metrics_file)
+        _land(once, options, every, json=json)
 
     if dry_run:
-        run_without_spark(remaining, needs=_NEEDS)
+        _print_remaining(run_without_spark(remaining, needs=_NEEDS), json=json)
+    elif run_without_spark(partial(_is_small, remaining, wants_spark=bool(master or conf)), needs=_NEEDS):
+        run_without_spark(partial(job, None), needs=_NEEDS)
     else:
         run_job("land", job, needs=_NEEDS, master=master, conf=conf)
 
 
-def _land(
-    spark: "SparkSession",
+def _once(
+    spark: "SparkSession | None",
     settings: "Settings",
+    options: "LandOptions",
     *,
     lake: str,
-    streams: list[str],
-    given: dict[str, Any],
-    every: float | None,
-    json: bool,
-) -> None:
-    """Land once, or repeatedly with ``every``."""
-    from sea_mq_worker.cli.pipeline.signals import stopping_on_signals
-    from sea_mq_worker.pipeline.jobs.land.job import LandOptions
+    streams: list[str] | None,
+    metrics_file: Path | None,
+    is_stopping: Callable[[], bool],
+) -> "LandResult":
     from sea_mq_worker.pipeline.jobs.land.job import land as land_
+    from sea_mq_worker.pipeline.metrics_file import write_metrics
 
-    with stopping_on_signals() as is_stopping:
-        once = partial(
-            land_,
-            spark,
-            settings,
-            lake=lake,
-            streams=streams,
-            options=LandOptions(**given),
-            on_progress=_print_progress,
-            is_stopping=is_stopping,
-        )
-        if every is None:
-            _print_result(once(), json=json)
-        else:
-            _repeat(once, every, is_stopping, json=json)
+    result = land_(
+        spark,
+        settings,
+        lake=lake,
+        streams=streams or _streams(settings),
+        options=options,
+        on_progress=_print_progress,
+        is_stopping=is_stopping,
+    )
+    if metrics_file:
+        values = {"seconds": result.seconds}
+        counts = {each.stream: {"rows": each.rows, "lag_sequences": each.left} for each in result.streams}
+        write_metrics(metrics_file, "land", {name: count | values for name, count in counts.items()})
+    return result
 
 
-def _print_remaining(settings: "Settings", lake: str, streams: list[str], *, json: bool) -> None:
+def _remaining(settings: "Settings", *, lake: str, streams: list[str] | None) -> "LandResult":
     from sea_mq_worker.pipeline.jobs.land.job import count
 
-    found = count(settings, lake=lake, streams=streams)
-    if json:
-        print_json(asdict(found))
-        return
-    for each in found.streams:
-        typer.echo(f"{each.stream}: {each.left:,} messages would be landed, after sequence {each.last_seq:,}")
+    return count(settings, lake=lake, streams=streams or _streams(settings))
+
+
+def _is_small(
+    remaining: "Callable[[Settings], LandResult]", settings: "Settings", *, wants_spark: bool
+) -> bool:
+    """Return whether one process should land the messages; it also waits if NATS is unavailable."""
+    from sea_mq_worker.domain.errors import UnavailableError
+
+    submitted = "PYSPARK_GATEWAY_PORT" in os.environ  # spark-submit has started Spark
+    try:
+        left = sum(each.left for each in remaining(settings).streams)
+    except UnavailableError:
+        left = 0
+    return left <= (0 if wants_spark or submitted else _ROWS_WITHOUT_SPARK)
 
 
 def _streams(settings: "Settings") -> list[str]:
     return list(dict.fromkeys([settings.stream, *(consumer.stream for consumer in settings.consumers)]))
 
 
-def _repeat(
-    once: "Callable[[], LandResult]", pause: float, is_stopping: Callable[[], bool], *, json: bool
+def _land(
+    once: "Callable[..., LandResult]", options: "LandOptions", pause: float | None, *, json: bool
 ) -> None:
-    """Land repeatedly, also across outages of NATS; print the results of runs that found something."""
+    """Land once; with a pause repeatedly, also across outages of NATS, and print results with new rows."""
+    from sea_mq_worker.cli.pipeline.signals import stopping_on_signals
     from sea_mq_worker.domain.errors import UnavailableError
     from sea_mq_worker.pipeline.spark_errors import translated
 
-    while not is_stopping():
-        try:
-            with translated():
-                result = once()
-        except UnavailableError as error:
-            print_progress(f"land: waiting: {error}")
-        else:
-            if result.rows or result.events or result.missing:
-                _print_result(result, json=json)
-        _wait(pause, is_stopping)
+    with stopping_on_signals() as is_stopping:
+        if pause is None:
+            _print_result(once(options, is_stopping=is_stopping), json=json)
+            return
+        vacuum_at = 0.0
+        while not is_stopping():
+            is_due = time.monotonic() >= vacuum_at
+            hours = (options.vacuum_hours or _VACUUM_HOURS) if is_due else None
+            try:
+                with translated():
+                    result = once(replace(options, vacuum_hours=hours), is_stopping=is_stopping)
+            except UnavailableError as error:
+                print_progress(f"land: waiting: {error}")
+            else:
+                vacuum_at = time.monotonic() + _VACUUM_SECONDS if is_due else vacuum_at
+                if result.rows or result.events or result.missing:
+                    _print_result(result, json=json)
+            _wait(pause, is_stopping)
 
 
 def _wait(seconds: float, is_stopping: Callable[[], bool]) -> None:
     until = time.monotonic() + seconds
     while not is_stopping() and time.monotonic() < until:
         time.sleep(_POLL_SECONDS)
+
+
+def _print_remaining(found: "LandResult", *, json: bool) -> None:
+    if json:
+        print_json(asdict(found))
+        return
+    for each in found.streams:
+        typer.echo(f"{each.stream}: {each.left:,} messages would be landed, after sequence {each.last_seq:,}")
 
 
 def _print_progress(progress: "LandProgress") -> None:

@@ -1,4 +1,4 @@
-"""Catalog of the worker's metrics; the worker exposes no others. ``telemetry.metrics`` counts them."""
+"""Catalog of the metrics of the worker and of the pipeline's jobs; there are no others."""
 
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -282,3 +282,40 @@ METRICS = (
         ("name", "version"),
     ),
 )
+
+_PIPELINE_LABELS = ("task", "stream")
+PIPELINE_METRICS = (
+    Metric(
+        "sea_mq_pipeline_last_success_timestamp_seconds",
+        "gauge",
+        "s",
+        "When the job last succeeded, in seconds since 1970.",
+        "An old value: the job fails, or its schedule has stopped.",
+        _PIPELINE_LABELS,
+    ),
+    Metric(
+        "sea_mq_pipeline_rows",
+        "gauge",
+        "{message}",
+        "Messages of the last run.",
+        "0 while the lag grows: the job stops early.",
+        _PIPELINE_LABELS,
+    ),
+    Metric(
+        "sea_mq_pipeline_lag_sequences",
+        "gauge",
+        "{message}",
+        "Sequences that the stream had at the start of the last run and that are not in the lake.",
+        "More than 0 after a run: it was stopped, and the next one continues.",
+        _PIPELINE_LABELS,
+    ),
+    Metric(
+        "sea_mq_pipeline_seconds",
+        "gauge",
+        "s",
+        "Duration of the last run.",
+        "Close to the period of the job's schedule: run it less often, or with more processors.",
+        _PIPELINE_LABELS,
+    ),
+)
+"""Written by `--metrics-file`. ``task`` is the job's name, as Prometheus has a label ``job`` of its own."""
