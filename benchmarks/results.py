@@ -176,12 +176,12 @@ def _short(value: float) -> str:
 
 
 def _looks(more: Mapping[str, float]) -> Iterator[str]:
-    """Return the time and the pages of each query."""
+    """Return the time and the pages of each query, without its first run."""
     yield f"Looks, beside {more[PUBLISHED]:,.0f} {PUBLISHED} and {more[PROCESSED]:,.0f} {PROCESSED}:"
     yield ""
-    yield from _head("asked", *MEASURES)
+    yield from _head("asked", *MEASURES[1:])
     for question, found in by_question(more).items():
-        yield _row(f"`{question}`", *(f"{found[measure]:,.0f}" for measure in MEASURES))
+        yield _row(f"`{question}`", *(f"{found[measure]:,.0f}" for measure in MEASURES[1:]))
 
 
 def _swept(more: Mapping[str, float]) -> Iterator[str]:

@@ -11,30 +11,30 @@ class BrokerKind(Kind):
         Severity.ERROR,
         "NATS or its JetStream does not answer, or has no leader",
         "nothing is published or received",
-        "start NATS with JetStream (more than half of a cluster's servers), or correct SEA_MQ_NATS_URL",
+        "start NATS with JetStream, or correct SEA_MQ_NATS_URL",
     )
     BROKER_REFUSES = (
         Severity.ERROR,
         "NATS refuses the login, TLS or a request",
-        "the worker refuses to start, or doctor could not check the refused part",
+        "the worker refuses to start, or doctor could not check this part",
         "correct SEA_MQ_NATS_*, or grant the missing permission as in deploy/nats-accounts.conf",
     )
     STREAM_UNAVAILABLE = (
         Severity.ERROR,
         "a stream or consumer does not answer: its servers are down, or it has no leader",
-        "nothing is published to it or received from it",
+        "nothing is published or received",
         "start its servers; they elect a leader within seconds",
     )
     DEFINITIONS_INVALID = (
         Severity.ERROR,
         "a definition file of streams and consumers is invalid",
-        "`streams apply` does nothing, and doctor did not compare streams with their files",
+        "`streams apply` does nothing, and doctor compared no streams",
         "correct or remove the named file, or correct SEA_MQ_STREAMS_FOLDER",
     )
     TOPOLOGY_DIFFERS = (
         Severity.ERROR,
         "a stream or consumer is missing or differs from its file",
-        "the stream or consumer does not behave as its file defines",
+        "it does not behave as its file defines",
         "apply the files, or correct them",
     )
     STREAM_MISSING = (
@@ -57,20 +57,20 @@ class BrokerKind(Kind):
     )
     SUBJECTS_UNCOVERED = (
         Severity.ERROR,
-        "this worker's stream does not take every subject that the worker publishes",
-        "the stream refuses events or dead letters of the other subjects on every attempt",
+        "the stream does not take every subject that the worker publishes",
+        "the stream refuses events or dead letters of the other subjects",
         "add the subjects to the stream and apply",
     )
     SUBJECTS_ELSEWHERE = (
         Severity.ERROR,
         "another stream takes subjects of this worker",
-        "the worker rejects its acknowledgement, and the events fail",
+        "the events fail",
         "give each context its own subjects",
     )
     STREAM_SINGLE_COPY = (
         Severity.WARNING,
         "a stream of a cluster has one copy",
-        "the stream is lost with its server's disk, and unavailable without its server",
+        "the stream is lost with its server's disk",
         "set SEA_MQ_STREAM_REPLICAS to 3, or remove it, and apply",
     )
     STREAM_REPLICA_OFFLINE = (
@@ -92,24 +92,24 @@ class BrokerKind(Kind):
         Severity.ERROR,
         "a stream is full and refuses new messages: discard is new",
         "events wait in the outbox, dead letters hold their messages up",
-        "raise max_bytes or max_msgs and apply, or remove unneeded messages; work then continues",
+        "raise max_bytes or max_msgs and apply, or remove unneeded messages",
     )
     STREAM_NEARLY_FULL = (
         Severity.WARNING,
         "a stream is 80 % full",
-        "a full stream refuses new messages; events wait, and messages wait for their dead letters",
+        "a full stream refuses new messages",
         "raise max_bytes or max_msgs, or remove unneeded messages",
     )
     STREAM_DISCARDS_OLD = (
         Severity.WARNING,
         "a full stream drops its oldest messages: discard is old, or max_msgs_per_subject is set",
-        "the stream drops events or dead letters before anybody has read them",
+        "the stream drops events or dead letters unread",
         "set discard to new and max_msgs_per_subject to -1, and apply",
     )
     STREAM_DROPS_READ = (
         Severity.ERROR,
-        "a stream drops messages that were read or have no consumer: retention is not limits",
-        "the stream drops events or dead letters before all readers have them",
+        "a stream drops read messages: retention is not limits",
+        "it drops them before all readers have them",
         "recreate the stream with retention limits",
     )
     DEAD_LETTERS_SHORT_LIVED = (
@@ -145,14 +145,14 @@ class BrokerKind(Kind):
     CONSUMER_FILTER = (
         Severity.ERROR,
         "a consumer's filter matches no subject of its stream",
-        "nothing is received; the server accepts such a filter without an error",
+        "nothing is received",
         "correct filter_subject",
     )
     MESSAGES_MISSED = (
         Severity.ERROR,
         "messages left their stream before delivery to a consumer",
-        "the messages have no effect, and no delivery will bring them",
-        "have their sender replay them, and raise max_age, max_bytes or max_msgs of the stream",
+        "the messages have no effect",
+        "have their sender replay them, and raise the stream's limits",
     )
     CONSUMER_PAUSED = (
         Severity.WARNING,
@@ -162,13 +162,13 @@ class BrokerKind(Kind):
     )
     CONSUMER_STUCK = (
         Severity.WARNING,
-        "a consumer has max_ack_pending messages in flight, and no acknowledgement for two ack_waits",
+        "max_ack_pending messages are in flight, and none was acknowledged for two ack_waits",
         "the consumer delivers no more messages",
         "start the worker, or check its /readyz and the handler",
     )
     CONSUMER_UNATTENDED = (
         Severity.WARNING,
-        "messages wait at a consumer, and no worker has pulled for two ack_waits",
+        "messages wait, and no worker has pulled for two ack_waits",
         "the messages are late",
         "start the worker, or read its /readyz for the reason",
     )
@@ -186,40 +186,37 @@ class PairKind(Kind):
     WINDOW_BELOW_LEASE = (
         Severity.WARNING,
         "duplicate_window is shorter than the sum of lease and publish time-out",
-        "after a crash the worker searches the stream for an event before it sends it again",
+        "after a crash the worker searches the stream before it sends again",
         "raise duplicate_window and apply, or lower SEA_MQ_OUTBOX_LEASE_SECONDS",
     )
     WINDOW_BELOW_BACKOFF = (
         Severity.WARNING,
         "duplicate_window is shorter than the sum of longest backoff, lease and publish time-out",
-        "after a long backoff the worker searches the stream for an event before it sends it again",
+        "after a long backoff the worker searches the stream before it sends again",
         "raise duplicate_window and apply, or lower SEA_MQ_OUTBOX_BACKOFF_MAX_SECONDS",
     )
     WINDOW_DELAYS_REPLAY = (
         Severity.INFO,
         "duplicate_window is longer than a day",
-        (
-            "a replay within the window waits until the window has passed, "
-            "and the server needs about 105 bytes of memory per id"
-        ),
-        "lower duplicate_window and apply, if replays must run sooner",
+        ("a replay waits until the window has passed, and the server needs about 105 bytes of memory per id"),
+        "lower duplicate_window and apply",
     )
     ACK_WAIT_SHORT = (
         Severity.ERROR,
         "ack_wait, or the first backoff in its place, is not longer than the handler time-out",
-        f"{REFUSES}, or the server redelivers messages while the handler works on them",
+        f"{REFUSES}, or messages are redelivered while the handler works on them",
         "raise ack_wait, remove backoff and apply, or lower SEA_MQ_HANDLER_TIMEOUT_SECONDS",
     )
     MAX_DELIVER_LOW = (
         Severity.ERROR,
         "max_deliver is not above SEA_MQ_INBOX_ATTEMPTS_MAX",
-        f"{REFUSES}: the server would stop deliveries before the worker dead-letters a message",
+        f"{REFUSES}: the server would give messages up first",
         "raise max_deliver and apply, or lower SEA_MQ_INBOX_ATTEMPTS_MAX",
     )
     MAX_ACK_PENDING_LOW = (
         Severity.WARNING,
         "max_ack_pending is below SEA_MQ_HANDLER_CONCURRENCY",
-        "the worker handles fewer messages concurrently than the setting allows",
+        "fewer calls run than the setting allows",
         "raise max_ack_pending and apply, or lower SEA_MQ_HANDLER_CONCURRENCY",
     )
     RETRIES_OUTLIVE_STREAM = (
@@ -238,23 +235,23 @@ class PairKind(Kind):
         Severity.WARNING,
         "a waiting event is larger than its stream or server accepts",
         "the event becomes DEAD",
-        "raise max_msg_size of the stream or max_payload of the server, or publish a reference",
+        "raise max_msg_size or max_payload, or publish a reference",
     )
     EVENTS_LOST = (
         Severity.ERROR,
         "the stream lacks events of PUBLISHED rows: it was recreated, restored or failed over",
         "consumers never receive them; `pipeline reconcile` lists each",
-        "send them again with `pipeline reconcile`, or prune the rows if they are not needed",
+        "run `pipeline reconcile --requeue`, or prune the rows",
     )
     MESSAGE_LOST = (
         Severity.WARNING,
         "a message without an effect is no longer in its stream",
-        "no delivery will bring the message again",
+        "it has no effect",
         "have its sender send it again with the same id",
     )
     INBOX_PRUNED_EARLY = (
         Severity.WARNING,
         "`prune` deleted inbox rows whose messages a stream can still deliver",
         "a redelivered message has its effect again",
-        "run `prune` without --deliverable; do not reset the consumer to pruned messages",
+        "run `prune` without --deliverable",
     )

@@ -16,9 +16,9 @@ class DatabaseKind(Kind):
     )
     DATABASE_READ_ONLY = (
         Severity.ERROR,
-        "PostgreSQL is read-only: it is a standby, or default_transaction_read_only is on",
+        "PostgreSQL is read-only: a standby, or default_transaction_read_only is on",
         "nothing is published or received",
-        "name the primary in SEA_MQ_DATABASE_URL, or set default_transaction_read_only off for the login",
+        "name the primary in SEA_MQ_DATABASE_URL, or set default_transaction_read_only off",
     )
     DATABASE_REFUSES = (
         Severity.ERROR,
@@ -36,11 +36,11 @@ class DatabaseKind(Kind):
         Severity.ERROR,
         "the tables belong to another context",
         f"{REFUSES}: it would publish under the wrong subjects",
-        "correct SEA_MQ_CONTEXT, or give this context its own schema by SEA_MQ_DATABASE_SCHEMA",
+        "correct SEA_MQ_CONTEXT, or set SEA_MQ_DATABASE_SCHEMA to a schema of its own",
     )
     POOLER_UNDECLARED = (
         Severity.ERROR,
-        "the connection uses a pooler in transaction mode, and SEA_MQ_DATABASE_POOLER is not set",
+        "a pooler in transaction mode, and SEA_MQ_DATABASE_POOLER is not set",
         "prepared statements and session settings are lost between transactions",
         "set SEA_MQ_DATABASE_POOLER=true, or connect directly",
     )
@@ -48,31 +48,31 @@ class DatabaseKind(Kind):
         Severity.WARNING,
         "a connection to the URL does not receive its own notification",
         "the worker finds events by polling, up to SEA_MQ_OUTBOX_POLL_SECONDS late",
-        "connect directly, or set SEA_MQ_OUTBOX_NOTIFY=false if the delay is acceptable",
+        "connect directly, or set SEA_MQ_OUTBOX_NOTIFY=false",
     )
     DATABASE_CLOCK = (
         Severity.WARNING,
         "the clocks of PostgreSQL and this machine differ by more than a minute",
-        "events of producers on this machine fail as FUTURE_EVENT or are late; log times mislead",
+        "events of this machine's producers fail as FUTURE_EVENT or are late; log times mislead",
         "synchronize both machines with the same time server",
     )
     # privileges and settings
     RIGHTS_MISSING = (
         Severity.ERROR,
         "the login lacks a privilege that the worker needs",
-        "the worker does not start, or pauses the side that needs the privilege",
+        "the worker does not start, or pauses a side",
         "grant the privilege, preferably with sql/roles.sql",
     )
     RIGHTS_OF_A_READER = (
         Severity.WARNING,
         "the login is read-only, like the reader of sql/roles.sql",
-        "the worker cannot run with this login, and doctor did not check the worker's own login",
+        "the worker cannot run with this login",
         "also run doctor with the worker's login",
     )
     FSYNC_OFF = (
         Severity.ERROR,
         "PostgreSQL does not flush writes to disk: fsync is off",
-        "a crash of its machine loses committed events and may corrupt the database",
+        "a crash of its machine loses commits and may corrupt the database",
         "switch fsync on; restore a backup if the machine crashed meanwhile",
     )
     SYNCHRONOUS_COMMIT_OFF = (
@@ -82,7 +82,7 @@ class DatabaseKind(Kind):
             "a crash of the server loses the latest commits: the worker repeats their work, perhaps "
             "outside the deduplication window"
         ),
-        "switch synchronous_commit on, also for the service, whose latest events a crash would lose",
+        "switch synchronous_commit on, also for the service",
     )
     STANDBY_MISSING = (
         Severity.ERROR,
@@ -93,8 +93,8 @@ class DatabaseKind(Kind):
     DATABASE_ENCODING = (
         Severity.WARNING,
         "the encoding of the database is not UTF8",
-        "PostgreSQL refuses events and error texts with characters outside its encoding",
-        "create a database WITH ENCODING 'UTF8', and restore a dump of this one into it",
+        "PostgreSQL refuses events and errors with other characters",
+        "restore a dump into a database WITH ENCODING 'UTF8'",
     )
     TRIGGERS_OFF = (
         Severity.ERROR,
@@ -104,34 +104,34 @@ class DatabaseKind(Kind):
     )
     TWO_PHASE_COMMIT = (
         Severity.INFO,
-        "prepared transactions are possible: max_prepared_transactions is above 0",
-        "while a worker listens, PREPARE TRANSACTION fails after an insert into the outbox",
-        "in producers that prepare transactions, run SET LOCAL sea_mq.notify = off before the insert",
+        "max_prepared_transactions is above 0",
+        "PREPARE TRANSACTION fails after an insert into the outbox",
+        "in such producers, run SET LOCAL sea_mq.notify = off before the insert",
     )
     SESSION_TIMEOUTS = (
         Severity.WARNING,
-        "time-outs of the role end sessions or transactions that the worker needs",
+        "time-outs of the role end the worker's sessions or transactions",
         "connections break without a fault",
-        "reset them for the worker's role; the worker sets its own time-outs",
+        "reset them for the worker's role",
     )
     CONNECTIONS_SHORT = (
         Severity.WARNING,
         "fewer connections are free than a worker may open",
-        "under load statements wait for a connection and fail",
+        "under load statements fail",
         "raise the limit, or lower SEA_MQ_DATABASE_POOL_MAX",
     )
     # tables
     TABLE_LOCKED = (
         Severity.ERROR,
-        "a session blocks a table for longer than the worker's statement time-out",
+        "a session blocks a table longer than the statement time-out",
         "nothing is published or received",
-        "end the transaction in its program; as a last resort, terminate its session",
+        "end the transaction in its program, or terminate its session",
     )
     ROW_SECURITY = (
         Severity.ERROR,
         "row-level security limits which rows the login sees",
-        "the worker never publishes or handles hidden rows, and reports no error",
-        "disable row-level security for the table, or give the login BYPASSRLS",
+        "the worker never publishes or handles hidden rows",
+        "disable row-level security, or give the login BYPASSRLS",
     )
     TABLE_UNLOGGED = (
         Severity.ERROR,
@@ -148,7 +148,7 @@ class DatabaseKind(Kind):
     INDEX_INVALID = (
         Severity.ERROR,
         "an index is invalid, as after a failed CREATE INDEX CONCURRENTLY",
-        "the index slows every write and speeds up no statement",
+        "the index slows writes and speeds up nothing",
         "rebuild the index",
     )
     TRIGGER_MISSING = (
@@ -165,33 +165,33 @@ class DatabaseKind(Kind):
     )
     FUNCTION_DIFFERS = (
         Severity.ERROR,
-        "a function of the schema is missing, or its body or search path differs from the migrations",
+        "a function is missing, or its body or search path differs from the migrations",
         "a rule of the lifecycle is not enforced, or differs",
         "create the function again; if it was missing, also run sql/roles.sql again",
     )
     CONSTRAINT_DIFFERS = (
         Severity.ERROR,
-        "a constraint of the schema is missing, or differs from the migrations",
-        "a rule of the tables is not enforced: producers can write rows that no worker can finish",
-        "create the constraint again; if PostgreSQL refuses, first fix the rows that violate it",
+        "a constraint is missing, or differs from the migrations",
+        "producers can write rows that no worker can finish",
+        "fix the rows that violate the constraint, and create it again",
     )
     AUTOVACUUM_OFF = (
         Severity.WARNING,
-        "autovacuum is off, for a table or the server, or track_counts, which it needs, is off",
+        "autovacuum or track_counts is off",
         "dead rows stay, and each claim scans them",
         "switch it on",
     )
     DEAD_ROWS = (
         Severity.WARNING,
-        "a table has more than five times the number of dead rows that starts an autovacuum",
-        "claims slow down and the table grows; vacuum is blocked or too slow",
+        "a table has five times the dead rows that start an autovacuum",
+        "claims slow down and the table grows",
         "vacuum the table, and look for old transactions",
     )
     TRANSACTION_OPEN_LONG = (
         Severity.WARNING,
         "a transaction has been open for more than five leases",
-        "vacuum removes no row that died since: claims slow down and the tables grow",
-        "end the transaction in its program; as a last resort, terminate its session",
+        "vacuum removes no row that died since: claims slow down",
+        "end the transaction in its program, or terminate its session",
     )
     TRANSACTION_PREPARED_LONG = (
         Severity.WARNING,
@@ -202,8 +202,8 @@ class DatabaseKind(Kind):
     SLOT_INACTIVE = (
         Severity.WARNING,
         "an inactive replication slot retains WAL",
-        "the disk fills up, and PostgreSQL stops; a slot can also block vacuum",
-        "start its consumer; drop the slot if it has none any more",
+        "the disk fills up, and PostgreSQL stops",
+        "start its consumer, or drop the slot",
     )
     # rows
     OUTBOX_UNATTENDED = (
@@ -214,67 +214,67 @@ class DatabaseKind(Kind):
     )
     OUTBOX_BEHIND = (
         Severity.WARNING,
-        "an event has been due for more than five leases, although a worker is connected",
+        "an event has been due for more than five leases",
         "events come late",
         "read the worker's /readyz for the reason",
     )
     OUTBOX_AHEAD = (
         Severity.WARNING,
-        "open events have times in the future: PostgreSQL's clock was set back after their insert",
-        "ages and times mislead; a running worker sends the events within 20 s",
-        "run a worker, and synchronize the server's clock with a time server",
+        "open events have times in the future: PostgreSQL's clock was set back",
+        "ages and times mislead",
+        "run a worker: it sends them within 20 s; synchronize the server's clock",
     )
     OUTBOX_FAILING = (
         Severity.WARNING,
         "waiting events have an error",
-        "the worker retries them; they and later events of their keys are late until the cause is fixed",
-        "fix the cause in the error; the worker then publishes them",
+        "they and later events of their keys are late",
+        "fix the cause in the error",
     )
     OUTBOX_DEAD = (
         Severity.WARNING,
         "events are DEAD",
         "the worker does not publish them",
-        "fix the causes in their errors, then run `outbox replay`, or `outbox discard` for unsendable ones",
+        "fix the causes, then run `outbox replay`, or `outbox discard` for unsendable ones",
     )
     OUTBOX_UNPRUNED = (
         Severity.WARNING,
-        "the outbox still has events that were published more than 30 days ago",
+        "the outbox has events published more than 30 days ago",
         "the table grows without limit",
         "run `prune` or `pipeline archive` regularly",
     )
     SEQUENCE_BEHIND = (
         Severity.ERROR,
-        "the sequence of `seq` is behind the table, as after a copy of rows without it",
-        "new events get lower numbers than older ones and overtake them within their key",
-        "set the sequence to the table's highest number; check the order of events written meanwhile",
+        "the sequence of `seq` is behind the table, as after a copy of rows",
+        "new events overtake older ones of their key",
+        "set the sequence to the table's highest number; check events written meanwhile",
     )
     PARTITIONS_SHORT = (
         Severity.WARNING,
         "the outbox has partitions for less than half of SEA_MQ_OUTBOX_PARTITION_DAYS ahead",
-        "events of a day without a partition go to the default one and block that day's partition",
+        "a day's events go to the default partition and block that day's",
         "start a worker, or search its log for `partitions_not_made`",
     )
     DEFAULT_PARTITION_USED = (
         Severity.WARNING,
-        "the default partition of the outbox holds events, or has held some",
+        "the default partition holds events, or has held some",
         "PostgreSQL reads it for each new partition; above 1 GB the worker creates none",
-        "let producers use UUIDv7; after `prune` has deleted the events, free its disk space",
+        "let producers use UUIDv7; after a `prune`, free its disk space",
     )
     INBOX_ORPHANS = (
         Severity.WARNING,
         "messages wait whose consumer is not in SEA_MQ_CONSUMERS",
         "this worker does not handle them",
-        "add the consumer to SEA_MQ_CONSUMERS until none of its messages waits",
+        "add the consumer until none of its messages waits",
     )
     INBOX_FAILING = (
         Severity.WARNING,
         "waiting messages have an error",
-        "the worker retries them, and dead-letters them after the last attempt",
-        "fix the cause in the error, usually in the handler; the worker then handles them",
+        "after the last attempt they are dead-lettered",
+        "fix the cause in the error, usually in the handler",
     )
     INBOX_STUCK = (
         Severity.WARNING,
         "a message waits for longer than all of its attempts can take",
         "its effect is missing",
-        "check the message's error, and whether a worker is running",
+        "check its error, and whether a worker is running",
     )

@@ -89,9 +89,7 @@ class Settings(BaseModel):
     database_pool_max: Annotated[int, Field(ge=1, le=1000)] = Field(
         6, description="Maximum number of connections of each of the two pools, outbox and inbox."
     )
-    database_timeout_seconds: TimeoutSeconds = Field(
-        15.0, description="Time limit of a statement, in seconds."
-    )
+    database_timeout_seconds: TimeoutSeconds = Field(15.0, description="Time limit of a statement.")
 
     database_pooler: bool = Field(
         False, description="Connect through a pooler such as PgBouncer; switches LISTEN off."
@@ -124,7 +122,7 @@ class Settings(BaseModel):
         None, description="Number of replicas of each stream (default: 3, from the definitions)."
     )
     stream_max_bytes: PositiveInt | None = Field(
-        None, description="Size limit of each stream, in bytes (default: 10 GiB, from the definitions)."
+        None, description="Size limit of each stream (default: 10 GiB, from the definitions)."
     )
 
     outbox_enabled: bool = Field(True, description="Publish the outbox.")
@@ -141,35 +139,29 @@ class Settings(BaseModel):
         description="Maximum size of a claim in bytes, headers included; a larger event is claimed alone.",
     )
     outbox_bytes_max: PositiveInt = Field(
-        32 * 2**20, description="Maximum size of all claims in flight, in bytes; see Memory."
+        32 * 2**20, description="Maximum size of all claims in flight; see Memory."
     )
     outbox_batches_max: Annotated[int, Field(ge=1, le=8)] = Field(
         4, description="Maximum number of claims in flight, per lane."
     )
-    outbox_lease_seconds: TimeoutSeconds = Field(60.0, description="Lease of a claim, in seconds.")
-    outbox_publish_timeout_seconds: TimeoutSeconds = Field(
-        10.0, description="Time limit to publish a claim, in seconds."
-    )
+    outbox_lease_seconds: TimeoutSeconds = Field(60.0, description="Lease of a claim.")
+    outbox_publish_timeout_seconds: TimeoutSeconds = Field(10.0, description="Time limit to publish a claim.")
     outbox_poll_seconds: DelaySeconds = Field(
-        2.0, description="Maximum wait between claims of an idle worker, in seconds."
+        2.0, description="Maximum wait between claims of an idle worker."
     )
     outbox_linger_seconds: DelaySeconds = Field(
         0.005,
-        description="Pause between two claims in which events gather, in seconds; see Linger.",
+        description="Pause between two claims in which events gather; see Linger.",
     )
     outbox_notify: bool = Field(True, description="Wake up by LISTEN; has no effect with a pooler.")
-    outbox_backoff_seconds: DelaySeconds = Field(
-        0.5, description="Upper bound of the first retry's delay, in seconds."
-    )
-    outbox_backoff_max_seconds: DelaySeconds = Field(
-        300.0, description="Upper bound of every retry's delay, in seconds."
-    )
+    outbox_backoff_seconds: DelaySeconds = Field(0.5, description="Upper bound of the first retry's delay.")
+    outbox_backoff_max_seconds: DelaySeconds = Field(300.0, description="Upper bound of every retry's delay.")
     outbox_failures_max: Count = Field(
         10, description="Number of failed attempts after which an event is DEAD."
     )
     outbox_age_max_seconds: TimeoutSeconds = Field(
         604800.0,
-        description="Time limit of a failing event, in seconds from its first attempt; then it is DEAD.",
+        description="Time limit of a failing event, from its first attempt; then it is DEAD.",
     )
     outbox_dead_key: Literal["continue", "hold"] = Field(
         "continue",
@@ -197,10 +189,10 @@ class Settings(BaseModel):
     )
     handler_batch_bytes_max: PositiveInt = Field(
         2**20,
-        description="Maximum size of a batch's body, in bytes; a larger message is sent by itself.",
+        description="Maximum size of a batch's body; a larger message is sent by itself.",
     )
     handler_timeout_seconds: TimeoutSeconds = Field(
-        60.0, description="Time limit of a handler call, in seconds; a batch is one call."
+        60.0, description="Time limit of a handler call; a batch is one call."
     )
     handler_concurrency: Annotated[int, Field(ge=1, le=1000)] = Field(
         50, description="Maximum number of concurrent handler calls, per consumer; a batch is one call."
@@ -243,19 +235,17 @@ class Settings(BaseModel):
     )
     inbox_bytes_max: PositiveInt = Field(
         32 * 2**20,
-        description="Maximum size of all in-flight messages' bodies, in bytes, over all consumers.",
+        description="Maximum size of all in-flight messages' bodies, over all consumers.",
     )
-    inbox_lease_seconds: TimeoutSeconds = Field(
-        60.0, description="Processing lease of a message, in seconds."
-    )
+    inbox_lease_seconds: TimeoutSeconds = Field(60.0, description="Processing lease of a message.")
     inbox_attempts_max: Count = Field(
         15, description="Number of attempts after which a message is dead-lettered."
     )
     inbox_backoff_seconds: DelaySeconds = Field(
-        1.0, description="Upper bound of the first redelivery's delay, in seconds."
+        1.0, description="Upper bound of the first redelivery's delay."
     )
     inbox_backoff_max_seconds: DelaySeconds = Field(
-        600.0, description="Upper bound of every redelivery's delay, in seconds."
+        600.0, description="Upper bound of every redelivery's delay."
     )
 
     admin_host: str = Field(
@@ -272,7 +262,7 @@ class Settings(BaseModel):
         description="Seconds that a part may wait for an operator's fix before the worker exits with code 3; "
         "0: no limit.",
     )
-    grace_seconds: TimeoutSeconds = Field(30.0, description="Time limit of a graceful stop, in seconds.")
+    grace_seconds: TimeoutSeconds = Field(30.0, description="Time limit of a graceful stop.")
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Lowest level to log."
     )

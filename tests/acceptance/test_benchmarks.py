@@ -28,6 +28,14 @@ FLOORS = {
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads CPU times from /proc")
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+async def test_a_quick_round_measures_what_each_program_does(tmp_path: Path) -> None:
+    chosen = ("drain, 10 to a key", "steady rate", "inbox, bare handler")
+    workloads = await measured(tmp_path, *(f"--workload={name}" for name in chosen))
+    assert workloads.keys() == set(chosen)
+
+
 @pytest.mark.long
 @pytest.mark.timeout(240)
 async def test_the_quick_round_measures_every_workload(tmp_path: Path) -> None:

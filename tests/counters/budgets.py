@@ -28,8 +28,7 @@ STATEMENTS_PER_PACED_EVENT = Budget(
 STATEMENTS_PER_MESSAGE = Budget(
     "statements to PostgreSQL per inbound message, 50 in flight",
     0.15,
-    "one records and one completes half of them at a time, which makes 0.08; on a busy machine late answers"
-    " make smaller batches",
+    "0.08 in whole batches; late answers make smaller ones",
 )
 OTHER_STATEMENTS_OF_INBOX = Budget(
     "other statements while a thousand messages are received",
@@ -39,8 +38,7 @@ OTHER_STATEMENTS_OF_INBOX = Budget(
 STATEMENTS_AT_START = Budget(
     "statements of a start, until idle lanes poll slowly",
     75,
-    "each connection takes the worker's lock and prepares its statements, the schema is checked, an idle "
-    "lane polls eleven times in 3 s",
+    "locks and prepared statements of each connection, the schema's check, eleven polls of each lane",
 )
 IDLE_STATEMENTS_PER_SECOND = Budget(
     "statements per second of an idle worker",
@@ -57,13 +55,11 @@ IDLE_REPEATS = Budget(
     1,
     "depth, version and role are queried every 15 s, expired leases every 20 s",
 )
-IDLE_OTHERS = Budget(
-    "such other statements in 15 s", 9, "five for depth, version and role, two for leases, the others rarely"
-)
+IDLE_OTHERS = Budget("such other statements in 15 s", 9, "five for depth, version and role, two for leases")
 LOG_BYTES_PER_EVENT = Budget(
     "bytes of write-ahead log per event, without its insert",
     600,
-    "a claim touches no index; a settlement removes the event from the indexes of due events",
+    "a claim touches no index",
 )
 BROKER_MESSAGES_PER_EVENT = Budget(
     "messages to and from the broker per event, in batches of 50",
@@ -81,7 +77,7 @@ REQUESTS_PER_MESSAGE = Budget(
 CALLS_PER_EVENT = Budget(
     "calls of functions per event, Python's and C's",
     76,
-    "20 % above the present count; a profile of a drain shows new calls",
+    "20 % above the present count",
 )
 CALLS_PER_MESSAGE = Budget(
     "calls of functions per inbound message, Python's and C's",
@@ -91,12 +87,12 @@ CALLS_PER_MESSAGE = Budget(
 PAGES_OF_DEPTH = Budget(
     "pages that the depth of the outbox reads, beside 50,000 published events and 200 others",
     30,
-    "indexes alone suffice; each event's own page would make 200",
+    "indexes alone suffice",
 )
 PAGES_OF_A_LOOK = Budget(
     "pages that an operator's query reads, beside 50,000 finished rows and 200 others",
     400,
-    "by an index, each of the others once or twice; without one 2,600 of the outbox or 880 of the inbox",
+    "by an index, each of the others once or twice",
 )
 PAGES_IN_A_BACKLOG = Budget(
     "pages that a list or a replay reads in a backlog of 20,000 events that is not analysed yet",
@@ -106,13 +102,12 @@ PAGES_IN_A_BACKLOG = Budget(
 PAGES_OF_A_REAP = Budget(
     "pages that one search for expired leases reads, for any backlog",
     2500,
-    "5,000 rows at each index's front, 5,000 further on; all of 60,000 waiting events would make 6,000",
+    "5,000 rows at each index's front, 5,000 further on",
 )
 PAGES_PER_ROW = Budget(
     "pages that a statement of the loops reads for each row, with any earlier statistics",
     30,
-    "it finds a row by one index and adds it to up to six; a plan for an empty table would read a large one"
-    " completely",
+    "it finds a row by one index and adds it to up to six",
 )
 PAGES_PER_ROW_OF_PARTITIONS = Budget(
     "the same in partitions", 60, "a claim searches each partition that may have events of a key"
@@ -120,12 +115,12 @@ PAGES_PER_ROW_OF_PARTITIONS = Budget(
 MODULES_OF_HELP = Budget(
     "modules that `sea-mq-worker --help` or the help of a command imports",
     550,
-    "typer, which parses the command line and formats the help",
+    "typer, which parses the command line",
 )
 MODULES_OF_A_COMMAND = Budget(
     "modules that a command such as `depth` or `streams check` imports",
     510,
-    "a fifth above the settings and one server's driver; another driver needs about 60",
+    "a fifth above the settings and one server's driver",
 )
 
 

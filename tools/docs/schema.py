@@ -88,7 +88,7 @@ async def _table(connection: asyncpg.Connection, described: Record) -> str:
     ]
     parts = [
         f"## {described['name']}\n\n{described['meaning']}\n",
-        table(("column", "type", "null", "default", "meaning"), map(_column, columns)),
+        table(("column", "type", "meaning"), map(_column, columns)),
         table(("constraint", "rule"), ((f"`{one['name']}`", _code(one["rule"])) for one in constraints)),
     ]
     if indexes:
@@ -100,14 +100,10 @@ async def _table(connection: asyncpg.Connection, described: Record) -> str:
 
 
 def _column(column: Record) -> Sequence[str]:
-    null = "" if column["required"] else "yes"
-    return (
-        f"`{column['name']}`",
-        column["type"].replace("timestamp with time zone", "timestamptz"),
-        null,
-        column["value"] or "",
-        column["meaning"],
-    )
+    type_ = column["type"].replace("timestamp with time zone", "timestamptz")
+    null = "" if column["required"] else ", null"
+    default = f", {column['value']}" if column["value"] else ""
+    return f"`{column['name']}`", type_ + null + default, column["meaning"]
 
 
 def _index(index: Record) -> Sequence[str]:

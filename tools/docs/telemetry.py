@@ -9,8 +9,8 @@ from tools.docs.markdown import code, table
 def metrics() -> str:
     """Return a row for each metric."""
     return table(
-        ("metric", "type", "unit", "labels", "what", "what to make of it"),
-        ((f"`{m.name}`", m.kind, m.unit, code(m.labels), m.meaning, m.conclusion) for m in METRICS),
+        ("metric", "type", "labels", "what", "what to make of it"),
+        ((f"`{m.name}`", m.kind, code(m.labels), m.meaning, m.conclusion) for m in METRICS),
     )
 
 

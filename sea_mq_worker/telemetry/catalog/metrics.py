@@ -38,7 +38,7 @@ METRICS = (
         "counter",
         "{event}",
         "Published events that the stream already stored.",
-        "Replies were lost, or a worker died between publish and settlement; no second copy was stored.",
+        "Replies were lost, or a worker died before settlement; no second copy was stored.",
     ),
     Metric(
         "sea_mq_outbox_postponed_total",
@@ -59,7 +59,7 @@ METRICS = (
         "counter",
         "{event}",
         "Claimed events released without an attempt.",
-        "An outage, a stop or an earlier event of the key ended the claim early; no attempt is counted.",
+        "An outage, a stop or an earlier event of the key ended the claim early.",
     ),
     Metric(
         "sea_mq_outbox_leases_reaped_total",
@@ -73,7 +73,7 @@ METRICS = (
         "histogram",
         "s",
         "Time from an event's due time, or first attempt if earlier, to the stream's acknowledgement.",
-        "The delay that readers of the stream see; high with a low batch time: events wait for a claim.",
+        "The delay that readers see; high with a low batch time: events wait for a claim.",
     ),
     Metric(
         "sea_mq_outbox_batch_seconds",
@@ -162,7 +162,7 @@ METRICS = (
         "counter",
         "{message}",
         "Messages given back without an attempt: of a slow event type, or at a stop of the worker.",
-        "An event type fails: the log event type_slowed names it; fix the handler, run `inbox resume`.",
+        "The log event type_slowed names the type: fix the handler, run `inbox resume`.",
         ("consumer",),
     ),
     Metric(
@@ -170,7 +170,7 @@ METRICS = (
         "gauge",
         "{type}",
         "Event types slowed because consecutive messages had no effect.",
-        "Above 0: fix the handler; the log event type_slowed names the type and the next step.",
+        "Above 0: fix the handler; the log event type_slowed names the type.",
     ),
     Metric(
         "sea_mq_inbox_dead_lettered_total",
@@ -193,7 +193,7 @@ METRICS = (
         "gauge",
         "{message}",
         "Messages received and not finished (QRY-051), counted up to 100,000.",
-        "The backlog of the handler; `sea_mq_consumer_pending` counts messages still in the stream.",
+        "The backlog of the handler.",
     ),
     Metric(
         "sea_mq_inbox_oldest_seconds",
@@ -238,7 +238,7 @@ METRICS = (
         "counter",
         "{lease}",
         "Leases lost to another worker before settlement.",
-        "This worker stalls, or its lease is too short; no data is lost, but work is done twice.",
+        "This worker stalls, or its lease is too short; work is done twice.",
         ("side",),
     ),
     Metric(
