@@ -22,6 +22,7 @@ _SILENT_SECONDS_MAX = 10.0
 _STATUS_AT = len(b"NATS/1.0")
 _END = b"204"
 _NONE = b"404"
+_TOO_MANY = b"429"
 
 
 class DirectGet:
@@ -82,13 +83,12 @@ class DirectGet:
                 raise BrokerUnavailableError(f"{self._subject}: the response stopped before its end")
 
     def _judge(self, end: bytes) -> None:
+        """Raise an error unless the response has ended; a message that it lacks is a gap for the leader."""
         status = end[_STATUS_AT + 1 : _STATUS_AT + 4]
-        if status == _NONE and not self._frames:
-            return
-        if status == _END and self._frames and _last_of(end) == _seq_of(self._frames[-1]):
+        if status in {_END, _NONE}:
             return
         text = end.partition(b"\r\n")[0].decode(errors="replace")
-        if status.startswith(b"4") and status not in {_NONE, b"429"}:
+        if status.startswith(b"4") and status != _TOO_MANY:
             raise ContractError(f"{self._subject}: the server refuses the request: {text}")
         raise BrokerUnavailableError(f"{self._subject}: the response is incomplete: {text}")
 
@@ -110,11 +110,3 @@ class DirectGet:
             self._ended.set_exception(
                 ContractError(f"the worker has no permission to publish to {self._subject}; grant it")
             )
-
-
-def _last_of(end: bytes) -> int:
-    return int(end.rpartition(b"Nats-Last-Sequence: ")[2].split(b"\r\n", 1)[0] or 0)
-
-
-def _seq_of(frame: Frame) -> int:
-    return int(frame[0].rpartition(b"Nats-Sequence: ")[2].split(b"\r\n", 1)[0])
