@@ -13,8 +13,8 @@ from pyspark.sql import SparkSession
 
 from sea_mq_worker.adapters.postgres.connection import OPERATOR_HINTS
 from sea_mq_worker.domain.messages import OutboundMessage
-from sea_mq_worker.pipeline.jobs.reconcile.job import ReconcileRequest, reconcile
-from sea_mq_worker.pipeline.jobs.reconcile.outbox import Limits
+from sea_mq_worker.pipeline.jobs.reconcile.job import reconcile
+from sea_mq_worker.pipeline.jobs.reconcile.request import ReconcileRequest
 from sea_mq_worker.pipeline.jobs.reconcile.verdicts import Verdict
 from tests.pipeline.reconcile_world import World, make_world, without_message_id
 from tests.support.jetstream import connected
@@ -50,7 +50,7 @@ async def test_planted_faults_are_named_and_nothing_else(world: World, spark: Sp
     await world.receive(await world.contents(), "own", without=_ids(unhandled))
     await world.delete([sequences[message.id] for message in lost])
 
-    wanted = ReconcileRequest(limits=Limits(grace_seconds=0, late_seconds=3600))
+    wanted = ReconcileRequest(grace_seconds=0, late_seconds=3600)
     result = await asyncio.to_thread(reconcile, spark, world.settings, wanted, on_progress=LOG.info)
 
     outbox, inbox = result.hops

@@ -29,10 +29,10 @@ from sea_mq_worker.embedded import EmbeddedNats
 from sea_mq_worker.operations.replay import replay_matching
 from sea_mq_worker.pipeline import session
 from sea_mq_worker.pipeline.executor_settings import access_options
-from sea_mq_worker.pipeline.jobs.reconcile.job import ReconcileRequest, reconcile
-from sea_mq_worker.pipeline.jobs.reconcile.outbox import Limits
-from sea_mq_worker.pipeline.jobs.reconcile.receiver import load_receiver
-from sea_mq_worker.pipeline.jobs.reconcile.restore_signs import Requeue, put_back
+from sea_mq_worker.pipeline.jobs.land.stream_progress import StreamProgress, nanoseconds
+from sea_mq_worker.pipeline.jobs.reconcile.job import reconcile
+from sea_mq_worker.pipeline.jobs.reconcile.lost_events import put_back
+from sea_mq_worker.pipeline.jobs.reconcile.request import ReconcileRequest, Requeue, load_receiver
 from sea_mq_worker.pipeline.jobs.reconcile.result import Requeued
 from sea_mq_worker.pipeline.jobs.reconcile.verdicts import Verdict
 from sea_mq_worker.pipeline.lake.schemas import ARCHIVE, BRONZE
@@ -47,7 +47,6 @@ from tests.support.waiting import eventually
 from tests.support.worker import Deployment, running
 
 LOG = logging.getLogger(__name__)
-NOW = Limits(grace_seconds=0)
 _PACE_SECONDS = 0.2
 
 
@@ -76,7 +75,7 @@ async def test_what_a_broker_lost_that_was_set_back_is_named_and_put_back(
 
             told = await asyncio.to_thread(_requeue, spark, monkeypatch, tmp_path / "out")
             await _relayed(world, tmp_path / "worker.log")
-            wanted = ReconcileRequest(limits=NOW)
+            wanted = ReconcileRequest(grace_seconds=0)
             async with _traffic(world):
                 after = await asyncio.to_thread(
                     reconcile, spark, world.settings, wanted, on_progress=LOG.info
@@ -181,7 +180,7 @@ async def test_lake_prune_replay_and_receiver_are_taken_into_account(
         config = given | {"context": "theirs", "database_url": their_database.dsn}
         config["consumers"] = f"{world.stream}/theirs,SOMEBODYS_EVENTS/theirs"
         receivers = [load_receiver(write_settings(tmp_path / "theirs.toml", config))]
-        wanted = ReconcileRequest(limits=NOW, lake=lake, receivers=receivers)
+        wanted = ReconcileRequest(grace_seconds=0, lake=lake, receivers=receivers)
         result = await asyncio.to_thread(reconcile, spark, world.settings, wanted, on_progress=LOG.info)
 
     outbox, inbox = result.hops
@@ -214,8 +213,9 @@ def _to_lake(spark: SparkSession, world: World, lake: str, *, landed: int) -> No
     options = {"stream": world.stream, "endSeq": str(landed), **access_options()}
     messages = spark.read.format("jetstream").options(**options).load()
     rows = messages.withColumnRenamed("created", "incarnation").withColumn("date", F.to_date("time"))
+    created = nanoseconds(rows.select("incarnation").distinct().collect()[0].incarnation)
     table = LakeTable(lake, BRONZE)
-    table.commit(table.write(rows), Watermark("land", landed))
+    table.commit(table.write(rows), *StreamProgress(stream=world.stream, created=0).recreated(created))
 
 
 def test_settings_of_the_environment_are_not_taken_for_a_receiver_s(

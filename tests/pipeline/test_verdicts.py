@@ -1,8 +1,5 @@
-"""Verdicts on small frames: what is said of an id, and why."""
+"""Verdicts on small frames: the findings on an ID, and why."""
 
-import functools
-import random
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -10,64 +7,62 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.pandas.types import from_arrow_schema
 
-from sea_mq_worker.domain.headers import outbound_message
-from sea_mq_worker.domain.inbound import storage_id
-from sea_mq_worker.pipeline.jobs.reconcile.fingerprints import (
-    EVENT_DDL,
-    event_fingerprints,
-    message_fingerprints,
-    named,
+from sea_mq_worker.pipeline.jobs.reconcile.audit import AuditedReplay
+from sea_mq_worker.pipeline.jobs.reconcile.broker import ConsumerPosition
+from sea_mq_worker.pipeline.jobs.reconcile.fingerprints import EVENTS, MESSAGES
+from sea_mq_worker.pipeline.jobs.reconcile.judging import (
+    InboxHop,
+    OutboxHop,
+    by_id,
+    further_findings,
+    judge,
+    with_findings,
 )
-from sea_mq_worker.pipeline.jobs.reconcile.inbox import ConsumerFacts, covered, covered_copies, judge_inbox
 from sea_mq_worker.pipeline.jobs.reconcile.order import outside_longest_run
-from sea_mq_worker.pipeline.jobs.reconcile.outbox import (
-    Limits,
-    StreamEvidence,
-    copies_by_id,
-    judge_stream,
-    matched,
-)
-from sea_mq_worker.pipeline.jobs.reconcile.replays import AuditedReplay
-from tests.support.builders import claimed_event, inbound_message
+from sea_mq_worker.pipeline.jobs.reconcile.request import ReconcileRequest
+from sea_mq_worker.pipeline.jobs.reconcile.result import Compared
+from sea_mq_worker.pipeline.jobs.reconcile.sources import Inbox, Stream
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
-MESSAGES = (
-    "id string, position bigint, seq bigint, time timestamp, subject string, content binary,"
-    " header_hash binary"
-)
+EVENT = from_arrow_schema(EVENTS).add("in_table", "boolean")
+MESSAGE = from_arrow_schema(MESSAGES).add("position", "long")
 INBOX = (
-    "message_id string, processed_at timestamp, dead_lettered_at timestamp, locked_until timestamp, "
+    "id string, processed_at timestamp, dead_lettered_at timestamp, locked_until timestamp, "
     "content_hash binary, stream_seq bigint"
 )
 SUBJECT = "sea.event.order.paid.v1"
+OWN = "SEA_EVENTS"
+TO_STREAM = f"outbox -> {OWN}"
+
+Rows = list[dict[str, Any]]
 
 
 def ago(seconds: float) -> datetime:
     return NOW - timedelta(seconds=seconds)
 
 
-FACTS = StreamEvidence(
-    stream="SEA_EVENTS",
-    created=ago(10_000),
+BOUNDS = Compared(
+    stream=OWN,
+    created=ago(10_000).isoformat(),
     first_seq=100,
     last_seq=1000,
     first_time=ago(5000),
-    asked_at=NOW,
-    drops=True,
+    last_time=ago(1),
+    streamed=0,
+    landed=0,
 )
-CONSUMER = ConsumerFacts(
-    stream="SEA_EVENTS",
-    durable="sea__own",
+CONSUMER = ConsumerPosition(
+    stream=OWN,
+    durable="own",
     filters=("sea.event.order.>",),
     start_seq=1,
     start_time=None,
     created=ago(8000),
-    settled=500,
-    first_position=100,
-    read_at=NOW,
+    settled_seq=500,
 )
 
 
@@ -86,6 +81,7 @@ def event(name: str, seq: int = 1, **given: Any) -> dict[str, Any]:
         "sent_as": SUBJECT,
         "content": b"c",
         "header_hash": b"m",
+        "in_table": True,
     } | given
 
 
@@ -101,25 +97,44 @@ def message(name: str, position: int = 200, **given: Any) -> dict[str, Any]:
     } | given
 
 
-def frame(spark: SparkSession, rows: Sequence[dict[str, Any]], ddl: str) -> DataFrame:
-    names = [part.strip().split()[0] for part in ddl.split(",")]
-    return spark.createDataFrame([tuple(row.get(name) for name in names) for row in rows], ddl)
-
-
-def findings(judged: DataFrame) -> dict[str, list[str]]:
-    return {row.id: row.findings for row in judged.select("id", "findings").collect()}
-
-
-def stream_findings(
+def findings(
     spark: SparkSession,
-    events: Sequence[dict[str, Any]],
-    messages: Sequence[dict[str, Any]],
-    limits: Limits | None = None,
-    facts: StreamEvidence = FACTS,
-    **more: Any,
-) -> dict[str, list[str]]:
-    joined = matched(frame(spark, events, EVENT_DDL), frame(spark, messages, MESSAGES))
-    return findings(judge_stream(joined, facts, limits or Limits(), **more))
+    events: Rows,
+    messages: Rows,
+    *,
+    bounds: Compared = BOUNDS,
+    wanted: ReconcileRequest | None = None,
+    max_age_seconds: float = 0,
+    drops: bool = True,
+    pruned_before: datetime | None = None,
+    replays: Sequence[AuditedReplay] = (),
+    inbox: Rows | None = None,
+    consumers: Sequence[ConsumerPosition] = (),
+) -> dict[str, dict[str, list[str]]]:
+    """Return the findings by hop and ID; a consumer's hop has the name of its durable."""
+    stream = Stream(
+        compared=bounds,
+        messages=spark.createDataFrame(messages, MESSAGE),
+        max_age_seconds=max_age_seconds,
+        drops=drops,
+    )
+    received = Inbox(
+        context="sea",
+        positions=consumers,
+        at=NOW,
+        rows=spark.createDataFrame(inbox or [], INBOX),
+        pruned_before=pruned_before,
+    )
+    hops = [InboxHop(inbox=received, number=0, position=each, stream=stream) for each in consumers]
+    outbox = OutboxHop(stream=stream, asked_at=NOW, pruned_before=pruned_before, replays=replays)
+    rows = by_id(spark.createDataFrame(events, EVENT), [stream], [received.rows])
+    judged = judge(rows, outbox, hops, wanted or ReconcileRequest())
+    further = further_findings(judged, replays)
+    all_ = with_findings(judged.select("*", F.inline("hops")), further, outbox.name)
+    found: dict[str, dict[str, list[str]]] = {}
+    for row in all_.collect():
+        found.setdefault(row.hop.split()[-1], {})[row.id] = row.findings
+    return found
 
 
 def test_each_row_and_each_message_gets_what_holds_of_it(spark: SparkSession) -> None:
@@ -151,16 +166,16 @@ def test_each_row_and_each_message_gets_what_holds_of_it(spark: SparkSession) ->
     ]
     copied_events, more_copies, replays, copied = _copied()
     moved_events, moved_copies, moved = _moved()
-    found = stream_findings(
+    found = findings(
         spark,
         [*events, *copied_events, *moved_events],
         [*copies, *more_copies, *moved_copies],
-        Limits(late_seconds=60),
+        wanted=ReconcileRequest(late_seconds=60),
         replays=replays,
         pruned_before=ago(2000),
     )
 
-    assert found == {
+    assert found[OWN] == {
         "fine": ["delivered"],
         "lost": ["missing-in-stream"],
         "above-the-last": ["missing-in-stream"],
@@ -181,9 +196,6 @@ def test_each_row_and_each_message_gets_what_holds_of_it(spark: SparkSession) ->
         **copied,
         **moved,
     }
-
-
-Rows = list[dict[str, Any]]
 
 
 def _copied() -> tuple[Rows, Rows, list[AuditedReplay], dict[str, list[str]]]:
@@ -239,7 +251,7 @@ def _moved() -> tuple[Rows, Rows, dict[str, list[str]]]:
 def test_a_full_stream_that_refuses_drops_only_what_is_old_and_a_part_tells_nothing_of_strangers(
     spark: SparkSession,
 ) -> None:
-    facts = replace(FACTS, first_seq=1001, first_time=None, max_age_seconds=2000, drops=False)
+    bounds = replace(BOUNDS, first_seq=1001, first_time=None)
     events = [
         event("purged"),
         event("old", published_at=ago(2001)),
@@ -252,8 +264,18 @@ def test_a_full_stream_that_refuses_drops_only_what_is_old_and_a_part_tells_noth
         message("later", 200, time=ago(900)),
     ]
     replays = [AuditedReplay(at=ago(600), selection={"ids": ["seen-by-its-replay-alone"]})]
-    found = stream_findings(spark, events, copies, Limits(since=ago(9000)), facts, replays=replays)
-    assert found == {
+    wanted = ReconcileRequest(since=ago(9000))
+    found = findings(
+        spark,
+        events,
+        copies,
+        bounds=bounds,
+        max_age_seconds=2000,
+        drops=False,
+        wanted=wanted,
+        replays=replays,
+    )
+    assert found[OWN] == {
         "purged": ["missing-in-stream"],
         "old": ["expired"],
         "seen-by-its-replay-alone": ["delivered"],
@@ -293,16 +315,16 @@ def test_each_covered_message_is_judged_by_the_inbox(spark: SparkSession) -> Non
         message("before-the-consumer", 50, time=ago(9000)),
         message("not-covered", subject="sea.event.invoice.made.v1"),
     ]
-    expected = copies_by_id(covered(frame(spark, messages, MESSAGES), CONSUMER))
-    inbox = frame(spark, [row | {"message_id": name} for name, row in rows.items()], INBOX)
-    judged = judge_inbox(
-        expected.withColumn("before", F.lit(None).cast("string")),
-        inbox,
-        CONSUMER,
-        Limits(late_seconds=60),
+    found = findings(
+        spark,
+        [],
+        messages,
+        inbox=[row | {"id": name} for name, row in rows.items()],
+        consumers=[CONSUMER],
+        wanted=ReconcileRequest(late_seconds=60),
         pruned_before=ago(2000),
     )
-    assert findings(judged) == {
+    assert found["own"] == {
         "fine": ["delivered"],
         "slow": ["late"],
         "another-content": ["altered"],
@@ -322,11 +344,10 @@ def test_each_covered_message_is_judged_by_the_inbox(spark: SparkSession) -> Non
 def test_an_own_event_keeps_its_verdict_where_it_never_reached_the_stream(spark: SparkSession) -> None:
     events = [event("lost"), event("lost-but-received"), event("open", state="PENDING", published_at=None)]
     events += [event("fine"), event("other", sent_as="sea.event.invoice.made.v1")]
-    joined = matched(frame(spark, events, EVENT_DDL), frame(spark, [message("fine")], MESSAGES))
-    judged = judge_stream(joined, FACTS, Limits())
     received = {"processed_at": ago(990), "content_hash": b"c", "stream_seq": 200}
-    inbox = frame(spark, [{"message_id": "lost-but-received"} | received], INBOX)
-    assert findings(judge_inbox(covered_copies(judged, CONSUMER), inbox, CONSUMER, Limits())) == {
+    inbox = [{"id": name} | received for name in ("lost-but-received", "in the inbox alone")]
+    found = findings(spark, events, [message("fine")], inbox=inbox, consumers=[CONSUMER])
+    assert found["own"] == {
         "lost": ["missing-in-stream"],
         "lost-but-received": ["delivered"],
         "open": ["pending"],
@@ -336,66 +357,12 @@ def test_an_own_event_keeps_its_verdict_where_it_never_reached_the_stream(spark:
 
 def test_a_consumer_covers_what_its_patterns_match_from_its_start_on(spark: SparkSession) -> None:
     subjects = ("a", "a.b", "axb", "a.b.c", "c", "a.$x+")
-    rows = frame(
-        spark, [message(each, position, subject=each) for position, each in enumerate(subjects)], MESSAGES
-    )
-
-    def covers(*patterns: str, **given: Any) -> DataFrame:
-        consumer = replace(CONSUMER, filters=patterns, **given)
-        return covered(rows, consumer).select(F.lit(str((patterns, given))).alias("asked"), "subject")
-
-    asked = [
-        covers(),
-        covers("a.*"),
-        covers("a.>"),
-        covers("a.b", "c"),
-        covers("a.$x+"),
-        covers(start_seq=4),
-        covers(start_time=ago(999)),
+    messages = [message(each, position, subject=each) for position, each in enumerate(subjects)]
+    given: list[dict[str, Any]] = [{"filters": each} for each in ((), ("a.*",), ("a.>",), ("a.b", "c"))]
+    given += [{"filters": ("a.$x+",)}, {"start_seq": 4}, {"start_time": ago(999)}]
+    consumers = [
+        replace(CONSUMER, durable=f"consumer-{number}", **{"filters": ()} | each)
+        for number, each in enumerate(given)
     ]
-    found = Counter(row.asked for row in functools.reduce(DataFrame.unionByName, asked).collect())
-    assert list(found.values()) == [6, 2, 3, 2, 1, 2]
-
-
-def test_the_worker_s_own_message_has_the_prints_of_its_row(spark: SparkSession) -> None:
-    rows = [
-        {"id": f"00000000-0000-4000-8000-00000000000{n}", "seq": n, "aggregate_type": "order"}
-        | {"aggregate_id": "ö 1%", "event_type": "order.paid", "event_version": 2, "payload": '{"a": "ü"}'}
-        | {"occurred_at": ago(n / 7), "partition_key": "k", "headers": '{"X-Own": "ä", "CE-Own": "mine"}'}
-        | {"state": "PENDING", "metadata": None, "correlation_id": None, "causation_id": None}
-        | {"ordering_key": None, "created_at": None, "published_at": None, "stream": None, "stream_seq": None}
-        for n in range(3)
-    ]
-    kinds = {"seq": "bigint", "stream_seq": "bigint", "event_version": "int"}
-    kinds |= dict.fromkeys(("occurred_at", "created_at", "published_at"), "timestamp")
-    ddl = ", ".join(f"{name} {kinds.get(name, 'string')}" for name in rows[0])
-    printed = event_fingerprints(frame(spark, rows, ddl), context="sea", source="/sea")
-
-    stored = []
-    for row in rows:
-        of_row = {name: row[name] for name in ("id", "seq", "aggregate_type", "aggregate_id", "event_type")}
-        of_row |= {name: row[name] for name in ("event_version", "occurred_at", "partition_key", "headers")}
-        sent = outbound_message(
-            claimed_event(payload=str(row["payload"]).encode(), **of_row), context="sea", source="/other"
-        )
-        headers = [*sent.headers.items(), ("traceparent", "00-1-1"), ("Nats-Expected-Stream", "S")]
-        random.shuffle(headers)
-        stored.append((row["seq"], NOW, sent.subject, headers, sent.payload))
-    stored.append((9, ago(0.123457), "nobody", [], b""))
-    messages = spark.createDataFrame(
-        stored,
-        "seq bigint, time timestamp, subject string, headers array<struct<key:string,value:string>>, "
-        "data binary",
-    )
-    fingerprints = {row.seq: row for row in named(message_fingerprints(messages), stream="S").collect()}
-
-    for row in printed.collect():
-        other = fingerprints[row.seq]
-        assert (row.id, row.sent_as, row.content, row.header_hash) == (
-            other.id,
-            other.subject,
-            other.content,
-            other.header_hash,
-        )
-    nameless = inbound_message(stream="S", seq=9, stored_at=ago(0.123457), headers={})
-    assert fingerprints[9].id == storage_id(nameless)
+    found = findings(spark, [], messages, consumers=consumers)
+    assert [len(found.get(each.durable, ())) for each in consumers] == [6, 2, 3, 2, 1, 2, 0]

@@ -1,10 +1,10 @@
 """The command ``pipeline reconcile``: prove that no message was lost, or name the lost ones."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Sequence
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -23,7 +23,7 @@ from sea_mq_worker.pipeline.jobs.reconcile.verdicts import LOSS, Verdict
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from sea_mq_worker.pipeline.jobs.reconcile.receiver import Receiver
+    from sea_mq_worker.pipeline.jobs.reconcile.request import Receiver
     from sea_mq_worker.pipeline.jobs.reconcile.result import Hop, Reconciliation, Requeued
     from sea_mq_worker.settings import Settings
 
@@ -34,8 +34,6 @@ class Format(StrEnum):
     JSON = "json"
     PARQUET = "parquet"
 
-
-_NEEDS = ("database_url", "nats_url")
 
 LakeOption = Annotated[
     str | None,
@@ -122,31 +120,28 @@ def reconcile(
         abort("--requeue changes rows: give a --reason for the audit records", EXIT_USAGE)
     if out and Path(out).exists():
         abort(f"--out {out} already exists: name a new folder, so that results do not mix", EXIT_USAGE)
-    limits = {"grace_seconds": grace, "late_seconds": late, "since": since, "until": until}
-    repair = {"actor": actor, "reason": reason, "cap": cap, "dry_run": dry_run} if requeue else None
-    output = {"examples": examples, "out": out, "out_format": out_format.value}
-    job = _job({"lake": lake, "receivers": _receivers(receiver or ()), **output}, limits, repair)
-    result = run_job("reconcile", job, needs=_NEEDS, master=master, conf=conf)
-    _end(result, frozenset(fail_on or LOSS), json=json)
 
-
-def _job(
-    wanted: Mapping[str, Any], limits: Mapping[str, Any], requeue: Mapping[str, Any] | None
-) -> "Callable[[SparkSession, Settings], Reconciliation]":
     def job(spark: "SparkSession", settings: "Settings") -> "Reconciliation":
-        from sea_mq_worker.pipeline.jobs.reconcile.job import ReconcileRequest, reconcile
-        from sea_mq_worker.pipeline.jobs.reconcile.outbox import Limits
-        from sea_mq_worker.pipeline.jobs.reconcile.restore_signs import Requeue
+        from sea_mq_worker.pipeline.jobs.reconcile.job import reconcile as run
+        from sea_mq_worker.pipeline.jobs.reconcile.request import ReconcileRequest, Requeue
 
-        how = Requeue(**requeue) if requeue else None
-        lake = lake_to_read(wanted["lake"], settings)
-        chosen = ReconcileRequest(limits=Limits(**limits), requeue=how, **{**wanted, "lake": lake})
-        return reconcile(spark, settings, chosen, on_progress=print_progress)
+        request = ReconcileRequest(
+            lake=lake_to_read(lake, settings),
+            receivers=receivers,
+            since=since,
+            until=until,
+            grace_seconds=grace,
+            late_seconds=late,
+            examples=examples,
+            out=out,
+            out_format=out_format.value,
+            requeue=Requeue(actor=actor, reason=reason, cap=cap, dry_run=dry_run) if requeue else None,
+        )
+        return run(spark, settings, request, on_progress=print_progress)
 
-    return job
-
-
-def _end(result: "Reconciliation", wrong: Collection[Verdict], *, json: bool) -> None:
+    receivers = _receivers(receiver or ())
+    result = run_job("reconcile", job, needs=("database_url", "nats_url"), master=master, conf=conf)
+    wrong = frozenset(fail_on or LOSS)
     failed = result.found(wrong)
     if json:
         print_json(asdict(result) | {"failed_on": sorted(wrong), "failed": failed})
@@ -156,14 +151,14 @@ def _end(result: "Reconciliation", wrong: Collection[Verdict], *, json: bool) ->
         abort(f"{failed} findings of {', '.join(sorted(wrong))}", EXIT_FAILED)
 
 
-def _receivers(paths: Iterable[Path]) -> "list[Receiver]":
-    if not (chosen := list(paths)):
+def _receivers(paths: Sequence[Path]) -> "list[Receiver]":
+    if not paths:
         return []
-    from sea_mq_worker.pipeline.jobs.reconcile.receiver import load_receiver
+    from sea_mq_worker.pipeline.jobs.reconcile.request import load_receiver
     from sea_mq_worker.settings import SettingsError
 
     try:
-        return [load_receiver(path) for path in chosen]
+        return [load_receiver(path) for path in paths]
     except SettingsError as error:
         abort(str(error), EXIT_USAGE)
 

@@ -33,17 +33,14 @@ def order_conflicts(positions: DataFrame) -> DataFrame:
 
 def out_of_order(positions: DataFrame) -> DataFrame:
     """Return the ``id`` of each event that is out of order; the events of one key must fit in memory."""
-    return (
-        positions.select("ordering_key", "id", "seq", "position")
-        .groupBy("ordering_key")
-        .applyInArrow(_moved_of_key, "id string")
-    )
+    chosen = positions.select("ordering_key", "id", "seq", "position")
+    return chosen.groupBy("ordering_key").applyInArrow(_moved_of_key, "id string")
 
 
 def outside_longest_run(positions: Sequence[int]) -> list[int]:
     """Return the indexes outside a longest increasing subsequence."""
-    ends: list[int] = []
     lowest: list[int] = []
+    ends: list[int] = []
     before: list[int] = []
     for index, position in enumerate(positions):
         length = bisect_left(lowest, position)

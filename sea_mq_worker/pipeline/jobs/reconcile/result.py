@@ -1,16 +1,10 @@
-"""The result of a reconciliation: counts, latencies, examples and notes."""
+"""The result of a comparison: counts, latencies, examples and notes."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from pyspark.sql import DataFrame, Row, Window
-from pyspark.sql import functions as F  # noqa: N812
-
 from sea_mq_worker.pipeline.jobs.reconcile.verdicts import Verdict
-
-_SHARES = (0.5, 0.95, 0.99)
-_ACCURACY = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,54 +96,3 @@ class Reconciliation:
     def found(self, verdicts: Collection[Verdict]) -> int:
         """Count findings of these kinds over all hops."""
         return sum(hop.findings.get(verdict, 0) for hop in self.hops for verdict in verdicts)
-
-
-def summary(name: str, judged: DataFrame, *, examples: int) -> Hop:
-    """Count the verdicts and findings of a hop.
-
-    Args:
-        name: the hop's name.
-        judged: ``id``, ``findings`` and ``seconds``; read several times.
-        examples: number of IDs to return for each verdict.
-    """
-    shares = F.percentile_approx("seconds", list(_SHARES), _ACCURACY).alias("shares")
-    figures = (
-        F.count("*").alias("ids"),
-        F.count("seconds").alias("events"),
-        F.max("seconds").alias("longest"),
-    )
-    rows = judged.rollup("findings").agg(*figures, shares).collect()
-    counted = [(row.findings, row.ids) for row in rows if row.findings is not None]
-    verdicts = {each: sum(n for found, n in counted if found[0] == each) for each in Verdict}
-    findings = {each: sum(n for found, n in counted if each in found) for each in Verdict}
-    ids = sum(n for _, n in counted)
-    to_name = examples if verdicts[Verdict.DELIVERED] < ids else 0
-    return Hop(
-        name=name,
-        ids=ids,
-        verdicts={each: n for each, n in verdicts.items() if n},
-        findings={each: n for each, n in findings.items() if n},
-        examples=_examples(judged, to_name) if to_name else {},
-        latency=next((_latency(row) for row in rows if row.findings is None and row.events), None),
-    )
-
-
-def troubled(judged: DataFrame) -> DataFrame:
-    """Return the IDs with another verdict than delivered."""
-    bad = judged.where(F.col("findings")[0] != Verdict.DELIVERED.value)
-    return bad.select("id", F.col("findings")[0].alias("verdict"), "findings", "seconds")
-
-
-def _examples(judged: DataFrame, number: int) -> dict[Verdict, list[str]]:
-    of_verdict = Window.partitionBy("verdict").orderBy("id")
-    ranked = troubled(judged).withColumn("rank", F.row_number().over(of_verdict))
-    rows = ranked.where(F.col("rank") <= number).orderBy("verdict", "rank").collect()
-    found: dict[Verdict, list[str]] = {}
-    for row in rows:
-        found.setdefault(Verdict(row.verdict), []).append(row.id)
-    return found
-
-
-def _latency(row: Row) -> HopLatency:
-    p50, p95, p99 = row.shares
-    return HopLatency(events=row.events, p50=p50, p95=p95, p99=p99, longest=row.longest)

@@ -1,4 +1,4 @@
-"""Find the copies in a stream that an audited replay explains.
+"""Operators' actions that explain further copies in a stream, and rows that are gone.
 
 A replay explains another copy of an event if its record in ``operator_actions`` selects the event, by ID or
 by other filters (types, keys, correlation ID, creation time), and was written between the previous copy and
@@ -6,7 +6,8 @@ this one. The event's former state, error and publishing time are unknown. The I
 contains only their number. Such a replay then applies to all events that its other filters select.
 """
 
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -15,24 +16,24 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-_SKEW_SECONDS = 5
+from sea_mq_worker.adapters.postgres.queries import load_queries
+from sea_mq_worker.pipeline.snapshot import Snapshot
+
+_SKEW = timedelta(seconds=5)
 """Tolerance between the clocks of database and broker."""
 
 _MOMENT = pa.timestamp("us", tz="UTC")
-_SCHEMA = pa.schema(
-    [
-        ("at", _MOMENT),
-        ("by_id", pa.string()),
-        *((name, pa.list_(pa.string())) for name in ("types", "keys", "correlations")),
-        *((name, _MOMENT) for name in ("since", "until")),
-    ]
-)
 _FILTERS = {
     "types": ("event_type", "event_types"),
     "keys": ("ordering_key", "ordering_keys"),
     "correlations": ("correlation_id", "correlation_ids"),
 }
 """Names of each column's filter in records of the worker's replay, and of the pipeline's, with lists."""
+
+_SCHEMA = pa.schema(
+    [("at", _MOMENT), ("since", _MOMENT), ("until", _MOMENT), ("by_id", pa.string())]
+    + [(name, pa.list_(pa.string())) for name in _FILTERS]
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,35 @@ class AuditedReplay:
 
     at: datetime
     selection: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Audit:
+    """Operators' actions; each time is the limit of rows that may be gone, None without such an action."""
+
+    replays: Sequence[AuditedReplay] = ()
+    outbox_pruned_before: datetime | None = None
+    inbox_pruned_before: datetime | None = None
+    archived_before: datetime | None = None
+
+
+def read_audit(moment: Snapshot) -> Audit:
+    """Read the operators' actions as of a snapshot."""
+    rows = moment.rows(load_queries("pipeline_reconcile", "actions")["actions"])
+    actions = [(row["action"], row["at"], json.loads(row["selection"])) for row in rows]
+
+    def latest(wanted: str) -> datetime | None:
+        limits = [
+            datetime.fromisoformat(chosen["before"]) for action, _, chosen in actions if action == wanted
+        ]
+        return max(limits, default=None)
+
+    return Audit(
+        replays=[AuditedReplay(at, chosen) for action, at, chosen in actions if action == "replay"],
+        outbox_pruned_before=latest("prune_outbox"),
+        inbox_pruned_before=latest("prune_inbox"),
+        archived_before=latest("archive"),
+    )
 
 
 def unexplained(copies: DataFrame, replays: Iterable[AuditedReplay]) -> DataFrame:
@@ -53,22 +83,22 @@ def unexplained(copies: DataFrame, replays: Iterable[AuditedReplay]) -> DataFram
         replays: the audited replays.
     """
     rows = [row for replay in replays for row in _rows(replay)]
-    by_id = [row for row in rows if row["by_id"] is not None]
-    by_filter = [row for row in rows if row["by_id"] is None]
+    between = (F.col("at") > F.col("earlier") - F.lit(_SKEW)) & (F.col("at") < F.col("later") + F.lit(_SKEW))
     left = copies
-    if by_id:
+    if by_id := [row for row in rows if row["by_id"] is not None]:
         chosen = _frame(copies.sparkSession, by_id)
-        left = left.join(chosen, (chosen["by_id"] == left["id"]) & _between(left), "left_anti")
-    if by_filter:
-        chosen = F.broadcast(_frame(copies.sparkSession, by_filter))
-        left = left.join(chosen, _selects(left) & _between(left), "left_anti")
+        left = left.join(chosen, (F.col("by_id") == F.col("id")) & between, "left_anti")
+    if by_filter := [row for row in rows if row["by_id"] is None]:
+        left = left.join(
+            F.broadcast(_frame(copies.sparkSession, by_filter)), _selects() & between, "left_anti"
+        )
     return left
 
 
 def _rows(replay: AuditedReplay) -> list[dict[str, Any]]:
     given = replay.selection
     row: dict[str, Any] = {name: _several(given, *names) for name, names in _FILTERS.items()}
-    row |= {name: _moment(given.get(name)) for name in ("since", "until")}
+    row |= {name: given.get(name) and datetime.fromisoformat(given[name]) for name in ("since", "until")}
     ids = given.get("ids")
     return [row | {"at": replay.at, "by_id": each} for each in (ids if isinstance(ids, list) else [None])]
 
@@ -77,24 +107,16 @@ def _several(given: Mapping[str, Any], one: str, several: str) -> list[str] | No
     return given.get(several) or ([given[one]] if given.get(one) else None)
 
 
-def _moment(text: str | None) -> datetime | None:
-    return datetime.fromisoformat(text) if text else None
-
-
 def _frame(spark: SparkSession, rows: list[dict[str, Any]]) -> DataFrame:
     return spark.createDataFrame(pa.Table.from_pylist(rows, schema=_SCHEMA))
 
 
-def _between(copies: DataFrame) -> Column:
-    skew = F.lit(timedelta(seconds=_SKEW_SECONDS))
-    return (F.col("at") > copies["earlier"] - skew) & (F.col("at") < copies["later"] + skew)
-
-
-def _selects(copies: DataFrame) -> Column:
-    holds = (F.col("since").isNull() | (copies["created_at"] >= F.col("since"))) & (
-        F.col("until").isNull() | (copies["created_at"] < F.col("until"))
+def _selects() -> Column:
+    created = F.col("created_at")
+    holds = (F.col("since").isNull() | (created >= F.col("since"))) & (
+        F.col("until").isNull() | (created < F.col("until"))
     )
     for name, (column, _) in _FILTERS.items():
-        named = F.coalesce(F.array_contains(name, copies[column]), F.lit(False))
+        named = F.coalesce(F.array_contains(name, F.col(column)), F.lit(False))
         holds &= F.col(name).isNull() | named
     return holds

@@ -1,0 +1,104 @@
+"""Events that the stream lost: detect a broker restored to an older state, and put the events back."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from uuid import UUID
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812
+
+from sea_mq_worker.domain.events import EventState
+from sea_mq_worker.domain.filters import OutboxFilter
+from sea_mq_worker.operations.database import replays
+from sea_mq_worker.operations.replay import replay_matching
+from sea_mq_worker.pipeline.jobs.reconcile.request import Requeue
+from sea_mq_worker.pipeline.jobs.reconcile.result import Requeued
+from sea_mq_worker.pipeline.jobs.reconcile.sources import Stream
+from sea_mq_worker.settings import Settings
+
+_BATCH = 1000
+_PER_SECOND = 1000
+_EXAMPLES = 20
+
+
+def restore_signs(lost: DataFrame, stream: Stream) -> list[str]:
+    """Describe the signs of a restored broker that the lost events show."""
+    bounds, created = stream.compared, datetime.fromisoformat(stream.compared.created)
+    name = bounds.stream
+    there = stream.messages.select((F.col("position") - stream.current).alias("stream_seq"))
+    known = there.distinct().withColumn("is_taken", F.lit(True))
+    row = (
+        lost.where(F.col("stream") == name)
+        .join(known, "stream_seq", "left")
+        .agg(
+            F.count_if(F.col("published_at") < F.lit(created)).alias("older"),
+            F.count_if(F.col("stream_seq") > bounds.last_seq).alias("above"),
+            F.count_if("is_taken").alias("replaced"),
+            F.max("stream_seq").alias("highest"),
+        )
+        .collect()[0]
+    )
+    notes = []
+    if row.above:
+        notes.append(
+            f"{name} was restored to an older state: {row.above} lost IDs were acknowledged above its last "
+            f"sequence {bounds.last_seq}, up to {row.highest}; use --requeue to publish the lost events again"
+        )
+    if row.replaced:
+        notes.append(
+            f"{name} contains other messages at the sequences of {row.replaced} lost IDs: it was restored or "
+            "created again, and has stored new messages since"
+        )
+    if row.older:
+        notes.append(
+            f"{name} was created at {created.isoformat()}, after {row.older} lost IDs had been "
+            "acknowledged by an earlier stream with this name"
+        )
+    return notes
+
+
+def put_back(
+    settings: Settings, lost: DataFrame, how: Requeue, on_progress: Callable[[str], None]
+) -> Requeued:
+    """Set lost rows that are still in the table from PUBLISHED to PENDING, earliest first.
+
+    Each batch is one transaction of the worker's own replay, with an audit record. A repetition puts back
+    only rows that are still lost and PUBLISHED.
+
+    Raises:
+        StoreUnavailableError: earlier batches stay put back; a repetition is safe.
+        BrokerUnavailableError: no row was put back.
+    """
+    counts = {row.in_table: row["count"] for row in lost.groupBy("in_table").count().collect()}
+    rows, archived = counts.get(True, 0), counts.get(False, 0)
+    capped = rows > how.cap
+    replayed = 0
+    if rows and not (how.dry_run or capped):
+        chosen = lost.where("in_table").orderBy("seq").select("id").collect()
+        replayed = asyncio.run(_replay(settings, [UUID(row.id) for row in chosen], how, on_progress))
+    named = lost.where("NOT in_table").orderBy("seq").limit(_EXAMPLES) if archived else None
+    return Requeued(
+        lost=rows + archived,
+        replayed=replayed,
+        capped=capped,
+        archived=[row.id for row in named.collect()] if named else [],
+        archived_count=archived,
+        dry_run=how.dry_run,
+    )
+
+
+async def _replay(
+    settings: Settings, ids: Sequence[UUID], how: Requeue, on_progress: Callable[[str], None]
+) -> int:
+    replayed = 0
+    async with replays(settings) as tables:
+        for start in range(0, len(ids), _BATCH):
+            batch = tuple(ids[start : start + _BATCH])
+            which = OutboxFilter(ids=batch, states=(EventState.PUBLISHED,))
+            result = await replay_matching(tables, which, actor=how.actor, reason=how.reason, cap=len(batch))
+            replayed += result.replayed
+            on_progress(f"put back {replayed} of {len(ids)}")
+            if start + _BATCH < len(ids):
+                await asyncio.sleep(_BATCH / _PER_SECOND)
+    return replayed
