@@ -5,17 +5,17 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
 import pytest_asyncio
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from typer.testing import CliRunner
 
@@ -35,9 +35,12 @@ from sea_mq_worker.pipeline.jobs.reconcile.lost_events import put_back
 from sea_mq_worker.pipeline.jobs.reconcile.request import ReconcileRequest, Requeue, load_receiver
 from sea_mq_worker.pipeline.jobs.reconcile.result import Requeued
 from sea_mq_worker.pipeline.jobs.reconcile.verdicts import Verdict
+from sea_mq_worker.pipeline.lake import table
+from sea_mq_worker.pipeline.lake.read_files import read_files
 from sea_mq_worker.pipeline.lake.schemas import ARCHIVE, BRONZE
-from sea_mq_worker.pipeline.lake.table import LakeTable, Watermark
+from sea_mq_worker.pipeline.lake.table import Files, LakeTable, Watermark
 from sea_mq_worker.pipeline.snapshot import read_outbox, snapshot
+from sea_mq_worker.pipeline.sources.jetstream.state import stream_state
 from sea_mq_worker.settings import Settings, SettingsError
 from tests.pipeline.reconcile_world import World, make_world, write_settings
 from tests.support.jetstream import connected, store
@@ -203,19 +206,65 @@ async def their_database(
         yield own
 
 
-def _to_lake(spark: SparkSession, world: World, lake: str, *, landed: int) -> None:
-    """Archive all rows, and land the first messages."""
-    with snapshot(world.settings) as held:
-        table = LakeTable(lake, ARCHIVE)
-        rows = read_outbox(spark, held).withColumn("batch", F.lit(1).cast("bigint"))
-        rows = rows.withColumn("context", F.lit(world.context)).withColumn("date", F.to_date("published_at"))
-        table.commit(table.write(rows), Watermark("archive", 1))
+def _to_lake(
+    spark: SparkSession, world: World, lake: str, *, landed: int, days_ago: Sequence[int] = (0,)
+) -> None:
+    """Archive all rows, and land the first messages, once for each day as if that day had been today."""
     options = {"stream": world.stream, "endSeq": str(landed), **access_options()}
     messages = spark.read.format("jetstream").options(**options).load()
-    rows = messages.withColumnRenamed("created", "incarnation").withColumn("date", F.to_date("time"))
-    created = nanoseconds(rows.select("incarnation").distinct().collect()[0].incarnation)
-    table = LakeTable(lake, BRONZE)
-    table.commit(table.write(rows), *StreamProgress(stream=world.stream, created=0).recreated(created))
+    archive, bronze = LakeTable(lake, ARCHIVE), LakeTable(lake, BRONZE)
+    with snapshot(world.settings) as held:
+        rows = read_outbox(spark, held).withColumns({"batch": F.lit(1), "context": F.lit(world.context)})
+        archive.commit(_files(archive, rows, "published_at", days_ago), Watermark("archive", 1))
+    created = stream_state(world.settings, world.stream).created
+    rows = messages.withColumnRenamed("created", "incarnation")
+    switched = StreamProgress(stream=world.stream, created=0).recreated(nanoseconds(created))
+    bronze.commit(_files(bronze, rows, "time", days_ago), *switched)
+
+
+def _files(table: LakeTable, rows: DataFrame, time: str, days_ago: Sequence[int]) -> Files:
+    """Write the rows once for each day into files of their own."""
+    written = [
+        table.write(rows.withColumn(time, moment).withColumn("date", F.to_date(moment)))
+        for days in days_ago
+        for moment in [F.col(time) - F.lit(timedelta(days=days))]
+    ]
+    return Files(
+        tuple(each for files in written for each in files.actions), sum(files.rows for files in written)
+    )
+
+
+async def test_since_reads_only_the_files_of_its_time(
+    *,
+    database: Database,
+    nats_url: str,
+    spark: SparkSession,
+    names: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SEA_MQ_CONFIG", "")
+    lake, read = str(tmp_path / "lake"), []
+
+    def spy(*given: Any) -> DataFrame:
+        read.extend(given[3])
+        return read_files(*given)
+
+    async with opened(database, hints=OPERATOR_HINTS) as pool, connected(nats_url) as connection:
+        given = {"database_url": database.dsn, "nats_url": nats_url}
+        world = await make_world(pool, connection, names, tmp_path, given)
+        await world.publish(5)
+        await asyncio.to_thread(_to_lake, spark, world, lake, landed=5, days_ago=(0, 40, 80))
+        await api(connection, f"STREAM.PURGE.{world.stream}", {})
+        monkeypatch.setattr(table, "read_files", spy)
+        since = datetime.now(UTC) - timedelta(days=1)
+        wanted = ReconcileRequest(grace_seconds=0, lake=lake, since=since)
+        result = await asyncio.to_thread(reconcile, spark, world.settings, wanted, on_progress=LOG.info)
+
+    today = f"date={datetime.now(UTC).date()}"
+    assert {path.split("/")[1] for path in read} == {today}
+    assert (result.rows["archive"], result.rows[f"bronze {world.stream}"]) == (5, 5)
+    assert result.hops[0].verdicts == {Verdict.DELIVERED: 5}
 
 
 def test_settings_of_the_environment_are_not_taken_for_a_receiver_s(

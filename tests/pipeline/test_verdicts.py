@@ -11,21 +11,13 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from sea_mq_worker.pipeline.jobs.reconcile.audit import AuditedReplay
-from sea_mq_worker.pipeline.jobs.reconcile.broker import ConsumerPosition
+from sea_mq_worker.adapters.nats.server_info import ConsumerInfo, StreamInfo
+from sea_mq_worker.pipeline.jobs.reconcile.audit import Audit, AuditedReplay
 from sea_mq_worker.pipeline.jobs.reconcile.fingerprints import EVENTS, MESSAGES
-from sea_mq_worker.pipeline.jobs.reconcile.judging import (
-    InboxHop,
-    OutboxHop,
-    by_id,
-    further_findings,
-    judge,
-    with_findings,
-)
+from sea_mq_worker.pipeline.jobs.reconcile.judging import further_findings, hop_names, judge, with_findings
 from sea_mq_worker.pipeline.jobs.reconcile.order import outside_longest_run
 from sea_mq_worker.pipeline.jobs.reconcile.request import ReconcileRequest
-from sea_mq_worker.pipeline.jobs.reconcile.result import Compared
-from sea_mq_worker.pipeline.jobs.reconcile.sources import Inbox, Stream
+from sea_mq_worker.pipeline.jobs.reconcile.sources import Inbox, Sources, Stream
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 EVENT = from_arrow_schema(EVENTS).add("in_table", "boolean")
@@ -36,7 +28,6 @@ INBOX = (
 )
 SUBJECT = "sea.event.order.paid.v1"
 OWN = "SEA_EVENTS"
-TO_STREAM = f"outbox -> {OWN}"
 
 Rows = list[dict[str, Any]]
 
@@ -45,25 +36,22 @@ def ago(seconds: float) -> datetime:
     return NOW - timedelta(seconds=seconds)
 
 
-BOUNDS = Compared(
-    stream=OWN,
-    created=ago(10_000).isoformat(),
-    first_seq=100,
-    last_seq=1000,
-    first_time=ago(5000),
-    last_time=ago(1),
-    streamed=0,
-    landed=0,
-)
-CONSUMER = ConsumerPosition(
-    stream=OWN,
-    durable="own",
-    filters=("sea.event.order.>",),
-    start_seq=1,
-    start_time=None,
-    created=ago(8000),
-    settled_seq=500,
-)
+def stream_info(**given: Any) -> StreamInfo:
+    """Make a stream of sequences 100 to 1000, which may drop messages when it is full."""
+    state = {"messages": 900, "bytes": 0, "first_seq": 100, "last_seq": 1000}
+    state |= {"first_ts": ago(5000).isoformat(), "last_ts": ago(1).isoformat()}
+    answer = {"config": {"max_msgs": 900}, "created": ago(10_000).isoformat(), "state": state}
+    return replace(StreamInfo.from_json(OWN, answer, local_time=0), **given)
+
+
+def consumer_info(name: str = "own", **config: Any) -> ConsumerInfo:
+    """Make a consumer that has settled the messages up to 500."""
+    answer = {"name": name, "created": ago(8000).isoformat(), "config": config}
+    answer |= {key: {"stream_seq": 500, "consumer_seq": 500} for key in ("delivered", "ack_floor")}
+    return ConsumerInfo.from_json(OWN, answer | {"num_pending": 0, "num_ack_pending": 0})
+
+
+CONSUMER = consumer_info(filter_subject="sea.event.order.>")
 
 
 def event(name: str, seq: int = 1, **given: Any) -> dict[str, Any]:
@@ -102,37 +90,32 @@ def findings(
     events: Rows,
     messages: Rows,
     *,
-    bounds: Compared = BOUNDS,
+    state: StreamInfo | None = None,
     wanted: ReconcileRequest | None = None,
-    max_age_seconds: float = 0,
-    drops: bool = True,
     pruned_before: datetime | None = None,
     replays: Sequence[AuditedReplay] = (),
     inbox: Rows | None = None,
-    consumers: Sequence[ConsumerPosition] = (),
+    consumers: Sequence[ConsumerInfo] = (),
 ) -> dict[str, dict[str, list[str]]]:
-    """Return the findings by hop and ID; a consumer's hop has the name of its durable."""
-    stream = Stream(
-        compared=bounds,
-        messages=spark.createDataFrame(messages, MESSAGE),
-        max_age_seconds=max_age_seconds,
-        drops=drops,
-    )
+    """Return the findings by hop and ID; the hop to the inbox has the name of the consumer."""
+    stream = Stream(state=state or stream_info(), messages=spark.createDataFrame(messages, MESSAGE))
     received = Inbox(
         context="sea",
-        positions=consumers,
+        consumers=consumers,
         at=NOW,
         rows=spark.createDataFrame(inbox or [], INBOX),
         pruned_before=pruned_before,
     )
-    hops = [InboxHop(inbox=received, number=0, position=each, stream=stream) for each in consumers]
-    outbox = OutboxHop(stream=stream, asked_at=NOW, pruned_before=pruned_before, replays=replays)
-    rows = by_id(spark.createDataFrame(events, EVENT), [stream], [received.rows])
-    judged = judge(rows, outbox, hops, wanted or ReconcileRequest())
+    sources = Sources(
+        inboxes=[received],
+        streams={OWN: stream},
+        events=spark.createDataFrame(events, EVENT),
+        audit=Audit(replays=replays, outbox_pruned_before=pruned_before),
+    )
+    judged = judge(sources, wanted or ReconcileRequest())
     further = further_findings(judged, replays)
-    all_ = with_findings(judged.select("*", F.inline("hops")), further, outbox.name)
     found: dict[str, dict[str, list[str]]] = {}
-    for row in all_.collect():
+    for row in with_findings(judged.select("*", F.inline("hops")), further, hop_names(sources)[0]).collect():
         found.setdefault(row.hop.split()[-1], {})[row.id] = row.findings
     return found
 
@@ -251,7 +234,7 @@ def _moved() -> tuple[Rows, Rows, dict[str, list[str]]]:
 def test_a_full_stream_that_refuses_drops_only_what_is_old_and_a_part_tells_nothing_of_strangers(
     spark: SparkSession,
 ) -> None:
-    bounds = replace(BOUNDS, first_seq=1001, first_time=None)
+    state = stream_info(first_seq=1001, first_time=None, max_age_seconds=2000, config={})
     events = [
         event("purged"),
         event("old", published_at=ago(2001)),
@@ -269,9 +252,7 @@ def test_a_full_stream_that_refuses_drops_only_what_is_old_and_a_part_tells_noth
         spark,
         events,
         copies,
-        bounds=bounds,
-        max_age_seconds=2000,
-        drops=False,
+        state=state,
         wanted=wanted,
         replays=replays,
     )
@@ -358,11 +339,11 @@ def test_an_own_event_keeps_its_verdict_where_it_never_reached_the_stream(spark:
 def test_a_consumer_covers_what_its_patterns_match_from_its_start_on(spark: SparkSession) -> None:
     subjects = ("a", "a.b", "axb", "a.b.c", "c", "a.$x+")
     messages = [message(each, position, subject=each) for position, each in enumerate(subjects)]
-    given: list[dict[str, Any]] = [{"filters": each} for each in ((), ("a.*",), ("a.>",), ("a.b", "c"))]
-    given += [{"filters": ("a.$x+",)}, {"start_seq": 4}, {"start_time": ago(999)}]
-    consumers = [
-        replace(CONSUMER, durable=f"consumer-{number}", **{"filters": ()} | each)
-        for number, each in enumerate(given)
-    ]
+    given: list[dict[str, Any]] = [{}]
+    given += [{"filter_subject": each} for each in ("a.*", "a.>", "a.$x+")]
+    given += [{"filter_subjects": ["a.b", "c"]}, {"deliver_policy": "new"}]
+    given += [{"deliver_policy": "by_start_sequence", "opt_start_seq": 4}]
+    given += [{"deliver_policy": "by_start_time", "opt_start_time": ago(999).isoformat()}]
+    consumers = [consumer_info(f"consumer-{number}", **config) for number, config in enumerate(given)]
     found = findings(spark, [], messages, consumers=consumers)
-    assert [len(found.get(each.durable, ())) for each in consumers] == [6, 2, 3, 2, 1, 2, 0]
+    assert [len(found.get(each.name, ())) for each in consumers] == [6, 2, 3, 1, 2, 6, 2, 0]

@@ -1,10 +1,12 @@
 """The command ``pipeline reconcile``: prove that no message was lost, or name the lost ones."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from sea_mq_worker.pipeline.jobs.reconcile.request import Receiver
-    from sea_mq_worker.pipeline.jobs.reconcile.result import Hop, Reconciliation, Requeued
+    from sea_mq_worker.pipeline.jobs.reconcile.result import Reconciliation, Requeued
     from sea_mq_worker.settings import Settings
 
 
@@ -34,6 +36,20 @@ class Format(StrEnum):
     JSON = "json"
     PARQUET = "parquet"
 
+
+ADVICE: Mapping[Verdict, str] = MappingProxyType(
+    {
+        Verdict.MISSING_IN_STREAM: "publish them again by --requeue",
+        Verdict.MISSING_IN_INBOX: "look at each by `where ID`, then publish them again by `outbox replay`",
+        Verdict.ALTERED: "compare row and message by `where ID`: one of them was changed",
+        Verdict.UNEXPECTED: "find their publisher; only workers of this context may publish to the stream",
+        Verdict.DUPLICATED: "find their publisher; inboxes ignore the further copies",
+        Verdict.OUT_OF_ORDER: "check that no other program publishes events of these keys",
+        Verdict.DEAD: "find the reasons by `outbox summary` and `dlq summary`, then replay or redrive them",
+        Verdict.LATE: "see by `pipeline report` when it was slow",
+    }
+)
+"""The operator's next step for each verdict that needs one."""
 
 LakeOption = Annotated[
     str | None,
@@ -121,27 +137,33 @@ def reconcile(
     if out and Path(out).exists():
         abort(f"--out {out} already exists: name a new folder, so that results do not mix", EXIT_USAGE)
 
-    def job(spark: "SparkSession", settings: "Settings") -> "Reconciliation":
-        from sea_mq_worker.pipeline.jobs.reconcile.job import reconcile as run
-        from sea_mq_worker.pipeline.jobs.reconcile.request import ReconcileRequest, Requeue
-
-        request = ReconcileRequest(
-            lake=lake_to_read(lake, settings),
-            receivers=receivers,
-            since=since,
-            until=until,
-            grace_seconds=grace,
-            late_seconds=late,
-            examples=examples,
-            out=out,
-            out_format=out_format.value,
-            requeue=Requeue(actor=actor, reason=reason, cap=cap, dry_run=dry_run) if requeue else None,
-        )
-        return run(spark, settings, request, on_progress=print_progress)
-
-    receivers = _receivers(receiver or ())
+    given: dict[str, Any] = {
+        "lake": lake,
+        "receivers": _receivers(receiver or ()),
+        "since": since,
+        "until": until,
+    }
+    given |= {"grace_seconds": grace, "late_seconds": late, "examples": examples}
+    given |= {"out": out, "out_format": out_format.value}
+    repair = {"actor": actor, "reason": reason, "cap": cap, "dry_run": dry_run} if requeue else None
+    job = partial(_run, given, repair)
     result = run_job("reconcile", job, needs=("database_url", "nats_url"), master=master, conf=conf)
-    wrong = frozenset(fail_on or LOSS)
+    _end(result, frozenset(fail_on or LOSS), json=json)
+
+
+def _run(
+    given: Mapping[str, Any], repair: Mapping[str, Any] | None, spark: "SparkSession", settings: "Settings"
+) -> "Reconciliation":
+    from sea_mq_worker.pipeline.jobs.reconcile.job import reconcile
+    from sea_mq_worker.pipeline.jobs.reconcile.request import ReconcileRequest, Requeue
+
+    lake = lake_to_read(given["lake"], settings)
+    requeue = Requeue(**repair) if repair else None
+    wanted = ReconcileRequest(**{**given, "lake": lake}, requeue=requeue)
+    return reconcile(spark, settings, wanted, on_progress=print_progress)
+
+
+def _end(result: "Reconciliation", wrong: Collection[Verdict], *, json: bool) -> None:
     failed = result.found(wrong)
     if json:
         print_json(asdict(result) | {"failed_on": sorted(wrong), "failed": failed})
@@ -170,15 +192,15 @@ def _print_result(result: "Reconciliation") -> None:
             + (f", {one.landed} older messages from the lake" if one.landed else "")
         )
     rows = [
-        (hop.name, verdict, hop.verdicts.get(verdict, 0), hop.findings.get(verdict, 0), _some(hop, verdict))
+        (hop.name, verdict, hop.verdicts.get(verdict, 0), hop.findings[verdict], " ".join(named[:3]))
         for hop in result.hops
         for verdict in Verdict
-        if hop.findings.get(verdict)
+        if verdict in hop.findings
+        for named in [hop.examples.get(verdict, ())]
     ]
     print_table(("hop", "verdict", "ids", "findings", "examples"), rows, empty="nothing to compare")
     for hop in result.hops:
-        if hop.latency:
-            took = hop.latency
+        if took := hop.latency:
             typer.echo(
                 f"{hop.name}: p50 {took.p50:.3f} s, p95 {took.p95:.3f} s, p99 {took.p99:.3f} s, "
                 f"longest {took.longest:.3f} s"
@@ -187,10 +209,12 @@ def _print_result(result: "Reconciliation") -> None:
         typer.echo(note)
     if result.requeued:
         typer.echo(_requeue_text(result.requeued))
-
-
-def _some(hop: "Hop", verdict: Verdict) -> str:
-    return " ".join(hop.examples.get(verdict, ())[:3])
+    bad = {verdict: result.found([verdict]) for verdict in ADVICE}
+    for verdict, count in bad.items():
+        if count:
+            typer.echo(f"{count:,} {verdict}: {ADVICE[verdict]}")
+    if not any(bad.values()):
+        typer.echo(f"all {sum(hop.ids for hop in result.hops):,} accounted for")
 
 
 def _requeue_text(done: "Requeued") -> str:

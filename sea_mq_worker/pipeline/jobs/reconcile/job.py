@@ -1,26 +1,19 @@
 """Prove ID by ID that each event of the outbox reached the stream, and each message the inbox."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from datetime import datetime
 from pathlib import Path
 
 from pyspark import StorageLevel
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
+from sea_mq_worker.adapters.nats.server_info import StreamInfo
 from sea_mq_worker.pipeline.errors import PipelineError
-from sea_mq_worker.pipeline.jobs.reconcile.judging import (
-    InboxHop,
-    OutboxHop,
-    by_id,
-    further_findings,
-    judge,
-    with_findings,
-)
+from sea_mq_worker.pipeline.jobs.reconcile.judging import further_findings, hop_names, judge, with_findings
 from sea_mq_worker.pipeline.jobs.reconcile.lost_events import put_back, restore_signs
 from sea_mq_worker.pipeline.jobs.reconcile.request import ReconcileRequest
-from sea_mq_worker.pipeline.jobs.reconcile.result import Reconciliation
+from sea_mq_worker.pipeline.jobs.reconcile.result import Compared, Reconciliation
 from sea_mq_worker.pipeline.jobs.reconcile.sources import Sources, read_sources
 from sea_mq_worker.pipeline.jobs.reconcile.summary import summaries, troubled
 from sea_mq_worker.pipeline.jobs.reconcile.verdicts import Verdict
@@ -46,31 +39,8 @@ def reconcile(
         raise PipelineError(f"{wanted.out} already exists: name a new folder, so that results do not mix")
     with described(spark, "reconcile: judge"), ExitStack() as held:
         sources = read_sources(spark, settings, wanted, held=held, on_progress=on_progress)
-        own = sources.streams[settings.stream]
-        outbox = OutboxHop(
-            stream=own,
-            asked_at=sources.inboxes[0].at,
-            pruned_before=_gone_before(sources, wanted),
-            replays=sources.audit.replays,
-        )
-        inboxes = [
-            InboxHop(inbox=inbox, number=number, position=one, stream=sources.streams[one.stream])
-            for number, inbox in enumerate(sources.inboxes)
-            for one in inbox.positions
-        ]
-        rows = by_id(
-            sources.events, list(sources.streams.values()), [inbox.rows for inbox in sources.inboxes]
-        )
-        judged = judge(rows, outbox, inboxes, wanted).persist(StorageLevel.DISK_ONLY)
-        held.callback(judged.unpersist)
-        further = further_findings(judged, sources.audit.replays).persist(StorageLevel.DISK_ONLY)
-        held.callback(further.unpersist)
-        hops = judged.select("*", F.inline("hops"))
-        if not further.isEmpty():
-            hops = with_findings(hops, further, outbox.name)
-        found, in_table = summaries(
-            hops, [outbox.name, *(hop.name for hop in inboxes)], examples=wanted.examples
-        )
+        hops, names = _hops(sources, wanted, held), hop_names(sources)
+        found, in_table = summaries(hops, names, examples=wanted.examples)
         for hop in found:
             on_progress(f"{hop.name}: judged {hop.ids}")
         if wanted.out:
@@ -78,14 +48,14 @@ def reconcile(
         notes, requeued = _notes(sources, settings, wanted), None
         if Verdict.MISSING_IN_STREAM in found[0].verdicts:
             is_lost = F.col("findings")[0] == Verdict.MISSING_IN_STREAM.value
-            lost = hops.where((F.col("hop") == outbox.name) & is_lost)
-            notes += restore_signs(lost, own)
+            lost = hops.where((F.col("hop") == names[0]) & is_lost)
+            notes += restore_signs(lost, sources.streams[settings.stream])
             if wanted.requeue:
                 requeued = put_back(settings, lost, wanted.requeue, on_progress)
         return Reconciliation(
             since=wanted.since,
             until=wanted.until,
-            compared=[stream.compared for stream in sources.streams.values()],
+            compared=[_compared(stream.state, sources.rows) for stream in sources.streams.values()],
             rows=sources.rows | {"outbox": in_table},
             hops=found,
             notes=notes,
@@ -93,11 +63,27 @@ def reconcile(
         )
 
 
-def _gone_before(sources: Sources, wanted: ReconcileRequest) -> datetime | None:
-    """Return the time before which rows may be missing because an operator removed them."""
-    audit = sources.audit
-    limits = (audit.outbox_pruned_before, None if wanted.lake else audit.archived_before)
-    return max((limit for limit in limits if limit), default=None)
+def _hops(sources: Sources, wanted: ReconcileRequest, held: ExitStack) -> DataFrame:
+    """Return one row per ID and hop; ``held`` keeps the judged IDs on the executors' disks."""
+    judged = judge(sources, wanted).persist(StorageLevel.DISK_ONLY)
+    held.callback(judged.unpersist)
+    further = further_findings(judged, sources.audit.replays).persist(StorageLevel.DISK_ONLY)
+    held.callback(further.unpersist)
+    hops = judged.select("*", F.inline("hops"))
+    return hops if further.isEmpty() else with_findings(hops, further, hop_names(sources)[0])
+
+
+def _compared(state: StreamInfo, rows: Mapping[str, int]) -> Compared:
+    return Compared(
+        stream=state.name,
+        created=state.created,
+        first_seq=state.first_seq,
+        last_seq=state.last_seq,
+        first_time=state.first_time,
+        last_time=state.last_time,
+        streamed=rows[state.name],
+        landed=rows.get(f"bronze {state.name}", 0),
+    )
 
 
 def _notes(sources: Sources, settings: Settings, wanted: ReconcileRequest) -> list[str]:
@@ -105,13 +91,13 @@ def _notes(sources: Sources, settings: Settings, wanted: ReconcileRequest) -> li
     notes = [
         f"{inbox.context}: no consumer of this service reads {settings.stream}"
         for inbox in sources.inboxes[1:]
-        if not inbox.positions
+        if not inbox.consumers
     ]
-    for one in (position for inbox in sources.inboxes for position in inbox.positions):
-        last = sources.streams[one.stream].compared.last_seq
-        if one.settled_seq > last:
+    for one in (consumer for inbox in sources.inboxes for consumer in inbox.consumers):
+        last = sources.streams[one.stream].state.last_seq
+        if one.ack_floor > last:
             notes.append(
-                f"{one.durable} has settled sequence {one.settled_seq}, but {one.stream} ends at {last}: "
+                f"{one.name} has settled sequence {one.ack_floor}, but {one.stream} ends at {last}: "
                 "the stream was restored to an older state, and the consumer skips up to that sequence"
             )
     archived = sources.audit.archived_before

@@ -24,38 +24,30 @@ _EXAMPLES = 20
 
 def restore_signs(lost: DataFrame, stream: Stream) -> list[str]:
     """Describe the signs of a restored broker that the lost events show."""
-    bounds, created = stream.compared, datetime.fromisoformat(stream.compared.created)
-    name = bounds.stream
-    there = stream.messages.select((F.col("position") - stream.current).alias("stream_seq"))
-    known = there.distinct().withColumn("is_taken", F.lit(True))
+    state, created = stream.state, datetime.fromisoformat(stream.state.created)
+    stored = stream.messages.select((F.col("position") - stream.current).alias("stream_seq")).distinct()
     row = (
-        lost.where(F.col("stream") == name)
-        .join(known, "stream_seq", "left")
+        lost.where(F.col("stream") == state.name)
+        .join(stored.withColumn("is_taken", F.lit(True)), "stream_seq", "left")
         .agg(
             F.count_if(F.col("published_at") < F.lit(created)).alias("older"),
-            F.count_if(F.col("stream_seq") > bounds.last_seq).alias("above"),
+            F.count_if(F.col("stream_seq") > state.last_seq).alias("above"),
             F.count_if("is_taken").alias("replaced"),
             F.max("stream_seq").alias("highest"),
         )
         .collect()[0]
     )
-    notes = []
-    if row.above:
-        notes.append(
-            f"{name} was restored to an older state: {row.above} lost IDs were acknowledged above its last "
-            f"sequence {bounds.last_seq}, up to {row.highest}; use --requeue to publish the lost events again"
-        )
-    if row.replaced:
-        notes.append(
-            f"{name} contains other messages at the sequences of {row.replaced} lost IDs: it was restored or "
-            "created again, and has stored new messages since"
-        )
-    if row.older:
-        notes.append(
-            f"{name} was created at {created.isoformat()}, after {row.older} lost IDs had been "
-            "acknowledged by an earlier stream with this name"
-        )
-    return notes
+    notes = {
+        f"{state.name} was restored to an older state: {row.above} lost IDs were acknowledged above its last "
+        f"sequence {state.last_seq}, up to {row.highest}; use --requeue to publish the lost events again": (
+            row.above
+        ),
+        f"{state.name} contains other messages at the sequences of {row.replaced} lost IDs: it was restored "
+        "or created again, and has stored new messages since": row.replaced,
+        f"{state.name} was created at {created.isoformat()}, after {row.older} lost IDs had been "
+        "acknowledged by an earlier stream with this name": row.older,
+    }
+    return [note for note, count in notes.items() if count]
 
 
 def put_back(

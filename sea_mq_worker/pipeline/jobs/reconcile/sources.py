@@ -5,10 +5,9 @@ import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import reduce
-from typing import Any
 
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
@@ -17,18 +16,13 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from sea_mq_worker.adapters.nats.server_info import StreamInfo
+from sea_mq_worker.adapters.nats.server_info import ConsumerInfo, StreamInfo
 from sea_mq_worker.pipeline.dataframes import deduplicate_by
 from sea_mq_worker.pipeline.errors import DataLossError, PipelineError
 from sea_mq_worker.pipeline.executor_settings import access_options, config_of
 from sea_mq_worker.pipeline.jobs.land.stream_progress import incarnations, nanoseconds
 from sea_mq_worker.pipeline.jobs.reconcile.audit import Audit, read_audit
-from sea_mq_worker.pipeline.jobs.reconcile.broker import (
-    ConsumerPosition,
-    may_drop,
-    query_positions,
-    query_start,
-)
+from sea_mq_worker.pipeline.jobs.reconcile.broker import query_consumers, query_stream
 from sea_mq_worker.pipeline.jobs.reconcile.fingerprints import (
     EVENT_COLUMNS,
     EVENTS,
@@ -38,9 +32,8 @@ from sea_mq_worker.pipeline.jobs.reconcile.fingerprints import (
     MessageFingerprints,
 )
 from sea_mq_worker.pipeline.jobs.reconcile.request import ReconcileRequest
-from sea_mq_worker.pipeline.jobs.reconcile.result import Compared
 from sea_mq_worker.pipeline.lake.schemas import ARCHIVE, BRONZE
-from sea_mq_worker.pipeline.lake.table import Conditions, LakeTable
+from sea_mq_worker.pipeline.lake.table import LakeTable
 from sea_mq_worker.pipeline.session import described
 from sea_mq_worker.pipeline.snapshot import Condition, Snapshot, read_inbox, read_outbox, snapshot
 from sea_mq_worker.pipeline.sources.jetstream.source import JetStreamSource
@@ -71,10 +64,10 @@ class Inbox:
     """
 
     context: str
-    positions: Sequence[ConsumerPosition]
+    consumers: Sequence[ConsumerInfo]
     at: datetime
     rows: DataFrame
-    pruned_before: datetime | None
+    pruned_before: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,18 +75,14 @@ class Stream:
     """A stream, with the lake's messages that left it.
 
     Attributes:
-        compared: the stream's bounds.
+        state: bounds before the read, but the first message after the read.
         messages: ``position`` and the columns of ``MESSAGES``.
         current: position of sequence 0 of the current stream.
-        max_age_seconds: age at which the stream removes messages; 0: never.
-        drops: whether the stream may remove messages for other reasons than age.
     """
 
-    compared: Compared
+    state: StreamInfo
     messages: DataFrame
     current: int = 0
-    max_age_seconds: float = 0
-    drops: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +91,7 @@ class Sources:
 
     Attributes:
         inboxes: this service's inbox first, then the receivers'.
-        streams: streams by name.
+        streams: streams by name, this service's first.
         events: rows of outbox and archive, which ``in_table`` distinguishes.
         audit: operators' actions in this service's schema.
         rows: number of rows read from each source except the outbox.
@@ -112,7 +101,7 @@ class Sources:
     streams: dict[str, Stream]
     events: DataFrame
     audit: Audit
-    rows: dict[str, int]
+    rows: dict[str, int] = field(default_factory=dict)
 
 
 def read_sources(
@@ -134,26 +123,23 @@ def read_sources(
         PipelineError: the disk for temporary files is too small.
         DataLossError: a stream was recreated or restored during the read.
     """
-    reading = _Reading(spark, wanted, held, on_progress, {})
+    reading = _Reading(spark, wanted, held, on_progress)
     inboxes = [reading.inbox(None, settings, settings.consumers)]
     for each in wanted.receivers:
         ours = [consumer for consumer in each.settings.consumers if consumer.stream == settings.stream]
         inboxes.append(reading.inbox(each.config, each.settings, ours))
-    names = [settings.stream, *(one.stream for inbox in inboxes for one in inbox.positions)]
-    streamed = {name: reading.stream(settings, name) for name in dict.fromkeys(names)}
+    names = [settings.stream, *(one.stream for inbox in inboxes for one in inbox.consumers)]
+    streams = {name: reading.stream(settings, name) for name in dict.fromkeys(names)}
     moment = held.enter_context(snapshot(settings))
-    events = reading.events(settings, moment)
-    streams = {name: reading.with_lake(stream) for name, stream in streamed.items()}
+    events = reading.outbox(settings, moment)
+    if wanted.lake:
+        events = events.unionByName(reading.archive(settings, wanted.lake))
+        streams = {name: reading.with_bronze(stream, wanted.lake) for name, stream in streams.items()}
     for name in streams.keys() - {settings.stream}:
-        messages = within(streams[name].messages, "time", wanted)
-        streams[name] = replace(streams[name], messages=messages)
-    return Sources(
-        inboxes=inboxes,
-        streams=streams,
-        events=events,
-        audit=read_audit(moment),
-        rows=reading.rows,
-    )
+        stored = _matching(streams[name].messages, _between("time", wanted.since, wanted.until))
+        streams[name] = replace(streams[name], messages=stored)
+    audit = read_audit(moment)
+    return Sources(inboxes=inboxes, streams=streams, events=events, audit=audit, rows=reading.rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,116 +148,99 @@ class _Reading:
     wanted: ReconcileRequest
     held: ExitStack
     on_progress: Callable[[str], None]
-    rows: dict[str, int]
+    rows: dict[str, int] = field(default_factory=dict)
 
     @property
     def since(self) -> datetime | None:
         return self.wanted.since and self.wanted.since - _CLOCK
 
     def inbox(self, config: str | None, settings: Settings, consumers: Sequence[ConsumerSettings]) -> Inbox:
-        positions = query_positions(settings, consumers)
+        progress = query_consumers(settings, consumers)
         moment = self.held.enter_context(snapshot(settings))
         with config_of(config):
-            columns = ("message_id", *INBOX_COLUMNS)
-            received: list[Condition] = [("received_at", ">=", self.since)]
-            rows = read_inbox(self.spark, moment, columns=columns, where=received)
+            rows = read_inbox(
+                self.spark,
+                moment,
+                columns=("message_id", *INBOX_COLUMNS),
+                where=[("received_at", ">=", self.since)],
+            )
             kept = self._keep(f"inbox {settings.context}", rows.withColumnRenamed("message_id", "id"))
-        pruned_before = read_audit(moment).inbox_pruned_before
         return Inbox(
             context=settings.context,
-            positions=positions,
+            consumers=progress,
             at=moment.at,
             rows=kept,
-            pruned_before=pruned_before,
+            pruned_before=read_audit(moment).inbox_pruned_before,
         )
 
     def stream(self, settings: Settings, name: str) -> Stream:
-        """Read a stream's fingerprints.
+        """Read a stream's messages.
 
         Messages that retention removes in the meantime are missing without an error, so the first sequence is
         queried again afterwards.
         """
-        before, start = query_start(settings, name, self.since)
+        before, start = query_stream(settings, name, self.since)
         _check_disk(self.spark, before.last_seq - start + 1)
-        fingerprints = _stream_fingerprints(self.spark, name, max(start, 1), before.last_seq)
-        messages = self._keep(name, fingerprints)
-        after, _ = query_start(settings, name, None)
+        first, last = str(max(start, 1)), str(before.last_seq)
+        found = _message_fingerprints(self.spark, name, startSeq=first, endSeq=last, failOnDataLoss="false")
+        messages = self._keep(name, found)
+        after, _ = query_stream(settings, name, None)
         if after.created != before.created or after.last_seq < before.last_seq:
             raise DataLossError(
                 f"stream {name} was recreated or restored during the read: run reconcile again when the "
                 "broker is stable"
             )
-        return Stream(
-            compared=_compared(before, after, streamed=self.rows[name]),
-            messages=messages.withColumn("position", F.col("seq")),
-            max_age_seconds=before.max_age_seconds,
-            drops=may_drop(before.config),
-        )
+        state = replace(before, first_seq=after.first_seq, first_time=after.first_time)
+        return Stream(state=state, messages=messages.withColumn("position", F.col("seq")))
 
-    def with_lake(self, stream: Stream) -> Stream:
+    def outbox(self, settings: Settings, moment: Snapshot) -> DataFrame:
+        """Return the rows of the outbox, which Spark reads with the first comparison."""
+        created = _between("created_at", self.wanted.since, self.wanted.until)
+        rows = read_outbox(self.spark, moment, columns=EVENT_COLUMNS, where=created)
+        return _event_fingerprints(rows, settings).withColumn("in_table", F.lit(True))
+
+    def archive(self, settings: Settings, lake: str) -> DataFrame:
+        """Read the archive; an event is published after its creation, so older files are not read."""
+        since = self.wanted.since
+        published: list[Condition] = [("date", ">=", since and since.date()), ("published_at", ">=", since)]
+        rows = _lake_rows(
+            self.spark, LakeTable(lake, ARCHIVE), [("context", "=", settings.context), *published]
+        )
+        rows = _matching(rows, _between("created_at", since, self.wanted.until))
+        archived = _event_fingerprints(rows.withColumn("state", F.lit("PUBLISHED")), settings)
+        return self._keep("archive", archived).withColumn("in_table", F.lit(False))
+
+    def with_bronze(self, stream: Stream, lake: str) -> Stream:
         """Add the lake's messages that left the stream: older incarnations, and those before its start.
 
         If the stream was restored, the later incarnation's message is used for a sequence.
         """
-        if self.wanted.lake is None:
-            return stream
-        bounds = stream.compared
-        bronze = LakeTable(self.wanted.lake, BRONZE)
-        created, found = nanoseconds(bounds.created), incarnations(bronze, bounds.stream)
-        numbers = [number for number, each in enumerate(found) if each.created == created]
-        current = max(numbers, default=len(found)) * _INCARNATION
-        parts = []
+        name, since = stream.state.name, self.since
+        bronze = LakeTable(lake, BRONZE)
+        created, found = nanoseconds(stream.state.created), incarnations(bronze, name)
+        ours = [number for number, each in enumerate(found) if each.created == created]
+        current = max(ours, default=len(found)) * _INCARNATION
+        landed: list[DataFrame] = []
         for number, each in enumerate(found):
-            conditions: list[tuple[str, str, Any]] = [("stream", "=", bounds.stream)]
-            conditions.append(("incarnation", "=", each.incarnation))
-            if each.created == created:
-                conditions.append(("seq", "<", bounds.first_seq))
-            if self.since:
-                conditions += [("date", ">=", self.since.date()), ("time", ">=", self.since)]
-            rows = self._lake_rows(bronze, conditions, ("seq", "time", "subject", "headers", "data"))
-            part = rows.mapInArrow(MessageFingerprints(bounds.stream), from_arrow_schema(MESSAGES))
+            conditions: list[Condition] = [
+                ("stream", "=", name),
+                ("date", ">=", since and since.date()),
+                ("incarnation", "=", each.incarnation),
+                ("time", ">=", since),
+                ("seq", "<", stream.state.first_seq if each.created == created else None),
+            ]
+            rows = _lake_rows(self.spark, bronze, conditions)
+            part = rows.mapInArrow(MessageFingerprints(name), from_arrow_schema(MESSAGES))
             position = F.col("seq") + number * _INCARNATION
-            parts.append(part.withColumns({"position": position, "created": F.lit(each.created)}))
-        if not parts:
-            return replace(stream, current=current)
-        landed = reduce(DataFrame.unionByName, parts)
-        if len(numbers) > 1:
-            landed = deduplicate_by(landed, ("created", "seq"), F.desc("position"))
-        landed = self._keep(f"bronze {bounds.stream}", landed.drop("created"))
-        streamed = stream.messages.withColumn("position", F.col("seq") + current)
-        count = self.rows[f"bronze {bounds.stream}"]
-        return replace(
-            stream,
-            compared=replace(bounds, landed=count),
-            messages=streamed.unionByName(landed),
-            current=current,
-        )
-
-    def events(self, settings: Settings, moment: Snapshot) -> DataFrame:
-        """Return the rows of the outbox, which are read with the first comparison, and of the archive."""
-        since, until = self.wanted.since, self.wanted.until
-        fingerprints = EventFingerprints(settings.context, settings.source)
-        created: list[Condition] = [("created_at", ">=", since), ("created_at", "<", until)]
-        table = read_outbox(self.spark, moment, columns=EVENT_COLUMNS, where=created)
-        events = table.mapInArrow(fingerprints, from_arrow_schema(EVENTS)).withColumn("in_table", F.lit(True))
-        if self.wanted.lake is None:
-            return events
-        conditions: list[tuple[str, str, Any]] = [("context", "=", settings.context)]
-        if since:  # an event is published after its creation
-            conditions += [("date", ">=", since.date()), ("published_at", ">=", since)]
-        columns = tuple(name for name in EVENT_COLUMNS if name != "state")
-        rows = self._lake_rows(LakeTable(self.wanted.lake, ARCHIVE), conditions, columns)
-        rows = within(rows.withColumn("state", F.lit("PUBLISHED")), "created_at", self.wanted)
-        archived = self._keep("archive", rows.mapInArrow(fingerprints, from_arrow_schema(EVENTS)))
-        return events.unionByName(archived.withColumn("in_table", F.lit(False)))
-
-    def _lake_rows(self, table: LakeTable, conditions: Conditions, columns: Sequence[str]) -> DataFrame:
-        """Return the rows that match, from the files that may contain some."""
-        named = tuple(dict.fromkeys((*columns, *(name for name, _, _ in conditions))))
-        rows = table.read(self.spark, conditions, columns=named)
-        for name, compares, value in conditions:
-            rows = rows.where(_OPERATORS[compares](F.col(name), F.lit(value)))
-        return rows.select(*columns)
+            landed.append(part.withColumns({"position": position, "created": F.lit(each.created)}))
+        messages = stream.messages.withColumn("position", F.col("seq") + current)
+        if not landed:
+            return replace(stream, messages=messages, current=current)
+        older = reduce(DataFrame.unionByName, landed)
+        if len(ours) > 1:
+            older = deduplicate_by(older, ("created", "seq"), F.desc("position"))
+        older = self._keep(f"bronze {name}", older.drop("created"))
+        return replace(stream, messages=messages.unionByName(older), current=current)
 
     def _keep(self, name: str, frame: DataFrame) -> DataFrame:
         """Read rows now, and keep them on the executors' disks."""
@@ -285,7 +254,7 @@ class _Reading:
 
 @dataclass(frozen=True, slots=True)
 class _ReadPartitions:
-    """Reads partitions of a source and represents them in one process, so that Java sees no payload."""
+    """Reads partitions of a stream and represents them in one process, so that Java sees no payload."""
 
     reader: DataSourceReader
     partitions: Sequence[InputPartition]
@@ -298,22 +267,34 @@ class _ReadPartitions:
                 yield from self.represent(self.reader.read(self.partitions[number]))
 
 
-def within(rows: DataFrame, column: str, wanted: ReconcileRequest) -> DataFrame:
-    """Return the rows whose time is in the compared range."""
-    if wanted.since:
-        rows = rows.where(F.col(column) >= F.lit(wanted.since))
-    if wanted.until:
-        rows = rows.where(F.col(column) < F.lit(wanted.until))
+def _message_fingerprints(spark: SparkSession, stream: str, **options: str) -> DataFrame:
+    reader = JetStreamSource({"stream": stream, **options, **access_options()}).reader(StructType())
+    partitions = reader.partitions()
+    read = _ReadPartitions(reader, partitions, MessageFingerprints(stream))
+    tasks = spark.range(0, len(partitions), 1, len(partitions))
+    return tasks.mapInArrow(read, from_arrow_schema(MESSAGES))
+
+
+def _event_fingerprints(rows: DataFrame, settings: Settings) -> DataFrame:
+    represent = EventFingerprints(settings.context, settings.source)
+    return rows.select(*EVENT_COLUMNS).mapInArrow(represent, from_arrow_schema(EVENTS))
+
+
+def _lake_rows(spark: SparkSession, table: LakeTable, conditions: Sequence[Condition]) -> DataFrame:
+    """Return the rows that match, from the files that may have some."""
+    given = [condition for condition in conditions if condition[2] is not None]
+    return _matching(table.read(spark, given), given)
+
+
+def _matching(rows: DataFrame, conditions: Sequence[Condition]) -> DataFrame:
+    for column, compares, value in conditions:
+        if value is not None:
+            rows = rows.where(_OPERATORS[compares](F.col(column), F.lit(value)))
     return rows
 
 
-def _stream_fingerprints(spark: SparkSession, name: str, first: int, last: int) -> DataFrame:
-    options = {"stream": name, "startSeq": str(first), "endSeq": str(last), "failOnDataLoss": "false"}
-    reader = JetStreamSource({**options, **access_options()}).reader(StructType())
-    partitions = reader.partitions()
-    read = _ReadPartitions(reader, partitions, MessageFingerprints(name))
-    tasks = spark.range(0, len(partitions), 1, len(partitions))
-    return tasks.mapInArrow(read, from_arrow_schema(MESSAGES))
+def _between(column: str, since: datetime | None, until: datetime | None) -> list[Condition]:
+    return [(column, ">=", since), (column, "<", until)]
 
 
 def _check_disk(spark: SparkSession, messages: int) -> None:
@@ -327,16 +308,3 @@ def _check_disk(spark: SparkSession, messages: int) -> None:
             f"comparing {messages} messages needs about {needed >> 20} MiB for temporary files, but {folder} "
             f"has {free >> 20} MiB: set TMPDIR to a larger disk, or compare a part by --since"
         )
-
-
-def _compared(before: StreamInfo, after: StreamInfo, *, streamed: int) -> Compared:
-    return Compared(
-        stream=before.name,
-        created=before.created,
-        first_seq=after.first_seq,
-        last_seq=before.last_seq,
-        first_time=after.first_time,
-        last_time=before.last_time,
-        streamed=streamed,
-        landed=0,
-    )
