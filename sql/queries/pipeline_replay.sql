@@ -8,16 +8,21 @@ INSERT INTO operator_actions (actor, action, reason, selection, affected)
 VALUES ($1::text, 'replay', $2::text,
         $3::text::jsonb || pg_catalog.jsonb_build_object('progress', pg_catalog.jsonb_build_object(
             'through', 0, 'finished', false, 'as_given', $4::text::jsonb)), 0)
-RETURNING id, at, selection::text AS selection, affected;
+RETURNING id, at, selection::text AS selection, (selection #>> '{progress,through}'::text[])::bigint AS through;
 
--- name: latest
--- The latest replay with the same selection as given. Reads the table, which has one row for each operator action.
+-- name: unfinished
+-- The latest replay with the same selection as given, unless it is finished. Reads the table, which has one row for each
+-- operator action.
 -- $1 selection as it was given.
-SELECT id, at, selection::text AS selection, affected
-  FROM operator_actions
- WHERE action = 'replay' AND selection #> '{progress,as_given}'::text[] = $1::text::jsonb
- ORDER BY id DESC
- LIMIT 1;
+SELECT l.id, l.at, l.selection::text AS selection, (l.selection #>> '{progress,through}'::text[])::bigint AS through
+  FROM (
+        SELECT a.id, a.at, a.selection
+          FROM operator_actions a
+         WHERE a.action = 'replay' AND a.selection #> '{progress,as_given}'::text[] = $1::text::jsonb
+         ORDER BY a.id DESC
+         LIMIT 1
+       ) AS l
+ WHERE NOT (l.selection #>> '{progress,finished}'::text[])::boolean;
 
 -- name: advance
 -- First statement of a batch: locks the record, so that only one of two runs continues. No row: another run did.

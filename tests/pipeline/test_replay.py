@@ -14,7 +14,7 @@ from uuid import UUID
 
 import asyncpg
 import pytest
-from pyspark.sql import Row, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentation has it
 from typer.testing import CliRunner
 
@@ -22,14 +22,15 @@ from sea_mq_worker.adapters.nats.connection import NatsConnection, api
 from sea_mq_worker.cli import app
 from sea_mq_worker.domain.events import EventState
 from sea_mq_worker.pipeline.errors import PipelineError
-from sea_mq_worker.pipeline.jobs.replay.filter import ReplayRules, Selection
 from sea_mq_worker.pipeline.jobs.replay.job import Matched, ReplayJobResult, replay
+from sea_mq_worker.pipeline.jobs.replay.selection import Selection
 from sea_mq_worker.pipeline.jobs.replay.store import replay_store
 from sea_mq_worker.pipeline.lake.schemas import ARCHIVE
 from sea_mq_worker.pipeline.lake.table import LakeTable, Watermark
 from sea_mq_worker.pipeline.snapshot import read_outbox, snapshot
 from sea_mq_worker.settings import CONFIG_VARIABLE, Settings, load_settings
 from tests.support.jetstream import connected, stored_messages
+from tests.support.partitions import id_of_day
 from tests.support.rows import add_event, opened
 from tests.support.servers import Database
 from tests.support.waiting import eventually
@@ -80,16 +81,9 @@ class Site:
             table.commit(table.write(rows), Watermark("by hand", batch))
 
     async def replay(self, selection: Selection, **given: Any) -> ReplayJobResult:
-        rules = ReplayRules(**({"actor": "ann", "reason": "the stream lost them", "cap": EVENTS} | given))
-        return await replay(
-            self.spark,
-            self.settings,
-            selection,
-            rules,
-            lake=self.lake,
-            stop=asyncio.Event(),
-            on_progress=lambda *_: None,
-        )
+        rules = {"actor": "ann", "reason": "the stream lost them", "cap": EVENTS, "lake": self.lake} | given
+        stop = asyncio.Event()
+        return await replay(self.spark, self.settings, selection, stop=stop, on_progress=print, **rules)
 
     async def pending(self) -> set[UUID]:
         rows = await self.pool.fetch("SELECT id FROM outbox_events WHERE state = 'PENDING'")
@@ -198,6 +192,40 @@ async def test_an_archived_event_comes_back_as_it_was(
     assert json.loads(action["selection"])["ids"] == sorted(map(str, ids))
 
 
+async def test_a_replay_reads_only_the_archives_files_that_can_hold_its_events(
+    site: Site, add: Callable[..., Awaitable[UUID]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await site.pool.execute("ALTER TABLE outbox_events DISABLE TRIGGER USER")
+    days = (40, 30, 20, 10)
+    ids = [id_of_day(day) for day in days]
+    for batch, (day, event) in enumerate(zip(days, ids, strict=True), start=1):
+        at = datetime.now(UTC) - timedelta(days=day)
+        await add("PUBLISHED", id=event, created_at=at, event_type=f"order.{day}")
+        await site.pool.execute("UPDATE outbox_events SET published_at = $1 WHERE id = $2", at, event)
+        site.archive(f"id = '{event}'", batch=batch)
+    read = LakeTable.read
+    files: list[tuple[str, int]] = []
+
+    def counted(*given: Any, **named: Any) -> DataFrame:
+        rows = read(*given, **named)
+        files.append(("payloads" if "payload" in rows.columns else "keys", len(rows.inputFiles())))
+        return rows
+
+    monkeypatch.setattr(LakeTable, "read", counted)
+    since = datetime.now(UTC) - timedelta(days=25)
+    for selection, keys, payloads in (
+        (Selection(ids=(ids[1],)), 1, 1),
+        (Selection(ids=(ids[0], ids[3])), 2, 4),
+        (Selection(event_types=("order.30",)), 4, 1),
+        (Selection(published_since=since), 2, 2),
+        (Selection(since=since), 2, 2),
+    ):
+        files.clear()
+        await site.pool.execute("DELETE FROM outbox_events")
+        done = await site.replay(selection)
+        assert (done.replayed, files) == (payloads % 4 or 2, [("keys", keys), ("payloads", payloads)])
+
+
 async def test_above_the_cap_none_is_replayed(site: Site, add: Callable[..., Awaitable[UUID]]) -> None:
     for _ in range(3):
         await add("PUBLISHED")
@@ -296,9 +324,9 @@ async def test_a_killed_replay_is_resumed_and_publishes_each_key_in_order(site: 
     ("arguments", "text"),
     [
         ([], "choose events by"),
-        (["--state", "PENDING"], "only PUBLISHED and DEAD"),
-        (["--since", "yesterday"], "--since: 'yesterday' is neither"),
-        (["--published-until", "1x"], "--published-until: '1x' is neither"),
+        (["--state", "PENDING"], "'PENDING' is not one of"),
+        (["--since", "yesterday"], "'--since': 'yesterday' is neither"),
+        (["--published-until", "1x"], "'--published-until': '1x' is neither"),
     ],
 )
 def test_a_replay_of_nothing_in_particular_is_refused(arguments: list[str], text: str) -> None:

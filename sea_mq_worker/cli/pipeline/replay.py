@@ -1,8 +1,9 @@
 """The command ``pipeline replay``: publish events again, from the table and from the archive."""
 
-from collections.abc import Mapping
-from dataclasses import asdict
-from datetime import datetime
+import asyncio
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 from uuid import UUID
@@ -10,6 +11,7 @@ from uuid import UUID
 import typer
 
 from sea_mq_worker.cli.arguments import ActorOption, ReasonOption, moment
+from sea_mq_worker.cli.option_groups import with_options
 from sea_mq_worker.cli.pipeline.support import (
     ConfOption,
     DryRunOption,
@@ -18,19 +20,18 @@ from sea_mq_worker.cli.pipeline.support import (
     print_progress,
     run_job,
 )
+from sea_mq_worker.cli.signals import stop_on_signals
 from sea_mq_worker.cli.support import EXIT_FAILED, EXIT_USAGE, JsonOption, abort, print_json, print_table
 from sea_mq_worker.domain.events import EventState
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from sea_mq_worker.pipeline.jobs.replay.filter import Selection
     from sea_mq_worker.pipeline.jobs.replay.job import ReplayJobResult
+    from sea_mq_worker.pipeline.jobs.replay.selection import Selection
     from sea_mq_worker.settings import Settings
 
 _WITHOUT_YES_MAX = 10
-_TERMINAL = (EventState.PUBLISHED, EventState.DEAD)
-
 
 LakeOption = Annotated[
     str | None,
@@ -39,28 +40,6 @@ LakeOption = Annotated[
         envvar="SEA_MQ_PIPELINE_LAKE",
         help="Lake whose archive contains events that left the table (default: the table only).",
     ),
-]
-StatesOption = Annotated[
-    list[EventState] | None,
-    typer.Option("--state", help="PUBLISHED or DEAD; may be repeated (default: both)."),
-]
-TypesOption = Annotated[list[str] | None, typer.Option("--type", help="Event type; may be repeated.")]
-KeysOption = Annotated[list[str] | None, typer.Option("--key", help="Ordering key; may be repeated.")]
-IdsOption = Annotated[list[UUID] | None, typer.Option("--id", help="Event ID; may be repeated.")]
-IdsFileOption = Annotated[
-    Path | None, typer.Option(help="File with one event ID per line.", exists=True, dir_okay=False)
-]
-SinceOption = Annotated[
-    str | None, typer.Option(metavar="TIME", help="Select events created from this time on.")
-]
-UntilOption = Annotated[
-    str | None, typer.Option(metavar="TIME", help="Select events created before this time.")
-]
-PublishedSinceOption = Annotated[
-    str | None, typer.Option(metavar="TIME", help="Select events last published from this time on.")
-]
-PublishedUntilOption = Annotated[
-    str | None, typer.Option(metavar="TIME", help="Select events last published before this time.")
 ]
 CapOption = Annotated[int, typer.Option(min=1, help="Replay no event if more than this many match.")]
 PaceOption = Annotated[int, typer.Option(min=1, help="Put back at most this many events a second.")]
@@ -72,20 +51,71 @@ YesOption = Annotated[
 ]
 
 
+class ReplayableState(StrEnum):
+    """State of an event that can be replayed."""
+
+    PUBLISHED = EventState.PUBLISHED
+    DEAD = EventState.DEAD
+
+
+def _time(text: str) -> str:
+    """Check a time, and keep the operator's words: an interrupted replay is found by them on another day."""
+    moment(text)
+    return text
+
+
+def _time_option(help_: str) -> Any:
+    return typer.Option(parser=_time, metavar="TIME", help=help_)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SelectionOptions:
+    """The options that select events."""
+
+    state: Annotated[
+        list[ReplayableState] | None,
+        typer.Option(help="State; may be repeated (default: both)."),
+    ] = None
+    type_: Annotated[list[str] | None, typer.Option("--type", help="Event type; may be repeated.")] = None
+    key: Annotated[list[str] | None, typer.Option("--key", help="Ordering key; may be repeated.")] = None
+    since: Annotated[str | None, _time_option("Select events created from this time on.")] = None
+    until: Annotated[str | None, _time_option("Select events created before this time.")] = None
+    published_since: Annotated[
+        str | None, _time_option("Select events last published from this time on.")
+    ] = None
+    published_until: Annotated[str | None, _time_option("Select events last published before this time.")] = (
+        None
+    )
+    ids: Annotated[list[UUID] | None, typer.Option("--id", help="Event ID; may be repeated.")] = None
+    ids_file: Annotated[
+        Path | None, typer.Option(help="File with one event ID per line.", exists=True, dir_okay=False)
+    ] = None
+
+    def selection(self) -> "Selection":
+        """Return the selection; exit if there is no option."""
+        from sea_mq_worker.pipeline.jobs.replay.selection import TERMINAL, TIMES, Selection
+
+        if self == SelectionOptions():
+            abort("choose events by --id, --ids-file, --type, --key, --state or a time", EXIT_USAGE)
+        words = {name: text for name in TIMES if (text := getattr(self, name))}
+        times: dict[str, Any] = {name: moment(text) for name, text in words.items()}
+        return Selection(
+            states=tuple(state for state in TERMINAL if state in (self.state or TERMINAL)),
+            ids=tuple({*(self.ids or ()), *_read_ids(self.ids_file)}),
+            event_types=tuple(self.type_ or ()),
+            ordering_keys=tuple(self.key or ()),
+            words=tuple(words.items()),
+            **times,
+        )
+
+
+@with_options
 def replay(
     *,
+    events: SelectionOptions,
     reason: ReasonOption,
     actor: ActorOption,
     lake: LakeOption = None,
-    state: StatesOption = None,
-    type_: TypesOption = None,
-    key: KeysOption = None,
-    since: SinceOption = None,
-    until: UntilOption = None,
-    published_since: PublishedSinceOption = None,
-    published_until: PublishedUntilOption = None,
-    ids: IdsOption = None,
-    ids_file: IdsFileOption = None,
     cap: CapOption = 1000,
     per_second: PaceOption = 1000,
     restart: RestartOption = False,
@@ -101,115 +131,57 @@ def replay(
     After a crash or a stop, the same command continues the replay. Exit code 0: all events are put back; 1:
     some are not.
     """
-    selection = _selection(
-        {"states": _replayable(state), "event_types": tuple(type_ or ()), "ordering_keys": tuple(key or ())},
-        ids={*(ids or ()), *_read_ids(ids_file)},
-        times={"since": since, "until": until}
-        | {"published_since": published_since, "published_until": published_until},
-    )
-    result = _run(
-        selection,
-        {"actor": actor, "reason": reason, "per_second": per_second, "restart": restart, "dry_run": dry_run}
-        | {"cap": cap if yes or dry_run else min(cap, _WITHOUT_YES_MAX)},
-        lake=lake,
+    selection = events.selection()
+    given: dict[str, Any] = {"actor": actor, "reason": reason, "per_second": per_second, "restart": restart}
+    given |= {"dry_run": dry_run, "cap": cap if yes or dry_run else min(cap, _WITHOUT_YES_MAX)}
+
+    async def put_back(spark: "SparkSession", settings: "Settings") -> "ReplayJobResult":
+        from sea_mq_worker.pipeline.jobs.replay.job import replay as replay_
+
+        stop = asyncio.Event()
+        stop_on_signals(stop)
+        given["lake"] = lake_to_read(lake, settings)
+        return await replay_(spark, settings, selection, stop=stop, on_progress=print_progress, **given)
+
+    result = run_job(
+        "replay",
+        lambda spark, settings: asyncio.run(put_back(spark, settings)),
+        needs=("database_url", "nats_url"),
         master=master,
         conf=conf,
     )
-    _print_result(result, dry_run=dry_run, json=json)
-    _exit_unless_complete(result, cap=cap, dry_run=dry_run, yes=yes)
+    if json:
+        print_json(asdict(result) | {"dry_run": dry_run})
+    else:
+        _print_result(result, dry_run=dry_run)
+    if not dry_run:
+        _exit_unless_complete(result, cap=cap, yes=yes)
 
 
-def _selection(given: Mapping[str, Any], *, ids: set[UUID], times: Mapping[str, str | None]) -> "Selection":
-    from sea_mq_worker.pipeline.jobs.replay.filter import Selection
-
-    selection = Selection(
-        ids=tuple(ids),
-        words=tuple((name, text) for name, text in times.items() if text),
-        **{**given, **{name: _moment(name, text) for name, text in times.items()}},
-    )
-    if selection.is_empty:
-        abort("choose events by --id, --ids-file, --type, --key, --state or a time", EXIT_USAGE)
-    return selection
-
-
-def _run(
-    selection: "Selection",
-    rules: Mapping[str, Any],
-    *,
-    lake: str | None,
-    master: str | None,
-    conf: list[str] | None,
-) -> "ReplayJobResult":
-    def job(spark: "SparkSession", settings: "Settings") -> "ReplayJobResult":
-        import asyncio
-
-        from sea_mq_worker.cli.signals import stop_on_signals
-        from sea_mq_worker.pipeline.jobs.replay.filter import ReplayRules
-        from sea_mq_worker.pipeline.jobs.replay.job import replay as replay_
-
-        async def main() -> "ReplayJobResult":
-            stop = asyncio.Event()
-            stop_on_signals(stop)
-            asked = ReplayRules(**rules)
-            where = lake_to_read(lake, settings)
-            return await replay_(
-                spark, settings, selection, asked, lake=where, stop=stop, on_progress=_print_progress
-            )
-
-        return asyncio.run(main())
-
-    return run_job("replay", job, needs=("database_url", "nats_url"), master=master, conf=conf)
-
-
-def _replayable(state: list[EventState] | None) -> tuple[EventState, ...]:
-    states = tuple(one for one in _TERMINAL if one in (state or _TERMINAL))
-    if not set(state or ()) <= set(_TERMINAL):
-        text = "--state: only PUBLISHED and DEAD events can be replayed; the others are still to be published"
-        abort(text, EXIT_USAGE)
-    return states
-
-
-def _moment(name: str, text: str | None) -> datetime | None:
-    try:
-        return moment(text) if text else None
-    except typer.BadParameter as error:
-        abort(f"--{name.replace('_', '-')}: {error.message}", EXIT_USAGE)
-
-
-def _read_ids(path: Path | None) -> list[UUID]:
+def _read_ids(path: Path | None) -> Iterator[UUID]:
     """Read one ID per line; ignore empty lines."""
-    if path is None:
-        return []
-    found = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    text = path.read_text(encoding="utf-8") if path else ""
+    if path and not text.strip():
+        abort(f"{path}: contains no IDs", EXIT_USAGE)
+    for number, line in enumerate(text.splitlines(), start=1):
         if line.strip():
             try:
-                found.append(UUID(line.strip()))
+                yield UUID(line.strip())
             except ValueError:
                 abort(f"{path}:{number}: not an event ID", EXIT_USAGE)
-    if not found:
-        abort(f"{path}: contains no IDs", EXIT_USAGE)
-    return found
 
 
-def _exit_unless_complete(result: "ReplayJobResult", *, cap: int, dry_run: bool, yes: bool) -> None:
-    if result.matched > cap and not dry_run:
+def _exit_unless_complete(result: "ReplayJobResult", *, cap: int, yes: bool) -> None:
+    if result.matched > cap:
         text = f"{result.matched:,} events match, more than {cap:,}; narrow the filters, or raise --cap"
         abort(text, EXIT_USAGE)
-    if result.matched > _WITHOUT_YES_MAX and not (dry_run or yes):
+    if result.matched > _WITHOUT_YES_MAX and not yes:
         abort(f"{result.matched:,} events match; check them with --dry-run, then add --yes", EXIT_USAGE)
     if result.skipped or result.stopped:
         raise typer.Exit(EXIT_FAILED)
 
 
-def _print_progress(handled: int, matched: int, replayed: int) -> None:
-    print_progress(f"replay: {handled:,} of {matched:,}, {replayed:,} put back")
-
-
-def _print_result(result: "ReplayJobResult", *, dry_run: bool, json: bool) -> None:
-    if json:
-        print_json(asdict(result) | {"dry_run": dry_run})
-        return
+def _print_result(result: "ReplayJobResult", *, dry_run: bool) -> None:
     if result.resumed_after is not None:
         print_progress(
             f"continued an earlier run after seq {result.resumed_after}; --restart begins from the start"

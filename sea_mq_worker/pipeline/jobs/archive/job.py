@@ -17,7 +17,7 @@ the events of the batches between these watermarks, provided that none differs f
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import pyarrow as pa
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
@@ -42,7 +42,6 @@ from sea_mq_worker.settings import Settings
 
 BATCH_ROWS = 500_000
 PER_SECOND = 20_000
-NEEDS = ("database_url",)
 
 _TASK_PAGES_MIN = 1024
 _T = TypeVar("_T")
@@ -154,35 +153,31 @@ class _ArchiveRun:
     result: ArchiveResult = field(default_factory=ArchiveResult)
 
     def resume(self) -> None:
-        """Delete the events of the batches that an earlier run left unfinished.
-
-        Raises:
-            DataLossError: an event differs from the lake although it was not published again.
-        """
+        """Delete the events of the batches that an earlier run left unfinished."""
         self._table.sync()
         unfinished = _unfinished(self._table, self.settings)
         self.result = replace(self.result, resumed=min(unfinished, default=None))
         for number in unfinished:
-            keys = self._keys(number)
-            if event := self.outbox.altered(keys):
+            if event := self.outbox.altered(self._keys(number)):
                 raise DataLossError(
                     f"{self._table.uri}: batch {number} was left unfinished, and its event {event} differs"
                     " from the outbox. Nothing was deleted. Restore the files; if that is impossible, remove"
                     " its events that are still in the outbox from the lake"
                 )
-            self._delete(number, keys)
+            self._delete(number)
 
     def archive(self, leaves: Sequence[LeafPlan]) -> None:
         """Archive the events of each leaf, and drop the leaf if it contains nothing else."""
-        self.result = replace(_found(leaves), deleted=self.result.deleted, resumed=self.result.resumed)
+        found = _found(leaves)
+        self.result = replace(self.result, found=found.found, unfit=found.unfit)
         for leaf in leaves:
             for pages in leaf.batches:
                 number = self._batch(pages)
                 if number and not leaf.may_go:
-                    self._delete(number, self._keys(number))
+                    self._delete(number)
             if leaf.may_go and not self._drop(leaf.leaf):
                 for number in _unfinished(self._table, self.settings):
-                    self._delete(number, self._keys(number))
+                    self._delete(number)
 
     def _batch(self, pages: PageRange) -> int | None:
         """Archive the events in a range of pages; return the batch's number, None without events."""
@@ -205,15 +200,13 @@ class _ArchiveRun:
         self.outbox.check_lock()
         mark = Watermark(_watermarks(self.settings)[0], number, after=number - 1)
         self._commit(files, mark, range=f"{pages.leaf} pages {pages.first}-{pages.end - 1}")
-        archived = self.result.archived + found.rows
-        self.result = replace(self.result, batches=self.result.batches + 1, archived=archived)
-        self.on_progress(
-            f"batch {number}: {found.rows:,} events verified in the lake;"
-            f" {archived:,} of {self.result.found:,} in all"
-        )
+        self._add(batches=1, archived=found.rows)
+        progress = f"{self.result.archived:,} of {self.result.found:,} in all"
+        self.on_progress(f"batch {number}: {found.rows:,} events verified in the lake; {progress}")
         return number
 
-    def _delete(self, number: int, keys: pa.Table) -> None:
+    def _delete(self, number: int) -> None:
+        keys = self._keys(number)
         deleted, stayed = self.outbox.delete(
             keys,
             {"before": self.before.isoformat(), "lake": self.lake, "batch": number},
@@ -223,9 +216,7 @@ class _ArchiveRun:
             ),
         )
         self._finish(number)
-        self.result = replace(
-            self.result, deleted=self.result.deleted + deleted, stayed=self.result.stayed + stayed
-        )
+        self._add(deleted=deleted, stayed=stayed)
 
     def _drop(self, leaf: str) -> bool:
         """Drop a partition with the events of the unfinished batches; return whether it was dropped."""
@@ -237,11 +228,14 @@ class _ArchiveRun:
         self.on_progress(str(outcome))
         if isinstance(outcome, KeptPartition):
             return False
-        deleted, dropped = self.result.deleted + outcome.events, (*self.result.dropped, outcome)
-        self.result = replace(self.result, deleted=deleted, dropped=dropped)
+        self._add(deleted=outcome.events, dropped=(outcome,))
         for number in numbers:
             self._finish(number)
         return True
+
+    def _add(self, **counts: Any) -> None:
+        sums = {name: getattr(self.result, name) + count for name, count in counts.items()}
+        self.result = replace(self.result, **sums)
 
     def _finish(self, number: int) -> None:
         self._commit(NO_FILES, Watermark(_watermarks(self.settings)[1], number, after=number - 1))

@@ -196,22 +196,21 @@ def deletion(settings: Settings, *, actor: str, reason: str) -> Iterator[Deletio
     with asyncio.Runner() as runner:
         pool = runner.run(open_pool(settings, purpose="archive"))
         try:
-            runner.run(check_version(pool))
-            with translated():
-                connection = runner.run(_acquire(pool))
-            yield Deletion(runner, connection, actor, reason)
+            yield Deletion(runner, runner.run(_lock(pool)), actor, reason)
         finally:
             pool.terminate()
 
 
-async def _acquire(pool: asyncpg.Pool) -> asyncpg.Connection:
-    connection = await pool.acquire()
-    if not await connection.fetchval(_SQL["lock"]):
-        raise PipelineError(
-            "another archive is running on this outbox; wait until it ends (pg_stat_activity shows it"
-            " as 'sea_mq_worker archive')"
-        )
-    return connection
+async def _lock(pool: asyncpg.Pool) -> asyncpg.Connection:
+    await check_version(pool)
+    with translated():
+        connection = await pool.acquire()
+        if await connection.fetchval(_SQL["lock"]):
+            return connection
+    raise PipelineError(
+        "another archive is running on this outbox; wait until it ends (pg_stat_activity shows it"
+        " as 'sea_mq_worker archive')"
+    )
 
 
 def _content_of(row: Any) -> Content:

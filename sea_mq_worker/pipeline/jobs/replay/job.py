@@ -17,21 +17,21 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from itertools import islice
+from typing import TypeAlias
 
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentation has it
 
 from sea_mq_worker.application.waiting import sleep_or_stop
-from sea_mq_worker.pipeline.jobs.replay.filter import ReplayRules, Selection
-from sea_mq_worker.pipeline.jobs.replay.selection import Bounds, select
+from sea_mq_worker.pipeline.jobs.replay.read_events import choose_events, with_content
+from sea_mq_worker.pipeline.jobs.replay.selection import Selection
 from sea_mq_worker.pipeline.jobs.replay.store import Action, ReplayStore, replay_store
 from sea_mq_worker.pipeline.session import described
 from sea_mq_worker.pipeline.snapshot import snapshot
 from sea_mq_worker.settings import Settings
-
-NEEDS = ("database_url", "nats_url")
 
 _BATCH_MAX = 1000
 _PARTITION_ROWS = 10_000
@@ -75,19 +75,24 @@ class ReplayJobResult:
     stopped: bool = False
 
 
-OnProgress = Callable[[int, int, int], None]
-"""Called with the numbers of processed events, of matched events and of events put back."""
+OnProgress: TypeAlias = Callable[[str], None]
+"""Called with a line of text."""
 
 
 async def replay(
     spark: SparkSession,
     settings: Settings,
     selection: Selection,
-    rules: ReplayRules,
     *,
     lake: str | None,
+    actor: str,
+    reason: str,
     stop: asyncio.Event,
     on_progress: OnProgress,
+    cap: int = 1000,
+    per_second: int = 1000,
+    dry_run: bool = False,
+    restart: bool = False,
 ) -> ReplayJobResult:
     """Put the selected events back into the outbox.
 
@@ -95,10 +100,15 @@ async def replay(
         spark: reads and sorts the events, which pass through the driver some ten thousand at a time.
         settings: the driver's settings; each task loads its own.
         selection: the events.
-        rules: actor and limits.
         lake: the lake with the archive; None: only the table.
+        actor: the operator, for the audit.
+        reason: the operator's reason, for the audit.
         stop: ends the replay after the current batch.
         on_progress: called after each batch.
+        cap: replay no event if more than this many match.
+        per_second: maximum of events put back a second, so that a large replay does not delay new events.
+        dry_run: only count.
+        restart: begin from the start, although an earlier run was interrupted.
 
     Raises:
         PipelineError: another run is executing the same replay.
@@ -107,22 +117,20 @@ async def replay(
     """
     words = selection.as_given(lake)
     async with replay_store(settings) as store:
-        earlier = None if rules.restart else await store.unfinished(words)
+        earlier = None if restart else await store.unfinished(words)
         if earlier:
             selection = selection.with_times(earlier.selection)
         chosen, types = await asyncio.to_thread(_choose, spark, settings, selection, lake, earlier)
         try:
             matched = sum(one.table + one.archive for one in types)
-            found = ReplayJobResult(
-                matched=matched, types=types, resumed_after=earlier.through if earlier else None
-            )
-            if rules.dry_run or matched > rules.cap or not (matched or earlier):
+            through = earlier.through if earlier else None
+            found = ReplayJobResult(matched=matched, types=types, resumed_after=through)
+            if dry_run or matched > cap or not (matched or earlier):
                 return found
-            action = earlier or await store.begin(
-                selection.audited(lake), words, actor=rules.actor, reason=rules.reason
-            )
-            rows = await asyncio.to_thread(_in_order, chosen, matched)
-            return await _ReplayRun(store, action, rules, stop, on_progress).put_back(rows, found)
+            action = earlier or await store.begin(selection.audited(lake), words, actor=actor, reason=reason)
+            rows = await asyncio.to_thread(_in_order, spark, settings, chosen, matched, lake)
+            run = _ReplayRun(store, action, per_second, stop, on_progress)
+            return await run.put_back(rows, replace(found, action=action.id))
         finally:
             chosen.unpersist()
 
@@ -130,69 +138,52 @@ async def replay(
 def _choose(
     spark: SparkSession, settings: Settings, selection: Selection, lake: str | None, earlier: Action | None
 ) -> tuple[DataFrame, tuple[Matched, ...]]:
-    """Persist the selected events on Spark's disks, so that PostgreSQL's snapshot can end after the read."""
-    bounds = Bounds(earlier.through, earlier.at) if earlier else Bounds()
-    with snapshot(settings) as held:
-        chosen = select(spark, held, selection, lake=lake, context=settings.context, bounds=bounds)
+    """Persist the events' keys on Spark's disks, so that PostgreSQL's snapshot can end after the read."""
+    with snapshot(settings) as held, described(spark, "replay: choose events"):
+        chosen = choose_events(spark, held, selection, lake=lake, context=settings.context, earlier=earlier)
         chosen = chosen.persist(StorageLevel.DISK_ONLY)
-        with described(spark, "replay: choose events"):
-            rows = chosen.groupBy("event_type", "archived").count().collect()
-    counts = {(row[0], row[1]): row[2] for row in rows}
-    types = [
-        Matched(event_type=one, table=counts.get((one, False), 0), archive=counts.get((one, True), 0))
-        for one in sorted({event_type for event_type, _ in counts})
-    ]
-    return chosen, tuple(types)
+        archived, events = F.count_if("archived"), F.count("*")
+        rows = chosen.groupBy("event_type").agg(events - archived, archived).sort("event_type").collect()
+    return chosen, tuple(Matched(event_type=row[0], table=row[1], archive=row[2]) for row in rows)
 
 
-def _in_order(chosen: DataFrame, count: int) -> Iterator[Row]:
-    parts = max(1, math.ceil(count / _PARTITION_ROWS))
-    in_order = chosen.repartitionByRange(parts, "seq").sortWithinPartitions("seq")
-    return in_order.toLocalIterator(prefetchPartitions=True)
+def _in_order(
+    spark: SparkSession, settings: Settings, chosen: DataFrame, count: int, lake: str | None
+) -> Iterator[Row]:
+    with described(spark, "replay: read events in order"):
+        events = with_content(spark, chosen, lake=lake, context=settings.context) if lake else chosen
+        parts = max(1, math.ceil(count / _PARTITION_ROWS))
+        in_order = events.repartitionByRange(parts, "seq").sortWithinPartitions("seq")
+        return in_order.toLocalIterator(prefetchPartitions=True)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _ReplayRun:
     """One pass over the selected events."""
 
     store: ReplayStore
     action: Action
-    rules: ReplayRules
+    per_second: int
     stop: asyncio.Event
     on_progress: OnProgress
-    replayed: int = 0
-    skipped: int = 0
-    skipped_ids: list[str] = field(default_factory=list)
 
-    async def put_back(self, rows: Iterator[Row], found: ReplayJobResult) -> ReplayJobResult:
+    async def put_back(self, rows: Iterator[Row], result: ReplayJobResult) -> ReplayJobResult:
         began = time.monotonic()
-        size = max(1, min(_BATCH_MAX, self.rules.per_second))
-        through, turns = self.action.through, 0
+        size = min(_BATCH_MAX, self.per_second)
+        through, count = self.action.through, 0
         while not self.stop.is_set() and (batch := await asyncio.to_thread(lambda: list(islice(rows, size)))):
             done = await self.store.put_back(self.action.id, batch, after=through)
-            through, turns = batch[-1].seq, turns + len(batch)
-            self._note(batch, done)
-            self.on_progress(turns, found.matched, self.replayed)
-            if turns < found.matched:
-                await sleep_or_stop(
-                    self.stop, seconds=began + turns / self.rules.per_second - time.monotonic()
-                )
-        if turns == found.matched:
+            through, count = batch[-1].seq, count + len(batch)
+            missed = tuple(row.id for row in batch if row.id not in done)
+            result = replace(
+                result,
+                replayed=result.replayed + len(done),
+                skipped=result.skipped + len(missed),
+                skipped_ids=(*result.skipped_ids, *missed)[:_NAMED_MAX],
+            )
+            self.on_progress(f"replay: {count:,} of {result.matched:,}, {result.replayed:,} put back")
+            if count < result.matched:
+                await sleep_or_stop(self.stop, seconds=began + count / self.per_second - time.monotonic())
+        if count == result.matched:
             await self.store.finish(self.action.id)
-        return ReplayJobResult(
-            matched=found.matched,
-            types=found.types,
-            replayed=self.replayed,
-            skipped=self.skipped,
-            skipped_ids=tuple(self.skipped_ids),
-            action=self.action.id,
-            resumed_after=found.resumed_after,
-            seconds=time.monotonic() - began,
-            stopped=turns < found.matched,
-        )
-
-    def _note(self, batch: list[Row], done: frozenset[str]) -> None:
-        self.replayed += len(done)
-        missed = [row.id for row in batch if row.id not in done]
-        self.skipped += len(missed)
-        self.skipped_ids += missed[: _NAMED_MAX - len(self.skipped_ids)]
+        return replace(result, seconds=time.monotonic() - began, stopped=count < result.matched)
