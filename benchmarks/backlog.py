@@ -13,16 +13,24 @@ INSERT INTO outbox_events
 SELECT uuidv7(), 'order', n::text, 'order.created',
        jsonb_build_object('order', n, 'customer', 'customer-' || n % 997, 'currency', 'EUR',
                           'total', n * 1.25, 'lines',
-                          jsonb_build_array(jsonb_build_object('article', n % 89, 'quantity', 2))),
+                          jsonb_build_array(jsonb_build_object('article', n % 89, 'quantity', 2)))
+         || CASE WHEN $4::int > 0 THEN jsonb_build_object('note', repeat('n', $4::int)) ELSE '{}' END,
        uuidv7(),
        CASE WHEN $2::int > 0 THEN format('order-%s', n / ($2 * $3::int) * $3 + n % $3) END
   FROM generate_series(0, $1::int - 1) n
 """
 
 
-async def write_backlog(database: asyncpg.Connection, *, count: int, per_key: int) -> None:
-    """Insert orders into the outbox; ``per_key`` of them have an ordering key in common, 0: no keys."""
-    await database.execute(_BACKLOG, count, per_key, _ORDERED_AT_ONCE)
+async def write_backlog(database: asyncpg.Connection, *, count: int, per_key: int, padding: int = 0) -> None:
+    """Insert orders into the outbox.
+
+    Args:
+        database: where the outbox is.
+        count: number of orders.
+        per_key: number of events with the same ordering key; 0: no keys.
+        padding: bytes added to each payload.
+    """
+    await database.execute(_BACKLOG, count, per_key, _ORDERED_AT_ONCE, padding)
 
 
 async def outbound_messages(database: asyncpg.Connection) -> list[OutboundMessage]:

@@ -50,16 +50,20 @@ async def drain(stage: Stage, *, count: int, per_key: int) -> dict[str, Figure]:
         }
 
 
-async def drain_with(worker: Worker, *, count: int, per_key: int) -> Figure:
+async def drain_with(
+    worker: Worker, *, count: int, per_key: int, padding: int = 0, checkpoint: bool = False
+) -> Figure:
     """Show an idle worker a backlog, by one commit, and wait until all of it is published.
 
-    The stream has to be empty.
+    The stream has to be empty. With ``checkpoint``, PostgreSQL makes one between the inserts and the commit.
     """
     run = worker.run
     last_seq: int = await run.database.fetchval(_LAST_SEQ)
 
     async with run.database.transaction():
-        await write_backlog(run.database, count=count, per_key=per_key)
+        await write_backlog(run.database, count=count, per_key=per_key, padding=padding)
+        if checkpoint:
+            await run.server.execute("CHECKPOINT")
         before = await worker.read()
     await worker.until(partial(is_drained, run, count))
     cost = Cost.between(before, await worker.read())

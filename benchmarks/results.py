@@ -1,7 +1,7 @@
 """Texts and pictures of the figures in docs/proof/benchmarks, for ``python -m tools.docs``.
 
-``peers.json`` comes from ``python -m benchmarks.peers``; ``worker.json``, ``sweep.json``, ``long.json``,
-``churn.json`` and ``looks.json`` from ``python -m benchmarks``, and there need not be all of them.
+``peers.json`` comes from ``python -m benchmarks.peers``, the others from ``python -m benchmarks``; there need
+not be all of them.
 """
 
 import json
@@ -69,7 +69,11 @@ def peers_cpu_picture() -> str:
 
 
 def _own_reports() -> list[Any]:
-    return [_loaded(name) for name in ("worker", "sweep", "long", "churn", "looks") if _file(name).exists()]
+    return [
+        _loaded(name)
+        for name in ("worker", "sweep", "conditions", "long", "churn", "looks")
+        if _file(name).exists()
+    ]
 
 
 def _workloads() -> dict[str, Any]:

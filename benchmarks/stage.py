@@ -2,15 +2,18 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import asyncpg
 import nats
 from nats.js import JetStreamContext
 
+from benchmarks.cluster import cluster
 from benchmarks.counters import Cost, Figure, Reading, cpu_seconds, peak_bytes, resident_bytes
 from benchmarks.handlers import BareHandler
 from sea_mq_worker.cli.demo.children import SampleHandler, WorkerProcess
@@ -23,6 +26,7 @@ from sea_mq_worker.settings import Settings
 _STREAM_BYTES = 2**30
 _LOOK_SECONDS = 0.1
 _STATISTICS = "pg_stat_statements"
+_NO_SETTINGS: Mapping[str, Any] = MappingProxyType({})
 _COUNTERS = """
 SELECT (SELECT coalesce(sum(calls), 0)::bigint FROM pg_stat_statements
          WHERE dbid = (SELECT oid FROM pg_database WHERE datname = $1)) AS statements,
@@ -32,14 +36,23 @@ SELECT (SELECT coalesce(sum(calls), 0)::bigint FROM pg_stat_statements
 
 @dataclass(slots=True, kw_only=True)
 class Stage:
-    """Both servers with their own defaults, synchronous commits included, and two handlers."""
+    """Both servers, by default with their own settings, synchronous commits included, and two handlers.
+
+    Attributes:
+        brokers: the nats-servers; each keeps every stream.
+    """
 
     folder: Path
     postgres: EmbeddedPostgres
-    nats: EmbeddedNats
+    brokers: Sequence[EmbeddedNats]
     handler: SampleHandler
     bare: BareHandler
     runs: int = field(default=0, init=False)
+
+    @property
+    def nats(self) -> EmbeddedNats:
+        """The nats-server that clients connect to."""
+        return self.brokers[0]
 
     @asynccontextmanager
     async def run(self, *, keep: str = "") -> AsyncIterator["Run"]:
@@ -87,7 +100,7 @@ class Stage:
             "SEA_MQ_DATABASE_URL": self.postgres.dsn_for(database),
             "SEA_MQ_NATS_URL": self.nats.url,
             "SEA_MQ_HANDLER_URL": f"{self.handler.url}/handle",
-            "SEA_MQ_STREAM_REPLICAS": "1",
+            "SEA_MQ_STREAM_REPLICAS": str(len(self.brokers)),
             "SEA_MQ_STREAM_MAX_BYTES": str(_STREAM_BYTES),
         }
 
@@ -121,7 +134,7 @@ class Run:
             cpu_seconds={
                 "client": client_cpu_seconds,
                 "postgres": cpu_seconds(self.stage.postgres.pid),
-                "nats": cpu_seconds(self.stage.nats.pid),
+                "nats": sum(cpu_seconds(broker.pid) for broker in self.stage.brokers),
                 "handler": cpu_seconds(self.stage.handler.pid) + cpu_seconds(self.stage.bare.pid),
             },
             statements=row["statements"],
@@ -176,17 +189,24 @@ class Worker:
 
 
 @asynccontextmanager
-async def open_stage(folder: Path) -> AsyncIterator[Stage]:
-    """Start the servers and the handlers, and stop them in the end."""
+async def open_stage(
+    folder: Path,
+    *,
+    postgres_settings: Mapping[str, str] = _NO_SETTINGS,
+    nats_config: Mapping[str, Any] = _NO_SETTINGS,
+    replicas: int = 1,
+) -> AsyncIterator[Stage]:
+    """Start the servers and the handlers, and stop them in the end; each replica has a nats-server."""
     async with AsyncExitStack() as stack:
-        postgres = EmbeddedPostgres(folder / "postgres", settings={"shared_preload_libraries": _STATISTICS})
+        settings = {"shared_preload_libraries": _STATISTICS, **postgres_settings}
+        postgres = EmbeddedPostgres(folder / "postgres", settings=settings)
         await stack.enter_async_context(postgres)
         await _count_statements(postgres)
-        broker = await stack.enter_async_context(EmbeddedNats(folder / "nats"))
+        brokers = await stack.enter_async_context(cluster(folder, servers=replicas, config=nats_config))
         handler = SampleHandler(folder / "handler", source=resource_folder("examples"))
         await stack.enter_async_context(handler)
         bare = await stack.enter_async_context(BareHandler(folder / "bare"))
-        yield Stage(folder=folder, postgres=postgres, nats=broker, handler=handler, bare=bare)
+        yield Stage(folder=folder, postgres=postgres, brokers=brokers, handler=handler, bare=bare)
 
 
 async def _count_statements(postgres: EmbeddedPostgres) -> None:

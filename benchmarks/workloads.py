@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeAlias
 
 from benchmarks.churn import churn
+from benchmarks.conditions import conditions
 from benchmarks.counters import Figure
 from benchmarks.drain import drain
 from benchmarks.history import history
@@ -54,6 +55,7 @@ def long_workloads(options: Namespace) -> Mapping[str, Workload]:
             stage, rates=options.rates, seconds=options.seconds, idle_seconds=0.0
         ),
         "drain, history": lambda stage: history(stage, count=options.events, published=options.history),
+        "drain, conditions": lambda stage: conditions(stage, count=options.events),
         "looks": lambda stage: looks(stage, published=options.history, times=options.looks),
         "memory": lambda stage: memory(stage, count=options.memory),
         "workers, no keys": lambda stage: workers(stage, count=options.events, per_key=0),

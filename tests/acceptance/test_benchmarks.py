@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks.conditions import CONDITIONS
+
 ROOT = Path(__file__).parents[2]
 FLOORS = {
     "drain, no keys": {"floor: database", "floor: broker, acknowledged", "floor: broker, batched"},
@@ -19,6 +21,9 @@ FLOORS = {
     "inbox, bare handler": {"floor: load generator"},
     "steady rate sweep": set(),
     "drain, history": {"worker, no history"},
+    "drain, conditions": set(CONDITIONS) - {"worker"},
+    "workers, no keys": {"2 workers", "4 workers"},
+    "workers, 10 to a key": {"2 workers", "4 workers"},
     "looks": set(),
     "memory": set(),
     "churn": set(),
