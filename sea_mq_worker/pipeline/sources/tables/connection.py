@@ -120,24 +120,20 @@ def libpq_uri(dsn: str, *, schema: str, purpose: str) -> str:
 
 
 def _parameters(dsn: str) -> dict[str, str]:
-    """Parse a DSN as asyncpg does."""
-    rest, named = postgres_address(dsn)
+    """Parse a DSN as asyncpg does: its parts before its query."""
+    rest, hosts = postgres_address(dsn)
     parts = urlsplit(rest)
     user, _, password = parts.netloc.removesuffix("@").partition(":")
+    query = dict(parse_qsl(parts.query, strict_parsing=True)) if parts.query else {}
+    query.setdefault("dbname", query.pop("database", ""))
     found = {
-        "host": ",".join(host for host, _ in named),
-        "port": ",".join(str(port or _DEFAULT_PORT) for _, port in named),
+        "host": ",".join(host for host, _ in hosts),
+        "port": ",".join(str(port or _DEFAULT_PORT) for _, port in hosts),
         "user": unquote(user),
         "password": unquote(password),
         "dbname": unquote(parts.path.removeprefix("/")),
     }
-    query = dict(parse_qsl(parts.query, strict_parsing=True)) if parts.query else {}
-    query.setdefault("dbname", query.pop("database", ""))
-    return {name: value for name, value in {**query, **_given(found)}.items() if value}
-
-
-def _given(found: dict[str, str]) -> dict[str, str]:
-    return {name: value for name, value in found.items() if value}
+    return {name: value for name, value in (*query.items(), *found.items()) if value}
 
 
 def _escaped(value: str) -> str:
