@@ -15,7 +15,8 @@ SELECT now() AS at,
 
 -- name: is_deliverable
 -- Whether any of its events is due within $2 seconds or leased by a worker, without events that wait for an earlier one
--- of their key which is due later. $3: a dead event holds its key.
+-- of their key which is due later. $3: a dead event holds its key. OFFSET 0 makes PostgreSQL look an earlier event up by
+-- its key, whatever the statistics: a join would compare each event with each that is due later.
 -- Indexes: idx_outbox_due, idx_outbox_retry, idx_outbox_due_ordered, idx_outbox_retry_ordered, idx_outbox_ordering,
 -- idx_outbox_dead.
 SELECT EXISTS (
@@ -39,7 +40,7 @@ SELECT EXISTS (
      WHERE NOT EXISTS (
            SELECT FROM outbox_events b
             WHERE b.is_open AND b.ordering_key IS NOT NULL AND b.ordering_key = o.ordering_key AND b.seq < o.seq
-              AND b.available_at > now() + $2 * interval '1 second')
+              AND b.available_at > now() + $2 * interval '1 second' OFFSET 0)
        AND NOT ($3::boolean AND EXISTS (
            SELECT FROM outbox_events dead
             WHERE NOT dead.is_open AND dead.published_at IS NULL
