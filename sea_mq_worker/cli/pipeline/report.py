@@ -9,6 +9,7 @@ import typer
 from sea_mq_worker.cli.arguments import SinceOption, UntilOption
 from sea_mq_worker.cli.pipeline.support import (
     ConfOption,
+    LakeOption,
     MasterOption,
     lake_to_read,
     print_progress,
@@ -30,15 +31,7 @@ def report(
     ] = Path("report.html"),
     since: SinceOption = None,
     until: UntilOption = None,
-    lake: Annotated[
-        str | None,
-        typer.Option(
-            "--lake",
-            envvar="SEA_MQ_PIPELINE_LAKE",
-            help="Lake whose archived events are counted too: a folder, or an object store as"
-            " s3://bucket/path.",
-        ),
-    ] = None,
+    lake: LakeOption = None,
     title: Annotated[str | None, typer.Option("--title", help="Heading of the page.")] = None,
     json: JsonOption = False,
     master: MasterOption = None,
@@ -46,19 +39,23 @@ def report(
 ) -> None:
     """Write a page with plots of throughput, latency, retries, dead letters, largest keys and the backlog.
 
-    The file needs no network and contains no payloads. Dead letters are read from their stream, or from the
-    inbox table if no NATS server is configured. With --json the figures are also printed.
+    The file needs no network and contains no payloads. With a lake, archived events count too. Dead letters
+    are read from their stream, or from the inbox table if no NATS server is configured. With --json the
+    figures are also printed.
     """
     if since and until and since >= until:
         abort("--until: must be later than --since", EXIT_USAGE)
     _check_out(out)
+
+    def progress(text: str) -> None:
+        print_progress(f"report: {text}")
 
     def job(spark: "SparkSession", settings: "Settings") -> "Report":
         from sea_mq_worker.pipeline.jobs.report.job import report as report_
         from sea_mq_worker.pipeline.jobs.report.page import page, write_page
 
         where = lake_to_read(lake, settings)
-        figures = report_(spark, settings, since=since, until=until, lake=where, on_progress=_print_progress)
+        figures = report_(spark, settings, since=since, until=until, lake=where, on_progress=progress)
         write_page(page(figures, title=title), out)
         return figures
 
@@ -67,10 +64,6 @@ def report(
         print_json(asdict(figures))
     else:
         _summarise(figures, out)
-
-
-def _print_progress(text: str) -> None:
-    print_progress(f"report: {text}")
 
 
 def _check_out(out: Path) -> None:

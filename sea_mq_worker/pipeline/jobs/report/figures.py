@@ -25,7 +25,7 @@ from sea_mq_worker.pipeline.jobs.report.model import (
 )
 
 Groups: TypeAlias = Mapping[str, Sequence[Row]]
-"""The rows of figures.sql by their kind."""
+"""The rows of figures.sql by their kind, the largest first."""
 
 ATTEMPTS_MAX = 20
 """Events with more attempts count as having this number."""
@@ -37,6 +37,7 @@ _LARGEST = 20
 _TEXT_MAX = 200
 _BINS_MAX = 240
 _STEPS = (1, 5, 15, 60, 300, 900, 3600, 4 * 3600, 86_400, 7 * 86_400)
+_COUNTED = ("written", "published", "received", "processed", "outbox_retried", "inbox_retried")
 _WAYS: tuple[tuple[Way, str], ...] = (("outbox", "published"), ("inbox", "processed"))
 
 
@@ -75,7 +76,7 @@ def moment(second: float) -> datetime:
 def figures(rows: Iterable[Row], period: Period) -> dict[str, Any]:
     """Return the fields of a Report that figures.sql counts."""
     groups: dict[str, list[Row]] = defaultdict(list)
-    for row in rows:
+    for row in sorted(rows, key=lambda row: row["place"]):
         groups[row["kind"]].append(row)
     bins = _bins(groups, period)
     return {
@@ -106,22 +107,19 @@ def figures(rows: Iterable[Row], period: Period) -> dict[str, Any]:
 
 def _bins(groups: Groups, period: Period) -> list[Bin]:
     counts: Counter[tuple[str, int]] = Counter()
-    for kind in ("written", "published", "received", "processed"):
+    for kind in _COUNTED:
         for row in groups[kind]:
             counts[kind, row["bin"]] += row["events"]
     for way, kind in _WAYS:
         for row in groups[kind]:
             counts[f"{way}_retried", row["bin"]] += row["events"] * (int(row["name"]) > 1)
-    names = ("written", "published", "received", "processed", "outbox_retried", "inbox_retried")
-    return [
-        Bin(at=moment(begin), **{name: counts[name, begin] for name in names}) for begin in period.begins()
-    ]
+    begins = period.begins()
+    return [Bin(at=moment(begin), **{name: counts[name, begin] for name in _COUNTED}) for begin in begins]
 
 
 def _totals(groups: Groups, bins: Sequence[Bin]) -> Totals:
-    names = ("written", "published", "received", "processed", "outbox_retried", "inbox_retried")
     return Totals(
-        **{name: sum(getattr(each, name) for each in bins) for name in names},
+        **{name: sum(getattr(each, name) for each in bins) for name in _COUNTED},
         written_bytes=sum(row["bytes"] for row in groups["written"]),
         archived=sum(row["events"] for row in groups["written"] if row["name"]),
         dead=_total(groups["dead"]),
@@ -159,11 +157,10 @@ def _attempts(groups: Groups) -> list[Attempts]:
 
 def _shares(rows: Sequence[Row]) -> Shares:
     """Return the largest groups, without those that have as many events as one that is left out."""
-    ordered = _by_place(rows)
-    omitted = max((row["events"] for row in ordered[_LARGEST:]), default=0)
+    omitted = max((row["events"] for row in rows[_LARGEST:]), default=0)
     largest = [
         Share(name=row["name"][:_TEXT_MAX], count=row["events"], size=row["bytes"])
-        for row in ordered[:_LARGEST]
+        for row in rows[:_LARGEST]
         if row["events"] > omitted
     ]
     return Shares(largest=largest, distinct=rows[0]["groups"] if rows else 0)
@@ -173,14 +170,10 @@ def _total(rows: Sequence[Row]) -> int:
     return rows[0]["total"] if rows else 0
 
 
-def _by_place(rows: Sequence[Row]) -> list[Row]:
-    return sorted(rows, key=lambda row: row["place"])
-
-
 def _by_time(rows: Sequence[Row]) -> list[tuple[datetime, str, int]]:
     return sorted((moment(row["bin"]), row["name"], row["events"]) for row in rows)
 
 
 def _ranked(rows: Sequence[Row]) -> list[tuple[str, str, int, int]]:
-    """Return name, detail, count and latest time of groups, the largest first."""
-    return [(row["name"], row["detail"][:_TEXT_MAX], row["events"], row["latest"]) for row in _by_place(rows)]
+    """Return name, detail, count and latest time."""
+    return [(row["name"], row["detail"][:_TEXT_MAX], row["events"], row["latest"]) for row in rows]

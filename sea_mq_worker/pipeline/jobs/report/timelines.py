@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from math import log
 
 from sea_mq_worker.pipeline.jobs.report.formatting import duration, moment, number, step
-from sea_mq_worker.pipeline.jobs.report.model import Report, Way
+from sea_mq_worker.pipeline.jobs.report.model import DeadLetterBin, Report, StreamBin, Way
 
 _WIDTH = 1000
 _HEIGHT = 100
@@ -104,19 +104,19 @@ class Timelines:
 
     def bins(self, title: str, **names: str) -> Timeline | None:
         """Return the bins' fields that are given, each with the name to show."""
-        bins = self._report.bins
-        found = [(name, each.at, getattr(each, field)) for field, name in names.items() for each in bins]
-        return self._counts(title, "events", self._report.bin_seconds, found)
+        report = self._report
+        found = [
+            (name, each.at, getattr(each, field)) for field, name in names.items() for each in report.bins
+        ]
+        return self._counts(title, "events", report.bin_seconds, found)
 
-    def dead_letters(self, title: str) -> Timeline | None:
-        """Return dead letters by reason."""
-        found = [(each.reason, each.at, each.count) for each in self._report.dead_letter_bins]
-        return self._counts(title, "dead letters", self._report.bin_seconds, found)
-
-    def streams(self, title: str) -> Timeline | None:
-        """Return messages by context."""
-        found = [(each.context, each.at, each.count) for each in self._report.stream_bins]
-        return self._counts(title, "messages", self._minutes, found)
+    def groups(
+        self, title: str, unit: str, bins: Sequence[DeadLetterBin | StreamBin], by: str
+    ) -> Timeline | None:
+        """Return the counts of bins by the field ``by``; the bins of streams have a minute at least."""
+        found = [(getattr(each, by), each.at, each.count) for each in bins]
+        seconds = self._minutes if bins is self._report.stream_bins else self._report.bin_seconds
+        return self._counts(title, unit, seconds, found)
 
     def latency(self, title: str, way: Way) -> Timeline | None:
         """Return percentiles, on a logarithmic scale."""
