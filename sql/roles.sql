@@ -7,7 +7,7 @@
 --   {prefix}_relay     the worker (`run`, `pipeline drain`)
 --   {prefix}_operator  `outbox replay|mark-dead`, `inbox close`, `dlq redrive|purge`, `pipeline replay`, with all rights
 --                      of the relay
---   {prefix}_janitor   `prune`, `outbox discard`, `pipeline archive`: may delete finished rows only
+--   {prefix}_janitor   `prune`, `outbox discard`, `pipeline archive|erase`: may delete finished rows only
 --   {prefix}_reader    `where`, `depth`, `doctor`, `audit`, `outbox|inbox list|summary|show`,
 --                      `pipeline reconcile|report`; sees payloads
 --

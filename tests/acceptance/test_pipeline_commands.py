@@ -21,6 +21,7 @@ DOCUMENT = "docs/how-to/pipeline.md"
 NOT_IN_THE_DOCUMENT = (
     "pipeline replay --lake lake --state PUBLISHED --reason test --dry-run",
     "pipeline drain --dry-run",
+    "pipeline erase --lake lake --key nobody --reason test --dry-run",
 )
 
 

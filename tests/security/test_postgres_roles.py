@@ -236,7 +236,7 @@ NEEDS = {
     ),
     "janitor": (
         *("operations.begin", "operations.finish_action", "operations.discard", "prune.", "leaves."),
-        *("pipeline_archive.", "context.owner"),
+        *("pipeline_archive.", "pipeline_erase.", "context.owner"),
     ),
     "reader": (
         *("depth.", "inspection.", "lists.", "doctor.", "pipeline_reconcile.", "backlog.counts"),

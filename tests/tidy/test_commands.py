@@ -58,6 +58,10 @@ PROOFS = (
         test=f"{_DOCUMENTS}::test_the_first_start_sets_a_worker_up",
     ),
     Proof(document="docs/how-to/pipeline.md", heading="Try it", begins="python -m", test=_PIPELINE),
+    Proof(
+        document="docs/how-to/pipeline.md", heading="Erase events",
+        test="tests/pipeline/test_erase.py::test_the_command_of_the_document_erases_an_aggregate",
+    ),
     Proof(document="docs/reference/cli.md", test=f"{_DOCUMENTS}::test_what_to_ask_at_three_in_the_morning"),
     Proof(
         document="docs/how-to/partitions.md",

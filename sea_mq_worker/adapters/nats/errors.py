@@ -16,8 +16,8 @@ _TOO_SLOW = "authentication timeout"
 """The server's error for a late login, for example after a pause or over a slow network."""
 _TLS_CUT = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
 """Errors of a connection that broke or closed during TLS: an outage, and no refusal."""
-_LASTING = frozenset({10012, 10047, 10052, 10074})
-"""Lasting errors with code 500: a bad configuration, too little storage, too many replicas."""
+_LASTING = frozenset({10012, 10047, 10052, 10057, 10074})
+"""Lasting errors with code 500: a bad or forbidding configuration, too little storage, too many replicas."""
 
 
 class ApiRefusedError(ContractError):

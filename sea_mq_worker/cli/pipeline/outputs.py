@@ -6,6 +6,7 @@ from types import MappingProxyType
 
 from sea_mq_worker.bootstrap.worker.backlog import BacklogCounts
 from sea_mq_worker.pipeline.jobs.archive.job import ArchiveResult
+from sea_mq_worker.pipeline.jobs.erase.job import EraseResult
 from sea_mq_worker.pipeline.jobs.land.job import LandResult
 from sea_mq_worker.pipeline.jobs.reconcile.result import Reconciliation
 from sea_mq_worker.pipeline.jobs.reconcile.verdicts import Verdict
@@ -43,6 +44,7 @@ PIPELINE_OUTPUTS: Mapping[str, object] = MappingProxyType(
         "pipeline replay": ReplayOutput,
         "pipeline drain": BacklogCounts,
         "pipeline report": Report,
+        "pipeline erase": EraseResult,
     }
 )
 """Output type by command; ``land --every`` prints one output for each run that found something."""

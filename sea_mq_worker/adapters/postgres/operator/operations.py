@@ -98,7 +98,7 @@ class PostgresOperations(PostgresInspection):
     async def resume(self, event_type: str, *, actor: str, reason: str) -> int:
         """Record that workers shall end the slow pace of an event type; empty: of all types."""
         selection = json.dumps({"event_type": event_type})
-        async with self._recorded("resume", actor, reason, selection) as action:
+        async with self.recorded("resume", actor, reason, selection) as action:
             return action
 
     async def begin_purge(self, selection: Mapping[str, Any], *, actor: str, reason: str) -> int:
@@ -125,7 +125,7 @@ class PostgresOperations(PostgresInspection):
 
         ``cap``: stop after so many, and at most a range of pages more.
         """
-        async with self._recorded("prune_outbox", actor, reason, _before(published_before)) as action:
+        async with self.recorded("prune_outbox", actor, reason, _before(published_before)) as action:
             return await self._pruning.prune(
                 "outbox",
                 published_before,
@@ -149,7 +149,7 @@ class PostgresOperations(PostgresInspection):
         A message that is delivered again after its row is gone has its effect again: keep rows longer than
         the streams keep messages.
         """
-        async with self._recorded("prune_inbox", actor, reason, _before(processed_before)) as action:
+        async with self.recorded("prune_inbox", actor, reason, _before(processed_before)) as action:
             return await self._pruning.prune(
                 "inbox", processed_before, action=action, cap=cap, on_progress=on_progress
             )
@@ -168,8 +168,8 @@ class PostgresOperations(PostgresInspection):
         )
 
     @asynccontextmanager
-    async def _recorded(self, action: str, actor: str, reason: str, selection: str) -> AsyncIterator[int]:
-        """Keep a record open during a block; close it as done or failed, and leave it open if interrupted."""
+    async def recorded(self, action: str, actor: str, reason: str, selection: str) -> AsyncIterator[int]:
+        """Keep a record open for a block, and yield its number; close it as done or failed unless killed."""
         number = await self._begin(action, actor, reason, selection)
         try:
             yield number

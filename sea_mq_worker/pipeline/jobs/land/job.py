@@ -20,6 +20,7 @@ from sea_mq_worker.pipeline.jobs.land.silver import Silver
 from sea_mq_worker.pipeline.jobs.land.stream_progress import StreamProgress, incarnations
 from sea_mq_worker.pipeline.jobs.land.tasks import ROWS_IN_PROCESS, run_tasks
 from sea_mq_worker.pipeline.jobs.land.write_events import LandMessages
+from sea_mq_worker.pipeline.lake.erased_ids import erased_hashes
 from sea_mq_worker.pipeline.lake.schemas import BRONZE, GOLD, IDS, SILVER
 from sea_mq_worker.pipeline.lake.table import LakeTable
 from sea_mq_worker.pipeline.lake.write_files import ENTRIES
@@ -243,7 +244,7 @@ class _LandRun:
         rows = len(sequences) if spark is None else _rows_per_task(len(sequences), parallelism(spark))
         starts = sequences[:: rows or 1]
         tasks = pa.table({"first": list(starts), "last": [min(start + rows - 1, last) for start in starts]})
-        write = LandMessages(self.lake, options, progress.incarnation)
+        write = LandMessages(self.lake, options, progress.incarnation, erased_hashes(self.lake))
         entries = run_tasks(spark, f"land {name}: bronze and silver", write, tasks, ENTRIES)
         files = self._bronze.files(entries)
         now = stream_state(self.settings, progress.stream)

@@ -17,6 +17,7 @@ from sea_mq_worker.pipeline.jobs.land.tasks import ROWS_IN_PROCESS, ArrowFunctio
 from sea_mq_worker.pipeline.jobs.land.write_events import IndexSilver, RefineBronze, RemoveRows
 from sea_mq_worker.pipeline.lake.read_files import dataset_of
 from sea_mq_worker.pipeline.lake.schemas import BRONZE, IDS, SILVER
+from sea_mq_worker.pipeline.lake.storage import filesystem
 from sea_mq_worker.pipeline.lake.table import Conditions, ConflictError, LakeTable, Watermark
 from sea_mq_worker.pipeline.lake.write_files import ENTRIES
 
@@ -104,7 +105,11 @@ class Silver:
         self._ids.commit(ids, Watermark(progress.name, upto), metadata=metadata)
         serial = reached(SERIAL)
         watermarks = Watermark(progress.name, upto, after=after), Watermark(SERIAL, serial + 1, after=serial)
-        return files.rows if self._silver.commit(files, *watermarks, metadata=metadata) else 0
+        added = files.rows if self._silver.commit(files, *watermarks, metadata=metadata) else 0
+        store = filesystem(self._silver.uri)
+        for path in set(self._silver.files(entries).paths).difference(files.paths):  # those with repeats
+            store.delete_file(path)
+        return added
 
     def _run(self, description: str, function: ArrowFunction, files: pa.Table) -> pa.Table:
         """Apply a function to files, given by their paths and numbers of rows."""

@@ -9,6 +9,7 @@ import pyarrow.compute as pc
 
 from sea_mq_worker.pipeline.jobs.land.event_columns import to_bronze, to_silver
 from sea_mq_worker.pipeline.jobs.land.repeats import to_ids
+from sea_mq_worker.pipeline.lake.erased_ids import without_erased
 from sea_mq_worker.pipeline.lake.read_files import dataset_of
 from sea_mq_worker.pipeline.lake.schemas import BRONZE, IDS, SILVER, TableSchema
 from sea_mq_worker.pipeline.lake.storage import table_uri
@@ -24,6 +25,8 @@ class LandMessages:
     lake: str
     options: JetStreamOptions
     incarnation: str
+    erased: frozenset[str]
+    """Hashes of message IDs that must not return."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the entry of each file; a task has the columns ``first`` and ``last``."""
@@ -32,6 +35,8 @@ class LandMessages:
             writers = _Writers(self.lake, BRONZE, SILVER, IDS)
             for messages in read_range(self.options, sequences):
                 bronze = to_bronze(messages, self.incarnation)
+                if self.erased:
+                    bronze = without_erased(bronze, to_silver(bronze).column("message_id"), self.erased)
                 yield from writers.add(bronze, *_refined(bronze))
             yield from writers.close()
 

@@ -1,0 +1,97 @@
+"""The command ``pipeline erase``: delete chosen events everywhere, for good."""
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+from uuid import UUID
+
+import typer
+
+from sea_mq_worker.cli.arguments import ActorOption, ReasonOption, YesOption
+from sea_mq_worker.cli.pipeline.support import DryRunOption, LakeOption, required_lake, run_without_spark
+from sea_mq_worker.cli.support import EXIT_FAILED, EXIT_USAGE, JsonOption, abort, confirm, print_json
+
+if TYPE_CHECKING:
+    from sea_mq_worker.pipeline.jobs.erase.job import EraseResult
+    from sea_mq_worker.settings import Settings
+
+IdsOption = Annotated[list[str] | None, typer.Option("--id", help="Message ID; may be repeated.")]
+AggregateOption = Annotated[
+    str | None, typer.Option("--aggregate", metavar="TYPE/ID", help="All events of this aggregate.")
+]
+KeyOption = Annotated[
+    str | None, typer.Option("--key", help="All events with this ordering key or partition key.")
+]
+StreamOption = Annotated[
+    bool,
+    typer.Option("--stream", help="Delete and overwrite the messages in the streams, too, by sequence."),
+]
+
+
+def erase(
+    *,
+    id: IdsOption = None,  # noqa: A002 - the option's name
+    aggregate: AggregateOption = None,
+    key: KeyOption = None,
+    reason: ReasonOption,
+    actor: ActorOption,
+    stream: StreamOption = False,
+    lake: LakeOption = None,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Delete chosen events from database and lake for good; `land` and `replay` never bring them back.
+
+    An event that is still to be published or handled is refused by its ID. All older versions of the lake's
+    tables are deleted as well, so stop `land` and long queries before. The audit keeps the reason and a hash
+    of each ID. After an interruption, run the same command again. Exit code 1: an event was refused, or files
+    remain that a run may be writing.
+    """
+    if not (id or aggregate or key):
+        abort("choose events by --id, --aggregate or --key", EXIT_USAGE)
+    choice: dict[str, Any] = {
+        "ids": frozenset(map(_normalized, id or ())),
+        "aggregate": _parts(aggregate),
+        "key": key,
+    }
+    where = required_lake(lake)
+
+    def job(settings: "Settings") -> "EraseResult":
+        from sea_mq_worker.pipeline.jobs.erase.job import erase as erase_
+        from sea_mq_worker.pipeline.jobs.erase.job import find
+        from sea_mq_worker.pipeline.jobs.erase.lake_rows import EventChoice
+
+        found = find(settings, where, EventChoice(**choice))
+        if dry_run:
+            return found.result
+        confirm(len(found.rows.ids), "events will be erased for good", yes=yes)
+        return erase_(settings, where, found, actor=actor, reason=reason, streams=stream)
+
+    result = run_without_spark(job, needs=("database_url", "nats_url") if stream else ("database_url",))
+    print_json(asdict(result)) if json else typer.echo(_summary(result))
+    if result.unused_files:
+        text = (
+            "a run may be writing these files, which no version of the lake contains; run again in an hour:"
+        )
+        abort("\n".join((text, *result.unused_files)), EXIT_FAILED)
+
+
+def _parts(aggregate: str | None) -> tuple[str, str] | None:
+    kind, _, identity = (aggregate or "").partition("/")
+    if aggregate and not (kind and identity):
+        abort(f"--aggregate {aggregate}: expected TYPE/ID", EXIT_USAGE)
+    return (kind, identity) if aggregate else None
+
+
+def _normalized(message_id: str) -> str:
+    """Return a UUID as the lake has it; any other ID unchanged."""
+    try:
+        return str(UUID(message_id))
+    except ValueError:
+        return message_id
+
+
+def _summary(result: "EraseResult") -> str:
+    rows = ", ".join(f"{count:,} in {table}" for table, count in result.rows.items())
+    text = f"{result.events:,} events {'would be ' if result.dry_run else ''}erased; rows: {rows}"
+    return text if result.dry_run else f"{text}; messages of streams: {result.stream_messages:,}"

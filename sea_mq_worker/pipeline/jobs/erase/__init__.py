@@ -1,0 +1,1 @@
+"""The job ``erase``: delete chosen events everywhere, for good."""

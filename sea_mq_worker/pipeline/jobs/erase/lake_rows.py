@@ -1,0 +1,157 @@
+"""Find and delete the rows of chosen events in the lake's tables, by SQL and without Spark."""
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+from deltalake import QueryBuilder
+
+from sea_mq_worker.pipeline.errors import PipelineError
+from sea_mq_worker.pipeline.jobs.land.stream_progress import incarnations
+from sea_mq_worker.pipeline.lake.schemas import ARCHIVE, BRONZE, IDS, SILVER, TableSchema
+from sea_mq_worker.pipeline.lake.storage import reachable
+from sea_mq_worker.pipeline.lake.table import LakeTable
+
+ID_HEADERS = ("nats-msg-id", "ce-id", "dlq-message-id")
+"""Lowercase names of the headers with the ID of a message, or of the message that became a dead letter."""
+
+_HEADERS = """(
+SELECT stream, incarnation, seq, lower(header['key']) AS name, header['value'] AS value
+  FROM (SELECT stream, incarnation, seq, unnest(headers) AS header FROM t))"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventChoice:
+    """The events to erase: those that match any part.
+
+    Attributes:
+        ids: message IDs.
+        aggregate: type and ID of an aggregate.
+        key: ordering key or partition key.
+    """
+
+    ids: frozenset[str] = frozenset()
+    aggregate: tuple[str, str] | None = None
+    key: str | None = None
+
+
+class Position(NamedTuple):
+    """The place of a message in an incarnation of a stream."""
+
+    stream: str
+    incarnation: str
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class LakeRows:
+    """The rows of the chosen events.
+
+    Attributes:
+        ids: message IDs.
+        positions: places of all copies.
+        counts: number of rows by table.
+    """
+
+    ids: frozenset[str]
+    positions: frozenset[Position]
+    counts: Mapping[str, int]
+
+
+def find_rows(lake: str, choice: EventChoice, ids: Collection[str]) -> LakeRows:
+    """Find the rows of the choice and of further message IDs; read the headers of all messages for it.
+
+    Raises:
+        PipelineError: the lake cannot be read, or silver lacks messages of bronze.
+    """
+    _check_silver(lake)
+    known = choice.ids.union(ids)
+    in_archive, in_silver = [_is_in("id", known)], []
+    if choice.aggregate:
+        kind, identity = map(_literal, choice.aggregate)
+        in_archive.append(f"aggregate_type = {kind} AND aggregate_id = {identity}")
+        in_silver.append(f"aggregate = {_literal('/'.join(choice.aggregate))}")
+    if choice.key is not None:
+        in_archive.append(f"{_literal(choice.key)} IN (ordering_key, partition_key)")
+        in_silver.append(f"partition_key = {_literal(choice.key)}")
+    archived = _select(lake, ARCHIVE, "id", " OR ".join(in_archive))
+    known = known.union(row["id"] for row in archived)
+    position = ", ".join(Position._fields)
+    in_silver.append(_is_in("message_id", known))
+    silver = _select(lake, SILVER, f"message_id, {position}", " OR ".join(in_silver))
+    known = known.union(row.pop("message_id") for row in silver)
+    is_named = f"{_is_in('value', known)} OR {_is_in('lower(value)', known)}"
+    is_copy = f"{_is_in('name', ID_HEADERS)} AND ({is_named})"
+    copies = _select(lake, BRONZE, position, is_copy, source=_HEADERS)
+    positions = frozenset(Position(**row) for row in (*copies, *silver))
+    return LakeRows(
+        known, positions, {"bronze": len(positions), "archive": len(archived), "silver": len(silver)}
+    )
+
+
+def delete_rows(lake: str, schema: TableSchema, rows: LakeRows) -> int:
+    """Delete the rows from the current version of a table; return the number of deleted rows.
+
+    Raises:
+        PipelineError: the lake cannot be written, or another run keeps changing it.
+    """
+    table = LakeTable(lake, schema).open()
+    if table is None:
+        return 0
+    if schema is ARCHIVE:
+        condition = _is_in("id", rows.ids)
+    elif schema is IDS:
+        condition = _is_at(rows.positions, "watermark = '{} {}'")
+    else:
+        condition = _is_at(rows.positions, "stream = '{}' AND incarnation = '{}'")
+    with reachable(table.table_uri):
+        return int(table.delete(condition)["num_deleted_rows"])
+
+
+def _check_silver(lake: str) -> None:
+    bronze, silver = LakeTable(lake, BRONZE), LakeTable(lake, SILVER)
+    for row in _select(lake, BRONZE, "stream"):
+        for progress in incarnations(bronze, row["stream"]):
+            if (silver.watermark(progress.name) or 0) < progress.landed:
+                raise PipelineError(
+                    f"{silver.uri} lacks messages of {progress.stream}; run `pipeline land` first"
+                )
+
+
+def _select(
+    lake: str, schema: TableSchema, columns: str, condition: str = "true", *, source: str = "t"
+) -> list[dict[str, Any]]:
+    table = LakeTable(lake, schema).open()
+    if table is None:
+        return []
+    query = f"SELECT DISTINCT {columns} FROM {source} WHERE {condition}"  # noqa: S608 - made of literals
+    with reachable(table.table_uri):
+        rows = pa.table(QueryBuilder().register("t", table).execute(query).read_all())
+    found: list[dict[str, Any]] = rows.to_pylist()
+    return found
+
+
+def _is_at(positions: Iterable[Position], is_of: str) -> str:
+    """Return the condition of a row's position; ``is_of`` is the one of its stream and incarnation."""
+    sequences = defaultdict[tuple[str, str], list[str]](list)
+    for stream, incarnation, seq in positions:
+        sequences[stream, incarnation].append(str(seq))
+    places = [
+        f"({is_of.format(*map(_quoted, incarnation))} AND seq IN ({', '.join(found)}))"
+        for incarnation, found in sequences.items()
+    ]
+    return " OR ".join(places) or "false"
+
+
+def _is_in(column: str, values: Collection[str]) -> str:
+    return f"{column} IN ({', '.join(map(_literal, values))})" if values else "false"
+
+
+def _literal(text: str) -> str:
+    return f"'{_quoted(text)}'"
+
+
+def _quoted(text: str) -> str:
+    return text.replace("'", "''")

@@ -1,0 +1,290 @@
+"""An erased event is nowhere afterwards, and nothing brings it back."""
+
+import asyncio
+import json
+import os
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+from typer.testing import CliRunner
+
+from sea_mq_worker.adapters.nats.connection import NatsConnection, api
+from sea_mq_worker.cli import app
+from sea_mq_worker.domain.errors import ContractError
+from sea_mq_worker.pipeline.errors import PipelineError
+from sea_mq_worker.pipeline.jobs.archive.job import archive
+from sea_mq_worker.pipeline.jobs.erase import job as erase_job
+from sea_mq_worker.pipeline.jobs.erase.job import EraseResult, erase, find
+from sea_mq_worker.pipeline.jobs.erase.lake_rows import EventChoice
+from sea_mq_worker.pipeline.lake.schemas import IDS, SILVER
+from tests.pipeline.landing import Lake, Published, copy_of, last_seq, publish
+from tests.support.documents import commands
+from tests.support.pipeline_settings import write_settings
+from tests.support.programs import own_programs
+from tests.support.rows import add_event, add_message, opened
+from tests.support.servers import Database
+
+TABLES = "SELECT format('%I', c.relname) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
+TABLES += " WHERE n.nspname = 'public' AND c.relkind IN ('r', 'p')"
+
+
+class DiedError(Exception):
+    """The run ends here."""
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """A database, a stream and a lake, with events of several customers in all of them."""
+
+    pool: asyncpg.Pool
+    broker: NatsConnection
+    stream: str
+    lake: Lake
+
+    async def add(self, customer: str, state: str = "PUBLISHED", **given: Any) -> str:
+        """Insert an event of a customer, store it in the stream, and record it in the inbox."""
+        event = await add_event(self.pool, state, aggregate_type="customer", aggregate_id=customer, **given)
+        await add_message(self.pool, message_id=event, processed=True)
+        await publish(self.broker, self.stream, [self.message(event, customer, **given)])
+        stored = self.stream, await last_seq(self.broker, self.stream)
+        await self.pool.execute(
+            "UPDATE outbox_events SET stream = $2, stream_seq = $3 WHERE id = $1", event, *stored
+        )
+        return str(event)
+
+    def message(self, event: uuid.UUID | str, customer: str, **given: Any) -> Published:
+        headers = {"Nats-Msg-Id": str(event), "ce-id": str(event), "ce-subject": f"customer/{customer}"}
+        if key := given.get("partition_key"):
+            headers["ce-partitionkey"] = key
+        subject = f"{self.stream}.event.customer.moved.v1"
+        return Published(subject, headers, json.dumps({"id": str(event), "who": customer}).encode())
+
+    async def land(self) -> None:
+        await self.lake.land(self.stream)
+
+    async def archive(self) -> None:
+        await asyncio.to_thread(
+            archive, self.lake.spark, self.lake.settings, str(self.lake.folder), before=datetime.now(UTC),
+            actor="ann", reason="old", on_progress=lambda _: None,
+        )  # fmt: skip
+
+    async def erase(self, *, streams: bool = True, **choice: Any) -> EraseResult:
+        def run() -> EraseResult:
+            where = self.lake.settings, str(self.lake.folder)
+            found = find(*where, EventChoice(**choice))
+            return erase(*where, found, actor="ann", reason="asked by letter", streams=streams)
+
+        return await asyncio.to_thread(run)
+
+    async def places_of(self, text: str) -> list[str]:
+        """Return all tables, files, versions and streams that contain a text."""
+        tables = [row[0] for row in await self.pool.fetch(TABLES)]
+        query = "SELECT count(*) FROM {} t WHERE strpos(t::text, $1) > 0"
+        found = [name for name in tables if await self.pool.fetchval(query.format(name), text)]
+        files = [path for path in self.lake.folder.rglob("*") if path.is_file()]
+        found += [str(path) for path in files if text in content(path)]
+        for log in self.lake.folder.rglob("_delta_log"):
+            found += [f"{log.parent}@{version}" for version in versions_with(log.parent, text)]
+        state = (await api(self.broker, f"STREAM.INFO.{self.stream}"))["state"]
+        for seq in range(state["first_seq"], state["last_seq"] + 1):
+            found += [f"{self.stream}:{seq}"] if text in await self.stored(seq) else []
+        return found
+
+    async def stored(self, seq: int) -> str:
+        try:
+            message = await self.broker.client.jetstream().get_msg(self.stream, seq)
+        except Exception as error:  # noqa: BLE001 - nats-py has a type for each
+            return str(error)
+        return f"{message.headers}{message.data!r}"
+
+
+def content(path: Path) -> str:
+    """Return all that a file contains, unpacked."""
+    packed = path.read_bytes().decode("latin-1")
+    return packed + str(pq.ParquetFile(path).read().to_pylist()) if path.suffix == ".parquet" else packed
+
+
+def versions_with(table: Path, text: str) -> list[int]:
+    """Return the versions of a table that can be read and contain a text."""
+    found = []
+    for version in range(DeltaTable(table).version() + 1):
+        try:
+            rows = DeltaTable(table, version=version).to_pyarrow_table().to_pylist()
+        except Exception:  # noqa: BLE001 - there is no such version
+            continue
+        found += [version] if text in str(rows) else []
+    return found
+
+
+@pytest.fixture
+def lake(spark: SparkSession, database: Database, nats_url: str, tmp_path: Path) -> Iterator[Lake]:
+    where = {"database_url": database.dsn, "nats_url": nats_url, "consumers": ""}
+    with pytest.MonkeyPatch.context() as patch:
+        settings = write_settings(tmp_path / "settings.toml", patch, **where)
+        yield Lake(tmp_path / "lake", settings, spark)
+
+
+@pytest.fixture
+async def world(lake: Lake, database: Database, server: NatsConnection, names: str) -> AsyncIterator[World]:
+    async with opened(database, hints={}) as pool:
+        yield World(pool, server, names, lake)
+
+
+async def test_an_erased_event_is_nowhere_and_stays_away(world: World) -> None:
+    archived = await world.add("ada")
+    await world.archive()
+    gone, kept = await world.add("ada"), await world.add("bob")
+    await publish(world.broker, world.stream, [copy_of(world.message(gone, "ada"))])
+    await world.land()
+    assert world.lake.count(SILVER) == 3
+
+    done = await world.erase(ids=frozenset({gone, archived}))
+
+    assert done.rows == {"inbox": 2, "bronze": 3, "ids": 3, "silver": 2, "outbox": 1, "archive": 1}
+    assert (done.events, done.stream_messages, done.unused_files) == (2, 3, ())
+    assert await world.places_of(gone) == await world.places_of(archived) == []
+    assert [row["message_id"] for row in world.lake.rows(SILVER)] == [kept]
+    [record] = await world.pool.fetch("SELECT * FROM operator_actions WHERE action = 'erase'")
+    assert (record["actor"], record["reason"], record["outcome"]) == ("ann", "asked by letter", "done")
+
+    again = [world.message(gone, "ada"), world.message(await world.add("eve"), "eve")]
+    await publish(world.broker, world.stream, map(copy_of, again))
+    await world.land()
+
+    assert await world.places_of(gone) == [f"{world.stream}:5"]
+    assert (world.lake.count(SILVER), world.lake.count(IDS)) == (2, 3)
+
+
+async def test_a_key_is_erased_with_all_its_events(world: World) -> None:
+    ids = [await world.add("ada", partition_key="k ü")]
+    await world.archive()
+    await world.land()
+    ids.append(await world.add("ada", ordering_key="k ü"))
+    other = await world.add("ada", partition_key="k")
+
+    done = await world.erase(key="k ü")
+
+    assert done.events == 2
+    assert [await world.places_of(each) for each in ids] == [[], []]
+    assert await world.places_of(other)
+
+
+async def test_the_command_of_the_document_erases_an_aggregate(world: World) -> None:
+    [command] = commands("docs/how-to/pipeline.md", "Erase events")
+    [(_, words)] = own_programs(command.text)
+    _, aggregate = words[words.index("--aggregate") + 1].split("/")
+    gone = await world.add(aggregate)
+    await world.land()
+    words[words.index("--lake") + 1] = str(world.lake.folder)
+
+    looked = await asyncio.to_thread(CliRunner().invoke, app, [*words, "--dry-run", "--json"])
+    done = await asyncio.to_thread(CliRunner().invoke, app, words)
+
+    assert json.loads(looked.stdout)["rows"] == {
+        "outbox": 1, "inbox": 1, "bronze": 1, "archive": 0, "silver": 1
+    }  # fmt: skip
+    assert done.stdout.startswith("1 events erased; rows: 1 in inbox, 1 in bronze")
+    assert await world.places_of(gone) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "text"), [((), "choose events by"), (("--aggregate", "ada"), "expected TYPE/ID")]
+)
+def test_a_choice_that_is_none_is_refused(words: Sequence[str], text: str) -> None:
+    done = CliRunner().invoke(app, ["pipeline", "erase", "--reason", "test", *words])
+    assert (done.exit_code, text in done.stderr) == (2, True)
+
+
+async def test_a_file_that_a_run_may_be_writing_stays_and_is_named(world: World) -> None:
+    gone = await world.add("ada")
+    await world.land()
+    file = world.lake.folder / "silver" / "context=a" / "part-of-a-run.parquet"
+    file.parent.mkdir()
+    file.write_text("")
+
+    done = await world.erase(ids=frozenset({gone}))
+    assert done.unused_files == (str(file),)
+
+    os.utime(file, (0, 0))
+    done = await world.erase(ids=frozenset({gone}))
+    assert (done.unused_files, file.exists()) == ((), False)
+
+
+async def test_a_stream_that_forbids_deletion_leaves_rows_and_a_failed_record(world: World) -> None:
+    gone = await world.add("ada")
+    await world.land()
+    config = (await api(world.broker, f"STREAM.INFO.{world.stream}"))["config"]
+    await api(world.broker, f"STREAM.UPDATE.{world.stream}", config | {"deny_delete": True})
+
+    with pytest.raises(ContractError, match=r"STREAM\.MSG\.DELETE"):
+        await world.erase(ids=frozenset({gone}))
+
+    assert await world.pool.fetchval("SELECT outcome FROM operator_actions") == "failed"
+    assert (await world.erase(ids=frozenset({gone}), streams=False)).rows["silver"] == 1
+    assert await world.places_of(gone) == [f"{world.stream}:1"]
+
+
+async def test_an_event_that_is_still_to_be_delivered_is_refused_by_its_id(world: World) -> None:
+    done = await world.add("ada")
+    open_ = await add_event(world.pool, aggregate_type="customer", aggregate_id="ada")
+    await world.land()
+
+    with pytest.raises(PipelineError, match=f"still to be published or handled: {open_};"):
+        await world.erase(aggregate=("customer", "ada"))
+
+    assert "outbox_events" in await world.places_of(done)
+    assert await world.pool.fetchval("SELECT count(*) FROM operator_actions") == 0
+
+
+STEPS = (
+    *("record_erased", "_delete_messages", "delete_messages", "bronze", "silver", "delete_events", "archive"),
+    "delete_old_versions",
+)
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("step", STEPS)
+async def test_a_run_that_died_before_a_step_is_completed_by_the_same_command(
+    world: World, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the outbox, the archive and silver have the key: each of one event."""
+    archived = await world.add("ada", ordering_key="k")
+    await world.archive()
+    foreign = await add_message(world.pool, processed=True)
+    await publish(world.broker, world.stream, [world.message(foreign, "ada", partition_key="k")])
+    ids = [archived, str(foreign), await world.add("ada", ordering_key="k")]
+    await world.land()
+
+    with monkeypatch.context() as patch:
+        for name in ("record_erased", "_delete_messages", "delete_old_versions"):
+            patch.setattr(erase_job, name, dying(step, name, lambda *_, own=name: own))
+        patch.setattr(
+            erase_job, "_delete_rows", dying(step, "_delete_rows", lambda _, statement, *__: statement)
+        )
+        patch.setattr(erase_job, "delete_rows", dying(step, "delete_rows", lambda _, schema, __: schema.name))
+        with pytest.raises(DiedError):
+            await world.erase(key="k")
+
+    await world.erase(key="k")
+    assert [await world.places_of(each) for each in ids] == [[], [], []]
+
+
+def dying(step: str, function: str, step_of: Callable[..., str]) -> Callable[..., Any]:
+    """Return a function of the job that dies if the call is this step."""
+    real = getattr(erase_job, function)
+
+    def call(*given: Any) -> Any:
+        if step_of(*given) == step:
+            raise DiedError
+        return real(*given)
+
+    return call
