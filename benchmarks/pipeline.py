@@ -8,6 +8,7 @@ import argparse
 import asyncio
 import json
 import os
+import resource
 import sys
 import tempfile
 import time
@@ -30,6 +31,7 @@ class Figure:
     """The figures of one program.
 
     Attributes:
+        cpu_seconds: processor time of the program and all its children, without the servers; 0: not measured.
         peak_bytes: most memory held at once by the program and all its children, shared pages counted once;
             0: not measured.
     """
@@ -37,7 +39,8 @@ class Figure:
     name: str
     rows: int
     seconds: float
-    peak_bytes: int
+    cpu_seconds: float = 0.0
+    peak_bytes: int = 0
 
     @property
     def rate(self) -> float:
@@ -60,10 +63,11 @@ def main() -> None:
     options.json.write_text(
         json.dumps([asdict(each) | {"rate": each.rate} for each in figures], indent=2) + "\n"
     )
-    print(f"{'program':32}{'rows':>10}{'seconds':>9}{'rows/s':>9}{'peak MB':>9}")
+    print(f"{'program':32}{'rows':>10}{'seconds':>9}{'rows/s':>9}{'CPU s':>9}{'peak MB':>9}")
     for each in figures:
         peak = f"{each.peak_bytes / 1e6:,.0f}" if each.peak_bytes else "-"
-        print(f"{each.name:32}{each.rows:>10}{each.seconds:>9.1f}{each.rate:>9,.0f}{peak:>9}")
+        cpu = f"{each.cpu_seconds:,.1f}" if each.cpu_seconds else "-"
+        print(f"{each.name:32}{each.rows:>10}{each.seconds:>9.1f}{each.rate:>9,.0f}{cpu:>9}{peak:>9}")
 
 
 async def measure(folder: Path, output: Path, count: int) -> list[Figure]:
@@ -104,7 +108,7 @@ async def _read_stream(run: Run, count: int) -> Figure:
         read = 0
         while read < count:
             read += len(await consumer.fetch(_FETCH))
-        return Figure(name="nats-py, pull", rows=read, seconds=time.perf_counter() - began, peak_bytes=0)
+        return Figure(name="nats-py, pull", rows=read, seconds=time.perf_counter() - began)
     finally:
         await broker.close()
 
@@ -118,13 +122,13 @@ async def _read_table(run: Run, count: int) -> Figure:
             read += 1
     if read != count:
         raise RuntimeError(f"{read} of {count} rows were read")
-    return Figure(name="asyncpg, cursor", rows=read, seconds=time.perf_counter() - began, peak_bytes=0)
+    return Figure(name="asyncpg, cursor", rows=read, seconds=time.perf_counter() - began)
 
 
 async def _job(run: Run, count: int, *command: str) -> Figure:
     """Run a job as its user does, from the start of its process to the end."""
     _say(" ".join(command))
-    began = time.perf_counter()
+    began, cpu_before = time.perf_counter(), _cpu_seconds_of_ended_children()
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "sea_mq_worker", "pipeline", *command, "--json",
         env={**os.environ, **run.settings, **_QUIET_WORKER}, stdout=asyncio.subprocess.DEVNULL,
@@ -137,7 +141,18 @@ async def _job(run: Run, count: int, *command: str) -> Figure:
     if process.returncode:
         raise RuntimeError(f"{command[0]} ended with {process.returncode}")
     seconds = time.perf_counter() - began
-    return Figure(name=f"pipeline {command[0]}", rows=count, seconds=seconds, peak_bytes=peak)
+    return Figure(
+        name=f"pipeline {command[0]}",
+        rows=count,
+        seconds=seconds,
+        cpu_seconds=_cpu_seconds_of_ended_children() - cpu_before,
+        peak_bytes=peak,
+    )
+
+
+def _cpu_seconds_of_ended_children() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def _tree_bytes(root: int) -> int:
